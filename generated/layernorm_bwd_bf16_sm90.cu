@@ -15,26 +15,26 @@
 // spec      layernorm, sha256:c7f98664fa697e8d2c11aca162704a6c7e5feee81c124c1b0764ef3ccc150a41
 // tuned by  normgen 0.1.0
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
-// verified  not recorded
-// note      emitted as another text than the one that was tuned: 262144 x 256, 8192 x 768, 8192 x 1023, 4096 x 1024,
-//           32768 x 1024, 4096 x 4096, 16384 x 8192, 2048 x 16384
+// verified  NVIDIA H200, driver for CUDA 13.0: 6 to 7 calls, 0 to 65536 rows, 16 families of rows, own pitches of dx,
+//           dy, x; rows of inf, nan were not tried
 //
-//   rows x cols              kernel           threads  rows/block  vector  GB/s  of roof  vs default  alone us  timed
-//   262144 x 256             warp_per_row     512      32          8       4079  102.9 %  1.05x       99.24     cold alone
-//   8192 x 768               warp_per_row     128      4           8       2831  83.6 %   1.31x       13.36     cold alone
-//   8192 x 1023              block_per_row    256      4           4       2632  74.8 %   1.29x       19.13     cold alone
-//   4096 x 1024              block_per_row    256      4           8       2460  71.7 %   1.15x       10.25     cold alone
-//   32768 x 1024             block_per_row    256      4           8       3749  98.0 %   1.14x       53.78     cold alone
-//   4096 x 4096              block_per_row    256      1           8       3470  86.7 %   1.04x       29.03     cold alone
-//   16384 x 8192             block_per_row    512      1           8       4254  100.6 %  1.06x       189.3     cold alone
-//   2048 x 16384             cluster_per_row  256      1           8       3784  92.3 %   1.06x       53.24     cold alone
-//   (any other, rows alike)  block_per_row    256      1           8       -     -        -           -         not tuned
-//   (any other)              block_per_row    256      1           1       -     -        -           -         not tuned
+//   rows x cols              kernel           threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
+//   262144 x 256             warp_per_row     512      32          8       99.69     203.8 / 104.2  4060  95.4 %   1.06x       99.84     fresh
+//   8192 x 768               warp_per_row     128      4           8       12.44     22.48 / 10.04  3040  68.9 %   1.00x       14.96     fresh
+//   8192 x 1023              warp_per_row     128      4           4       18.05     30.64 / 12.61  2790  60.6 %   1.05x       19.73     fresh
+//   4096 x 1024              block_per_row    256      4           8       9.587     17.02 / 7.434  2629  66.2 %   1.00x       11.16     fresh
+//   32768 x 1024             block_per_row    256      4           8       53.88     108.4 / 54.54  3742  88.7 %   1.05x       56.55     fresh
+//   4096 x 4096              block_per_row    512      2           8       26.8      51.13 / 24.3   3758  82.7 %   1.08x       31.39     fresh
+//   16384 x 8192             block_per_row    512      1           8       191.5     390.8 / 199.2  4205  98.0 %   1.11x       191.9     fresh
+//   2048 x 16384             cluster_per_row  512      1           8       56.95     110.9 / 53.95  3537  84.5 %   1.05x       55.42     fresh
+//   (any other, rows alike)  block_per_row    256      1           8       -         -              -     -        -           -         not tuned
+//   (any other)              block_per_row    256      1           1       -         -              -     -        -           -         not tuned
 //
-// times     alone: of launches behind each other, which overlap where they start early; GB/s and ratios are of these
+// times     price: what the kernel adds to a chain of a kernel that writes its main input and one that reads its
+//           outputs; chain: with / without the kernel; fresh: all but the main input comes from DRAM
 //
 // accuracy  largest error against the float64 reference, as a fraction of the bound for float32 arithmetic and the
-//           stored dtype, over adversarial rows, on the GPU: dx 0.99, dweight 0.96, dbias 0.96
+//           stored dtype, over adversarial rows, on the GPU: dx 0.99, dweight 1, dbias 1
 // records   records/h200.jsonl: schedule, command and all figures of each line of the table; `normgen show` with --op,
 //           --shape, --dtype and --schedule prints its kernel and Config alone, byte for byte as they stand here
 //
@@ -124,16 +124,6 @@ __device__ __forceinline__ void bulk_load(
                   "r"(static_cast<unsigned>(__cvta_generic_to_shared(barrier))) : "memory");
 }
 
-// As bulk_load, by the L2 policy of `Hint`.
-template <typename Hint>
-__device__ __forceinline__ void bulk_load_by(
-    void* shared, const void* global, unsigned bytes, unsigned long long* barrier) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
-               "[%0], [%1], %2, [%3], %4;"
-               :: "r"(static_cast<unsigned>(__cvta_generic_to_shared(shared))), "l"(global), "r"(bytes),
-                  "r"(static_cast<unsigned>(__cvta_generic_to_shared(barrier))), "l"(Hint::l2_policy()) : "memory");
-}
-
 // This block's rank in its cluster.
 __device__ __forceinline__ unsigned cluster_rank() {
   unsigned rank;
@@ -193,38 +183,30 @@ __device__ __forceinline__ unsigned char* dynamic_shared() {
   return bytes;
 }
 
-// A load whose lines L2 keeps by `policy` (ld.global.L2::cache_hint: sm_80).
-template <int kBytes>
-__device__ __forceinline__ void load_by_policy(const void* address, unsigned* bits, unsigned long long policy) {
-  if constexpr (kBytes == 16) {
-    asm("ld.global.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
-        : "=r"(bits[0]), "=r"(bits[1]), "=r"(bits[2]), "=r"(bits[3]) : "l"(address), "l"(policy));
-  } else if constexpr (kBytes == 8) {
-    asm("ld.global.L2::cache_hint.v2.u32 {%0, %1}, [%2], %3;"
-        : "=r"(bits[0]), "=r"(bits[1]) : "l"(address), "l"(policy));
-  } else if constexpr (kBytes == 4) {
-    asm("ld.global.L2::cache_hint.u32 %0, [%1], %2;" : "=r"(bits[0]) : "l"(address), "l"(policy));
-  } else {
-    unsigned short half;
-    if constexpr (kBytes == 2) {
-      asm("ld.global.L2::cache_hint.u16 %0, [%1], %2;" : "=h"(half) : "l"(address), "l"(policy));
-    } else {
-      asm("ld.global.L2::cache_hint.u8 %0, [%1], %2;" : "=h"(half) : "l"(address), "l"(policy));
-    }
-    bits[0] = half;
-  }
+// Waits for that many threads, whole warps, at barrier `id` of 1 to 15.
+__device__ __forceinline__ void named_barrier(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" :: "r"(id), "r"(threads) : "memory");
 }
 
-// Last to leave L2 (createpolicy: sm_80).
-struct EvictLast {
-  static __device__ __forceinline__ unsigned long long l2_policy() {
-    unsigned long long policy;
-    asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
-    return policy;
-  }
+// Leaves no line in L1.
+struct NoAllocate {
   template <int kBytes>
   static __device__ __forceinline__ void load(const void* address, unsigned* bits) {
-    load_by_policy<kBytes>(address, bits, l2_policy());
+    if constexpr (kBytes == 16) {
+      asm("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+          : "=r"(bits[0]), "=r"(bits[1]), "=r"(bits[2]), "=r"(bits[3]) : "l"(address));
+    } else if constexpr (kBytes == 8) {
+      asm("ld.global.L1::no_allocate.v2.u32 {%0, %1}, [%2];"
+          : "=r"(bits[0]), "=r"(bits[1]) : "l"(address));
+    } else if constexpr (kBytes == 4) {
+      asm("ld.global.L1::no_allocate.u32 %0, [%1];"
+          : "=r"(bits[0]) : "l"(address));
+    } else {
+      unsigned short half;
+      if constexpr (kBytes == 2) asm("ld.global.L1::no_allocate.u16 %0, [%1];" : "=h"(half) : "l"(address));
+      else asm("ld.global.L1::no_allocate.u8 %0, [%1];" : "=h"(half) : "l"(address));
+      bits[0] = half;
+    }
   }
 };
 
@@ -406,6 +388,12 @@ __device__ __forceinline__ State exchange_cluster(
   return reduce_lanes<lanes_for(kStates)>(share_of_slots<kStates>(set));
 }
 
+// Parameters are read in their turn.
+struct InTurn {
+  template <typename T>
+  static __device__ __forceinline__ void to_l2(const T*, int) {}
+};
+
 // Partial rows of column sums: each block has left one row of kTensors times kPitch float32 cells. kThreads threads add
 // kCells neighbouring cells of all rows, from `cell` on, always in the same order: every warp's sums in shared memory.
 template <int kThreads, int kCells, int kTensors, int kPitch>
@@ -445,6 +433,7 @@ struct Plain {
   using Load = Default;   // how rows are read
   using Store = Default;  // how rows are written
   using Chain = InOrder;  // how a kernel overlaps with its neighbours in the stream
+  using Params = InTurn;  // whether column parameters are asked for ahead of the rows
 };
 
 // Elements [first, first + N) of an array of `count`, whatever the alignment of their address: the aligned words
@@ -499,6 +488,15 @@ __device__ __forceinline__ State reduce_row(State s, State* slots) {
   return reduce_lanes<lanes_for(kWarps)>(share_of_slots<kWarps>(slots));
 }
 
+// As reduce_row, but rows side by side do not wait for each other: this one is number `slot` of its block.
+template <int kWarps, typename State>
+__device__ __forceinline__ State reduce_row_alone(State s, State* slots, int slot) {
+  s = reduce_lanes<32>(s);
+  if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32 % kWarps] = s;
+  named_barrier(1 + slot, kWarps * 32);
+  return reduce_lanes<lanes_for(kWarps)>(share_of_slots<kWarps>(slots));
+}
+
 // Used once: evict first (ld.global.cs, st.global.cs).
 struct Streaming {
   template <int kBytes>
@@ -531,30 +529,35 @@ __device__ __forceinline__ void write_element(T* elements, int at, float value) 
 }
 
 // What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row.
-struct Cols256_b5bc : Plain { using Chain = EarlyAtEnd;
+struct Cols256_26c1 : Plain {
   enum : int { kCols = 256, kThreads = 512, kThreadsPerRow = 16, kRowsPerBlock = 32, kVector = 8, kGroups = 16,
       kCells = 8 };
 };
-struct Cols768_92a2 : Plain { using Load = EvictLast; using Chain = EarlyAtEnd;
+struct Cols768_ff1f : Plain { using Load = NoAllocate; using Chain = EarlyAtEnd;
   enum : int { kCols = 768, kThreads = 128, kThreadsPerRow = 32, kRowsPerBlock = 4, kVector = 8, kGroups = 4, kCells = 8
       };
 };
-struct Cols1023_3df6 : Plain { using Store = Streaming; using Chain = EarlyAtEnd;
-  enum : int { kCols = 1023, kThreads = 256, kThreadsPerRow = 64, kRowsPerBlock = 4, kVector = 4, kFirstInside = 0,
+struct Cols1023_6d8e : Plain { using Load = NoAllocate; using Chain = EarlyAtEnd;
+  enum : int { kCols = 1023, kThreads = 128, kThreadsPerRow = 32, kRowsPerBlock = 4, kVector = 4, kFirstInside = 0,
       kGroups = 4, kCells = 8 };
 };
-struct Cols1024_2bda : Plain { using Chain = EarlyAtEnd;
+struct Cols1024_6dac : Plain { using Load = NoAllocate; using Chain = EarlyAtEnd;
   enum : int { kCols = 1024, kThreads = 256, kThreadsPerRow = 64, kRowsPerBlock = 4, kVector = 8, kGroups = 4,
       kCells = 8 };
 };
-struct Cols4096_1e5f : Plain { using Load = EvictLast; using Chain = EarlyAtEnd;
-  enum : int { kCols = 4096, kThreads = 256, kThreadsPerRow = 256, kVector = 8, kStages = 2, kCells = 32 };
+struct Cols1024_ab35 : Plain { using Load = NoAllocate; using Store = Streaming;
+  enum : int { kCols = 1024, kThreads = 256, kThreadsPerRow = 64, kRowsPerBlock = 4, kVector = 8, kGroups = 4,
+      kCells = 8 };
 };
-struct Cols8192_3a58 : Plain { using Load = EvictLast; using Chain = EarlyPartner;
+struct Cols4096_3356 : Plain { using Load = NoAllocate; using Chain = EarlyAtEnd;
+  enum : int { kCols = 4096, kThreads = 512, kThreadsPerRow = 256, kRowsPerBlock = 2, kVector = 8, kGroups = 2,
+      kCells = 32 };
+};
+struct Cols8192_3e20 : Plain { using Chain = EarlyAtEnd;
   enum : int { kCols = 8192, kThreads = 512, kThreadsPerRow = 512, kVector = 8, kStages = 4, kCells = 32 };
 };
-struct Cols16384_26d0 : Plain { using Load = EvictLast; using Chain = EarlyAtStart;
-  enum : int { kCols = 16384, kThreads = 256, kCluster = 2, kVector = 8, kStages = 3, kCells = 32 };
+struct Cols16384_3874 : Plain { using Chain = EarlyAtEnd;
+  enum : int { kCols = 16384, kThreads = 512, kCluster = 2, kVector = 8, kStages = 3, kCells = 32 };
 };
 struct AnyCols_54f6 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 8, kUnroll = 1 }; };
 struct AnyCols_fee7 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 1, kUnroll = 1 }; };
@@ -796,10 +799,10 @@ layernorm_bwd_bf16_finish_6b9a(
   }
 }
 
-// layernorm backward: several warps own a row, a block works on several rows; each row is read once.
+// layernorm backward: lanes of a warp own a row, a block works on several rows; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_bwd_bf16_block_per_row_2dc5(
+layernorm_bwd_bf16_warp_per_row_7775(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
@@ -822,7 +825,6 @@ layernorm_bwd_bf16_block_per_row_2dc5(
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   constexpr int kFirstInside = Config::kFirstInside;  // first step whose windows of parameters begin within these
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // vectors of a row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
   // steps in which each thread has a vector, and the row one more behind it, however the row is aligned
@@ -839,7 +841,6 @@ layernorm_bwd_bf16_block_per_row_2dc5(
       return {__shfl_xor_sync(mask, s.dxhat_xhat_sum, offset), __shfl_xor_sync(mask, s.dxhat_sum, offset)};
     }
   };
-  __shared__ Look1 look1_slots[2][kRowsPerBlock][kWarpsPerRow];
 
   const int lane = threadIdx.x % kThreadsPerRow;
   const int slot = threadIdx.x / kThreadsPerRow;  // this thread's row within the block
@@ -853,7 +854,6 @@ layernorm_bwd_bf16_block_per_row_2dc5(
   const int vectors = (kCols - head) / kVector;
   const int edge = lane < head ? lane : lane + vectors * kVector;
   const bool has_edge = edge < kCols;
-  int parity = 0;
 
   Chain::at_start();
   Chain::wait();  // nothing before it depends on the kernels in front of this one
@@ -963,7 +963,7 @@ layernorm_bwd_bf16_block_per_row_2dc5(
       look1.dxhat_sum += dxhat_i;
     }
 
-    look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[parity][slot]);
+    look1 = reduce_lanes<kThreadsPerRow>(look1);
     const float row_dxhat_xhat_mean = look1.dxhat_xhat_sum / kCols;
     const float row_dxhat_mean = look1.dxhat_sum / kCols;
 
@@ -1004,8 +1004,6 @@ layernorm_bwd_bf16_block_per_row_2dc5(
       pack(dx_vec, dx_values);
       if (active) write<Store>(dx_row + edge, dx_vec);
     }
-
-    parity ^= 1;
   }
 
   // Each row group of the block leaves its sums in shared memory.
@@ -1274,10 +1272,202 @@ layernorm_bwd_bf16_block_per_row_7ce7(
   Chain::at_end();
 }
 
+// layernorm backward: several warps own a row, a block works on several rows; each row is read once.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+layernorm_bwd_bf16_block_per_row_9a4f(
+    bfloat16* __restrict__ dx,
+    bfloat16* __restrict__ dweight,
+    bfloat16* __restrict__ dbias,
+    Input<Config, bfloat16> dy,
+    Input<Config, bfloat16> x,
+    Input<Config, bfloat16> weight,
+    Input<Config, float> mean,
+    Input<Config, float> rstd,
+    long long dx_pitch,
+    long long dy_pitch,
+    long long x_pitch,
+    int rows,
+    float* partials) {
+  constexpr int kCols = Config::kCols;
+  constexpr int kThreads = Config::kThreads;
+  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
+  constexpr int kRowsPerBlock = Config::kRowsPerBlock;
+  constexpr int kVector = Config::kVector;  // elements per access
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
+  constexpr int kVectors = kCols / kVector;  // vectors of a row
+  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
+  constexpr int kPitch = (kCols + 31) / 32 * 32;  // columns of a row of float32 sums, padded
+  constexpr int kTensors = 2;  // tensors that are summed over rows
+  constexpr int kGroups = Config::kGroups;  // row groups of a block that keep sums of their own
+  struct Look1 {  // state of look 1: sum(dxhat * xhat), sum(dxhat)
+    float dxhat_xhat_sum, dxhat_sum;
+    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
+      return {a.dxhat_xhat_sum + b.dxhat_xhat_sum, a.dxhat_sum + b.dxhat_sum};
+    }
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
+      return {__shfl_xor_sync(mask, s.dxhat_xhat_sum, offset), __shfl_xor_sync(mask, s.dxhat_sum, offset)};
+    }
+  };
+  __shared__ Look1 look1_slots[2][kRowsPerBlock][kWarpsPerRow];
+
+  const int lane = threadIdx.x % kThreadsPerRow;
+  const int slot = threadIdx.x / kThreadsPerRow;  // this thread's row within the block
+  int parity = 0;
+
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
+
+  Vec<bfloat16, kVector> weight_held[kSteps];
+
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      weight_held[step] = read<kVector>(weight + vector * kVector);
+    }
+  }
+
+  // This thread's sums over its rows, one for each of its columns.
+  float dweight_sum[kSteps][kVector] = {};
+  float dbias_sum[kSteps][kVector] = {};
+  float (*group_sums)[kTensors][kPitch] = reinterpret_cast<float (*)[kTensors][kPitch]>(dynamic_shared());
+
+  Vec<bfloat16, kVector> dy_next[kSteps];
+  Vec<bfloat16, kVector> x_next[kSteps];
+  float mean_next;
+  float rstd_next;
+  // The next row is loaded while the present one is computed.
+  const auto fetch = [&](int first_row) {
+    const int fetched_row = min(first_row + slot, rows - 1);
+    const bfloat16* dy_row = dy + static_cast<long long>(fetched_row) * dy_pitch;
+    const bfloat16* x_row = x + static_cast<long long>(fetched_row) * x_pitch;
+    mean_next = mean[fetched_row];
+    rstd_next = rstd[fetched_row];
+
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        dy_next[step] = read<kVector, Load>(dy_row + vector * kVector);
+        x_next[step] = read<kVector, Load>(x_row + vector * kVector);
+      }
+    }
+  };
+  if (blockIdx.x * kRowsPerBlock < rows) fetch(blockIdx.x * kRowsPerBlock);
+
+  for (int first_row = blockIdx.x * kRowsPerBlock; first_row < rows; first_row += gridDim.x * kRowsPerBlock) {
+    const int row = first_row + slot;
+    const bool active = row < rows;  // idle rows recompute the last row and store nothing
+    const int valid_row = active ? row : rows - 1;
+    bfloat16* dx_row = dx + static_cast<long long>(valid_row) * dx_pitch;
+    const float row_mean = mean_next;
+    const float row_rstd = rstd_next;
+
+    Vec<bfloat16, kVector> dy_held[kSteps];
+    Vec<bfloat16, kVector> x_held[kSteps];
+
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      dy_held[step] = dy_next[step];
+      x_held[step] = x_next[step];
+    }
+
+    const unsigned next_row = first_row + gridDim.x * kRowsPerBlock;
+    if (next_row < rows) fetch(next_row);
+
+    Look1 look1 = {0.0f, 0.0f};
+
+    // Look 1: sum(dxhat * xhat), sum(dxhat)
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        #pragma unroll
+        for (int i = 0; i < kVector; ++i) {
+          const float dy_i = element(dy_held[step], i);
+          const float x_i = element(x_held[step], i);
+          const float weight_i = element(weight_held[step], i);
+          const float dxhat_i = dy_i * weight_i;
+          const float xhat_i = (x_i - row_mean) * row_rstd;
+          look1.dxhat_xhat_sum += dxhat_i * xhat_i;
+          look1.dxhat_sum += dxhat_i;
+        }
+      }
+    }
+
+    look1 = reduce_row_alone<kWarpsPerRow>(look1, look1_slots[parity][slot], slot);
+    const float row_dxhat_xhat_mean = look1.dxhat_xhat_sum / kCols;
+    const float row_dxhat_mean = look1.dxhat_sum / kCols;
+
+    // Last look: the outputs
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        float dx_values[kVector];
+        #pragma unroll
+        for (int i = 0; i < kVector; ++i) {
+          const float dy_i = element(dy_held[step], i);
+          const float x_i = element(x_held[step], i);
+          const float weight_i = element(weight_held[step], i);
+          const float dxhat_i = dy_i * weight_i;
+          const float xhat_i = (x_i - row_mean) * row_rstd;
+          dx_values[i] = (dxhat_i - xhat_i * row_dxhat_xhat_mean - row_dxhat_mean) * row_rstd;
+          if (active) dweight_sum[step][i] += dy_i * xhat_i;
+          if (active) dbias_sum[step][i] += dy_i;
+        }
+        Vec<bfloat16, kVector> dx_vec;
+        pack(dx_vec, dx_values);
+        if (active) write<Store>(dx_row + vector * kVector, dx_vec);
+      }
+    }
+
+    parity ^= 1;
+  }
+
+  // Each row group of the block leaves its sums in shared memory.
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        group_sums[slot][0][i * kVectors + vector] = dweight_sum[step][i];
+        group_sums[slot][1][i * kVectors + vector] = dbias_sum[step][i];
+      }
+    }
+  }
+
+  float* partial_row = partials + static_cast<long long>(blockIdx.x) * kTensors * kPitch;
+  __syncthreads();
+  // The sums of the row groups are added in a fixed order.
+  for (int cell = threadIdx.x; cell < kCols; cell += kThreads) {
+    float dweight_total = group_sums[0][0][cell];
+    #pragma unroll
+    for (int group = 1; group < kGroups; ++group) {
+      dweight_total += group_sums[group][0][cell];
+    }
+    partial_row[cell] = dweight_total;
+    float dbias_total = group_sums[0][1][cell];
+    #pragma unroll
+    for (int group = 1; group < kGroups; ++group) {
+      dbias_total += group_sums[group][1][cell];
+    }
+    partial_row[kPitch + cell] = dbias_total;
+  }
+
+  Chain::at_end();
+}
+
 // layernorm backward: a block owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_bwd_bf16_block_per_row_a3b7(
+layernorm_bwd_bf16_block_per_row_d03a(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
@@ -1295,7 +1485,6 @@ layernorm_bwd_bf16_block_per_row_a3b7(
   constexpr int kThreads = Config::kThreads;
   constexpr int kThreadsPerRow = Config::kThreadsPerRow;
   constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
@@ -1339,9 +1528,9 @@ layernorm_bwd_bf16_block_per_row_a3b7(
     const bfloat16* dy_row = dy + static_cast<long long>(row) * dy_pitch;
     const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
     mbarrier_expect_bytes(&arrived[stage], kCopiedCols * (sizeof(bfloat16) + sizeof(bfloat16)));
-    bulk_load_by<Load>(dy_shared + (stage) * kSteps * kThreadsPerRow * kVector, dy_row, kCopiedCols * sizeof(bfloat16),
+    bulk_load(dy_shared + (stage) * kSteps * kThreadsPerRow * kVector, dy_row, kCopiedCols * sizeof(bfloat16),
         &arrived[stage]);
-    bulk_load_by<Load>(x_shared + (stage) * kSteps * kThreadsPerRow * kVector, x_row, kCopiedCols * sizeof(bfloat16),
+    bulk_load(x_shared + (stage) * kSteps * kThreadsPerRow * kVector, x_row, kCopiedCols * sizeof(bfloat16),
         &arrived[stage]);
   };
   float mean_next;
@@ -1472,7 +1661,7 @@ layernorm_bwd_bf16_block_per_row_a3b7(
 // layernorm backward: the blocks of a cluster own a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_bwd_bf16_cluster_per_row_d70c(
+layernorm_bwd_bf16_cluster_per_row_78e5(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
@@ -1492,7 +1681,6 @@ layernorm_bwd_bf16_cluster_per_row_d70c(
   constexpr int kWarps = kThreads / 32;
   constexpr int kThreadsPerRow = kCluster * kThreads;
   constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   constexpr int kVectors = kCols / kVector;  // vectors of a row
@@ -1551,9 +1739,9 @@ layernorm_bwd_bf16_cluster_per_row_d70c(
       const int first = (step * kCluster + static_cast<int>(cluster_rank())) * kThreads;
       if (first >= kVectors) break;
       const int count = min(kThreads, kVectors - first) * kVector;
-      bulk_load_by<Load>(dy_shared + (stage * kSteps + step) * kThreads * kVector, dy_row + first * kVector,
+      bulk_load(dy_shared + (stage * kSteps + step) * kThreads * kVector, dy_row + first * kVector,
           count * sizeof(bfloat16), &arrived[stage]);
-      bulk_load_by<Load>(x_shared + (stage * kSteps + step) * kThreads * kVector, x_row + first * kVector,
+      bulk_load(x_shared + (stage * kSteps + step) * kThreads * kVector, x_row + first * kVector,
           count * sizeof(bfloat16), &arrived[stage]);
     }
   };
@@ -2534,30 +2722,30 @@ struct Tuned {
   Kernel kernel;
 };
 inline constexpr Tuned kTuned[] = {
-    {262144,   256, 16, 0u, 0u, false, {{512, 32, true, 0, 1, 1, 1, 32768}, {512, 1, true, 64}, {0, 0, 2048},
-     run_and_finish<layernorm_bwd_bf16_warp_per_row_e6fc<Cols256_b5bc>,
-     layernorm_bwd_bf16_finish_6b9a<Cols256_b5bc>>}},
+    {262144,   256, 16, 0u, 0u, false, {{512, 32, false, 0, 1, 1, 1, 32768}, {512, 1, false, 64}, {0, 0, 2048},
+     run_and_finish<layernorm_bwd_bf16_warp_per_row_e6fc<Cols256_26c1>,
+     layernorm_bwd_bf16_finish_6b9a<Cols256_26c1>>}},
     {  8192,   768, 16, 0u, 0u, false, {{128, 4, true, 0, 1, 3, 1, 24576}, {512, 1, true, 192}, {0, 0, 6144},
-     run_and_finish<layernorm_bwd_bf16_warp_per_row_e6fc<Cols768_92a2>,
-     layernorm_bwd_bf16_finish_6b9a<Cols768_92a2>>}},
-    {  8192,  1023,  2, 0u, 0u,  true, {{256, 4, true, 0, 1, 2, 1, 32768}, {512, 1, true, 256}, {0, 0, 8192},
-     run_and_finish<layernorm_bwd_bf16_block_per_row_2dc5<Cols1023_3df6>,
-     layernorm_bwd_bf16_finish_2dd5<Cols1023_3df6>>}},
+     run_and_finish<layernorm_bwd_bf16_warp_per_row_e6fc<Cols768_ff1f>,
+     layernorm_bwd_bf16_finish_6b9a<Cols768_ff1f>>}},
+    {  8192,  1023,  2, 0u, 0u,  true, {{128, 4, true, 0, 1, 2, 1, 32768}, {512, 1, true, 256}, {0, 0, 8192},
+     run_and_finish<layernorm_bwd_bf16_warp_per_row_7775<Cols1023_6d8e>,
+     layernorm_bwd_bf16_finish_2dd5<Cols1023_6d8e>>}},
     {  4096,  1024, 16, 0u, 0u, false, {{256, 4, true, 0, 1, 2, 1, 32768}, {512, 1, true, 256}, {0, 0, 8192},
-     run_and_finish<layernorm_bwd_bf16_block_per_row_7ce7<Cols1024_2bda>,
-     layernorm_bwd_bf16_finish_6b9a<Cols1024_2bda>>}},
-    { 32768,  1024, 16, 0u, 0u, false, {{256, 4, true, 0, 1, 2, 1, 32768}, {512, 1, true, 256}, {0, 0, 8192},
-     run_and_finish<layernorm_bwd_bf16_block_per_row_7ce7<Cols1024_2bda>,
-     layernorm_bwd_bf16_finish_6b9a<Cols1024_2bda>>}},
-    {  4096,  4096, 16, 0u, 0u, false, {{256, 1, true, 0, 1, 2, 1, 32768}, {512, 1, true, 256}, {0, 0, 32768},
-     run_and_finish<layernorm_bwd_bf16_block_per_row_a3b7<Cols4096_1e5f>,
-     layernorm_bwd_bf16_finish_6b9a<Cols4096_1e5f>>}},
-    { 16384,  8192, 16, 0u, 0u, false, {{512, 1, false, 0, 1, 1, 1, 131072}, {512, 1, true, 512}, {0, 0, 65536},
-     run_and_finish<layernorm_bwd_bf16_block_per_row_a3b7<Cols8192_3a58>,
-     layernorm_bwd_bf16_finish_6b9a<Cols8192_3a58>>}},
-    {  2048, 16384, 16, 0u, 0u, false, {{256, 1, true, 0, 1, 1, 2, 98304}, {512, 1, true, 1024}, {0, 0, 65536},
-     run_and_finish<layernorm_bwd_bf16_cluster_per_row_d70c<Cols16384_26d0>,
-     layernorm_bwd_bf16_finish_941f<Cols16384_26d0>>}},
+     run_and_finish<layernorm_bwd_bf16_block_per_row_7ce7<Cols1024_6dac>,
+     layernorm_bwd_bf16_finish_6b9a<Cols1024_6dac>>}},
+    { 32768,  1024, 16, 0u, 0u, false, {{256, 4, false, 0, 1, 2, 1, 32768}, {512, 1, false, 256}, {0, 0, 8192},
+     run_and_finish<layernorm_bwd_bf16_block_per_row_7ce7<Cols1024_ab35>,
+     layernorm_bwd_bf16_finish_6b9a<Cols1024_ab35>>}},
+    {  4096,  4096, 16, 0u, 0u, false, {{512, 2, true, 0, 1, 1, 1, 65536}, {512, 1, true, 256}, {0, 0, 32768},
+     run_and_finish<layernorm_bwd_bf16_block_per_row_9a4f<Cols4096_3356>,
+     layernorm_bwd_bf16_finish_6b9a<Cols4096_3356>>}},
+    { 16384,  8192, 16, 0u, 0u, false, {{512, 1, true, 0, 1, 1, 1, 131072}, {512, 1, true, 512}, {0, 0, 65536},
+     run_and_finish<layernorm_bwd_bf16_block_per_row_d03a<Cols8192_3e20>,
+     layernorm_bwd_bf16_finish_6b9a<Cols8192_3e20>>}},
+    {  2048, 16384, 16, 0u, 0u, false, {{512, 1, true, 0, 1, 1, 2, 98304}, {512, 1, true, 1024}, {0, 0, 65536},
+     run_and_finish<layernorm_bwd_bf16_cluster_per_row_78e5<Cols16384_3874>,
+     layernorm_bwd_bf16_finish_941f<Cols16384_3874>>}},
 };
 
 // The kernels for any cols, by the bits of `absent` that are compiled out: of two, the first reads vectors and asks that

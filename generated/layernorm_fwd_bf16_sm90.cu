@@ -13,33 +13,32 @@
 // spec      layernorm, sha256:c7f98664fa697e8d2c11aca162704a6c7e5feee81c124c1b0764ef3ccc150a41
 // tuned by  normgen 0.1.0
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
-// verified  not recorded
-// note      emitted as another text than the one that was tuned: 8192 x 768, 8192 x 1000, 16384 x 1000, 16384 x 1023,
-//           4096 x 3072, 1 x 4096, 64 x 4096, 4096 x 4096, 8192 x 4097, 4096 x 6144, 16 x 8192, 16384 x 8192, 4 x
-//           16384, 2048 x 65536
+// verified  NVIDIA H200, driver for CUDA 13.0: 7 to 9 calls, 1 to 16384 rows, 18 families of rows, own pitches of y,
+//           x, null mean, rstd
 //
-//   rows x cols                kernel           threads  rows/block  vector  GB/s  of roof  vs default  alone us  timed
-//   8192 x 768                 warp_per_row     32       1           4       3172  93.3 %   1.01x       7.955     cold alone
-//   8192 x 1000                warp_per_row     64       2           8       3341  93.8 %   1.13x       9.83      cold alone
-//   16384 x 1000               block_per_row    128      2           8       3655  100.0 %  1.11x       17.97     cold alone
-//   16384 x 1023               warp_per_row     32       1           4       3303  91.2 %   1.28x       20.34     cold alone
-//   4096 x 3072                block_per_row    128      1           8       3534  98.8 %   1.03x       14.25     cold alone
-//   1 x 4096 no mean no rstd   block_per_row    256      1           4       26    70.5 %   1.04x       1.26      hot alone
-//   64 x 4096 no mean no rstd  block_per_row    256      1           4       750   73.8 %   1.03x       1.42      hot alone
-//   4096 x 4096                block_per_row    128      1           4       3821  99.4 %   1.01x       17.58     cold alone
-//   8192 x 4097                block_per_row    256      1           8       3683  97.8 %   1.16x       36.47     cold alone
-//   4096 x 6144                block_per_row    256      1           8       3788  95.0 %   1.09x       26.59     cold alone
-//   16 x 8192 no mean no rstd  block_per_row    256      1           8       323   57.2 %   1.00x       1.727     hot alone
-//   16384 x 8192               block_per_row    256      1           8       4220  100.3 %  1.06x       127.3     cold alone
-//   4 x 16384 no mean no rstd  cluster_per_row  128      1           4       158   47.8 %   1.02x       2.074     hot alone
-//   2048 x 65536               cluster_per_row  256      1           8       3871  92.0 %   1.00x       138.8     cold alone
-//   (any other, rows alike)    block_per_row    256      1           8       -     -        -           -         not tuned
-//   (any other)                block_per_row    256      1           1       -     -        -           -         not tuned
+//   rows x cols                kernel           threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
+//   8192 x 768                 warp_per_row     256      8           8       6.363     17.15 / 10.79  3966  77.5 %   1.01x       8.429     fresh
+//   8192 x 1000                warp_per_row     64       2           8       7.952     20.87 / 12.92  4129  75.3 %   1.09x       10.44     fresh
+//   16384 x 1000               warp_per_row     128      4           8       14.52     38.45 / 23.95  4522  93.0 %   1.07x       18.4      fresh
+//   16384 x 1023               warp_per_row     32       1           4       17.14     42.13 / 24.99  3920  78.4 %   1.29x       21.91     fresh
+//   4096 x 3072                block_per_row    128      1           8       10.3      28.65 / 18.36  4890  92.2 %   1.15x       15.43     fresh
+//   1 x 4096 no mean no rstd   block_per_row    512      1           4       1.87      5.124 / 3.254  18    80.8 %   1.04x       2.102     fresh
+//   64 x 4096 no mean no rstd  block_per_row    256      1           4       2.232     6.505 / 4.277  477   75.0 %   1.07x       2.538     fresh
+//   4096 x 4096                block_per_row    128      1           8       14.84     39.41 / 24.57  4527  94.6 %   1.00x       17.72     fresh
+//   8192 x 4097                block_per_row    128      1           8       36.78     90.42 / 53.54  3653  86.7 %   1.10x       40.06     fresh
+//   4096 x 6144                block_per_row    128      1           8       22.7      61.48 / 38.75  4436  101.3 %  1.22x       25.68     fresh
+//   16 x 8192 no mean no rstd  block_per_row    512      1           8       2.293     6.39 / 4.097   243   79.8 %   1.06x       2.762     fresh
+//   16384 x 8192               block_per_row    256      1           8       130.2     325.4 / 194.5  4124  97.8 %   1.06x       127.2     fresh
+//   4 x 16384 no mean no rstd  cluster_per_row  128      1           4       2.887     6.865 / 3.977  114   65.9 %   1.13x       2.791     fresh
+//   2048 x 65536               cluster_per_row  128      1           8       137.8     334.1 / 196    3897  92.2 %   1.10x       136.1     fresh
+//   (any other, rows alike)    block_per_row    256      1           8       -         -              -     -        -           -         not tuned
+//   (any other)                block_per_row    256      1           1       -         -              -     -        -           -         not tuned
 //
-// times     alone: of launches behind each other, which overlap where they start early; GB/s and ratios are of these
+// times     price: what the kernel adds to a chain of a kernel that writes its main input and one that reads its
+//           outputs; chain: with / without the kernel; fresh: all but the main input comes from DRAM
 //
 // accuracy  largest error against the float64 reference, as a fraction of the bound for float32 arithmetic and the
-//           stored dtype, over adversarial rows, on the GPU: y 0.99, mean 0.0054, rstd 0.1
+//           stored dtype, over adversarial rows, on the GPU: y 0.99, mean 0.0052, rstd 0.1
 // records   records/h200.jsonl: schedule, command and all figures of each line of the table; `normgen show` with --op,
 //           --shape, --dtype and --schedule prints its kernel and Config alone, byte for byte as they stand here
 //
@@ -69,6 +68,24 @@ struct __nv_bfloat16;  // cuda_bf16.h has it, and takes as long to compile as cu
 namespace normgen {
 namespace sm90 {  // the GPU these shapes were tuned on; the code itself runs on sm_90 and newer
 namespace layernorm_fwd_bf16_detail {
+
+// Parameters are on their way from DRAM to L2 while the kernel waits for its rows. The first block asks for all `count`
+// elements, whole units of 16 bytes: in one instruction (sm_90), or each thread for a line.
+struct Ahead {
+  template <typename T>
+  static __device__ __forceinline__ void to_l2(const T* parameter, int count) {
+    if (blockIdx.x > 0) return;
+    const int bytes = count * static_cast<int>(sizeof(T));
+#if __CUDA_ARCH__ >= 900
+    if (threadIdx.x == 0) asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" :: "l"(parameter), "r"(bytes));
+#else
+    const char* start = reinterpret_cast<const char*>(parameter);
+    for (int line = threadIdx.x * 128; line < bytes; line += blockDim.x * 128) {
+      asm volatile("prefetch.global.L2 [%0];" :: "l"(start + line));
+    }
+#endif
+  }
+};
 
 struct bfloat16 {
   unsigned short bits;
@@ -243,6 +260,27 @@ struct EvictLast {
     load_by_policy<kBytes>(address, bits, l2_policy());
   }
 };
+
+// IEEE 754-2019 maximum and minimum: unlike fmaxf and fminf they return NaN when either operand is NaN.
+__device__ __forceinline__ float maximum(float a, float b) {
+#if __CUDA_ARCH__ >= 800
+  float value;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(value) : "f"(a), "f"(b));
+  return value;
+#else
+  return a > b || a != a ? a : b;
+#endif
+}
+
+__device__ __forceinline__ float minimum(float a, float b) {
+#if __CUDA_ARCH__ >= 800
+  float value;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(value) : "f"(a), "f"(b));
+  return value;
+#else
+  return a < b || a != a ? a : b;
+#endif
+}
 
 // Leaves no line in L1.
 struct NoAllocate {
@@ -447,11 +485,18 @@ __device__ __forceinline__ State exchange_cluster(
   return reduce_lanes<lanes_for(kStates)>(share_of_slots<kStates>(set));
 }
 
+// Parameters are read in their turn.
+struct InTurn {
+  template <typename T>
+  static __device__ __forceinline__ void to_l2(const T*, int) {}
+};
+
 // What a Config names but where it says otherwise. Its sizes are counted in elements, threads, rows or blocks.
 struct Plain {
   using Load = Default;   // how rows are read
   using Store = Default;  // how rows are written
   using Chain = InOrder;  // how a kernel overlaps with its neighbours in the stream
+  using Params = InTurn;  // whether column parameters are asked for ahead of the rows
 };
 
 // Elements [first, first + N) of an array of `count`, whatever the alignment of their address: the aligned words
@@ -539,52 +584,55 @@ struct Streaming {
 };
 
 // What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row.
-struct Cols768_3fe1 : Plain {
-  enum : int { kCols = 768, kThreads = 32, kThreadsPerRow = 32, kVector = 4, kEarlyParams = 1 };
+struct Cols768_3a9b : Plain {
+  enum : int { kCols = 768, kThreads = 256, kThreadsPerRow = 32, kRowsPerBlock = 8, kVector = 8 };
 };
-struct Cols1000_db41 : Plain { using Chain = EarlyAtLoads;
+struct Cols1000_0057 : Plain {
   enum : int { kCols = 1000, kThreads = 64, kThreadsPerRow = 32, kRowsPerBlock = 2, kVector = 8, kEarlyParams = 1 };
 };
-struct Cols1000_ff71 : Plain { using Load = NoAllocate; using Store = Streaming; using Chain = EarlyAtLoads;
-  enum : int { kCols = 1000, kThreads = 128, kThreadsPerRow = 64, kRowsPerBlock = 2, kVector = 8, kEarlyParams = 0 };
+struct Cols1000_30a7 : Plain { using Load = NoAllocate; using Chain = EarlyAtLoads;
+  enum : int { kCols = 1000, kThreads = 128, kThreadsPerRow = 32, kRowsPerBlock = 4, kVector = 8, kEarlyParams = 1 };
 };
-struct Cols1023_be9e : Plain { using Load = EvictLast; using Chain = EarlyAtStart;
+struct Cols1023_e71a : Plain { using Load = NoAllocate;
   enum : int { kCols = 1023, kThreads = 32, kThreadsPerRow = 32, kVector = 4, kFirstInside = 0 };
 };
-struct Cols3072_96cb : Plain { using Load = NoAllocate; using Store = Streaming; using Chain = EarlyAtLoads;
-  enum : int { kCols = 3072, kThreads = 128, kThreadsPerRow = 128, kVector = 8, kEarlyParams = 1 };
+struct Cols3072_c4a7 : Plain { using Load = NoAllocate;
+  enum : int { kCols = 3072, kThreads = 128, kThreadsPerRow = 128, kVector = 8, kEarlyParams = 0 };
 };
-struct Cols4096_07fd : Plain { using Chain = EarlyAtLoads;
+struct Cols4096_88ad : Plain { using Params = Ahead;
+  enum : int { kCols = 4096, kThreads = 512, kThreadsPerRow = 512, kVector = 4, kEarlyParams = 1 };
+};
+struct Cols4096_e432 : Plain { using Params = Ahead;
   enum : int { kCols = 4096, kThreads = 256, kThreadsPerRow = 256, kVector = 4, kEarlyParams = 1 };
 };
-struct Cols4096_1c3c : Plain { using Chain = EarlyAtLoads;
-  enum : int { kCols = 4096, kThreads = 128, kThreadsPerRow = 128, kVector = 4, kEarlyParams = 1 };
+struct Cols4096_b793 : Plain { using Load = NoAllocate; using Chain = EarlyAtLoads;
+  enum : int { kCols = 4096, kThreads = 128, kThreadsPerRow = 128, kVector = 8, kEarlyParams = 1 };
 };
-struct Cols4097_88d7 : Plain { using Load = EvictLast; using Chain = EarlyAtStart;
-  enum : int { kCols = 4097, kThreads = 256, kThreadsPerRow = 256, kVector = 8, kFirstInside = 0 };
+struct Cols4097_faa2 : Plain { using Load = NoAllocate; using Store = Streaming;
+  enum : int { kCols = 4097, kThreads = 128, kThreadsPerRow = 128, kVector = 8, kFirstInside = 0 };
 };
-struct Cols6144_ff1f : Plain { using Load = NoAllocate; using Store = Streaming; using Chain = EarlyAtLoads;
-  enum : int { kCols = 6144, kThreads = 256, kThreadsPerRow = 256, kVector = 8, kEarlyParams = 0 };
+struct Cols6144_049c : Plain { using Load = NoAllocate; using Store = Streaming; using Chain = EarlyAtLoads;
+  enum : int { kCols = 6144, kThreads = 128, kThreadsPerRow = 128, kVector = 8, kEarlyParams = 1 };
 };
-struct Cols8192_9096 : Plain { using Load = NoAllocate; using Chain = EarlyAtLoads;
-  enum : int { kCols = 8192, kThreads = 256, kThreadsPerRow = 256, kVector = 8, kEarlyParams = 1 };
+struct Cols8192_6937 : Plain {
+  enum : int { kCols = 8192, kThreads = 512, kThreadsPerRow = 512, kVector = 8, kEarlyParams = 1 };
 };
 struct Cols8192_ae49 : Plain { using Load = EvictLast; using Chain = EarlyAtLoads;
   enum : int { kCols = 8192, kThreads = 256, kThreadsPerRow = 256, kVector = 8, kEarlyParams = 0 };
 };
-struct Cols16384_6dd0 : Plain { using Load = NoAllocate; using Store = Streaming; using Chain = EarlyAtLoads;
+struct Cols16384_dad7 : Plain { using Load = EvictLast; using Store = Streaming;
   enum : int { kCols = 16384, kThreads = 128, kCluster = 4, kVector = 4, kEarlyParams = 1 };
 };
-struct Cols65536_fac1 : Plain { using Load = EvictLast;
-  enum : int { kCols = 65536, kThreads = 256, kCluster = 8, kVector = 8, kStages = 2 };
+struct Cols65536_7ed0 : Plain { using Load = EvictLast; using Store = Streaming;
+  enum : int { kCols = 65536, kThreads = 128, kCluster = 8, kVector = 8, kStages = 2 };
 };
 struct AnyCols_54f6 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 8, kUnroll = 1 }; };
 struct AnyCols_fee7 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 1, kUnroll = 1 }; };
 
-// layernorm forward: lanes of a warp own a row; each row is read once.
+// layernorm forward: lanes of a warp own a row, a block works on several rows; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_bf16_warp_per_row_ec0d(
+layernorm_fwd_bf16_warp_per_row_90a1(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -597,12 +645,11 @@ layernorm_fwd_bf16_warp_per_row_ec0d(
     float eps) {
   constexpr int kCols = Config::kCols;
   constexpr int kThreadsPerRow = Config::kThreadsPerRow;
+  constexpr int kRowsPerBlock = Config::kRowsPerBlock;
   constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  // column parameters wait in registers, or are read where they are used
-  constexpr bool kEarlyParams = Config::kEarlyParams;
   constexpr int kVectors = kCols / kVector;  // vectors of a row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
@@ -625,101 +672,105 @@ layernorm_fwd_bf16_warp_per_row_ec0d(
     }
   };
 
-  const int lane = threadIdx.x;
-  const int row = blockIdx.x;
-
-  bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
+  const int lane = threadIdx.x % kThreadsPerRow;
+  const int slot = threadIdx.x / kThreadsPerRow;  // this thread's row within the block
 
   Chain::at_start();
   Chain::wait();  // nothing before it depends on the kernels in front of this one
 
-  Vec<bfloat16, kVector> x_held[kSteps];
+  Vec<bfloat16, kVector> x_next[kSteps];
+  // The next row is loaded while the present one is computed.
+  const auto fetch = [&](int first_row) {
+    const int fetched_row = min(first_row + slot, rows - 1);
+    const bfloat16* x_row = x + static_cast<long long>(fetched_row) * x_pitch;
 
-  // The row of x is read once and waits in registers; each thread reads back its own part.
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      x_held[step] = read<kVector, Load>(x_row + vector * kVector);
-    }
-  }
-
-  Vec<bfloat16, kVector> weight_held[kSteps];
-  Vec<bfloat16, kVector> bias_held[kSteps];
-  if (kEarlyParams) {
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + vector * kVector);
-        bias_held[step] = read<kVector>(bias + vector * kVector);
+        x_next[step] = read<kVector, Load>(x_row + vector * kVector);
       }
     }
-  }
+  };
+  if (blockIdx.x * kRowsPerBlock < rows) fetch(blockIdx.x * kRowsPerBlock);
 
-  Chain::at_loads();
+  for (int first_row = blockIdx.x * kRowsPerBlock; first_row < rows; first_row += gridDim.x * kRowsPerBlock) {
+    const int row = first_row + slot;
+    const bool active = row < rows;  // idle rows recompute the last row and store nothing
+    const int valid_row = active ? row : rows - 1;
+    bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
 
-  Look1 look1 = {0.0f};
+    Vec<bfloat16, kVector> x_held[kSteps];
 
-  // Look 1: sum(x)
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        look1.x_sum += x_i;
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      x_held[step] = x_next[step];
+    }
+
+    const unsigned next_row = first_row + gridDim.x * kRowsPerBlock;
+    if (next_row < rows) fetch(next_row);
+
+    Look1 look1 = {0.0f};
+
+    // Look 1: sum(x)
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        #pragma unroll
+        for (int i = 0; i < kVector; ++i) {
+          const float x_i = element(x_held[step], i);
+          look1.x_sum += x_i;
+        }
       }
     }
-  }
 
-  look1 = reduce_lanes<kThreadsPerRow>(look1);
-  const float row_mean = look1.x_sum / kCols;
+    look1 = reduce_lanes<kThreadsPerRow>(look1);
+    const float row_mean = look1.x_sum / kCols;
 
-  Look2 look2 = {0.0f};
+    Look2 look2 = {0.0f};
 
-  // Look 2: sum((x - mean)**2)
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        look2.var_sum += (x_i - row_mean) * (x_i - row_mean);
+    // Look 2: sum((x - mean)**2)
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        #pragma unroll
+        for (int i = 0; i < kVector; ++i) {
+          const float x_i = element(x_held[step], i);
+          look2.var_sum += (x_i - row_mean) * (x_i - row_mean);
+        }
       }
     }
-  }
 
-  look2 = reduce_lanes<kThreadsPerRow>(look2);
-  const float row_var = look2.var_sum / kCols;
-  const float row_rstd = rsqrtf(eps + row_var);
+    look2 = reduce_lanes<kThreadsPerRow>(look2);
+    const float row_var = look2.var_sum / kCols;
+    const float row_rstd = rsqrtf(eps + row_var);
 
-  if (lane == 0) {
-    if (mean != nullptr) mean[row] = row_mean;
-    if (rstd != nullptr) rstd[row] = row_rstd;
-  }
+    if (lane == 0 && active) {
+      if (mean != nullptr) mean[row] = row_mean;
+      if (rstd != nullptr) rstd[row] = row_rstd;
+    }
 
-  // Last look: the outputs
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + vector * kVector);
-      if (!kEarlyParams) bias_held[step] = read<kVector>(bias + vector * kVector);
-      float y_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        const float weight_i = element(weight_held[step], i);
-        const float bias_i = element(bias_held[step], i);
-        y_values[i] = (x_i - row_mean) * row_rstd * weight_i + bias_i;
+    // Last look: the outputs
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        const Vec<bfloat16, kVector> weight_vec = read<kVector>(weight + vector * kVector);
+        const Vec<bfloat16, kVector> bias_vec = read<kVector>(bias + vector * kVector);
+        float y_values[kVector];
+        #pragma unroll
+        for (int i = 0; i < kVector; ++i) {
+          const float x_i = element(x_held[step], i);
+          const float weight_i = element(weight_vec, i);
+          const float bias_i = element(bias_vec, i);
+          y_values[i] = (x_i - row_mean) * row_rstd * weight_i + bias_i;
+        }
+        Vec<bfloat16, kVector> y_vec;
+        pack(y_vec, y_values);
+        if (active) write<Store>(y_row + vector * kVector, y_vec);
       }
-      Vec<bfloat16, kVector> y_vec;
-      pack(y_vec, y_values);
-      write<Store>(y_row + vector * kVector, y_vec);
     }
   }
 
@@ -729,7 +780,7 @@ layernorm_fwd_bf16_warp_per_row_ec0d(
 // layernorm forward: lanes of a warp own a row, a block works on several rows; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_bf16_warp_per_row_176d(
+layernorm_fwd_bf16_warp_per_row_c8f0(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -747,27 +798,28 @@ layernorm_fwd_bf16_warp_per_row_176d(
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
+  using Params = typename Config::Params;
   // column parameters wait in registers, or are read where they are used
   constexpr bool kEarlyParams = Config::kEarlyParams;
   constexpr int kVectors = kCols / kVector;  // vectors of a row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
-  struct Look1 {  // state of look 1: sum(x)
-    float x_sum;
+  struct Look1 {  // state of look 1: sum(x), sum(x**2)
+    float x_rough_sum, x_squares;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.x_sum + b.x_sum};
+      return {a.x_rough_sum + b.x_rough_sum, a.x_squares + b.x_squares};
     }
     static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.x_sum, offset)};
+      return {__shfl_xor_sync(mask, s.x_rough_sum, offset), __shfl_xor_sync(mask, s.x_squares, offset)};
     }
   };
-  struct Look2 {  // state of look 2: sum((x - mean)**2)
-    float var_sum;
+  struct Look2 {  // state of look 2: sum(x - x_rough_mean), sum((x - x_rough_mean)**2)
+    float x_shifted_sum, x_shifted_squares;
     static __device__ __forceinline__ Look2 combine(const Look2& a, const Look2& b) {
-      return {a.var_sum + b.var_sum};
+      return {a.x_shifted_sum + b.x_shifted_sum, a.x_shifted_squares + b.x_shifted_squares};
     }
     static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.var_sum, offset)};
+      return {__shfl_xor_sync(mask, s.x_shifted_sum, offset), __shfl_xor_sync(mask, s.x_shifted_squares, offset)};
     }
   };
 
@@ -780,6 +832,8 @@ layernorm_fwd_bf16_warp_per_row_176d(
   bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
   const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
 
+  Params::to_l2(weight, kCols);
+  Params::to_l2(bias, kCols);
   Chain::at_start();
   Chain::wait();  // nothing before it depends on the kernels in front of this one
 
@@ -809,9 +863,9 @@ layernorm_fwd_bf16_warp_per_row_176d(
 
   Chain::at_loads();
 
-  Look1 look1 = {0.0f};
+  Look1 look1 = {0.0f, 0.0f};
 
-  // Look 1: sum(x)
+  // Look 1: sum(x), sum(x**2)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
@@ -819,183 +873,43 @@ layernorm_fwd_bf16_warp_per_row_176d(
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_held[step], i);
-        look1.x_sum += x_i;
+        look1.x_rough_sum += x_i;
+        look1.x_squares += x_i * x_i;
       }
     }
   }
 
   look1 = reduce_lanes<kThreadsPerRow>(look1);
-  const float row_mean = look1.x_sum / kCols;
+  const float row_x_rough_mean = look1.x_rough_sum / kCols;
+  const float row_x_left = look1.x_squares - row_x_rough_mean * row_x_rough_mean * kCols;
+  const float row_x_margin = row_x_left - 0.75f * look1.x_squares;
 
-  Look2 look2 = {0.0f};
-
-  // Look 2: sum((x - mean)**2)
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        look2.var_sum += (x_i - row_mean) * (x_i - row_mean);
-      }
-    }
-  }
-
-  look2 = reduce_lanes<kThreadsPerRow>(look2);
-  const float row_var = look2.var_sum / kCols;
-  const float row_rstd = rsqrtf(eps + row_var);
-
-  if (lane == 0 && active) {
-    if (mean != nullptr) mean[row] = row_mean;
-    if (rstd != nullptr) rstd[row] = row_rstd;
-  }
-
-  // Last look: the outputs
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + vector * kVector);
-      if (!kEarlyParams) bias_held[step] = read<kVector>(bias + vector * kVector);
-      float y_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        const float weight_i = element(weight_held[step], i);
-        const float bias_i = element(bias_held[step], i);
-        y_values[i] = (x_i - row_mean) * row_rstd * weight_i + bias_i;
-      }
-      Vec<bfloat16, kVector> y_vec;
-      pack(y_vec, y_values);
-      if (active) write<Store>(y_row + vector * kVector, y_vec);
-    }
-  }
-
-  Chain::at_end();
-}
-
-// layernorm forward: several warps own a row, a block works on several rows; each row is read once.
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_bf16_block_per_row_1705(
-    bfloat16* __restrict__ y,
-    float* __restrict__ mean,
-    float* __restrict__ rstd,
-    Input<Config, bfloat16> x,
-    Input<Config, bfloat16> weight,
-    Input<Config, bfloat16> bias,
-    long long y_pitch,
-    long long x_pitch,
-    int rows,
-    float eps) {
-  constexpr int kCols = Config::kCols;
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kRowsPerBlock = Config::kRowsPerBlock;
-  constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;
-  using Store = typename Config::Store;
-  using Chain = typename Config::Chain;
-  // column parameters wait in registers, or are read where they are used
-  constexpr bool kEarlyParams = Config::kEarlyParams;
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  constexpr int kVectors = kCols / kVector;  // vectors of a row
-  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
-  struct Look1 {  // state of look 1: sum(x)
-    float x_sum;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.x_sum + b.x_sum};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.x_sum, offset)};
-    }
-  };
-  struct Look2 {  // state of look 2: sum((x - mean)**2)
-    float var_sum;
-    static __device__ __forceinline__ Look2 combine(const Look2& a, const Look2& b) {
-      return {a.var_sum + b.var_sum};
-    }
-    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.var_sum, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[kRowsPerBlock][kWarpsPerRow];
-  __shared__ Look2 look2_slots[kRowsPerBlock][kWarpsPerRow];
-
-  const int lane = threadIdx.x % kThreadsPerRow;
-  const int slot = threadIdx.x / kThreadsPerRow;  // this thread's row within the block
-  const int row = blockIdx.x * kRowsPerBlock + slot;
-
-  const bool active = row < rows;  // idle rows recompute the last row and store nothing
-  const int valid_row = active ? row : rows - 1;
-  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
-
-  Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
-
-  Vec<bfloat16, kVector> x_held[kSteps];
-
-  // The row of x is read once and waits in registers; each thread reads back its own part.
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      x_held[step] = read<kVector, Load>(x_row + vector * kVector);
-    }
-  }
-
-  Vec<bfloat16, kVector> weight_held[kSteps];
-  Vec<bfloat16, kVector> bias_held[kSteps];
-  if (kEarlyParams) {
+  Look2 look2 = {0.0f, 0.0f};
+  if (!(row_x_margin >= 0.0f)) {
+    // Look 2: sum(x - x_rough_mean), sum((x - x_rough_mean)**2)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + vector * kVector);
-        bias_held[step] = read<kVector>(bias + vector * kVector);
+        #pragma unroll
+        for (int i = 0; i < kVector; ++i) {
+          const float x_i = element(x_held[step], i);
+          look2.x_shifted_sum += x_i - row_x_rough_mean;
+          look2.x_shifted_squares += (x_i - row_x_rough_mean) * (x_i - row_x_rough_mean);
+        }
       }
     }
+
+    look2 = reduce_lanes<kThreadsPerRow>(look2);
   }
-
-  Chain::at_loads();
-
-  Look1 look1 = {0.0f};
-
-  // Look 1: sum(x)
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        look1.x_sum += x_i;
-      }
-    }
+  if (row_x_margin >= 0.0f) {
+    look2.x_shifted_sum = 0.0f;
+    look2.x_shifted_squares = row_x_left;
   }
-
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[slot]);
-  const float row_mean = look1.x_sum / kCols;
-
-  Look2 look2 = {0.0f};
-
-  // Look 2: sum((x - mean)**2)
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        look2.var_sum += (x_i - row_mean) * (x_i - row_mean);
-      }
-    }
-  }
-
-  look2 = reduce_row<kWarpsPerRow>(look2, look2_slots[slot]);
-  const float row_var = look2.var_sum / kCols;
+  const float row_x_shifted_mean = look2.x_shifted_sum / kCols;
+  const float row_mean = row_x_rough_mean + row_x_shifted_mean;
+  const float row_var_sum = maximum(look2.x_shifted_squares - row_x_shifted_mean * row_x_shifted_mean * kCols, 0.0f);
+  const float row_var = row_var_sum / kCols;
   const float row_rstd = rsqrtf(eps + row_var);
 
   if (lane == 0 && active) {
@@ -1233,7 +1147,7 @@ layernorm_fwd_bf16_warp_per_row_a48f(
 // layernorm forward: a block owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_bf16_block_per_row_8b30(
+layernorm_fwd_bf16_block_per_row_e2ca(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -1250,6 +1164,7 @@ layernorm_fwd_bf16_block_per_row_8b30(
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
+  using Params = typename Config::Params;
   // column parameters wait in registers, or are read where they are used
   constexpr bool kEarlyParams = Config::kEarlyParams;
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
@@ -1283,6 +1198,8 @@ layernorm_fwd_bf16_block_per_row_8b30(
   bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
   const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
 
+  Params::to_l2(weight, kCols);
+  Params::to_l2(bias, kCols);
   Chain::at_start();
   Chain::wait();  // nothing before it depends on the kernels in front of this one
 
@@ -1381,7 +1298,170 @@ layernorm_fwd_bf16_block_per_row_8b30(
 // layernorm forward: a block owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_bf16_block_per_row_154f(
+layernorm_fwd_bf16_block_per_row_d2f5(
+    bfloat16* __restrict__ y,
+    float* __restrict__ mean,
+    float* __restrict__ rstd,
+    Input<Config, bfloat16> x,
+    Input<Config, bfloat16> weight,
+    Input<Config, bfloat16> bias,
+    long long y_pitch,
+    long long x_pitch,
+    int rows,
+    float eps) {
+  constexpr int kCols = Config::kCols;
+  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
+  constexpr int kVector = Config::kVector;  // elements per access
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  using Params = typename Config::Params;
+  // column parameters wait in registers, or are read where they are used
+  constexpr bool kEarlyParams = Config::kEarlyParams;
+  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
+  constexpr int kVectors = kCols / kVector;  // vectors of a row
+  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
+  struct Look1 {  // state of look 1: sum(x), sum(x**2)
+    float x_rough_sum, x_squares;
+    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
+      return {a.x_rough_sum + b.x_rough_sum, a.x_squares + b.x_squares};
+    }
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
+      return {__shfl_xor_sync(mask, s.x_rough_sum, offset), __shfl_xor_sync(mask, s.x_squares, offset)};
+    }
+  };
+  struct Look2 {  // state of look 2: sum(x - x_rough_mean), sum((x - x_rough_mean)**2)
+    float x_shifted_sum, x_shifted_squares;
+    static __device__ __forceinline__ Look2 combine(const Look2& a, const Look2& b) {
+      return {a.x_shifted_sum + b.x_shifted_sum, a.x_shifted_squares + b.x_shifted_squares};
+    }
+    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset, unsigned mask) {
+      return {__shfl_xor_sync(mask, s.x_shifted_sum, offset), __shfl_xor_sync(mask, s.x_shifted_squares, offset)};
+    }
+  };
+  __shared__ Look1 look1_slots[kWarpsPerRow];
+  __shared__ Look2 look2_slots[kWarpsPerRow];
+
+  const int lane = threadIdx.x;
+  const int row = blockIdx.x;
+
+  bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
+  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
+
+  Params::to_l2(weight, kCols);
+  Params::to_l2(bias, kCols);
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
+
+  Vec<bfloat16, kVector> x_held[kSteps];
+
+  // The row of x is read once and waits in registers; each thread reads back its own part.
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      x_held[step] = read<kVector, Load>(x_row + vector * kVector);
+    }
+  }
+
+  Vec<bfloat16, kVector> weight_held[kSteps];
+  Vec<bfloat16, kVector> bias_held[kSteps];
+  if (kEarlyParams) {
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        weight_held[step] = read<kVector>(weight + vector * kVector);
+        bias_held[step] = read<kVector>(bias + vector * kVector);
+      }
+    }
+  }
+
+  Chain::at_loads();
+
+  Look1 look1 = {0.0f, 0.0f};
+
+  // Look 1: sum(x), sum(x**2)
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        look1.x_rough_sum += x_i;
+        look1.x_squares += x_i * x_i;
+      }
+    }
+  }
+
+  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
+  const float row_x_rough_mean = look1.x_rough_sum / kCols;
+  const float row_x_left = look1.x_squares - row_x_rough_mean * row_x_rough_mean * kCols;
+  const float row_x_margin = row_x_left - 0.75f * look1.x_squares;
+
+  Look2 look2 = {0.0f, 0.0f};
+  if (!(row_x_margin >= 0.0f)) {
+    // Look 2: sum(x - x_rough_mean), sum((x - x_rough_mean)**2)
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        #pragma unroll
+        for (int i = 0; i < kVector; ++i) {
+          const float x_i = element(x_held[step], i);
+          look2.x_shifted_sum += x_i - row_x_rough_mean;
+          look2.x_shifted_squares += (x_i - row_x_rough_mean) * (x_i - row_x_rough_mean);
+        }
+      }
+    }
+
+    look2 = reduce_row<kWarpsPerRow>(look2, look2_slots);
+  }
+  if (row_x_margin >= 0.0f) {
+    look2.x_shifted_sum = 0.0f;
+    look2.x_shifted_squares = row_x_left;
+  }
+  const float row_x_shifted_mean = look2.x_shifted_sum / kCols;
+  const float row_mean = row_x_rough_mean + row_x_shifted_mean;
+  const float row_var_sum = maximum(look2.x_shifted_squares - row_x_shifted_mean * row_x_shifted_mean * kCols, 0.0f);
+  const float row_var = row_var_sum / kCols;
+  const float row_rstd = rsqrtf(eps + row_var);
+
+  if (lane == 0) {
+    if (mean != nullptr) mean[row] = row_mean;
+    if (rstd != nullptr) rstd[row] = row_rstd;
+  }
+
+  // Last look: the outputs
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + vector * kVector);
+      if (!kEarlyParams) bias_held[step] = read<kVector>(bias + vector * kVector);
+      float y_values[kVector];
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        const float weight_i = element(weight_held[step], i);
+        const float bias_i = element(bias_held[step], i);
+        y_values[i] = (x_i - row_mean) * row_rstd * weight_i + bias_i;
+      }
+      Vec<bfloat16, kVector> y_vec;
+      pack(y_vec, y_values);
+      write<Store>(y_row + vector * kVector, y_vec);
+    }
+  }
+
+  Chain::at_end();
+}
+
+// layernorm forward: a block owns a row; each row is read once.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+layernorm_fwd_bf16_block_per_row_dd3c(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -1404,26 +1484,26 @@ layernorm_fwd_bf16_block_per_row_154f(
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
   // steps in which each thread has a vector, and the row one more behind it, however the row is aligned
   constexpr int kWholeSteps = (kVectors - 2) / kThreadsPerRow;
-  struct Look1 {  // state of look 1: sum(x)
-    float x_sum;
+  struct Look1 {  // state of look 1: sum(x), sum(x**2)
+    float x_rough_sum, x_squares;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.x_sum + b.x_sum};
+      return {a.x_rough_sum + b.x_rough_sum, a.x_squares + b.x_squares};
     }
     static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.x_sum, offset)};
+      return {__shfl_xor_sync(mask, s.x_rough_sum, offset), __shfl_xor_sync(mask, s.x_squares, offset)};
     }
   };
-  struct Look2 {  // state of look 2: sum((x - mean)**2)
-    float var_sum;
+  struct Look2 {  // state of look 2: sum(x - x_rough_mean), sum((x - x_rough_mean)**2)
+    float x_shifted_sum, x_shifted_squares;
     static __device__ __forceinline__ Look2 combine(const Look2& a, const Look2& b) {
-      return {a.var_sum + b.var_sum};
+      return {a.x_shifted_sum + b.x_shifted_sum, a.x_shifted_squares + b.x_shifted_squares};
     }
     static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.var_sum, offset)};
+      return {__shfl_xor_sync(mask, s.x_shifted_sum, offset), __shfl_xor_sync(mask, s.x_shifted_squares, offset)};
     }
   };
-  __shared__ Look1 look1_slots[kWarpsPerRow];
-  __shared__ Look2 look2_slots[kWarpsPerRow];
+  __shared__ Look1 look1_slots[2][kWarpsPerRow];
+  __shared__ Look2 look2_slots[2][kWarpsPerRow];
 
   const int lane = threadIdx.x;
   // The grid's stride is a multiple of the vector: all rows of this lane shift alike.
@@ -1436,6 +1516,7 @@ layernorm_fwd_bf16_block_per_row_154f(
   const int vectors = (kCols - head) / kVector;
   const int edge = lane < head ? lane : lane + vectors * kVector;
   const bool has_edge = edge < kCols;
+  int parity = 0;
 
   Chain::at_start();
   Chain::wait();  // nothing before it depends on the kernels in front of this one
@@ -1494,15 +1575,9 @@ layernorm_fwd_bf16_block_per_row_154f(
     const unsigned next_row = row + gridDim.x;
     if (next_row < rows) fetch(next_row);
 
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      stay_packed(weight_held[step]);
-      stay_packed(bias_held[step]);
-    }
+    Look1 look1 = {0.0f, 0.0f};
 
-    Look1 look1 = {0.0f};
-
-    // Look 1: sum(x)
+    // Look 1: sum(x), sum(x**2)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
@@ -1510,39 +1585,53 @@ layernorm_fwd_bf16_block_per_row_154f(
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
           const float x_i = element(x_held[step], i);
-          look1.x_sum += x_i;
+          look1.x_rough_sum += x_i;
+          look1.x_squares += x_i * x_i;
         }
       }
     }
     if (has_edge) {
       const float x_i = element(x_edge, 0);
-      look1.x_sum += x_i;
+      look1.x_rough_sum += x_i;
+      look1.x_squares += x_i * x_i;
     }
 
-    look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
-    const float row_mean = look1.x_sum / kCols;
+    look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[parity]);
+    const float row_x_rough_mean = look1.x_rough_sum / kCols;
+    const float row_x_left = look1.x_squares - row_x_rough_mean * row_x_rough_mean * kCols;
+    const float row_x_margin = row_x_left - 0.75f * look1.x_squares;
 
-    Look2 look2 = {0.0f};
-
-    // Look 2: sum((x - mean)**2)
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      if (step < kWholeSteps || vector < vectors) {
-        #pragma unroll
-        for (int i = 0; i < kVector; ++i) {
-          const float x_i = element(x_held[step], i);
-          look2.var_sum += (x_i - row_mean) * (x_i - row_mean);
+    Look2 look2 = {0.0f, 0.0f};
+    if (!(row_x_margin >= 0.0f)) {
+      // Look 2: sum(x - x_rough_mean), sum((x - x_rough_mean)**2)
+      #pragma unroll
+      for (int step = 0; step < kSteps; ++step) {
+        const int vector = lane + step * kThreadsPerRow;
+        if (step < kWholeSteps || vector < vectors) {
+          #pragma unroll
+          for (int i = 0; i < kVector; ++i) {
+            const float x_i = element(x_held[step], i);
+            look2.x_shifted_sum += x_i - row_x_rough_mean;
+            look2.x_shifted_squares += (x_i - row_x_rough_mean) * (x_i - row_x_rough_mean);
+          }
         }
       }
-    }
-    if (has_edge) {
-      const float x_i = element(x_edge, 0);
-      look2.var_sum += (x_i - row_mean) * (x_i - row_mean);
-    }
+      if (has_edge) {
+        const float x_i = element(x_edge, 0);
+        look2.x_shifted_sum += x_i - row_x_rough_mean;
+        look2.x_shifted_squares += (x_i - row_x_rough_mean) * (x_i - row_x_rough_mean);
+      }
 
-    look2 = reduce_row<kWarpsPerRow>(look2, look2_slots);
-    const float row_var = look2.var_sum / kCols;
+      look2 = reduce_row<kWarpsPerRow>(look2, look2_slots[parity]);
+    }
+    if (row_x_margin >= 0.0f) {
+      look2.x_shifted_sum = 0.0f;
+      look2.x_shifted_squares = row_x_left;
+    }
+    const float row_x_shifted_mean = look2.x_shifted_sum / kCols;
+    const float row_mean = row_x_rough_mean + row_x_shifted_mean;
+    const float row_var_sum = maximum(look2.x_shifted_squares - row_x_shifted_mean * row_x_shifted_mean * kCols, 0.0f);
+    const float row_var = row_var_sum / kCols;
     const float row_rstd = rsqrtf(eps + row_var);
 
     if (lane == 0) {
@@ -1579,6 +1668,8 @@ layernorm_fwd_bf16_block_per_row_154f(
       pack(y_vec, y_values);
       write<Store>(y_row + edge, y_vec);
     }
+
+    parity ^= 1;
   }
 
   Chain::at_end();
@@ -1587,7 +1678,7 @@ layernorm_fwd_bf16_block_per_row_154f(
 // layernorm forward: the blocks of a cluster own a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_bf16_cluster_per_row_e284(
+layernorm_fwd_bf16_cluster_per_row_b012(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -1607,27 +1698,28 @@ layernorm_fwd_bf16_cluster_per_row_e284(
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
+  using Params = typename Config::Params;
   // column parameters wait in registers, or are read where they are used
   constexpr bool kEarlyParams = Config::kEarlyParams;
   constexpr int kVectors = kCols / kVector;  // vectors of a row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
-  struct Look1 {  // state of look 1: sum(x)
-    float x_sum;
+  struct Look1 {  // state of look 1: sum(x), sum(x**2)
+    float x_rough_sum, x_squares;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.x_sum + b.x_sum};
+      return {a.x_rough_sum + b.x_rough_sum, a.x_squares + b.x_squares};
     }
     static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.x_sum, offset)};
+      return {__shfl_xor_sync(mask, s.x_rough_sum, offset), __shfl_xor_sync(mask, s.x_squares, offset)};
     }
   };
-  struct Look2 {  // state of look 2: sum((x - mean)**2)
-    float var_sum;
+  struct Look2 {  // state of look 2: sum(x - x_rough_mean), sum((x - x_rough_mean)**2)
+    float x_shifted_sum, x_shifted_squares;
     static __device__ __forceinline__ Look2 combine(const Look2& a, const Look2& b) {
-      return {a.var_sum + b.var_sum};
+      return {a.x_shifted_sum + b.x_shifted_sum, a.x_shifted_squares + b.x_shifted_squares};
     }
     static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.var_sum, offset)};
+      return {__shfl_xor_sync(mask, s.x_shifted_sum, offset), __shfl_xor_sync(mask, s.x_shifted_squares, offset)};
     }
   };
   __shared__ Look1 look1_slots[kCluster * kWarps];
@@ -1639,6 +1731,8 @@ layernorm_fwd_bf16_cluster_per_row_e284(
   bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
   const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
 
+  Params::to_l2(weight, kCols);
+  Params::to_l2(bias, kCols);
   Chain::at_start();
   Chain::wait();  // nothing before it depends on the kernels in front of this one
 
@@ -1669,9 +1763,9 @@ layernorm_fwd_bf16_cluster_per_row_e284(
   Chain::at_loads();
   cluster_arrive();  // a block may write to another only once that one has started
 
-  Look1 look1 = {0.0f};
+  Look1 look1 = {0.0f, 0.0f};
 
-  // Look 1: sum(x)
+  // Look 1: sum(x), sum(x**2)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
@@ -1679,32 +1773,44 @@ layernorm_fwd_bf16_cluster_per_row_e284(
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_held[step], i);
-        look1.x_sum += x_i;
+        look1.x_rough_sum += x_i;
+        look1.x_squares += x_i * x_i;
       }
     }
   }
 
   cluster_wait();
   look1 = reduce_cluster<kWarps, kCluster>(look1, look1_slots);
-  const float row_mean = look1.x_sum / kCols;
+  const float row_x_rough_mean = look1.x_rough_sum / kCols;
+  const float row_x_left = look1.x_squares - row_x_rough_mean * row_x_rough_mean * kCols;
+  const float row_x_margin = row_x_left - 0.75f * look1.x_squares;
 
-  Look2 look2 = {0.0f};
-
-  // Look 2: sum((x - mean)**2)
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        look2.var_sum += (x_i - row_mean) * (x_i - row_mean);
+  Look2 look2 = {0.0f, 0.0f};
+  if (!(row_x_margin >= 0.0f)) {
+    // Look 2: sum(x - x_rough_mean), sum((x - x_rough_mean)**2)
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        #pragma unroll
+        for (int i = 0; i < kVector; ++i) {
+          const float x_i = element(x_held[step], i);
+          look2.x_shifted_sum += x_i - row_x_rough_mean;
+          look2.x_shifted_squares += (x_i - row_x_rough_mean) * (x_i - row_x_rough_mean);
+        }
       }
     }
-  }
 
-  look2 = reduce_cluster<kWarps, kCluster>(look2, look2_slots);
-  const float row_var = look2.var_sum / kCols;
+    look2 = reduce_cluster<kWarps, kCluster>(look2, look2_slots);
+  }
+  if (row_x_margin >= 0.0f) {
+    look2.x_shifted_sum = 0.0f;
+    look2.x_shifted_squares = row_x_left;
+  }
+  const float row_x_shifted_mean = look2.x_shifted_sum / kCols;
+  const float row_mean = row_x_rough_mean + row_x_shifted_mean;
+  const float row_var_sum = maximum(look2.x_shifted_squares - row_x_shifted_mean * row_x_shifted_mean * kCols, 0.0f);
+  const float row_var = row_var_sum / kCols;
   const float row_rstd = rsqrtf(eps + row_var);
 
   if (lane == 0) {
@@ -2731,32 +2837,28 @@ struct Tuned {
   Kernel kernel;
 };
 inline constexpr Tuned kTuned[] = {
-    { 8192,   768, 16, 0u,  0u, false, {{32}, run<layernorm_fwd_bf16_warp_per_row_ec0d<Cols768_3fe1>>}},
-    { 8192,  1000, 16, 0u,  0u, false, {{64, 2, true}, run<layernorm_fwd_bf16_warp_per_row_176d<Cols1000_db41>>}},
-    {16384,  1000, 16, 0u,  0u, false, {{128, 2, true},
-     run<layernorm_fwd_bf16_block_per_row_1705<Cols1000_ff71>>}},
-    {16384,  1023,  2, 0u,  0u,  true, {{32, 1, true, 0, 0, 16, 1, 0, 4},
-     run<layernorm_fwd_bf16_warp_per_row_a48f<Cols1023_be9e>>}},
-    { 4096,  3072, 16, 0u,  0u, false, {{128, 1, true},
-     run<layernorm_fwd_bf16_block_per_row_8b30<Cols3072_96cb>>}},
-    {    1,  4096,  8, 0u, 12u, false, {{256, 1, true},
-     run<layernorm_fwd_bf16_block_per_row_8b30<Cols4096_07fd>>}},
-    {   64,  4096,  8, 0u, 12u, false, {{256, 1, true},
-     run<layernorm_fwd_bf16_block_per_row_8b30<Cols4096_07fd>>}},
+    { 8192,   768, 16, 0u,  0u, false, {{256, 8, false, 0, 0, 4},
+     run<layernorm_fwd_bf16_warp_per_row_90a1<Cols768_3a9b>>}},
+    { 8192,  1000, 16, 0u,  0u, false, {{64, 2}, run<layernorm_fwd_bf16_warp_per_row_c8f0<Cols1000_0057>>}},
+    {16384,  1000, 16, 0u,  0u, false, {{128, 4, true}, run<layernorm_fwd_bf16_warp_per_row_c8f0<Cols1000_30a7>>}},
+    {16384,  1023,  2, 0u,  0u,  true, {{32, 1, false, 0, 0, 16, 1, 0, 4},
+     run<layernorm_fwd_bf16_warp_per_row_a48f<Cols1023_e71a>>}},
+    { 4096,  3072, 16, 0u,  0u, false, {{128}, run<layernorm_fwd_bf16_block_per_row_e2ca<Cols3072_c4a7>>}},
+    {    1,  4096,  8, 0u, 12u, false, {{512}, run<layernorm_fwd_bf16_block_per_row_d2f5<Cols4096_88ad>>}},
+    {   64,  4096,  8, 0u, 12u, false, {{256}, run<layernorm_fwd_bf16_block_per_row_d2f5<Cols4096_e432>>}},
     { 4096,  4096, 16, 0u,  0u, false, {{128, 1, true},
-     run<layernorm_fwd_bf16_block_per_row_8b30<Cols4096_1c3c>>}},
-    { 8192,  4097,  2, 0u,  0u,  true, {{256, 1, true, 0, 0, 4, 1, 0, 8},
-     run<layernorm_fwd_bf16_block_per_row_154f<Cols4097_88d7>>}},
-    { 4096,  6144, 16, 0u,  0u, false, {{256, 1, true},
-     run<layernorm_fwd_bf16_block_per_row_8b30<Cols6144_ff1f>>}},
-    {   16,  8192, 16, 0u, 12u, false, {{256, 1, true},
-     run<layernorm_fwd_bf16_block_per_row_8b30<Cols8192_9096>>}},
+     run<layernorm_fwd_bf16_block_per_row_e2ca<Cols4096_b793>>}},
+    { 8192,  4097,  2, 0u,  0u,  true, {{128, 1, false, 0, 0, 8, 1, 0, 8},
+     run<layernorm_fwd_bf16_block_per_row_dd3c<Cols4097_faa2>>}},
+    { 4096,  6144, 16, 0u,  0u, false, {{128, 1, true},
+     run<layernorm_fwd_bf16_block_per_row_d2f5<Cols6144_049c>>}},
+    {   16,  8192, 16, 0u, 12u, false, {{512}, run<layernorm_fwd_bf16_block_per_row_d2f5<Cols8192_6937>>}},
     {16384,  8192, 16, 0u,  0u, false, {{256, 1, true},
-     run<layernorm_fwd_bf16_block_per_row_8b30<Cols8192_ae49>>}},
-    {    4, 16384,  8, 0u, 12u, false, {{128, 1, true, 0, 0, 0, 4},
-     run<layernorm_fwd_bf16_cluster_per_row_e284<Cols16384_6dd0>>}},
-    { 2048, 65536, 16, 0u,  0u, false, {{256, 1, false, 0, 0, 4, 8, 32768},
-     run<layernorm_fwd_bf16_cluster_per_row_47b0<Cols65536_fac1>>}},
+     run<layernorm_fwd_bf16_block_per_row_e2ca<Cols8192_ae49>>}},
+    {    4, 16384,  8, 0u, 12u, false, {{128, 1, false, 0, 0, 0, 4},
+     run<layernorm_fwd_bf16_cluster_per_row_b012<Cols16384_dad7>>}},
+    { 2048, 65536, 16, 0u,  0u, false, {{128, 1, false, 0, 0, 8, 8, 32768},
+     run<layernorm_fwd_bf16_cluster_per_row_47b0<Cols65536_7ed0>>}},
 };
 
 // The kernels for any cols, by the bits of `absent` that are compiled out: of two, the first reads vectors and asks that

@@ -13,19 +13,20 @@
 // spec      layernorm, sha256:c7f98664fa697e8d2c11aca162704a6c7e5feee81c124c1b0764ef3ccc150a41
 // tuned by  normgen 0.1.0
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
-// verified  not recorded
-// note      emitted as another text than the one that was tuned: 8192 x 768, 32768 x 1024
+// verified  NVIDIA H200, driver for CUDA 13.0: 7 calls, 1 to 16384 rows, 18 families of rows, own pitches of y, x,
+//           null mean, rstd
 //
-//   rows x cols              kernel         threads  rows/block  vector  GB/s  of roof  vs default  alone us  timed
-//   8192 x 768               block_per_row  128      2           4       3845  106.9 %  1.01x       13.11     cold alone
-//   32768 x 1024             block_per_row  256      4           4       4177  101.6 %  1.00x       64.32     cold alone
-//   (any other, rows alike)  block_per_row  256      1           4       -     -        -           -         not tuned
-//   (any other)              block_per_row  256      1           1       -     -        -           -         not tuned
+//   rows x cols              kernel         threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
+//   8192 x 768               warp_per_row   32       1           4       11.08     29.93 / 18.82  4548  100.4 %  1.11x       14.68     fresh
+//   32768 x 1024             block_per_row  64       1           4       66.59     170.6 / 104.1  4035  97.4 %   1.06x       66.11     fresh
+//   (any other, rows alike)  block_per_row  256      1           4       -         -              -     -        -           -         not tuned
+//   (any other)              block_per_row  256      1           1       -         -              -     -        -           -         not tuned
 //
-// times     alone: of launches behind each other, which overlap where they start early; GB/s and ratios are of these
+// times     price: what the kernel adds to a chain of a kernel that writes its main input and one that reads its
+//           outputs; chain: with / without the kernel; fresh: all but the main input comes from DRAM
 //
 // accuracy  largest error against the float64 reference, as a fraction of the bound for float32 arithmetic and the
-//           stored dtype, over adversarial rows, on the GPU: y 0.039, mean 0.01, rstd 0.1
+//           stored dtype, over adversarial rows, on the GPU: y 0.04, mean 0.018, rstd 0.1
 // records   records/h200.jsonl: schedule, command and all figures of each line of the table; `normgen show` with --op,
 //           --shape, --dtype and --schedule prints its kernel and Config alone, byte for byte as they stand here
 //
@@ -46,58 +47,34 @@
 #include <cstddef>
 #endif
 
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
-#error "layernorm_fwd_f32 needs sm_90 or newer: compile with -arch=sm_90"
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 750
+#error "layernorm_fwd_f32 needs sm_75 or newer: compile with -arch=sm_90"
 #endif
 
 namespace normgen {
-namespace sm90 {  // the GPU these shapes were tuned on; the code itself runs on sm_90 and newer
+namespace sm90 {  // the GPU these shapes were tuned on; the code itself runs on sm_75 and newer
 namespace layernorm_fwd_f32_detail {
 
-// Programmatic dependent launch: wait until the kernel before this one has ended and its writes are visible.
-__device__ __forceinline__ void dependency_wait() {
-  asm volatile("griddepcontrol.wait;" ::: "memory");
+// IEEE 754-2019 maximum and minimum: unlike fmaxf and fminf they return NaN when either operand is NaN.
+__device__ __forceinline__ float maximum(float a, float b) {
+#if __CUDA_ARCH__ >= 800
+  float value;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(value) : "f"(a), "f"(b));
+  return value;
+#else
+  return a > b || a != a ? a : b;
+#endif
 }
 
-// Programmatic dependent launch: let the kernel behind this one start as soon as blocks leave room.
-__device__ __forceinline__ void dependency_trigger() {
-  asm volatile("griddepcontrol.launch_dependents;");
+__device__ __forceinline__ float minimum(float a, float b) {
+#if __CUDA_ARCH__ >= 800
+  float value;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(value) : "f"(a), "f"(b));
+  return value;
+#else
+  return a < b || a != a ? a : b;
+#endif
 }
-
-// A load whose lines L2 keeps by `policy` (ld.global.L2::cache_hint: sm_80).
-template <int kBytes>
-__device__ __forceinline__ void load_by_policy(const void* address, unsigned* bits, unsigned long long policy) {
-  if constexpr (kBytes == 16) {
-    asm("ld.global.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
-        : "=r"(bits[0]), "=r"(bits[1]), "=r"(bits[2]), "=r"(bits[3]) : "l"(address), "l"(policy));
-  } else if constexpr (kBytes == 8) {
-    asm("ld.global.L2::cache_hint.v2.u32 {%0, %1}, [%2], %3;"
-        : "=r"(bits[0]), "=r"(bits[1]) : "l"(address), "l"(policy));
-  } else if constexpr (kBytes == 4) {
-    asm("ld.global.L2::cache_hint.u32 %0, [%1], %2;" : "=r"(bits[0]) : "l"(address), "l"(policy));
-  } else {
-    unsigned short half;
-    if constexpr (kBytes == 2) {
-      asm("ld.global.L2::cache_hint.u16 %0, [%1], %2;" : "=h"(half) : "l"(address), "l"(policy));
-    } else {
-      asm("ld.global.L2::cache_hint.u8 %0, [%1], %2;" : "=h"(half) : "l"(address), "l"(policy));
-    }
-    bits[0] = half;
-  }
-}
-
-// Last to leave L2 (createpolicy: sm_80).
-struct EvictLast {
-  static __device__ __forceinline__ unsigned long long l2_policy() {
-    unsigned long long policy;
-    asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
-    return policy;
-  }
-  template <int kBytes>
-  static __device__ __forceinline__ void load(const void* address, unsigned* bits) {
-    load_by_policy<kBytes>(address, bits, l2_policy());
-  }
-};
 
 // Leaves no line in L1.
 struct NoAllocate {
@@ -172,32 +149,10 @@ struct InOrder {
 
 template <class Config, typename T> using Input = typename Config::Chain::template Pointer<T>;
 
-// Starts while the kernel in front still runs (programmatic dependent launch).
-struct Early : InOrder {
-  template <typename T> using Pointer = const T*;
-  static __device__ __forceinline__ void wait() { dependency_wait(); }
-  static __device__ __forceinline__ void wait_for_partner() { dependency_wait(); }
-};
-
-// As Early; the next kernel may start at once, and waits where it must.
-struct EarlyAtStart : Early {
-  static __device__ __forceinline__ void at_start() { dependency_trigger(); }
-};
-
-// As Early; the next kernel may start once this one has asked for its rows.
-struct EarlyAtLoads : Early {
-  static __device__ __forceinline__ void at_loads() { dependency_trigger(); }
-};
-
-// As Early; the next kernel may start as the blocks of this one end.
-struct EarlyAtEnd : Early {
-  static __device__ __forceinline__ void at_end() { dependency_trigger(); }
-};
-
-// Only a call's second kernel starts early, behind its first one.
-struct EarlyPartner : InOrder {
-  static __device__ __forceinline__ void wait_for_partner() { dependency_wait(); }
-  static __device__ __forceinline__ void at_start() { dependency_trigger(); }
+// Parameters are read in their turn.
+struct InTurn {
+  template <typename T>
+  static __device__ __forceinline__ void to_l2(const T*, int) {}
 };
 
 // What a Config names but where it says otherwise. Its sizes are counted in elements, threads, rows or blocks.
@@ -205,6 +160,7 @@ struct Plain {
   using Load = Default;   // how rows are read
   using Store = Default;  // how rows are written
   using Chain = InOrder;  // how a kernel overlaps with its neighbours in the stream
+  using Params = InTurn;  // whether column parameters are asked for ahead of the rows
 };
 
 // N elements as they are stored, in 32-bit registers; moved by the widest words that fit, at most 16 bytes each.
@@ -322,32 +278,20 @@ __device__ __forceinline__ State reduce_row(State s, State* slots) {
   return reduce_lanes<lanes_for(kWarps)>(share_of_slots<kWarps>(slots));
 }
 
-// Used once: evict first (ld.global.cs, st.global.cs).
-struct Streaming {
-  template <int kBytes>
-  static __device__ __forceinline__ void load(const void* address, unsigned* bits) {
-    split(__ldcs(static_cast<const Word<kBytes>*>(address)), bits);
-  }
-  template <int kBytes>
-  static __device__ __forceinline__ void store(void* address, const unsigned* bits) {
-    __stcs(static_cast<Word<kBytes>*>(address), join<kBytes>(bits));
-  }
-};
-
 // What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row.
-struct Cols768_bcc3 : Plain { using Load = NoAllocate; using Store = Streaming; using Chain = EarlyAtLoads;
-  enum : int { kCols = 768, kThreads = 128, kThreadsPerRow = 64, kRowsPerBlock = 2, kVector = 4, kEarlyParams = 1 };
+struct Cols768_2716 : Plain { using Load = NoAllocate;
+  enum : int { kCols = 768, kThreads = 32, kThreadsPerRow = 32, kVector = 4 };
 };
-struct Cols1024_4caa : Plain { using Load = EvictLast; using Chain = EarlyAtLoads;
-  enum : int { kCols = 1024, kThreads = 256, kThreadsPerRow = 64, kRowsPerBlock = 4, kVector = 4, kEarlyParams = 1 };
+struct Cols1024_e9ff : Plain {
+  enum : int { kCols = 1024, kThreads = 64, kThreadsPerRow = 64, kVector = 4, kEarlyParams = 0 };
 };
 struct AnyCols_3be0 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 4, kUnroll = 1 }; };
 struct AnyCols_fee7 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 1, kUnroll = 1 }; };
 
-// layernorm forward: several warps own a row, a block works on several rows; each row is read once.
+// layernorm forward: lanes of a warp own a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_f32_block_per_row_a9f1(
+layernorm_fwd_f32_warp_per_row_1df2(
     float* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -360,14 +304,10 @@ layernorm_fwd_f32_block_per_row_a9f1(
     float eps) {
   constexpr int kCols = Config::kCols;
   constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kRowsPerBlock = Config::kRowsPerBlock;
   constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  // column parameters wait in registers, or are read where they are used
-  constexpr bool kEarlyParams = Config::kEarlyParams;
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // vectors of a row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
@@ -389,18 +329,173 @@ layernorm_fwd_f32_block_per_row_a9f1(
       return {__shfl_xor_sync(mask, s.var_sum, offset)};
     }
   };
-  __shared__ Look1 look1_slots[kRowsPerBlock][kWarpsPerRow];
-  __shared__ Look2 look2_slots[kRowsPerBlock][kWarpsPerRow];
 
-  const int lane = threadIdx.x % kThreadsPerRow;
-  const int slot = threadIdx.x / kThreadsPerRow;  // this thread's row within the block
-  const int row = blockIdx.x * kRowsPerBlock + slot;
+  const int lane = threadIdx.x;
 
-  const bool active = row < rows;  // idle rows recompute the last row and store nothing
-  const int valid_row = active ? row : rows - 1;
-  float* y_row = y + static_cast<long long>(valid_row) * y_pitch;
-  const float* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
 
+  Vec<float, kVector> weight_held[kSteps];
+  Vec<float, kVector> bias_held[kSteps];
+
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      weight_held[step] = read<kVector>(weight + vector * kVector);
+      bias_held[step] = read<kVector>(bias + vector * kVector);
+    }
+  }
+
+  Vec<float, kVector> x_next[kSteps];
+  // The next row is loaded while the present one is computed.
+  const auto fetch = [&](int row) {
+    const float* x_row = x + static_cast<long long>(row) * x_pitch;
+
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        x_next[step] = read<kVector, Load>(x_row + vector * kVector);
+      }
+    }
+  };
+  if (blockIdx.x < rows) fetch(blockIdx.x);
+
+  for (int row = blockIdx.x; row < rows; row += gridDim.x) {
+    float* y_row = y + static_cast<long long>(row) * y_pitch;
+
+    Vec<float, kVector> x_held[kSteps];
+
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      x_held[step] = x_next[step];
+    }
+
+    const unsigned next_row = row + gridDim.x;
+    if (next_row < rows) fetch(next_row);
+
+    Look1 look1 = {0.0f};
+
+    // Look 1: sum(x)
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        #pragma unroll
+        for (int i = 0; i < kVector; ++i) {
+          const float x_i = element(x_held[step], i);
+          look1.x_sum += x_i;
+        }
+      }
+    }
+
+    look1 = reduce_lanes<kThreadsPerRow>(look1);
+    const float row_mean = look1.x_sum / kCols;
+
+    Look2 look2 = {0.0f};
+
+    // Look 2: sum((x - mean)**2)
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        #pragma unroll
+        for (int i = 0; i < kVector; ++i) {
+          const float x_i = element(x_held[step], i);
+          look2.var_sum += (x_i - row_mean) * (x_i - row_mean);
+        }
+      }
+    }
+
+    look2 = reduce_lanes<kThreadsPerRow>(look2);
+    const float row_var = look2.var_sum / kCols;
+    const float row_rstd = rsqrtf(eps + row_var);
+
+    if (lane == 0) {
+      if (mean != nullptr) mean[row] = row_mean;
+      if (rstd != nullptr) rstd[row] = row_rstd;
+    }
+
+    // Last look: the outputs
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        float y_values[kVector];
+        #pragma unroll
+        for (int i = 0; i < kVector; ++i) {
+          const float x_i = element(x_held[step], i);
+          const float weight_i = element(weight_held[step], i);
+          const float bias_i = element(bias_held[step], i);
+          y_values[i] = (x_i - row_mean) * row_rstd * weight_i + bias_i;
+        }
+        Vec<float, kVector> y_vec;
+        pack(y_vec, y_values);
+        write<Store>(y_row + vector * kVector, y_vec);
+      }
+    }
+  }
+
+  Chain::at_end();
+}
+
+// layernorm forward: a block owns a row; each row is read once.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+layernorm_fwd_f32_block_per_row_3b6c(
+    float* __restrict__ y,
+    float* __restrict__ mean,
+    float* __restrict__ rstd,
+    Input<Config, float> x,
+    Input<Config, float> weight,
+    Input<Config, float> bias,
+    long long y_pitch,
+    long long x_pitch,
+    int rows,
+    float eps) {
+  constexpr int kCols = Config::kCols;
+  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
+  constexpr int kVector = Config::kVector;  // elements per access
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  using Params = typename Config::Params;
+  // column parameters wait in registers, or are read where they are used
+  constexpr bool kEarlyParams = Config::kEarlyParams;
+  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
+  constexpr int kVectors = kCols / kVector;  // vectors of a row
+  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
+  struct Look1 {  // state of look 1: sum(x), sum(x**2)
+    float x_rough_sum, x_squares;
+    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
+      return {a.x_rough_sum + b.x_rough_sum, a.x_squares + b.x_squares};
+    }
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
+      return {__shfl_xor_sync(mask, s.x_rough_sum, offset), __shfl_xor_sync(mask, s.x_squares, offset)};
+    }
+  };
+  struct Look2 {  // state of look 2: sum(x - x_rough_mean), sum((x - x_rough_mean)**2)
+    float x_shifted_sum, x_shifted_squares;
+    static __device__ __forceinline__ Look2 combine(const Look2& a, const Look2& b) {
+      return {a.x_shifted_sum + b.x_shifted_sum, a.x_shifted_squares + b.x_shifted_squares};
+    }
+    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset, unsigned mask) {
+      return {__shfl_xor_sync(mask, s.x_shifted_sum, offset), __shfl_xor_sync(mask, s.x_shifted_squares, offset)};
+    }
+  };
+  __shared__ Look1 look1_slots[kWarpsPerRow];
+  __shared__ Look2 look2_slots[kWarpsPerRow];
+
+  const int lane = threadIdx.x;
+  const int row = blockIdx.x;
+
+  float* y_row = y + static_cast<long long>(row) * y_pitch;
+  const float* x_row = x + static_cast<long long>(row) * x_pitch;
+
+  Params::to_l2(weight, kCols);
+  Params::to_l2(bias, kCols);
   Chain::at_start();
   Chain::wait();  // nothing before it depends on the kernels in front of this one
 
@@ -430,9 +525,9 @@ layernorm_fwd_f32_block_per_row_a9f1(
 
   Chain::at_loads();
 
-  Look1 look1 = {0.0f};
+  Look1 look1 = {0.0f, 0.0f};
 
-  // Look 1: sum(x)
+  // Look 1: sum(x), sum(x**2)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
@@ -440,34 +535,46 @@ layernorm_fwd_f32_block_per_row_a9f1(
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_held[step], i);
-        look1.x_sum += x_i;
+        look1.x_rough_sum += x_i;
+        look1.x_squares += x_i * x_i;
       }
     }
   }
 
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[slot]);
-  const float row_mean = look1.x_sum / kCols;
+  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
+  const float row_x_rough_mean = look1.x_rough_sum / kCols;
+  const float row_x_left = look1.x_squares - row_x_rough_mean * row_x_rough_mean * kCols;
+  const float row_x_margin = row_x_left - 0.75f * look1.x_squares;
 
-  Look2 look2 = {0.0f};
-
-  // Look 2: sum((x - mean)**2)
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        look2.var_sum += (x_i - row_mean) * (x_i - row_mean);
+  Look2 look2 = {0.0f, 0.0f};
+  if (!(row_x_margin >= 0.0f)) {
+    // Look 2: sum(x - x_rough_mean), sum((x - x_rough_mean)**2)
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        #pragma unroll
+        for (int i = 0; i < kVector; ++i) {
+          const float x_i = element(x_held[step], i);
+          look2.x_shifted_sum += x_i - row_x_rough_mean;
+          look2.x_shifted_squares += (x_i - row_x_rough_mean) * (x_i - row_x_rough_mean);
+        }
       }
     }
-  }
 
-  look2 = reduce_row<kWarpsPerRow>(look2, look2_slots[slot]);
-  const float row_var = look2.var_sum / kCols;
+    look2 = reduce_row<kWarpsPerRow>(look2, look2_slots);
+  }
+  if (row_x_margin >= 0.0f) {
+    look2.x_shifted_sum = 0.0f;
+    look2.x_shifted_squares = row_x_left;
+  }
+  const float row_x_shifted_mean = look2.x_shifted_sum / kCols;
+  const float row_mean = row_x_rough_mean + row_x_shifted_mean;
+  const float row_var_sum = maximum(look2.x_shifted_squares - row_x_shifted_mean * row_x_shifted_mean * kCols, 0.0f);
+  const float row_var = row_var_sum / kCols;
   const float row_rstd = rsqrtf(eps + row_var);
 
-  if (lane == 0 && active) {
+  if (lane == 0) {
     if (mean != nullptr) mean[row] = row_mean;
     if (rstd != nullptr) rstd[row] = row_rstd;
   }
@@ -489,7 +596,7 @@ layernorm_fwd_f32_block_per_row_a9f1(
       }
       Vec<float, kVector> y_vec;
       pack(y_vec, y_values);
-      if (active) write<Store>(y_row + vector * kVector, y_vec);
+      write<Store>(y_row + vector * kVector, y_vec);
     }
   }
 
@@ -1273,8 +1380,9 @@ struct Tuned {
   Kernel kernel;
 };
 inline constexpr Tuned kTuned[] = {
-    { 8192,  768, 16, 0u, 0u, false, {{128, 2, true}, run<layernorm_fwd_f32_block_per_row_a9f1<Cols768_bcc3>>}},
-    {32768, 1024, 16, 0u, 0u, false, {{256, 4, true}, run<layernorm_fwd_f32_block_per_row_a9f1<Cols1024_4caa>>}},
+    { 8192,  768, 16, 0u, 0u, false, {{32, 1, false, 0, 0, 16},
+     run<layernorm_fwd_f32_warp_per_row_1df2<Cols768_2716>>}},
+    {32768, 1024, 16, 0u, 0u, false, {{64}, run<layernorm_fwd_f32_block_per_row_3b6c<Cols1024_e9ff>>}},
 };
 
 // The kernels for any cols, by the bits of `absent` that are compiled out: of two, the first reads vectors and asks that

@@ -13,26 +13,26 @@
 // spec      rmsnorm, sha256:61a22f77ec2c7cf69458a8cff26c11e0af021fb40a8c559ca9ee24a2d364721e
 // tuned by  normgen 0.1.0
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
-// verified  not recorded
-// note      emitted as another text than the one that was tuned: 65536 x 128, 1048576 x 128, 8192 x 768, 65536 x 1024,
-//           4096 x 4096, 4096 x 4097, 16384 x 8192, 2048 x 32768
+// verified  NVIDIA H200, driver for CUDA 13.0: 6 to 7 calls, 0 to 131072 rows, 16 families of rows, own pitches of dx,
+//           dy, x; rows of inf, nan were not tried; a call with 833 partial rows to add up was not made
 //
-//   rows x cols              kernel           threads  rows/block  vector  GB/s  of roof  vs default  alone us  timed
-//   65536 x 128              warp_per_row     256      32          8       3339  94.4 %   1.05x       15.15     cold alone
-//   1048576 x 128            warp_per_row     256      32          4       4111  102.1 %  1.02x       196.9     cold alone
-//   8192 x 768               warp_per_row     512      16          8       3131  92.9 %   1.32x       12.07     cold alone
-//   65536 x 1024             block_per_row    256      4           4       4034  103.4 %  1.13x       99.87     cold alone
-//   4096 x 4096              block_per_row    256      1           8       3660  91.4 %   1.04x       27.51     cold alone
-//   4096 x 4097              block_per_row    512      2           4       3255  88.2 %   1.02x       30.95     cold alone
-//   16384 x 8192             block_per_row    512      1           8       4267  100.6 %  1.05x       188.8     cold alone
-//   2048 x 32768             cluster_per_row  256      1           8       4041  96.1 %   1.36x       99.69     cold alone
-//   (any other, rows alike)  block_per_row    256      1           8       -     -        -           -         not tuned
-//   (any other)              block_per_row    256      1           1       -     -        -           -         not tuned
+//   rows x cols              kernel           threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
+//   65536 x 128              warp_per_row     256      32          8       13.94     27.31 / 13.36  3629  81.5 %   1.07x       16.52     fresh
+//   1048576 x 128            warp_per_row     256      32          4       194.6     392.2 / 197.6  4160  96.5 %   1.11x       200.6     fresh
+//   8192 x 768               warp_per_row     512      16          8       12.3      23.04 / 10.73  3072  74.6 %   1.17x       12.71     fresh
+//   65536 x 1024             block_per_row    128      2           8       99.67     202.7 / 103.1  4043  94.5 %   1.06x       100.7     fresh
+//   4096 x 4096              block_per_row    512      2           4       26.31     51.44 / 25.1   3828  85.7 %   1.02x       30.29     fresh
+//   4096 x 4097              block_per_row    512      2           4       28.53     52.83 / 24.3   3530  77.4 %   1.02x       33.33     fresh
+//   16384 x 8192             block_per_row    512      1           8       188.5     387.1 / 198.5  4272  99.2 %   1.11x       189.6     fresh
+//   2048 x 32768             cluster_per_row  1024     1           8       105.7     210.1 / 104.5  3811  89.8 %   1.31x       105.9     fresh
+//   (any other, rows alike)  block_per_row    256      1           8       -         -              -     -        -           -         not tuned
+//   (any other)              block_per_row    256      1           1       -         -              -     -        -           -         not tuned
 //
-// times     alone: of launches behind each other, which overlap where they start early; GB/s and ratios are of these
+// times     price: what the kernel adds to a chain of a kernel that writes its main input and one that reads its
+//           outputs; chain: with / without the kernel; fresh: all but the main input comes from DRAM
 //
 // accuracy  largest error against the float64 reference, as a fraction of the bound for float32 arithmetic and the
-//           stored dtype, over adversarial rows, on the GPU: dx 1, dweight 0.98
+//           stored dtype, over adversarial rows, on the GPU: dx 1, dweight 1
 // records   records/h200.jsonl: schedule, command and all figures of each line of the table; `normgen show` with --op,
 //           --shape, --dtype and --schedule prints its kernel and Config alone, byte for byte as they stand here
 //
@@ -89,6 +89,39 @@ __device__ __forceinline__ unsigned floats_to_bfloat162(float low, float high) {
 #endif
 }
 
+__device__ __forceinline__ void mbarrier_init(unsigned long long* barrier, unsigned arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;"
+               :: "r"(static_cast<unsigned>(__cvta_generic_to_shared(barrier))), "r"(arrivals) : "memory");
+}
+
+// Arrives, and makes the phase wait for that many bytes more.
+__device__ __forceinline__ void mbarrier_expect_bytes(unsigned long long* barrier, unsigned bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
+               :: "r"(static_cast<unsigned>(__cvta_generic_to_shared(barrier))), "r"(bytes) : "memory");
+}
+
+// Waits for the end of the barrier's phase of that parity; the first phase has parity 0.
+__device__ __forceinline__ void mbarrier_wait(unsigned long long* barrier, unsigned parity) {
+  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(barrier));
+  unsigned done;
+  do {
+    asm volatile("{\n.reg .pred done;\n"
+                 "mbarrier.try_wait.parity.shared::cta.b64 done, [%1], %2;\n"
+                 "selp.u32 %0, 1, 0, done;\n}" : "=r"(done) : "r"(address), "r"(parity) : "memory");
+  } while (done == 0);
+}
+
+// The copy engine sees the barriers that this thread has set up.
+__device__ __forceinline__ void mbarrier_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// One copy of a multiple of 16 bytes by the copy engine; its bytes count at the barrier as they arrive.
+__device__ __forceinline__ void bulk_load(
+    void* shared, const void* global, unsigned bytes, unsigned long long* barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+               :: "r"(static_cast<unsigned>(__cvta_generic_to_shared(shared))), "l"(global), "r"(bytes),
+                  "r"(static_cast<unsigned>(__cvta_generic_to_shared(barrier))) : "memory");
+}
+
 // This block's rank in its cluster.
 __device__ __forceinline__ unsigned cluster_rank() {
   unsigned rank;
@@ -112,28 +145,6 @@ __device__ __forceinline__ unsigned cluster_address(const T* own, unsigned rank)
   asm("mapa.shared::cluster.u32 %0, %1, %2;"
       : "=r"(remote) : "r"(static_cast<unsigned>(__cvta_generic_to_shared(own))), "r"(rank));
   return remote;
-}
-
-__device__ __forceinline__ void mbarrier_init(unsigned long long* barrier, unsigned arrivals) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;"
-               :: "r"(static_cast<unsigned>(__cvta_generic_to_shared(barrier))), "r"(arrivals) : "memory");
-}
-
-// Arrives, and makes the phase wait for that many bytes more.
-__device__ __forceinline__ void mbarrier_expect_bytes(unsigned long long* barrier, unsigned bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
-               :: "r"(static_cast<unsigned>(__cvta_generic_to_shared(barrier))), "r"(bytes) : "memory");
-}
-
-// Waits for the end of the barrier's phase of that parity; the first phase has parity 0.
-__device__ __forceinline__ void mbarrier_wait(unsigned long long* barrier, unsigned parity) {
-  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(barrier));
-  unsigned done;
-  do {
-    asm volatile("{\n.reg .pred done;\n"
-                 "mbarrier.try_wait.parity.shared::cta.b64 done, [%1], %2;\n"
-                 "selp.u32 %0, 1, 0, done;\n}" : "=r"(done) : "r"(address), "r"(parity) : "memory");
-  } while (done == 0);
 }
 
 // Writes `value` to where block `rank` of the cluster has the shared variable `own`. Nobody waits for the store: its
@@ -189,45 +200,32 @@ __device__ __forceinline__ unsigned char* dynamic_shared() {
   return bytes;
 }
 
-// A load whose lines L2 keeps by `policy` (ld.global.L2::cache_hint: sm_80).
-template <int kBytes>
-__device__ __forceinline__ void load_by_policy(const void* address, unsigned* bits, unsigned long long policy) {
-  if constexpr (kBytes == 16) {
-    asm("ld.global.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
-        : "=r"(bits[0]), "=r"(bits[1]), "=r"(bits[2]), "=r"(bits[3]) : "l"(address), "l"(policy));
-  } else if constexpr (kBytes == 8) {
-    asm("ld.global.L2::cache_hint.v2.u32 {%0, %1}, [%2], %3;"
-        : "=r"(bits[0]), "=r"(bits[1]) : "l"(address), "l"(policy));
-  } else if constexpr (kBytes == 4) {
-    asm("ld.global.L2::cache_hint.u32 %0, [%1], %2;" : "=r"(bits[0]) : "l"(address), "l"(policy));
-  } else {
-    unsigned short half;
-    if constexpr (kBytes == 2) {
-      asm("ld.global.L2::cache_hint.u16 %0, [%1], %2;" : "=h"(half) : "l"(address), "l"(policy));
-    } else {
-      asm("ld.global.L2::cache_hint.u8 %0, [%1], %2;" : "=h"(half) : "l"(address), "l"(policy));
-    }
-    bits[0] = half;
-  }
-}
-
-// Last to leave L2 (createpolicy: sm_80).
-struct EvictLast {
-  static __device__ __forceinline__ unsigned long long l2_policy() {
-    unsigned long long policy;
-    asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
-    return policy;
-  }
-  template <int kBytes>
-  static __device__ __forceinline__ void load(const void* address, unsigned* bits) {
-    load_by_policy<kBytes>(address, bits, l2_policy());
-  }
-};
-
 // Waits for that many threads, whole warps, at barrier `id` of 1 to 15.
 __device__ __forceinline__ void named_barrier(int id, int threads) {
   asm volatile("bar.sync %0, %1;" :: "r"(id), "r"(threads) : "memory");
 }
+
+// Leaves no line in L1.
+struct NoAllocate {
+  template <int kBytes>
+  static __device__ __forceinline__ void load(const void* address, unsigned* bits) {
+    if constexpr (kBytes == 16) {
+      asm("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+          : "=r"(bits[0]), "=r"(bits[1]), "=r"(bits[2]), "=r"(bits[3]) : "l"(address));
+    } else if constexpr (kBytes == 8) {
+      asm("ld.global.L1::no_allocate.v2.u32 {%0, %1}, [%2];"
+          : "=r"(bits[0]), "=r"(bits[1]) : "l"(address));
+    } else if constexpr (kBytes == 4) {
+      asm("ld.global.L1::no_allocate.u32 %0, [%1];"
+          : "=r"(bits[0]) : "l"(address));
+    } else {
+      unsigned short half;
+      if constexpr (kBytes == 2) asm("ld.global.L1::no_allocate.u16 %0, [%1];" : "=h"(half) : "l"(address));
+      else asm("ld.global.L1::no_allocate.u8 %0, [%1];" : "=h"(half) : "l"(address));
+      bits[0] = half;
+    }
+  }
+};
 
 // The widest type that memory of that many bytes is accessed as, and its bits in registers.
 template <int kBytes> struct WordOf { using type = uint4; };
@@ -417,6 +415,12 @@ __device__ __forceinline__ State exchange_cluster(
   return reduce_lanes<lanes_for(kStates)>(share_of_slots<kStates>(set));
 }
 
+// Parameters are read in their turn.
+struct InTurn {
+  template <typename T>
+  static __device__ __forceinline__ void to_l2(const T*, int) {}
+};
+
 // Partial rows of column sums: each block has left one row of kTensors times kPitch float32 cells. kThreads threads add
 // kCells neighbouring cells of all rows, from `cell` on, always in the same order: every warp's sums in shared memory.
 template <int kThreads, int kCells, int kTensors, int kPitch>
@@ -456,6 +460,7 @@ struct Plain {
   using Load = Default;   // how rows are read
   using Store = Default;  // how rows are written
   using Chain = InOrder;  // how a kernel overlaps with its neighbours in the stream
+  using Params = InTurn;  // whether column parameters are asked for ahead of the rows
 };
 
 // Elements [first, first + N) of an array of `count`, whatever the alignment of their address: the aligned words
@@ -519,6 +524,18 @@ __device__ __forceinline__ State reduce_row_alone(State s, State* slots, int slo
   return reduce_lanes<lanes_for(kWarps)>(share_of_slots<kWarps>(slots));
 }
 
+// Used once: evict first (ld.global.cs, st.global.cs).
+struct Streaming {
+  template <int kBytes>
+  static __device__ __forceinline__ void load(const void* address, unsigned* bits) {
+    split(__ldcs(static_cast<const Word<kBytes>*>(address)), bits);
+  }
+  template <int kBytes>
+  static __device__ __forceinline__ void store(void* address, const unsigned* bits) {
+    __stcs(static_cast<Word<kBytes>*>(address), join<kBytes>(bits));
+  }
+};
+
 // Whether this block is the last of the grid to take a ticket. What the others wrote before they took theirs is seen.
 // `is_last` is a variable in shared memory.
 __device__ __forceinline__ bool takes_last_ticket(unsigned* ticket, bool& is_last) {
@@ -539,34 +556,35 @@ __device__ __forceinline__ void write_element(T* elements, int at, float value) 
 }
 
 // What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row.
-struct Cols128_dc80 : Plain { using Chain = EarlyAtEnd;
+struct Cols128_17de : Plain { using Load = NoAllocate;
   enum : int { kCols = 128, kThreads = 256, kThreadsPerRow = 8, kRowsPerBlock = 32, kVector = 8, kGroups = 8, kCells = 8
       };
 };
-struct Cols128_3012 : Plain { using Load = EvictLast; using Chain = EarlyPartner;
+struct Cols128_c4a1 : Plain { using Chain = EarlyAtEnd;
   enum : int { kCols = 128, kThreads = 256, kThreadsPerRow = 8, kRowsPerBlock = 32, kVector = 4, kGroups = 8, kCells = 8
       };
 };
-struct Cols768_22fb : Plain { using Chain = EarlyAtEnd;
+struct Cols768_7662 : Plain {
   enum : int { kCols = 768, kThreads = 512, kThreadsPerRow = 32, kRowsPerBlock = 16, kVector = 8, kGroups = 16,
       kCells = 8 };
 };
-struct Cols1024_5280 : Plain { using Chain = EarlyAtStart;
-  enum : int { kCols = 1024, kThreads = 256, kThreadsPerRow = 64, kRowsPerBlock = 4, kVector = 4, kGroups = 4,
+struct Cols1024_73ae : Plain {
+  enum : int { kCols = 1024, kThreads = 128, kThreadsPerRow = 64, kRowsPerBlock = 2, kVector = 8, kGroups = 2,
       kCells = 8 };
 };
-struct Cols4096_954f : Plain { using Chain = EarlyAtEnd;
-  enum : int { kCols = 4096, kThreads = 256, kThreadsPerRow = 256, kVector = 8, kStages = 2, kCells = 16 };
+struct Cols4096_9cc2 : Plain { using Load = NoAllocate;
+  enum : int { kCols = 4096, kThreads = 512, kThreadsPerRow = 256, kRowsPerBlock = 2, kVector = 4, kGroups = 2,
+      kCells = 16 };
 };
-struct Cols4097_ab81 : Plain { using Chain = EarlyAtStart;
+struct Cols4097_d183 : Plain { using Load = NoAllocate; using Chain = EarlyAtEnd;
   enum : int { kCols = 4097, kThreads = 512, kThreadsPerRow = 256, kRowsPerBlock = 2, kVector = 4, kFirstInside = 0,
       kGroups = 2, kCells = 16 };
 };
-struct Cols8192_3154 : Plain { using Chain = EarlyAtStart;
+struct Cols8192_ad84 : Plain { using Store = Streaming;
   enum : int { kCols = 8192, kThreads = 512, kThreadsPerRow = 512, kVector = 8, kStages = 2, kCells = 32 };
 };
-struct Cols32768_5e62 : Plain { using Load = EvictLast; using Chain = EarlyAtEnd;
-  enum : int { kCols = 32768, kThreads = 256, kCluster = 8, kVector = 8, kCells = 32 };
+struct Cols32768_928a : Plain {
+  enum : int { kCols = 32768, kThreads = 1024, kCluster = 2, kVector = 8, kStages = 3, kCells = 32 };
 };
 struct AnyCols_54f6 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 8, kUnroll = 1 }; };
 struct AnyCols_fee7 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 1, kUnroll = 1 }; };
@@ -766,6 +784,181 @@ rmsnorm_bwd_bf16_finish_a53f(
   }
 }
 
+// rmsnorm backward: lanes of a warp own a row, a block works on several rows; each row is read once.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+rmsnorm_bwd_bf16_warp_per_row_7e43(
+    bfloat16* __restrict__ dx,
+    bfloat16* __restrict__ dweight,
+    Input<Config, bfloat16> dy,
+    Input<Config, bfloat16> x,
+    Input<Config, bfloat16> weight,
+    Input<Config, float> rstd,
+    long long dx_pitch,
+    long long dy_pitch,
+    long long x_pitch,
+    int rows,
+    float* partials) {
+  constexpr int kCols = Config::kCols;
+  constexpr int kThreads = Config::kThreads;
+  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
+  constexpr int kRowsPerBlock = Config::kRowsPerBlock;
+  constexpr int kVector = Config::kVector;  // elements per access
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  constexpr int kVectors = kCols / kVector;  // vectors of a row
+  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
+  constexpr int kPitch = (kCols + 31) / 32 * 32;  // columns of a row of float32 sums, padded
+  constexpr int kTensors = 1;  // tensors that are summed over rows
+  constexpr int kGroups = Config::kGroups;  // row groups of a block that keep sums of their own
+  struct Look1 {  // state of look 1: sum(dxhat * xhat)
+    float dxhat_xhat_sum;
+    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
+      return {a.dxhat_xhat_sum + b.dxhat_xhat_sum};
+    }
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
+      return {__shfl_xor_sync(mask, s.dxhat_xhat_sum, offset)};
+    }
+  };
+
+  const int lane = threadIdx.x % kThreadsPerRow;
+  const int slot = threadIdx.x / kThreadsPerRow;  // this thread's row within the block
+
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
+
+  // This thread's sums over its rows, one for each of its columns.
+  float dweight_sum[kSteps][kVector] = {};
+  float (*group_sums)[kTensors][kPitch] = reinterpret_cast<float (*)[kTensors][kPitch]>(dynamic_shared());
+
+  Vec<bfloat16, kVector> dy_next[kSteps];
+  Vec<bfloat16, kVector> x_next[kSteps];
+  float rstd_next;
+  // The next row is loaded while the present one is computed.
+  const auto fetch = [&](int first_row) {
+    const int fetched_row = min(first_row + slot, rows - 1);
+    const bfloat16* dy_row = dy + static_cast<long long>(fetched_row) * dy_pitch;
+    const bfloat16* x_row = x + static_cast<long long>(fetched_row) * x_pitch;
+    rstd_next = rstd[fetched_row];
+
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        dy_next[step] = read<kVector, Load>(dy_row + vector * kVector);
+        x_next[step] = read<kVector, Load>(x_row + vector * kVector);
+      }
+    }
+  };
+  if (blockIdx.x * kRowsPerBlock < rows) fetch(blockIdx.x * kRowsPerBlock);
+
+  for (int first_row = blockIdx.x * kRowsPerBlock; first_row < rows; first_row += gridDim.x * kRowsPerBlock) {
+    const int row = first_row + slot;
+    const bool active = row < rows;  // idle rows recompute the last row and store nothing
+    const int valid_row = active ? row : rows - 1;
+    bfloat16* dx_row = dx + static_cast<long long>(valid_row) * dx_pitch;
+    const float row_rstd = rstd_next;
+
+    Vec<bfloat16, kVector> dy_held[kSteps];
+    Vec<bfloat16, kVector> x_held[kSteps];
+
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      dy_held[step] = dy_next[step];
+      x_held[step] = x_next[step];
+    }
+
+    const unsigned next_row = first_row + gridDim.x * kRowsPerBlock;
+    if (next_row < rows) fetch(next_row);
+
+    Look1 look1 = {0.0f};
+
+    // Look 1: sum(dxhat * xhat)
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        const Vec<bfloat16, kVector> weight_vec = read<kVector>(weight + vector * kVector);
+        #pragma unroll
+        for (int i = 0; i < kVector; ++i) {
+          const float dy_i = element(dy_held[step], i);
+          const float x_i = element(x_held[step], i);
+          const float weight_i = element(weight_vec, i);
+          const float dxhat_i = dy_i * weight_i;
+          const float xhat_i = x_i * row_rstd;
+          look1.dxhat_xhat_sum += dxhat_i * xhat_i;
+        }
+      }
+    }
+
+    look1 = reduce_lanes<kThreadsPerRow>(look1);
+    const float row_dxhat_xhat_mean = look1.dxhat_xhat_sum / kCols;
+
+    // Last look: the outputs
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        const Vec<bfloat16, kVector> weight_vec = read<kVector>(weight + vector * kVector);
+        float dx_values[kVector];
+        #pragma unroll
+        for (int i = 0; i < kVector; ++i) {
+          const float dy_i = element(dy_held[step], i);
+          const float x_i = element(x_held[step], i);
+          const float weight_i = element(weight_vec, i);
+          const float dxhat_i = dy_i * weight_i;
+          const float xhat_i = x_i * row_rstd;
+          dx_values[i] = (dxhat_i - xhat_i * row_dxhat_xhat_mean) * row_rstd;
+          if (active) dweight_sum[step][i] += dy_i * xhat_i;
+        }
+        Vec<bfloat16, kVector> dx_vec;
+        pack(dx_vec, dx_values);
+        if (active) write<Store>(dx_row + vector * kVector, dx_vec);
+      }
+    }
+  }
+
+  // Lanes that own the same columns of several rows add their sums.
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    #pragma unroll
+    for (int i = 0; i < kVector; ++i) {
+      #pragma unroll
+      for (int offset = kThreadsPerRow; offset < 32; offset *= 2) {
+        dweight_sum[step][i] += __shfl_xor_sync(0xffffffffu, dweight_sum[step][i], offset);
+      }
+    }
+  }
+
+  // Each row group of the block leaves its sums in shared memory.
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (threadIdx.x % 32 < kThreadsPerRow && (kEven || vector < kVectors)) {
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        group_sums[threadIdx.x / 32][0][i * kVectors + vector] = dweight_sum[step][i];
+      }
+    }
+  }
+
+  float* partial_row = partials + static_cast<long long>(blockIdx.x) * kTensors * kPitch;
+  __syncthreads();
+  // The sums of the row groups are added in a fixed order.
+  for (int cell = threadIdx.x; cell < kCols; cell += kThreads) {
+    float dweight_total = group_sums[0][0][cell];
+    #pragma unroll
+    for (int group = 1; group < kGroups; ++group) {
+      dweight_total += group_sums[group][0][cell];
+    }
+    partial_row[cell] = dweight_total;
+  }
+
+  Chain::at_end();
+}
+
 // rmsnorm backward: several warps own a row, a block works on several rows; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
@@ -942,10 +1135,10 @@ rmsnorm_bwd_bf16_block_per_row_39d0(
   Chain::at_end();
 }
 
-// rmsnorm backward: a block owns a row; each row is read once.
+// rmsnorm backward: several warps own a row, a block works on several rows; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_bwd_bf16_block_per_row_0d9a(
+rmsnorm_bwd_bf16_block_per_row_4351(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     Input<Config, bfloat16> dy,
@@ -960,16 +1153,18 @@ rmsnorm_bwd_bf16_block_per_row_0d9a(
   constexpr int kCols = Config::kCols;
   constexpr int kThreads = Config::kThreads;
   constexpr int kThreadsPerRow = Config::kThreadsPerRow;
+  constexpr int kRowsPerBlock = Config::kRowsPerBlock;
   constexpr int kVector = Config::kVector;  // elements per access
+  using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // vectors of a row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
-  constexpr int kStages = Config::kStages;  // row tiles in shared memory
   constexpr int kPitch = (kCols + 31) / 32 * 32;  // columns of a row of float32 sums, padded
   constexpr int kTensors = 1;  // tensors that are summed over rows
+  constexpr int kGroups = Config::kGroups;  // row groups of a block that keep sums of their own
   struct Look1 {  // state of look 1: sum(dxhat * xhat)
     float dxhat_xhat_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -979,44 +1174,14 @@ rmsnorm_bwd_bf16_block_per_row_0d9a(
       return {__shfl_xor_sync(mask, s.dxhat_xhat_sum, offset)};
     }
   };
-  __shared__ Look1 look1_slots[2][kWarpsPerRow];
+  __shared__ Look1 look1_slots[2][kRowsPerBlock][kWarpsPerRow];
 
-  const int lane = threadIdx.x;
+  const int lane = threadIdx.x % kThreadsPerRow;
+  const int slot = threadIdx.x / kThreadsPerRow;  // this thread's row within the block
   int parity = 0;
-  bfloat16* dy_shared = reinterpret_cast<bfloat16*>(dynamic_shared());
-  bfloat16* x_shared = reinterpret_cast<bfloat16*>(dy_shared + kStages * kSteps * kThreads * kVector);
 
   Chain::at_start();
   Chain::wait();  // nothing before it depends on the kernels in front of this one
-
-  // Each thread copies its own vectors to its own slots, so that no barrier is needed to read them.
-  const auto fetch = [&](int row, int stage) {
-    const bfloat16* dy_row = dy + static_cast<long long>(row) * dy_pitch;
-    const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
-
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      if (kEven || vector < kVectors) {
-        copy_async<kVector>(dy_shared + ((stage * kSteps + step) * kThreads + threadIdx.x) * kVector,
-            dy_row + vector * kVector);
-        copy_async<kVector>(x_shared + ((stage * kSteps + step) * kThreads + threadIdx.x) * kVector,
-            x_row + vector * kVector);
-      }
-    }
-  };
-  float rstd_next;
-  const auto fetch_values = [&](int row) {
-    rstd_next = rstd[row];
-  };
-  #pragma unroll 1
-  for (int stage = 0; stage < kStages; ++stage) {
-    const int row = blockIdx.x + stage * gridDim.x;
-    if (row < rows) fetch(row, stage);
-    cp_async_commit();
-  }
-  if (blockIdx.x < rows) fetch_values(blockIdx.x);
-  int stage = 0;
 
   Vec<bfloat16, kVector> weight_held[kSteps];
 
@@ -1030,30 +1195,47 @@ rmsnorm_bwd_bf16_block_per_row_0d9a(
 
   // This thread's sums over its rows, one for each of its columns.
   float dweight_sum[kSteps][kVector] = {};
+  float (*group_sums)[kTensors][kPitch] = reinterpret_cast<float (*)[kTensors][kPitch]>(dynamic_shared());
 
-  for (int row = blockIdx.x; row < rows; row += gridDim.x) {
-    bfloat16* dx_row = dx + static_cast<long long>(row) * dx_pitch;
-    const float row_rstd = rstd_next;
-
-    Vec<bfloat16, kVector> dy_held[kSteps];
-    Vec<bfloat16, kVector> x_held[kSteps];
-    const unsigned next_row = row + gridDim.x;
-    if (next_row < rows) fetch_values(next_row);
-
-    cp_async_wait<kStages - 1>();
+  Vec<bfloat16, kVector> dy_next[kSteps];
+  Vec<bfloat16, kVector> x_next[kSteps];
+  float rstd_next;
+  // The next row is loaded while the present one is computed.
+  const auto fetch = [&](int first_row) {
+    const int fetched_row = min(first_row + slot, rows - 1);
+    const bfloat16* dy_row = dy + static_cast<long long>(fetched_row) * dy_pitch;
+    const bfloat16* x_row = x + static_cast<long long>(fetched_row) * x_pitch;
+    rstd_next = rstd[fetched_row];
 
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        dy_held[step] = read<kVector>(dy_shared + ((stage * kSteps + step) * kThreads + threadIdx.x) * kVector);
-        x_held[step] = read<kVector>(x_shared + ((stage * kSteps + step) * kThreads + threadIdx.x) * kVector);
+        dy_next[step] = read<kVector, Load>(dy_row + vector * kVector);
+        x_next[step] = read<kVector, Load>(x_row + vector * kVector);
       }
     }
+  };
+  if (blockIdx.x * kRowsPerBlock < rows) fetch(blockIdx.x * kRowsPerBlock);
 
-    const unsigned refill_row = row + kStages * gridDim.x;
-    if (refill_row < rows) fetch(refill_row, stage);
-    cp_async_commit();
+  for (int first_row = blockIdx.x * kRowsPerBlock; first_row < rows; first_row += gridDim.x * kRowsPerBlock) {
+    const int row = first_row + slot;
+    const bool active = row < rows;  // idle rows recompute the last row and store nothing
+    const int valid_row = active ? row : rows - 1;
+    bfloat16* dx_row = dx + static_cast<long long>(valid_row) * dx_pitch;
+    const float row_rstd = rstd_next;
+
+    Vec<bfloat16, kVector> dy_held[kSteps];
+    Vec<bfloat16, kVector> x_held[kSteps];
+
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      dy_held[step] = dy_next[step];
+      x_held[step] = x_next[step];
+    }
+
+    const unsigned next_row = first_row + gridDim.x * kRowsPerBlock;
+    if (next_row < rows) fetch(next_row);
 
     Look1 look1 = {0.0f};
 
@@ -1074,7 +1256,7 @@ rmsnorm_bwd_bf16_block_per_row_0d9a(
       }
     }
 
-    look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[parity]);
+    look1 = reduce_row_alone<kWarpsPerRow>(look1, look1_slots[parity][slot], slot);
     const float row_dxhat_xhat_mean = look1.dxhat_xhat_sum / kCols;
 
     // Last look: the outputs
@@ -1091,30 +1273,39 @@ rmsnorm_bwd_bf16_block_per_row_0d9a(
           const float dxhat_i = dy_i * weight_i;
           const float xhat_i = x_i * row_rstd;
           dx_values[i] = (dxhat_i - xhat_i * row_dxhat_xhat_mean) * row_rstd;
-          dweight_sum[step][i] += dy_i * xhat_i;
+          if (active) dweight_sum[step][i] += dy_i * xhat_i;
         }
         Vec<bfloat16, kVector> dx_vec;
         pack(dx_vec, dx_values);
-        write<Store>(dx_row + vector * kVector, dx_vec);
+        if (active) write<Store>(dx_row + vector * kVector, dx_vec);
       }
     }
 
-    stage = (stage + 1) % kStages;
     parity ^= 1;
   }
 
-  float* partial_row = partials + static_cast<long long>(blockIdx.x) * kTensors * kPitch;
-
-  // The block hands one sum per column on.
+  // Each row group of the block leaves its sums in shared memory.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
-        partial_row[i * kVectors + vector] = dweight_sum[step][i];
+        group_sums[slot][0][i * kVectors + vector] = dweight_sum[step][i];
       }
     }
+  }
+
+  float* partial_row = partials + static_cast<long long>(blockIdx.x) * kTensors * kPitch;
+  __syncthreads();
+  // The sums of the row groups are added in a fixed order.
+  for (int cell = threadIdx.x; cell < kCols; cell += kThreads) {
+    float dweight_total = group_sums[0][0][cell];
+    #pragma unroll
+    for (int group = 1; group < kGroups; ++group) {
+      dweight_total += group_sums[group][0][cell];
+    }
+    partial_row[cell] = dweight_total;
   }
 
   Chain::at_end();
@@ -1379,10 +1570,188 @@ rmsnorm_bwd_bf16_finish_0a95(
   }
 }
 
+// rmsnorm backward: a block owns a row; each row is read once.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+rmsnorm_bwd_bf16_block_per_row_0d9a(
+    bfloat16* __restrict__ dx,
+    bfloat16* __restrict__ dweight,
+    Input<Config, bfloat16> dy,
+    Input<Config, bfloat16> x,
+    Input<Config, bfloat16> weight,
+    Input<Config, float> rstd,
+    long long dx_pitch,
+    long long dy_pitch,
+    long long x_pitch,
+    int rows,
+    float* partials) {
+  constexpr int kCols = Config::kCols;
+  constexpr int kThreads = Config::kThreads;
+  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
+  constexpr int kVector = Config::kVector;  // elements per access
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
+  constexpr int kVectors = kCols / kVector;  // vectors of a row
+  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
+  constexpr int kStages = Config::kStages;  // row tiles in shared memory
+  constexpr int kPitch = (kCols + 31) / 32 * 32;  // columns of a row of float32 sums, padded
+  constexpr int kTensors = 1;  // tensors that are summed over rows
+  struct Look1 {  // state of look 1: sum(dxhat * xhat)
+    float dxhat_xhat_sum;
+    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
+      return {a.dxhat_xhat_sum + b.dxhat_xhat_sum};
+    }
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
+      return {__shfl_xor_sync(mask, s.dxhat_xhat_sum, offset)};
+    }
+  };
+  __shared__ Look1 look1_slots[2][kWarpsPerRow];
+
+  const int lane = threadIdx.x;
+  int parity = 0;
+  bfloat16* dy_shared = reinterpret_cast<bfloat16*>(dynamic_shared());
+  bfloat16* x_shared = reinterpret_cast<bfloat16*>(dy_shared + kStages * kSteps * kThreads * kVector);
+
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
+
+  // Each thread copies its own vectors to its own slots, so that no barrier is needed to read them.
+  const auto fetch = [&](int row, int stage) {
+    const bfloat16* dy_row = dy + static_cast<long long>(row) * dy_pitch;
+    const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
+
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        copy_async<kVector>(dy_shared + ((stage * kSteps + step) * kThreads + threadIdx.x) * kVector,
+            dy_row + vector * kVector);
+        copy_async<kVector>(x_shared + ((stage * kSteps + step) * kThreads + threadIdx.x) * kVector,
+            x_row + vector * kVector);
+      }
+    }
+  };
+  float rstd_next;
+  const auto fetch_values = [&](int row) {
+    rstd_next = rstd[row];
+  };
+  #pragma unroll 1
+  for (int stage = 0; stage < kStages; ++stage) {
+    const int row = blockIdx.x + stage * gridDim.x;
+    if (row < rows) fetch(row, stage);
+    cp_async_commit();
+  }
+  if (blockIdx.x < rows) fetch_values(blockIdx.x);
+  int stage = 0;
+
+  Vec<bfloat16, kVector> weight_held[kSteps];
+
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      weight_held[step] = read<kVector>(weight + vector * kVector);
+    }
+  }
+
+  // This thread's sums over its rows, one for each of its columns.
+  float dweight_sum[kSteps][kVector] = {};
+
+  for (int row = blockIdx.x; row < rows; row += gridDim.x) {
+    bfloat16* dx_row = dx + static_cast<long long>(row) * dx_pitch;
+    const float row_rstd = rstd_next;
+
+    Vec<bfloat16, kVector> dy_held[kSteps];
+    Vec<bfloat16, kVector> x_held[kSteps];
+    const unsigned next_row = row + gridDim.x;
+    if (next_row < rows) fetch_values(next_row);
+
+    cp_async_wait<kStages - 1>();
+
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        dy_held[step] = read<kVector>(dy_shared + ((stage * kSteps + step) * kThreads + threadIdx.x) * kVector);
+        x_held[step] = read<kVector>(x_shared + ((stage * kSteps + step) * kThreads + threadIdx.x) * kVector);
+      }
+    }
+
+    const unsigned refill_row = row + kStages * gridDim.x;
+    if (refill_row < rows) fetch(refill_row, stage);
+    cp_async_commit();
+
+    Look1 look1 = {0.0f};
+
+    // Look 1: sum(dxhat * xhat)
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        #pragma unroll
+        for (int i = 0; i < kVector; ++i) {
+          const float dy_i = element(dy_held[step], i);
+          const float x_i = element(x_held[step], i);
+          const float weight_i = element(weight_held[step], i);
+          const float dxhat_i = dy_i * weight_i;
+          const float xhat_i = x_i * row_rstd;
+          look1.dxhat_xhat_sum += dxhat_i * xhat_i;
+        }
+      }
+    }
+
+    look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[parity]);
+    const float row_dxhat_xhat_mean = look1.dxhat_xhat_sum / kCols;
+
+    // Last look: the outputs
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        float dx_values[kVector];
+        #pragma unroll
+        for (int i = 0; i < kVector; ++i) {
+          const float dy_i = element(dy_held[step], i);
+          const float x_i = element(x_held[step], i);
+          const float weight_i = element(weight_held[step], i);
+          const float dxhat_i = dy_i * weight_i;
+          const float xhat_i = x_i * row_rstd;
+          dx_values[i] = (dxhat_i - xhat_i * row_dxhat_xhat_mean) * row_rstd;
+          dweight_sum[step][i] += dy_i * xhat_i;
+        }
+        Vec<bfloat16, kVector> dx_vec;
+        pack(dx_vec, dx_values);
+        write<Store>(dx_row + vector * kVector, dx_vec);
+      }
+    }
+
+    stage = (stage + 1) % kStages;
+    parity ^= 1;
+  }
+
+  float* partial_row = partials + static_cast<long long>(blockIdx.x) * kTensors * kPitch;
+
+  // The block hands one sum per column on.
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        partial_row[i * kVectors + vector] = dweight_sum[step][i];
+      }
+    }
+  }
+
+  Chain::at_end();
+}
+
 // rmsnorm backward: the blocks of a cluster own a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_bwd_bf16_cluster_per_row_7fec(
+rmsnorm_bwd_bf16_cluster_per_row_d249(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     Input<Config, bfloat16> dy,
@@ -1400,12 +1769,12 @@ rmsnorm_bwd_bf16_cluster_per_row_7fec(
   constexpr int kWarps = kThreads / 32;
   constexpr int kThreadsPerRow = kCluster * kThreads;
   constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   constexpr int kVectors = kCols / kVector;  // vectors of a row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
+  constexpr int kStages = Config::kStages;  // row tiles in shared memory
   constexpr int kPitch = (kCols + 31) / 32 * 32;  // columns of a row of float32 sums, padded
   constexpr int kTensors = 1;  // tensors that are summed over rows
   struct Look1 {  // state of look 1: sum(dxhat * xhat)
@@ -1419,6 +1788,7 @@ rmsnorm_bwd_bf16_cluster_per_row_7fec(
   };
   __shared__ Look1 look1_slots[2][kCluster * kWarps];
   __shared__ unsigned long long look1_full[2];
+  __shared__ unsigned long long arrived[kStages];
 
   const int lane = static_cast<int>(cluster_rank() * kThreads + threadIdx.x);
   unsigned trip = 0;
@@ -1429,50 +1799,65 @@ rmsnorm_bwd_bf16_cluster_per_row_7fec(
     mbarrier_cluster_fence();
   }
   cluster_arrive();  // a block may write to another only once that one has started
+  bfloat16* dy_shared = reinterpret_cast<bfloat16*>(dynamic_shared());
+  bfloat16* x_shared = reinterpret_cast<bfloat16*>(dy_shared + kStages * kSteps * kThreads * kVector);
 
   Chain::at_start();
   Chain::wait();  // nothing before it depends on the kernels in front of this one
 
-  // This thread's sums over its rows, one for each of its columns.
-  float dweight_sum[kSteps][kVector] = {};
+  if (threadIdx.x == 0) {
+    for (int stage = 0; stage < kStages; ++stage) {
+      mbarrier_init(&arrived[stage], 1);
+    }
+    mbarrier_fence();
+  }
+  __syncthreads();  // others wait only for a barrier that is set up
 
-  Vec<bfloat16, kVector> dy_next[kSteps];
-  Vec<bfloat16, kVector> x_next[kSteps];
-  float rstd_next;
-  // The next row is loaded while the present one is computed.
-  const auto fetch = [&](int row) {
+  // One thread asks for a row; the slot's barrier counts down the bytes that arrive.
+  const auto fetch = [&](int row, int stage) {
     const bfloat16* dy_row = dy + static_cast<long long>(row) * dy_pitch;
     const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
-    rstd_next = rstd[row];
-
-    #pragma unroll
+    int own_vectors = 0;
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      if (kEven || vector < kVectors) {
-        dy_next[step] = read<kVector, Load>(dy_row + vector * kVector);
-        x_next[step] = read<kVector, Load>(x_row + vector * kVector);
-      }
+      const int first = (step * kCluster + static_cast<int>(cluster_rank())) * kThreads;
+      if (first < kVectors) own_vectors += min(kThreads, kVectors - first);
+    }
+    mbarrier_expect_bytes(&arrived[stage], own_vectors * kVector * (sizeof(bfloat16) + sizeof(bfloat16)));
+    for (int step = 0; step < kSteps; ++step) {
+      const int first = (step * kCluster + static_cast<int>(cluster_rank())) * kThreads;
+      if (first >= kVectors) break;
+      const int count = min(kThreads, kVectors - first) * kVector;
+      bulk_load(dy_shared + (stage * kSteps + step) * kThreads * kVector, dy_row + first * kVector,
+          count * sizeof(bfloat16), &arrived[stage]);
+      bulk_load(x_shared + (stage * kSteps + step) * kThreads * kVector, x_row + first * kVector,
+          count * sizeof(bfloat16), &arrived[stage]);
     }
   };
-  if (blockIdx.x / kCluster < rows) fetch(blockIdx.x / kCluster);
+  float rstd_next;
+  const auto fetch_values = [&](int row) {
+    rstd_next = rstd[row];
+  };
+  #pragma unroll 1
+  for (int stage = 0; stage < kStages; ++stage) {
+    const int row = blockIdx.x / kCluster + stage * gridDim.x / kCluster;
+    if (threadIdx.x == 0 && row < rows) fetch(row, stage);
+  }
+  if (blockIdx.x / kCluster < rows) fetch_values(blockIdx.x / kCluster);
+  int stage = 0;
+  unsigned phase = 0;
 
+  // This thread's sums over its rows, one for each of its columns.
+  float dweight_sum[kSteps][kVector] = {};
   cluster_wait();
 
   for (int row = blockIdx.x / kCluster; row < rows; row += gridDim.x / kCluster) {
     bfloat16* dx_row = dx + static_cast<long long>(row) * dx_pitch;
     const float row_rstd = rstd_next;
 
-    Vec<bfloat16, kVector> dy_held[kSteps];
-    Vec<bfloat16, kVector> x_held[kSteps];
-
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      dy_held[step] = dy_next[step];
-      x_held[step] = x_next[step];
-    }
-
     const unsigned next_row = row + gridDim.x / kCluster;
-    if (next_row < rows) fetch(next_row);
+    if (next_row < rows) fetch_values(next_row);
+
+    mbarrier_wait(&arrived[stage], phase);
 
     Look1 look1 = {0.0f};
 
@@ -1481,11 +1866,15 @@ rmsnorm_bwd_bf16_cluster_per_row_7fec(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
+        const Vec<bfloat16, kVector> dy_vec =
+            read<kVector>(dy_shared + ((stage * kSteps + step) * kThreads + threadIdx.x) * kVector);
+        const Vec<bfloat16, kVector> x_vec =
+            read<kVector>(x_shared + ((stage * kSteps + step) * kThreads + threadIdx.x) * kVector);
         const Vec<bfloat16, kVector> weight_vec = read<kVector>(weight + vector * kVector);
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
-          const float dy_i = element(dy_held[step], i);
-          const float x_i = element(x_held[step], i);
+          const float dy_i = element(dy_vec, i);
+          const float x_i = element(x_vec, i);
           const float weight_i = element(weight_vec, i);
           const float dxhat_i = dy_i * weight_i;
           const float xhat_i = x_i * row_rstd;
@@ -1502,12 +1891,16 @@ rmsnorm_bwd_bf16_cluster_per_row_7fec(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
+        const Vec<bfloat16, kVector> dy_vec =
+            read<kVector>(dy_shared + ((stage * kSteps + step) * kThreads + threadIdx.x) * kVector);
+        const Vec<bfloat16, kVector> x_vec =
+            read<kVector>(x_shared + ((stage * kSteps + step) * kThreads + threadIdx.x) * kVector);
         const Vec<bfloat16, kVector> weight_vec = read<kVector>(weight + vector * kVector);
         float dx_values[kVector];
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
-          const float dy_i = element(dy_held[step], i);
-          const float x_i = element(x_held[step], i);
+          const float dy_i = element(dy_vec, i);
+          const float x_i = element(x_vec, i);
           const float weight_i = element(weight_vec, i);
           const float dxhat_i = dy_i * weight_i;
           const float xhat_i = x_i * row_rstd;
@@ -1520,6 +1913,13 @@ rmsnorm_bwd_bf16_cluster_per_row_7fec(
       }
     }
 
+    __syncthreads();  // the slots are empty
+    const unsigned refill_row = row + kStages * gridDim.x / kCluster;
+    if (threadIdx.x == 0 && refill_row < rows) fetch(refill_row, stage);
+    if (++stage == kStages) {
+      stage = 0;
+      phase ^= 1;
+    }
     ++trip;
   }
 
@@ -2039,27 +2439,27 @@ struct Tuned {
   Kernel kernel;
 };
 inline constexpr Tuned kTuned[] = {
-    {  65536,   128, 16, 0u, 0u, false, {{256, 32, true, 0, 1, 3, 1, 4096}, {512, 1, true, 16}, {0, 0, 512},
-     run_and_finish<rmsnorm_bwd_bf16_warp_per_row_1388<Cols128_dc80>, rmsnorm_bwd_bf16_finish_a53f<Cols128_dc80>>}},
-    {1048576,   128, 16, 0u, 0u, false, {{256, 32, false, 0, 1, 3, 1, 4096}, {512, 1, true, 16}, {0, 0, 512},
-     run_and_finish<rmsnorm_bwd_bf16_warp_per_row_1388<Cols128_3012>, rmsnorm_bwd_bf16_finish_a53f<Cols128_3012>>}},
-    {   8192,   768, 16, 0u, 0u, false, {{512, 16, true, 0, 1, 1, 1, 49152}, {512, 1, true, 96}, {0, 0, 3072},
-     run_and_finish<rmsnorm_bwd_bf16_warp_per_row_1388<Cols768_22fb>, rmsnorm_bwd_bf16_finish_a53f<Cols768_22fb>>}},
-    {  65536,  1024, 16, 0u, 0u, false, {{256, 4, true, 0, 1, 2, 1, 16384}, {512, 1, true, 128}, {0, 0, 4096},
-     run_and_finish<rmsnorm_bwd_bf16_block_per_row_39d0<Cols1024_5280>,
-     rmsnorm_bwd_bf16_finish_a53f<Cols1024_5280>>}},
-    {   4096,  4096, 16, 0u, 0u, false, {{256, 1, true, 0, 1, 2, 1, 32768}, {512, 1, true, 256}, {0, 0, 16384},
-     run_and_finish<rmsnorm_bwd_bf16_block_per_row_0d9a<Cols4096_954f>,
-     rmsnorm_bwd_bf16_finish_a53f<Cols4096_954f>>}},
+    {  65536,   128, 16, 0u, 0u, false, {{256, 32, false, 0, 1, 3, 1, 4096}, {512, 1, false, 16}, {0, 0, 512},
+     run_and_finish<rmsnorm_bwd_bf16_warp_per_row_1388<Cols128_17de>, rmsnorm_bwd_bf16_finish_a53f<Cols128_17de>>}},
+    {1048576,   128, 16, 0u, 0u, false, {{256, 32, true, 0, 1, 3, 1, 4096}, {512, 1, true, 16}, {0, 0, 512},
+     run_and_finish<rmsnorm_bwd_bf16_warp_per_row_7e43<Cols128_c4a1>, rmsnorm_bwd_bf16_finish_a53f<Cols128_c4a1>>}},
+    {   8192,   768, 16, 0u, 0u, false, {{512, 16, false, 0, 1, 1, 1, 49152}, {512, 1, false, 96}, {0, 0, 3072},
+     run_and_finish<rmsnorm_bwd_bf16_warp_per_row_1388<Cols768_7662>, rmsnorm_bwd_bf16_finish_a53f<Cols768_7662>>}},
+    {  65536,  1024, 16, 0u, 0u, false, {{128, 2, false, 0, 1, 4, 1, 8192}, {512, 1, false, 128}, {0, 0, 4096},
+     run_and_finish<rmsnorm_bwd_bf16_block_per_row_39d0<Cols1024_73ae>,
+     rmsnorm_bwd_bf16_finish_a53f<Cols1024_73ae>>}},
+    {   4096,  4096, 16, 0u, 0u, false, {{512, 2, false, 0, 1, 1, 1, 32768}, {512, 1, false, 256}, {0, 0, 16384},
+     run_and_finish<rmsnorm_bwd_bf16_block_per_row_4351<Cols4096_9cc2>,
+     rmsnorm_bwd_bf16_finish_a53f<Cols4096_9cc2>>}},
     {   4096,  4097,  2, 0u, 0u,  true, {{512, 2, true, 0, 1, 1, 1, 33024, 2}, {512, 1, true, 258}, {0, 0, 16512},
-     run_and_finish<rmsnorm_bwd_bf16_block_per_row_d3f2<Cols4097_ab81>,
-     rmsnorm_bwd_bf16_finish_0a95<Cols4097_ab81>>}},
-    {  16384,  8192, 16, 0u, 0u, false, {{512, 1, true, 0, 1, 1, 1, 65536}, {512, 1, true, 256}, {0, 0, 32768},
-     run_and_finish<rmsnorm_bwd_bf16_block_per_row_0d9a<Cols8192_3154>,
-     rmsnorm_bwd_bf16_finish_a53f<Cols8192_3154>>}},
-    {   2048, 32768, 16, 0u, 0u, false, {{256, 1, true, 0, 1, 3, 8}, {512, 1, true, 1024}, {0, 0, 16384},
-     run_and_finish<rmsnorm_bwd_bf16_cluster_per_row_7fec<Cols32768_5e62>,
-     rmsnorm_bwd_bf16_finish_f9d9<Cols32768_5e62>>}},
+     run_and_finish<rmsnorm_bwd_bf16_block_per_row_d3f2<Cols4097_d183>,
+     rmsnorm_bwd_bf16_finish_0a95<Cols4097_d183>>}},
+    {  16384,  8192, 16, 0u, 0u, false, {{512, 1, false, 0, 1, 1, 1, 65536}, {512, 1, false, 256}, {0, 0, 32768},
+     run_and_finish<rmsnorm_bwd_bf16_block_per_row_0d9a<Cols8192_ad84>,
+     rmsnorm_bwd_bf16_finish_a53f<Cols8192_ad84>>}},
+    {   2048, 32768, 16, 0u, 0u, false, {{1024, 1, false, 0, 1, 1, 2, 196608}, {512, 1, false, 1024},
+     {0, 0, 65536}, run_and_finish<rmsnorm_bwd_bf16_cluster_per_row_d249<Cols32768_928a>,
+     rmsnorm_bwd_bf16_finish_f9d9<Cols32768_928a>>}},
 };
 
 // The kernels for any cols, by the bits of `absent` that are compiled out: of two, the first reads vectors and asks that

@@ -13,18 +13,19 @@
 // spec      rmsnorm, sha256:61a22f77ec2c7cf69458a8cff26c11e0af021fb40a8c559ca9ee24a2d364721e
 // tuned by  normgen 0.1.0
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
-// verified  not recorded
-// note      emitted as another text than the one that was tuned: 8192 x 4096
+// verified  NVIDIA H200, driver for CUDA 13.0: 6 calls, 0 to 4096 rows, 16 families of rows, own pitches of dx, dy, x;
+//           rows of inf, nan were not tried
 //
-//   rows x cols              kernel           threads  rows/block  vector  GB/s  of roof  vs default  alone us  timed
-//   8192 x 4096              cluster_per_row  128      1           4       4153  98.8 %   1.24x       96.97     cold alone
-//   (any other, rows alike)  block_per_row    256      1           4       -     -        -           -         not tuned
-//   (any other)              block_per_row    256      1           1       -     -        -           -         not tuned
+//   rows x cols              kernel         threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
+//   8192 x 4096              block_per_row  256      1           2       99.43     204.3 / 104.8  4050  95.7 %   1.24x       105.1     fresh
+//   (any other, rows alike)  block_per_row  256      1           4       -         -              -     -        -           -         not tuned
+//   (any other)              block_per_row  256      1           1       -         -              -     -        -           -         not tuned
 //
-// times     alone: of launches behind each other, which overlap where they start early; GB/s and ratios are of these
+// times     price: what the kernel adds to a chain of a kernel that writes its main input and one that reads its
+//           outputs; chain: with / without the kernel; fresh: all but the main input comes from DRAM
 //
 // accuracy  largest error against the float64 reference, as a fraction of the bound for float32 arithmetic and the
-//           stored dtype, over adversarial rows, on the GPU: dx 0.32, dweight 0.0021
+//           stored dtype, over adversarial rows, on the GPU: dx 0.44, dweight 0.44
 // records   records/h200.jsonl: schedule, command and all figures of each line of the table; `normgen show` with --op,
 //           --shape, --dtype and --schedule prints its kernel and Config alone, byte for byte as they stand here
 //
@@ -45,123 +46,13 @@
 #include <cstddef>
 #endif
 
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
-#error "rmsnorm_bwd_f32 needs sm_90 or newer: compile with -arch=sm_90"
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 750
+#error "rmsnorm_bwd_f32 needs sm_75 or newer: compile with -arch=sm_90"
 #endif
 
 namespace normgen {
-namespace sm90 {  // the GPU these shapes were tuned on; the code itself runs on sm_90 and newer
+namespace sm90 {  // the GPU these shapes were tuned on; the code itself runs on sm_75 and newer
 namespace rmsnorm_bwd_f32_detail {
-
-// This block's rank in its cluster.
-__device__ __forceinline__ unsigned cluster_rank() {
-  unsigned rank;
-  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  return rank;
-}
-
-// All threads of all blocks of a cluster arrive, then wait. What a thread wrote before it arrived, the others see after
-// they have waited.
-__device__ __forceinline__ void cluster_arrive() {
-  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-}
-__device__ __forceinline__ void cluster_wait() {
-  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-
-// Where block `rank` of the cluster has the shared variable `own`.
-template <typename T>
-__device__ __forceinline__ unsigned cluster_address(const T* own, unsigned rank) {
-  unsigned remote;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;"
-      : "=r"(remote) : "r"(static_cast<unsigned>(__cvta_generic_to_shared(own))), "r"(rank));
-  return remote;
-}
-
-__device__ __forceinline__ void mbarrier_init(unsigned long long* barrier, unsigned arrivals) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;"
-               :: "r"(static_cast<unsigned>(__cvta_generic_to_shared(barrier))), "r"(arrivals) : "memory");
-}
-
-// Arrives, and makes the phase wait for that many bytes more.
-__device__ __forceinline__ void mbarrier_expect_bytes(unsigned long long* barrier, unsigned bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
-               :: "r"(static_cast<unsigned>(__cvta_generic_to_shared(barrier))), "r"(bytes) : "memory");
-}
-
-// Waits for the end of the barrier's phase of that parity; the first phase has parity 0.
-__device__ __forceinline__ void mbarrier_wait(unsigned long long* barrier, unsigned parity) {
-  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(barrier));
-  unsigned done;
-  do {
-    asm volatile("{\n.reg .pred done;\n"
-                 "mbarrier.try_wait.parity.shared::cta.b64 done, [%1], %2;\n"
-                 "selp.u32 %0, 1, 0, done;\n}" : "=r"(done) : "r"(address), "r"(parity) : "memory");
-  } while (done == 0);
-}
-
-// Writes `value` to where block `rank` of the cluster has the shared variable `own`. Nobody waits for the store: its
-// bytes count at that block's `mbarrier` as they arrive.
-template <typename T>
-__device__ __forceinline__ void cluster_send(T* own, unsigned rank, const T& value, unsigned long long* mbarrier) {
-  const unsigned remote = cluster_address(own, rank), counted = cluster_address(mbarrier, rank);
-  const float* words = reinterpret_cast<const float*>(&value);
-  #pragma unroll
-  for (unsigned i = 0; i < sizeof(T) / 4; ++i) {
-    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];"
-                 :: "r"(remote + 4 * i), "r"(__float_as_uint(words[i])), "r"(counted) : "memory");
-  }
-}
-
-// The other blocks of the cluster see the mbarriers that this thread has set up, behind the next cluster barrier.
-__device__ __forceinline__ void mbarrier_cluster_fence() {
-  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-}
-
-// Programmatic dependent launch: wait until the kernel before this one has ended and its writes are visible.
-__device__ __forceinline__ void dependency_wait() {
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-}
-
-// Programmatic dependent launch: let the kernel behind this one start as soon as blocks leave room.
-__device__ __forceinline__ void dependency_trigger() {
-  asm volatile("griddepcontrol.launch_dependents;");
-}
-
-// A load whose lines L2 keeps by `policy` (ld.global.L2::cache_hint: sm_80).
-template <int kBytes>
-__device__ __forceinline__ void load_by_policy(const void* address, unsigned* bits, unsigned long long policy) {
-  if constexpr (kBytes == 16) {
-    asm("ld.global.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
-        : "=r"(bits[0]), "=r"(bits[1]), "=r"(bits[2]), "=r"(bits[3]) : "l"(address), "l"(policy));
-  } else if constexpr (kBytes == 8) {
-    asm("ld.global.L2::cache_hint.v2.u32 {%0, %1}, [%2], %3;"
-        : "=r"(bits[0]), "=r"(bits[1]) : "l"(address), "l"(policy));
-  } else if constexpr (kBytes == 4) {
-    asm("ld.global.L2::cache_hint.u32 %0, [%1], %2;" : "=r"(bits[0]) : "l"(address), "l"(policy));
-  } else {
-    unsigned short half;
-    if constexpr (kBytes == 2) {
-      asm("ld.global.L2::cache_hint.u16 %0, [%1], %2;" : "=h"(half) : "l"(address), "l"(policy));
-    } else {
-      asm("ld.global.L2::cache_hint.u8 %0, [%1], %2;" : "=h"(half) : "l"(address), "l"(policy));
-    }
-    bits[0] = half;
-  }
-}
-
-// Last to leave L2 (createpolicy: sm_80).
-struct EvictLast {
-  static __device__ __forceinline__ unsigned long long l2_policy() {
-    unsigned long long policy;
-    asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
-    return policy;
-  }
-  template <int kBytes>
-  static __device__ __forceinline__ void load(const void* address, unsigned* bits) {
-    load_by_policy<kBytes>(address, bits, l2_policy());
-  }
-};
 
 // The widest type that memory of that many bytes is accessed as, and its bits in registers.
 template <int kBytes> struct WordOf { using type = uint4; };
@@ -214,77 +105,11 @@ struct InOrder {
 
 template <class Config, typename T> using Input = typename Config::Chain::template Pointer<T>;
 
-// Starts while the kernel in front still runs (programmatic dependent launch).
-struct Early : InOrder {
-  template <typename T> using Pointer = const T*;
-  static __device__ __forceinline__ void wait() { dependency_wait(); }
-  static __device__ __forceinline__ void wait_for_partner() { dependency_wait(); }
+// Parameters are read in their turn.
+struct InTurn {
+  template <typename T>
+  static __device__ __forceinline__ void to_l2(const T*, int) {}
 };
-
-// As Early; the next kernel may start at once, and waits where it must.
-struct EarlyAtStart : Early {
-  static __device__ __forceinline__ void at_start() { dependency_trigger(); }
-};
-
-// As Early; the next kernel may start once this one has asked for its rows.
-struct EarlyAtLoads : Early {
-  static __device__ __forceinline__ void at_loads() { dependency_trigger(); }
-};
-
-// As Early; the next kernel may start as the blocks of this one end.
-struct EarlyAtEnd : Early {
-  static __device__ __forceinline__ void at_end() { dependency_trigger(); }
-};
-
-// Only a call's second kernel starts early, behind its first one.
-struct EarlyPartner : InOrder {
-  static __device__ __forceinline__ void wait_for_partner() { dependency_wait(); }
-  static __device__ __forceinline__ void at_start() { dependency_trigger(); }
-};
-
-// All kLanes neighbouring lanes, a power of two, end with the combined state; the lanes of `mask` take part. A state is
-// a struct of floats that knows how two combine, and how to get that of the lane whose number differs by `offset`.
-template <int kLanes, typename State>
-__device__ __forceinline__ State reduce_lanes(State s, unsigned mask = 0xffffffffu) {
-  #pragma unroll
-  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset, mask));
-  return s;
-}
-
-// The largest power of two up to n, and up to a warp: how many lanes combine n states.
-__host__ __device__ constexpr int lanes_for(int n) { return n < 2 ? 1 : n >= 32 ? 32 : 2 * lanes_for(n / 2); }
-
-// What this lane combines of kStates states: lanes_for(kStates) lanes take turns at them.
-template <int kStates, typename State>
-__device__ __forceinline__ State share_of_slots(const State* slots) {
-  constexpr int kLanes = lanes_for(kStates);
-  const int own = threadIdx.x % kLanes;
-  State total = slots[own];
-  #pragma unroll
-  for (int i = kLanes; i < kStates; i += kLanes) {
-    if (kStates % kLanes == 0 || own + i < kStates) total = State::combine(total, slots[own + i]);
-  }
-  return total;
-}
-
-// Every warp sends its state to each block of the cluster, then every warp combines all of the states. A cluster
-// barrier would wait for all loads and stores of the rows in flight; an mbarrier waits for the states only. Exchanges
-// take turns at two sets of slots: number n uses set n % 2, and waits for phase n / 2 % 2 of that set's mbarrier. A set
-// is written again after the states of the next exchange have come, and every warp sends those after it has read it.
-template <int kWarps, int kCluster, typename State>
-__device__ __forceinline__ State exchange_cluster(
-    State s, State (&slots)[2][kWarps * kCluster], unsigned long long (&full)[2], unsigned exchange) {
-  constexpr int kStates = kWarps * kCluster;
-  State* set = slots[exchange % 2];
-  unsigned long long* arrived = &full[exchange % 2];
-  s = reduce_lanes<32>(s);
-  const unsigned lane = threadIdx.x % 32;
-  if (threadIdx.x == 0) mbarrier_expect_bytes(arrived, kStates * static_cast<unsigned>(sizeof(State)));
-  __syncwarp();  // all lanes have read the slots of the last exchange
-  if (lane < kCluster) cluster_send(set + cluster_rank() * kWarps + threadIdx.x / 32, lane, s, arrived);
-  mbarrier_wait(arrived, exchange / 2 % 2);
-  return reduce_lanes<lanes_for(kStates)>(share_of_slots<kStates>(set));
-}
 
 // Partial rows of column sums: each block has left one row of kTensors times kPitch float32 cells. kThreads threads add
 // kCells neighbouring cells of all rows, from `cell` on, always in the same order: every warp's sums in shared memory.
@@ -325,6 +150,7 @@ struct Plain {
   using Load = Default;   // how rows are read
   using Store = Default;  // how rows are written
   using Chain = InOrder;  // how a kernel overlaps with its neighbours in the stream
+  using Params = InTurn;  // whether column parameters are asked for ahead of the rows
 };
 
 // N elements as they are stored, in 32-bit registers; moved by the widest words that fit, at most 16 bytes each.
@@ -408,6 +234,31 @@ __device__ __forceinline__ Vec<T, N> read_window(const T* elements, int first, i
   }
 }
 
+// All kLanes neighbouring lanes, a power of two, end with the combined state; the lanes of `mask` take part. A state is
+// a struct of floats that knows how two combine, and how to get that of the lane whose number differs by `offset`.
+template <int kLanes, typename State>
+__device__ __forceinline__ State reduce_lanes(State s, unsigned mask = 0xffffffffu) {
+  #pragma unroll
+  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset, mask));
+  return s;
+}
+
+// The largest power of two up to n, and up to a warp: how many lanes combine n states.
+__host__ __device__ constexpr int lanes_for(int n) { return n < 2 ? 1 : n >= 32 ? 32 : 2 * lanes_for(n / 2); }
+
+// What this lane combines of kStates states: lanes_for(kStates) lanes take turns at them.
+template <int kStates, typename State>
+__device__ __forceinline__ State share_of_slots(const State* slots) {
+  constexpr int kLanes = lanes_for(kStates);
+  const int own = threadIdx.x % kLanes;
+  State total = slots[own];
+  #pragma unroll
+  for (int i = kLanes; i < kStates; i += kLanes) {
+    if (kStates % kLanes == 0 || own + i < kStates) total = State::combine(total, slots[own + i]);
+  }
+  return total;
+}
+
 // Warps first, then every warp combines the warps' states redundantly: one barrier, no broadcast.
 template <int kWarps, typename State>
 __device__ __forceinline__ State reduce_row(State s, State* slots) {
@@ -437,16 +288,16 @@ __device__ __forceinline__ void write_element(T* elements, int at, float value) 
 }
 
 // What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row.
-struct Cols4096_c69b : Plain { using Load = EvictLast; using Chain = EarlyAtEnd;
-  enum : int { kCols = 4096, kThreads = 128, kCluster = 2, kVector = 4, kCells = 16 };
+struct Cols4096_bdaf : Plain {
+  enum : int { kCols = 4096, kThreads = 256, kThreadsPerRow = 256, kVector = 2, kCells = 16 };
 };
 struct AnyCols_3be0 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 4, kUnroll = 1 }; };
 struct AnyCols_fee7 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 1, kUnroll = 1 }; };
 
-// rmsnorm backward: the blocks of a cluster own a row; each row is read once.
+// rmsnorm backward: a block owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_bwd_f32_cluster_per_row_4866(
+rmsnorm_bwd_f32_block_per_row_d5a5(
     float* __restrict__ dx,
     float* __restrict__ dweight,
     Input<Config, float> dy,
@@ -459,14 +310,12 @@ rmsnorm_bwd_f32_cluster_per_row_4866(
     int rows,
     float* partials) {
   constexpr int kCols = Config::kCols;
-  constexpr int kThreads = Config::kThreads;
-  constexpr int kCluster = Config::kCluster;  // blocks that share a row
-  constexpr int kWarps = kThreads / 32;
-  constexpr int kThreadsPerRow = kCluster * kThreads;
+  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
   constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
+  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // vectors of a row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
@@ -481,18 +330,10 @@ rmsnorm_bwd_f32_cluster_per_row_4866(
       return {__shfl_xor_sync(mask, s.dxhat_xhat_sum, offset)};
     }
   };
-  __shared__ Look1 look1_slots[2][kCluster * kWarps];
-  __shared__ unsigned long long look1_full[2];
+  __shared__ Look1 look1_slots[2][kWarpsPerRow];
 
-  const int lane = static_cast<int>(cluster_rank() * kThreads + threadIdx.x);
-  unsigned trip = 0;
-  if (threadIdx.x == 0) {
-    for (int i = 0; i < 2; ++i) {
-      mbarrier_init(&look1_full[i], 1);
-    }
-    mbarrier_cluster_fence();
-  }
-  cluster_arrive();  // a block may write to another only once that one has started
+  const int lane = threadIdx.x;
+  int parity = 0;
 
   Chain::at_start();
   Chain::wait();  // nothing before it depends on the kernels in front of this one
@@ -510,43 +351,24 @@ rmsnorm_bwd_f32_cluster_per_row_4866(
   // This thread's sums over its rows, one for each of its columns.
   float dweight_sum[kSteps][kVector] = {};
 
-  Vec<float, kVector> dy_next[kSteps];
-  Vec<float, kVector> x_next[kSteps];
-  float rstd_next;
-  // The next row is loaded while the present one is computed.
-  const auto fetch = [&](int row) {
+  for (int row = blockIdx.x; row < rows; row += gridDim.x) {
+    float* dx_row = dx + static_cast<long long>(row) * dx_pitch;
     const float* dy_row = dy + static_cast<long long>(row) * dy_pitch;
     const float* x_row = x + static_cast<long long>(row) * x_pitch;
-    rstd_next = rstd[row];
-
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      if (kEven || vector < kVectors) {
-        dy_next[step] = read<kVector, Load>(dy_row + vector * kVector);
-        x_next[step] = read<kVector, Load>(x_row + vector * kVector);
-      }
-    }
-  };
-  if (blockIdx.x / kCluster < rows) fetch(blockIdx.x / kCluster);
-
-  cluster_wait();
-
-  for (int row = blockIdx.x / kCluster; row < rows; row += gridDim.x / kCluster) {
-    float* dx_row = dx + static_cast<long long>(row) * dx_pitch;
-    const float row_rstd = rstd_next;
+    const float row_rstd = rstd[row];
 
     Vec<float, kVector> dy_held[kSteps];
     Vec<float, kVector> x_held[kSteps];
 
+    // The row of dy and x is read once and waits in registers; each thread reads back its own part.
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      dy_held[step] = dy_next[step];
-      x_held[step] = x_next[step];
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        dy_held[step] = read<kVector, Load>(dy_row + vector * kVector);
+        x_held[step] = read<kVector, Load>(x_row + vector * kVector);
+      }
     }
-
-    const unsigned next_row = row + gridDim.x / kCluster;
-    if (next_row < rows) fetch(next_row);
 
     Look1 look1 = {0.0f};
 
@@ -567,7 +389,7 @@ rmsnorm_bwd_f32_cluster_per_row_4866(
       }
     }
 
-    look1 = exchange_cluster<kWarps, kCluster>(look1, look1_slots, look1_full, trip);
+    look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[parity]);
     const float row_dxhat_xhat_mean = look1.dxhat_xhat_sum / kCols;
 
     // Last look: the outputs
@@ -592,10 +414,10 @@ rmsnorm_bwd_f32_cluster_per_row_4866(
       }
     }
 
-    ++trip;
+    parity ^= 1;
   }
 
-  float* partial_row = partials + static_cast<long long>(blockIdx.x / kCluster) * kTensors * kPitch;
+  float* partial_row = partials + static_cast<long long>(blockIdx.x) * kTensors * kPitch;
 
   // The block hands one sum per column on.
   #pragma unroll
@@ -615,22 +437,20 @@ rmsnorm_bwd_f32_cluster_per_row_4866(
 // Adds the partial rows that a kernel's blocks left, cell by cell and always in the same order.
 template <class Config>
 __global__ void __launch_bounds__(512)
-rmsnorm_bwd_f32_finish_6a18(
+rmsnorm_bwd_f32_finish_d3b2(
     float* __restrict__ dweight,
     Input<Config, float> partials,
-    int blocks) {
+    int partial_rows) {
   constexpr int kCols = Config::kCols;
   constexpr int kPitch = (kCols + 31) / 32 * 32;  // columns of a row of float32 sums, padded
   constexpr int kVector = Config::kVector;
   constexpr int kVectors = kCols / kVector;
-  constexpr int kCluster = Config::kCluster;  // blocks that fill a partial row together
   constexpr int kThreads = 512;
   constexpr int kTensors = 1;  // tensors that are summed over rows
   constexpr int kCells = Config::kCells;  // sums that a block adds
   using Chain = typename Config::Chain;
   __shared__ float warp_sums[kThreads / 32][kCells];
 
-  const int partial_rows = blocks / kCluster;
   const int cell = blockIdx.x * kCells + threadIdx.x % kCells;
 
   Chain::at_start();
@@ -1045,21 +865,6 @@ inline cudaError_t launch_on(cudaStream_t stream, void (*kernel)(Params...), con
   return cudaLaunchKernelEx(&how.config, kernel, static_cast<Params>(given)...);
 }
 
-// As grid; of clusters that loop over rows, no more than fit the device at a time: 132 SMs need not hold 33 clusters of
-// 4, and one that waits for another to end would double the time.
-inline cudaError_t fitting_grid(const void* kernel, const Launch& launch, int rows, int* blocks) {
-  cudaError_t status = grid(launch, rows, blocks);
-  if (status != cudaSuccess || launch.cluster == 1 || launch.persistent == 0) return status;
-  status = allow(kernel, launch);
-  int clusters = 0;
-  const LaunchConfig how(launch, launch.cluster, nullptr);
-  if (status == cudaSuccess) status = cudaOccupancyMaxActiveClusters(&clusters, kernel, &how.config);
-  clusters -= clusters % launch.period;
-  const int most = (clusters < launch.period ? launch.period : clusters) * launch.cluster;
-  if (*blocks > most) *blocks = most;
-  return status;
-}
-
 template <typename T>
 inline T* at(void* workspace, std::size_t offset) {
   return reinterpret_cast<T*>(static_cast<unsigned char*>(workspace) + offset);
@@ -1068,7 +873,7 @@ inline T* at(void* workspace, std::size_t offset) {
 template <auto kMain, auto kFinish>
 inline cudaError_t run_and_finish(const Kernel& kernel, const Arguments& call) {
   int blocks = 0;
-  cudaError_t status = fitting_grid(reinterpret_cast<const void*>(kMain), kernel.launch, call.rows, &blocks);
+  cudaError_t status = grid(kernel.launch, call.rows, &blocks);
   if (status != cudaSuccess) return status;
   status = launch_on(
       call.stream, kMain, kernel.launch, blocks,
@@ -1083,7 +888,7 @@ inline cudaError_t run_and_finish(const Kernel& kernel, const Arguments& call) {
 template <auto kMain>
 inline cudaError_t run_any_cols(const Kernel& kernel, const Arguments& call) {
   int blocks = 0;
-  cudaError_t status = fitting_grid(reinterpret_cast<const void*>(kMain), kernel.launch, call.rows, &blocks);
+  cudaError_t status = grid(kernel.launch, call.rows, &blocks);
   if (status != cudaSuccess) return status;
   return launch_on(
       call.stream, kMain, kernel.launch, blocks,
@@ -1094,7 +899,7 @@ inline cudaError_t run_any_cols(const Kernel& kernel, const Arguments& call) {
 template <auto kMain>
 inline cudaError_t run_any_cols_without_weight(const Kernel& kernel, const Arguments& call) {
   int blocks = 0;
-  cudaError_t status = fitting_grid(reinterpret_cast<const void*>(kMain), kernel.launch, call.rows, &blocks);
+  cudaError_t status = grid(kernel.launch, call.rows, &blocks);
   if (status != cudaSuccess) return status;
   return launch_on(
       call.stream, kMain, kernel.launch, blocks,
@@ -1111,9 +916,9 @@ struct Tuned {
   Kernel kernel;
 };
 inline constexpr Tuned kTuned[] = {
-    {8192, 4096, 16, 0u, 0u, false, {{128, 1, true, 0, 1, 3, 2}, {512, 1, true, 256}, {0, 0, 8192},
-     run_and_finish<rmsnorm_bwd_f32_cluster_per_row_4866<Cols4096_c69b>,
-     rmsnorm_bwd_f32_finish_6a18<Cols4096_c69b>>}},
+    {8192, 4096, 8, 0u, 0u, false, {{256, 1, false, 0, 1, 2}, {512, 1, false, 256}, {0, 0, 16384},
+     run_and_finish<rmsnorm_bwd_f32_block_per_row_d5a5<Cols4096_bdaf>,
+     rmsnorm_bwd_f32_finish_d3b2<Cols4096_bdaf>>}},
 };
 
 // The kernels for any cols, by the bits of `absent` that are compiled out: of two, the first reads vectors and asks that

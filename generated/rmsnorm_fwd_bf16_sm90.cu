@@ -11,47 +11,45 @@
 // spec      rmsnorm, sha256:61a22f77ec2c7cf69458a8cff26c11e0af021fb40a8c559ca9ee24a2d364721e
 // tuned by  normgen 0.1.0
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
-// verified  not recorded
-// note      emitted as another text than the one that was tuned: 524288 x 64, 65536 x 128, 262144 x 128, 32768 x 256,
-//           1 x 2048, 64 x 2048, 16384 x 4095, 1 x 4096, 8 x 4096, 16 x 4096, 4096 x 4096, 8192 x 4096, 8192 x 4096,
-//           32 x 5120, 2048 x 5120, 1 x 7168, 8192 x 7168, 8192 x 8191, 1 x 8192, 16 x 8192, 64 x 8192, 16384 x 8192,
-//           1 x 16384, 64 x 16384, 4096 x 16384, 8192 x 32768, 4096 x 131072
+// verified  NVIDIA H200, driver for CUDA 13.0: 5 to 7 calls, 1 to 262144 rows, 18 families of rows, own pitches of y,
+//           x, null rstd
 //
-//   rows x cols                     kernel           threads  rows/block  vector  GB/s  of roof  vs default  alone us  timed
-//   524288 x 64 no rstd             warp_per_row     128      16          4       4161  110.1 %  1.14x       32.26     cold alone
-//   65536 x 128 no rstd             warp_per_row     256      32          8       3625  100.2 %  1.04x       9.257     cold alone
-//   262144 x 128 no rstd            warp_per_row     128      8           8       4114  108.9 %  1.01x       32.62     cold alone
-//   32768 x 256 no rstd             warp_per_row     64       8           8       3653  100.9 %  1.00x       9.186     cold alone
-//   1 x 2048 no rstd                block_per_row    256      1           4       14    98.9 %   1.01x       0.8721    hot alone
-//   64 x 2048 no rstd               block_per_row    256      1           4       533   100.0 %  1.00x       0.9914    hot alone
-//   16384 x 4095 no rstd            block_per_row    128      1           8       4109  99.8 %   1.00x       65.32     cold alone
-//   1 x 4096 no rstd                block_per_row    256      1           4       23    82.6 %   1.07x       1.085     hot alone
-//   8 x 4096 no rstd                block_per_row    256      1           4       120   80.0 %   1.04x       1.162     hot alone
-//   16 x 4096 no rstd               block_per_row    256      1           4       245   88.4 %   1.07x       1.104     hot alone
-//   4096 x 4096 no rstd             block_per_row    256      1           8       3974  103.1 %  1.01x       16.89     cold alone
-//   8192 x 4096 no rstd pitch 5120  block_per_row    256      1           8       4083  101.2 %  1.01x       32.88     cold alone
-//   8192 x 4096 no rstd             block_per_row    256      1           8       3905  96.5 %   1.06x       34.37     cold alone
-//   32 x 5120 no rstd               block_per_row    256      1           8       545   82.3 %   1.02x       1.221     hot alone
-//   2048 x 5120 no rstd             block_per_row    256      1           8       3851  111.4 %  1.02x       10.89     cold alone
-//   1 x 7168 no rstd                block_per_row    512      1           4       36    74.5 %   1.07x       1.199     hot alone
-//   8192 x 7168 no rstd             block_per_row    256      1           4       4205  108.3 %  1.01x       55.86     cold alone
-//   8192 x 8191 no rstd             block_per_row    256      1           8       4107  100.0 %  1.01x       65.36     cold alone
-//   1 x 8192 no rstd                block_per_row    512      1           4       38    69.4 %   1.01x       1.289     hot alone
-//   16 x 8192 no rstd               block_per_row    1024     1           4       390   71.3 %   1.02x       1.386     hot alone
-//   64 x 8192 no rstd               block_per_row    1024     1           4       1391  77.2 %   1.02x       1.519     hot alone
-//   16384 x 8192 no rstd            block_per_row    128      1           8       4248  101.0 %  1.00x       126.4     cold alone
-//   1 x 16384 no rstd               cluster_per_row  1024     1           4       69    65.9 %   1.05x       1.417     hot alone
-//   64 x 16384 no rstd              block_per_row    1024     1           8       2021  69.9 %   1.10x       2.091     hot alone
-//   4096 x 16384 no rstd            block_per_row    512      1           4       4161  101.2 %  1.02x       64.52     cold alone
-//   8192 x 32768 no rstd            block_per_row    1024     1           4       4216  105.1 %  1.00x       254.7     cold alone
-//   4096 x 131072 no rstd           cluster_per_row  128      1           8       4117  101.8 %  1.00x       521.7     cold alone
-//   (any other, rows alike)         block_per_row    256      1           8       -     -        -           -         not tuned
-//   (any other)                     block_per_row    256      1           1       -     -        -           -         not tuned
+//   rows x cols                     kernel           threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
+//   524288 x 64 no rstd             warp_per_row     128      16          8       31.41     84.04 / 52.59  4273  103.7 %  1.37x       33.51     fresh
+//   65536 x 128 no rstd             warp_per_row     128      16          8       7.127     20.2 / 13.07   4708  88.4 %   1.09x       10.46     fresh
+//   262144 x 128 no rstd            warp_per_row     128      8           8       30.09     84.4 / 54.28   4460  104.5 %  1.23x       33.91     fresh
+//   32768 x 256 no rstd             warp_per_row     256      32          8       6.949     20.2 / 13.24   4829  91.2 %   1.07x       10.79     fresh
+//   1 x 2048 no rstd                block_per_row    256      1           4       1.544     4.433 / 2.89   8     90.8 %   1.01x       1.594     fresh
+//   64 x 2048 no rstd               block_per_row    256      1           8       1.954     6.034 / 4.081  270   85.8 %   1.00x       2.091     fresh
+//   16384 x 4095 no rstd            block_per_row    128      1           8       67.06     166.7 / 99.7   4002  95.2 %   1.06x       66.44     fresh
+//   1 x 4096 no rstd                block_per_row    512      1           4       1.679     4.931 / 3.252  15    89.7 %   1.02x       1.934     fresh
+//   8 x 4096 no rstd                block_per_row    512      1           4       1.769     5.709 / 3.938  79    88.4 %   1.01x       1.991     fresh
+//   16 x 4096 no rstd               block_per_row    512      1           8       1.961     5.912 / 3.952  138   86.3 %   1.00x       2.124     fresh
+//   4096 x 4096 no rstd             block_per_row    64       1           8       13.2      38.34 / 25.12  5085  102.8 %  1.03x       19.06     fresh
+//   8192 x 4096 no rstd pitch 5120  block_per_row    64       1           4       31.9      99.9 / 68.05   4208  103.3 %  1.11x       35.21     fresh
+//   8192 x 4096 no rstd             block_per_row    256      1           8       34.13     87.55 / 53.4   3933  92.6 %   1.14x       35.56     fresh
+//   32 x 5120 no rstd               block_per_row    512      1           4       2.116     6.29 / 4.173   314   78.4 %   1.18x       2.416     fresh
+//   2048 x 5120 no rstd             block_per_row    64       1           8       8.76      25.18 / 16.4   4789  102.6 %  1.07x       12.37     fresh
+//   1 x 7168 no rstd                block_per_row    512      1           4       1.968     5.763 / 3.793  22    84.7 %   1.12x       2.247     fresh
+//   8192 x 7168 no rstd             block_per_row    512      1           8       57.2      148.8 / 91.49  4106  99.2 %   1.05x       57.24     fresh
+//   8192 x 8191 no rstd             block_per_row    256      1           8       67.11     169 / 101.9    4000  95.2 %   1.07x       68.03     fresh
+//   1 x 8192 no rstd                block_per_row    512      1           8       1.924     5.788 / 3.865  26    87.0 %   1.01x       2.102     fresh
+//   16 x 8192 no rstd               block_per_row    512      1           4       2.023     6.15 / 4.126   267   81.4 %   1.03x       2.535     fresh
+//   64 x 8192 no rstd               block_per_row    512      1           4       2.185     6.576 / 4.398  967   84.2 %   1.04x       2.723     fresh
+//   16384 x 8192 no rstd            block_per_row    256      1           8       129       324.2 / 195.2  4161  98.7 %   1.07x       126.7     fresh
+//   1 x 16384 no rstd               cluster_per_row  128      1           4       2.313     6.219 / 3.909  43    72.4 %   1.00x       2.365     fresh
+//   64 x 16384 no rstd              block_per_row    512      1           4       2.962     7.938 / 4.973  1427  74.2 %   1.14x       3.584     fresh
+//   4096 x 16384 no rstd            block_per_row    128      1           8       66.2      166.6 / 100.4  4056  96.9 %   1.05x       66.86     fresh
+//   8192 x 32768 no rstd            block_per_row    1024     1           4       252.1     641.4 / 388.9  4260  103.1 %  1.01x       255.3     fresh
+//   4096 x 131072 no rstd           cluster_per_row  128      1           8       520.4     1288 / 767.9   4127  99.1 %   1.10x       524.6     fresh
+//   (any other, rows alike)         block_per_row    256      1           8       -         -              -     -        -           -         not tuned
+//   (any other)                     block_per_row    256      1           1       -         -              -     -        -           -         not tuned
 //
-// times     alone: of launches behind each other, which overlap where they start early; GB/s and ratios are of these
+// times     price: what the kernel adds to a chain of a kernel that writes its main input and one that reads its
+//           outputs; chain: with / without the kernel; fresh: all but the main input comes from DRAM
 //
 // accuracy  largest error against the float64 reference, as a fraction of the bound for float32 arithmetic and the
-//           stored dtype, over adversarial rows, on the GPU: y 1
+//           stored dtype, over adversarial rows, on the GPU: y 1, rstd 0.047
 // records   records/h200.jsonl: schedule, command and all figures of each line of the table; `normgen show` with --op,
 //           --shape, --dtype and --schedule prints its kernel and Config alone, byte for byte as they stand here
 //
@@ -81,6 +79,24 @@ struct __nv_bfloat16;  // cuda_bf16.h has it, and takes as long to compile as cu
 namespace normgen {
 namespace sm90 {  // the GPU these shapes were tuned on; the code itself runs on sm_90 and newer
 namespace rmsnorm_fwd_bf16_detail {
+
+// Parameters are on their way from DRAM to L2 while the kernel waits for its rows. The first block asks for all `count`
+// elements, whole units of 16 bytes: in one instruction (sm_90), or each thread for a line.
+struct Ahead {
+  template <typename T>
+  static __device__ __forceinline__ void to_l2(const T* parameter, int count) {
+    if (blockIdx.x > 0) return;
+    const int bytes = count * static_cast<int>(sizeof(T));
+#if __CUDA_ARCH__ >= 900
+    if (threadIdx.x == 0) asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" :: "l"(parameter), "r"(bytes));
+#else
+    const char* start = reinterpret_cast<const char*>(parameter);
+    for (int line = threadIdx.x * 128; line < bytes; line += blockDim.x * 128) {
+      asm volatile("prefetch.global.L2 [%0];" :: "l"(start + line));
+    }
+#endif
+  }
+};
 
 struct bfloat16 {
   unsigned short bits;
@@ -192,6 +208,36 @@ __device__ __forceinline__ void cluster_send(T* own, unsigned rank, const T& val
 // The other blocks of the cluster see the mbarriers that this thread has set up, behind the next cluster barrier.
 __device__ __forceinline__ void mbarrier_cluster_fence() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+// Writes `value` to where block `rank` of the cluster has the shared variable `own`.
+template <typename T>
+__device__ __forceinline__ void cluster_store(T* own, unsigned rank, const T& value) {
+  const unsigned remote = cluster_address(own, rank);
+  const float* words = reinterpret_cast<const float*>(&value);
+  #pragma unroll
+  for (unsigned i = 0; i < sizeof(T) / 4; ++i) {
+    asm volatile("st.shared::cluster.f32 [%0], %1;" :: "r"(remote + 4 * i), "f"(words[i]) : "memory");
+  }
+}
+
+// Copies 4, 8 or 16 bytes to shared memory past the registers; 16 bytes leave no line in L1.
+template <int kBytes>
+__device__ __forceinline__ void cp_async(void* shared, const void* global) {
+  const unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(shared));
+  if (kBytes == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(to), "l"(global) : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" :: "r"(to), "l"(global), "n"(kBytes) : "memory");
+  }
+}
+
+__device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Waits until all but the newest kGroups groups of this thread's copies have arrived.
+template <int kGroups>
+__device__ __forceinline__ void cp_async_wait() {
+  asm volatile("cp.async.wait_group %0;" :: "n"(kGroups) : "memory");
 }
 
 // Programmatic dependent launch: wait until the kernel before this one has ended and its writes are visible.
@@ -359,6 +405,16 @@ __device__ __forceinline__ void pack(Vec<bfloat16, N>& vec, const float (&values
   }
 }
 
+// Copies N elements to a slot of shared memory, past the registers.
+template <int N, typename T>
+__device__ __forceinline__ void copy_async(T* slot, const T* elements) {
+  constexpr int kBytes = Vec<T, N>::kWordBytes;
+  #pragma unroll
+  for (int i = 0; i < Vec<T, N>::kBytes; i += kBytes) {
+    cp_async<kBytes>(reinterpret_cast<unsigned char*>(slot) + i, reinterpret_cast<const unsigned char*>(elements) + i);
+  }
+}
+
 // How a kernel and its neighbours in the stream overlap: not at all.
 // wait              before the first access to what the kernels in front write, or still read
 // wait_for_partner  in a call's second kernel, before the first access to what the first one writes
@@ -448,11 +504,18 @@ __device__ __forceinline__ State exchange_cluster(
   return reduce_lanes<lanes_for(kStates)>(share_of_slots<kStates>(set));
 }
 
+// Parameters are read in their turn.
+struct InTurn {
+  template <typename T>
+  static __device__ __forceinline__ void to_l2(const T*, int) {}
+};
+
 // What a Config names but where it says otherwise. Its sizes are counted in elements, threads, rows or blocks.
 struct Plain {
   using Load = Default;   // how rows are read
   using Store = Default;  // how rows are written
   using Chain = InOrder;  // how a kernel overlaps with its neighbours in the stream
+  using Params = InTurn;  // whether column parameters are asked for ahead of the rows
 };
 
 // Elements [first, first + N) of an array of `count`, whatever the alignment of their address: the aligned words
@@ -496,6 +559,18 @@ __device__ __forceinline__ Vec<T, N> read_window(const T* elements, int first, i
     }
     return vec;
   }
+}
+
+// Every warp leaves its state in each block of the cluster, then every warp combines all of them: one barrier.
+template <int kWarps, int kCluster, typename State>
+__device__ __forceinline__ State reduce_cluster(State s, State* slots) {
+  constexpr int kStates = kWarps * kCluster;
+  s = reduce_lanes<32>(s);
+  const unsigned lane = threadIdx.x % 32;
+  if (lane < kCluster) cluster_store(slots + cluster_rank() * kWarps + threadIdx.x / 32, lane, s);
+  cluster_arrive();
+  cluster_wait();
+  return reduce_lanes<lanes_for(kStates)>(share_of_slots<kStates>(slots));
 }
 
 // Warps first, then every warp combines the warps' states redundantly: one barrier, no broadcast.
@@ -545,69 +620,76 @@ struct Streaming {
 };
 
 // What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row.
-struct Cols64_30a7 : Plain { using Store = Streaming;
-  enum : int { kCols = 64, kThreads = 128, kThreadsPerRow = 8, kRowsPerBlock = 16, kVector = 4, kEarlyParams = 1 };
+struct Cols64_b730 : Plain { using Load = NoAllocate; using Store = Streaming;
+  enum : int { kCols = 64, kThreads = 128, kThreadsPerRow = 8, kRowsPerBlock = 16, kVector = 8, kEarlyParams = 1 };
 };
-struct Cols128_6c5e : Plain { using Load = EvictLast; using Store = Streaming; using Chain = EarlyAtLoads;
-  enum : int { kCols = 128, kThreads = 256, kThreadsPerRow = 8, kRowsPerBlock = 32, kVector = 8, kEarlyParams = 1 };
+struct Cols128_de26 : Plain { using Load = NoAllocate;
+  enum : int { kCols = 128, kThreads = 128, kThreadsPerRow = 8, kRowsPerBlock = 16, kVector = 8, kEarlyParams = 1 };
 };
-struct Cols128_6379 : Plain {
+struct Cols128_2152 : Plain { using Load = NoAllocate; using Store = Streaming;
   enum : int { kCols = 128, kThreads = 128, kThreadsPerRow = 16, kRowsPerBlock = 8, kVector = 8, kEarlyParams = 1 };
 };
-struct Cols256_0edd : Plain { using Load = EvictLast; using Chain = EarlyAtLoads;
-  enum : int { kCols = 256, kThreads = 64, kThreadsPerRow = 8, kRowsPerBlock = 8, kVector = 8, kEarlyParams = 1 };
+struct Cols256_abd4 : Plain { using Load = NoAllocate;
+  enum : int { kCols = 256, kThreads = 256, kThreadsPerRow = 8, kRowsPerBlock = 32, kVector = 8 };
 };
-struct Cols2048_c35d : Plain { using Chain = EarlyAtLoads;
+struct Cols2048_360c : Plain { using Load = EvictLast; using Params = Ahead;
   enum : int { kCols = 2048, kThreads = 256, kThreadsPerRow = 256, kVector = 4, kEarlyParams = 1 };
 };
-struct Cols4095_a884 : Plain { using Load = EvictLast; using Chain = EarlyAtLoads;
+struct Cols2048_cbda : Plain { using Load = NoAllocate; using Params = Ahead;
+  enum : int { kCols = 2048, kThreads = 256, kThreadsPerRow = 256, kVector = 8, kEarlyParams = 1 };
+};
+struct Cols4095_eea7 : Plain {
   enum : int { kCols = 4095, kThreads = 128, kThreadsPerRow = 128, kVector = 8, kEarlyParams = 1, kFirstInside = 0 };
 };
-struct Cols4096_07fd : Plain { using Chain = EarlyAtLoads;
-  enum : int { kCols = 4096, kThreads = 256, kThreadsPerRow = 256, kVector = 4, kEarlyParams = 1 };
+struct Cols4096_88ad : Plain { using Params = Ahead;
+  enum : int { kCols = 4096, kThreads = 512, kThreadsPerRow = 512, kVector = 4, kEarlyParams = 1 };
 };
-struct Cols4096_5fe5 : Plain { using Load = NoAllocate; using Chain = EarlyAtLoads;
-  enum : int { kCols = 4096, kThreads = 256, kThreadsPerRow = 256, kVector = 4, kEarlyParams = 1 };
+struct Cols4096_6f9d : Plain { using Load = NoAllocate; using Params = Ahead;
+  enum : int { kCols = 4096, kThreads = 512, kThreadsPerRow = 512, kVector = 8, kEarlyParams = 1 };
 };
-struct Cols4096_51e8 : Plain { using Chain = EarlyAtLoads;
-  enum : int { kCols = 4096, kThreads = 256, kThreadsPerRow = 256, kVector = 8, kEarlyParams = 1 };
+struct Cols4096_ac3b : Plain { using Load = NoAllocate;
+  enum : int { kCols = 4096, kThreads = 64, kThreadsPerRow = 64, kVector = 8, kEarlyParams = 0 };
 };
-struct Cols4096_2fa7 : Plain { using Load = NoAllocate; using Store = Streaming; using Chain = EarlyAtLoads;
-  enum : int { kCols = 4096, kThreads = 256, kThreadsPerRow = 256, kVector = 8, kEarlyParams = 1 };
+struct Cols4096_7a64 : Plain { using Load = NoAllocate; using Store = Streaming;
+  enum : int { kCols = 4096, kThreads = 64, kThreadsPerRow = 64, kVector = 4 };
 };
 struct Cols4096_2013 : Plain { using Load = NoAllocate; using Store = Streaming;
   enum : int { kCols = 4096, kThreads = 256, kThreadsPerRow = 256, kVector = 8, kEarlyParams = 1, kFirstInside = 1 };
 };
-struct Cols5120_e609 : Plain { using Load = EvictLast; using Chain = EarlyAtLoads;
-  enum : int { kCols = 5120, kThreads = 256, kThreadsPerRow = 256, kVector = 8, kEarlyParams = 1 };
+struct Cols5120_f60e : Plain { using Params = Ahead;
+  enum : int { kCols = 5120, kThreads = 512, kThreadsPerRow = 512, kVector = 4, kEarlyParams = 1 };
 };
-struct Cols7168_da15 : Plain { using Chain = EarlyAtLoads;
+struct Cols5120_d060 : Plain { using Load = EvictLast;
+  enum : int { kCols = 5120, kThreads = 64, kThreadsPerRow = 64, kVector = 8, kEarlyParams = 0 };
+};
+struct Cols7168_749b : Plain {
   enum : int { kCols = 7168, kThreads = 512, kThreadsPerRow = 512, kVector = 4, kEarlyParams = 1 };
 };
-struct Cols7168_bd50 : Plain { using Chain = EarlyAtLoads;
-  enum : int { kCols = 7168, kThreads = 256, kThreadsPerRow = 256, kVector = 4, kEarlyParams = 1 };
+struct Cols7168_8e4d : Plain { using Chain = EarlyAtLoads;
+  enum : int { kCols = 7168, kThreads = 512, kThreadsPerRow = 512, kVector = 8, kEarlyParams = 1 };
 };
-struct Cols8191_8625 : Plain { using Load = EvictLast; using Chain = EarlyAtLoads;
-  enum : int { kCols = 8191, kThreads = 256, kThreadsPerRow = 256, kVector = 8, kEarlyParams = 0, kFirstInside = 0 };
+struct Cols8191_7107 : Plain { using Chain = EarlyAtLoads;
+  enum : int { kCols = 8191, kThreads = 256, kThreadsPerRow = 256, kVector = 8, kEarlyParams = 1, kFirstInside = 0 };
 };
-struct Cols8192_37ac : Plain { using Chain = EarlyAtLoads;
+struct Cols8192_277d : Plain { using Load = NoAllocate; using Params = Ahead;
+  enum : int { kCols = 8192, kThreads = 512, kThreadsPerRow = 512, kVector = 8, kEarlyParams = 1 };
+};
+struct Cols8192_669b : Plain { using Params = Ahead;
   enum : int { kCols = 8192, kThreads = 512, kThreadsPerRow = 512, kVector = 4, kEarlyParams = 1 };
 };
-struct Cols8192_593e : Plain { using Chain = EarlyAtLoads;
-  enum : int { kCols = 8192, kThreads = 1024, kThreadsPerRow = 1024, kVector = 4, kEarlyParams = 1 };
+struct Cols8192_3267 : Plain { using Load = NoAllocate; using Params = Ahead;
+  enum : int { kCols = 8192, kThreads = 512, kThreadsPerRow = 512, kVector = 4, kEarlyParams = 1 };
 };
-struct Cols8192_d4b0 : Plain { using Load = EvictLast; using Chain = EarlyAtLoads;
-  enum : int { kCols = 8192, kThreads = 128, kThreadsPerRow = 128, kVector = 8, kEarlyParams = 1 };
+struct Cols8192_f2a9 : Plain { using Load = EvictLast; using Chain = EarlyAtLoads;
+  enum : int { kCols = 8192, kThreads = 256, kThreadsPerRow = 256, kVector = 8, kEarlyParams = 1 };
 };
-struct Cols16384_0856 : Plain { using Chain = EarlyAtStart;
-  enum : int { kCols = 16384, kThreads = 1024, kCluster = 4, kVector = 4 };
+struct Cols16384_0792 : Plain { using Load = NoAllocate;
+  enum : int { kCols = 16384, kThreads = 128, kCluster = 8, kVector = 4, kEarlyParams = 1 };
 };
-struct Cols16384_f8af : Plain { using Chain = EarlyAtLoads;
-  enum : int { kCols = 16384, kThreads = 1024, kThreadsPerRow = 1024, kVector = 8, kEarlyParams = 0 };
-};
-struct Cols16384_6f65 : Plain { using Load = EvictLast; using Store = Streaming; using Chain = EarlyAtLoads;
+struct Cols16384_147f : Plain { using Load = NoAllocate; using Params = Ahead;
   enum : int { kCols = 16384, kThreads = 512, kThreadsPerRow = 512, kVector = 4, kEarlyParams = 1 };
 };
+struct Cols16384_d52d : Plain { enum : int { kCols = 16384, kThreads = 128, kThreadsPerRow = 128, kVector = 8 }; };
 struct Cols32768_4533 : Plain { using Load = EvictLast;
   enum : int { kCols = 32768, kThreads = 1024, kThreadsPerRow = 1024, kVector = 4, kUnroll = 4 };
 };
@@ -620,7 +702,7 @@ struct AnyCols_fee7 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256,
 // rmsnorm forward: lanes of a warp own a row, a block works on several rows; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_bf16_warp_per_row_7037(
+rmsnorm_fwd_bf16_warp_per_row_45cb(
     bfloat16* __restrict__ y,
     float* __restrict__ rstd,
     Input<Config, bfloat16> x,
@@ -636,6 +718,7 @@ rmsnorm_fwd_bf16_warp_per_row_7037(
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
+  using Params = typename Config::Params;
   // column parameters wait in registers, or are read where they are used
   constexpr bool kEarlyParams = Config::kEarlyParams;
   constexpr int kVectors = kCols / kVector;  // vectors of a row
@@ -660,6 +743,7 @@ rmsnorm_fwd_bf16_warp_per_row_7037(
   bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
   const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
 
+  Params::to_l2(weight, kCols);
   Chain::at_start();
   Chain::wait();  // nothing before it depends on the kernels in front of this one
 
@@ -731,10 +815,134 @@ rmsnorm_fwd_bf16_warp_per_row_7037(
   Chain::at_end();
 }
 
+// rmsnorm forward: lanes of a warp own a row, a block works on several rows; each row is read once.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+rmsnorm_fwd_bf16_warp_per_row_a5c1(
+    bfloat16* __restrict__ y,
+    float* __restrict__ rstd,
+    Input<Config, bfloat16> x,
+    Input<Config, bfloat16> weight,
+    long long y_pitch,
+    long long x_pitch,
+    int rows,
+    float eps) {
+  constexpr int kCols = Config::kCols;
+  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
+  constexpr int kRowsPerBlock = Config::kRowsPerBlock;
+  constexpr int kVector = Config::kVector;  // elements per access
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  constexpr int kVectors = kCols / kVector;  // vectors of a row
+  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
+  struct Look1 {  // state of look 1: sum(x**2)
+    float x_squares;
+    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
+      return {a.x_squares + b.x_squares};
+    }
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
+      return {__shfl_xor_sync(mask, s.x_squares, offset)};
+    }
+  };
+
+  const int lane = threadIdx.x % kThreadsPerRow;
+  const int slot = threadIdx.x / kThreadsPerRow;  // this thread's row within the block
+
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
+
+  Vec<bfloat16, kVector> weight_held[kSteps];
+
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      weight_held[step] = read<kVector>(weight + vector * kVector);
+    }
+  }
+
+  Vec<bfloat16, kVector> x_next[kSteps];
+  // The next row is loaded while the present one is computed.
+  const auto fetch = [&](int first_row) {
+    const int fetched_row = min(first_row + slot, rows - 1);
+    const bfloat16* x_row = x + static_cast<long long>(fetched_row) * x_pitch;
+
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        x_next[step] = read<kVector, Load>(x_row + vector * kVector);
+      }
+    }
+  };
+  if (blockIdx.x * kRowsPerBlock < rows) fetch(blockIdx.x * kRowsPerBlock);
+
+  for (int first_row = blockIdx.x * kRowsPerBlock; first_row < rows; first_row += gridDim.x * kRowsPerBlock) {
+    const int row = first_row + slot;
+    const bool active = row < rows;  // idle rows recompute the last row and store nothing
+    const int valid_row = active ? row : rows - 1;
+    bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
+
+    Vec<bfloat16, kVector> x_held[kSteps];
+
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      x_held[step] = x_next[step];
+    }
+
+    const unsigned next_row = first_row + gridDim.x * kRowsPerBlock;
+    if (next_row < rows) fetch(next_row);
+
+    Look1 look1 = {0.0f};
+
+    // Look 1: sum(x**2)
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        #pragma unroll
+        for (int i = 0; i < kVector; ++i) {
+          const float x_i = element(x_held[step], i);
+          look1.x_squares += x_i * x_i;
+        }
+      }
+    }
+
+    look1 = reduce_lanes<kThreadsPerRow>(look1);
+    const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
+
+    if (lane == 0 && active) {
+      if (rstd != nullptr) rstd[row] = row_rstd;
+    }
+
+    // Last look: the outputs
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        float y_values[kVector];
+        #pragma unroll
+        for (int i = 0; i < kVector; ++i) {
+          const float x_i = element(x_held[step], i);
+          const float weight_i = element(weight_held[step], i);
+          y_values[i] = x_i * row_rstd * weight_i;
+        }
+        Vec<bfloat16, kVector> y_vec;
+        pack(y_vec, y_values);
+        if (active) write<Store>(y_row + vector * kVector, y_vec);
+      }
+    }
+  }
+
+  Chain::at_end();
+}
+
 // rmsnorm forward: a block owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_bf16_block_per_row_0abb(
+rmsnorm_fwd_bf16_block_per_row_217c(
     bfloat16* __restrict__ y,
     float* __restrict__ rstd,
     Input<Config, bfloat16> x,
@@ -749,6 +957,7 @@ rmsnorm_fwd_bf16_block_per_row_0abb(
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
+  using Params = typename Config::Params;
   // column parameters wait in registers, or are read where they are used
   constexpr bool kEarlyParams = Config::kEarlyParams;
   constexpr int kWarpsPerRow = kThreadsPerRow / 32;
@@ -772,6 +981,7 @@ rmsnorm_fwd_bf16_block_per_row_0abb(
   bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
   const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
 
+  Params::to_l2(weight, kCols);
   Chain::at_start();
   Chain::wait();  // nothing before it depends on the kernels in front of this one
 
@@ -846,7 +1056,7 @@ rmsnorm_fwd_bf16_block_per_row_0abb(
 // rmsnorm forward: a block owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_bf16_block_per_row_aef5(
+rmsnorm_fwd_bf16_block_per_row_37b7(
     bfloat16* __restrict__ y,
     float* __restrict__ rstd,
     Input<Config, bfloat16> x,
@@ -861,6 +1071,7 @@ rmsnorm_fwd_bf16_block_per_row_aef5(
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
+  using Params = typename Config::Params;
   // column parameters wait in registers, or are read where they are used
   constexpr bool kEarlyParams = Config::kEarlyParams;
   constexpr int kFirstInside = Config::kFirstInside;  // first step whose windows of parameters begin within these
@@ -892,6 +1103,7 @@ rmsnorm_fwd_bf16_block_per_row_aef5(
   const int edge = lane < head ? lane : lane + vectors * kVector;
   const bool has_edge = edge < kCols;
 
+  Params::to_l2(weight, kCols);
   Chain::at_start();
   Chain::wait();  // nothing before it depends on the kernels in front of this one
 
@@ -989,10 +1201,10 @@ rmsnorm_fwd_bf16_block_per_row_aef5(
   Chain::at_end();
 }
 
-// rmsnorm forward: the blocks of a cluster own a row; each row is read once.
+// rmsnorm forward: a block owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_bf16_cluster_per_row_ed7a(
+rmsnorm_fwd_bf16_block_per_row_ebaf(
     bfloat16* __restrict__ y,
     float* __restrict__ rstd,
     Input<Config, bfloat16> x,
@@ -1002,14 +1214,12 @@ rmsnorm_fwd_bf16_cluster_per_row_ed7a(
     int rows,
     float eps) {
   constexpr int kCols = Config::kCols;
-  constexpr int kThreads = Config::kThreads;
-  constexpr int kCluster = Config::kCluster;  // blocks that share a row
-  constexpr int kWarps = kThreads / 32;
-  constexpr int kThreadsPerRow = kCluster * kThreads;
+  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
   constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
+  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // vectors of a row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
@@ -1022,18 +1232,10 @@ rmsnorm_fwd_bf16_cluster_per_row_ed7a(
       return {__shfl_xor_sync(mask, s.x_squares, offset)};
     }
   };
-  __shared__ Look1 look1_slots[2][kCluster * kWarps];
-  __shared__ unsigned long long look1_full[2];
+  __shared__ Look1 look1_slots[2][kWarpsPerRow];
 
-  const int lane = static_cast<int>(cluster_rank() * kThreads + threadIdx.x);
-  unsigned trip = 0;
-  if (threadIdx.x == 0) {
-    for (int i = 0; i < 2; ++i) {
-      mbarrier_init(&look1_full[i], 1);
-    }
-    mbarrier_cluster_fence();
-  }
-  cluster_arrive();  // a block may write to another only once that one has started
+  const int lane = threadIdx.x;
+  int parity = 0;
 
   Chain::at_start();
   Chain::wait();  // nothing before it depends on the kernels in front of this one
@@ -1061,11 +1263,9 @@ rmsnorm_fwd_bf16_cluster_per_row_ed7a(
       }
     }
   };
-  if (blockIdx.x / kCluster < rows) fetch(blockIdx.x / kCluster);
+  if (blockIdx.x < rows) fetch(blockIdx.x);
 
-  cluster_wait();
-
-  for (int row = blockIdx.x / kCluster; row < rows; row += gridDim.x / kCluster) {
+  for (int row = blockIdx.x; row < rows; row += gridDim.x) {
     bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
 
     Vec<bfloat16, kVector> x_held[kSteps];
@@ -1075,7 +1275,7 @@ rmsnorm_fwd_bf16_cluster_per_row_ed7a(
       x_held[step] = x_next[step];
     }
 
-    const unsigned next_row = row + gridDim.x / kCluster;
+    const unsigned next_row = row + gridDim.x;
     if (next_row < rows) fetch(next_row);
 
     #pragma unroll
@@ -1098,7 +1298,7 @@ rmsnorm_fwd_bf16_cluster_per_row_ed7a(
       }
     }
 
-    look1 = exchange_cluster<kWarps, kCluster>(look1, look1_slots, look1_full, trip);
+    look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[parity]);
     const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
 
     if (lane == 0) {
@@ -1123,7 +1323,260 @@ rmsnorm_fwd_bf16_cluster_per_row_ed7a(
       }
     }
 
-    ++trip;
+    parity ^= 1;
+  }
+
+  Chain::at_end();
+}
+
+// rmsnorm forward: the blocks of a cluster own a row; each row is read once.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+rmsnorm_fwd_bf16_cluster_per_row_b901(
+    bfloat16* __restrict__ y,
+    float* __restrict__ rstd,
+    Input<Config, bfloat16> x,
+    Input<Config, bfloat16> weight,
+    long long y_pitch,
+    long long x_pitch,
+    int rows,
+    float eps) {
+  constexpr int kCols = Config::kCols;
+  constexpr int kThreads = Config::kThreads;
+  constexpr int kCluster = Config::kCluster;  // blocks that share a row
+  constexpr int kWarps = kThreads / 32;
+  constexpr int kThreadsPerRow = kCluster * kThreads;
+  constexpr int kVector = Config::kVector;  // elements per access
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  using Params = typename Config::Params;
+  // column parameters wait in registers, or are read where they are used
+  constexpr bool kEarlyParams = Config::kEarlyParams;
+  constexpr int kVectors = kCols / kVector;  // vectors of a row
+  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
+  struct Look1 {  // state of look 1: sum(x**2)
+    float x_squares;
+    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
+      return {a.x_squares + b.x_squares};
+    }
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
+      return {__shfl_xor_sync(mask, s.x_squares, offset)};
+    }
+  };
+  __shared__ Look1 look1_slots[kCluster * kWarps];
+
+  const int lane = static_cast<int>(cluster_rank() * kThreads + threadIdx.x);
+  const int row = blockIdx.x / kCluster;
+
+  bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
+  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
+
+  Params::to_l2(weight, kCols);
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
+
+  Vec<bfloat16, kVector> x_held[kSteps];
+
+  // The row of x is read once and waits in registers; each thread reads back its own part.
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      x_held[step] = read<kVector, Load>(x_row + vector * kVector);
+    }
+  }
+
+  Vec<bfloat16, kVector> weight_held[kSteps];
+  if (kEarlyParams) {
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        weight_held[step] = read<kVector>(weight + vector * kVector);
+      }
+    }
+  }
+
+  Chain::at_loads();
+  cluster_arrive();  // a block may write to another only once that one has started
+
+  Look1 look1 = {0.0f};
+
+  // Look 1: sum(x**2)
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        look1.x_squares += x_i * x_i;
+      }
+    }
+  }
+
+  cluster_wait();
+  look1 = reduce_cluster<kWarps, kCluster>(look1, look1_slots);
+  const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
+
+  if (lane == 0) {
+    if (rstd != nullptr) rstd[row] = row_rstd;
+  }
+
+  // Last look: the outputs
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + vector * kVector);
+      float y_values[kVector];
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        const float weight_i = element(weight_held[step], i);
+        y_values[i] = x_i * row_rstd * weight_i;
+      }
+      Vec<bfloat16, kVector> y_vec;
+      pack(y_vec, y_values);
+      write<Store>(y_row + vector * kVector, y_vec);
+    }
+  }
+
+  Chain::at_end();
+}
+
+// rmsnorm forward: a block owns a row; each row is read once.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+rmsnorm_fwd_bf16_block_per_row_1e1a(
+    bfloat16* __restrict__ y,
+    float* __restrict__ rstd,
+    Input<Config, bfloat16> x,
+    Input<Config, bfloat16> weight,
+    long long y_pitch,
+    long long x_pitch,
+    int rows,
+    float eps) {
+  constexpr int kCols = Config::kCols;
+  constexpr int kThreads = Config::kThreads;
+  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
+  constexpr int kVector = Config::kVector;  // elements per access
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
+  constexpr int kVectors = kCols / kVector;  // vectors of a row
+  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
+  struct Look1 {  // state of look 1: sum(x**2)
+    float x_squares;
+    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
+      return {a.x_squares + b.x_squares};
+    }
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
+      return {__shfl_xor_sync(mask, s.x_squares, offset)};
+    }
+  };
+  __shared__ Look1 look1_slots[2][kWarpsPerRow];
+
+  const int lane = threadIdx.x;
+  int parity = 0;
+  bfloat16* x_shared = reinterpret_cast<bfloat16*>(dynamic_shared());
+
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
+
+  // Each thread copies its own vectors to its own slots, so that no barrier is needed to read them.
+  const auto fetch = [&](int row) {
+    const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
+
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        copy_async<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector, x_row + vector * kVector);
+      }
+    }
+  };
+  if (blockIdx.x < rows) fetch(blockIdx.x);
+  cp_async_commit();
+
+  Vec<bfloat16, kVector> weight_held[kSteps];
+
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      weight_held[step] = read<kVector>(weight + vector * kVector);
+    }
+  }
+
+  for (int row = blockIdx.x; row < rows; row += gridDim.x) {
+    bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
+
+    Vec<bfloat16, kVector> x_held[kSteps];
+
+    cp_async_wait<0>();
+
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        x_held[step] = read<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector);
+      }
+    }
+
+    const unsigned refill_row = row + gridDim.x;
+    if (refill_row < rows) fetch(refill_row);
+    cp_async_commit();
+
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      stay_packed(weight_held[step]);
+    }
+
+    Look1 look1 = {0.0f};
+
+    // Look 1: sum(x**2)
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        #pragma unroll
+        for (int i = 0; i < kVector; ++i) {
+          const float x_i = element(x_held[step], i);
+          look1.x_squares += x_i * x_i;
+        }
+      }
+    }
+
+    look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[parity]);
+    const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
+
+    if (lane == 0) {
+      if (rstd != nullptr) rstd[row] = row_rstd;
+    }
+
+    // Last look: the outputs
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        float y_values[kVector];
+        #pragma unroll
+        for (int i = 0; i < kVector; ++i) {
+          const float x_i = element(x_held[step], i);
+          const float weight_i = element(weight_held[step], i);
+          y_values[i] = x_i * row_rstd * weight_i;
+        }
+        Vec<bfloat16, kVector> y_vec;
+        pack(y_vec, y_values);
+        write<Store>(y_row + vector * kVector, y_vec);
+      }
+    }
+
+    parity ^= 1;
   }
 
   Chain::at_end();
@@ -1786,36 +2239,35 @@ struct Tuned {
   Kernel kernel;
 };
 inline constexpr Tuned kTuned[] = {
-    {524288,     64,  8, 0u, 2u, false, {{128, 16}, run<rmsnorm_fwd_bf16_warp_per_row_7037<Cols64_30a7>>}},
-    { 65536,    128, 16, 0u, 2u, false, {{256, 32, true}, run<rmsnorm_fwd_bf16_warp_per_row_7037<Cols128_6c5e>>}},
-    {262144,    128, 16, 0u, 2u, false, {{128, 8}, run<rmsnorm_fwd_bf16_warp_per_row_7037<Cols128_6379>>}},
-    { 32768,    256, 16, 0u, 2u, false, {{64, 8, true}, run<rmsnorm_fwd_bf16_warp_per_row_7037<Cols256_0edd>>}},
-    {     1,   2048,  8, 0u, 2u, false, {{256, 1, true}, run<rmsnorm_fwd_bf16_block_per_row_0abb<Cols2048_c35d>>}},
-    {    64,   2048,  8, 0u, 2u, false, {{256, 1, true}, run<rmsnorm_fwd_bf16_block_per_row_0abb<Cols2048_c35d>>}},
-    { 16384,   4095,  2, 0u, 2u,  true, {{128, 1, true}, run<rmsnorm_fwd_bf16_block_per_row_aef5<Cols4095_a884>>}},
-    {     1,   4096,  8, 0u, 2u, false, {{256, 1, true}, run<rmsnorm_fwd_bf16_block_per_row_0abb<Cols4096_07fd>>}},
-    {     8,   4096,  8, 0u, 2u, false, {{256, 1, true}, run<rmsnorm_fwd_bf16_block_per_row_0abb<Cols4096_5fe5>>}},
-    {    16,   4096,  8, 0u, 2u, false, {{256, 1, true}, run<rmsnorm_fwd_bf16_block_per_row_0abb<Cols4096_07fd>>}},
-    {  4096,   4096, 16, 0u, 2u, false, {{256, 1, true}, run<rmsnorm_fwd_bf16_block_per_row_0abb<Cols4096_51e8>>}},
-    {  8192,   4096, 16, 0u, 2u, false, {{256, 1, true}, run<rmsnorm_fwd_bf16_block_per_row_0abb<Cols4096_2fa7>>}},
-    {  8192,   4096,  2, 0u, 2u,  true, {{256}, run<rmsnorm_fwd_bf16_block_per_row_aef5<Cols4096_2013>>}},
-    {    32,   5120, 16, 0u, 2u, false, {{256, 1, true}, run<rmsnorm_fwd_bf16_block_per_row_0abb<Cols5120_e609>>}},
-    {  2048,   5120, 16, 0u, 2u, false, {{256, 1, true}, run<rmsnorm_fwd_bf16_block_per_row_0abb<Cols5120_e609>>}},
-    {     1,   7168,  8, 0u, 2u, false, {{512, 1, true}, run<rmsnorm_fwd_bf16_block_per_row_0abb<Cols7168_da15>>}},
-    {  8192,   7168,  8, 0u, 2u, false, {{256, 1, true}, run<rmsnorm_fwd_bf16_block_per_row_0abb<Cols7168_bd50>>}},
-    {  8192,   8191,  2, 0u, 2u,  true, {{256, 1, true}, run<rmsnorm_fwd_bf16_block_per_row_aef5<Cols8191_8625>>}},
-    {     1,   8192,  8, 0u, 2u, false, {{512, 1, true}, run<rmsnorm_fwd_bf16_block_per_row_0abb<Cols8192_37ac>>}},
-    {    16,   8192,  8, 0u, 2u, false, {{1024, 1, true},
-     run<rmsnorm_fwd_bf16_block_per_row_0abb<Cols8192_593e>>}},
-    {    64,   8192,  8, 0u, 2u, false, {{1024, 1, true},
-     run<rmsnorm_fwd_bf16_block_per_row_0abb<Cols8192_593e>>}},
-    { 16384,   8192, 16, 0u, 2u, false, {{128, 1, true}, run<rmsnorm_fwd_bf16_block_per_row_0abb<Cols8192_d4b0>>}},
-    {     1,  16384,  8, 0u, 2u, false, {{1024, 1, true, 0, 0, 1, 4},
-     run<rmsnorm_fwd_bf16_cluster_per_row_ed7a<Cols16384_0856>>}},
-    {    64,  16384, 16, 0u, 2u, false, {{1024, 1, true},
-     run<rmsnorm_fwd_bf16_block_per_row_0abb<Cols16384_f8af>>}},
-    {  4096,  16384,  8, 0u, 2u, false, {{512, 1, true},
-     run<rmsnorm_fwd_bf16_block_per_row_0abb<Cols16384_6f65>>}},
+    {524288,     64, 16, 0u, 2u, false, {{128, 16}, run<rmsnorm_fwd_bf16_warp_per_row_45cb<Cols64_b730>>}},
+    { 65536,    128, 16, 0u, 2u, false, {{128, 16}, run<rmsnorm_fwd_bf16_warp_per_row_45cb<Cols128_de26>>}},
+    {262144,    128, 16, 0u, 2u, false, {{128, 8}, run<rmsnorm_fwd_bf16_warp_per_row_45cb<Cols128_2152>>}},
+    { 32768,    256, 16, 0u, 2u, false, {{256, 32, false, 0, 0, 2},
+     run<rmsnorm_fwd_bf16_warp_per_row_a5c1<Cols256_abd4>>}},
+    {     1,   2048,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_block_per_row_217c<Cols2048_360c>>}},
+    {    64,   2048, 16, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_block_per_row_217c<Cols2048_cbda>>}},
+    { 16384,   4095,  2, 0u, 2u,  true, {{128}, run<rmsnorm_fwd_bf16_block_per_row_37b7<Cols4095_eea7>>}},
+    {     1,   4096,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_block_per_row_217c<Cols4096_88ad>>}},
+    {     8,   4096,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_block_per_row_217c<Cols4096_88ad>>}},
+    {    16,   4096, 16, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_block_per_row_217c<Cols4096_6f9d>>}},
+    {  4096,   4096, 16, 0u, 2u, false, {{64}, run<rmsnorm_fwd_bf16_block_per_row_217c<Cols4096_ac3b>>}},
+    {  8192,   4096,  8, 0u, 2u, false, {{64, 1, false, 0, 0, 16},
+     run<rmsnorm_fwd_bf16_block_per_row_ebaf<Cols4096_7a64>>}},
+    {  8192,   4096,  2, 0u, 2u,  true, {{256}, run<rmsnorm_fwd_bf16_block_per_row_37b7<Cols4096_2013>>}},
+    {    32,   5120,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_block_per_row_217c<Cols5120_f60e>>}},
+    {  2048,   5120, 16, 0u, 2u, false, {{64}, run<rmsnorm_fwd_bf16_block_per_row_217c<Cols5120_d060>>}},
+    {     1,   7168,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_block_per_row_217c<Cols7168_749b>>}},
+    {  8192,   7168, 16, 0u, 2u, false, {{512, 1, true}, run<rmsnorm_fwd_bf16_block_per_row_217c<Cols7168_8e4d>>}},
+    {  8192,   8191,  2, 0u, 2u,  true, {{256, 1, true}, run<rmsnorm_fwd_bf16_block_per_row_37b7<Cols8191_7107>>}},
+    {     1,   8192, 16, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_block_per_row_217c<Cols8192_277d>>}},
+    {    16,   8192,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_block_per_row_217c<Cols8192_669b>>}},
+    {    64,   8192,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_block_per_row_217c<Cols8192_3267>>}},
+    { 16384,   8192, 16, 0u, 2u, false, {{256, 1, true}, run<rmsnorm_fwd_bf16_block_per_row_217c<Cols8192_f2a9>>}},
+    {     1,  16384,  8, 0u, 2u, false, {{128, 1, false, 0, 0, 0, 8},
+     run<rmsnorm_fwd_bf16_cluster_per_row_b901<Cols16384_0792>>}},
+    {    64,  16384,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_block_per_row_217c<Cols16384_147f>>}},
+    {  4096,  16384, 16, 0u, 2u, false, {{128, 1, false, 0, 0, 8, 1, 32768},
+     run<rmsnorm_fwd_bf16_block_per_row_1e1a<Cols16384_d52d>>}},
     {  8192,  32768,  8, 0u, 2u, false, {{1024, 1, false, 0, 0, 0, 1, 65536},
      run<rmsnorm_fwd_bf16_block_per_row_1f32<Cols32768_4533>>}},
     {  4096, 131072, 16, 0u, 2u, false, {{128, 1, false, 0, 0, 8, 8, 65536},

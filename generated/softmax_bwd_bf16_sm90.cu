@@ -12,15 +12,15 @@
 // spec      softmax, sha256:c5400002ca547394ec84e5aa4b3351da738c737199bc4278c68add55f3aaf94c
 // tuned by  normgen 0.1.0
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
-// verified  not recorded
-// note      emitted as another text than the one that was tuned: 8192 x 4096
+// verified  NVIDIA H200, driver for CUDA 13.0: 4 calls, 1 to 4096 rows, 19 families of rows, own pitches of dx, dy, y
 //
-//   rows x cols              kernel         threads  rows/block  vector  GB/s  of roof  vs default  alone us  timed
-//   8192 x 4096              block_per_row  512      1           8       4277  104.1 %  1.00x       47.07     cold alone
-//   (any other, rows alike)  block_per_row  256      1           8       -     -        -           -         not tuned
-//   (any other)              block_per_row  256      1           1       -     -        -           -         not tuned
+//   rows x cols              kernel         threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
+//   8192 x 4096              block_per_row  64       1           4       47.35     100.9 / 53.56  4252  104.0 %  1.10x       48.88     fresh
+//   (any other, rows alike)  block_per_row  256      1           8       -         -              -     -        -           -         not tuned
+//   (any other)              block_per_row  256      1           1       -         -              -     -        -           -         not tuned
 //
-// times     alone: of launches behind each other, which overlap where they start early; GB/s and ratios are of these
+// times     price: what the kernel adds to a chain of a kernel that writes its main input and one that reads its
+//           outputs; chain: with / without the kernel; fresh: all but the main input comes from DRAM
 //
 // accuracy  largest error against the float64 reference, as a fraction of the bound for float32 arithmetic and the
 //           stored dtype, over adversarial rows, on the GPU: dx 0.99
@@ -46,12 +46,12 @@
 struct __nv_bfloat16;  // cuda_bf16.h has it, and takes as long to compile as cuda_runtime.h
 #endif
 
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
-#error "softmax_bwd_bf16 needs sm_90 or newer: compile with -arch=sm_90"
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 750
+#error "softmax_bwd_bf16 needs sm_75 or newer: compile with -arch=sm_90"
 #endif
 
 namespace normgen {
-namespace sm90 {  // the GPU these shapes were tuned on; the code itself runs on sm_90 and newer
+namespace sm90 {  // the GPU these shapes were tuned on; the code itself runs on sm_75 and newer
 namespace softmax_bwd_bf16_detail {
 
 struct bfloat16 {
@@ -78,16 +78,6 @@ __device__ __forceinline__ unsigned floats_to_bfloat162(float low, float high) {
 #else
   return float_to_bfloat16(low) | (static_cast<unsigned>(float_to_bfloat16(high)) << 16);
 #endif
-}
-
-// Programmatic dependent launch: wait until the kernel before this one has ended and its writes are visible.
-__device__ __forceinline__ void dependency_wait() {
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-}
-
-// Programmatic dependent launch: let the kernel behind this one start as soon as blocks leave room.
-__device__ __forceinline__ void dependency_trigger() {
-  asm volatile("griddepcontrol.launch_dependents;");
 }
 
 // The widest type that memory of that many bytes is accessed as, and its bits in registers.
@@ -196,32 +186,10 @@ struct InOrder {
 
 template <class Config, typename T> using Input = typename Config::Chain::template Pointer<T>;
 
-// Starts while the kernel in front still runs (programmatic dependent launch).
-struct Early : InOrder {
-  template <typename T> using Pointer = const T*;
-  static __device__ __forceinline__ void wait() { dependency_wait(); }
-  static __device__ __forceinline__ void wait_for_partner() { dependency_wait(); }
-};
-
-// As Early; the next kernel may start at once, and waits where it must.
-struct EarlyAtStart : Early {
-  static __device__ __forceinline__ void at_start() { dependency_trigger(); }
-};
-
-// As Early; the next kernel may start once this one has asked for its rows.
-struct EarlyAtLoads : Early {
-  static __device__ __forceinline__ void at_loads() { dependency_trigger(); }
-};
-
-// As Early; the next kernel may start as the blocks of this one end.
-struct EarlyAtEnd : Early {
-  static __device__ __forceinline__ void at_end() { dependency_trigger(); }
-};
-
-// Only a call's second kernel starts early, behind its first one.
-struct EarlyPartner : InOrder {
-  static __device__ __forceinline__ void wait_for_partner() { dependency_wait(); }
-  static __device__ __forceinline__ void at_start() { dependency_trigger(); }
+// Parameters are read in their turn.
+struct InTurn {
+  template <typename T>
+  static __device__ __forceinline__ void to_l2(const T*, int) {}
 };
 
 // What a Config names but where it says otherwise. Its sizes are counted in elements, threads, rows or blocks.
@@ -229,6 +197,7 @@ struct Plain {
   using Load = Default;   // how rows are read
   using Store = Default;  // how rows are written
   using Chain = InOrder;  // how a kernel overlaps with its neighbours in the stream
+  using Params = InTurn;  // whether column parameters are asked for ahead of the rows
 };
 
 // All kLanes neighbouring lanes, a power of two, end with the combined state; the lanes of `mask` take part. A state is
@@ -265,9 +234,21 @@ __device__ __forceinline__ State reduce_row(State s, State* slots) {
   return reduce_lanes<lanes_for(kWarps)>(share_of_slots<kWarps>(slots));
 }
 
+// Used once: evict first (ld.global.cs, st.global.cs).
+struct Streaming {
+  template <int kBytes>
+  static __device__ __forceinline__ void load(const void* address, unsigned* bits) {
+    split(__ldcs(static_cast<const Word<kBytes>*>(address)), bits);
+  }
+  template <int kBytes>
+  static __device__ __forceinline__ void store(void* address, const unsigned* bits) {
+    __stcs(static_cast<Word<kBytes>*>(address), join<kBytes>(bits));
+  }
+};
+
 // What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row.
-struct Cols4096_020b : Plain { using Chain = EarlyAtLoads;
-  enum : int { kCols = 4096, kThreads = 512, kThreadsPerRow = 512, kVector = 8 };
+struct Cols4096_e9d8 : Plain { using Store = Streaming;
+  enum : int { kCols = 4096, kThreads = 64, kThreadsPerRow = 64, kVector = 4 };
 };
 struct AnyCols_54f6 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 8, kUnroll = 1 }; };
 struct AnyCols_fee7 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 1, kUnroll = 1 }; };
@@ -275,7 +256,7 @@ struct AnyCols_fee7 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256,
 // softmax backward: a block owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-softmax_bwd_bf16_block_per_row_13ec(
+softmax_bwd_bf16_block_per_row_92a3(
     bfloat16* __restrict__ dx,
     Input<Config, bfloat16> dy,
     Input<Config, bfloat16> y,
@@ -302,67 +283,84 @@ softmax_bwd_bf16_block_per_row_13ec(
       return {__shfl_xor_sync(mask, s.dy_y_sum, offset)};
     }
   };
-  __shared__ Look1 look1_slots[kWarpsPerRow];
+  __shared__ Look1 look1_slots[2][kWarpsPerRow];
 
   const int lane = threadIdx.x;
-  const int row = blockIdx.x;
-
-  bfloat16* dx_row = dx + static_cast<long long>(row) * dx_pitch;
-  const bfloat16* dy_row = dy + static_cast<long long>(row) * dy_pitch;
-  const bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
+  int parity = 0;
 
   Chain::at_start();
   Chain::wait();  // nothing before it depends on the kernels in front of this one
 
-  Vec<bfloat16, kVector> dy_held[kSteps];
-  Vec<bfloat16, kVector> y_held[kSteps];
+  Vec<bfloat16, kVector> dy_next[kSteps];
+  Vec<bfloat16, kVector> y_next[kSteps];
+  // The next row is loaded while the present one is computed.
+  const auto fetch = [&](int row) {
+    const bfloat16* dy_row = dy + static_cast<long long>(row) * dy_pitch;
+    const bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
 
-  // The row of dy and y is read once and waits in registers; each thread reads back its own part.
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      dy_held[step] = read<kVector, Load>(dy_row + vector * kVector);
-      y_held[step] = read<kVector, Load>(y_row + vector * kVector);
-    }
-  }
-
-  Chain::at_loads();
-
-  Look1 look1 = {0.0f};
-
-  // Look 1: sum(dy * y)
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float dy_i = element(dy_held[step], i);
-        const float y_i = element(y_held[step], i);
-        look1.dy_y_sum += dy_i * y_i;
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        dy_next[step] = read<kVector, Load>(dy_row + vector * kVector);
+        y_next[step] = read<kVector, Load>(y_row + vector * kVector);
       }
     }
-  }
+  };
+  if (blockIdx.x < rows) fetch(blockIdx.x);
 
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
+  for (int row = blockIdx.x; row < rows; row += gridDim.x) {
+    bfloat16* dx_row = dx + static_cast<long long>(row) * dx_pitch;
 
-  // Last look: the outputs
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      float dx_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float dy_i = element(dy_held[step], i);
-        const float y_i = element(y_held[step], i);
-        dx_values[i] = (dy_i - look1.dy_y_sum) * y_i;
-      }
-      Vec<bfloat16, kVector> dx_vec;
-      pack(dx_vec, dx_values);
-      write<Store>(dx_row + vector * kVector, dx_vec);
+    Vec<bfloat16, kVector> dy_held[kSteps];
+    Vec<bfloat16, kVector> y_held[kSteps];
+
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      dy_held[step] = dy_next[step];
+      y_held[step] = y_next[step];
     }
+
+    const unsigned next_row = row + gridDim.x;
+    if (next_row < rows) fetch(next_row);
+
+    Look1 look1 = {0.0f};
+
+    // Look 1: sum(dy * y)
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        #pragma unroll
+        for (int i = 0; i < kVector; ++i) {
+          const float dy_i = element(dy_held[step], i);
+          const float y_i = element(y_held[step], i);
+          look1.dy_y_sum += dy_i * y_i;
+        }
+      }
+    }
+
+    look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[parity]);
+
+    // Last look: the outputs
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        float dx_values[kVector];
+        #pragma unroll
+        for (int i = 0; i < kVector; ++i) {
+          const float dy_i = element(dy_held[step], i);
+          const float y_i = element(y_held[step], i);
+          dx_values[i] = (dy_i - look1.dy_y_sum) * y_i;
+        }
+        Vec<bfloat16, kVector> dx_vec;
+        pack(dx_vec, dx_values);
+        write<Store>(dx_row + vector * kVector, dx_vec);
+      }
+    }
+
+    parity ^= 1;
   }
 
   Chain::at_end();
@@ -625,7 +623,8 @@ struct Tuned {
   Kernel kernel;
 };
 inline constexpr Tuned kTuned[] = {
-    {8192, 4096, 16, 0u, 0u, false, {{512, 1, true}, run<softmax_bwd_bf16_block_per_row_13ec<Cols4096_020b>>}},
+    {8192, 4096, 8, 0u, 0u, false, {{64, 1, false, 0, 0, 16},
+     run<softmax_bwd_bf16_block_per_row_92a3<Cols4096_e9d8>>}},
 };
 
 // The kernels for any cols, by the bits of `absent` that are compiled out: of two, the first reads vectors and asks that

@@ -11,20 +11,19 @@
 // spec      softmax, sha256:c5400002ca547394ec84e5aa4b3351da738c737199bc4278c68add55f3aaf94c
 // tuned by  normgen 0.1.0
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
-// verified  not recorded
-// note      emitted as another text than the one that was tuned: 8192 x 2048, 4096 x 32000, 16384 x 32768, 2048 x
-//           50257, 4096 x 128256
+// verified  NVIDIA H200, driver for CUDA 13.0: 4 to 5 calls, 1 to 8192 rows, 19 families of rows, own pitches of y, x
 //
-//   rows x cols              kernel           threads  rows/block  vector  GB/s  of roof  vs default  alone us  timed
-//   8192 x 2048              block_per_row    128      1           8       3992  103.7 %  1.01x       16.81     cold alone
-//   4096 x 32000             block_per_row    1024     1           8       4193  99.8 %   1.01x       125       cold alone
-//   16384 x 32768            block_per_row    1024     1           8       4281  106.8 %  1.01x       501.6     cold alone
-//   2048 x 50257             block_per_row    512      1           8       3853  92.3 %   1.03x       106.8     cold alone
-//   4096 x 128256            cluster_per_row  512      1           8       4148  96.7 %   1.00x       506.6     cold alone
-//   (any other, rows alike)  block_per_row    256      1           8       -     -        -           -         not tuned
-//   (any other)              block_per_row    256      1           1       -     -        -           -         not tuned
+//   rows x cols              kernel           threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
+//   8192 x 2048              block_per_row    128      2           4       13.18     38.26 / 25.05  5091  104.3 %  1.04x       18.46     fresh
+//   4096 x 32000             block_per_row    1024     1           8       127.4     319 / 191.2    4114  97.8 %   1.01x       126.1     fresh
+//   16384 x 32768            block_per_row    1024     1           8       498.3     1267 / 768.9   4309  103.7 %  1.01x       502.3     fresh
+//   2048 x 50257             block_per_row    512      1           8       107.1     262.2 / 155.2  3846  91.6 %   1.03x       106.8     fresh
+//   4096 x 128256            cluster_per_row  512      1           8       500.9     1253 / 751.9   4196  98.0 %   1.01x       508.1     fresh
+//   (any other, rows alike)  block_per_row    256      1           8       -         -              -     -        -           -         not tuned
+//   (any other)              block_per_row    256      1           1       -         -              -     -        -           -         not tuned
 //
-// times     alone: of launches behind each other, which overlap where they start early; GB/s and ratios are of these
+// times     price: what the kernel adds to a chain of a kernel that writes its main input and one that reads its
+//           outputs; chain: with / without the kernel; fresh: all but the main input comes from DRAM
 //
 // accuracy  largest error against the float64 reference, as a fraction of the bound for float32 arithmetic and the
 //           stored dtype, over adversarial rows, on the GPU: y 0.99
@@ -189,16 +188,6 @@ __device__ __forceinline__ void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" :: "n"(kGroups) : "memory");
 }
 
-// Programmatic dependent launch: wait until the kernel before this one has ended and its writes are visible.
-__device__ __forceinline__ void dependency_wait() {
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-}
-
-// Programmatic dependent launch: let the kernel behind this one start as soon as blocks leave room.
-__device__ __forceinline__ void dependency_trigger() {
-  asm volatile("griddepcontrol.launch_dependents;");
-}
-
 // Shared memory whose size the launch decides.
 __device__ __forceinline__ unsigned char* dynamic_shared() {
   extern __shared__ __align__(128) unsigned char bytes[];
@@ -267,6 +256,28 @@ __device__ __forceinline__ float minimum(float a, float b) {
   return a < b || a != a ? a : b;
 #endif
 }
+
+// Leaves no line in L1.
+struct NoAllocate {
+  template <int kBytes>
+  static __device__ __forceinline__ void load(const void* address, unsigned* bits) {
+    if constexpr (kBytes == 16) {
+      asm("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+          : "=r"(bits[0]), "=r"(bits[1]), "=r"(bits[2]), "=r"(bits[3]) : "l"(address));
+    } else if constexpr (kBytes == 8) {
+      asm("ld.global.L1::no_allocate.v2.u32 {%0, %1}, [%2];"
+          : "=r"(bits[0]), "=r"(bits[1]) : "l"(address));
+    } else if constexpr (kBytes == 4) {
+      asm("ld.global.L1::no_allocate.u32 %0, [%1];"
+          : "=r"(bits[0]) : "l"(address));
+    } else {
+      unsigned short half;
+      if constexpr (kBytes == 2) asm("ld.global.L1::no_allocate.u16 %0, [%1];" : "=h"(half) : "l"(address));
+      else asm("ld.global.L1::no_allocate.u8 %0, [%1];" : "=h"(half) : "l"(address));
+      bits[0] = half;
+    }
+  }
+};
 
 // The widest type that memory of that many bytes is accessed as, and its bits in registers.
 template <int kBytes> struct WordOf { using type = uint4; };
@@ -367,51 +378,6 @@ __device__ __forceinline__ void copy_async(T* slot, const T* elements) {
   }
 }
 
-// How a kernel and its neighbours in the stream overlap: not at all.
-// wait              before the first access to what the kernels in front write, or still read
-// wait_for_partner  in a call's second kernel, before the first access to what the first one writes
-// at_...            here the kernel behind this one may start: it takes the place of blocks as they end
-// Pointer           to what is only read: while kernels in front may still write it, it is not `__restrict__`, by which
-//                   the compiler would read it through the non-coherent cache and move loads over a wait
-struct InOrder {
-  template <typename T> using Pointer = const T* __restrict__;
-  static __device__ __forceinline__ void wait() {}
-  static __device__ __forceinline__ void wait_for_partner() {}
-  static __device__ __forceinline__ void at_start() {}
-  static __device__ __forceinline__ void at_loads() {}
-  static __device__ __forceinline__ void at_end() {}
-};
-
-template <class Config, typename T> using Input = typename Config::Chain::template Pointer<T>;
-
-// Starts while the kernel in front still runs (programmatic dependent launch).
-struct Early : InOrder {
-  template <typename T> using Pointer = const T*;
-  static __device__ __forceinline__ void wait() { dependency_wait(); }
-  static __device__ __forceinline__ void wait_for_partner() { dependency_wait(); }
-};
-
-// As Early; the next kernel may start at once, and waits where it must.
-struct EarlyAtStart : Early {
-  static __device__ __forceinline__ void at_start() { dependency_trigger(); }
-};
-
-// As Early; the next kernel may start once this one has asked for its rows.
-struct EarlyAtLoads : Early {
-  static __device__ __forceinline__ void at_loads() { dependency_trigger(); }
-};
-
-// As Early; the next kernel may start as the blocks of this one end.
-struct EarlyAtEnd : Early {
-  static __device__ __forceinline__ void at_end() { dependency_trigger(); }
-};
-
-// Only a call's second kernel starts early, behind its first one.
-struct EarlyPartner : InOrder {
-  static __device__ __forceinline__ void wait_for_partner() { dependency_wait(); }
-  static __device__ __forceinline__ void at_start() { dependency_trigger(); }
-};
-
 // All kLanes neighbouring lanes, a power of two, end with the combined state; the lanes of `mask` take part. A state is
 // a struct of floats that knows how two combine, and how to get that of the lane whose number differs by `offset`.
 template <int kLanes, typename State>
@@ -456,11 +422,35 @@ __device__ __forceinline__ State exchange_cluster(
   return reduce_lanes<lanes_for(kStates)>(share_of_slots<kStates>(set));
 }
 
+// How a kernel and its neighbours in the stream overlap: not at all.
+// wait              before the first access to what the kernels in front write, or still read
+// wait_for_partner  in a call's second kernel, before the first access to what the first one writes
+// at_...            here the kernel behind this one may start: it takes the place of blocks as they end
+// Pointer           to what is only read: while kernels in front may still write it, it is not `__restrict__`, by which
+//                   the compiler would read it through the non-coherent cache and move loads over a wait
+struct InOrder {
+  template <typename T> using Pointer = const T* __restrict__;
+  static __device__ __forceinline__ void wait() {}
+  static __device__ __forceinline__ void wait_for_partner() {}
+  static __device__ __forceinline__ void at_start() {}
+  static __device__ __forceinline__ void at_loads() {}
+  static __device__ __forceinline__ void at_end() {}
+};
+
+template <class Config, typename T> using Input = typename Config::Chain::template Pointer<T>;
+
+// Parameters are read in their turn.
+struct InTurn {
+  template <typename T>
+  static __device__ __forceinline__ void to_l2(const T*, int) {}
+};
+
 // What a Config names but where it says otherwise. Its sizes are counted in elements, threads, rows or blocks.
 struct Plain {
   using Load = Default;   // how rows are read
   using Store = Default;  // how rows are written
   using Chain = InOrder;  // how a kernel overlaps with its neighbours in the stream
+  using Params = InTurn;  // whether column parameters are asked for ahead of the rows
 };
 
 // Warps first, then every warp combines the warps' states redundantly: one barrier, no broadcast.
@@ -472,27 +462,28 @@ __device__ __forceinline__ State reduce_row(State s, State* slots) {
   return reduce_lanes<lanes_for(kWarps)>(share_of_slots<kWarps>(slots));
 }
 
-// Halving tree in shared memory, one slot a thread.
-template <int kThreads, typename State>
-__device__ __forceinline__ State reduce_tree(State s, State* slots) {
-  const int lane = threadIdx.x % kThreads;
-  slots[lane] = s;
+// As reduce_lanes, by the shuffles of CUDA's cooperative groups, which name only the lanes of their tile. The headers
+// of cooperative groups are not included: they would take more than half of the time that a header compiles.
+template <int kLanes, typename State>
+__device__ __forceinline__ State reduce_tile(const State& s) {
+  constexpr unsigned kTile = 0xffffffffu >> (32 - kLanes);
+  return reduce_lanes<kLanes>(s, kTile << threadIdx.x % 32 / kLanes * kLanes);
+}
+
+// As reduce_row, by reduce_tile.
+template <int kWarps, typename State>
+__device__ __forceinline__ State reduce_tiles(State s, State* slots) {
+  s = reduce_tile<32>(s);
+  if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32 % kWarps] = s;
   __syncthreads();
-  for (int active = kThreads, stride; active > 1; active = stride) {
-    stride = (active + 1) / 2;
-    if (lane < active - stride) slots[lane] = State::combine(slots[lane], slots[lane + stride]);
-    __syncthreads();
-  }
-  s = slots[0];
-  __syncthreads();  // the next reduction reuses the slots
-  return s;
+  return reduce_tile<lanes_for(kWarps)>(share_of_slots<kWarps>(slots));
 }
 
 // What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row.
-struct Cols2048_3d7f : Plain { using Load = EvictLast; using Chain = EarlyAtLoads;
-  enum : int { kCols = 2048, kThreads = 128, kThreadsPerRow = 128, kVector = 8 };
+struct Cols2048_94e7 : Plain { using Load = NoAllocate;
+  enum : int { kCols = 2048, kThreads = 128, kThreadsPerRow = 64, kRowsPerBlock = 2, kVector = 4 };
 };
-struct Cols32000_001e : Plain { using Load = EvictLast; using Chain = EarlyAtLoads;
+struct Cols32000_2313 : Plain { using Load = EvictLast;
   enum : int { kCols = 32000, kThreads = 1024, kThreadsPerRow = 1024, kVector = 8 };
 };
 struct Cols32768_4be5 : Plain { using Load = EvictLast;
@@ -505,10 +496,131 @@ struct Cols128256_438e : Plain { using Load = EvictLast;
 struct AnyCols_54f6 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 8, kUnroll = 1 }; };
 struct AnyCols_fee7 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 1, kUnroll = 1 }; };
 
+// softmax forward: several warps own a row, a block works on several rows; each row is read once.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+softmax_fwd_bf16_block_per_row_c66d(
+    bfloat16* __restrict__ y,
+    Input<Config, bfloat16> x,
+    long long y_pitch,
+    long long x_pitch,
+    int rows) {
+  constexpr int kCols = Config::kCols;
+  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
+  constexpr int kRowsPerBlock = Config::kRowsPerBlock;
+  constexpr int kVector = Config::kVector;  // elements per access
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
+  constexpr int kVectors = kCols / kVector;  // vectors of a row
+  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
+  struct Look1 {  // state of look 1: max(x)
+    float row_max;
+    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
+      return {maximum(a.row_max, b.row_max)};
+    }
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
+      return {__shfl_xor_sync(mask, s.row_max, offset)};
+    }
+  };
+  struct Look2 {  // state of look 2: sum(exp_approximate(x - row_max))
+    float row_sum;
+    static __device__ __forceinline__ Look2 combine(const Look2& a, const Look2& b) {
+      return {a.row_sum + b.row_sum};
+    }
+    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset, unsigned mask) {
+      return {__shfl_xor_sync(mask, s.row_sum, offset)};
+    }
+  };
+  __shared__ Look1 look1_slots[kRowsPerBlock][kWarpsPerRow];
+  __shared__ Look2 look2_slots[kRowsPerBlock][kWarpsPerRow];
+
+  const int lane = threadIdx.x % kThreadsPerRow;
+  const int slot = threadIdx.x / kThreadsPerRow;  // this thread's row within the block
+  const int row = blockIdx.x * kRowsPerBlock + slot;
+
+  const bool active = row < rows;  // idle rows recompute the last row and store nothing
+  const int valid_row = active ? row : rows - 1;
+  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
+  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
+
+  Vec<bfloat16, kVector> x_held[kSteps];
+
+  // The row of x is read once and waits in registers; each thread reads back its own part.
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      x_held[step] = read<kVector, Load>(x_row + vector * kVector);
+    }
+  }
+
+  Chain::at_loads();
+
+  Look1 look1 = {__int_as_float(0xff800000)};
+
+  // Look 1: max(x)
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        look1.row_max = maximum(look1.row_max, x_i);
+      }
+    }
+  }
+
+  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[slot]);
+
+  Look2 look2 = {0.0f};
+
+  // Look 2: sum(exp_approximate(x - row_max))
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        look2.row_sum += exp_approximate(x_i - look1.row_max);
+      }
+    }
+  }
+
+  look2 = reduce_row<kWarpsPerRow>(look2, look2_slots[slot]);
+  const float row_sum_inverse = 1.0f / look2.row_sum;
+
+  // Last look: the outputs
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      float y_values[kVector];
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        y_values[i] = exp_approximate(x_i - look1.row_max) * row_sum_inverse;
+      }
+      Vec<bfloat16, kVector> y_vec;
+      pack(y_vec, y_values);
+      if (active) write<Store>(y_row + vector * kVector, y_vec);
+    }
+  }
+
+  Chain::at_end();
+}
+
 // softmax forward: a block owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-softmax_fwd_bf16_block_per_row_1d11(
+softmax_fwd_bf16_block_per_row_70f1(
     bfloat16* __restrict__ y,
     Input<Config, bfloat16> x,
     long long y_pitch,
@@ -582,7 +694,7 @@ softmax_fwd_bf16_block_per_row_1d11(
     }
   }
 
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
+  look1 = reduce_tiles<kWarpsPerRow>(look1, look1_slots);
   const float row_sum_inverse = 1.0f / look1.row_sum;
 
   // Last look: the outputs
@@ -608,7 +720,7 @@ softmax_fwd_bf16_block_per_row_1d11(
 // softmax forward: a block owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-softmax_fwd_bf16_block_per_row_3011(
+softmax_fwd_bf16_block_per_row_8619(
     bfloat16* __restrict__ y,
     Input<Config, bfloat16> x,
     long long y_pitch,
@@ -622,6 +734,7 @@ softmax_fwd_bf16_block_per_row_3011(
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   constexpr int kUnroll = Config::kUnroll;  // steps that a loop does in a trip
+  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
   constexpr int kVectors = kCols / kVector;  // vectors of a row
   constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
@@ -632,8 +745,11 @@ softmax_fwd_bf16_block_per_row_3011(
       return {new_max,
           exp_approximate(a.row_max - new_max) * a.row_sum + exp_approximate(b.row_max - new_max) * b.row_sum};
     }
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
+      return {__shfl_xor_sync(mask, s.row_max, offset), __shfl_xor_sync(mask, s.row_sum, offset)};
+    }
   };
-  __shared__ Look1 look1_slots[kThreadsPerRow];
+  __shared__ Look1 look1_slots[kWarpsPerRow];
 
   const int lane = threadIdx.x;
   const int row = blockIdx.x;
@@ -680,7 +796,7 @@ softmax_fwd_bf16_block_per_row_3011(
     }
   }
 
-  look1 = reduce_tree<kThreadsPerRow>(look1, look1_slots);
+  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
   const float row_sum_inverse = 1.0f / look1.row_sum;
 
   // Last look: the outputs
@@ -1288,11 +1404,10 @@ struct Tuned {
   Kernel kernel;
 };
 inline constexpr Tuned kTuned[] = {
-    { 8192,   2048, 16, 0u, 0u, false, {{128, 1, true}, run<softmax_fwd_bf16_block_per_row_1d11<Cols2048_3d7f>>}},
-    { 4096,  32000, 16, 0u, 0u, false, {{1024, 1, true},
-     run<softmax_fwd_bf16_block_per_row_1d11<Cols32000_001e>>}},
+    { 8192,   2048,  8, 0u, 0u, false, {{128, 2}, run<softmax_fwd_bf16_block_per_row_c66d<Cols2048_94e7>>}},
+    { 4096,  32000, 16, 0u, 0u, false, {{1024}, run<softmax_fwd_bf16_block_per_row_70f1<Cols32000_2313>>}},
     {16384,  32768, 16, 0u, 0u, false, {{1024, 1, false, 0, 0, 0, 1, 65536},
-     run<softmax_fwd_bf16_block_per_row_3011<Cols32768_4be5>>}},
+     run<softmax_fwd_bf16_block_per_row_8619<Cols32768_4be5>>}},
     { 2048,  50257, 16, 0u, 0u,  true, {{512, 1, false, 0, 0, 0, 1, 106496},
      run<softmax_fwd_bf16_block_per_row_bbaf<Cols50257_9cb6>>}},
     { 4096, 128256, 16, 0u, 0u, false, {{512, 1, false, 0, 0, 2, 4, 131072},

@@ -203,6 +203,15 @@ class Results(Run):
         """Where the best peer is closest to us, or ahead by most."""
         return min(self.compared, key=lambda e: e.faster.median if e.faster else math.inf, default=None)
 
+    def mean_to_roofs(self) -> dict[str, float]:
+        """Family of roofs -> geometric mean of what ours takes over the best of them."""
+        shares: dict[str, list[float]] = {}
+        for entry in self.entries:
+            for family, us in entry.roofs_us.items():
+                if entry.ours.cost_us:
+                    shares.setdefault(family, []).append(entry.ours.cost_us / us)
+        return {family: math.exp(math.fsum(map(math.log, found)) / len(found)) for family, found in shares.items()}
+
     def figures(self) -> dict[str, float | None]:
         return {
             "geometric_mean": self.geometric_mean,

@@ -113,7 +113,9 @@ def summary(results: Results) -> str:
     if figures["geometric_mean_of_chains"] is not None and any(e.chain_us for e in results.entries):
         parts.append(f"of whole chains {figures['geometric_mean_of_chains']:.3f} x")
     if figures["geometric_mean_to_roof"] is not None:
-        parts.append(f"geometric mean {figures['geometric_mean_to_roof']:.3f} x the roof")
+        of_each = [f"{share:.3f} x {family}" for family, share in sorted(results.mean_to_roofs().items())]
+        each = f" ({', '.join(of_each)})" if len(of_each) > 1 else ""
+        parts.append(f"geometric mean {figures['geometric_mean_to_roof']:.3f} x the roof{each}")
     slowest = max((e for e in results.entries if e.ours.to_roof), key=_to_roof, default=None)
     if slowest is not None and slowest.ours.to_roof is not None:
         parts.append(f"farthest from the roof {ratio_text(slowest.ours.to_roof)} at {slowest.label}")

@@ -14,6 +14,7 @@ from normgen.problem.problem import TensorUse
 from normgen.program.functions import COL, ROW
 from normgen.program.ir import COLS, Load
 from normgen.schedule.knobs import Load as LoadHint
+from normgen.schedule.knobs import Params
 from normgen.schedule.knobs import Store as StoreHint
 from normgen.schedule.plan import Place, Plan
 from normgen.spec.spec import Kind
@@ -22,6 +23,11 @@ from normgen.spec.spec import Kind
 def policy(hint: LoadHint | StoreHint) -> str:
     """The library's type for a cache hint: EvictLast."""
     return "".join(word.capitalize() for word in hint.value.split("_"))
+
+
+def asking(params: Params) -> str:
+    """The library's type for column parameters that are asked for ahead of the row, or read in their turn."""
+    return "Ahead" if params.asked_ahead else "InTurn"
 
 
 @dataclass(frozen=True, kw_only=True)

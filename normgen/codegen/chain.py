@@ -27,16 +27,17 @@ def chain_setting(plan: Plan) -> Setting:
     return type_setting("Chain", chain_of(plan))
 
 
-def start_of_chain(ahead: list[Statement]) -> list[Statement]:
+def start_of_chain(ahead: list[Statement], asked: list[Statement]) -> list[Statement]:
     """Wait for the kernels in front, before the first access to anything they may write or still read.
 
     All threads wait, so that the end of this kernel implies the end of those: whoever waits for this one may rely on
     it, even if this one let it start first.
 
     ahead  reads of what no kernel in front writes
+    asked  what comes to L2 meanwhile: no value is read, so that a kernel in front may still write it
     """
     wait = Do("Chain::wait()", "nothing before it depends on the kernels in front of this one")
-    return [Gap(), Do("Chain::at_start()"), *([Gap(), *ahead] if ahead else []), wait, Gap()]
+    return [Gap(), *asked, Do("Chain::at_start()"), *([Gap(), *ahead] if ahead else []), wait, Gap()]
 
 
 def declare(plan: Plan, param: Param) -> str:

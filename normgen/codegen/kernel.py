@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from normgen.codegen.access import Access, policy
+from normgen.codegen.access import Access, asking, policy
 from normgen.codegen.chain import AT_END, AT_LOADS, chain_comment, chain_of, chain_setting, declare, start_of_chain
 from normgen.codegen.columns import Columns
 from normgen.codegen.exchange import exchange_of
@@ -30,7 +30,6 @@ from normgen.codegen.transport.transport import holders
 from normgen.codegen.walk import Walk
 from normgen.program.ir import Column, Load, Map
 from normgen.schedule.knobs import Columns as Way
-from normgen.schedule.knobs import Params
 from normgen.schedule.plan import Place, Plan, is_spared
 from normgen.spec.spec import Kind
 
@@ -165,7 +164,11 @@ class MainKernel:
         return found
 
     def start_of_chain(self) -> list[Statement]:
-        return start_of_chain(self.looks.early_params() if self.plan.reads_params_ahead else [])
+        plan = self.plan
+        return start_of_chain(
+            self.looks.early_params() if plan.reads_params_ahead else [],
+            [Do(f"Params::to_l2({p.name}, kCols)") for p in plan.asked_params],
+        )
 
     def row(self) -> list[Statement]:
         """All that a block does for a row, or a tile of rows."""
@@ -181,7 +184,7 @@ class MainKernel:
     def work(self) -> list[Statement]:
         """Everything a row needs once its index is known."""
         plan, s = self.plan, self.plan.schedule
-        is_early = plan.config_params or s.params is Params.EARLY
+        is_early = plan.config_params or s.params.read_early
         early = self.looks.early_params() if is_early and not plan.reads_params_ahead else []
         return [
             Gap(),
@@ -267,9 +270,10 @@ class MainKernel:
         found.append(type_setting("Load", policy(s.load)))
         found.append(type_setting("Store", policy(s.store)))
         found.append(chain_setting(plan))
+        found.append(type_setting("Params", asking(s.params)))
         found.append(setting("kUnroll", plan.unroll, "steps that a loop does in a trip"))
         early = "column parameters wait in registers, or are read where they are used"
-        is_early = int(s.params is Params.EARLY)
+        is_early = int(s.params.read_early)
         found.append(Setting("constexpr bool kEarlyParams", "Config::kEarlyParams", early, is_early))
         first = 0 if problem.align % 16 == 0 else 1  # off the 16-byte grid one may start within its first word
         found.append(setting("kFirstInside", first, "first step whose windows of parameters begin within these"))

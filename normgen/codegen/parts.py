@@ -6,7 +6,7 @@ import hashlib
 import textwrap
 from dataclasses import dataclass, replace
 
-from normgen.codegen.access import policy
+from normgen.codegen.access import asking, policy
 from normgen.codegen.chain import CHAINS, chain_of
 from normgen.codegen.kernel import KernelText, MainKernel
 from normgen.codegen.library import File, needed
@@ -23,7 +23,12 @@ from normgen.schedule.plan import Plan, plan_of
 from normgen.schedule.schedule import Schedule
 
 # library/plain.cuh
-PLAIN = {"Load": policy(LoadHint.DEFAULT), "Store": policy(StoreHint.DEFAULT), "Chain": CHAINS[DependentLaunch.OFF]}
+PLAIN = {
+    "Load": policy(LoadHint.DEFAULT),
+    "Store": policy(StoreHint.DEFAULT),
+    "Chain": CHAINS[DependentLaunch.OFF],
+    "Params": asking(Schedule().params),
+}
 
 
 @dataclass(frozen=True)

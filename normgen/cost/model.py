@@ -85,7 +85,7 @@ def estimated_registers(problem: Problem, s: Schedule, c: Constants | None = Non
     held = held_bytes_per_thread(problem, s) / 4 if s.hold is Hold.REGISTERS else s.vector * unrolled
     if s.hold is Hold.HYBRID:
         held += register_steps(problem, s) * s.vector * problem.row_input_bytes / 4
-    params = param_bytes_per_thread(problem, s) / 4 if s.params is not Params.LATE else 0
+    params = param_bytes_per_thread(problem, s) / 4 if s.params.in_registers else 0
     sums = sums_in_registers(problem, s)
     indexed = 0.0  # an array indexed by a loop that stays a loop lies in local memory
     if s.hold is not Hold.REGISTERS and 0 < s.unroll < steps_per_lane(problem, s):

@@ -114,10 +114,9 @@ class _Setting:
     def launch(self, bound: Bound, stream: Stream) -> None:
         """Run the kernel once and wait for it."""
         call, problem = self.call, self.call.problem
-        elems = (t.name for t in problem.tensors if t.kind.is_elem)
         bound.set(
             pointers={**{n: m.pointer for n, m in self._mirrors.items()}, **dict.fromkeys(call.nulls)},
-            pitches={name: call.pitches.get(name, problem.pitch) for name in elems},
+            pitches={**problem.pitches, **call.pitches},
             rows=problem.rows,
             cols=problem.cols,
             scalars=self.inputs.scalars,

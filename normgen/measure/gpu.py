@@ -303,7 +303,7 @@ class GpuBench:
     def _work(self, loaded: _Loaded) -> Work:
         """Queues launch i, which uses set i % sets."""
         bound = self._bind(loaded).set(
-            pitches={t.name: self.problem.pitch for t in self.problem.tensors if t.kind.is_elem},
+            pitches=self.problem.pitches,
             rows=self.problem.rows,
             cols=self.problem.cols,
             scalars=self._scalars,

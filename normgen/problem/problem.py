@@ -91,6 +91,11 @@ class Problem:
         return tuple(t for t in self.tensors if t.kind.is_elem or t.kind.is_groups)
 
     @cached_property
+    def pitches(self) -> dict[str, int]:
+        """Elements from row start to row start of each tensor that has rows; values of groups lie close together."""
+        return {t.name: self.cols // t.group if t.group else self.pitch for t in self.pitched_tensors}
+
+    @cached_property
     def row_input_bytes(self) -> int:
         """Bytes that one element of every row input takes together."""
         return sum(t.dtype.bytes for t in self.elem_tensors if not t.is_written)

@@ -110,24 +110,6 @@ class rint(Opaque):
     """The nearest whole number, the even one of two."""
 
 
-class Infinity(sp.AtomicExpr):  # type: ignore[misc]
-    """A value that sympy knows nothing of: its own infinity swallows what is added to it."""
-
-    is_commutative = True
-    is_extended_real = True
-    is_number = False
-
-    def __new__(cls) -> Infinity:
-        found: Infinity = sp.AtomicExpr.__new__(cls)
-        return found
-
-    def _sympystr(self, _: Any) -> str:
-        return "inf"
-
-
-INFINITY = Infinity()
-
-
 class Named(sp.AtomicExpr):  # type: ignore[misc]
     """Something with a name that is no value of the program."""
 
@@ -145,6 +127,9 @@ class Named(sp.AtomicExpr):  # type: ignore[misc]
 
     def _sympystr(self, _: Any) -> str:
         return str(self.name)
+
+
+INFINITY = Named("inf")  # sympy's own infinity swallows what is added to it
 
 
 class Index(Named):

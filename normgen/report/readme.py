@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from normgen.bench.result import from_json
 from normgen.device import target
 from normgen.errors import UsageError, did_you_mean
 from normgen.files.private import write_output
@@ -64,6 +65,31 @@ def results_part(root: Path) -> str:
     return f"{lines}\n{alone} of {len(records)} were timed alone, behind themselves: their ratios are of such times.\n"
 
 
+def benches_part(root: Path) -> str:
+    """One line for every bench of a suite: our prices against the best peer of each entry, and against the roofs."""
+    files = sorted((root / "generated" / "evidence").glob("bench_*.json"))
+    if not files:
+        return "No benches are shipped yet.\n"
+    head = ("suite", "entries", "peers", "x best peer", "least", "of chains", "over the roofs", "file")
+    return markdown_table(head, [_bench(file) for file in files])
+
+
+def _bench(file: Path) -> tuple[str, ...]:
+    results = from_json(file.read_text(encoding="utf-8"), file=file.name)
+    figures, worst = results.figures(), results.worst
+    faster = worst.faster if worst else None
+    return (
+        f"{results.suite}, {results.device['name']}",
+        f"{len(results.entries)}",
+        ", ".join(results.peers),
+        f"{results.geometric_mean:.3f}",
+        f"{faster.median:.3f} [{faster.low:.3f}, {faster.high:.3f}] at {worst.label}" if worst and faster else "",
+        f"{figures['geometric_mean_of_chains']:.3f}",
+        ", ".join(f"{mean:.3f} {family}" for family, mean in sorted(results.mean_to_roofs().items())),
+        f"`{file.name}`",
+    )
+
+
 def _result(gpu: str, record: Record) -> tuple[str, ...]:
     key = record.problem
     cost_us, alone_us = record.cost_us, record.us if record.is_alone else record.alone_us
@@ -98,6 +124,7 @@ PARTS: dict[str, Callable[[Path], str]] = {
     "kernel": kernel_part,
     "specs": specs_part,
     "results": results_part,
+    "benches": benches_part,
     "commands": commands_part,
     "techniques": techniques_part,
     "roles": roles_part,

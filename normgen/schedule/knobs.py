@@ -109,6 +109,22 @@ class Params(StrEnum):
     LATE = "late"
     KEPT = "kept"
     PACKED = "packed"
+    PREFETCHED = "prefetched"
+
+    @property
+    def in_registers(self) -> bool:
+        """Whether a thread holds them while it works on its row."""
+        return self is not Params.LATE
+
+    @property
+    def read_early(self) -> bool:
+        """Whether they are read before the reductions of each row."""
+        return self in (Params.EARLY, Params.PREFETCHED)
+
+    @property
+    def asked_ahead(self) -> bool:
+        """Whether they come to L2 before the kernel asks for its row."""
+        return self is Params.PREFETCHED
 
 
 class Columns(StrEnum):
@@ -382,12 +398,13 @@ TABLE: tuple[Knob, ...] = (
         plain=Params.LATE,
         group=Group.FREE,
         meaning="when the column parameters are read",
-        forward=(Params.LATE, Params.EARLY, Params.KEPT, Params.PACKED),
+        forward=(Params.LATE, Params.EARLY, Params.KEPT, Params.PACKED, Params.PREFETCHED),
         backward=(Params.LATE, Params.KEPT),
         words={
             "early": "column parameters loaded before the reduction",
             "kept": "column parameters kept in registers across rows",
             "packed": "column parameters kept across rows as they are stored, in half the registers",
+            "prefetched": "column parameters asked for in L2 before the row",
         },
     ),
     Knob(

@@ -106,8 +106,8 @@ def _groups(problem: Problem, s: Schedule, _: Device) -> str | None:
     lanes = group // s.vector
     if group % s.vector:
         return f"a group of {group} columns is whole vectors: vector divides it"
-    if lanes & (lanes - 1) or lanes > WARP:
-        return f"the lanes of a warp own a group: its {group} columns are 1, 2, 4 ... 32 vectors"
+    if lanes > WARP:
+        return f"the lanes of a warp own a group: its {group} columns are at most {WARP} vectors"
     if lanes > s.threads_per_row:
         return f"a group of {group} columns is owned by {lanes} threads of its row"
     if s.edges is not Edges.EXACT:
@@ -127,7 +127,7 @@ def _hold(problem: Problem, s: Schedule, device: Device) -> str | None:
     if s.hold is Hold.REGISTERS:
         rows = s.stages if s.copy is Copy.DIRECT else 1  # other rows on their way are in shared memory
         registers = held_bytes_per_thread(problem, s) // 4 * rows + sums_in_registers(problem, s)
-        if s.params is not Params.LATE:
+        if s.params.in_registers:
             registers += param_bytes_per_thread(problem, s) // 4
         limit = held_register_limit(s, device)
         if registers > limit:
@@ -138,7 +138,7 @@ def _hold(problem: Problem, s: Schedule, device: Device) -> str | None:
             return reason
     if s.hold is Hold.SHARED and s.unroll == 0:
         registers = sums_in_registers(problem, s)
-        if s.params is not Params.LATE:
+        if s.params.in_registers:
             registers += param_bytes_per_thread(problem, s) // 4
         limit = held_register_limit(s, device)
         if registers > limit:
@@ -158,7 +158,7 @@ def _hybrid(problem: Problem, s: Schedule) -> str | None:
         return "not one vector of a row fits the registers of a thread: hold = shared"
     if steps_per_lane(problem, s) <= kept:
         return f"the {kept} vectors that fit the registers of a thread are its whole row: hold = registers"
-    if s.params is not Params.LATE:
+    if s.params.in_registers:
         return "a row that fills the registers leaves none for parameters: params = late"
     if problem.column_outputs and s.columns not in (Columns.ATOMIC, Columns.SHARED_ATOMIC):
         return "column sums in registers leave none for part of a row: hold = registers, shared or reload"
@@ -174,10 +174,21 @@ def params_registers(problem: Problem, s: Schedule, device: Device) -> str | Non
         return None
     if param_bytes_per_thread(problem, s) == 0:
         return "there are no column parameters to load early"
+    if s.params is Params.PREFETCHED:
+        return _prefetched(problem, s)
     if s.params is Params.PACKED and all(t.dtype.bytes > 2 for t in problem.tensors if not t.kind.by_row):
         return "column parameters of 32 bits are kept as they are stored: params = kept"
     if s.hold is not Hold.REGISTERS and param_bytes_per_thread(problem, s) // 4 > held_register_limit(s, device):
         return "the column parameters of a thread do not fit its registers"
+    return None
+
+
+def _prefetched(problem: Problem, s: Schedule) -> str | None:
+    """One instruction brings a whole parameter to L2 (cp.async.bulk.prefetch.L2): 16 bytes a unit."""
+    if s.persistent or s.hold is not Hold.REGISTERS:
+        return "parameters are asked for ahead of the one row that a thread holds in registers"
+    if problem.align % 16 or any(problem.cols * t.dtype.bytes % 16 for t in problem.tensors if t.is_parameter):
+        return "parameters are asked for ahead in whole units of 16 bytes: align and cols"
     return None
 
 

@@ -48,7 +48,8 @@ def alignment_of(problem: Problem, s: Schedule) -> int:
 
 def tensor_alignment(problem: Problem, s: Schedule, tensor: TensorUse) -> int:
     """The alignment of one tensor that the text was emitted for; element by element, an element's own is enough."""
-    if (s.vector == 1 and s.copy is Copy.DIRECT) or not tensor.kind.by_col:
+    asked_ahead = s.params is Params.PREFETCHED and tensor.is_parameter
+    if (s.vector == 1 and s.copy is Copy.DIRECT and not asked_ahead) or not tensor.kind.by_col:
         return tensor.dtype.bytes
     return problem.row_alignment(tensor) if tensor.kind.is_elem else problem.align
 
@@ -304,7 +305,7 @@ class Plan:
     @cached_property
     def early_params(self) -> tuple[Load, ...]:
         """Column parameters that are read before the look that needs them."""
-        return () if self.schedule.params is Params.LATE else self.col_params
+        return self.col_params if self.schedule.params.in_registers else ()
 
     @cached_property
     def config_params(self) -> tuple[Load, ...]:
@@ -313,9 +314,14 @@ class Plan:
         Registers can hold them where every loop over vectors is unrolled.
         """
         p, s = self.problem, self.schedule
-        either = s.params in (Params.EARLY, Params.LATE) and not p.stable_tensors
+        either = not s.keeps_params and not p.stable_tensors
         unrolled = not p.any_cols and s.unroll == 0 and not self.is_hybrid
         return self.col_params if either and unrolled and not self.loops_rows else ()
+
+    @cached_property
+    def asked_params(self) -> tuple[Load, ...]:
+        """Column parameters that the kernel can ask for ahead of its row; the Config says whether it does."""
+        return self.config_params or (self.col_params if self.schedule.params is Params.PREFETCHED else ())
 
     @cached_property
     def fetched_rows(self) -> tuple[Load, ...]:

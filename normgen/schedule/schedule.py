@@ -51,8 +51,9 @@ class Schedule:
                      1 to 4 row tiles in shared memory
     unroll           vectors per loop trip when the row is not held in registers; 0 = all
     load, store      cache hints of the elem tensors
-    params           early | late | kept | packed: when the column parameters are read; kept and packed read them once
-                     for all rows of a block, packed keeps them as stored (16-bit ones take half the registers)
+    params           early | late | prefetched | kept | packed: when the column parameters are read; prefetched brings
+                     them to L2 ahead; kept and packed read them once for all rows of a block, packed keeps
+                     them as stored (16-bit ones take half the registers)
     blocks_per_sm    launch bound: the least number of blocks that must fit an SM; 0 = none
     columns          how column reductions (dweight, dbias) are summed over blocks, see Columns.is_deterministic
     arithmetic       exact | approximate: exponentials by expf, or by the hardware's power of two

@@ -31,6 +31,7 @@ from normgen.schedule.policy import (
     searched_hint,
     searched_launch,
     searched_method,
+    searched_params,
     searched_place,
     searched_tile,
 )
@@ -113,9 +114,7 @@ def _params_values(problem: Problem) -> tuple[str, ...]:
     if not problem.parameter_bytes:
         return (Params.LATE,)
     narrow = any(t.dtype.bytes < 4 for t in problem.tensors if t.is_parameter)
-    return (
-        (Params.LATE, Params.EARLY, Params.KEPT, Params.PACKED) if narrow else (Params.LATE, Params.EARLY, Params.KEPT)
-    )
+    return tuple(value for value in Params if narrow or value is not Params.PACKED)
 
 
 def space(problem: Problem, device: Device) -> Space:
@@ -140,7 +139,7 @@ def space(problem: Problem, device: Device) -> Space:
                 continue
             lists = values if plain is None else _plain(problem, base, device, values)
             for schedule in _points(base, FREE_KNOBS, _promising(problem, base, device, lists, refusals)):
-                reason = refusal(problem, schedule, device, (*FREE, searched_hint, searched_launch))
+                reason = refusal(problem, schedule, device, (*FREE, searched_hint, searched_params, searched_launch))
                 if reason is None:
                     legal.append(schedule)
                 else:

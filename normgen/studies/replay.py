@@ -1,8 +1,8 @@
 """`normgen replay`: what a search strategy would have found on a recorded sweep, without a GPU.
 
 An evaluation is a point asked for: one that failed costs an evaluation and gives no time; a point whose machine code
-an earlier one had costs one too. Reported is the sweep's optimum over the best time so far, after 10, 25, 50, 100
-and 200 evaluations: the median and the worst of the seeds.
+an earlier one had costs one too. Reported is the sweep's optimum over the best so far, by prices (alone: by times),
+after 10, 25, 50, 100 and 200 evaluations: the median and the worst of the seeds.
 
     normgen  the tuner's own strategy, in the tuner's batches with two of them in flight
     random   exact: the distribution of the best of n points drawn without replacement. Median: that of one run;
@@ -43,7 +43,8 @@ STRATEGIES = ("normgen", "random", "tpe")
 
 @dataclass(frozen=True, kw_only=True)
 class Landscape:
-    """A recorded legal set: µs of each point (None: no usable kernel), whether it was wrong, the cost model's µs."""
+    """A recorded legal set: the price of each point, or alone its µs (None: no usable kernel), whether it was wrong,
+    the cost model's µs."""
 
     legal: tuple[Schedule, ...] = field(repr=False)
     us: tuple[float | None, ...] = field(repr=False)
@@ -77,9 +78,9 @@ def landscape_of(sweep: Sweep) -> Landscape:
     sweep.optimum  # noqa: B018  raises when there is no time at all
     return Landscape(
         legal=legal,
-        us=tuple(p.us for p in sweep.points),
+        us=tuple(None if p.us is None else p.us - base_us for p in sweep.points),
         wrong=tuple(p.outcome is Outcome.WRONG_RESULT for p in sweep.points),
-        predicted_us=tuple(base_us + predicted_us(problem, s, device, hot=hot) for s in legal),
+        predicted_us=tuple(predicted_us(problem, s, device, hot=hot) for s in legal),
         default=sweep.header.default,
     )
 

@@ -67,6 +67,8 @@ def test_chains_are_compared_beside_prices_and_what_was_timed_alone_has_none(fou
     figures = found.as_dict()
     assert 1 < figures["geometric_mean_of_chains"] < figures["geometric_mean"]
     assert figures["geometric_mean_to_roof"] == pytest.approx(1.016, abs=0.02)
+    assert found.mean_to_roofs()["elementwise"] == pytest.approx(1.016, abs=0.02)
+    assert f"{found.mean_to_roofs()['copy']:.3f} x copy" in results_text(found)
     assert "what a kernel adds to a chain" in results_text(found)
 
 

@@ -10,7 +10,6 @@ import numpy as np
 
 from normgen.codegen.module import Module
 from normgen.device import Device
-from normgen.spec.spec import Kind
 from normgen.verify import Buffer, Inputs, Outputs
 from tests.codegen.layouts import DEVICE
 
@@ -87,7 +86,7 @@ class BuiltForGpu:
         with OnDevice(self.device):
             bound = self.loaded.bind().set(
                 pointers={n: memory.pointer + start + buffers[n].offset for n, (memory, start) in placed.items()},
-                pitches={t.name: problem.pitch for t in problem.tensors if t.kind is Kind.ELEM},
+                pitches=problem.pitches,
                 rows=problem.rows,
                 cols=problem.cols,
                 scalars=inputs.scalars,

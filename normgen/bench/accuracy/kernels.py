@@ -86,7 +86,7 @@ class OnGpu:
             bound = interned(module, cubin, device=self.index).bind()
             bound.set(
                 pointers={name: buffer.pointer for name, buffer in memory.items()},
-                pitches={t.name: problem.cols for t in problem.tensors if t.kind.is_elem},
+                pitches=problem.pitches,
                 rows=problem.rows,
                 cols=problem.cols,
                 scalars=inputs.scalars,

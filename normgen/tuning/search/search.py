@@ -20,8 +20,9 @@ from normgen.tuning.search.dashboard import StudyCopy
 from normgen.tuning.search.strategies import SEEDS, Surrogate
 
 SETTLED_AFTER = 40  # points told before a search may end early
-SETTLED_HOPE = 0.002  # expected relative improvement of the most promising point: below it nothing is to be won
+SETTLED_HOPE = 0.003  # expected relative improvement of the most promising point: below it nothing is to be won
 ROOF_HOPE = 0.01  # the same once the roof is reached
+LEAST_PRICE = 0.01  # of a chain's time: noise may show a kernel at less than nothing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,10 +92,14 @@ class Search:
         self._pending: dict[int, tuple[Any, int]] = {}  # trial number -> trial, index in legal
         self._best: tuple[Schedule, float] | None = None
         self._told = 0
+        self._base_us = 0.0
 
     def in_chain(self, base_us: float) -> None:
-        """Before the first is asked for: what is told are times of a chain that takes `base_us` without the kernel."""
-        self._strategy.log_cost = np.log(self._predicted + base_us)
+        """Before the first is asked for: what is told are times of a chain that takes `base_us` without the kernel.
+
+        The strategy is told prices, as the cost model predicts them: beside `base_us` their differences look small.
+        """
+        self._base_us = base_us
 
     def ask(self, count: int) -> list[Proposal]:
         """Up to `count` points nobody has been asked for; fewer, or none, when the set runs out."""
@@ -110,7 +115,8 @@ class Search:
         if reason:
             trial.set_user_attr("reason", reason)
         self._told += 1
-        self._strategy.tell(index, us, is_wrong=is_wrong)
+        cost_us = None if us is None else max(us - self._base_us, LEAST_PRICE * us)
+        self._strategy.tell(index, cost_us, is_wrong=is_wrong)
         if us is None:
             self.study.tell(trial, state=optuna.trial.TrialState.FAIL)
         else:

@@ -57,6 +57,7 @@ def features_of(schedules: Sequence[Schedule]) -> Array:
     add([math.log2(s.threads) for s in schedules], 0.5)
     add([math.log2(s.threads_per_row * s.row_blocks * s.vector) for s in schedules], 0.5)
     add([float(s.persistent > 0) for s in schedules])
+    add([math.log2(max(1, s.persistent * s.threads)) for s in schedules], 0.5)  # resident threads decide, not blocks
     if not columns:
         return np.zeros((len(schedules), 1))
     return np.stack(columns, axis=1)

@@ -85,6 +85,14 @@ NORMGEN_HINT(NoAllocate)
 NORMGEN_HINT(EvictFirst)
 NORMGEN_HINT(EvictLast)
 
+struct Ahead {
+  template <typename T>
+  NORMGEN_INLINE void to_l2(const T* parameter, int count) {
+    if (blockIdx.x > 0 || threadIdx.x > 0) return;
+    normgen_cpu_prefetch(parameter, static_cast<unsigned>(count * sizeof(T)));
+  }
+};
+
 NORMGEN_INLINE unsigned char* dynamic_shared() { return normgen_cpu_dynamic_shared(); }
 
 template <int kBytes>

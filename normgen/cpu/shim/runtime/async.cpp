@@ -1,6 +1,7 @@
 // Asynchronous copies and mbarriers. A copy's bytes arrive only when somebody waits for them, as late as allowed.
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "runtime.h"
 
@@ -195,6 +196,17 @@ NORMGEN_API void normgen_cpu_bulk_load(void* to, const void* from, unsigned byte
   mbarrier.copies.push_back(checked_copy(to, from, bytes, 16, pc));
   Block& block = *machine.current->block;
   if (has_waiter(block, mbarrier)) settle(block, mbarrier, true);
+}
+
+// What is asked for in L2 need not be awaited: no value is read. The bytes must be the kernel's own all the same.
+NORMGEN_API void normgen_cpu_prefetch(const void* from, unsigned bytes) {
+  const uintptr_t pc = NORMGEN_CALLER, address = reinterpret_cast<uintptr_t>(from);
+  check_alignment(address, 16, "the address of a bulk prefetch", pc);
+  if (bytes % 16 != 0) fatal_fault(kMisaligned, pc, "a bulk prefetch takes a multiple of 16 bytes, and this one %u", bytes);
+  Fiber& fiber = *machine.current;
+  const bool met = std::exchange(fiber.dependency_met, true);
+  check_access(address, bytes, kRead, false, pc);
+  fiber.dependency_met = met;
 }
 
 NORMGEN_API void normgen_cpu_cluster_send(void* own, unsigned rank, const void* value, unsigned bytes,
