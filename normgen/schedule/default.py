@@ -65,8 +65,8 @@ def default_schedule(problem: Problem, device: Device) -> Schedule:
     few = problem.rows < device.sm_count and not problem.any_cols and not problem.column_outputs
     guarded = few and Variance.GUARDED in known["variance"]
     variances = (Variance.GUARDED, Variance.TWO_PASS) if guarded else (Variance.TWO_PASS,)
-    methods = [{"arithmetic": arithmetic, "softmax": softmax, "variance": variance} for variance in variances]
-    for schedule in (replace(cut, **method) for cut in candidates for method in methods):
+    plain = (replace(cut, arithmetic=arithmetic, softmax=softmax) for cut in candidates)
+    for schedule in (replace(cut, variance=variance) for cut in plain for variance in variances):
         if refusal(problem, schedule, device) is None:
             return schedule
     raise NothingValidError("no schedule is legal for this problem", received=str(problem))

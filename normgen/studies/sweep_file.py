@@ -93,8 +93,7 @@ class Header:
     def decode(self, row: Sequence[Any], known: Sequence[Schedule]) -> Point:
         """The point of a line; `known` are the schedules of the points before it."""
         codes, outcome, us, registers, spill_bytes, twin = row
-        if us is not None and not (type(us) in (int, float) and 0 < us < math.inf):
-            raise ValueError(f"a time is a positive number of microseconds, or null: {us!r}")
+        _check_time(us)
         if not all(type(count) is int for count in (registers, spill_bytes, twin)) or min(registers, spill_bytes) < 0:
             raise ValueError(f"registers, spill bytes and the twin are whole numbers: {row[3:]}")
         varied = iter(codes)
@@ -169,6 +168,12 @@ def read_sweep(path: Path) -> Sweep:
     return Sweep(header=header, points=tuple(points.values()))
 
 
+def _check_time(us: object) -> None:
+    """Raises ValueError for what is no time."""
+    if us is not None and not (isinstance(us, int | float) and type(us) is not bool and 0 < us < math.inf):
+        raise ValueError(f"a time is a positive number of microseconds, or null: {us!r}")
+
+
 def _header(path: Path, line: str) -> Header:
     try:
         plain = parse_json(line)
@@ -182,6 +187,7 @@ def _header(path: Path, line: str) -> Header:
         check_fields({**header.problem, **same, "search": {"noise_floor": header.noise_floor}})
         key_of({"spec_sha256": "", **header.problem})
         device_from(header.device)
+        _check_time(header.chain_us)
         return header
     except (ValueError, TypeError, KeyError, AttributeError, NormgenError) as error:
         raise UsageError("a sweep begins with its header line", received=f"{path}:1: {error}") from None

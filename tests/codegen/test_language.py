@@ -191,6 +191,11 @@ def test_groups_that_no_kernel_has_are_refused(formula: str, rule: str) -> None:
         lower(spec("refused", "", f'y = "x / ({formula})"'))
 
 
+def test_values_of_groups_lie_close_together_whatever_the_pitch_of_the_rows() -> None:
+    problem = problem_for(GROUPS[0], shape="4x192", dtype="bf16", pitch=256)
+    assert problem.pitches == {"y": 256, "q": 256, "scale": 3, "x": 256}
+
+
 def test_cols_that_are_no_whole_groups_are_refused() -> None:
     with pytest.raises(UsageError, match="whole groups of 64"):
         problem_for(GROUPS[0], shape="4x96")

@@ -26,8 +26,10 @@ from normgen.records.place import DEFAULT_PLACE, Context, Place, Setting
 from normgen.records.winners import read
 from normgen.schedule.default import default_schedule
 from normgen.spec.reader import load
+from normgen.spec.spec import Spec
 from normgen.verify import check
 from tests.codegen.kernels import KERNELS
+from tests.codegen.test_language import GROUPS
 
 pytestmark = pytest.mark.gpu
 
@@ -65,6 +67,17 @@ def test_the_default_schedule_is_right(shape: str) -> None:
     check = loaded_default(shape).check("default", full=True)
     assert check.ok, check.summary
     assert set(check.error) == {"y", "mean", "rstd"}
+
+
+@pytest.mark.parametrize("spec", GROUPS, ids=lambda spec: spec.name)
+def test_values_of_groups_are_checked_where_they_lie(spec: Spec) -> None:
+    problem, facts = problem_for(spec, shape="33x1024", dtype="bf16"), device_facts(0)
+    bench = GpuBench(problem, facts, index=0, place=DEFAULT_PLACE, seed=0)
+    module = emit(problem, default_schedule(problem, facts))
+    bench.load("default", module, compile_module(module, facts.arch))
+    found = bench.check("default", full=True)
+    assert found.ok, found.summary
+    assert {t.name for t in problem.tensors if t.kind.is_groups} <= set(found.error)
 
 
 @pytest.mark.parametrize("place", [ALONE, DEFAULT_PLACE], ids=str)

@@ -17,6 +17,7 @@ PLAN = (
     "tests/codegen/test_last_tile.py",
     "tests/codegen/test_promises.py",
 )
+PREFETCH = ("tests/cpu/test_prefetch.py",)
 STATISTICS = ("tests/records/test_statistics.py",)
 WINNERS = ("tests/records/test_winners.py",)
 NEAREST = ("tests/records/test_nearest.py",)
@@ -107,6 +108,22 @@ CHANGES: tuple[Change, ...] = (
         REWRITES,
         ("step=_recipe(monoid.step),", "step=monoid.step,"),
         ("return expr.replace(sp.exp, exp_approximate)", "return expr"),
+    ),
+    *changes(
+        "schedule/legality.py",
+        PREFETCH,
+        ("if s.persistent or s.hold is not Hold.REGISTERS:", "if s.persistent:"),
+        ("if problem.align % 16 or any(problem.cols * t.dtype.bytes % 16", "if any(problem.cols * t.dtype.bytes % 8"),
+    ),
+    *changes(
+        "codegen/kernel.py",
+        PREFETCH,
+        ('f"Params::to_l2({p.name}, kCols)"', 'f"Params::to_l2({p.name}, 2 * kCols)"'),
+    ),
+    *changes(
+        "problem/problem.py",
+        ("tests/codegen/test_language.py::test_values_of_groups_lie_close_together_whatever_the_pitch_of_the_rows",),
+        ("self.cols // t.group if t.group else self.pitch for t in", "self.pitch for t in"),
     ),
     *changes(
         "schedule/legality.py",

@@ -88,8 +88,8 @@ def test_damaged_winners_move_aside_and_the_rest_stays(tmp_path: Path) -> None:
 
 
 def test_lookup_prefers_the_exact_problem_then_the_nearest_rows(tmp_path: Path) -> None:
-    schedule = default_schedule(problem(), H200)
     for rows, us in ((1024, 3.0), (8192, 14.0), (65536, 110.0)):
+        schedule = default_schedule(problem(rows=rows), H200)
         adopt(record(us=us, problem=ProblemKey.of(problem(rows=rows)), schedule=schedule), tmp_path, H200)
     exact = lookup(problem(), H200, folders=[tmp_path])
     assert exact.exact
@@ -125,7 +125,7 @@ def test_what_was_measured_alone_comes_before_a_prediction_and_says_where_it_was
     assert found.record is not None
     assert found.record.measured
     assert found.reason == "tuned for this problem, cold alone (no record is in place yet)"
-    plain = record(us=12.0, place=COLD_ALONE, schedule=default_schedule(problem(), H200))
+    plain = record(us=12.0, place=COLD_ALONE, schedule=default_schedule(problem(rows=2000), H200))
     adopt(plain, tmp_path, H200, force=True)
     near = lookup(problem(rows=2000), H200, folders=[tmp_path])
     assert near.reason.endswith("the nearest to 2000x768, cold alone (no record is in place yet)")

@@ -67,4 +67,6 @@ def test_the_command_judges_recorded_candidates_and_writes_nothing(
     write_constants(worse, replace(Constants(), launch_us=1e6), device="made up", evidence={})
     with pytest.raises(SystemExit):
         cli.main(["calibrate", "--evaluate", str(CANDIDATES), "--from", str(worse), "--json"])
-    assert json.loads(capsys.readouterr().out)["median"] > found["median"] - 1e-9
+    blind = json.loads(capsys.readouterr().out)
+    means = [sum(choice["ratio"] for choice in told["choices"]) / 35 for told in (found, blind)]
+    assert means[0] < means[1] - 0.03  # 1.122 and 1.162: of what a search had chosen already

@@ -8,13 +8,12 @@ import lzma
 from pathlib import Path
 
 from normgen.errors import UsageError
-from normgen.files.shipped import shipped
 from normgen.report.evidence import gather
 from normgen.report.page import render
 from normgen.studies.sweep_file import read_sweep
 from tests.records.test_hostile_lines import VALUES
 
-SWEEP = next((shipped("generated") / "evidence" / "sweeps").glob("*.xz"))
+SWEEP = next((Path(__file__).parents[1] / "data" / "sweeps").glob("*.xz"))
 LINES = lzma.decompress(SWEEP.read_bytes()).decode().splitlines()[:6]
 
 
