@@ -12,7 +12,8 @@ _HEAD = """\
 # How many measurements a search needs
 
 Each table replays search strategies on one recorded sweep (`normgen sweep`), without a GPU: the sweep's optimum over
-the best time found after so many evaluations, for the median and the worst of {seeds} seeds. 1.000 is the optimum.
+the best found after so many evaluations, for the median and the worst of {seeds} seeds. 1.000 is the optimum. What is
+compared are prices: what a kernel adds to the chain that it stands in.
 `normgen` is the tuner's own strategy in the tuner's batches, `random` the exact distribution of random search without
 replacement, `tpe` Optuna's TPESampler with its default settings (a point it suggests again is answered from memory, \
 1000

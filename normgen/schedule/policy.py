@@ -33,7 +33,12 @@ CHAINED_BYTES = 768 << 20  # an early start gains 0.2 % at 16384x8192 bf16, 1 to
 
 
 def searched_tile(problem: Problem, s: Schedule, device: Device) -> str | None:
-    """Search policy for structural knobs: legal, but not worth a measurement."""
+    """Search policy for structural knobs: legal, but not worth a measurement.
+
+    Alone no persistent grid of aligned rows came within 3 % of the best. In place, on an H200, those that fetch the
+    next row meanwhile are the best of samples of 280: by 8 % at layernorm 4096x4096 bf16, 7 % at 8192x1000, 4 % at
+    8192x768 f32, 3 % at 8192x768 bf16.
+    """
     limit = 512 if problem.column_outputs else 256  # row groups of a block share one row of column sums
     if s.rows_per_block > 1 and s.threads > limit:
         return f"not searched: several rows side by side beyond {limit} threads a block"
@@ -44,7 +49,7 @@ def searched_tile(problem: Problem, s: Schedule, device: Device) -> str | None:
             return "not searched: a persistent grid of less than 8 rows an SM"
         keeps = s.edges is Edges.PEEL or _wide_parameters(problem)
         if s.stages == 1 and not keeps:
-            return "not searched: a persistent grid of aligned rows that does not fetch the next one"  # in 6 samples
+            return "not searched: a persistent grid of aligned rows that does not fetch the next one"
         if not (512 if keeps else 256) <= s.persistent * s.threads <= 1024:
             return "not searched: a persistent grid with less than 256 (peeled: 512) or more than 1024 threads an SM"
     elif walks and s.persistent * s.threads != 1024 and not is_asked:

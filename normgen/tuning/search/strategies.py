@@ -26,7 +26,7 @@ from normgen.tuning.search import surrogate
 
 Array = NDArray[np.float64]
 
-SEEDS = 24  # with the default two batches: both are in flight before the first is told
+SEEDS = 8  # the first batch: more of the cost model's best keep a search among their kind (docs/search.md's sweeps)
 POLISH_SHARE = 0.4
 POLISHED = 3  # neighbours of so many of the best points
 WRONG_LIMIT = 2
