@@ -19,6 +19,7 @@ denominator, whatever e is. A rewrite without a pattern to work on returns the p
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
@@ -111,10 +112,14 @@ class _Pair:
 
 
 def _inlined(program: RowProgram) -> Callable[[sp.Expr], sp.Expr]:
-    """A function that writes an expression out down to loads, scalars and reductions."""
+    """A function that writes an expression out down to loads, scalars and reductions.
+
+    What sympy would have to compare and cannot, as it is NaN in every row, keeps its name.
+    """
     written_out: dict[sp.Symbol, sp.Expr] = {}
     for statement in program.maps:
-        written_out[symbol(statement.name)] = statement.expr.xreplace(written_out)
+        with contextlib.suppress(ValueError):
+            written_out[symbol(statement.name)] = statement.expr.xreplace(written_out)
     return lambda expr: expr.xreplace(written_out)
 
 
