@@ -73,7 +73,7 @@ CASES: dict[str, Named] = {
         without=["rstd"], stable_parameters=True,
     ),
     "early_at_start": forward(
-        "rmsnorm", "4096x512", "bf16", team(64, 1, 8, params="early", dependent_launch="start", **HELD),
+        "rmsnorm", "4096x512", "bf16", team(64, 1, 8, params="prefetched", dependent_launch="start", **HELD),
         stable_parameters=True,
     ),
     # how rows arrive
