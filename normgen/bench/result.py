@@ -210,7 +210,7 @@ class Results(Run):
             for family, us in entry.roofs_us.items():
                 if entry.ours.cost_us:
                     shares.setdefault(family, []).append(entry.ours.cost_us / us)
-        return {family: math.exp(math.fsum(map(math.log, found)) / len(found)) for family, found in shares.items()}
+        return {family: mean for family, found in shares.items() if (mean := geometric_mean(found))}
 
     def figures(self) -> dict[str, float | None]:
         return {
