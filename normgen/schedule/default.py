@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import replace
 
 from normgen.device import Device
 from normgen.errors import NothingValidError
@@ -40,6 +39,7 @@ from normgen.schedule.schedule import Schedule
 from normgen.schedule.space import is_approximate
 
 L1_ALONE = 28 << 10  # of an SM's L1, what shared memory cannot have (compute capability 8.0 to 9.0)
+PLAIN = Schedule()
 EARLY_BYTES = 128  # of parameters a thread may hold beside its row
 EARLY_START_BYTES = 48 << 20  # a launch that moves less loses by starting early between plain kernels (H200)
 
@@ -65,8 +65,8 @@ def default_schedule(problem: Problem, device: Device) -> Schedule:
     few = problem.rows < device.sm_count and not problem.any_cols and not problem.column_outputs
     guarded = few and Variance.GUARDED in known["variance"]
     variances = (Variance.GUARDED, Variance.TWO_PASS) if guarded else (Variance.TWO_PASS,)
-    plain = (replace(cut, arithmetic=arithmetic, softmax=softmax) for cut in candidates)
-    for schedule in (replace(cut, variance=variance) for cut in plain for variance in variances):
+    plain = (cut.varied(arithmetic=arithmetic, softmax=softmax) for cut in candidates)
+    for schedule in (cut.varied(variance=variance) for cut in plain for variance in variances):
         if refusal(problem, schedule, device) is None:
             return schedule
     raise NothingValidError("no schedule is legal for this problem", received=str(problem))
@@ -76,7 +76,7 @@ def _cut(problem: Problem, hold: Hold, cluster: int, *, few: bool = False) -> It
     """Ways to cut a row among threads, the best first."""
     for vector, edges in _accesses(problem, few=few):
         for threads in _thread_preference(problem, vector, cluster, few=few):
-            yield Schedule(
+            yield PLAIN.varied(
                 threads_per_row=threads,
                 rows_per_block=max(1, 128 // threads) if cluster == 1 else 1,
                 cluster=cluster,
@@ -127,7 +127,7 @@ def _long_rows(problem: Problem, device: Device) -> Iterator[Schedule]:
         yield from _copied(problem, Schedule(hold=Hold.SHARED, threads_per_row=512, unroll=4), bulk=sm90)
     elif sm90:
         halves = Schedule(hold=Hold.REGISTERS, threads_per_row=512, cluster=2, unroll=0)
-        yield from _copied(problem, replace(halves, persistent=2, stages=2, params=Params.EARLY), bulk=True)
+        yield from _copied(problem, halves.varied(persistent=2, stages=2, params=Params.EARLY), bulk=True)
 
 
 def _copied(problem: Problem, wanted: Schedule, *, bulk: bool) -> Iterator[Schedule]:
@@ -136,7 +136,7 @@ def _copied(problem: Problem, wanted: Schedule, *, bulk: bool) -> Iterator[Sched
         for cut in _cut(problem, wanted.hold, wanted.cluster):
             if cut.threads_per_row == wanted.threads_per_row:
                 load = Load.EVICT_LAST if copy is Copy.BULK else Load.DEFAULT
-                yield replace(wanted, vector=cut.vector, edges=cut.edges, copy=copy, load=load)
+                yield wanted.varied(vector=cut.vector, edges=cut.edges, copy=copy, load=load)
 
 
 def _without_columns(problem: Problem, device: Device) -> Iterator[Schedule]:
@@ -162,27 +162,25 @@ def _without_columns(problem: Problem, device: Device) -> Iterator[Schedule]:
                 continue
             is_long = EARLY_START_BYTES <= problem.compulsory_bytes < CHAINED_BYTES
             chained = device.arch >= 90 and hold is Hold.REGISTERS and is_long
-            hinted = replace(
-                cut,
+            hinted = cut.varied(
                 load=Load.DEFAULT if few else Load.NO_ALLOCATE if device.arch >= 80 else Load.STREAMING,
                 store=Store.STREAMING if device.arch < 80 and not few else Store.DEFAULT,
                 dependent_launch=DependentLaunch.LOADS if chained else DependentLaunch.OFF,
             )
             if cluster > 1 and not few and hold is Hold.REGISTERS:
-                walking = replace(
-                    hinted,
+                walking = hinted.varied(
                     persistent=_at_most("persistent", 1024 // cut.threads),
                     dependent_launch=DependentLaunch.START if chained else DependentLaunch.OFF,
                 )
-                yield replace(walking, stages=2)
+                yield walking.varied(stages=2)
                 yield walking
             narrow = 0 < param_bytes_per_thread(problem, cut) <= EARLY_BYTES
             if hold is Hold.REGISTERS and few and cluster == 1 and _has_parameters(problem):
-                yield replace(hinted, params=Params.PREFETCHED)
+                yield hinted.varied(params=Params.PREFETCHED)
             if hold is Hold.REGISTERS and narrow and (chained or few == (cluster > 1)):
-                yield replace(hinted, params=Params.EARLY)
+                yield hinted.varied(params=Params.EARLY)
             # Rows that stay in L2 would push parameters out of it that are read late.
-            yield replace(hinted, load=Load.NO_ALLOCATE) if _has_parameters(problem) and not few else hinted
+            yield hinted.varied(load=Load.NO_ALLOCATE) if _has_parameters(problem) and not few else hinted
 
 
 def _clusters(problem: Problem, device: Device) -> tuple[int, ...]:
@@ -226,17 +224,17 @@ def _with_columns(problem: Problem, device: Device) -> Iterator[Schedule]:
             many_sums = sums_in_registers(problem, cut) > 32 and cut.threads_per_row <= 128
             block, per_sm = (128, 384) if many_sums else (256, 512)
             side_by_side = max(1, block // cut.threads_per_row) if cut.cluster == 1 and cut.threads_per_row < 128 else 1
-            cut = replace(cut, rows_per_block=_at_most("rows_per_block", side_by_side))
-            walking = replace(cut, persistent=_at_most("persistent", per_sm // cut.threads), load=load)
-            sums = replace(walking, dependent_launch=dependent)
-            yield replace(sums, params=kept, stages=2)
-            yield replace(sums, params=kept)
+            cut = cut.varied(rows_per_block=_at_most("rows_per_block", side_by_side))
+            walking = cut.varied(persistent=_at_most("persistent", per_sm // cut.threads), load=load)
+            sums = walking.varied(dependent_launch=dependent)
+            yield sums.varied(params=kept, stages=2)
+            yield sums.varied(params=kept)
             yield sums
     for cut in sorted(_cut(problem, Hold.RELOAD, 1), key=lambda s: -s.vector):
         if 256 <= cut.threads <= 512 and sums_in_registers(problem, cut) <= held_register_limit(cut, device):
-            yield replace(cut, persistent=1, unroll=0, dependent_launch=dependent)
+            yield cut.varied(persistent=1, unroll=0, dependent_launch=dependent)
     for hold in (Hold.REGISTERS, Hold.SHARED, Hold.RELOAD):
-        yield from (replace(cut, columns=Columns.ATOMIC) for cut in _cut(problem, hold, 1))
+        yield from (cut.varied(columns=Columns.ATOMIC) for cut in _cut(problem, hold, 1))
 
 
 def fallback_schedules(problem: Problem) -> tuple[Schedule, ...]:
@@ -252,12 +250,12 @@ def fallback_schedules(problem: Problem) -> tuple[Schedule, ...]:
     columns = Columns.ATOMIC if writes_columns else Schedule().columns
     single = Schedule(threads_per_row=256, vector=1, hold=Hold.RELOAD, columns=columns)
     if problem.spec.group:  # the lanes of one warp own a group
-        return (replace(single, vector=max(1, problem.spec.group // WARP)),)
+        return (single.varied(vector=max(1, problem.spec.group // WARP)),)
     sizes = {t.dtype.bytes for t in problem.elem_tensors}
     if len(sizes) > 1:
         return (single,)
-    peeled = replace(single, edges=Edges.PEEL)
-    return replace(peeled, vector=16 // sizes.pop()), peeled
+    peeled = single.varied(edges=Edges.PEEL)
+    return peeled.varied(vector=16 // sizes.pop()), peeled
 
 
 def _thread_preference(problem: Problem, vector: int, cluster: int, *, few: bool) -> list[int]:
@@ -272,7 +270,7 @@ def _thread_preference(problem: Problem, vector: int, cluster: int, *, few: bool
     width = min(16, vector * problem.dtype.bytes) / 16
 
     def distance(threads: int) -> tuple[float, int]:
-        steps = steps_per_lane(problem, Schedule(threads_per_row=threads, vector=vector, cluster=cluster))
+        steps = steps_per_lane(problem, PLAIN.varied(threads_per_row=threads, vector=vector, cluster=cluster))
         if problem.column_outputs:
             idle = threads * cluster * steps * vector / problem.cols - 1
             return ((abs(steps * width - aim) if steps >= 2 else 1.5) + 4 * idle + 8 * (threads == 1024), threads)

@@ -5,7 +5,6 @@ As in legality, a rule is a function (problem, schedule, device) -> sentence or 
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cache
 
 from normgen.device import Device
@@ -276,7 +275,7 @@ def spare_late_parameters(schedule: Schedule, own: Schedule, problem: Problem) -
     changed = (schedule.edges, schedule.params) != (own.edges, own.params)
     late = schedule.params is Params.LATE and problem.parameter_bytes > 0
     hinted = schedule.load is Load.EVICT_LAST and schedule.copy is Copy.DIRECT
-    return replace(schedule, load=Load.NO_ALLOCATE) if changed and late and hinted else schedule
+    return schedule.varied(load=Load.NO_ALLOCATE) if changed and late and hinted else schedule
 
 
 # Rules that look at one free knob, and else at the structure alone.

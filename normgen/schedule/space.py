@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from normgen.device import Device
@@ -154,7 +154,7 @@ def _plain(
     """The values of the free knobs at a point that is searched only once: the first ones that this policy allows."""
     lists = {n: v[:1] for n, v in values.items()} | {"unroll": values["unroll"]}
     for name, rule in (("load", hints), ("dependent_launch", searched_launch)):
-        allowed = [v for v in values[name] if rule(problem, replace(base, **{name: v}), device) is None]
+        allowed = [v for v in values[name] if rule(problem, base.varied(**{name: v}), device) is None]
         lists[name] = tuple(allowed[:1]) or lists[name]
     return lists
 
@@ -187,7 +187,7 @@ def _promising(
     left = dict(values)
     for name in ONE_KNOB:
         for value in values[name]:
-            example = replace(base, **{name: value})
+            example = base.varied(**{name: value})
             reason = next((r for rule in ONE_KNOB[name] if (r := rule(problem, example, device)) is not None), None)
             if reason is not None and len(left[name]) > 1:
                 left[name] = tuple(v for v in left[name] if v != value)
@@ -197,10 +197,8 @@ def _promising(
 
 
 def _points(base: Schedule, names: tuple[str, ...], values: Mapping[str, tuple[Any, ...]]) -> Iterator[Schedule]:
-    knobs = dict(vars(base))  # dataclasses.replace looks at every field again for each point
     for combination in itertools.product(*(values[n] for n in names)):
-        knobs.update(zip(names, combination, strict=True))
-        yield Schedule(**knobs)
+        yield base.varied(**dict(zip(names, combination, strict=True)))
 
 
 def _count(refusals: dict[str, Refusal], reason: str, schedule: Schedule, points: int = 1) -> None:

@@ -117,6 +117,7 @@ def _neighbours(technique: Technique, own: Schedule) -> Iterator[Schedule]:
     for values in itertools.product(*companions.values()):
         knobs = dict(zip(companions, values, strict=True))
         for loop in loops:
-            schedule = replace(own, **{**loop, **knobs})
-            if len(set(changes(schedule, own)) - {technique.knob}) <= MOST_CHANGES:
-                yield schedule
+            wanted = {**loop, **knobs}
+            others = (name for name, value in wanted.items() if getattr(own, name) != value and name != technique.knob)
+            if sum(1 for _ in others) <= MOST_CHANGES:
+                yield replace(own, **wanted)

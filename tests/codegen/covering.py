@@ -17,6 +17,7 @@ from normgen.schedule.space import space
 
 POOL = 700  # schedules drawn from each problem's space, besides those that show a value for the first time
 TRIES = 16_000  # random points a way to sum columns: some 20 to 200 of them are legal
+PLAIN = Schedule()
 Case = tuple[Problem, Schedule]
 # What a spec that lists these has searched besides what searches propose.
 ASKED = {name: KNOBS[name].forward for name in ("threads_per_row", "vector", "hold", "reduce_with", "persistent")}
@@ -79,7 +80,7 @@ def drawn(problem: Problem, device: Device, rng: random.Random) -> list[Case]:
     for columns in KNOBS["columns"].values:
         for _ in range(TRIES):
             point = {name: rng.choice(listed) for name, listed in choices.items()}
-            schedule = Schedule(columns=columns, **point)
+            schedule = PLAIN.varied(columns=columns, **point)
             if refusal(problem, schedule, device) is None:
                 found.append((problem, schedule))
     return found
@@ -88,7 +89,7 @@ def drawn(problem: Problem, device: Device, rng: random.Random) -> list[Case]:
 def cover(cases: Sequence[Case]) -> list[Case]:
     """A few of the cases that have all features of all of them: always the one with the most new ones next."""
     number: dict[tuple[object, ...], int] = {}
-    masks = [sum(1 << number.setdefault(f, len(number)) for f in sorted(features(c), key=str)) for c in cases]
+    masks = [sum(1 << number.setdefault(f, len(number)) for f in features(c)) for c in cases]
     missing = (1 << len(number)) - 1
     queue = [(-mask.bit_count(), i) for i, mask in enumerate(masks)]
     heapq.heapify(queue)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import lzma
 import statistics
@@ -302,24 +303,29 @@ def test_a_small_sweep_on_a_device(tmp_path: Path) -> None:
     assert sum(p.us is not None for p in found.points) > 20
 
 
+@functools.cache
+def damaged(damage: str) -> bytes:
+    header = b'{"knobs": 1}\n'
+    whole = lzma.compress(header + b"[0]\n" * 50_000)
+    match damage:
+        case "torn":
+            return whole[: len(whole) // 2]
+        case "garbled":
+            return whole[:40] + b"\xff" * 16 + whole[56:]
+        case "bomb":
+            return lzma.compress(header + bytes(LARGEST_UNPACKED), preset=0)
+        case "dictionary":
+            return lzma.compress(header, filters=[{"id": lzma.FILTER_LZMA2, "preset": 0, "dict_size": 1 << 28}])
+    return lzma.compress(header[:-2] + b', "a": ' + b"[" * 100_000 + b"\n")
+
+
 @pytest.mark.parametrize("reads", [read_sweep, lambda path: read_measured([path])], ids=["replay", "fit"])
 @pytest.mark.parametrize("damage", ["torn", "garbled", "bomb", "dictionary", "nested"])
 def test_a_damaged_or_exploding_file_is_refused_in_one_sentence(
     tmp_path: Path, reads: Callable[[Path], object], damage: str
 ) -> None:
-    header = b'{"knobs": 1}\n'
-    whole = lzma.compress(header + b"[0]\n" * 50_000)
     file = tmp_path / "sweep.jsonl.xz"
-    filters = [{"id": lzma.FILTER_LZMA2, "preset": 0, "dict_size": 1 << 28}]
-    file.write_bytes(
-        {
-            "torn": whole[: len(whole) // 2],
-            "garbled": whole[:40] + b"\xff" * 16 + whole[56:],
-            "bomb": lzma.compress(header + bytes(LARGEST_UNPACKED), preset=0),
-            "dictionary": lzma.compress(header, filters=filters),
-            "nested": lzma.compress(header[:-2] + b', "a": ' + b"[" * 100_000 + b"\n"),
-        }[damage]
-    )
+    file.write_bytes(damaged(damage))
     with pytest.raises(
         UsageError, match=r"a sweep (is a file of JSON lines|begins with its header)|a fit needs measured"
     ):
