@@ -345,11 +345,13 @@ def _header_maker(
 ) -> Callable[[Base], Header]:
     """What makes the header of a sweep on a GPU, once its base is known."""
 
+    key = ProblemKey.of(problem)
+
     def header(base: Base) -> Header:
         return header_of(
             legal,
             default=default,
-            problem=asdict(ProblemKey.of(problem)) | {"dtypes": {t.name: t.dtype.name for t in problem.tensors}},
+            problem=asdict(key) | {"dtypes": dict(key.dtypes), "in_place": dict(key.in_place)},
             place=place,
             device=facts.as_dict(),
             versions={
