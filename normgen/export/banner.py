@@ -68,7 +68,7 @@ def _formulas(group: Group) -> list[str]:
         wrt = ", ".join(" = ".join(t.results) for t in group.problem.tensors if t.is_written)
         added = ", each added to what is there" if group.problem.accumulate else ""
         lines.append(f"  differentiated: {wrt} from the gradients of the outputs{added}")
-    taken = [f"  in place: {written}, of {read}" for written, read in group.problem.in_place]
+    taken = [f"  {written} takes the place of {read}" for written, read in group.problem.in_place]
     return lines + taken + _order_of_sums(group)
 
 
