@@ -95,7 +95,10 @@ def problem_arguments(options: dict[str, Any]) -> dict[str, Any]:
     """The keyword arguments of make_problem and tune from the command line's."""
     plain = {name: options[name] for name in _PLAIN}
     named = {"dtypes": parse_pairs(options["dtypes"]), "without": parse_names(options["without"])}
-    named |= {"in_place": parse_pairs(" ".join(options["in_place"]))}
+    pairs = options["in_place"]
+    named |= {"in_place": parse_pairs(" ".join(pairs))}
+    if len(named["in_place"]) < len(pairs):
+        raise UsageError("an output that takes the place of an input is named once", received=" ".join(pairs))
     return plain | named | {"gradients": parse_names(options["gradients"]) or None}
 
 
