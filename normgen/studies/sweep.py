@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -345,13 +345,11 @@ def _header_maker(
 ) -> Callable[[Base], Header]:
     """What makes the header of a sweep on a GPU, once its base is known."""
 
-    key = ProblemKey.of(problem)
-
     def header(base: Base) -> Header:
         return header_of(
             legal,
             default=default,
-            problem=asdict(key) | {"dtypes": dict(key.dtypes), "in_place": dict(key.in_place)},
+            problem=ProblemKey.of(problem).as_dict(),
             place=place,
             device=facts.as_dict(),
             versions={
