@@ -116,10 +116,11 @@ class Access:
         return (self.vector_site, EDGE) if self.plan.cut.edged else (self.vector_site,)
 
     def read_elem(self, tensor: str, site: Site, *, hinted: bool = True) -> str:
-        return f"read<{site.width}{', Load' if hinted else ''}>({tensor}_row + {site.at})"
+        read = "read_first" if self.plan.problem.tensor(tensor).under else "read"
+        return f"{read}<{site.width}{', Load' if hinted else ''}>({tensor}_row + {site.at})"
 
     def write_elem(self, tensor: str, site: Site) -> str:
-        return f"write<Store>({tensor}_row + {site.at}, {tensor}_vec)"
+        return f"write<Store>({self.plan.problem.tensor(tensor).memory}_row + {site.at}, {tensor}_vec)"
 
     def read_row_value(self, tensor: str, row: str) -> str:
         is_float = self.plan.problem.tensor(tensor).dtype is F32
@@ -235,7 +236,7 @@ class Access:
         return "fetched_row", [Let("const int fetched_row", row)]
 
     def row_pointer(self, tensor: TensorUse, row: str) -> Let:
-        const = "" if tensor.is_written else "const "
+        const = "const " if tensor.is_const else ""
         start = f"{tensor.name} + static_cast<long long>({row}) * {tensor.name}_pitch"
         return Let(f"{const}{tensor.dtype.ctype}* {tensor.name}_row", start)
 

@@ -41,11 +41,14 @@ def start_of_chain(ahead: list[Statement], asked: list[Statement]) -> list[State
 
 
 def declare(plan: Plan, param: Param) -> str:
-    """A parameter of the kernel. What it alone writes is `__restrict__`; of its inputs the chain says."""
+    """A parameter of the kernel. What it alone writes is `__restrict__`; of its inputs the chain says.
+
+    What it reads and then writes may have been written by a kernel in front: its loads must not move over a wait.
+    """
     if param.ctype.startswith("const "):
         ctype = param.ctype.removeprefix("const ").removesuffix("*")
         return f"Input<Config, {ctype}> {param.name}"
-    alone = param.source is Source.TENSOR and not plan.problem.accumulate
+    alone = param.source is Source.TENSOR and not plan.problem.accumulate and not plan.problem.tensor(param.key).under
     return f"{param.ctype}{' __restrict__' if alone else ''} {param.name}"
 
 

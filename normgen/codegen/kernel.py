@@ -69,8 +69,8 @@ class MainKernel:
         """Pointers in the problem's order, pitches of tensors of rows, sizes, scalars."""
         problem = self.plan.problem
         params = []
-        for t in problem.tensors:
-            const = "" if t.is_written else "const "
+        for t in problem.passed_tensors:
+            const = "const " if t.is_const else ""
             params.append(
                 Param(
                     name=t.name,
@@ -310,7 +310,8 @@ class MainKernel:
         size = ", any number of columns" if plan.problem.any_cols else ""
         what = f"{plan.problem.spec.name} {plan.problem.direction.value}{size}"
         first = f"{what}: {owner}{beside}; each row is read {times}."
-        return (first, *chain_comment(plan))
+        taken = (f"{written} takes the place of {read}." for written, read in plan.problem.in_place)
+        return (first, *taken, *chain_comment(plan))
 
     def text(self) -> KernelText:
         plan, s = self.plan, self.plan.schedule

@@ -63,7 +63,10 @@ def unmarked(text: str) -> str:
 @lru_cache(maxsize=32)
 def marked(problem: Problem, program: RowProgram) -> tuple[Problem, RowProgram]:
     """Both with marks for names. Thousands of schedules share a problem and a few programs."""
-    tensors = tuple(replace(tensor, name=mark(tensor.name)) for tensor in problem.tensors)
+    tensors = tuple(
+        replace(t, name=mark(t.name), over=mark(t.over) if t.over else "", under=mark(t.under) if t.under else "")
+        for t in problem.tensors
+    )
     symbols = {symbol(name): symbol(mark(name)) for name in value_kinds(program)}
     statements = tuple(_marked_statement(statement, symbols) for statement in program.statements)
     scalars = tuple(map(mark, program.scalars))

@@ -65,10 +65,11 @@ def _formulas(group: Group) -> list[str]:
     if absent:
         lines.append("  " + ", ".join(absent) + " where the pointer is null")
     if group.problem.direction is Direction.BACKWARD:
-        wrt = ", ".join(t.name for t in group.problem.tensors if t.is_written)
+        wrt = ", ".join(" = ".join(t.results) for t in group.problem.tensors if t.is_written)
         added = ", each added to what is there" if group.problem.accumulate else ""
         lines.append(f"  differentiated: {wrt} from the gradients of the outputs{added}")
-    return lines + _order_of_sums(group)
+    taken = [f"  {written} takes the place of {read}" for written, read in group.problem.in_place]
+    return lines + taken + _order_of_sums(group)
 
 
 def _order_of_sums(group: Group) -> list[str]:

@@ -145,6 +145,7 @@ def _group(slot: tuple[str, int], base: Problem, entries: list[Entry], archs: tu
         and not t.role.is_written
         and t.name in dict(base.question.dtypes)
         and t.name not in (base.gradients or ())
+        and not base.is_overwritten(t.name)
     )
     nullable = tuple(t.name for t in base.tensors if t.nullable)
     chosen = sorted(best.values(), key=lambda e: (*e.order(), e.record.schedule.key))

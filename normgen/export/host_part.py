@@ -96,7 +96,8 @@ def host_part(group: Group, tuned: Sequence[Compiled], general: Sequence[Compile
     ways  general kernels of a set of parameters: with 2 of them the first asks that rows shift alike
     """
     problem, compiled = group.problem, (*tuned, *general)
-    tensors = tuple(mark(t.name) for t in problem.tensors)
+    passed = problem.passed_tensors
+    tensors = tuple(mark(t.name) for t in passed)
     pitches = tuple(f"{mark(t.name)}_pitch" for t in problem.pitched_tensors)
     widths = tuple(f"cols / {t.group}" if t.group else "cols" for t in problem.pitched_tensors)
     scalars = [mark(p.key) for p in general[0].main.params if p.source is Source.SCALAR]
@@ -104,15 +105,15 @@ def host_part(group: Group, tuned: Sequence[Compiled], general: Sequence[Compile
     launches_empty = any(c.main.launch.min_blocks for c in general)
     finishes = any(len(c.parts.kernels) > 1 for c in compiled)
     tail = ["int rows", "int cols", *(f"float {s}" for s in scalars), *(["void* workspace"] if workspace else [])]
-    declared = [_declaration(t, t.dtype.cuda_ctype) for t in problem.tensors]
+    declared = [_declaration(t, t.dtype.cuda_ctype) for t in passed]
     strides = [f"long long {pitch}" for pitch in pitches]
     names = ("rows", "cols", *scalars, *(["workspace"] if workspace else []), "stream")
     runners = _runners(compiled)
     kernels = {c.main.expression: _kernel_line(c, runners, finishes=finishes, workspace=workspace) for c in compiled}
     shapes = _aligned([_shape(group, entry) for entry in group.entries])
     return HostPart(
-        members=(*(_declaration(t, t.dtype.ctype) for t in problem.tensors), *strides, *tail, "cudaStream_t stream"),
-        given=(*(_as_kernels_take_it(t) for t in problem.tensors), *pitches, *names),
+        members=(*(_declaration(t, t.dtype.ctype) for t in passed), *strides, *tail, "cudaStream_t stream"),
+        given=(*(_as_kernels_take_it(t) for t in passed), *pitches, *names),
         runners=tuple(dict.fromkeys(runners.values())),
         tuned=tuple(
             _closed(f"{{{s}, {{", kernels[c.main.expression], "}},") for s, c in zip(shapes, tuned, strict=True)
@@ -143,7 +144,7 @@ def host_part(group: Group, tuned: Sequence[Compiled], general: Sequence[Compile
 
 
 def _declaration(tensor: TensorUse, ctype: str) -> str:
-    const = "" if tensor.is_written else "const "
+    const = "const " if tensor.is_const else ""
     return f"{const}{ctype}* {mark(tensor.name)}"
 
 
@@ -151,7 +152,7 @@ def _as_kernels_take_it(tensor: TensorUse) -> str:
     """CUDA's type of a stored number and the device library's have the same bits."""
     if tensor.dtype.cuda_ctype == tensor.dtype.ctype:
         return mark(tensor.name)
-    const = "" if tensor.is_written else "const "
+    const = "const " if tensor.is_const else ""
     return f"reinterpret_cast<{const}k::{tensor.dtype.ctype}*>({mark(tensor.name)})"
 
 
@@ -217,16 +218,21 @@ def _general_align(problem: Problem, general: Sequence[Compiled]) -> int:
     return min(16, vector * max(t.dtype.bytes for t in problem.tensors if t.kind.is_elem or t.is_parameter))
 
 
+def _rows(problem: Problem) -> list[TensorUse]:
+    """The tensors [rows, cols] of the signature."""
+    return [t for t in problem.passed_tensors if t.kind.is_elem]
+
+
 def _bits(problem: Problem) -> list[str]:
     """Terms whose common power of two is the alignment of every vector access."""
-    terms = [f"k::address({mark(t.name)})" for t in problem.tensors if t.kind.is_elem]
+    terms = [f"k::address({mark(t.name)})" for t in _rows(problem)]
     terms += [f"k::address({mark(t.name)})" for t in problem.tensors if t.is_parameter]
-    return terms + [f"k::pitch_bytes({mark(t.name)}_pitch, {t.dtype.bytes})" for t in problem.elem_tensors]
+    return terms + [f"k::pitch_bytes({mark(t.name)}_pitch, {t.dtype.bytes})" for t in _rows(problem)]
 
 
 def _alike(problem: Problem) -> list[str]:
     """A peeled kernel finds the first element's offset from one tensor: the rows of all must shift alike."""
-    first, *others = problem.elem_tensors
+    first, *others = _rows(problem)
     x = mark(first.name)
     terms = [f"k::address({mark(t.name)}) - k::address({x})" for t in others]
     terms += [f"k::pitch_bytes({mark(t.name)}_pitch - {x}_pitch, {t.dtype.bytes})" for t in others]
@@ -248,7 +254,7 @@ def _missing(group: Group, *, launches_empty: bool, workspace: bool) -> list[str
     free = {*group.optional, *(f"d{n}" for n in group.optional), *group.nullable}
     present = group.problem.present
     found = []
-    for tensor in group.problem.tensors:
+    for tensor in group.problem.passed_tensors:
         absent = f"{mark(tensor.name)} == nullptr"
         if tensor.name not in free:
             found.append(f"(rows > 0 && {absent})" if launches_empty and tensor.kind.by_row else absent)
@@ -299,13 +305,19 @@ def _runners(compiled: Sequence[Compiled]) -> dict[str, Runner]:
 def _doc(group: Group, workspace: bool) -> list[str]:
     """The comment of the launch function, in paragraphs."""
     problem = group.problem
-    kinds = sorted({t.kind for t in problem.tensors}, key=lambda kind: (not kind.is_elem, not kind.by_row))
+    kinds = sorted({t.kind for t in problem.passed_tensors}, key=lambda kind: (not kind.is_elem, not kind.by_row))
     listed = [
-        f"{', '.join(mark(t.name) for t in problem.tensors if t.kind is kind)} [{', '.join(kind.axes)}]"
+        f"{', '.join(mark(t.name) for t in problem.passed_tensors if t.kind is kind)} [{', '.join(kind.axes)}]"
         for kind in kinds
     ]
     null = [mark(name) for name in (*group.optional, *group.nullable)]
     said = [f"{'; '.join(listed)}: device pointers, row-major, contiguous; what is written overlaps nothing else."]
+    said += [f"{written} takes the place of {mark(read)}, which is overwritten." for written, read in problem.in_place]
+    said += [
+        f"{mark(t.memory)} holds {' and '.join(t.results)}, which are the same values."
+        for t in problem.tensors
+        if t.also
+    ]
     if null:
         said.append(
             f"May be null: {', '.join(null)}." + " A parameter that is null has no gradient." * _backward(group)

@@ -61,7 +61,8 @@ class Call:
     def tensors(self, *, seed: int) -> tuple[Inputs, Outputs]:
         """What it runs on. Raises MemoryError when there is no address space for rows so far apart."""
         inputs = make_inputs(self.problem, seed=seed, families=self.families, pitches=self.pitches)
-        return inputs, make_outputs(self.problem, seed=seed, pitches=self.pitches, nulls=self.nulls)
+        outputs = make_outputs(self.problem, seed=seed, pitches=self.pitches, nulls=self.nulls, inputs=inputs)
+        return inputs, outputs
 
 
 def taken(problem: Problem, module: Module) -> Problem:

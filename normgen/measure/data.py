@@ -21,7 +21,10 @@ def sample_inputs(problem: Problem, *, seed: int) -> Inputs:
 
 
 def filled_sets(inputs: Inputs, problem: Problem, place: Layout, *, count: int, index: int) -> list[DeviceBuffer]:
-    """`count` sets with the same random numbers, each in its own memory. Zeros would run faster than data."""
+    """`count` sets with the same random numbers, each in its own memory. Zeros would run faster than data.
+
+    What a kernel overwrites in place is what it reads the next time; only a main input is written anew by P.
+    """
     offsets, main = place.offsets, place.slots[main_input(problem).name]
     first = DeviceBuffer(place.bytes, device=index)
     first.fill(POISON)

@@ -75,7 +75,7 @@ class Layout:
     """What lies in a set: the tensors, what is written first; then what P copies from, and cold its target.
 
     offsets   of each tensor's first element
-    slots     of each tensor
+    slots     of each tensor; one that is written in place has the slot of the one it takes the place of
     source    as long as the main input, which it holds
     target    where P writes: the main input, or cold another slot as long
     kernel_bytes  of the tensors, without what belongs to P
@@ -124,10 +124,11 @@ def layout(problem: Problem, place: Place) -> Layout:
 
     slots: dict[str, Slot] = {}
     at = 0
-    for tensor in sorted(problem.tensors, key=order):
+    for tensor in sorted(problem.passed_tensors, key=order):
         size = max(SPACING, -(-(extent(tensor, problem) + shift(tensor)) // SPACING) * SPACING)
         slots[tensor.name] = Slot(start=at, bytes=size)
         at += size
+    slots |= {written: slots[read] for written, read in problem.in_place}
     kernel_bytes, source = at, Slot(start=at, bytes=slots[main.name].bytes)
     target = slots[main.name]
     if place.context is not Context.ALONE:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -18,19 +18,45 @@ from normgen.spec.spec import OUTPUTS, READ, Kind, Role, Spec, Tensor
 
 @dataclass(frozen=True, kw_only=True)
 class TensorUse:
-    """One tensor of a problem, as the kernel's caller passes it; `of` is the tensor whose gradient it is, or ""."""
+    """One tensor of a problem, as the kernel's caller passes it.
+
+    of        the tensor whose gradient it is, or ""
+    also      further tensors that have the same gradient: it is stored once, and stands for theirs too
+    over      written in place: the read tensor whose memory it takes, or ""
+    under     read, then overwritten: the written tensor that takes its memory, or ""
+    nullable  a written row statistic the caller may pass as null
+    group     columns of a group, of a tensor with a value for each
+    """
 
     name: str
     kind: Kind
     dtype: DType
     is_written: bool
     of: str = ""
-    nullable: bool = False  # a written row statistic the caller may pass as null
-    group: int = 0  # columns of a group, of a tensor with a value for each
+    also: tuple[str, ...] = ()
+    over: str = ""
+    under: str = ""
+    nullable: bool = False
+    group: int = 0
 
     def shape(self, rows: int, cols: int) -> tuple[int, ...]:
         """elem [rows, cols], groups [rows, cols / group], row [rows], col [cols], scalar []."""
         return self.kind.shape(rows, cols, self.group)
+
+    @property
+    def memory(self) -> str:
+        """The tensor under whose name the caller passes the memory."""
+        return self.over or self.name
+
+    @property
+    def is_const(self) -> bool:
+        """Whether the kernel writes nothing to its memory."""
+        return not (self.is_written or self.under)
+
+    @property
+    def results(self) -> tuple[str, ...]:
+        """What its memory holds when the kernel is done: its name, and the gradients that it stands for."""
+        return (self.name, *(f"d{name}" for name in self.also))
 
     @property
     def is_parameter(self) -> bool:
@@ -47,7 +73,8 @@ class TensorUse:
 class Problem:
     """What a kernel is generated for.
 
-    tensors   every tensor of the launch in ABI order: outputs, then inputs
+    tensors   every tensor of the launch in ABI order: outputs, then inputs. One that is written in place of another has
+              no pointer of its own
     pitch     distance between row starts of every elem tensor, in elements; >= cols
     align     bytes every base pointer is a multiple of; one of row values of its element's size
     any_cols  cols is a run-time argument of the kernel (the general fallback), not a constant
@@ -86,9 +113,14 @@ class Problem:
         return tuple(t for t in self.tensors if t.kind.is_elem)
 
     @cached_property
+    def passed_tensors(self) -> tuple[TensorUse, ...]:
+        """The tensors that the caller passes: all but those that are written in place of another."""
+        return tuple(t for t in self.tensors if not t.over)
+
+    @cached_property
     def pitched_tensors(self) -> tuple[TensorUse, ...]:
-        """Tensors of rows: each has a pitch."""
-        return tuple(t for t in self.tensors if t.kind.is_elem or t.kind.is_groups)
+        """Tensors of rows that the caller passes: each has a pitch."""
+        return tuple(t for t in self.passed_tensors if t.kind.is_elem or t.kind.is_groups)
 
     @cached_property
     def pitches(self) -> dict[str, int]:
@@ -109,6 +141,22 @@ class Problem:
     def widest_parameter(self) -> int:
         """Bytes of an element of the widest column parameter; 0 without any."""
         return max((t.dtype.bytes for t in self.tensors if t.is_parameter), default=0)
+
+    @cached_property
+    def in_place(self) -> tuple[tuple[str, str], ...]:
+        """(Written tensor, the read tensor whose memory it takes)."""
+        return tuple((t.name, t.over) for t in self.tensors if t.over)
+
+    def is_overwritten(self, name: str) -> bool:
+        """Whether a tensor is read, and then another one takes its place."""
+        return any(t.under for t in self.tensors if t.name == name)
+
+    @cached_property
+    def results(self) -> dict[str, str]:
+        """What a kernel gives, by name in the spec's order -> the tensor whose memory holds it."""
+        found = {name: t.memory for t in self.tensors if t.is_written for name in t.results}
+        order = [f"d{t.name}" for t in _by_role(self.spec.tensors, *READ)]
+        return {name: found[name] for name in (*(n for n in order if n in found), *found)}
 
     @property
     def searched_knobs(self) -> Mapping[str, tuple[Any, ...]]:
@@ -132,7 +180,7 @@ class Problem:
             return None
         read = _by_role(self.spec.tensors, *READ)
         sources = [t.name for t in read if t.has_gradient and t.name not in self.absent]
-        differentiated = {t.of for t in self.tensors if t.is_written}
+        differentiated = {name for t in self.tensors if t.is_written for name in (t.of, *t.also)}
         written = tuple(name for name in sources if name in differentiated)
         return written if len(written) < len(sources) else None
 
@@ -146,7 +194,7 @@ class Problem:
     @cached_property
     def question(self) -> Question:
         """What was asked for."""
-        stored = {t.of or t.name: t.dtype.name for t in self.tensors}
+        stored = {name: t.dtype.name for t in self.tensors for name in (t.of or t.name, *t.also)}
         return Question(
             op=self.spec.name,
             rows=self.rows,
@@ -162,6 +210,7 @@ class Problem:
             accumulate=self.accumulate,
             deterministic=self.deterministic,
             stable_parameters=self.stable_parameters,
+            in_place=self.in_place,
         )
 
     @cached_property
@@ -244,8 +293,10 @@ def make_problem(
     accumulate: bool = False,
     deterministic: bool = False,
     stable_parameters: bool = False,
+    in_place: Mapping[str, str] | None = None,
     reads: Collection[str] | None = None,
     gradients: Collection[str] | None = None,
+    equal: Collection[tuple[str, ...]] = (),
 ) -> Problem:
     """The problem of running `spec` on `shape` = [.., cols], "8x1024x768" or a tuple.
 
@@ -254,6 +305,9 @@ def make_problem(
     without    optional tensors that are not there
     reads      backward only: the forward's tensors that the kernel reads (default: inputs, parameters, what is saved)
     gradients  backward only: the tensors to differentiate with respect to (default: every input and parameter)
+    equal      backward only: tensors that have the same gradient. It is stored once for those of one dtype, unless it
+               is added to what is there; that of an optional tensor, which may be left out, is stored by itself
+    in_place   written tensor -> the read tensor whose memory it takes
 
     Errors: UsageError for a name, dtype, shape, pitch or alignment that does not fit, SpecError as `check_flow`.
     """
@@ -269,11 +323,12 @@ def make_problem(
     tensors = (
         _forward_tensors(here, stored, spec.group)
         if is_forward
-        else _backward_tensors(spec, here, stored, reads, gradients)
+        else _backward_tensors(spec, here, stored, reads, gradients, () if accumulate else equal)
     )
     if spec.group and cols % spec.group:
         raise UsageError(f"spec '{spec.name}' needs cols that are whole groups of {spec.group}", received=f"{cols}")
     _check_layout(tensors, cols, pitch, align)
+    tensors = tensors_in_place(tensors, in_place or {}, accumulate=accumulate)
     return Problem(
         spec=spec,
         direction=Direction(direction),
@@ -392,6 +447,7 @@ def _backward_tensors(
     stored: Mapping[str, DType],
     reads: Collection[str] | None,
     gradients: Collection[str] | None,
+    equal: Collection[tuple[str, ...]],
 ) -> tuple[TensorUse, ...]:
     """dx, dweight, ... written; dy, then the forward's tensors read. A gradient is stored like its tensor."""
     sources = _by_role(here, *READ)
@@ -401,20 +457,72 @@ def _backward_tensors(
         rule = f"a backward pass of spec '{spec.name}' writes at least one gradient"
         raise UsageError(rule, received="gradients of nothing", hint="name an input or a parameter")
 
+    also = _stored_once(wrt, stored, equal)
+    repeated = {name for names in also.values() for name in names}
+
     def gradient(tensor: Tensor, is_written: bool) -> TensorUse:
-        dtype = stored[tensor.name]
-        name = f"d{tensor.name}"
-        return TensorUse(name=name, kind=tensor.kind, dtype=dtype, is_written=is_written, of=tensor.name)
+        return TensorUse(
+            name=f"d{tensor.name}",
+            kind=tensor.kind,
+            dtype=stored[tensor.name],
+            is_written=is_written,
+            of=tensor.name,
+            also=also.get(tensor.name, ()),
+        )
 
     for name in set(reads or ()) - {t.name for t in here}:
         raise UsageError("a tensor cannot be both read and absent", received=name)
     wanted = {t.name for t in sources} | set(spec.saved) if reads is None else set(reads)
     forward = _by_role(here, *OUTPUTS, *READ, Role.STATISTIC)
     return (
-        *(gradient(t, True) for t in wrt),
+        *(gradient(t, True) for t in wrt if t.name not in repeated),
         *(gradient(t, False) for t in outputs),
         *_uses((t for t in forward if t.name in wanted), stored, is_written=False),
     )
+
+
+def _stored_once(
+    wrt: Iterable[Tensor], stored: Mapping[str, DType], equal: Collection[tuple[str, ...]]
+) -> dict[str, tuple[str, ...]]:
+    """Of tensors with equal gradients that are stored alike: the first -> the others."""
+    alike: dict[tuple[int, str], list[str]] = {}
+    for tensor in wrt:
+        number = next((i for i, names in enumerate(equal) if tensor.name in names), None)
+        if number is not None and not tensor.optional:
+            alike.setdefault((number, stored[tensor.name].name), []).append(tensor.name)
+    return {first: tuple(others) for first, *others in alike.values() if others}
+
+
+def tensors_in_place(
+    tensors: tuple[TensorUse, ...], in_place: Mapping[str, str], *, accumulate: bool = False
+) -> tuple[TensorUse, ...]:
+    """The tensors, each written one of `in_place` in the memory of its read one.
+
+    Errors: UsageError for a name that is not written or not read, for two tensors that differ in shape or dtype, for
+    memory that two tensors would take.
+    """
+    named = {t.name: t for t in tensors}
+    for written, read in in_place.items():
+        received = f"{written} in place of {read}"
+        for name, is_written in ((written, True), (read, False)):
+            known = [t.name for t in tensors if t.is_written is is_written and t.kind.is_elem]
+            if name not in known:
+                what = "written" if is_written else "read"
+                whole = next((t.name for t in tensors if name in t.results), None)
+                hint = f"'{name}' is stored once, as '{whole}'" if whole and is_written else did_you_mean(name, known)
+                rule = f"a written tensor [rows, cols] takes the place of a read one; '{name}' is none that is {what}"
+                raise UsageError(rule, received=received, hint=hint or f"{what} here: {', '.join(known) or 'none'}")
+        if named[written].dtype != named[read].dtype:
+            stored = f"{received}: {named[written].dtype.name} and {named[read].dtype.name}"
+            raise UsageError("a tensor takes the place of one that is stored in its dtype", received=stored)
+    if len(set(in_place.values())) < len(in_place):
+        pairs = ", ".join(f"{written} in place of {read}" for written, read in in_place.items())
+        raise UsageError("one tensor takes the place of another", received=pairs, hint="name each tensor once")
+    if in_place and accumulate:
+        rule = "a gradient that is added to what is there takes the place of nothing"
+        raise UsageError(rule, received=f"accumulate, and {', '.join(in_place)} in place")
+    taken_by = {read: written for written, read in in_place.items()}
+    return tuple(replace(t, over=in_place.get(t.name, ""), under=taken_by.get(t.name, "")) for t in tensors)
 
 
 def _check_layout(tensors: tuple[TensorUse, ...], cols: int, pitch: int | None, align: int) -> None:

@@ -27,6 +27,7 @@ class Asked(TypedDict, total=False):
     direction  forward | backward
     without    optional tensors that are not there
     gradients  backward only: the tensors to differentiate with respect to (default: every input and parameter)
+    in_place   written tensor -> the read tensor whose memory it takes: {"h": "residual"}
     pitch, align, accumulate, deterministic, stable_parameters   as in `Problem`
     """
 
@@ -40,6 +41,7 @@ class Asked(TypedDict, total=False):
     accumulate: bool
     deterministic: bool
     stable_parameters: bool
+    in_place: Mapping[str, str] | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +52,7 @@ class Question:
     dtype      stored dtype of the first input (`first_dtype`), and `dtypes` of every tensor that takes part
     without    optional tensors that are not there
     gradients  backward: the tensors to differentiate by, where not all of them are; else None
+    in_place   (written tensor, the read tensor whose memory it takes)
     The other fields are those of `Problem`.
     """
 
@@ -67,6 +70,7 @@ class Question:
     accumulate: bool = False
     deterministic: bool = False
     stable_parameters: bool = False
+    in_place: tuple[tuple[str, str], ...] = ()
 
     def arguments(self) -> dict[str, Any]:
         """The keyword arguments of `problem_for` behind the spec, and of `tune` behind `op`: values that JSON has."""
@@ -81,6 +85,7 @@ class Question:
             "align": self.align,
         }
         asked |= {name: True for name in PROMISES if getattr(self, name)}
+        asked |= {"in_place": dict(self.in_place)} if self.in_place else {}
         return asked | ({"any_cols": True} if self.any_cols else {})
 
     def options(self, said: Mapping[str, str]) -> list[str]:
@@ -96,6 +101,7 @@ class Question:
         words += ["--without", ",".join(self.without)] if self.without else []
         words += ["--gradients", ",".join(self.gradients)] if self.gradients else []
         words += [f"--{name.replace('_', '-')}" for name in PROMISES if getattr(self, name)]
+        words += [word for pair in self.in_place for word in ("--in-place", "=".join(pair))]
         words += ["--pitch", str(self.pitch)] if self.pitch != self.cols else []
         return words + (["--align", str(self.align)] if self.align != PLAIN_ALIGN else [])
 
@@ -107,6 +113,7 @@ class Question:
         words = [self.op, self.direction.short, self.dtype, *(f"{name}_{dtype}" for name, dtype in said.items())]
         words += [f"without_{name}" for name in self.without]
         words += ["only", *(f"d{name}" for name in self.gradients)] if self.gradients else []
+        words += [f"{written}_over_{read}" for written, read in self.in_place]
         return "_".join([*words, *(name for name in PROMISES if getattr(self, name))])
 
     @property

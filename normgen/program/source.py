@@ -124,4 +124,6 @@ def problem_for(
     backward = question.copy()
     backward["gradients"] = [t.of for t in tensors if t.is_written]
     reads = [t.name for t in tensors if not t.is_written and t.name in there]
-    return make_problem(spec, shape=shape, any_cols=any_cols, reads=reads, **backward)
+    stored = [t for t in tensors if t.is_written and t.kind.is_elem]
+    equal = {tuple(other.of for other in stored if other.value == t.value) for t in stored}
+    return make_problem(spec, shape=shape, any_cols=any_cols, reads=reads, equal=equal, **backward)

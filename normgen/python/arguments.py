@@ -102,7 +102,7 @@ class Expectation:
             raise self._wrong("device", device_name(device), device_name(view.device), hint=hint)
         if view.dtype != self.tensor.dtype.name:
             raise self._wrong("dtype", self.tensor.dtype.name, view.dtype, hint="convert it, or make a kernel for it")
-        if self.tensor.is_written and view.readonly:
+        if not self.tensor.is_const and view.readonly:
             raise self._wrong("access", "a writable array", "a read-only one")
         if view.pointer % self.tensor.dtype.bytes:
             raise self._wrong(
@@ -174,7 +174,7 @@ def expectations(problem: Problem, schedule: Schedule, module: Module) -> dict[s
             alignment=tensor_alignment(problem, schedule, tensor),
             fixed_pitch=None if tensor.name in with_pitch else problem.pitch,
         )
-        for tensor in problem.tensors
+        for tensor in problem.passed_tensors
     }
 
 

@@ -96,7 +96,7 @@ class BoundProgram:
 
     def __init__(self, problem: Problem, program: Program, sm_count: int) -> None:
         self._program, self._sm_count = program, sm_count
-        self._tensors = {tensor.name: tensor for tensor in problem.tensors}
+        self._tensors = {tensor.name: tensor for tensor in problem.passed_tensors}
         self._cols, self._rows, self._workspace = problem.cols, 0, 0
         self._places: dict[str, tuple[int | None, int]] = {}
         self._scalars: dict[str, float] = {}

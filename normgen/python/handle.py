@@ -80,8 +80,9 @@ class Kernel:
         self._scalars = dict(problem.spec.scalars)
         self._expected = expectations(problem, schedule, module)
         self._reads = tuple(t for t in problem.tensors if not t.is_written)
-        self._writes = tuple(t for t in problem.tensors if t.is_written)
-        self._first_output = next((t.name for t in self._writes if t.kind.is_elem), self._writes[0].name)
+        self._writes = tuple(t for t in problem.passed_tensors if t.is_written)
+        outputs = [t.name for t in sorted(self._writes, key=lambda t: not t.kind.is_elem)]
+        self._first_output = outputs[0] if outputs else ""
         self._plans: dict[tuple[Any, ...], _Plan] = {}
         self._workspaces: dict[int, Memory] = {}
         self._captured: dict[tuple[int, int], Memory] = {}
@@ -91,8 +92,10 @@ class Kernel:
         """Run on arrays: `inputs` in order, the rest by name; `out` is the first output.
 
         Without any output given, all are allocated; with some given, nothing is, and optional statistics
-        that are missing are not computed. `stream` is a handle or a stream object; None is the current stream of
-        the first input's library. Returns the outputs, in the spec's order; a single one alone.
+        that are missing are not computed. An output that takes the place of an input is not given: it is that input,
+        overwritten. `stream` is a handle or a stream object; None is the current stream of the first input's library.
+        Returns the outputs, in the spec's order; a single one alone. Gradients that are equal are one array, returned
+        for each.
 
         Raises UsageError, before anything is launched, if an array does not fit; on the CPU, FaultError if the kernel
         breaks a rule: what it has written by then stays.
@@ -110,7 +113,7 @@ class Kernel:
         for _, array in fresh:
             if isinstance(array, DeviceArray):
                 array.mark_written(queue)
-        results = tuple(arrays.get(tensor.name) for tensor in self._writes)
+        results = tuple(arrays.get(memory) for memory in self.problem.results.values())
         return results[0] if len(results) == 1 else results
 
     def __repr__(self) -> str:
@@ -124,15 +127,13 @@ class Kernel:
             raise UsageError(takes, received=f"{len(inputs)} arrays")
         arrays = dict(zip(reads, inputs, strict=False))
         scalars = dict(self._scalars)
-        known = {t.name for t in self.problem.tensors}
+        known = {t.name for t in self.problem.passed_tensors}
         for key, value in named.items():
             name = self._first_output if key == "out" and "out" not in known else key
             if name in scalars:
                 scalars[name] = float(value)
             elif name not in known:
-                raise UsageError(
-                    f"{takes}; unknown name", received=key, hint=did_you_mean(key, known | set(scalars) | {"out"})
-                )
+                raise self._unknown(key, known | set(scalars) | {"out"})
             elif name in arrays:
                 raise UsageError("an array is given once", received=f"'{key}' twice")
             elif value is not None:
@@ -141,6 +142,14 @@ class Kernel:
         if missing:
             raise UsageError(takes, received=f"no {', '.join(missing)}")
         return arrays, scalars
+
+    def _unknown(self, name: str, known: Collection[str]) -> UsageError:
+        memory = self.problem.results.get(name)
+        if memory:
+            rule = f"'{name}' has no array of its own: '{memory}' holds it when the kernel is done"
+            return UsageError(rule, received=name, hint=f"give '{memory}' alone")
+        takes = f"{self.problem.spec.name} takes {', '.join(t.name for t in self._reads)}"
+        return UsageError(f"{takes}; unknown name", received=name, hint=did_you_mean(name, known))
 
     def _plan(self, views: Mapping[str, ArrayView]) -> _Plan:
         """All checks of one call, remembered by everything they depend on."""
@@ -180,13 +189,22 @@ class Kernel:
         starts = sorted((view.pointer, name) for name, view in views.items())
         if all(a + reaches[name].bytes <= b for (a, name), (b, _) in itertools.pairwise(starts)):
             return
-        for tensor in self._writes:
+        for tensor in (t for t in self.problem.passed_tensors if not t.is_const):
             for other in views if tensor.name in views else ():
                 apart = views[other].pointer - views[tensor.name].pointer
                 if other != tensor.name and reaches[tensor.name].meets(reaches[other], apart):
                     where = f"{abs(apart)} bytes apart" if apart else "at one address"
                     received = f"'{tensor.name}' and '{other}' {where}"
-                    raise UsageError("an output must not share memory with another tensor", received=received)
+                    hint = self._place_hint(tensor.name, other) if not apart else None
+                    rule = "an output must not share memory with another tensor"
+                    raise UsageError(rule, received=received, hint=hint)
+
+    def _place_hint(self, written: str, read: str) -> str | None:
+        output, source = self.problem.tensor(written), self.problem.tensor(read)
+        alike = output.dtype == source.dtype and output.kind.is_elem and source.kind.is_elem
+        if output.is_written and source.is_const and alike:
+            return f"in_place={{'{written}': '{read}'}} makes a kernel whose output takes the place of that input"
+        return None
 
     def _check_outputs(self, given: Mapping[str, object]) -> None:
         missing = [t.name for t in self._writes if t.name not in given and not t.nullable]
@@ -220,7 +238,7 @@ class Kernel:
         with self._lock, self._executor.use():
             self._executor.wait_for_producers(views, queue)
             bound = self._bound
-            for tensor in self.problem.tensors:
+            for tensor in self.problem.passed_tensors:
                 facts = views.get(tensor.name)
                 if facts is None:
                     bound.set_tensor(tensor.name, None, 0)
@@ -274,6 +292,7 @@ def kernel(
     accumulate: bool = False,
     deterministic: bool = False,
     stable_parameters: bool = False,
+    in_place: Mapping[str, str] | None = None,
     device: int | str = 0,
     schedule: Schedule | None = None,
 ) -> Kernel:
@@ -287,6 +306,8 @@ def kernel(
     deterministic  the same bits in every run: no atomics on sums over rows
     stable_parameters  the promise that nothing which may still run on the stream when a call is made writes the column
                parameters (weights at inference); a kernel that is launched early then reads them early
+    in_place   output -> the input that it takes the place of, {"h": "residual"}: the call overwrites that array, and
+               returns it; backward likewise a gradient, {"dx": "dy"}
     device     a GPU's number; "cpu": the emitted text runs on numpy arrays (ml_dtypes.bfloat16 for bf16), slowly and
                with every access checked. Records are for GPUs: the schedule is then the default one for an H200
     schedule   use this one instead of looking for a record
@@ -306,6 +327,7 @@ def kernel(
         accumulate=accumulate,
         deterministic=deterministic,
         stable_parameters=stable_parameters,
+        in_place=in_place,
     )
     executor = executor_for(device)
     chosen, origin = (schedule, "given by the caller") if schedule else _best_schedule(problem, executor)

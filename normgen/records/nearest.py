@@ -114,7 +114,10 @@ def _default_us(problem: Problem, device: Device, *, hot: bool) -> float:
 
 
 def is_same_kind(tuned: ProblemKey, problem: Problem) -> bool:
-    """Whether two problems differ in shape, layout and statistics at most; a promise is no less than the tuned one."""
+    """Whether two problems differ in shape, layout and statistics at most; a promise is no less than the tuned one.
+
+    A kernel that writes in place is the same kernel but for its pointers: its problem takes what was tuned without.
+    """
     statistics = _statistics(problem)
 
     def kind(key: ProblemKey) -> tuple[object, ...]:
@@ -122,6 +125,7 @@ def is_same_kind(tuned: ProblemKey, problem: Problem) -> bool:
         return key.op, key.spec_sha256, key.direction, dtypes, key.any_cols, key.accumulate
 
     kept = problem.stable_parameters or not tuned.stable_parameters
+    kept = kept and tuned.in_place in ((), problem.in_place)
     return kept and kind(tuned) == kind(ProblemKey.of(problem))
 
 
@@ -132,6 +136,7 @@ def distance(tuned: ProblemKey, problem: Problem) -> float:
     there, here = _vector_bytes(tuned, size), _vector_bytes(own, size)
     far += WIDER if there > here else NARROWER if there < here else 0.0
     far += OTHER_PROMISE if tuned.stable_parameters != own.stable_parameters else 0.0
+    far += OTHER_PROMISE if tuned.in_place != own.in_place else 0.0
     return far + (OTHER_STATISTICS if tuned.present & statistics != own.present & statistics else 0.0)
 
 

@@ -3,6 +3,7 @@
 schema         2-digit layout version; a reader refuses others
 op, spec_sha256, direction, rows, cols, dtypes, pitch, align, any_cols, accumulate      the problem
 deterministic  the same bits in every run, stable_parameters: promises; there only when true
+in_place       written tensor -> the read tensor whose memory it takes; there only where there is one
 context, setting  where it was timed (`records.place`); older lines have `cache` instead: alone, cold or hot
 schedule       every knob
 text           the identity of the emitted text and the compile options (`cuda.compiler.identity_of`); absent where
@@ -67,7 +68,10 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class ProblemKey:
-    """What a record says of its problem; `dtypes` has every tensor of the launch, in ABI order."""
+    """What a record says of its problem.
+
+    dtypes  every tensor of the launch, in ABI order, and beside a gradient those that it stands for as well
+    """
 
     op: str
     spec_sha256: str
@@ -81,6 +85,7 @@ class ProblemKey:
     accumulate: bool = False
     deterministic: bool = False
     stable_parameters: bool = False
+    in_place: tuple[tuple[str, str], ...] = ()
 
     @staticmethod
     def of(problem: Problem) -> ProblemKey:
@@ -90,19 +95,20 @@ class ProblemKey:
             direction=problem.direction.value,
             rows=problem.rows,
             cols=problem.cols,
-            dtypes=tuple((t.name, t.dtype.name) for t in problem.tensors),
+            dtypes=tuple((name, t.dtype.name) for t in problem.tensors for name in t.results),
             pitch=problem.pitch,
             align=problem.align,
             any_cols=problem.any_cols,
             accumulate=problem.accumulate,
             deterministic=problem.deterministic,
             stable_parameters=problem.stable_parameters,
+            in_place=problem.in_place,
         )
 
     def as_dict(self) -> dict[str, Any]:
         """In a record's line; a promise only where it is made."""
-        plain = asdict(self) | {"dtypes": dict(self.dtypes)}
-        return {name: value for name, value in plain.items() if value or name not in _PROMISES}
+        plain = asdict(self) | {"dtypes": dict(self.dtypes), "in_place": dict(self.in_place)}
+        return {name: value for name, value in plain.items() if value or name not in (*_PROMISES, "in_place")}
 
     @property
     def present(self) -> frozenset[str]:
@@ -126,6 +132,7 @@ class ProblemKey:
             self.accumulate,
             self.deterministic,
             self.stable_parameters,
+            self.in_place,
         )
 
 
@@ -281,7 +288,8 @@ def parse_line(text: str) -> Record:
 def key_of(data: Mapping[str, Any]) -> ProblemKey:
     """The problem of a parsed line, or of a sweep's header."""
     fields = {name: data[name] for name in (*_PROBLEM_FIELDS, *_PROMISES) if name in data}
-    return ProblemKey(dtypes=tuple(dict(data["dtypes"]).items()), **fields)
+    in_place = tuple(dict(data.get("in_place", {})).items())
+    return ProblemKey(dtypes=tuple(dict(data["dtypes"]).items()), in_place=in_place, **fields)
 
 
 def place_of(data: Mapping[str, Any]) -> Place:

@@ -7,10 +7,12 @@ cut the work (threads, vectors, where the row waits); free rules at the rest.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 
 from normgen.device import Device
 from normgen.problem.problem import Problem, TensorUse
-from normgen.program.source import kernel_problem
+from normgen.program.rewrites.passes import passed
+from normgen.program.source import kernel_problem, written_program
 from normgen.schedule.knobs import (
     KNOBS,
     Columns,
@@ -115,6 +117,29 @@ def _groups(problem: Problem, s: Schedule, _: Device) -> str | None:
     if s.softmax is Softmax.ONLINE:
         return "groups and an online softmax both look at a vector ahead of its elements"
     return None
+
+
+def in_place(problem: Problem, s: Schedule, _: Device) -> str | None:
+    """No thread reads what another one has overwritten.
+
+    A thread owns the same vectors of a row, and the same element of its edge, in every look, and no look reads beyond
+    them. So it writes them behind all of its own reads, wherever the row waits between the looks, and rows on their
+    way are other rows. Idle threads recompute a row that its owners overwrite meanwhile; they store nothing. But a
+    pivot is read by all threads of its row: there must be a barrier before one of them overwrites it.
+    """
+    by_shuffles = s.row_blocks == 1 and 1 < s.threads_per_row <= WARP
+    if not problem.in_place or not by_shuffles:
+        return None
+    if any(problem.tensor(name).under for name in pivots(problem, s.variance, s.softmax)):
+        return "lanes that shuffle pass no barrier before one of them overwrites the pivot of their row"
+    return None
+
+
+@cache
+def pivots(problem: Problem, variance: Variance, softmax: Softmax) -> frozenset[str]:
+    """The tensors of which all threads of a row read one element."""
+    program = passed(written_program(problem), Schedule(variance=variance, softmax=softmax))[-1][1]
+    return frozenset(load.of for load in program.loads if load.of)
 
 
 def _any_cols(problem: Problem, s: Schedule, _: Device) -> str | None:
@@ -402,6 +427,7 @@ FREE: tuple[Rule, ...] = (
     persistent,
     _reduce_with,
     _guarded,
+    in_place,
     _cluster,
     unroll,
     _launch_bound,

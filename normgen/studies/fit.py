@@ -84,7 +84,17 @@ def read_measured(paths: Sequence[Path], *, thinned: bool = True) -> list[Measur
             for record in kept(path):
                 if record.measured and record.cost_us is not None:
                     key = {**record.as_dict(), "dtypes": dict(record.problem.dtypes)}
-                    names = ("op", "direction", "rows", "cols", "dtypes", "pitch", "align", "stable_parameters")
+                    names = (
+                        "op",
+                        "direction",
+                        "rows",
+                        "cols",
+                        "dtypes",
+                        "pitch",
+                        "align",
+                        "stable_parameters",
+                        "in_place",
+                    )
                     key = {name: key[name] for name in names if name in key}
                     add(key, record.place, record.device, record.schedule, record.cost_us)
     if not found:

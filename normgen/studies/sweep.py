@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -349,7 +349,7 @@ def _header_maker(
         return header_of(
             legal,
             default=default,
-            problem=asdict(ProblemKey.of(problem)) | {"dtypes": {t.name: t.dtype.name for t in problem.tensors}},
+            problem=ProblemKey.of(problem).as_dict(),
             place=place,
             device=facts.as_dict(),
             versions={

@@ -16,6 +16,7 @@ without = ["rstd"]              # optional tensors that are absent
 pitch = 4128                    # elements from row start to row start
 align = 2                       # bytes that divide base pointers
 stable_parameters = true        # the promise of `Problem.stable_parameters`
+in_place = { y = "x" }          # outputs that take the place of an input
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from normgen.spec.reader import builtin_folder, load
 from normgen.spec.toml_lines import array_lines, key_lines, parse_toml, read_text
 
 _TOP_KEYS = ("name", "summary", "defaults", "entry")
-_DEFAULT_KEYS = ("dtype", "setting", "context", "direction", "without", "stable_parameters")
+_DEFAULT_KEYS = ("dtype", "setting", "context", "direction", "without", "stable_parameters", "in_place")
 _ENTRY_KEYS = (*_DEFAULT_KEYS, "op", "shape", "pitch", "align", "dtypes")
 _CHOICES: dict[str, tuple[str, ...]] = {
     "setting": tuple(Setting),
@@ -72,6 +73,7 @@ class Entry:
         words += [f"pitch={problem.pitch}"] if problem.pitch != problem.cols else []
         words += [f"align={problem.align}"] if problem.align != 16 else []
         words += ["stable_parameters"] if problem.stable_parameters else []
+        words += [f"{written}_over_{read}" for written, read in problem.in_place]
         return " ".join(words)
 
 
@@ -226,6 +228,7 @@ class _Reader:
                 pitch=fields.get("pitch"),
                 align=fields.get("align", 16),
                 stable_parameters=fields.get("stable_parameters", False),
+                in_place=fields.get("in_place", {}),
             )
         except NormgenError as error:
             raise self.error(error.rule, line_of(""), received=error.received, hint=error.hint) from None
@@ -244,8 +247,8 @@ def _form(key: str, value: Any) -> tuple[str, bool]:
         return "true or false", isinstance(value, bool)
     if key == "without":
         return "a list of names", isinstance(value, list) and all(isinstance(v, str) for v in value)
-    if key == "dtypes":
-        return 'a table, { weight = "f32" }', isinstance(value, dict) and all(
+    if key in ("dtypes", "in_place"):
+        return 'a table of texts, as { weight = "f32" }', isinstance(value, dict) and all(
             isinstance(v, str) for v in value.values()
         )
     if key == "shape":

@@ -48,11 +48,11 @@ def check(
     """
     if problem.accumulate and not isinstance(outputs, Outputs):
         raise UsageError("accumulated gradients are checked with the Outputs of make_outputs", received="a mapping")
-    arrays = outputs.arrays if isinstance(outputs, Outputs) else {k: v for k, v in outputs.items() if v is not None}
+    arrays = outputs.arrays if isinstance(outputs, Outputs) else outputs
     start = outputs.start if isinstance(outputs, Outputs) else {}
     picked = pick_rows(inputs.families, rows, seed=inputs.seed)
     model = _model(problem, inputs, start, chain, formulas)
-    parts = _parts(model, picked, [t for t in _written(problem) if t.name in arrays])
+    parts = _parts(model, picked, [t for t in _written(problem) if _array(arrays, t) is not None])
     return _judged(problem, inputs, outputs, parts, rows_checked=len(picked))
 
 
@@ -115,6 +115,12 @@ def _written(problem: Problem) -> list[TensorUse]:
     return [t for t in problem.tensors if t.is_written]
 
 
+def _array(arrays: Mapping[str, Any], tensor: TensorUse) -> Any:
+    """The result that is there for a tensor; one that was written in place has the name of its memory."""
+    found = arrays.get(tensor.name)
+    return arrays.get(tensor.memory) if found is None else found
+
+
 def _model(
     problem: Problem, inputs: Inputs, start: Mapping[str, Any], chain: int | None, formulas: Formulas | None
 ) -> _Model:
@@ -150,15 +156,15 @@ def _judged(
     rows_checked: int,
 ) -> Verdict:
     """Tally the results against their parts."""
-    arrays = outputs.arrays if isinstance(outputs, Outputs) else {k: v for k, v in outputs.items() if v is not None}
+    arrays = outputs.arrays if isinstance(outputs, Outputs) else outputs
     names, contract = sorted(set(inputs.families)), problem.spec.accuracy_rows
     codes = np.searchsorted(names, inputs.families) if names else np.zeros(0, dtype=np.intp)
-    written = [t for t in _written(problem) if t.name in arrays]
+    written = [t for t in _written(problem) if _array(arrays, t) is not None]
     tallies = {t.name: _Tally(problem=problem, tensor=t, names=names, codes=codes) for t in written}
     with np.errstate(all="ignore"):
         for part in parts:
             if part.tensor.name in tallies:
-                array = np.asarray(arrays[part.tensor.name])
+                array = np.asarray(_array(arrays, part.tensor))
                 got = array[_span(part.rows)] if part.tensor.kind.by_row else array[None, :]
                 tallies[part.tensor.name].add(part.rows, got, part.want, part.bound)
     return Verdict(

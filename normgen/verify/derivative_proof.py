@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from normgen.dtypes import F32, DType
 from normgen.errors import VerificationError
-from normgen.problem.problem import Problem, TensorUse
+from normgen.problem.problem import Problem, TensorUse, tensors_in_place
 from normgen.program.ir import RowProgram
 from normgen.program.source import written_program
 from normgen.spec.spec import Formula
@@ -80,7 +80,13 @@ def proven_program(problem: Problem) -> RowProgram:
     Raises VerificationError when the two disagree, with spec, formula and numbers, or when nothing can be said.
     """
     plain = replace(
-        problem, rows=ROWS, pitch=problem.cols, accumulate=False, deterministic=False, stable_parameters=False
+        problem,
+        tensors=tensors_in_place(problem.tensors, {}),
+        rows=ROWS,
+        pitch=problem.cols,
+        accumulate=False,
+        deterministic=False,
+        stable_parameters=False,
     )
     return _proven(plain)
 
@@ -114,8 +120,7 @@ def prove(problem: Problem, program: RowProgram) -> tuple[Slope, ...]:
 
 
 def _differentiated(problem: Problem) -> tuple[str, ...]:
-    written = {t.name for t in problem.tensors if t.is_written}
-    return tuple(t.name for t in problem.spec.tensors if f"d{t.name}" in written)
+    return tuple(t.name for t in problem.spec.tensors if f"d{t.name}" in problem.results)
 
 
 def _error(problem: Problem, program: RowProgram, rule: str, received: str) -> VerificationError:
@@ -280,7 +285,7 @@ class _Forward:
             known[load.name] = _rows_of(found, rows, self.problem.rows) if load.kind.by_row else found
         walk = ProgramWalk(arithmetic, program, known)
         along = direction[rows] if len(direction) == self.problem.rows else direction
-        product = arithmetic.multiply(walk.value(f"d{name}"), Bounded(along))
+        product = arithmetic.multiply(walk.value(self.problem.results[f"d{name}"]), Bounded(along))
         return product if along.shape[-1] == 1 else arithmetic.reduce("sum", product)  # d of a row value has no columns
 
 

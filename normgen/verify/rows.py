@@ -222,7 +222,10 @@ class Inputs:
 
 @dataclass(frozen=True, kw_only=True)
 class Outputs:
-    """The written tensors of a problem; `start` holds what accumulated gradients held before the run."""
+    """The written tensors of a problem, each by the name of its memory.
+
+    start  what accumulated gradients held before the run
+    """
 
     buffers: dict[str, Buffer]
     start: dict[str, Stored] = field(default_factory=dict)
@@ -363,10 +366,17 @@ def _forward_values(
 
 
 def make_outputs(
-    problem: Problem, *, seed: int = 0, pitches: Mapping[str, int] | None = None, nulls: Collection[str] = ()
+    problem: Problem,
+    *,
+    seed: int = 0,
+    pitches: Mapping[str, int] | None = None,
+    nulls: Collection[str] = (),
+    inputs: Inputs | None = None,
 ) -> Outputs:
     """Every written tensor but `nulls`, filled with its dtype's poison, or with random numbers to accumulate to.
 
+    What is written in place starts as a copy of the tensor that it takes the place of, under that one's name: a call
+    gets `{**inputs.arrays, **outputs.arrays}`, and the inputs stay as they were. `inputs` are needed for that only.
     `pitches` are those of tensors that do not have the problem's.
     """
     rng = np.random.default_rng([seed, 1])
@@ -375,10 +385,13 @@ def make_outputs(
     for tensor in problem.tensors:
         if not tensor.is_written or tensor.name in nulls:
             continue
-        buffer = allocate(tensor, problem, (pitches or {}).get(tensor.name))
+        buffer = allocate(tensor, problem, (pitches or {}).get(tensor.memory))
         buffer.array[...] = np.array(tensor.dtype.poison).astype(tensor.dtype.numpy)
+        if tensor.over:
+            assert inputs is not None, "a copy of the inputs is overwritten"
+            buffer.array[...] = inputs.arrays[tensor.over]
         if problem.accumulate:
             buffer.array[...] = rng.standard_normal(buffer.array.shape).astype(tensor.dtype.numpy)
             start[tensor.name] = buffer.array.copy()
-        buffers[tensor.name] = buffer
+        buffers[tensor.memory] = buffer
     return Outputs(buffers=buffers, start=start)

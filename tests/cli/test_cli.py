@@ -242,6 +242,20 @@ def test_deterministic_explains_itself_and_refuses_atomics(capsys: pytest.Captur
     assert "deterministic: atomics keep the order of rows only where" in err
 
 
+def test_in_place_reaches_the_kernel_and_its_check(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ("--op", "rmsnorm", "--shape", "24x64", "--without", "rstd")
+    code, out, _ = run(capsys, "show", *asked, "--in-place", "y=x")
+    assert code == 0
+    assert "// y takes the place of x." in out
+    assert run(capsys, "verify", "--device", "cpu", *asked, "--in-place", "y=x")[0] == 0
+    code, _, err = run(capsys, "show", *asked, "--in-place", "y=weight")
+    assert code == UsageError.exit_code
+    assert "'weight' is none that is read" in err
+    code, _, err = run(capsys, "show", *asked, "--in-place", "y=x", "--in-place", "y=x")
+    assert code == UsageError.exit_code
+    assert "named once" in err
+
+
 def test_accumulate_shows_in_the_program(capsys: pytest.CaptureFixture[str]) -> None:
     assert "+= " in run(capsys, "show", *BACKWARD, "--accumulate", "--ir")[1]
     assert "+= " not in run(capsys, "show", *BACKWARD, "--ir")[1]

@@ -55,6 +55,14 @@ KERNELS = {
         without=["rstd"],
         stable_parameters=True,
     ),
+    "in_place": named(
+        "rmsnorm",
+        "4096x1024",
+        "bf16",
+        {"threads_per_row": 128, "vector": 8, "hold": "reload", "load": "evict_first"},
+        without=["rstd"],
+        in_place={"y": "x"},
+    ),
     "shared_tree": named(
         "layernorm",
         "8x1024x768",

@@ -61,7 +61,8 @@ def wrong(cases: Sequence[Case], executor: Executor, *, seed: int) -> Iterator[s
     built = executor.build([emit(problem, schedule) for problem, schedule in cases])
     made = InputsOf(seed)
     for (problem, schedule), kernel in zip(cases, built, strict=True):
-        inputs, outputs = made.get(problem, schedule), verify.make_outputs(problem)
+        inputs = made.get(problem, schedule)
+        outputs = verify.make_outputs(problem, inputs=inputs)
         faults = kernel.run(inputs, outputs, seed=seed)
         chain = verify.longest_chain(problem, schedule)
         verdict = verify.check(problem, inputs, outputs, rows=CHECKED_ROWS, chain=chain)
@@ -90,7 +91,7 @@ def calls(kernel: Built, inputs: verify.Inputs, deterministic: bool, *, chain: i
     workspace = new_workspace(kernel.module, problem.rows)
     first: dict[str, bytes] = {}
     for call in range(3):
-        outputs = verify.make_outputs(problem)
+        outputs = verify.make_outputs(problem, inputs=inputs)
         faults = kernel.run(inputs, outputs, workspace=workspace, seed=3 * seed + call)
         if faults:
             return [f"call {call}", faults]

@@ -30,20 +30,20 @@ class Call:
     cols: int
     null: frozenset[str] = frozenset()
     odd: int = 0  # bytes that each row start is off an aligned address, and elements that each row is longer
-    apart: int = 0  # bytes by which the rows of the first tensor start elsewhere than those of the others
+    apart: int = 0  # bytes by which the rows of the first tensor of rows start elsewhere than those of the others
 
     def address(self, group: Group, name: str) -> int:
-        names = [t.name for t in group.problem.tensors]
+        names = [t.name for t in group.problem.passed_tensors]
         tensor = group.problem.tensor(name)
-        shift = self.odd * tensor.kind.is_elem + self.apart * (name == names[0])
+        shift = self.odd * tensor.kind.is_elem + self.apart * (name == group.problem.pitched_tensors[0].name)
         return 0 if name in self.null else 4096 * (names.index(name) + 1) + shift
 
     def pitch(self) -> int:
         return self.cols + self.odd
 
     def words(self, group: Group, scalars: Sequence[str], *, workspace: bool) -> str:
-        tensors = [self.address(group, t.name) for t in group.problem.tensors]
-        pitches = [self.pitch() for _ in group.problem.elem_tensors]
+        tensors = [self.address(group, t.name) for t in group.problem.passed_tensors]
+        pitches = [self.pitch() for _ in group.problem.pitched_tensors]
         tail = [self.rows, self.cols, *(scalar(s) for s in scalars), *([WORKSPACE] if workspace else []), 7]
         return " ".join(map(str, ["call", WORKSPACE, *tensors, *pitches, *tail]))
 

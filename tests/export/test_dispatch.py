@@ -46,6 +46,7 @@ CASES = {
     "two_gradients": [backward("300x768", SUMS, "layernorm", dtype="bf16")],
     "deterministic": [backward("64x256", SUMS, "layernorm", deterministic=True)],
     "chained": [record("rmsnorm", shape="16x4096", dtype="bf16", schedule=CHAINED)],
+    "in_place": [backward("64x256", SUMS, in_place={"dx": "dy"})],
     "no_parameter": [record("softmax", shape="64x4096", dtype="f16")],
 }
 

@@ -29,6 +29,7 @@ from normgen.spec.reader import load
 from normgen.spec.spec import Spec
 from tests.codegen.hostile import names_of
 from tests.codegen.hostile import specs as hostile_specs
+from tests.codegen.test_in_place import ADD_RMSNORM
 
 from .cases import build, layernorm_records, nvcc, put, record
 
@@ -59,6 +60,7 @@ def single_records() -> dict[str, list[Record]]:
         "rmsnorm_backward_only_dweight": [
             record("rmsnorm", shape="64x256", direction="backward", gradients=["weight"])
         ],
+        "rmsnorm_in_place": [record("rmsnorm", shape="64x1000", dtype="bf16", in_place={"y": "x"})],
         "rmsnorm_backward_accumulate": [record("rmsnorm", shape="64x256", direction="backward", accumulate=True)],
     }
 
@@ -349,3 +351,21 @@ def test_on_the_gpu_every_branch_of_a_header_computes_its_formula(tmp_path: Path
     for case, (forward, backward) in zip(cases, errors, strict=True):
         assert forward < 1e-5, case  # |y| < 3; eight float32 roundings and a sum of 16384 terms stay below
         assert backward <= 2**-8, case  # one rounding to bfloat16
+
+
+def test_a_header_in_place_takes_one_pointer_for_both() -> None:
+    (forward,) = headers_of(single_records()["rmsnorm_in_place"])
+    assert forward.file_name == "rmsnorm_fwd_bf16_y_over_x_sm90.cu"
+    signature = r"inline cudaError_t rmsnorm_fwd_bf16_y_over_x\(\s+float\* rstd, __nv_bfloat16\* x, const"
+    assert re.search(signature, forward.text)
+    assert "//   y takes the place of x\n" in forward.text
+    assert "// y takes the place of x, which is overwritten.\n" in forward.text
+    assert "y_pitch" not in forward.text
+
+
+def test_a_header_says_which_gradients_are_one() -> None:
+    (header,) = headers_of([record(ADD_RMSNORM, shape="64x256", direction="backward")], spec=ADD_RMSNORM)
+    assert "//   differentiated: dx = dresidual, dweight from the gradients of the outputs\n" in header.text
+    assert "// dx holds dx and dresidual, which are the same values.\n" in header.text
+    assert "dresidual_pitch" not in header.text
+    header.check()

@@ -15,12 +15,14 @@ from normgen.schedule.knobs import KNOBS, Variance
 from normgen.schedule.legality import refusal
 from normgen.schedule.schedule import Schedule
 from normgen.spec.reader import list_specs, load
+from tests.codegen.in_place import pairs_of
 from tests.codegen.layouts import BACKWARD_SETS, FORMATS, SETS, problem_of
 
 H200 = TARGETS["h200"]
 STEPS = 600  # some 100 of them are legal
 SAME_BITS = 0.2  # share of the backward problems that promise them
 STABLE = 0.3  # share of the problems whose parameters no kernel in front writes
+IN_PLACE = 0.3  # share of those whose outputs take the place of inputs, where they may
 # The check finds kernels that use it wrong as they are, on rows of a large mean.
 LOSSY = Variance.SUM_OF_SQUARES
 
@@ -47,13 +49,17 @@ class Legal:
 def draw_legal(rng: Random, device: Device = H200) -> Legal:
     """A random walk over legal points, from the default one: most random points are not legal."""
     problem = _problem(rng)
+    return Legal(problem, walk(problem, rng, device))
+
+
+def walk(problem: Problem, rng: Random, device: Device = H200) -> Schedule:
     schedule = default_schedule(problem, device)
     for _ in range(STEPS):
         changed = rng.sample(tuple(KNOBS), rng.randint(1, 4))
         point = replace(schedule, **{name: rng.choice(KNOBS[name].values) for name in changed})
         if point.variance != LOSSY and refusal(problem, point, device) is None:
             schedule = point
-    return Legal(problem, schedule)
+    return schedule
 
 
 def _problem(rng: Random) -> Problem:
@@ -66,6 +72,7 @@ def _problem(rng: Random) -> Problem:
         try:
             problem = problem_of(spec, rng.choice(layouts), rng.choice(FORMATS), direction.value)
             question = replace(problem.question, deterministic=deterministic, stable_parameters=stable)
-            return problem_for(spec, **question.arguments())
+            places = pairs_of(problem) if not problem.accumulate and rng.random() < IN_PLACE else {}
+            return problem_for(spec, **replace(question, in_place=tuple(places.items())).arguments())
         except NormgenError:
             continue  # no such gradient, or a promise about tensors that this problem has not

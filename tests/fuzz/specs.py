@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 from normgen.device import TARGETS, Device
@@ -16,6 +16,7 @@ from normgen.schedule.legality import refusal
 from normgen.schedule.schedule import Schedule
 from normgen.spec.functions import CONDITIONS, ELEMENTWISE, REDUCTIONS
 from normgen.spec.reader import parse
+from tests.codegen.in_place import pairs_of
 
 H200 = TARGETS["h200"]
 GROUP = 8
@@ -42,7 +43,11 @@ class Asked:
     def problem(self) -> Problem:
         """Raises NormgenError for what the reader or the compiler refuses."""
         spec = parse(self.text, file="fuzz.toml")
-        return problem_for(spec, shape=(24, self.cols), dtype=self.dtype, direction=self.direction)
+        problem = problem_for(spec, shape=(24, self.cols), dtype=self.dtype, direction=self.direction)
+        if self.seed % 4:
+            return problem
+        question = replace(problem.question, in_place=tuple(pairs_of(problem).items()))
+        return problem_for(spec, **question.arguments())
 
     def schedules(self, problem: Problem, device: Device = H200) -> list[Schedule]:
         """The default one, and another legal one where a few random points have one."""

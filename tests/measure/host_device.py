@@ -74,7 +74,7 @@ class HostBound:
         v, module = self.values, self.loaded.module
         rows, cols = v["rows"], v["cols"]
         tensors = {}
-        for tensor in self.loaded.cubin.tensors:
+        for tensor in self.loaded.cubin.passed_tensors:
             pointer, item = v["pointers"][tensor.name], tensor.dtype.bytes
             shape = tensor.kind.shape(rows, cols)
             step = v["pitches"][tensor.name] * item if tensor.kind.is_elem else item

@@ -18,7 +18,7 @@ from tests.measure.host_device import FAULTS, SM_COUNT, HostBound, HostBuffer, H
 
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler on this machine")
 FACTS = replace(target("h200"), sm_count=SM_COUNT)
-CHECKED = ("warp_per_row", "backward_clusters", "backward_last_tile")
+CHECKED = ("warp_per_row", "in_place", "backward_clusters", "backward_last_tile")
 
 
 @pytest.fixture(autouse=True)

@@ -107,3 +107,12 @@ def test_p_writes_x_or_the_incoming_gradient_and_c_reads_outputs_and_sums_over_r
     assert main_input(ASKED["backward"]).name == "dy"
     assert [t.name for t in consumed(ASKED["forward"])] == ["y"]
     assert [t.name for t in consumed(ASKED["backward"])] == ["dx", "dweight", "dbias"]
+
+
+def test_what_is_written_in_place_lies_where_the_other_one_is_read() -> None:
+    asked = problem_for(load("rmsnorm"), shape="16x128", in_place={"y": "x"})
+    found = layout(asked, DEFAULT_PLACE)
+    assert found.slots["y"] == found.slots["x"] == found.target
+    assert found.offsets["y"] == found.offsets["x"]
+    apart = layout(problem_for(load("rmsnorm"), shape="16x128"), DEFAULT_PLACE)
+    assert apart.kernel_bytes - found.kernel_bytes == 16 * 128 * 4

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import click
 from hypothesis import assume, given, settings
@@ -16,6 +17,7 @@ from normgen.records.questions import problem_of
 from normgen.records.record import ProblemKey
 from normgen.spec.reader import list_specs, load
 from normgen.spec.spec import Role
+from tests.codegen.in_place import pairs_of
 
 DTYPES = ("f32", "f16", "bf16")
 
@@ -31,7 +33,7 @@ def problems(draw: st.DrawFn) -> Problem:
     cols = draw(st.integers(1, 4096))
     names = st.sampled_from([t.name for t in spec.tensors])
     try:
-        return problem_for(
+        problem = problem_for(
             spec,
             shape=(draw(st.integers(0, 9999)), cols),
             dtype=draw(st.sampled_from(DTYPES)),
@@ -45,6 +47,8 @@ def problems(draw: st.DrawFn) -> Problem:
             deterministic=draw(st.booleans()),
             stable_parameters=draw(st.booleans()),
         )
+        places = pairs_of(problem) if not problem.accumulate and draw(st.booleans()) else {}
+        return problem_for(spec, **replace(problem.question, in_place=tuple(places.items())).arguments())
     except NormgenError:
         assume(False)
         raise
@@ -77,3 +81,13 @@ def test_the_words_of_a_question_are_those_that_differ_from_the_defaults() -> No
     plain = problem_for(spec, shape="8x768", dtype="bf16", dtypes={"weight": "f32"}, without=["bias"])
     words = plain.question.options(said_dtypes(spec, plain.question))
     assert words == ["--shape", "8x768", "--dtype", "bf16", "--dtypes", "weight=f32", "--without", "bias"]
+
+
+def test_what_takes_the_place_of_what_is_part_of_the_question() -> None:
+    problem = problem_for(load("rmsnorm"), shape="8x768", without=["rstd"], in_place={"y": "x"})
+    assert problem.question.arguments()["in_place"] == {"y": "x"}
+    assert problem.question.options({})[-2:] == ["--in-place", "y=x"]
+    assert problem.question.header_stem({}) == "rmsnorm_fwd_f32_without_rstd_y_over_x"
+    assert ProblemKey.of(problem).as_dict()["in_place"] == {"y": "x"}
+    assert "in_place" not in ProblemKey.of(problem_for(load("rmsnorm"), shape="8x768")).as_dict()
+    assert [t.name for t in problem.passed_tensors] == ["x", "weight"]

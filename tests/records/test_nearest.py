@@ -36,6 +36,10 @@ def make(
     return problem_for(load(op), shape=shape, dtype=dtype, without=without, direction=direction)
 
 
+def in_place(shape: str) -> Problem:
+    return problem_for(load("rmsnorm"), shape=shape, dtype="bf16", in_place={"y": "x"})
+
+
 def tuned(
     problem: Problem, schedule: Schedule | None = None, *, place: Place = DEFAULT_PLACE, us: float = 10.0
 ) -> Record:
@@ -94,6 +98,14 @@ def test_a_promise_may_be_left_unused_but_not_taken_for_given() -> None:
     assert nearest_shape(make("8x4096"), tuned(stable)) is None
     assert nearest_shape(asked, tuned(plain)) == (16, 4096)
     assert distance(ProblemKey.of(stable), asked) < distance(ProblemKey.of(plain), asked)
+
+
+def test_a_kernel_in_place_takes_the_schedule_of_one_that_is_not_but_not_the_other_way_round() -> None:
+    plain, placed = make("16x4096"), in_place("16x4096")
+    assert nearest_shape(placed, tuned(plain)) == (16, 4096)
+    assert nearest_shape(plain, tuned(placed)) is None
+    asked = in_place("8x4096")
+    assert distance(ProblemKey.of(placed), asked) < distance(ProblemKey.of(plain), asked)
 
 
 def test_rows_of_whole_vectors_are_nearer_to_their_like() -> None:

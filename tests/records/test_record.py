@@ -62,6 +62,16 @@ def test_a_promise_is_part_of_the_line_only_where_it_is_made(promise: str) -> No
     assert promised.problem.slot() != plain.problem.slot()
 
 
+def test_what_takes_the_place_of_what_is_part_of_the_line_only_where_something_does() -> None:
+    plain = record()
+    placed = dataclasses.replace(plain, problem=dataclasses.replace(plain.problem, in_place=(("y", "x"),)))
+    assert "in_place" not in plain.line()
+    assert json.loads(placed.line())["in_place"] == {"y": "x"}
+    assert parse_line(placed.line()) == placed
+    assert placed.problem.slot() != plain.problem.slot()
+    assert not plain.serves(placed.problem)
+
+
 def test_a_deterministic_problem_is_served_by_every_kernel_that_sums_in_a_fixed_order() -> None:
     plain = record().problem
     promised = dataclasses.replace(plain, deterministic=True)

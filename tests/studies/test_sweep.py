@@ -8,7 +8,7 @@ import lzma
 import statistics
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -64,7 +64,7 @@ class SweptBench(SimulatedBench):
 
 def describe(legal: Sequence[Schedule], **changed: Any) -> Any:
     facts = {
-        "problem": asdict(ProblemKey.of(problem())) | {"dtypes": {t.name: t.dtype.name for t in problem().tensors}},
+        "problem": ProblemKey.of(problem()).as_dict(),
         "place": DEFAULT_PLACE, "device": TARGETS["h200"].as_dict(), "bytes": 1,
         "versions": {"protocol": "1", "default_text": "ab"}, "seed": 0,
     }  # fmt: skip

@@ -52,12 +52,16 @@ NO_TENSORS: Mapping[str, Kind] = {}
 
 @dataclass(frozen=True, kw_only=True)
 class GradientTensor:
-    """One tensor of a backward program; its dtype is that of the forward tensor `of` (dx of x, dy of y)."""
+    """One tensor of a backward program; its dtype is that of the forward tensor `of` (dx of x, dy of y).
+
+    value  what is stored there: gradients [rows, cols] of one value are equal
+    """
 
     name: str
     kind: Kind
     is_written: bool
     of: str
+    value: str = ""
 
 
 def differentiate(
@@ -135,7 +139,10 @@ def backward_tensors(
     backward = differentiate(program, wrt=wrt, saved=saved, cotangents=cotangents, unread=unread)
     forward_inputs = {s.name for s in program.loads}
     order = [*forward_values(program), *unread]
-    written = [GradientTensor(name=s.tensor, kind=s.kind, is_written=True, of=s.tensor[1:]) for s in backward.stores]
+    written = [
+        GradientTensor(name=s.tensor, kind=s.kind, is_written=True, of=s.tensor[1:], value=s.value)
+        for s in backward.stores
+    ]
     written.sort(key=lambda t: order.index(t.of))
     read = []
     for load in backward.loads:
