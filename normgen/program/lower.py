@@ -13,6 +13,7 @@ their own: `y_part - x`.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from fractions import Fraction
 
 import sympy as sp
 
@@ -21,14 +22,14 @@ from normgen.errors import SpecError, UsageError, did_you_mean
 from normgen.program.cleanup import without_dead_code
 from normgen.program.functions import COL, INFINITY, MEANINGS, ROW, Opaque, Stored, cast, remainder
 from normgen.program.ir import COLS, Load, Map, Reduce, RowProgram, Statement, Store, check, kind_of
-from normgen.program.monoid import MONOIDS, SUM, Monoid, symbol
+from normgen.program.monoid import ARGMAX, ARGMIN, MONOIDS, SUM, Monoid, symbol
 from normgen.program.ordered import is_product, opened, product, quotient, settled
 from normgen.spec.formula import Binary, Call, Cast, Expression, Name, Number, Power, group_of, names_in, parse_formula
 from normgen.spec.functions import INFINITY as INFINITY_NAME
-from normgen.spec.functions import REDUCTIONS
+from normgen.spec.functions import POSITIONS, REDUCTIONS, TAKE
 from normgen.spec.spec import Formula, Kind, Spec, Tensor
 
-_MONOIDS = {name: SUM if name == "mean" else MONOIDS[name] for name in REDUCTIONS}
+_MONOIDS = {name: SUM if name == "mean" else MONOIDS[name] for name in REDUCTIONS | POSITIONS}
 
 
 def lower(spec: Spec, *, present: frozenset[str] | None = None) -> RowProgram:
@@ -197,6 +198,8 @@ class _Lowering:
                 return self.power(owner, self.expr(owner, base), sp.Rational(exponent.numerator, exponent.denominator))
             case Cast(arg=arg, to=to):
                 return cast(self.expr(owner, arg), Stored(to))
+            case Call(function=function, args=(x, index)) if function == TAKE:
+                return self.raw(owner, _taken(x, index))
             case Call(function=function):
                 if function in _MONOIDS:
                     return self.reduction(owner, tree)
@@ -269,6 +272,8 @@ class _Lowering:
                 return self.product(owner, "*", count, value)
             case "absmax":
                 return self.function(owner, "abs", [value])
+            case "argmax" | "argmin":
+                return sp.Integer(0)
         return value
 
     def reduction_name(self, owner: str, arg: sp.Expr, monoid: Monoid, wish: str | None) -> str:
@@ -282,8 +287,12 @@ class _Lowering:
         kind = Kind.GROUPS if group else Kind.ROW
         if group and self.reads_groups(arg):
             raise self.error(name, "reductions over groups do not nest", at=self.open[-1])
-        self.kinds[name] = kind
-        self.statements.append(Reduce((name,), kind, monoid, (arg,), group=group))
+        names: tuple[str, ...] = (name,)
+        args: tuple[sp.Expr, ...] = (arg,)
+        if monoid in (ARGMAX, ARGMIN):  # a position is found with its value
+            names, args = (name, self.fresh(f"{name}_value")), (arg, COL)
+        self.kinds |= dict.fromkeys(names, kind)
+        self.statements.append(Reduce(names, kind, monoid, args, group=group))
         return symbol(name)
 
     def reads_groups(self, expr: sp.Expr) -> bool:
@@ -301,7 +310,12 @@ def _is_float32(number: sp.Expr) -> bool:
 
 def _is_reduction(tree: Expression) -> bool:
     """Is the whole formula one reduction, without a factor?"""
-    return isinstance(tree, Call) and tree.function in REDUCTIONS and tree.function != "mean"
+    return isinstance(tree, Call) and tree.function in _MONOIDS and tree.function != "mean"
+
+
+def _taken(x: Expression, index: Expression) -> Expression:
+    """take(x, index) in other words."""
+    return Call("sum", (Call("where", (Call("==", (Name(COL.name), index)), x, Number(Fraction(0)))),))
 
 
 def _bases(expr: sp.Expr) -> frozenset[sp.Expr]:

@@ -19,7 +19,7 @@ from normgen.spec.formula import (
     nodes,
     parse_formula,
 )
-from normgen.spec.functions import CONSTANTS, REDUCTIONS
+from normgen.spec.functions import CONSTANTS, PICKS, POSITIONS, ROW_REDUCTIONS, TAKE
 from normgen.spec.spec import Formula, Kind, Role, Spec, join
 
 
@@ -105,6 +105,13 @@ def group_size(spec: Spec) -> int:
         line = list(sizes.values())[-1].line
         raise SpecError("all groups of a spec have one size", file=spec.file, line=line, received=str(sorted(sizes)))
     return next(iter(sizes), 0)
+
+
+def numbers_columns(spec: Spec) -> bool:
+    """Whether a formula finds a column, or takes the element of one."""
+    trees = (parse_formula(f.text, file=spec.file, line=f.line) for _, f in _all_formulas(spec))
+    by_number = POSITIONS | PICKS
+    return any(isinstance(node, Call) and node.function in by_number for tree in trees for node in nodes(tree))
 
 
 def _check_groups(spec: Spec) -> None:
@@ -198,8 +205,11 @@ def _check_kinds(spec: Spec, trees: Mapping[str, Expression], order: tuple[str, 
 
         def kind_of(tree: Expression, formula: Formula = formula) -> Kind:
             kind = join([kinds[tree.name]] if isinstance(tree, Name) else [kind_of(c) for c in children(tree)])
-            if not (isinstance(tree, Call) and tree.function in REDUCTIONS):
+            if not (isinstance(tree, Call) and tree.function in ROW_REDUCTIONS):
                 return kind
+            if tree.function == TAKE and kind_of(tree.args[1]).within_row:
+                rule = f"{TAKE}(x, index) has one index for each row (column {tree.column + 1})"
+                raise SpecError(rule, file=spec.file, line=formula.line, received=formula.text)
             if group_of(tree):
                 kind = join([kind_of(tree.args[0]), Kind.SCALAR])
             if not (kind.by_row and kind.by_col):

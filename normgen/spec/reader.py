@@ -109,7 +109,7 @@ class _Reader:
             file=self.file,
             sha256=sha256,
         )
-        spec = replace(spec, group=checks.group_size(spec))
+        spec = replace(spec, group=checks.group_size(spec), numbers_columns=checks.numbers_columns(spec))
         checks.check_spec(spec, scalar_lines={name: self.line(("scalars", name)) for name, _ in spec.scalars})
         return spec
 

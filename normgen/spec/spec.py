@@ -163,7 +163,7 @@ class Tensor:
 
     @property
     def has_gradient(self) -> bool:
-        """Whether a read tensor has one: labels, masks and scalar inputs have none."""
+        """Whether a tensor has one: labels, masks, columns that were found and scalar inputs have none."""
         if self.role is Role.SCALAR_INPUT:
             return False
         return not self.dtypes or not all(DTYPES[name].is_integer for name in self.dtypes)
@@ -201,6 +201,7 @@ class Spec:
     accuracy_rows: tuple[str, ...] = ()  # row families the accuracy contract covers; () = all
     saved: tuple[str, ...] = ()
     group: int = 0  # columns of a group; 0: no formula reduces groups
+    numbers_columns: bool = False  # a formula finds a column, or takes the element of one, by its number in float32
     file: str = ""
     sha256: str = ""
 

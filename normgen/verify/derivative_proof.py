@@ -38,7 +38,7 @@ from normgen.spec.spec import Formula
 from normgen.verify.bounded import Bounded, whole
 from normgen.verify.error_model import Float32Error
 from normgen.verify.function_errors import JUMPS
-from normgen.verify.interpret import Array, Evaluation, Float64, constants, spec_formulas, spread_over_row
+from normgen.verify.interpret import POSITIONS, Array, Evaluation, Float64, constants, spec_formulas, spread_over_row
 from normgen.verify.program_walk import ProgramWalk
 from normgen.verify.rows import draw_tensor
 
@@ -180,6 +180,12 @@ class _Branches(Float64):
             self.noted.append(np.sign(args[0] if name == "abs" else args[0] - args[1]))
         elif name in JUMPS or name == "where":
             self.noted.append(found if name in JUMPS else np.asarray(args[0] != 0, dtype=np.float64))
+        return found
+
+    def reduce(self, name: str, arg: Array, group: int = 0) -> Array:
+        found = super().reduce(name, arg, group)
+        if name in POSITIONS:
+            self.noted.append(found)
         return found
 
 

@@ -32,6 +32,7 @@ EXTREMA: Mapping[str, tuple[Callable[[Array], Array], Callable[..., Array]]] = {
     "absmax": (np.abs, np.max),
 }
 REDUCTIONS = ("sum", "mean", *EXTREMA)  # over the row, one argument
+POSITIONS: Mapping[str, Callable[..., Any]] = {"argmax": np.argmax, "argmin": np.argmin}  # the first one; of NaN, too
 FUNCTIONS = {
     **dict.fromkeys(("exp", "log", "sqrt", "rsqrt", "abs", "sign", "sigmoid", "tanh", "erf", "sin", "cos"), 1),
     **dict.fromkeys(("floor", "ceil", "round", "constant"), 1),
@@ -184,6 +185,8 @@ class Float64:
         if group:
             found = Float64(cols=group).reduce(name, row.reshape(-1, group))
             return np.repeat(found, group, axis=1).reshape(row.shape)
+        if name in POSITIONS:
+            return np.asarray(POSITIONS[name](row, axis=-1, keepdims=True), dtype=np.float64)
         if name in EXTREMA:
             of, extremum = EXTREMA[name]
             return np.asarray(extremum(of(row), axis=-1, keepdims=True))
@@ -294,7 +297,7 @@ class Evaluation(Generic[V]):
         return functools.reduce(lambda a, b: do.call("and", a, b), found)
 
     def _call(self, name: str, args: list[ast.expr]) -> V:
-        one = {**dict.fromkeys(REDUCTIONS, 1), "sum_rows": 1, **FUNCTIONS}
+        one = {**dict.fromkeys((*REDUCTIONS, *POSITIONS, "sum_rows"), 1), "take": 2, **FUNCTIONS}
         if name not in one:
             raise self._error("unknown function in a formula", received=name, hint=did_you_mean(name, one))
         if len(args) != one[name] and not (name in REDUCTIONS and len(args) == 2 and _group(args[1])):
@@ -303,9 +306,19 @@ class Evaluation(Generic[V]):
         if name in REDUCTIONS:
             size = _group(args[1]) if len(args) == 2 else 0
             return self.arithmetic.reduce(name, values[0], size) if size else self.arithmetic.reduce(name, values[0])
+        if name in POSITIONS:
+            return self.arithmetic.reduce(name, values[0])
+        if name == "take":
+            return self._taken(*values)
         if name == "sum_rows":
             return self.arithmetic.sum_rows(values[0])
         return self.arithmetic.call(name, *values)
+
+    def _taken(self, x: V, index: V) -> V:
+        """x in the column that the index names; 0 where there is none."""
+        do = self.arithmetic
+        is_there = do.call("==", self.value("col"), index)
+        return do.reduce("sum", do.call("where", is_there, x, do.constant(0.0)))
 
     def _exponent(self, node: ast.expr) -> float:
         match node:

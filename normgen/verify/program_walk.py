@@ -18,7 +18,7 @@ from normgen.errors import ProgramError, did_you_mean
 from normgen.program.functions import INFINITY, Index, cast, name_of
 from normgen.program.ir import COLS, Map, Reduce, RowProgram
 from normgen.program.ordered import Ordered, steps
-from normgen.verify.interpret import REDUCTIONS, Arithmetic
+from normgen.verify.interpret import POSITIONS, REDUCTIONS, Arithmetic
 
 V = TypeVar("V")
 R = TypeVar("R", covariant=True)
@@ -42,7 +42,8 @@ class ProgramWalk(Generic[V]):
         self.arithmetic = arithmetic
         self.known = known
         self._maps = {s.name: s for s in program.maps}
-        self._reduces = {s.names[0]: s for s in program.reduces if s.monoid.name in REDUCTIONS and not s.guard}
+        known_to_all = (*REDUCTIONS, *POSITIONS)
+        self._reduces = {s.names[0]: s for s in program.reduces if s.monoid.name in known_to_all and not s.guard}
         self._stored = {s.tensor: s.value for s in program.stores}
 
     def value(self, name: str) -> V:

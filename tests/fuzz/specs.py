@@ -14,12 +14,13 @@ from normgen.schedule.default import default_schedule
 from normgen.schedule.knobs import KNOBS
 from normgen.schedule.legality import refusal
 from normgen.schedule.schedule import Schedule
-from normgen.spec.functions import CONDITIONS, ELEMENTWISE, REDUCTIONS
+from normgen.spec.functions import CONDITIONS, ELEMENTWISE, POSITIONS, REDUCTIONS
 from normgen.spec.reader import parse
 
 H200 = TARGETS["h200"]
 GROUP = 8
 NUMBERS = ("0", "1", "2", "3", "0.5", "0.1", "1e-5", "1e30", "1e-30", "-1", "-2.5", "7", "cols", "col", "row", "inf")
+INDICES = ("0", "2", "-1", "row", "row % cols", "argmax(x)", "argmin(x)", "floor(mean(abs(x)))", "300")
 EXPONENTS = ("2", "3", "-1", "-2", "0.5", "-0.5", "5", "1.5", "-1.5", "1", "0", "-5", "0.3", "(-1/3)")
 UNARY = tuple(name for name, function in ELEMENTWISE.items() if function.takes == 1)
 BINARY = tuple(name for name, function in ELEMENTWISE.items() if function.takes == 2)
@@ -65,7 +66,7 @@ def draw(rng: Random) -> Asked:
         tree = _expression(rng, names, rng.randint(1, 3))
         if name.startswith("m"):
             tree = tree if _reads_x({**formulas, name: tree}, name) else f"x - {tree}"
-            tree = f"{rng.choice(tuple(REDUCTIONS))}({tree})"
+            tree = f"{rng.choice((*REDUCTIONS, *POSITIONS))}({tree})"
         formulas[name] = tree
         names += [name, name]
     formulas["y"] = _expression(rng, names, rng.randint(1, 4))
@@ -112,7 +113,11 @@ def _expression(rng: Random, names: Sequence[str], depth: int) -> str:
         return f"clamp({part()}, {part()}, {part()})" if rng.random() < 0.5 else f"({_condition(rng, part)})"
     if kind < 0.9:
         return f"cast({part()}, {rng.choice(('x', 'bf16', 'f16', 'f32', 'f8e4m3'))})"
-    if kind < 0.96:
+    if kind < 0.92:
+        return f"{rng.choice(tuple(POSITIONS))}({part()})"
+    if kind < 0.93:
+        return f"take({part()}, {rng.choice(INDICES)})"
+    if kind < 0.97:
         return f"{rng.choice(tuple(REDUCTIONS))}({part()}{f', {GROUP}' if rng.random() < 0.2 else ''})"
     return f"-{part()}"
 
