@@ -21,12 +21,13 @@ from normgen.dtypes import F32
 from normgen.errors import SpecError, UsageError, did_you_mean
 from normgen.program.cleanup import without_dead_code
 from normgen.program.functions import COL, INFINITY, MEANINGS, ROW, Opaque, Stored, cast, remainder
-from normgen.program.ir import COLS, Load, Map, Reduce, RowProgram, Statement, Store, check, kind_of
+from normgen.program.ir import COLS, Load, Map, Random, Reduce, RowProgram, Statement, Store, check, kind_of
 from normgen.program.monoid import ARGMAX, ARGMIN, MONOIDS, SUM, Monoid, symbol
 from normgen.program.ordered import is_product, opened, product, quotient, settled
+from normgen.spec.checks import draws
 from normgen.spec.formula import Binary, Call, Cast, Expression, Name, Number, Power, group_of, names_in, parse_formula
 from normgen.spec.functions import INFINITY as INFINITY_NAME
-from normgen.spec.functions import POSITIONS, REDUCTIONS, TAKE
+from normgen.spec.functions import POSITIONS, RANDOM, REDUCTIONS, TAKE
 from normgen.spec.spec import Formula, Kind, Spec, Tensor
 
 _MONOIDS = {name: SUM if name == "mean" else MONOIDS[name] for name in REDUCTIONS | POSITIONS}
@@ -75,6 +76,7 @@ class _Lowering:
         self.formulas = {f.name: f for f in self.spec.formulas}
         self.taken = {t.name for t in self.spec.tensors} | {n for n, _ in self.spec.scalars} | set(self.formulas)
         self.taken.add(COLS.name)
+        self.draws = draws(self.spec)
         self.values |= {COLS.name: COLS, INFINITY_NAME: INFINITY, ROW.name: ROW, COL.name: COL}
         for name, _ in self.spec.scalars:
             self.kinds[name], self.values[name] = Kind.SCALAR, symbol(name)
@@ -200,6 +202,8 @@ class _Lowering:
                 return cast(self.expr(owner, arg), Stored(to))
             case Call(function=function, args=(x, index)) if function == TAKE:
                 return self.raw(owner, _taken(x, index))
+            case Call(function=function) if function == RANDOM:
+                return self.random(owner, tree)
             case Call(function=function):
                 if function in _MONOIDS:
                     return self.reduction(owner, tree)
@@ -250,6 +254,14 @@ class _Lowering:
             return found
         is_kept = found.func is make and set(found.args) == set(args)
         return found if is_kept else make(*(self.part(owner, arg) for arg in args))
+
+    def random(self, owner: str, call: Call) -> sp.Expr:
+        """The symbol of random numbers: each call that a formula makes has its own."""
+        (seed,) = (name.name for name in names_in(call))
+        number, name = self.draws[self.open[-1], call.column], self.fresh(f"{owner}_random")
+        self.kinds[name] = Kind.ELEM
+        self.statements.append(Random(name, seed, number))
+        return symbol(name)
 
     def reduction(self, owner: str, call: Call, wish: str | None = None) -> sp.Expr:
         """The symbol of a row reduction's result (for `mean`: over cols); equal reductions are one."""

@@ -83,8 +83,13 @@ ROUNDINGS = _table(
     Function(CAST, ("x", "to"), "x rounded to a dtype, or to that of a tensor; its derivative is 1 (straight-through)"),
 )
 
+RANDOM = "random"
+SOURCES = _table(
+    Function(RANDOM, ("seed",), "a random number of its own for each element, uniform in [0, 1); its derivative is 0"),
+)
+
 ROW_REDUCTIONS = REDUCTIONS | POSITIONS | PICKS
-FUNCTIONS = ROW_REDUCTIONS | ELEMENTWISE | ROUNDINGS
+FUNCTIONS = ROW_REDUCTIONS | ELEMENTWISE | ROUNDINGS | SOURCES
 
 # What operators of conditions are called in the tree of a formula. A condition is 1 where it holds, else 0.
 CONDITIONS = _table(

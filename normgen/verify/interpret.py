@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from normgen.dtypes import DTYPES, F32, DType
 from normgen.errors import SpecError, did_you_mean
 from normgen.spec.spec import Formula, Spec
+from normgen.verify.philox import uniform
 
 Array = NDArray[np.float64]
 V = TypeVar("V")
@@ -263,6 +264,10 @@ class Evaluation(Generic[V]):
                 return self._binary(op, self._walk(left), self._walk(right))
             case ast.Call(func=ast.Name(id="cast"), args=[arg, ast.Name(id=to)], keywords=[]):
                 return do.cast(self._walk(arg), DTYPES[to if to in DTYPES else self.dtypes.get(to, F32.name)])
+            case ast.Call(func=ast.Name(id="random"), keywords=[]) if self._open:
+                (name, formula) = (self._open[-1], self.formulas[self._open[-1]])
+                places = [call.col_offset for call in _draws(parse(formula, self.file))]
+                return self.value(f"random {name} {places.index(node.col_offset)}")
             case ast.Call(func=ast.Name(id=name), args=args, keywords=[]):
                 return self._call(name, args)
         raise self._error(
@@ -380,6 +385,35 @@ def constants(rows: NDArray[Any], cols: int) -> dict[str, Array]:
     return {"cols": np.asarray(float(cols)), "inf": np.asarray(np.inf), "row": row, "col": col}
 
 
+def drawn(spec: Spec, seeds: Mapping[str, int], rows: NDArray[Any], cols: int) -> dict[str, Array]:
+    """The random numbers of these rows, under the names by which walks know them.
+
+    A call of random(seed) has a number, counted through the formulas, then the `absent` ones, in the order of the file.
+    """
+    texts = [(f.name, f.text) for f in spec.formulas] + [(t.name, t.absent) for t in spec.tensors if t.absent]
+    found: dict[str, Array] = {}
+    number = 0
+    for name, text in texts if seeds else ():
+        for place, call in enumerate(_draws(parse(Formula(name=name, text=text)))):
+            seed = next(arg.id for arg in call.args if isinstance(arg, ast.Name))
+            if seed in seeds:
+                found[f"random {name} {place}"] = found[f"random {number}"] = uniform(seeds[seed], rows, cols, number)
+            number += 1
+    return found
+
+
+def seeds_of(spec: Spec, inputs: Mapping[str, Any]) -> dict[str, int]:
+    """The bits of the seeds that are given."""
+    return {t.name: int(np.asarray(inputs[t.name]).reshape(-1)[0]) for t in spec.seeds if t.name in inputs}
+
+
+def _draws(tree: ast.expr) -> list[ast.Call]:
+    """The calls of random(seed), in reading order."""
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    found = [call for call in calls if isinstance(call.func, ast.Name) and call.func.id == "random"]
+    return sorted(found, key=lambda call: call.col_offset)
+
+
 def interpret(
     spec: Spec,
     inputs: Mapping[str, Any],
@@ -394,6 +428,7 @@ def interpret(
     """
     shape = np.shape(inputs[spec.inputs[0].name])
     known = as_values(inputs, shape[-1], {**dict(spec.scalars), **(scalars or {})})
+    known |= drawn(spec, seeds_of(spec, inputs), np.arange(shape[0]), shape[-1])
     walk = Evaluation(Float64(cols=shape[-1]), spec_formulas(spec, inputs), known, file=spec.file or spec.name)
     wanted = list(names) if names is not None else [t.name for t in (*spec.outputs, *spec.statistics)]
     with np.errstate(all="ignore"):

@@ -44,10 +44,12 @@ class ProgramWalk(Generic[V]):
         self._maps = {s.name: s for s in program.maps}
         known_to_all = (*REDUCTIONS, *POSITIONS)
         self._reduces = {s.names[0]: s for s in program.reduces if s.monoid.name in known_to_all and not s.guard}
+        self._drawn = {s.name: f"random {s.draw}" for s in program.randoms}  # as `interpret.drawn` names them
         self._stored = {s.tensor: s.value for s in program.stores}
 
     def value(self, name: str) -> V:
         name = self._stored.get(name, name)
+        name = self._drawn.get(name, name)
         if name not in self.known:
             self.known[name] = self._defined(name)
         return self.known[name]
