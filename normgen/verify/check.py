@@ -296,8 +296,9 @@ class _Model:
             values[name] = taken.astype(np.float64).reshape(kind.broadcast_shape(len(block), self.problem.cols))
         known = {name: Bounded(value) for name, value in values.items()}
         known |= {name: self.arithmetic.constant(value) for name, value in self.inputs.scalars.items()}
-        known |= {name: whole(value) for name, value in constants(block, self.problem.cols).items()}
-        randoms = drawn(self.problem.spec, seeds_of(self.problem.spec, self.inputs.arrays), block, self.problem.cols)
+        numbers, cols = block if self.inputs.numbers is None else self.inputs.numbers[block], self.problem.cols
+        known |= {name: whole(value) for name, value in constants(numbers, cols).items()}
+        randoms = drawn(self.problem.spec, seeds_of(self.problem.spec, self.inputs.arrays), numbers, cols)
         known |= {name: Bounded(value, least=0.0) for name, value in randoms.items()}
         values |= randoms
         return self.open_walk(self.arithmetic, known), values

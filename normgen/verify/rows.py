@@ -213,6 +213,7 @@ class Inputs:
     families: tuple[str, ...]  # the family of each row
     left_out: tuple[str, ...] = ()  # families that a sum over rows could not hold, or its contract leaves out
     scalars: dict[str, float]  # as float32 holds them
+    numbers: NDArray[np.intp] | None = None  # of the rows in the launch, where these are some of its rows
     buffers: dict[str, Buffer]
 
     @property

@@ -78,6 +78,7 @@ def draw(rng: Random) -> Asked:
     lines += ['z = { role = "input", optional = true, absent = "0" }'] if "z" in words else []
     lines += ['w = { role = "parameter", optional = true, absent = "1" }'] if "w" in words else []
     lines += ['b = "parameter"'] if "b" in words else []
+    lines += ['seed = "seed"'] if "seed" in words else []
     lines += [f'{name} = "statistic"' for name in formulas if name.startswith("m") and rng.random() < 0.3]
     lines += ['y = "output"']
     lines += ["[scalars]", f"eps = {rng.choice(('1e-5', '1.5', '0', '-2.0', '3e4'))}"] if "eps" in words else []
@@ -89,6 +90,8 @@ def draw(rng: Random) -> Asked:
 
 def _expression(rng: Random, names: Sequence[str], depth: int) -> str:
     """Brackets around everything or, as people write, left to the precedence of the operators."""
+    if rng.random() < 0.02:
+        return "random(seed)"
     if depth == 0 or rng.random() < 0.1:
         return rng.choice(NUMBERS) if rng.random() < 0.2 else rng.choice(names)
 
