@@ -352,7 +352,7 @@ def _position(name: str, t: Array, e: Array | None) -> Bounded:
     found = np.asarray(POSITIONS[name](t, axis=1, keepdims=True), dtype=np.float64)
     if e is None:
         return whole(found)
-    loose, t = np.isinf(e), -t if name == "argmin" else t
+    loose, t = ~(e < np.inf) & ~np.isnan(t), -t if name == "argmin" else t
     reach = REARRANGED * np.where(loose, 0.0, e)
     surely = np.where(loose, -np.inf, t - reach).max(axis=1, keepdims=True)  # NaN where an element is
     column = np.arange(t.shape[1], dtype=np.float64)[None, :]
