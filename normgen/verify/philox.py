@@ -38,5 +38,5 @@ def uniform(seed: int, rows: NDArray[np.integer], cols: int, draw: int) -> NDArr
     zero = np.zeros(np.broadcast_shapes(row.shape, quad.shape), np.uint64)
     counter = ((row & LOW) + zero, (row >> np.uint64(32)) + zero, quad + zero, zero + np.uint64(draw))
     words = np.stack(philox(counter, (seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF)), axis=-1)
-    words = words.reshape(len(rows), -1)[:, :cols]
+    words = words.reshape(len(rows), 4 * quad.size)[:, :cols]
     return (words >> np.uint64(8)).astype(np.float64) * 2.0**-24

@@ -78,6 +78,7 @@ def test_the_reference_takes_word_by_word_of_counters_of_four_columns() -> None:
     )
     want = [float(int(word[0]) >> 8) / 2**24 for word in words]
     np.testing.assert_array_equal(uniform(seed, np.arange(8), 8, draw)[7, 4:], want)
+    assert uniform(seed, np.arange(0), 5, draw).shape == (0, 5)
 
 
 def drawn_cases() -> list[Case]:
