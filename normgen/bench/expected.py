@@ -101,7 +101,9 @@ def _by_rows(problem: Problem, sample: Inputs, picked: NDArray[np.intp]) -> dict
         array = np.ascontiguousarray(buffer.array[source] if by_row else buffer.array)
         buffers[name] = Buffer(array=array, storage=array.view(np.uint8).reshape(-1), offset=0)
     families = tuple(sample.families[i] for i in source)
-    inputs = Inputs(problem=rows, seed=sample.seed, families=families, scalars=sample.scalars, buffers=buffers)
+    inputs = Inputs(
+        problem=rows, seed=sample.seed, families=families, scalars=sample.scalars, buffers=buffers, numbers=picked
+    )
     return _gathered(tuple(t for t in rows.tensors if not t.is_row_sum), rows, inputs, None)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from normgen.codegen.access import Access, asking, policy
+from normgen.codegen.access import EDGE, Access, asking, policy
 from normgen.codegen.chain import AT_END, AT_LOADS, chain_comment, chain_of, chain_setting, declare, start_of_chain
 from normgen.codegen.columns import Columns
 from normgen.codegen.exchange import exchange_of
@@ -98,7 +98,10 @@ class MainKernel:
         for statement in self.plan.program.statements:
             if not isinstance(statement, Load | Map) or statement.kind.within_row:
                 continue
-            if isinstance(statement, Load) and stage == 0:
+            if isinstance(statement, Load) and statement.name in self.plan.seeds:
+                bits = f"const {self.access.vec(statement.name, EDGE)} {names[statement.name]}"
+                found += [Let(bits, f"read<1>({statement.name})")] if stage == 0 else []
+            elif isinstance(statement, Load) and stage == 0:
                 found.append(Let(f"const float {names[statement.name]}", self.row_load(statement)))
             if isinstance(statement, Map) and self.plan.stages[statement.name] == stage:
                 found.append(Let(f"const float {names[statement.name]}", printer.text(statement.expr)))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from normgen.codegen.access import EDGE, Access, Site
+from normgen.codegen.access import EDGE, SHIFTED, Access, Site
 from normgen.codegen.columns import Columns
 from normgen.codegen.groups import Groups
 from normgen.codegen.printer import Printer
@@ -17,8 +17,8 @@ from normgen.codegen.reductions import steps_of
 from normgen.codegen.statements import Do, Gap, If, Let, Statement
 from normgen.codegen.transport.transport import Transport
 from normgen.codegen.walk import Walk
-from normgen.program.functions import COL
-from normgen.program.ir import Load, Map, Store, names_of, used_names
+from normgen.program.functions import COL, ROW
+from normgen.program.ir import Load, Map, Random, Store, names_of, used_names
 from normgen.schedule.plan import Place
 
 
@@ -52,7 +52,12 @@ class Looks:
         roots = self.plan.look_roots(look)
         loads, maps = self.plan.elementwise(roots)
         head: list[Statement] = []
-        vectors = {load.name: self.vector_of(load, look, head, site, place) for load in self.plan.look_loads[look]}
+        vectors = {
+            source.name: self.drawn(source, head, site)
+            if isinstance(source, Random)
+            else self.vector_of(source, look, head, site, place)
+            for source in self.plan.look_sources[look]
+        }
         is_last = look == len(self.plan.looks)
         groups = self.groups.walk(roots, is_last=is_last)
         if groups.before:
@@ -76,12 +81,12 @@ class Looks:
         )
 
     def elements(
-        self, loads: Iterable[Load], maps: Iterable[Map], vectors: dict[str, str], site: Site
+        self, loads: Iterable[Load | Random], maps: Iterable[Map], vectors: dict[str, str], site: Site
     ) -> list[Statement]:
         """The values of one element: of `loads` from their vectors, and of `maps`."""
         return [*self.element_reads(loads, vectors, site), *self.element_maps(maps)]
 
-    def element_reads(self, loads: Iterable[Load], vectors: dict[str, str], site: Site) -> list[Statement]:
+    def element_reads(self, loads: Iterable[Load | Random], vectors: dict[str, str], site: Site) -> list[Statement]:
         """Which column the element is in, and the tensors' values there."""
         names = self.access.names
         column = site.at if site is EDGE else f"{site.at} + {site.index}"
@@ -134,6 +139,14 @@ class Looks:
             read = self.access.read_elem(tensor, site, hinted=look == len(self.plan.looks))
         head.append(Let(f"const {self.access.vec(tensor, site)} {tensor}_vec", read))
         return f"{tensor}_vec"
+
+    def drawn(self, random: Random, head: list[Statement], site: Site) -> str:
+        """As `vector_of`, of random numbers: a vector of them costs a call for every four columns."""
+        names, vector = self.access.names, f"{random.name}_vec"
+        how = f"{site.width}, true" if site is SHIFTED else site.width
+        call = f"random_numbers<{how}>({names[random.seed]}, {names[ROW.name]}, {site.at}, {random.draw})"
+        head.append(Let(f"const Vec<float, {site.width}> {vector}", call))
+        return vector
 
     def stores(self, store: Store, site: Site) -> list[Statement]:
         tensor = store.tensor

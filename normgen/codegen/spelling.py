@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import sympy as sp
 
 from normgen.problem.problem import Problem
-from normgen.program.ir import Guard, Load, Map, Reduce, RowProgram, Statement, Store, value_kinds
+from normgen.program.ir import Guard, Load, Map, Random, Reduce, RowProgram, Statement, Store, value_kinds
 from normgen.program.monoid import symbol
 
 # "!" sorts before letters, digits and "_": marked names have the order of the names, and sympy orders terms by names.
@@ -77,6 +77,8 @@ def _marked_statement(statement: Statement, symbols: Mapping[sp.Symbol, sp.Symbo
     match statement:
         case Load(name=name, of=of):
             return replace(statement, name=mark(name), of=mark(of) if of else "")
+        case Random(name=name, seed=seed):
+            return replace(statement, name=mark(name), seed=mark(seed))
         case Reduce(names=names, args=args, guard=guard):
             found = replace(statement, names=tuple(map(mark, names)), args=tuple(a.xreplace(symbols) for a in args))
             if guard is None:

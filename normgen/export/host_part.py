@@ -14,7 +14,7 @@ from normgen.codegen.spelling import mark
 from normgen.export.device_part import Compiled
 from normgen.export.groups import Entry, Group
 from normgen.pipeline import answered
-from normgen.problem.problem import Problem, TensorUse
+from normgen.problem.problem import MOST_NUMBERED, Problem, TensorUse
 from normgen.problem.question import Direction
 
 LONGEST_TERM = 105  # characters of a line of a table that stay together
@@ -207,6 +207,8 @@ def launch_values(launch: Launch) -> str:
 def _invalid(problem: Problem, pitches: Iterable[str], widths: Iterable[str]) -> Iterator[str]:
     if group := problem.spec.group:
         yield f"cols % {group} != 0"
+    if problem.spec.numbers_columns:
+        yield f"cols > {MOST_NUMBERED}"
     yield from (f"{pitch} < {width}" for pitch, width in zip(pitches, widths, strict=True))
 
 

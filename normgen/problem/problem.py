@@ -255,6 +255,7 @@ def said_dtypes(spec: Spec, question: Question) -> dict[str, str]:
 
 
 _SHAPE = re.compile(r"[0-9]{1,10}(x[0-9]{1,10})*")  # ten digits hold more than 31 bits
+MOST_NUMBERED = 2**24  # cols whose numbers float32 tells apart
 LARGEST_SIZE = 2**31 - 1  # of rows, cols, pitch and alignment
 
 
@@ -327,6 +328,9 @@ def make_problem(
     )
     if spec.group and cols % spec.group:
         raise UsageError(f"spec '{spec.name}' needs cols that are whole groups of {spec.group}", received=f"{cols}")
+    if spec.numbers_columns and cols > MOST_NUMBERED:
+        rule = f"spec '{spec.name}' numbers columns in float32, which holds whole numbers up to {MOST_NUMBERED} cols"
+        raise UsageError(rule, received=f"{cols}")
     _check_layout(tensors, cols, pitch, align)
     tensors = tensors_in_place(tensors, in_place or {}, accumulate=accumulate)
     return Problem(
@@ -366,7 +370,7 @@ def check_flow(spec: Spec, without: Collection[str]) -> None:
     here = [t for t in spec.tensors if t.name not in without]
     statistics = _by_role(here, Role.STATISTIC)
     where = spec.file or spec.name
-    if not _by_role(here, *OUTPUTS):
+    if not any(t.has_gradient for t in _by_role(here, *OUTPUTS)):
         raise SpecError(
             "a backward pass needs an output",
             file=where,
@@ -452,7 +456,7 @@ def _backward_tensors(
     """dx, dweight, ... written; dy, then the forward's tensors read. A gradient is stored like its tensor."""
     sources = _by_role(here, *READ)
     wrt = [t for t in sources if t.has_gradient and (gradients is None or t.name in gradients)]
-    outputs = _by_role(here, *OUTPUTS)
+    outputs = [t for t in _by_role(here, *OUTPUTS) if t.has_gradient]
     if not wrt:
         rule = f"a backward pass of spec '{spec.name}' writes at least one gradient"
         raise UsageError(rule, received="gradients of nothing", hint="name an input or a parameter")

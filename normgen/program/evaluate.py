@@ -16,7 +16,7 @@ import sympy as sp
 
 from normgen.errors import ProgramError, did_you_mean
 from normgen.program.functions import COL, INFINITY, ROW, Index, Stored, value_of
-from normgen.program.ir import COLS, Column, Load, Map, Reduce, RowProgram, Store, value_kinds
+from normgen.program.ir import COLS, Column, Load, Map, Random, Reduce, RowProgram, Store, value_kinds
 from normgen.program.monoid import LOWEST, Monoid, Recipe, symbol
 from normgen.program.ordered import Ordered, steps
 from normgen.spec.spec import Kind
@@ -34,8 +34,8 @@ def evaluate(
 ) -> dict[str, Array]:
     """Run `program` in `dtype` arithmetic and return what it stores, by tensor name.
 
-    inputs    every loaded tensor: elem [rows, cols], row [rows], col [cols]; and, for a store that
-              accumulates, the tensor's value before
+    inputs    every loaded tensor: elem [rows, cols], row [rows], col [cols]; random numbers [rows, cols] by the name of
+              their value; and, for a store that accumulates, the tensor's value before
     scalars   the program's run-time numbers
     keep_all  also return every value of the program by its name
     Errors: ProgramError when an input or a scalar is missing.
@@ -47,6 +47,8 @@ def evaluate(
             match statement:
                 case Load(name=name, kind=kind, of=of, column=column):
                     run.values[symbol(name)] = run.element(of, column) if of else run.given(name, kind)
+                case Random(name=name, kind=kind):
+                    run.values[symbol(name)] = run.given(name, kind)
                 case Map(name=name, expr=expr):
                     run.values[symbol(name)] = evaluate_expr(expr, run.values)
                 case Reduce():

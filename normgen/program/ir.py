@@ -1,7 +1,8 @@
-"""RowProgram: SSA over rows in four statement forms.
+"""RowProgram: SSA over rows in five statement forms.
 
     load   x : elem                              stored dtype -> float32
     load   x_middle : row = x[middle]            one element of each row (of x: elem; of a col: the same in all rows)
+    random u : elem = random(seed, 0)            the first random number of each element, from the bits of `seed`
     reduce x_sum : row = sum(x)                  over a monoid; row: elem -> row, col: elem -> col
     reduce top : groups = max_128(x)             the same over groups of 128 columns
     reduce s : row = sum(x) unless 0 <= m, then v  rows whose m says so keep the row value v; the others are reduced
@@ -63,6 +64,19 @@ class Load:
 
 
 @dataclass(frozen=True)
+class Random:
+    """A random number for each element, uniform in [0, 1), as a function of the seed, the element and the `draw`.
+
+    A program of the backward pass has the same numbers: they are drawn again, never stored.
+    """
+
+    name: str
+    seed: str  # the tensor whose bits it reads
+    draw: int  # which of the random numbers of an element
+    kind: Kind = Kind.ELEM
+
+
+@dataclass(frozen=True)
 class Guard:
     """What spares a row a reduction: where 0 <= margin its values are `instead`. A margin that is NaN spares nothing.
 
@@ -102,7 +116,7 @@ class Store:
     accumulate: bool = False
 
 
-Statement = Load | Reduce | Map | Store
+Statement = Load | Random | Reduce | Map | Store
 
 
 @dataclass(frozen=True)
@@ -116,6 +130,10 @@ class RowProgram:
     @property
     def loads(self) -> tuple[Load, ...]:
         return tuple(s for s in self.statements if isinstance(s, Load))
+
+    @property
+    def randoms(self) -> tuple[Random, ...]:
+        return tuple(s for s in self.statements if isinstance(s, Random))
 
     @property
     def reduces(self) -> tuple[Reduce, ...]:
@@ -149,7 +167,7 @@ class RowProgram:
 
 def defined_names(statement: Statement) -> tuple[str, ...]:
     match statement:
-        case Load(name=name) | Map(name=name):
+        case Load(name=name) | Random(name=name) | Map(name=name):
             return (name,)
         case Reduce(names=names):
             return names
@@ -161,6 +179,8 @@ def used_exprs(statement: Statement) -> tuple[sp.Expr, ...]:
     match statement:
         case Load():
             return ()
+        case Random(seed=seed):
+            return (symbol(seed),)
         case Map(expr=expr):
             return (expr,)
         case Reduce(args=args, guard=guard):
@@ -265,6 +285,9 @@ def _broken_rules(statement: Statement, read: Kind) -> Iterator[str]:
         case Store(kind=kind):
             if read is not kind:
                 yield f"a store has its value's kind, here {read}"
+        case Random(kind=kind):
+            if read is not Kind.SCALAR or not kind.is_elem:
+                yield "random numbers of elements come from one seed"
         case Load(kind=kind):
             if statement.of and not kind.is_row:
                 yield "one element of a row is a row value"
@@ -284,6 +307,8 @@ def show_statement(statement: Statement) -> str:
     match statement:
         case Load(name=name, kind=kind, of=of, column=column):
             return f"  load   {name} : {kind}" + (f" = {of}[{column}]" if of else "")
+        case Random(name=name, seed=seed, draw=draw, kind=kind):
+            return f"  random {name} : {kind} = random({seed}, {draw})"
         case Reduce(names=names, kind=kind, monoid=monoid, args=args, guard=guard, group=group):
             suffix = f"_{group}" if group else "" if kind.by_row else "_rows"
             listed = ", ".join(map(show_expr, args))

@@ -13,6 +13,7 @@ their own: `y_part - x`.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from fractions import Fraction
 
 import sympy as sp
 
@@ -20,15 +21,16 @@ from normgen.dtypes import F32
 from normgen.errors import SpecError, UsageError, did_you_mean
 from normgen.program.cleanup import without_dead_code
 from normgen.program.functions import COL, INFINITY, MEANINGS, ROW, Opaque, Stored, cast, remainder
-from normgen.program.ir import COLS, Load, Map, Reduce, RowProgram, Statement, Store, check, kind_of
-from normgen.program.monoid import MONOIDS, SUM, Monoid, symbol
+from normgen.program.ir import COLS, Load, Map, Random, Reduce, RowProgram, Statement, Store, check, kind_of
+from normgen.program.monoid import ARGMAX, ARGMIN, MONOIDS, SUM, Monoid, symbol
 from normgen.program.ordered import is_product, opened, product, quotient, settled
+from normgen.spec.checks import draws
 from normgen.spec.formula import Binary, Call, Cast, Expression, Name, Number, Power, group_of, names_in, parse_formula
 from normgen.spec.functions import INFINITY as INFINITY_NAME
-from normgen.spec.functions import REDUCTIONS
+from normgen.spec.functions import POSITIONS, RANDOM, REDUCTIONS, TAKE
 from normgen.spec.spec import Formula, Kind, Spec, Tensor
 
-_MONOIDS = {name: SUM if name == "mean" else MONOIDS[name] for name in REDUCTIONS}
+_MONOIDS = {name: SUM if name == "mean" else MONOIDS[name] for name in REDUCTIONS | POSITIONS}
 
 
 def lower(spec: Spec, *, present: frozenset[str] | None = None) -> RowProgram:
@@ -74,6 +76,7 @@ class _Lowering:
         self.formulas = {f.name: f for f in self.spec.formulas}
         self.taken = {t.name for t in self.spec.tensors} | {n for n, _ in self.spec.scalars} | set(self.formulas)
         self.taken.add(COLS.name)
+        self.draws = draws(self.spec)
         self.values |= {COLS.name: COLS, INFINITY_NAME: INFINITY, ROW.name: ROW, COL.name: COL}
         for name, _ in self.spec.scalars:
             self.kinds[name], self.values[name] = Kind.SCALAR, symbol(name)
@@ -197,6 +200,10 @@ class _Lowering:
                 return self.power(owner, self.expr(owner, base), sp.Rational(exponent.numerator, exponent.denominator))
             case Cast(arg=arg, to=to):
                 return cast(self.expr(owner, arg), Stored(to))
+            case Call(function=function, args=(x, index)) if function == TAKE:
+                return self.raw(owner, _taken(x, index))
+            case Call(function=function) if function == RANDOM:
+                return self.random(owner, tree)
             case Call(function=function):
                 if function in _MONOIDS:
                     return self.reduction(owner, tree)
@@ -248,6 +255,14 @@ class _Lowering:
         is_kept = found.func is make and set(found.args) == set(args)
         return found if is_kept else make(*(self.part(owner, arg) for arg in args))
 
+    def random(self, owner: str, call: Call) -> sp.Expr:
+        """The symbol of random numbers: each call that a formula makes has its own."""
+        (seed,) = (name.name for name in names_in(call))
+        number, name = self.draws[self.open[-1], call.column], self.fresh(f"{owner}_random")
+        self.kinds[name] = Kind.ELEM
+        self.statements.append(Random(name, seed, number))
+        return symbol(name)
+
     def reduction(self, owner: str, call: Call, wish: str | None = None) -> sp.Expr:
         """The symbol of a row reduction's result (for `mean`: over cols); equal reductions are one."""
         arg, monoid, group = settled(self.expr(owner, call.args[0])), _MONOIDS[call.function], group_of(call)
@@ -269,6 +284,8 @@ class _Lowering:
                 return self.product(owner, "*", count, value)
             case "absmax":
                 return self.function(owner, "abs", [value])
+            case "argmax" | "argmin":
+                return sp.Integer(0)
         return value
 
     def reduction_name(self, owner: str, arg: sp.Expr, monoid: Monoid, wish: str | None) -> str:
@@ -282,8 +299,12 @@ class _Lowering:
         kind = Kind.GROUPS if group else Kind.ROW
         if group and self.reads_groups(arg):
             raise self.error(name, "reductions over groups do not nest", at=self.open[-1])
-        self.kinds[name] = kind
-        self.statements.append(Reduce((name,), kind, monoid, (arg,), group=group))
+        names: tuple[str, ...] = (name,)
+        args: tuple[sp.Expr, ...] = (arg,)
+        if monoid in (ARGMAX, ARGMIN):  # a position is found with its value
+            names, args = (name, self.fresh(f"{name}_value")), (arg, COL)
+        self.kinds |= dict.fromkeys(names, kind)
+        self.statements.append(Reduce(names, kind, monoid, args, group=group))
         return symbol(name)
 
     def reads_groups(self, expr: sp.Expr) -> bool:
@@ -301,7 +322,12 @@ def _is_float32(number: sp.Expr) -> bool:
 
 def _is_reduction(tree: Expression) -> bool:
     """Is the whole formula one reduction, without a factor?"""
-    return isinstance(tree, Call) and tree.function in REDUCTIONS and tree.function != "mean"
+    return isinstance(tree, Call) and tree.function in _MONOIDS and tree.function != "mean"
+
+
+def _taken(x: Expression, index: Expression) -> Expression:
+    """take(x, index) in other words."""
+    return Call("sum", (Call("where", (Call("==", (Name(COL.name), index)), x, Number(Fraction(0)))),))
 
 
 def _bases(expr: sp.Expr) -> frozenset[sp.Expr]:

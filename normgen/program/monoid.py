@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 
 import sympy as sp
 
+from normgen.program.functions import either, equal, unequal, where
+
 
 def symbol(name: str) -> sp.Symbol:
     """The sympy symbol of a named value; every value is real."""
@@ -61,6 +63,7 @@ class Monoid:
     combine: Recipe
     step: Recipe
     vector_step: VectorStep | None = None
+    is_flat: bool = False  # its derivative is 0 wherever it has one
     doc: str = field(default="", compare=False)
 
     @property
@@ -151,6 +154,36 @@ def _online_softmax() -> Monoid:
     )
 
 
+def _position(name: str, extremum: type[sp.Max | sp.Min], worst: sp.Expr) -> Monoid:
+    """(the first column that holds the extremum, the extremum): NaN is more extreme than all numbers, as in torch.
+
+    Both sides of a tie are compared by their columns, so that elements and states combine in any order.
+    """
+    position, at, top = symbol("position"), symbol("at"), symbol("top")
+
+    def merged(a: sp.Symbol, a_at: sp.Symbol, b: sp.Symbol, b_at: sp.Symbol) -> Recipe:
+        first = sp.Min(_where_top(a, top, a_at), _where_top(b, top, b_at))
+        return Recipe((first, top), lets=(("top", extremum(a, b)),))
+
+    return Monoid(
+        name=name,
+        args=("x", "at"),
+        state=("position", "value"),
+        identity=(sp.oo, worst),
+        lift=Recipe((at, _x)),
+        combine=merged(_a, symbol("a_position"), _b, symbol("b_position")),
+        step=merged(_value, position, _x, at),
+        is_flat=True,
+        doc="(column, value) of the first largest, or smallest, element",
+    )
+
+
+def _where_top(value: sp.Expr, top: sp.Expr, position: sp.Expr) -> sp.Expr:
+    """The position of a value that is the extremum, or NaN; else none that is ahead of it."""
+    return where(either(equal(value, top), unequal(value, value)), position, sp.oo)
+
+
 WELFORD = _welford()
 ONLINE_SOFTMAX = _online_softmax()
-MONOIDS: dict[str, Monoid] = {m.name: m for m in (SUM, MAX, MIN, ABSMAX, WELFORD, ONLINE_SOFTMAX)}
+ARGMAX, ARGMIN = _position("argmax", sp.Max, -sp.oo), _position("argmin", sp.Min, sp.oo)
+MONOIDS: dict[str, Monoid] = {m.name: m for m in (SUM, MAX, MIN, ABSMAX, ARGMAX, ARGMIN, WELFORD, ONLINE_SOFTMAX)}

@@ -88,7 +88,7 @@ def _unread(spec: Spec, present: Collection[str], forward: RowProgram) -> dict[s
 
 def _cotangents(spec: Spec, present: Collection[str]) -> tuple[str, ...]:
     """The outputs whose gradients are given."""
-    return tuple(t.name for t in spec.outputs if t.name in present)
+    return tuple(t.name for t in spec.outputs if t.has_gradient and t.name in present)
 
 
 def problem_for(

@@ -17,6 +17,7 @@ from normgen.program.functions import cast
 from normgen.program.ir import (
     Load,
     Map,
+    Random,
     Reduce,
     RowProgram,
     Store,
@@ -264,8 +265,11 @@ class Plan:
         """The values that those reductions read of each element."""
         return {name for r in self.grouped(roots) if isinstance(r, Reduce) for name in used_names(r)}
 
-    def elementwise(self, roots: set[str]) -> tuple[list[Load], list[Map]]:
-        """The loads and elem-level maps a loop must run to have `roots`, in program order, given its groups' values."""
+    def elementwise(self, roots: set[str]) -> tuple[list[Load | Random], list[Map]]:
+        """What a loop must run to have `roots`, given its groups' values, in program order.
+
+        Its loads and random numbers, and the maps of each element.
+        """
         found = set(roots)
         maps: list[Map] = []
         for statement in reversed(self.program.statements):
@@ -273,7 +277,8 @@ class Plan:
             if wide and isinstance(statement, Map) and statement.name in found:
                 found |= used_names(statement)
                 maps.insert(0, statement)
-        loads = [ld for ld in self.program.loads if ld.name in found and ld.kind.by_col]
+        sources: tuple[Load | Random, ...] = (*self.program.loads, *self.program.randoms)
+        loads = [source for source in sources if source.name in found and source.kind.by_col]
         return loads, maps
 
     def look_roots(self, look: int) -> set[str]:
@@ -284,9 +289,19 @@ class Plan:
         return roots.union(*(names_of(term) for _, term in self.program.col_terms))
 
     @cached_property
-    def look_loads(self) -> list[list[Load]]:
+    def look_sources(self) -> list[list[Load | Random]]:
+        """What each look reads, or draws, of every element."""
         every = map(self.look_roots, range(len(self.looks) + 1))
         return [self.elementwise(roots | self.group_arguments(roots))[0] for roots in every]
+
+    @cached_property
+    def look_loads(self) -> list[list[Load]]:
+        return [[source for source in sources if isinstance(source, Load)] for sources in self.look_sources]
+
+    @cached_property
+    def seeds(self) -> frozenset[str]:
+        """Tensors that are read as bits."""
+        return frozenset(random.seed for random in self.program.randoms)
 
     @cached_property
     def held(self) -> tuple[Load, ...]:

@@ -19,7 +19,7 @@ from normgen.spec.formula import (
     nodes,
     parse_formula,
 )
-from normgen.spec.functions import CONSTANTS, REDUCTIONS
+from normgen.spec.functions import CONSTANTS, PICKS, POSITIONS, RANDOM, ROW_REDUCTIONS, TAKE
 from normgen.spec.spec import Formula, Kind, Role, Spec, join
 
 
@@ -30,6 +30,7 @@ def check_spec(spec: Spec, *, scalar_lines: Mapping[str, int]) -> None:
     _check_names(spec, trees)
     _check_casts(spec, trees)
     _check_groups(spec)
+    _check_seeds(spec, trees)
     order = sorted_formulas(spec, trees)
     _check_all_used(spec, trees, scalar_lines)
     _check_depth(spec, trees, order)
@@ -107,12 +108,43 @@ def group_size(spec: Spec) -> int:
     return next(iter(sizes), 0)
 
 
+def numbers_columns(spec: Spec) -> bool:
+    """Whether a formula finds a column, or takes the element of one."""
+    trees = (parse_formula(f.text, file=spec.file, line=f.line) for _, f in _all_formulas(spec))
+    by_number = POSITIONS | PICKS
+    return any(isinstance(node, Call) and node.function in by_number for tree in trees for node in nodes(tree))
+
+
 def _check_groups(spec: Spec) -> None:
     for tensor in spec.tensors:
         if tensor.kind.is_groups and not spec.group:
             rule = f"{tensor.role} '{tensor.name}' has a value for each group of columns, and no formula has groups"
             hint = "reduce them: absmax(y, 128)"
             raise SpecError(rule, file=spec.file, line=tensor.line, hint=hint)
+
+
+def draws(spec: Spec) -> dict[tuple[str, int], int]:
+    """The number of each random(seed) in the spec, by its formula's (or absent tensor's) name and its column there."""
+    trees = ((f.name, parse_formula(f.text, file=spec.file, line=f.line)) for _, f in _all_formulas(spec))
+    calls = [(name, node.column) for name, tree in trees for node in nodes(tree) if _is_draw(node)]
+    return {call: number for number, call in enumerate(calls)}
+
+
+def _is_draw(node: Expression) -> bool:
+    return isinstance(node, Call) and node.function == RANDOM
+
+
+def _check_seeds(spec: Spec, trees: Mapping[str, Expression]) -> None:
+    """A seed's bits are no number: they stand in random(seed) alone."""
+    seeds = {t.name for t in spec.seeds}
+    for key, formula in _all_formulas(spec):
+        drawn = [child for node in nodes(trees[key]) if _is_draw(node) for child in children(node)]
+        for node in (*drawn, *names_in(trees[key])):
+            is_seed, is_drawn = isinstance(node, Name) and node.name in seeds, any(node is child for child in drawn)
+            if is_seed is not is_drawn:
+                rule = f"{RANDOM}(seed) takes a tensor with the role seed, which stands nowhere else"
+                where = f"{rule} (column {node.column + 1} of the formula)"
+                raise SpecError(where, file=spec.file, line=formula.line, received=formula.text)
 
 
 def _check_casts(spec: Spec, trees: Mapping[str, Expression]) -> None:
@@ -197,9 +229,14 @@ def _check_kinds(spec: Spec, trees: Mapping[str, Expression], order: tuple[str, 
         formula = formulas[key]
 
         def kind_of(tree: Expression, formula: Formula = formula) -> Kind:
+            if _is_draw(tree):
+                return Kind.ELEM
             kind = join([kinds[tree.name]] if isinstance(tree, Name) else [kind_of(c) for c in children(tree)])
-            if not (isinstance(tree, Call) and tree.function in REDUCTIONS):
+            if not (isinstance(tree, Call) and tree.function in ROW_REDUCTIONS):
                 return kind
+            if tree.function == TAKE and kind_of(tree.args[1]).within_row:
+                rule = f"{TAKE}(x, index) has one index for each row (column {tree.column + 1})"
+                raise SpecError(rule, file=spec.file, line=formula.line, received=formula.text)
             if group_of(tree):
                 kind = join([kind_of(tree.args[0]), Kind.SCALAR])
             if not (kind.by_row and kind.by_col):

@@ -4,7 +4,8 @@ A formula is never evaluated as Python: `ast.parse` only reads it, and every nod
 refused with file, line and column.
 
     number  name  e + e  e - e  e * e  e / e  e % e  -e  e ** number  function(e[, e])  cast(e, dtype or tensor)
-    reduction(e)  reduction(e, columns of a group)
+    reduction(e)  reduction(e, columns of a group)  take(e, index)
+    random(seed)
     e < e  e <= e  e > e  e >= e  e == e  e != e  e and e  e or e  not e
 
 Kernels compute it in this order: left to right, brackets first, products as written. The functions, and the names
@@ -108,7 +109,14 @@ _NOT_FUNCTIONS = {
     "pow": "write x ** number",
     "square": "write x ** 2",
     "cumsum": "scans along a row are not supported",
-    "argmax": "not supported",
+    "gather": "write take(x, index)",
+    "pick": "write take(x, index)",
+    "amax": "write max(x)",
+    "amin": "write min(x)",
+    "rand": "write random(seed), of a tensor with the role seed",
+    "uniform": "write random(seed), of a tensor with the role seed",
+    "dropout": "write where(random(seed) >= p, x / (1 - p), 0)",
+    "topk": "not supported; argmax(x) is the first column of the largest",
 }
 _IDIOMS: dict[type[ast.AST], str] = {
     ast.BitXor: "a power is written **",

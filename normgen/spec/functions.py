@@ -37,6 +37,16 @@ REDUCTIONS = _table(
     Function("absmax", _X, "the largest |x| of a row; NaN if one is NaN"),
 )
 
+# Reductions of whole rows: their values are columns, or are found by one.
+POSITIONS = _table(
+    Function("argmax", _X, "the column of the first largest x of a row, or of its first NaN; its derivative is 0"),
+    Function("argmin", _X, "the column of the first smallest x of a row, or of its first NaN; its derivative is 0"),
+)
+TAKE = "take"
+PICKS = _table(
+    Function(TAKE, ("x", "index"), "x in the column `index`, a value of the row: sum(where(col == index, x, 0))"),
+)
+
 ELEMENTWISE = _table(
     Function("exp", _X, "e to the power x"),
     Function("log", _X, "the natural logarithm"),
@@ -73,7 +83,13 @@ ROUNDINGS = _table(
     Function(CAST, ("x", "to"), "x rounded to a dtype, or to that of a tensor; its derivative is 1 (straight-through)"),
 )
 
-FUNCTIONS = REDUCTIONS | ELEMENTWISE | ROUNDINGS
+RANDOM = "random"
+SOURCES = _table(
+    Function(RANDOM, ("seed",), "a random number of its own for each element, uniform in [0, 1); its derivative is 0"),
+)
+
+ROW_REDUCTIONS = REDUCTIONS | POSITIONS | PICKS
+FUNCTIONS = ROW_REDUCTIONS | ELEMENTWISE | ROUNDINGS | SOURCES
 
 # What operators of conditions are called in the tree of a formula. A condition is 1 where it holds, else 0.
 CONDITIONS = _table(

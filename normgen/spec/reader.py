@@ -27,6 +27,10 @@ from normgen.spec.toml_lines import KeyPath, key_lines, parse_toml, read_text
 
 _TOP_KEYS = ("name", "summary", "paper", "tensors", "scalars", "formulas", "space", "backward", "accuracy")
 _ROWS = (Role.ROW_INPUT, Role.SCALAR_INPUT, Role.ROW_OUTPUT, Role.GROUP_STATISTIC)  # float32 unless they say otherwise
+_FIXED = {
+    Role.STATISTIC: ("f32", "statistics are always f32"),
+    Role.SEED: ("i64", "a seed is always i64: all of its 64 bits are used"),
+}
 _BACKWARD = "backward"  # within [space]: what is searched for backward kernels
 _TENSOR_KEYS = ("role", "optional", "absent", "dtypes", "follows", "doc")
 MOST_ENTRIES = 256  # of [tensors], [scalars], [formulas]; the largest spec that ships has 8
@@ -109,7 +113,7 @@ class _Reader:
             file=self.file,
             sha256=sha256,
         )
-        spec = replace(spec, group=checks.group_size(spec))
+        spec = replace(spec, group=checks.group_size(spec), numbers_columns=checks.numbers_columns(spec))
         checks.check_spec(spec, scalar_lines={name: self.line(("scalars", name)) for name, _ in spec.scalars})
         return spec
 
@@ -210,6 +214,8 @@ class _Reader:
 
     def check_optional(self, path: KeyPath, role: Role, fields: Mapping[str, Any]) -> None:
         optional, absent = fields.get("optional", False), fields.get("absent")
+        if optional and role is Role.SEED:
+            raise self.error("a seed is not optional: no formula stands for its bits", (*path, "optional"))
         if absent is not None and (role.is_written or not optional):
             raise self.error("only an optional tensor that is read has 'absent'", (*path, "absent"), received=absent)
         if optional and absent is None and not role.is_written:
@@ -217,10 +223,11 @@ class _Reader:
             raise self.error("an optional tensor that is read says what it is when absent", path, hint=hint)
 
     def dtypes(self, path: KeyPath, role: Role, fields: Mapping[str, Any]) -> tuple[str, ...]:
-        if role is Role.STATISTIC:
-            if fields.get("dtypes", ["f32"]) != ["f32"]:
-                raise self.error("statistics are always f32", (*path, "dtypes"), received=fields["dtypes"])
-            return ("f32",)
+        if role in _FIXED:
+            dtype, rule = _FIXED[role]
+            if fields.get("dtypes", [dtype]) != [dtype]:
+                raise self.error(rule, (*path, "dtypes"), received=fields["dtypes"])
+            return (dtype,)
         own = role in _ROWS and "follows" not in fields
         listed = fields.get("dtypes", ["f32"] if own else [dtype.name for dtype in FLOATS])
         if not isinstance(listed, list) or not listed:
@@ -242,9 +249,9 @@ class _Reader:
         first_input: str | None,
     ) -> str | None:
         name, value = path[-1], fields.get("follows")
-        if role is Role.STATISTIC:
+        if role in _FIXED:
             if value is not None:
-                raise self.error("statistics are always f32", (*path, "follows"), received=value)
+                raise self.error(_FIXED[role][1], (*path, "follows"), received=value)
             return None
         if value is None:
             is_own = name == first_input or "dtypes" in fields or role in _ROWS

@@ -88,6 +88,7 @@ class Role(StrEnum):
     PARAMETER = "parameter"
     ROW_INPUT = "row_input"
     SCALAR_INPUT = "scalar_input"
+    SEED = "seed"
     OUTPUT = "output"
     ROW_OUTPUT = "row_output"
     STATISTIC = "statistic"
@@ -112,6 +113,7 @@ ROLES: dict[Role, tuple[Kind, str]] = {
     Role.PARAMETER: (Kind.COL, "read: a weight or a bias per column"),
     Role.ROW_INPUT: (Kind.ROW, "read: a scale or a label per row, a mean that another kernel found"),
     Role.SCALAR_INPUT: (Kind.SCALAR, "read: one number on the device, such as a static scale; it has no gradient"),
+    Role.SEED: (Kind.SCALAR, "read: 64 bits on the device, i64, for `random(seed)` alone"),
     Role.OUTPUT: (Kind.ELEM, "written; the backward pass starts from its gradient"),
     Role.ROW_OUTPUT: (Kind.ROW, "written: a loss, a log-sum-exp; the backward pass starts from its gradient"),
     Role.STATISTIC: (Kind.ROW, "written, f32: a mean, a scale; it has no gradient, and may be saved for backward"),
@@ -163,7 +165,7 @@ class Tensor:
 
     @property
     def has_gradient(self) -> bool:
-        """Whether a read tensor has one: labels, masks and scalar inputs have none."""
+        """Whether a tensor has one: labels, masks, columns that were found and scalar inputs have none."""
         if self.role is Role.SCALAR_INPUT:
             return False
         return not self.dtypes or not all(DTYPES[name].is_integer for name in self.dtypes)
@@ -201,6 +203,7 @@ class Spec:
     accuracy_rows: tuple[str, ...] = ()  # row families the accuracy contract covers; () = all
     saved: tuple[str, ...] = ()
     group: int = 0  # columns of a group; 0: no formula reduces groups
+    numbers_columns: bool = False  # a formula finds a column, or takes the element of one, by its number in float32
     file: str = ""
     sha256: str = ""
 
@@ -210,6 +213,10 @@ class Spec:
     @property
     def inputs(self) -> tuple[Tensor, ...]:
         return tuple(t for t in self.tensors if t.role is Role.INPUT)
+
+    @property
+    def seeds(self) -> tuple[Tensor, ...]:
+        return tuple(t for t in self.tensors if t.role is Role.SEED)
 
     @property
     def parameters(self) -> tuple[Tensor, ...]:

@@ -40,7 +40,9 @@ class Bounded:
     @property
     def near_0(self) -> NDArray[np.bool_] | None:
         """Where a schedule may find the other sign, or 0, for all that the error says; None: nowhere."""
-        return None if self.error is None else np.abs(self.value) <= REARRANGED * self.error
+        if self.error is None:
+            return None  # an error that is not known is as large as may be
+        return np.asarray(~(np.abs(self.value) > REARRANGED * self.error) & ~np.isnan(self.value))
 
     @property
     def may_be_0(self) -> NDArray[np.bool_] | None:

@@ -15,7 +15,7 @@ from normgen.problem.problem import Problem, TensorUse
 from normgen.schedule.schedule import Schedule
 from normgen.verify.bounded import Bounded, whole
 from normgen.verify.error_model import ColumnSum, Float32Error, stored
-from normgen.verify.interpret import Array, constants
+from normgen.verify.interpret import Array, constants, drawn, seeds_of
 from normgen.verify.program_walk import Walk
 from normgen.verify.reference import has_reference, reference
 from normgen.verify.rows import Inputs, Outputs
@@ -302,7 +302,11 @@ class _Model:
             values[name] = taken.astype(np.float64).reshape(kind.broadcast_shape(len(block), self.problem.cols))
         known = {name: Bounded(value) for name, value in values.items()}
         known |= {name: self.arithmetic.constant(value) for name, value in self.inputs.scalars.items()}
-        known |= {name: whole(value) for name, value in constants(block, self.problem.cols).items()}
+        numbers, cols = block if self.inputs.numbers is None else self.inputs.numbers[block], self.problem.cols
+        known |= {name: whole(value) for name, value in constants(numbers, cols).items()}
+        randoms = drawn(self.problem.spec, seeds_of(self.problem.spec, self.inputs.arrays), numbers, cols)
+        known |= {name: Bounded(value, least=0.0) for name, value in randoms.items()}
+        values |= randoms
         return self.open_walk(self.arithmetic, known), values
 
     def _reference(self, values: dict[str, Array]) -> dict[str, Array]:

@@ -38,7 +38,16 @@ from normgen.spec.spec import Formula
 from normgen.verify.bounded import Bounded, whole
 from normgen.verify.error_model import Float32Error
 from normgen.verify.function_errors import JUMPS
-from normgen.verify.interpret import Array, Evaluation, Float64, constants, spec_formulas, spread_over_row
+from normgen.verify.interpret import (
+    POSITIONS,
+    Array,
+    Evaluation,
+    Float64,
+    constants,
+    drawn,
+    spec_formulas,
+    spread_over_row,
+)
 from normgen.verify.program_walk import ProgramWalk
 from normgen.verify.rows import draw_tensor
 
@@ -187,6 +196,12 @@ class _Branches(Float64):
             self.noted.append(found if name in JUMPS else np.asarray(args[0] != 0, dtype=np.float64))
         return found
 
+    def reduce(self, name: str, arg: Array, group: int = 0) -> Array:
+        found = super().reduce(name, arg, group)
+        if name in POSITIONS:
+            self.noted.append(found)
+        return found
+
 
 @dataclass(frozen=True, kw_only=True)
 class _Forward:
@@ -206,7 +221,9 @@ class _Forward:
 
     def numbers(self) -> dict[str, Array]:
         scalars = {name: np.asarray(float(np.float32(value))) for name, value in self.problem.spec.scalars}
-        return {**scalars, **constants(np.arange(self.problem.rows), self.problem.cols)}
+        rows, cols = np.arange(self.problem.rows), self.problem.cols
+        seeds = {t.name: number for number, t in enumerate(self.problem.spec.seeds, start=1)}
+        return {**scalars, **constants(rows, cols), **drawn(self.problem.spec, seeds, rows, cols)}
 
     def at(self, values: Mapping[str, Array], held: list[Array] | None = None) -> tuple[Array, _Branches]:
         """L around the point, and what was noted on the way; `held` are the constants at the point itself."""

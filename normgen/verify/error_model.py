@@ -32,7 +32,8 @@ absolute error of its float32 evaluation. With u = 2^-24:
 * A sum over rows has no grid or order that a schedule could meet: `make_inputs` draws dy at random. The sum of k of
   its n terms then deviates from k/n of the total S by at most √(Σ t²) / 2 in standard deviation, so partial sums stay
   below |S| + 4 √(Σ t²) (8 deviations), which takes the place of T where it is less. One lost row of 65536 shows.
-* Errors of the terms themselves add up, Σ e_i. Maxima are exact: max e_i.
+* Errors of the terms themselves add up, Σ e_i. Maxima are exact: max e_i. The column of a maximum is exact unless
+  another element may be the maximum.
 * The derivative of |a| or of a maximum of two jumps where a, or their difference, passes 0. Its sign is exact but for
   |a| <= REARRANGED e_a, where a schedule may be on either side: e(sign) is then 2, the whole jump, and the element
   is held to no more than that. An exact tie (e_a = 0) takes the middle of the jump, and the kernel must too.
@@ -75,7 +76,7 @@ from normgen.verify.bounded import (
     whole,
 )
 from normgen.verify.function_errors import function
-from normgen.verify.interpret import EXTREMA, Array, Float64, spread_over_row
+from normgen.verify.interpret import EXTREMA, POSITIONS, Array, Float64, spread_over_row
 
 LAMBDA = 6.0  # 2 exp(-λ²/2) = 3.0e-8: probability that one sum of independent roundings exceeds its bound
 
@@ -287,6 +288,8 @@ class Float32Error:
     def _reduce(self, name: str, arg: Bounded) -> Bounded:
         t = spread_over_row(arg.value, self.cols)
         e = None if arg.error is None else spread_over_row(arg.error, self.cols)
+        if name in POSITIONS:
+            return _position(name, t, e)
         if name in EXTREMA:
             of, extremum = EXTREMA[name]
             top = np.asarray(extremum(of(t), axis=1, keepdims=True))
@@ -339,6 +342,23 @@ class Float32Error:
         square = np.einsum("rc,rc->c", t, t)[None, :]
         carried = np.zeros_like(total) if arg.error is None else arg.error.sum(axis=0, keepdims=True)
         return ColumnSum(total, size, square, carried)
+
+
+def _position(name: str, t: Array, e: Array | None) -> Bounded:
+    """The column of a row's extremum, off by as much as that of any other element that may be the extremum is away.
+
+    A schedule finds t within REARRANGED times its error; of a value without a bound it may find NaN, which goes first.
+    """
+    found = np.asarray(POSITIONS[name](t, axis=1, keepdims=True), dtype=np.float64)
+    if e is None:
+        return whole(found)
+    loose, t = ~(e < np.inf) & ~np.isnan(t), -t if name == "argmin" else t
+    reach = REARRANGED * np.where(loose, 0.0, e)
+    surely = np.where(loose, -np.inf, t - reach).max(axis=1, keepdims=True)  # NaN where an element is
+    column = np.arange(t.shape[1], dtype=np.float64)[None, :]
+    may_be = loose & ~(np.isnan(surely) & (column > found))
+    may_be |= np.where(np.isnan(surely), column == found, t + reach >= surely)
+    return Bounded(found, np.where(may_be, np.abs(column - found), 0.0).max(axis=1, keepdims=True))
 
 
 def _size_or_1(a: Bounded) -> Array:

@@ -62,7 +62,7 @@ def fitting_families(problem: Problem) -> tuple[str, ...]:
 
 
 def _takes_maximum(tree: Expression) -> bool:
-    return (isinstance(tree, Call) and tree.function == "max") or any(map(_takes_maximum, children(tree)))
+    return (isinstance(tree, Call) and tree.function in ("max", "argmax")) or any(map(_takes_maximum, children(tree)))
 
 
 def _sample(problem: Problem) -> Problem:

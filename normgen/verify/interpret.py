@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from normgen.dtypes import DTYPES, F32, DType
 from normgen.errors import SpecError, did_you_mean
 from normgen.spec.spec import Formula, Spec
+from normgen.verify.philox import uniform
 
 Array = NDArray[np.float64]
 V = TypeVar("V")
@@ -32,6 +33,7 @@ EXTREMA: Mapping[str, tuple[Callable[[Array], Array], Callable[..., Array]]] = {
     "absmax": (np.abs, np.max),
 }
 REDUCTIONS = ("sum", "mean", *EXTREMA)  # over the row, one argument
+POSITIONS: Mapping[str, Callable[..., Any]] = {"argmax": np.argmax, "argmin": np.argmin}  # the first one; of NaN, too
 FUNCTIONS = {
     **dict.fromkeys(("exp", "log", "sqrt", "rsqrt", "abs", "sign", "sigmoid", "tanh", "erf", "sin", "cos"), 1),
     **dict.fromkeys(("floor", "ceil", "round", "constant"), 1),
@@ -184,6 +186,8 @@ class Float64:
         if group:
             found = Float64(cols=group).reduce(name, row.reshape(-1, group))
             return np.repeat(found, group, axis=1).reshape(row.shape)
+        if name in POSITIONS:
+            return np.asarray(POSITIONS[name](row, axis=-1, keepdims=True), dtype=np.float64)
         if name in EXTREMA:
             of, extremum = EXTREMA[name]
             return np.asarray(extremum(of(row), axis=-1, keepdims=True))
@@ -260,6 +264,10 @@ class Evaluation(Generic[V]):
                 return self._binary(op, self._walk(left), self._walk(right))
             case ast.Call(func=ast.Name(id="cast"), args=[arg, ast.Name(id=to)], keywords=[]):
                 return do.cast(self._walk(arg), DTYPES[to if to in DTYPES else self.dtypes.get(to, F32.name)])
+            case ast.Call(func=ast.Name(id="random"), keywords=[]) if self._open:
+                (name, formula) = (self._open[-1], self.formulas[self._open[-1]])
+                places = [call.col_offset for call in _draws(parse(formula, self.file))]
+                return self.value(f"random {name} {places.index(node.col_offset)}")
             case ast.Call(func=ast.Name(id=name), args=args, keywords=[]):
                 return self._call(name, args)
         raise self._error(
@@ -294,7 +302,7 @@ class Evaluation(Generic[V]):
         return functools.reduce(lambda a, b: do.call("and", a, b), found)
 
     def _call(self, name: str, args: list[ast.expr]) -> V:
-        one = {**dict.fromkeys(REDUCTIONS, 1), "sum_rows": 1, **FUNCTIONS}
+        one = {**dict.fromkeys((*REDUCTIONS, *POSITIONS, "sum_rows"), 1), "take": 2, **FUNCTIONS}
         if name not in one:
             raise self._error("unknown function in a formula", received=name, hint=did_you_mean(name, one))
         if len(args) != one[name] and not (name in REDUCTIONS and len(args) == 2 and _group(args[1])):
@@ -303,9 +311,19 @@ class Evaluation(Generic[V]):
         if name in REDUCTIONS:
             size = _group(args[1]) if len(args) == 2 else 0
             return self.arithmetic.reduce(name, values[0], size) if size else self.arithmetic.reduce(name, values[0])
+        if name in POSITIONS:
+            return self.arithmetic.reduce(name, values[0])
+        if name == "take":
+            return self._taken(*values)
         if name == "sum_rows":
             return self.arithmetic.sum_rows(values[0])
         return self.arithmetic.call(name, *values)
+
+    def _taken(self, x: V, index: V) -> V:
+        """x in the column that the index names; 0 where there is none."""
+        do = self.arithmetic
+        is_there = do.call("==", self.value("col"), index)
+        return do.reduce("sum", do.call("where", is_there, x, do.constant(0.0)))
 
     def _exponent(self, node: ast.expr) -> float:
         match node:
@@ -367,6 +385,35 @@ def constants(rows: NDArray[Any], cols: int) -> dict[str, Array]:
     return {"cols": np.asarray(float(cols)), "inf": np.asarray(np.inf), "row": row, "col": col}
 
 
+def drawn(spec: Spec, seeds: Mapping[str, int], rows: NDArray[Any], cols: int) -> dict[str, Array]:
+    """The random numbers of these rows, under the names by which walks know them.
+
+    A call of random(seed) has a number, counted through the formulas, then the `absent` ones, in the order of the file.
+    """
+    texts = [(f.name, f.text) for f in spec.formulas] + [(t.name, t.absent) for t in spec.tensors if t.absent]
+    found: dict[str, Array] = {}
+    number = 0
+    for name, text in texts if seeds else ():
+        for place, call in enumerate(_draws(parse(Formula(name=name, text=text)))):
+            seed = next(arg.id for arg in call.args if isinstance(arg, ast.Name))
+            if seed in seeds:
+                found[f"random {name} {place}"] = found[f"random {number}"] = uniform(seeds[seed], rows, cols, number)
+            number += 1
+    return found
+
+
+def seeds_of(spec: Spec, inputs: Mapping[str, Any]) -> dict[str, int]:
+    """The bits of the seeds that are given."""
+    return {t.name: int(np.asarray(inputs[t.name]).reshape(-1)[0]) for t in spec.seeds if t.name in inputs}
+
+
+def _draws(tree: ast.expr) -> list[ast.Call]:
+    """The calls of random(seed), in reading order."""
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    found = [call for call in calls if isinstance(call.func, ast.Name) and call.func.id == "random"]
+    return sorted(found, key=lambda call: call.col_offset)
+
+
 def interpret(
     spec: Spec,
     inputs: Mapping[str, Any],
@@ -381,6 +428,7 @@ def interpret(
     """
     shape = np.shape(inputs[spec.inputs[0].name])
     known = as_values(inputs, shape[-1], {**dict(spec.scalars), **(scalars or {})})
+    known |= drawn(spec, seeds_of(spec, inputs), np.arange(shape[0]), shape[-1])
     walk = Evaluation(Float64(cols=shape[-1]), spec_formulas(spec, inputs), known, file=spec.file or spec.name)
     wanted = list(names) if names is not None else [t.name for t in (*spec.outputs, *spec.statistics)]
     with np.errstate(all="ignore"):

@@ -18,7 +18,7 @@ from normgen.errors import ProgramError, did_you_mean
 from normgen.program.functions import INFINITY, Index, cast, name_of
 from normgen.program.ir import COLS, Map, Reduce, RowProgram
 from normgen.program.ordered import Ordered, steps
-from normgen.verify.interpret import REDUCTIONS, Arithmetic
+from normgen.verify.interpret import POSITIONS, REDUCTIONS, Arithmetic
 
 V = TypeVar("V")
 R = TypeVar("R", covariant=True)
@@ -42,11 +42,14 @@ class ProgramWalk(Generic[V]):
         self.arithmetic = arithmetic
         self.known = known
         self._maps = {s.name: s for s in program.maps}
-        self._reduces = {s.names[0]: s for s in program.reduces if s.monoid.name in REDUCTIONS and not s.guard}
+        known_to_all = (*REDUCTIONS, *POSITIONS)
+        self._reduces = {s.names[0]: s for s in program.reduces if s.monoid.name in known_to_all and not s.guard}
+        self._drawn = {s.name: f"random {s.draw}" for s in program.randoms}  # as `interpret.drawn` names them
         self._stored = {s.tensor: s.value for s in program.stores}
 
     def value(self, name: str) -> V:
         name = self._stored.get(name, name)
+        name = self._drawn.get(name, name)
         if name not in self.known:
             self.known[name] = self._defined(name)
         return self.known[name]

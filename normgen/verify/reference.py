@@ -2,7 +2,8 @@
 
     reference("layernorm", "forward", {"x": x, "weight": w}, {"eps": 1e-5})  ->  {"y": ..., "mean": ..., "rstd": ...}
 
-x, y, dy, dx: [rows, cols]; weight, bias, dweight, dbias: [cols]; mean, rstd, row_max, row_sum, total: [rows].
+x, y, dy, dx, h, residual: [rows, cols]; weight, bias, dweight, dbias: [cols]; mean, rstd, row_max, row_sum, total:
+[rows]. `random 0`: [rows, cols], the numbers of the first random(seed) in the spec.
 Non-finite values follow IEEE, as in torch: a NaN or a +inf makes a softmax row NaN, a -inf entry gives 0.
 
 `BACKWARD_FORMULAS` states the same gradients as formula texts; the error model walks those.
@@ -81,6 +82,14 @@ def _rmsnorm(tensors: Tensors, scalars: Scalars) -> dict[str, Array]:
     return {"y": _scaled(x * rstd, tensors), "rstd": rstd[:, 0]}
 
 
+@register("dropout_add_rmsnorm")
+def _dropout_add_rmsnorm(tensors: Tensors, scalars: Scalars) -> dict[str, Array]:
+    """h = x / (1 - p) where it is kept, else 0, + residual, y = h / sqrt(mean(h²) + eps) * weight."""
+    p = scalars.get("p", 0.1)
+    h = np.where(tensors["random 0"] >= p, tensors["x"] / (1 - p), 0.0) + tensors["residual"]
+    return {"h": h, **_rmsnorm({**tensors, "x": h}, scalars)}
+
+
 def _row_max(x: Array) -> Array:
     return np.asarray(x.max(axis=1, keepdims=True))
 
@@ -146,6 +155,18 @@ def _rmsnorm_backward(tensors: Tensors, scalars: Scalars) -> dict[str, Array]:
     along_xhat = np.einsum("rc,rc->r", wdy, xhat)[:, None] / dy.shape[1]
     dx = rstd * (wdy - xhat * along_xhat)
     return {"dx": dx, "dweight": np.einsum("rc,rc->c", dy, xhat), "dbias": dy.sum(axis=0)}
+
+
+@register("dropout_add_rmsnorm", "backward")
+def _dropout_add_rmsnorm_backward(tensors: Tensors, scalars: Scalars) -> dict[str, Array]:
+    """dresidual = dh + the gradient of RMSNorm by h; dx = dresidual / (1 - p) where x was kept, else 0."""
+    h = _saved(_dropout_add_rmsnorm, "h", tensors, scalars)
+    found = _rmsnorm_backward({**tensors, "x": h}, scalars)
+    found["dresidual"] = found["dx"] + tensors.get("dh", 0.0)
+    if "random 0" in tensors:
+        p = scalars.get("p", 0.1)
+        found["dx"] = np.where(tensors["random 0"] >= p, found["dresidual"] / (1 - p), 0.0)
+    return found
 
 
 @register("softmax", "backward")

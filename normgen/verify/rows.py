@@ -36,7 +36,7 @@ from normgen.dtypes import F32, DType
 from normgen.errors import UsageError, did_you_mean
 from normgen.problem.problem import Problem, TensorUse
 from normgen.problem.question import Direction
-from normgen.verify.interpret import Array, interpret
+from normgen.verify.interpret import Array, drawn, interpret, seeds_of
 from normgen.verify.reference import has_reference, reference
 
 Stored = NDArray[Any]
@@ -213,6 +213,7 @@ class Inputs:
     families: tuple[str, ...]  # the family of each row
     left_out: tuple[str, ...] = ()  # families that a sum over rows could not hold, or its contract leaves out
     scalars: dict[str, float]  # as float32 holds them
+    numbers: NDArray[np.intp] | None = None  # of the rows in the launch, where these are some of its rows
     buffers: dict[str, Buffer]
 
     @property
@@ -319,6 +320,8 @@ def _is_computed(tensor: TensorUse, problem: Problem) -> bool:
 
 def draw_tensor(tensor: TensorUse, problem: Problem, of_row: tuple[str, ...], rng: np.random.Generator) -> Array:
     rows, cols = problem.rows, problem.cols
+    if tensor.name in {t.name for t in problem.spec.seeds}:
+        return rng.integers(-(2**63), 2**63, 1).astype(np.float64)
     if tensor.dtype.is_integer:
         low, high = (tensor.dtype.least, tensor.dtype.largest) if tensor.dtype.bytes == 1 else (-1, cols - 1)
         return rng.integers(int(low), int(high), tensor.shape(rows, cols), endpoint=True).astype(np.float64)
@@ -352,16 +355,19 @@ def _forward_values(
 ) -> dict[str, Array]:
     """Saved statistics and outputs of the forward, from inputs that the backward may not itself read."""
     spec = problem.spec
-    inputs: dict[str, Array] = {name: b.array.astype(np.float64) for name, b in made.items()}
+    seeds = {t.name for t in spec.seeds}  # of which no bit may be lost
+    inputs: dict[str, Any] = {n: b.array if n in seeds else b.array.astype(np.float64) for n, b in made.items()}
     dtype = problem.dtype
+    inputs |= {name: rng.integers(-(2**63), 2**63, 1) for name in seeds - inputs.keys()}
     for tensor in spec.tensors:
         if tensor.kind.by_row and not tensor.role.is_written and tensor.name not in inputs:
             use = TensorUse(name=tensor.name, kind=tensor.kind, dtype=dtype, is_written=False)
-            drawn = draw_tensor(use, problem, of_row, rng)
+            value = draw_tensor(use, problem, of_row, rng)
             with np.errstate(all="ignore"):
-                inputs[tensor.name] = dtype.stored(drawn).astype(np.float64)
+                inputs[tensor.name] = dtype.stored(value).astype(np.float64)
     if has_reference(spec.name, Direction.FORWARD):
-        return reference(spec.name, Direction.FORWARD, inputs, scalars)
+        numbers = drawn(spec, seeds_of(spec, inputs), np.arange(problem.rows), problem.cols)
+        return reference(spec.name, Direction.FORWARD, {**inputs, **numbers}, scalars)
     return interpret(spec, inputs, scalars)
 
 

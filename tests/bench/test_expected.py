@@ -13,7 +13,7 @@ from normgen.bench.expected import Expected, chunks_of
 from normgen.measure import data
 from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
-from normgen.spec.reader import load
+from normgen.spec.reader import load, parse
 from normgen.spec.spec import Kind
 from normgen.verify import Inputs
 from tests.verify import made
@@ -120,3 +120,17 @@ def test_chunks_are_disjoint_and_have_the_first_and_the_last_row(rows: int, cols
     assert all(a < b for a, b in chunks)
     assert all(before[1] <= after[0] for before, after in itertools.pairwise(chunks))
     assert sum(b - a for a, b in chunks) * cols <= max(1 << 19, 8 * cols)
+
+
+def test_rows_anywhere_have_the_numbers_that_they_have_in_the_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = parse(
+        'name = "numbered"\n[tensors]\nx = "input"\nseed = "seed"\ny = "output"\n'
+        '[formulas]\ny = "x + row + random(seed)"\n'
+    )
+    problem = problem_for(spec, shape="1000x96")
+    monkeypatch.setattr(data, "FILL_ELEMENTS", 96 * 130)
+    monkeypatch.setattr("normgen.bench.expected.CHECKED_ELEMENTS", 96 * 160)
+    sample = data.sample_inputs(problem, seed=3)
+    expected = Expected(problem, sample, seed=3)
+    whole = verify.interpret(spec, {**repeated(sample, problem), "seed": sample.buffers["seed"].array})["y"]
+    assert expected.share("y", np.concatenate([whole[start:stop] for start, stop in expected.chunks])) < 0.01

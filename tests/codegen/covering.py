@@ -5,12 +5,13 @@ from __future__ import annotations
 import heapq
 import itertools
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from normgen.device import Device
 from normgen.problem.problem import Problem
-from normgen.schedule.knobs import KNOBS, Variance
+from normgen.schedule.default import default_schedule
+from normgen.schedule.knobs import KNOBS, Copy, Variance
 from normgen.schedule.legality import refusal
 from normgen.schedule.schedule import Schedule
 from normgen.schedule.space import space
@@ -28,6 +29,7 @@ PAIRED = (
     *("reduce_with", "vector", "variance", "softmax", "hold", "edges", "stages"),
     *("unroll", "load", "store", "params", "columns", "blocks_per_sm", "cluster"),
 )
+STEPS = 120  # of a walk; one in five is legal
 
 
 def values(problem: Problem, s: Schedule) -> list[tuple[str, object]]:
@@ -103,3 +105,41 @@ def cover(cases: Sequence[Case]) -> list[Case]:
             chosen.append(cases[i])
             missing &= ~masks[i]
     return chosen
+
+
+def ways(problem: Problem, device: Device, rng: random.Random) -> list[Case]:
+    """A few legal schedules, in which each team for a row, way for rows to arrive, cut and exchange comes once.
+
+    They are met on random walks that start with each team, alone and in a cluster, for one row and for many.
+    """
+    default = default_schedule(problem, device)
+    seen: set[tuple[str, object]] = set()
+    found: list[Case] = []
+    teams = itertools.product((1, 8, 32, 64), (1, 2), (0, 1), KNOBS["vector"].values, KNOBS["edges"].values)
+    for threads, cluster, persistent, vector, edges in teams:
+        shape = {"threads_per_row": threads, "rows_per_block": max(1, 32 // threads), "vector": vector, "edges": edges}
+        start = replace(default, cluster=cluster, persistent=persistent, copy=Copy.DIRECT, stages=1, **shape)
+        told = way(problem, start)
+        if told <= seen or refusal(problem, start, device) is not None:
+            continue
+        for point in walk(problem, start, device, rng):
+            if not (told := way(problem, point)) <= seen:
+                seen |= told
+                found.append((problem, point))
+    return found
+
+
+def way(problem: Problem, s: Schedule) -> set[tuple[str, object]]:
+    told = {pair for pair in values(problem, s) if pair[0] in ("team", "edges", "reduce_with")}
+    return told | {("copy", s.copy), ("cluster walks", s.row_blocks > 1 and s.persistent > 0)}
+
+
+def walk(problem: Problem, start: Schedule, device: Device, rng: random.Random) -> Iterator[Schedule]:
+    """Legal schedules, each a few knobs from the one before."""
+    schedule = start
+    for _ in range(STEPS):
+        yield schedule
+        changed = rng.sample(tuple(KNOBS), rng.randint(1, 4))
+        point = replace(schedule, **{name: rng.choice(KNOBS[name].values) for name in changed})
+        if point.variance != Variance.SUM_OF_SQUARES and refusal(problem, point, device) is None:
+            schedule = point

@@ -14,13 +14,14 @@ from normgen.schedule.default import default_schedule
 from normgen.schedule.knobs import KNOBS
 from normgen.schedule.legality import refusal
 from normgen.schedule.schedule import Schedule
-from normgen.spec.functions import CONDITIONS, ELEMENTWISE, REDUCTIONS
+from normgen.spec.functions import CONDITIONS, ELEMENTWISE, POSITIONS, REDUCTIONS
 from normgen.spec.reader import parse
 from tests.codegen.in_place import pairs_of
 
 H200 = TARGETS["h200"]
 GROUP = 8
 NUMBERS = ("0", "1", "2", "3", "0.5", "0.1", "1e-5", "1e30", "1e-30", "-1", "-2.5", "7", "cols", "col", "row", "inf")
+INDICES = ("0", "2", "-1", "row", "row % cols", "argmax(x)", "argmin(x)", "floor(mean(abs(x)))", "300")
 EXPONENTS = ("2", "3", "-1", "-2", "0.5", "-0.5", "5", "1.5", "-1.5", "1", "0", "-5", "0.3", "(-1/3)")
 UNARY = tuple(name for name, function in ELEMENTWISE.items() if function.takes == 1)
 BINARY = tuple(name for name, function in ELEMENTWISE.items() if function.takes == 2)
@@ -70,7 +71,7 @@ def draw(rng: Random) -> Asked:
         tree = _expression(rng, names, rng.randint(1, 3))
         if name.startswith("m"):
             tree = tree if _reads_x({**formulas, name: tree}, name) else f"x - {tree}"
-            tree = f"{rng.choice(tuple(REDUCTIONS))}({tree})"
+            tree = f"{rng.choice((*REDUCTIONS, *POSITIONS))}({tree})"
         formulas[name] = tree
         names += [name, name]
     formulas["y"] = _expression(rng, names, rng.randint(1, 4))
@@ -82,6 +83,7 @@ def draw(rng: Random) -> Asked:
     lines += ['z = { role = "input", optional = true, absent = "0" }'] if "z" in words else []
     lines += ['w = { role = "parameter", optional = true, absent = "1" }'] if "w" in words else []
     lines += ['b = "parameter"'] if "b" in words else []
+    lines += ['seed = "seed"'] if "seed" in words else []
     lines += [f'{name} = "statistic"' for name in formulas if name.startswith("m") and rng.random() < 0.3]
     lines += ['y = "output"']
     lines += ["[scalars]", f"eps = {rng.choice(('1e-5', '1.5', '0', '-2.0', '3e4'))}"] if "eps" in words else []
@@ -93,6 +95,8 @@ def draw(rng: Random) -> Asked:
 
 def _expression(rng: Random, names: Sequence[str], depth: int) -> str:
     """Brackets around everything or, as people write, left to the precedence of the operators."""
+    if rng.random() < 0.02:
+        return "random(seed)"
     if depth == 0 or rng.random() < 0.1:
         return rng.choice(NUMBERS) if rng.random() < 0.2 else rng.choice(names)
 
@@ -117,7 +121,11 @@ def _expression(rng: Random, names: Sequence[str], depth: int) -> str:
         return f"clamp({part()}, {part()}, {part()})" if rng.random() < 0.5 else f"({_condition(rng, part)})"
     if kind < 0.9:
         return f"cast({part()}, {rng.choice(('x', 'bf16', 'f16', 'f32', 'f8e4m3'))})"
-    if kind < 0.96:
+    if kind < 0.92:
+        return f"{rng.choice(tuple(POSITIONS))}({part()})"
+    if kind < 0.93:
+        return f"take({part()}, {rng.choice(INDICES)})"
+    if kind < 0.97:
         return f"{rng.choice(tuple(REDUCTIONS))}({part()}{f', {GROUP}' if rng.random() < 0.2 else ''})"
     return f"-{part()}"
 

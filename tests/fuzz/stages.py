@@ -26,7 +26,7 @@ from normgen.problem.problem import Problem
 from normgen.program.source import written_program
 from normgen.schedule.schedule import Schedule
 from normgen.verify import check, make_inputs
-from normgen.verify.interpret import Array, Float64, constants
+from normgen.verify.interpret import Array, Float64, constants, drawn, seeds_of
 from normgen.verify.program_walk import ProgramWalk
 from tests.fuzz.schedules import draw_legal
 from tests.fuzz.specs import Asked, draw
@@ -160,6 +160,9 @@ def walked(problem: Problem) -> Answer:
         known[load.name] = array.reshape(problem.tensor(load.tensor).kind.broadcast_shape(problem.rows, problem.cols))
     known |= {name: np.asarray(value, dtype=np.float32) for name, value in inputs.scalars.items()}
     known |= {n: v.astype(np.float32) for n, v in constants(np.arange(problem.rows), problem.cols).items()}
+    seeds = seeds_of(problem.spec, inputs.arrays)
+    randoms = drawn(problem.spec, seeds, np.arange(problem.rows), problem.cols)
+    known |= {n: v.astype(np.float32) for n, v in randoms.items()}
     walk = ProgramWalk(Float32(cols=problem.cols), program, known)
     outputs = {}
     with np.errstate(all="ignore"):

@@ -12,10 +12,11 @@ from normgen.program.evaluate import evaluate
 from normgen.program.functions import MEANINGS
 from normgen.program.lower import lower
 from normgen.spec.formula import Call, parse_formula
-from normgen.spec.functions import CONDITIONS, CONSTANTS, ELEMENTWISE, FUNCTIONS, REDUCTIONS
+from normgen.spec.functions import CONDITIONS, CONSTANTS, ELEMENTWISE, FUNCTIONS, POSITIONS, REDUCTIONS
 from normgen.spec.reader import parse
 from normgen.verify import interpret
 from normgen.verify.interpret import FUNCTIONS as REFERENCES
+from normgen.verify.interpret import POSITIONS as FOUND
 from normgen.verify.interpret import REDUCTIONS as REDUCED
 
 BY_OTHERS = {"sqrt", "rsqrt", "sigmoid"}  # powers, and 1 / (1 + exp(-x))
@@ -25,6 +26,7 @@ def test_every_function_has_a_meaning_and_a_reference_of_its_own() -> None:
     assert ELEMENTWISE.keys() | CONDITIONS.keys() | {"%"} == MEANINGS.keys() | BY_OTHERS
     assert {name: function.takes for name, function in ELEMENTWISE.items()} == REFERENCES
     assert REDUCTIONS.keys() == set(REDUCED)
+    assert POSITIONS.keys() == set(FOUND)
 
 
 def test_every_function_and_constant_is_said_in_words() -> None:
@@ -43,6 +45,8 @@ FORMULAS = (
     "min(x) + max(where(col % 3 == row % 3, x, -inf))",
     "where(row < 2 and col >= cols - 2, row - col, x)",
     "sum(where(col < 4, x, 0)) / cols",
+    "argmax(x) + 100 * argmin(x * w) + 10000 * argmax(-abs(x - w))",
+    "take(x, 3) + take(w, 20) - take(x * w, argmax(w)) + take(x, row)",
 )
 
 
@@ -73,6 +77,7 @@ IDIOMS = {
     "x if x > 0 else 0": "write where(condition, a, b)",
     "var(x)": "write mean((x - mean(x))**2)",
     "gelu(x)": "write 0.5 * x * (1 + erf(x * 0.7071067811865476))",
+    "gather(x, i)": "write take(x, index)",
     "cumsum(x)": "scans along a row are not supported",
     "x % 2": "the remainder of other numbers is x - n * floor(x / n)",
     "x // 2": "write floor(a / b)",

@@ -109,3 +109,38 @@ def test_an_exponent_that_float32_rounds_moves_the_power_by_its_logarithm() -> N
     assert found.error is not None
     assert off > 8 * U * x**0.3
     assert off < found.error.item() < 3 * off
+
+
+POSITIONS = {  # values, errors -> the column of the largest, and how far off a kernel's may be
+    ((1.0, 2.0, 2.0001, 0.0), 1e-3): (2, 1),
+    ((1.0, 2.0, 2.0001, 0.0), 1e-6): (2, 0),
+    ((3.0, 3.0, 3.0, 3.0), 0.0): (0, 3),
+    ((3.0, np.nan, 9.0, np.nan), 1e-3): (1, 0),
+    ((3.0, -np.inf, np.inf, 2.0), 1e-3): (2, 0),
+}
+
+
+@pytest.mark.parametrize(("given", "want"), POSITIONS.items())
+def test_the_column_of_a_maximum_is_known_up_to_what_else_may_be_the_maximum(
+    given: tuple[tuple[float, ...], float], want: tuple[int, int]
+) -> None:
+    values, error = np.array([given[0]]), np.full((1, 4), given[1])
+    for name, sign in (("argmax", 1.0), ("argmin", -1.0)):
+        found = Float32Error(cols=4).reduce(name, Bounded(sign * values, error))
+        assert found.error is not None
+        assert (found.value.item(), found.error.item()) == want
+    exact = Float32Error(cols=4).reduce("argmax", Bounded(values))
+    assert (exact.value.item(), exact.error) == (want[0], None)
+
+
+def test_an_element_of_which_nothing_is_known_may_be_the_extremum() -> None:
+    error = np.array([[0.0, np.inf, 0.0, np.nan]])
+    found = Float32Error(cols=4).reduce("argmax", Bounded(np.array([[5.0, 1.0, 2.0, 1.0]]), error))
+    assert found.error is not None
+    assert (found.value.item(), found.error.item()) == (0, 3)
+
+
+def test_an_error_that_is_no_number_leaves_the_sign_open() -> None:
+    found = Float32Error(cols=1).call("sign", Bounded(np.array([[2.0, np.nan]]), np.array([[np.nan, np.nan]])))
+    assert found.error is not None
+    assert found.error.tolist() == [[2.0, 0.0]]

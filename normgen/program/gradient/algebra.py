@@ -32,7 +32,7 @@ from normgen.program.gradient.monomials import (
     multiplied,
     raised,
 )
-from normgen.program.ir import COLS, Load, Map, Reduce, Statement, defined_names, kind_of
+from normgen.program.ir import COLS, Load, Map, Random, Reduce, Statement, defined_names, kind_of
 from normgen.program.monoid import symbol
 from normgen.spec.spec import Kind
 
@@ -53,7 +53,7 @@ class Algebra:
         self._shifts: dict[sp.Symbol, sp.Expr] = {}
         self._known_sums: dict[Monomial, Product] = {}
         self._sum_of: dict[Monomial, sp.Symbol] = {}
-        self._loads = {symbol(s.name) for s in statements if isinstance(s, Load)}
+        self._loads = {symbol(s.name) for s in statements if isinstance(s, Load | Random)}
         self._max_values = {symbol(s.names[0]) for s in statements if isinstance(s, Reduce) and s.monoid.name == "max"}
         maps = [s for s in statements if isinstance(s, Map)]
         for statement in maps:

@@ -206,7 +206,7 @@ class _Reverse:
         """Values that depend on an input in `wrt`."""
         active = set(self.wrt)
         for statement in self.forward:
-            if used_names(statement) & active:
+            if used_names(statement) & active and not (isinstance(statement, Reduce) and statement.monoid.is_flat):
                 active.update(defined_names(statement))
         return active
 

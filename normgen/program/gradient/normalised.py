@@ -17,6 +17,7 @@ from normgen.program.ir import (
     COLS,
     Load,
     Map,
+    Random,
     Reduce,
     RowProgram,
     Statement,
@@ -86,17 +87,17 @@ class _TermNamer:
                 self.append(statement)
             case Reduce(args=args):
                 self.append(replace(statement, args=tuple(map(self.argument, args))))
-            case Load():
+            case Load() | Random():
                 self.append(statement)
 
     def argument(self, expr: sp.Expr) -> sp.Expr:
         return settled(self.rewritten(expr, is_whole=False))
 
-    def append(self, statement: Load | Reduce | Map) -> None:
+    def append(self, statement: Load | Random | Reduce | Map) -> None:
         read = [s.name for e in used_exprs(statement) for s in e.free_symbols if s != COLS]
         for name in defined_names(statement):
             self.kinds[name] = statement.kind
-            self.sources[name] = frozenset({name}) if isinstance(statement, Load) else self.loads(read)
+            self.sources[name] = frozenset({name}) if isinstance(statement, Load | Random) else self.loads(read)
         self.statements.append(statement)
 
     def loads(self, names: Iterable[str]) -> frozenset[str]:

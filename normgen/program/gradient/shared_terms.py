@@ -10,7 +10,7 @@ import sympy as sp
 
 from normgen.program.functions import Condition, clamp, where
 from normgen.program.gradient.normalised import fresh
-from normgen.program.ir import Load, Map, Reduce, Statement, Store, kind_of, used_exprs
+from normgen.program.ir import Load, Map, Random, Reduce, Statement, Store, kind_of, used_exprs
 from normgen.program.monoid import symbol
 from normgen.program.ordered import is_product
 from normgen.spec.spec import Kind
@@ -108,5 +108,5 @@ def _replaced(statement: Statement, replacement: Mapping[sp.Expr, sp.Symbol]) ->
             return Map(name, kind, expr.xreplace(replacement))
         case Reduce(args=args):
             return replace(statement, args=tuple(arg.xreplace(replacement) for arg in args))
-        case Load() | Store():
+        case Load() | Random() | Store():
             return statement

@@ -11,19 +11,21 @@ from normgen.program.evaluate import evaluate
 from normgen.program.gradient.differentiate import differentiate
 from normgen.program.ir import Load, Map, RowProgram, Store
 from normgen.program.monoid import MAX, symbol
+from normgen.spec.spec import Kind
 from tests.program import programs as forward
 from tests.program.programs import COL, ELEM, ROW, bias, eps, mean, program, rsqrt, rstd, total, values, weight, x
 
 Array = np.ndarray[Any, Any]
-SCALARS = {"eps": 0.01}
+SCALARS = {"eps": 0.01, "p": 0.25}
 LAYERNORM_STATISTICS = forward.layernorm().statements[3:8]
 
 
 def data_for(p: RowProgram, rows: int = 3, cols: int = 5, seed: int = 0) -> dict[str, Array]:
-    """Random inputs; tensors called w are positive."""
+    """Random inputs, and random numbers by the names of their values; tensors called w are positive."""
     rng = np.random.default_rng(seed)
-    shapes = {ELEM: (rows, cols), ROW: (rows,), COL: (cols,)}
+    shapes = {ELEM: (rows, cols), ROW: (rows,), COL: (cols,), Kind.SCALAR: (1,)}
     drawn = {load.name: rng.normal(size=shapes[load.kind]) for load in p.loads}
+    drawn |= {r.name: rng.random((rows, cols)) for r in p.randoms}
     return {n: np.abs(v) + 0.5 if n == "w" else v for n, v in drawn.items()}
 
 

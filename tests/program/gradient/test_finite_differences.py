@@ -51,9 +51,13 @@ def test_every_spec_differentiates(name: str, recompute: bool, without_optional:
     present = {t.name for t in spec.tensors if not (without_optional and t.optional)}
     p = lower(spec, present=frozenset(present))
     inputs = data_for(p)
-    dys = {"y": np.random.default_rng(8).normal(size=(3, 5))}
-    got = run_backward(p, inputs, dys, saved=() if recompute else spec.saved)
-    for tensor in inputs:
+    rng = np.random.default_rng(8)
+    dys = {store.tensor: rng.normal(size=(3, 5)) for store in p.stores if store.kind is ELEM}
+    tensors = tuple(load.name for load in p.loads if spec.tensor(load.name).has_gradient)
+    saved = () if recompute else tuple(name for name in spec.saved if name in present)
+    got = run_backward(p, inputs, dys, saved=saved, wrt=tensors)
+    assert set(got) == {f"d{name}" for name in tensors}
+    for tensor in tensors:
         want = finite_differences(p, inputs, dys, tensor)
         np.testing.assert_allclose(got[f"d{tensor}"], want, rtol=1e-7, atol=1e-7, err_msg=tensor)
 

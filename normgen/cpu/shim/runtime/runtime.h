@@ -142,7 +142,7 @@ struct Copy {
   uintptr_t pc;
 };
 
-constexpr int kMaxSent = 16;  // bytes of one value
+constexpr unsigned kMaxSent = 128;  // bytes of one value
 
 struct Sent {  // a value on its way into a block's shared memory
   uintptr_t to;
