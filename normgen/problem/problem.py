@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -28,9 +28,9 @@ class TensorUse:
     nullable: bool = False  # a written row statistic the caller may pass as null
     group: int = 0  # columns of a group, of a tensor with a value for each
 
-    def shape(self, rows: int, cols: int) -> tuple[int, ...]:
-        """elem [rows, cols], groups [rows, cols / group], row [rows], col [cols], scalar []."""
-        return self.kind.shape(rows, cols, self.group)
+    def shape(self, rows: int, cols: int, batches: int = 1) -> tuple[int, ...]:
+        """elem [rows, cols], batches [batches, cols], groups [rows, cols / G], row [rows], col [cols], scalar []."""
+        return self.kind.shape(rows, cols, self.group, batches)
 
     @property
     def is_parameter(self) -> bool:
@@ -48,7 +48,9 @@ class Problem:
     """What a kernel is generated for.
 
     tensors   every tensor of the launch in ABI order: outputs, then inputs
-    pitch     distance between row starts of every elem tensor, in elements; >= cols
+    pitch     distance between row starts of every tensor of rows or batches, in elements; >= cols
+    rows_per_batch  rows that share a row of each tensor of batches: row r has number r // rows_per_batch of them, and
+              the last batch may be shorter. A run-time argument of the kernel, as rows is. 0: no tensor has batches
     align     bytes every base pointer is a multiple of; one of row values of its element's size
     any_cols  cols is a run-time argument of the kernel (the general fallback), not a constant
     accumulate  the written gradients are added to, not overwritten
@@ -65,6 +67,7 @@ class Problem:
     cols: int
     tensors: tuple[TensorUse, ...]
     pitch: int
+    rows_per_batch: int = 0
     align: int = 16
     any_cols: bool = False
     accumulate: bool = False
@@ -79,6 +82,21 @@ class Problem:
     def present(self) -> frozenset[str]:
         return frozenset(t.name for t in self.tensors)
 
+    @property
+    def batches(self) -> int:
+        """Rows of every tensor of batches; 1 without any."""
+        return -(-self.rows // self.rows_per_batch) if self.rows_per_batch else 1
+
+    def shape_of(self, tensor: TensorUse) -> tuple[int, ...]:
+        """As `TensorUse.shape`, in this problem."""
+        return tensor.shape(self.rows, self.cols, self.batches)
+
+    def with_rows(self, rows: int) -> Problem:
+        """The same problem with another number of rows, in as many batches as these can fill."""
+        if not self.rows_per_batch or rows == self.rows:
+            return replace(self, rows=rows)
+        return replace(self, rows=rows, rows_per_batch=max(1, -(-rows // max(1, self.batches))))
+
     # The rules of the space ask for these a million times a problem.
 
     @cached_property
@@ -86,9 +104,14 @@ class Problem:
         return tuple(t for t in self.tensors if t.kind.is_elem)
 
     @cached_property
+    def matrices(self) -> tuple[TensorUse, ...]:
+        """Tensors of rows, or of batches, of whole columns: vectors are read from or written to where each starts."""
+        return tuple(t for t in self.tensors if t.kind.is_matrix)
+
+    @cached_property
     def pitched_tensors(self) -> tuple[TensorUse, ...]:
-        """Tensors of rows: each has a pitch."""
-        return tuple(t for t in self.tensors if t.kind.is_elem or t.kind.is_groups)
+        """Tensors of rows or batches: each has a pitch."""
+        return tuple(t for t in self.tensors if t.kind.is_matrix or t.kind.is_groups)
 
     @cached_property
     def pitches(self) -> dict[str, int]:
@@ -157,6 +180,7 @@ class Problem:
             without=self.absent,
             gradients=self.gradients,
             pitch=self.pitch,
+            batches=self.batches,
             align=self.align,
             any_cols=self.any_cols,
             accumulate=self.accumulate,
@@ -172,8 +196,8 @@ class Problem:
 
     @property
     def compulsory_bytes(self) -> int:
-        """Bytes that must move: every elem, row and col tensor once."""
-        return sum(math.prod(t.shape(self.rows, self.cols)) * t.dtype.bytes for t in self.tensors)
+        """Bytes that must move: every tensor once."""
+        return sum(math.prod(self.shape_of(t)) * t.dtype.bytes for t in self.tensors)
 
     @property
     def name(self) -> str:
@@ -211,13 +235,18 @@ LARGEST_SIZE = 2**31 - 1  # of rows, cols, pitch and alignment
 
 def parse_shape(text: str) -> tuple[int, int]:
     """`8x1024x768` -> rows = 8192, cols = 768: leading dimensions fold into rows."""
+    return fold_shape(sizes_of(text))
+
+
+def sizes_of(text: str) -> tuple[int, ...]:
+    """`8x1024x768` -> 8, 1024, 768."""
     if not _SHAPE.fullmatch(text):
         raise UsageError(
             "a shape is whole numbers joined by 'x', of ten digits at most, the last one being cols",
             received=text if len(text) <= 80 else f"{text[:40]}... ({len(text)} characters)",
             hint="for example 8x1024x768",
         )
-    return fold_shape(tuple(int(part) for part in text.split("x")))
+    return tuple(int(part) for part in text.split("x"))
 
 
 def fold_shape(shape: tuple[int, ...]) -> tuple[int, int]:
@@ -239,6 +268,7 @@ def make_problem(
     direction: str = "forward",
     without: Collection[str] = (),
     pitch: int | None = None,
+    batches: int | None = None,
     align: int = 16,
     any_cols: bool = False,
     accumulate: bool = False,
@@ -252,12 +282,15 @@ def make_problem(
     dtype      stored dtype of the first input; a tensor that follows another takes that one's dtype
     dtypes     tensor name -> dtype, where it differs (mixed precision)
     without    optional tensors that are not there
+    batches    of equally many rows, where a tensor has a row for each (default: the first size of a shape of three or
+               more, else 1)
     reads      backward only: the forward's tensors that the kernel reads (default: inputs, parameters, what is saved)
     gradients  backward only: the tensors to differentiate with respect to (default: every input and parameter)
 
     Errors: UsageError for a name, dtype, shape, pitch or alignment that does not fit, SpecError as `check_flow`.
     """
-    rows, cols = parse_shape(shape) if isinstance(shape, str) else fold_shape(shape)
+    sizes = sizes_of(shape) if isinstance(shape, str) else shape
+    rows, cols = fold_shape(sizes)
     if direction not in list(Direction):
         raise UsageError("unknown direction", received=direction, hint=did_you_mean(direction, Direction))
     _check_names(spec, (*without, *(dtypes or {}), *(reads or ()), *(gradients or ())), without)
@@ -281,6 +314,7 @@ def make_problem(
         cols=cols,
         tensors=tensors,
         pitch=cols if pitch is None else pitch,
+        rows_per_batch=_rows_per_batch(spec, tensors, sizes, batches),
         align=align,
         any_cols=any_cols,
         accumulate=accumulate,
@@ -288,6 +322,18 @@ def make_problem(
         stable_parameters=stable_parameters,
         absent=tuple(sorted(without)),
     )
+
+
+def _rows_per_batch(spec: Spec, tensors: Iterable[TensorUse], sizes: tuple[int, ...], batches: int | None) -> int:
+    """See `Problem`; 0 where no tensor has batches. UsageError for batches that do not divide the rows."""
+    rows = math.prod(sizes[:-1])
+    if batches is not None and not any(t.kind.by_batch for t in spec.tensors):
+        rule = f"spec '{spec.name}' has no tensor with a row for each batch"
+        raise UsageError(rule, received=f"batches {batches}", hint='give a tensor the role "batch_parameter"')
+    count = batches if batches is not None else sizes[0] if len(sizes) > 2 else 1
+    if batches is not None and (count < 1 or rows % count):
+        raise UsageError("the batches have equally many rows", received=f"{rows} rows in {count} batches")
+    return max(1, rows // max(1, count)) if any(t.kind.by_batch for t in tensors) else 0
 
 
 def _check_names(spec: Spec, named: Iterable[str], without: Collection[str]) -> None:
@@ -400,6 +446,7 @@ def _backward_tensors(
     if not wrt:
         rule = f"a backward pass of spec '{spec.name}' writes at least one gradient"
         raise UsageError(rule, received="gradients of nothing", hint="name an input or a parameter")
+    refuse_batch_gradients(here, [t.name for t in wrt])
 
     def gradient(tensor: Tensor, is_written: bool) -> TensorUse:
         dtype = stored[tensor.name]
@@ -415,6 +462,17 @@ def _backward_tensors(
         *(gradient(t, False) for t in outputs),
         *_uses((t for t in forward if t.name in wanted), stored, is_written=False),
     )
+
+
+def refuse_batch_gradients(here: Collection[Tensor], wrt: Collection[str]) -> None:
+    """UsageError where a gradient has a value for each batch and column: column sums are those of all rows."""
+    if lost := [t.name for t in here if t.kind.by_batch and t.name in wrt]:
+        others = ",".join(t.name for t in _by_role(here, *READ) if t.has_gradient and not t.kind.by_batch)
+        raise UsageError(
+            "a kernel sums over all rows and not over those of each batch, so that no batch parameter has a gradient",
+            received=f"the gradients of {', '.join(lost)}",
+            hint=f"differentiate by the others alone: --gradients {others}",
+        )
 
 
 def _check_layout(tensors: tuple[TensorUse, ...], cols: int, pitch: int | None, align: int) -> None:

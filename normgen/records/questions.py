@@ -36,6 +36,7 @@ def question_of(key: ProblemKey, spec: Spec) -> Question:
         accumulate=key.accumulate,
         deterministic=key.deterministic,
         stable_parameters=key.stable_parameters,
+        batches=key.batches,
     )
 
 

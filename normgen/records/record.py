@@ -81,6 +81,7 @@ class ProblemKey:
     accumulate: bool = False
     deterministic: bool = False
     stable_parameters: bool = False
+    batches: int = 1
 
     @staticmethod
     def of(problem: Problem) -> ProblemKey:
@@ -97,12 +98,13 @@ class ProblemKey:
             accumulate=problem.accumulate,
             deterministic=problem.deterministic,
             stable_parameters=problem.stable_parameters,
+            batches=problem.batches,
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """In a record's line; a promise only where it is made."""
+        """In a record's line; a promise only where it is made, batches only where there are some."""
         plain = asdict(self) | {"dtypes": dict(self.dtypes)}
-        return {name: value for name, value in plain.items() if value or name not in _PROMISES}
+        return {name: value for name, value in plain.items() if name not in _LEFT_OUT or value != _LEFT_OUT[name]}
 
     @property
     def present(self) -> frozenset[str]:
@@ -126,6 +128,7 @@ class ProblemKey:
             self.accumulate,
             self.deterministic,
             self.stable_parameters,
+            self.batches,
         )
 
 
@@ -265,7 +268,8 @@ class Record:
 
 
 _PROBLEM_FIELDS = ("op", "spec_sha256", "direction", "rows", "cols", "pitch", "align", "any_cols", "accumulate")
-_PROMISES = ("deterministic", "stable_parameters")  # fields of the problem that a line may leave out: not promised
+# Fields of the problem that a line leaves out where they have these values: not promised, one batch.
+_LEFT_OUT = {"deterministic": False, "stable_parameters": False, "batches": 1}
 _OPTIONAL = ("roofs_us", "alone_us", "text", "spec")  # not in every line
 _PLAIN = (
     *("measured", "predicted_us", "roof_us", "bytes", "default_us", "error", "device"),
@@ -280,7 +284,7 @@ def parse_line(text: str) -> Record:
 
 def key_of(data: Mapping[str, Any]) -> ProblemKey:
     """The problem of a parsed line, or of a sweep's header."""
-    fields = {name: data[name] for name in (*_PROBLEM_FIELDS, *_PROMISES) if name in data}
+    fields = {name: data[name] for name in (*_PROBLEM_FIELDS, *_LEFT_OUT) if name in data}
     return ProblemKey(dtypes=tuple(dict(data["dtypes"]).items()), **fields)
 
 

@@ -46,6 +46,7 @@ CASES = {
     "two_gradients": [backward("300x768", SUMS, "layernorm", dtype="bf16")],
     "deterministic": [backward("64x256", SUMS, "layernorm", deterministic=True)],
     "chained": [record("rmsnorm", shape="16x4096", dtype="bf16", schedule=CHAINED)],
+    "batches": [record("adaln", shape="8x64x1024", dtype="bf16"), record("adaln", shape="2x64x1024", dtype="bf16")],
     "no_parameter": [record("softmax", shape="64x4096", dtype="f16")],
 }
 

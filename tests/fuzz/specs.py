@@ -19,6 +19,7 @@ from normgen.spec.reader import parse
 
 H200 = TARGETS["h200"]
 GROUP = 8
+BATCHED = 3  # one of so many specs that read b has another b for each batch
 NUMBERS = ("0", "1", "2", "3", "0.5", "0.1", "1e-5", "1e30", "1e-30", "-1", "-2.5", "7", "cols", "col", "row", "inf")
 EXPONENTS = ("2", "3", "-1", "-2", "0.5", "-0.5", "5", "1.5", "-1.5", "1", "0", "-5", "0.3", "(-1/3)")
 UNARY = tuple(name for name, function in ELEMENTWISE.items() if function.takes == 1)
@@ -42,7 +43,11 @@ class Asked:
     def problem(self) -> Problem:
         """Raises NormgenError for what the reader or the compiler refuses."""
         spec = parse(self.text, file="fuzz.toml")
-        return problem_for(spec, shape=(24, self.cols), dtype=self.dtype, direction=self.direction)
+        plain = {"shape": (24, self.cols), "dtype": self.dtype, "direction": self.direction}
+        if not any(t.kind.by_batch for t in spec.tensors):
+            return problem_for(spec, **plain)
+        others = [t.name for t in spec.tensors if not (t.role.is_written or t.kind.by_batch)]
+        return problem_for(spec, **plain, batches=4, gradients=others if self.direction == "backward" else None)
 
     def schedules(self, problem: Problem, device: Device = H200) -> list[Schedule]:
         """The default one, and another legal one where a few random points have one."""
@@ -83,7 +88,10 @@ def draw(rng: Random) -> Asked:
     lines += ["[formulas]", *(f'{name} = "{text}"' for name, text in formulas.items())]
     direction = "backward" if rng.random() < 0.4 else "forward"
     dtype = rng.choice(("f32", "f32", "bf16", "f16"))
-    return Asked("\n".join(lines) + "\n", rng.choice(COLS), dtype, direction, rng.randrange(1 << 30))
+    cols, seed = rng.choice(COLS), rng.randrange(1 << 30)
+    text = "\n".join(lines) + "\n"
+    text = text.replace('b = "parameter"', 'b = "batch_parameter"') if seed % BATCHED == 0 else text
+    return Asked(text, cols, dtype, direction, seed)
 
 
 def _expression(rng: Random, names: Sequence[str], depth: int) -> str:
