@@ -180,7 +180,7 @@ class Problem:
             without=self.absent,
             gradients=self.gradients,
             pitch=self.pitch,
-            batches=self.batches,
+            batches=max(1, self.batches),
             align=self.align,
             any_cols=self.any_cols,
             accumulate=self.accumulate,

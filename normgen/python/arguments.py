@@ -196,22 +196,17 @@ def rows_per_batch(views: Mapping[str, ArrayView], placed: Mapping[str, Placed],
     if len(set(counts.values())) > 1:
         listed = ", ".join(f"{name} {batches}" for name, batches in counts.items())
         raise UsageError("all tensors must have the same number of batches", received=listed)
+    if not rows:
+        return 1
     name, batches = next(iter(counts.items()), ("", 1))
     if batches < 1 or rows % batches:
-        if not rows and not batches:
-            return 1
         raise UsageError("the batches have equally many rows", received=f"{rows} rows, {batches} batches of '{name}'")
-    for other, place in placed.items():
-        sizes = views[other].shape[:-1]
-        if (
-            place.rows is not None
-            and len(sizes) > 1
-            and rows
-            and batches not in itertools.accumulate(sizes, operator.mul)
-        ):
+    for other in (other for other, place in placed.items() if place.rows is not None):
+        sizes = views[other].shape[: -1 if placed[other].pitch > 1 else None]
+        if len(sizes) > 1 and batches not in itertools.accumulate(sizes, operator.mul):
             received = f"{batches} batches of '{name}', '{other}' of shape {views[other].shape}"
             raise UsageError("the batches are the first sizes of an array of rows", received=received)
-    return max(1, rows // batches)
+    return rows // batches
 
 
 def misfit(problem: Problem, schedule: Schedule, views: Mapping[str, ArrayView], placed: Mapping[str, Placed]) -> str:

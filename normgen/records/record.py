@@ -98,7 +98,7 @@ class ProblemKey:
             accumulate=problem.accumulate,
             deterministic=problem.deterministic,
             stable_parameters=problem.stable_parameters,
-            batches=problem.batches,
+            batches=problem.question.batches,
         )
 
     def as_dict(self) -> dict[str, Any]:

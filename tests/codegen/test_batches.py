@@ -17,7 +17,7 @@ from normgen.pipeline import emit
 from normgen.problem.problem import Problem
 from normgen.program.lower import lower
 from normgen.program.source import problem_for, written_program
-from normgen.records.questions import problem_of
+from normgen.records.questions import problem_of as problem_of_key
 from normgen.records.record import ProblemKey
 from normgen.schedule.default import default_schedule, fallback_schedules
 from normgen.schedule.legality import refusal
@@ -26,7 +26,7 @@ from normgen.spec.reader import load, parse
 from normgen.spec.spec import Spec
 from tests.codegen.covering import Case
 from tests.codegen.executors import CpuExecutor, GpuExecutor
-from tests.codegen.layouts import DEVICE
+from tests.codegen.layouts import BACKWARD_SETS, DEVICE, SETS, problem_of
 from tests.codegen.matrix import report, wrong, wrong_backward
 
 H200 = target("h200")
@@ -72,6 +72,7 @@ WAYS = {
     "a pivot": ("3x4x96", "f32", {"threads_per_row": 32, "vector": 1, "variance": "shifted"}),
     "again and again": ("3x4x96", "f16", {"threads_per_row": 32, "vector": 2, "reduce_with": "shared_tree"}),
 }  # fmt: skip
+PARAMS = {"lanes a row": "early", "clusters that walk": "kept", "a bulk ring": "packed"}  # of the weight per column
 LAYOUT = {"a masked tail": {"pitch": 124}, "a peeled head": {"align": 4}, "peeled walkers": {"align": 2}}
 
 
@@ -85,6 +86,8 @@ def cases(direction: str) -> list[Case]:
             asked = asked if direction == "backward" else {}
             problem = problem_for(spec, shape=shape, dtype=dtype, **LAYOUT.get(name, {}), **asked)
             schedule = Schedule(**knobs)
+            if spec is GATED:
+                schedule = replace(schedule, params=PARAMS.get(name, "late"))
             if direction == "backward":
                 schedule = replace(schedule, variance=Schedule().variance)
             assert refusal(problem, schedule, DEVICE) is None, (name, refusal(problem, schedule, DEVICE))
@@ -120,6 +123,13 @@ def test_the_general_kernels_are_right(spec: Spec) -> None:
     general = [(problem, schedule) for schedule in fallback_schedules(problem)]
     found = list(wrong(general, CpuExecutor(), seed=0))
     assert not found, report(found, general)
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_awkward_layouts_have_a_legal_default(direction: str) -> None:
+    for layout in (BACKWARD_SETS if direction == "backward" else SETS)["small"]:
+        problem = problem_of(ADALN, layout, "mixed16", direction)
+        assert refusal(problem, default_schedule(problem, H200), H200) is None
 
 
 def checked(problem: Problem) -> tuple[str, bool]:
@@ -211,7 +221,7 @@ def test_a_question_is_asked_again_with_its_batches() -> None:
     assert problem_for(ADALN, **question.arguments()) == problem
     key = ProblemKey.of(problem)
     assert key.as_dict()["batches"] == 8
-    assert problem_of(key, ADALN) == problem
+    assert problem_of_key(key, ADALN) == problem
     assert "batches" not in ProblemKey.of(problem_for(ADALN, shape="32x32")).as_dict()
 
 
