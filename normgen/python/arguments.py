@@ -186,7 +186,7 @@ def expectations(problem: Problem, schedule: Schedule, module: Module) -> dict[s
     }
 
 
-def rows_per_batch(views: Mapping[str, ArrayView], placed: Mapping[str, Placed], rows: int) -> int:
+def rows_per_batch(problem: Problem, views: Mapping[str, ArrayView], placed: Mapping[str, Placed], rows: int) -> int:
     """How many rows share a row of each tensor [batches, cols]; 1 where there is none.
 
     Raises UsageError unless all of them have as many batches, of equally many rows, and these are the first sizes of
@@ -202,8 +202,8 @@ def rows_per_batch(views: Mapping[str, ArrayView], placed: Mapping[str, Placed],
     if batches < 1 or rows % batches:
         raise UsageError("the batches have equally many rows", received=f"{rows} rows, {batches} batches of '{name}'")
     for other in (other for other, place in placed.items() if place.rows is not None):
-        sizes = views[other].shape[: -1 if placed[other].pitch > 1 else None]
-        if len(sizes) > 1 and batches not in itertools.accumulate(sizes, operator.mul):
+        sizes = views[other].shape[: -1 if problem.tensor(other).kind.within_row else None]
+        if len(sizes) > 1 and batches not in itertools.accumulate(sizes, operator.mul, initial=1):
             received = f"{batches} batches of '{name}', '{other}' of shape {views[other].shape}"
             raise UsageError("the batches are the first sizes of an array of rows", received=received)
     return rows // batches

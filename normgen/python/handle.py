@@ -156,7 +156,7 @@ class Kernel:
             rows = self._common_rows(placed)
             found = _Plan(
                 rows=rows,
-                rows_per_batch=rows_per_batch(views, placed, rows) if self.problem.rows_per_batch else 0,
+                rows_per_batch=rows_per_batch(self.problem, views, placed, rows) if self.problem.rows_per_batch else 0,
                 workspace_bytes=self.module.workspace_bytes(rows=rows, sm_count=sm_count),
                 pitches={name: place.pitch for name, place in placed.items()},
                 reaches={name: self._expected[name].reach(place) for name, place in placed.items()},

@@ -42,6 +42,11 @@ def test_each_batch_has_its_own_scale_and_shift(adaln, tokens: int) -> None:
     np.testing.assert_array_equal(adaln(x.reshape(-1, COLS), scale[:, None], shift=shift), y.reshape(-1, COLS))
 
 
+def test_one_batch_is_for_all_rows(adaln) -> None:
+    x, scale, shift = arrays(4, TOKENS, COLS)
+    np.testing.assert_array_equal(adaln(x, scale[:1], shift[:1])[2], adaln(x[2:3], scale[:1], shift[:1])[0])
+
+
 def test_rows_that_start_anywhere_take_the_general_kernel(adaln) -> None:
     x, scale, shift = arrays(BATCHES, TOKENS, COLS)
     wide = np.zeros((BATCHES, COLS + 3), np.float32)
