@@ -132,6 +132,14 @@ def test_awkward_layouts_have_a_legal_default(direction: str) -> None:
         assert refusal(problem, default_schedule(problem, H200), H200) is None
 
 
+def test_a_window_begins_within_the_row_of_its_batch() -> None:
+    """Row 4 of x starts on 16 bytes, and the row of its batch 12 behind: the word before belongs to no row."""
+    problem = problem_for(ADALN, shape="2x4x259", pitch=263, without=["mean", "rstd"])
+    schedule = Schedule(**{**IN_REGISTERS, "threads_per_row": 32, "vector": 4, "edges": "peel"})
+    assert refusal(problem, schedule, H200) is None
+    assert not list(wrong([(problem, schedule)], CpuExecutor(), seed=0))
+
+
 def checked(problem: Problem) -> tuple[str, bool]:
     found = check_on_cpu(problem, emit(problem, default_schedule(problem, H200)), most_elements=1 << 16)
     return found.summary, found.ok

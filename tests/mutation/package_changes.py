@@ -48,6 +48,7 @@ LIBRARIES = (
     "tests/export/test_forms.py::test_a_kernel_has_the_same_machine_code_in_every_form",
 )
 VERIFIED = ("tests/records/test_verified.py",)
+BATCHES = ("tests/codegen/test_batches.py", "tests/python/test_batches.py")
 CALLS = ("tests/measure/test_calls.py::test_what_was_verified_is_what_the_calls_were",)
 
 
@@ -120,6 +121,9 @@ CHANGES: tuple[Change, ...] = (
         PREFETCH,
         ('f"Params::to_l2({p.name}, kCols)"', 'f"Params::to_l2({p.name}, 2 * kCols)"'),
     ),
+    *changes("codegen/kernel.py", BATCHES, (" and not problem.rows_per_batch else 1", " else 1")),
+    *changes("verify/rows.py", BATCHES, ("array[rows // problem.rows_per_batch]", "array[rows * 0]")),
+    *changes("python/arguments.py", BATCHES, ("operator.mul, initial=1", "operator.mul")),
     *changes(
         "problem/problem.py",
         ("tests/codegen/test_language.py::test_values_of_groups_lie_close_together_whatever_the_pitch_of_the_rows",),
