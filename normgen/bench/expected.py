@@ -95,10 +95,13 @@ def _by_rows(problem: Problem, sample: Inputs, picked: NDArray[np.intp]) -> dict
     """Reference and bound of the picked rows, whose inputs are those of the sample's rows at the same place."""
     source = picked % sample.problem.rows
     rows = replace(sample.problem, rows=len(picked), pitch=problem.cols)
+    rows = replace(rows, rows_per_batch=1) if problem.rows_per_batch else rows
     buffers = {}
     for name, buffer in sample.buffers.items():
-        by_row = problem.tensor(name).kind.by_row
-        array = np.ascontiguousarray(buffer.array[source] if by_row else buffer.array)
+        kind, array = problem.tensor(name).kind, buffer.array
+        if kind.by_batch:
+            array = array[picked // problem.rows_per_batch % len(array)]
+        array = np.ascontiguousarray(array[source] if kind.by_row else array)
         buffers[name] = Buffer(array=array, storage=array.view(np.uint8).reshape(-1), offset=0)
     families = tuple(sample.families[i] for i in source)
     inputs = Inputs(

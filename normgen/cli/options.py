@@ -21,7 +21,10 @@ from normgen.schedule.schedule import Schedule, schedule_from
 from normgen.spec.reader import load
 from normgen.tuning.run import LARGEST_SEED, LONGEST_BUDGET_S
 
-_PLAIN = ("shape", "dtype", "direction", "pitch", "align", "accumulate", "deterministic", "stable_parameters")
+_PLAIN = (
+    *("shape", "dtype", "direction", "pitch", "batches", "align"),
+    *("accumulate", "deterministic", "stable_parameters"),
+)
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
@@ -48,6 +51,7 @@ def _problem_options(command: Command, *, is_required: bool) -> Command:
         click.option("--deterministic", is_flag=True, help="The same bits in every run: no atomics on sums."),
         click.option("--in-place", multiple=True, help="h=residual: the output h takes the place of that input."),
         click.option("--pitch", type=int, help="Elements from row start to row start (default: cols)."),
+        click.option("--batches", type=int, help="Of equally many rows (default: the first of three sizes or more)."),
         click.option("--align", type=int, default=16, show_default=True, help="Bytes that divide base pointers."),
         click.option("--stable-parameters", is_flag=True, help="Promise: no kernel still running writes parameters."),
     )

@@ -134,10 +134,11 @@ class Access:
         return f"{place} = {value}" if use.dtype is F32 else f"write_row_value(&{place}, {value})"
 
     def read_param(self, tensor: str, site: Site) -> str:
+        start = f"{tensor}_row" if self.plan.problem.tensor(tensor).kind.by_batch else tensor
         if site is SHIFTED:  # such a row meets the parameters between two of their vectors
             inside = "false" if self.plan.problem.any_cols else "step >= kFirstInside && step < kWholeSteps"
-            return f"read_window<kVector>({tensor}, column, {self.cols}, {inside})"
-        return f"read<{site.width}>({tensor} + {site.at})"
+            return f"read_window<kVector>({start}, column, {self.cols}, {inside})"
+        return f"read<{site.width}>({start} + {site.at})"
 
     def edge_reads(self, name: str) -> tuple[Statement, ...]:
         """Reads of this lane's element of the edge, of all held tensors."""
@@ -241,8 +242,12 @@ class Access:
         return Let(f"{const}{tensor.dtype.ctype}* {tensor.name}_row", start)
 
     def row_starts(self) -> list[Statement]:
-        """Where the row starts in each tensor of rows, and how it is cut."""
-        found: list[Statement] = [self.row_pointer(t, self.valid_row) for t in self.plan.problem.pitched_tensors]
+        """Where the row starts in each tensor of rows, and its batch's in each tensor of batches; how it is cut."""
+        problem = self.plan.problem
+        batch = Let("const int batch", f"{self.valid_row} / rows_per_batch")
+        found: list[Statement] = [batch] if problem.rows_per_batch else []
+        for tensor in problem.pitched_tensors:
+            found.append(self.row_pointer(tensor, "batch" if tensor.kind.by_batch else self.valid_row))
         if self.plan.cut.shifted and not self.plan.one_shift:
             found += self.shift(f"{self.first_elem.name}_row")
         return found

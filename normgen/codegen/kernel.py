@@ -66,7 +66,7 @@ class MainKernel:
         self.params = self._params()
 
     def _params(self) -> tuple[Param, ...]:
-        """Pointers in the problem's order, pitches of tensors of rows, sizes, scalars."""
+        """Pointers in the problem's order, pitches of tensors of rows and batches, sizes, scalars."""
         problem = self.plan.problem
         params = []
         for t in problem.passed_tensors:
@@ -86,6 +86,8 @@ class MainKernel:
         params.append(Param(name="rows", ctype="int", source=Source.ROWS))
         if problem.any_cols:
             params.append(Param(name="cols", ctype="int", source=Source.COLS))
+        if problem.rows_per_batch:
+            params.append(Param(name="rows_per_batch", ctype="int", source=Source.ROWS_PER_BATCH))
         params += [Param(name=s, ctype="float", source=Source.SCALAR, key=s) for s in self.plan.program.scalars]
         return (*params, *self.columns.params())
 
@@ -112,7 +114,7 @@ class MainKernel:
             return self.access.read_row_value(load.name, "0")
         if not load.of:
             return self.transport.row_value(load)
-        start = f"{load.of}_row" if self.plan.kinds[load.of].is_elem else load.of
+        start = f"{load.of}_row" if self.plan.kinds[load.of].is_matrix else load.of
         cols = self.access.cols
         column = {Column.FIRST: "", Column.MIDDLE: f" + {cols} / 2", Column.LAST: f" + {cols} - 1"}[load.column]
         return f"element(read<1>({start}{column}), 0)"
@@ -278,7 +280,8 @@ class MainKernel:
         early = "column parameters wait in registers, or are read where they are used"
         is_early = int(s.params.read_early)
         found.append(Setting("constexpr bool kEarlyParams", "Config::kEarlyParams", early, is_early))
-        first = 0 if problem.align % 16 == 0 else 1  # off the 16-byte grid one may start within its first word
+        # Off the 16-byte grid a window may start within the parameter's first word; a batch's row may lie off it too.
+        first = 0 if problem.align % 16 == 0 and not problem.rows_per_batch else 1
         found.append(setting("kFirstInside", first, "first step whose windows of parameters begin within these"))
         found += self.exchange.constants()
         if not problem.any_cols:

@@ -18,6 +18,7 @@ class Source(StrEnum):
     PITCH = "pitch"  # long long: row stride of tensor `key`, in elements
     ROWS = "rows"  # int
     COLS = "cols"  # int
+    ROWS_PER_BATCH = "rows_per_batch"  # int
     SCALAR = "scalar"  # float: scalar `key` of the spec
     WORKSPACE = "workspace"  # pointer to the workspace plus `offset` bytes
     BLOCKS = "blocks"  # int: blocks of the module's first kernel

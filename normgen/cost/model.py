@@ -164,7 +164,8 @@ def _tile_us(problem: Problem, s: Schedule, looks: int, c: Constants, *, hot: bo
     if s.hold is Hold.RELOAD and not _rereads_l1(problem, s):
         again = c.l2_latency_us
     first = (c.l2_latency_us if hot else c.dram_latency_us) * (1 + c.trip_share * (trips - 1))
-    params = c.l2_latency_us if s.params is Params.LATE and param_bytes_per_thread(problem, s) else 0.0
+    is_late = problem.rows_per_batch or (s.params is Params.LATE and param_bytes_per_thread(problem, s))
+    params = c.l2_latency_us if is_late else 0.0
     rest = max(0, looks - 1) * (_reduce_us(s, c) + again * trips) + arithmetic + params + c.store_us
     if s.persistent and (s.stages > 1 or s.copy is not Copy.DIRECT):  # the next row's loads travel meanwhile
         return max(first, rest) + c.prefetch_left * min(first, rest)

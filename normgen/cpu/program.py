@@ -65,6 +65,7 @@ class Program:
         *,
         rows: int,
         cols: int,
+        rows_per_batch: int = 0,
         scalars: Mapping[str, float] | None = None,
         seed: int = 0,
         sm_count: int = 4,
@@ -73,8 +74,9 @@ class Program:
     ) -> Run:
         """Launch every kernel in order; written arrays are written in place.
 
-        tensors    elem arrays [rows, cols] (any row stride and alignment), row values [rows], col values [cols];
-                   None is a null pointer, and so is a statistic that is not named
+        tensors    elem arrays [rows, cols] (any row stride and alignment), row values [rows], col values [cols],
+                   batches [batches, cols], of `rows_per_batch` rows each; None is a null pointer, and so is a statistic
+                   that is not named
         workspace  when not given: zeros, then NaN bytes in the part that holds anything at the first call
         seed       shuffles the order of blocks and threads; 0 keeps it
         time_limit_s  seconds of computing; waiting on a busy machine does not count
@@ -88,6 +90,7 @@ class Program:
             workspace[self.module.workspace_fixed_bytes :] = 0xFF  # not initialised on the device: NaN here
         first_grid = self.module.kernels[0].launch.grid(rows=rows, sm_count=sm_count)
         sizes = {Source.ROWS: rows, Source.COLS: cols, Source.BLOCKS: first_grid}
+        sizes |= {Source.ROWS_PER_BATCH: rows_per_batch} if rows_per_batch else {}
         placed = place({**tensors, _WORKSPACE: workspace})
         values = {**dict.fromkeys(tensors), **placed}
         faults: tuple[Fault, ...] = ()

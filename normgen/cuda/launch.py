@@ -187,6 +187,7 @@ _CELLS: dict[Source, Any] = {
     Source.PITCH: ctypes.c_longlong,
     Source.ROWS: ctypes.c_int,
     Source.COLS: ctypes.c_int,
+    Source.ROWS_PER_BATCH: ctypes.c_int,
     Source.SCALAR: ctypes.c_float,
     Source.WORKSPACE: ctypes.c_void_p,
     Source.BLOCKS: ctypes.c_int,
@@ -220,6 +221,7 @@ class Bound:
         pitches: Mapping[str, int] | None = None,
         rows: int | None = None,
         cols: int | None = None,
+        rows_per_batch: int | None = None,
         scalars: Mapping[str, float] | None = None,
         workspace: int | None = None,
     ) -> Bound:
@@ -237,6 +239,8 @@ class Bound:
             self.set_rows(rows)
         if cols is not None:
             self._store(Source.COLS, "", cols)
+        if rows_per_batch is not None:
+            self._store(Source.ROWS_PER_BATCH, "", rows_per_batch)
         if workspace is not None:
             for (source, _, offset), cell in self._cells.items():
                 if source is Source.WORKSPACE:

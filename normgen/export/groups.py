@@ -93,10 +93,8 @@ def rebuilt(problem: Problem, *, without: Sequence[str], align: int) -> Problem:
     """The same problem for any cols, without some tensors. An odd pitch promises nothing about row starts."""
     asked = problem.question
     dtypes = tuple((name, dtype) for name, dtype in asked.dtypes if name not in without)
-    general = replace(
-        asked, rows=1, cols=1024, pitch=1025, align=align, any_cols=True, dtypes=dtypes, without=tuple(without)
-    )
-    return problem_for(problem.spec, **replace(general, stable_parameters=False).arguments())
+    general = replace(asked, rows=1, cols=1024, batches=1, pitch=1025, align=align, any_cols=True, dtypes=dtypes)
+    return problem_for(problem.spec, **replace(general, without=tuple(without), stable_parameters=False).arguments())
 
 
 def header_problem(record: Record, spec: Spec) -> Problem:
@@ -169,4 +167,4 @@ def _base(problem: Problem) -> Problem:
     backward = problem.direction is Direction.BACKWARD
     without = tuple(n for n in problem.absent if backward and problem.spec.tensor(n).role is Role.STATISTIC)
     plain = replace(problem.question, without=without, pitch=problem.cols, align=PLAIN_ALIGN)
-    return replace(problem_for(problem.spec, **plain.arguments()), rows=1, cols=1, pitch=1)
+    return replace(problem_for(problem.spec, **plain.arguments()).with_rows(1), cols=1, pitch=1)

@@ -104,10 +104,11 @@ def host_part(group: Group, tuned: Sequence[Compiled], general: Sequence[Compile
     workspace = any(p.source is Source.WORKSPACE for c in compiled for k in c.parts.kernels for p in k.params)
     launches_empty = any(c.main.launch.min_blocks for c in general)
     finishes = any(len(c.parts.kernels) > 1 for c in compiled)
-    tail = ["int rows", "int cols", *(f"float {s}" for s in scalars), *(["void* workspace"] if workspace else [])]
+    sizes = ("rows", "cols", *(["rows_per_batch"] if problem.rows_per_batch else []))
+    tail = [*(f"int {s}" for s in sizes), *(f"float {s}" for s in scalars), *(["void* workspace"] if workspace else [])]
     declared = [_declaration(t, t.dtype.cuda_ctype) for t in passed]
     strides = [f"long long {pitch}" for pitch in pitches]
-    names = ("rows", "cols", *scalars, *(["workspace"] if workspace else []), "stream")
+    names = (*sizes, *scalars, *(["workspace"] if workspace else []), "stream")
     runners = _runners(compiled)
     kernels = {c.main.expression: _kernel_line(c, runners, finishes=finishes, workspace=workspace) for c in compiled}
     shapes = _aligned([_shape(group, entry) for entry in group.entries])
@@ -130,7 +131,7 @@ def host_part(group: Group, tuned: Sequence[Compiled], general: Sequence[Compile
         bits=tuple(_bits(problem)),
         alike=tuple(_alike(problem)) if ways > 1 or any(e.record.schedule.peels for e in group.entries) else (),
         ways=ways,
-        invalid=("rows < 0", "cols < 1", *_invalid(problem, pitches, widths)),
+        invalid=(*(f"{size} < {0 if size == 'rows' else 1}" for size in sizes), *_invalid(problem, pitches, widths)),
         general_align=_general_align(problem, general),
         missing=tuple(_missing(group, launches_empty=launches_empty, workspace=workspace)),
         launches_empty=launches_empty,
@@ -217,7 +218,7 @@ def _general_align(problem: Problem, general: Sequence[Compiled]) -> int:
     if not problem.spec.group:
         return 0
     vector = max(c.schedule.vector for c in general)
-    return min(16, vector * max(t.dtype.bytes for t in problem.tensors if t.kind.is_elem or t.is_parameter))
+    return min(16, vector * max(t.dtype.bytes for t in problem.tensors if t.kind.is_matrix or t.is_parameter))
 
 
 def _rows(problem: Problem) -> list[TensorUse]:
@@ -227,9 +228,9 @@ def _rows(problem: Problem) -> list[TensorUse]:
 
 def _bits(problem: Problem) -> list[str]:
     """Terms whose common power of two is the alignment of every vector access."""
-    terms = [f"k::address({mark(t.name)})" for t in _rows(problem)]
+    terms = [f"k::address({mark(t.name)})" for t in problem.matrices]
     terms += [f"k::address({mark(t.name)})" for t in problem.tensors if t.is_parameter]
-    return terms + [f"k::pitch_bytes({mark(t.name)}_pitch, {t.dtype.bytes})" for t in _rows(problem)]
+    return terms + [f"k::pitch_bytes({mark(t.name)}_pitch, {t.dtype.bytes})" for t in problem.matrices]
 
 
 def _alike(problem: Problem) -> list[str]:
@@ -257,9 +258,9 @@ def _missing(group: Group, *, launches_empty: bool, workspace: bool) -> list[str
     present = group.problem.present
     found = []
     for tensor in group.problem.passed_tensors:
-        absent = f"{mark(tensor.name)} == nullptr"
+        absent, varies = f"{mark(tensor.name)} == nullptr", tensor.kind.by_row or tensor.kind.by_batch
         if tensor.name not in free:
-            found.append(f"(rows > 0 && {absent})" if launches_empty and tensor.kind.by_row else absent)
+            found.append(f"(rows > 0 && {absent})" if launches_empty and varies else absent)
     for name in group.optional:
         if {name, f"d{name}"} <= present:
             found.append(f"({mark(name)} != nullptr && {mark(f'd{name}')} == nullptr)")
@@ -320,6 +321,8 @@ def _doc(group: Group, workspace: bool) -> list[str]:
         for t in problem.tensors
         if t.also
     ]
+    if problem.rows_per_batch:
+        said.append("rows_per_batch: row r takes row r / rows_per_batch of each tensor of batches.")
     if null:
         said.append(
             f"May be null: {', '.join(null)}." + " A parameter that is null has no gradient." * _backward(group)

@@ -89,12 +89,13 @@ def calls(problem: Problem, module: Module, *, sm_count: int) -> Iterator[Call]:
         nulls: tuple[str, ...] = (),
         order: int = 0,
         families: tuple[str, ...] | None = normal,
+        rows_per_batch: int = 0,
     ) -> Call:
         pitch = cols + (problem.pitch - cols) % PITCH_STEP  # with the alignments of the problem's own
-        shaped = problem if cols == problem.cols else replace(problem, cols=cols, pitch=pitch)
+        shaped = (problem if cols == problem.cols else replace(problem, cols=cols, pitch=pitch)).with_rows(rows)
         return Call(
             says=says,
-            problem=replace(shaped, rows=rows),
+            problem=replace(shaped, rows_per_batch=rows_per_batch or shaped.rows_per_batch),
             sm_count=sm_count,
             families=families,
             pitches=pitches or {},
@@ -114,6 +115,10 @@ def calls(problem: Problem, module: Module, *, sm_count: int) -> Iterator[Call]:
         yield at(ragged, f"with null {' and '.join(nulls)}", nulls=nulls)
     for cols in _other_cols(problem, module):
         yield at(ragged, f"at {cols} cols", cols=cols)
+    if problem.rows_per_batch:
+        for per_batch in dict.fromkeys((1, tile + 1, ragged)):
+            said = "with a batch for each row" if per_batch == 1 else f"with {per_batch} rows a batch"
+            yield at(ragged, said, rows_per_batch=per_batch)
     pitched = _pitched(module)
     own = {name: problem.pitch + (i + 1) * PITCH_STEP for i, name in enumerate(pitched)}
     if own:
@@ -133,7 +138,8 @@ def calls(problem: Problem, module: Module, *, sm_count: int) -> Iterator[Call]:
     steps = -(-FAR // (FAR_ROWS - 1)) // PITCH_STEP
     for name in pitched:
         far = {name: problem.pitch + steps * PITCH_STEP}
-        yield at(FAR_ROWS, f"with rows of {name} beyond 2^31 elements", pitches=far)
+        says = f"with rows of {name} beyond 2^31 elements"
+        yield at(FAR_ROWS, says, pitches=far, rows_per_batch=min(1, problem.rows_per_batch))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -34,7 +34,7 @@ def checked_problem(problem: Problem, elements: int = VERIFY_ELEMENTS) -> Proble
     The rows are independent and their number is a run-time argument of the kernel.
     """
     most = max(1, elements // problem.cols)
-    return replace(problem, rows=max(min(problem.rows, most), FAMILY_ROWS))
+    return problem.with_rows(max(min(problem.rows, most), FAMILY_ROWS))
 
 
 @dataclass(kw_only=True)
@@ -119,6 +119,7 @@ class _Setting:
             pitches={**problem.pitches, **call.pitches},
             rows=problem.rows,
             cols=problem.cols,
+            rows_per_batch=problem.rows_per_batch,
             scalars=self.inputs.scalars,
         )
         bound.launch(stream)

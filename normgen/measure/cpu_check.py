@@ -73,7 +73,7 @@ def check_on_cpu(problem: Problem, module: Module, *, seed: int = 0, most_elemen
 def _plain_calls(problem: Problem) -> list[Call]:
     enough = max(FAMILY_ROWS, CPU_ELEMENTS // problem.cols)
     rows = [problem.rows, FAMILY_ROWS] if problem.rows < FAMILY_ROWS else [min(problem.rows, enough)]
-    return [Call(says="", problem=replace(problem, rows=n), sm_count=CPU_SMS) for n in rows]
+    return [Call(says="", problem=problem.with_rows(n), sm_count=CPU_SMS) for n in rows]
 
 
 def _run(program: Program, call: Call, seed: int) -> Verdict | str:
@@ -87,6 +87,7 @@ def _run(program: Program, call: Call, seed: int) -> Verdict | str:
         tensors,
         rows=problem.rows,
         cols=problem.cols,
+        rows_per_batch=problem.rows_per_batch,
         scalars=inputs.scalars,
         seed=seed + call.order,
         sm_count=call.sm_count,

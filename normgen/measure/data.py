@@ -35,7 +35,7 @@ def filled_sets(inputs: Inputs, problem: Problem, place: Layout, *, count: int, 
         buffer = inputs.buffers[tensor.name]
         size = extent(tensor, sample)
         first.write(buffer.storage[buffer.offset : buffer.offset + size], offset=offsets[tensor.name])
-        if tensor.kind.by_row:
+        if tensor.kind.by_row or tensor.kind.by_batch:
             _repeat(first, offsets[tensor.name], filled=size, size=extent(tensor, problem))
     for start in range(place.kernel_bytes, place.bytes, main.bytes):  # what P copies from, and cold what it writes
         copy(first.pointer + start, first.pointer + main.start, main.bytes, device=index)

@@ -306,6 +306,7 @@ class GpuBench:
             pitches=self.problem.pitches,
             rows=self.problem.rows,
             cols=self.problem.cols,
+            rows_per_batch=self.problem.rows_per_batch,
             scalars=self._scalars,
         )
 

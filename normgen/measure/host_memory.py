@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import resource
 from pathlib import Path
@@ -18,8 +19,8 @@ ROW_VALUES = 48  # float64 values for each column while a row's reference and bo
 
 def needed_bytes(problem: Problem) -> int:
     """What checking this many rows takes at its peak: all tensors, the largest as it is drawn, a row's reference."""
-    stored = sum(t.dtype.bytes * (problem.rows if t.kind.by_row else 1) for t in problem.tensors if t.kind.by_col)
-    return problem.cols * (stored + DRAWN_BYTES * problem.rows + 8 * ROW_VALUES)
+    stored = sum(t.dtype.bytes * math.prod(problem.shape_of(t)) for t in problem.tensors if t.kind.by_col)
+    return stored + problem.cols * (DRAWN_BYTES * problem.rows + 8 * ROW_VALUES)
 
 
 def free_bytes() -> int:

@@ -103,8 +103,8 @@ def consumed(problem: Problem) -> list[TensorUse]:
 
 def extent(tensor: TensorUse, problem: Problem) -> int:
     """Bytes from a tensor's first element to the end of its last row, pitch included."""
-    width = problem.pitch if tensor.kind.is_elem else problem.cols
-    return math.prod(tensor.shape(problem.rows, width)) * tensor.dtype.bytes
+    width = problem.pitch if tensor.kind.is_matrix else problem.cols
+    return math.prod(tensor.shape(problem.rows, width, problem.batches)) * tensor.dtype.bytes
 
 
 def layout(problem: Problem, place: Place) -> Layout:

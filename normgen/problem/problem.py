@@ -39,9 +39,9 @@ class TensorUse:
     nullable: bool = False
     group: int = 0
 
-    def shape(self, rows: int, cols: int) -> tuple[int, ...]:
-        """elem [rows, cols], groups [rows, cols / group], row [rows], col [cols], scalar []."""
-        return self.kind.shape(rows, cols, self.group)
+    def shape(self, rows: int, cols: int, batches: int = 1) -> tuple[int, ...]:
+        """elem [rows, cols], batches [batches, cols], groups [rows, cols / G], row [rows], col [cols], scalar []."""
+        return self.kind.shape(rows, cols, self.group, batches)
 
     @property
     def memory(self) -> str:
@@ -75,7 +75,9 @@ class Problem:
 
     tensors   every tensor of the launch in ABI order: outputs, then inputs. One that is written in place of another has
               no pointer of its own
-    pitch     distance between row starts of every elem tensor, in elements; >= cols
+    pitch     distance between row starts of every tensor of rows or batches, in elements; >= cols
+    rows_per_batch  rows that share a row of each tensor of batches: row r has number r // rows_per_batch of them, and
+              the last batch may be shorter. A run-time argument of the kernel, as rows is. 0: no tensor has batches
     align     bytes every base pointer is a multiple of; one of row values of its element's size
     any_cols  cols is a run-time argument of the kernel (the general fallback), not a constant
     accumulate  the written gradients are added to, not overwritten
@@ -92,6 +94,7 @@ class Problem:
     cols: int
     tensors: tuple[TensorUse, ...]
     pitch: int
+    rows_per_batch: int = 0
     align: int = 16
     any_cols: bool = False
     accumulate: bool = False
@@ -106,6 +109,21 @@ class Problem:
     def present(self) -> frozenset[str]:
         return frozenset(t.name for t in self.tensors)
 
+    @property
+    def batches(self) -> int:
+        """Rows of every tensor of batches; 1 without any."""
+        return -(-self.rows // self.rows_per_batch) if self.rows_per_batch else 1
+
+    def shape_of(self, tensor: TensorUse) -> tuple[int, ...]:
+        """As `TensorUse.shape`, in this problem."""
+        return tensor.shape(self.rows, self.cols, self.batches)
+
+    def with_rows(self, rows: int) -> Problem:
+        """The same problem with another number of rows, in as many batches as these can fill."""
+        if not self.rows_per_batch or rows == self.rows:
+            return replace(self, rows=rows)
+        return replace(self, rows=rows, rows_per_batch=max(1, -(-rows // max(1, self.batches))))
+
     # The rules of the space ask for these a million times a problem.
 
     @cached_property
@@ -118,9 +136,14 @@ class Problem:
         return tuple(t for t in self.tensors if not t.over)
 
     @cached_property
+    def matrices(self) -> tuple[TensorUse, ...]:
+        """Of these, the tensors of rows, or of batches, of whole columns: vectors are read or written in each."""
+        return tuple(t for t in self.passed_tensors if t.kind.is_matrix)
+
+    @cached_property
     def pitched_tensors(self) -> tuple[TensorUse, ...]:
-        """Tensors of rows that the caller passes: each has a pitch."""
-        return tuple(t for t in self.passed_tensors if t.kind.is_elem or t.kind.is_groups)
+        """Tensors of rows or batches that the caller passes: each has a pitch."""
+        return tuple(t for t in self.passed_tensors if t.kind.is_matrix or t.kind.is_groups)
 
     @cached_property
     def pitches(self) -> dict[str, int]:
@@ -205,6 +228,7 @@ class Problem:
             without=self.absent,
             gradients=self.gradients,
             pitch=self.pitch,
+            batches=max(1, self.batches),
             align=self.align,
             any_cols=self.any_cols,
             accumulate=self.accumulate,
@@ -221,8 +245,8 @@ class Problem:
 
     @property
     def compulsory_bytes(self) -> int:
-        """Bytes that must move: every elem, row and col tensor once."""
-        return sum(math.prod(t.shape(self.rows, self.cols)) * t.dtype.bytes for t in self.tensors)
+        """Bytes that must move: every tensor once."""
+        return sum(math.prod(self.shape_of(t)) * t.dtype.bytes for t in self.tensors)
 
     @property
     def name(self) -> str:
@@ -261,13 +285,18 @@ LARGEST_SIZE = 2**31 - 1  # of rows, cols, pitch and alignment
 
 def parse_shape(text: str) -> tuple[int, int]:
     """`8x1024x768` -> rows = 8192, cols = 768: leading dimensions fold into rows."""
+    return fold_shape(sizes_of(text))
+
+
+def sizes_of(text: str) -> tuple[int, ...]:
+    """`8x1024x768` -> 8, 1024, 768."""
     if not _SHAPE.fullmatch(text):
         raise UsageError(
             "a shape is whole numbers joined by 'x', of ten digits at most, the last one being cols",
             received=text if len(text) <= 80 else f"{text[:40]}... ({len(text)} characters)",
             hint="for example 8x1024x768",
         )
-    return fold_shape(tuple(int(part) for part in text.split("x")))
+    return tuple(int(part) for part in text.split("x"))
 
 
 def fold_shape(shape: tuple[int, ...]) -> tuple[int, int]:
@@ -289,6 +318,7 @@ def make_problem(
     direction: str = "forward",
     without: Collection[str] = (),
     pitch: int | None = None,
+    batches: int | None = None,
     align: int = 16,
     any_cols: bool = False,
     accumulate: bool = False,
@@ -304,6 +334,8 @@ def make_problem(
     dtype      stored dtype of the first input; a tensor that follows another takes that one's dtype
     dtypes     tensor name -> dtype, where it differs (mixed precision)
     without    optional tensors that are not there
+    batches    of equally many rows, where a tensor has a row for each (default: the first size of a shape of three or
+               more, else 1)
     reads      backward only: the forward's tensors that the kernel reads (default: inputs, parameters, what is saved)
     gradients  backward only: the tensors to differentiate with respect to (default: every input and parameter)
     equal      backward only: tensors that have the same gradient. It is stored once for those of one dtype, unless it
@@ -312,7 +344,8 @@ def make_problem(
 
     Errors: UsageError for a name, dtype, shape, pitch or alignment that does not fit, SpecError as `check_flow`.
     """
-    rows, cols = parse_shape(shape) if isinstance(shape, str) else fold_shape(shape)
+    sizes = sizes_of(shape) if isinstance(shape, str) else shape
+    rows, cols = fold_shape(sizes)
     if direction not in list(Direction):
         raise UsageError("unknown direction", received=direction, hint=did_you_mean(direction, Direction))
     _check_names(spec, (*without, *(dtypes or {}), *(reads or ()), *(gradients or ())), without)
@@ -340,6 +373,7 @@ def make_problem(
         cols=cols,
         tensors=tensors,
         pitch=cols if pitch is None else pitch,
+        rows_per_batch=_rows_per_batch(spec, tensors, sizes, batches),
         align=align,
         any_cols=any_cols,
         accumulate=accumulate,
@@ -347,6 +381,18 @@ def make_problem(
         stable_parameters=stable_parameters,
         absent=tuple(sorted(without)),
     )
+
+
+def _rows_per_batch(spec: Spec, tensors: Iterable[TensorUse], sizes: tuple[int, ...], batches: int | None) -> int:
+    """See `Problem`; 0 where no tensor has batches. UsageError for batches that do not divide the rows."""
+    rows = math.prod(sizes[:-1])
+    if batches is not None and not any(t.kind.by_batch for t in spec.tensors):
+        rule = f"spec '{spec.name}' has no tensor with a row for each batch"
+        raise UsageError(rule, received=f"batches {batches}", hint='give a tensor the role "batch_parameter"')
+    count = batches if batches is not None else sizes[0] if len(sizes) > 2 else 1
+    if batches is not None and (count < 1 or rows % count):
+        raise UsageError("the batches have equally many rows", received=f"{rows} rows in {count} batches")
+    return max(1, rows // max(1, count)) if any(t.kind.by_batch for t in tensors) else 0
 
 
 def _check_names(spec: Spec, named: Iterable[str], without: Collection[str]) -> None:
@@ -460,6 +506,7 @@ def _backward_tensors(
     if not wrt:
         rule = f"a backward pass of spec '{spec.name}' writes at least one gradient"
         raise UsageError(rule, received="gradients of nothing", hint="name an input or a parameter")
+    refuse_batch_gradients(here, [t.name for t in wrt])
 
     also = _stored_once(wrt, stored, equal)
     repeated = {name for names in also.values() for name in names}
@@ -527,6 +574,17 @@ def tensors_in_place(
         raise UsageError(rule, received=f"accumulate, and {', '.join(in_place)} in place")
     taken_by = {read: written for written, read in in_place.items()}
     return tuple(replace(t, over=in_place.get(t.name, ""), under=taken_by.get(t.name, "")) for t in tensors)
+
+
+def refuse_batch_gradients(here: Collection[Tensor], wrt: Collection[str]) -> None:
+    """UsageError where a gradient has a value for each batch and column: column sums are those of all rows."""
+    if lost := [t.name for t in here if t.kind.by_batch and t.name in wrt]:
+        others = ",".join(t.name for t in _by_role(here, *READ) if t.has_gradient and not t.kind.by_batch)
+        raise UsageError(
+            "a kernel sums over all rows and not over those of each batch, so that no batch parameter has a gradient",
+            received=f"the gradients of {', '.join(lost)}",
+            hint=f"differentiate by the others alone: --gradients {others}",
+        )
 
 
 def _check_layout(tensors: tuple[TensorUse, ...], cols: int, pitch: int | None, align: int) -> None:

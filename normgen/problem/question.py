@@ -29,6 +29,7 @@ class Asked(TypedDict, total=False):
     gradients  backward only: the tensors to differentiate with respect to (default: every input and parameter)
     in_place   written tensor -> the read tensor whose memory it takes: {"h": "residual"}
     pitch, align, accumulate, deterministic, stable_parameters   as in `Problem`
+    batches    of equally many rows, where a tensor has a row for each (default: the first size of three or more)
     """
 
     dtype: str
@@ -37,6 +38,7 @@ class Asked(TypedDict, total=False):
     without: Collection[str]
     gradients: Collection[str] | None
     pitch: int | None
+    batches: int | None
     align: int
     accumulate: bool
     deterministic: bool
@@ -53,6 +55,7 @@ class Question:
     without    optional tensors that are not there
     gradients  backward: the tensors to differentiate by, where not all of them are; else None
     in_place   (written tensor, the read tensor whose memory it takes)
+    batches    of equally many rows; 1 where no tensor has a row for each
     The other fields are those of `Problem`.
     """
 
@@ -65,6 +68,7 @@ class Question:
     without: tuple[str, ...] = ()
     gradients: tuple[str, ...] | None = None
     pitch: int
+    batches: int = 1
     align: int = PLAIN_ALIGN
     any_cols: bool = False
     accumulate: bool = False
@@ -84,6 +88,7 @@ class Question:
             "pitch": self.pitch,
             "align": self.align,
         }
+        asked |= {"batches": self.batches} if self.batches != 1 else {}
         asked |= {name: True for name in PROMISES if getattr(self, name)}
         asked |= {"in_place": dict(self.in_place)} if self.in_place else {}
         return asked | ({"any_cols": True} if self.any_cols else {})
@@ -103,6 +108,7 @@ class Question:
         words += [f"--{name.replace('_', '-')}" for name in PROMISES if getattr(self, name)]
         words += [word for pair in self.in_place for word in ("--in-place", "=".join(pair))]
         words += ["--pitch", str(self.pitch)] if self.pitch != self.cols else []
+        words += ["--batches", str(self.batches)] if self.batches != 1 else []
         return words + (["--align", str(self.align)] if self.align != PLAIN_ALIGN else [])
 
     def header_stem(self, said: Mapping[str, str]) -> str:
@@ -119,4 +125,5 @@ class Question:
     @property
     def file_stem(self) -> str:
         """layernorm_fwd_bf16_8192x768: how files about the question begin."""
-        return f"{self.op}_{self.direction.short}_{self.dtype}_{self.rows}x{self.cols}"
+        within = f"_in_{self.batches}" if self.batches != 1 else ""
+        return f"{self.op}_{self.direction.short}_{self.dtype}_{self.rows}x{self.cols}{within}"

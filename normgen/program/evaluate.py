@@ -34,8 +34,9 @@ def evaluate(
 ) -> dict[str, Array]:
     """Run `program` in `dtype` arithmetic and return what it stores, by tensor name.
 
-    inputs    every loaded tensor: elem [rows, cols], row [rows], col [cols]; random numbers [rows, cols] by the name of
-              their value; and, for a store that accumulates, the tensor's value before
+    inputs    every loaded tensor: elem [rows, cols], row [rows], col [cols], batches [batches, cols], each of equally
+              many rows; random numbers [rows, cols] by the name of their value; and, for a store that accumulates, the
+              tensor's value before
     scalars   the program's run-time numbers
     keep_all  also return every value of the program by its name
     Errors: ProgramError when an input or a scalar is missing.
@@ -85,20 +86,30 @@ class _Run:
             self.values[symbol(name)] = np.asarray(_find(scalars, name, "scalar"), dtype)
 
     def given(self, name: str, kind: Kind) -> Array:
-        return np.asarray(_find(self.inputs, name, "tensor"), self.dtype).reshape(self.shape(kind))
+        found = np.asarray(_find(self.inputs, name, "tensor"), self.dtype)
+        return (self.of_batches(found) if kind.by_batch else found).reshape(self.shape(kind))
+
+    def of_batches(self, found: Array) -> Array:
+        """[rows, cols] of a tensor of batches."""
+        return np.repeat(found, self.rows // max(1, len(found)), axis=0)
 
     def element(self, name: str, column: Column) -> Array:
         """One element of each row of a tensor, [rows, 1]."""
         tensor = np.atleast_2d(np.asarray(_find(self.inputs, name, "tensor"), self.dtype))
+        tensor = self.of_batches(tensor) if len(tensor) > 1 else tensor
         return np.asarray(np.broadcast_to(tensor[:, [column.of(self.cols)]], (self.rows, 1)))
 
     def shape(self, kind: Kind) -> tuple[int, ...]:
         return kind.broadcast_shape(self.rows, self.cols)
 
     def full(self, value: Array, kind: Kind) -> Array:
-        """The value at its tensor's shape: elem [rows, cols], row [rows], col [cols]."""
+        """The value at its tensor's shape: elem [rows, cols], row [rows], col [cols]; of batches as each row has it."""
         found = np.broadcast_to(value, self.shape(kind)).copy()
-        return found[:, :: self.group] if kind.is_groups else found.reshape(kind.shape(self.rows, self.cols))
+        return (
+            found[:, :: self.group]
+            if kind.is_groups
+            else found.reshape(kind.shape(self.rows, self.cols, batches=self.rows))
+        )
 
     def reduce(self, statement: Reduce) -> None:
         args = [evaluate_expr(arg, self.values) for arg in statement.args]

@@ -8,7 +8,7 @@ from functools import cache
 from typing import Unpack
 
 from normgen.errors import UsageError
-from normgen.problem.problem import Problem, check_flow, make_problem
+from normgen.problem.problem import Problem, check_flow, make_problem, refuse_batch_gradients
 from normgen.problem.question import Asked, Direction
 from normgen.program.functions import with_dtypes
 from normgen.program.gradient.differentiate import backward_tensors, differentiate
@@ -119,6 +119,7 @@ def problem_for(
     unread = _unread(spec, there, forward)
     loaded = (*(ld.name for ld in forward.loads), *unread)
     wrt = tuple(n for n in loaded if spec.tensor(n).has_gradient) if gradients is None else tuple(gradients)
+    refuse_batch_gradients([t for t in spec.tensors if t.name in there], wrt)
     given = _cotangents(spec, there)
     tensors = backward_tensors(forward, kept, wrt=wrt, cotangents=given, unread=unread)
     backward = question.copy()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import operator
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from normgen.codegen.module import Module, Source
 from normgen.cuda.arrays import ON_CPU, ArrayView
@@ -19,7 +21,8 @@ from normgen.spec.spec import Kind
 class Placed:
     """One array as the kernel sees it.
 
-    rows    how many rows it has; None for a tensor [cols]
+    rows    how many rows it has; None for a tensor [cols] or [batches, cols]
+    batches  how many rows a tensor [batches, cols] has; None for another one
     pitch   distance of row starts in elements (1 for tensors [rows] and [cols])
     misfit  why the kernel, right for its problem, does not cover this layout; empty if it does
     """
@@ -27,6 +30,7 @@ class Placed:
     rows: int | None
     pitch: int
     misfit: str = ""
+    batches: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,14 +77,18 @@ class Expectation:
     def reach(self, placed: Placed) -> Reach:
         """The bytes of an array that fits."""
         size, kind = self.tensor.dtype.bytes, self.tensor.kind
-        if kind.is_elem or kind.is_groups:
-            return Reach(rows=placed.rows or 0, pitch=placed.pitch * size, width=self.cols * size)
+        if kind.is_matrix or kind.is_groups:
+            rows = placed.batches if kind.by_batch else placed.rows
+            return Reach(rows=rows or 0, pitch=placed.pitch * size, width=self.cols * size)
         width = (self.cols if kind.by_col else placed.rows or 0 if kind.by_row else 1) * size
         return Reach(rows=1 if width else 0, pitch=width, width=width)
 
     def place(self, view: ArrayView, *, device: int) -> Placed:
         """Check one array. Raises UsageError with what was expected and what came."""
         self._check_kind(view, device)
+        if self.tensor.kind.by_batch:
+            found = self._place_elem(view)
+            return replace(found, rows=None, batches=found.rows)
         if self.tensor.kind.is_elem or self.tensor.kind.is_groups:
             return self._place_elem(view)
         if self.tensor.kind.by_row:
@@ -176,6 +184,29 @@ def expectations(problem: Problem, schedule: Schedule, module: Module) -> dict[s
         )
         for tensor in problem.passed_tensors
     }
+
+
+def rows_per_batch(problem: Problem, views: Mapping[str, ArrayView], placed: Mapping[str, Placed], rows: int) -> int:
+    """How many rows share a row of each tensor [batches, cols]; 1 where there is none.
+
+    Raises UsageError unless all of them have as many batches, of equally many rows, and these are the first sizes of
+    every array of rows that has more than two: batches of 4 in [4, 10, cols], not batches of 5.
+    """
+    counts = {name: place.batches for name, place in placed.items() if place.batches is not None}
+    if len(set(counts.values())) > 1:
+        listed = ", ".join(f"{name} {batches}" for name, batches in counts.items())
+        raise UsageError("all tensors must have the same number of batches", received=listed)
+    if not rows:
+        return 1
+    name, batches = next(iter(counts.items()), ("", 1))
+    if batches < 1 or rows % batches:
+        raise UsageError("the batches have equally many rows", received=f"{rows} rows, {batches} batches of '{name}'")
+    for other in (other for other, place in placed.items() if place.rows is not None):
+        sizes = views[other].shape[: -1 if problem.tensor(other).kind.within_row else None]
+        if len(sizes) > 1 and batches not in itertools.accumulate(sizes, operator.mul, initial=1):
+            received = f"{batches} batches of '{name}', '{other}' of shape {views[other].shape}"
+            raise UsageError("the batches are the first sizes of an array of rows", received=received)
+    return rows // batches
 
 
 def misfit(problem: Problem, schedule: Schedule, views: Mapping[str, ArrayView], placed: Mapping[str, Placed]) -> str:

@@ -98,6 +98,7 @@ class BoundProgram:
         self._program, self._sm_count = program, sm_count
         self._tensors = {tensor.name: tensor for tensor in problem.passed_tensors}
         self._cols, self._rows, self._workspace = problem.cols, 0, 0
+        self._rows_per_batch = 0
         self._places: dict[str, tuple[int | None, int]] = {}
         self._scalars: dict[str, float] = {}
         self._seeds = itertools.count()
@@ -106,10 +107,12 @@ class BoundProgram:
         self,
         *,
         cols: int | None = None,
+        rows_per_batch: int | None = None,
         scalars: Mapping[str, float] | None = None,
         workspace: int | None = None,
     ) -> None:
         self._cols = self._cols if cols is None else cols
+        self._rows_per_batch = self._rows_per_batch if rows_per_batch is None else rows_per_batch
         self._workspace = self._workspace if workspace is None else workspace
         self._scalars.update(scalars or {})
 
@@ -128,6 +131,7 @@ class BoundProgram:
             {name: self._array(self._tensors[name], *place) for name, place in self._places.items()},
             rows=self._rows,
             cols=self._cols,
+            rows_per_batch=self._rows_per_batch,
             scalars=self._scalars,
             seed=next(self._seeds),
             sm_count=self._sm_count,
@@ -140,10 +144,11 @@ class BoundProgram:
             raise FaultError("a kernel must keep to its tensors and to the rules of the GPU", faults=run.faults)
 
     def _array(self, tensor: TensorUse, pointer: int | None, pitch: int) -> np.ndarray[Any, Any] | None:
-        """The caller's memory as the executor takes it: [rows, cols], [rows] or [cols]."""
+        """The caller's memory as the executor takes it: [rows, cols], [batches, cols], [rows] or [cols]."""
         if not pointer:  # not given, or of no rows
             return None
-        return _over(pointer, tensor.shape(self._rows, self._cols) or (1,), pitch, tensor.dtype.numpy)
+        batches = -(-self._rows // self._rows_per_batch) if self._rows_per_batch else 1
+        return _over(pointer, tensor.shape(self._rows, self._cols, batches) or (1,), pitch, tensor.dtype.numpy)
 
 
 def _bytes(size: int) -> np.ndarray[Any, Any]:

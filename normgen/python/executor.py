@@ -21,7 +21,12 @@ class Bound(Protocol):
     """A module's kernels with one set of arguments."""
 
     def set(
-        self, *, cols: int | None = None, scalars: Mapping[str, float] | None = None, workspace: int | None = None
+        self,
+        *,
+        cols: int | None = None,
+        rows_per_batch: int | None = None,
+        scalars: Mapping[str, float] | None = None,
+        workspace: int | None = None,
     ) -> object: ...
 
     def set_tensor(self, key: str, pointer: int | None, pitch: int, /) -> None: ...

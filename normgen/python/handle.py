@@ -24,7 +24,7 @@ from normgen.errors import NothingValidError, UsageError, did_you_mean
 from normgen.pipeline import emit
 from normgen.problem.problem import Problem, TensorUse
 from normgen.program.source import problem_for
-from normgen.python.arguments import Placed, Reach, device_name, expectations, misfit
+from normgen.python.arguments import Placed, Reach, device_name, expectations, misfit, rows_per_batch
 from normgen.python.executor import Executor, Memory, executor_for
 from normgen.records.winners import lookup
 from normgen.schedule.default import default_schedule
@@ -41,6 +41,7 @@ class _Plan:
     """What follows from the layouts of a call's arrays."""
 
     rows: int
+    rows_per_batch: int
     pitches: Mapping[str, int]
     reaches: Mapping[str, Reach]
     workspace_bytes: int
@@ -164,6 +165,7 @@ class Kernel:
             rows = self._common_rows(placed)
             found = _Plan(
                 rows=rows,
+                rows_per_batch=rows_per_batch(self.problem, views, placed, rows) if self.problem.rows_per_batch else 0,
                 workspace_bytes=self.module.workspace_bytes(rows=rows, sm_count=sm_count),
                 pitches={name: place.pitch for name, place in placed.items()},
                 reaches={name: self._expected[name].reach(place) for name, place in placed.items()},
@@ -246,6 +248,8 @@ class Kernel:
                     bound.set_tensor(tensor.name, facts.pointer, plan.pitches[tensor.name])
             if scalars:
                 bound.set(scalars=scalars)
+            if plan.rows_per_batch:
+                bound.set(rows_per_batch=plan.rows_per_batch)
             if plan.workspace_bytes:
                 bound.set(workspace=self._workspace(queue, plan.workspace_bytes).pointer)
             bound.set_rows(plan.rows)
@@ -289,6 +293,7 @@ def kernel(
     present: Collection[str] | None = None,
     dtypes: Mapping[str, str] | None = None,
     gradients: Collection[str] | None = None,
+    batches: int | None = None,
     accumulate: bool = False,
     deterministic: bool = False,
     stable_parameters: bool = False,
@@ -302,6 +307,8 @@ def kernel(
     present    the optional tensors the caller passes or wants; None: all of them
     dtypes     stored dtypes that differ from `dtype`, by tensor name
     gradients  backward: the tensors to differentiate by, ("x",) for frozen parameters; None: all that are there
+    batches    how many a tensor [batches, cols] has; None: the first size of a shape of three or more, else 1. A call
+               may have another number of them, as of rows
     accumulate  backward: add to the gradients, which the caller then gives, instead of overwriting them
     deterministic  the same bits in every run: no atomics on sums over rows
     stable_parameters  the promise that nothing which may still run on the stream when a call is made writes the column
@@ -324,6 +331,7 @@ def kernel(
         direction=direction,
         without=() if present is None else _all_but(present, spec),
         gradients=gradients,
+        batches=batches,
         accumulate=accumulate,
         deterministic=deterministic,
         stable_parameters=stable_parameters,

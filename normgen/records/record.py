@@ -86,6 +86,7 @@ class ProblemKey:
     deterministic: bool = False
     stable_parameters: bool = False
     in_place: tuple[tuple[str, str], ...] = ()
+    batches: int = 1
 
     @staticmethod
     def of(problem: Problem) -> ProblemKey:
@@ -103,12 +104,13 @@ class ProblemKey:
             deterministic=problem.deterministic,
             stable_parameters=problem.stable_parameters,
             in_place=problem.in_place,
+            batches=problem.question.batches,
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """In a record's line; a promise only where it is made."""
+        """In a record's line; a promise only where it is made, batches and places only where there are some."""
         plain = asdict(self) | {"dtypes": dict(self.dtypes), "in_place": dict(self.in_place)}
-        return {name: value for name, value in plain.items() if value or name not in (*_PROMISES, "in_place")}
+        return {name: value for name, value in plain.items() if name not in _LEFT_OUT or value != _LEFT_OUT[name]}
 
     @property
     def present(self) -> frozenset[str]:
@@ -133,6 +135,7 @@ class ProblemKey:
             self.deterministic,
             self.stable_parameters,
             self.in_place,
+            self.batches,
         )
 
 
@@ -272,7 +275,8 @@ class Record:
 
 
 _PROBLEM_FIELDS = ("op", "spec_sha256", "direction", "rows", "cols", "pitch", "align", "any_cols", "accumulate")
-_PROMISES = ("deterministic", "stable_parameters")  # fields of the problem that a line may leave out: not promised
+# Fields of the problem that a line leaves out where they have these values: not promised, one batch.
+_LEFT_OUT = {"deterministic": False, "stable_parameters": False, "in_place": {}, "batches": 1}
 _OPTIONAL = ("roofs_us", "alone_us", "text", "spec")  # not in every line
 _PLAIN = (
     *("measured", "predicted_us", "roof_us", "bytes", "default_us", "error", "device"),
@@ -287,9 +291,9 @@ def parse_line(text: str) -> Record:
 
 def key_of(data: Mapping[str, Any]) -> ProblemKey:
     """The problem of a parsed line, or of a sweep's header."""
-    fields = {name: data[name] for name in (*_PROBLEM_FIELDS, *_PROMISES) if name in data}
-    in_place = tuple(dict(data.get("in_place", {})).items())
-    return ProblemKey(dtypes=tuple(dict(data["dtypes"]).items()), in_place=in_place, **fields)
+    fields = {name: data[name] for name in (*_PROBLEM_FIELDS, *_LEFT_OUT) if name in data}
+    fields["in_place"] = tuple(fields.get("in_place", {}).items())
+    return ProblemKey(dtypes=tuple(dict(data["dtypes"]).items()), **fields)
 
 
 def place_of(data: Mapping[str, Any]) -> Place:

@@ -204,7 +204,7 @@ def _crowded(problem: Problem, s: Schedule, *, more: bool) -> bool:
 
 
 def _has_parameters(problem: Problem) -> bool:
-    return any(t.is_parameter for t in problem.tensors)
+    return any(t.is_parameter or t.kind.by_batch for t in problem.tensors)
 
 
 def _with_columns(problem: Problem, device: Device) -> Iterator[Schedule]:

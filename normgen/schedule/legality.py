@@ -70,7 +70,7 @@ def _vector_width(problem: Problem, s: Schedule, device: Device) -> str | None:
 
 
 def _edges(problem: Problem, s: Schedule, _: Device) -> str | None:
-    aligned = all(problem.row_alignment(t) >= min(16, s.vector * t.dtype.bytes) for t in problem.elem_tensors)
+    aligned = all(problem.row_alignment(t) >= min(16, s.vector * t.dtype.bytes) for t in problem.matrices)
     aligned = aligned and problem.align >= min(16, s.vector * problem.widest_parameter)
     divides = problem.cols % s.vector == 0 and (not problem.any_cols or bool(problem.spec.group))
     if s.edges is Edges.EXACT and problem.any_cols and s.vector > 1 and not problem.spec.group:

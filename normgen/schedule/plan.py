@@ -52,7 +52,7 @@ def tensor_alignment(problem: Problem, s: Schedule, tensor: TensorUse) -> int:
     asked_ahead = s.params is Params.PREFETCHED and tensor.is_parameter
     if (s.vector == 1 and s.copy is Copy.DIRECT and not asked_ahead) or not tensor.kind.by_col:
         return tensor.dtype.bytes
-    return problem.row_alignment(tensor) if tensor.kind.is_elem else problem.align
+    return problem.row_alignment(tensor) if tensor.kind.is_matrix else problem.align
 
 
 def held_register_limit(s: Schedule, device: Device) -> int:

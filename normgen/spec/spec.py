@@ -15,16 +15,19 @@ from normgen.dtypes import DTYPES
 class Kind(Flag):
     """The axes a value varies along: elem [rows, cols], groups [rows, cols / G], row [rows], col [cols], scalar [].
 
-    Joining values unites their axes (what varies by column varies by group as well), a reduction drops one. Code asks
-    for an axis, not for a kind's name, so that one more axis is one more member here.
+    A batch is a run of rows of one length: batches [batches, cols] has a value for each batch and column.
+    Joining values unites their axes (what varies by column varies by group as well, what varies by row by batch), a
+    reduction drops one. Code asks for an axis, not for a kind's name, so that one more axis is one more member here.
     """
 
     SCALAR = 0
     ROW = auto()
     COL = auto()
     GROUP = auto()
+    BATCH = auto()
     ELEM = ROW | COL
     GROUPS = ROW | GROUP
+    BATCHES = BATCH | COL
 
     @property
     def by_row(self) -> bool:
@@ -33,6 +36,11 @@ class Kind(Flag):
     @property
     def by_col(self) -> bool:
         return bool(self._value_ & Kind.COL._value_)
+
+    @property
+    def by_batch(self) -> bool:
+        """Varies from batch to batch, and not within one."""
+        return bool(self._value_ & Kind.BATCH._value_)
 
     @property
     def within_row(self) -> bool:
@@ -51,8 +59,13 @@ class Kind(Flag):
 
     @property
     def is_elem(self) -> bool:
-        """A value for each row and column: a tensor of this kind has a pitch."""
+        """A value for each row and column."""
         return self is Kind.ELEM
+
+    @property
+    def is_matrix(self) -> bool:
+        """A value for each column of rows, or of batches: a tensor of this kind has a pitch."""
+        return self is Kind.ELEM or self is Kind.BATCHES
 
     @property
     def is_row(self) -> bool:
@@ -61,23 +74,29 @@ class Kind(Flag):
 
     @property
     def axes(self) -> tuple[str, ...]:
-        return ("rows",) * self.by_row + ("cols",) * self.by_col + ("groups",) * self.is_groups
+        first = ("rows",) * self.by_row + ("batches",) * self.by_batch
+        return first + ("cols",) * self.by_col + ("groups",) * self.is_groups
 
-    def shape(self, rows: int, cols: int, group: int = 0) -> tuple[int, ...]:
+    def shape(self, rows: int, cols: int, group: int = 0, batches: int = 1) -> tuple[int, ...]:
         """`group` columns make a group."""
-        return (rows,) * self.by_row + (cols,) * self.by_col + ((cols // group,) if self.is_groups else ())
+        first = (rows,) * self.by_row + (batches,) * self.by_batch
+        return first + (cols,) * self.by_col + ((cols // group,) if self.is_groups else ())
 
     def broadcast_shape(self, rows: int, cols: int) -> tuple[int, int]:
-        """The shape with length 1 for an axis the value does not vary along; a group's value repeats in its columns."""
-        return rows if self.by_row else 1, cols if self.within_row else 1
+        """The shape with length 1 for an axis the value does not vary along.
+
+        A group's value repeats in its columns, a batch's in its rows.
+        """
+        return rows if self.by_row or self.by_batch else 1, cols if self.within_row else 1
 
     def __str__(self) -> str:
         return str(self.name).lower()
 
 
 def join(kinds: Iterable[Kind]) -> Kind:
-    """The kind of an expression over values of these kinds: row with col gives elem."""
+    """The kind of an expression over values of these kinds: row with col gives elem, and so does row with batches."""
     found = reduce(or_, kinds, Kind.SCALAR)
+    found = found & ~Kind.BATCH if found.by_row else found
     return found & ~Kind.GROUP if found.by_col else found
 
 
@@ -86,6 +105,7 @@ class Role(StrEnum):
 
     INPUT = "input"
     PARAMETER = "parameter"
+    BATCH_PARAMETER = "batch_parameter"
     ROW_INPUT = "row_input"
     SCALAR_INPUT = "scalar_input"
     SEED = "seed"
@@ -111,6 +131,7 @@ class Role(StrEnum):
 ROLES: dict[Role, tuple[Kind, str]] = {
     Role.INPUT: (Kind.ELEM, "read: what is normalised, a residual, a gate"),
     Role.PARAMETER: (Kind.COL, "read: a weight or a bias per column"),
+    Role.BATCH_PARAMETER: (Kind.BATCHES, "read: a scale or a shift per column, another one in each batch of rows"),
     Role.ROW_INPUT: (Kind.ROW, "read: a scale or a label per row, a mean that another kernel found"),
     Role.SCALAR_INPUT: (Kind.SCALAR, "read: one number on the device, such as a static scale; it has no gradient"),
     Role.SEED: (Kind.SCALAR, "read: 64 bits on the device, i64, for `random(seed)` alone"),

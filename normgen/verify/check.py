@@ -18,7 +18,7 @@ from normgen.verify.error_model import ColumnSum, Float32Error, stored
 from normgen.verify.interpret import Array, constants, drawn, seeds_of
 from normgen.verify.program_walk import Walk
 from normgen.verify.reference import has_reference, reference
-from normgen.verify.rows import Inputs, Outputs
+from normgen.verify.rows import Inputs, Outputs, of_rows
 from normgen.verify.sources import Formulas, OpenWalk, walk_opener
 from normgen.verify.verdict import BadElement, TensorVerdict, Verdict
 
@@ -297,9 +297,9 @@ class _Model:
         """The walk over one block, and the block's inputs in float64 kind shapes."""
         values: dict[str, Array] = {}
         for name, array in self.inputs.arrays.items():
-            kind = self.problem.tensor(name).kind
-            taken = array[block] if kind.by_row else array
-            values[name] = taken.astype(np.float64).reshape(kind.broadcast_shape(len(block), self.problem.cols))
+            tensor = self.problem.tensor(name)
+            shape = tensor.kind.broadcast_shape(len(block), self.problem.cols)
+            values[name] = of_rows(array, tensor, self.problem, block).astype(np.float64).reshape(shape)
         known = {name: Bounded(value) for name, value in values.items()}
         known |= {name: self.arithmetic.constant(value) for name, value in self.inputs.scalars.items()}
         numbers, cols = block if self.inputs.numbers is None else self.inputs.numbers[block], self.problem.cols

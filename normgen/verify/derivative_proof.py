@@ -49,9 +49,10 @@ from normgen.verify.interpret import (
     spread_over_row,
 )
 from normgen.verify.program_walk import ProgramWalk
-from normgen.verify.rows import draw_tensor
+from normgen.verify.rows import draw_tensor, of_rows
 
 ROWS, COLS = 7, 33
+ROWS_PER_BATCH = 3  # the last batch is shorter
 LARGEST_COLS = 4096  # the problem's own cols are proven too up to here: 0.2 s a spec
 DIRECTIONS = 2
 STEPS = tuple(2.0**-k for k in range(4, 20, 2))
@@ -92,6 +93,7 @@ def proven_program(problem: Problem) -> RowProgram:
         problem,
         tensors=tensors_in_place(problem.tensors, {}),
         rows=ROWS,
+        rows_per_batch=ROWS_PER_BATCH if problem.rows_per_batch else 0,
         pitch=problem.cols,
         accumulate=False,
         deterministic=False,
@@ -160,7 +162,8 @@ def _on_grid(value: Array) -> Array:
 
 def _draw(problem: Problem, rng: np.random.Generator, *, one_sign: bool) -> dict[str, Array]:
     """The forward's inputs and parameters, and dy, in kind shapes."""
-    spec = problem.spec
+    spec, rows = problem.spec, np.arange(problem.rows)
+    problem = replace(problem, rows_per_batch=ROWS_PER_BATCH)  # also of tensors that only the forward reads
     drawn: dict[str, Array] = {}
     read = [t for t in spec.tensors if not t.role.is_written and t.name not in problem.absent]
     uses = [TensorUse(name=t.name, kind=t.kind, dtype=F32, is_written=False) for t in read]
@@ -169,6 +172,7 @@ def _draw(problem: Problem, rng: np.random.Generator, *, one_sign: bool) -> dict
     for use in uses:
         value = draw_tensor(use, problem, ("normal",) * problem.rows, rng)
         value = np.abs(value) + 0.5 if one_sign and use.name in inputs else value
+        value = of_rows(value, use, problem, rows) if use.kind.by_batch else value
         drawn[use.name] = _on_grid(value.reshape(use.kind.broadcast_shape(problem.rows, problem.cols)))
     return drawn
 
@@ -299,7 +303,8 @@ class _Forward:
         known = {n: _rows_of(whole(value), rows, self.problem.rows) for n, value in self.numbers().items()}
         for load in program.loads:
             found = Bounded(self.base[load.name]) if load.name in self.base else forward.value(load.name)
-            known[load.name] = _rows_of(found, rows, self.problem.rows) if load.kind.by_row else found
+            varies = load.kind.by_row or load.kind.by_batch
+            known[load.name] = _rows_of(found, rows, self.problem.rows) if varies else found
         walk = ProgramWalk(arithmetic, program, known)
         along = direction[rows] if len(direction) == self.problem.rows else direction
         product = arithmetic.multiply(walk.value(self.problem.results[f"d{name}"]), Bounded(along))

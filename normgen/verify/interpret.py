@@ -423,11 +423,14 @@ def interpret(
 ) -> dict[str, Array]:
     """The spec's written tensors (or the formulas in `names`) in float64, forward.
 
-    inputs: x: [rows, cols], parameters: [cols]; missing optional tensors take their `absent` formula.
+    inputs: x: [rows, cols], parameters: [cols], of batches: [batches, cols], each of equally many rows; missing
+    optional tensors take their `absent` formula.
     Returns elem outputs [rows, cols] and row statistics [rows].
     """
     shape = np.shape(inputs[spec.inputs[0].name])
-    known = as_values(inputs, shape[-1], {**dict(spec.scalars), **(scalars or {})})
+    of_batch = {t.name: np.asarray(inputs[t.name]) for t in spec.tensors if t.kind.by_batch and t.name in inputs}
+    repeated = {n: np.repeat(value, shape[0] // max(1, len(value)), axis=0) for n, value in of_batch.items()}
+    known = as_values({**inputs, **repeated}, shape[-1], {**dict(spec.scalars), **(scalars or {})})
     known |= drawn(spec, seeds_of(spec, inputs), np.arange(shape[0]), shape[-1])
     walk = Evaluation(Float64(cols=shape[-1]), spec_formulas(spec, inputs), known, file=spec.file or spec.name)
     wanted = list(names) if names is not None else [t.name for t in (*spec.outputs, *spec.statistics)]

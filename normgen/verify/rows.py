@@ -26,7 +26,7 @@ from __future__ import annotations
 import math
 import mmap
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -243,11 +243,12 @@ class Outputs:
 def allocate(tensor: TensorUse, problem: Problem, pitch: int | None = None) -> Buffer:
     """Memory for one tensor with its own pitch or the problem's, its base an odd multiple of `align` bytes.
 
-    Shapes: elem [rows, cols] with row stride pitch, groups [rows, cols / G], row [rows], col [cols], scalar [1].
+    Shapes: elem [rows, cols] and batches [batches, cols] with row stride pitch, groups [rows, cols / G], row [rows],
+    col [cols], scalar [1].
     Raises MemoryError when there is no address space for it.
     """
     item = tensor.dtype.bytes
-    shape = tensor.shape(problem.rows, problem.cols) or (1,)
+    shape = problem.shape_of(tensor) or (1,)
     own = shape[-1] if tensor.kind.is_groups else problem.pitch
     strides = ((pitch or own) * item, item) if len(shape) > 1 else (item,)
     extent = shape[0] * strides[0]
@@ -267,6 +268,13 @@ def _empty_pages(size: int) -> NDArray[np.uint8]:
         return np.frombuffer(mmap.mmap(-1, size, flags=flags), dtype=np.uint8)
     except OSError as error:
         raise MemoryError(f"no address space of {size} bytes") from error
+
+
+def of_rows(array: Stored, tensor: TensorUse, problem: Problem, rows: NDArray[np.intp]) -> Stored:
+    """What a tensor's array has for rows of these numbers: its own rows, those of their batches, or all that it is."""
+    if tensor.kind.by_batch:
+        return array[rows // problem.rows_per_batch]
+    return array[rows] if tensor.kind.by_row else array
 
 
 def _fill(tensor: TensorUse, problem: Problem, values: Array, pitch: int | None = None) -> Buffer:
@@ -324,11 +332,11 @@ def draw_tensor(tensor: TensorUse, problem: Problem, of_row: tuple[str, ...], rn
         return rng.integers(-(2**63), 2**63, 1).astype(np.float64)
     if tensor.dtype.is_integer:
         low, high = (tensor.dtype.least, tensor.dtype.largest) if tensor.dtype.bytes == 1 else (-1, cols - 1)
-        return rng.integers(int(low), int(high), tensor.shape(rows, cols), endpoint=True).astype(np.float64)
+        return rng.integers(int(low), int(high), problem.shape_of(tensor), endpoint=True).astype(np.float64)
     if tensor.kind.by_col and not tensor.kind.by_row:
         declared = next((t for t in problem.spec.tensors if t.name == tensor.name), None)
         centre = 0.0 if tensor.name == "bias" or (declared is not None and declared.absent in ("0", "0.0")) else 1.0
-        return centre + 0.2 * rng.standard_normal(cols)
+        return centre + 0.2 * rng.standard_normal(problem.shape_of(tensor))
     if not tensor.kind.by_col:
         return rng.standard_normal(rows if tensor.kind.by_row else 1)
     if tensor.name != problem.spec.inputs[0].name:
@@ -356,15 +364,21 @@ def _forward_values(
     """Saved statistics and outputs of the forward, from inputs that the backward may not itself read."""
     spec = problem.spec
     seeds = {t.name for t in spec.seeds}  # of which no bit may be lost
+    rows, dtype = np.arange(problem.rows), problem.dtype
     inputs: dict[str, Any] = {n: b.array if n in seeds else b.array.astype(np.float64) for n, b in made.items()}
-    dtype = problem.dtype
     inputs |= {name: rng.integers(-(2**63), 2**63, 1) for name in seeds - inputs.keys()}
+    of_batch = [t for t in problem.tensors if t.kind.by_batch and t.name in inputs]
+    inputs |= {t.name: of_rows(inputs[t.name], t, problem, rows) for t in of_batch}
+    inputs |= {t.name: inputs[t.name][:, None] for t in problem.tensors if t.kind.is_row and t.name in inputs}
+    if not problem.rows_per_batch:  # a tensor of batches that only the forward reads: one for each row
+        problem = replace(problem, rows_per_batch=1)
     for tensor in spec.tensors:
-        if tensor.kind.by_row and not tensor.role.is_written and tensor.name not in inputs:
+        varies = tensor.kind.by_row or tensor.kind.by_batch
+        if varies and not tensor.role.is_written and tensor.name not in inputs:
             use = TensorUse(name=tensor.name, kind=tensor.kind, dtype=dtype, is_written=False)
             value = draw_tensor(use, problem, of_row, rng)
             with np.errstate(all="ignore"):
-                inputs[tensor.name] = dtype.stored(value).astype(np.float64)
+                inputs[tensor.name] = of_rows(dtype.stored(value).astype(np.float64), use, problem, rows)
     if has_reference(spec.name, Direction.FORWARD):
         numbers = drawn(spec, seeds_of(spec, inputs), np.arange(problem.rows), problem.cols)
         return reference(spec.name, Direction.FORWARD, {**inputs, **numbers}, scalars)

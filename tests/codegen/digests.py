@@ -46,6 +46,7 @@ def question_of(problem: Problem) -> dict[str, Any]:
         "align": problem.align,
         "any_cols": problem.any_cols,
     }
+    plain |= {"batches": problem.batches} if problem.batches != 1 else {}
     return plain | {n: True for n in ("accumulate", "deterministic", "stable_parameters") if getattr(problem, n)}
 
 

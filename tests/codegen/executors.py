@@ -48,6 +48,7 @@ class BuiltForCpu:
             {**inputs.arrays, **outputs.arrays},
             rows=inputs.problem.rows,
             cols=inputs.problem.cols,
+            rows_per_batch=inputs.problem.rows_per_batch,
             scalars=inputs.scalars,
             seed=seed,
             sm_count=DEVICE.sm_count,
@@ -89,6 +90,7 @@ class BuiltForGpu:
                 pitches=problem.pitches,
                 rows=problem.rows,
                 cols=problem.cols,
+                rows_per_batch=problem.rows_per_batch,
                 scalars=inputs.scalars,
                 workspace=scratch.pointer if scratch else None,
             )

@@ -95,13 +95,16 @@ def problem_of(spec: Spec, layout: Layout, stored: str, direction: str) -> Probl
     """
     dtype = {"mixed16": "bf16", "mixed32": "f32"}.get(stored, stored)
     without = [t.name for t in spec.tensors if t.optional] if layout.bare else []
-    parameters = [t.name for t in spec.parameters if t.name not in without]
+    columns = [t for t in spec.tensors if t.kind.by_col and not t.kind.by_row and t.name not in without]
+    parameters, summed = [t.name for t in columns], [t.name for t in columns if not t.kind.by_batch]
+    has_batches = any(t.kind.by_batch for t in spec.tensors)
     other = {"mixed16": "f32", "mixed32": "bf16"}.get(stored)
     dtypes = dict.fromkeys(parameters or [t.name for t in spec.outputs], other) if other else {}
     narrow = dtype != "f32" and not other and not any(t.name not in without for t in spec.statistics)
     backward = direction == "backward"
     inputs = [t.name for t in spec.inputs]
-    wanted = {"all": None, "inputs": inputs, "parameters": parameters or inputs}[layout.gradients]
+    every = [*inputs, *summed] if has_batches else None  # no kernel has the gradient of a batch parameter
+    wanted = {"all": every, "inputs": inputs, "parameters": summed or inputs}[layout.gradients]
     return problem_for(
         spec,
         shape=(layout.rows, layout.cols),
@@ -111,6 +114,7 @@ def problem_of(spec: Spec, layout: Layout, stored: str, direction: str) -> Probl
         without=without,
         gradients=wanted if backward else None,
         pitch=layout.pitch or None,
+        batches=next((n for n in range(2, layout.rows + 1) if layout.rows % n == 0), 1) if has_batches else None,
         align=layout.align or (2 if narrow else 4),
         any_cols=layout.any_cols,
         accumulate=layout.accumulate and backward,

@@ -11,10 +11,10 @@ from normgen.cpu import find_compiler
 from normgen.pipeline import emit
 from normgen.program.source import problem_for
 from normgen.schedule.default import default_schedule
-from normgen.spec.reader import list_specs, load
+from normgen.spec.reader import load
 from tests.codegen.executors import CpuExecutor, GpuExecutor
 from tests.codegen.layouts import DEVICE, SETS
-from tests.codegen.matrix import LOST, SEEDS, report, sample, wrong
+from tests.codegen.matrix import LOST, SEEDS, operations, report, sample, wrong
 from tests.samples import sized
 
 EXTRA = sized(0, 300)
@@ -24,7 +24,7 @@ matrix = pytest.mark.parametrize(
     [
         pytest.param(op, name, seed, id=f"{op}-{name}-seed{seed}")
         for seed in SEEDS
-        for op in list_specs()
+        for op in operations()
         for name in SETS
     ],
 )

@@ -19,7 +19,7 @@ from normgen.problem.problem import Problem
 from .cases import nvcc
 
 HERE = Path(__file__).parent
-SM_COUNT, CLUSTERS, WORKSPACE = 132, 20, 1 << 30
+SM_COUNT, CLUSTERS, WORKSPACE, ROWS_PER_BATCH = 132, 20, 1 << 30, 1024
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +44,8 @@ class Call:
     def words(self, group: Group, scalars: Sequence[str], *, workspace: bool) -> str:
         tensors = [self.address(group, t.name) for t in group.problem.passed_tensors]
         pitches = [self.pitch() for _ in group.problem.pitched_tensors]
-        tail = [self.rows, self.cols, *(scalar(s) for s in scalars), *([WORKSPACE] if workspace else []), 7]
+        sizes = [self.rows, self.cols, *([ROWS_PER_BATCH] if group.problem.rows_per_batch else [])]
+        tail = [*sizes, *(scalar(s) for s in scalars), *([WORKSPACE] if workspace else []), 7]
         return " ".join(map(str, ["call", WORKSPACE, *tensors, *pitches, *tail]))
 
 
@@ -82,6 +83,8 @@ def value(param: Param, group: Group, call: Call, blocks: int) -> int:
             return call.rows
         case Source.COLS:
             return call.cols
+        case Source.ROWS_PER_BATCH:
+            return ROWS_PER_BATCH
         case Source.SCALAR:
             (bits,) = struct.unpack("<i", struct.pack("<f", scalar(param.key)))
             return int(bits)

@@ -47,6 +47,7 @@ CASES = {
     "deterministic": [backward("64x256", SUMS, "layernorm", deterministic=True)],
     "chained": [record("rmsnorm", shape="16x4096", dtype="bf16", schedule=CHAINED)],
     "in_place": [backward("64x256", SUMS, in_place={"dx": "dy"})],
+    "batches": [record("adaln", shape="8x64x1024", dtype="bf16"), record("adaln", shape="2x64x1024", dtype="bf16")],
     "no_parameter": [record("softmax", shape="64x4096", dtype="f16")],
 }
 

@@ -20,6 +20,7 @@ from tests.codegen.in_place import pairs_of
 
 H200 = TARGETS["h200"]
 GROUP = 8
+BATCHED = 3  # one of so many specs that read b has another b for each batch
 NUMBERS = ("0", "1", "2", "3", "0.5", "0.1", "1e-5", "1e30", "1e-30", "-1", "-2.5", "7", "cols", "col", "row", "inf")
 INDICES = ("0", "2", "-1", "row", "row % cols", "argmax(x)", "argmin(x)", "floor(mean(abs(x)))", "300")
 EXPONENTS = ("2", "3", "-1", "-2", "0.5", "-0.5", "5", "1.5", "-1.5", "1", "0", "-5", "0.3", "(-1/3)")
@@ -44,7 +45,11 @@ class Asked:
     def problem(self) -> Problem:
         """Raises NormgenError for what the reader or the compiler refuses."""
         spec = parse(self.text, file="fuzz.toml")
-        problem = problem_for(spec, shape=(24, self.cols), dtype=self.dtype, direction=self.direction)
+        plain = {"shape": (24, self.cols), "dtype": self.dtype, "direction": self.direction}
+        if any(t.kind.by_batch for t in spec.tensors):
+            others = [t.name for t in spec.tensors if not (t.role.is_written or t.kind.by_batch)]
+            return problem_for(spec, **plain, batches=4, gradients=others if self.direction == "backward" else None)
+        problem = problem_for(spec, **plain)
         if self.seed % 4:
             return problem
         question = replace(problem.question, in_place=tuple(pairs_of(problem).items()))
@@ -90,7 +95,10 @@ def draw(rng: Random) -> Asked:
     lines += ["[formulas]", *(f'{name} = "{text}"' for name, text in formulas.items())]
     direction = "backward" if rng.random() < 0.4 else "forward"
     dtype = rng.choice(("f32", "f32", "bf16", "f16"))
-    return Asked("\n".join(lines) + "\n", rng.choice(COLS), dtype, direction, rng.randrange(1 << 30))
+    cols, seed = rng.choice(COLS), rng.randrange(1 << 30)
+    text = "\n".join(lines) + "\n"
+    text = text.replace('b = "parameter"', 'b = "batch_parameter"') if seed % BATCHED == 0 else text
+    return Asked(text, cols, dtype, direction, seed)
 
 
 def _expression(rng: Random, names: Sequence[str], depth: int) -> str:

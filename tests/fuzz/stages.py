@@ -28,6 +28,7 @@ from normgen.schedule.schedule import Schedule
 from normgen.verify import check, make_inputs
 from normgen.verify.interpret import Array, Float64, constants, drawn, seeds_of
 from normgen.verify.program_walk import ProgramWalk
+from normgen.verify.rows import of_rows
 from tests.fuzz.schedules import draw_legal
 from tests.fuzz.specs import Asked, draw
 
@@ -156,8 +157,9 @@ def walked(problem: Problem) -> Answer:
     program = written_program(problem)
     known: dict[str, Any] = {}
     for load in program.loads:
-        array = np.asarray(inputs.arrays[load.tensor]).astype(np.float32)
-        known[load.name] = array.reshape(problem.tensor(load.tensor).kind.broadcast_shape(problem.rows, problem.cols))
+        tensor = problem.tensor(load.tensor)
+        array = of_rows(inputs.arrays[load.tensor], tensor, problem, np.arange(problem.rows)).astype(np.float32)
+        known[load.name] = array.reshape(tensor.kind.broadcast_shape(problem.rows, problem.cols))
     known |= {name: np.asarray(value, dtype=np.float32) for name, value in inputs.scalars.items()}
     known |= {n: v.astype(np.float32) for n, v in constants(np.arange(problem.rows), problem.cols).items()}
     seeds = seeds_of(problem.spec, inputs.arrays)

@@ -50,6 +50,7 @@ LIBRARIES = (
 VERIFIED = ("tests/records/test_verified.py",)
 POSITIONS = ("tests/codegen/test_positions.py", "tests/spec/test_functions.py")
 RANDOM = ("tests/codegen/test_random.py",)
+BATCHES = ("tests/codegen/test_batches.py", "tests/python/test_batches.py")
 CALLS = ("tests/measure/test_calls.py::test_what_was_verified_is_what_the_calls_were",)
 
 
@@ -139,6 +140,9 @@ CHANGES: tuple[Change, ...] = (
         PREFETCH,
         ('f"Params::to_l2({p.name}, kCols)"', 'f"Params::to_l2({p.name}, 2 * kCols)"'),
     ),
+    *changes("codegen/kernel.py", BATCHES, (" and not problem.rows_per_batch else 1", " else 1")),
+    *changes("verify/rows.py", BATCHES, ("array[rows // problem.rows_per_batch]", "array[rows * 0]")),
+    *changes("python/arguments.py", BATCHES, ("operator.mul, initial=1", "operator.mul")),
     *changes(
         "problem/problem.py",
         ("tests/codegen/test_language.py::test_values_of_groups_lie_close_together_whatever_the_pitch_of_the_rows",),

@@ -93,5 +93,6 @@ def test_every_spec_of_the_language_s_page_has_a_kernel(text: str) -> None:
     problem = problem_for(spec, shape="8x256", dtype="bf16")
     assert emit(problem, default_schedule(problem, target("h200"))).text
     if spec.name != "norm_to_fp8":
-        backward = problem_for(spec, shape="8x256", dtype="bf16", direction="backward")
+        sources = [t.name for t in spec.tensors if t.has_gradient and not (t.role.is_written or t.kind.by_batch)]
+        backward = problem_for(spec, shape="8x256", dtype="bf16", direction="backward", gradients=sources)
         assert emit(backward, default_schedule(backward, target("h200"))).text

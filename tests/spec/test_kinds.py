@@ -20,6 +20,15 @@ def test_joining_unites_axes(a: Kind, b: Kind) -> None:
     assert join([a, b]) is join([b, a])
 
 
+def test_what_varies_by_row_varies_by_batch() -> None:
+    assert join([Kind.BATCHES, Kind.COL, Kind.SCALAR]) is Kind.BATCHES
+    for other in (Kind.ROW, Kind.GROUPS, Kind.ELEM):
+        assert join([Kind.BATCHES, other]) is Kind.ELEM
+    assert Kind.BATCHES.axes == ("batches", "cols")
+    assert Kind.BATCHES.shape(6, 5, batches=2) == (2, 5)
+    assert Kind.BATCHES.broadcast_shape(6, 5) == (6, 5)  # as the rows have it
+
+
 def test_a_shape_has_a_length_for_each_axis() -> None:
     assert [kind.shape(3, 5) for kind in KINDS] == [(), (3,), (5,), (3, 5)]
     assert [kind.broadcast_shape(3, 5) for kind in KINDS] == [(1, 1), (3, 1), (1, 5), (3, 5)]

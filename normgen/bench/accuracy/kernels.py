@@ -53,6 +53,7 @@ class OnCpu:
             {**inputs.arrays, **outputs.arrays},
             rows=problem.rows,
             cols=problem.cols,
+            rows_per_batch=problem.rows_per_batch,
             scalars=inputs.scalars,
             sm_count=CPU_SMS,
             time_limit_s=CPU_LIMIT_S,
@@ -89,6 +90,7 @@ class OnGpu:
                 pitches=problem.pitches,
                 rows=problem.rows,
                 cols=problem.cols,
+                rows_per_batch=problem.rows_per_batch,
                 scalars=inputs.scalars,
                 workspace=workspace.pointer,
             )

@@ -24,6 +24,7 @@ from normgen.schedule.default import default_schedule
 from normgen.schedule.schedule import Schedule
 from normgen.verify import Inputs
 from normgen.verify.interpret import Array
+from normgen.verify.rows import of_rows
 from normgen.verify.verdict import TensorVerdict
 
 BLOCK_ELEMENTS = 1 << 16  # 0.5 MB a float64 temporary: they stay in the L2 cache of a core
@@ -119,9 +120,9 @@ def _wanted(problem: Problem, inputs: Inputs) -> Iterator[tuple[int, dict[str, A
         rows = min(step, problem.rows - start)
         values = {}
         for name, array in inputs.arrays.items():
-            kind = problem.tensor(name).kind
-            taken = array[start : start + rows] if kind.by_row else array
-            values[name] = taken.astype(np.float64).reshape(kind.broadcast_shape(rows, problem.cols))
+            tensor = problem.tensor(name)
+            taken = of_rows(array, tensor, problem, np.arange(start, start + rows))
+            values[name] = taken.astype(np.float64).reshape(tensor.kind.broadcast_shape(rows, problem.cols))
         found = verify.reference(problem.spec.name, problem.direction, values, inputs.scalars)
         by_row = {}
         for name, value in found.items():

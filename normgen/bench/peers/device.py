@@ -78,10 +78,10 @@ class TorchSide:
 
     def _alias(self, problem: Problem, tensor: TensorUse, pointer: int) -> Any:
         """The tensor over the bench's own memory, with the problem's pitch."""
-        rows, cols, pitch = problem.rows, problem.cols, problem.pitch
-        is_elem = tensor.kind.is_elem
-        shape = tensor.shape(rows, cols) or (1,)
-        count = (rows - 1) * pitch + cols if is_elem else shape[0]
+        pitch = problem.pitch
+        is_matrix = tensor.kind.is_matrix
+        shape = problem.shape_of(tensor) or (1,)
+        count = (shape[0] - 1) * pitch + problem.cols if is_matrix else shape[0]
         capsule = dlpack.export(
             pointer=pointer,
             shape=(count,),
@@ -91,7 +91,7 @@ class TorchSide:
             owner=self._bench,
         )
         flat = torch.utils.dlpack.from_dlpack(capsule)
-        return flat.as_strided(shape, (pitch, 1)) if is_elem else flat
+        return flat.as_strided(shape, (pitch, 1)) if is_matrix else flat
 
     def capture(self, name: str, count: int, chain: Chain | None = None) -> Graph:
         """Call i on set i % sets, between P and C of a chain where there is one; C reads what the call returned.

@@ -312,7 +312,7 @@ def streams_of(problem: Problem, *, parts: int = 0) -> Streams:
     """
 
     def size(tensors: Iterable[TensorUse]) -> int:
-        return sum(math.prod(t.shape(problem.rows, problem.cols)) * t.dtype.bytes for t in tensors)
+        return sum(math.prod(problem.shape_of(t)) * t.dtype.bytes for t in tensors)
 
     written = [t for t in problem.tensors if t.is_written and not (parts and t.is_row_sum)]
     return Streams(
