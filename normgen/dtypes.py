@@ -22,6 +22,7 @@ class DType:
     dlpack              type code and bits
     unit_roundoff       half the distance from 1 to the next number: u = 2^-p for p significant bits
     smallest_normal     from where on that relative error no longer holds
+    rounds_up           holds powers of two alone, to which values are rounded up: scales of microscaling formats
     """
 
     name: str
@@ -41,6 +42,7 @@ class DType:
     lowest: float | None = None
     saturates: bool = False
     is_integer: bool = False
+    rounds_up: bool = False
     least_arch: int = 75
 
     @property
@@ -56,11 +58,24 @@ class DType:
         return -self.largest if self.lowest is None else self.lowest
 
     def within(self, values: Any) -> Any:
-        """Exact float64 values as far as they can be stored: not yet rounded, but saturated, and 0 for a lost NaN."""
+        """Exact float64 values as far as they can be stored: not yet rounded, but saturated, and 0 for a lost NaN.
+
+        Where the dtype rounds up, the power of two: that is no small error, but a step, whose place is known.
+        """
         if not self.saturates:
             return values
         found = np.clip(values, self.least, self.largest)
+        if self.rounds_up:
+            mantissa, exponent = np.frexp(found)
+            return np.where(np.asarray(values) >= 0, np.ldexp(1.0, exponent - (mantissa == 0.5)), np.nan)
         return np.where(np.isnan(found), 0.0, found) if self.is_integer else found
+
+    def moved(self, values: Any, error: Any) -> Any:
+        """How far `within` can lie from that of the values where these are off by `error`."""
+        if not self.rounds_up:
+            return error
+        found = self.within(values)
+        return np.maximum(self.within(values + error) - found, found - self.within(np.maximum(values - error, 0.0)))
 
     def stored(self, values: Any) -> Any:
         """The values as an array of this dtype: rounded to nearest even, saturated where the dtype saturates."""
@@ -155,6 +170,27 @@ def _float8(name: str, *aliases: str, bits: int, largest: float, bias: int, scal
 F8E4M3 = _float8("e4m3", "float8_e4m3fn", bits=4, largest=448.0, bias=7, scalar=ml_dtypes.float8_e4m3fn, dlpack=10)
 F8E5M2 = _float8("e5m2", "float8_e5m2", bits=3, largest=57344.0, bias=15, scalar=ml_dtypes.float8_e5m2, dlpack=12)
 
+# Open Compute Project, Microscaling formats v1.0 (2023), 5.4.1: an exponent of 8 bits, neither sign nor zero.
+F8E8M0 = DType(
+    name="f8e8m0",
+    aliases=("float8_e8m0fnu", "e8m0", "ue8m0", "fp8_e8m0"),
+    bytes=1,
+    ctype="float8_e8m0",
+    word="e8m0x",
+    cuda_ctype="__nv_fp8_e8m0",
+    header="cuda_fp8.h",
+    scalar_type=ml_dtypes.float8_e8m0fnu,
+    torch="float8_e8m0fnu",
+    dlpack=(14, 8),
+    unit_roundoff=0.0,
+    largest=2.0**127,
+    smallest_normal=2.0**-127,
+    smallest_subnormal=2.0**-127,
+    lowest=2.0**-127,
+    saturates=True,
+    rounds_up=True,
+)
+
 
 def _integer(name: str, *aliases: str, size: int, ctype: str, word: str, cuda: str, scalar: type, code: int) -> DType:
     info = None if scalar is np.bool_ else np.iinfo(scalar)
@@ -185,7 +221,7 @@ I32 = _integer("i32", "int32", "int", size=4, ctype="int32", word="int", cuda="i
 I64 = _integer("i64", "int64", "long", size=8, ctype="int64", word="long", cuda="long long", scalar=np.int64, code=0)
 
 FLOATS = (F32, F16, BF16)  # what a tensor may be stored as unless its spec says otherwise
-DTYPES: dict[str, DType] = {d.name: d for d in (*FLOATS, F8E4M3, F8E5M2, I8, U8, BOOL, I32, I64)}
+DTYPES: dict[str, DType] = {d.name: d for d in (*FLOATS, F8E4M3, F8E5M2, F8E8M0, I8, U8, BOOL, I32, I64)}
 _BY_ALIAS = {alias: d for d in DTYPES.values() for alias in (d.name, *d.aliases)}
 
 

@@ -50,7 +50,8 @@ def _condition(function: Function) -> str:
 
 def _dtype(dtype: DType) -> tuple[str, ...]:
     ends = f"{dtype.least:.6g} to {dtype.largest:.6g}"
-    rounding = "nearest even" + (", saturates" if dtype.saturates else "") + (", NaN is 0" if dtype.is_integer else "")
+    rounding = "up" if dtype.rounds_up else "nearest even"
+    rounding += (", saturates" if dtype.saturates else "") + (", NaN is 0" if dtype.is_integer else "")
     aliases = ", ".join(f"`{alias}`" for alias in dtype.aliases if alias != dtype.name)
     return (
         f"`{dtype.name}`",

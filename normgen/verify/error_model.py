@@ -246,6 +246,8 @@ class Float32Error:
         if dtype is F32:
             return a
         value = np.asarray(dtype.within(a.value))
+        if dtype.rounds_up:
+            return Bounded(value, None if a.error is None else dtype.moved(a.value, a.error), least=dtype.least)
         size = np.abs(value) if a.error is None else np.abs(value) + a.error
         rounding = np.where(np.isfinite(value), dtype.unit_roundoff * size + dtype.smallest_subnormal / 2, 0.0)
         found = Bounded(value, plus(a.error, rounding))
@@ -389,7 +391,9 @@ def stored(a: Bounded, dtype: DType) -> Array:
     size = np.abs(dtype.within(a.value))
     if not size.max(initial=0.0) < np.inf:
         size = np.where(np.isinf(size), 0.0, size)  # an infinity is stored as it is
-    if a.error is None:
+    if dtype.rounds_up:
+        bound = np.zeros(()) if a.error is None else dtype.moved(a.value, REARRANGED * a.error)
+    elif a.error is None:
         bound = dtype.unit_roundoff * size
     else:
         bound = REARRANGED * a.error

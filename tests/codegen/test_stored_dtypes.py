@@ -8,7 +8,7 @@ import pytest
 from normgen.cpu import build_many
 from normgen.cuda.compiler import compile_module
 from normgen.device import target
-from normgen.dtypes import BOOL, DTYPES, F8E4M3, F8E5M2, FLOATS, I8, I32, I64, U8, DType
+from normgen.dtypes import BOOL, DTYPES, F8E4M3, F8E5M2, F8E8M0, FLOATS, I8, I32, I64, U8, DType
 from normgen.errors import CompileError
 from normgen.pipeline import emit
 from normgen.problem.problem import Problem
@@ -45,7 +45,7 @@ def numbers(dtype: DType) -> np.ndarray:
 
 
 @pytest.mark.parametrize("dtype", SMALL, ids=str)
-def test_a_number_is_stored_to_nearest_even_and_saturates(dtype: DType) -> None:
+def test_a_number_is_stored_as_its_dtype_rounds_and_saturates(dtype: DType) -> None:
     problem, x = copies(dtype, to=True), numbers(dtype)
     (program,) = build_many([emit(problem, default_schedule(problem, target("h200")))], workers=1)
     y = np.zeros(x.shape, dtype.numpy)
@@ -56,7 +56,7 @@ def test_a_number_is_stored_to_nearest_even_and_saturates(dtype: DType) -> None:
     np.testing.assert_array_equal(y.astype(np.float64), want.astype(np.float64))
 
 
-@pytest.mark.parametrize("dtype", [F8E4M3, F8E5M2, I8, U8, BOOL], ids=str)
+@pytest.mark.parametrize("dtype", [F8E4M3, F8E5M2, F8E8M0, I8, U8, BOOL], ids=str)
 def test_every_stored_byte_is_read_as_its_number(dtype: DType) -> None:
     problem = copies(dtype, to=False)
     (program,) = build_many([emit(problem, default_schedule(problem, target("h200")))], workers=1)
@@ -91,13 +91,24 @@ y = { role = "output", dtypes = ["bf16"] }
 [formulas]
 y = "where(keep and col != label, x * s, 1)"
 """
+MICROSCALED = """
+name = "microscaled"
+[tensors]
+x = "input"
+q = { role = "output", dtypes = ["f8e4m3"] }
+scale = { role = "group_statistic", dtypes = ["f8e8m0"] }
+[formulas]
+scale = "cast(absmax(x, 32) / 448, f8e8m0)"
+q = "x / scale"
+"""
 
 
 def cases() -> list[Case]:
-    norm, read = parse(NORM), parse(READ)
+    norm, read, microscaled = parse(NORM), parse(READ), parse(MICROSCALED)
     shapes = (("9x96", "f8e4m3", ()), ("7x97", "i8", ("y",)), ("5x64", "f8e5m2", ()))
     problems = [problem_for(norm, shape=s, dtype="bf16", dtypes={"q": q}, without=w) for s, q, w in shapes]
     problems += [problem_for(read, shape=s, dtype=x) for s, x in (("9x96", "i8"), ("7x97", "f8e4m3"), ("7x33", "u8"))]
+    problems += [problem_for(microscaled, shape="9x96", dtype=x) for x in ("bf16", "f32")]
     return [(problem, default_schedule(problem, target("h200"))) for problem in problems]
 
 
