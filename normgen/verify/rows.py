@@ -348,15 +348,19 @@ def _forward_values(
     rng: np.random.Generator,
 ) -> dict[str, Array]:
     """Saved statistics and outputs of the forward, from inputs that the backward may not itself read."""
-    spec = problem.spec
-    inputs: dict[str, Array] = {name: b.array.astype(np.float64) for name, b in made.items()}
-    dtype = problem.dtype
-    for tensor in spec.tensors:
-        if tensor.kind.by_row and not tensor.role.is_written and tensor.name not in inputs:
+    spec, dtype = problem.spec, problem.dtype
+    inputs: dict[str, Array] = {}
+    for tensor in (t for t in spec.tensors if not t.role.is_written):
+        if tensor.name in made:
+            value = made[tensor.name].array.astype(np.float64)
+        elif tensor.kind.by_row:
             use = TensorUse(name=tensor.name, kind=tensor.kind, dtype=dtype, is_written=False)
             drawn = draw_tensor(use, problem, of_row, rng)
             with np.errstate(all="ignore"):
-                inputs[tensor.name] = dtype.stored(drawn).astype(np.float64)
+                value = dtype.stored(drawn).astype(np.float64)
+        else:
+            continue
+        inputs[tensor.name] = value.reshape(tensor.kind.broadcast_shape(problem.rows, problem.cols))
     if has_reference(spec.name, Direction.FORWARD):
         return reference(spec.name, Direction.FORWARD, inputs, scalars)
     return interpret(spec, inputs, scalars)
