@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from normgen.cpu import find_compiler
+from normgen.cuda.compiler import compile_module
 from normgen.pipeline import emit
 from normgen.program.rewrites.reductions import applicable
 from normgen.program.source import problem_for, written_program
@@ -16,7 +17,7 @@ from normgen.spec.reader import list_specs, load
 from normgen.verify import make_outputs
 from normgen.verify.check import Part
 from tests.codegen.executors import Built, CpuExecutor, new_workspace
-from tests.family.cases import Case, by_hand, cases, expected, inputs_of
+from tests.family.cases import H200, Case, by_hand, cases, expected, inputs_of
 from tests.family.references import FORWARD, Array
 from tests.samples import CORE
 
@@ -82,6 +83,11 @@ def test_a_kernel_computes_what_is_written_by_hand(case: Case, kernels: dict[str
         if part.tensor.name == "q":
             wrong = np.argwhere(~right_codes(part, outputs.arrays["q"][part.rows]))
             assert not wrong.size, f"q at {wrong[0]}"
+
+
+def test_the_texts_compile_for_a_gpu() -> None:
+    for case in CASES[::4]:
+        compile_module(emit(case.problem, case.schedule), H200.arch)
 
 
 def right_codes(part: Part, got: Array) -> Array:
