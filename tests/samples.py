@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 
 VARIABLE = "NORMGEN_TESTS"
+# The operations whose kernels the long tests draw over all knobs and layouts: together they use every technique of
+# the emitter. The others that ship are formulas over the same techniques, and have their own tests in tests/family.
+CORE = ("layernorm", "log_softmax", "rmsnorm", "row_max_sum", "row_sum", "softmax")
 
 
 def is_full() -> bool:

@@ -16,7 +16,7 @@ from normgen.records.place import Context, Setting
 
 @click.command()
 @click.argument("suite", required=False)
-@click.option("--peers", help="torch,compile,liger,quack,triton or none (default: every installed one).")
+@click.option("--peers", help="torch,compile,liger,quack,flashinfer,triton or none (default: every installed one).")
 @click.option("--json", "json_to", help="File the results are written to after every entry; - prints them at the end.")
 @click.option("--only", help="Entries whose label contains this: 'rmsnorm*bf16'.")
 @click.option("--skip", help="Entries whose label does not contain this.")

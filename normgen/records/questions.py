@@ -17,10 +17,10 @@ def question_of(key: ProblemKey, spec: Spec) -> Question:
     names = {t.name: n for t in spec.tensors for n in (f"d{t.name}", t.name) if n in stored}
     dtypes = {name: stored[n] for name, n in names.items()}
     given = [t.name for t in spec.tensors if not t.role.is_written]
-    kept = {*(spec.saved if backward else ()), *(t.name for t in spec.statistics), *given}
+    kept = {*(spec.saved if backward else ()), *(t.name for t in (*spec.outputs, *spec.statistics)), *given}
     without = tuple(sorted(t.name for t in spec.tensors if t.optional and t.name in kept and t.name not in names))
     asked_by = tuple(name for name in given if f"d{name}" in stored)
-    by_all = set(given) == {*asked_by, *without}
+    by_all = {n for n in given if spec.tensor(n).has_gradient} - {*without} == {*asked_by}
     return Question(
         op=key.op,
         rows=key.rows,

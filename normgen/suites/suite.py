@@ -13,6 +13,7 @@ shape = ["4096x4096", "16384x8192"]
 dtype = "bf16"
 dtypes = { weight = "f32" }     # where others differ
 without = ["rstd"]              # optional tensors that are absent
+gradients = ["x", "weight"]     # backward: of these alone
 pitch = 4128                    # elements from row start to row start
 align = 2                       # bytes that divide base pointers
 stable_parameters = true        # the promise of `Problem.stable_parameters`
@@ -38,7 +39,7 @@ from normgen.spec.toml_lines import array_lines, key_lines, parse_toml, read_tex
 
 _TOP_KEYS = ("name", "summary", "defaults", "entry")
 _DEFAULT_KEYS = ("dtype", "setting", "context", "direction", "without", "stable_parameters", "in_place")
-_ENTRY_KEYS = (*_DEFAULT_KEYS, "op", "shape", "pitch", "align", "dtypes")
+_ENTRY_KEYS = (*_DEFAULT_KEYS, "op", "shape", "pitch", "align", "dtypes", "gradients")
 _CHOICES: dict[str, tuple[str, ...]] = {
     "setting": tuple(Setting),
     "context": tuple(Context),
@@ -72,6 +73,7 @@ class Entry:
         words += [f"{name}={dtype}" for name, dtype in odd.items()]
         words += [f"pitch={problem.pitch}"] if problem.pitch != problem.cols else []
         words += [f"align={problem.align}"] if problem.align != 16 else []
+        words += [f"gradients={','.join(problem.gradients)}"] if problem.gradients else []
         words += ["stable_parameters"] if problem.stable_parameters else []
         words += [f"{written}_over_{read}" for written, read in problem.in_place]
         return " ".join(words)
@@ -225,6 +227,7 @@ class _Reader:
                 dtypes=fields.get("dtypes", {}),
                 direction=fields.get("direction", "forward"),
                 without=fields.get("without", ()),
+                gradients=fields.get("gradients"),
                 pitch=fields.get("pitch"),
                 align=fields.get("align", 16),
                 stable_parameters=fields.get("stable_parameters", False),
@@ -245,7 +248,7 @@ def _form(key: str, value: Any) -> tuple[str, bool]:
         return "a whole number", isinstance(value, int) and not isinstance(value, bool)
     if key == "stable_parameters":
         return "true or false", isinstance(value, bool)
-    if key == "without":
+    if key in ("without", "gradients"):
         return "a list of names", isinstance(value, list) and all(isinstance(v, str) for v in value)
     if key in ("dtypes", "in_place"):
         return 'a table of texts, as { weight = "f32" }', isinstance(value, dict) and all(

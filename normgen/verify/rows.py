@@ -36,6 +36,7 @@ from normgen.dtypes import F32, DType
 from normgen.errors import UsageError, did_you_mean
 from normgen.problem.problem import Problem, TensorUse
 from normgen.problem.question import Direction
+from normgen.spec.spec import Role
 from normgen.verify.interpret import Array, drawn, interpret, seeds_of
 from normgen.verify.reference import has_reference, reference
 
@@ -362,23 +363,25 @@ def _forward_values(
     rng: np.random.Generator,
 ) -> dict[str, Array]:
     """Saved statistics and outputs of the forward, from inputs that the backward may not itself read."""
-    spec = problem.spec
-    seeds = {t.name for t in spec.seeds}  # of which no bit may be lost
-    rows, dtype = np.arange(problem.rows), problem.dtype
-    inputs: dict[str, Any] = {n: b.array if n in seeds else b.array.astype(np.float64) for n, b in made.items()}
-    inputs |= {name: rng.integers(-(2**63), 2**63, 1) for name in seeds - inputs.keys()}
-    of_batch = [t for t in problem.tensors if t.kind.by_batch and t.name in inputs]
-    inputs |= {t.name: of_rows(inputs[t.name], t, problem, rows) for t in of_batch}
-    inputs |= {t.name: inputs[t.name][:, None] for t in problem.tensors if t.kind.is_row and t.name in inputs}
+    spec, dtype = problem.spec, problem.dtype
     if not problem.rows_per_batch:  # a tensor of batches that only the forward reads: one for each row
         problem = replace(problem, rows_per_batch=1)
-    for tensor in spec.tensors:
-        varies = tensor.kind.by_row or tensor.kind.by_batch
-        if varies and not tensor.role.is_written and tensor.name not in inputs:
-            use = TensorUse(name=tensor.name, kind=tensor.kind, dtype=dtype, is_written=False)
-            value = draw_tensor(use, problem, of_row, rng)
+    rows = np.arange(problem.rows)
+    inputs: dict[str, Any] = {}
+    for tensor in (t for t in spec.tensors if not t.role.is_written):
+        use = TensorUse(name=tensor.name, kind=tensor.kind, dtype=dtype, is_written=False)
+        if tensor.role is Role.SEED:  # of which no bit may be lost
+            inputs[tensor.name] = made[tensor.name].array if tensor.name in made else rng.integers(-(2**63), 2**63, 1)
+            continue
+        if tensor.name in made:
+            value = made[tensor.name].array.astype(np.float64)
+        elif tensor.kind.by_row or tensor.kind.by_batch:
             with np.errstate(all="ignore"):
-                inputs[tensor.name] = of_rows(dtype.stored(value).astype(np.float64), use, problem, rows)
+                value = dtype.stored(draw_tensor(use, problem, of_row, rng)).astype(np.float64)
+        else:
+            continue
+        shape = tensor.kind.broadcast_shape(problem.rows, problem.cols)
+        inputs[tensor.name] = of_rows(value, use, problem, rows).reshape(shape)
     if has_reference(spec.name, Direction.FORWARD):
         numbers = drawn(spec, seeds_of(spec, inputs), np.arange(problem.rows), problem.cols)
         return reference(spec.name, Direction.FORWARD, {**inputs, **numbers}, scalars)

@@ -13,6 +13,7 @@ import pytest
 from normgen.bench import peers
 from normgen.bench.expected import Expected
 from normgen.bench.peers import NotOfferedError, Options
+from normgen.bench.peers.tape import replayed
 from normgen.bench.runner import open_peers
 from normgen.errors import UsageError
 from normgen.measure.data import sample_inputs
@@ -20,6 +21,7 @@ from normgen.measure.isolation.process import Post
 from normgen.program.source import problem_for
 from normgen.spec.reader import load
 from normgen.verify import Inputs
+from normgen.verify.interpret import Float64
 
 
 class Notes:
@@ -91,6 +93,25 @@ def torch_sets(inputs: Inputs) -> list[dict[str, Any]]:
     return [found]
 
 
+PLAYED = [(op, way) for op in ("add_rmsnorm", "softmax_sink", "cross_entropy") for way in ("forward", "backward")]
+
+
+@pytest.mark.parametrize(("op", "direction"), [*PLAYED, ("rmsnorm_to_fp8_group", "forward")])
+def test_a_program_that_is_played_back_is_that_of_the_spec(op: str, direction: str) -> None:
+    """What torch.compile is given for any operation, here with float64 in the place of torch."""
+    problem = problem_for(load(op), shape="30x256", dtype="bf16", direction=direction)
+    inputs = sample_inputs(problem, seed=0)
+    run = replayed(problem, Float64(cols=problem.cols))
+    shapes = {t.name: t.kind.broadcast_shape(problem.rows, problem.cols) for t in problem.tensors}
+    given = {name: array.astype(np.float64).reshape(shapes[name]) for name, array in inputs.arrays.items()}
+    given |= {"row": np.arange(30.0)[:, None], "col": np.arange(256.0)[None, :]}
+    expected = Expected(problem, inputs, seed=0)
+    for name, value in run(given).items():
+        use = problem.tensor(name)
+        got = use.dtype.within(value[:, :: use.group] if use.group else value)
+        assert expected.share(name, got) < 1e-3, name
+
+
 CASES = [
     (op, direction, dtype)
     for op in ("layernorm", "rmsnorm", "softmax", "log_softmax")
@@ -122,6 +143,28 @@ def test_torch_computes_what_the_reference_says(op: str, direction: str, dtype: 
         roundoff = torch.finfo(results[name].dtype).eps / 2
         got = results[name].double().numpy()
         assert expected.share(name, got, peer_roundoff=roundoff) < 0.25, name
+
+
+FUSED = ("add_rmsnorm", "swiglu", "geglu", "rmsnorm_to_fp8_token", "silu_mul_to_fp8_group", "layernorm_to_int8")
+
+
+@pytest.mark.parametrize("module", ["torch_fused", "torch_formulas"])
+@pytest.mark.parametrize("op", FUSED)
+def test_torch_computes_fused_operations(op: str, module: str) -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    peer = importlib.import_module(f"normgen.bench.peers.{module}")
+    without = [t.name for t in load(op).statistics if t.optional]
+    problem = problem_for(load(op), shape="300x256", dtype="bf16", without=without)
+    inputs = sample_inputs(problem, seed=0)
+    function = peer.function_of if module == "torch_formulas" else peer.FUNCTIONS[op, "forward"]
+    with torch.no_grad():
+        results = function(problem)(torch_sets(inputs)[0])
+    expected = Expected(problem, inputs, seed=0)
+    assert expected.missing(results) == ()
+    for name in expected.tensors.keys() & results.keys():
+        dtype = results[name].dtype
+        roundoff = torch.finfo(dtype).eps / 2 if dtype.is_floating_point else 0.0
+        assert expected.share(name, results[name].double().numpy(), peer_roundoff=roundoff) < 1, name
 
 
 def test_torch_offers_no_row_sum() -> None:

@@ -10,7 +10,7 @@ from normgen.pipeline import emit
 from normgen.problem.problem import Problem
 from normgen.schedule.knobs import DETERMINISTIC_COLUMNS
 from normgen.schedule.schedule import Schedule
-from normgen.spec.reader import list_specs, load
+from normgen.spec.reader import load
 from normgen.verify import default_families
 from tests.codegen.covering import Case, cover, pool
 from tests.codegen.executors import Built, Executor, new_workspace
@@ -26,12 +26,6 @@ LOST = {
         *("constant", "large_constant"),
     ),
 }
-
-
-def operations() -> list[str]:
-    """What the matrices take. A normal run leaves kernels of batches to test_batches.py: one read sets them apart."""
-    by_batch = {op for op in list_specs() if any(t.kind.by_batch for t in load(op).tensors)}
-    return [op for op in list_specs() if is_full() or op not in by_batch]
 
 
 def sample(op: str, layouts: tuple[Layout, ...], seed: int, *, extra: int, direction: str = "forward") -> list[Case]:

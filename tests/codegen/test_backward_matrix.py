@@ -12,12 +12,12 @@ from normgen.cpu import find_compiler
 from normgen.spec.reader import load
 from tests.codegen.executors import CpuExecutor, GpuExecutor
 from tests.codegen.layouts import BACKWARD_SETS
-from tests.codegen.matrix import SEEDS, operations, report, sample, wrong_backward
-from tests.samples import sized
+from tests.codegen.matrix import SEEDS, report, sample, wrong_backward
+from tests.samples import CORE, sized
 
 EXTRA = sized(0, 200)
 EXTRA_ON_GPU = sized(100, 1000)
-OPS = [op for op in operations() if load(op).outputs]  # the others have no elem output to derive from
+OPS = [op for op in CORE if load(op).outputs]  # the others have no elem output to derive from
 matrix = pytest.mark.parametrize(
     ("op", "layouts", "seed"),
     [

@@ -15,23 +15,27 @@ from normgen.problem.problem import Problem, said_dtypes
 from normgen.program.source import problem_for
 from normgen.records.questions import problem_of
 from normgen.records.record import ProblemKey
-from normgen.spec.reader import list_specs, load
+from normgen.spec.reader import load
 from normgen.spec.spec import Role
 from tests.codegen.in_place import pairs_of
+from tests.samples import CORE
 
 DTYPES = ("f32", "f16", "bf16")
+# Those that the others are like: with optional outputs, labels, groups, values of rows, single numbers.
+SPECS = (*CORE, "add_rmsnorm_to_fp8_group", "cross_entropy", "rmsnorm_to_fp8", "softmax_sink")
 
 
 @st.composite
 def problems(draw: st.DrawFn) -> Problem:
-    """Any problem of any built-in spec that is accepted."""
-    spec = load(draw(st.sampled_from(sorted(list_specs()))))
+    """Any problem of these built-in specs that is accepted."""
+    spec = load(draw(st.sampled_from(SPECS)))
     backward = draw(st.booleans())
     sources = [t.name for t in spec.tensors if t.role in (Role.INPUT, Role.PARAMETER)]
     optional = [t.name for t in spec.tensors if t.optional]
     some = st.lists(st.sampled_from(sources), unique=True, min_size=1)
-    cols = draw(st.integers(1, 4096))
-    names = st.sampled_from([t.name for t in spec.tensors])
+    group = spec.group or 1
+    cols = group * draw(st.integers(1, 4096 // group))
+    names = st.sampled_from([t.name for t in spec.tensors if set(DTYPES) <= {*(t.dtypes or DTYPES)}])
     try:
         problem = problem_for(
             spec,

@@ -19,7 +19,7 @@ from normgen.schedule.space import space
 from normgen.spec.reader import load, parse
 from normgen.spec.spec import Spec
 from tests.codegen.layouts import BACKWARD_SETS, SETS, Layout, problem_of
-from tests.codegen.matrix import operations
+from tests.samples import CORE
 
 H200 = target("h200")
 LAYOUTS = [layout for layouts in SETS.values() for layout in layouts]
@@ -30,7 +30,7 @@ BACKWARD += [Layout(rows=1, cols=cols, align=0) for cols in (1, 33, 4097, 65535,
 
 
 @pytest.mark.parametrize("gpu", TARGETS)
-@pytest.mark.parametrize("op", operations())
+@pytest.mark.parametrize("op", CORE)
 def test_every_forward_problem_has_a_legal_default(op: str, gpu: str) -> None:
     for layout in (*LAYOUTS, *SIZES):
         for stored in ("f32", "bf16", "mixed16", "mixed32"):
@@ -39,7 +39,7 @@ def test_every_forward_problem_has_a_legal_default(op: str, gpu: str) -> None:
 
 
 @pytest.mark.parametrize("gpu", ["h200", "t4"])
-@pytest.mark.parametrize("op", [op for op in operations() if load(op).outputs])
+@pytest.mark.parametrize("op", [op for op in CORE if load(op).outputs])
 def test_every_backward_problem_has_a_legal_default(op: str, gpu: str) -> None:
     for layout in BACKWARD:
         for stored in ("f32", "bf16", "mixed16", "mixed32"):

@@ -48,6 +48,7 @@ _MODULES = {
     "compile": ("torch_compile", ("torch", "triton")),
     "liger": ("liger", ("torch", "liger_kernel")),
     "quack": ("quack", ("torch", "quack")),
+    "flashinfer": ("flashinfer", ("torch", "flashinfer")),
     "triton": ("triton_tutorial", ("torch", "flash_attn")),
 }
 NAMES: tuple[str, ...] = tuple(_MODULES)

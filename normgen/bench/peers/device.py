@@ -62,11 +62,11 @@ class TorchSide:
 
     def read(self, tensor: Any, use: TensorUse, chunks: Sequence[Chunk]) -> tuple[Array, float]:
         """The chosen rows of a result in float64, and the unit roundoff of the dtype it came in."""
-        roundoff = float(torch.finfo(tensor.dtype).eps) / 2
-        shape = (-1, tensor.shape[-1]) if use.kind.is_elem else (-1,)
+        roundoff = float(torch.finfo(tensor.dtype).eps) / 2 if tensor.dtype.is_floating_point else 0.0
+        shape = (-1, tensor.shape[-1]) if use.kind.is_elem or use.kind.is_groups else (-1,)
         flat = tensor.detach().reshape(shape)
-        if use.kind.by_row:
-            flat = torch.cat([flat[start:stop] for start, stop in chunks])
+        if use.kind.by_row:  # torch joins no tensors of 8-bit floats
+            flat = torch.cat([flat[start:stop].float() for start, stop in chunks])
         return np.asarray(flat.float().cpu().numpy(), dtype=np.float64), roundoff
 
     def close(self) -> None:

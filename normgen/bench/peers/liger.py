@@ -2,11 +2,13 @@
 
 Before 0.8.5 its LayerNorm keeps mean and rstd in x's dtype. RMSNorm runs in the mode "gemma", which like our spec
 rounds once, at the end; its speed is that of "llama". Its RMSNorm backward runs with in_place=False, the form that
-leaves dy as it was: every provider reads the same dy.
+leaves dy as it was: every provider reads the same dy. For the same reason the backward of its SwiGLU and GEGLU, which
+overwrites gate and up, and its cross entropy, whose gradient overwrites the logits, are not offered.
 """
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -93,6 +95,53 @@ def _softmax_functions() -> Any:
     return softmax
 
 
+def _add_rms_norm(problem: Problem) -> Function:
+    """The sum is rounded before the norm."""
+    require(problem, "weight")
+    operation, eps = _module("fused_add_rms_norm"), scalar(problem, "eps")
+
+    def run(t: Tensors) -> Tensors:
+        y, h, rstd, *_ = operation.fused_add_rms_norm_forward(t["x"], t["residual"], t["weight"], eps, 0.0, "gemma")
+        return {"y": y, "h": h, "rstd": rstd}
+
+    return run
+
+
+def _add_rms_norm_backward(problem: Problem) -> Function:
+    """x and residual have one gradient, a single tensor."""
+    require(problem, "weight")
+    operation = _module("fused_add_rms_norm")
+    block, warps = calculate_settings(problem.cols)
+
+    def run(t: Tensors) -> Tensors:
+        dx, _, dweight = operation.fused_add_rms_norm_backward(
+            t["dy"], t["dh"], t["h"], t["weight"], t["rstd"], 0.0, _GEMMA, block, warps, False
+        )
+        found = {"dx": dx, "dresidual": dx, "dweight": dweight}
+        return {name: gradient for name, gradient in found.items() if name in problem.present}
+
+    return run
+
+
+def _swiglu(_: Problem) -> Function:
+    """silu is rounded before the product."""
+    operation = _module("swiglu")
+    return lambda t: {"y": operation.swiglu_forward(t["gate"], t["up"])[2]}
+
+
+def _geglu_tanh(_: Problem) -> Function:
+    operation = _module("geglu")
+    return lambda t: {"y": operation.geglu_forward(t["gate"], t["up"])[2]}
+
+
+def _module(name: str) -> Any:
+    """A module of Liger's that older versions have not. Raises NotOfferedError."""
+    try:
+        return importlib.import_module(f"liger_kernel.ops.{name}")
+    except ImportError as error:
+        raise NotOfferedError(f"no {name}", received=str(error)) from error
+
+
 _FUNCTIONS: dict[tuple[str, str], Callable[[Problem], Function]] = {
     ("layernorm", "forward"): _layer_norm,
     ("rmsnorm", "forward"): _rms_norm,
@@ -100,4 +149,8 @@ _FUNCTIONS: dict[tuple[str, str], Callable[[Problem], Function]] = {
     ("layernorm", "backward"): _layer_norm_backward,
     ("rmsnorm", "backward"): _rms_norm_backward,
     ("softmax", "backward"): _softmax_backward,
+    ("add_rmsnorm", "forward"): _add_rms_norm,
+    ("add_rmsnorm", "backward"): _add_rms_norm_backward,
+    ("swiglu", "forward"): _swiglu,
+    ("geglu_tanh", "forward"): _geglu_tanh,
 }

@@ -2,7 +2,8 @@
 
 Forward: the functions of `torch_eager`. Backward: the gradients written out in float32, as inductor's own
 decompositions have them, so that it may fuse them with the sums over rows; operators that it has no decomposition for
-would be run as they are, and eager would be timed twice.
+would be run as they are, and eager would be timed twice. Of any other operation, both directions: its program as
+`torch_formulas` has it, in float32 from the first read to the last rounding, for inductor to fuse.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ from typing import Any
 
 import torch
 
-from normgen.bench.peers import Call, Options, Tensors, torch_eager
-from normgen.bench.peers.common import Function, column, pick, versions_of
+from normgen.bench.peers import Call, Options, Tensors, torch_eager, torch_fused
+from normgen.bench.peers.common import Function, column, versions_of
+from normgen.bench.peers.torch_formulas import function_of
 from normgen.problem.problem import Problem
 
 
@@ -22,7 +24,7 @@ def versions() -> dict[str, str]:
 
 
 def prepare(problem: Problem, sets: Sequence[Tensors], options: Options) -> Call:
-    run: Function = pick(FUNCTIONS, problem)(problem)
+    run: Function = FUNCTIONS.get((problem.spec.name, problem.direction.value), function_of)(problem)
     names = list(sets[0])
 
     def flat(*tensors: Any) -> Tensors:
@@ -81,7 +83,7 @@ def _log_softmax_backward(_: Problem) -> Function:
 
 
 FUNCTIONS: dict[tuple[str, str], Callable[[Problem], Function]] = {
-    **torch_eager.FUNCTIONS,
+    **{key: function for key, function in torch_eager.FUNCTIONS.items() if key not in torch_fused.FUNCTIONS},
     ("layernorm", "backward"): _layer_norm_backward,
     ("rmsnorm", "backward"): _rms_norm_backward,
     ("softmax", "backward"): _softmax_backward,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from normgen.bench.peers import Call, Options, Tensors
+from normgen.bench.peers import Call, Options, Tensors, torch_fused
 from normgen.bench.peers.common import Function, by_autograd, column, on_sets, pick, scalar, versions_of
 from normgen.problem.problem import Problem
 
@@ -88,6 +88,7 @@ def _log_softmax_backward(_: Problem) -> Function:
 
 
 FUNCTIONS: dict[tuple[str, str], Callable[[Problem], Function]] = {
+    **torch_fused.FUNCTIONS,
     ("layernorm", "forward"): _layer_norm,
     ("rmsnorm", "forward"): _rms_norm,
     ("softmax", "forward"): _softmax,

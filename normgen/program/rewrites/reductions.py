@@ -27,6 +27,7 @@ import sympy as sp
 
 from normgen.errors import UsageError, did_you_mean
 from normgen.program.cleanup import without_dead_code
+from normgen.program.functions import constant
 from normgen.program.ir import (
     COLS,
     Column,
@@ -112,14 +113,15 @@ class _Pair:
 
 
 def _inlined(program: RowProgram) -> Callable[[sp.Expr], sp.Expr]:
-    """A function that writes an expression out down to loads, scalars and reductions.
+    """A function that writes an expression out down to loads, scalars and reductions; `constant(e)` is e.
 
     What sympy would have to compare and cannot, as it is NaN in every row, keeps its name.
     """
     written_out: dict[sp.Symbol, sp.Expr] = {}
     for statement in program.maps:
         with contextlib.suppress(ValueError):
-            written_out[symbol(statement.name)] = statement.expr.xreplace(written_out)
+            expr = statement.expr.xreplace(written_out)
+            written_out[symbol(statement.name)] = expr.replace(constant, lambda e: e) if expr.has(constant) else expr
     return lambda expr: expr.xreplace(written_out)
 
 

@@ -12,10 +12,11 @@ from normgen.program.evaluate import evaluate_expr
 from normgen.program.gradient.derivative import derivative
 from normgen.program.gradient.monomials import expression
 from normgen.program.lower import lower
-from normgen.spec.reader import list_specs, load, parse
+from normgen.spec.reader import load, parse
 from normgen.spec.spec import Spec
 from tests.program.gradient.backward_cases import CASES, data_for, finite_differences, run_backward
 from tests.program.programs import ELEM, x
+from tests.samples import CORE
 
 MADE_UP_FORMULAS = {
     "l2norm": 'y = "x * rsqrt(sum(x*x) + eps)"',
@@ -38,9 +39,8 @@ def made_up(name: str) -> Spec:
 
 
 def specs() -> dict[str, Spec]:
-    shipped = {name: load(name) for name in list_specs()}
-    by_batch = {n for n, spec in shipped.items() if any(t.kind.by_batch for t in spec.tensors)}  # tests/codegen
-    with_outputs = {n: spec for n, spec in shipped.items() if spec.outputs and n not in by_batch}
+    shipped = {name: load(name) for name in CORE}
+    with_outputs = {n: spec for n, spec in shipped.items() if spec.outputs}
     return {**with_outputs, **{f"made up: {name}": made_up(name) for name in MADE_UP_FORMULAS}}
 
 
