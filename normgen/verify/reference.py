@@ -159,13 +159,13 @@ def _rmsnorm_backward(tensors: Tensors, scalars: Scalars) -> dict[str, Array]:
 
 @register("dropout_add_rmsnorm", "backward")
 def _dropout_add_rmsnorm_backward(tensors: Tensors, scalars: Scalars) -> dict[str, Array]:
-    """dresidual = dh + the gradient of RMSNorm by h; dx = dresidual / (1 - p) where x was kept, else 0."""
+    """dresidual = dh + the gradient of RMSNorm by h; dx = dresidual times 1 / (1 - p) where x was kept, or 0."""
     h = _saved(_dropout_add_rmsnorm, "h", tensors, scalars)
     found = _rmsnorm_backward({**tensors, "x": h}, scalars)
     found["dresidual"] = found["dx"] + tensors.get("dh", 0.0)
     if "random 0" in tensors:
         p = scalars.get("p", 0.1)
-        found["dx"] = np.where(tensors["random 0"] >= p, found["dresidual"] / (1 - p), 0.0)
+        found["dx"] = found["dresidual"] * np.where(tensors["random 0"] >= p, 1 / (1 - p), 0.0)
     return found
 
 
