@@ -6,7 +6,7 @@ from pathlib import Path
 
 from normgen.dtypes import DTYPES, DType
 from normgen.report.techniques import markdown_table
-from normgen.spec.functions import CONDITIONS, CONSTANTS, ELEMENTWISE, REDUCTIONS, ROUNDINGS, Function
+from normgen.spec.functions import CONDITIONS, CONSTANTS, ELEMENTWISE, REDUCTIONS, ROUNDINGS, TOTALS, Function
 from normgen.spec.spec import Role
 
 
@@ -18,7 +18,7 @@ def roles_part(_: Path) -> str:
 def functions_part(_: Path) -> str:
     """Reductions first; each with an optional size of groups."""
     reduced: list[tuple[str, ...]] = [(f"`{f.name}(x)` `{f.name}(x, G)`", f.words) for f in REDUCTIONS.values()]
-    others = [(f"`{_call(f)}`", f.words) for f in (*ELEMENTWISE.values(), *ROUNDINGS.values())]
+    others = [(f"`{_call(f)}`", f.words) for f in (*TOTALS.values(), *ELEMENTWISE.values(), *ROUNDINGS.values())]
     conditions = [(f"`{_condition(f)}`", f.words) for f in CONDITIONS.values()]
     names = [(f"`{name}`", words) for name, words in CONSTANTS.items()]
     return markdown_table(("written", "what it gives"), [*reduced, *others, *conditions, *names])

@@ -73,7 +73,10 @@ ROUNDINGS = _table(
     Function(CAST, ("x", "to"), "x rounded to a dtype, or to that of a tensor; its derivative is 1 (straight-through)"),
 )
 
-FUNCTIONS = REDUCTIONS | ELEMENTWISE | ROUNDINGS
+TOTAL = "total"
+TOTALS = _table(Function(TOTAL, _X, "the sum of x over all rows and, of an x with columns, these: a scalar output"))
+
+FUNCTIONS = REDUCTIONS | ELEMENTWISE | ROUNDINGS | TOTALS
 
 # What operators of conditions are called in the tree of a formula. A condition is 1 where it holds, else 0.
 CONDITIONS = _table(

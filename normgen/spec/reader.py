@@ -26,7 +26,11 @@ from normgen.spec.spec import ROW_FAMILIES, Formula, Role, Spec, Tensor
 from normgen.spec.toml_lines import KeyPath, key_lines, parse_toml, read_text
 
 _TOP_KEYS = ("name", "summary", "paper", "tensors", "scalars", "formulas", "space", "backward", "accuracy")
-_ROWS = (Role.ROW_INPUT, Role.SCALAR_INPUT, Role.ROW_OUTPUT, Role.GROUP_STATISTIC)  # float32 unless they say otherwise
+_OWN = (  # float32 unless they say otherwise
+    *(Role.ROW_INPUT, Role.SCALAR_INPUT, Role.SCALAR_PARAMETER),
+    *(Role.ROW_OUTPUT, Role.SCALAR_OUTPUT, Role.GROUP_STATISTIC),
+)
+_FLOAT32 = {Role.STATISTIC: "statistics", Role.SCALAR_OUTPUT: "scalar outputs"}
 _BACKWARD = "backward"  # within [space]: what is searched for backward kernels
 _TENSOR_KEYS = ("role", "optional", "absent", "dtypes", "follows", "doc")
 MOST_ENTRIES = 256  # of [tensors], [scalars], [formulas]; the largest spec that ships has 8
@@ -110,8 +114,10 @@ class _Reader:
             sha256=sha256,
         )
         spec = replace(spec, group=checks.group_size(spec))
-        checks.check_spec(spec, scalar_lines={name: self.line(("scalars", name)) for name, _ in spec.scalars})
-        return spec
+        lines = {name: self.line(("scalars", name)) for name, _ in spec.scalars}
+        kinds = checks.check_spec(spec, scalar_lines=lines)
+        totals = (t.name for t in spec.tensors if t.role is Role.SCALAR_OUTPUT)
+        return replace(spec, elem_totals=tuple(name for name in totals if kinds[name].by_col))
 
     # errors and plain values
 
@@ -217,11 +223,11 @@ class _Reader:
             raise self.error("an optional tensor that is read says what it is when absent", path, hint=hint)
 
     def dtypes(self, path: KeyPath, role: Role, fields: Mapping[str, Any]) -> tuple[str, ...]:
-        if role is Role.STATISTIC:
+        if role in _FLOAT32:
             if fields.get("dtypes", ["f32"]) != ["f32"]:
-                raise self.error("statistics are always f32", (*path, "dtypes"), received=fields["dtypes"])
+                raise self.error(f"{_FLOAT32[role]} are always f32", (*path, "dtypes"), received=fields["dtypes"])
             return ("f32",)
-        own = role in _ROWS and "follows" not in fields
+        own = role in _OWN and "follows" not in fields
         listed = fields.get("dtypes", ["f32"] if own else [dtype.name for dtype in FLOATS])
         if not isinstance(listed, list) or not listed:
             raise self.error("'dtypes' is a list of dtypes", (*path, "dtypes"), received=repr(listed))
@@ -242,12 +248,12 @@ class _Reader:
         first_input: str | None,
     ) -> str | None:
         name, value = path[-1], fields.get("follows")
-        if role is Role.STATISTIC:
+        if role in _FLOAT32:
             if value is not None:
-                raise self.error("statistics are always f32", (*path, "follows"), received=value)
+                raise self.error(f"{_FLOAT32[role]} are always f32", (*path, "follows"), received=value)
             return None
         if value is None:
-            is_own = name == first_input or "dtypes" in fields or role in _ROWS
+            is_own = name == first_input or "dtypes" in fields or role in _OWN
             return None if is_own else first_input
         if value not in table:
             raise self.error(
