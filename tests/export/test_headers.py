@@ -59,6 +59,8 @@ def single_records() -> dict[str, list[Record]]:
         "rmsnorm_backward_only_dweight": [
             record("rmsnorm", shape="64x256", direction="backward", gradients=["weight"])
         ],
+        "dyt_backward": [record("dyt", shape="64x256", dtype="bf16", direction="backward")],
+        "full_sum": [record("full_sum", shape="64x256")],
         "rmsnorm_backward_accumulate": [record("rmsnorm", shape="64x256", direction="backward", accumulate=True)],
     }
 

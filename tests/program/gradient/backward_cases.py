@@ -22,8 +22,7 @@ LAYERNORM_STATISTICS = forward.layernorm().statements[3:8]
 def data_for(p: RowProgram, rows: int = 3, cols: int = 5, seed: int = 0) -> dict[str, Array]:
     """Random inputs; tensors called w are positive."""
     rng = np.random.default_rng(seed)
-    shapes = {ELEM: (rows, cols), ROW: (rows,), COL: (cols,)}
-    drawn = {load.name: rng.normal(size=shapes[load.kind]) for load in p.loads}
+    drawn = {load.name: np.asarray(rng.normal(size=load.kind.shape(rows, cols))) for load in p.loads}
     return {n: np.abs(v) + 0.5 if n == "w" else v for n, v in drawn.items()}
 
 

@@ -51,7 +51,8 @@ def test_every_spec_differentiates(name: str, recompute: bool, without_optional:
     present = {t.name for t in spec.tensors if not (without_optional and t.optional)}
     p = lower(spec, present=frozenset(present))
     inputs = data_for(p)
-    dys = {"y": np.random.default_rng(8).normal(size=(3, 5))}
+    rng = np.random.default_rng(8)
+    dys = {t.name: np.asarray(rng.normal(size=t.kind.shape(3, 5))) for t in spec.outputs}
     got = run_backward(p, inputs, dys, saved=() if recompute else spec.saved)
     for tensor in inputs:
         want = finite_differences(p, inputs, dys, tensor)
