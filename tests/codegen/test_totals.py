@@ -80,6 +80,11 @@ def cases() -> list[Case]:
         listed = [p for p in (*both[turn % 2], *both[1 - turn % 2]) if p.sums_rows]
         found.append(next((p, schedule) for p in listed if refusal(p, schedule, DEVICE) is None))
         both = [p[1:] + p[:1] for p in both]
+    # rows that a block has beside the last one must add nothing, neither to totals of elements nor of rows
+    idle = [
+        (problem_for(s, shape="19x96", direction=d), SCHEDULES[0]) for s, d in ((SUM, "forward"), (DYT, "backward"))
+    ]
+    found += idle
     general = problem_for(GAIN, shape="7x130", dtype="f16", direction="backward", any_cols=True, align=2)
     untuned = problem_for(LOSS, shape="70x96")
     return [*found, (general, fallback_schedules(general)[-1]), (untuned, default_schedule(untuned, DEVICE))]
