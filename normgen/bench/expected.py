@@ -48,7 +48,7 @@ class Expected:
         self.problem = problem
         self.chunks = chunks_of(problem, seed=seed)
         picked = np.concatenate([np.arange(start, stop) for start, stop in self.chunks])
-        columns = [t for t in problem.tensors if t.is_row_sum]
+        columns = [t for t in problem.tensors if t.is_over_rows]
         found = _by_rows(problem, sample, picked)
         found |= _by_columns(sample, problem.rows) if columns else {}
         self.tensors: Mapping[str, Wanted] = {
@@ -107,11 +107,11 @@ def _by_rows(problem: Problem, sample: Inputs, picked: NDArray[np.intp]) -> dict
     inputs = Inputs(
         problem=rows, seed=sample.seed, families=families, scalars=sample.scalars, buffers=buffers, numbers=picked
     )
-    return _gathered(tuple(t for t in rows.tensors if not t.is_row_sum), rows, inputs, None)
+    return _gathered(tuple(t for t in rows.tensors if not t.is_over_rows), rows, inputs, None)
 
 
 def _by_columns(sample: Inputs, rows: int) -> dict[str, tuple[Array, Array]]:
-    tensors = tuple(t for t in sample.problem.tensors if not t.is_written or t.is_row_sum)
+    tensors = tuple(t for t in sample.problem.tensors if not t.is_written or t.is_over_rows)
     return _gathered(tensors, sample.problem, sample, rows)
 
 

@@ -97,8 +97,9 @@ class MainKernel:
         """Row values that become known at `stage`: loads and pivots at 0, then maps."""
         found: list[Statement] = []
         names, printer = self.access.names, Printer(self.access.names)
+        totals = {store.value for store, _ in self.plan.program.total_terms}
         for statement in self.plan.program.statements:
-            if not isinstance(statement, Load | Map) or statement.kind.within_row:
+            if not isinstance(statement, Load | Map) or statement.kind.within_row or statement.name in totals:
                 continue
             if isinstance(statement, Load) and statement.name in self.plan.seeds:
                 bits = f"const {self.access.vec(statement.name, EDGE)} {names[statement.name]}"
@@ -122,7 +123,7 @@ class MainKernel:
     def row_stores(self) -> list[Statement]:
         stores: list[Statement] = []
         for store in self.plan.program.stores:
-            if store.kind.within_row:
+            if not store.kind.is_row:
                 continue
             value = self.access.names[store.value]
             write = Do(self.access.write_row_value(store.tensor, "row", value, accumulate=store.accumulate))
@@ -202,7 +203,9 @@ class MainKernel:
             *self.pack_params(),
             *self.reductions(),
             *self.row_stores(),  # not last: 5 % of a short call (H200, 1x4096)
-            *(self.look_at(len(plan.looks)) if plan.elem_stores or plan.sums else []),
+            *self.columns.row(),
+            *(self.look_at(len(plan.looks)) if plan.has_last_look else []),
+            *self.columns.after_last_look(),
             *self.transport.after_last_look(),
             *self.exchange.next_row(),
         ]

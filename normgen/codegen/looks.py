@@ -119,7 +119,8 @@ class Looks:
         return Walk(head=head, elem=elem, tail=tail)
 
     def is_read_in_loop(self, name: str, maps: list[Map]) -> bool:
-        readers = [*(m.expr for m in maps), *(term for _, term in self.plan.program.col_terms)]
+        terms = (*self.plan.program.col_terms, *self.plan.elem_totals)
+        readers = [*(m.expr for m in maps), *(term for _, term in terms)]
         return any(name in names_of(expr) for expr in readers)
 
     def vector_of(self, load: Load, look: int, head: list[Statement], site: Site, place: Place) -> str:

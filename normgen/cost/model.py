@@ -188,7 +188,7 @@ def _memory_us(
 
 def _columns_us(problem: Problem, s: Schedule, device: Device, blocks: float, c: Constants) -> float:
     """What sums over rows add beside the row loop: atomics, partial rows, the finish."""
-    sums = problem.column_outputs * problem.cols
+    sums = problem.column_outputs * problem.cols + problem.totals
     if not sums:
         return 0.0
     if s.columns in ROW_ATOMICS:

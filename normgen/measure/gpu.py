@@ -199,12 +199,12 @@ class GpuBench:
             self._stream.synchronize()
 
     def read(self, tensor: TensorUse, rows: tuple[int, int], number: int = 0) -> np.ndarray[Any, Any]:
-        """Rows start..stop of a tensor of set `number`: elem [rows, cols], row [rows]; col [cols] whole."""
+        """Rows start..stop of a tensor of set `number`: elem [rows, cols], row [rows]; col [cols] and scalar whole."""
         start, stop = rows
         size, pitch, cols = tensor.dtype.bytes, self.problem.pitch, self.problem.cols
         offset = self._layout.offsets[tensor.name]
         if not tensor.kind.by_row:
-            return self._sets[number].read((cols,), tensor.dtype, offset=offset)
+            return self._sets[number].read(tensor.shape(0, cols), tensor.dtype, offset=offset)
         groups = cols // tensor.group if tensor.group else 0
         width = pitch if tensor.kind.is_elem else groups or 1
         found = self._sets[number].read((stop - start, width), tensor.dtype, offset=offset + start * width * size)

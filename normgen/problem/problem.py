@@ -68,6 +68,15 @@ class TensorUse:
         """Written, and summed over the rows: the gradient of a parameter."""
         return self.is_written and self.kind.is_col
 
+    @property
+    def is_total(self) -> bool:
+        """Written, and one sum over rows and columns: a scalar output, the gradient of a scalar parameter."""
+        return self.is_written and self.kind is Kind.SCALAR
+
+    @property
+    def is_over_rows(self) -> bool:
+        return self.is_row_sum or self.is_total
+
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
@@ -81,7 +90,7 @@ class Problem:
     align     bytes every base pointer is a multiple of; one of row values of its element's size
     any_cols  cols is a run-time argument of the kernel (the general fallback), not a constant
     accumulate  the written gradients are added to, not overwritten
-    deterministic  the same bits in every run: no atomics on sums. Only set where there are column reductions; all else
+    deterministic  the same bits in every run: no atomics on sums. Only set where there are sums over rows; all else
                 is summed in a fixed order anyway
     stable_parameters  the caller promises that no kernel which may still run at the launch writes the column
                        parameters (weights at inference): a dependent launch may read them before it waits
@@ -190,6 +199,16 @@ class Problem:
     def column_outputs(self) -> int:
         """Column reductions of a backward problem: dweight, dbias, ..."""
         return sum(t.is_row_sum for t in self.tensors)
+
+    @cached_property
+    def totals(self) -> int:
+        """Scalars that are written: each is the sum of a value of every row."""
+        return sum(t.is_total for t in self.tensors)
+
+    @cached_property
+    def sums_rows(self) -> bool:
+        """Whether something is summed over the rows, which its blocks must combine."""
+        return self.column_outputs + self.totals > 0
 
     @cached_property
     def dtype(self) -> DType:
@@ -377,7 +396,7 @@ def make_problem(
         align=align,
         any_cols=any_cols,
         accumulate=accumulate,
-        deterministic=deterministic and any(t.is_row_sum for t in tensors),
+        deterministic=deterministic and any(t.is_over_rows for t in tensors),
         stable_parameters=stable_parameters,
         absent=tuple(sorted(without)),
     )

@@ -5,6 +5,7 @@
     random u : elem = random(seed, 0)            the first random number of each element, from the bits of `seed`
     reduce x_sum : row = sum(x)                  over a monoid; row: elem -> row, col: elem -> col
     reduce top : groups = max_128(x)             the same over groups of 128 columns
+    reduce t : scalar = sum_rows(s)  over all rows, of row values or of all elements: a total
     reduce s : row = sum(x) unless 0 <= m, then v  rows whose m says so keep the row value v; the others are reduced
     map    y : elem = (x - mean) * rstd          any sympy expression over earlier values
     store  y                                     float32 -> stored dtype
@@ -89,10 +90,10 @@ class Guard:
 
 @dataclass(frozen=True)
 class Reduce:
-    """One monoid over elem arguments. `names` has one value per state component of the monoid."""
+    """One monoid over elem arguments, or a total of row values. `names` has a value per component of the state."""
 
     names: tuple[str, ...]
-    kind: Kind  # ROW: over the columns of a row; GROUPS: over groups of them; COL: over all rows
+    kind: Kind  # ROW: over the columns of a row; GROUPS: over groups of them; COL and SCALAR: over all rows
     monoid: Monoid
     args: tuple[sp.Expr, ...]
     guard: Guard | None = None
@@ -145,13 +146,25 @@ class RowProgram:
 
     @property
     def col_reduces(self) -> tuple[Reduce, ...]:
-        return tuple(r for r in self.reduces if not r.kind.by_row)
+        return tuple(r for r in self.reduces if r.kind.is_col)
+
+    @property
+    def totals(self) -> tuple[Reduce, ...]:
+        return tuple(r for r in self.reduces if r.kind is Kind.SCALAR)
 
     @property
     def col_terms(self) -> tuple[tuple[Store, sp.Expr], ...]:
         """What every column output sums over all rows, in the order of the stores; what is no sum is 0."""
-        sums = {s.names[0]: s.args[0] for s in self.col_reduces}
-        return tuple((s, sums.get(s.value, sp.Integer(0))) for s in self.stores if not s.kind.by_row)
+        return self._terms(Kind.COL)
+
+    @property
+    def total_terms(self) -> tuple[tuple[Store, sp.Expr], ...]:
+        """The same of every scalar output: its terms are values of rows, or of elements."""
+        return self._terms(Kind.SCALAR)
+
+    def _terms(self, kind: Kind) -> tuple[tuple[Store, sp.Expr], ...]:
+        sums = {s.names[0]: s.args[0] for s in (*self.col_reduces, *self.totals)}
+        return tuple((s, sums.get(s.value, sp.Integer(0))) for s in self.stores if s.kind is kind)
 
     @property
     def maps(self) -> tuple[Map, ...]:
@@ -234,6 +247,8 @@ def looks(program: RowProgram) -> int:
     stages = stage_of(program)
     row_stages = max((stages[n] for r in program.row_reduces for n in r.names), default=0)
     needs_final = any(s.kind.within_row and s.kind.by_row for s in program.stores) or bool(program.col_terms)
+    kinds = value_kinds(program)
+    needs_final |= any(kind_of(term, kinds).within_row for _, term in program.total_terms)
     return row_stages + (1 if needs_final else 0)
 
 
@@ -253,10 +268,11 @@ def check(program: RowProgram) -> RowProgram:
                 raise ProgramError("a value is defined once", received=f"{name} in: {show_statement(statement)}")
             assert not isinstance(statement, Store)
             kinds[name] = statement.kind
-    sums = {name for r in program.col_reduces for name in r.names} | {m.name for m in program.maps if m.expr == 0}
+    sums = {name for r in (*program.col_reduces, *program.totals) for name in r.names}
+    sums |= {m.name for m in program.maps if m.expr == 0}
     for store in program.stores:
         if not store.kind.by_row and store.value not in sums:
-            raise ProgramError("a column output is a sum over the rows, or 0", received=show_statement(store))
+            raise ProgramError("a column or scalar output is a sum over the rows, or 0", received=show_statement(store))
     stored = [s.tensor for s in program.stores]
     if len(stored) != len(set(stored)):
         raise ProgramError("a tensor is stored once", received=", ".join(stored))
@@ -266,8 +282,8 @@ def check(program: RowProgram) -> RowProgram:
 def _broken_rules(statement: Statement, read: Kind) -> Iterator[str]:
     match statement:
         case Reduce(names=names, kind=kind, monoid=monoid, args=args, group=group):
-            if kind is Kind.SCALAR or kind.is_elem:
-                yield "a reduction gives a row, a col or a groups value"
+            if kind.is_elem:
+                yield "a reduction gives a scalar, a row, a col or a groups value"
             if kind.is_groups is not bool(group):
                 yield "a reduction over groups knows their columns"
             if kind.is_groups and len(names) > 1:
@@ -276,9 +292,9 @@ def _broken_rules(statement: Statement, read: Kind) -> Iterator[str]:
                 wants = f"{len(monoid.args)} argument(s) and gives {len(monoid.state)} value(s)"
                 yield f"monoid '{monoid.name}' takes {wants}"
             if not kind.by_row and monoid.name != "sum":
-                yield "column reductions are sums"
-            if not (kind.by_row or read.by_row):
-                yield "a column reduction reads elem or row values"
+                yield "reductions over rows are sums"
+            if kind is Kind.SCALAR and read.is_groups:
+                yield "a total adds values of rows or of elements"
         case Map(kind=kind):
             if read is not kind and not (read is Kind.SCALAR or kind.is_elem):
                 yield f"this map's kind is {read}"

@@ -25,7 +25,19 @@ from normgen.program.ir import COLS, Load, Map, Random, Reduce, RowProgram, Stat
 from normgen.program.monoid import ARGMAX, ARGMIN, MONOIDS, SUM, Monoid, symbol
 from normgen.program.ordered import is_product, opened, product, quotient, settled
 from normgen.spec.checks import draws
-from normgen.spec.formula import Binary, Call, Cast, Expression, Name, Number, Power, group_of, names_in, parse_formula
+from normgen.spec.formula import (
+    Binary,
+    Call,
+    Cast,
+    Expression,
+    Name,
+    Number,
+    Power,
+    group_of,
+    names_in,
+    parse_formula,
+    totalled,
+)
 from normgen.spec.functions import INFINITY as INFINITY_NAME
 from normgen.spec.functions import POSITIONS, RANDOM, REDUCTIONS, TAKE
 from normgen.spec.spec import Formula, Kind, Spec, Tensor
@@ -155,6 +167,8 @@ class _Lowering:
     def named(self, name: str, tree: Expression) -> sp.Expr:
         """The value of a formula, under the author's name unless it is a constant or is stored with a larger kind."""
         written = {t.name: t.kind for t in self.spec.tensors if t.role.is_written}.get(name)
+        if (inner := totalled(tree)) is not None:
+            return self.total(name, inner)
         if isinstance(tree, Call) and _is_reduction(tree):
             expr = self.reduction(name, tree, wish=None if written is not None and written.by_col else name)
         else:
@@ -164,6 +178,14 @@ class _Lowering:
         if written is not None and self.kind_of(expr) is not written:
             return self.part(name, expr)
         return self.map(name, expr)
+
+    def total(self, name: str, tree: Expression) -> sp.Expr:
+        """The sum over all rows of a row value or, of elements, of their sums over the columns."""
+        by_columns = Call("sum", (tree,)) if name in self.spec.elem_totals else tree
+        term = settled(self.expr(name, by_columns))
+        self.kinds[name] = Kind.SCALAR
+        self.statements.append(Reduce((name,), Kind.SCALAR, SUM, (term,)))
+        return symbol(name)
 
     def part(self, owner: str, expr: sp.Expr) -> sp.Expr:
         """`expr` as a value of its own, so that sympy cannot merge it with what surrounds it."""

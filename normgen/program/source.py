@@ -125,6 +125,8 @@ def problem_for(
     backward = question.copy()
     backward["gradients"] = [t.of for t in tensors if t.is_written]
     reads = [t.name for t in tensors if not t.is_written and t.name in there]
+    if not any(t.kind.is_elem for t in tensors if not t.is_written):
+        reads.append(spec.inputs[0].name)  # it says how many rows there are: dx of sum(x) reads none
     stored = [t for t in tensors if t.is_written and t.kind.is_elem]
     equal = {tuple(other.of for other in stored if other.value == t.value) for t in stored}
     return make_problem(spec, shape=shape, any_cols=any_cols, reads=reads, equal=equal, **backward)

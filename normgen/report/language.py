@@ -15,6 +15,7 @@ from normgen.spec.functions import (
     REDUCTIONS,
     ROUNDINGS,
     SOURCES,
+    TOTALS,
     Function,
 )
 from normgen.spec.spec import Role
@@ -28,7 +29,7 @@ def roles_part(_: Path) -> str:
 def functions_part(_: Path) -> str:
     """Reductions first; each with an optional size of groups."""
     reduced: list[tuple[str, ...]] = [(f"`{f.name}(x)` `{f.name}(x, G)`", f.words) for f in REDUCTIONS.values()]
-    tables = (POSITIONS, PICKS, ELEMENTWISE, ROUNDINGS, SOURCES)
+    tables = (POSITIONS, PICKS, TOTALS, ELEMENTWISE, ROUNDINGS, SOURCES)
     others = [(f"`{_call(f)}`", f.words) for table in tables for f in table.values()]
     conditions = [(f"`{_condition(f)}`", f.words) for f in CONDITIONS.values()]
     names = [(f"`{name}`", words) for name, words in CONSTANTS.items()]

@@ -52,7 +52,7 @@ def default_schedule(problem: Problem, device: Device) -> Schedule:
 
     Raises NothingValidError if no schedule is legal, which would be a hole in the space.
     """
-    if problem.column_outputs:
+    if problem.sums_rows:
         candidates = _with_columns(problem, device)
     else:
         candidates = itertools.chain(_long_rows(problem, device), _without_columns(problem, device))
@@ -62,7 +62,7 @@ def default_schedule(problem: Problem, device: Device) -> Schedule:
     known = applicable(written_program(problem))
     softmax = Softmax.ONLINE if long and Softmax.ONLINE in known["softmax"] else Softmax.TWO_PASS
     # One exchange less where nothing hides it: 6 to 15 % of layernorm's decode shapes in place.
-    few = problem.rows < device.sm_count and not problem.any_cols and not problem.column_outputs
+    few = problem.rows < device.sm_count and not problem.any_cols and not problem.sums_rows
     guarded = few and Variance.GUARDED in known["variance"]
     variances = (Variance.GUARDED, Variance.TWO_PASS) if guarded else (Variance.TWO_PASS,)
     plain = (cut.varied(arithmetic=arithmetic, softmax=softmax) for cut in candidates)
@@ -246,8 +246,7 @@ def fallback_schedules(problem: Problem) -> tuple[Schedule, ...]:
     a warp own a group. Where sums of columns must be deterministic, one block
     walks all rows.
     """
-    writes_columns = any(t.is_row_sum for t in problem.tensors)
-    columns = Columns.ATOMIC if writes_columns else Schedule().columns
+    columns = Columns.ATOMIC if problem.sums_rows else Schedule().columns
     single = Schedule(threads_per_row=256, vector=1, hold=Hold.RELOAD, columns=columns)
     if problem.spec.group:  # the lanes of one warp own a group
         return (single.varied(vector=max(1, problem.spec.group // WARP)),)

@@ -247,12 +247,11 @@ def persistent(problem: Problem, s: Schedule, device: Device) -> str | None:
             return "several rows in flight need a persistent grid"
         return None
     tiles = -(-problem.rows // s.rows_per_block)
-    columns = problem.column_outputs > 0
     if (
         tiles <= max(1, s.persistent * device.sm_count // s.cluster)
         and not problem.any_cols
         and s.persistent > 1
-        and not columns
+        and not problem.sums_rows
     ):
         return "the grid would have no row to loop over"
     if s.persistent * s.threads > device.threads_per_sm:
@@ -265,11 +264,9 @@ def dependent_launch(problem: Problem, s: Schedule, device: Device) -> str | Non
         return None
     if device.arch < 90:
         return "programmatic dependent launch needs sm_90"
-    if s.dependent_launch is DependentLaunch.ON and (not problem.column_outputs or not s.columns.has_two_kernels):
+    if s.dependent_launch is DependentLaunch.ON and (not problem.sums_rows or not s.columns.has_two_kernels):
         return "there is no second kernel to start early"
-    if s.dependent_launch is DependentLaunch.LOADS and (
-        s.persistent or problem.column_outputs or s.hold is Hold.RELOAD
-    ):
+    if s.dependent_launch is DependentLaunch.LOADS and (s.persistent or problem.sums_rows or s.hold is Hold.RELOAD):
         return (
             "the next kernel starts after the loads of a row that is read as a whole and is the only one of its block"
         )
@@ -319,8 +316,10 @@ def _bulk(problem: Problem, s: Schedule) -> str | None:
 
 
 def _columns(problem: Problem, s: Schedule, _: Device) -> str | None:
-    if not problem.column_outputs:
+    if not problem.sums_rows:
         return "there are no column reductions to sum" if s.columns != _NO_COLUMNS else None
+    if not problem.column_outputs and s.columns in (Columns.SHARED_ATOMIC, Columns.CLUSTER_PARTIALS):
+        return "a block has one number for each total: columns = partials_two_kernels or register_atomic"
     if problem.any_cols and s.columns is not Columns.ATOMIC:
         return "cols is a run-time value: column sums go straight to memory (columns = atomic)"
     if problem.deterministic and not s.columns.is_deterministic:
@@ -328,6 +327,8 @@ def _columns(problem: Problem, s: Schedule, _: Device) -> str | None:
             return "deterministic: atomics add the sums of blocks in whatever order these end; columns = partials_*"
         if s.rows_per_block > 1 or s.edges is Edges.PEEL:
             return "deterministic: atomics keep the order of rows only where one thread owns a column in all of them"
+        if problem.totals and s.cluster > 1:
+            return "deterministic: atomics of several blocks add a total in whatever order these end"
         return None
     if s.columns in (Columns.ATOMIC, Columns.SHARED_ATOMIC):
         return None
@@ -335,7 +336,7 @@ def _columns(problem: Problem, s: Schedule, _: Device) -> str | None:
         return "column sums in registers pay only over many rows of one block: persistent >= 1"
     if s.columns is Columns.CLUSTER_PARTIALS and s.cluster == 1:
         return "blocks add their column sums together through the shared memory of a cluster: cluster >= 2"
-    if s.hold is not Hold.REGISTERS and s.unroll != 0:
+    if problem.column_outputs and s.hold is not Hold.REGISTERS and s.unroll != 0:
         return "column sums in registers need a completely unrolled row (unroll = 0)"
     return None
 

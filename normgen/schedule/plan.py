@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 
+import sympy as sp
+
 from normgen.device import Device
 from normgen.problem.problem import Problem, TensorUse
 from normgen.program.functions import cast
@@ -22,6 +24,7 @@ from normgen.program.ir import (
     RowProgram,
     Store,
     defined_names,
+    kind_of,
     names_of,
     stage_of,
     used_exprs,
@@ -126,7 +129,7 @@ def last_tiles(problem: Problem) -> int:
 
 def sums_shared_bytes(problem: Problem, s: Schedule) -> int:
     """Shared memory of a block's column sums: its row groups side by side; then the warps of a last arriver."""
-    if not problem.column_outputs:
+    if not problem.sums_rows:
         return 0
     row = problem.column_outputs * sums_pitch(problem) * 4
     if s.columns is Columns.SHARED_ATOMIC:
@@ -195,8 +198,11 @@ class Place(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Sums:
-    """The column reductions of a kernel: where they are added up, and what they need.
+    """The sums over rows of a kernel: where they are added up, and what they need.
 
+    stores       of columns
+    totals       of scalars: a block has one cell for each
+    total_bytes  of the workspace for these cells, whole lines: of a block, or of all
     groups       row groups of a block that keep sums of their own
     fixed_bytes, column_bytes, block_bytes   of the workspace: for all blocks, for each column where cols is a run-time
                  value, and for each block
@@ -204,6 +210,8 @@ class Sums:
 
     way: Columns
     stores: tuple[Store, ...]
+    totals: tuple[Store, ...]
+    total_bytes: int
     pitch: int
     in_registers: bool
     in_shared: bool
@@ -248,6 +256,21 @@ class Plan:
     def group_stores(self) -> tuple[Store, ...]:
         return tuple(s for s in self.program.stores if s.kind.is_groups)
 
+    @cached_property
+    def elem_totals(self) -> tuple[tuple[Store, sp.Expr], ...]:
+        """Totals of elements, with what each element adds."""
+        return tuple(t for t in self.program.total_terms if kind_of(t[1], self.kinds).within_row)
+
+    @cached_property
+    def row_totals(self) -> tuple[tuple[Store, sp.Expr], ...]:
+        """Totals of row values, with what each row adds."""
+        return tuple(t for t in self.program.total_terms if t not in self.elem_totals)
+
+    @property
+    def has_last_look(self) -> bool:
+        """Whether the row is looked at once its values are known."""
+        return bool(self.elem_stores or self.program.col_terms or self.elem_totals)
+
     def grouped(self, roots: set[str]) -> list[Reduce | Map]:
         """The reductions over groups, and the maps of their values, that a loop must run to have `roots`."""
         found = set(roots)
@@ -286,7 +309,7 @@ class Plan:
         if look < len(self.looks):
             return {n for r in self.looks[look] for n in used_names(r)}
         roots = {s.value for s in (*self.elem_stores, *self.group_stores)}
-        return roots.union(*(names_of(term) for _, term in self.program.col_terms))
+        return roots.union(*(names_of(term) for _, term in (*self.program.col_terms, *self.elem_totals)))
 
     @cached_property
     def look_sources(self) -> list[list[Load | Random]]:
@@ -425,7 +448,7 @@ class Plan:
 
     @property
     def loops_rows(self) -> bool:
-        """A persistent grid loops over rows; column sums are written after the loop even if rows is 0."""
+        """A persistent grid loops over rows; sums over rows are written after the loop even if rows is 0."""
         return self.schedule.persistent > 0 or self.sums is not None
 
     @property
@@ -464,22 +487,26 @@ class Plan:
 
     @cached_property
     def sums(self) -> Sums | None:
-        """None where the program has no column output."""
+        """None where nothing is summed over the rows."""
         stores = tuple(store for store, _ in self.program.col_terms)
-        if not stores:
+        totals = tuple(store for store, _ in self.program.total_terms)
+        if not (stores or totals):
             return None
         p, s, way = self.problem, self.schedule, self.schedule.columns
         in_registers = way is Columns.REGISTER_ATOMIC or way.is_deterministic
         regroups = s.rows_per_block > 1 or self.cut.shifted or way is Columns.CLUSTER_PARTIALS
         row_bytes = len(stores) * sums_pitch(p) * 4
+        total_bytes = -(-len(totals) // 32) * 128
         if way.is_deterministic:
-            fixed = last_tiles(p) * TICKET_BYTES if way is Columns.PARTIALS_LAST_TILE else 0
+            fixed = (last_tiles(p) + bool(totals)) * TICKET_BYTES if way is Columns.PARTIALS_LAST_TILE else 0
         else:
-            fixed = row_bytes + TICKET_BYTES
+            fixed = row_bytes + total_bytes + TICKET_BYTES
         groups = s.rows_per_block if self.cut.shifted else max(1, s.threads // max(WARP, s.threads_per_row))
         return Sums(
             way=way,
             stores=stores,
+            totals=totals,
+            total_bytes=total_bytes,
             pitch=sums_pitch(p),
             in_registers=in_registers,
             in_shared=way is Columns.SHARED_ATOMIC or (in_registers and regroups),
@@ -487,7 +514,7 @@ class Plan:
             shared_bytes=sums_shared_bytes(p, s),
             fixed_bytes=fixed,
             column_bytes=len(stores) * 4 if p.any_cols else 0,
-            block_bytes=row_bytes // s.cluster if way.is_deterministic else 0,
+            block_bytes=row_bytes // s.cluster + total_bytes if way.is_deterministic else 0,
         )
 
     # ---- what a launch needs -----------------------------------------------------------------------------------

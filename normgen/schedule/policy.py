@@ -41,7 +41,7 @@ def searched_tile(problem: Problem, s: Schedule, device: Device) -> str | None:
     limit = 512 if problem.column_outputs else 256  # row groups of a block share one row of column sums
     if s.rows_per_block > 1 and s.threads > limit:
         return f"not searched: several rows side by side beyond {limit} threads a block"
-    walks = not problem.column_outputs and s.persistent > 0 and s.cluster == 1
+    walks = not problem.sums_rows and s.persistent > 0 and s.cluster == 1
     is_asked = "persistent" in problem.searched_knobs or problem.any_cols
     if _walks_registers(problem, s) and not is_asked:
         if problem.rows < 8 * device.sm_count:
@@ -102,7 +102,7 @@ def searched_cluster(problem: Problem, s: Schedule, device: Device) -> str | Non
         return None
     if s.threads_per_row < 128:
         return "not searched: clusters of blocks below 128 threads"
-    if problem.column_outputs:
+    if problem.sums_rows:
         if problem.cols * problem.dtype.bytes < 8192 and problem.rows >= 4 * device.sm_count:
             return "not searched: column sums over clusters for rows below 8 KiB, unless there are few rows"
         if not s.persistent:
@@ -127,14 +127,14 @@ def searched_columns(problem: Problem, s: Schedule, _: Device) -> str | None:
     if problem.deterministic and s.columns is Columns.ATOMIC:
         return "not searched: one block that walks all rows"
     is_asked = "columns" in problem.searched_knobs or problem.any_cols
-    if problem.column_outputs and problem.rows >= 2048 and not is_asked and not s.columns.has_two_kernels:
+    if problem.sums_rows and problem.rows >= 2048 and not is_asked and not s.columns.has_two_kernels:
         return "not searched: column sums of many rows by atomics or last arrivers"
     return None
 
 
 def searched_place(problem: Problem, s: Schedule, _: Device) -> str | None:
     """Search policy: copies past the registers pay for long rows, of which registers hold too few bytes under way."""
-    columns = problem.column_outputs > 0
+    columns = problem.sums_rows
     if (reason := _searched_hold(problem, s)) is not None:
         return reason
     if s.copy is Copy.DIRECT:
@@ -174,7 +174,7 @@ def searched_hint(problem: Problem, s: Schedule, _: Device) -> str | None:
 
 def _walks_registers(problem: Problem, s: Schedule) -> bool:
     """A persistent grid of single blocks, forward, whose next row travels to registers."""
-    return not problem.column_outputs and s.persistent > 0 and s.cluster == 1 and s.copy is Copy.DIRECT
+    return not problem.sums_rows and s.persistent > 0 and s.cluster == 1 and s.copy is Copy.DIRECT
 
 
 def searched_params(problem: Problem, s: Schedule, device: Device) -> str | None:
@@ -195,7 +195,7 @@ def searched_launch(problem: Problem, s: Schedule, _: Device) -> str | None:
     room before (2048x65536 bf16: 1 % over long chains). With column sums the end is the best place, and between plain
     kernels no early start is as good (8192x768: 13.1 and 13.0 us, 15.5 and more at other places).
     """
-    if s.columns is Columns.PARTIALS_TWO_KERNELS and problem.column_outputs:
+    if s.columns is Columns.PARTIALS_TWO_KERNELS and problem.sums_rows:
         if s.dependent_launch in (DependentLaunch.ON, DependentLaunch.START):
             return "not searched: column sums that let the next kernel start before their end"
         return None
@@ -242,7 +242,7 @@ def plain_only(problem: Problem, s: Schedule) -> str | None:
     a corner), not a subspace of their own.
     """
     extras = "hints, early parameters or a persistent grid"
-    if problem.column_outputs and s.columns is not Columns.PARTIALS_TWO_KERNELS:
+    if problem.sums_rows and s.columns is not Columns.PARTIALS_TWO_KERNELS:
         return "not searched: column sums by atomics or last arrivers, with " + extras
     if s.reduce_with is not ReduceWith.SHUFFLE or s.threads_per_row == 1:
         return "not searched: thread per row, shared_tree, cooperative_groups with " + extras

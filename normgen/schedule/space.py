@@ -83,7 +83,7 @@ def knob_values(problem: Problem, rewrites: Mapping[str, tuple[str, ...]]) -> di
     default = Schedule()
     values: dict[str, tuple[Any, ...]] = {}
     asked = problem.searched_knobs
-    chosen = {**(BACKWARD_KNOBS if problem.column_outputs else DEFAULT_KNOBS), **asked}
+    chosen = {**(BACKWARD_KNOBS if problem.sums_rows else DEFAULT_KNOBS), **asked}
     for name in KNOBS:
         searched = chosen.get(name, (getattr(default, name),))
         if name in ("variance", "softmax"):
@@ -91,7 +91,7 @@ def knob_values(problem: Problem, rewrites: Mapping[str, tuple[str, ...]]) -> di
             searched = tuple(v for v in searched if v in applicable) or (getattr(default, name),)
         if name == "params":
             searched = tuple(v for v in searched if v in _params_values(problem)) or (default.params,)
-        if name == "columns" and not problem.column_outputs:
+        if name == "columns" and not problem.sums_rows:
             searched = (default.columns,)
         if name == "arithmetic" and name not in asked and is_approximate(problem):
             searched = (Arithmetic.APPROXIMATE,)
@@ -135,7 +135,7 @@ def space(problem: Problem, device: Device) -> Space:
             plain = plain_only(problem, base)
             if plain is not None:
                 _count(refusals, plain, base)
-            if plain is not None and base.persistent > (1 if problem.column_outputs else 0):
+            if plain is not None and base.persistent > (1 if problem.sums_rows else 0):
                 continue
             lists = values if plain is None else _plain(problem, base, device, values)
             for schedule in _points(base, FREE_KNOBS, _promising(problem, base, device, lists, refusals)):

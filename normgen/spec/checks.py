@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 
 from normgen.dtypes import DTYPES
 from normgen.errors import SpecError, did_you_mean
@@ -18,23 +19,28 @@ from normgen.spec.formula import (
     names_in,
     nodes,
     parse_formula,
+    totalled,
 )
 from normgen.spec.functions import CONSTANTS, PICKS, POSITIONS, RANDOM, ROW_REDUCTIONS, TAKE
 from normgen.spec.spec import Formula, Kind, Role, Spec, join
 
 
-def check_spec(spec: Spec, *, scalar_lines: Mapping[str, int]) -> None:
-    """Raise SpecError at the first line that breaks a rule between tensors, scalars and formulas."""
+def check_spec(spec: Spec, *, scalar_lines: Mapping[str, int]) -> dict[str, Kind]:
+    """The kind of every name, of a scalar output that of what it adds up.
+
+    Raises SpecError at the first line that breaks a rule between tensors, scalars and formulas.
+    """
     _check_name_clashes(spec, scalar_lines)
     trees = parse_all(spec)
     _check_names(spec, trees)
     _check_casts(spec, trees)
     _check_groups(spec)
     _check_seeds(spec, trees)
+    _check_totals(spec, trees)
     order = sorted_formulas(spec, trees)
     _check_all_used(spec, trees, scalar_lines)
     _check_depth(spec, trees, order)
-    _check_kinds(spec, trees, order)
+    return _checked_kinds(spec, trees, order)
 
 
 def parse_all(spec: Spec) -> dict[str, Expression]:
@@ -145,6 +151,22 @@ def _check_seeds(spec: Spec, trees: Mapping[str, Expression]) -> None:
                 rule = f"{RANDOM}(seed) takes a tensor with the role seed, which stands nowhere else"
                 where = f"{rule} (column {node.column + 1} of the formula)"
                 raise SpecError(where, file=spec.file, line=formula.line, received=formula.text)
+def _check_totals(spec: Spec, trees: Mapping[str, Expression]) -> None:
+    """A total is known once all rows are: it is stored by itself, and no formula of the same kernel reads it."""
+    outputs = {t.name for t in spec.tensors if t.role is Role.SCALAR_OUTPUT}
+    for key, formula in _all_formulas(spec):
+        tree, error = trees[key], partial(SpecError, file=spec.file, line=formula.line, received=formula.text)
+        inner = totalled(tree) if key in outputs else tree
+        if inner is None:
+            hint = "write its factors within: total(loss * scale)"
+            raise error(f"scalar_output '{formula.name}' is one total(...)", hint=hint)
+        if any(totalled(node) is not None for node in nodes(inner)):
+            hint = "give it a tensor of its own with role scalar_output"
+            raise error(f"total(...) is the whole formula of a scalar output, not part of '{formula.name}'", hint=hint)
+        for used in names_in(inner):
+            if used.name in outputs:
+                rule = f"'{used.name}' is known once all rows are, so the formula of '{formula.name}' cannot read it"
+                raise error(rule, hint="a kernel behind this one can, as a scalar_input")
 
 
 def _check_casts(spec: Spec, trees: Mapping[str, Expression]) -> None:
@@ -220,7 +242,7 @@ def _check_depth(spec: Spec, trees: Mapping[str, Expression], order: tuple[str, 
             raise SpecError(rule, file=spec.file, line=formulas[key].line, received=f"{depths[key]} in '{key}'")
 
 
-def _check_kinds(spec: Spec, trees: Mapping[str, Expression], order: tuple[str, ...]) -> None:
+def _checked_kinds(spec: Spec, trees: Mapping[str, Expression], order: tuple[str, ...]) -> dict[str, Kind]:
     kinds = {t.name: t.kind for t in spec.tensors if not t.role.is_written}
     kinds |= dict.fromkeys((*(n for n, _ in spec.scalars), *CONSTANTS), Kind.SCALAR)
     kinds |= {"row": Kind.ROW, "col": Kind.COL}
@@ -232,6 +254,9 @@ def _check_kinds(spec: Spec, trees: Mapping[str, Expression], order: tuple[str, 
             if _is_draw(tree):
                 return Kind.ELEM
             kind = join([kinds[tree.name]] if isinstance(tree, Name) else [kind_of(c) for c in children(tree)])
+            if totalled(tree) is not None and not (kind.is_elem or kind.is_row):
+                rule = f"total adds values of rows or of elements (column {tree.column + 1}), but here of {kind}"
+                raise SpecError(rule, file=spec.file, line=formula.line, received=formula.text)
             if not (isinstance(tree, Call) and tree.function in ROW_REDUCTIONS):
                 return kind
             if tree.function == TAKE and kind_of(tree.args[1]).within_row:
@@ -252,3 +277,4 @@ def _check_kinds(spec: Spec, trees: Mapping[str, Expression], order: tuple[str, 
             rule = f"{tensor.role} '{tensor.name}' has one value per row, but its formula is {kinds[tensor.name]}"
             hint = "reduce it with sum, mean, max or absmax, or make it an output"
             raise SpecError(rule, file=spec.file, line=formulas[tensor.name].line, hint=hint)
+    return kinds

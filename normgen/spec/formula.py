@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from normgen.errors import SpecError, did_you_mean
-from normgen.spec.functions import CAST, COLS, FUNCTIONS, REDUCTIONS
+from normgen.spec.functions import CAST, COLS, FUNCTIONS, REDUCTIONS, TOTAL
 
 LONGEST_TEXT = 2000
 DEEPEST_TREE = 100
@@ -154,6 +154,14 @@ def group_of(expression: Expression) -> int:
         case Call(function=function, args=(_, Number(value=size))) if function in REDUCTIONS:
             return int(size)
     return 0
+
+
+def totalled(expression: Expression) -> Expression | None:
+    """e of `total(e)`; None of any other expression."""
+    match expression:
+        case Call(function=function, args=(arg,)) if function == TOTAL:
+            return arg
+    return None
 
 
 def names_in(expression: Expression) -> Iterator[Name]:

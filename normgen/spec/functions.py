@@ -87,9 +87,11 @@ RANDOM = "random"
 SOURCES = _table(
     Function(RANDOM, ("seed",), "a random number of its own for each element, uniform in [0, 1); its derivative is 0"),
 )
+TOTAL = "total"
+TOTALS = _table(Function(TOTAL, _X, "the sum of x over all rows and, of an x with columns, these: a scalar output"))
 
 ROW_REDUCTIONS = REDUCTIONS | POSITIONS | PICKS
-FUNCTIONS = ROW_REDUCTIONS | ELEMENTWISE | ROUNDINGS | SOURCES
+FUNCTIONS = ROW_REDUCTIONS | TOTALS | ELEMENTWISE | ROUNDINGS | SOURCES
 
 # What operators of conditions are called in the tree of a formula. A condition is 1 where it holds, else 0.
 CONDITIONS = _table(

@@ -15,11 +15,11 @@ def _words(text: str, reason: str) -> dict[str, str]:
     return dict.fromkeys(text.split(), reason)
 
 
-# `sum` and `mean` are missing: specs name their statistics so, and a call is told from a name by its brackets.
+# `sum`, `mean` and `total` are missing: specs name their statistics so, and a call is told from a name by its brackets.
 RESERVED: dict[str, str] = {
     **dict.fromkeys(keyword.kwlist, "it is a keyword of Python, whose syntax formulas have"),
     **{name: f"it is {words.split(';')[0]}" for name, words in CONSTANTS.items()},
-    **dict.fromkeys(FUNCTIONS.keys() - {"sum", "mean"}, "it is a function of the formula language"),
+    **dict.fromkeys(FUNCTIONS.keys() - {"sum", "mean", "total"}, "it is a function of the formula language"),
     **_words("stream", "a call of a kernel takes its stream under this name"),
 }
 

@@ -26,9 +26,13 @@ from normgen.spec.spec import ROW_FAMILIES, Formula, Role, Spec, Tensor
 from normgen.spec.toml_lines import KeyPath, key_lines, parse_toml, read_text
 
 _TOP_KEYS = ("name", "summary", "paper", "tensors", "scalars", "formulas", "space", "backward", "accuracy")
-_ROWS = (Role.ROW_INPUT, Role.SCALAR_INPUT, Role.ROW_OUTPUT, Role.GROUP_STATISTIC)  # float32 unless they say otherwise
+_OWN = (  # float32 unless they say otherwise
+    *(Role.ROW_INPUT, Role.SCALAR_INPUT, Role.SCALAR_PARAMETER),
+    *(Role.ROW_OUTPUT, Role.SCALAR_OUTPUT, Role.GROUP_STATISTIC),
+)
 _FIXED = {
     Role.STATISTIC: ("f32", "statistics are always f32"),
+    Role.SCALAR_OUTPUT: ("f32", "scalar outputs are always f32"),
     Role.SEED: ("i64", "a seed is always i64: all of its 64 bits are used"),
 }
 _BACKWARD = "backward"  # within [space]: what is searched for backward kernels
@@ -114,8 +118,10 @@ class _Reader:
             sha256=sha256,
         )
         spec = replace(spec, group=checks.group_size(spec), numbers_columns=checks.numbers_columns(spec))
-        checks.check_spec(spec, scalar_lines={name: self.line(("scalars", name)) for name, _ in spec.scalars})
-        return spec
+        lines = {name: self.line(("scalars", name)) for name, _ in spec.scalars}
+        kinds = checks.check_spec(spec, scalar_lines=lines)
+        totals = (t.name for t in spec.tensors if t.role is Role.SCALAR_OUTPUT)
+        return replace(spec, elem_totals=tuple(name for name in totals if kinds[name].by_col))
 
     # errors and plain values
 
@@ -228,7 +234,7 @@ class _Reader:
             if fields.get("dtypes", [dtype]) != [dtype]:
                 raise self.error(rule, (*path, "dtypes"), received=fields["dtypes"])
             return (dtype,)
-        own = role in _ROWS and "follows" not in fields
+        own = role in _OWN and "follows" not in fields
         listed = fields.get("dtypes", ["f32"] if own else [dtype.name for dtype in FLOATS])
         if not isinstance(listed, list) or not listed:
             raise self.error("'dtypes' is a list of dtypes", (*path, "dtypes"), received=repr(listed))
@@ -254,7 +260,7 @@ class _Reader:
                 raise self.error(_FIXED[role][1], (*path, "follows"), received=value)
             return None
         if value is None:
-            is_own = name == first_input or "dtypes" in fields or role in _ROWS
+            is_own = name == first_input or "dtypes" in fields or role in _OWN
             return None if is_own else first_input
         if value not in table:
             raise self.error(

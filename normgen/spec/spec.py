@@ -108,9 +108,11 @@ class Role(StrEnum):
     BATCH_PARAMETER = "batch_parameter"
     ROW_INPUT = "row_input"
     SCALAR_INPUT = "scalar_input"
+    SCALAR_PARAMETER = "scalar_parameter"
     SEED = "seed"
     OUTPUT = "output"
     ROW_OUTPUT = "row_output"
+    SCALAR_OUTPUT = "scalar_output"
     STATISTIC = "statistic"
     GROUP_STATISTIC = "group_statistic"
 
@@ -134,13 +136,22 @@ ROLES: dict[Role, tuple[Kind, str]] = {
     Role.BATCH_PARAMETER: (Kind.BATCHES, "read: a scale or a shift per column, another one in each batch of rows"),
     Role.ROW_INPUT: (Kind.ROW, "read: a scale or a label per row, a mean that another kernel found"),
     Role.SCALAR_INPUT: (Kind.SCALAR, "read: one number on the device, such as a static scale; it has no gradient"),
+    Role.SCALAR_PARAMETER: (Kind.SCALAR, "read: one learned number on the device; its gradient sums rows and columns"),
     Role.SEED: (Kind.SCALAR, "read: 64 bits on the device, i64, for `random(seed)` alone"),
     Role.OUTPUT: (Kind.ELEM, "written; the backward pass starts from its gradient"),
     Role.ROW_OUTPUT: (Kind.ROW, "written: a loss, a log-sum-exp; the backward pass starts from its gradient"),
+    Role.SCALAR_OUTPUT: (
+        Kind.SCALAR,
+        "written, f32: a total of all rows; the backward pass starts from its gradient",
+    ),
     Role.STATISTIC: (Kind.ROW, "written, f32: a mean, a scale; it has no gradient, and may be saved for backward"),
     Role.GROUP_STATISTIC: (Kind.GROUPS, "written: the scales of an output in groups of columns; it has no gradient"),
 }
-OUTPUTS = (Role.OUTPUT, Role.ROW_OUTPUT)  # written, and the backward pass starts from their gradients
+OUTPUTS = (
+    Role.OUTPUT,
+    Role.ROW_OUTPUT,
+    Role.SCALAR_OUTPUT,
+)  # written, and the backward pass starts from their gradients
 READ = tuple(role for role in Role if not role.is_written)
 
 
@@ -225,6 +236,7 @@ class Spec:
     saved: tuple[str, ...] = ()
     group: int = 0  # columns of a group; 0: no formula reduces groups
     numbers_columns: bool = False  # a formula finds a column, or takes the element of one, by its number in float32
+    elem_totals: tuple[str, ...] = ()  # scalar outputs whose total adds the columns too; the others add row values
     file: str = ""
     sha256: str = ""
 
@@ -251,5 +263,5 @@ class Spec:
 
     @property
     def outputs(self) -> tuple[Tensor, ...]:
-        """What has a gradient: elem outputs, then row outputs."""
+        """What has a gradient: elem outputs, then row outputs, then scalar outputs."""
         return tuple(t for role in OUTPUTS for t in self.tensors if t.role is role)

@@ -43,7 +43,7 @@ class Technique:
 
     def is_in(self, schedule: Schedule, problem: Problem) -> bool:
         """Whether the schedule uses it; a way of summing columns is used where there are column sums."""
-        if self.knob == "columns" and not problem.column_outputs:
+        if self.knob == "columns" and not problem.sums_rows:
             return False
         if self.name == "row_barriers":
             return _has_row_barriers(schedule, problem)

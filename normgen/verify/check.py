@@ -165,7 +165,7 @@ def _judged(
         for part in parts:
             if part.tensor.name in tallies:
                 array = np.asarray(_array(arrays, part.tensor))
-                got = array[_span(part.rows)] if part.tensor.kind.by_row else array[None, :]
+                got = array[_span(part.rows)] if part.tensor.kind.by_row else array.reshape(1, -1)
                 tallies[part.tensor.name].add(part.rows, got, part.want, part.bound)
     return Verdict(
         problem=problem,
@@ -262,7 +262,7 @@ class _Model:
             yield tensor, np.broadcast_to(want.reshape(-1, want.shape[-1] if want.ndim == 2 else 1), shape), bound
 
     def columns(self, tensors: list[TensorUse], total: int) -> Iterator[tuple[TensorUse, Array, Array]]:
-        """(tensor, want, bound) of the column outputs over `total` rows, which repeat the inputs', each [1, cols]."""
+        """(tensor, want, bound) of the sums over `total` rows, which repeat the inputs', each [1, cols or 1]."""
         if not tensors:
             return
         times, rest = divmod(total, max(self.problem.rows, 1))
@@ -280,18 +280,25 @@ class _Model:
 
     def column_sums(self, tensors: list[TensorUse], rows: int) -> tuple[dict[str, ColumnSum], dict[str, Array]]:
         """Sums of the first `rows` rows: with what bounds them, and by the reference where there is one."""
-        zero = np.zeros((1, self.problem.cols))
-        parts = {t.name: ColumnSum(zero, zero, zero, zero) for t in tensors}
+        zeros = {t.name: np.zeros((1, self._width(t))) for t in tensors}
+        parts = {name: ColumnSum(zero, zero, zero, zero) for name, zero in zeros.items()}
         exact: dict[str, Array] = {}
         for block in _blocks(np.arange(rows), self.problem.cols):
             evaluation, values = self._open(block)
             wanted = self._reference(values)
             for tensor in tensors:
-                term = evaluation.column_term(tensor.name)
-                parts[tensor.name] = parts[tensor.name].plus(self.arithmetic.column_part(term))
+                parts[tensor.name] = parts[tensor.name].plus(self._part(evaluation, tensor, len(block)))
                 if tensor.name in wanted:
-                    exact[tensor.name] = exact.get(tensor.name, zero) + wanted[tensor.name]
+                    exact[tensor.name] = exact.get(tensor.name, zeros[tensor.name]) + wanted[tensor.name]
         return parts, exact
+
+    def _part(self, evaluation: Walk[Bounded], tensor: TensorUse, rows: int) -> ColumnSum:
+        if not tensor.is_total:
+            return self.arithmetic.column_part(evaluation.column_term(tensor.name), rows)
+        term, of_elements = evaluation.total_term(tensor.name)
+        given = [t for t in self.problem.tensors if t.of and not t.is_written]
+        is_random = bool(given) and all(t.kind.is_elem for t in given)
+        return self.arithmetic.total_part(term, rows, of_elements=of_elements, is_random=is_random)
 
     def _open(self, block: NDArray[np.intp]) -> tuple[Walk[Bounded], dict[str, Array]]:
         """The walk over one block, and the block's inputs in float64 kind shapes."""

@@ -34,7 +34,7 @@ from normgen.errors import VerificationError
 from normgen.problem.problem import Problem, TensorUse, tensors_in_place
 from normgen.program.ir import RowProgram
 from normgen.program.source import written_program
-from normgen.spec.spec import Formula
+from normgen.spec.spec import Formula, Kind
 from normgen.verify.bounded import Bounded, whole
 from normgen.verify.error_model import Float32Error
 from normgen.verify.function_errors import JUMPS
@@ -47,6 +47,7 @@ from normgen.verify.interpret import (
     drawn,
     spec_formulas,
     spread_over_row,
+    spread_over_rows,
 )
 from normgen.verify.program_walk import ProgramWalk
 from normgen.verify.rows import draw_tensor, of_rows
@@ -217,9 +218,15 @@ class _Forward:
 
     def __post_init__(self) -> None:
         spec = self.problem.spec
-        given = [t for t in spec.outputs if f"d{t.name}" in self.base]
-        terms = (f"sum(d{t.name} * {t.name})" if t.kind.is_elem else f"d{t.name} * {t.name}" for t in given)
         formulas = dict(spec_formulas(spec, self.base))
+        given = [t for t in spec.outputs if f"d{t.name}" in self.base]
+        terms = []
+        for tensor in given:  # of a total, what the row adds
+            text = tensor.name
+            if tensor.kind is Kind.SCALAR:
+                text = formulas[tensor.name].text.removeprefix("sum_rows")
+            formulas[f"{LOSS} by {tensor.name}"] = Formula(name=tensor.name, text=f"d{tensor.name} * {text}")
+            terms.append(f"sum(d{tensor.name} * {text})" if tensor.kind.is_elem else f"d{tensor.name} * {text}")
         formulas[LOSS] = Formula(name=LOSS, text=" + ".join(terms))
         object.__setattr__(self, "formulas", formulas)
 
@@ -267,8 +274,8 @@ class _Forward:
     def _loss_size(self) -> Array:
         walk = self.bounded()
         given = [t.name for t in self.problem.spec.outputs if f"d{t.name}" in self.base]
-        terms = [np.abs(self.base[f"d{n}"] * walk.value(n).value).sum(axis=1, keepdims=True) for n in given]
-        return np.asarray(sum(terms))
+        terms = (spread_over_rows(walk.value(f"{LOSS} by {n}").value, self.problem.rows) for n in given)
+        return np.asarray(sum(np.abs(term).sum(axis=1, keepdims=True) for term in terms))
 
     def _differences(self, name: str, direction: Array) -> tuple[Array, Array]:
         """Slope and bound of every row by extrapolated differences, each [rows, 1]; inf where a row does not count."""

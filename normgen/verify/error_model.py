@@ -32,6 +32,9 @@ absolute error of its float32 evaluation. With u = 2^-24:
 * A sum over rows has no grid or order that a schedule could meet: `make_inputs` draws dy at random. The sum of k of
   its n terms then deviates from k/n of the total S by at most √(Σ t²) / 2 in standard deviation, so partial sums stay
   below |S| + 4 √(Σ t²) (8 deviations), which takes the place of T where it is less. One lost row of 65536 shows.
+* A total adds the elements of all rows in any order: a term passes the additions of its row and rows - 1 more at most.
+  Its partial sums are bounded as above where each row's gradient is drawn at random; else by T, a total of inputs or of
+  losses having whatever signs its rows have. Rows are drawn one by one, so that few of them round alike.
 * Errors of the terms themselves add up, Σ e_i. Maxima are exact: max e_i. The column of a maximum is exact unless
   another element may be the maximum.
 * The derivative of |a| or of a maximum of two jumps where a, or their difference, passes 0. Its sign is exact but for
@@ -57,7 +60,7 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,19 +79,25 @@ from normgen.verify.bounded import (
     whole,
 )
 from normgen.verify.function_errors import function
-from normgen.verify.interpret import EXTREMA, POSITIONS, Array, Float64, spread_over_row
+from normgen.verify.interpret import EXTREMA, POSITIONS, Array, Float64, spread_over_row, spread_over_rows
 
 LAMBDA = 6.0  # 2 exp(-λ²/2) = 3.0e-8: probability that one sum of independent roundings exceeds its bound
 
 
 @dataclass(frozen=True, slots=True)
 class ColumnSum:
-    """Part of a sum over rows: Σ t, Σ |t|, Σ t² and Σ e of the rows seen so far, each [1, cols]."""
+    """Part of a sum over rows: Σ t, Σ |t|, Σ t² and Σ e of the rows seen so far, each [1, cols], of a total [1, 1].
+
+    depth      additions that a term passes within its row
+    is_random  whether the signs of the terms are
+    """
 
     total: Array
     size: Array
     square: Array
     carried: Array
+    depth: float = 0.0
+    is_random: bool = True
 
     def plus(self, other: ColumnSum) -> ColumnSum:
         return ColumnSum(
@@ -96,16 +105,24 @@ class ColumnSum:
             self.size + other.size,
             self.square + other.square,
             self.carried + other.carried,
+            max(self.depth, other.depth),
+            self.is_random and other.is_random,
         )
 
     def scaled(self, times: int) -> ColumnSum:
         """The same rows that many times over."""
-        return ColumnSum(self.total * times, self.size * times, self.square * times, self.carried * times)
+        return replace(
+            self,
+            total=self.total * times,
+            size=self.size * times,
+            square=self.square * times,
+            carried=self.carried * times,
+        )
 
     def bounded(self, rows: int) -> Bounded:
-        """The finished sum over `rows` rows; partial sums as for terms whose order is random."""
-        partial = np.minimum(self.size, np.abs(self.total) + 4 * np.sqrt(self.square))
-        depth = max(rows - 1, 0)
+        """The finished sum over `rows` rows; partial sums as for terms whose order is random, where their signs are."""
+        partial = np.minimum(self.size, np.abs(self.total) + 4 * np.sqrt(self.square)) if self.is_random else self.size
+        depth = max(rows - 1, 0) + self.depth
         chance = LAMBDA * math.sqrt(depth) * U * partial
         return Bounded(self.total, self.carried + np.minimum(depth * U * self.size, chance))
 
@@ -334,16 +351,27 @@ class Float32Error:
             scaled *= 2
         return np.asarray(found & known[:, 0])
 
-    def sum_rows(self, arg: Bounded) -> Bounded:
-        return self.column_part(arg).bounded(len(arg.value))
+    def sum_rows(self, arg: Bounded, row: Bounded | None = None) -> Bounded:
+        rows = len(arg.value) if row is None else len(row.value)
+        return self.column_part(arg, rows).bounded(rows)
 
-    def column_part(self, arg: Bounded) -> ColumnSum:
-        """The rows of `arg` as part of a sum over all rows."""
-        t = arg.value
+    def total_part(self, arg: Bounded, rows: int, *, of_elements: bool, is_random: bool) -> ColumnSum:
+        """The elements of so many rows, or their row values, as part of a total."""
+        shape = (rows, self.cols if of_elements else 1)
+        t = np.broadcast_to(arg.value, shape)
+        carried = np.zeros(()) if arg.error is None else np.broadcast_to(arg.error, shape).sum()
+        total, size, square, carried = (
+            np.reshape(part, (1, 1)) for part in (t.sum(), np.abs(t).sum(), np.square(t).sum(), carried)
+        )
+        return ColumnSum(total, size, square, carried, self.depth if of_elements else 0.0, is_random)
+
+    def column_part(self, arg: Bounded, rows: int) -> ColumnSum:
+        """`rows` rows of `arg` as part of a sum over all rows."""
+        t = spread_over_rows(arg.value, rows)
         total, size = t.sum(axis=0, keepdims=True), np.abs(t).sum(axis=0, keepdims=True)
         square = np.einsum("rc,rc->c", t, t)[None, :]
-        carried = np.zeros_like(total) if arg.error is None else arg.error.sum(axis=0, keepdims=True)
-        return ColumnSum(total, size, square, carried)
+        error = np.zeros(()) if arg.error is None else arg.error
+        return ColumnSum(total, size, square, spread_over_rows(error, rows).sum(axis=0, keepdims=True))
 
 
 def _position(name: str, t: Array, e: Array | None) -> Bounded:

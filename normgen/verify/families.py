@@ -47,12 +47,13 @@ def make_inputs(
 def default_families(problem: Problem) -> tuple[str, ...]:
     """Those that fit its formulas; of a problem with column outputs, what one sum over rows can hold."""
     fitting = fitting_families(problem)
-    if not any(t.is_row_sum for t in problem.tensors):
+    if not problem.sums_rows:
         return fitting
     finite = tuple(name for name in fitting if name not in NON_FINITE)
     if problem.spec.accuracy_rows:
         return tuple(name for name in finite if name in problem.spec.accuracy_rows)
-    return tuple(name for name in finite if name not in _hiding(_sample(problem))) if is_derived(problem) else finite
+    hides = is_derived(problem) or problem.totals
+    return tuple(name for name in finite if name not in _hiding(_sample(problem))) if hides else finite
 
 
 def fitting_families(problem: Problem) -> tuple[str, ...]:

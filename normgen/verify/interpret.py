@@ -12,7 +12,7 @@ from __future__ import annotations
 import ast
 import functools
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from normgen.dtypes import DTYPES, F32, DType
 from normgen.errors import SpecError, did_you_mean
-from normgen.spec.spec import Formula, Spec
+from normgen.spec.spec import Formula, Kind, Role, Spec
 from normgen.verify.philox import uniform
 
 Array = NDArray[np.float64]
@@ -65,7 +65,7 @@ class Arithmetic(Protocol[V]):
     def cast(self, a: V, dtype: DType) -> V: ...
     def in_any_order(self, above: list[V], below: list[V], found: V) -> V: ...
     def reduce(self, name: str, arg: V, group: int = 0) -> V: ...
-    def sum_rows(self, arg: V) -> V: ...
+    def sum_rows(self, arg: V, row: V | None = None) -> V: ...
 
 
 def erf(x: Array) -> Array:
@@ -194,14 +194,20 @@ class Float64:
         total = row.sum(axis=-1, keepdims=True)
         return np.asarray(total / self.cols if name == "mean" else total)
 
-    def sum_rows(self, arg: Array) -> Array:
-        return np.asarray(arg.sum(axis=0, keepdims=True))
+    def sum_rows(self, arg: Array, row: Array | None = None) -> Array:
+        """Over all rows; `row` has their numbers, [rows, 1]: a value of no row is summed as often."""
+        return np.asarray((arg if row is None else spread_over_rows(arg, len(row))).sum(axis=0, keepdims=True))
 
 
 def spread_over_row(arg: Array, cols: int) -> Array:
     """`arg` with its last axis widened to cols: a reduction of a row or scalar value still has cols terms."""
     shape = arg.shape if arg.ndim else (1, 1)
     return np.broadcast_to(arg, (*shape[:-1], cols))
+
+
+def spread_over_rows(arg: Array, rows: int) -> Array:
+    """`arg` with its first axis widened to rows: [rows, cols or 1]."""
+    return np.broadcast_to(arg, (rows, arg.shape[-1] if arg.ndim else 1))
 
 
 @dataclass
@@ -237,6 +243,13 @@ class Evaluation(Generic[V]):
             case ast.Call(func=ast.Name(id="sum_rows"), args=[term]):
                 return self._walk(term)
         raise self._error("a column output's formula is one sum_rows(...)", received=self.formulas[name].text)
+
+    def total_term(self, name: str) -> tuple[V, bool]:
+        """t of a formula `sum_rows(t)` or `sum_rows(sum(t))`, and whether it is the latter, which adds elements."""
+        match parse(self.formulas[name], self.file):
+            case ast.Call(args=[ast.Call(func=ast.Name(id="sum"), args=[term])]):
+                return self._walk(term), True
+        return self.column_term(name), False
 
     def _error(self, rule: str, *, received: str, hint: str | None = None) -> SpecError:
         line = self.formulas[self._open[-1]].line if self._open else 0
@@ -316,7 +329,7 @@ class Evaluation(Generic[V]):
         if name == "take":
             return self._taken(*values)
         if name == "sum_rows":
-            return self.arithmetic.sum_rows(values[0])
+            return self.arithmetic.sum_rows(values[0], self.known.get("row"))
         return self.arithmetic.call(name, *values)
 
     def _taken(self, x: V, index: V) -> V:
@@ -361,14 +374,27 @@ def formula_table(formulas: Iterable[Formula | tuple[str, str]]) -> dict[str, Fo
 
 
 def spec_formulas(spec: Spec, given: Iterable[str]) -> dict[str, Formula]:
-    """The spec's formulas, and `absent` formulas for the optional tensors that are not given."""
+    """The spec's formulas, and `absent` formulas for the optional tensors that are not given.
+
+    A total is said in sums: `total(e)` is `sum_rows(e)` of row values and `sum_rows(sum(e))` of elements.
+    """
     here = set(given)
     absent = [
         Formula(name=t.name, text=t.absent, line=t.line)
         for t in spec.tensors
         if t.absent is not None and t.name not in here
     ]
-    return formula_table([*absent, *spec.formulas])
+    totals = {t.name for t in spec.tensors if t.role is Role.SCALAR_OUTPUT}
+    written = (_in_sums(spec, f) if f.name in totals else f for f in spec.formulas)
+    return formula_table([*absent, *written])
+
+
+def _in_sums(spec: Spec, formula: Formula) -> Formula:
+    match parse(formula, spec.file or spec.name):
+        case ast.Call(func=ast.Name(id="total"), args=[term]):
+            text = ast.unparse(term)
+            return replace(formula, text=f"sum_rows({f'sum({text})' if formula.name in spec.elem_totals else text})")
+    raise SpecError("a scalar output's formula is one total(...)", file=spec.file, received=formula.text)
 
 
 def as_values(inputs: Mapping[str, Any], cols: int, scalars: Mapping[str, float]) -> dict[str, Array]:
@@ -425,7 +451,7 @@ def interpret(
 
     inputs: x: [rows, cols], parameters: [cols], of batches: [batches, cols], each of equally many rows; missing
     optional tensors take their `absent` formula.
-    Returns elem outputs [rows, cols] and row statistics [rows].
+    Returns elem outputs [rows, cols], row statistics [rows] and scalar outputs [].
     """
     shape = np.shape(inputs[spec.inputs[0].name])
     of_batch = {t.name: np.asarray(inputs[t.name]) for t in spec.tensors if t.kind.by_batch and t.name in inputs}
@@ -436,12 +462,14 @@ def interpret(
     wanted = list(names) if names is not None else [t.name for t in (*spec.outputs, *spec.statistics)]
     with np.errstate(all="ignore"):
         found = {name: walk.value(name) for name in wanted}
-    rows = [t.name for t in spec.tensors if t.kind.is_row]
-    return {name: _in_kind_shape(value, shape, is_row=name in rows) for name, value in found.items()}
+    kinds = {t.name: t.kind for t in spec.tensors}
+    return {name: _in_kind_shape(value, shape, kinds.get(name, Kind.ELEM)) for name, value in found.items()}
 
 
-def _in_kind_shape(value: Array, shape: tuple[int, ...], *, is_row: bool) -> Array:
-    if is_row:
+def _in_kind_shape(value: Array, shape: tuple[int, ...], kind: Kind) -> Array:
+    if kind is Kind.SCALAR:
+        return np.array(value).reshape(())
+    if kind.is_row:
         return np.array(np.broadcast_to(value, (*shape[:-1], 1))[..., 0])
     return np.array(np.broadcast_to(value, shape)) if value.ndim != 2 or value.shape[-1] == shape[-1] else value[..., 0]
 

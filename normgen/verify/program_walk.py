@@ -29,6 +29,7 @@ class Walk(Protocol[R]):
 
     def value(self, name: str) -> R: ...
     def column_term(self, name: str) -> R: ...
+    def total_term(self, name: str) -> tuple[R, bool]: ...
 
 
 class ProgramWalk(Generic[V]):
@@ -63,6 +64,18 @@ class ProgramWalk(Generic[V]):
             return self.arithmetic.reduce("sum", self.arithmetic.constant(0.0))  # [1, 1]: a gradient that is 0
         raise ProgramError("a column output is one sum over the rows", received=name)
 
+    def total_term(self, name: str) -> tuple[V, bool]:
+        """t of a tensor that stores `sum_rows(t)` or `sum_rows(sum(t))`; whether it is the latter, which adds elements.
+
+        A kernel may add elements without the sums of rows.
+        """
+        statement = self._statement(self._stored.get(name, name))
+        if isinstance(statement, Reduce) and statement.args[0].is_Symbol:
+            inner = self._reduces.get(statement.args[0].name)
+            if inner is not None and inner.kind.is_row and inner.monoid.name == "sum":
+                return self._expr(inner.args[0]), True
+        return self.column_term(name), False
+
     def _statement(self, name: str) -> Map | Reduce:
         found = self._maps.get(name) or self._reduces.get(name)
         if found is None:
@@ -76,7 +89,7 @@ class ProgramWalk(Generic[V]):
             return self._expr(statement.expr)
         term = self._expr(statement.args[0])
         if not statement.kind.by_row:
-            return self.arithmetic.sum_rows(term)
+            return self.arithmetic.sum_rows(term, self.known.get("row"))
         return self.arithmetic.reduce(statement.monoid.name, term, statement.group)
 
     def _expr(self, expr: sp.Expr) -> V:

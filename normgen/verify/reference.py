@@ -2,8 +2,9 @@
 
     reference("layernorm", "forward", {"x": x, "weight": w}, {"eps": 1e-5})  ->  {"y": ..., "mean": ..., "rstd": ...}
 
-x, y, dy, dx, h, residual: [rows, cols]; weight, bias, dweight, dbias: [cols]; mean, rstd, row_max, row_sum, total:
-[rows]. `random 0`: [rows, cols], the numbers of the first random(seed) in the spec.
+x, y, dy, dx, h, residual: [rows, cols]; weight, bias, dweight, dbias: [cols]; mean, rstd, row_max, row_sum, total of
+row_sum: [rows]; alpha, dalpha, total of full_sum: []. `random 0`: [rows, cols], the numbers of the first random(seed) in
+the spec.
 Non-finite values follow IEEE, as in torch: a NaN or a +inf makes a softmax row NaN, a -inf entry gives 0.
 
 `BACKWARD_FORMULAS` states the same gradients as formula texts; the error model walks those.
@@ -123,6 +124,18 @@ def _row_sum(tensors: Tensors, _: Scalars) -> dict[str, Array]:
     return {"total": tensors["x"].sum(axis=1)}
 
 
+@register("full_sum")
+def _full_sum(tensors: Tensors, _: Scalars) -> dict[str, Array]:
+    """total = Σ Σ x."""
+    return {"total": tensors["x"].sum()}
+
+
+@register("dyt")
+def _dyt(tensors: Tensors, _: Scalars) -> dict[str, Array]:
+    """y = tanh(alpha x) weight + bias; Zhu et al. 2025, eq. 1."""
+    return {"y": _scaled(np.tanh(tensors["alpha"] * tensors["x"]), tensors)}
+
+
 def _saved(forward: Reference, name: str, tensors: Tensors, scalars: Scalars) -> Array:
     """A value of the forward: as it was saved, else computed again."""
     return tensors[name] if name in tensors else forward(tensors, scalars)[name]
@@ -181,6 +194,25 @@ def _log_softmax_backward(tensors: Tensors, scalars: Scalars) -> dict[str, Array
     """dx = dy - exp(y) Σ dy."""
     dy, y = tensors["dy"], _saved(_log_softmax, "y", tensors, scalars)
     return {"dx": dy - np.exp(y) * dy.sum(axis=1, keepdims=True)}
+
+
+@register("full_sum", "backward")
+def _full_sum_backward(tensors: Tensors, _: Scalars) -> dict[str, Array]:
+    """dx = dtotal."""
+    return {"dx": np.broadcast_to(tensors["dtotal"], tensors["x"].shape)}
+
+
+@register("dyt", "backward")
+def _dyt_backward(tensors: Tensors, _: Scalars) -> dict[str, Array]:
+    """dx = alpha wdy (1 - t²), dalpha = Σ Σ x wdy (1 - t²), dweight = Σ dy t; t = tanh(alpha x), wdy = dy weight."""
+    dy = tensors["dy"]
+    if "x" not in tensors:  # a kernel of dbias alone
+        return {"dbias": dy.sum(axis=0)}
+    x, alpha = tensors["x"], tensors["alpha"]
+    t = np.tanh(alpha * x)
+    along = (dy * tensors["weight"] if "weight" in tensors else dy) / np.cosh(alpha * x) ** 2
+    found = {"dx": alpha * along, "dweight": (dy * t).sum(axis=0), "dbias": dy.sum(axis=0)}
+    return {**found, "dalpha": (along * x).sum()}
 
 
 BACKWARD_FORMULAS: dict[str, tuple[tuple[str, str], ...]] = {

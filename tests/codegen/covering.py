@@ -57,7 +57,7 @@ def features(case: Case) -> set[tuple[object, ...]]:
 
 def pool(problem: Problem, device: Device, rng: random.Random) -> list[Case]:
     """Part of the problem's space, as wide as a spec may ask for, that shows every value which the whole shows."""
-    if problem.column_outputs:
+    if problem.sums_rows:
         return drawn(problem, device, rng)
     asked = replace(problem, spec=replace(problem.spec, knobs=ASKED))
     legal = list(space(asked, device).legal)

@@ -99,7 +99,7 @@ def problem_of(spec: Spec, layout: Layout, stored: str, direction: str) -> Probl
     parameters, summed = [t.name for t in columns], [t.name for t in columns if not t.kind.by_batch]
     has_batches = any(t.kind.by_batch for t in spec.tensors)
     other = {"mixed16": "f32", "mixed32": "bf16"}.get(stored)
-    dtypes = dict.fromkeys(parameters or [t.name for t in spec.outputs], other) if other else {}
+    dtypes = dict.fromkeys(parameters or [t.name for t in spec.outputs if other in t.dtypes], other) if other else {}
     narrow = dtype != "f32" and not other and not any(t.name not in without for t in spec.statistics)
     backward = direction == "backward"
     inputs = [t.name for t in spec.inputs]

@@ -82,7 +82,7 @@ def wrong_backward(cases: Sequence[Case], executor: Executor, *, seed: int) -> I
 
 
 def is_deterministic(problem: Problem, schedule: Schedule) -> bool:
-    return not problem.column_outputs or schedule.columns in DETERMINISTIC_COLUMNS or problem.deterministic
+    return not problem.sums_rows or schedule.columns in DETERMINISTIC_COLUMNS or problem.deterministic
 
 
 def calls(kernel: Built, inputs: verify.Inputs, deterministic: bool, *, chain: int, seed: int) -> list[str]:

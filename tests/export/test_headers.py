@@ -61,6 +61,8 @@ def single_records() -> dict[str, list[Record]]:
             record("rmsnorm", shape="64x256", direction="backward", gradients=["weight"])
         ],
         "rmsnorm_in_place": [record("rmsnorm", shape="64x1000", dtype="bf16", in_place={"y": "x"})],
+        "dyt_backward": [record("dyt", shape="64x256", dtype="bf16", direction="backward")],
+        "full_sum": [record("full_sum", shape="64x256")],
         "rmsnorm_backward_accumulate": [record("rmsnorm", shape="64x256", direction="backward", accumulate=True)],
     }
 

@@ -86,3 +86,30 @@ def test_a_loss_by_label_and_its_gradient(tmp_path) -> None:
     gradient = normgen.kernel(str(file), shape=(6, 40), direction="backward", device="cpu")
     dx = gradient(np.full(6, 0.5, np.float32), x=x, label=label)
     np.testing.assert_allclose(dx, 0.5 * (share - np.eye(40)[label]), atol=1e-6)
+
+
+def test_the_sum_of_all_elements_is_one_number() -> None:
+    """Of no row too, and of rows between others of a wider array, which the general kernel adds."""
+    total = normgen.kernel("full_sum", shape=(5, 96), device="cpu")
+    wide = RNG.standard_normal((5, 101)).astype(np.float32)
+    for x in (wide[:, 3:99], np.ascontiguousarray(wide[:, :96]), wide[:0, :96]):
+        found = total(x)
+        assert found.shape == ()
+        np.testing.assert_allclose(found, x.astype(np.float64).sum(), rtol=1e-5, atol=1e-5)
+    gradient = normgen.kernel("full_sum", shape=(5, 96), direction="backward", device="cpu")
+    assert (gradient(np.array(2.5, np.float32), x=wide[:, :96].copy()) == 2.5).all()
+
+
+def test_a_learned_scalar_has_a_gradient_that_may_be_added_to() -> None:
+    x, dy = RNG.standard_normal((2, 7, 96)).astype(np.float32)
+    weight, alpha = RNG.standard_normal(96).astype(np.float32), np.array(0.5, np.float32)
+    asked = {"shape": (7, 96), "direction": "backward", "device": "cpu"}
+    slope = dy * weight / np.cosh(0.5 * x.astype(np.float64)) ** 2
+    dx, dweight, _, dalpha = normgen.kernel("dyt", **asked)(dy, x=x, alpha=alpha, weight=weight)
+    assert dalpha.shape == ()
+    np.testing.assert_allclose(dx, 0.5 * slope, atol=1e-6)
+    np.testing.assert_allclose(dweight, (dy * np.tanh(0.5 * x.astype(np.float64))).sum(axis=0), atol=1e-5)
+    np.testing.assert_allclose(dalpha, (slope * x).sum(), rtol=1e-5)
+    more = normgen.kernel("dyt", accumulate=True, gradients=["alpha"], **asked)
+    more(dy, x=x, alpha=alpha, weight=weight, dalpha=dalpha)
+    np.testing.assert_allclose(dalpha, 2 * (slope * x).sum(), rtol=1e-5)

@@ -47,13 +47,20 @@ class Ticket(Finish):
     """The last block to arrive converts the sums, and zeroes the workspace again."""
 
     def params(self) -> list[Param]:
-        return [
-            Param(name="ticket", ctype="unsigned*", source=Source.WORKSPACE),
-            Param(name="sums", ctype="float*", source=Source.WORKSPACE, offset=TICKET_BYTES),
-        ]
+        cells = self.cells
+        behind = TICKET_BYTES + cells.sums.total_bytes
+        found = [Param(name="ticket", ctype="unsigned*", source=Source.WORKSPACE)]
+        if cells.totals:
+            found.append(Param(name="totals", ctype="float*", source=Source.WORKSPACE, offset=TICKET_BYTES))
+        if cells.stores:
+            found.append(Param(name="sums", ctype="float*", source=Source.WORKSPACE, offset=behind))
+        return found
 
     def hand_on(self, index: int, cell: str, value: str) -> Statement:
         return Do(f"atomicAdd(sums + {self.cells.start(index)}{cell}, {value})")
+
+    def hand_on_total(self, index: str, value: str) -> Statement:
+        return Do(f"atomicAdd(&totals[{index}], {value})")
 
     def epilogue(self) -> list[Statement]:
         cells = self.cells
@@ -64,6 +71,13 @@ class Ticket(Finish):
             finish.append(Do(f"sums[{at}] = 0.0f"))
             finish += cells.write(store, f"{name}_total")
         each_cell = f"for (int cell = threadIdx.x; cell < {cells.access.cols}; cell += kThreads)"
+        columns = [For(each_cell, tuple(finish))] if cells.stores else []
+        totals: list[Statement] = []
+        for index, store in enumerate(cells.totals):
+            totals.append(Let(f"const float {store.tensor}_total", f"__ldcg(&totals[{index}])"))
+            totals.append(Do(f"totals[{index}] = 0.0f"))
+            totals.append(cells.write_total(store, f"{store.tensor}_total"))
+        by_one = [If("threadIdx.x == 0", tuple(totals))] if totals else []
         return [
             Gap(),
             Comment("The last block to arrive finishes and leaves the workspace ready for the next call."),
@@ -71,6 +85,6 @@ class Ticket(Finish):
             Do("__threadfence()"),
             If(
                 "takes_last_ticket(ticket, is_last)",
-                (For(each_cell, tuple(finish)), If("threadIdx.x == 0", (Do("*ticket = 0"),), alone=True)),
+                (*columns, *by_one, If("threadIdx.x == 0", (Do("*ticket = 0"),), alone=True)),
             ),
         ]

@@ -34,6 +34,17 @@ class LastTile(PartialRows):
 
     def epilogue(self) -> list[Statement]:
         cells = self.cells
+        return [
+            Gap(),
+            Comment("The last block to arrive at a tile of columns adds the partial rows there."),
+            Do("__shared__ bool is_last"),
+            Let("float* scratch", f"reinterpret_cast<float*>({cells.shared})"),
+            *(self._finish_columns() if cells.stores else []),
+            *(self._finish_totals() if cells.totals else []),
+        ]
+
+    def _finish_columns(self) -> list[Statement]:
+        cells = self.cells
         write: list[Statement] = [
             Let("const int cell", "sum % kPitch"),
             Let("const int column", cells.column_of_cell),
@@ -45,10 +56,18 @@ class LastTile(PartialRows):
         rows = f"static_cast<int>({cells.access.walkers})"
         sizes = "kThreads, kTiles, kTileSums, kTensors * kPitch, kTicketWords"
         return [
-            Gap(),
-            Comment("The last block to arrive at a tile of columns adds the partial rows there."),
-            Do("__shared__ bool is_last"),
-            Let("float* scratch", f"reinterpret_cast<float*>({cells.shared})"),
             function("write_total", "int sum, float total", write),
             Do(f"finish_last_tiles<{sizes}>(tickets, is_last, partials, {rows}, scratch, write_total)"),
+        ]
+
+    def _finish_totals(self) -> list[Statement]:
+        """The totals are one more tile, with a ticket of its own."""
+        cells = self.cells
+        writes = [If(f"index == {i}", (cells.write_total(s, "total"),)) for i, s in enumerate(cells.totals)]
+        ticket = "tickets + kTiles * kTicketWords" if cells.stores else "tickets"
+        rows = f"{self.totals('gridDim.x')}, static_cast<int>(gridDim.x)"
+        sizes = "kThreads, 1, kTotalPitch, kTotalPitch, kTicketWords"
+        return [
+            function("write_number", "int index, float total", writes),
+            Do(f"finish_last_tiles<{sizes}>({ticket}, is_last, {rows}, scratch, write_number)"),
         ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from normgen.codegen.chain import chain_setting, declare
 from normgen.codegen.columns.sums import PITCH, Finish, SecondKernel
+from normgen.codegen.columns.totals import total_constants
 from normgen.codegen.module import Kernel, Launch, Param, Source
 from normgen.codegen.statements import Do, Gap, If, Let, Statement, constant, setting
 from normgen.schedule.knobs import DependentLaunch
@@ -23,6 +24,19 @@ class PartialRows(Finish):
     def hand_on(self, index: int, cell: str, value: str) -> Statement:
         return Do(f"partial_row[{self.cells.start(index)}{cell}] = {value}")
 
+    def target_of_totals(self) -> list[Statement]:
+        return [Let("float* partial_totals", f"{self.totals('gridDim.x')} + blockIdx.x * kTotalPitch")]
+
+    def totals(self, blocks: str) -> str:
+        """Where the rows of totals lie, one per block: behind all partial rows."""
+        if not self.cells.stores:
+            return "partials"
+        rows = f"{blocks} / kCluster" if self.cells.plan.schedule.cluster > 1 else blocks
+        return f"partials + static_cast<long long>({rows}) * kTensors * kPitch"
+
+    def hand_on_total(self, index: str, value: str) -> Statement:
+        return Do(f"partial_totals[{index}] = {value}")
+
 
 class TwoKernels(PartialRows):
     """partials_two_kernels, and cluster_partials behind the clusters' own sums."""
@@ -32,7 +46,8 @@ class TwoKernels(PartialRows):
 
     def second_kernel(self, name: str) -> SecondKernel | None:
         cells, plan = self.cells, self.cells.plan
-        outputs = [plan.problem.tensor(s.tensor) for s in cells.stores]
+        columns = [plan.problem.tensor(s.tensor) for s in cells.stores]
+        outputs = [*columns, *(plan.problem.tensor(s.tensor) for s in cells.totals)]
         cluster, launched = plan.schedule.cluster, plan.schedule.dependent_launch
         params = [
             *(Param(name=t.name, ctype=f"{t.dtype.ctype}*", source=Source.TENSOR, key=t.name) for t in outputs),
@@ -40,43 +55,21 @@ class TwoKernels(PartialRows):
             Param(name="blocks" if cluster > 1 else "partial_rows", ctype="int", source=Source.BLOCKS),
         ]
         pitch = cells.sums.pitch
-        columns = next((c for c in (32, 16) if pitch // c * len(outputs) >= FINISH_BLOCKS), 8)
-        blocks = pitch // columns * len(outputs)
+        cells_each = next((c for c in (32, 16) if pitch // c * len(columns) >= FINISH_BLOCKS), 8)
+        blocks = pitch // cells_each * len(columns) + -(-len(cells.totals) // cells_each)
         launch = Launch(threads=FINISH_THREADS, blocks=blocks, dependent=launched is not DependentLaunch.OFF)
-        constants = [
-            setting("kCols", plan.problem.cols),
-            constant("kPitch", PITCH, "columns of a row of float32 sums, padded"),
-            setting("kVector", plan.cut.vector),
-            constant("kVectors", "kCols / kVector"),
-            setting("kCluster", cluster, "blocks that fill a partial row together"),
-            constant("kThreads", str(FINISH_THREADS)),
-            constant("kTensors", str(len(outputs)), "tensors that are summed over rows"),
-            setting("kCells", columns, "sums that a block adds"),
-            chain_setting(plan),
-        ]
-        several = len(outputs) > 1
-        tensor, sizes = "tensor" if several else "0", "kThreads, kCells, kTensors, kPitch"
-        writes: list[Statement] = [Let("const float total", "total_of_warps(warp_sums, threadIdx.x)")]
-        for index, store in enumerate(cells.stores):
-            write = tuple(cells.write(store, "total"))
-            writes += [If(f"tensor == {index}", write)] if several else write
         body: list[Statement] = [
-            *constants,
+            *self._second_constants(cells_each),
             Do("__shared__ float warp_sums[kThreads / 32][kCells]"),
             Gap(),
-        ]
-        if cluster > 1:
-            body.append(Let("const int partial_rows", "blocks / kCluster"))
-        body += [
-            *([Let("const int tensor", "blockIdx.x % kTensors")] if several else []),
-            Let("const int cell", f"blockIdx.x{' / kTensors' if several else ''} * kCells + threadIdx.x % kCells"),
+            *([Let("const int partial_rows", "blocks / kCluster")] if cluster > 1 else []),
+            *(self._own_cell() if columns else []),
             Gap(),
             Do("Chain::at_start()"),
             Do("Chain::wait_for_partner()"),
             Gap(),
-            Do(f"add_partial_rows<{sizes}>(partials, partial_rows, {tensor}, cell, warp_sums)"),
-            Let("const int column", cells.column_of_cell),
-            If("threadIdx.x < kCells && cell < kCols", tuple(writes)),
+            *(self._finish_totals() if cells.totals else []),
+            *(self._finish_columns() if columns else []),
         ]
         return SecondKernel(
             kernel=Kernel(name=name, params=tuple(params), launch=launch),
@@ -84,3 +77,55 @@ class TwoKernels(PartialRows):
             declared=tuple(declare(plan, param) for param in params),
             body=body,
         )
+
+    def _second_constants(self, cells_each: int) -> list[Statement]:
+        cells, plan = self.cells, self.cells.plan
+        column_blocks = constant("kColumnBlocks", "kPitch / kCells * kTensors", "blocks that add sums of columns")
+        return [
+            setting("kCols", plan.problem.cols),
+            constant("kPitch", PITCH, "columns of a row of float32 sums, padded"),
+            setting("kVector", plan.cut.vector),
+            constant("kVectors", "kCols / kVector"),
+            setting("kCluster", plan.schedule.cluster, "blocks that fill a partial row together"),
+            constant("kThreads", str(FINISH_THREADS)),
+            constant("kTensors", str(len(cells.stores)), "tensors that are summed over rows"),
+            setting("kCells", cells_each, "sums that a block adds"),
+            *total_constants(cells),
+            *([column_blocks] if cells.totals else []),
+            chain_setting(plan),
+        ]
+
+    def _own_cell(self) -> list[Statement]:
+        several = len(self.cells.stores) > 1
+        tensor = [Let("const int tensor", "blockIdx.x % kTensors")] if several else []
+        block = f"blockIdx.x{' / kTensors' if several else ''}"
+        return [*tensor, Let("const int cell", f"{block} * kCells + threadIdx.x % kCells")]
+
+    def _finish_columns(self) -> list[Statement]:
+        cells = self.cells
+        several = len(cells.stores) > 1
+        tensor, sizes = "tensor" if several else "0", "kThreads, kCells, kTensors, kPitch"
+        writes: list[Statement] = [Let("const float total", "total_of_warps(warp_sums, threadIdx.x)")]
+        for index, store in enumerate(cells.stores):
+            write = tuple(cells.write(store, "total"))
+            writes += [If(f"tensor == {index}", write)] if several else write
+        return [
+            Do(f"add_partial_rows<{sizes}>(partials, partial_rows, {tensor}, cell, warp_sums)"),
+            Let("const int column", cells.column_of_cell),
+            If("threadIdx.x < kCells && cell < kCols", tuple(writes)),
+        ]
+
+    def _finish_totals(self) -> list[Statement]:
+        """The blocks behind those of the columns add the totals' rows, which lie behind the partial rows."""
+        cells = self.cells
+        block = "(blockIdx.x - kColumnBlocks)" if cells.stores else "blockIdx.x"
+        blocks = "blocks" if cells.plan.schedule.cluster > 1 else "partial_rows"
+        writes = [If(f"index == {i}", (cells.write_total(s, "total"),)) for i, s in enumerate(cells.totals)]
+        found: list[Statement] = [
+            Let("const int index", f"{block} * kCells + threadIdx.x % kCells"),
+            Let("const float* partial_totals", self.totals(blocks)),
+            Do(f"add_partial_rows<kThreads, kCells, 1, kTotalPitch>(partial_totals, {blocks}, 0, index, warp_sums)"),
+            Let("const float total", "total_of_warps(warp_sums, threadIdx.x % kCells)"),
+            If("threadIdx.x < kCells", tuple(writes)),
+        ]
+        return [If("blockIdx.x >= kColumnBlocks", (*found, Do("return")))] if cells.stores else found

@@ -1,4 +1,4 @@
-"""What the ways to sum columns share: names, cells, and how one column's total is written.
+"""What the ways to sum over rows share: names, cells, and how one column's sum, or a total, is written.
 
 A thread meets the same columns in every row of its block, so that it adds into registers of its own while the
 block walks its rows; the block then adds its row groups and hands one float32 sum per column on. Sums are stored
@@ -21,7 +21,7 @@ PITCH = "(kCols + 31) / 32 * 32"  # as schedule/plan.py's sums_pitch
 
 
 class Cells:
-    """Where the sums of a kernel's column outputs lie."""
+    """Where the sums of a kernel's column outputs lie, and which totals it has."""
 
     def __init__(self, access: Access, sums: Sums) -> None:
         self.access = access
@@ -29,6 +29,7 @@ class Cells:
         self.sums = sums
         self.stores = sums.stores
         self.names = [store.tensor for store in sums.stores]
+        self.totals = sums.totals
         self.shared = Slots(access).behind  # where a block's sums lie in shared memory
 
     def start(self, index: int) -> str:
@@ -48,6 +49,10 @@ class Cells:
         tensor = store.tensor
         text = f"element(read<1>({tensor} + column), 0) + {value}" if store.accumulate else value
         return [Do(f"write_element({tensor}, column, {text})")]
+
+    def write_total(self, store: Store, value: str) -> Statement:
+        """Round a total to its stored dtype and write (or add) it."""
+        return Do(self.access.write_row_value(store.tensor, "0", value, accumulate=store.accumulate))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +84,14 @@ class Finish:
 
     def hand_on(self, index: int, cell: str, value: str) -> Statement:
         """Give a block's sum of one cell away."""
+        raise NotImplementedError
+
+    def target_of_totals(self) -> list[Statement]:
+        """What `hand_on_total` writes to."""
+        return []
+
+    def hand_on_total(self, index: str, value: str) -> Statement:
+        """Give a block's sum for one total away."""
         raise NotImplementedError
 
     def epilogue(self) -> list[Statement]:

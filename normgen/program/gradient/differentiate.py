@@ -7,8 +7,9 @@
     dweight = sum_rows(dy * xhat)   dbias = sum_rows(dy)
 
 Rules. elem -> row fan-in is a row reduction, elem -> col fan-in a column reduction, a row cotangent is
-broadcast to the elems it sums; scalars have no gradient. A maximum passes no gradient, and that is proven:
-its cotangent must cancel to 0, as it does in softmax, where the maximum only shifts.
+broadcast to the elems it sums. The gradient of a tensor of one number is a total: the cotangent of a scalar value is
+kept as the row values that it is the sum of. The scalars of a call have no gradient. A maximum passes no gradient, and
+that is proven: its cotangent must cancel to 0, as it does in softmax, where the maximum only shifts.
 """
 
 from __future__ import annotations
@@ -73,12 +74,12 @@ def differentiate(
     accumulate: bool | tuple[str, ...] = False,
     unread: Mapping[str, Kind] = NO_TENSORS,
 ) -> RowProgram:
-    """The program that computes d<input> for each input in `wrt` from d<output> of each stored elem tensor.
+    """The program that computes d<input> for each input in `wrt` from d<output> of each stored elem tensor and total.
 
     wrt         loaded tensors to differentiate by; None: all of them, and those of `unread`
     unread      tensors, with their kinds, that the program does not load: their gradients are 0
     saved       forward values (row or elem) that are loaded; what is not saved is recomputed
-    cotangents  stored tensors whose gradient is given; None: the elem outputs. Others count as constants
+    cotangents  stored tensors whose gradient is given; None: elem and scalar outputs. Others count as constants
     accumulate  add to the gradients instead of overwriting them: all, or the tensors named (`dweight`). The program
                 neither reads nor stores an accumulated gradient that is 0
     Errors: ProgramError for an unknown name, a monoid other than sum, max, absmax, a maximum that does more
@@ -88,7 +89,8 @@ def differentiate(
     inputs = {**{s.name: s.kind for s in program.loads}, **unread}
     stored = {s.tensor: s for s in program.stores}
     chosen = tuple(inputs) if wrt is None else _known(wrt, inputs, "gradients are taken by loaded tensors")
-    sources = tuple(s.tensor for s in program.stores if s.kind.is_elem) if cotangents is None else cotangents
+    outputs = (s.tensor for s in program.stores if s.kind.is_elem or s.kind is Kind.SCALAR)
+    sources = tuple(outputs) if cotangents is None else cotangents
     _known(sources, stored, "cotangents belong to stored tensors")
     if not sources:
         raise ProgramError("a backward pass needs an output", received=program.name)
@@ -269,11 +271,12 @@ class _Reverse:
             )
         for name in self._dependencies(statement):
             local = self.algebra.poly(derivative(opened(statement.args[0]), symbol(name)))
-            self._fan_in(name, self.algebra.times(cotangents[0] or {}, local), from_kind=Kind.ELEM)
+            of_kind = Kind.ROW if statement.kind is Kind.SCALAR else Kind.ELEM
+            self._fan_in(name, self.algebra.times(cotangents[0] or {}, local), from_kind=of_kind)
 
     def _fan_in(self, name: str, poly: Poly, *, from_kind: Kind) -> None:
-        """Contributions are summed over the columns where an elem expression reads a row value."""
-        is_sum = from_kind.within_row and from_kind.by_row and self.kinds[name].is_row
+        """Contributions are summed over the columns where they go to a value of the row, or of all rows."""
+        is_sum = from_kind.within_row and not self.kinds[name].within_row
         self._receive(name, self.algebra.row_sum(poly) if is_sum else poly)
 
     def _named(self, statement: Map, cotangent: Poly, locals_: dict[str, Poly]) -> Poly:

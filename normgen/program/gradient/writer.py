@@ -69,8 +69,8 @@ class GradientWriter:
         known = self._by_expr.get((expr, kind))
         value = symbol(tensor) if known is None else known
         if known is None:
-            is_col_sum = not kind.by_row and expr != 0
-            statement = Reduce((tensor,), kind, SUM, (expr,)) if is_col_sum else Map(tensor, kind, expr)
+            over_rows = not kind.by_row and expr != 0
+            statement = Reduce((tensor,), kind, SUM, (expr,)) if over_rows else Map(tensor, kind, expr)
             self._append(value, kind, expr, statement)
         self.statements.append(Store(tensor, value.name, kind, accumulate))
 

@@ -23,8 +23,7 @@ LAYERNORM_STATISTICS = forward.layernorm().statements[3:8]
 def data_for(p: RowProgram, rows: int = 3, cols: int = 5, seed: int = 0) -> dict[str, Array]:
     """Random inputs, and random numbers by the names of their values; tensors called w are positive."""
     rng = np.random.default_rng(seed)
-    shapes = {ELEM: (rows, cols), ROW: (rows,), COL: (cols,), Kind.SCALAR: (1,)}
-    drawn = {load.name: rng.normal(size=shapes[load.kind]) for load in p.loads}
+    drawn = {load.name: np.asarray(rng.normal(size=load.kind.shape(rows, cols))) for load in p.loads}
     drawn |= {r.name: rng.random((rows, cols)) for r in p.randoms}
     return {n: np.abs(v) + 0.5 if n == "w" else v for n, v in drawn.items()}
 
