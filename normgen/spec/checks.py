@@ -151,6 +151,8 @@ def _check_seeds(spec: Spec, trees: Mapping[str, Expression]) -> None:
                 rule = f"{RANDOM}(seed) takes a tensor with the role seed, which stands nowhere else"
                 where = f"{rule} (column {node.column + 1} of the formula)"
                 raise SpecError(where, file=spec.file, line=formula.line, received=formula.text)
+
+
 def _check_totals(spec: Spec, trees: Mapping[str, Expression]) -> None:
     """A total is known once all rows are: it is stored by itself, and no formula of the same kernel reads it."""
     outputs = {t.name for t in spec.tensors if t.role is Role.SCALAR_OUTPUT}

@@ -3,8 +3,7 @@
     reference("layernorm", "forward", {"x": x, "weight": w}, {"eps": 1e-5})  ->  {"y": ..., "mean": ..., "rstd": ...}
 
 x, y, dy, dx, h, residual: [rows, cols]; weight, bias, dweight, dbias: [cols]; mean, rstd, row_max, row_sum, total of
-row_sum: [rows]; alpha, dalpha, total of full_sum: []. `random 0`: [rows, cols], the numbers of the first random(seed) in
-the spec.
+row_sum: [rows]; alpha, dalpha, total of full_sum: []. `random 0`: [rows, cols], the numbers of a spec's first draw.
 Non-finite values follow IEEE, as in torch: a NaN or a +inf makes a softmax row NaN, a -inf entry gives 0.
 
 `BACKWARD_FORMULAS` states the same gradients as formula texts; the error model walks those.

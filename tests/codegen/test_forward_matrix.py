@@ -19,7 +19,6 @@ from tests.samples import CORE, sized
 
 EXTRA = sized(0, 300)
 EXTRA_ON_GPU = sized(150, 1500)
-ELSEWHERE = () if is_full() else ("dyt", "full_sum")  # test_totals.py has kernels of theirs
 matrix = pytest.mark.parametrize(
     ("op", "layouts", "seed"),
     [pytest.param(op, name, seed, id=f"{op}-{name}-seed{seed}") for seed in SEEDS for op in CORE for name in SETS],

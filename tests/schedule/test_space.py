@@ -28,7 +28,6 @@ SIZES += [Layout(rows=1, cols=cols, align=0) for cols in (2, 31, 33, 255, 8191, 
 BACKWARD = [layout for layouts in BACKWARD_SETS.values() for layout in layouts]
 BACKWARD += [Layout(rows=1, cols=cols, align=0) for cols in (1, 33, 4097, 65535, 65536)]
 
-SIMPLE = () if is_full() else ("dyt", "full_sum")  # on one GPU, unless the run is a full one
 
 @pytest.mark.parametrize("gpu", TARGETS)
 @pytest.mark.parametrize("op", CORE)

@@ -96,8 +96,8 @@ def test_the_suites_that_ship_have_their_shapes() -> None:
     assert {e.problem.rows for e in fused.entries} == {1, 16, 64, 256, 1024, 4096}
     assert {e.problem.dtype.name for e in fused.entries} == {"bf16"}
     (norm,) = fused.only("add_rmsnorm bwd").entries
-    assert norm.label == "add_rmsnorm bwd 4096x4096 bf16 fresh gradients=x,weight"
-    assert [t.name for t in norm.problem.tensors if t.is_written] == ["dx", "dweight"]
+    assert norm.label == "add_rmsnorm bwd 4096x4096 bf16 fresh"
+    assert [t.results for t in norm.problem.tensors if t.is_written] == [("dx", "dresidual"), ("dweight",)]
 
 
 def test_only_keeps_the_entries_that_contain_the_pattern() -> None:

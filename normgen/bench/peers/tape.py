@@ -63,8 +63,8 @@ class Tape(Generic[V]):
     def reduce(self, name: str, arg: int, group: int = 0) -> int:
         return self.noted(partial(self.real.reduce, name, group=group), arg)
 
-    def sum_rows(self, arg: int) -> int:
-        return self.noted(self.real.sum_rows, arg)
+    def sum_rows(self, arg: int, row: int | None = None) -> int:
+        return self.noted(self.real.sum_rows, arg, *(() if row is None else (row,)))
 
 
 def replayed(problem: Problem, real: Arithmetic[V]) -> Callable[[Mapping[str, V]], dict[str, V]]:

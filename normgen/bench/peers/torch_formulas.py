@@ -11,11 +11,12 @@ from typing import Any
 
 import torch
 
-from normgen.bench.peers import Tensors
+from normgen.bench.peers import NotOfferedError, Tensors
 from normgen.bench.peers.common import Function
 from normgen.bench.peers.tape import replayed
 from normgen.dtypes import DType
 from normgen.problem.problem import Problem, TensorUse
+from normgen.program.source import written_program
 
 Tensor = Any
 
@@ -89,19 +90,27 @@ class TorchFloat32:
             return _reduced(name, groups).expand(groups.shape).reshape(row.shape)
         return _reduced(name, row)
 
-    def sum_rows(self, arg: Tensor) -> Tensor:
-        return arg.sum(0, keepdim=True)
+    def sum_rows(self, arg: Tensor, row: Tensor | None = None) -> Tensor:
+        """Over all rows; `row` has their numbers, [rows, 1]: a value of no row is summed as often."""
+        every = arg if row is None else arg.expand(row.shape[0], arg.shape[-1] if arg.ndim else 1)
+        return every.sum(0, keepdim=True)
 
 
 def _reduced(name: str, x: Tensor) -> Tensor:
     if name in ("sum", "mean"):
         return getattr(x, name)(-1, keepdim=True)
+    if name not in ("min", "max", "absmax"):
+        raise NotOfferedError(f"no {name} of a row")
     return x.amin(-1, keepdim=True) if name == "min" else (x.abs() if name == "absmax" else x).amax(-1, keepdim=True)
 
 
 def stored(value: Tensor, dtype: DType) -> Tensor:
-    """As a kernel of ours stores it: rounded to nearest even, and saturated where the dtype saturates."""
-    if dtype.saturates:  # torch's own cast to e4m3 gives NaN beyond the largest number
+    """As a kernel of ours stores it: rounded as the dtype rounds, and saturated where it saturates."""
+    if dtype.rounds_up:
+        mantissa, exponent = value.clamp(dtype.least, dtype.largest).frexp()
+        power = torch.ldexp(torch.ones_like(value), exponent - (mantissa == 0.5).int())
+        value = torch.where(value >= 0, power, torch.nan)
+    elif dtype.saturates:  # torch's own cast to e4m3 gives NaN beyond the largest number
         value = value.round() if dtype.is_integer else value
         value = value.nan_to_num(nan=0.0) if dtype.is_integer else value
         value = value.clamp(dtype.least, dtype.largest)
@@ -109,7 +118,12 @@ def stored(value: Tensor, dtype: DType) -> Tensor:
 
 
 def function_of(problem: Problem) -> Function:
-    """The problem's program as a function of a set of tensors, which a compiler can trace."""
+    """The problem's program as a function of a set of tensors, which a compiler can trace.
+
+    Raises NotOfferedError where it draws random numbers: torch's are others.
+    """
+    if written_program(problem).randoms:
+        raise NotOfferedError("no random numbers of this kind")
     reads = [t for t in problem.tensors if not t.is_written]
     writes = [t for t in problem.tensors if t.is_written]
     # Before any tracing, which cannot follow the algebra.
@@ -117,7 +131,7 @@ def function_of(problem: Problem) -> Function:
 
     def run(t: Tensors) -> Tensors:
         device = t[reads[0].name].device
-        given = {use.name: _read(use, t[use.name]) for use in reads}
+        given = {use.name: _read(use, t[use.name], problem) for use in reads}
         given["row"] = torch.arange(problem.rows, device=device).unsqueeze(1)
         given["col"] = torch.arange(problem.cols, device=device).unsqueeze(0)
         values = made[device.type](given)
@@ -126,18 +140,22 @@ def function_of(problem: Problem) -> Function:
     return run
 
 
-def _read(use: TensorUse, tensor: Tensor) -> Tensor:
+def _read(use: TensorUse, tensor: Tensor, problem: Problem) -> Tensor:
     """In the shape of its kind; whole numbers stay whole, so that labels are compared exactly."""
     value = tensor if use.dtype.is_integer else tensor.float()
     if use.kind.is_elem:
         return value
+    if use.kind.by_batch:
+        return value.repeat_interleave(problem.rows_per_batch, 0)[: problem.rows]
     return value.reshape(-1, 1) if use.kind.by_row else value.reshape(1, -1) if use.kind.by_col else value.reshape(())
 
 
 def _written(use: TensorUse, value: Tensor, problem: Problem) -> Tensor:
-    shape = use.shape(problem.rows, problem.cols)
+    shape = problem.shape_of(use)
     if use.group:  # each column has its group's value
         value = value[:, :: use.group]
+    elif not shape:
+        value = value.reshape(shape)
     elif not use.kind.is_elem:
         value = value.expand(problem.rows, 1).squeeze(1) if use.kind.by_row else value.reshape(-1)
     return stored(value.expand(shape), use.dtype).contiguous()

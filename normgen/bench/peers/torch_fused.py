@@ -65,6 +65,17 @@ def _add_layer_norm(problem: Problem) -> Function:
     return run
 
 
+def _ada_layer_norm(problem: Problem) -> Function:
+    shape, eps = [problem.cols], scalar(problem, "eps")
+
+    def run(t: Tensors) -> Tensors:
+        batches = t["scale"].shape[0]
+        y = F.layer_norm(t["x"].unflatten(0, (batches, -1)), shape, eps=eps)
+        return {"y": (y * (1 + t["scale"].unsqueeze(1)) + t["shift"].unsqueeze(1)).flatten(0, 1)}
+
+    return run
+
+
 def _gate_rms_norm(problem: Problem) -> Function:
     norm = _rms_norm(problem)
     return lambda t: {"y": norm(t, t["x"] * F.silu(t["z"]))}
@@ -206,6 +217,7 @@ FUNCTIONS: dict[tuple[str, str], Callable[[Problem], Function]] = {
     ("add_rmsnorm", "forward"): _add_rms_norm,
     ("add_rmsnorm", "backward"): _add_rms_norm_backward,
     ("add_layernorm", "forward"): _add_layer_norm,
+    ("adaln", "forward"): _ada_layer_norm,
     ("gate_rmsnorm", "forward"): _gate_rms_norm,
     ("rmsnorm_gate", "forward"): _rms_norm_gate,
     ("swiglu", "forward"): _swiglu,

@@ -11,7 +11,6 @@ from normgen.program.evaluate import evaluate
 from normgen.program.gradient.differentiate import differentiate
 from normgen.program.ir import Load, Map, RowProgram, Store
 from normgen.program.monoid import MAX, symbol
-from normgen.spec.spec import Kind
 from tests.program import programs as forward
 from tests.program.programs import COL, ELEM, ROW, bias, eps, mean, program, rsqrt, rstd, total, values, weight, x
 
