@@ -325,7 +325,7 @@ class _Reader:
                 known = [str(v) for v in KNOBS[name].values]
                 rule = f"knob '{name}' takes one of: {', '.join(known)}"
                 raise self.error(rule, path, received=repr(value), hint=did_you_mean(str(value), known))
-            found.append(meant)
+            found.append(next(known for known in KNOBS[name].values if known == meant))
         return tuple(dict.fromkeys(found))
 
     def names_list(self, table_name: str, key: str, known: Iterable[str]) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from normgen.cpu import find_compiler
 from normgen.spec.reader import load
 from tests.codegen.executors import CpuExecutor, GpuExecutor
 from tests.codegen.layouts import BACKWARD_SETS
-from tests.codegen.matrix import SEEDS, report, sample, wrong_backward
+from tests.codegen.matrix import SEEDS, report, sample, sets_of, wrong_backward
 from tests.samples import CORE, sized
 
 EXTRA = sized(0, 200)
@@ -24,7 +24,7 @@ matrix = pytest.mark.parametrize(
         pytest.param(op, name, seed, id=f"{op}-{name}-seed{seed}")
         for seed in SEEDS
         for op in OPS
-        for name in BACKWARD_SETS
+        for name in sets_of(op, BACKWARD_SETS)
     ],
 )
 

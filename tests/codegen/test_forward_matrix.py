@@ -14,14 +14,19 @@ from normgen.schedule.default import default_schedule
 from normgen.spec.reader import load
 from tests.codegen.executors import CpuExecutor, GpuExecutor
 from tests.codegen.layouts import DEVICE, SETS
-from tests.codegen.matrix import LOST, SEEDS, report, sample, wrong
+from tests.codegen.matrix import LOST, SEEDS, report, sample, sets_of, wrong
 from tests.samples import CORE, sized
 
 EXTRA = sized(0, 300)
 EXTRA_ON_GPU = sized(150, 1500)
 matrix = pytest.mark.parametrize(
     ("op", "layouts", "seed"),
-    [pytest.param(op, name, seed, id=f"{op}-{name}-seed{seed}") for seed in SEEDS for op in CORE for name in SETS],
+    [
+        pytest.param(op, name, seed, id=f"{op}-{name}-seed{seed}")
+        for seed in SEEDS
+        for op in CORE
+        for name in sets_of(op, SETS)
+    ],
 )
 
 

@@ -6,6 +6,7 @@ occurs. The executor lets copies arrive as late as it may and knows who read a s
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Iterator
 from dataclasses import replace
@@ -30,6 +31,7 @@ from tests.codegen.layouts import DEVICE, Layout, problem_of
 from tests.codegen.matrix import report, wrong, wrong_backward
 
 H200 = target("h200")
+PLAIN = Schedule()
 TRIES = 12_000
 # Tiles that the rows do not fill, fewer rows than stages, a padded pitch, a last vector that is not whole.
 LAYOUTS = (
@@ -69,12 +71,15 @@ KINDS: dict[str, dict[str, tuple[object, ...]]] = {
 
 
 def legal(problem: Problem, kind: str, rng: random.Random) -> Iterator[Case]:
+    drawn = (DRAWN | KINDS[kind]).items()
+    known = {name: [v for v in KNOBS[name].values if v in values] for name, values in drawn}
     for _ in range(TRIES):
-        schedule = Schedule(**{name: rng.choice(values) for name, values in (DRAWN | KINDS[kind]).items()})
+        schedule = PLAIN.varied(**{name: rng.choice(values) for name, values in known.items()})
         if refusal(problem, schedule, DEVICE) is None:
             yield problem, schedule
 
 
+@functools.cache
 def cases(op: str, direction: str, kind: str) -> list[Case]:
     rng = random.Random(f"{op} {direction} {kind}")
     found = []

@@ -23,6 +23,7 @@ from normgen.schedule.default import default_schedule
 from normgen.schedule.legality import refusal
 from normgen.schedule.schedule import Schedule
 from normgen.spec.reader import load
+from tests.samples import sized
 
 H200 = TARGETS["h200"]
 ROW_IN_BLOCK = Schedule(
@@ -256,7 +257,8 @@ def test_kernels_of_nearest_schedules_are_right_at_random_shapes() -> None:
     rng, known = random.Random(7), read(shipped_folder() / "h200.jsonl").records
     short = [r for r in known if r.problem.cols <= 4096]
     checked = 0
-    for _ in range(60):
+    drawn = sized(20, 60)
+    for _ in range(drawn):
         record = rng.choice(short)
         problem = untuned(record, rng)
         found = next(neighbours(problem, H200, known, place=record.place), None)
@@ -264,4 +266,4 @@ def test_kernels_of_nearest_schedules_are_right_at_random_shapes() -> None:
             checked += 1
             told = check_on_cpu(problem, emit(problem, found.schedule), seed=rng.randrange(1000))
             assert told.ok, f"{problem}: {found.schedule}: {told.summary}"
-    assert checked > 30
+    assert checked > drawn // 2
