@@ -112,10 +112,11 @@ def _add_rms_norm_backward(problem: Problem) -> Function:
     require(problem, "weight")
     operation = _module("fused_add_rms_norm")
     block, warps = calculate_settings(problem.cols)
+    launch = {"BLOCK_SIZE": block, "num_warps": warps, "num_stages": 2, "in_place": False}
 
     def run(t: Tensors) -> Tensors:
         dx, _, dweight = operation.fused_add_rms_norm_backward(
-            t["dy"], t["dh"], t["h"], t["weight"], t["rstd"], 0.0, _GEMMA, block, warps, False
+            t["dy"], t["dh"], t["h"], t["weight"], t["rstd"], 0.0, _GEMMA, **launch
         )
         found = {"dx": dx, "dresidual": dx, "dweight": dweight}
         return {name: gradient for name, gradient in found.items() if name in problem.present}
