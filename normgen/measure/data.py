@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
+
 from normgen import verify
 from normgen.cuda.memory import DeviceBuffer, copy
 from normgen.measure.replays import Layout, extent, main_input
@@ -15,9 +17,17 @@ POISON = 0xFF  # NaN in every stored format
 
 
 def sample_inputs(problem: Problem, *, seed: int) -> Inputs:
-    """The first rows of a problem's random inputs; the rows after them repeat these."""
+    """The first rows of a problem's random inputs; the rows after them repeat these.
+
+    Labels are columns: other libraries read memory that is not theirs, or end the process, for one that is none.
+    """
     sample = replace(problem, rows=min(problem.rows, max(1, FILL_ELEMENTS // problem.cols)))
-    return verify.make_inputs(sample, seed=seed, families=("normal",))
+    inputs = verify.make_inputs(sample, seed=seed, families=("normal",))
+    for tensor in problem.tensors:
+        if tensor.kind.is_row and tensor.dtype.is_integer and tensor.name in inputs.arrays:
+            labels = inputs.arrays[tensor.name]
+            np.maximum(labels, 0, out=labels)
+    return inputs
 
 
 def filled_sets(inputs: Inputs, problem: Problem, place: Layout, *, count: int, index: int) -> list[DeviceBuffer]:

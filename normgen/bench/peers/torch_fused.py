@@ -192,15 +192,12 @@ def _x(_: Problem) -> Values:
 
 
 def _cross_entropy_grad(problem: Problem) -> Function:
-    """The loss, and softmax less one-hot labels: what autograd runs, without its bookkeeping.
-
-    A label that is no column is taken for an ignored one: torch ends a process for it.
-    """
+    """The loss, and softmax less one-hot labels: what autograd runs, without its bookkeeping."""
     ignored = int(scalar(problem, "ignore_index"))
 
     def run(t: Tensors) -> Tensors:
         x = t["x"].float()
-        label = torch.where(t["label"] < 0, ignored, t["label"])
+        label = t["label"]
         logp = torch.log_softmax(x, -1)
         loss = F.nll_loss(logp, label, ignore_index=ignored, reduction="none")
         is_counted = (label != ignored).unsqueeze(1)
