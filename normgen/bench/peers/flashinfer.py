@@ -1,7 +1,8 @@
-"""FlashInfer: its norms and activations of inference, which return their results.
+"""FlashInfer: its norms and activations of inference.
 
-gate and up are joined beforehand, as its activations take them. fused_add_rmsnorm overwrites what it reads, which every
-other provider reads too: it is not offered.
+What overwrites what it reads is offered for problems in place of the same tensors, and for no others: every provider
+of a bench reads the same memory. Its activations take gate and up joined, a copy that nothing has just written: they
+are offered where no L2 holds that anyway.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ from normgen.bench.peers.common import Function, on_sets, pick, require, scalar,
 from normgen.problem.problem import Problem
 
 
+BEYOND_L2 = 128 << 20  # bytes
+
+
 def versions() -> dict[str, str]:
     return versions_of("flashinfer-python")
 
@@ -23,6 +27,8 @@ def versions() -> dict[str, str]:
 def prepare(problem: Problem, sets: Sequence[Tensors], options: Options) -> Call:  # noqa: ARG001
     function = pick(_FUNCTIONS, problem)(problem)
     if "gate" in sets[0]:
+        if problem.compulsory_bytes < BEYOND_L2:
+            raise NotOfferedError("takes gate and up joined, which nothing has just written")
         sets = [{"joined": torch.cat([t["gate"], t["up"]], dim=-1)} for t in sets]
     return on_sets(function, sets)
 
@@ -40,6 +46,34 @@ def _gemma_rms_norm(problem: Problem) -> Function:
     return lambda t: {"y": flashinfer.gemma_rmsnorm(t["x"], t["weight"], eps)}
 
 
+def _add_rms_norm(problem: Problem) -> Function:
+    _in_place(problem, h="residual", y="x")
+    _without(problem, "rstd")
+    require(problem, "weight")
+    eps = scalar(problem, "eps")
+
+    def run(t: Tensors) -> Tensors:
+        flashinfer.fused_add_rmsnorm(t["x"], t["residual"], t["weight"], eps)
+        return {"h": t["residual"], "y": t["x"]}
+
+    return run
+
+
+def _add_rms_norm_to_fp8_group(problem: Problem) -> Function:
+    """Its scales lie column by column, padded to 4 rows."""
+    _in_place(problem, h="residual")
+    require(problem, "weight", "y")
+    eps, groups, rows = scalar(problem, "eps"), problem.cols // problem.spec.group, -(-problem.rows // 4) * 4
+
+    def run(t: Tensors) -> Tensors:
+        q, y = torch.empty_like(t["x"], dtype=torch.float8_e4m3fn), torch.empty_like(t["x"])
+        scale = torch.empty(groups, rows, device=q.device)
+        flashinfer.norm.fused_add_rmsnorm_fp8_block_quant(q, scale, y, t["x"], t["residual"], t["weight"], eps)
+        return {"h": t["residual"], "y": y, "q": q, "scale": scale.t()[: problem.rows]}
+
+    return run
+
+
 def _rms_norm_to_fp8(problem: Problem) -> Function:
     require(problem, "weight")
     eps = scalar(problem, "eps")
@@ -52,6 +86,12 @@ def _rms_norm_to_fp8(problem: Problem) -> Function:
     return run
 
 
+def _in_place(problem: Problem, **over: str) -> None:
+    """Raises NotOfferedError unless the problem's outputs take the places that the library's take."""
+    if dict(problem.in_place) != over:
+        raise NotOfferedError(f"overwrites {', '.join(over.values())}")
+
+
 def _without(problem: Problem, *names: str) -> None:
     """Raises NotOfferedError if a tensor is there that the library does not know."""
     for name in names:
@@ -61,6 +101,8 @@ def _without(problem: Problem, *names: str) -> None:
 
 _FUNCTIONS: dict[tuple[str, str], Callable[[Problem], Function]] = {
     ("rmsnorm", "forward"): _rms_norm,
+    ("add_rmsnorm", "forward"): _add_rms_norm,
+    ("add_rmsnorm_to_fp8_group", "forward"): _add_rms_norm_to_fp8_group,
     ("gemma_rmsnorm", "forward"): _gemma_rms_norm,
     ("rmsnorm_to_fp8", "forward"): _rms_norm_to_fp8,
     ("swiglu", "forward"): lambda _: lambda t: {"y": flashinfer.silu_and_mul(t["joined"])},
