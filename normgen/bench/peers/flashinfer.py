@@ -16,7 +16,6 @@ from normgen.bench.peers import Call, NotOfferedError, Options, Tensors
 from normgen.bench.peers.common import Function, on_sets, pick, require, scalar, versions_of
 from normgen.problem.problem import Problem
 
-
 BEYOND_L2 = 128 << 20  # bytes
 
 
