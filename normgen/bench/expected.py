@@ -23,7 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from normgen import verify
-from normgen.problem.problem import Problem, TensorUse
+from normgen.problem.problem import Problem
+from normgen.problem.tensors import TensorUse
 from normgen.verify import Buffer, Inputs
 
 Array = NDArray[np.float64]

@@ -10,7 +10,7 @@ from normgen.codegen.reductions import CONSTANTS, State, state_of
 from normgen.codegen.spelling import unmarked
 from normgen.codegen.statements import Comment, Do, Let, Statement
 from normgen.dtypes import F32
-from normgen.problem.problem import TensorUse
+from normgen.problem.tensors import TensorUse
 from normgen.program.functions import COL, ROW
 from normgen.program.ir import COLS, Load
 from normgen.schedule.knobs import Load as LoadHint

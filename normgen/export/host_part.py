@@ -14,8 +14,9 @@ from normgen.codegen.spelling import mark
 from normgen.export.device_part import Compiled
 from normgen.export.groups import Entry, Group
 from normgen.pipeline import answered
-from normgen.problem.problem import MOST_NUMBERED, Problem, TensorUse
+from normgen.problem.problem import MOST_NUMBERED, Problem
 from normgen.problem.question import Direction
+from normgen.problem.tensors import TensorUse
 
 LONGEST_TERM = 105  # characters of a line of a table that stay together
 # The order of the template's struct Launch: what most kernels leave at its default comes last.

@@ -37,7 +37,8 @@ from normgen.measure.protocol import (
     twins_of,
 )
 from normgen.measure.replays import REPLAY_US, ROUND_OVER_L2, layout, main_input, plan_of
-from normgen.problem.problem import Problem, TensorUse
+from normgen.problem.problem import Problem
+from normgen.problem.tensors import TensorUse
 from normgen.program.source import kernel_problem
 from normgen.records.place import Context, Place
 from normgen.records.record import Outcome

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from normgen.problem.problem import Problem, TensorUse
+from normgen.problem.problem import Problem
+from normgen.problem.tensors import TensorUse
 from normgen.records.place import Context, Place, Setting
 
 REPLAY_US = 1000.0  # 0.3 to 1 ms a replay is the custom; its end matters less the longer it is

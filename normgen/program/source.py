@@ -8,8 +8,9 @@ from functools import cache
 from typing import Unpack
 
 from normgen.errors import UsageError
-from normgen.problem.problem import Problem, check_flow, make_problem, refuse_batch_gradients
+from normgen.problem.problem import Problem, check_flow, make_problem
 from normgen.problem.question import Asked, Direction
+from normgen.problem.tensors import refuse_batch_gradients
 from normgen.program.functions import with_dtypes
 from normgen.program.gradient.differentiate import backward_tensors, differentiate
 from normgen.program.ir import Map, Reduce, RowProgram, Statement, stage_of

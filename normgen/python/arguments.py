@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from normgen.codegen.module import Module, Source
 from normgen.cuda.arrays import ON_CPU, ArrayView
 from normgen.errors import UsageError
-from normgen.problem.problem import Problem, TensorUse
+from normgen.problem.problem import Problem
+from normgen.problem.tensors import TensorUse
 from normgen.schedule.plan import tensor_alignment
 from normgen.schedule.schedule import Schedule
 from normgen.spec.spec import Kind

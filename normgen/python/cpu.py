@@ -19,7 +19,8 @@ from normgen.cuda.cubin import Cubin
 from normgen.device import target
 from normgen.dtypes import DType
 from normgen.errors import FaultError, UsageError
-from normgen.problem.problem import Problem, TensorUse
+from normgen.problem.problem import Problem
+from normgen.problem.tensors import TensorUse
 
 _ALIGNMENT = 256  # that of device memory
 _TIME_LIMIT_S = 3600.0  # of one call: a loop without an end must not keep the process for ever

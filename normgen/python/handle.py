@@ -22,7 +22,8 @@ from normgen.cuda.cubin import Cubin
 from normgen.device import Device
 from normgen.errors import NothingValidError, UsageError, did_you_mean
 from normgen.pipeline import emit
-from normgen.problem.problem import Problem, TensorUse
+from normgen.problem.problem import Problem
+from normgen.problem.tensors import TensorUse
 from normgen.program.source import problem_for
 from normgen.python.arguments import Placed, Reach, device_name, expectations, misfit, rows_per_batch
 from normgen.python.executor import Executor, Memory, executor_for

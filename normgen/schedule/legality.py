@@ -10,7 +10,8 @@ from collections.abc import Callable
 from functools import cache
 
 from normgen.device import Device
-from normgen.problem.problem import Problem, TensorUse
+from normgen.problem.problem import Problem
+from normgen.problem.tensors import TensorUse
 from normgen.program.rewrites.passes import passed
 from normgen.program.source import kernel_problem, written_program
 from normgen.schedule.knobs import (

@@ -14,7 +14,8 @@ from functools import cached_property
 import sympy as sp
 
 from normgen.device import Device
-from normgen.problem.problem import Problem, TensorUse
+from normgen.problem.problem import Problem
+from normgen.problem.tensors import TensorUse
 from normgen.program.functions import cast
 from normgen.program.ir import (
     Load,

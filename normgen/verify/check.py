@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from normgen.dtypes import DType
 from normgen.errors import UsageError
-from normgen.problem.problem import Problem, TensorUse
+from normgen.problem.problem import Problem
+from normgen.problem.tensors import TensorUse
 from normgen.schedule.schedule import Schedule
 from normgen.verify.bounded import Bounded, whole
 from normgen.verify.error_model import ColumnSum, Float32Error, stored

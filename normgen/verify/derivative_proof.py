@@ -31,7 +31,8 @@ from numpy.typing import NDArray
 
 from normgen.dtypes import F32, DType
 from normgen.errors import VerificationError
-from normgen.problem.problem import Problem, TensorUse, tensors_in_place
+from normgen.problem.problem import Problem
+from normgen.problem.tensors import TensorUse, tensors_in_place
 from normgen.program.ir import RowProgram
 from normgen.program.source import written_program
 from normgen.spec.spec import Formula, Kind

@@ -34,8 +34,9 @@ from numpy.typing import NDArray
 
 from normgen.dtypes import F32, DType
 from normgen.errors import UsageError, did_you_mean
-from normgen.problem.problem import Problem, TensorUse
+from normgen.problem.problem import Problem
 from normgen.problem.question import Direction
+from normgen.problem.tensors import TensorUse
 from normgen.spec.spec import Role
 from normgen.verify.interpret import Array, drawn, interpret, seeds_of
 from normgen.verify.reference import has_reference, reference

@@ -23,7 +23,8 @@ from normgen.measure.data import sample_inputs
 from normgen.measure.gpu import COPY, GpuBench
 from normgen.measure.protocol import Check
 from normgen.measure.replays import CONTEST_REPLAY_US
-from normgen.problem.problem import Problem, TensorUse
+from normgen.problem.problem import Problem
+from normgen.problem.tensors import TensorUse
 from normgen.records.place import Place
 from normgen.spec.spec import Kind
 from tests.measure.fake_device import act, planted

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 
 from normgen.dtypes import F32
 from normgen.measure.protocol import BASE, BASE_AGAIN, ROOF_PREFIX, twin_name
-from normgen.problem.problem import Problem, TensorUse
+from normgen.problem.problem import Problem
+from normgen.problem.tensors import TensorUse
 from normgen.records.place import Context
 from normgen.spec.spec import Formula, Kind, Role, Spec, Tensor
 

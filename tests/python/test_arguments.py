@@ -10,7 +10,8 @@ from normgen.codegen.module import Module
 from normgen.cuda.arrays import ON_CPU, ArrayView
 from normgen.dtypes import BF16, F32
 from normgen.errors import UsageError
-from normgen.problem.problem import Problem, TensorUse
+from normgen.problem.problem import Problem
+from normgen.problem.tensors import TensorUse
 from normgen.python.arguments import Expectation, expectations
 from normgen.schedule.schedule import Schedule
 from normgen.spec.spec import Formula, Kind, Role, Spec, Tensor

@@ -15,7 +15,8 @@ import pytest
 from normgen.cuda.arrays import DeviceArray
 from normgen.dtypes import F32, FLOATS
 from normgen.errors import UsageError
-from normgen.problem.problem import Problem, TensorUse
+from normgen.problem.problem import Problem
+from normgen.problem.tensors import TensorUse
 from normgen.python.handle import Kernel, kernel, unaligned
 from normgen.schedule.schedule import Schedule
 from normgen.spec.spec import Formula, Kind, Role, Spec, Tensor

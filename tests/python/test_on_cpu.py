@@ -12,7 +12,8 @@ import normgen
 from normgen.cuda import dlpack
 from normgen.dtypes import F32
 from normgen.errors import FaultError, NoCompilerError, UsageError
-from normgen.problem.problem import Problem, TensorUse
+from normgen.problem.problem import Problem
+from normgen.problem.tensors import TensorUse
 from normgen.python.handle import Kernel
 from normgen.schedule.schedule import Schedule
 from normgen.spec.spec import Formula, Kind, Role, Spec, Tensor

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from normgen.dtypes import F32, dtype
-from normgen.problem.problem import Problem, TensorUse
+from normgen.problem.problem import Problem
 from normgen.problem.question import Direction
+from normgen.problem.tensors import TensorUse
 from normgen.spec.spec import Formula, Kind, Role, Spec, Tensor
 
 

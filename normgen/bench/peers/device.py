@@ -18,7 +18,8 @@ from normgen.measure.chains.chain import Chain
 from normgen.measure.chains.ends import Region
 from normgen.measure.gpu import GpuBench
 from normgen.measure.replays import consumed
-from normgen.problem.problem import Problem, TensorUse
+from normgen.problem.problem import Problem
+from normgen.problem.tensors import TensorUse
 
 
 class TorchSide:

@@ -15,7 +15,8 @@ from normgen.bench.peers import NotOfferedError, Tensors
 from normgen.bench.peers.common import Function
 from normgen.bench.peers.tape import replayed
 from normgen.dtypes import DType
-from normgen.problem.problem import Problem, TensorUse
+from normgen.problem.problem import Problem
+from normgen.problem.tensors import TensorUse
 from normgen.program.source import written_program
 
 Tensor = Any

@@ -15,7 +15,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from normgen.codegen.module import Kernel, Launch, Module, Param, Source
-from normgen.problem.problem import Problem, TensorUse
+from normgen.problem.problem import Problem
+from normgen.problem.tensors import TensorUse
 
 THREADS = 256
 VECTOR_BYTES = 16

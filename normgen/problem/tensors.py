@@ -1,0 +1,224 @@
+"""The tensors of a launch, in the order of its arguments: their dtypes, and whose memory they take."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from normgen.dtypes import F32, DType
+from normgen.dtypes import dtype as dtype_named
+from normgen.errors import UsageError, did_you_mean
+from normgen.spec.spec import OUTPUTS, READ, Kind, Role, Spec, Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorUse:
+    """One tensor of a problem, as the kernel's caller passes it.
+
+    of        the tensor whose gradient it is, or ""
+    also      further tensors that have the same gradient: it is stored once, and stands for theirs too
+    over      written in place: the read tensor whose memory it takes, or ""
+    under     read, then overwritten: the written tensor that takes its memory, or ""
+    nullable  a written row statistic the caller may pass as null
+    group     columns of a group, of a tensor with a value for each
+    """
+
+    name: str
+    kind: Kind
+    dtype: DType
+    is_written: bool
+    of: str = ""
+    also: tuple[str, ...] = ()
+    over: str = ""
+    under: str = ""
+    nullable: bool = False
+    group: int = 0
+
+    def shape(self, rows: int, cols: int, batches: int = 1) -> tuple[int, ...]:
+        """elem [rows, cols], batches [batches, cols], groups [rows, cols / G], row [rows], col [cols], scalar []."""
+        return self.kind.shape(rows, cols, self.group, batches)
+
+    @property
+    def memory(self) -> str:
+        """The tensor under whose name the caller passes the memory."""
+        return self.over or self.name
+
+    @property
+    def is_const(self) -> bool:
+        """Whether the kernel writes nothing to its memory."""
+        return not (self.is_written or self.under)
+
+    @property
+    def results(self) -> tuple[str, ...]:
+        """What its memory holds when the kernel is done: its name, and the gradients that it stands for."""
+        return (self.name, *(f"d{name}" for name in self.also))
+
+    @property
+    def is_parameter(self) -> bool:
+        """Read, and the same for every row."""
+        return not self.is_written and self.kind.is_col
+
+    @property
+    def is_row_sum(self) -> bool:
+        """Written, and summed over the rows: the gradient of a parameter."""
+        return self.is_written and self.kind.is_col
+
+    @property
+    def is_total(self) -> bool:
+        """Written, and one sum over rows and columns: a scalar output, the gradient of a scalar parameter."""
+        return self.is_written and self.kind is Kind.SCALAR
+
+    @property
+    def is_over_rows(self) -> bool:
+        return self.is_row_sum or self.is_total
+
+
+def stored_dtypes(spec: Spec, first: str, given: Mapping[str, str]) -> dict[str, DType]:
+    """Stored dtype of every tensor: given by name, else that of the tensor it follows, else `first`."""
+    stored = followed_dtypes(spec, dtype_named(first), {name: dtype_named(value) for name, value in given.items()})
+    for tensor in spec.tensors:
+        allowed = ("f32",) if tensor.role is Role.STATISTIC else tensor.dtypes
+        if allowed and stored[tensor.name].name not in allowed:
+            rule = f"tensor '{tensor.name}' of spec '{spec.name}' is stored as one of: {', '.join(allowed)}"
+            raise UsageError(rule, received=stored[tensor.name].name)
+    return stored
+
+
+def followed_dtypes(spec: Spec, first: DType, given: Mapping[str, DType]) -> dict[str, DType]:
+    chosen = {spec.inputs[0].name: first, **given}
+
+    def of(tensor: Tensor) -> DType:
+        if tensor.name in chosen:
+            return chosen[tensor.name]
+        if tensor.role is Role.STATISTIC:
+            return F32
+        if tensor.follows:
+            return of(spec.tensor(tensor.follows))
+        wanted = chosen[spec.inputs[0].name]
+        return wanted if not tensor.dtypes or wanted.name in tensor.dtypes else dtype_named(tensor.dtypes[0])
+
+    return {tensor.name: of(tensor) for tensor in spec.tensors}
+
+
+def _uses(
+    tensors: Iterable[Tensor], stored: Mapping[str, DType], *, is_written: bool, group: int = 0
+) -> tuple[TensorUse, ...]:
+    return tuple(
+        TensorUse(
+            name=t.name,
+            kind=t.kind,
+            dtype=stored[t.name],
+            is_written=is_written,
+            nullable=is_written and t.optional and t.role is Role.STATISTIC,
+            group=group if t.kind.is_groups else 0,
+        )
+        for t in tensors
+    )
+
+
+def by_role(tensors: Iterable[Tensor], *roles: Role) -> list[Tensor]:
+    """In the order of `roles`, then the spec's."""
+    listed = list(tensors)
+    return [t for role in roles for t in listed if t.role is role]
+
+
+def forward_tensors(here: list[Tensor], stored: Mapping[str, DType], group: int) -> tuple[TensorUse, ...]:
+    written = by_role(here, *OUTPUTS, Role.STATISTIC, Role.GROUP_STATISTIC)
+    read = by_role(here, *READ)
+    return (*_uses(written, stored, is_written=True, group=group), *_uses(read, stored, is_written=False))
+
+
+def backward_tensors(
+    spec: Spec,
+    here: list[Tensor],
+    stored: Mapping[str, DType],
+    reads: Collection[str] | None,
+    gradients: Collection[str] | None,
+    equal: Collection[tuple[str, ...]],
+) -> tuple[TensorUse, ...]:
+    """dx, dweight, ... written; dy, then the forward's tensors read. A gradient is stored like its tensor."""
+    sources = by_role(here, *READ)
+    wrt = [t for t in sources if t.has_gradient and (gradients is None or t.name in gradients)]
+    outputs = [t for t in by_role(here, *OUTPUTS) if t.has_gradient]
+    if not wrt:
+        rule = f"a backward pass of spec '{spec.name}' writes at least one gradient"
+        raise UsageError(rule, received="gradients of nothing", hint="name an input or a parameter")
+    refuse_batch_gradients(here, [t.name for t in wrt])
+
+    also = _stored_once(wrt, stored, equal)
+    repeated = {name for names in also.values() for name in names}
+
+    def gradient(tensor: Tensor, is_written: bool) -> TensorUse:
+        return TensorUse(
+            name=f"d{tensor.name}",
+            kind=tensor.kind,
+            dtype=stored[tensor.name],
+            is_written=is_written,
+            of=tensor.name,
+            also=also.get(tensor.name, ()),
+        )
+
+    for name in set(reads or ()) - {t.name for t in here}:
+        raise UsageError("a tensor cannot be both read and absent", received=name)
+    wanted = {t.name for t in sources} | set(spec.saved) if reads is None else set(reads)
+    forward = by_role(here, *OUTPUTS, *READ, Role.STATISTIC)
+    return (
+        *(gradient(t, True) for t in wrt if t.name not in repeated),
+        *(gradient(t, False) for t in outputs),
+        *_uses((t for t in forward if t.name in wanted), stored, is_written=False),
+    )
+
+
+def _stored_once(
+    wrt: Iterable[Tensor], stored: Mapping[str, DType], equal: Collection[tuple[str, ...]]
+) -> dict[str, tuple[str, ...]]:
+    """Of tensors with equal gradients that are stored alike: the first -> the others."""
+    alike: dict[tuple[int, str], list[str]] = {}
+    for tensor in wrt:
+        number = next((i for i, names in enumerate(equal) if tensor.name in names), None)
+        if number is not None and not tensor.optional:
+            alike.setdefault((number, stored[tensor.name].name), []).append(tensor.name)
+    return {first: tuple(others) for first, *others in alike.values() if others}
+
+
+def tensors_in_place(
+    tensors: tuple[TensorUse, ...], in_place: Mapping[str, str], *, accumulate: bool = False
+) -> tuple[TensorUse, ...]:
+    """The tensors, each written one of `in_place` in the memory of its read one.
+
+    Errors: UsageError for a name that is not written or not read, for two tensors that differ in shape or dtype, for
+    memory that two tensors would take.
+    """
+    named = {t.name: t for t in tensors}
+    for written, read in in_place.items():
+        received = f"{written} in place of {read}"
+        for name, is_written in ((written, True), (read, False)):
+            known = [t.name for t in tensors if t.is_written is is_written and t.kind.is_elem]
+            if name not in known:
+                what = "written" if is_written else "read"
+                whole = next((t.name for t in tensors if name in t.results), None)
+                hint = f"'{name}' is stored once, as '{whole}'" if whole and is_written else did_you_mean(name, known)
+                rule = f"a written tensor [rows, cols] takes the place of a read one; '{name}' is none that is {what}"
+                raise UsageError(rule, received=received, hint=hint or f"{what} here: {', '.join(known) or 'none'}")
+        if named[written].dtype != named[read].dtype:
+            stored = f"{received}: {named[written].dtype.name} and {named[read].dtype.name}"
+            raise UsageError("a tensor takes the place of one that is stored in its dtype", received=stored)
+    if len(set(in_place.values())) < len(in_place):
+        pairs = ", ".join(f"{written} in place of {read}" for written, read in in_place.items())
+        raise UsageError("one tensor takes the place of another", received=pairs, hint="name each tensor once")
+    if in_place and accumulate:
+        rule = "a gradient that is added to what is there takes the place of nothing"
+        raise UsageError(rule, received=f"accumulate, and {', '.join(in_place)} in place")
+    taken_by = {read: written for written, read in in_place.items()}
+    return tuple(replace(t, over=in_place.get(t.name, ""), under=taken_by.get(t.name, "")) for t in tensors)
+
+
+def refuse_batch_gradients(here: Collection[Tensor], wrt: Collection[str]) -> None:
+    """UsageError where a gradient has a value for each batch and column: column sums are those of all rows."""
+    if lost := [t.name for t in here if t.kind.by_batch and t.name in wrt]:
+        others = ",".join(t.name for t in by_role(here, *READ) if t.has_gradient and not t.kind.by_batch)
+        raise UsageError(
+            "a kernel sums over all rows and not over those of each batch, so that no batch parameter has a gradient",
+            received=f"the gradients of {', '.join(lost)}",
+            hint=f"differentiate by the others alone: --gradients {others}",
+        )
