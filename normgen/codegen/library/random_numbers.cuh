@@ -18,8 +18,8 @@ __device__ __forceinline__ void philox(unsigned* words, unsigned key, unsigned o
   }
 }
 
-// The random numbers of N columns from `column` on: multiples of 2^-24 in [0, 1). One depends on the seed, its row, its
-// column and the number of the draw alone: it is word column % 4 of what the counter (row, 0, column / 4, draw) becomes.
+// The random numbers of N columns from `column` on: multiples of 2^-24 in [0, 1). One depends on the seed, its row,
+// its column and the number of the draw alone: it is word column % 4 of what (row, 0, column / 4, draw) becomes.
 // kShifted: `column` need not be a multiple of N.
 template <int N, bool kShifted = false>
 __device__ __forceinline__ Vec<float, N> random_numbers(
