@@ -265,8 +265,9 @@ def repeat(
     """
     asked = []
     for name, value in options.items():
-        if value not in (None, "", False):
-            asked += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
+        for one in value if isinstance(value, tuple) else (value,):
+            if one not in (None, "", False):
+                asked += [f"--{name.replace('_', '-')}", *([] if one is True else [str(one)])]
     place = place_named(setting, context)
     asked += [*place.options(), *(["--trials", str(trials)] if trials else [])]
 

@@ -91,9 +91,7 @@ def files(folder: Path) -> list[Path]:
 def sweep(path: Path, *, place: Place = DEFAULT_PLACE) -> Path:
     """A finished sweep of the twelve schedules, one of them wrong, one the twin of another."""
     problem = key()
-    plain = {name: getattr(problem, name) for name in ProblemKey.__dataclass_fields__} | {
-        "dtypes": dict(problem.dtypes)
-    }
+    plain = problem.as_dict()
     header = header_of(
         SCHEDULES, default=SCHEDULES[0], problem=plain, place=place, device=H200, versions=VERSIONS,
         roof_us=9.5, noise_floor=0.004, bytes=50_000_000, seed=0,

@@ -54,7 +54,11 @@ def test_a_killed_normgen_tune_resumes_to_the_same_winner(tmp_path: Path, monkey
         folder = tmp_path / str(number)
         folder.mkdir()
         first = start(folder, "first.json", *TUNE)
-        first.join(moments.uniform(0 if number % 2 else length_s / 2, length_s))  # half of them with work to lose
+        if number % 2:
+            first.join(moments.uniform(0, length_s))
+        else:  # with work to lose
+            while first.is_alive() and not any(file.stat().st_size for file in folder.rglob("candidates.jsonl")):
+                first.join(0.002)
         if first.is_alive():
             assert first.pid is not None
             os.kill(first.pid, signal.SIGKILL)
