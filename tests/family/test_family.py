@@ -35,7 +35,7 @@ def wanted(case: Case) -> Iterator[tuple[Part, Array]]:
         yield part, value if part.rows[0] < 0 else value[part.rows]
 
 
-ELSEWHERE = {
+ELSEWHERE = {  # references in these modules of tests/codegen
     "adaln": "test_batches",
     "dropout_add_rmsnorm": "test_random",
     "dyt": "test_totals",

@@ -365,7 +365,7 @@ CHANGES: tuple[Change, ...] = (
     *changes(
         "python/arguments.py",
         ARGUMENTS,
-        ("if self.tensor.is_written and view.readonly:", "if view.readonly:"),
+        ("if not self.tensor.is_const and view.readonly:", "if view.readonly:"),
         ("if view.dtype != self.tensor.dtype.name:", "if False:"),
         ("if self.cols > 1 and strides[-1] != 1:", "if strides[-1] not in (1, 2):"),
         ("if pitch < self.cols:", "if pitch < 1:"),
