@@ -8,8 +8,8 @@ sum over all rows is that of the sample, as often as it repeats.
 * A peer may be `PEER_FACTOR` times as far off as the bound, and as a few roundings of intermediate values to its
   stored dtype: Liger and torch's compositions keep some in bf16 where our kernels keep float32, and an error then
   scales with the row's values rather than the element's. So its limit is 8 (bound + u (|want| + rms(want))), u being
-  the unit roundoff of the dtype it returned, or of the inputs' where that is coarser (the scale of a quantiser is found
-  from values in bf16), and rms that of the row. A missing term, a wrong eps or an unmasked tail
+  the unit roundoff of the dtype it returned, for a quantiser that of its inputs where this is coarser (its scale is
+  found from values in bf16), and rms that of the row. A missing term, a wrong eps or an unmasked tail
   is far outside; another order of summation or another exp is far inside.
 """
 
@@ -71,7 +71,8 @@ class Expected:
         want, limit = wanted.want, wanted.bound
         if peer_roundoff is not None:
             rms = np.sqrt(np.mean(want * want, axis=1, keepdims=True))
-            peer_roundoff = max(peer_roundoff, self.problem.dtype.unit_roundoff)
+            if any(w.use.dtype.bytes == 1 for w in self.tensors.values()):
+                peer_roundoff = max(peer_roundoff, self.problem.dtype.unit_roundoff)
             limit = PEER_FACTOR * (limit + peer_roundoff * (np.abs(want) + rms))
         with np.errstate(invalid="ignore"):
             ratio = np.abs(got.reshape(want.shape) - want) / limit

@@ -7,7 +7,7 @@ cut the work (threads, vectors, where the row waits); free rules at the rest.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from functools import lru_cache
 
 from normgen.device import Device
 from normgen.problem.problem import Problem
@@ -136,7 +136,7 @@ def in_place(problem: Problem, s: Schedule, _: Device) -> str | None:
     return None
 
 
-@cache
+@lru_cache(maxsize=32)
 def pivots(problem: Problem, variance: Variance, softmax: Softmax) -> frozenset[str]:
     """The tensors of which all threads of a row read one element."""
     program = passed(written_program(problem), Schedule(variance=variance, softmax=softmax))[-1][1]

@@ -83,20 +83,7 @@ def read_measured(paths: Sequence[Path], *, thinned: bool = True) -> list[Measur
         else:
             for record in kept(path):
                 if record.measured and record.cost_us is not None:
-                    key = {**record.as_dict(), "dtypes": dict(record.problem.dtypes)}
-                    names = (
-                        "op",
-                        "direction",
-                        "rows",
-                        "cols",
-                        "dtypes",
-                        "pitch",
-                        "align",
-                        "stable_parameters",
-                        "in_place",
-                    )
-                    key = {name: key[name] for name in names if name in key}
-                    add(key, record.place, record.device, record.schedule, record.cost_us)
+                    add(record.problem.as_dict(), record.place, record.device, record.schedule, record.cost_us)
     if not found:
         raise UsageError("a fit needs measured schedules", received=", ".join(map(str, paths)))
     chosen = _thinned if thinned else lambda us: list(us.items())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 
@@ -22,9 +23,9 @@ from normgen.verify.derivative_proof import prove
 from tests.codegen.test_in_place import ADD_RMSNORM
 
 
-def backward(**asked: object) -> Problem:
+def backward(**asked: Any) -> Problem:
     question = {"shape": "9x96", "dtype": "bf16", **asked}
-    return problem_for(ADD_RMSNORM, direction="backward", **question)  # type: ignore[arg-type]
+    return problem_for(ADD_RMSNORM, direction="backward", **question)
 
 
 def written(problem: Problem) -> list[str]:

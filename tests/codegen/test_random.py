@@ -72,10 +72,8 @@ def test_the_reference_is_philox(given: tuple[int, ...], want: tuple[int, ...]) 
 
 def test_the_reference_takes_word_by_word_of_counters_of_four_columns() -> None:
     seed, row, draw = 0xA4093822299F31D0, 7, 3
-    words = philox(
-        tuple(np.array([word], np.uint64) for word in (row, 0, 1, draw)),  # type: ignore[arg-type]
-        (seed & 0xFFFFFFFF, seed >> 32),
-    )
+    counter = [np.array([word], np.uint64) for word in (row, 0, 1, draw)]
+    words = philox((counter[0], counter[1], counter[2], counter[3]), (seed & 0xFFFFFFFF, seed >> 32))
     want = [float(int(word[0]) >> 8) / 2**24 for word in words]
     np.testing.assert_array_equal(uniform(seed, np.arange(8), 8, draw)[7, 4:], want)
     assert uniform(seed, np.arange(0), 5, draw).shape == (0, 5)

@@ -63,11 +63,10 @@ class LastTile(PartialRows):
     def _finish_totals(self) -> list[Statement]:
         """The totals are one more tile, with a ticket of its own."""
         cells = self.cells
-        writes = [If(f"index == {i}", (cells.write_total(s, "total"),)) for i, s in enumerate(cells.totals)]
         ticket = "tickets + kTiles * kTicketWords" if cells.stores else "tickets"
         rows = f"{self.totals('gridDim.x')}, static_cast<int>(gridDim.x)"
         sizes = "kThreads, 1, kTotalPitch, kTotalPitch, kTicketWords"
         return [
-            function("write_number", "int index, float total", writes),
+            function("write_number", "int index, float total", cells.write_totals("index", "total")),
             Do(f"finish_last_tiles<{sizes}>({ticket}, is_last, {rows}, scratch, write_number)"),
         ]

@@ -120,12 +120,11 @@ class TwoKernels(PartialRows):
         cells = self.cells
         block = "(blockIdx.x - kColumnBlocks)" if cells.stores else "blockIdx.x"
         blocks = "blocks" if cells.plan.schedule.cluster > 1 else "partial_rows"
-        writes = [If(f"index == {i}", (cells.write_total(s, "total"),)) for i, s in enumerate(cells.totals)]
         found: list[Statement] = [
             Let("const int index", f"{block} * kCells + threadIdx.x % kCells"),
             Let("const float* partial_totals", self.totals(blocks)),
             Do(f"add_partial_rows<kThreads, kCells, 1, kTotalPitch>(partial_totals, {blocks}, 0, index, warp_sums)"),
             Let("const float total", "total_of_warps(warp_sums, threadIdx.x % kCells)"),
-            If("threadIdx.x < kCells", tuple(writes)),
+            If("threadIdx.x < kCells", tuple(cells.write_totals("index", "total"))),
         ]
         return [If("blockIdx.x >= kColumnBlocks", (*found, Do("return")))] if cells.stores else found

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from normgen.codegen.access import Access, Site
 from normgen.codegen.module import Kernel, Param
-from normgen.codegen.statements import Do, Let, Statement
+from normgen.codegen.statements import Do, If, Let, Statement
 from normgen.codegen.transport.transport import Slots
 from normgen.program.ir import Store
 from normgen.schedule.plan import Sums
@@ -53,6 +53,10 @@ class Cells:
     def write_total(self, store: Store, value: str) -> Statement:
         """Round a total to its stored dtype and write (or add) it."""
         return Do(self.access.write_row_value(store.tensor, "0", value, accumulate=store.accumulate))
+
+    def write_totals(self, index: str, value: str) -> list[Statement]:
+        """As `write_total`, of the total with that number."""
+        return [If(f"{index} == {i}", (self.write_total(s, value),)) for i, s in enumerate(self.totals)]
 
 
 @dataclass(frozen=True, kw_only=True)
