@@ -17,6 +17,8 @@
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // verified  NVIDIA H200, driver for CUDA 13.0: 6 to 7 calls, 0 to 65536 rows, 16 families of rows, own pitches of dx,
 //           dy, x; rows of inf, nan were not tried
+// note      emitted as another text than the one that was tuned: 262144 x 256, 8192 x 768, 8192 x 1023, 4096 x 1024,
+//           32768 x 1024, 4096 x 4096, 16384 x 8192, 2048 x 16384
 //
 //   rows x cols              kernel           threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
 //   262144 x 256             warp_per_row     512      32          8       99.69     203.8 / 104.2  4060  95.4 %   1.06x       99.84     fresh
@@ -2519,6 +2521,7 @@ struct Launch {
   int min_blocks = 0;      // launched even for 0 rows
   int persistent = 0;      // blocks per SM of a grid that loops over rows; 0: one block (or cluster) per tile of rows
   int cluster = 1;         // consecutive blocks that share a row
+  int parts = 1;           // the same without a cluster
   int shared_bytes = 0;    // dynamic shared memory
   int period = 1;          // a grid that loops over rows has a multiple of so many blocks
 };
@@ -2567,7 +2570,7 @@ constexpr long long blocks_for(const Launch& launch, int rows, int sm_count) {
     const long long most = whole < launch.period ? launch.period : whole;
     if (tiles > most) tiles = most;
   }
-  return (tiles < launch.min_blocks ? launch.min_blocks : tiles) * launch.cluster;
+  return (tiles < launch.min_blocks ? launch.min_blocks : tiles) * launch.cluster * launch.parts;
 }
 
 // The grid on the current device. The driver answers from memory: its SM count is asked for at every call.
@@ -2722,28 +2725,28 @@ struct Tuned {
   Kernel kernel;
 };
 inline constexpr Tuned kTuned[] = {
-    {262144,   256, 16, 0u, 0u, false, {{512, 32, false, 0, 1, 1, 1, 32768}, {512, 1, false, 64}, {0, 0, 2048},
+    {262144,   256, 16, 0u, 0u, false, {{512, 32, false, 0, 1, 1, 1, 1, 32768}, {512, 1, false, 64}, {0, 0, 2048},
      run_and_finish<layernorm_bwd_bf16_warp_per_row_e6fc<Cols256_26c1>,
      layernorm_bwd_bf16_finish_6b9a<Cols256_26c1>>}},
-    {  8192,   768, 16, 0u, 0u, false, {{128, 4, true, 0, 1, 3, 1, 24576}, {512, 1, true, 192}, {0, 0, 6144},
+    {  8192,   768, 16, 0u, 0u, false, {{128, 4, true, 0, 1, 3, 1, 1, 24576}, {512, 1, true, 192}, {0, 0, 6144},
      run_and_finish<layernorm_bwd_bf16_warp_per_row_e6fc<Cols768_ff1f>,
      layernorm_bwd_bf16_finish_6b9a<Cols768_ff1f>>}},
-    {  8192,  1023,  2, 0u, 0u,  true, {{128, 4, true, 0, 1, 2, 1, 32768}, {512, 1, true, 256}, {0, 0, 8192},
+    {  8192,  1023,  2, 0u, 0u,  true, {{128, 4, true, 0, 1, 2, 1, 1, 32768}, {512, 1, true, 256}, {0, 0, 8192},
      run_and_finish<layernorm_bwd_bf16_warp_per_row_7775<Cols1023_6d8e>,
      layernorm_bwd_bf16_finish_2dd5<Cols1023_6d8e>>}},
-    {  4096,  1024, 16, 0u, 0u, false, {{256, 4, true, 0, 1, 2, 1, 32768}, {512, 1, true, 256}, {0, 0, 8192},
+    {  4096,  1024, 16, 0u, 0u, false, {{256, 4, true, 0, 1, 2, 1, 1, 32768}, {512, 1, true, 256}, {0, 0, 8192},
      run_and_finish<layernorm_bwd_bf16_block_per_row_7ce7<Cols1024_6dac>,
      layernorm_bwd_bf16_finish_6b9a<Cols1024_6dac>>}},
-    { 32768,  1024, 16, 0u, 0u, false, {{256, 4, false, 0, 1, 2, 1, 32768}, {512, 1, false, 256}, {0, 0, 8192},
+    { 32768,  1024, 16, 0u, 0u, false, {{256, 4, false, 0, 1, 2, 1, 1, 32768}, {512, 1, false, 256}, {0, 0, 8192},
      run_and_finish<layernorm_bwd_bf16_block_per_row_7ce7<Cols1024_ab35>,
      layernorm_bwd_bf16_finish_6b9a<Cols1024_ab35>>}},
-    {  4096,  4096, 16, 0u, 0u, false, {{512, 2, true, 0, 1, 1, 1, 65536}, {512, 1, true, 256}, {0, 0, 32768},
+    {  4096,  4096, 16, 0u, 0u, false, {{512, 2, true, 0, 1, 1, 1, 1, 65536}, {512, 1, true, 256}, {0, 0, 32768},
      run_and_finish<layernorm_bwd_bf16_block_per_row_9a4f<Cols4096_3356>,
      layernorm_bwd_bf16_finish_6b9a<Cols4096_3356>>}},
-    { 16384,  8192, 16, 0u, 0u, false, {{512, 1, true, 0, 1, 1, 1, 131072}, {512, 1, true, 512}, {0, 0, 65536},
+    { 16384,  8192, 16, 0u, 0u, false, {{512, 1, true, 0, 1, 1, 1, 1, 131072}, {512, 1, true, 512}, {0, 0, 65536},
      run_and_finish<layernorm_bwd_bf16_block_per_row_d03a<Cols8192_3e20>,
      layernorm_bwd_bf16_finish_6b9a<Cols8192_3e20>>}},
-    {  2048, 16384, 16, 0u, 0u, false, {{512, 1, true, 0, 1, 1, 2, 98304}, {512, 1, true, 1024}, {0, 0, 65536},
+    {  2048, 16384, 16, 0u, 0u, false, {{512, 1, true, 0, 1, 1, 2, 1, 98304}, {512, 1, true, 1024}, {0, 0, 65536},
      run_and_finish<layernorm_bwd_bf16_cluster_per_row_78e5<Cols16384_3874>,
      layernorm_bwd_bf16_finish_941f<Cols16384_3874>>}},
 };

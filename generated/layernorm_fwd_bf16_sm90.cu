@@ -15,6 +15,9 @@
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // verified  NVIDIA H200, driver for CUDA 13.0: 7 to 9 calls, 1 to 16384 rows, 18 families of rows, own pitches of y,
 //           x, null mean, rstd
+// note      emitted as another text than the one that was tuned: 8192 x 768, 8192 x 1000, 16384 x 1000, 16384 x 1023,
+//           4096 x 3072, 1 x 4096, 64 x 4096, 4096 x 4096, 8192 x 4097, 4096 x 6144, 16 x 8192, 16384 x 8192, 4 x
+//           16384, 2048 x 65536
 //
 //   rows x cols                kernel           threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
 //   8192 x 768                 warp_per_row     256      8           8       6.363     17.15 / 10.79  3966  77.5 %   1.01x       8.429     fresh
@@ -2660,6 +2663,7 @@ struct Launch {
   int min_blocks = 0;      // launched even for 0 rows
   int persistent = 0;      // blocks per SM of a grid that loops over rows; 0: one block (or cluster) per tile of rows
   int cluster = 1;         // consecutive blocks that share a row
+  int parts = 1;           // the same without a cluster
   int shared_bytes = 0;    // dynamic shared memory
   int period = 1;          // a grid that loops over rows has a multiple of so many blocks
 };
@@ -2696,7 +2700,7 @@ constexpr long long blocks_for(const Launch& launch, int rows, int sm_count) {
     const long long most = whole < launch.period ? launch.period : whole;
     if (tiles > most) tiles = most;
   }
-  return (tiles < launch.min_blocks ? launch.min_blocks : tiles) * launch.cluster;
+  return (tiles < launch.min_blocks ? launch.min_blocks : tiles) * launch.cluster * launch.parts;
 }
 
 // The grid on the current device. The driver answers from memory: its SM count is asked for at every call.
@@ -2841,14 +2845,14 @@ inline constexpr Tuned kTuned[] = {
      run<layernorm_fwd_bf16_warp_per_row_90a1<Cols768_3a9b>>}},
     { 8192,  1000, 16, 0u,  0u, false, {{64, 2}, run<layernorm_fwd_bf16_warp_per_row_c8f0<Cols1000_0057>>}},
     {16384,  1000, 16, 0u,  0u, false, {{128, 4, true}, run<layernorm_fwd_bf16_warp_per_row_c8f0<Cols1000_30a7>>}},
-    {16384,  1023,  2, 0u,  0u,  true, {{32, 1, false, 0, 0, 16, 1, 0, 4},
+    {16384,  1023,  2, 0u,  0u,  true, {{32, 1, false, 0, 0, 16, 1, 1, 0, 4},
      run<layernorm_fwd_bf16_warp_per_row_a48f<Cols1023_e71a>>}},
     { 4096,  3072, 16, 0u,  0u, false, {{128}, run<layernorm_fwd_bf16_block_per_row_e2ca<Cols3072_c4a7>>}},
     {    1,  4096,  8, 0u, 12u, false, {{512}, run<layernorm_fwd_bf16_block_per_row_d2f5<Cols4096_88ad>>}},
     {   64,  4096,  8, 0u, 12u, false, {{256}, run<layernorm_fwd_bf16_block_per_row_d2f5<Cols4096_e432>>}},
     { 4096,  4096, 16, 0u,  0u, false, {{128, 1, true},
      run<layernorm_fwd_bf16_block_per_row_e2ca<Cols4096_b793>>}},
-    { 8192,  4097,  2, 0u,  0u,  true, {{128, 1, false, 0, 0, 8, 1, 0, 8},
+    { 8192,  4097,  2, 0u,  0u,  true, {{128, 1, false, 0, 0, 8, 1, 1, 0, 8},
      run<layernorm_fwd_bf16_block_per_row_dd3c<Cols4097_faa2>>}},
     { 4096,  6144, 16, 0u,  0u, false, {{128, 1, true},
      run<layernorm_fwd_bf16_block_per_row_d2f5<Cols6144_049c>>}},
@@ -2857,7 +2861,7 @@ inline constexpr Tuned kTuned[] = {
      run<layernorm_fwd_bf16_block_per_row_e2ca<Cols8192_ae49>>}},
     {    4, 16384,  8, 0u, 12u, false, {{128, 1, false, 0, 0, 0, 4},
      run<layernorm_fwd_bf16_cluster_per_row_b012<Cols16384_dad7>>}},
-    { 2048, 65536, 16, 0u,  0u, false, {{128, 1, false, 0, 0, 8, 8, 32768},
+    { 2048, 65536, 16, 0u,  0u, false, {{128, 1, false, 0, 0, 8, 8, 1, 32768},
      run<layernorm_fwd_bf16_cluster_per_row_47b0<Cols65536_7ed0>>}},
 };
 

@@ -15,6 +15,8 @@
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // verified  NVIDIA H200, driver for CUDA 13.0: 6 to 7 calls, 0 to 131072 rows, 16 families of rows, own pitches of dx,
 //           dy, x; rows of inf, nan were not tried; a call with 833 partial rows to add up was not made
+// note      emitted as another text than the one that was tuned: 65536 x 128, 1048576 x 128, 8192 x 768, 65536 x 1024,
+//           4096 x 4096, 4096 x 4097, 16384 x 8192, 2048 x 32768
 //
 //   rows x cols              kernel           threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
 //   65536 x 128              warp_per_row     256      32          8       13.94     27.31 / 13.36  3629  81.5 %   1.07x       16.52     fresh
@@ -2262,6 +2264,7 @@ struct Launch {
   int min_blocks = 0;      // launched even for 0 rows
   int persistent = 0;      // blocks per SM of a grid that loops over rows; 0: one block (or cluster) per tile of rows
   int cluster = 1;         // consecutive blocks that share a row
+  int parts = 1;           // the same without a cluster
   int shared_bytes = 0;    // dynamic shared memory
   int period = 1;          // a grid that loops over rows has a multiple of so many blocks
 };
@@ -2308,7 +2311,7 @@ constexpr long long blocks_for(const Launch& launch, int rows, int sm_count) {
     const long long most = whole < launch.period ? launch.period : whole;
     if (tiles > most) tiles = most;
   }
-  return (tiles < launch.min_blocks ? launch.min_blocks : tiles) * launch.cluster;
+  return (tiles < launch.min_blocks ? launch.min_blocks : tiles) * launch.cluster * launch.parts;
 }
 
 // The grid on the current device. The driver answers from memory: its SM count is asked for at every call.
@@ -2439,25 +2442,25 @@ struct Tuned {
   Kernel kernel;
 };
 inline constexpr Tuned kTuned[] = {
-    {  65536,   128, 16, 0u, 0u, false, {{256, 32, false, 0, 1, 3, 1, 4096}, {512, 1, false, 16}, {0, 0, 512},
+    {  65536,   128, 16, 0u, 0u, false, {{256, 32, false, 0, 1, 3, 1, 1, 4096}, {512, 1, false, 16}, {0, 0, 512},
      run_and_finish<rmsnorm_bwd_bf16_warp_per_row_1388<Cols128_17de>, rmsnorm_bwd_bf16_finish_a53f<Cols128_17de>>}},
-    {1048576,   128, 16, 0u, 0u, false, {{256, 32, true, 0, 1, 3, 1, 4096}, {512, 1, true, 16}, {0, 0, 512},
+    {1048576,   128, 16, 0u, 0u, false, {{256, 32, true, 0, 1, 3, 1, 1, 4096}, {512, 1, true, 16}, {0, 0, 512},
      run_and_finish<rmsnorm_bwd_bf16_warp_per_row_7e43<Cols128_c4a1>, rmsnorm_bwd_bf16_finish_a53f<Cols128_c4a1>>}},
-    {   8192,   768, 16, 0u, 0u, false, {{512, 16, false, 0, 1, 1, 1, 49152}, {512, 1, false, 96}, {0, 0, 3072},
+    {   8192,   768, 16, 0u, 0u, false, {{512, 16, false, 0, 1, 1, 1, 1, 49152}, {512, 1, false, 96}, {0, 0, 3072},
      run_and_finish<rmsnorm_bwd_bf16_warp_per_row_1388<Cols768_7662>, rmsnorm_bwd_bf16_finish_a53f<Cols768_7662>>}},
-    {  65536,  1024, 16, 0u, 0u, false, {{128, 2, false, 0, 1, 4, 1, 8192}, {512, 1, false, 128}, {0, 0, 4096},
+    {  65536,  1024, 16, 0u, 0u, false, {{128, 2, false, 0, 1, 4, 1, 1, 8192}, {512, 1, false, 128}, {0, 0, 4096},
      run_and_finish<rmsnorm_bwd_bf16_block_per_row_39d0<Cols1024_73ae>,
      rmsnorm_bwd_bf16_finish_a53f<Cols1024_73ae>>}},
-    {   4096,  4096, 16, 0u, 0u, false, {{512, 2, false, 0, 1, 1, 1, 32768}, {512, 1, false, 256}, {0, 0, 16384},
-     run_and_finish<rmsnorm_bwd_bf16_block_per_row_4351<Cols4096_9cc2>,
+    {   4096,  4096, 16, 0u, 0u, false, {{512, 2, false, 0, 1, 1, 1, 1, 32768}, {512, 1, false, 256},
+     {0, 0, 16384}, run_and_finish<rmsnorm_bwd_bf16_block_per_row_4351<Cols4096_9cc2>,
      rmsnorm_bwd_bf16_finish_a53f<Cols4096_9cc2>>}},
-    {   4096,  4097,  2, 0u, 0u,  true, {{512, 2, true, 0, 1, 1, 1, 33024, 2}, {512, 1, true, 258}, {0, 0, 16512},
-     run_and_finish<rmsnorm_bwd_bf16_block_per_row_d3f2<Cols4097_d183>,
+    {   4096,  4097,  2, 0u, 0u,  true, {{512, 2, true, 0, 1, 1, 1, 1, 33024, 2}, {512, 1, true, 258},
+     {0, 0, 16512}, run_and_finish<rmsnorm_bwd_bf16_block_per_row_d3f2<Cols4097_d183>,
      rmsnorm_bwd_bf16_finish_0a95<Cols4097_d183>>}},
-    {  16384,  8192, 16, 0u, 0u, false, {{512, 1, false, 0, 1, 1, 1, 65536}, {512, 1, false, 256}, {0, 0, 32768},
-     run_and_finish<rmsnorm_bwd_bf16_block_per_row_0d9a<Cols8192_ad84>,
+    {  16384,  8192, 16, 0u, 0u, false, {{512, 1, false, 0, 1, 1, 1, 1, 65536}, {512, 1, false, 256},
+     {0, 0, 32768}, run_and_finish<rmsnorm_bwd_bf16_block_per_row_0d9a<Cols8192_ad84>,
      rmsnorm_bwd_bf16_finish_a53f<Cols8192_ad84>>}},
-    {   2048, 32768, 16, 0u, 0u, false, {{1024, 1, false, 0, 1, 1, 2, 196608}, {512, 1, false, 1024},
+    {   2048, 32768, 16, 0u, 0u, false, {{1024, 1, false, 0, 1, 1, 2, 1, 196608}, {512, 1, false, 1024},
      {0, 0, 65536}, run_and_finish<rmsnorm_bwd_bf16_cluster_per_row_d249<Cols32768_928a>,
      rmsnorm_bwd_bf16_finish_f9d9<Cols32768_928a>>}},
 };

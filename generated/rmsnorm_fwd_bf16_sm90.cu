@@ -13,6 +13,10 @@
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // verified  NVIDIA H200, driver for CUDA 13.0: 5 to 7 calls, 1 to 262144 rows, 18 families of rows, own pitches of y,
 //           x, null rstd
+// note      emitted as another text than the one that was tuned: 524288 x 64, 65536 x 128, 262144 x 128, 32768 x 256,
+//           1 x 2048, 64 x 2048, 16384 x 4095, 1 x 4096, 8 x 4096, 16 x 4096, 4096 x 4096, 8192 x 4096, 8192 x 4096,
+//           32 x 5120, 2048 x 5120, 1 x 7168, 8192 x 7168, 8192 x 8191, 1 x 8192, 16 x 8192, 64 x 8192, 16384 x 8192,
+//           1 x 16384, 64 x 16384, 4096 x 16384, 8192 x 32768, 4096 x 131072
 //
 //   rows x cols                     kernel           threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
 //   524288 x 64 no rstd             warp_per_row     128      16          8       31.41     84.04 / 52.59  4273  103.7 %  1.37x       33.51     fresh
@@ -2085,6 +2089,7 @@ struct Launch {
   int min_blocks = 0;      // launched even for 0 rows
   int persistent = 0;      // blocks per SM of a grid that loops over rows; 0: one block (or cluster) per tile of rows
   int cluster = 1;         // consecutive blocks that share a row
+  int parts = 1;           // the same without a cluster
   int shared_bytes = 0;    // dynamic shared memory
   int period = 1;          // a grid that loops over rows has a multiple of so many blocks
 };
@@ -2119,7 +2124,7 @@ constexpr long long blocks_for(const Launch& launch, int rows, int sm_count) {
     const long long most = whole < launch.period ? launch.period : whole;
     if (tiles > most) tiles = most;
   }
-  return (tiles < launch.min_blocks ? launch.min_blocks : tiles) * launch.cluster;
+  return (tiles < launch.min_blocks ? launch.min_blocks : tiles) * launch.cluster * launch.parts;
 }
 
 // The grid on the current device. The driver answers from memory: its SM count is asked for at every call.
@@ -2266,11 +2271,11 @@ inline constexpr Tuned kTuned[] = {
     {     1,  16384,  8, 0u, 2u, false, {{128, 1, false, 0, 0, 0, 8},
      run<rmsnorm_fwd_bf16_cluster_per_row_b901<Cols16384_0792>>}},
     {    64,  16384,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_block_per_row_217c<Cols16384_147f>>}},
-    {  4096,  16384, 16, 0u, 2u, false, {{128, 1, false, 0, 0, 8, 1, 32768},
+    {  4096,  16384, 16, 0u, 2u, false, {{128, 1, false, 0, 0, 8, 1, 1, 32768},
      run<rmsnorm_fwd_bf16_block_per_row_1e1a<Cols16384_d52d>>}},
-    {  8192,  32768,  8, 0u, 2u, false, {{1024, 1, false, 0, 0, 0, 1, 65536},
+    {  8192,  32768,  8, 0u, 2u, false, {{1024, 1, false, 0, 0, 0, 1, 1, 65536},
      run<rmsnorm_fwd_bf16_block_per_row_1f32<Cols32768_4533>>}},
-    {  4096, 131072, 16, 0u, 2u, false, {{128, 1, false, 0, 0, 8, 8, 65536},
+    {  4096, 131072, 16, 0u, 2u, false, {{128, 1, false, 0, 0, 8, 8, 1, 65536},
      run<rmsnorm_fwd_bf16_cluster_per_row_3100<Cols131072_32ad>>}},
 };
 

@@ -191,12 +191,14 @@ class Access:
 
     @property
     def walker(self) -> str:
-        """Which of the walkers of rows this block is, or belongs to: a cluster walks as one."""
-        return "blockIdx.x / kCluster" if self.plan.schedule.row_blocks > 1 else "blockIdx.x"
+        """Which of the walkers of rows this block is, or belongs to: a cluster, or the blocks of a row's parts."""
+        if self.plan.schedule.parts > 1:
+            return "blockIdx.x / kParts"
+        return "blockIdx.x / kCluster" if self.plan.schedule.row_cluster > 1 else "blockIdx.x"
 
     @property
     def walkers(self) -> str:
-        return "gridDim.x / kCluster" if self.plan.schedule.row_blocks > 1 else "gridDim.x"
+        return "gridDim.x / kCluster" if self.plan.schedule.row_cluster > 1 else "gridDim.x"
 
     @property
     def tile(self) -> str:

@@ -155,8 +155,10 @@ class MainKernel:
         """Which lane of which row a thread is."""
         plan, s = self.plan, self.plan.schedule
         lane = "threadIdx.x % kThreadsPerRow" if plan.idle_rows else "threadIdx.x"
-        if s.row_blocks > 1:
+        if s.row_cluster > 1:
             lane = "static_cast<int>(cluster_rank() * kThreads + threadIdx.x)"
+        if s.parts > 1:
+            lane = "static_cast<int>(blockIdx.x % kParts * kThreads + threadIdx.x)"
         found: list[Statement] = [Let("const int lane", lane)]
         if plan.idle_rows:
             found.append(Let("const int slot", "threadIdx.x / kThreadsPerRow", "this thread's row within the block"))
@@ -266,9 +268,12 @@ class MainKernel:
         plan, s, problem = self.plan, self.plan.schedule, self.plan.problem
         found: list[Let] = [] if problem.any_cols else [setting("kCols", problem.cols)]
         found.append(setting("kThreads", s.threads))
-        if s.row_blocks > 1:
+        if s.row_cluster > 1:
             found.append(setting("kCluster", s.cluster, "blocks that share a row"))
             found += [constant("kWarps", "kThreads / 32"), constant("kThreadsPerRow", "kCluster * kThreads")]
+        elif s.parts > 1:
+            found.append(setting("kParts", s.parts, "blocks that share a row"))
+            found.append(constant("kThreadsPerRow", "kParts * kThreads"))
         else:
             found.append(setting("kThreadsPerRow", s.threads_per_row))
         if plan.sums and plan.sums.way is Way.CLUSTER_PARTIALS:
@@ -308,6 +313,7 @@ class MainKernel:
             "warp_per_row": "lanes of a warp own a row",
             "block_per_row": "several warps own a row" if plan.idle_rows else "a block owns a row",
             "cluster_per_row": "the blocks of a cluster own a row",
+            "block_per_part": "a block owns a part of a row",
         }[s.strategy]
         reads = sum(any(load.kind.is_elem for load in loads) for loads in plan.look_loads)
         reads = reads if plan.places == (Place.RELOAD,) else 1

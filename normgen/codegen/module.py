@@ -44,6 +44,7 @@ class Launch:
     threads: int
     rows_per_block: int = 1  # rows of a trip of a block, or of the cluster it belongs to
     cluster: int = 1  # consecutive blocks (x) that share a row, or their column sums
+    parts: int = 1  # consecutive blocks (x) that share a row without a cluster
     persistent: int = 0  # blocks per SM; 0: one block (or cluster) per row tile
     shared_bytes: int = 0  # dynamic shared memory
     blocks: int = 0  # a fixed grid, whatever rows is; 0: by rows
@@ -64,7 +65,7 @@ class Launch:
         if self.persistent:
             most = max(1, self.persistent * sm_count // self.cluster)
             tiles = min(tiles, max(self.period, most - most % self.period))
-        return max(tiles, self.min_blocks) * self.cluster
+        return max(tiles, self.min_blocks) * self.cluster * self.parts
 
     def fitting(self, blocks: int, *, clusters: int) -> int:
         """Of a grid that loops over rows, no more blocks than those clusters have that fit the device at a time."""

@@ -177,6 +177,7 @@ def launch_of(plan: Plan) -> Launch:
         threads=s.threads,
         rows_per_block=plan.rows_per_tile,
         cluster=s.cluster,
+        parts=s.parts,
         persistent=s.persistent,
         shared_bytes=plan.shared_bytes,
         period=plan.period,

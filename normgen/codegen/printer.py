@@ -34,7 +34,7 @@ from normgen.program.functions import (
 )
 from normgen.program.ir import COLS
 from normgen.program.ordered import Ordered, steps
-from normgen.program.rewrites.approximate import exp_approximate
+from normgen.program.rewrites.approximate import exp_approximate, reciprocal_approximate
 
 CHOICE, SUM, PRODUCT, ATOM = 0, 1, 2, 3  # how tightly a piece of text binds
 LONGEST_PRODUCT = 4  # factors of a power that is written out
@@ -116,7 +116,8 @@ class Printer:
     def function(self, expr: sp.Expr) -> str:
         """The name of the function that `expr` is a call of."""
         name = name_of(expr)
-        found = MEANINGS[name].text if name else "exp_approximate" if isinstance(expr, exp_approximate) else ""
+        is_approximate = isinstance(expr, exp_approximate | reciprocal_approximate)
+        found = MEANINGS[name].text if name else type(expr).__name__ if is_approximate else ""
         if not found:
             raise ProgramError("the printer does not know this function", received=str(expr))
         return found

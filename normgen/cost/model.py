@@ -146,7 +146,7 @@ def _reduce_us(s: Schedule, c: Constants) -> float:
         )
     if s.reduce_with is ReduceWith.SHARED_TREE and s.threads_per_row <= 32:
         reduce *= 2
-    return reduce + (c.cluster_barrier_us if s.row_blocks > 1 else 0.0)
+    return reduce + (c.cluster_barrier_us if s.row_cluster > 1 else 0.0)
 
 
 def _rereads_l1(problem: Problem, s: Schedule) -> bool:

@@ -22,7 +22,7 @@ LONGEST_TERM = 105  # characters of a line of a table that stay together
 # The order of the template's struct Launch: what most kernels leave at its default comes last.
 LAUNCH = (
     *("threads", "rows_per_block", "dependent", "blocks"),
-    *("min_blocks", "persistent", "cluster", "shared_bytes", "period"),
+    *("min_blocks", "persistent", "cluster", "parts", "shared_bytes", "period"),
 )
 
 

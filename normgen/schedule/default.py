@@ -25,7 +25,7 @@ from normgen.schedule.knobs import (
     Store,
     Variance,
 )
-from normgen.schedule.legality import refusal
+from normgen.schedule.legality import reduces_rows, refusal
 from normgen.schedule.plan import (
     WARP,
     held_bytes_per_thread,
@@ -55,7 +55,8 @@ def default_schedule(problem: Problem, device: Device) -> Schedule:
     if problem.sums_rows:
         candidates = _with_columns(problem, device)
     else:
-        candidates = itertools.chain(_long_rows(problem, device), _without_columns(problem, device))
+        rows = (_in_parts(problem, device), _long_rows(problem, device), _without_columns(problem, device))
+        candidates = itertools.chain.from_iterable(rows)
     arithmetic = Arithmetic.APPROXIMATE if is_approximate(problem) else Arithmetic.EXACT
     # One look and one exchange less pay from 16 KiB on: 1 % at 8192x4096 bf16, where two looks win, 4 to 14 % above.
     long = problem.cols * problem.row_input_bytes >= 16384
@@ -128,6 +129,32 @@ def _long_rows(problem: Problem, device: Device) -> Iterator[Schedule]:
     elif sm90:
         halves = Schedule(hold=Hold.REGISTERS, threads_per_row=512, cluster=2, unroll=0)
         yield from _copied(problem, halves.varied(persistent=2, stages=2, params=Params.EARLY), bulk=True)
+
+
+def _in_parts(problem: Problem, device: Device) -> Iterator[Schedule]:
+    """Defaults of rows that need no reduction: one or two vectors a thread, in blocks that share a row.
+
+    The fewest idle lanes count, then blocks near 256 threads. A row of at most 256 vectors needs no parts.
+    """
+    if problem.any_cols or reduces_rows(problem):
+        return
+    few = problem.rows < device.sm_count
+    load = Load.DEFAULT if few else Load.NO_ALLOCATE if device.arch >= 80 else Load.STREAMING
+    for vector, edges in _accesses(problem, few=few):
+        vectors = problem.cols // vector
+        cuts = [
+            PLAIN.varied(threads_per_row=threads, parts=parts, vector=vector, edges=edges, load=load)
+            for threads, parts in itertools.product((128, 256, 512), KNOBS["parts"].values[1:])
+            if vectors > 256 and -(-vectors // (threads * parts)) <= (1 if few else 2)
+        ]
+        for cut in sorted(cuts, key=lambda s: (_idle(problem, s), abs(math.log2(s.threads_per_row / 256)))):
+            yield cut.varied(hold=Hold.REGISTERS, unroll=0)
+
+
+def _idle(problem: Problem, s: Schedule) -> float:
+    """Lanes without a vector in the last step, for each vector of a row."""
+    vectors = problem.cols // s.vector
+    return steps_per_lane(problem, s) * s.threads_per_row * s.row_blocks / vectors - 1
 
 
 def _copied(problem: Problem, wanted: Schedule, *, bulk: bool) -> Iterator[Schedule]:

@@ -241,6 +241,15 @@ TABLE: tuple[Knob, ...] = (
         least_arch={"2": 90, "4": 90, "8": 90, "16": 90},
     ),
     Knob(
+        name="parts",
+        values=(1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48),
+        plain=1,
+        group=Group.CUT,
+        meaning="blocks that share one row of a program without row reductions, and know nothing of each other",
+        forward=(1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48),
+        words={"": "blocks work on parts of a row side by side, where none needs what another one finds"},
+    ),
+    Knob(
         name="reduce_with",
         values=tuple(ReduceWith),
         plain=ReduceWith.SHUFFLE,

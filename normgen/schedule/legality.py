@@ -7,7 +7,7 @@ cut the work (threads, vectors, where the row waits); free rules at the rest.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache, lru_cache
 
 from normgen.device import Device
 from normgen.problem.problem import Problem
@@ -223,7 +223,7 @@ def _cluster(problem: Problem, s: Schedule, device: Device) -> str | None:
         return None
     if device.arch < 90:
         return "thread-block clusters need sm_90"
-    if s.row_blocks == 1:
+    if s.row_cluster == 1:
         return None
     if s.rows_per_block > 1 or s.threads_per_row < 32:
         return "a cluster shares one row: rows_per_block = 1 and whole warps"
@@ -238,6 +238,26 @@ def _cluster(problem: Problem, s: Schedule, device: Device) -> str | None:
             "a block of a cluster meets a part of the columns: its row of sums in shared memory would be mostly zeros"
         )
     return None
+
+
+def _parts(problem: Problem, s: Schedule, _: Device) -> str | None:
+    if s.parts == 1:
+        return None
+    if problem.sums_rows or reduces_rows(problem):
+        return "blocks that share a row without a cluster cannot exchange what they find: parts = 1"
+    if s.cluster > 1 or s.rows_per_block > 1 or s.threads_per_row < 32:
+        return "a part of a row is a block's only one, in whole warps: cluster = 1, rows_per_block = 1"
+    if problem.any_cols:
+        return "a row of fixed length has parts: cols is a run-time value"
+    if s.persistent or s.copy is not Copy.DIRECT:
+        return "a block reads its part of a row once, directly: persistent = 0, copy = direct"
+    return None
+
+
+@cache
+def reduces_rows(problem: Problem) -> bool:
+    """Whether something is reduced over the columns of a row; over groups of them does not count."""
+    return bool(written_program(problem).row_reduces)
 
 
 def persistent(problem: Problem, s: Schedule, device: Device) -> str | None:
@@ -417,6 +437,7 @@ STRUCTURAL: tuple[Rule, ...] = (
     *CUT,
     _any_cols,
     _cluster,
+    _parts,
     persistent,
     _copy,
 )

@@ -537,7 +537,7 @@ class Plan:
     @property
     def rows_per_tile(self) -> int:
         """Rows of a trip of a block, or of the cluster it belongs to."""
-        return self.schedule.rows_per_block * (self.schedule.cluster // self.schedule.row_blocks)
+        return self.schedule.rows_per_block * (self.schedule.cluster // self.schedule.row_cluster)
 
     @property
     def period(self) -> int:

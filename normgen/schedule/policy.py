@@ -23,7 +23,15 @@ from normgen.schedule.knobs import (
     Store,
     Variance,
 )
-from normgen.schedule.legality import Rule, dependent_launch, hints, params_registers, persistent, unroll
+from normgen.schedule.legality import (
+    Rule,
+    dependent_launch,
+    hints,
+    params_registers,
+    persistent,
+    reduces_rows,
+    unroll,
+)
 from normgen.schedule.plan import held_bytes_per_thread, steps_per_lane
 from normgen.schedule.schedule import Schedule
 
@@ -98,8 +106,10 @@ def searched_cluster(problem: Problem, s: Schedule, device: Device) -> str | Non
 
     Column sums take registers too, and a cluster leaves fewer partial rows: clusters from half a block's row on.
     """
-    if s.row_blocks == 1:
+    if s.row_cluster == 1:
         return None
+    if not problem.sums_rows and not reduces_rows(problem):
+        return "not searched: clusters whose blocks have nothing to exchange; parts are as good without one"
     if s.threads_per_row < 128:
         return "not searched: clusters of blocks below 128 threads"
     if problem.sums_rows:

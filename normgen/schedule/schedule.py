@@ -37,6 +37,7 @@ class Schedule:
     rows_per_block   rows side by side in one block
     cluster          blocks that share one row through distributed shared memory (sm_90+); with columns =
                      cluster_partials they walk rows of their own, and share their column sums
+    parts            blocks that share one row of a program without row reductions: no cluster, they exchange nothing
     reduce_with      shuffle | cooperative_groups | shared_tree: how the threads of a row combine
     vector           elements of one access to the first row input (bytes: vector * element size)
     variance         two_pass | corrected_two_pass | sum_of_squares | shifted | welford | guarded: the rewrite of a
@@ -68,6 +69,7 @@ class Schedule:
     threads_per_row: int = 256
     rows_per_block: int = 1
     cluster: int = 1
+    parts: int = 1
     reduce_with: ReduceWith = ReduceWith.SHUFFLE
     vector: int = 1
     variance: Variance = Variance.TWO_PASS
@@ -126,14 +128,21 @@ class Schedule:
 
     @property
     def row_blocks(self) -> int:
-        """Blocks that share one row: the cluster's, unless these only add their column sums together."""
+        """Blocks that share one row: as a cluster, or as parts of the row that exchange nothing."""
+        return self.row_cluster * self.parts
+
+    @property
+    def row_cluster(self) -> int:
+        """Blocks of a cluster that share one row: all of them, unless these only add their column sums together."""
         return 1 if self.columns is Columns.CLUSTER_PARTIALS else self.cluster
 
     @property
     def strategy(self) -> str:
-        """thread_per_row, warp_per_row, block_per_row or cluster_per_row, as reports name it."""
-        if self.row_blocks > 1:
+        """thread_per_row, warp_per_row, block_per_row, cluster_per_row or block_per_part, as reports name it."""
+        if self.row_cluster > 1:
             return "cluster_per_row"
+        if self.parts > 1:
+            return "block_per_part"
         if self.threads_per_row == 1:
             return "thread_per_row"
         return "warp_per_row" if self.threads_per_row <= 32 else "block_per_row"

@@ -21,7 +21,7 @@ from normgen.schedule.knobs import (
     Params,
     names_of,
 )
-from normgen.schedule.legality import CUT, FREE, STRUCTURAL, hints, refusal
+from normgen.schedule.legality import CUT, FREE, STRUCTURAL, hints, reduces_rows, refusal
 from normgen.schedule.policy import (
     ONE_KNOB,
     plain_only,
@@ -93,6 +93,8 @@ def knob_values(problem: Problem, rewrites: Mapping[str, tuple[str, ...]]) -> di
             searched = tuple(v for v in searched if v in _params_values(problem)) or (default.params,)
         if name == "columns" and not problem.sums_rows:
             searched = (default.columns,)
+        if name == "parts" and reduces_rows(problem):
+            searched = (default.parts,)
         if name == "arithmetic" and name not in asked and is_approximate(problem):
             searched = (Arithmetic.APPROXIMATE,)
         values[name] = tuple(searched)
@@ -100,10 +102,14 @@ def knob_values(problem: Problem, rewrites: Mapping[str, tuple[str, ...]]) -> di
 
 
 def is_approximate(problem: Problem) -> bool:
-    """Whether exponentials are approximate: outputs of 16 bits hide it, and it takes 3 instructions instead of 8."""
-    narrow = all(t.dtype.bytes <= 2 for t in problem.tensors if t.is_written)
+    """Whether exponentials are approximate: outputs of 16 bits hide it, and it takes 3 instructions instead of 8.
+
+    Numbers of rows or groups beside such outputs, as scales and losses, do not count: they come of many elements.
+    """
+    elems = [t for t in problem.tensors if t.is_written and t.kind.is_elem]
     return (
-        narrow
+        bool(elems)
+        and all(t.dtype.bytes <= 2 for t in elems)
         and Arithmetic.APPROXIMATE in problem.searched_knobs.get("arithmetic", (Arithmetic.APPROXIMATE,))
         and has_exponentials(written_program(problem))
     )

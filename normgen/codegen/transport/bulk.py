@@ -48,7 +48,7 @@ class Bulk:
         ctypes = [self.access.ctype(load.name) for load in self.plan.held]
         size = " + ".join(f"sizeof({ctype})" for ctype in ctypes)
         size = f"({size})" if len(ctypes) > 1 else size
-        if self.plan.schedule.row_blocks > 1:
+        if self.plan.schedule.row_cluster > 1:
             return self._part_copies(size)
         found: list[Statement] = [Do(f"mbarrier_expect_bytes({self._barrier}, kCopiedCols * {size})")]
         row = "stage * kRowsPerBlock + slot" if self.plan.is_staged else "slot"

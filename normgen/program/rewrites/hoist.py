@@ -1,4 +1,4 @@
-"""Divisions by values of rows and of groups move out of element loops.
+"""Divisions by values of rows and of groups, and by scalars, move out of element loops.
 
 `exp(x - max) / total` multiplies by one reciprocal per row.
 
@@ -18,7 +18,7 @@ from normgen.spec.spec import Kind
 
 
 def hoist_row_divisions(program: RowProgram) -> RowProgram:
-    """Every negative integer power of values of rows or groups inside an elem expression becomes a value of its own."""
+    """Every negative integer power of what is no elem, inside an elem expression, becomes a value of its own."""
     kinds = value_kinds(check(program))
     hoisted: dict[sp.Expr, sp.Symbol] = {}
     statements: list[Statement] = []
@@ -34,7 +34,7 @@ def hoist_row_divisions(program: RowProgram) -> RowProgram:
             if not (power.exp.is_Integer and power.exp < 0):
                 continue
             kind = kind_of(power, kinds)
-            if kind.is_row or kind.is_groups:
+            if kind.is_row or kind.is_groups or (kind is Kind.SCALAR and power.base.free_symbols - {COLS}):
                 name = _fresh(f"{_label(power.base)}_inverse", kinds)
                 kinds[name] = kind
                 hoisted[power] = symbol(name)
