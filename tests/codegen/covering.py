@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from normgen.device import Device
@@ -14,22 +14,17 @@ from normgen.schedule.default import default_schedule
 from normgen.schedule.knobs import KNOBS, Copy, Variance
 from normgen.schedule.legality import refusal
 from normgen.schedule.schedule import Schedule
-from normgen.schedule.space import space
 
-POOL = 700  # schedules drawn from each problem's space, besides those that show a value for the first time
-TRIES = 16_000  # random points a way to sum columns: some 20 to 200 of them are legal
-PLAIN = Schedule()
+STEPS = 1000  # of a walk: one in five comes to a legal schedule that it has not met before
+SHORT_WALK = 120
+VALUES = {name: knob.values for name, knob in KNOBS.items()}
 Case = tuple[Problem, Schedule]
-# What a spec that lists these has searched besides what searches propose.
-ASKED = {name: KNOBS[name].forward for name in ("threads_per_row", "vector", "hold", "reduce_with", "persistent")}
-ASKED |= {"variance": (*KNOBS["variance"].forward, Variance.WELFORD)}
 
 # threads_per_row and rows_per_block pair by what they mean; the other knobs by value.
 PAIRED = (
     *("reduce_with", "vector", "variance", "softmax", "hold", "edges", "stages"),
     *("unroll", "load", "store", "params", "columns", "blocks_per_sm", "cluster"),
 )
-STEPS = 120  # of a walk; one in five is legal
 
 
 def values(problem: Problem, s: Schedule) -> list[tuple[str, object]]:
@@ -56,47 +51,29 @@ def features(case: Case) -> set[tuple[object, ...]]:
 
 
 def pool(problem: Problem, device: Device, rng: random.Random) -> list[Case]:
-    """Part of the problem's space, as wide as a spec may ask for, that shows every value which the whole shows."""
-    if problem.sums_rows:
-        return drawn(problem, device, rng)
-    asked = replace(problem, spec=replace(problem.spec, knobs=ASKED))
-    legal = list(space(asked, device).legal)
-    rng.shuffle(legal)
-    seen: set[tuple[str, object]] = set()
-    first = []
-    for schedule in legal[POOL:]:
-        new = set(single_values(schedule)) - seen
-        if new:
-            seen |= new
-            first.append(schedule)
-    return [(problem, s) for s in (*legal[:POOL], *first)]
+    """Some hundred legal schedules of a problem, searched or not.
 
-
-def drawn(problem: Problem, device: Device, rng: random.Random) -> list[Case]:
-    """Random legal points, searched or not, as many tries for each way to sum columns.
-
-    The space of a backward problem has tens of thousands of points, nearly all in few of the ways.
+    They are met on short random walks, from the default and from each value of each knob that is legal beside it.
     """
-    choices = {name: KNOBS[name].values for name in KNOBS if name not in ("columns", "statistics")}
-    found = []
-    for columns in KNOBS["columns"].values:
-        for _ in range(TRIES):
-            point = {name: rng.choice(listed) for name, listed in choices.items()}
-            schedule = PLAIN.varied(columns=columns, **point)
-            if refusal(problem, schedule, device) is None:
-                found.append((problem, schedule))
-    return found
+    default = default_schedule(problem, device)
+    nearby = (default.varied(**{name: value}) for name in KNOBS for value in KNOBS[name].values)
+    legal = [start for start in dict.fromkeys((default, *nearby)) if refusal(problem, start, device) is None]
+    found = dict.fromkeys(s for start in legal for s in walk(problem, start, device, rng, STEPS // len(legal)))
+    return [(problem, schedule) for schedule in found]
 
 
-def cover(cases: Sequence[Case]) -> list[Case]:
-    """A few of the cases that have all features of all of them: always the one with the most new ones next."""
+def cover(cases: Sequence[Case], most: int | None = None) -> list[Case]:
+    """A few of the cases that have all features of all of them: always the one with the most new ones next.
+
+    At `most` so many: what they leave out is pairs that one case alone shows.
+    """
     number: dict[tuple[object, ...], int] = {}
     masks = [sum(1 << number.setdefault(f, len(number)) for f in features(c)) for c in cases]
     missing = (1 << len(number)) - 1
     queue = [(-mask.bit_count(), i) for i, mask in enumerate(masks)]
     heapq.heapify(queue)
     chosen = []
-    while missing:
+    while missing and (most is None or len(chosen) < most):
         _, i = heapq.heappop(queue)
         gain = (masks[i] & missing).bit_count()
         if gain and queue and -gain > queue[0][0]:
@@ -122,7 +99,9 @@ def ways(problem: Problem, device: Device, rng: random.Random) -> list[Case]:
         told = way(problem, start)
         if told <= seen or refusal(problem, start, device) is not None:
             continue
-        for point in walk(problem, start, device, rng):
+        for point in walk(problem, start, device, rng, SHORT_WALK):
+            if point.variance is Variance.SUM_OF_SQUARES:  # loses rows with a large mean
+                continue
             if not (told := way(problem, point)) <= seen:
                 seen |= told
                 found.append((problem, point))
@@ -134,12 +113,24 @@ def way(problem: Problem, s: Schedule) -> set[tuple[str, object]]:
     return told | {("copy", s.copy), ("cluster walks", s.row_blocks > 1 and s.persistent > 0)}
 
 
-def walk(problem: Problem, start: Schedule, device: Device, rng: random.Random) -> Iterator[Schedule]:
-    """Legal schedules, each a few knobs from the one before."""
-    schedule = start
-    for _ in range(STEPS):
-        yield schedule
-        changed = rng.sample(tuple(KNOBS), rng.randint(1, 4))
-        point = replace(schedule, **{name: rng.choice(KNOBS[name].values) for name in changed})
-        if point.variance != Variance.SUM_OF_SQUARES and refusal(problem, point, device) is None:
-            schedule = point
+def walk(
+    problem: Problem,
+    start: Schedule,
+    device: Device,
+    rng: random.Random,
+    steps: int,
+    drawn_from: Mapping[str, Sequence[object]] = VALUES,
+) -> Iterator[Schedule]:
+    """Legal schedules, each once and a few knobs from the one before."""
+    names = tuple(drawn_from)
+    schedule, met = start, {start}
+    yield start
+    for _ in range(steps):
+        changed = rng.sample(names, rng.randint(1, 4))
+        point = schedule.varied(**{name: rng.choice(drawn_from[name]) for name in changed})
+        if refusal(problem, point, device) is not None:
+            continue
+        schedule = point
+        if point not in met:
+            met.add(point)
+            yield point

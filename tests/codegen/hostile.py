@@ -35,6 +35,7 @@ name = "hostile"
 saved = ["{3}", "{4}"]
 """
 COUNT = 9  # names of LAYERNORM
+MOST = 40  # kernels of a covering sample
 # What the text of a kernel is made of; then C++, CUDA and the executor's shim; then what is made of the name x.
 KNOWN = """
 i shift active column fetch pack own_row valid_row look1 Look1 look2 kCols kVector kSteps kThreads Vec reduce_row lane
@@ -75,7 +76,7 @@ def covering(spec: Spec, shapes: Iterable[str], direction: str, *, seed: int = 0
         odd = int(shape.split("x")[-1]) % 8 != 0
         problem = problem_for(spec, shape=shape, direction=direction, align=4 if odd else 16)
         cases += pool(problem, DEVICE, random.Random(seed))
-    return cover(cases)
+    return cover(cases, MOST)
 
 
 def own_identifiers(cases: Iterable[Case]) -> set[str]:

@@ -12,7 +12,7 @@ from normgen.cpu import find_compiler
 from normgen.spec.reader import load
 from tests.codegen.executors import CpuExecutor, GpuExecutor
 from tests.codegen.layouts import BACKWARD_SETS
-from tests.codegen.matrix import SEEDS, report, sample, sets_of, wrong_backward
+from tests.codegen.matrix import MOST, SEEDS, report, sample, sets_of, wrong_backward
 from tests.samples import CORE, sized
 
 EXTRA = sized(0, 200)
@@ -32,7 +32,7 @@ matrix = pytest.mark.parametrize(
 @pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler on this machine")
 @matrix
 def test_backward_kernels_are_right_on_the_cpu(op: str, layouts: str, seed: int) -> None:
-    cases = sample(op, BACKWARD_SETS[layouts], seed, extra=EXTRA, direction="backward")
+    cases = sample(op, BACKWARD_SETS[layouts], seed, extra=EXTRA, most=MOST, direction="backward")
     found = list(wrong_backward(cases, CpuExecutor(), seed=seed))
     assert not found, report(found, cases)
 

@@ -14,7 +14,7 @@ from normgen.schedule.default import default_schedule
 from normgen.spec.reader import load
 from tests.codegen.executors import CpuExecutor, GpuExecutor
 from tests.codegen.layouts import DEVICE, SETS
-from tests.codegen.matrix import LOST, SEEDS, report, sample, sets_of, wrong
+from tests.codegen.matrix import LOST, MOST, SEEDS, report, sample, sets_of, wrong
 from tests.samples import CORE, sized
 
 EXTRA = sized(0, 300)
@@ -33,7 +33,7 @@ matrix = pytest.mark.parametrize(
 @pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler on this machine")
 @matrix
 def test_forward_kernels_are_right_on_the_cpu(op: str, layouts: str, seed: int) -> None:
-    cases = sample(op, SETS[layouts], seed, extra=EXTRA)
+    cases = sample(op, SETS[layouts], seed, extra=EXTRA, most=MOST)
     found = list(wrong(cases, CpuExecutor(), seed=seed))
     assert not found, report(found, cases)
 

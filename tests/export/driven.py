@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import shutil
 import struct
 import subprocess
+import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,18 +97,28 @@ def value(param: Param, group: Group, call: Call, blocks: int) -> int:
             return blocks
 
 
+@functools.cache
+def runtime() -> Path:
+    """fake_cudart.cpp, compiled once for all programs of this process."""
+    folder = tempfile.TemporaryDirectory(prefix="normgen-")
+    atexit.register(folder.cleanup)
+    compiled = Path(folder.name) / "fake_cudart.o"
+    done = nvcc("-c", "-o", compiled, HERE / "fake_cudart.cpp")
+    assert done.returncode == 0, done.stderr
+    return compiled
+
+
 class Program:
     """A header's function, compiled and linked with fake_cudart.cpp."""
 
     def __init__(self, folder: Path, headers: Iterable[Header], file: str, function: str, *options: str) -> None:
         for header in headers:
             header.keep(folder)
-        for source in ("fake_cudart.cpp", "fake_cudart.h", "driver.cu"):
+        for source in ("driver.h", "driver.cu"):
             shutil.copy(HERE / source, folder)
         self.path = folder / "driver"
         defines = [f'-DHEADER="{file}"', f"-DFUNCTION={function}_pitched", *options]
-        sources = [folder / "driver.cu", folder / "fake_cudart.cpp"]
-        done = nvcc("-cudart", "none", *defines, "-o", self.path, *sources)
+        done = nvcc("-cudart", "none", *defines, "-o", self.path, folder / "driver.cu", runtime())
         assert done.returncode == 0, done.stderr
         self.kernels = self._said("kernels")
 

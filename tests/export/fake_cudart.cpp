@@ -1,17 +1,34 @@
 // A CUDA runtime for programs without a GPU (nvcc -cudart none): it writes what it is asked, one line each, and answers
-// what driver.cu has been told to. A kernel is not run: its launch is a line.
+// what it has been told to. A kernel is not run: its launch is a line.
 //   attributes                                                        of a kernel: what pass of nvcc it comes from
 //   zero OFFSET BYTES                                                 of the workspace
 //   launch KERNEL BLOCKS THREADS SHARED CLUSTER DEPENDENT ARGUMENTS   each argument as the integer of its bits
-#include "fake_cudart.h"
+// Its program calls the exported function of driver.cu with made-up pointers, as stdin says:
+//   kernels                                  -> the kernels of the program, as the linker names them
+//   sizes KERNEL DIGITS                         bytes of its arguments
+//   device NUMBER SM_COUNT PASS CLUSTERS
+//   call WORKSPACE ARGUMENTS                 -> what the runtime was asked, then "= status"
+//   workspace ROWS COLS                      -> "= bytes"
+#include <cuda_runtime_api.h>
 
 #include <cstdint>
 #include <cstring>
 #include <iostream>
+#include <map>
+#include <sstream>
+#include <string>
+#include <vector>
 
-Fake fake;
+#include "driver.h"
 
 namespace {
+
+struct Fake {
+  int device = 0, sm_count = 132, clusters = 1000;
+  int pass = 90;  // of nvcc, that the code for the device comes from; 0: there is no code for it
+  void* workspace = nullptr;
+  std::map<std::string, std::string> sizes;  // kernel -> the bytes of each argument, a digit each
+} fake;
 
 std::map<const void*, std::string>& kernels() {
   static std::map<const void*, std::string> found;  // filled before main begins
@@ -19,12 +36,6 @@ std::map<const void*, std::string>& kernels() {
 }
 
 }  // namespace
-
-std::vector<std::string> registered() {
-  std::vector<std::string> names;
-  for (const auto& [stub, name] : kernels()) names.push_back(name);
-  return names;
-}
 
 extern "C" {
 
@@ -47,7 +58,7 @@ cudaError_t __cudaPopCallConfiguration(dim3*, dim3*, std::size_t*, void*) { retu
 
 cudaError_t cudaGetDevice(int* device) {
   *device = fake.device;
-  return fake.answers ? cudaSuccess : cudaErrorNoDevice;
+  return cudaSuccess;
 }
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
   *value = fake.sm_count;
@@ -88,3 +99,30 @@ cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* st
 }
 
 }  // extern "C"
+
+int main() {
+  for (std::string line, what; std::getline(std::cin, line);) {
+    std::istringstream words(line);
+    words >> what;
+    if (what == "kernels") {
+      for (const auto& [stub, name] : kernels()) std::cout << name << "\n";
+    } else if (what == "sizes") {
+      std::string name;
+      words >> name >> fake.sizes[name];
+    } else if (what == "device") {
+      words >> fake.device >> fake.sm_count >> fake.pass >> fake.clusters;
+    } else if (what == "call") {
+      long long workspace = 0;
+      words >> workspace;
+      fake.workspace = reinterpret_cast<void*>(workspace);
+      std::vector<long long> values;
+      for (long long value; words >> value;) values.push_back(value);
+      const int status = called(values.data(), values.size());
+      std::cout << "= " << status << "\n";
+    } else if (what == "workspace") {
+      int rows = 0, cols = 0;
+      words >> rows >> cols;
+      std::cout << "= " << workspace_bytes(rows, cols) << "\n";
+    }
+  }
+}

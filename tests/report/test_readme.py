@@ -71,7 +71,7 @@ def test_the_two_lines_of_the_start_install_all_they_need() -> None:
     for line in (tune, tests):
         assert line.startswith("python3 -m venv .venv && .venv/bin/pip install -q ")
     assert tune.endswith(".venv/bin/normgen tune --shape 8x1024x768")
-    assert tests.endswith(".venv/bin/python -m pytest -q -n 2")
+    assert tests.endswith(".venv/bin/python -m pytest -q -n 2 --dist worksteal")
 
 
 def test_the_ci_script_finds_its_lines_in_the_readme() -> None:

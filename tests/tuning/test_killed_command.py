@@ -20,7 +20,7 @@ from normgen.records.winners import read
 from tests.killing.harness import FEW
 from tests.samples import sized
 
-KILLS = sized(4, 20)
+KILLS = sized(2, 20)
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(["tests.tuning.test_killed_command", "normgen.tuning.predicted", "normgen.tuning.tuner"])
 TUNE = ("tune", "--shape", "16x64", "--op", FEW, "--device", "cpu", "--trials", "6", "--json")
@@ -73,7 +73,7 @@ def test_a_killed_normgen_tune_resumes_to_the_same_winner(tmp_path: Path, monkey
         assert not kept.damaged
         assert len(kept.records) == len({r.schedule for r in kept.records})
         assert len(kept.records) == sum(n for name, n in whole["counts"].items() if name != "same_code")
-    assert resumed >= KILLS // 4
+    assert resumed >= max(1, KILLS // 4)
 
 
 def test_cache_commands_count_list_and_clear(

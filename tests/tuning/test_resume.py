@@ -31,7 +31,7 @@ from tests.tuning.test_campaign import BY_KEY, SimulatedBench, campaign_on
 from tests.tuning.test_search import DEFAULT, truth
 
 TRIALS = 48
-KILLS = sized(6, 20)
+KILLS = sized(4, 20)
 VERSIONS = {"normgen": "0.1.0", "protocol": "abc", "nvrtc": "13.0"}
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(["tests.tuning.test_resume", "optuna", "normgen.tuning.predicted", "normgen.cuda.pool"])
