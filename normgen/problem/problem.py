@@ -377,18 +377,18 @@ def check_flow(spec: Spec, without: Collection[str]) -> None:
     The backward pass starts from the gradients of the outputs. A statistic that the spec lists as saved has no
     gradient of its own, as mean and rstd have none in torch's native_layer_norm.
 
-    Errors: SpecError at the statistic's line; for a spec without an output, at its first statistic's.
+    Errors: SpecError at the statistic's line; for a spec without an output, at that of the first tensor written.
     """
     here = [t for t in spec.tensors if t.name not in without]
-    statistics = by_role(here, Role.STATISTIC)
+    statistics, written = by_role(here, Role.STATISTIC), [t for t in here if t.role.is_written]
     where = spec.file or spec.name
     if not any(t.has_gradient for t in by_role(here, *OUTPUTS)):
         raise SpecError(
             "a backward pass needs an output",
             file=where,
-            line=next((t.line for t in statistics), None),
-            received=f"spec '{spec.name}' with {', '.join(t.name for t in statistics) or 'nothing'} written",
-            hint="give a tensor the role output or row_output: a statistic's gradient is not taken",
+            line=next(t.line for t in written),
+            received=f"spec '{spec.name}' with {', '.join(t.name for t in written)} written",
+            hint="give a tensor the role output or row_output: statistics and whole numbers have no gradient",
         )
     for lost in (t for t in statistics if t.name not in spec.saved):
         way_out = f"leave it out (--without {lost.name})" if lost.optional else "make it optional and leave it out"

@@ -21,6 +21,7 @@ from normgen.files.names import Part, is_plain, name_part
 from normgen.files.shipped import shipped
 from normgen.schedule.knobs import KNOBS
 from normgen.spec import checks
+from normgen.spec.instead import instead_of_key, instead_of_role
 from normgen.spec.names import refusal
 from normgen.spec.spec import ROW_FAMILIES, Formula, Role, Spec, Tensor
 from normgen.spec.toml_lines import KeyPath, key_lines, parse_toml, read_text
@@ -138,7 +139,8 @@ class _Reader:
         for key in table:
             if key not in known:
                 where = f" in [{'.'.join(path)}]" if path else ""
-                raise self.error(f"unknown key '{key}'{where}", (*path, key), hint=did_you_mean(key, known))
+                hint = (instead_of_key(key) if path[:1] == ("tensors",) else None) or did_you_mean(key, known)
+                raise self.error(f"unknown key '{key}'{where}", (*path, key), hint=hint)
 
     def table(self, name: str, *, required: bool = False) -> dict[str, Any]:
         found = self.data.get(name)
@@ -215,7 +217,8 @@ class _Reader:
         if value is None:
             raise self.error("a tensor has a role", path, hint=did_you_mean("", Role))
         if value not in list(Role):
-            raise self.error("unknown role", (*path, "role"), received=value, hint=did_you_mean(str(value), Role))
+            hint = instead_of_role(str(value)) or did_you_mean(str(value), Role)
+            raise self.error("unknown role", (*path, "role"), received=value, hint=hint)
         return Role(value)
 
     def check_optional(self, path: KeyPath, role: Role, fields: Mapping[str, Any]) -> None:

@@ -142,6 +142,12 @@ def test_spec_check_prints_the_program_or_the_line_that_is_wrong(
     code, out, _ = run(capsys, "spec", "check", str(file))
     assert code == 0
     assert "store  y" in out
+    assert "\nbackward: dx\n" in out
+    file.write_text(text + 'y = "max(x) + 0 * x"\n'.replace("0", "eps"))
+    assert (
+        "backward: none: the gradient of max is supported only where it cancels"
+        in run(capsys, "spec", "check", str(file))[1]
+    )
     file.write_text(text + 'y = "x * rsqr(sum(x*x) + eps)"\n')
     code, _, err = run(capsys, "spec", "check", str(file))
     assert code == 2
