@@ -157,8 +157,7 @@ class _Lowering:
         self.values[name] = self.named(name, tree)
         self.open.pop()
 
-    def error(self, formula: str, rule: str, *, at: str | None = None) -> SpecError:
-        formula = at or formula
+    def error(self, formula: str, rule: str) -> SpecError:
         found = self.formulas[formula]
         return SpecError(
             f"{rule} in the formula of '{formula}'", file=self.spec.file, line=found.line, received=found.text
@@ -319,8 +318,6 @@ class _Lowering:
 
     def reduce(self, name: str, monoid: Monoid, arg: sp.Expr, group: int) -> sp.Expr:
         kind = Kind.GROUPS if group else Kind.ROW
-        if group and self.reads_groups(arg):
-            raise self.error(name, "reductions over groups do not nest", at=self.open[-1])
         names: tuple[str, ...] = (name,)
         args: tuple[sp.Expr, ...] = (arg,)
         if monoid in (ARGMAX, ARGMIN):  # a position is found with its value
@@ -328,12 +325,6 @@ class _Lowering:
         self.kinds |= dict.fromkeys(names, kind)
         self.statements.append(Reduce(names, kind, monoid, args, group=group))
         return symbol(name)
-
-    def reads_groups(self, expr: sp.Expr) -> bool:
-        """Whether a value of groups is in what makes up the expression, short of row reductions."""
-        maps = {s.name: s.expr for s in self.statements if isinstance(s, Map)}
-        names = [s.name for s in expr.free_symbols if s != COLS]
-        return any(self.kinds[n].is_groups or (n in maps and self.reads_groups(maps[n])) for n in names)
 
 
 def _is_float32(number: sp.Expr) -> bool:

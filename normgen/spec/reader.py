@@ -344,7 +344,7 @@ class _Reader:
         return tuple(dict.fromkeys(listed))
 
     def saved(self) -> tuple[str, ...]:
-        written = {role.value for role in Role if role.is_written}
+        written = {role.value for role in Role if role.is_written and not role.kind.is_groups}
         tensors = self.table("tensors")
         return self.names_list(
             "backward", "saved", [name for name, entry in tensors.items() if _role(entry) in written]

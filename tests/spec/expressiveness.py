@@ -254,8 +254,11 @@ WORKS: dict[str, Asked] = {
     ),
     "GroupNorm, groups of neighbouring columns": asked(
         "x input, w parameter, b parameter, y output",
-        "m = mean(x, 32); y = (x - m) * rsqrt(mean(x * x, 32) - m * m + 1e-5) * w + b",
-        backward="the gradient of a reduction over groups is not supported",
+        "m = mean(x, 32); y = (x - m) * rsqrt(mean((x - m)**2, 32) + 1e-5) * w + b",
+        gradients="dx dw db",
+    ),
+    "softmax of groups of columns": asked(
+        "x input, y output", "e = exp(x - max(x, 16)); y = e / sum(e, 16)", gradients="dx"
     ),
     # quantisers
     "scaling by absmax, unrounded": asked(
@@ -290,7 +293,12 @@ WORKS: dict[str, Asked] = {
     "fp8 of groups of 128": asked(
         "x input, q output f8e4m3, scale group_statistic",
         "scale = maximum(absmax(x, 128), 1e-10) / 448; q = x / scale",
-        backward="the gradient of a reduction over groups is not supported",
+        backward="does not take the gradient of a statistic",
+    ),
+    "fp8 of groups of 128, as training sees it": asked(
+        "x input, w parameter, y output",
+        f"h = {_NORM} * w; s = maximum(absmax(h, 128), 1e-10) / 448; y = cast(h / s, f8e4m3) * s",
+        gradients="dx dw",
     ),
 }
 
