@@ -29,15 +29,15 @@ from normgen.program.source import problem_for
 from normgen.schedule.default import default_schedule
 from normgen.schedule.space import space
 from normgen.spec.formula import LARGEST_GROUP
-from normgen.spec.reader import list_specs, load
+from normgen.spec.reader import list_presets, list_specs, load
 from normgen.spec.spec import Spec
 
 
 @click.command("list")
 @json_option
 def list_command(as_json: bool) -> None:
-    """The built-in specs, and what each computes."""
-    specs = {name: load(path) for name, path in list_specs().items()}
+    """The built-in specs, and what each computes; then the presets, which have the bits of one library."""
+    specs = {name: load(path) for name, path in (list_specs() | list_presets()).items()}
     if as_json:
         show({name: {"summary": spec.summary, "file": spec.file} for name, spec in specs.items()})
         return

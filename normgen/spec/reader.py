@@ -56,8 +56,13 @@ def list_specs(folders: Sequence[str | Path] = ()) -> dict[str, Path]:
     return dict(sorted(found.items()))
 
 
+def list_presets() -> dict[str, Path]:
+    """Spec name -> file of the specs with the bits of one library, sorted by name: `specs/presets`."""
+    return {file.stem: file for file in sorted((builtin_folder() / "presets").glob("*.toml"))}
+
+
 def load(path_or_name: str | Path, folders: Sequence[str | Path] = ()) -> Spec:
-    """The checked spec of a TOML file, or of the built-in (or `folders`') spec of that name.
+    """The checked spec of a TOML file, or of the built-in (or `folders`') spec, or the preset, of that name.
 
     Short forms: `x = "input"` for `x = { role = "input" }`. Defaults: dtypes f32, f16 and bf16; a tensor without
     `dtypes` follows the first input; what has no columns is f32; a knob that [space], or for
@@ -65,7 +70,7 @@ def load(path_or_name: str | Path, folders: Sequence[str | Path] = ()) -> Spec:
 
     Errors: SpecError with file and line; UsageError when there is no such file or name.
     """
-    known = list_specs(folders)
+    known = list_presets() | list_specs(folders)
     is_path = isinstance(path_or_name, Path) or path_or_name.endswith(".toml") or "/" in path_or_name
     file = Path(path_or_name) if is_path else known.get(str(path_or_name))
     if file is None:
@@ -92,7 +97,7 @@ def _digest(data: Mapping[str, Any]) -> str:
 
 def is_built_in(spec: Spec) -> bool:
     """Whether a spec of this name and meaning comes with normgen."""
-    file = list_specs().get(spec.name)
+    file = (list_presets() | list_specs()).get(spec.name)
     return file is not None and load(file).sha256 == spec.sha256
 
 
