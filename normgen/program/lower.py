@@ -74,6 +74,15 @@ def lower(spec: Spec, *, present: frozenset[str] | None = None) -> RowProgram:
     return check(without_dead_code(check(program)))
 
 
+def formula_of(spec: Spec, value: str, *, present: frozenset[str]) -> Formula | None:
+    """The formula that a value of `lower(spec, present=present)` is a part of; None of other names."""
+    lowering = _Lowering(spec, present)
+    for name in lowering.order():
+        lowering.define(name)
+    owner = lowering.owners.get(value)
+    return None if owner is None else lowering.formulas[owner]
+
+
 @dataclass
 class _Lowering:
     spec: Spec
@@ -83,6 +92,7 @@ class _Lowering:
     values: dict[str, sp.Expr] = field(default_factory=dict)  # what a formula's name stands for
     shared: dict[tuple[str, sp.Expr], sp.Expr] = field(default_factory=dict)  # (operation, argument) -> value
     open: list[str] = field(default_factory=list)
+    owners: dict[str, str] = field(default_factory=dict)  # the formula of each value that is computed
 
     def __post_init__(self) -> None:
         self.formulas = {f.name: f for f in self.spec.formulas}
@@ -122,7 +132,7 @@ class _Lowering:
         return kind_of(expr, self.kinds)
 
     def map(self, name: str, expr: sp.Expr) -> sp.Expr:
-        self.kinds[name] = self.kind_of(expr)
+        self.kinds[name], self.owners[name] = self.kind_of(expr), self.open[-1]
         self.shared.setdefault(("part", expr), symbol(name))
         self.statements.append(Map(name, self.kinds[name], expr))
         return symbol(name)
@@ -323,6 +333,7 @@ class _Lowering:
         if monoid in (ARGMAX, ARGMIN):  # a position is found with its value
             names, args = (name, self.fresh(f"{name}_value")), (arg, COL)
         self.kinds |= dict.fromkeys(names, kind)
+        self.owners |= dict.fromkeys(names, self.open[-1])
         self.statements.append(Reduce(names, kind, monoid, args, group=group))
         return symbol(name)
 

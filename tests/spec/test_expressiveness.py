@@ -11,7 +11,7 @@ import pytest
 from normgen import verify
 from normgen.device import target
 from normgen.dtypes import DTYPES
-from normgen.errors import NormgenError, SpecError
+from normgen.errors import NormgenError, SpecError, UsageError
 from normgen.problem.problem import Problem
 from normgen.program.evaluate import evaluate
 from normgen.program.source import problem_for, written_program
@@ -81,6 +81,7 @@ def test_a_backward_pass_that_is_none_is_refused(what: str) -> None:
     with pytest.raises(NormgenError, match=WORKS[what].backward) as refused:
         problem_of(WORKS[what].spec, "backward")
     assert refused.value.hint
+    assert isinstance(refused.value, UsageError) or re.match(r"asked\.toml:\d+: ", str(refused.value))
 
 
 @pytest.mark.parametrize("what", REFUSED)

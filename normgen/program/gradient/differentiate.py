@@ -220,11 +220,18 @@ class _Reverse:
             given: Poly = {((symbol(f"d{tensor}"), sp.Integer(1)),): sp.Integer(1)}
             self._receive(store.value, given)
         for statement in reversed(self.forward):
-            if isinstance(statement, Map):
-                self._through_map(statement)
-            elif isinstance(statement, Reduce):
-                self._through_reduce(statement)
+            try:
+                self._through(statement)
+            except ProgramError as error:
+                value = defined_names(statement)[0]
+                raise ProgramError(error.rule, received=error.received, hint=error.hint, value=value) from None
         return {name: self.cotangents[name] for name in self.wrt if self.cotangents.get(name)}
+
+    def _through(self, statement: Statement) -> None:
+        if isinstance(statement, Map):
+            self._through_map(statement)
+        elif isinstance(statement, Reduce):
+            self._through_reduce(statement)
 
     def writer(self) -> GradientWriter:
         return GradientWriter(self.algebra, self.forward, self.loaded, self.named, self.taken)
