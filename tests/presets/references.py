@@ -190,7 +190,7 @@ def flashinfer_quantize_to_mxfp8(given: Given) -> Values:
     return {"scale": scale[:, ::32].astype(ml_dtypes.float8_e8m0fnu), "q": _fp8(q)}
 
 
-# ---- Transformer Engine, DeepGEMM --------------------------------------------------------------------------------
+# ---- Transformer Engine, DeepGEMM, TileKernels, QuACK ------------------------------------------------------------
 
 
 def te_rmsnorm_to_fp8(given: Given) -> Values:
@@ -209,6 +209,36 @@ def te_quantize_to_fp8_group(given: Given) -> Values:
 def deepgemm_quantize_to_fp8_group(given: Given) -> Values:
     scale = np.maximum(_amax(given["x"], 128), np.float32(1e-4)) / QMAX
     return {"scale": scale[:, ::128], "q": _fp8(given["x"] * (ONE / scale))}
+
+
+def tilekernels_quantize_to_fp8_group(given: Given) -> Values:
+    """The factor is 448 / amax, and no reciprocal of the scale."""
+    amax = np.maximum(_amax(given["x"], 128), np.float32(1e-4))
+    return {"scale": (amax / QMAX)[:, ::128], "q": _fp8(given["x"] * (QMAX / amax))}
+
+
+def _mxfp8(given: Given, ratio: Array) -> Values:
+    scale = _power_at_least(np.maximum(ratio, np.float32(2.0**-127)))
+    return {"scale": scale[:, ::32].astype(ml_dtypes.float8_e8m0fnu), "q": _fp8(given["x"] * (ONE / scale))}
+
+
+def quack_quantize_to_mxfp8(given: Given) -> Values:
+    return _mxfp8(given, _amax(given["x"], 32) / QMAX)
+
+
+def te_quantize_to_mxfp8(given: Given) -> Values:
+    return _mxfp8(given, _amax(given["x"], 32) * (ONE / QMAX))
+
+
+# ---- SGLang ------------------------------------------------------------------------------------------------------
+
+
+def sglang_add_rmsnorm_to_fp8_token(given: Given) -> Values:
+    h = given.total
+    y = h * given["rstd"] * given["weight"]
+    scale = np.maximum(_amax(y, 0), np.float32(1e-10)) / QMAX
+    stored = {"h": h.astype(given.dtype), "y": y.astype(given.dtype), "scale": scale[:, 0]}
+    return {**stored, "q": _fp8(y * (ONE / scale))}
 
 
 # The library's operation, by the spec that has its bits: a preset of its own, or one that ships for all.
@@ -236,7 +266,11 @@ BITS: dict[str, Callable[[Given], Values]] = {
             flashinfer_quantize_to_mxfp8,
             te_rmsnorm_to_fp8,
             te_quantize_to_fp8_group,
+            te_quantize_to_mxfp8,
             deepgemm_quantize_to_fp8_group,
+            tilekernels_quantize_to_fp8_group,
+            quack_quantize_to_mxfp8,
+            sglang_add_rmsnorm_to_fp8_token,
         )
     },
 }
