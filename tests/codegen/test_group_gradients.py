@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from normgen import verify
 from normgen.cuda.compiler import compile_module
 from normgen.device import target
 from normgen.errors import SpecError
@@ -18,7 +19,7 @@ from normgen.schedule.default import default_schedule
 from normgen.spec.reader import parse
 from normgen.spec.spec import Spec
 from tests.codegen.covering import Case
-from tests.codegen.executors import CpuExecutor, GpuExecutor
+from tests.codegen.executors import CpuExecutor, GpuExecutor, new_workspace
 from tests.codegen.matrix import report, wrong, wrong_backward
 
 Array = npt.NDArray[np.float64]
@@ -98,6 +99,12 @@ OF_ROWS = spec(  # values of groups and of rows that are made of each other
 )
 
 
+OF_PRODUCTS = spec(  # extrema of what has a rounding of its own for each order of its factors
+    "of_products",
+    "y = x / (absmax(weight * (x * 1.7) * 0.3, 16) + absmax((x - weight) * weight * x, 16) + 1)",
+)
+
+
 @pytest.mark.parametrize(("spec", "by_hand"), CASES, ids=lambda value: getattr(value, "name", ""))
 def test_gradients_match_those_by_hand(spec: Spec, by_hand: Callable[..., tuple[Array, Array | None]]) -> None:
     """Numbers that are often equal: in most groups several elements are the extremum."""
@@ -116,6 +123,18 @@ def test_a_mean_that_is_subtracted_costs_no_sum_of_what_is_left() -> None:
     assert len([r for r in program.reduces if r.group]) == 4  # mean, variance, and two of dy
 
 
+@pytest.mark.parametrize("spec", [OF_ROWS, OF_PRODUCTS, *(spec for spec, _ in CASES)], ids=lambda spec: spec.name)
+def test_a_kernel_has_the_numbers_of_its_program(spec: Spec) -> None:
+    """Without a bound, which has room for any number where float32 may find another element to be the extremum."""
+    problem = problem_for(spec, shape="16x128", direction="backward")
+    (kernel,) = CpuExecutor().build([emit(problem, default_schedule(problem, H200))])
+    inputs, outputs = verify.make_inputs(problem, families=("normal",)), verify.make_outputs(problem)
+    assert not kernel.run(inputs, outputs, workspace=new_workspace(kernel.module, problem.rows))
+    want = evaluate(written_program(problem), {name: a.astype(np.float64) for name, a in inputs.arrays.items()})
+    for name, array in outputs.arrays.items():
+        np.testing.assert_allclose(array, want[name], rtol=2e-3, atol=2e-4, err_msg=name)
+
+
 def test_the_gradient_of_a_group_statistic_is_not_lost_silently() -> None:
     text = 'name = "q"\n[tensors]\nx = "input"\ns = "group_statistic"\ny = "output"\n[formulas]\n'
     stored = parse(text + 's = "absmax(x, 16)"\ny = "x / (s + 1)"', file="q.toml")
@@ -129,7 +148,7 @@ def cases(direction: str) -> list[Case]:
     """Each in one shape; the forward kernels of those whose groups nest."""
     specs = [spec for spec, _ in CASES] if direction == "backward" else [CASES[1][0], CASES[2][0]]
     shapes = (("9x192", "bf16"), ("7x1024", "f32"))
-    asked = [(spec, *shapes[number % 2]) for number, spec in enumerate((*specs, OF_ROWS))]
+    asked = [(spec, *shapes[number % 2]) for number, spec in enumerate((*specs, OF_ROWS, OF_PRODUCTS))]
     problems = [problem_for(s, shape=shape, dtype=dtype, direction=direction) for s, shape, dtype in asked]
     return [(problem, default_schedule(problem, H200)) for problem in problems]
 

@@ -295,8 +295,9 @@ class _Reverse:
         if from_kind.by_col and to_kind.is_groups:
             poly = self.algebra.group_sum(poly)
         elif from_kind.within_row and not to_kind.within_row:
-            once = {UNIT: sp.Rational(1, self.algebra.group if from_kind.is_groups else 1)}
-            poly = self.algebra.times(self.algebra.row_sum(poly), once)
+            poly = self.algebra.row_sum(poly)
+            if from_kind.is_groups:  # its value is in each column of its group
+                poly = self.algebra.times(poly, {UNIT: sp.Rational(1, self.algebra.group)})
         self._receive(name, poly)
 
     def _named(self, statement: Map, cotangent: Poly, locals_: dict[str, Poly]) -> Poly:

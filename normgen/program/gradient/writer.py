@@ -289,6 +289,8 @@ class GradientWriter:
             return self._sum_name(self.algebra.sums[atom])
         if atom in self.algebra.group_sums:
             return self._sum_name(self.algebra.group_sums[atom])
+        if (extremum := self.algebra.counts.get(((atom, sp.Integer(1)),))) is not None:
+            return f"is_{extremum}"
         if atom.is_Symbol:
             return str(atom.name)
         return term_name(atom)
