@@ -135,6 +135,12 @@ def test_a_kernel_has_the_numbers_of_its_program(spec: Spec) -> None:
         np.testing.assert_allclose(array, want[name], rtol=2e-3, atol=2e-4, err_msg=name)
 
 
+def test_groups_of_what_is_a_parameter_in_some_rows_have_a_bound() -> None:
+    masked = spec("masked", "v = where(col <= row % cols, weight, 1.5)", "y = x + sum(maximum(v, 1e-30), 16)")
+    problem = problem_for(masked, shape="7x64", direction="backward")
+    assert all(slope.ok for slope in verify.prove(problem, written_program(problem)))
+
+
 def test_the_gradient_of_a_group_statistic_is_not_lost_silently() -> None:
     text = 'name = "q"\n[tensors]\nx = "input"\ns = "group_statistic"\ny = "output"\n[formulas]\n'
     stored = parse(text + 's = "absmax(x, 16)"\ny = "x / (s + 1)"', file="q.toml")
