@@ -229,5 +229,22 @@ def dtype(name: str) -> DType:
     """The dtype of that name or alias ("f32", "float32", "bfloat16", ...)."""
     found = _BY_ALIAS.get(name.lower())
     if found is None:
-        raise UsageError("unknown dtype", received=name, hint=did_you_mean(name, DTYPES))
+        raise UsageError("unknown dtype", received=name, hint=instead_of_dtype(name) or did_you_mean(name, DTYPES))
     return found
+
+
+_WIDE = "not supported: arithmetic is float32 by design, so that float64 would only be stored"
+_NARROW = "not supported: an element has at least 8 bits"
+_COMPLEX = "not supported: real and imaginary parts are two tensors"
+_NOT_STORED = {
+    **dict.fromkeys(("f64", "float64", "double"), _WIDE),
+    **dict.fromkeys(("i4", "int4", "u4", "uint4", "f4e2m1", "fp4", "fp4_e2m1", "float4_e2m1fn_x2", "nvfp4"), _NARROW),
+    **dict.fromkeys(("complex64", "complex128", "c64", "c128"), _COMPLEX),
+    **dict.fromkeys(("i16", "int16", "short", "u16", "uint16"), "not supported: i32 holds these numbers"),
+    **dict.fromkeys(("fp32", "tf32"), "did you mean 'f32'?"),
+}
+
+
+def instead_of_dtype(name: str) -> str | None:
+    """Why a dtype of that name is not supported, or which one is meant; None of other names."""
+    return _NOT_STORED.get(name.lower())

@@ -65,7 +65,16 @@ class SpecError(NormgenError):
 
 
 class ProgramError(NormgenError):
-    """A RowProgram breaks a rule of the IR: a compiler pass is wrong, or a formula cannot be lowered."""
+    """A RowProgram breaks a rule of the IR: a compiler pass is wrong, or a formula cannot be lowered.
+
+    `value` names the value of the program where it does, if it is one.
+    """
+
+    def __init__(
+        self, rule: str, *, received: str | None = None, hint: str | None = None, value: str | None = None
+    ) -> None:
+        self.value = value
+        super().__init__(rule, received=received, hint=hint)
 
 
 class NothingValidError(NormgenError):

@@ -120,7 +120,7 @@ import normgen
 from normgen.device import target
 from normgen.program.source import problem_for
 from normgen.files.shipped import shipped
-from normgen.spec.reader import list_specs, load
+from normgen.spec.reader import list_presets, list_specs, load
 from normgen.records.winners import lookup
 
 found = lookup(problem_for(load("rmsnorm"), shape="8192x4096", dtype="bf16"), target("h200"))
@@ -130,6 +130,7 @@ print(json.dumps({
     "measured": found.record is not None and found.record.measured,
     "headers": sorted(file.name for file in shipped("generated").glob("*.cu")),
     "specs": [load(name).name for name in list_specs()],
+    "presets": [load(name).name for name in list_presets()],
 }))
 """
 
@@ -142,6 +143,7 @@ def test_an_install_finds_the_tuned_records_the_headers_and_the_specs(python: Pa
     assert told["measured"]
     assert told["headers"] == sorted(file.name for file in (ROOT / "generated").glob("*.cu"))
     assert told["specs"] == sorted(file.stem for file in (ROOT / "specs").glob("*.toml"))
+    assert told["presets"] == sorted(file.stem for file in (ROOT / "specs" / "presets").glob("*.toml"))
 
 
 def test_the_installed_command_works_in_an_empty_folder(python: Path, tmp_path: Path) -> None:

@@ -20,21 +20,24 @@ from normgen.cli.options import (
 )
 from normgen.cuda.driver import find_gpu
 from normgen.device import target as named_target
-from normgen.errors import VerificationError
+from normgen.errors import NormgenError, VerificationError
 from normgen.measure.check import check_on_gpu
 from normgen.measure.cpu_check import check_on_cpu
 from normgen.pipeline import emit, programs_of
 from normgen.program.lower import lower
+from normgen.program.source import problem_for
 from normgen.schedule.default import default_schedule
 from normgen.schedule.space import space
-from normgen.spec.reader import list_specs, load
+from normgen.spec.formula import LARGEST_GROUP
+from normgen.spec.reader import list_presets, list_specs, load
+from normgen.spec.spec import Spec
 
 
 @click.command("list")
 @json_option
 def list_command(as_json: bool) -> None:
-    """The built-in specs, and what each computes."""
-    specs = {name: load(path) for name, path in list_specs().items()}
+    """The built-in specs, and what each computes; then the presets, which have the bits of one library."""
+    specs = {name: load(path) for name, path in (list_specs() | list_presets()).items()}
     if as_json:
         show({name: {"summary": spec.summary, "file": spec.file} for name, spec in specs.items()})
         return
@@ -51,10 +54,19 @@ def spec_group() -> None:
 @spec_group.command("check")
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 def spec_check(file: Path) -> None:
-    """Read FILE strictly and print the program it says."""
+    """Read FILE strictly and print the program it says, and the gradients of its backward pass."""
     spec = load(file)
     program = lower(spec, present=frozenset(t.name for t in spec.tensors))
-    click.echo(f"{file}: ok\n\n{program}")
+    click.echo(f"{file}: ok\n\n{program}\n\nbackward: {_backward(spec)}")
+
+
+def _backward(spec: Spec) -> str:
+    """The gradients that the backward pass writes, or why there is none."""
+    try:
+        problem = problem_for(spec, shape=(2, LARGEST_GROUP), dtype=spec.inputs[0].dtypes[0], direction="backward")
+    except NormgenError as error:
+        return f"none: {error}"
+    return ", ".join(problem.results)
 
 
 @click.command("show")

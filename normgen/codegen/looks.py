@@ -59,10 +59,11 @@ class Looks:
             for source in self.plan.look_sources[look]
         }
         is_last = look == len(self.plan.looks)
-        groups = self.groups.walk(roots, is_last=is_last)
-        if groups.before:
-            arguments = self.plan.elementwise(self.plan.group_arguments(roots))
-            groups = replace(groups, peek=(*self.elements(*arguments, vectors, site), *groups.peek))
+
+        def values(wanted: set[str]) -> list[Statement]:
+            return self.elements(*self.plan.elementwise(wanted), vectors, site)
+
+        groups = self.groups.walk(roots, values, is_last=is_last)
         if is_last:
             found = self.outputs(maps, head, self.element_reads(loads, vectors, site), site)
             return replace(found, head=(*found.head, *groups.before), peek=groups.peek, move=groups.move)
@@ -71,8 +72,7 @@ class Looks:
         steps = steps_of(self.access.states[look], group, self.access.names, by_vector=by_vector)
         peek: tuple[Statement, ...] = ()
         if steps.peek:
-            roots = {n for r in group if r.monoid.vector_step for n in used_names(r)}
-            peek = (*self.elements(*self.plan.elementwise(roots), vectors, site), *steps.peek)
+            peek = (*values({n for r in group if r.monoid.vector_step for n in used_names(r)}), *steps.peek)
         return Walk(
             head=(*head, *steps.before, *groups.before),
             peek=(*groups.peek, *peek),

@@ -12,6 +12,11 @@ Statements = Sequence[Statement]
 UNROLL = "#pragma unroll"
 
 
+def each_element(inner: Statements) -> Statement:
+    """`inner`, of each element of a thread's vector."""
+    return loop("i", "kVector", inner, unroll=UNROLL)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Walk:
     """What a thread does in one walk.
@@ -41,8 +46,7 @@ class Walk:
     @property
     def inner(self) -> list[Statement]:
         """What is done at one site: a vector's statements."""
-        elements = [loop("i", "kVector", part, unroll=UNROLL) if part else None for part in (self.peek, self.elem)]
-        peek, elem = ([found] if found else [] for found in elements)
+        peek, elem = ([each_element(part)] if part else [] for part in (self.peek, self.elem))
         return [*self.head, *peek, *self.move, *elem, *self.tail]
 
     def statements(self, access: Access) -> list[Statement]:

@@ -377,28 +377,30 @@ def check_flow(spec: Spec, without: Collection[str]) -> None:
     The backward pass starts from the gradients of the outputs. A statistic that the spec lists as saved has no
     gradient of its own, as mean and rstd have none in torch's native_layer_norm.
 
-    Errors: SpecError at the statistic's line; for a spec without an output, at its first statistic's.
+    Errors: SpecError at the statistic's line; for a spec without an output, at that of the first tensor written.
     """
     here = [t for t in spec.tensors if t.name not in without]
-    statistics = by_role(here, Role.STATISTIC)
+    statistics, written = by_role(here, Role.STATISTIC, Role.GROUP_STATISTIC), [t for t in here if t.role.is_written]
     where = spec.file or spec.name
     if not any(t.has_gradient for t in by_role(here, *OUTPUTS)):
         raise SpecError(
             "a backward pass needs an output",
             file=where,
-            line=next((t.line for t in statistics), None),
-            received=f"spec '{spec.name}' with {', '.join(t.name for t in statistics) or 'nothing'} written",
-            hint="give a tensor the role output or row_output: a statistic's gradient is not taken",
+            line=next(t.line for t in written),
+            received=f"spec '{spec.name}' with {', '.join(t.name for t in written)} written",
+            hint="give a tensor the role output or row_output: statistics and whole numbers have no gradient",
         )
     for lost in (t for t in statistics if t.name not in spec.saved):
         way_out = f"leave it out (--without {lost.name})" if lost.optional else "make it optional and leave it out"
+        if not lost.kind.is_groups:  # a backward pass may read a saved value of rows
+            way_out = f"make it a row_output, or {way_out}, or, if nothing differentiates through it, list it under "
+            way_out += f'[backward] saved = ["{lost.name}"]'
         raise SpecError(
             f"the backward pass does not take the gradient of a statistic, here of '{lost.name}'",
             file=where,
             line=lost.line,
             received=f"a backward problem with the statistic '{lost.name}'",
-            hint=f"make it a row_output, or {way_out}, or, if nothing differentiates through it, list it under "
-            f'[backward] saved = ["{lost.name}"]',
+            hint=way_out,
         )
 
 

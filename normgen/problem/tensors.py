@@ -220,5 +220,6 @@ def refuse_batch_gradients(here: Collection[Tensor], wrt: Collection[str]) -> No
         raise UsageError(
             "a kernel sums over all rows and not over those of each batch, so that no batch parameter has a gradient",
             received=f"the gradients of {', '.join(lost)}",
-            hint=f"differentiate by the others alone: --gradients {others}",
+            hint=f"differentiate by the others alone: --gradients {others}; a spec with the role parameter instead has "
+            "these gradients, in a call for the rows of each batch",
         )

@@ -74,6 +74,15 @@ def lower(spec: Spec, *, present: frozenset[str] | None = None) -> RowProgram:
     return check(without_dead_code(check(program)))
 
 
+def formula_of(spec: Spec, value: str, *, present: frozenset[str]) -> Formula | None:
+    """The formula that a value of `lower(spec, present=present)` is a part of; None of other names."""
+    lowering = _Lowering(spec, present)
+    for name in lowering.order():
+        lowering.define(name)
+    owner = lowering.owners.get(value)
+    return None if owner is None else lowering.formulas[owner]
+
+
 @dataclass
 class _Lowering:
     spec: Spec
@@ -83,6 +92,7 @@ class _Lowering:
     values: dict[str, sp.Expr] = field(default_factory=dict)  # what a formula's name stands for
     shared: dict[tuple[str, sp.Expr], sp.Expr] = field(default_factory=dict)  # (operation, argument) -> value
     open: list[str] = field(default_factory=list)
+    owners: dict[str, str] = field(default_factory=dict)  # the formula of each value that is computed
 
     def __post_init__(self) -> None:
         self.formulas = {f.name: f for f in self.spec.formulas}
@@ -122,7 +132,7 @@ class _Lowering:
         return kind_of(expr, self.kinds)
 
     def map(self, name: str, expr: sp.Expr) -> sp.Expr:
-        self.kinds[name] = self.kind_of(expr)
+        self.kinds[name], self.owners[name] = self.kind_of(expr), self.open[-1]
         self.shared.setdefault(("part", expr), symbol(name))
         self.statements.append(Map(name, self.kinds[name], expr))
         return symbol(name)
@@ -157,8 +167,7 @@ class _Lowering:
         self.values[name] = self.named(name, tree)
         self.open.pop()
 
-    def error(self, formula: str, rule: str, *, at: str | None = None) -> SpecError:
-        formula = at or formula
+    def error(self, formula: str, rule: str) -> SpecError:
         found = self.formulas[formula]
         return SpecError(
             f"{rule} in the formula of '{formula}'", file=self.spec.file, line=found.line, received=found.text
@@ -319,21 +328,14 @@ class _Lowering:
 
     def reduce(self, name: str, monoid: Monoid, arg: sp.Expr, group: int) -> sp.Expr:
         kind = Kind.GROUPS if group else Kind.ROW
-        if group and self.reads_groups(arg):
-            raise self.error(name, "reductions over groups do not nest", at=self.open[-1])
         names: tuple[str, ...] = (name,)
         args: tuple[sp.Expr, ...] = (arg,)
         if monoid in (ARGMAX, ARGMIN):  # a position is found with its value
             names, args = (name, self.fresh(f"{name}_value")), (arg, COL)
         self.kinds |= dict.fromkeys(names, kind)
+        self.owners |= dict.fromkeys(names, self.open[-1])
         self.statements.append(Reduce(names, kind, monoid, args, group=group))
         return symbol(name)
-
-    def reads_groups(self, expr: sp.Expr) -> bool:
-        """Whether a value of groups is in what makes up the expression, short of row reductions."""
-        maps = {s.name: s.expr for s in self.statements if isinstance(s, Map)}
-        names = [s.name for s in expr.free_symbols if s != COLS]
-        return any(self.kinds[n].is_groups or (n in maps and self.reads_groups(maps[n])) for n in names)
 
 
 def _is_float32(number: sp.Expr) -> bool:

@@ -7,14 +7,14 @@ from dataclasses import replace
 from functools import cache
 from typing import Unpack
 
-from normgen.errors import UsageError
+from normgen.errors import ProgramError, SpecError, UsageError
 from normgen.problem.problem import Problem, check_flow, make_problem
 from normgen.problem.question import Asked, Direction
 from normgen.problem.tensors import refuse_batch_gradients
 from normgen.program.functions import with_dtypes
 from normgen.program.gradient.differentiate import backward_tensors, differentiate
 from normgen.program.ir import Map, Reduce, RowProgram, Statement, stage_of
-from normgen.program.lower import lower
+from normgen.program.lower import formula_of, lower
 from normgen.spec.spec import Kind, Spec
 
 
@@ -92,6 +92,15 @@ def _cotangents(spec: Spec, present: Collection[str]) -> tuple[str, ...]:
     return tuple(t.name for t in spec.outputs if t.has_gradient and t.name in present)
 
 
+def _with_line(error: ProgramError, spec: Spec, present: frozenset[str]) -> ProgramError | SpecError:
+    """A refusal with the line of the formula that it is about; as it is, if no formula or the compiler is to blame."""
+    formula = formula_of(spec, error.value, present=present) if error.value and error.hint else None
+    if formula is None:
+        return error
+    file = spec.file or spec.name
+    return SpecError(error.rule, file=file, line=formula.line, received=error.received, hint=error.hint)
+
+
 def problem_for(
     spec: Spec,
     *,
@@ -105,8 +114,8 @@ def problem_for(
     saved     forward values the backward pass is given (default: what the spec saves)
     question  dtype, direction, without, ...: see `Asked`
 
-    Errors: UsageError for names and sizes that do not fit, SpecError as `check_flow`, ProgramError for a formula
-    without a derivative.
+    Errors: UsageError for names and sizes that do not fit; SpecError as `check_flow`, and for a formula without a
+    derivative; ProgramError for a gradient with a constant that no float32 holds.
     """
     direction, gradients = question.get("direction", "forward"), question.get("gradients")
     if direction != Direction.BACKWARD:
@@ -122,7 +131,10 @@ def problem_for(
     wrt = tuple(n for n in loaded if spec.tensor(n).has_gradient) if gradients is None else tuple(gradients)
     refuse_batch_gradients([t for t in spec.tensors if t.name in there], wrt)
     given = _cotangents(spec, there)
-    tensors = backward_tensors(forward, kept, wrt=wrt, cotangents=given, unread=unread)
+    try:
+        tensors = backward_tensors(forward, kept, wrt=wrt, cotangents=given, unread=unread)
+    except ProgramError as error:
+        raise _with_line(error, spec, there) from None
     backward = question.copy()
     backward["gradients"] = [t.of for t in tensors if t.is_written]
     reads = [t.name for t in tensors if not t.is_written and t.name in there]

@@ -285,6 +285,17 @@ class Plan:
                     wanted.insert(0, statement)
         return wanted
 
+    def group_rounds(self, roots: set[str]) -> list[list[Reduce | Map]]:
+        """The same in rounds: a reduction waits for the values of groups that its elements are computed with."""
+        rounds: dict[str, int] = {}
+        for statement in self.program.statements:
+            is_reduced = isinstance(statement, Reduce) and statement.kind.is_groups
+            is_known = isinstance(statement, Reduce) and not is_reduced  # before the loop
+            last = 0 if is_known else max((rounds.get(n, 0) for n in used_names(statement)), default=0)
+            rounds.update((name, last + is_reduced) for name in defined_names(statement))
+        wanted = [(rounds[defined_names(statement)[0]], statement) for statement in self.grouped(roots)]
+        return [[s for number, s in wanted if number == one] for one in sorted({number for number, _ in wanted})]
+
     def group_arguments(self, roots: set[str]) -> set[str]:
         """The values that those reductions read of each element."""
         return {name for r in self.grouped(roots) if isinstance(r, Reduce) for name in used_names(r)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from functools import partial
 
-from normgen.dtypes import DTYPES
+from normgen.dtypes import DTYPES, instead_of_dtype
 from normgen.errors import SpecError, did_you_mean
 from normgen.spec.formula import (
     DEEPEST_SPEC,
@@ -177,7 +177,7 @@ def _check_casts(spec: Spec, trees: Mapping[str, Expression]) -> None:
         for node in nodes(trees[key]):
             if isinstance(node, Cast) and node.to not in DTYPES and node.to not in known:
                 rule = f"cast(e, to) names a dtype or a tensor (column {node.column + 1} of the formula)"
-                hint = did_you_mean(node.to, [*DTYPES, *known])
+                hint = instead_of_dtype(node.to) or did_you_mean(node.to, [*DTYPES, *known])
                 raise SpecError(rule, file=spec.file, line=formula.line, received=node.to, hint=hint)
 
 

@@ -23,6 +23,7 @@ from fractions import Fraction
 
 from normgen.errors import SpecError, did_you_mean
 from normgen.spec.functions import CAST, COLS, FUNCTIONS, REDUCTIONS, TOTAL
+from normgen.spec.instead import AXES, instead_of_form, instead_of_function
 
 LONGEST_TEXT = 2000
 DEEPEST_TREE = 100
@@ -99,33 +100,6 @@ _COMPARISONS: dict[type[ast.cmpop], str] = {
     ast.NotEq: "!=",
 }
 _KNOWN_FORM = "a formula is made of numbers, names, + - * / % **, comparisons, brackets and the known functions"
-_NOT_FUNCTIONS = {
-    "var": "write mean((x - mean(x))**2)",
-    "std": "write sqrt(mean((x - mean(x))**2))",
-    "relu": "write maximum(x, 0)",
-    "silu": "write x * sigmoid(x)",
-    "gelu": "write 0.5 * x * (1 + erf(x * 0.7071067811865476))",
-    "softplus": "write maximum(x, 0) + log(1 + exp(-abs(x)))",
-    "pow": "write x ** number",
-    "square": "write x ** 2",
-    "cumsum": "scans along a row are not supported",
-    "gather": "write take(x, index)",
-    "pick": "write take(x, index)",
-    "amax": "write max(x)",
-    "amin": "write min(x)",
-    "rand": "write random(seed), of a tensor with the role seed",
-    "uniform": "write random(seed), of a tensor with the role seed",
-    "dropout": "write where(random(seed) >= p, x / (1 - p), 0)",
-    "topk": "not supported; argmax(x) is the first column of the largest",
-}
-_IDIOMS: dict[type[ast.AST], str] = {
-    ast.BitXor: "a power is written **",
-    ast.IfExp: "write where(condition, a, b)",
-    ast.BitAnd: "write: a and b",
-    ast.BitOr: "write: a or b",
-    ast.Invert: "write: not a",
-    ast.FloorDiv: "write floor(a / b)",
-}
 
 
 def children(expression: Expression) -> tuple[Expression, ...]:
@@ -241,7 +215,7 @@ class _Parser:
             case ast.Call():
                 return self.call(node, depth, at)
             case _:
-                raise self.error(_KNOWN_FORM, at, hint=_idiom(node))
+                raise self.error(_KNOWN_FORM, at, hint=instead_of_form(node))
 
     def number(self, node: ast.Constant, at: int) -> Number:
         written = (ast.get_source_segment(self.text[self.offset :], node) or "").replace("_", "")
@@ -323,21 +297,16 @@ class _Parser:
                 raise self.error("cast(e, to) names a dtype or a tensor", self.offset + node.args[1].col_offset)
             return Cast(self.expression(node.args[0], depth + 1), to.id, at)
         if function not in FUNCTIONS:
-            hint = _NOT_FUNCTIONS.get(function) or did_you_mean(function, FUNCTIONS)
+            hint = instead_of_function(function) or did_you_mean(function, FUNCTIONS)
             raise self.error(f"unknown function '{function}'", at, hint=hint)
         takes = FUNCTIONS[function].takes
         is_grouped = len(node.args) == 2 and isinstance(node.args[1], ast.Constant)
         if function in REDUCTIONS and is_grouped and not node.keywords:
             return self.over_groups(node, function, depth, at)
         if node.keywords or len(node.args) != takes:
-            raise self.error(f"{function} takes {takes} argument{'s' if takes > 1 else ''}", at)
+            axes = AXES if function in REDUCTIONS and node.keywords else None
+            raise self.error(f"{function} takes {takes} argument{'s' if takes > 1 else ''}", at, hint=axes)
         return Call(function, tuple(self.expression(arg, depth + 1) for arg in node.args), at)
-
-
-def _idiom(node: ast.expr) -> str:
-    """What to write in the place of a form that is not part of the language."""
-    inner = node.op if isinstance(node, ast.BinOp | ast.UnaryOp) else node
-    return _IDIOMS.get(type(inner), f"{type(inner).__name__} is not part of the formula language")
 
 
 def _fold(expression: Binary) -> Expression:

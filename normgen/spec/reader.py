@@ -21,6 +21,7 @@ from normgen.files.names import Part, is_plain, name_part
 from normgen.files.shipped import shipped
 from normgen.schedule.knobs import KNOBS
 from normgen.spec import checks
+from normgen.spec.instead import instead_of_key, instead_of_role
 from normgen.spec.names import refusal
 from normgen.spec.spec import ROW_FAMILIES, Formula, Role, Spec, Tensor
 from normgen.spec.toml_lines import KeyPath, key_lines, parse_toml, read_text
@@ -55,8 +56,13 @@ def list_specs(folders: Sequence[str | Path] = ()) -> dict[str, Path]:
     return dict(sorted(found.items()))
 
 
+def list_presets() -> dict[str, Path]:
+    """Spec name -> file of the specs with the bits of one library, sorted by name: `specs/presets`."""
+    return {file.stem: file for file in sorted((builtin_folder() / "presets").glob("*.toml"))}
+
+
 def load(path_or_name: str | Path, folders: Sequence[str | Path] = ()) -> Spec:
-    """The checked spec of a TOML file, or of the built-in (or `folders`') spec of that name.
+    """The checked spec of a TOML file, or of the built-in (or `folders`') spec, or the preset, of that name.
 
     Short forms: `x = "input"` for `x = { role = "input" }`. Defaults: dtypes f32, f16 and bf16; a tensor without
     `dtypes` follows the first input; what has no columns is f32; a knob that [space], or for
@@ -64,7 +70,7 @@ def load(path_or_name: str | Path, folders: Sequence[str | Path] = ()) -> Spec:
 
     Errors: SpecError with file and line; UsageError when there is no such file or name.
     """
-    known = list_specs(folders)
+    known = list_presets() | list_specs(folders)
     is_path = isinstance(path_or_name, Path) or path_or_name.endswith(".toml") or "/" in path_or_name
     file = Path(path_or_name) if is_path else known.get(str(path_or_name))
     if file is None:
@@ -91,7 +97,7 @@ def _digest(data: Mapping[str, Any]) -> str:
 
 def is_built_in(spec: Spec) -> bool:
     """Whether a spec of this name and meaning comes with normgen."""
-    file = list_specs().get(spec.name)
+    file = (list_presets() | list_specs()).get(spec.name)
     return file is not None and load(file).sha256 == spec.sha256
 
 
@@ -138,7 +144,8 @@ class _Reader:
         for key in table:
             if key not in known:
                 where = f" in [{'.'.join(path)}]" if path else ""
-                raise self.error(f"unknown key '{key}'{where}", (*path, key), hint=did_you_mean(key, known))
+                hint = (instead_of_key(key) if path[:1] == ("tensors",) else None) or did_you_mean(key, known)
+                raise self.error(f"unknown key '{key}'{where}", (*path, key), hint=hint)
 
     def table(self, name: str, *, required: bool = False) -> dict[str, Any]:
         found = self.data.get(name)
@@ -215,7 +222,8 @@ class _Reader:
         if value is None:
             raise self.error("a tensor has a role", path, hint=did_you_mean("", Role))
         if value not in list(Role):
-            raise self.error("unknown role", (*path, "role"), received=value, hint=did_you_mean(str(value), Role))
+            hint = instead_of_role(str(value)) or did_you_mean(str(value), Role)
+            raise self.error("unknown role", (*path, "role"), received=value, hint=hint)
         return Role(value)
 
     def check_optional(self, path: KeyPath, role: Role, fields: Mapping[str, Any]) -> None:
@@ -341,7 +349,7 @@ class _Reader:
         return tuple(dict.fromkeys(listed))
 
     def saved(self) -> tuple[str, ...]:
-        written = {role.value for role in Role if role.is_written}
+        written = {role.value for role in Role if role.is_written and not role.kind.is_groups}
         tensors = self.table("tensors")
         return self.names_list(
             "backward", "saved", [name for name, entry in tensors.items() if _role(entry) in written]

@@ -291,10 +291,11 @@ class Float32Error:
 
     def _over_groups(self, name: str, arg: Bounded, group: int) -> Bounded:
         """A row of each group; a thread may add up all of it."""
-        shape = spread_over_row(arg.value, self.cols).shape
+        parts = [spread_over_row(part, self.cols) for part in (arg.value, arg.error) if part is not None]
+        shape = np.broadcast_shapes(*(part.shape for part in parts))  # a value of columns may have errors of rows
 
         def rows(part: Array) -> Array:
-            return spread_over_row(part, self.cols).reshape(-1, group)
+            return np.broadcast_to(spread_over_row(part, self.cols), shape).reshape(-1, group)
 
         def back(part: Array) -> Array:
             return np.repeat(part, group, axis=1).reshape(shape)

@@ -20,6 +20,7 @@ from normgen.errors import UsageError
 from normgen.program.gradient.differentiate import differentiate
 from normgen.program.ir import Map, RowProgram
 from normgen.program.source import written_program
+from normgen.spec.reader import list_presets, list_specs
 
 HEAVY = ("numpy", "sympy", "optuna", "rich", "cuda", "ml_dtypes", "jinja2", "platformdirs")
 
@@ -125,8 +126,8 @@ def test_list_names_the_built_in_specs(capsys: pytest.CaptureFixture[str]) -> No
     code, out, _ = run(capsys, "list")
     assert code == 0
     names = [line.split()[0] for line in out.splitlines()]
-    assert names == sorted(names)
-    assert {"layernorm", "log_softmax"} <= set(names)
+    assert names == [*list_specs(), *list_presets()]
+    assert {"layernorm", "log_softmax", "vllm_add_rmsnorm"} <= set(names)
     assert "Layer normalisation" in out
     specs = json.loads(run(capsys, "list", "--json")[1])
     assert {"layernorm", "rmsnorm", "softmax"} <= set(specs)
@@ -142,6 +143,10 @@ def test_spec_check_prints_the_program_or_the_line_that_is_wrong(
     code, out, _ = run(capsys, "spec", "check", str(file))
     assert code == 0
     assert "store  y" in out
+    assert "\nbackward: dx\n" in out
+    file.write_text(text + 'y = "max(x) + 0 * x"\n'.replace("0", "eps"))
+    _, out, _ = run(capsys, "spec", "check", str(file))
+    assert f"\nbackward: none: {file}:8: the gradient of max is supported only where it cancels" in out
     file.write_text(text + 'y = "x * rsqr(sum(x*x) + eps)"\n')
     code, _, err = run(capsys, "spec", "check", str(file))
     assert code == 2

@@ -250,7 +250,8 @@ def test_batches_that_are_none_are_refused() -> None:
 def test_a_batch_parameter_has_no_gradient(gradients: list[str] | None) -> None:
     with pytest.raises(UsageError, match="no batch parameter has a gradient") as refused:
         problem_for(GATED, shape="2x4x96", direction="backward", gradients=gradients)
-    assert refused.value.hint == "differentiate by the others alone: --gradients x,weight,row_scale"
+    assert refused.value.hint is not None
+    assert refused.value.hint.startswith("differentiate by the others alone: --gradients x,weight,row_scale; ")
 
 
 def test_a_reduction_reads_a_row_input() -> None:

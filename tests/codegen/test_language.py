@@ -181,7 +181,6 @@ def test_the_general_kernel_of_groups_is_right_at_any_whole_groups() -> None:
 GROUP_REFUSALS = {
     "absmax(x, 96)": "a power of two from 2 to 128",
     "absmax(x, 16) + absmax(x, 32)": "all groups of a spec have one size",
-    "absmax(x - mean(x, 16), 16)": "do not nest",
 }
 
 

@@ -78,7 +78,7 @@ IDIOMS = {
     "var(x)": "write mean((x - mean(x))**2)",
     "gelu(x)": "write 0.5 * x * (1 + erf(x * 0.7071067811865476))",
     "gather(x, i)": "write take(x, index)",
-    "cumsum(x)": "scans along a row are not supported",
+    "cumsum(x)": "not supported: scans along a row",
     "x % 2": "the remainder of other numbers is x - n * floor(x / n)",
     "x // 2": "write floor(a / b)",
     "x & y": "write: a and b",

@@ -7,7 +7,7 @@ Gradients cancel only when equal things look equal, so every product is brought 
     x_sum                     -> mean * cols
     sum(dy * rstd * (x-mean)) -> sum(dy * xhat)     row factors leave a row reduction
     sum(x - mean)             -> 0                  because sum(x) = mean * cols
-    sum(exp(x - max) / s)     -> 1                  because sum(exp(x - max)) = s
+    sum(exp(x - max) / s)     -> 1                  because sum(exp(x - max)) = s; in groups of columns as well
     exp(x - max) -> s*exp(y)  where y = x - max - log(s) is saved: an output solved for what it was shifted from
 
 `settled` undoes a solved definition wherever it would leave a division behind that the forward does not
@@ -16,7 +16,7 @@ make: x - mean stays x - mean unless its gradient brings the factor rstd.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 import sympy as sp
 
@@ -48,11 +48,16 @@ class Algebra:
         self.definitions: dict[sp.Symbol, sp.Expr] = {}
         self.origin: dict[sp.Symbol, tuple[sp.Expr, dict[sp.Expr, sp.Rational]]] = {}  # xhat: x - mean, its product
         self.sums: dict[sp.Symbol, Monomial] = {}
+        self.group_sums: dict[sp.Symbol, Monomial] = {}
+        self.counts: dict[Monomial, str] = {}  # how many elements are an extremum -> its name
+        self.group = next((s.group for s in statements if isinstance(s, Reduce) and s.group), 0)
         self._rules: dict[sp.Expr, Product] = {}
         self._names: dict[sp.Expr, sp.Symbol] = {}
         self._shifts: dict[sp.Symbol, sp.Expr] = {}
         self._known_sums: dict[Monomial, Product] = {}
+        self._known_group_sums: dict[Monomial, Product] = {}
         self._sum_of: dict[Monomial, sp.Symbol] = {}
+        self._group_sum_of: dict[Monomial, sp.Symbol] = {}
         self._loads = {symbol(s.name) for s in statements if isinstance(s, Load | Random)}
         self._max_values = {symbol(s.names[0]) for s in statements if isinstance(s, Reduce) and s.monoid.name == "max"}
         maps = [s for s in statements if isinstance(s, Map)]
@@ -63,7 +68,7 @@ class Algebra:
         for statement in maps:
             self._add_definition(symbol(statement.name), statement.expr)
         for reduce in (s for s in statements if isinstance(s, Reduce) and s.monoid.name == "sum"):
-            self._add_known_sum(symbol(defined_names(reduce)[0]), reduce.args[0])
+            self._add_known_sum(symbol(defined_names(reduce)[0]), reduce.args[0], in_groups=bool(reduce.group))
 
     def kind(self, expr: sp.Expr) -> Kind:
         return kind_of(expr, self.kinds)
@@ -109,9 +114,13 @@ class Algebra:
         if not (expr.is_Symbol or expr.is_number):  # algebra makes a number of x/x
             self._names.setdefault(expr, value)
         term_and_rest = self._solvable(value, powers)
-        if term_and_rest is None or number != 1:  # `origin` has no place for a number
+        if term_and_rest is None:
             return
         term, rest = term_and_rest
+        if number != 1:  # `origin` has no place for a number
+            if self.kinds[value.name].is_groups and not rest and powers[term] == 1:  # the mean of a group
+                self._rules.setdefault(term, (1 / number, {value: _ONE}))
+            return
         inverse = 1 / powers[term]
         solved = multiplied({value: inverse}, raised(rest, -inverse))
         if term not in self._rules:
@@ -141,12 +150,12 @@ class Algebra:
         is_at_hand = term.is_Symbol and (term.name in self.saved or term in self._loads)
         return None if is_at_hand and not has_rows else (term, rest)
 
-    def _add_known_sum(self, total: sp.Symbol, arg: sp.Expr) -> None:
+    def _add_known_sum(self, total: sp.Symbol, arg: sp.Expr, *, in_groups: bool) -> None:
         number, powers = self.product(factors(arg))
-        rows, rest = self.split(powers)
+        outside, rest = self.split_groups(powers) if in_groups else self.split(powers)
         total_number, total_powers = self.product((_ONE, {total: _ONE}))
-        found = (total_number / number, multiplied(total_powers, raised(rows, sp.Integer(-1))))
-        self._known_sums.setdefault(rest, found)
+        found = (total_number / number, multiplied(total_powers, raised(outside, sp.Integer(-1))))
+        (self._known_group_sums if in_groups else self._known_sums).setdefault(rest, found)
 
     # -- one form ------------------------------------------------------------------------------------------
 
@@ -203,10 +212,11 @@ class Algebra:
 
     def split(self, powers: Mapping[sp.Expr, sp.Rational] | Monomial) -> tuple[Monomial, Monomial]:
         """Factors that are constant along a row, and the rest."""
-        pairs = dict(powers)
-        is_row = {a: a == COLS or not self.kind(a).within_row for a in pairs}
-        rows = monomial({a: p for a, p in pairs.items() if is_row[a]})
-        return rows, monomial({a: p for a, p in pairs.items() if not is_row[a]})
+        return _parted(powers, {a for a in dict(powers) if a == COLS or not self.kind(a).within_row})
+
+    def split_groups(self, powers: Mapping[sp.Expr, sp.Rational] | Monomial) -> tuple[Monomial, Monomial]:
+        """Factors that are constant in a group of columns, and the rest."""
+        return _parted(powers, {a for a in dict(powers) if a == COLS or not self.kind(a).by_col})
 
     # -- row reductions ------------------------------------------------------------------------------------
 
@@ -232,8 +242,9 @@ class Algebra:
             return self._centred(rest[0][0])
         return None
 
-    def _centred(self, atom: sp.Expr) -> Poly | None:
+    def _centred(self, atom: sp.Expr, *, in_groups: bool = False) -> Poly | None:
         """sum(x - mean) where every term's sum is known; only a constant is worth having."""
+        known = self._known_group_sums if in_groups else self._known_sums
         term, powers = self.origin.get(atom, (atom, {atom: _ONE}))
         if powers.get(term) != 1:
             return None
@@ -244,11 +255,11 @@ class Algebra:
         total: Poly = {}
         for part in term.args:
             number, product = self.product(factors(part))
-            rows, elems = self.split(product)
-            found = self._identity(elems) if elems == UNIT or elems in self._known_sums else None
-            if found is None:
+            outside, elems = self.split_groups(product) if in_groups else self.split(product)
+            if elems != UNIT and elems not in known:
                 return None
-            add_into(total, self.times({rows: number}, found))
+            found = self._group_sum_term(elems) if in_groups else self._identity(elems)
+            add_into(total, self.times({outside: number}, found or {}))
         total = self.times(total, {monomial(rest): _ONE})
         return total if set(total) <= {UNIT} else None
 
@@ -260,6 +271,29 @@ class Algebra:
             self.sums[value] = rest
             self.kinds[value.name] = Kind.ROW
         return self._sum_of[rest]
+
+    def group_sum(self, poly: Poly) -> Poly:
+        """sum(poly) over each group of columns: its values outside, identities applied, the rest named sums."""
+        total: Poly = {}
+        for term, number in poly.items():
+            outside, rest = self.split_groups(term)
+            add_into(total, self.times({outside: number}, self._group_sum_term(rest)))
+        return total
+
+    def _group_sum_term(self, rest: Monomial) -> Poly:
+        if rest == UNIT:
+            return {UNIT: sp.Integer(self.group)}
+        if rest in self._known_group_sums:
+            number, powers = self._known_group_sums[rest]
+            return self.poly({monomial(powers): number})
+        if len(rest) == 1 and rest[0][1] == 1 and (found := self._centred(rest[0][0], in_groups=True)) is not None:
+            return found
+        if rest not in self._group_sum_of:
+            value = sp.Symbol(f"group_sum[{expression(rest)}]", real=True)
+            self._group_sum_of[rest] = value
+            self.group_sums[value] = rest
+            self.kinds[value.name] = Kind.GROUPS
+        return {((self._group_sum_of[rest], _ONE),): _ONE}
 
     # -- undoing -------------------------------------------------------------------------------------------
 
@@ -306,3 +340,12 @@ class Algebra:
         powers = multiplied(rest, {value: -exponent}, raised(self.unsolved(value), exponent))
         rows, elems = self.split(powers)
         return elems, rows
+
+
+def _parted(
+    powers: Mapping[sp.Expr, sp.Rational] | Monomial, outside: Collection[sp.Expr]
+) -> tuple[Monomial, Monomial]:
+    """The factors that are `outside`, and the others."""
+    pairs = dict(powers)
+    inside = monomial({a: p for a, p in pairs.items() if a not in outside})
+    return monomial({a: p for a, p in pairs.items() if a in outside}), inside

@@ -6,10 +6,11 @@
     dx = rstd * (dxhat - mean(dxhat) - xhat * mean(dxhat * xhat))
     dweight = sum_rows(dy * xhat)   dbias = sum_rows(dy)
 
-Rules. elem -> row fan-in is a row reduction, elem -> col fan-in a column reduction, a row cotangent is
-broadcast to the elems it sums. The gradient of a tensor of one number is a total: the cotangent of a scalar value is
-kept as the row values that it is the sum of. The scalars of a call have no gradient. A maximum passes no gradient, and
-that is proven: its cotangent must cancel to 0, as it does in softmax, where the maximum only shifts.
+Rules. elem -> row fan-in is a row reduction, elem -> groups one over groups, elem -> col fan-in a column reduction; the
+cotangent of a row or of groups is broadcast to the elems that it sums. The gradient of a tensor of one number is a
+total: the cotangent of a scalar value is kept as the row values that it is the sum of. The scalars of a call have no
+gradient. A maximum of a row passes no gradient, and that is proven: its cotangent must cancel to 0, as it does in
+softmax, where the maximum only shifts. The elements that are the extremum of a group of columns share its gradient.
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ import sympy as sp
 from normgen.dtypes import F32
 from normgen.errors import ProgramError, did_you_mean
 from normgen.program.cleanup import without_dead_code
+from normgen.program.functions import equal, where
 from normgen.program.gradient.algebra import Algebra
 from normgen.program.gradient.chain_order import in_chain_order
 from normgen.program.gradient.derivative import derivative
-from normgen.program.gradient.monomials import UNIT, Poly, add_into
+from normgen.program.gradient.monomials import UNIT, Poly, add_into, monomial, raised
 from normgen.program.gradient.normalised import fresh, name_terms
 from normgen.program.gradient.shared_terms import share_terms
 from normgen.program.gradient.writer import GradientWriter
@@ -82,7 +84,7 @@ def differentiate(
     cotangents  stored tensors whose gradient is given; None: elem and scalar outputs. Others count as constants
     accumulate  add to the gradients instead of overwriting them: all, or the tensors named (`dweight`). The program
                 neither reads nor stores an accumulated gradient that is 0
-    Errors: ProgramError for an unknown name, a monoid other than sum, max, absmax, a maximum that does more
+    Errors: ProgramError for an unknown name, a monoid other than sum, max, absmax, a maximum of a row that does more
     than shift, and a function without a derivative.
     """
     check(program)
@@ -218,11 +220,18 @@ class _Reverse:
             given: Poly = {((symbol(f"d{tensor}"), sp.Integer(1)),): sp.Integer(1)}
             self._receive(store.value, given)
         for statement in reversed(self.forward):
-            if isinstance(statement, Map):
-                self._through_map(statement)
-            elif isinstance(statement, Reduce):
-                self._through_reduce(statement)
+            try:
+                self._through(statement)
+            except ProgramError as error:
+                value = defined_names(statement)[0]
+                raise ProgramError(error.rule, received=error.received, hint=error.hint, value=value) from None
         return {name: self.cotangents[name] for name in self.wrt if self.cotangents.get(name)}
+
+    def _through(self, statement: Statement) -> None:
+        if isinstance(statement, Map):
+            self._through_map(statement)
+        elif isinstance(statement, Reduce):
+            self._through_reduce(statement)
 
     def writer(self) -> GradientWriter:
         return GradientWriter(self.algebra, self.forward, self.loaded, self.named, self.taken)
@@ -252,32 +261,44 @@ class _Reverse:
         cotangents = [self.cotangents.get(n) for n in statement.names]
         if not any(cotangents) or not self.active & set(statement.names):
             return
-        if statement.group:
-            hint = "say constant(...) around what no gradient goes through, such as a scale"
-            raise ProgramError(
-                "the gradient of a reduction over groups is not supported", received=str(statement.names[0]), hint=hint
-            )
-        if statement.monoid.is_idempotent:
+        if statement.monoid.is_idempotent and not statement.group:
             raise ProgramError(
                 f"the gradient of {statement.monoid.name} is supported only where it cancels, as in softmax",
                 received=f"{statement.names[0]} = {statement.monoid.name}({statement.args[0]})",
                 hint="a maximum that scales or enters the result has no single gradient where elements tie",
             )
-        if statement.monoid.name != "sum":
+        if statement.monoid.name != "sum" and not statement.group:
             raise ProgramError(
                 "sums are differentiated, and extrema whose gradient cancels",
                 received=statement.monoid.name,
                 hint="differentiate the program as written, before rewrites such as welford or online",
             )
+        term, cotangent = opened(statement.args[0]), cotangents[0] or {}
+        if statement.monoid.is_idempotent:
+            term = sp.Abs(term) if statement.monoid.name == "absmax" else term
+            cotangent = self.algebra.times(cotangent, self._share(term, symbol(statement.names[0])))
         for name in self._dependencies(statement):
-            local = self.algebra.poly(derivative(opened(statement.args[0]), symbol(name)))
+            local = self.algebra.poly(derivative(term, symbol(name)))
             of_kind = Kind.ROW if statement.kind is Kind.SCALAR else Kind.ELEM
-            self._fan_in(name, self.algebra.times(cotangents[0] or {}, local), from_kind=of_kind)
+            self._fan_in(name, self.algebra.times(cotangent, local), from_kind=of_kind)
+
+    def _share(self, term: sp.Expr, extremum: sp.Symbol) -> Poly:
+        """What an element has of the gradient of its group's extremum: equal ones share it."""
+        share = ((where(equal(term, extremum), 1, 0), sp.Integer(1)),)
+        self.algebra.counts[share] = extremum.name
+        ((count, number),) = self.algebra.group_sum({share: sp.Integer(1)}).items()
+        return self.algebra.times({share: sp.Integer(1)}, {monomial(raised(count, sp.Integer(-1))): 1 / number})
 
     def _fan_in(self, name: str, poly: Poly, *, from_kind: Kind) -> None:
-        """Contributions are summed over the columns where they go to a value of the row, or of all rows."""
-        is_sum = from_kind.within_row and not self.kinds[name].within_row
-        self._receive(name, self.algebra.row_sum(poly) if is_sum else poly)
+        """Contributions are summed over the columns where they go to a value of the row, of a group or of all rows."""
+        to_kind = self.kinds[name]
+        if from_kind.by_col and to_kind.is_groups:
+            poly = self.algebra.group_sum(poly)
+        elif from_kind.within_row and not to_kind.within_row:
+            poly = self.algebra.row_sum(poly)
+            if from_kind.is_groups:  # its value is in each column of its group
+                poly = self.algebra.times(poly, {UNIT: sp.Rational(1, self.algebra.group)})
+        self._receive(name, poly)
 
     def _named(self, statement: Map, cotangent: Poly, locals_: dict[str, Poly]) -> Poly:
         """The cotangent under the name d<value>, where sharing it hides nothing that could cancel.
@@ -289,8 +310,8 @@ class _Reverse:
             return cotangent
         if all(local == {UNIT: 1} for local in locals_.values()):  # h = x + residual: dx is dh
             return cotangent
-        has_rows = any(self.algebra.split(term)[0] != UNIT for term in cotangent)
-        reads_rows = any(self.kinds[n].is_row for n in locals_)
+        has_rows = any(self.algebra.split_groups(term)[0] != UNIT for term in cotangent)
+        reads_rows = any(self.kinds[n].is_row or self.kinds[n].is_groups for n in locals_)
         is_reused = len(locals_) > 1 or any(len(local) > 1 for local in locals_.values())
         if has_rows and (reads_rows or len(cotangent) == 1 or not is_reused):
             return cotangent

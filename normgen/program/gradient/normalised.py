@@ -2,7 +2,8 @@
 
 `xhat`: the product of an elem term and the row values computed from it, such as (x - mean) * rstd. The
 textbook gradients are short because they are written in it. A row value written inside an elem expression,
-such as (x_sum + eps)**(-1/2), becomes a row map, so that its gradient is taken once per row.
+such as (x_sum + eps)**(-1/2), becomes a row map, so that its gradient is taken once per row. What the extremum of a
+group is taken of has a name, too.
 """
 
 from __future__ import annotations
@@ -86,12 +87,15 @@ class _TermNamer:
                 self.known.setdefault(opened(expr), symbol(name))
                 self.append(statement)
             case Reduce(args=args):
-                self.append(replace(statement, args=tuple(map(self.argument, args))))
+                self.append(replace(statement, args=tuple(self.reduced(statement, arg) for arg in args)))
             case Load() | Random():
                 self.append(statement)
 
-    def argument(self, expr: sp.Expr) -> sp.Expr:
-        return settled(self.rewritten(expr, is_whole=False))
+    def reduced(self, statement: Reduce, expr: sp.Expr) -> sp.Expr:
+        """What is reduced: of an extremum of groups a value by itself, as each element is compared with its group's."""
+        named = settled(self.rewritten(expr, is_whole=False))
+        is_compared = statement.group and statement.monoid.is_idempotent and not named.is_Symbol
+        return self.new_map(f"{statement.names[0]}_term", Kind.ELEM, named) if is_compared else named
 
     def append(self, statement: Load | Random | Reduce | Map) -> None:
         read = [s.name for e in used_exprs(statement) for s in e.free_symbols if s != COLS]

@@ -201,6 +201,8 @@ class GradientWriter:
     def _write(self, value: sp.Symbol) -> sp.Symbol:
         if value in self.algebra.sums:
             return self._write_sum(value)
+        if value in self.algebra.group_sums:
+            return self._write_group_sum(self.algebra.group_sums[value])
         if value in self.named:
             expr = self._assembled_open(self.named[value], Kind.ELEM, value.name)
             self._append(value, Kind.ELEM, expr, Map(value.name, Kind.ELEM, expr))
@@ -230,6 +232,12 @@ class GradientWriter:
             return total
         return self._row_map(self._sum_name(self.algebra.sums[value]), total * self._product(rows))
 
+    def _write_group_sum(self, rest: Monomial) -> sp.Symbol:
+        arg, total = self._product(rest), symbol(fresh(self._sum_name(rest), self.taken))
+        statement = Reduce((total.name,), Kind.GROUPS, SUM, (arg,), group=self.algebra.group)
+        self._append(total, Kind.GROUPS, sp.Function("group_sum")(arg), statement)
+        return total
+
     def _earliest(self, rest: Monomial) -> tuple[Monomial, Monomial]:
         """The form of sum(rest) whose argument is ready first, and the row factors outside it."""
         best, best_rows = rest, UNIT
@@ -255,19 +263,23 @@ class GradientWriter:
         if value in self.algebra.sums:
             rest, rows = self._earliest(self.algebra.sums[value])
             return max(self._stage_of(expression(rest)) + 1, self._stage_of(expression(rows)))
+        if value in self.algebra.group_sums:
+            return self._stage_of(expression(self.algebra.group_sums[value]))
         if value in self.named:
             return max(self._stage_of(expression(term)) for term in self._settled(self.named[value], value.name))
         statement = None if value.name in self.loaded else self.forward.get(value.name)
         if isinstance(statement, Map):
             return self._stage_of(statement.expr)
         if isinstance(statement, Reduce):
-            return max(map(self._stage_of, statement.args)) + 1
+            return max(map(self._stage_of, statement.args)) + is_row_reduce(statement)
         return 0
 
     # -- names ---------------------------------------------------------------------------------------------
 
     def _sum_name(self, rest: Monomial) -> str:
         """dy_xhat_sum for sum(dy * xhat): cotangents first."""
+        if rest in self.algebra.counts:
+            return f"{self.algebra.counts[rest]}_count"
         ordered = sorted(rest, key=lambda f: (f[0] not in self.named and not str(f[0]).startswith("d"), str(f[0])))
         names = [self._atom_name(a) for a, p in ordered for _ in range(max(1, abs(int(p))))]
         return "_".join([*names, "sum"])
@@ -275,6 +287,10 @@ class GradientWriter:
     def _atom_name(self, atom: sp.Expr) -> str:
         if atom in self.algebra.sums:
             return self._sum_name(self.algebra.sums[atom])
+        if atom in self.algebra.group_sums:
+            return self._sum_name(self.algebra.group_sums[atom])
+        if (extremum := self.algebra.counts.get(((atom, sp.Integer(1)),))) is not None:
+            return f"is_{extremum}"
         if atom.is_Symbol:
             return str(atom.name)
         return term_name(atom)

@@ -1,0 +1,116 @@
+"""Specs with the bits of a library: none differs from an independent computation, given the row statistic."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pytest
+
+from normgen import verify
+from normgen.device import target
+from normgen.dtypes import DTYPES
+from normgen.pipeline import emit
+from normgen.problem.problem import Problem
+from normgen.program.source import problem_for
+from normgen.schedule.default import default_schedule
+from normgen.spec.reader import list_presets, load
+from tests.codegen.executors import Built, CpuExecutor, Executor, GpuExecutor
+from tests.presets.references import BITS, Given, Values
+from tests.samples import sized
+
+COLS = 1024
+ROWS = 100  # of a call: 10^5 values
+CALLS = sized(1, 100)
+
+
+def problem_of(op: str) -> Problem:
+    return problem_for(load(op), shape=(ROWS, COLS), dtype="f16" if op.startswith("vllm_quantize") else "bf16")
+
+
+@cache
+def built(executor: type[Executor]) -> dict[str, Built]:
+    """The kernels of all operations, in few compiler calls."""
+    problems = [problem_of(op) for op in BITS]
+    modules = [emit(problem, default_schedule(problem, target("h200"))) for problem in problems]
+    return dict(zip(BITS, executor().build(modules), strict=True))
+
+
+def drawn(problem: Problem, seed: int) -> verify.Inputs:
+    """Rows from 2^-12 to 2^8 with outliers, one of zeros and, at a static scale, one with infinity and one with NaN."""
+    rng, made = np.random.default_rng(seed), verify.make_inputs(problem, families=("normal",))
+    size = np.exp2(rng.uniform(-12, 8, (ROWS, 1)))
+    is_static = problem.spec.name.endswith("to_fp8")
+    for use in problem.tensors:
+        if use.is_written:
+            continue
+        array = made.arrays[use.name]
+        if use.kind.is_elem:
+            array[...] = size * rng.standard_normal(array.shape) * np.where(rng.random(array.shape) < 1e-3, 50, 1)
+            array[1] = 0
+        elif use.kind.by_col:
+            array[...] = 1 + 0.5 * rng.standard_normal(array.shape)
+        else:  # a static scale, or the bound of a dynamic one
+            array[...] = rng.uniform(1.5, 3) if use.name == "scale_ub" else rng.uniform(0.002, 0.02)
+    if is_static:
+        made.arrays["x"][2, 3], made.arrays["x"][3, 5] = np.inf, np.nan
+    return made
+
+
+def wanted(problem: Problem, inputs: verify.Inputs, outputs: verify.Outputs) -> Values:
+    values = {t.name: inputs.arrays[t.name].astype(np.float32) for t in problem.tensors if not t.is_written}
+    if "rstd" in outputs.arrays:
+        values["rstd"] = outputs.arrays["rstd"].astype(np.float32)[:, None]
+    with np.errstate(all="ignore"):
+        return BITS[problem.spec.name](Given(values, problem.dtype.scalar_type))
+
+
+def differing(op: str, executor: type[Executor]) -> dict[str, int]:
+    """How many elements of each tensor have other bits; two NaN are the same."""
+    problem, found = problem_of(op), dict[str, int]()
+    for call in range(CALLS):
+        inputs = drawn(problem, call)
+        outputs = verify.make_outputs(problem)
+        faults = built(executor)[op].run(inputs, outputs)
+        assert not faults, faults
+        for name, want in wanted(problem, inputs, outputs).items():
+            got = outputs.arrays[name]
+            assert got.dtype == want.dtype, name
+            bits = np.dtype(f"u{got.dtype.itemsize}")
+            is_same = np.ascontiguousarray(got).view(bits) == np.ascontiguousarray(want).view(bits)
+            is_same |= np.isnan(got.astype(np.float32)) & np.isnan(want.astype(np.float32))
+            found[name] = found.get(name, 0) + int((~is_same).sum())
+    return found
+
+
+def test_every_preset_has_a_reference() -> None:
+    assert set(list_presets()) <= set(BITS)
+    for name, file in list_presets().items():
+        assert load(name) == load(file)
+
+
+@pytest.mark.parametrize("op", BITS)
+def test_no_bit_differs_from_the_library(op: str) -> None:
+    found = differing(op, CpuExecutor)
+    assert found
+    assert not any(found.values()), found
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("op", BITS)
+def test_no_bit_differs_from_the_library_on_the_gpu(op: str) -> None:
+    found = differing(op, GpuExecutor)
+    assert found
+    assert not any(found.values()), found
+
+
+def test_another_rounding_is_seen() -> None:
+    """The reference of another library differs where these two do: in the order of its roundings, in NaN, in scales."""
+    problem = problem_of("vllm_rmsnorm_to_fp8")
+    inputs, outputs = drawn(problem, 0), verify.make_outputs(problem)
+    assert not built(CpuExecutor)["vllm_rmsnorm_to_fp8"].run(inputs, outputs)
+    values = {t.name: inputs.arrays[t.name].astype(np.float32) for t in problem.tensors if not t.is_written}
+    given = Given({**values, "rstd": outputs.arrays["rstd"][:, None]}, DTYPES["bf16"].scalar_type)
+    with np.errstate(all="ignore"):
+        other = BITS["flashinfer_rmsnorm_to_fp8"](given)["q"]
+    assert (outputs.arrays["q"].view(np.uint8) != other.view(np.uint8)).sum() > 100
