@@ -51,6 +51,8 @@ VERIFIED = ("tests/records/test_verified.py",)
 POSITIONS = ("tests/codegen/test_positions.py", "tests/spec/test_functions.py")
 RANDOM = ("tests/codegen/test_random.py",)
 BATCHES = ("tests/codegen/test_batches.py", "tests/python/test_batches.py")
+LAYOUTS = ("tests/codegen/test_scale_layouts.py",)
+LAID_OUT = ("tests/python/test_scale_layouts.py",)
 CALLS = ("tests/measure/test_calls.py::test_what_was_verified_is_what_the_calls_were",)
 
 
@@ -146,7 +148,21 @@ CHANGES: tuple[Change, ...] = (
     *changes(
         "problem/problem.py",
         ("tests/codegen/test_language.py::test_values_of_groups_lie_close_together_whatever_the_pitch_of_the_rows",),
-        ("self.cols // t.group if t.group else self.pitch for t in", "self.pitch for t in"),
+        (
+            "        if not tensor.group:\n            return self.pitch",
+            "        if tensor:\n            return self.pitch",
+        ),
+    ),
+    *changes(
+        "problem/scales.py",
+        LAYOUTS,
+        ("return -(-width // step) * step", "return width"),
+        ("swapaxes(0, 1)", "swapaxes(0, 0)"),
+    ),
+    *changes("codegen/library/write_packed.cuh", LAYOUTS, ("group == groups - 1", "group == groups")),
+    *changes("verify/check.py", LAYOUTS, ("constant_values=zero)", "constant_values=np.nan)")),
+    *changes(
+        "python/arguments.py", LAID_OUT, ("strides[-1] < rows", "strides[-1] < 1"), ("else rows) * width", "else rows)")
     ),
     *changes(
         "schedule/legality.py",
@@ -307,7 +323,7 @@ CHANGES: tuple[Change, ...] = (
         ("{1 << bit}u : 0u)", "{1 + bit}u : 0u)"),
         (' % 16 == 0" for term', ' % 4 == 0" for term'),
         ("compiled_out=(1 << len(group.optional)) - 1", "compiled_out=(1 << len(group.optional))"),
-        ('if t.group else "cols" for', 'if t.group else "rows" for'),
+        ('        return "cols"\n', '        return "rows"\n'),
     ),
     *changes(
         "export/templates/set.cu.j2",
