@@ -50,6 +50,9 @@ def _problem_options(command: Command, *, is_required: bool) -> Command:
         click.option("--accumulate", is_flag=True, help="Backward: add to the gradients instead of overwriting them."),
         click.option("--deterministic", is_flag=True, help="The same bits in every run: no atomics on sums."),
         click.option("--in-place", multiple=True, help="h=residual: the output h takes the place of that input."),
+        click.option(
+            "--layout", multiple=True, help="scale=column_major, or packed: how an output of groups lies in memory."
+        ),
         click.option("--pitch", type=int, help="Elements from row start to row start (default: cols)."),
         click.option("--batches", type=int, help="Of equally many rows (default: the first of three sizes or more)."),
         click.option("--align", type=int, default=16, show_default=True, help="Bytes that divide base pointers."),
@@ -99,10 +102,11 @@ def problem_arguments(options: dict[str, Any]) -> dict[str, Any]:
     """The keyword arguments of make_problem and tune from the command line's."""
     plain = {name: options[name] for name in _PLAIN}
     named = {"dtypes": parse_pairs(options["dtypes"]), "without": parse_names(options["without"])}
-    pairs = options["in_place"]
-    named |= {"in_place": parse_pairs(" ".join(pairs))}
-    if len(named["in_place"]) < len(pairs):
-        raise UsageError("an output that takes the place of an input is named once", received=" ".join(pairs))
+    for option in ("in_place", "layout"):
+        pairs = options[option]
+        named |= {option: parse_pairs(" ".join(pairs))}
+        if len(named[option]) < len(pairs):
+            raise UsageError(f"--{option.replace('_', '-')} names an output once", received=" ".join(pairs))
     return plain | named | {"gradients": parse_names(options["gradients"]) or None}
 
 

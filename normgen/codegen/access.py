@@ -10,6 +10,7 @@ from normgen.codegen.reductions import CONSTANTS, State, state_of
 from normgen.codegen.spelling import unmarked
 from normgen.codegen.statements import Comment, Do, Let, Statement
 from normgen.dtypes import F32
+from normgen.problem.scales import WORD, ScaleLayout
 from normgen.problem.tensors import TensorUse
 from normgen.program.functions import COL, ROW
 from normgen.program.ir import COLS, Load
@@ -126,12 +127,24 @@ class Access:
         is_float = self.plan.problem.tensor(tensor).dtype is F32
         return f"{tensor}[{row}]" if is_float else f"row_value(&{tensor}[{row}])"
 
-    def write_row_value(self, tensor: str, at: str, value: str, *, accumulate: bool = False) -> str:
-        """One value of a row, at its number; of a group, at the group's number in its row."""
-        use = self.plan.problem.tensor(tensor)
-        value = f"{self.read_row_value(tensor, at)} + {value}" if accumulate else value
-        place = f"{tensor}_row[{at}]" if use.kind.is_groups else f"{tensor}[{at}]"
-        return f"{place} = {value}" if use.dtype is F32 else f"write_row_value(&{place}, {value})"
+    def write_row_value(self, tensor: str, row: str, value: str, *, accumulate: bool = False) -> str:
+        value = f"{self.read_row_value(tensor, row)} + {value}" if accumulate else value
+        return self._write_value(tensor, f"{tensor}[{row}]", value)
+
+    def write_group_value(self, tensor: str, group: str, value: str) -> str:
+        """One value of a group, by the group's number in its row: `row_pointer` is where those of the row begin."""
+        row, pitch = f"{tensor}_row", f"{tensor}_pitch"
+        match self.plan.problem.tensor(tensor).layout:
+            case ScaleLayout.ROW_MAJOR:
+                return self._write_value(tensor, f"{row}[{group}]", value)
+            case ScaleLayout.COLUMN_MAJOR:
+                return self._write_value(tensor, f"{row}[static_cast<long long>({group}) * {pitch}]", value)
+            case ScaleLayout.PACKED:
+                return f"write_packed({row}, {pitch}, {group}, {self.cols} / kGroup, {value})"
+
+    def _write_value(self, tensor: str, place: str, value: str) -> str:
+        is_float = self.plan.problem.tensor(tensor).dtype is F32
+        return f"{place} = {value}" if is_float else f"write_row_value(&{place}, {value})"
 
     def read_param(self, tensor: str, site: Site) -> str:
         start = f"{tensor}_row" if self.plan.problem.tensor(tensor).kind.by_batch else tensor
@@ -240,7 +253,14 @@ class Access:
 
     def row_pointer(self, tensor: TensorUse, row: str) -> Let:
         const = "const " if tensor.is_const else ""
-        start = f"{tensor.name} + static_cast<long long>({row}) * {tensor.name}_pitch"
+        match tensor.layout:
+            case ScaleLayout.ROW_MAJOR:
+                step = f"static_cast<long long>({row}) * {tensor.name}_pitch"
+            case ScaleLayout.COLUMN_MAJOR:
+                step = row
+            case ScaleLayout.PACKED:
+                step = f"static_cast<long long>({row}) * {WORD}"
+        start = f"{tensor.name} + {step}"
         return Let(f"{const}{tensor.dtype.ctype}* {tensor.name}_row", start)
 
     def row_starts(self) -> list[Statement]:

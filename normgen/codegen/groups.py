@@ -74,7 +74,7 @@ class Groups:
     def stores(self) -> list[Statement]:
         """The first lane of a group writes what is one value for it."""
         writes = [
-            Do(self.access.write_row_value(store.tensor, "vector / kGroupVectors", self.access.names[store.value]))
+            Do(self.access.write_group_value(store.tensor, "vector / kGroupVectors", self.access.names[store.value]))
             for store in self.plan.group_stores
         ]
         who = "vector % kGroupVectors == 0" + (" && active" if self.plan.idle_rows else "")

@@ -326,7 +326,8 @@ class MainKernel:
         what = f"{plan.problem.spec.name} {plan.problem.direction.value}{size}"
         first = f"{what}: {owner}{beside}; each row is read {times}."
         taken = (f"{written} takes the place of {read}." for written, read in plan.problem.in_place)
-        return (first, *taken, *chain_comment(plan))
+        laid = (f"{name} is {layout.replace('_', '-')}." for name, layout in plan.problem.layout)
+        return (first, *taken, *laid, *chain_comment(plan))
 
     def text(self) -> KernelText:
         plan, s = self.plan, self.plan.schedule

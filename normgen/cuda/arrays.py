@@ -6,7 +6,6 @@ ones nor bfloat16); the rest comes through `__cuda_array_interface__` or DLPack.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -159,14 +158,31 @@ def _our_name(name: str) -> str:
     return _OUR_NAMES.get(name, name)
 
 
-class DeviceArray:
-    """A contiguous array in device memory; read it with `numpy()`, or hand it on through DLPack or CUDA's interface."""
+def extent_of(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
+    """Elements of the memory of an array of these strides, all that belong to its outermost one."""
+    return max((n * step for n, step in zip(shape, strides, strict=True)), default=1) if 0 not in shape else 0
 
-    def __init__(self, shape: tuple[int, ...], dtype: str | DType, *, device: int = 0) -> None:
+
+def with_strides(memory: Any, shape: tuple[int, ...], strides: tuple[int, ...]) -> np.ndarray[Any, Any]:
+    """An array over contiguous numpy memory, strides in elements."""
+    steps = tuple(step * memory.itemsize for step in strides)
+    return np.ndarray(shape, memory.dtype, memory, strides=steps)
+
+
+class DeviceArray:
+    """An array in device memory; read it with `numpy()`, or hand it on through DLPack or CUDA's interface.
+
+    It is contiguous, or of `strides` in elements.
+    """
+
+    def __init__(
+        self, shape: tuple[int, ...], dtype: str | DType, *, strides: tuple[int, ...] | None = None, device: int = 0
+    ) -> None:
         self.shape = shape
         self.dtype = DTYPES[dtype] if isinstance(dtype, str) else dtype
-        self.buffer = DeviceBuffer(math.prod(shape) * self.dtype.bytes, device=device)
-        self._strides = contiguous_strides(shape)
+        self._strides = contiguous_strides(shape) if strides is None else strides
+        self._extent = extent_of(shape, self._strides)
+        self.buffer = DeviceBuffer(self._extent * self.dtype.bytes, device=device)
         self._written: tuple[int, Event] | None = None  # the stream that writes it, and when it has
 
     @classmethod
@@ -201,7 +217,8 @@ class DeviceArray:
         """A copy on the host, after everything queued on the device so far."""
         synchronize(self.device)
         self._written = None
-        return self.buffer.read(self.shape, self.dtype)
+        memory = self.buffer.read((self._extent,), self.dtype)
+        return with_strides(memory, self.shape, self._strides).copy()
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return dlpack.CUDA, self.device
@@ -217,16 +234,18 @@ class DeviceArray:
             device_type=dlpack.CUDA,
             device_id=self.device,
             owner=self.buffer,
+            strides=self._strides,
         )
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
         self.make_ready_on(_DEFAULT_STREAM)
+        contiguous = self._strides == contiguous_strides(self.shape)
         return {
             "shape": self.shape,
             "typestr": self.dtype.numpy.str,
             "data": (self.buffer.pointer, False),
-            "strides": None,
+            "strides": None if contiguous else tuple(step * self.dtype.bytes for step in self._strides),
             "version": 3,
             "stream": None if self._written is None else _DEFAULT_STREAM,
         }

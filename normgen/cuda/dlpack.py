@@ -104,11 +104,20 @@ def _drop(capsule: int) -> None:
 _release, _drop_capsule = _Deleter(_forget), _Destructor(_drop)
 
 
-def export(*, pointer: int, shape: tuple[int, ...], dtype: str, device_type: int, device_id: int, owner: object) -> Any:
-    """A capsule over contiguous memory; `owner` is kept alive until the consumer is done with it."""
+def export(
+    *,
+    pointer: int,
+    shape: tuple[int, ...],
+    dtype: str,
+    device_type: int,
+    device_id: int,
+    owner: object,
+    strides: tuple[int, ...] | None = None,
+) -> Any:
+    """A capsule over memory, contiguous or of `strides`; `owner` is kept alive until the consumer is done with it."""
     code, bits = DTYPES[dtype].dlpack
     sizes = (ctypes.c_int64 * max(len(shape), 1))(*shape)
-    steps = (ctypes.c_int64 * max(len(shape), 1))(*contiguous_strides(shape))
+    steps = (ctypes.c_int64 * max(len(shape), 1))(*(contiguous_strides(shape) if strides is None else strides))
     number = next(_numbers)
     tensor = _Tensor(
         data=pointer,

@@ -69,7 +69,9 @@ def _formulas(group: Group) -> list[str]:
         added = ", each added to what is there" if group.problem.accumulate else ""
         lines.append(f"  differentiated: {wrt} from the gradients of the outputs{added}")
     taken = [f"  {written} takes the place of {read}" for written, read in group.problem.in_place]
-    return lines + taken + _order_of_sums(group)
+    laid_out = dict(group.problem.layout)
+    laid = [f"  {t.name} is stored as [{', '.join(t.axes)}]" for t in group.problem.tensors if t.name in laid_out]
+    return lines + taken + laid + _order_of_sums(group)
 
 
 def _order_of_sums(group: Group) -> list[str]:

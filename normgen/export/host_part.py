@@ -16,6 +16,7 @@ from normgen.export.groups import Entry, Group
 from normgen.pipeline import answered
 from normgen.problem.problem import MOST_NUMBERED, Problem
 from normgen.problem.question import Direction
+from normgen.problem.scales import WORD, ScaleLayout
 from normgen.problem.tensors import TensorUse
 
 LONGEST_TERM = 105  # characters of a line of a table that stay together
@@ -100,7 +101,7 @@ def host_part(group: Group, tuned: Sequence[Compiled], general: Sequence[Compile
     passed = problem.passed_tensors
     tensors = tuple(mark(t.name) for t in passed)
     pitches = tuple(f"{mark(t.name)}_pitch" for t in problem.pitched_tensors)
-    widths = tuple(f"cols / {t.group}" if t.group else "cols" for t in problem.pitched_tensors)
+    widths = tuple(_width(t) for t in problem.pitched_tensors)
     scalars = [mark(p.key) for p in general[0].main.params if p.source is Source.SCALAR]
     workspace = any(p.source is Source.WORKSPACE for c in compiled for k in c.parts.kernels for p in k.params)
     launches_empty = any(c.main.launch.min_blocks for c in general)
@@ -206,12 +207,27 @@ def launch_values(launch: Launch) -> str:
     return ", ".join(str(value).lower() for value in values)
 
 
+def _width(tensor: TensorUse) -> str:
+    """Elements of a row, or of what else the tensor's pitch leads along."""
+    if not tensor.group:
+        return "cols"
+    match tensor.layout:
+        case ScaleLayout.ROW_MAJOR:
+            return f"cols / {tensor.group}"
+        case ScaleLayout.COLUMN_MAJOR:
+            return "rows"
+        case ScaleLayout.PACKED:
+            return f"{WORD}ll * rows"
+
+
 def _invalid(problem: Problem, pitches: Iterable[str], widths: Iterable[str]) -> Iterator[str]:
     if group := problem.spec.group:
         yield f"cols % {group} != 0"
     if problem.spec.numbers_columns:
         yield f"cols > {MOST_NUMBERED}"
     yield from (f"{pitch} < {width}" for pitch, width in zip(pitches, widths, strict=True))
+    packed = (t.name for t in problem.tensors if t.layout is ScaleLayout.PACKED)
+    yield from (f"{mark(name)}_pitch % {WORD} != 0" for name in packed)
 
 
 def _general_align(problem: Problem, general: Sequence[Compiled]) -> int:
@@ -306,17 +322,25 @@ def _runners(compiled: Sequence[Compiled]) -> dict[str, Runner]:
     return {one.main.expression: by_steps[_steps(one)] for one in compiled}
 
 
+_LAID_OUT = {
+    ScaleLayout.COLUMN_MAJOR: "{0} has its rows side by side for each group: {0}_pitch is at least rows.",
+    ScaleLayout.PACKED: "{0} has a 32-bit word a row for each four groups, the first in the lowest byte, zeros behind "
+    "the last one: {0}_pitch, in bytes, is at least 4 * rows, and whole words.",
+}
+
+
 def _doc(group: Group, workspace: bool) -> list[str]:
     """The comment of the launch function, in paragraphs."""
     problem = group.problem
-    kinds = sorted({t.kind for t in problem.passed_tensors}, key=lambda kind: (not kind.is_elem, not kind.by_row))
+    ordered = sorted(problem.passed_tensors, key=lambda t: (not t.kind.is_elem, not t.kind.by_row))
     listed = [
-        f"{', '.join(mark(t.name) for t in problem.passed_tensors if t.kind is kind)} [{', '.join(kind.axes)}]"
-        for kind in kinds
+        f"{', '.join(mark(t.name) for t in ordered if t.axes == axes)} [{', '.join(axes)}]"
+        for axes in dict.fromkeys(t.axes for t in ordered)
     ]
     null = [mark(name) for name in (*group.optional, *group.nullable)]
     said = [f"{'; '.join(listed)}: device pointers, row-major, contiguous; what is written overlaps nothing else."]
     said += [f"{written} takes the place of {mark(read)}, which is overwritten." for written, read in problem.in_place]
+    said += [_LAID_OUT[t.layout].format(mark(t.name)) for t in problem.passed_tensors if t.layout in _LAID_OUT]
     said += [
         f"{mark(t.memory)} holds {' and '.join(t.results)}, which are the same values."
         for t in problem.tensors

@@ -17,6 +17,7 @@ from normgen.codegen.columns.partials import FINISH_IN_FLIGHT
 from normgen.codegen.module import Module, Source
 from normgen.problem.problem import Problem
 from normgen.problem.question import Direction
+from normgen.problem.scales import ScaleLayout
 from normgen.program.source import kernel_problem
 from normgen.records.verified import Site, Verified
 from normgen.verify import Inputs, Outputs, Verdict, make_inputs, make_outputs
@@ -51,8 +52,10 @@ class Call:
 
     @property
     def is_far(self) -> bool:
-        """Whether some row starts beyond FAR elements."""
-        return (self.problem.rows - 1) * max(self.pitches.values(), default=0) >= FAR
+        """Whether some row, or line of groups, starts beyond FAR elements."""
+        problem = self.problem
+        starts = ((problem.shape_of(problem.tensor(n))[0] - 1) * pitch for n, pitch in self.pitches.items())
+        return max(starts, default=0) >= FAR
 
     @property
     def elements(self) -> int:
@@ -120,7 +123,7 @@ def calls(problem: Problem, module: Module, *, sm_count: int) -> Iterator[Call]:
             said = "with a batch for each row" if per_batch == 1 else f"with {per_batch} rows a batch"
             yield at(ragged, said, rows_per_batch=per_batch)
     pitched = _pitched(module)
-    own = {name: problem.pitch + (i + 1) * PITCH_STEP for i, name in enumerate(pitched)}
+    own = {name: _pitch(problem, name, ragged) + (i + 1) * PITCH_STEP for i, name in enumerate(pitched)}
     if own:
         said = ", ".join(f"{name} {pitch}" for name, pitch in own.items())
         yield at(ragged, f"with pitches of their own ({said})", pitches=own)
@@ -135,11 +138,14 @@ def calls(problem: Problem, module: Module, *, sm_count: int) -> Iterator[Call]:
         parts = lanes * (in_flight + 1) + 1  # a second trip, whose threads are about to read one row too many
         sms = math.ceil(parts * launch.cluster / max(1, launch.persistent))
         yield at((parts - 1) * tile + 1, f"with {parts} partial rows to add up", sm_count=max(sm_count, sms))
-    steps = -(-FAR // (FAR_ROWS - 1)) // PITCH_STEP
     for name in pitched:
-        far = {name: problem.pitch + steps * PITCH_STEP}
-        says = f"with rows of {name} beyond 2^31 elements"
-        yield at(FAR_ROWS, says, pitches=far, rows_per_batch=min(1, problem.rows_per_batch))
+        tensor = problem.tensor(name)
+        lines = tensor.shape(FAR_ROWS, problem.cols)[0] if tensor.group else FAR_ROWS
+        if lines > 1:
+            steps = -(-FAR // ((lines - 1) * PITCH_STEP))
+            far = {name: _pitch(problem, name, FAR_ROWS) + steps * PITCH_STEP}
+            says = f"with rows of {name} beyond 2^31 elements"
+            yield at(FAR_ROWS, says, pitches=far, rows_per_batch=min(1, problem.rows_per_batch))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -234,6 +240,13 @@ def _nulls(problem: Problem) -> list[tuple[str, ...]]:
     """Each nullable statistic alone, then all."""
     names = tuple(t.name for t in problem.tensors if t.nullable)
     return [*((name,) for name in names), *([names] if len(names) > 1 else [])]
+
+
+def _pitch(problem: Problem, name: str, rows: int) -> int:
+    """What a tensor's own pitch exceeds: the problem's; where a line has an element a row, that of these rows."""
+    tensor = problem.tensor(name)
+    is_by_row = tensor.layout is ScaleLayout.ROW_MAJOR
+    return problem.pitch if is_by_row else problem.with_rows(rows).pitch_of(tensor)
 
 
 def _pitched(module: Module) -> list[str]:

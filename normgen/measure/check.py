@@ -126,9 +126,10 @@ class _Setting:
         stream.synchronize()
 
     def download(self, rows: NDArray[np.intp] | None = None) -> Outputs:
-        """The outputs: all bytes, or those of these rows and the guard bytes."""
+        """The outputs: all bytes, or, where rows are lines of memory, those of these rows and the guard bytes."""
+        laid_out = dict(self.call.problem.layout)
         for name in self.outputs.buffers:
-            self._mirrors[name].download(rows)
+            self._mirrors[name].download(None if name in laid_out else rows)
         return self.outputs
 
 

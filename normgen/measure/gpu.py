@@ -200,16 +200,20 @@ class GpuBench:
             self._stream.synchronize()
 
     def read(self, tensor: TensorUse, rows: tuple[int, int], number: int = 0) -> np.ndarray[Any, Any]:
-        """Rows start..stop of a tensor of set `number`: elem [rows, cols], row [rows]; col [cols] and scalar whole."""
+        """Rows start..stop of a tensor of set `number`: elem [rows, cols], row [rows], groups by row; others whole."""
         start, stop = rows
         size, pitch, cols = tensor.dtype.bytes, self.problem.pitch, self.problem.cols
         offset = self._layout.offsets[tensor.name]
         if not tensor.kind.by_row:
             return self._sets[number].read(tensor.shape(0, cols), tensor.dtype, offset=offset)
-        groups = cols // tensor.group if tensor.group else 0
-        width = pitch if tensor.kind.is_elem else groups or 1
+        if tensor.group:  # few values, which one row may have anywhere
+            lines, elements = self.problem.shape_of(tensor)
+            whole = (lines, self.problem.pitch_of(tensor))
+            found = self._sets[number].read(whole, tensor.dtype, offset=offset)
+            return np.asarray(tensor.layout.by_row(found[:, :elements])[start:stop])
+        width = pitch if tensor.kind.is_elem else 1
         found = self._sets[number].read((stop - start, width), tensor.dtype, offset=offset + start * width * size)
-        return found[:, :cols] if tensor.kind.is_elem else found if groups else found[:, 0]
+        return found[:, :cols] if tensor.kind.is_elem else found[:, 0]
 
     def close(self) -> None:
         """Free everything this bench holds on the device, without waiting for the garbage collector."""

@@ -104,8 +104,9 @@ def consumed(problem: Problem) -> list[TensorUse]:
 
 def extent(tensor: TensorUse, problem: Problem) -> int:
     """Bytes from a tensor's first element to the end of its last row, pitch included."""
-    width = problem.pitch if tensor.kind.is_matrix else problem.cols
-    return math.prod(tensor.shape(problem.rows, width, problem.batches)) * tensor.dtype.bytes
+    shape = problem.shape_of(tensor)
+    count = shape[0] * problem.pitch_of(tensor) if tensor.kind.is_matrix or tensor.group else math.prod(shape)
+    return count * tensor.dtype.bytes
 
 
 def layout(problem: Problem, place: Place) -> Layout:

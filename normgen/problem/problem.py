@@ -13,6 +13,7 @@ from normgen.dtypes import DType
 from normgen.dtypes import dtype as dtype_named
 from normgen.errors import SpecError, UsageError, did_you_mean
 from normgen.problem.question import Direction, Question
+from normgen.problem.scales import ScaleLayout
 from normgen.problem.tensors import (
     TensorUse,
     backward_tensors,
@@ -21,6 +22,7 @@ from normgen.problem.tensors import (
     forward_tensors,
     stored_dtypes,
     tensors_in_place,
+    tensors_laid_out,
 )
 from normgen.spec.spec import OUTPUTS, READ, Role, Spec
 
@@ -74,6 +76,12 @@ class Problem:
         """As `TensorUse.shape`, in this problem."""
         return tensor.shape(self.rows, self.cols, self.batches)
 
+    def pitch_of(self, tensor: TensorUse) -> int:
+        """Elements from row start to row start, or from line to line of groups, where nobody says otherwise."""
+        if not tensor.group:
+            return self.pitch
+        return tensor.layout.pitch(self.rows, self.cols // tensor.group, tensor.dtype.bytes)
+
     def with_rows(self, rows: int) -> Problem:
         """The same problem with another number of rows, in as many batches as these can fill."""
         if not self.rows_per_batch or rows == self.rows:
@@ -103,8 +111,8 @@ class Problem:
 
     @cached_property
     def pitches(self) -> dict[str, int]:
-        """Elements from row start to row start of each tensor that has rows; values of groups lie close together."""
-        return {t.name: self.cols // t.group if t.group else self.pitch for t in self.pitched_tensors}
+        """`pitch_of` each tensor that has one and that the caller passes."""
+        return {t.name: self.pitch_of(t) for t in self.pitched_tensors}
 
     @cached_property
     def row_input_bytes(self) -> int:
@@ -125,6 +133,11 @@ class Problem:
     def in_place(self) -> tuple[tuple[str, str], ...]:
         """(Written tensor, the read tensor whose memory it takes)."""
         return tuple((t.name, t.over) for t in self.tensors if t.over)
+
+    @cached_property
+    def layout(self) -> tuple[tuple[str, str], ...]:
+        """(Tensor of groups, its layout), of those that are not row-major."""
+        return tuple((t.name, t.layout.value) for t in self.tensors if t.layout is not ScaleLayout.ROW_MAJOR)
 
     def is_overwritten(self, name: str) -> bool:
         """Whether a tensor is read, and then another one takes its place."""
@@ -201,6 +214,7 @@ class Problem:
             deterministic=self.deterministic,
             stable_parameters=self.stable_parameters,
             in_place=self.in_place,
+            layout=self.layout,
         )
 
     @cached_property
@@ -291,6 +305,7 @@ def make_problem(
     deterministic: bool = False,
     stable_parameters: bool = False,
     in_place: Mapping[str, str] | None = None,
+    layout: Mapping[str, str] | None = None,
     reads: Collection[str] | None = None,
     gradients: Collection[str] | None = None,
     equal: Collection[tuple[str, ...]] = (),
@@ -307,6 +322,7 @@ def make_problem(
     equal      backward only: tensors that have the same gradient. It is stored once for those of one dtype, unless it
                is added to what is there; that of an optional tensor, which may be left out, is stored by itself
     in_place   written tensor -> the read tensor whose memory it takes
+    layout     written tensor of groups -> how it lies in memory (`ScaleLayout`); row_major where nothing is said
 
     Errors: UsageError for a name, dtype, shape, pitch or alignment that does not fit, SpecError as `check_flow`.
     """
@@ -332,6 +348,7 @@ def make_problem(
         raise UsageError(rule, received=f"{cols}")
     _check_layout(tensors, cols, pitch, align)
     tensors = tensors_in_place(tensors, in_place or {}, accumulate=accumulate)
+    tensors = tensors_laid_out(tensors, layout or {})
     return Problem(
         spec=spec,
         direction=Direction(direction),

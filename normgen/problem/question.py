@@ -28,6 +28,7 @@ class Asked(TypedDict, total=False):
     without    optional tensors that are not there
     gradients  backward only: the tensors to differentiate with respect to (default: every input and parameter)
     in_place   written tensor -> the read tensor whose memory it takes: {"h": "residual"}
+    layout     written tensor of groups -> how it lies in memory (`ScaleLayout`): {"scale": "column_major"}
     pitch, align, accumulate, deterministic, stable_parameters   as in `Problem`
     batches    of equally many rows, where a tensor has a row for each (default: the first size of three or more)
     """
@@ -44,6 +45,7 @@ class Asked(TypedDict, total=False):
     deterministic: bool
     stable_parameters: bool
     in_place: Mapping[str, str] | None
+    layout: Mapping[str, str] | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +57,7 @@ class Question:
     without    optional tensors that are not there
     gradients  backward: the tensors to differentiate by, where not all of them are; else None
     in_place   (written tensor, the read tensor whose memory it takes)
+    layout     (tensor of groups, its layout), of those that are not row-major
     batches    of equally many rows; 1 where no tensor has a row for each
     The other fields are those of `Problem`.
     """
@@ -75,6 +78,7 @@ class Question:
     deterministic: bool = False
     stable_parameters: bool = False
     in_place: tuple[tuple[str, str], ...] = ()
+    layout: tuple[tuple[str, str], ...] = ()
 
     def arguments(self) -> dict[str, Any]:
         """The keyword arguments of `problem_for` behind the spec, and of `tune` behind `op`: values that JSON has."""
@@ -91,6 +95,7 @@ class Question:
         asked |= {"batches": self.batches} if self.batches != 1 else {}
         asked |= {name: True for name in PROMISES if getattr(self, name)}
         asked |= {"in_place": dict(self.in_place)} if self.in_place else {}
+        asked |= {"layout": dict(self.layout)} if self.layout else {}
         return asked | ({"any_cols": True} if self.any_cols else {})
 
     def options(self, said: Mapping[str, str]) -> list[str]:
@@ -107,6 +112,7 @@ class Question:
         words += ["--gradients", ",".join(self.gradients)] if self.gradients else []
         words += [f"--{name.replace('_', '-')}" for name in PROMISES if getattr(self, name)]
         words += [word for pair in self.in_place for word in ("--in-place", "=".join(pair))]
+        words += [word for pair in self.layout for word in ("--layout", "=".join(pair))]
         words += ["--pitch", str(self.pitch)] if self.pitch != self.cols else []
         words += ["--batches", str(self.batches)] if self.batches != 1 else []
         return words + (["--align", str(self.align)] if self.align != PLAIN_ALIGN else [])
@@ -120,6 +126,7 @@ class Question:
         words += [f"without_{name}" for name in self.without]
         words += ["only", *(f"d{name}" for name in self.gradients)] if self.gradients else []
         words += [f"{written}_over_{read}" for written, read in self.in_place]
+        words += [f"{name}_{layout}" for name, layout in self.layout]
         return "_".join([*words, *(name for name in PROMISES if getattr(self, name))])
 
     @property

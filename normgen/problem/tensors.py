@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from normgen.dtypes import F32, DType
+from normgen.dtypes import F8E8M0, F32, DType
 from normgen.dtypes import dtype as dtype_named
 from normgen.errors import UsageError, did_you_mean
+from normgen.problem.scales import ScaleLayout
 from normgen.spec.spec import OUTPUTS, READ, Kind, Role, Spec, Tensor
 
 
@@ -20,7 +21,7 @@ class TensorUse:
     over      written in place: the read tensor whose memory it takes, or ""
     under     read, then overwritten: the written tensor that takes its memory, or ""
     nullable  a written row statistic the caller may pass as null
-    group     columns of a group, of a tensor with a value for each
+    group     columns of a group, of a tensor with a value for each; `layout`: how these lie in memory
     """
 
     name: str
@@ -33,10 +34,20 @@ class TensorUse:
     under: str = ""
     nullable: bool = False
     group: int = 0
+    layout: ScaleLayout = ScaleLayout.ROW_MAJOR
 
     def shape(self, rows: int, cols: int, batches: int = 1) -> tuple[int, ...]:
-        """elem [rows, cols], batches [batches, cols], groups [rows, cols / G], row [rows], col [cols], scalar []."""
-        return self.kind.shape(rows, cols, self.group, batches)
+        """elem [rows, cols], batches [batches, cols], row [rows], col [cols], scalar []; groups as they are laid out,
+        row-major [rows, cols / G].
+        """
+        if self.group:
+            return self.layout.shape(rows, cols // self.group)
+        return self.kind.shape(rows, cols, batches=batches)
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """What its sizes in memory count."""
+        return self.layout.axes if self.group else self.kind.axes
 
     @property
     def memory(self) -> str:
@@ -211,6 +222,24 @@ def tensors_in_place(
         raise UsageError(rule, received=f"accumulate, and {', '.join(in_place)} in place")
     taken_by = {read: written for written, read in in_place.items()}
     return tuple(replace(t, over=in_place.get(t.name, ""), under=taken_by.get(t.name, "")) for t in tensors)
+
+
+def tensors_laid_out(tensors: tuple[TensorUse, ...], layout: Mapping[str, str]) -> tuple[TensorUse, ...]:
+    """The tensors, those of groups that `layout` names in that layout.
+
+    Errors: UsageError for a name that has no groups, an unknown layout, words of what is no f8e8m0.
+    """
+    known = {t.name: t for t in tensors if t.kind.is_groups}
+    for name, said in layout.items():
+        if name not in known:
+            rule = f"a layout is for values of groups of columns; '{name}' is none here"
+            raise UsageError(rule, received=f"{name}={said}", hint=did_you_mean(name, known) if known else None)
+        if said not in list(ScaleLayout):
+            raise UsageError("unknown layout", received=f"{name}={said}", hint=did_you_mean(said, ScaleLayout))
+        if said == ScaleLayout.PACKED and known[name].dtype is not F8E8M0:
+            rule = f"packed scales are four {F8E8M0} in a word"
+            raise UsageError(rule, received=f"{name}: {known[name].dtype}", hint=f"--dtypes {name}={F8E8M0}")
+    return tuple(replace(t, layout=ScaleLayout(layout.get(t.name, t.layout))) for t in tensors)
 
 
 def refuse_batch_gradients(here: Collection[Tensor], wrt: Collection[str]) -> None:

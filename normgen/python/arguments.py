@@ -10,8 +10,11 @@ from dataclasses import dataclass, replace
 
 from normgen.codegen.module import Module, Source
 from normgen.cuda.arrays import ON_CPU, ArrayView
+from normgen.cuda.dlpack import contiguous_strides
+from normgen.dtypes import I32, DType
 from normgen.errors import UsageError
 from normgen.problem.problem import Problem
+from normgen.problem.scales import ScaleLayout
 from normgen.problem.tensors import TensorUse
 from normgen.schedule.plan import tensor_alignment
 from normgen.schedule.schedule import Schedule
@@ -78,7 +81,10 @@ class Expectation:
     def reach(self, placed: Placed) -> Reach:
         """The bytes of an array that fits."""
         size, kind = self.tensor.dtype.bytes, self.tensor.kind
-        if kind.is_matrix or kind.is_groups:
+        if self.tensor.group:
+            lines, width = self.tensor.layout.shape(placed.rows or 0, self.cols)
+            return Reach(rows=lines if placed.rows else 0, pitch=placed.pitch * size, width=width * size)
+        if kind.is_matrix:
             rows = placed.batches if kind.by_batch else placed.rows
             return Reach(rows=rows or 0, pitch=placed.pitch * size, width=self.cols * size)
         width = (self.cols if kind.by_col else placed.rows or 0 if kind.by_row else 1) * size
@@ -90,6 +96,8 @@ class Expectation:
         if self.tensor.kind.by_batch:
             found = self._place_elem(view)
             return replace(found, rows=None, batches=found.rows)
+        if self.tensor.layout is not ScaleLayout.ROW_MAJOR:
+            return self._place_columns(view)
         if self.tensor.kind.is_elem or self.tensor.kind.is_groups:
             return self._place_elem(view)
         if self.tensor.kind.by_row:
@@ -109,13 +117,14 @@ class Expectation:
         if view.device != device:
             hint = "move it to the kernel's device first"
             raise self._wrong("device", device_name(device), device_name(view.device), hint=hint)
-        if view.dtype != self.tensor.dtype.name:
-            raise self._wrong("dtype", self.tensor.dtype.name, view.dtype, hint="convert it, or make a kernel for it")
+        dtype = array_dtype(self.tensor)
+        if view.dtype != dtype.name:
+            raise self._wrong("dtype", dtype.name, view.dtype, hint="convert it, or make a kernel for it")
         if not self.tensor.is_const and view.readonly:
             raise self._wrong("access", "a writable array", "a read-only one")
-        if view.pointer % self.tensor.dtype.bytes:
+        if view.pointer % dtype.bytes:
             raise self._wrong(
-                "address", f"a multiple of {self.tensor.dtype.bytes} bytes", f"{view.pointer:#x}", hint="copy it first"
+                "address", f"a multiple of {dtype.bytes} bytes", f"{view.pointer:#x}", hint="copy it first"
             )
 
     def _place_elem(self, view: ArrayView) -> Placed:
@@ -150,6 +159,23 @@ class Expectation:
             return Placed(rows=rows, pitch=pitch, misfit=misfit)
         return Placed(rows=rows, pitch=pitch, misfit=self._misaligned(view.pointer, pitch))
 
+    def _place_columns(self, view: ArrayView) -> Placed:
+        """[.., groups], or packed words [.., groups / 4], whose rows lie side by side and whose columns are lines."""
+        shape, strides = view.shape, view.strides
+        lines, width = self.tensor.layout.shape(1, self.cols)
+        what = "words, of four groups each" if self.tensor.layout is ScaleLayout.PACKED else "groups"
+        if not shape or shape[-1] != lines:
+            raise self._wrong("shape", f"[.., {lines}], of {lines} {what}", str(shape))
+        rows = math.prod(shape[:-1])
+        if rows == 0:
+            return Placed(rows=0, pitch=self.pitch)
+        hint = f"take the transpose of an array [{lines}, {rows}]"
+        if _row_pitch(shape[:-1], strides[:-1]) not in (0, 1):  # 0: of one row
+            raise self._wrong("stride", "rows side by side (stride 1)", f"strides {strides}", hint=hint)
+        if lines > 1 and strides[-1] < rows:
+            raise self._wrong("stride", f"columns at least rows = {rows} apart", f"strides {strides}", hint=hint)
+        return Placed(rows=rows, pitch=(strides[-1] if lines > 1 else rows) * width)
+
     def _misaligned(self, pointer: int, pitch: int) -> str:
         if (pointer | pitch * self.tensor.dtype.bytes) % self.alignment == 0:
             return ""
@@ -167,6 +193,19 @@ class Expectation:
         return UsageError(f"wrong {what} of '{name}': expected {expected}", received=received, hint=hint)
 
 
+def array_dtype(tensor: TensorUse) -> DType:
+    """The dtype of the caller's array: packed scales are words, as no array has four numbers in an element."""
+    return I32 if tensor.layout is ScaleLayout.PACKED else tensor.dtype
+
+
+def new_columns(tensor: TensorUse, groups: int, sizes: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Shape and strides, in elements, of an array for values of groups whose rows, [*sizes], are not its lines."""
+    rows = math.prod(sizes)
+    lines, width = tensor.layout.shape(1, groups)
+    pitch = tensor.layout.pitch(rows, groups, tensor.dtype.bytes) // width
+    return (*sizes, lines), (*contiguous_strides(sizes), pitch)
+
+
 def device_name(device: int) -> str:
     """How messages name the device of a view or of a handle."""
     return "the CPU" if device == ON_CPU else f"GPU {device}"
@@ -179,7 +218,7 @@ def expectations(problem: Problem, schedule: Schedule, module: Module) -> dict[s
         tensor.name: Expectation(
             tensor=tensor,
             cols=problem.cols // tensor.group if tensor.group else problem.cols,
-            pitch=problem.cols // tensor.group if tensor.group else problem.pitch,
+            pitch=problem.pitch_of(tensor),
             alignment=tensor_alignment(problem, schedule, tensor),
             fixed_pitch=None if tensor.name in with_pitch else problem.pitch,
         )

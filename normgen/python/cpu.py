@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-import math
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -14,8 +13,9 @@ import numpy as np
 
 from normgen.codegen.module import Module
 from normgen.cpu import Program, build
-from normgen.cuda.arrays import ON_CPU, ArrayView
+from normgen.cuda.arrays import ON_CPU, ArrayView, extent_of, with_strides
 from normgen.cuda.cubin import Cubin
+from normgen.cuda.dlpack import contiguous_strides
 from normgen.device import target
 from normgen.dtypes import DType
 from normgen.errors import FaultError, UsageError
@@ -52,11 +52,14 @@ class Cpu:
             hint="leave `stream` out",
         )
 
-    def new_like(self, _array: Any, shape: tuple[int, ...], dtype: DType) -> np.ndarray[Any, Any]:
-        """A numpy array of NaN, which no kernel leaves in an output that it writes."""
-        made: np.ndarray[Any, Any] = _bytes(math.prod(shape) * dtype.bytes).view(dtype.numpy).reshape(shape)
-        made.fill(np.nan)
-        return made
+    def new_like(
+        self, _array: Any, shape: tuple[int, ...], dtype: DType, strides: tuple[int, ...] | None = None
+    ) -> np.ndarray[Any, Any]:
+        """A numpy array of NaN, which no kernel leaves in an output that it writes; of -1 in whole numbers."""
+        steps = contiguous_strides(shape) if strides is None else strides
+        memory = _bytes(extent_of(shape, steps) * dtype.bytes)
+        memory.fill(0xFF)
+        return with_strides(memory.view(dtype.numpy), shape, steps)
 
     def capture_on(self, _queue: int) -> None:
         return None

@@ -68,7 +68,10 @@ class Executor(Protocol):
 
     def stream_handle(self, stream: Any, /) -> int: ...
 
-    def new_like(self, array: Any, shape: tuple[int, ...], dtype: DType, /) -> Any: ...
+    def new_like(
+        self, array: Any, shape: tuple[int, ...], dtype: DType, strides: tuple[int, ...] | None = None, /
+    ) -> Any:
+        """A new array, contiguous or of these strides in elements."""
 
     def new_workspace(self, size: int, zeroed: int, queue: int, /) -> Memory:
         """At least the first `zeroed` bytes are zeros for what is queued from now on."""

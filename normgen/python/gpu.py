@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from normgen.codegen.module import Module
-from normgen.cuda.arrays import ArrayView, DeviceArray, is_torch
+from normgen.cuda.arrays import ArrayView, DeviceArray, extent_of, is_torch
 from normgen.cuda.cache import CubinCache
 from normgen.cuda.captured import capture_on, workspace_of
 from normgen.cuda.compiler import compile_module
@@ -51,15 +51,19 @@ class Gpu:
             return int(sys.modules["cupy"].cuda.get_current_stream().ptr)
         return 0
 
-    def new_like(self, array: Any, shape: tuple[int, ...], dtype: DType) -> Any:
+    def new_like(self, array: Any, shape: tuple[int, ...], dtype: DType, strides: tuple[int, ...] | None = None) -> Any:
         """An uninitialised array: a torch tensor for torch, a cupy array for cupy, else a DeviceArray."""
+        extent = shape if strides is None else extent_of(shape, strides)
         if is_torch(array) and "torch" in sys.modules:
-            return array.new_empty(shape, dtype=getattr(sys.modules["torch"], dtype.torch))
+            made = array.new_empty(extent, dtype=getattr(sys.modules["torch"], dtype.torch))
+            return made if strides is None else made.as_strided(shape, strides)
         if _is_cupy(array) and dtype is not BF16:  # cupy has no bfloat16 arrays
             cupy = sys.modules["cupy"]
             with cupy.cuda.Device(self.index):
-                return cupy.empty(shape, dtype=dtype.numpy)
-        return DeviceArray(shape, dtype, device=self.index)
+                made = cupy.empty(extent, dtype=dtype.numpy)
+                steps = None if strides is None else tuple(step * dtype.bytes for step in strides)
+                return made if steps is None else cupy.lib.stride_tricks.as_strided(made, shape, steps)
+        return DeviceArray(shape, dtype, strides=strides, device=self.index)
 
     def new_workspace(self, size: int, _zeroed: int, queue: int) -> DeviceBuffer:
         """Zeros, in the order of the stream."""

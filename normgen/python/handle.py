@@ -23,9 +23,19 @@ from normgen.device import Device
 from normgen.errors import NothingValidError, UsageError, did_you_mean
 from normgen.pipeline import emit
 from normgen.problem.problem import Problem
+from normgen.problem.scales import ScaleLayout
 from normgen.problem.tensors import TensorUse
 from normgen.program.source import problem_for
-from normgen.python.arguments import Placed, Reach, device_name, expectations, misfit, rows_per_batch
+from normgen.python.arguments import (
+    Placed,
+    Reach,
+    array_dtype,
+    device_name,
+    expectations,
+    misfit,
+    new_columns,
+    rows_per_batch,
+)
 from normgen.python.executor import Executor, Memory, executor_for
 from normgen.records.winners import lookup
 from normgen.schedule.default import default_schedule
@@ -226,11 +236,14 @@ class Kernel:
             )
         shape = next((views[t.name].shape for t in self._reads if t.kind.is_elem), ())
 
-        def size_of(tensor: TensorUse) -> tuple[int, ...]:
+        def made(tensor: TensorUse) -> Any:
+            if tensor.layout is not ScaleLayout.ROW_MAJOR:
+                sizes, strides = new_columns(tensor, self.problem.cols // tensor.group, shape[:-1])
+                return self._executor.new_like(first, sizes, array_dtype(tensor), strides)
             own = tensor.shape(1, self.problem.cols)[1:] if tensor.kind.by_row else tensor.shape(1, self.problem.cols)
-            return (*shape[:-1], *own) if tensor.kind.by_row else own
+            return self._executor.new_like(first, (*shape[:-1], *own) if tensor.kind.by_row else own, tensor.dtype)
 
-        return [(t.name, self._executor.new_like(first, size_of(t), t.dtype)) for t in self._writes]
+        return [(t.name, made(t)) for t in self._writes]
 
     def _run(self, views: Mapping[str, ArrayView], scalars: Mapping[str, float], queue: int) -> None:
         plan = self._plan(views)
@@ -299,6 +312,7 @@ def kernel(
     deterministic: bool = False,
     stable_parameters: bool = False,
     in_place: Mapping[str, str] | None = None,
+    layout: Mapping[str, str] | None = None,
     device: int | str = 0,
     schedule: Schedule | None = None,
 ) -> Kernel:
@@ -316,6 +330,9 @@ def kernel(
                parameters (weights at inference); a kernel that is launched early then reads them early
     in_place   output -> the input that it takes the place of, {"h": "residual"}: the call overwrites that array, and
                returns it; backward likewise a gradient, {"dx": "dy"}
+    layout     output of groups -> how it lies in memory, {"scale": "column_major"}: an array [.., groups] of strides
+               (1, pitch), pitch >= rows; "packed", of f8e8m0: int32 words [.., groups / 4] of these strides, the first
+               group in the lowest byte. What the call allocates has columns on multiples of 16 bytes
     device     a GPU's number; "cpu": the emitted text runs on numpy arrays (ml_dtypes.bfloat16 for bf16), slowly and
                with every access checked. Records are for GPUs: the schedule is then the default one for an H200
     schedule   use this one instead of looking for a record
@@ -337,6 +354,7 @@ def kernel(
         deterministic=deterministic,
         stable_parameters=stable_parameters,
         in_place=in_place,
+        layout=layout,
     )
     executor = executor_for(device)
     chosen, origin = (schedule, "given by the caller") if schedule else _best_schedule(problem, executor)

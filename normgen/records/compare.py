@@ -146,5 +146,6 @@ def _problem_name(record: Record) -> str:
     layout += ["deterministic"] if key.deterministic else []
     layout += ["stable parameters"] if key.stable_parameters else []
     layout += [f"{written} in place of {read}" for written, read in key.in_place]
+    layout += [f"{name} {order}" for name, order in key.layout]
     head = f"{key.op} {key.direction} {key.rows}x{key.cols} {tensors}"
     return " ".join([head, *layout, str(record.place), "on", str(record.device.get("name", "?"))])

@@ -137,6 +137,7 @@ def distance(tuned: ProblemKey, problem: Problem) -> float:
     far += WIDER if there > here else NARROWER if there < here else 0.0
     far += OTHER_PROMISE if tuned.stable_parameters != own.stable_parameters else 0.0
     far += OTHER_PROMISE if tuned.in_place != own.in_place else 0.0
+    far += OTHER_PROMISE if tuned.layout != own.layout else 0.0
     return far + (OTHER_STATISTICS if tuned.present & statistics != own.present & statistics else 0.0)
 
 

@@ -37,6 +37,7 @@ def question_of(key: ProblemKey, spec: Spec) -> Question:
         deterministic=key.deterministic,
         stable_parameters=key.stable_parameters,
         in_place=key.in_place,
+        layout=key.layout,
         batches=key.batches,
     )
 

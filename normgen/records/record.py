@@ -4,6 +4,7 @@ schema         2-digit layout version; a reader refuses others
 op, spec_sha256, direction, rows, cols, dtypes, pitch, align, any_cols, accumulate      the problem
 deterministic  the same bits in every run, stable_parameters: promises; there only when true
 in_place       written tensor -> the read tensor whose memory it takes; there only where there is one
+layout         tensor of groups -> how it lies in memory; there only where one is not row-major
 context, setting  where it was timed (`records.place`); older lines have `cache` instead: alone, cold or hot
 schedule       every knob
 text           the identity of the emitted text and the compile options (`cuda.compiler.identity_of`); absent where
@@ -86,6 +87,7 @@ class ProblemKey:
     deterministic: bool = False
     stable_parameters: bool = False
     in_place: tuple[tuple[str, str], ...] = ()
+    layout: tuple[tuple[str, str], ...] = ()
     batches: int = 1
 
     @staticmethod
@@ -104,12 +106,13 @@ class ProblemKey:
             deterministic=problem.deterministic,
             stable_parameters=problem.stable_parameters,
             in_place=problem.in_place,
+            layout=problem.layout,
             batches=problem.question.batches,
         )
 
     def as_dict(self) -> dict[str, Any]:
         """In a record's line; a promise only where it is made, batches and places only where there are some."""
-        plain = asdict(self) | {"dtypes": dict(self.dtypes), "in_place": dict(self.in_place)}
+        plain = asdict(self) | {name: dict(getattr(self, name)) for name in ("dtypes", *_PAIRS)}
         return {name: value for name, value in plain.items() if name not in _LEFT_OUT or value != _LEFT_OUT[name]}
 
     @property
@@ -135,6 +138,7 @@ class ProblemKey:
             self.deterministic,
             self.stable_parameters,
             self.in_place,
+            self.layout,
             self.batches,
         )
 
@@ -276,7 +280,8 @@ class Record:
 
 _PROBLEM_FIELDS = ("op", "spec_sha256", "direction", "rows", "cols", "pitch", "align", "any_cols", "accumulate")
 # Fields of the problem that a line leaves out where they have these values: not promised, one batch.
-_LEFT_OUT = {"deterministic": False, "stable_parameters": False, "in_place": {}, "batches": 1}
+_LEFT_OUT = {"deterministic": False, "stable_parameters": False, "in_place": {}, "layout": {}, "batches": 1}
+_PAIRS = ("in_place", "layout")  # of names
 _OPTIONAL = ("roofs_us", "alone_us", "text", "spec")  # not in every line
 _PLAIN = (
     *("measured", "predicted_us", "roof_us", "bytes", "default_us", "error", "device"),
@@ -292,7 +297,7 @@ def parse_line(text: str) -> Record:
 def key_of(data: Mapping[str, Any]) -> ProblemKey:
     """The problem of a parsed line, or of a sweep's header."""
     fields = {name: data[name] for name in (*_PROBLEM_FIELDS, *_LEFT_OUT) if name in data}
-    fields["in_place"] = tuple(fields.get("in_place", {}).items())
+    fields |= {name: tuple(fields.get(name, {}).items()) for name in _PAIRS}
     return ProblemKey(dtypes=tuple(dict(data["dtypes"]).items()), **fields)
 
 

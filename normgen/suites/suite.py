@@ -18,6 +18,7 @@ pitch = 4128                    # elements from row start to row start
 align = 2                       # bytes that divide base pointers
 stable_parameters = true        # the promise of `Problem.stable_parameters`
 in_place = { y = "x" }          # outputs that take the place of an input
+layout = { scale = "packed" }   # how scales of groups lie in memory: row_major, column_major, packed
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from normgen.spec.reader import builtin_folder, load
 from normgen.spec.toml_lines import array_lines, key_lines, parse_toml, read_text
 
 _TOP_KEYS = ("name", "summary", "defaults", "entry")
-_DEFAULT_KEYS = ("dtype", "setting", "context", "direction", "without", "stable_parameters", "in_place")
+_DEFAULT_KEYS = ("dtype", "setting", "context", "direction", "without", "stable_parameters", "in_place", "layout")
 _ENTRY_KEYS = (*_DEFAULT_KEYS, "op", "shape", "pitch", "align", "dtypes", "gradients")
 _CHOICES: dict[str, tuple[str, ...]] = {
     "setting": tuple(Setting),
@@ -76,6 +77,7 @@ class Entry:
         words += [f"gradients={','.join(problem.gradients)}"] if problem.gradients else []
         words += ["stable_parameters"] if problem.stable_parameters else []
         words += [f"{written}_over_{read}" for written, read in problem.in_place]
+        words += [f"{name}_{layout}" for name, layout in problem.layout]
         return " ".join(words)
 
 
@@ -232,6 +234,7 @@ class _Reader:
                 align=fields.get("align", 16),
                 stable_parameters=fields.get("stable_parameters", False),
                 in_place=fields.get("in_place", {}),
+                layout=fields.get("layout", {}),
             )
         except NormgenError as error:
             raise self.error(error.rule, line_of(""), received=error.received, hint=error.hint) from None
@@ -250,7 +253,7 @@ def _form(key: str, value: Any) -> tuple[str, bool]:
         return "true or false", isinstance(value, bool)
     if key in ("without", "gradients"):
         return "a list of names", isinstance(value, list) and all(isinstance(v, str) for v in value)
-    if key in ("dtypes", "in_place"):
+    if key in ("dtypes", "in_place", "layout"):
         return 'a table of texts, as { weight = "f32" }', isinstance(value, dict) and all(
             isinstance(v, str) for v in value.values()
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -161,11 +162,12 @@ def _judged(
     names, contract = sorted(set(inputs.families)), problem.spec.accuracy_rows
     codes = np.searchsorted(names, inputs.families) if names else np.zeros(0, dtype=np.intp)
     written = [t for t in _written(problem) if _array(arrays, t) is not None]
+    results = {t.name: t.layout.by_row(np.asarray(_array(arrays, t))) for t in written}
     tallies = {t.name: _Tally(problem=problem, tensor=t, names=names, codes=codes) for t in written}
     with np.errstate(all="ignore"):
         for part in parts:
             if part.tensor.name in tallies:
-                array = np.asarray(_array(arrays, part.tensor))
+                array = results[part.tensor.name]
                 got = array[_span(part.rows)] if part.tensor.kind.by_row else array.reshape(1, -1)
                 tallies[part.tensor.name].add(part.rows, got, part.want, part.bound)
     return Verdict(
@@ -260,6 +262,10 @@ class _Model:
             if tensor.group:  # each column has its group's value
                 want, bound = want[:, :: tensor.group], bound[:, :: tensor.group]
             want = tensor.dtype.within(want)
+            if rest := shape[1] - want.shape[-1] if tensor.group else 0:  # bytes of 0 that belong to no group
+                zero = float(np.zeros(1, np.uint8).view(tensor.dtype.numpy)[0])
+                want = np.pad(want, ((0, 0), (0, rest)), constant_values=zero)
+                bound = np.pad(bound, ((0, 0), (0, rest)), constant_values=zero / 2)
             yield tensor, np.broadcast_to(want.reshape(-1, want.shape[-1] if want.ndim == 2 else 1), shape), bound
 
     def columns(self, tensors: list[TensorUse], total: int) -> Iterator[tuple[TensorUse, Array, Array]]:
@@ -329,7 +335,9 @@ class _Model:
         return np.asarray(taken.astype(np.float64).reshape(-1 if tensor.kind.by_row else 1, self._width(tensor)))
 
     def _width(self, tensor: TensorUse) -> int:
-        return self.problem.cols // tensor.group if tensor.group else self.problem.cols if tensor.kind.by_col else 1
+        if tensor.group:
+            return math.prod(tensor.shape(1, self.problem.cols))
+        return self.problem.cols if tensor.kind.by_col else 1
 
     def _accumulated(self, tensor: TensorUse, found: Bounded, block: NDArray[np.intp] | None) -> Bounded:
         if tensor.name not in self.start:

@@ -245,14 +245,13 @@ class Outputs:
 def allocate(tensor: TensorUse, problem: Problem, pitch: int | None = None) -> Buffer:
     """Memory for one tensor with its own pitch or the problem's, its base an odd multiple of `align` bytes.
 
-    Shapes: elem [rows, cols] and batches [batches, cols] with row stride pitch, groups [rows, cols / G], row [rows],
-    col [cols], scalar [1].
+    Shapes: elem [rows, cols] and batches [batches, cols] with row stride pitch, groups as they are laid out,
+    row [rows], col [cols], scalar [1].
     Raises MemoryError when there is no address space for it.
     """
     item = tensor.dtype.bytes
     shape = problem.shape_of(tensor) or (1,)
-    own = shape[-1] if tensor.kind.is_groups else problem.pitch
-    strides = ((pitch or own) * item, item) if len(shape) > 1 else (item,)
+    strides = ((pitch or problem.pitch_of(tensor)) * item, item) if len(shape) > 1 else (item,)
     extent = shape[0] * strides[0]
     align = max(problem.align, item)
     size = GUARD_BYTES + 2 * align + extent + GUARD_BYTES

@@ -175,6 +175,23 @@ def test_torch_computes_fused_operations(op: str, module: str) -> None:
         assert expected.share(name, results[name].double().numpy(), peer_roundoff=roundoff) < 1, name
 
 
+@pytest.mark.parametrize("module", ["torch_eager", "torch_formulas"])
+def test_torch_gives_scales_the_layout_that_is_asked_for(module: str) -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
+    peer, common = (importlib.import_module(f"normgen.bench.peers.{name}") for name in (module, "common"))
+    problem = problem_for(load("quantize_to_fp8_group"), shape="30x384", layout={"scale": "column_major"})
+    inputs = sample_inputs(problem, seed=0)
+    sets = torch_sets(inputs)
+    if module == "torch_eager":
+        results = peer.prepare(problem, sets, Options())(0)
+    else:
+        results = common.laid_out(problem, peer.function_of(problem))(sets[0])
+    assert (tuple(results["scale"].shape), results["scale"].stride()) == ((30, 3), (1, 32))
+    expected = Expected(problem, inputs, seed=0)
+    for name in ("q", "scale"):
+        assert expected.share(name, results[name].double().numpy(), peer_roundoff=2.0**-4) < 1, name
+
+
 def test_torch_offers_no_row_sum() -> None:
     pytest.importorskip("torch", reason="torch is not installed")
     peer = importlib.import_module("normgen.bench.peers.torch_eager")

@@ -260,7 +260,21 @@ def test_in_place_reaches_the_kernel_and_its_check(capsys: pytest.CaptureFixture
     assert "'weight' is none that is read" in err
     code, _, err = run(capsys, "show", *asked, "--in-place", "y=x", "--in-place", "y=x")
     assert code == UsageError.exit_code
-    assert "named once" in err
+    assert "--in-place names an output once" in err
+
+
+def test_a_layout_reaches_the_kernel_and_its_check(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ("--op", "quantize_to_fp8_group", "--shape", "24x256")
+    code, out, _ = run(capsys, "show", *asked, "--layout", "scale=column_major")
+    assert code == 0
+    assert "// scale is column-major." in out
+    assert run(capsys, "verify", "--device", "cpu", *asked, "--layout", "scale=column_major")[0] == 0
+    code, _, err = run(capsys, "show", *asked, "--layout", "scale=packed")
+    assert code == UsageError.exit_code
+    assert "packed scales are four f8e8m0 in a word\n  received: scale: f32" in err
+    code, _, err = run(capsys, "show", *asked, "--layout", "scale=row_major", "--layout", "scale=column_major")
+    assert code == UsageError.exit_code
+    assert "--layout names an output once" in err
 
 
 def test_accumulate_shows_in_the_program(capsys: pytest.CaptureFixture[str]) -> None:

@@ -129,6 +129,21 @@ def test_numpy_reads_what_we_export_and_shares_its_memory() -> None:
     assert taken.ctypes.data == array.ctypes.data
 
 
+def test_numpy_reads_an_export_of_strides_of_its_own() -> None:
+    memory = np.random.default_rng(1).standard_normal((3, 8)).astype(np.float32)
+
+    class _Columns(_Exporter):
+        def __dlpack__(self, **_: object) -> Any:
+            where = {"device_type": dlpack.CPU, "device_id": 0, "owner": memory}
+            return dlpack.export(pointer=memory.ctypes.data, shape=(6, 3), strides=(1, 8), dtype="f32", **where)
+
+    np.testing.assert_array_equal(np.from_dlpack(_Columns(memory, "f32")), memory[:, :6].T)
+    np.testing.assert_array_equal(arrays.with_strides(memory.reshape(-1), (6, 3), (1, 8)), memory[:, :6].T)
+    assert [
+        arrays.extent_of(*shaped) for shaped in (((6, 3), (1, 8)), ((2, 3), (3, 1)), ((0, 3), (3, 1)), ((), ()))
+    ] == [*(24, 6, 0, 1)]
+
+
 def test_an_export_lives_as_long_as_its_consumer_and_no_longer() -> None:
     before = len(dlpack._exported)
     taken = np.from_dlpack(_Exporter(np.ones((2, 2), np.float16), "f16"))
@@ -180,3 +195,8 @@ def test_a_device_array_round_trips_through_its_own_protocols() -> None:
     assert view(array)[:5] == expected
     through_dlpack = arrays._view_dlpack(array, 0)
     assert through_dlpack[:5] == expected
+    columns = DeviceArray((6, 3), "f32", strides=(1, 8))
+    columns.buffer.write(np.arange(24, dtype=np.float32))
+    np.testing.assert_array_equal(columns.numpy(), np.arange(24).reshape(3, 8)[:, :6].T)
+    assert arrays._view_dlpack(columns, 0)[:3] == view(columns)[:3] == (columns.buffer.pointer, (6, 3), (1, 8))
+    assert arrays._view_interface(columns, columns.__cuda_array_interface__)[1:3] == ((6, 3), (1, 8))

@@ -25,14 +25,16 @@ from normgen.pipeline import emit
 from normgen.records.questions import problem_of
 from normgen.records.record import Record
 from normgen.schedule.schedule import Schedule
-from normgen.spec.reader import load
+from normgen.spec.reader import load, parse
 from normgen.spec.spec import Spec
 from tests.codegen.hostile import names_of
 from tests.codegen.hostile import specs as hostile_specs
 from tests.codegen.test_in_place import ADD_RMSNORM
+from tests.codegen.test_stored_dtypes import MICROSCALED
 from tests.samples import is_full, sized
 
 from .cases import build, layernorm_records, nvcc, put, record
+from .driven import Program
 
 HERE = Path(__file__).parent
 INVALID_VALUE = 1  # cudaErrorInvalidValue
@@ -368,6 +370,33 @@ def test_a_header_in_place_takes_one_pointer_for_both() -> None:
     assert "//   y takes the place of x\n" in forward.text
     assert "// y takes the place of x, which is overwritten.\n" in forward.text
     assert "y_pitch" not in forward.text
+
+
+def test_a_header_says_how_scales_lie_in_memory() -> None:
+    asked = record("quantize_to_fp8_group", shape="64x1024", dtype="bf16", layout={"scale": "column_major"})
+    (header,) = headers_of([asked])
+    assert header.file_name == "quantize_to_fp8_group_fwd_bf16_scale_column_major_sm90.cu"
+    assert "//   scale is stored as [groups, rows]\n" in header.text
+    assert "scale_pitch < rows" in header.text
+    assert re.search(r"// [^/]*scale \[groups, rows\]", header.text)
+    header.check()
+
+
+@needs_nvcc
+def test_a_header_of_packed_scales_compiles_and_takes_whole_words_alone(tmp_path: Path) -> None:
+    spec = parse(MICROSCALED)
+    (header,) = headers_of([record(spec, shape="64x96", dtype="bf16", layout={"scale": "packed"})], spec=spec)
+    assert header.file_name == "microscaled_fwd_bf16_scale_packed_sm90.cu"
+    assert "// q, x [rows, cols]; scale [groups / 4, rows, 4]: device pointers" in header.text
+    program = Program(tmp_path, [header], header.file_name, "normgen::sm90::microscaled_fwd_bf16_scale_packed")
+
+    def call(pitch: int, rows: int) -> str:
+        """With q, scale and x at addresses, then their pitches, rows, cols and a stream."""
+        return f"call 0 4096 8192 12288 96 {pitch} 96 {rows} 96 7"
+
+    wrong = [call(16, rows=5), call(19, rows=5), call(22, rows=5), call(2**31, rows=2**31 - 1)]
+    assert program.asks(wrong, {}) == [[f"= {INVALID_VALUE}"]] * len(wrong)
+    assert program.asks([call(0, rows=0)], {}) == [["= 0"]]
 
 
 def test_a_header_says_which_gradients_are_one() -> None:

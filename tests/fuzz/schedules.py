@@ -9,6 +9,7 @@ from normgen.device import TARGETS, Device
 from normgen.errors import NormgenError
 from normgen.problem.problem import Problem
 from normgen.problem.question import Direction
+from normgen.problem.scales import ScaleLayout
 from normgen.program.source import problem_for
 from normgen.schedule.default import default_schedule
 from normgen.schedule.knobs import KNOBS, Variance
@@ -22,6 +23,7 @@ H200 = TARGETS["h200"]
 STEPS = 600  # some 100 of them are legal
 SAME_BITS = 0.2  # share of the backward problems that promise them
 STABLE = 0.3  # share of the problems whose parameters no kernel in front writes
+BY_COLUMN = 0.5  # share of the tensors of groups that are column-major
 IN_PLACE = 0.3  # share of those whose outputs take the place of inputs, where they may
 # The check finds kernels that use it wrong as they are, on rows of a large mean.
 LOSSY = Variance.SUM_OF_SQUARES
@@ -72,6 +74,8 @@ def _problem(rng: Random) -> Problem:
         try:
             problem = problem_of(spec, rng.choice(layouts), rng.choice(FORMATS), direction.value)
             question = replace(problem.question, deterministic=deterministic, stable_parameters=stable)
+            scales = [t.name for t in problem.tensors if t.group and rng.random() < BY_COLUMN]
+            question = replace(question, layout=tuple((name, ScaleLayout.COLUMN_MAJOR.value) for name in scales))
             places = pairs_of(problem) if not problem.accumulate and rng.random() < IN_PLACE else {}
             return problem_for(spec, **replace(question, in_place=tuple(places.items())).arguments())
         except NormgenError:

@@ -51,6 +51,8 @@ VERIFIED = ("tests/records/test_verified.py",)
 POSITIONS = ("tests/codegen/test_positions.py", "tests/spec/test_functions.py")
 RANDOM = ("tests/codegen/test_random.py",)
 BATCHES = ("tests/codegen/test_batches.py", "tests/python/test_batches.py")
+LAYOUTS = ("tests/codegen/test_scale_layouts.py",)
+LAID_OUT = ("tests/python/test_scale_layouts.py",)
 CALLS = ("tests/measure/test_calls.py::test_what_was_verified_is_what_the_calls_were",)
 
 
@@ -121,7 +123,7 @@ CHANGES: tuple[Change, ...] = (
         "program/rewrites/hoist.py",
         ("tests/program", "tests/codegen/test_golden.py"),
         ("power.exp < 0)", "power.exp < -1)"),
-        ("if kind.is_row or kind.is_groups:", "if kind.by_row:"),
+        ("kind.is_row or kind.is_groups or (", "kind.by_row or ("),
     ),
     *changes(
         "program/rewrites/approximate.py",
@@ -146,7 +148,21 @@ CHANGES: tuple[Change, ...] = (
     *changes(
         "problem/problem.py",
         ("tests/codegen/test_language.py::test_values_of_groups_lie_close_together_whatever_the_pitch_of_the_rows",),
-        ("self.cols // t.group if t.group else self.pitch for t in", "self.pitch for t in"),
+        (
+            "        if not tensor.group:\n            return self.pitch",
+            "        if tensor:\n            return self.pitch",
+        ),
+    ),
+    *changes(
+        "problem/scales.py",
+        LAYOUTS,
+        ("return -(-width // step) * step", "return width"),
+        ("swapaxes(0, 1)", "swapaxes(0, 0)"),
+    ),
+    *changes("codegen/library/write_packed.cuh", LAYOUTS, ("group == groups - 1", "group == groups")),
+    *changes("verify/check.py", LAYOUTS, ("constant_values=zero)", "constant_values=np.nan)")),
+    *changes(
+        "python/arguments.py", LAID_OUT, ("strides[-1] < rows", "strides[-1] < 1"), ("else rows) * width", "else rows)")
     ),
     *changes(
         "schedule/legality.py",
@@ -307,7 +323,7 @@ CHANGES: tuple[Change, ...] = (
         ("{1 << bit}u : 0u)", "{1 + bit}u : 0u)"),
         (' % 16 == 0" for term', ' % 4 == 0" for term'),
         ("compiled_out=(1 << len(group.optional)) - 1", "compiled_out=(1 << len(group.optional))"),
-        ('if t.group else "cols" for', 'if t.group else "rows" for'),
+        ('        return "cols"\n', '        return "rows"\n'),
     ),
     *changes(
         "export/templates/set.cu.j2",
@@ -366,14 +382,14 @@ CHANGES: tuple[Change, ...] = (
         "python/arguments.py",
         ARGUMENTS,
         ("if not self.tensor.is_const and view.readonly:", "if view.readonly:"),
-        ("if view.dtype != self.tensor.dtype.name:", "if False:"),
+        ("if view.dtype != dtype.name:", "if False:"),
         ("if self.cols > 1 and strides[-1] != 1:", "if strides[-1] not in (1, 2):"),
         ("if pitch < self.cols:", "if pitch < 1:"),
         ("if self.fixed_pitch is not None and pitch != self.fixed_pitch:", "if False:"),
         ("(pointer | pitch * self.tensor.dtype.bytes) % self.alignment", "pointer % self.alignment"),
         ("elif stride == span:", "elif True:"),
         ("if len(set(starts.values())) > 1:", "if False:"),
-        ("if view.pointer % self.tensor.dtype.bytes:", "if False:"),
+        ("if view.pointer % dtype.bytes:", "if False:"),
     ),
     *changes(
         "verify/bounded.py",

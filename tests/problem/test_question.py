@@ -35,6 +35,7 @@ def problems(draw: st.DrawFn) -> Problem:
     some = st.lists(st.sampled_from(sources), unique=True, min_size=1)
     group = spec.group or 1
     cols = group * draw(st.integers(1, 4096 // group))
+    scales = [t.name for t in spec.tensors if t.kind.is_groups and not backward]
     names = st.sampled_from([t.name for t in spec.tensors if set(DTYPES) <= {*(t.dtypes or DTYPES)}])
     try:
         problem = problem_for(
@@ -50,6 +51,7 @@ def problems(draw: st.DrawFn) -> Problem:
             accumulate=backward and draw(st.booleans()),
             deterministic=draw(st.booleans()),
             stable_parameters=draw(st.booleans()),
+            layout={name: draw(st.sampled_from(("row_major", "column_major"))) for name in scales},
         )
         places = pairs_of(problem) if not problem.accumulate and draw(st.booleans()) else {}
         return problem_for(spec, **replace(problem.question, in_place=tuple(places.items())).arguments())
@@ -95,3 +97,15 @@ def test_what_takes_the_place_of_what_is_part_of_the_question() -> None:
     assert ProblemKey.of(problem).as_dict()["in_place"] == {"y": "x"}
     assert "in_place" not in ProblemKey.of(problem_for(load("rmsnorm"), shape="8x768")).as_dict()
     assert [t.name for t in problem.passed_tensors] == ["x", "weight"]
+
+
+def test_how_scales_lie_in_memory_is_part_of_the_question() -> None:
+    spec = load("quantize_to_fp8_group")
+    problem = problem_for(spec, shape="8x768", layout={"scale": "column_major"})
+    assert problem.question.arguments()["layout"] == {"scale": "column_major"}
+    assert problem.question.options({})[-2:] == ["--layout", "scale=column_major"]
+    assert problem.question.header_stem({}) == "quantize_to_fp8_group_fwd_f32_scale_column_major"
+    assert ProblemKey.of(problem).as_dict()["layout"] == {"scale": "column_major"}
+    row_major = problem_for(spec, shape="8x768", layout={"scale": "row_major"})
+    assert row_major == problem_for(spec, shape="8x768")
+    assert "layout" not in ProblemKey.of(row_major).as_dict()

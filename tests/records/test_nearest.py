@@ -109,6 +109,16 @@ def test_a_kernel_in_place_takes_the_schedule_of_one_that_is_not_but_not_the_oth
     assert distance(ProblemKey.of(placed), asked) < distance(ProblemKey.of(plain), asked)
 
 
+def test_scales_of_another_layout_are_farther_but_lend_their_schedule() -> None:
+    spec = load("quantize_to_fp8_group")
+    asked, plain, laid_out = (
+        problem_for(spec, shape=shape, dtype="bf16", layout={"scale": layout})
+        for shape, layout in (("8x4096", "column_major"), ("16x4096", "row_major"), ("16x4096", "column_major"))
+    )
+    assert nearest_shape(asked, tuned(plain)) == (16, 4096)
+    assert distance(ProblemKey.of(laid_out), asked) < distance(ProblemKey.of(plain), asked)
+
+
 def test_rows_of_whole_vectors_are_nearer_to_their_like() -> None:
     aligned, odd = tuned(make("8192x4096")), tuned(make("8192x5121"))
     assert nearest_shape(make("8192x4099"), aligned, odd) == (8192, 5121)

@@ -72,6 +72,20 @@ def test_what_takes_the_place_of_what_is_part_of_the_line_only_where_something_d
     assert not plain.serves(placed.problem)
 
 
+def test_the_layout_of_scales_is_part_of_the_line_only_where_there_is_one() -> None:
+    plain = record()
+    laid_out = dataclasses.replace(
+        plain, problem=dataclasses.replace(plain.problem, layout=(("scale", "column_major"),))
+    )
+    assert "layout" not in plain.line()
+    assert json.loads(laid_out.line())["layout"] == {"scale": "column_major"}
+    assert parse_line(laid_out.line()) == laid_out
+    assert laid_out.problem.slot() != plain.problem.slot()
+    assert not plain.serves(laid_out.problem)
+    with pytest.raises(ValueError, match="layout"):
+        parse_line(laid_out.line().replace("column_major", "by_column"))
+
+
 def test_a_deterministic_problem_is_served_by_every_kernel_that_sums_in_a_fixed_order() -> None:
     plain = record().problem
     promised = dataclasses.replace(plain, deterministic=True)

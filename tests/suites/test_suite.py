@@ -35,6 +35,16 @@ def test_an_entry_takes_the_defaults_and_one_problem_for_each_shape() -> None:
     assert dict(third.dtypes) == {"weight": "f32"}
 
 
+def test_an_entry_says_how_scales_lie_in_memory() -> None:
+    text = (
+        'name = "few"\n[[entry]]\nop = "quantize_to_fp8_group"\nshape = "8x256"\nlayout = { scale = "column_major" }\n'
+    )
+    (entry,) = parse_suite(text).entries
+    assert entry.problem.layout == (("scale", "column_major"),)
+    assert entry.label == "quantize_to_fp8_group fwd 8x256 f32 fresh q=f8e4m3 scale_column_major"
+    assert entry.arguments()["layout"] == {"scale": "column_major"}
+
+
 @pytest.mark.parametrize(
     ("text", "line", "message"),
     [

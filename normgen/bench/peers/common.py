@@ -10,6 +10,7 @@ import torch
 
 from normgen.bench.peers import Call, NotOfferedError, Tensors
 from normgen.problem.problem import Problem
+from normgen.problem.scales import ScaleLayout
 
 Function = Callable[[Tensors], Tensors]
 
@@ -47,6 +48,30 @@ def require(problem: Problem, *names: str) -> None:
 def on_sets(function: Function, sets: Sequence[Tensors]) -> Call:
     """`call(i)` of a function of one set's tensors."""
     return lambda i: function(sets[i])
+
+
+def laid_out(problem: Problem, function: Function) -> Function:
+    """The function, which has its scales row by row, with one more kernel that gives them the problem's layout.
+
+    Raises NotOfferedError for packed ones.
+    """
+    if ScaleLayout.PACKED in dict(problem.layout).values():
+        raise NotOfferedError("has no packed scales")
+    pitches = {name: problem.pitches[name] for name, _ in problem.layout}
+
+    def run(t: Tensors) -> Tensors:
+        results = function(t)
+        columns = {name: results[name].t() for name in pitches if name in results}
+        padded = {n: torch.nn.functional.pad(c, (0, pitches[n] - problem.rows)) for n, c in columns.items()}
+        return {**results, **{name: lines[:, : problem.rows].t() for name, lines in padded.items()}}
+
+    return run if pitches else function
+
+
+def require_layout(problem: Problem, **layout: str) -> None:
+    """Raises NotOfferedError unless the problem's scales lie as the library's do."""
+    if dict(problem.layout) != layout:
+        raise NotOfferedError(f"has its scales {' and '.join(layout.values()) or 'row_major'}")
 
 
 def column(statistic: Any) -> Any:

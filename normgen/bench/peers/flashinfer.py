@@ -13,7 +13,7 @@ import flashinfer
 import torch
 
 from normgen.bench.peers import Call, NotOfferedError, Options, Tensors
-from normgen.bench.peers.common import Function, on_sets, pick, require, scalar, versions_of
+from normgen.bench.peers.common import Function, on_sets, pick, require, require_layout, scalar, versions_of
 from normgen.problem.problem import Problem
 
 BEYOND_L2 = 128 << 20  # bytes
@@ -59,16 +59,31 @@ def _add_rms_norm(problem: Problem) -> Function:
 
 
 def _add_rms_norm_to_fp8_group(problem: Problem) -> Function:
-    """Its scales lie column by column, padded to 4 rows."""
     _in_place(problem, h="residual")
+    require_layout(problem, scale="column_major")
     require(problem, "weight", "y")
-    eps, groups, rows = scalar(problem, "eps"), problem.cols // problem.spec.group, -(-problem.rows // 4) * 4
+    eps, groups, pitch = scalar(problem, "eps"), problem.cols // problem.spec.group, problem.pitches["scale"]
 
     def run(t: Tensors) -> Tensors:
         q, y = torch.empty_like(t["x"], dtype=torch.float8_e4m3fn), torch.empty_like(t["x"])
-        scale = torch.empty(groups, rows, device=q.device)
+        scale = torch.empty(groups, pitch, device=q.device)
         flashinfer.norm.fused_add_rmsnorm_fp8_block_quant(q, scale, y, t["x"], t["residual"], t["weight"], eps)
         return {"h": t["residual"], "y": y, "q": q, "scale": scale.t()[: problem.rows]}
+
+    return run
+
+
+def _quantize_to_fp8_group(problem: Problem) -> Function:
+    """Needs cuda.tile, and a GPU that its compiler knows."""
+    is_by_column = bool(problem.layout)
+    require_layout(problem, **({"scale": "column_major"} if is_by_column else {}))
+    floor, size = scalar(problem, "amax_min"), problem.spec.group
+
+    def run(t: Tensors) -> Tensors:
+        q, scale = flashinfer.quantization.per_token_group_quant_8bit(
+            t["x"], size, floor, column_major_scales=is_by_column, scale_tma_aligned=is_by_column
+        )
+        return {"q": q, "scale": scale}
 
     return run
 
@@ -103,6 +118,7 @@ _FUNCTIONS: dict[tuple[str, str], Callable[[Problem], Function]] = {
     ("add_rmsnorm", "forward"): _add_rms_norm,
     ("add_rmsnorm_to_fp8_group", "forward"): _add_rms_norm_to_fp8_group,
     ("gemma_rmsnorm", "forward"): _gemma_rms_norm,
+    ("quantize_to_fp8_group", "forward"): _quantize_to_fp8_group,
     ("rmsnorm_to_fp8", "forward"): _rms_norm_to_fp8,
     ("swiglu", "forward"): lambda _: lambda t: {"y": flashinfer.silu_and_mul(t["joined"])},
     ("geglu", "forward"): lambda _: lambda t: {"y": flashinfer.gelu_and_mul(t["joined"])},

@@ -152,7 +152,7 @@ def _read(use: TensorUse, tensor: Tensor, problem: Problem) -> Tensor:
 
 
 def _written(use: TensorUse, value: Tensor, problem: Problem) -> Tensor:
-    shape = problem.shape_of(use)
+    shape = use.kind.shape(problem.rows, problem.cols, use.group, problem.batches)
     if use.group:  # each column has its group's value
         value = value[:, :: use.group]
     elif not shape:
