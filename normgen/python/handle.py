@@ -14,6 +14,7 @@ import threading
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from normgen.codegen.module import Module
@@ -27,6 +28,7 @@ from normgen.problem.tensors import TensorUse
 from normgen.program.source import problem_for
 from normgen.python.arguments import Placed, Reach, device_name, expectations, misfit, rows_per_batch
 from normgen.python.executor import Executor, Memory, executor_for
+from normgen.python.repeat import Launchable, Launched, is_readable
 from normgen.records.winners import lookup
 from normgen.schedule.default import default_schedule
 from normgen.schedule.knobs import Columns, Hold
@@ -89,6 +91,7 @@ class Kernel:
         self._workspaces: dict[int, Memory] = {}
         self._captured: dict[tuple[int, int], Memory] = {}
         self._lock = threading.Lock()
+        self._repeater = self._executor.repeater(problem, self._first_output)
 
     def __call__(self, /, *inputs: Any, stream: Any = None, **named: Any) -> Any:
         """Run on arrays: `inputs` in order, the rest by name; `out` is the first output.
@@ -102,17 +105,37 @@ class Kernel:
         Raises UsageError, before anything is launched, if an array does not fit; on the CPU, FaultError if the kernel
         breaks a rule: what it has written by then stays.
         """
+        repeater = self._repeater
+        if repeater is not None:
+            if stream is not None and type(stream) is not int:
+                stream = self._executor.stream_handle(stream)
+            known = (self._known if repeater.is_serial else repeater.call)(inputs, named, stream)
+            if known is not NotImplemented:
+                return known
+        return self._checked(inputs, named, stream)
+
+    def _known(self, inputs: tuple[Any, ...], named: dict[str, Any], stream: int | None) -> Any:
+        """A known call whose kernels share a workspace with those of other calls."""
+        assert self._repeater is not None
+        with self._lock:
+            return self._repeater.call(inputs, named, stream)
+
+    def _checked(self, inputs: tuple[Any, ...], named: dict[str, Any], stream: Any) -> Any:
+        """A call of which nothing is known; the next one like it is known to the repeater."""
         arrays, scalars = self._by_name(inputs, named)
         first = arrays[self._reads[0].name]
-        executor = self._executor
+        executor, repeater = self._executor, self._repeater
         queue = executor.current_stream(first) if stream is None else executor.stream_handle(stream)
         views = {name: view(array, stream=queue) for name, array in arrays.items()}
-        fresh = [] if len(arrays) > len(self._reads) else self._allocate(first, views)
-        for name, array in fresh:
+        fresh = None if len(arrays) > len(self._reads) else dict(self._allocate(first, views))
+        for name, array in (fresh or {}).items():
             arrays[name] = array
             views[name] = view(array, stream=queue)
-        self._run(views, scalars, queue)
-        for _, array in fresh:
+        learn = None
+        if repeater is not None and all(map(is_readable, arrays.values())):
+            learn = partial(repeater.learn, inputs, named, stream, fresh)
+        self._run(views, scalars, queue, learn)
+        for array in (fresh or {}).values():
             if isinstance(array, DeviceArray):
                 array.mark_written(queue)
         results = tuple(arrays.get(memory) for memory in self.problem.results.values())
@@ -232,11 +255,18 @@ class Kernel:
 
         return [(t.name, self._executor.new_like(first, size_of(t), t.dtype)) for t in self._writes]
 
-    def _run(self, views: Mapping[str, ArrayView], scalars: Mapping[str, float], queue: int) -> None:
+    def _run(
+        self,
+        views: Mapping[str, ArrayView],
+        scalars: Mapping[str, float],
+        queue: int,
+        learn: Callable[[Launched], object] | None = None,
+    ) -> None:
+        """Check the layouts together and launch; `learn` is told what was launched, if that can be repeated."""
         plan = self._plan(views)
         self._check_overlap(views, plan.reaches)
         if plan.misfit:
-            self._general_kernel(plan.misfit)._run(views, scalars, queue)
+            self._general_kernel(plan.misfit)._run(views, scalars, queue, learn)
             return
         with self._lock, self._executor.use():
             self._executor.wait_for_producers(views, queue)
@@ -255,14 +285,29 @@ class Kernel:
                 bound.set(workspace=self._workspace(queue, plan.workspace_bytes).pointer)
             bound.set_rows(plan.rows)
             bound.launch(queue)
+            has_scratch = bool(self.module.workspace_fixed_bytes or self.module.workspace_block_bytes)
+            if learn is None or not isinstance(bound, Launchable):
+                return
+            if has_scratch and self._executor.capture_on(queue) is not None:
+                return  # its workspace is the graph's alone
+            extents = {name: reach.bytes for name, reach in plan.reaches.items()}
+            cells, grids = bound.packed()
+            # Under the lock: another call may take the workspace away, and have its calls forgotten.
+            learn(Launched(bound=bound, cells=cells, grids=grids, extents=extents, is_serial=has_scratch))
 
     def _general_kernel(self, why: str) -> Kernel:
         with self._lock:
             if self._general is None and self._make_general is not None:
                 self._general = self._make_general()
+                if self._general is not None:
+                    self._general._join(self)
         if self._general is None:
             raise UsageError("this kernel covers the layout it was made for", received=why, hint="copy the array first")
         return self._general
+
+    def _join(self, whole: Kernel) -> None:
+        """Be a part of another handle, whose calls it may serve: they have one lock, and one memory of known calls."""
+        self._lock, self._repeater = whole._lock, whole._repeater
 
     def _workspace(self, queue: int, size: int) -> Memory:
         """One workspace per stream, as large as its largest call: kernels on two streams may run at the same time.
@@ -279,6 +324,8 @@ class Kernel:
             return self._captured[key]
         found = self._workspaces.get(queue)
         if found is None or found.size < size:
+            if found is not None and self._repeater is not None:
+                self._repeater.forget()  # known calls have the address of the smaller one
             # Freeing the smaller one waits for the kernels that use it.
             found = executor.new_workspace(size, self.module.workspace_fixed_bytes, queue)
             self._workspaces[queue] = found
