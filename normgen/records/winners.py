@@ -145,9 +145,14 @@ def adopt(
 
 
 def lookup(
-    problem: Problem, device: Device, *, place: Place = DEFAULT_PLACE, folders: Sequence[Path] | None = None
+    problem: Problem,
+    device: Device,
+    *,
+    place: Place = DEFAULT_PLACE,
+    folders: Sequence[Path] | None = None,
+    records: Iterable[Record] | None = None,
 ) -> Lookup:
-    """The best record for a problem on a GPU model.
+    """The best record for a problem on a GPU model: among `records`, else those in folders, else those there are.
 
     First the exact problem; then the same one with other statistics, where one kernel serves both (`kernel_problem`);
     then the nearest one in rows and cols whose schedule is worth taking (`records.nearest`).
@@ -157,7 +162,7 @@ def lookup(
     spec is a miss, with that reason.
     """
     key = ProblemKey.of(problem)
-    known = _records(device, record_folders() if folders is None else folders)
+    known = records_of(device, folders) if records is None else records
     found = [r for r in known if place_rank(r.place, place) is not None]
     keys = (key, replace(key, stable_parameters=False))
     exact = next(filter(None, (_of_problem(k, found) or _of_same_kernel(problem, k, found) for k in keys)), [])
@@ -217,8 +222,9 @@ def _why_near(near: Neighbour, key: ProblemKey, place: Place) -> str:
     )
 
 
-def _records(device: Device, folders: Iterable[Path]) -> Iterator[Record]:
-    for folder in folders:
+def records_of(device: Device, folders: Iterable[Path] | None = None) -> Iterator[Record]:
+    """The winners on a GPU model in folders, by default those that are looked up."""
+    for folder in record_folders() if folders is None else folders:
         yield from kept(folder / f"{gpu_slug(device)}.jsonl")
 
 

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from normgen.errors import NormgenError
-from normgen.python import handle, repeat
+from normgen.python import handle, kernels, repeat
 from normgen.python.handle import Kernel
 from normgen.schedule.schedule import Schedule
 from tests.python.devices import NEEDS_COMPILER
@@ -51,12 +51,13 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
 
 @pytest.fixture
 def device(libraries: tuple[Any, Path], monkeypatch: pytest.MonkeyPatch) -> LauncherCpu:
-    module, driver = libraries
-    monkeypatch.setattr(repeat, "_launcher", module)
+    launcher, driver = libraries
+    monkeypatch.setattr(repeat, "_launcher", launcher)
     monkeypatch.setattr(repeat, "IS_BUILT", True)
     monkeypatch.setattr(repeat, "_admitted", {})
     made = LauncherCpu(driver)
-    monkeypatch.setattr(handle, "executor_for", lambda _: made)
+    for module in (handle, kernels):
+        monkeypatch.setattr(module, "executor_for", lambda _: made)
     use_stream(0)
     return made
 
@@ -86,11 +87,11 @@ def check(results: Any, arrays: dict[str, Tensor]) -> None:
 
 def alone(kernel: Kernel, *inputs: Any, **named: Any) -> Any:
     """A call that the launcher must know."""
-    checked, kernel._checked = kernel._checked, _never  # type: ignore[method-assign]
+    checked, kernel.checked = kernel.checked, _never  # type: ignore[method-assign]
     try:
         return kernel(*inputs, **named)
     finally:
-        kernel._checked = checked  # type: ignore[method-assign]
+        kernel.checked = checked  # type: ignore[method-assign]
 
 
 def _never(*_: Any) -> Any:
@@ -227,6 +228,18 @@ def test_sums_over_rows_have_the_workspace_of_their_stream(device: LauncherCpu) 
     device.captured = False
     with pytest.raises(AssertionError, match="does not know"):
         alone(grads, *arrays(9, 6))
+
+
+def test_bands_of_rows_share_what_is_known(device: LauncherCpu) -> None:
+    assert device is not None
+    norm = handle.kernel("layernorm", shape=(-1, COLS), device="cpu")
+    few, many = given(rows=2), given(rows=500)
+    norm(**few)
+    norm(**many)
+    assert norm.kernel_for(500).schedule != norm.schedule  # type: ignore[attr-defined]
+    for arrays in (few, many):
+        again = {**arrays, "weight": given(seed=8)["weight"]}
+        check(alone(norm, **again), again)
 
 
 def test_a_launch_that_the_driver_refuses_raises_what_it_is(norm: Kernel, device: LauncherCpu) -> None:
