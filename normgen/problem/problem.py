@@ -39,6 +39,7 @@ class Problem:
     accumulate  the written gradients are added to, not overwritten
     deterministic  the same bits in every run: no atomics on sums. Only set where there are sums over rows; all else
                 is summed in a fixed order anyway
+    batch_invariant  a row's bits depend neither on how many rows there are nor on which of them it is
     stable_parameters  the caller promises that no kernel which may still run at the launch writes the column
                        parameters (weights at inference): a dependent launch may read them before it waits
     absent    optional tensors of the spec that are not there
@@ -55,6 +56,7 @@ class Problem:
     any_cols: bool = False
     accumulate: bool = False
     deterministic: bool = False
+    batch_invariant: bool = False
     stable_parameters: bool = False
     absent: tuple[str, ...] = ()
 
@@ -199,6 +201,7 @@ class Problem:
             any_cols=self.any_cols,
             accumulate=self.accumulate,
             deterministic=self.deterministic,
+            batch_invariant=self.batch_invariant,
             stable_parameters=self.stable_parameters,
             in_place=self.in_place,
         )
@@ -289,6 +292,7 @@ def make_problem(
     any_cols: bool = False,
     accumulate: bool = False,
     deterministic: bool = False,
+    batch_invariant: bool = False,
     stable_parameters: bool = False,
     in_place: Mapping[str, str] | None = None,
     reads: Collection[str] | None = None,
@@ -331,6 +335,9 @@ def make_problem(
         rule = f"spec '{spec.name}' numbers columns in float32, which holds whole numbers up to {MOST_NUMBERED} cols"
         raise UsageError(rule, received=f"{cols}")
     _check_layout(tensors, cols, pitch, align)
+    if batch_invariant and any(t.role is Role.SEED for t in here):
+        rule = "a row's random numbers are those of its place: it cannot be batch-invariant"
+        raise UsageError(rule, received=f"spec '{spec.name}' draws them")
     tensors = tensors_in_place(tensors, in_place or {}, accumulate=accumulate)
     return Problem(
         spec=spec,
@@ -344,6 +351,7 @@ def make_problem(
         any_cols=any_cols,
         accumulate=accumulate,
         deterministic=deterministic and any(t.is_over_rows for t in tensors),
+        batch_invariant=batch_invariant,
         stable_parameters=stable_parameters,
         absent=tuple(sorted(without)),
     )

@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Any, TypedDict
 
 PLAIN_ALIGN = 16  # bytes; what allocators give
-PROMISES = ("accumulate", "deterministic", "stable_parameters")
+PROMISES = ("accumulate", "deterministic", "batch_invariant", "stable_parameters")
 
 
 class Direction(StrEnum):
@@ -28,7 +28,7 @@ class Asked(TypedDict, total=False):
     without    optional tensors that are not there
     gradients  backward only: the tensors to differentiate with respect to (default: every input and parameter)
     in_place   written tensor -> the read tensor whose memory it takes: {"h": "residual"}
-    pitch, align, accumulate, deterministic, stable_parameters   as in `Problem`
+    pitch, align, accumulate, deterministic, batch_invariant, stable_parameters   as in `Problem`
     batches    of equally many rows, where a tensor has a row for each (default: the first size of three or more)
     """
 
@@ -42,6 +42,7 @@ class Asked(TypedDict, total=False):
     align: int
     accumulate: bool
     deterministic: bool
+    batch_invariant: bool
     stable_parameters: bool
     in_place: Mapping[str, str] | None
 
@@ -73,6 +74,7 @@ class Question:
     any_cols: bool = False
     accumulate: bool = False
     deterministic: bool = False
+    batch_invariant: bool = False
     stable_parameters: bool = False
     in_place: tuple[tuple[str, str], ...] = ()
 

@@ -48,6 +48,7 @@ def kernel(
     batches: int | None = None,
     accumulate: bool = False,
     deterministic: bool = False,
+    batch_invariant: bool = False,
     stable_parameters: bool = False,
     in_place: Mapping[str, str] | None = None,
     device: int | str = 0,
@@ -65,6 +66,9 @@ def kernel(
                may have another number of them, as of rows
     accumulate  backward: add to the gradients, which the caller then gives, instead of overwriting them
     deterministic  the same bits in every run: no atomics on sums over rows
+    batch_invariant  a row's bits depend neither on how many rows there are nor on which of them it is; with any number
+               of rows, all bands reduce in one order. An array whose rows the kernel does not cover is refused: the
+               general kernel reduces in another order
     stable_parameters  the promise that nothing which may still run on the stream when a call is made writes the column
                parameters (weights at inference); a kernel that is launched early then reads them early
     in_place   output -> the input that it takes the place of, {"h": "residual"}: the call overwrites that array, and
@@ -89,6 +93,7 @@ def kernel(
         batches=batches,
         accumulate=accumulate,
         deterministic=deterministic,
+        batch_invariant=batch_invariant,
         stable_parameters=stable_parameters,
         in_place=in_place,
     )
@@ -148,6 +153,8 @@ def _with_general(problem: Problem, schedule: Schedule, origin: str, executor: E
 
 
 def _general_of(problem: Problem, executor: Executor, device: int | str) -> Callable[[], Kernel | None]:
+    if problem.batch_invariant:
+        return lambda: None
     return lambda: _general(general_schedules(problem, executor.facts), device)
 
 
@@ -165,7 +172,7 @@ _warned: set[str] = set()
 
 def _best_schedule(problem: Problem, executor: Executor, bands: Bands | None = None) -> tuple[Schedule, str]:
     facts = executor.facts
-    if executor.index == ON_CPU:
+    if executor.index == ON_CPU and not (bands and problem.batch_invariant):
         return default_schedule(problem, facts), f"default schedule for {facts.name}: records are for GPUs"
     found = bands.lookup(problem.rows) if bands else lookup(problem, facts)
     if found.schedule is not None:

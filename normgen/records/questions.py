@@ -35,6 +35,7 @@ def question_of(key: ProblemKey, spec: Spec) -> Question:
         any_cols=key.any_cols,
         accumulate=key.accumulate,
         deterministic=key.deterministic,
+        batch_invariant=key.batch_invariant,
         stable_parameters=key.stable_parameters,
         in_place=key.in_place,
         batches=key.batches,

@@ -189,7 +189,8 @@ def _of_same_kernel(problem: Problem, key: ProblemKey, records: Iterable[Record]
     kernel = ProblemKey.of(kernel_problem(problem))
     alike = [r for r in records if r.outcome.is_usable and r.serves(replace(key, dtypes=r.problem.dtypes))]
     answers = [(r, answered(problem_of(r.problem, problem.spec), r.schedule)) for r in alike]
-    return [r for r, its in answers if ProblemKey.of(its) == kernel]
+    served = ((r, replace(its, batch_invariant=problem.batch_invariant)) for r, its in answers)
+    return [r for r, its in served if ProblemKey.of(its) == kernel]
 
 
 def _other_statistics(asked: ProblemKey, tuned: ProblemKey) -> str:

@@ -12,7 +12,10 @@ import math
 import re
 import threading
 from collections.abc import Iterable
+from dataclasses import replace
+from functools import cached_property
 
+from normgen.cost.model import predicted_us
 from normgen.device import Device
 from normgen.errors import UsageError
 from normgen.problem.problem import Problem
@@ -20,6 +23,9 @@ from normgen.records.nearest import is_same_kind, place_rank
 from normgen.records.place import DEFAULT_PLACE, Place
 from normgen.records.record import ProblemKey, Record
 from normgen.records.winners import Lookup, lookup, records_of
+from normgen.schedule.default import default_schedule
+from normgen.schedule.legality import refusal
+from normgen.schedule.schedule import Schedule
 
 NEAR = 1.0  # octaves
 STEP = 4  # from one tuned row count to the next
@@ -53,9 +59,39 @@ class Bands:
         band = self.band(rows)
         with self._lock:
             if band not in self._found:
-                problem = self._problem.with_rows(band)
-                self._found[band] = lookup(problem, self._device, place=self._place, records=self._known)
+                self._found[band] = self._in_order(band) if self._problem.batch_invariant else self._own(band)
             return self._found[band]
+
+    def _own(self, band: int) -> Lookup:
+        return lookup(self._problem.with_rows(band), self._device, place=self._place, records=self._known)
+
+    def _in_order(self, band: int) -> Lookup:
+        """A batch-invariant band: what it runs, made to reduce in the one order of all bands."""
+        own = self._own(band)
+        schedule = self._reordered(self._problem.with_rows(band), own.schedule, self.order)
+        changed = "" if schedule == own.schedule else ", in the order of all bands"
+        return replace(own, schedule=schedule, reason=own.reason + changed)
+
+    @cached_property
+    def order(self) -> Schedule:
+        """Of the schedules of all tuned bands, the one whose order costs all of them least, by the cost model."""
+        problems = [self._problem.with_rows(rows) for rows in self.tuned or (1, 64, 4096)]
+        own = [self._own(p.rows).schedule or default_schedule(p, self._device) for p in problems]
+
+        def cost(order: Schedule) -> float:
+            moved = [self._reordered(p, s, order) for p, s in zip(problems, own, strict=True)]
+            hot = self._place.is_hot
+            times = (predicted_us(p, s, self._device, hot=hot) for p, s in zip(problems, moved, strict=True))
+            return math.prod(times)
+
+        legal = [order for order in own if all(refusal(p, order, self._device) is None for p in problems)]
+        return min(legal or own[:1], key=lambda order: (cost(order), order.key))
+
+    def _reordered(self, problem: Problem, own: Schedule | None, order: Schedule) -> Schedule:
+        """A band's schedule with the order of another one, or that other one where this is not legal."""
+        own = own or default_schedule(problem, self._device)
+        moved = own if own.order == order.order else own.with_order(order)
+        return moved if refusal(problem, moved, self._device) is None else order
 
     def _is_same_row(self, record: Record) -> bool:
         own = ProblemKey.of(self._problem)

@@ -12,7 +12,7 @@ from normgen.export import headers_of
 from normgen.files.private import write_atomically
 from normgen.problem.problem import sizes_of
 from normgen.records.record import Record
-from normgen.suites.bands import STEP, parse_rows, row_counts
+from normgen.suites.bands import STEP, Bands, parse_rows, row_counts
 from normgen.text import figure, table
 from normgen.tuning.result import Result
 from normgen.tuning.tuner import tune
@@ -95,6 +95,9 @@ def _kept(results: tuple[Result, ...], output: Path | None) -> RowsResult:
     path = folder / RECORDS
     write_atomically(path, "".join(result.record.line() for result in results))
     records = [result.record for result in results]
+    if last.problem.batch_invariant:  # a header has no kernels whose rows would differ in their bits
+        order = Bands(last.problem, last.device, place=last.record.place, records=records).order.order
+        records = [record for record in records if record.schedule.order == order]
     (header,) = headers_of(records, spec=last.problem.spec)
     return RowsResult(
         results=results, records_path=path, header_path=header.write(folder), interrupted=last.interrupted
