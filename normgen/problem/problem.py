@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+
 from normgen.dtypes import DType
 from normgen.dtypes import dtype as dtype_named
 from normgen.errors import SpecError, UsageError, did_you_mean
@@ -257,8 +259,13 @@ def parse_shape(text: str) -> tuple[int, int]:
     return fold_shape(sizes_of(text))
 
 
-def sizes_of(text: str) -> tuple[int, ...]:
-    """`8x1024x768` -> 8, 1024, 768."""
+def sizes_of(text: str | int | tuple[int, ...]) -> tuple[int, ...]:
+    """`8x1024x768` -> 8, 1024, 768; numbers as they are, 768 alone as one. Raises UsageError for what is no shape."""
+    if not isinstance(text, str):
+        sizes = tuple(text) if isinstance(text, Iterable) else (text,)
+        if any(not isinstance(size, int | np.integer) or isinstance(size, bool) for size in sizes):
+            raise UsageError("a shape is whole numbers", received=repr(text), hint="for example (8, 1024, 768)")
+        return tuple(map(int, sizes))
     if not _SHAPE.fullmatch(text):
         raise UsageError(
             "a shape is whole numbers joined by 'x', of ten digits at most, the last one being cols",
@@ -281,9 +288,9 @@ def fold_shape(shape: tuple[int, ...]) -> tuple[int, int]:
 def make_problem(
     spec: Spec,
     *,
-    shape: str | tuple[int, ...],
-    dtype: str = "f32",
-    dtypes: Mapping[str, str] | None = None,
+    shape: str | int | tuple[int, ...],
+    dtype: Any = "f32",
+    dtypes: Mapping[str, Any] | None = None,
     direction: str = "forward",
     without: Collection[str] = (),
     pitch: int | None = None,
@@ -299,7 +306,7 @@ def make_problem(
     gradients: Collection[str] | None = None,
     equal: Collection[tuple[str, ...]] = (),
 ) -> Problem:
-    """The problem of running `spec` on `shape` = [.., cols], "8x1024x768" or a tuple.
+    """The problem of running `spec` on `shape` = [.., cols], "8x1024x768", a tuple, or cols alone.
 
     dtype      stored dtype of the first input; a tensor that follows another takes that one's dtype
     dtypes     tensor name -> dtype, where it differs (mixed precision)
@@ -314,7 +321,7 @@ def make_problem(
 
     Errors: UsageError for a name, dtype, shape, pitch or alignment that does not fit, SpecError as `check_flow`.
     """
-    sizes = sizes_of(shape) if isinstance(shape, str) else shape
+    sizes = sizes_of(shape)
     rows, cols = fold_shape(sizes)
     if direction not in list(Direction):
         raise UsageError("unknown direction", received=direction, hint=did_you_mean(direction, Direction))

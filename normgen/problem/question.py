@@ -23,7 +23,8 @@ class Direction(StrEnum):
 class Asked(TypedDict, total=False):
     """What may be asked of a problem besides its spec and shape; what is left out is as in `make_problem`.
 
-    dtype      stored dtype of the first input; `dtypes` (tensor name -> dtype) where others differ
+    dtype      stored dtype of the first input, by name or a library's object for it
+    dtypes     of tensors, by name, where others differ
     direction  forward | backward
     without    optional tensors that are not there
     gradients  backward only: the tensors to differentiate with respect to (default: every input and parameter)
@@ -32,8 +33,8 @@ class Asked(TypedDict, total=False):
     batches    of equally many rows, where a tensor has a row for each (default: the first size of three or more)
     """
 
-    dtype: str
-    dtypes: Mapping[str, str] | None
+    dtype: Any
+    dtypes: Mapping[str, Any] | None
     direction: str
     without: Collection[str]
     gradients: Collection[str] | None

@@ -95,7 +95,7 @@ def _cotangents(spec: Spec, present: Collection[str]) -> tuple[str, ...]:
 def problem_for(
     spec: Spec,
     *,
-    shape: str | tuple[int, ...],
+    shape: str | int | tuple[int, ...],
     saved: Collection[str] | None = None,
     any_cols: bool = False,
     **question: Unpack[Asked],

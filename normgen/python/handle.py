@@ -12,23 +12,26 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
 from normgen.cuda.arrays import ON_CPU
 from normgen.device import Device
 from normgen.errors import NothingValidError, UsageError, did_you_mean
 from normgen.pipeline import emit
 from normgen.problem.problem import Problem, sizes_of
+from normgen.problem.question import PLAIN_ALIGN
 from normgen.program.source import problem_for
 from normgen.python.any_rows import AnyRows
 from normgen.python.executor import Executor, executor_for
 from normgen.python.kernels import Kernel
-from normgen.records.winners import lookup
+from normgen.records.questions import tune_command
+from normgen.records.winners import lookup, spec_path
 from normgen.schedule.default import default_schedule
 from normgen.schedule.knobs import Columns, Hold
 from normgen.schedule.legality import refusal
 from normgen.schedule.plan import WARP
 from normgen.schedule.schedule import Schedule
-from normgen.spec.reader import load
+from normgen.spec.given import Given, spec_of
 from normgen.spec.spec import Spec
 from normgen.suites.bands import Bands
 
@@ -36,16 +39,19 @@ __all__ = ["AnyRows", "Kernel", "kernel"]
 
 
 def kernel(
-    op: str = "layernorm",
+    op: Given = "layernorm",
     *,
     shape: str | int | tuple[int, ...],
     rows: str | None = None,
-    dtype: str = "float32",
+    dtype: Any = "float32",
     direction: str = "forward",
     present: Collection[str] | None = None,
-    dtypes: Mapping[str, str] | None = None,
+    without: Collection[str] = (),
+    dtypes: Mapping[str, Any] | None = None,
     gradients: Collection[str] | None = None,
+    pitch: int | None = None,
     batches: int | None = None,
+    align: int = PLAIN_ALIGN,
     accumulate: bool = False,
     deterministic: bool = False,
     batch_invariant: bool = False,
@@ -56,12 +62,14 @@ def kernel(
 ) -> Kernel:
     """A handle for `op` on `shape` = [.., cols]: the best record for this GPU, else the default schedule.
 
-    op         name of a spec, or the path of a spec file
+    op         name of a spec, the path of its file, its text, the mapping that the text stands for, or a `Spec`
     shape      "8x1024x768", a tuple, or cols alone; rows are free at run time, the schedule is the one for the shape's
     rows       "any", or a shape of (-1, cols) or "*xcols": the schedule follows the rows of each call (`AnyRows`)
-    present    the optional tensors the caller passes or wants; None: all of them
+    dtype      by name, or an object of numpy, ml_dtypes, torch or jax
+    present    the optional tensors the caller passes or wants; None: all but those of `without`
     dtypes     stored dtypes that differ from `dtype`, by tensor name
     gradients  backward: the tensors to differentiate by, ("x",) for frozen parameters; None: all that are there
+    pitch, align  elements from row start to row start, bytes that divide base pointers: what the kernel is made for
     batches    how many a tensor [batches, cols] has; None: the first size of a shape of three or more, else 1. A call
                may have another number of them, as of rows
     accumulate  backward: add to the gradients, which the caller then gives, instead of overwriting them
@@ -80,7 +88,9 @@ def kernel(
     Warns once per problem if there is no record. Raises UsageError for a wrong argument, NoDeviceError without
     a GPU, NoCompilerError on the CPU without a C++ compiler, CompileError if the text is refused.
     """
-    spec = load(op)
+    spec = spec_of(op)
+    if present is not None and without:
+        raise UsageError("`present` and `without` say the same", received=f"{present} and {without}")
     sizes, is_any = _sizes(shape, rows)
     problem = problem_for(
         spec,
@@ -88,9 +98,11 @@ def kernel(
         dtype=dtype,
         dtypes=dtypes or {},
         direction=direction,
-        without=() if present is None else _all_but(present, spec),
+        without=without if present is None else _all_but(present, spec),
         gradients=gradients,
+        pitch=pitch,
         batches=batches,
+        align=align,
         accumulate=accumulate,
         deterministic=deterministic,
         batch_invariant=batch_invariant,
@@ -99,8 +111,8 @@ def kernel(
     )
     executor = executor_for(device)
     if is_any:
-        return _any_rows(problem, executor, device, schedule)
-    chosen, origin = (schedule, _GIVEN) if schedule else _best_schedule(problem, executor)
+        return _any_rows(problem, executor, device, schedule, op)
+    chosen, origin = (schedule, _GIVEN) if schedule else _best_schedule(problem, executor, op)
     return _with_general(problem, chosen, origin, executor, device)
 
 
@@ -112,24 +124,21 @@ def _sizes(shape: str | int | tuple[int, ...], rows: str | None) -> tuple[tuple[
     if rows not in (None, "any"):
         raise UsageError("rows are those of the shape, or 'any'", received=repr(rows))
     if isinstance(shape, str) and shape.startswith("*x"):
-        sizes, rows = sizes_of(shape.removeprefix("*x")), "any"
-    else:
-        sizes = sizes_of(shape) if isinstance(shape, str) else (shape,) if isinstance(shape, int) else tuple(shape)
-    if any(not isinstance(size, int) for size in sizes):
-        raise UsageError("a shape is whole numbers", received=repr(shape), hint="for example (8, 1024, 768)")
+        shape, rows = shape.removeprefix("*x"), "any"
+    sizes = sizes_of(shape)
     if -1 in sizes[:-1] or rows == "any":
         return (1, *sizes[-1:]), True
     return sizes, False
 
 
-def _any_rows(problem: Problem, executor: Executor, device: int | str, schedule: Schedule | None) -> AnyRows:
+def _any_rows(problem: Problem, executor: Executor, device: int | str, schedule: Schedule | None, op: Given) -> AnyRows:
     on_cpu = executor.index == ON_CPU
     bands = Bands(problem, executor.facts, records=() if on_cpu else None)
 
     def choose(band: int) -> tuple[Schedule, str]:
         if schedule is not None:
             return schedule, _GIVEN
-        return _best_schedule(problem.with_rows(band), executor, bands)
+        return _best_schedule(problem.with_rows(band), executor, op, bands)
 
     def make(of_band: Problem, chosen: Schedule, origin: str) -> Kernel:
         return _with_general(of_band, chosen, origin, executor, device)
@@ -170,7 +179,7 @@ def _all_but(present: Collection[str], spec: Spec) -> tuple[str, ...]:
 _warned: set[str] = set()
 
 
-def _best_schedule(problem: Problem, executor: Executor, bands: Bands | None = None) -> tuple[Schedule, str]:
+def _best_schedule(problem: Problem, executor: Executor, op: Given, bands: Bands | None = None) -> tuple[Schedule, str]:
     facts = executor.facts
     if executor.index == ON_CPU and not (bands and problem.batch_invariant):
         return default_schedule(problem, facts), f"default schedule for {facts.name}: records are for GPUs"
@@ -180,8 +189,7 @@ def _best_schedule(problem: Problem, executor: Executor, bands: Bands | None = N
     about = f"{problem} on {facts.name}"
     if about not in _warned:
         _warned.add(about)
-        shape = f"{problem.rows}x{problem.cols}"
-        command = f"normgen tune --op {problem.spec.name} --shape {shape} --dtype {problem.dtype.name}"
+        command = tune_command(spec_path(op, problem.spec), problem)
         warnings.warn(f"no record for {about}: using the default schedule; `{command}` makes one", stacklevel=3)
     return default_schedule(problem, facts), f"default schedule: {found.reason}"
 

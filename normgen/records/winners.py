@@ -29,6 +29,9 @@ from normgen.records.place import DEFAULT_PLACE, Context, Place
 from normgen.records.questions import problem_of
 from normgen.records.record import ProblemKey, Record, is_better, parse_line
 from normgen.schedule.schedule import Schedule
+from normgen.spec.given import Given
+from normgen.spec.reader import is_built_in
+from normgen.spec.spec import Spec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +63,20 @@ def state_folder() -> Path:
     import platformdirs
 
     return Path(platformdirs.user_state_dir("normgen"))
+
+
+def spec_path(given: Given, spec: Spec) -> str:
+    """How a command line names a spec: as it was given, else by a file in the state folder that has its text."""
+    if isinstance(given, Path) or (isinstance(given, str) and "\n" not in given):
+        return str(given)
+    if is_built_in(spec):
+        return spec.name
+    folder = state_folder() / "specs"
+    path = folder / f"{name_part(Part.OP, spec.name)}_{spec.sha256[:12]}.toml"
+    with needs_state():
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, spec.text)
+    return str(path)
 
 
 def needs_state() -> AbstractContextManager[None]:
