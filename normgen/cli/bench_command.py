@@ -22,6 +22,7 @@ from normgen.cuda.driver import find_gpu
 from normgen.device import Device
 from normgen.errors import DriverError, NothingValidError, UsageError, VerificationError
 from normgen.files.private import write_output
+from normgen.python.host import host_times
 from normgen.records.record import Record
 from normgen.records.winners import gpu_slug, kept_of, shipped_folder
 from normgen.suites.bands import parse_rows
@@ -138,6 +139,19 @@ def run_nearest(count: int, ask: Ask, *, budget_s: float, rows: str | None) -> i
             on_results=lambda results: _save(file, results),
         )
     return _conclude(found, file, ask.json_to, transfer.transfer_text(found))
+
+
+def run_host(json_to: str | None, *, rounds: int, device: int) -> None:
+    """Print what a call costs the host, or write it into a file. Raises UsageError without torch."""
+    found = host_times(rounds=rounds, device=device)
+    if json_to is None:
+        click.echo(str(found))
+        return
+    text = json.dumps(found.as_dict(), indent=1) + "\n"
+    if json_to == STDOUT:
+        click.echo(text.rstrip("\n"))
+    else:
+        write_output(Path(json_to), text)
 
 
 def run_ablation(source: str, ask: Ask, *, each: int, most: int, tried: int) -> int:

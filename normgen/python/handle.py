@@ -10,13 +10,16 @@ The same on numpy arrays, slowly and with every access checked: normgen.kernel("
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from normgen.cuda.arrays import ON_CPU
 from normgen.device import Device
 from normgen.errors import NothingValidError, UsageError, did_you_mean
+from normgen.export.cubins import Cubins, read_cubins
 from normgen.pipeline import emit
 from normgen.problem.problem import Problem, sizes_of
 from normgen.problem.question import PLAIN_ALIGN
@@ -25,6 +28,7 @@ from normgen.python.any_rows import AnyRows
 from normgen.python.executor import Executor, executor_for
 from normgen.python.kernels import Kernel
 from normgen.records.questions import tune_command
+from normgen.records.record import Record
 from normgen.records.winners import lookup, spec_path
 from normgen.schedule.default import default_schedule
 from normgen.schedule.knobs import Columns, Hold
@@ -59,6 +63,7 @@ def kernel(
     in_place: Mapping[str, str] | None = None,
     device: int | str = 0,
     schedule: Schedule | None = None,
+    cubins: str | Path | None = None,
 ) -> Kernel:
     """A handle for `op` on `shape` = [.., cols]: the best record for this GPU, else the default schedule.
 
@@ -84,6 +89,8 @@ def kernel(
     device     a GPU's number; "cpu": the emitted text runs on numpy arrays (ml_dtypes.bfloat16 for bf16), slowly and
                with every access checked. Records are for GPUs: the schedule is then the default one for an H200
     schedule   use this one instead of looking for a record
+    cubins     a folder that `normgen export --cubin` wrote: its records alone are looked up, and its machine code is
+               loaded, so that nothing is compiled, unless an array has a layout that needs a general kernel
 
     Warns once per problem if there is no record. Raises UsageError for a wrong argument, NoDeviceError without
     a GPU, NoCompilerError on the CPU without a C++ compiler, CompileError if the text is refused.
@@ -110,13 +117,9 @@ def kernel(
         in_place=in_place,
     )
     executor = executor_for(device)
-    if is_any:
-        return _any_rows(problem, executor, device, schedule, op)
-    chosen, origin = (schedule, _GIVEN) if schedule else _best_schedule(problem, executor, op)
-    return _with_general(problem, chosen, origin, executor, device)
-
-
-_GIVEN = "given by the caller"
+    found = read_cubins(Path(cubins)) if cubins is not None else None
+    maker = _Maker(executor=executor, device=device, op=op, given=schedule, cubins=found)
+    return maker.any_rows(problem) if is_any else maker.make(problem, *maker.choose(problem))
 
 
 def _sizes(shape: str | int | tuple[int, ...], rows: str | None) -> tuple[tuple[int, ...], bool]:
@@ -131,42 +134,6 @@ def _sizes(shape: str | int | tuple[int, ...], rows: str | None) -> tuple[tuple[
     return sizes, False
 
 
-def _any_rows(problem: Problem, executor: Executor, device: int | str, schedule: Schedule | None, op: Given) -> AnyRows:
-    on_cpu = executor.index == ON_CPU
-    bands = Bands(problem, executor.facts, records=() if on_cpu else None)
-
-    def choose(band: int) -> tuple[Schedule, str]:
-        if schedule is not None:
-            return schedule, _GIVEN
-        return _best_schedule(problem.with_rows(band), executor, op, bands)
-
-    def make(of_band: Problem, chosen: Schedule, origin: str) -> Kernel:
-        return _with_general(of_band, chosen, origin, executor, device)
-
-    first, origin = choose(bands.band(1))
-    return AnyRows(
-        bands=bands,
-        choose=choose,
-        make=make,
-        problem=problem,
-        schedule=first,
-        module=emit(problem, first),
-        device=device,
-        origin=origin,
-        general=_general_of(problem, executor, device),
-    )
-
-
-def _with_general(problem: Problem, schedule: Schedule, origin: str, executor: Executor, device: int | str) -> Kernel:
-    return _built(problem, schedule, device, origin, _general_of(problem, executor, device))
-
-
-def _general_of(problem: Problem, executor: Executor, device: int | str) -> Callable[[], Kernel | None]:
-    if problem.batch_invariant:
-        return lambda: None
-    return lambda: _general(general_schedules(problem, executor.facts), device)
-
-
 def _all_but(present: Collection[str], spec: Spec) -> tuple[str, ...]:
     """The optional tensors that are absent. Raises UsageError for a name that is no optional tensor's."""
     optional = {tensor.name for tensor in spec.tensors if tensor.optional}
@@ -179,32 +146,66 @@ def _all_but(present: Collection[str], spec: Spec) -> tuple[str, ...]:
 _warned: set[str] = set()
 
 
-def _best_schedule(problem: Problem, executor: Executor, op: Given, bands: Bands | None = None) -> tuple[Schedule, str]:
-    facts = executor.facts
-    if executor.index == ON_CPU and not (bands and problem.batch_invariant):
-        return default_schedule(problem, facts), f"default schedule for {facts.name}: records are for GPUs"
-    found = bands.lookup(problem.rows) if bands else lookup(problem, facts)
-    if found.schedule is not None:
-        return found.schedule, found.reason
-    about = f"{problem} on {facts.name}"
-    if about not in _warned:
-        _warned.add(about)
-        command = tune_command(spec_path(op, problem.spec), problem)
-        warnings.warn(f"no record for {about}: using the default schedule; `{command}` makes one", stacklevel=3)
-    return default_schedule(problem, facts), f"default schedule: {found.reason}"
+@dataclass(frozen=True, kw_only=True)
+class _Maker:
+    """How the kernels of a handle come about: one, or one for each band of rows.
 
+    given   the caller's schedule, where there is no look-up
+    cubins  the folder whose records are looked up, and whose machine code is loaded
+    """
 
-def _built(
-    problem: Problem, schedule: Schedule, device: int | str, origin: str, general: Callable[[], Kernel | None] | None
-) -> Kernel:
-    return Kernel(
-        problem=problem,
-        schedule=schedule,
-        module=emit(problem, schedule),
-        device=device,
-        origin=origin,
-        general=general,
-    )
+    executor: Executor
+    device: int | str
+    op: Given
+    given: Schedule | None = None
+    cubins: Cubins | None = None
+
+    def make(self, problem: Problem, schedule: Schedule, origin: str, **of_any: Any) -> Kernel:
+        """A kernel; with the arguments of `AnyRows`, one for any number of rows."""
+        module = emit(problem, schedule)
+        kind: type[Kernel] = AnyRows if of_any else Kernel
+        return kind(
+            problem=problem,
+            schedule=schedule,
+            module=module,
+            cubin=self.cubins.find(module, self.executor.facts.arch) if self.cubins else None,
+            device=self.device,
+            origin=origin,
+            general=None if problem.batch_invariant else partial(_first_general, problem, self.executor, self.device),
+            **of_any,
+        )
+
+    def any_rows(self, problem: Problem) -> Kernel:
+        bands = Bands(problem, self.executor.facts, records=self._records)
+
+        def choose(band: int) -> tuple[Schedule, str]:
+            return self.choose(problem.with_rows(band), bands)
+
+        return self.make(problem, *choose(bands.band(1)), bands=bands, choose=choose, make=self.make)
+
+    def choose(self, problem: Problem, bands: Bands | None = None) -> tuple[Schedule, str]:
+        """The schedule of a problem, and where it comes from. Warns once per problem if there is no record."""
+        facts = self.executor.facts
+        if self.given is not None:
+            return self.given, "given by the caller"
+        if self.executor.index == ON_CPU and not (bands and problem.batch_invariant):
+            return default_schedule(problem, facts), f"default schedule for {facts.name}: records are for GPUs"
+        found = bands.lookup(problem.rows) if bands else lookup(problem, facts, records=self._records)
+        if found.schedule is not None:
+            return found.schedule, found.reason
+        about = f"{problem} on {facts.name}"
+        if about not in _warned and self.cubins is None:
+            _warned.add(about)
+            command = tune_command(spec_path(self.op, problem.spec), problem)
+            warnings.warn(f"no record for {about}: using the default schedule; `{command}` makes one", stacklevel=3)
+        return default_schedule(problem, facts), f"default schedule: {found.reason}"
+
+    @property
+    def _records(self) -> tuple[Record, ...] | None:
+        """Those that are looked up, where not the usual ones."""
+        if self.cubins is not None:
+            return tuple(r for r in self.cubins.records if r.device.get("name") == self.executor.facts.name)
+        return () if self.executor.index == ON_CPU else None
 
 
 def unaligned(problem: Problem) -> Problem:
@@ -244,10 +245,21 @@ def _whole_groups(problem: Problem, facts: Device) -> Iterator[tuple[Problem, Sc
     yield loose, default_schedule(loose, facts)
 
 
+def _first_general(problem: Problem, executor: Executor, device: int | str) -> Kernel | None:
+    return _general(general_schedules(problem, executor.facts), device)
+
+
 def _general(rest: Iterator[tuple[Problem, Schedule]], device: int | str) -> Kernel | None:
     """The next of the general kernels, compiled; it makes the one after it if it must."""
     following = next(rest, None)
     if following is None:
         return None
     problem, schedule = following
-    return _built(problem, schedule, device, "general kernel", lambda: _general(rest, device))
+    return Kernel(
+        problem=problem,
+        schedule=schedule,
+        module=emit(problem, schedule),
+        device=device,
+        origin="general kernel",
+        general=lambda: _general(rest, device),
+    )

@@ -171,7 +171,7 @@ def test_the_command_that_a_warning_proposes_works_for_a_spec_without_a_name(
         problem = problem_for(spec_of(given), shape=(5, 72), dtype="bf16")
         handle._warned.clear()
         with pytest.warns(UserWarning, match="no record for") as caught:
-            handle._best_schedule(problem, gpu, given)
+            handle._Maker(executor=gpu, device="cpu", op=given).choose(problem)
         command = str(caught[0].message).split("`")[1]
         assert ProblemKey.of(asked_by(command)) == ProblemKey.of(problem)
     assert spec_path(load("rmsnorm"), load("rmsnorm")) == "rmsnorm"
