@@ -405,6 +405,35 @@ def test_words_that_describe_no_call_are_refused(libraries: tuple[Any, Path]) ->
     assert module.admit(int, None) is False
 
 
+def test_tensors_of_torch_are_read_by_its_own_exchange_api(
+    device: LauncherCpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed", exc_type=ImportError)
+    if not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
+        pytest.skip("torch is older than its exchange API (2.10)")
+
+    def new_like(tensor: Any, shape: tuple[int, ...], dtype: Any) -> Any:
+        return tensor.new_empty(shape, dtype=getattr(torch, dtype.torch))
+
+    monkeypatch.setattr(device, "new_like", new_like)
+    norm = handle.kernel("layernorm", shape=(-1, COLS), device="cpu")
+    weight = torch.nn.Parameter(torch.rand(COLS))
+    for rows in (3, 5):
+        for number in range(3):
+            x, bias = torch.randn(rows, COLS), torch.randn(COLS)
+            call = partial(alone, norm) if number else norm
+            y, mean, rstd = call(x, weight, bias)
+            right = torch.nn.functional.layer_norm(x.double(), (COLS,), weight.double(), bias.double())
+            torch.testing.assert_close(y.double(), right, atol=2e-5, rtol=2e-5)
+            torch.testing.assert_close(mean, x.mean(-1), atol=2e-5, rtol=2e-5)
+            assert rstd.shape == (rows,)
+        norm(x, weight, bias, out=y)
+        assert alone(norm, x, weight, bias, out=y)[0] is y
+    with torch._subclasses.FakeTensorMode() as mode:
+        fake = mode.from_tensor(x)
+        assert not repeat.is_readable(fake)
+
+
 def test_without_the_launcher_every_call_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(repeat, "IS_BUILT", False)
     assert repeat.repeater(None, out="", context=0, refused=print) is None  # type: ignore[arg-type]
