@@ -7,13 +7,56 @@ from typing import TYPE_CHECKING, Any
 from normgen.files.shipped import VERSION
 
 if TYPE_CHECKING:
-    from normgen.python.handle import Kernel, kernel
-    from normgen.tuning import tune
+    from normgen.errors import (
+        CompileError,
+        DriverError,
+        FaultError,
+        FileError,
+        NoCompilerError,
+        NoDeviceError,
+        NormgenError,
+        NothingValidError,
+        SpecError,
+        UsageError,
+        VerificationError,
+    )
+    from normgen.python.handle import AnyRows, Kernel, kernel
+    from normgen.spec.spec import Spec
+    from normgen.suites.rows import tune_rows
+    from normgen.tuning import Result, tune
 
-__all__ = ["Kernel", "kernel", "tune"]
+__all__ = [
+    "AnyRows",
+    "CompileError",
+    "DriverError",
+    "FaultError",
+    "FileError",
+    "Kernel",
+    "NoCompilerError",
+    "NoDeviceError",
+    "NormgenError",
+    "NothingValidError",
+    "Result",
+    "Spec",
+    "SpecError",
+    "UsageError",
+    "VerificationError",
+    "kernel",
+    "tune",
+    "tune_rows",
+]
 __version__ = VERSION
 
-_LAZY = {"Kernel": "normgen.python.handle", "kernel": "normgen.python.handle", "tune": "normgen.tuning"}
+_LAZY = {
+    "AnyRows": "normgen.python.handle",
+    "Kernel": "normgen.python.handle",
+    "Result": "normgen.tuning",
+    "Spec": "normgen.spec.spec",
+    "kernel": "normgen.python.handle",
+    "tune": "normgen.tuning",
+    "tune_rows": "normgen.suites.rows",
+    **{name: "normgen.errors" for name in __all__ if name.endswith("Error")},
+}
 
 
 def __getattr__(name: str) -> Any:
@@ -21,8 +64,14 @@ def __getattr__(name: str) -> Any:
 
     No submodule may have the name of a function here: importing it would put the module in the function's place.
     """
-    if name in _LAZY:
-        import importlib
+    import importlib
 
+    if name in _LAZY:
         return getattr(importlib.import_module(_LAZY[name]), name)
+    if name == "errors":
+        return importlib.import_module("normgen.errors")
     raise AttributeError(f"module 'normgen' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY, "errors"})

@@ -225,8 +225,12 @@ DTYPES: dict[str, DType] = {d.name: d for d in (*FLOATS, F8E4M3, F8E5M2, F8E8M0,
 _BY_ALIAS = {alias: d for d in DTYPES.values() for alias in (d.name, *d.aliases)}
 
 
-def dtype(name: str) -> DType:
-    """The dtype of that name or alias ("f32", "float32", "bfloat16", ...)."""
+def dtype(given: Any) -> DType:
+    """The dtype of that name or alias ("f32", "float32", "bfloat16", ...), or of a library's object for it.
+
+    Objects of numpy, ml_dtypes, torch and jax are known by their names. Raises UsageError for another one.
+    """
+    name = given if isinstance(given, str) else _name_of(given)
     found = _BY_ALIAS.get(name.lower())
     if found is None:
         raise UsageError("unknown dtype", received=name, hint=instead_of_dtype(name) or did_you_mean(name, DTYPES))
@@ -248,3 +252,14 @@ _NOT_STORED = {
 def instead_of_dtype(name: str) -> str | None:
     """Why a dtype of that name is not supported, or which one is meant; None of other names."""
     return _NOT_STORED.get(name.lower())
+
+
+def _name_of(given: Any) -> str:
+    """torch.bfloat16, np.float32, np.dtype("float16"), ml_dtypes.bfloat16, jax.numpy.bfloat16 -> the name within it."""
+    text = str(given)
+    if text.startswith("torch."):
+        return text.removeprefix("torch.")
+    try:
+        return text if given is None else np.dtype(given).name
+    except TypeError:
+        return text

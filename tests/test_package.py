@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tarfile
 import venv
 import zipfile
@@ -20,12 +21,18 @@ import normgen
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = ("normgen", "specs", "generated", "setup.py", "pyproject.toml", "README.md", "LICENSE")
 UNSHIPPED = ROOT / "generated" / "evidence"
+LAUNCHER = "normgen/python/_launcher.abi3.so"
+INCLUDE = Path(sysconfig.get_paths()["include"])
+CAN_BUILD = (shutil.which("gcc") or shutil.which("cc")) is not None and (INCLUDE / "Python.h").is_file()
 REQUIRED = 77  # of setuptools: the version pyproject.toml asks for
 DATA = sorted(
     file.relative_to(ROOT)
     for folder in ("normgen", "specs", "generated")
     for file in (ROOT / folder).rglob("*")
-    if file.is_file() and file.suffix != ".pyc" and UNSHIPPED not in file.parents and not file.name.endswith(".lock")
+    if file.is_file()
+    and file.suffix not in (".pyc", ".so")
+    and UNSHIPPED not in file.parents
+    and not file.name.endswith(".lock")
 )
 
 
@@ -110,7 +117,18 @@ def test_the_wheel_holds_every_file_of_the_package_and_no_evidence(archives: tup
     for part in ("py.typed", "cpu/shim/", "codegen/library/vec.cuh", "generated/records/h200.jsonl", "specs/suites/"):
         assert any(f"normgen/{part}" in name for name in expected), part
     held = {name for name in zipfile.ZipFile(archives[1]).namelist() if name.startswith("normgen/")}
-    assert held == expected
+    assert held - {LAUNCHER} == expected
+    assert (LAUNCHER in held) == CAN_BUILD
+    assert archives[1].name.endswith("-cp311-abi3-linux_x86_64.whl") or not CAN_BUILD
+
+
+def test_an_install_without_a_compiler_goes_on_without_the_launcher(tmp_path: Path) -> None:
+    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, tmp_path / name)
+    (tmp_path / "normgen" / "python").mkdir(parents=True)
+    shutil.copy(ROOT / "normgen" / "python" / "launcher.c", tmp_path / "normgen" / "python")
+    run(sys.executable, "setup.py", "-q", "build_ext", "--build-lib", "made", cwd=tmp_path, CC="/bin/false")
+    assert list(tmp_path.rglob("*.so")) == []
 
 
 ASKS = """

@@ -38,6 +38,7 @@ from normgen.records.statistics import Ratio
 from normgen.schedule.default import default_schedule
 from normgen.schedule.schedule import Schedule
 from normgen.spec.reader import load
+from normgen.suites.bands import Bands
 from normgen.suites.suite import Entry
 from normgen.text import figure, table
 from normgen.tuning.progress import Progress
@@ -118,6 +119,33 @@ def _random_entry(record: Record, records: Sequence[Record], rng: random.Random)
     raise UsageError("the records' ranges must leave room for another shape", received=str(record.problem))
 
 
+def row_entries(records: Sequence[Record], rows: tuple[int, int], *, count: int, seed: int) -> list[Entry]:
+    """Row counts of the one problem that the records were tuned for at others: log-uniform, none of those tuned.
+
+    Raises UsageError for records of several problems, or where there are not so many counts.
+    """
+    if len({replace(r.problem, rows=1) for r in records}) != 1:
+        raise UsageError("row counts are drawn about the records of one problem", received=f"{len(records)} records")
+    record, tuned, rng = records[0], {r.problem.rows for r in records}, random.Random(seed)
+    drawn: set[int] = set()
+    for _ in range(TRIES):
+        drawn |= {_log_uniform(rows, rng)} - tuned
+        if len(drawn) == count:
+            break
+    else:
+        raise UsageError("the range must have so many row counts", received=f"{count} of {rows[0]}..{rows[1]}")
+    spec = load(record.problem.op)
+    return [
+        Entry(
+            op=record.problem.op,
+            shape=f"{number}x{record.problem.cols}",
+            problem=problem_of(replace(record.problem, rows=number), spec),
+            place=record.place,
+        )
+        for number in sorted(drawn)
+    ]
+
+
 def _log_uniform(values: Sequence[int], rng: random.Random) -> int:
     return round(math.exp(rng.uniform(math.log(min(values)), math.log(max(values)))))
 
@@ -131,12 +159,14 @@ def run_transfer(
     progress: Progress,
     limit_s: float | None = None,
     trials: int | None = None,
+    is_banded: bool = False,
     on_results: Callable[[Transfer], None] = lambda _: None,
 ) -> Transfer:
     """Tune and time every entry; `on_results` gets what there is after each one.
 
     records   what the rule may know: read before anything is tuned, so that no winner of this run is among them
     limit_s   begin no shape later than this
+    is_banded  the rule is that of a handle for any number of rows: what its band's count gets, not the nearest record
     """
     shapes: list[Shape] = []
 
@@ -144,7 +174,8 @@ def run_transfer(
         return Transfer(**head, shapes=tuple(shapes))
 
     def measure(entry: Entry) -> str:
-        shapes.append(_measure(entry, records, venue, progress, budget_s=budget_s, trials=trials))
+        rule = _banded(entry, records, venue) if is_banded else _nearest(entry, records, venue)
+        shapes.append(_measure(entry, rule, venue, progress, budget_s=budget_s, trials=trials))
         return progress_text(shapes[-1])
 
     return walk(
@@ -161,12 +192,18 @@ def run_transfer(
 
 
 def _measure(
-    entry: Entry, records: Sequence[Record], venue: Venue, progress: Progress, *, budget_s: float, trials: int | None
+    entry: Entry,
+    rule: tuple[Schedule, str] | None,
+    venue: Venue,
+    progress: Progress,
+    *,
+    budget_s: float,
+    trials: int | None,
 ) -> Shape:
     start = time.monotonic()
     default = default_schedule(entry.problem, venue.facts)
-    near = nearest(entry.problem, venue.facts, records, place=entry.place)
-    schedules = {"rule": near.schedule if near else default, "default": default}
+    schedule, words = rule or (default, "default schedule")
+    schedules = {"rule": schedule, "default": default}
     failed: dict[str, str] = {}
     found = Contest(series={}, roofs_us={}, failed={})
     try:
@@ -178,7 +215,7 @@ def _measure(
         failed["tuned"] = reason_of(error)
     return Shape(
         label=entry.label,
-        rule=f"{near.record.problem.rows}x{near.record.problem.cols}" if near else "default schedule",
+        rule=words,
         us={name: found.cost_us(name) for name in ("rule", "tuned", "default")},
         schedules={name: str(schedule) for name, schedule in schedules.items()},
         fraction=found.ratio("tuned", "rule"),
@@ -188,6 +225,20 @@ def _measure(
         failed={**failed, **found.failed},
         seconds=time.monotonic() - start,
     )
+
+
+def _nearest(entry: Entry, records: Sequence[Record], venue: Venue) -> tuple[Schedule, str] | None:
+    near = nearest(entry.problem, venue.facts, records, place=entry.place)
+    return (near.schedule, _size(near.record)) if near else None
+
+
+def _banded(entry: Entry, records: Sequence[Record], venue: Venue) -> tuple[Schedule, str] | None:
+    found = Bands(entry.problem, venue.facts, place=entry.place, records=records).lookup(entry.problem.rows)
+    return (found.schedule, _size(found.record)) if found.schedule and found.record else None
+
+
+def _size(record: Record) -> str:
+    return f"{record.problem.rows}x{record.problem.cols}"
 
 
 def _tuned(entry: Entry, venue: Venue, progress: Progress, *, budget_s: float, trials: int | None) -> Schedule:

@@ -35,6 +35,8 @@ from normgen.records.place import Context, Setting
 @click.option(
     "--nearest", type=click.IntRange(min=1), help="At so many random shapes, what the nearest schedule reaches."
 )
+@click.option("--rows", help="With --nearest: row counts from 1..16384, about the records of --records (tune --rows).")
+@click.option("--host", is_flag=True, help="What a call of one row costs the host, beside torch's functions.")
 @click.option("--ablation", help="What each technique is worth: a suite, or a file of records (.jsonl).")
 @click.option("--each", type=click.IntRange(min=1), default=2, show_default=True, help="Shapes for each technique.")
 @click.option("--most", type=click.IntRange(min=1), default=25, show_default=True, help="Shapes of an ablation in all.")
@@ -51,17 +53,24 @@ def bench(suite: str | None, recorded: Path | None, json_to: str | None, picture
 
     \b
     --nearest N times shapes that nobody tuned: the nearest record's schedule against what a tune of --budget finds.
+    --host prints the host time of calls, ours and torch's, and their ratios in that run.
     --ablation SOURCE times tuned kernels against the best found without each of their techniques.
     """
-    nearest, source = options.pop("nearest"), options.pop("ablation")
-    if sum(what is not None for what in (suite, recorded, nearest, source)) != 1:
-        raise UsageError("give a suite, or --from with the file of a recorded one, or --nearest, or --ablation")
+    nearest, source, rows = options.pop("nearest"), options.pop("ablation"), options.pop("rows")
+    is_host = options.pop("host")
+    if sum(what is not None for what in (suite, recorded, nearest, source)) + is_host != 1:
+        raise UsageError("give a suite, or --from with the file of a recorded one, --nearest, --ablation or --host")
+    if is_host:
+        command.run_host(json_to, rounds=options["samples"], device=options["device"])
+        return
+    if rows is not None and nearest is None:
+        raise UsageError("--rows belongs to --nearest", received=rows)
     budget_s, limit = parse_seconds(options.pop("budget")), options.pop("limit")
     shared = {name: options.pop(name) for name in ("records", "samples", "seed", "device")}
     ask = command.Ask(json_to=json_to, limit_s=parse_seconds(limit) if limit else None, **shared)
     sizes = {name: options.pop(name) for name in ("each", "most", "tried")}
     if nearest is not None:
-        code = command.run_nearest(nearest, ask, budget_s=budget_s)
+        code = command.run_nearest(nearest, ask, budget_s=budget_s, rows=rows)
     elif source is not None:
         code = command.run_ablation(source, ask, **sizes)
     elif suite is not None:

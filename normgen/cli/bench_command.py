@@ -22,8 +22,10 @@ from normgen.cuda.driver import find_gpu
 from normgen.device import Device
 from normgen.errors import DriverError, NothingValidError, UsageError, VerificationError
 from normgen.files.private import write_output
+from normgen.python.host import host_times
 from normgen.records.record import Record
 from normgen.records.winners import gpu_slug, kept_of, shipped_folder
+from normgen.suites.bands import parse_rows
 from normgen.suites.suite import load_suite
 
 EXIT_INTERRUPTED = 130
@@ -116,11 +118,15 @@ def run(
     return exit_code(results)
 
 
-def run_nearest(count: int, ask: Ask, *, budget_s: float) -> int:
-    """What the nearest-schedule rule is worth at `count` random shapes. Returns the exit code."""
+def run_nearest(count: int, ask: Ask, *, budget_s: float, rows: str | None) -> int:
+    """What the nearest-schedule rule is worth at `count` random shapes, or row counts. Returns the exit code."""
     file, venue = ask.file(), ask.venue()
     known = known_records(ask.records, venue.facts)
-    entries = transfer.random_entries(known, count=count, seed=ask.seed)
+    if rows is None:
+        entries = transfer.random_entries(known, count=count, seed=ask.seed)
+    else:
+        about = [r for path in ask.records for r in kept_of(path)]
+        entries = transfer.row_entries(about, parse_rows(rows), count=count, seed=ask.seed)
     with Terminal() as progress:
         found = transfer.run_transfer(
             entries,
@@ -129,9 +135,23 @@ def run_nearest(count: int, ask: Ask, *, budget_s: float) -> int:
             budget_s=budget_s,
             limit_s=ask.limit_s,
             progress=progress,
+            is_banded=rows is not None,
             on_results=lambda results: _save(file, results),
         )
     return _conclude(found, file, ask.json_to, transfer.transfer_text(found))
+
+
+def run_host(json_to: str | None, *, rounds: int, device: int) -> None:
+    """Print what a call costs the host, or write it into a file. Raises UsageError without torch."""
+    found = host_times(rounds=rounds, device=device)
+    if json_to is None:
+        click.echo(str(found))
+        return
+    text = json.dumps(found.as_dict(), indent=1) + "\n"
+    if json_to == STDOUT:
+        click.echo(text.rstrip("\n"))
+    else:
+        write_output(Path(json_to), text)
 
 
 def run_ablation(source: str, ask: Ask, *, each: int, most: int, tried: int) -> int:

@@ -22,6 +22,7 @@ from normgen.cuda.driver import devices, driver_version
 from normgen.cuda.nvrtc import header_folders, header_version
 from normgen.errors import NormgenError
 from normgen.files.private import cache_root, why_unusable
+from normgen.python.repeat import IS_BUILT
 
 REQUIRED = (
     "cuda-core",
@@ -108,6 +109,7 @@ def diagnose() -> Report:
         ("nvrtc", _nvrtc),
         ("cuda headers", _headers),
         ("c++ compiler", _cxx),
+        ("launcher", _launcher),
         ("cache folder", _cache),
     )
     return Report(checks=tuple(_safely(name, look) for name, look in looks))
@@ -223,6 +225,15 @@ def _cxx() -> Check:
     answer = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=20, check=False)
     version = answer.stdout.splitlines()[0] if answer.returncode == 0 and answer.stdout else "does not tell its version"
     return Check(name="c++ compiler", status=Status.OK, found=f"{path}: {version}")
+
+
+def _launcher() -> Check:
+    if IS_BUILT:
+        return Check(name="launcher", status=Status.OK, found="handles launch known calls natively")
+    advice = "install a C compiler and Python's headers, then normgen again"
+    return Check(
+        name="launcher", status=Status.WARN, found="not built: handles check every call in Python", advice=advice
+    )
 
 
 def _cache() -> Check:

@@ -9,10 +9,14 @@ import click
 from normgen import export as headers
 from normgen.cli.options import show
 from normgen.device import device_from
-from normgen.errors import NothingValidError, UsageError
+from normgen.errors import NothingValidError, UsageError, needed
+from normgen.export.cubins import write_cubins
 from normgen.export.t4 import t4_results
 from normgen.files.names import Part, name_part
+from normgen.records.record import Record
 from normgen.records.winners import adopt, kept_of
+from normgen.spec.reader import load, parse
+from normgen.spec.spec import Spec
 
 RE_EXPORT = "`normgen export` writes them again"
 
@@ -32,6 +36,12 @@ RE_EXPORT = "`normgen export` writes them again"
     help="Write a set for these GPUs, 'sm80,sm90': one header each, and one that picks by the device at run time.",
 )
 @click.option("--shared-library", is_flag=True, help="Device functions in one file beside the headers, not in each.")
+@click.option(
+    "--cubin",
+    "cubins",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Write machine code and a manifest there instead: `normgen.kernel(..., cubins=DIR)` needs no compiler.",
+)
 @click.option("--format", "form", type=click.Choice(["headers", "t4"]), default="headers", show_default=True)
 def export(
     files: tuple[Path, ...],
@@ -41,12 +51,14 @@ def export(
     specs: tuple[str, ...],
     archs: str,
     shared_library: bool,
+    cubins: Path | None,
     form: str,
 ) -> None:
     """Write the headers of all records under OUTPUT/records.
 
     Records in FILES (a run's winner.jsonl) are taken in first, each where it is better than the one shipped.
     With --arch, a GPU that has no record gets the general kernels, and a line on stderr says so.
+    With --cubin DIR the kernels of the records, of FILES alone where some are given, are compiled into that folder.
     With --format t4 the records of FILES (a run's candidates.jsonl) are printed in Kernel Tuner's results format.
     """
     if form == "t4":
@@ -55,6 +67,9 @@ def export(
         show(t4_results(record for file in files for record in kept_of(file)))
         return
 
+    if cubins is not None:
+        _export_cubins(files, output, specs, cubins)
+        return
     how = headers.Form(archs=read_archs(archs), shared_library=shared_library)
     if check and files:
         raise UsageError("--check writes nothing, so it takes no records in", received=str(files[0]))
@@ -73,6 +88,21 @@ def export(
         raise NothingValidError(f"there is no record{of} to export", received=str(output / "records"))
     for path in paths:
         click.echo(str(path))
+
+
+def _export_cubins(files: tuple[Path, ...], output: Path, specs: tuple[str, ...], folder: Path) -> None:
+    """Of the records of FILES, else of those under OUTPUT/records."""
+    records = [record for file in files for record in kept_of(file)] if files else headers.folder_records(output)
+    if not records:
+        raise NothingValidError("there is no record to export", received=str(output / "records"))
+
+    def spec_of(record: Record) -> Spec:
+        op = record.problem.op
+        return parse(record.spec, file=f"{op} of a record") if record.spec else load(op, specs)
+
+    with needed("the folder of cubins must be writable", hint="choose another one"):
+        for path in write_cubins(records, spec_of, folder):
+            click.echo(str(path))
 
 
 def read_archs(text: str) -> tuple[int, ...]:

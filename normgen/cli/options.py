@@ -23,7 +23,7 @@ from normgen.tuning.run import LARGEST_SEED, LONGEST_BUDGET_S
 
 _PLAIN = (
     *("shape", "dtype", "direction", "pitch", "batches", "align"),
-    *("accumulate", "deterministic", "stable_parameters"),
+    *("accumulate", "deterministic", "batch_invariant", "stable_parameters"),
 )
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -49,6 +49,7 @@ def _problem_options(command: Command, *, is_required: bool) -> Command:
         click.option("--gradients", default="", help="Backward: differentiate by these only: x, or weight,bias."),
         click.option("--accumulate", is_flag=True, help="Backward: add to the gradients instead of overwriting them."),
         click.option("--deterministic", is_flag=True, help="The same bits in every run: no atomics on sums."),
+        click.option("--batch-invariant", is_flag=True, help="A row's bits depend on no other row, nor on its place."),
         click.option("--in-place", multiple=True, help="h=residual: the output h takes the place of that input."),
         click.option(
             "--layout", multiple=True, help="scale=column_major, or packed: how an output of groups lies in memory."

@@ -27,7 +27,9 @@ from normgen.cuda.driver import device_facts, devices
 from normgen.device import target
 from normgen.errors import FileError, NoDeviceError, NothingValidError, UsageError
 from normgen.suites.crew import Plan, suite_id, tasks_of, tune_suite
+from normgen.suites.rows import tune_rows
 from normgen.suites.suite import load_suite
+from normgen.tuning.result import Result
 from normgen.tuning.tuner import tune as run
 
 INTERRUPTED = 130
@@ -46,6 +48,7 @@ MOST_JOBS = 1024
 @click.option("--output", type=click.Path(file_okay=False, path_type=Path), help="Folder of the header.")
 @click.option("--resume", is_flag=True, help="Go on with the last run, or suite, that asked the same and was killed.")
 @click.option("--reuse/--no-reuse", default=True, help="Take over times other runs measured under the same conditions.")
+@click.option("--rows", help="1..16384: tune a few row counts that serve all of these; the shape is *x4096.")
 @click.option("--suite", help="Tune every problem of a suite: a built-in one, or a TOML file.")
 @click.option("--only", help="Entries of the suite whose label contains this: 'rmsnorm*bf16'.")
 @click.option("--gpus", help="GPUs that work on the suite, one worker each: all, or 0,1 (default: all).")
@@ -62,7 +65,8 @@ def tune(as_json: bool, suite: str | None, **options: Any) -> None:
     \b
     --json prints {problem, rows, cols, device, measured, best, default, finalists, counts, phases_s, paths,
     adopted, interrupted, notes}; best and default are records. With --suite: {suite, device, workers, wall_s,
-    interrupted, jobs: [{label, status, attempts, reason, best}]}.
+    interrupted, jobs: [{label, status, attempts, reason, best}]}. With --rows: {bands, paths, interrupted}, bands as
+    for one problem each.
     """
     if (suite is None) == (options["shape"] is None):
         raise UsageError("give --shape for one problem, or --suite", hint="for example --shape 8x1024x768")
@@ -79,19 +83,27 @@ def _tune_one(as_json: bool, options: dict[str, Any]) -> int:
         name: options[name]
         for name in ("setting", "context", "trials", "seed", "target", "output", "resume", "reuse", "storage")
     }
+    arguments = {**problem_arguments(options), **search}
+    terms: dict[str, Any] = {"device": parse_device(options["device"]), "budget_s": parse_seconds(options["budget"])}
+    if options["rows"] is not None:
+        return _tune_rows(as_json, options, {**arguments, **terms})
     with Terminal() as progress:
-        result = run(
-            options["op"],
-            **problem_arguments(options),
-            **search,
-            device=parse_device(options["device"]),
-            budget_s=parse_seconds(options["budget"]),
-            progress=progress,
-        )
+        result = run(options["op"], **arguments, **terms, progress=progress)
     show(result.as_dict() if as_json else result_text(result))
     if result.interrupted:
         return INTERRUPTED
     return 0 if result.header_path else FileError.exit_code
+
+
+def _tune_rows(as_json: bool, options: dict[str, Any], arguments: dict[str, Any]) -> int:
+    with Terminal() as progress:
+
+        def note(result: Result) -> None:
+            progress.note(f"{result.problem.rows} rows: {result.record.schedule}")
+
+        result = tune_rows(options["op"], rows=options["rows"], on_band=note, progress=progress, **arguments)
+    show(result.as_dict() if as_json else str(result))
+    return INTERRUPTED if result.interrupted else 0
 
 
 def _tune_suite(as_json: bool, suite: str, options: dict[str, Any]) -> int:

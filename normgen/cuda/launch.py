@@ -10,7 +10,8 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import threading
-from collections.abc import Mapping
+from array import array
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -48,14 +49,14 @@ class LoadedKernel:
         self.kernel, self.device = kernel, device
         self.handle = int(function)
         self._function = function
-        self._dependent_launch = dependent_launch or kernel.launch.dependent
+        self.starts_early = dependent_launch or kernel.launch.dependent
         self.sm_count = int(core_device(device).properties.multiprocessor_count)
         self._set_attributes()
 
     @property
     def needs_attributes(self) -> bool:
         """Whether a launch goes through cuLaunchKernelEx."""
-        return self.kernel.launch.cluster > 1 or self._dependent_launch
+        return self.kernel.launch.cluster > 1 or self.starts_early
 
     def grid(self, rows: int) -> int:
         """Blocks to launch; of a persistent grid no more clusters than fit the device at a time.
@@ -80,7 +81,7 @@ class LoadedKernel:
         config.gridDimX, config.gridDimY, config.gridDimZ = launch.cluster, 1, 1
         config.blockDimX, config.blockDimY, config.blockDimZ = launch.threads, 1, 1
         config.sharedMemBytes = launch.shared_bytes
-        attributes = attributes_of(launch, bindings, dependent=self._dependent_launch)
+        attributes = attributes_of(launch, bindings, dependent=self.starts_early)
         config.attrs, config.numAttrs = attributes, len(attributes)
         return config
 
@@ -284,6 +285,18 @@ class Bound:
                 answer = self._bindings.cuLaunchKernelEx(config, kernel.handle, address, 0)
             if answer[0]:
                 check(answer, f"launch {kernel.kernel.name} on {grid} blocks")
+
+    def launches(self) -> Iterator[tuple[int, int, int, int, bool, tuple[Param, ...]]]:
+        """Of each kernel: function, threads, cluster, shared bytes, whether it may start early, parameters."""
+        for kernel, _, _ in self._launches:
+            launch, params = kernel.kernel.launch, kernel.kernel.params
+            yield kernel.handle, launch.threads, launch.cluster, launch.shared_bytes, kernel.starts_early, params
+
+    def packed(self) -> tuple[bytes, bytes]:
+        """The arguments of all kernels as they stand, 8 bytes each, and the grids (int64)."""
+        params = (param for kernel, _, _ in self._launches for param in kernel.kernel.params)
+        cells = (bytes(self._cell(param)).ljust(8, b"\0") for param in params)
+        return b"".join(cells), array("q", self._grids).tobytes()
 
     def _pack(self, params: tuple[Param, ...]) -> Any:
         cells = [self._cell(param) for param in params]

@@ -75,7 +75,17 @@ def _formulas(group: Group) -> list[str]:
 
 
 def _order_of_sums(group: Group) -> list[str]:
-    """Whether sums over rows come out the same in every run."""
+    """Whether sums over rows come out the same in every run, and a row's values in every batch."""
+    if group.problem.batch_invariant:
+        said = (
+            "batch-invariant: a row's bits depend neither on how many rows there are nor on which of them it is, as "
+            "long as columns and alignment match a line below; the general kernel reduces in another order"
+        )
+        return [*_wrapped(said, "  "), *_sums(group)]
+    return _sums(group)
+
+
+def _sums(group: Group) -> list[str]:
     sums = ", ".join(t.name for t in group.problem.tensors if t.is_row_sum)
     if not sums:
         return []

@@ -148,6 +148,7 @@ def _group(slot: tuple[str, int], base: Problem, entries: list[Entry], archs: tu
     nullable = tuple(t.name for t in base.tensors if t.nullable)
     chosen = sorted(best.values(), key=lambda e: (*e.order(), e.record.schedule.key))
     name, arch = slot
+    _check_orders(base, chosen)
     return Group(
         name=name,
         arch=arch,
@@ -157,6 +158,17 @@ def _group(slot: tuple[str, int], base: Problem, entries: list[Entry], archs: tu
         entries=tuple(chosen),
         archs=archs,
     )
+
+
+def _check_orders(base: Problem, entries: Sequence[Entry]) -> None:
+    """Raises UsageError for batch-invariant kernels of equal columns that reduce rows in different orders."""
+    orders: dict[int, set[object]] = {}
+    for entry in entries if base.batch_invariant else ():
+        orders.setdefault(entry.problem.cols, set()).add(entry.record.schedule.order)
+    several = [cols for cols, found in orders.items() if len(found) > 1]
+    if several:
+        rule = "the batch-invariant kernels of a header reduce rows of equal columns in one order"
+        raise UsageError(rule, received=f"several for {several[0]} columns", hint="`normgen tune --rows` keeps to one")
 
 
 def _base(problem: Problem) -> Problem:

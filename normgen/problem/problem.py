@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+
 from normgen.dtypes import DType
 from normgen.dtypes import dtype as dtype_named
 from normgen.errors import SpecError, UsageError, did_you_mean
@@ -41,6 +43,7 @@ class Problem:
     accumulate  the written gradients are added to, not overwritten
     deterministic  the same bits in every run: no atomics on sums. Only set where there are sums over rows; all else
                 is summed in a fixed order anyway
+    batch_invariant  a row's bits depend neither on how many rows there are nor on which of them it is
     stable_parameters  the caller promises that no kernel which may still run at the launch writes the column
                        parameters (weights at inference): a dependent launch may read them before it waits
     absent    optional tensors of the spec that are not there
@@ -57,6 +60,7 @@ class Problem:
     any_cols: bool = False
     accumulate: bool = False
     deterministic: bool = False
+    batch_invariant: bool = False
     stable_parameters: bool = False
     absent: tuple[str, ...] = ()
 
@@ -212,6 +216,7 @@ class Problem:
             any_cols=self.any_cols,
             accumulate=self.accumulate,
             deterministic=self.deterministic,
+            batch_invariant=self.batch_invariant,
             stable_parameters=self.stable_parameters,
             in_place=self.in_place,
             layout=self.layout,
@@ -268,8 +273,13 @@ def parse_shape(text: str) -> tuple[int, int]:
     return fold_shape(sizes_of(text))
 
 
-def sizes_of(text: str) -> tuple[int, ...]:
-    """`8x1024x768` -> 8, 1024, 768."""
+def sizes_of(text: str | int | tuple[int, ...]) -> tuple[int, ...]:
+    """`8x1024x768` -> 8, 1024, 768; numbers as they are, 768 alone as one. Raises UsageError for what is no shape."""
+    if not isinstance(text, str):
+        sizes = tuple(text) if isinstance(text, Iterable) else (text,)
+        if any(not isinstance(size, int | np.integer) or isinstance(size, bool) for size in sizes):
+            raise UsageError("a shape is whole numbers", received=repr(text), hint="for example (8, 1024, 768)")
+        return tuple(map(int, sizes))
     if not _SHAPE.fullmatch(text):
         raise UsageError(
             "a shape is whole numbers joined by 'x', of ten digits at most, the last one being cols",
@@ -292,9 +302,9 @@ def fold_shape(shape: tuple[int, ...]) -> tuple[int, int]:
 def make_problem(
     spec: Spec,
     *,
-    shape: str | tuple[int, ...],
-    dtype: str = "f32",
-    dtypes: Mapping[str, str] | None = None,
+    shape: str | int | tuple[int, ...],
+    dtype: Any = "f32",
+    dtypes: Mapping[str, Any] | None = None,
     direction: str = "forward",
     without: Collection[str] = (),
     pitch: int | None = None,
@@ -303,6 +313,7 @@ def make_problem(
     any_cols: bool = False,
     accumulate: bool = False,
     deterministic: bool = False,
+    batch_invariant: bool = False,
     stable_parameters: bool = False,
     in_place: Mapping[str, str] | None = None,
     layout: Mapping[str, str] | None = None,
@@ -310,7 +321,7 @@ def make_problem(
     gradients: Collection[str] | None = None,
     equal: Collection[tuple[str, ...]] = (),
 ) -> Problem:
-    """The problem of running `spec` on `shape` = [.., cols], "8x1024x768" or a tuple.
+    """The problem of running `spec` on `shape` = [.., cols], "8x1024x768", a tuple, or cols alone.
 
     dtype      stored dtype of the first input; a tensor that follows another takes that one's dtype
     dtypes     tensor name -> dtype, where it differs (mixed precision)
@@ -326,7 +337,7 @@ def make_problem(
 
     Errors: UsageError for a name, dtype, shape, pitch or alignment that does not fit, SpecError as `check_flow`.
     """
-    sizes = sizes_of(shape) if isinstance(shape, str) else shape
+    sizes = sizes_of(shape)
     rows, cols = fold_shape(sizes)
     if direction not in list(Direction):
         raise UsageError("unknown direction", received=direction, hint=did_you_mean(direction, Direction))
@@ -347,6 +358,9 @@ def make_problem(
         rule = f"spec '{spec.name}' numbers columns in float32, which holds whole numbers up to {MOST_NUMBERED} cols"
         raise UsageError(rule, received=f"{cols}")
     _check_layout(tensors, cols, pitch, align)
+    if batch_invariant and any(t.role is Role.SEED for t in here):
+        rule = "a row's random numbers are those of its place: it cannot be batch-invariant"
+        raise UsageError(rule, received=f"spec '{spec.name}' draws them")
     tensors = tensors_in_place(tensors, in_place or {}, accumulate=accumulate)
     tensors = tensors_laid_out(tensors, layout or {})
     return Problem(
@@ -361,6 +375,7 @@ def make_problem(
         any_cols=any_cols,
         accumulate=accumulate,
         deterministic=deterministic and any(t.is_over_rows for t in tensors),
+        batch_invariant=batch_invariant,
         stable_parameters=stable_parameters,
         absent=tuple(sorted(without)),
     )

@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Any, TypedDict
 
 PLAIN_ALIGN = 16  # bytes; what allocators give
-PROMISES = ("accumulate", "deterministic", "stable_parameters")
+PROMISES = ("accumulate", "deterministic", "batch_invariant", "stable_parameters")
 
 
 class Direction(StrEnum):
@@ -23,18 +23,19 @@ class Direction(StrEnum):
 class Asked(TypedDict, total=False):
     """What may be asked of a problem besides its spec and shape; what is left out is as in `make_problem`.
 
-    dtype      stored dtype of the first input; `dtypes` (tensor name -> dtype) where others differ
+    dtype      stored dtype of the first input, by name or a library's object for it
+    dtypes     of tensors, by name, where others differ
     direction  forward | backward
     without    optional tensors that are not there
     gradients  backward only: the tensors to differentiate with respect to (default: every input and parameter)
     in_place   written tensor -> the read tensor whose memory it takes: {"h": "residual"}
     layout     written tensor of groups -> how it lies in memory (`ScaleLayout`): {"scale": "column_major"}
-    pitch, align, accumulate, deterministic, stable_parameters   as in `Problem`
+    pitch, align, accumulate, deterministic, batch_invariant, stable_parameters   as in `Problem`
     batches    of equally many rows, where a tensor has a row for each (default: the first size of three or more)
     """
 
-    dtype: str
-    dtypes: Mapping[str, str] | None
+    dtype: Any
+    dtypes: Mapping[str, Any] | None
     direction: str
     without: Collection[str]
     gradients: Collection[str] | None
@@ -43,6 +44,7 @@ class Asked(TypedDict, total=False):
     align: int
     accumulate: bool
     deterministic: bool
+    batch_invariant: bool
     stable_parameters: bool
     in_place: Mapping[str, str] | None
     layout: Mapping[str, str] | None
@@ -76,6 +78,7 @@ class Question:
     any_cols: bool = False
     accumulate: bool = False
     deterministic: bool = False
+    batch_invariant: bool = False
     stable_parameters: bool = False
     in_place: tuple[tuple[str, str], ...] = ()
     layout: tuple[tuple[str, str], ...] = ()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from normgen.dtypes import F8E8M0, F32, DType
 from normgen.dtypes import dtype as dtype_named
@@ -84,7 +85,7 @@ class TensorUse:
         return self.is_row_sum or self.is_total
 
 
-def stored_dtypes(spec: Spec, first: str, given: Mapping[str, str]) -> dict[str, DType]:
+def stored_dtypes(spec: Spec, first: Any, given: Mapping[str, Any]) -> dict[str, DType]:
     """Stored dtype of every tensor: given by name, else that of the tensor it follows, else `first`."""
     stored = followed_dtypes(spec, dtype_named(first), {name: dtype_named(value) for name, value in given.items()})
     for tensor in spec.tensors:

@@ -104,7 +104,7 @@ def _with_line(error: ProgramError, spec: Spec, present: frozenset[str]) -> Prog
 def problem_for(
     spec: Spec,
     *,
-    shape: str | tuple[int, ...],
+    shape: str | int | tuple[int, ...],
     saved: Collection[str] | None = None,
     any_cols: bool = False,
     **question: Unpack[Asked],

@@ -64,6 +64,9 @@ class Cpu:
     def capture_on(self, _queue: int) -> None:
         return None
 
+    def repeater(self, _problem: Problem, _out: str) -> None:
+        return None
+
     def captured_workspace(self, _capture: Any, _size: int) -> NoReturn:
         raise AssertionError("nothing is captured on the CPU")
 

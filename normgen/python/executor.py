@@ -15,6 +15,7 @@ from normgen.errors import UsageError
 from normgen.problem.problem import Problem
 from normgen.python.cpu import Cpu
 from normgen.python.gpu import Gpu
+from normgen.python.repeat import Repeater
 
 
 class Bound(Protocol):
@@ -79,6 +80,9 @@ class Executor(Protocol):
     def capture_on(self, queue: int, /) -> Any: ...
 
     def captured_workspace(self, capture: Any, size: int, /) -> Memory: ...
+
+    def repeater(self, problem: Problem, out: str, /) -> Repeater | None:
+        """What repeats known calls of a handle natively, where that is possible; `out`: its first output."""
 
     def wait_for_producers(self, views: Mapping[str, ArrayView], queue: int, /) -> None: ...
 

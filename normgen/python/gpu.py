@@ -16,12 +16,13 @@ from normgen.cuda.cache import CubinCache
 from normgen.cuda.captured import capture_on, workspace_of
 from normgen.cuda.compiler import compile_module
 from normgen.cuda.cubin import Cubin
-from normgen.cuda.driver import OnDevice, device_facts
+from normgen.cuda.driver import OnDevice, check, context_of, device_facts, driver
 from normgen.cuda.launch import Bound, interned
 from normgen.cuda.memory import DeviceBuffer
 from normgen.cuda.stream import stream_handle, wait_for_stream
 from normgen.dtypes import BF16, DType
 from normgen.problem.problem import Problem
+from normgen.python.repeat import Repeater, repeater
 
 _DEFAULT_STREAM = 1  # how arrays name stream 0
 
@@ -46,7 +47,9 @@ class Gpu:
     def current_stream(self, array: Any) -> int:
         """The stream the array's library queues its work on; 0 (the default stream) for the rest."""
         if is_torch(array) and "torch" in sys.modules:
-            return int(sys.modules["torch"].cuda.current_stream(self.index).cuda_stream)
+            torch = sys.modules["torch"]
+            raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # what is behind the next line, in a tenth of it
+            return int(raw(self.index) if raw else torch.cuda.current_stream(self.index).cuda_stream)
         if _is_cupy(array):
             return int(sys.modules["cupy"].cuda.get_current_stream().ptr)
         return 0
@@ -71,10 +74,17 @@ class Gpu:
         found.fill(0, stream=queue)
         return found
 
+    def repeater(self, problem: Problem, out: str) -> Repeater | None:
+        return repeater(problem, out=out, context=context_of(self.index), refused=_refused)
+
     def wait_for_producers(self, views: Mapping[str, ArrayView], queue: int) -> None:
         for facts in views.values():
             if facts.ready_stream is not None and facts.ready_stream != (queue or _DEFAULT_STREAM):
                 wait_for_stream(queue, facts.ready_stream, device=self.index)
+
+
+def _refused(code: int, kernel: int) -> None:
+    check((driver().CUresult(code),), f"launch kernel {kernel} of a known call")
 
 
 def _is_cupy(array: Any) -> bool:

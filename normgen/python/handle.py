@@ -9,323 +9,80 @@ The same on numpy arrays, slowly and with every access checked: normgen.kernel("
 
 from __future__ import annotations
 
-import itertools
-import threading
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
-from normgen.codegen.module import Module
-from normgen.cuda.arrays import ON_CPU, ArrayView, DeviceArray, view
-from normgen.cuda.cubin import Cubin
+from normgen.cuda.arrays import ON_CPU
 from normgen.device import Device
 from normgen.errors import NothingValidError, UsageError, did_you_mean
+from normgen.export.cubins import Cubins, read_cubins
 from normgen.pipeline import emit
-from normgen.problem.problem import Problem
-from normgen.problem.scales import ScaleLayout
-from normgen.problem.tensors import TensorUse
+from normgen.problem.problem import Problem, sizes_of
+from normgen.problem.question import PLAIN_ALIGN
 from normgen.program.source import problem_for
-from normgen.python.arguments import (
-    Placed,
-    Reach,
-    array_dtype,
-    device_name,
-    expectations,
-    misfit,
-    new_columns,
-    rows_per_batch,
-)
-from normgen.python.executor import Executor, Memory, executor_for
-from normgen.records.winners import lookup
+from normgen.python.any_rows import AnyRows
+from normgen.python.executor import Executor, executor_for
+from normgen.python.kernels import Kernel
+from normgen.records.questions import tune_command
+from normgen.records.record import Record
+from normgen.records.winners import lookup, spec_path
 from normgen.schedule.default import default_schedule
 from normgen.schedule.knobs import Columns, Hold
 from normgen.schedule.legality import refusal
 from normgen.schedule.plan import WARP
 from normgen.schedule.schedule import Schedule
-from normgen.spec.reader import load
+from normgen.spec.given import Given, spec_of
 from normgen.spec.spec import Spec
+from normgen.suites.bands import Bands
 
-
-@dataclass(frozen=True, kw_only=True)
-class _Plan:
-    """What follows from the layouts of a call's arrays."""
-
-    rows: int
-    rows_per_batch: int
-    pitches: Mapping[str, int]
-    reaches: Mapping[str, Reach]
-    workspace_bytes: int
-    misfit: str
-
-
-class Kernel:
-    """One problem's kernels, loaded on one device; call it with arrays.
-
-    Inputs come in the order of the spec (or by name), scalars by name. Rows may differ from the tuned
-    shape, cols may not. A layout the kernel does not cover (alignment, row pitch) goes to a general
-    kernel, which `general` makes on first need.
-
-    cubin   the module's machine code for that GPU, if it is compiled already
-    device  a GPU's number, or "cpu"
-    origin  where the schedule comes from, as a sentence
-    """
-
-    def __init__(
-        self,
-        *,
-        problem: Problem,
-        schedule: Schedule,
-        module: Module,
-        cubin: Cubin | None = None,
-        device: int | str = 0,
-        origin: str = "",
-        general: Callable[[], Kernel | None] | None = None,
-    ) -> None:
-        self.problem, self.schedule, self.module = problem, schedule, module
-        self.device, self.origin = device, origin
-        self._make_general = general
-        self._general: Kernel | None = None
-        self._executor = executor_for(device)
-        self._bound = self._executor.bind(problem, module, cubin)
-        self._bound.set(cols=problem.cols)
-        self._scalars = dict(problem.spec.scalars)
-        self._expected = expectations(problem, schedule, module)
-        self._reads = tuple(t for t in problem.tensors if not t.is_written)
-        self._writes = tuple(t for t in problem.passed_tensors if t.is_written)
-        outputs = [t.name for t in sorted(self._writes, key=lambda t: not t.kind.is_elem)]
-        self._first_output = outputs[0] if outputs else ""
-        self._plans: dict[tuple[Any, ...], _Plan] = {}
-        self._workspaces: dict[int, Memory] = {}
-        self._captured: dict[tuple[int, int], Memory] = {}
-        self._lock = threading.Lock()
-
-    def __call__(self, /, *inputs: Any, stream: Any = None, **named: Any) -> Any:
-        """Run on arrays: `inputs` in order, the rest by name; `out` is the first output.
-
-        Without any output given, all are allocated; with some given, nothing is, and optional statistics
-        that are missing are not computed. An output that takes the place of an input is not given: it is that input,
-        overwritten. `stream` is a handle or a stream object; None is the current stream of the first input's library.
-        Returns the outputs, in the spec's order; a single one alone. Gradients that are equal are one array, returned
-        for each.
-
-        Raises UsageError, before anything is launched, if an array does not fit; on the CPU, FaultError if the kernel
-        breaks a rule: what it has written by then stays.
-        """
-        arrays, scalars = self._by_name(inputs, named)
-        first = arrays[self._reads[0].name]
-        executor = self._executor
-        queue = executor.current_stream(first) if stream is None else executor.stream_handle(stream)
-        views = {name: view(array, stream=queue) for name, array in arrays.items()}
-        fresh = [] if len(arrays) > len(self._reads) else self._allocate(first, views)
-        for name, array in fresh:
-            arrays[name] = array
-            views[name] = view(array, stream=queue)
-        self._run(views, scalars, queue)
-        for _, array in fresh:
-            if isinstance(array, DeviceArray):
-                array.mark_written(queue)
-        results = tuple(arrays.get(memory) for memory in self.problem.results.values())
-        return results[0] if len(results) == 1 else results
-
-    def __repr__(self) -> str:
-        where = device_name(self._executor.index)
-        return f"<normgen kernel {self.problem} on {where}: {self.schedule} ({self.origin})>"
-
-    def _by_name(self, inputs: tuple[Any, ...], named: dict[str, Any]) -> tuple[dict[str, Any], dict[str, float]]:
-        reads = [t.name for t in self._reads]
-        takes = f"{self.problem.spec.name} takes {', '.join(reads)}"
-        if len(inputs) > len(reads):
-            raise UsageError(takes, received=f"{len(inputs)} arrays")
-        arrays = dict(zip(reads, inputs, strict=False))
-        scalars = dict(self._scalars)
-        known = {t.name for t in self.problem.passed_tensors}
-        for key, value in named.items():
-            name = self._first_output if key == "out" and "out" not in known else key
-            if name in scalars:
-                scalars[name] = float(value)
-            elif name not in known:
-                raise self._unknown(key, known | set(scalars) | {"out"})
-            elif name in arrays:
-                raise UsageError("an array is given once", received=f"'{key}' twice")
-            elif value is not None:
-                arrays[name] = value
-        missing = [name for name in reads if arrays.get(name) is None]
-        if missing:
-            raise UsageError(takes, received=f"no {', '.join(missing)}")
-        return arrays, scalars
-
-    def _unknown(self, name: str, known: Collection[str]) -> UsageError:
-        memory = self.problem.results.get(name)
-        if memory:
-            rule = f"'{name}' has no array of its own: '{memory}' holds it when the kernel is done"
-            return UsageError(rule, received=name, hint=f"give '{memory}' alone")
-        takes = f"{self.problem.spec.name} takes {', '.join(t.name for t in self._reads)}"
-        return UsageError(f"{takes}; unknown name", received=name, hint=did_you_mean(name, known))
-
-    def _plan(self, views: Mapping[str, ArrayView]) -> _Plan:
-        """All checks of one call, remembered by everything they depend on."""
-        key = tuple(
-            (name, v.shape, v.strides, v.dtype, v.device, v.readonly, v.pointer & 127) for name, v in views.items()
-        )
-        found = self._plans.get(key)
-        if found is None:
-            device, sm_count = self._executor.index, self._executor.sm_count
-            placed = {name: self._expected[name].place(facts, device=device) for name, facts in views.items()}
-            self._check_outputs(views)
-            rows = self._common_rows(placed)
-            found = _Plan(
-                rows=rows,
-                rows_per_batch=rows_per_batch(self.problem, views, placed, rows) if self.problem.rows_per_batch else 0,
-                workspace_bytes=self.module.workspace_bytes(rows=rows, sm_count=sm_count),
-                pitches={name: place.pitch for name, place in placed.items()},
-                reaches={name: self._expected[name].reach(place) for name, place in placed.items()},
-                misfit=misfit(self.problem, self.schedule, views, placed),
-            )
-            if len(self._plans) > 256:  # shapes that never repeat must not fill the memory
-                self._plans.clear()
-            self._plans[key] = found
-        return found
-
-    def _common_rows(self, placed: Mapping[str, Placed]) -> int:
-        counts = {name: place.rows for name, place in placed.items() if place.rows is not None}
-        if len(set(counts.values())) > 1:
-            listed = ", ".join(f"{name} {rows}" for name, rows in counts.items())
-            raise UsageError("all tensors must have the same number of rows", received=listed)
-        rows = next(iter(counts.values()), 0)
-        if rows > 2**31 - 1:
-            raise UsageError("rows must fit 31 bits", received=str(rows))
-        return rows
-
-    def _check_overlap(self, views: Mapping[str, ArrayView], reaches: Mapping[str, Reach]) -> None:
-        """Refuse an output that shares a byte with another tensor: the kernel's pointers are restricted."""
-        starts = sorted((view.pointer, name) for name, view in views.items())
-        if all(a + reaches[name].bytes <= b for (a, name), (b, _) in itertools.pairwise(starts)):
-            return
-        for tensor in (t for t in self.problem.passed_tensors if not t.is_const):
-            for other in views if tensor.name in views else ():
-                apart = views[other].pointer - views[tensor.name].pointer
-                if other != tensor.name and reaches[tensor.name].meets(reaches[other], apart):
-                    where = f"{abs(apart)} bytes apart" if apart else "at one address"
-                    received = f"'{tensor.name}' and '{other}' {where}"
-                    hint = self._place_hint(tensor.name, other) if not apart else None
-                    rule = "an output must not share memory with another tensor"
-                    raise UsageError(rule, received=received, hint=hint)
-
-    def _place_hint(self, written: str, read: str) -> str | None:
-        output, source = self.problem.tensor(written), self.problem.tensor(read)
-        alike = output.dtype == source.dtype and output.kind.is_elem and source.kind.is_elem
-        if output.is_written and source.is_const and alike:
-            return f"in_place={{'{written}': '{read}'}} makes a kernel whose output takes the place of that input"
-        return None
-
-    def _check_outputs(self, given: Mapping[str, object]) -> None:
-        missing = [t.name for t in self._writes if t.name not in given and not t.nullable]
-        if missing:
-            raise UsageError(
-                "with one output given, every output that is not optional must be given",
-                received=f"no {', '.join(missing)}",
-            )
-
-    def _allocate(self, first: Any, views: Mapping[str, ArrayView]) -> list[tuple[str, Any]]:
-        """New outputs; [.., cols] like the first row input, statistics [..]."""
-        if self.problem.accumulate:
-            gradients = ", ".join(t.name for t in self._writes)
-            raise UsageError(
-                "an accumulating kernel adds to gradients that the caller gives", received=f"no {gradients}"
-            )
-        shape = next((views[t.name].shape for t in self._reads if t.kind.is_elem), ())
-
-        def made(tensor: TensorUse) -> Any:
-            if tensor.layout is not ScaleLayout.ROW_MAJOR:
-                sizes, strides = new_columns(tensor, self.problem.cols // tensor.group, shape[:-1])
-                return self._executor.new_like(first, sizes, array_dtype(tensor), strides)
-            own = tensor.shape(1, self.problem.cols)[1:] if tensor.kind.by_row else tensor.shape(1, self.problem.cols)
-            return self._executor.new_like(first, (*shape[:-1], *own) if tensor.kind.by_row else own, tensor.dtype)
-
-        return [(t.name, made(t)) for t in self._writes]
-
-    def _run(self, views: Mapping[str, ArrayView], scalars: Mapping[str, float], queue: int) -> None:
-        plan = self._plan(views)
-        self._check_overlap(views, plan.reaches)
-        if plan.misfit:
-            self._general_kernel(plan.misfit)._run(views, scalars, queue)
-            return
-        with self._lock, self._executor.use():
-            self._executor.wait_for_producers(views, queue)
-            bound = self._bound
-            for tensor in self.problem.passed_tensors:
-                facts = views.get(tensor.name)
-                if facts is None:
-                    bound.set_tensor(tensor.name, None, 0)
-                else:
-                    bound.set_tensor(tensor.name, facts.pointer, plan.pitches[tensor.name])
-            if scalars:
-                bound.set(scalars=scalars)
-            if plan.rows_per_batch:
-                bound.set(rows_per_batch=plan.rows_per_batch)
-            if plan.workspace_bytes:
-                bound.set(workspace=self._workspace(queue, plan.workspace_bytes).pointer)
-            bound.set_rows(plan.rows)
-            bound.launch(queue)
-
-    def _general_kernel(self, why: str) -> Kernel:
-        with self._lock:
-            if self._general is None and self._make_general is not None:
-                self._general = self._make_general()
-        if self._general is None:
-            raise UsageError("this kernel covers the layout it was made for", received=why, hint="copy the array first")
-        return self._general
-
-    def _workspace(self, queue: int, size: int) -> Memory:
-        """One workspace per stream, as large as its largest call: kernels on two streams may run at the same time.
-
-        A captured call's belongs to the graph, which may be replayed beside eager calls and after this handle is gone.
-        """
-        executor = self._executor
-        capture = executor.capture_on(queue)
-        if capture is not None:
-            key = (capture.id, queue)
-            if key not in self._captured or self._captured[key].size < size:
-                self._captured = {k: kept for k, kept in self._captured.items() if k[0] == capture.id}
-                self._captured[key] = executor.captured_workspace(capture, size)
-            return self._captured[key]
-        found = self._workspaces.get(queue)
-        if found is None or found.size < size:
-            # Freeing the smaller one waits for the kernels that use it.
-            found = executor.new_workspace(size, self.module.workspace_fixed_bytes, queue)
-            self._workspaces[queue] = found
-        return found
+__all__ = ["AnyRows", "Kernel", "kernel"]
 
 
 def kernel(
-    op: str = "layernorm",
+    op: Given = "layernorm",
     *,
-    shape: str | tuple[int, ...],
-    dtype: str = "float32",
+    shape: str | int | tuple[int, ...],
+    rows: str | None = None,
+    dtype: Any = "float32",
     direction: str = "forward",
     present: Collection[str] | None = None,
-    dtypes: Mapping[str, str] | None = None,
+    without: Collection[str] = (),
+    dtypes: Mapping[str, Any] | None = None,
     gradients: Collection[str] | None = None,
+    pitch: int | None = None,
     batches: int | None = None,
+    align: int = PLAIN_ALIGN,
     accumulate: bool = False,
     deterministic: bool = False,
+    batch_invariant: bool = False,
     stable_parameters: bool = False,
     in_place: Mapping[str, str] | None = None,
     layout: Mapping[str, str] | None = None,
     device: int | str = 0,
     schedule: Schedule | None = None,
+    cubins: str | Path | None = None,
 ) -> Kernel:
     """A handle for `op` on `shape` = [.., cols]: the best record for this GPU, else the default schedule.
 
-    op         name of a spec, or the path of a spec file
-    present    the optional tensors the caller passes or wants; None: all of them
+    op         name of a spec, the path of its file, its text, the mapping that the text stands for, or a `Spec`
+    shape      "8x1024x768", a tuple, or cols alone; rows are free at run time, the schedule is the one for the shape's
+    rows       "any", or a shape of (-1, cols) or "*xcols": the schedule follows the rows of each call (`AnyRows`)
+    dtype      by name, or an object of numpy, ml_dtypes, torch or jax
+    present    the optional tensors the caller passes or wants; None: all but those of `without`
     dtypes     stored dtypes that differ from `dtype`, by tensor name
     gradients  backward: the tensors to differentiate by, ("x",) for frozen parameters; None: all that are there
+    pitch, align  elements from row start to row start, bytes that divide base pointers: what the kernel is made for
     batches    how many a tensor [batches, cols] has; None: the first size of a shape of three or more, else 1. A call
                may have another number of them, as of rows
     accumulate  backward: add to the gradients, which the caller then gives, instead of overwriting them
     deterministic  the same bits in every run: no atomics on sums over rows
+    batch_invariant  a row's bits depend neither on how many rows there are nor on which of them it is; with any number
+               of rows, all bands reduce in one order. An array whose rows the kernel does not cover is refused: the
+               general kernel reduces in another order
     stable_parameters  the promise that nothing which may still run on the stream when a call is made writes the column
                parameters (weights at inference); a kernel that is launched early then reads them early
     in_place   output -> the input that it takes the place of, {"h": "residual"}: the call overwrites that array, and
@@ -336,29 +93,50 @@ def kernel(
     device     a GPU's number; "cpu": the emitted text runs on numpy arrays (ml_dtypes.bfloat16 for bf16), slowly and
                with every access checked. Records are for GPUs: the schedule is then the default one for an H200
     schedule   use this one instead of looking for a record
+    cubins     a folder that `normgen export --cubin` wrote: its records alone are looked up, and its machine code is
+               loaded, so that nothing is compiled, unless an array has a layout that needs a general kernel
 
     Warns once per problem if there is no record. Raises UsageError for a wrong argument, NoDeviceError without
     a GPU, NoCompilerError on the CPU without a C++ compiler, CompileError if the text is refused.
     """
-    spec = load(op)
+    spec = spec_of(op)
+    if present is not None and without:
+        raise UsageError("`present` and `without` say the same", received=f"{present} and {without}")
+    sizes, is_any = _sizes(shape, rows)
     problem = problem_for(
         spec,
-        shape=shape,
+        shape=sizes,
         dtype=dtype,
         dtypes=dtypes or {},
         direction=direction,
-        without=() if present is None else _all_but(present, spec),
+        without=without if present is None else _all_but(present, spec),
         gradients=gradients,
+        pitch=pitch,
         batches=batches,
+        align=align,
         accumulate=accumulate,
         deterministic=deterministic,
+        batch_invariant=batch_invariant,
         stable_parameters=stable_parameters,
         in_place=in_place,
         layout=layout,
     )
     executor = executor_for(device)
-    chosen, origin = (schedule, "given by the caller") if schedule else _best_schedule(problem, executor)
-    return _built(problem, chosen, device, origin, lambda: _general(general_schedules(problem, executor.facts), device))
+    found = read_cubins(Path(cubins)) if cubins is not None else None
+    maker = _Maker(executor=executor, device=device, op=op, given=schedule, cubins=found)
+    return maker.any_rows(problem) if is_any else maker.make(problem, *maker.choose(problem))
+
+
+def _sizes(shape: str | int | tuple[int, ...], rows: str | None) -> tuple[tuple[int, ...], bool]:
+    """[.., cols], and whether rows may be any: of those, one. Raises UsageError."""
+    if rows not in (None, "any"):
+        raise UsageError("rows are those of the shape, or 'any'", received=repr(rows))
+    if isinstance(shape, str) and shape.startswith("*x"):
+        shape, rows = shape.removeprefix("*x"), "any"
+    sizes = sizes_of(shape)
+    if -1 in sizes[:-1] or rows == "any":
+        return (1, *sizes[-1:]), True
+    return sizes, False
 
 
 def _all_but(present: Collection[str], spec: Spec) -> tuple[str, ...]:
@@ -373,33 +151,66 @@ def _all_but(present: Collection[str], spec: Spec) -> tuple[str, ...]:
 _warned: set[str] = set()
 
 
-def _best_schedule(problem: Problem, executor: Executor) -> tuple[Schedule, str]:
-    facts = executor.facts
-    if executor.index == ON_CPU:
-        return default_schedule(problem, facts), f"default schedule for {facts.name}: records are for GPUs"
-    found = lookup(problem, facts)
-    if found.schedule is not None:
-        return found.schedule, found.reason
-    about = f"{problem} on {facts.name}"
-    if about not in _warned:
-        _warned.add(about)
-        shape = f"{problem.rows}x{problem.cols}"
-        command = f"normgen tune --op {problem.spec.name} --shape {shape} --dtype {problem.dtype.name}"
-        warnings.warn(f"no record for {about}: using the default schedule; `{command}` makes one", stacklevel=3)
-    return default_schedule(problem, facts), f"default schedule: {found.reason}"
+@dataclass(frozen=True, kw_only=True)
+class _Maker:
+    """How the kernels of a handle come about: one, or one for each band of rows.
 
+    given   the caller's schedule, where there is no look-up
+    cubins  the folder whose records are looked up, and whose machine code is loaded
+    """
 
-def _built(
-    problem: Problem, schedule: Schedule, device: int | str, origin: str, general: Callable[[], Kernel | None] | None
-) -> Kernel:
-    return Kernel(
-        problem=problem,
-        schedule=schedule,
-        module=emit(problem, schedule),
-        device=device,
-        origin=origin,
-        general=general,
-    )
+    executor: Executor
+    device: int | str
+    op: Given
+    given: Schedule | None = None
+    cubins: Cubins | None = None
+
+    def make(self, problem: Problem, schedule: Schedule, origin: str, **of_any: Any) -> Kernel:
+        """A kernel; with the arguments of `AnyRows`, one for any number of rows."""
+        module = emit(problem, schedule)
+        kind: type[Kernel] = AnyRows if of_any else Kernel
+        return kind(
+            problem=problem,
+            schedule=schedule,
+            module=module,
+            cubin=self.cubins.find(module, self.executor.facts.arch) if self.cubins else None,
+            device=self.device,
+            origin=origin,
+            general=None if problem.batch_invariant else partial(_first_general, problem, self.executor, self.device),
+            **of_any,
+        )
+
+    def any_rows(self, problem: Problem) -> Kernel:
+        bands = Bands(problem, self.executor.facts, records=self._records)
+
+        def choose(band: int) -> tuple[Schedule, str]:
+            return self.choose(problem.with_rows(band), bands)
+
+        return self.make(problem, *choose(bands.band(1)), bands=bands, choose=choose, make=self.make)
+
+    def choose(self, problem: Problem, bands: Bands | None = None) -> tuple[Schedule, str]:
+        """The schedule of a problem, and where it comes from. Warns once per problem if there is no record."""
+        facts = self.executor.facts
+        if self.given is not None:
+            return self.given, "given by the caller"
+        if self.executor.index == ON_CPU and not (bands and problem.batch_invariant):
+            return default_schedule(problem, facts), f"default schedule for {facts.name}: records are for GPUs"
+        found = bands.lookup(problem.rows) if bands else lookup(problem, facts, records=self._records)
+        if found.schedule is not None:
+            return found.schedule, found.reason
+        about = f"{problem} on {facts.name}"
+        if about not in _warned and self.cubins is None:
+            _warned.add(about)
+            command = tune_command(spec_path(self.op, problem.spec), problem)
+            warnings.warn(f"no record for {about}: using the default schedule; `{command}` makes one", stacklevel=3)
+        return default_schedule(problem, facts), f"default schedule: {found.reason}"
+
+    @property
+    def _records(self) -> tuple[Record, ...] | None:
+        """Those that are looked up, where not the usual ones."""
+        if self.cubins is not None:
+            return tuple(r for r in self.cubins.records if r.device.get("name") == self.executor.facts.name)
+        return () if self.executor.index == ON_CPU else None
 
 
 def unaligned(problem: Problem) -> Problem:
@@ -439,10 +250,21 @@ def _whole_groups(problem: Problem, facts: Device) -> Iterator[tuple[Problem, Sc
     yield loose, default_schedule(loose, facts)
 
 
+def _first_general(problem: Problem, executor: Executor, device: int | str) -> Kernel | None:
+    return _general(general_schedules(problem, executor.facts), device)
+
+
 def _general(rest: Iterator[tuple[Problem, Schedule]], device: int | str) -> Kernel | None:
     """The next of the general kernels, compiled; it makes the one after it if it must."""
     following = next(rest, None)
     if following is None:
         return None
     problem, schedule = following
-    return _built(problem, schedule, device, "general kernel", lambda: _general(rest, device))
+    return Kernel(
+        problem=problem,
+        schedule=schedule,
+        module=emit(problem, schedule),
+        device=device,
+        origin="general kernel",
+        general=lambda: _general(rest, device),
+    )

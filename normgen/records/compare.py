@@ -144,6 +144,7 @@ def _problem_name(record: Record) -> str:
     layout += ["any cols"] if key.any_cols else []
     layout += ["accumulate"] if key.accumulate else []
     layout += ["deterministic"] if key.deterministic else []
+    layout += ["batch-invariant"] if key.batch_invariant else []
     layout += ["stable parameters"] if key.stable_parameters else []
     layout += [f"{written} in place of {read}" for written, read in key.in_place]
     layout += [f"{name} {order}" for name, order in key.layout]

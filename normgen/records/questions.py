@@ -2,12 +2,32 @@
 
 from __future__ import annotations
 
+import shlex
+
 from normgen.errors import UsageError
-from normgen.problem.problem import Problem, first_dtype
+from normgen.problem.problem import Problem, first_dtype, said_dtypes
 from normgen.problem.question import Direction, Question
 from normgen.program.source import problem_for
+from normgen.records.place import DEFAULT_PLACE, Place
 from normgen.records.record import ProblemKey
 from normgen.spec.spec import Spec
+
+
+def tune_command(
+    op: str, problem: Problem, *, place: Place = DEFAULT_PLACE, seed: int = 0, target: str | None = None
+) -> str:
+    """The command line that tunes a problem; only what differs from the defaults.
+
+    op      the spec as the command line takes it: its name, or the path of its file
+    target  the GPU to predict for, where none is used
+    """
+    asked = problem.question
+    shape, size, *rest = asked.options(said_dtypes(problem.spec, asked))
+    words = ["normgen", "tune", shape, size, *(["--op", op] if op != "layernorm" else []), *rest]
+    words += place.options()
+    words += ["--seed", str(seed)] if seed else []
+    words += ["--device", "cpu", "--target", target] if target else []
+    return shlex.join(words)
 
 
 def question_of(key: ProblemKey, spec: Spec) -> Question:
@@ -35,6 +55,7 @@ def question_of(key: ProblemKey, spec: Spec) -> Question:
         any_cols=key.any_cols,
         accumulate=key.accumulate,
         deterministic=key.deterministic,
+        batch_invariant=key.batch_invariant,
         stable_parameters=key.stable_parameters,
         in_place=key.in_place,
         layout=key.layout,

@@ -85,6 +85,7 @@ class ProblemKey:
     any_cols: bool = False
     accumulate: bool = False
     deterministic: bool = False
+    batch_invariant: bool = False
     stable_parameters: bool = False
     in_place: tuple[tuple[str, str], ...] = ()
     layout: tuple[tuple[str, str], ...] = ()
@@ -104,6 +105,7 @@ class ProblemKey:
             any_cols=problem.any_cols,
             accumulate=problem.accumulate,
             deterministic=problem.deterministic,
+            batch_invariant=problem.batch_invariant,
             stable_parameters=problem.stable_parameters,
             in_place=problem.in_place,
             layout=problem.layout,
@@ -136,6 +138,7 @@ class ProblemKey:
             self.any_cols,
             self.accumulate,
             self.deterministic,
+            self.batch_invariant,
             self.stable_parameters,
             self.in_place,
             self.layout,
@@ -231,11 +234,15 @@ class Record:
     def serves(self, key: ProblemKey) -> bool:
         """Whether the record is one of this problem.
 
-        A deterministic one is served by every record whose kernel sums columns in a fixed order, promised or not.
+        A deterministic one is served by every record whose kernel sums columns in a fixed order, a batch-invariant one
+        by every record whose kernel treats all rows alike, promised or not.
         """
+        own = self.problem
         if key.deterministic and self.schedule.columns.is_deterministic:
-            return replace(self.problem, deterministic=True) == key
-        return self.problem == key
+            own = replace(own, deterministic=True)
+        if key.batch_invariant and self.schedule.is_batch_invariant:
+            own = replace(own, batch_invariant=True)
+        return own == key
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON values in the fixed key order of the file format."""
@@ -280,7 +287,10 @@ class Record:
 
 _PROBLEM_FIELDS = ("op", "spec_sha256", "direction", "rows", "cols", "pitch", "align", "any_cols", "accumulate")
 # Fields of the problem that a line leaves out where they have these values: not promised, one batch.
-_LEFT_OUT = {"deterministic": False, "stable_parameters": False, "in_place": {}, "layout": {}, "batches": 1}
+_LEFT_OUT = {
+    **{"deterministic": False, "batch_invariant": False, "stable_parameters": False},
+    **{"in_place": {}, "layout": {}, "batches": 1},
+}
 _PAIRS = ("in_place", "layout")  # of names
 _OPTIONAL = ("roofs_us", "alone_us", "text", "spec")  # not in every line
 _PLAIN = (

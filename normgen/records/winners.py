@@ -29,6 +29,9 @@ from normgen.records.place import DEFAULT_PLACE, Context, Place
 from normgen.records.questions import problem_of
 from normgen.records.record import ProblemKey, Record, is_better, parse_line
 from normgen.schedule.schedule import Schedule
+from normgen.spec.given import Given
+from normgen.spec.reader import is_built_in
+from normgen.spec.spec import Spec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +63,20 @@ def state_folder() -> Path:
     import platformdirs
 
     return Path(platformdirs.user_state_dir("normgen"))
+
+
+def spec_path(given: Given, spec: Spec) -> str:
+    """How a command line names a spec: as it was given, else by a file in the state folder that has its text."""
+    if isinstance(given, Path) or (isinstance(given, str) and "\n" not in given):
+        return str(given)
+    if is_built_in(spec):
+        return spec.name
+    folder = state_folder() / "specs"
+    path = folder / f"{name_part(Part.OP, spec.name)}_{spec.sha256[:12]}.toml"
+    with needs_state():
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, spec.text)
+    return str(path)
 
 
 def needs_state() -> AbstractContextManager[None]:
@@ -145,9 +162,14 @@ def adopt(
 
 
 def lookup(
-    problem: Problem, device: Device, *, place: Place = DEFAULT_PLACE, folders: Sequence[Path] | None = None
+    problem: Problem,
+    device: Device,
+    *,
+    place: Place = DEFAULT_PLACE,
+    folders: Sequence[Path] | None = None,
+    records: Iterable[Record] | None = None,
 ) -> Lookup:
-    """The best record for a problem on a GPU model.
+    """The best record for a problem on a GPU model: among `records`, else those in folders, else those there are.
 
     First the exact problem; then the same one with other statistics, where one kernel serves both (`kernel_problem`);
     then the nearest one in rows and cols whose schedule is worth taking (`records.nearest`).
@@ -157,7 +179,7 @@ def lookup(
     spec is a miss, with that reason.
     """
     key = ProblemKey.of(problem)
-    known = _records(device, record_folders() if folders is None else folders)
+    known = records_of(device, folders) if records is None else records
     found = [r for r in known if place_rank(r.place, place) is not None]
     keys = (key, replace(key, stable_parameters=False))
     exact = next(filter(None, (_of_problem(k, found) or _of_same_kernel(problem, k, found) for k in keys)), [])
@@ -184,7 +206,8 @@ def _of_same_kernel(problem: Problem, key: ProblemKey, records: Iterable[Record]
     kernel = ProblemKey.of(kernel_problem(problem))
     alike = [r for r in records if r.outcome.is_usable and r.serves(replace(key, dtypes=r.problem.dtypes))]
     answers = [(r, answered(problem_of(r.problem, problem.spec), r.schedule)) for r in alike]
-    return [r for r, its in answers if ProblemKey.of(its) == kernel]
+    served = ((r, replace(its, batch_invariant=problem.batch_invariant)) for r, its in answers)
+    return [r for r, its in served if ProblemKey.of(its) == kernel]
 
 
 def _other_statistics(asked: ProblemKey, tuned: ProblemKey) -> str:
@@ -217,8 +240,9 @@ def _why_near(near: Neighbour, key: ProblemKey, place: Place) -> str:
     )
 
 
-def _records(device: Device, folders: Iterable[Path]) -> Iterator[Record]:
-    for folder in folders:
+def records_of(device: Device, folders: Iterable[Path] | None = None) -> Iterator[Record]:
+    """The winners on a GPU model in folders, by default those that are looked up."""
+    for folder in record_folders() if folders is None else folders:
         yield from kept(folder / f"{gpu_slug(device)}.jsonl")
 
 

@@ -431,8 +431,14 @@ def hints(_: Problem, s: Schedule, device: Device) -> str | None:
     return None
 
 
+def _batch_invariant(problem: Problem, s: Schedule, _: Device) -> str | None:
+    if problem.batch_invariant and not s.is_batch_invariant:
+        return "batch-invariant: a peeled head is as long as the row's address says; edges = exact or masked"
+    return None
+
+
 # Rules about how a row is cut: a cut that breaks one of these rules breaks it wherever the row waits.
-CUT: tuple[Rule, ...] = (_block_size, _vector_width, _idle_threads, _edges, _groups)
+CUT: tuple[Rule, ...] = (_block_size, _vector_width, _idle_threads, _edges, _groups, _batch_invariant)
 STRUCTURAL: tuple[Rule, ...] = (
     *CUT,
     _any_cols,

@@ -122,6 +122,25 @@ class Schedule:
         return self.edges is Edges.PEEL
 
     @property
+    def is_batch_invariant(self) -> bool:
+        """Whether all rows go the same way, whatever their number and their places.
+
+        A thread's share of a row and the order in which states are combined follow from knobs alone. A peeled head is
+        as long as a row's address says. Rows that are spared a look (variance = guarded) take their own values even
+        where a row beside them is not. The sums over rows are another matter: those depend on the rows.
+        """
+        return not self.peels
+
+    @property
+    def order(self) -> tuple[Any, ...]:
+        """What decides a row's bits: schedules of one order differ in which rows run where and when, and in hints."""
+        return tuple(getattr(self, name) for name in _OF_ORDER)
+
+    def with_order(self, other: Schedule) -> Schedule:
+        """This schedule with another one's order."""
+        return self.varied(**{name: getattr(other, name) for name in _OF_ORDER})
+
+    @property
     def threads(self) -> int:
         """Threads per block."""
         return self.threads_per_row * self.rows_per_block
@@ -169,6 +188,12 @@ class Schedule:
 _KNOWN: tuple[tuple[str, dict[Any, Any]], ...] = tuple((k.name, {v: v for v in k.values}) for k in TABLE)
 
 
+# How a row is shared out, its sums formed and combined. `hold` and `unroll` change no sum, but where a compiler
+# contracts a product and a sum into one rounding is up to the statements around it.
+_OF_ORDER = (
+    *("threads_per_row", "cluster", "reduce_with", "vector", "edges", "variance", "softmax", "arithmetic"),
+    *("hold", "copy", "unroll", "statistics", "columns"),
+)
 _WHOLE = re.compile(r"0|[1-9][0-9]{0,9}")  # 04, ４ and 5,000 digits are no value of a knob
 
 

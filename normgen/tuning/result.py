@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import normgen
 from normgen.device import Device
 from normgen.problem.problem import Problem
 from normgen.records.record import Record
+from normgen.text import figure
 
 NOT_MEASURED = "predicted, not measured"
 
@@ -41,6 +43,20 @@ class Result:
     adopted: bool = False
     interrupted: bool = False
     notes: tuple[str, ...] = ()
+
+    def kernel(self, *, device: int | str = 0) -> normgen.Kernel:
+        """The winner as a callable on a GPU by its number, or on the CPU: see `normgen.kernel`."""
+        asked = self.problem.question.arguments()
+        return normgen.kernel(self.problem.spec, **asked, device=device, schedule=self.record.schedule)
+
+    def __repr__(self) -> str:
+        how = "measured" if self.measured else NOT_MEASURED
+        price = self.record.price_us.median if self.record.price_us else self.record.us
+        tried = ", ".join(f"{count} {outcome}" for outcome, count in self.counts.items())
+        return (
+            f"<normgen result {self.problem} on {self.device.name}: {figure(price)} µs, {how}\n"
+            f"  {self.record.schedule}\n  tried {tried}; header {self.header_path}>"
+        )
 
     @property
     def measured(self) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import shlex
 from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
@@ -13,21 +12,21 @@ from typing import Any, Unpack
 from normgen import verify
 from normgen.cuda.compiler import nvrtc_version
 from normgen.cuda.driver import driver_version, find_gpu
-from normgen.device import Device
 from normgen.device import target as named_target
 from normgen.errors import UsageError, did_you_mean
 from normgen.export import export_record, require_folder
 from normgen.files.private import write_atomically
 from normgen.measure.timing import PROTOCOL
 from normgen.pipeline import emit
-from normgen.problem.problem import Problem, said_dtypes
+from normgen.problem.problem import Problem
 from normgen.problem.question import Asked
 from normgen.program.source import problem_for
 from normgen.records.place import Context, Place, Setting, place_named
+from normgen.records.questions import tune_command
 from normgen.records.record import Record
-from normgen.records.winners import adopt, gpu_slug, state_folder
+from normgen.records.winners import adopt, gpu_slug, spec_path, state_folder
 from normgen.schedule.default import default_schedule
-from normgen.spec.reader import load
+from normgen.spec.given import Given, spec_of
 from normgen.tuning.compile import text_of
 from normgen.tuning.measured import Processes, measure_on_gpu, processes
 from normgen.tuning.predicted import predict_without_gpu
@@ -66,9 +65,9 @@ class _Terms:
 
 
 def tune(
-    op: str = "layernorm",
+    op: Given = "layernorm",
     *,
-    shape: str | tuple[int, ...],
+    shape: str | int | tuple[int, ...],
     device: int | str | None = None,
     target: str = "h200",
     setting: str = Setting.FRESH,
@@ -86,7 +85,7 @@ def tune(
 ) -> Result:
     """Find the fastest kernel of a spec for one shape [.., cols], on a GPU or, without one, by prediction.
 
-    op        a built-in spec's name, or the path of a TOML file
+    op        a built-in spec's name, the path of a TOML file, its text, the mapping it stands for, or a `Spec`
     device    a GPU's number; "cpu": predict for `target`; None: the first GPU, else predict
     setting   what the kernel finds in L2: "fresh", the main input; "cold", nothing; "hot", everything (`records.place`)
     context   what runs before and behind it: "between" plain kernels, in a "chain", "matmul", or "alone"
@@ -127,8 +126,8 @@ def _checked(question: Asked) -> Asked:
 
 
 def _tuned(
-    op: str,
-    shape: str | tuple[int, ...],
+    op: Given,
+    shape: str | int | tuple[int, ...],
     question: Asked,
     terms: _Terms,
     *,
@@ -151,7 +150,13 @@ def _tuned(
             open_run(
                 problem,
                 facts,
-                command=command_of(op, problem, place=terms.place, seed=terms.seed, target=None if gpu else facts),
+                command=tune_command(
+                    spec_path(op, problem.spec),
+                    problem,
+                    place=terms.place,
+                    seed=terms.seed,
+                    target=None if gpu else gpu_slug(facts),
+                ),
                 versions=environment(measured=gpu is not None),
                 clock=clock,
                 measured=gpu is not None,
@@ -169,12 +174,12 @@ def _finalists(run: Run, using: Processes | None) -> tuple[tuple[Record, ...], b
     return measure_on_gpu(run, using)
 
 
-def _problem(op: str, shape: str | tuple[int, ...], question: Asked) -> Problem:
+def _problem(op: Given, shape: str | int | tuple[int, ...], question: Asked) -> Problem:
     """The problem of a spec. Raises UsageError, also for a shape that leaves nothing to tune.
 
     A backward that no one wrote by hand is proven here, once for all candidates: VerificationError.
     """
-    problem = problem_for(load(op), shape=shape, **question)
+    problem = problem_for(spec_of(op), shape=shape, **question)
     if problem.rows == 0:
         raise UsageError("a shape without rows has nothing to tune", received=str(shape))
     verify.prove_derivative(problem)
@@ -225,14 +230,3 @@ def environment(*, measured: bool) -> dict[str, str]:
         found["protocol"] = PROTOCOL
         found["driver_cuda"] = ".".join(map(str, driver_version()))
     return versions(**found)
-
-
-def command_of(op: str, problem: Problem, *, place: Place, seed: int, target: Device | None) -> str:
-    """The command line that asks for the same again; only what differs from the defaults."""
-    asked = problem.question
-    shape, size, *rest = asked.options(said_dtypes(problem.spec, asked))
-    words = ["normgen", "tune", shape, size, *(["--op", op] if op != "layernorm" else []), *rest]
-    words += place.options()
-    words += ["--seed", str(seed)] if seed else []
-    words += ["--device", "cpu", "--target", gpu_slug(target)] if target else []
-    return shlex.join(words)

@@ -14,7 +14,7 @@ from normgen.cli.doctor import Check, Report, Status, diagnose
 from normgen.cuda import nvrtc
 from normgen.errors import NoDeviceError
 
-NAMES = ["python", "packages", "driver", "gpu", "nvrtc", "cuda headers", "c++ compiler", "cache folder"]
+NAMES = ["python", "packages", "driver", "gpu", "nvrtc", "cuda headers", "c++ compiler", "launcher", "cache folder"]
 
 
 @pytest.fixture(autouse=True)
@@ -98,8 +98,8 @@ def test_the_text_has_a_line_per_check_and_its_advice_below() -> None:
     )
     lines = str(report).splitlines()
     assert lines[0] == "ok    python        fine"
-    assert lines[7] == "warn  cache folder  full"
-    assert lines[8].strip() == "-> empty it"
+    assert lines[8] == "warn  cache folder  full"
+    assert lines[9].strip() == "-> empty it"
     assert lines[-1] == "compile: yes, measure: yes, check on cpu: yes"
     assert report.status is Status.WARN
 

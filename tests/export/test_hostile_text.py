@@ -23,11 +23,10 @@ from hypothesis import strategies as st
 from normgen.errors import NormgenError, SpecError, UsageError
 from normgen.export import Header, export_record, headers_of
 from normgen.files.names import LONGEST, Part, escaped, is_plain, name_part, plain_path
-from normgen.records.place import Place
+from normgen.records.questions import tune_command
 from normgen.records.record import parse_line
 from normgen.spec.reader import load, parse
 from normgen.suites.suite import load_suite, parse_suite
-from normgen.tuning.tuner import command_of
 from tests.export.cases import record
 from tests.records.test_verified import VERIFIED
 from tests.samples import sized
@@ -201,7 +200,7 @@ def test_a_suite_holds_plain_texts_or_is_refused(slot: str, text: str) -> None:
 def test_no_command_line_carries_a_path_that_is_not_plain(text: str) -> None:
     if is_plain(text):
         plain_path(text)
-        command = command_of(text, parsed_problem(), place=Place(), seed=0, target=None)
+        command = tune_command(text, parsed_problem())
         assert is_plain(command)
         assert text in shlex.split(command)
         return

@@ -369,11 +369,15 @@ CHANGES: tuple[Change, ...] = (
     *changes(
         "python/handle.py",
         HANDLE,
+        ("pitch = problem.cols + (2 if problem.cols % 2 else 1)", "pitch = problem.cols"),
+    ),
+    *changes(
+        "python/kernels.py",
+        HANDLE,
         ("if len(set(counts.values())) > 1:", "if False:"),
         ("reaches[tensor.name].meets(reaches[other], apart):", "False:"),
         ("v.readonly, v.pointer & 127)", "v.readonly)"),
         ("if t.name not in given and not t.nullable]", "if False]"),
-        ("pitch = problem.cols + (2 if problem.cols % 2 else 1)", "pitch = problem.cols"),
         ("elif name in arrays:", "elif False:"),
         ("if self.problem.accumulate:", "if False:"),
         ("if rows > 2**31 - 1:", "if False:"),

@@ -52,7 +52,7 @@ def test_a_line_reads_back_as_the_record_it_was() -> None:
     assert parse_line(line).line() == line
 
 
-@pytest.mark.parametrize("promise", ["deterministic", "stable_parameters"])
+@pytest.mark.parametrize("promise", ["deterministic", "batch_invariant", "stable_parameters"])
 def test_a_promise_is_part_of_the_line_only_where_it_is_made(promise: str) -> None:
     plain = record()
     promised = dataclasses.replace(plain, problem=dataclasses.replace(plain.problem, **{promise: True}))

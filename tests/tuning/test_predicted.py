@@ -18,6 +18,7 @@ from normgen.pipeline import emit
 from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
 from normgen.records.place import Place, Setting
+from normgen.records.questions import tune_command
 from normgen.records.record import Outcome
 from normgen.records.winners import read
 from normgen.schedule.default import default_schedule
@@ -27,7 +28,7 @@ from normgen.tuning import predicted
 from normgen.tuning.candidate import Proposed
 from normgen.tuning.progress import Silent
 from normgen.tuning.run import Run, open_run
-from normgen.tuning.tuner import command_of, environment, tune
+from normgen.tuning.tuner import environment, tune
 
 H200 = TARGETS["h200"]
 PROBLEM = problem_for(load("layernorm"), shape="8x1024x768")
@@ -135,21 +136,19 @@ def test_a_problem_of_one_row_is_checked_on_every_family_of_rows() -> None:
 
 
 def test_the_command_says_only_what_differs_from_the_defaults() -> None:
-    assert command_of("layernorm", PROBLEM, place=Place(), seed=0, target=None) == ("normgen tune --shape 8192x768")
+    assert tune_command("layernorm", PROBLEM) == ("normgen tune --shape 8192x768")
     backward = problem_for(
         *(load("layernorm"),),
         **{"shape": "8x768", "direction": "backward", "gradients": ["x", "weight"], "without": ["bias"]},
         **{"accumulate": True, "deterministic": True},
     )
-    assert command_of("layernorm", backward, place=Place(), seed=0, target=None) == (
+    assert tune_command("layernorm", backward) == (
         "normgen tune --shape 8x768 --direction backward --without bias --accumulate --deterministic"
     )
     frozen = problem_for(load("layernorm"), shape="8x768", direction="backward", gradients=["x"])
-    assert command_of("layernorm", frozen, place=Place(), seed=0, target=None) == (
-        "normgen tune --shape 8x768 --direction backward --gradients x"
-    )
+    assert tune_command("layernorm", frozen) == ("normgen tune --shape 8x768 --direction backward --gradients x")
     other = problem_for(load("rmsnorm"), shape="4x64", dtype="bf16", without=("weight",), pitch=80, align=4)
-    assert command_of("rmsnorm", other, place=Place(setting=Setting.HOT), seed=3, target=H200) == (
+    assert tune_command("rmsnorm", other, place=Place(setting=Setting.HOT), seed=3, target="h200") == (
         "normgen tune --shape 4x64 --op rmsnorm --dtype bf16 --without weight --pitch 80 --align 4 "
         "--setting hot --seed 3 --device cpu --target h200"
     )

@@ -1,0 +1,56 @@
+/* A CUDA driver of the tests: a CUfunction is a function of the host, which gets what a launch is made of. */
+
+#include <stdint.h>
+
+typedef int (*Function)(void **arguments, uint32_t grid, uint32_t threads, uint32_t shared, uint32_t cluster,
+                        uint32_t is_early, void *stream);
+
+typedef struct {
+    uint32_t id, pad;
+    union { uint32_t number[16]; char size[64]; } value;
+} Attribute;
+
+typedef struct {
+    uint32_t grid[3], block[3], shared;
+    void *stream;
+    Attribute *attributes;
+    uint32_t count;
+} Config;
+
+void *current_context = (void *)(uintptr_t)0xC0;
+int is_captured = 0;
+
+int cuCtxGetCurrent(void **context) {
+    *context = current_context;
+    return 0;
+}
+
+int cuStreamIsCapturing(void *stream, int *status) {
+    (void)stream;
+    *status = is_captured;
+    return 0;
+}
+
+int cuLaunchKernel(void *function, uint32_t gx, uint32_t gy, uint32_t gz, uint32_t bx, uint32_t by, uint32_t bz,
+                   uint32_t shared, void *stream, void **arguments, void **extra) {
+    if (gy != 1 || gz != 1 || by != 1 || bz != 1 || extra) return 1;
+    return ((Function)(uintptr_t)function)(arguments, gx, bx, shared, 1, 0, stream);
+}
+
+int cuLaunchKernelEx(const Config *config, void *function, void **arguments, void **extra) {
+    uint32_t cluster = 1, is_early = 0;
+    if (config->grid[1] != 1 || config->grid[2] != 1 || config->block[1] != 1 || config->block[2] != 1 || extra) return 1;
+    for (uint32_t i = 0; i < config->count; i++) {
+        if (config->attributes[i].id == 4) cluster = config->attributes[i].value.number[0];
+        if (config->attributes[i].id == 6) is_early = config->attributes[i].value.number[0];
+    }
+    return ((Function)(uintptr_t)function)(arguments, config->grid[0], config->block[0], config->shared, cluster, is_early,
+                                           config->stream);
+}
+
+/* A kernel that does nothing, to time what a call costs beside it. */
+int nothing(void **arguments, uint32_t grid, uint32_t threads, uint32_t shared, uint32_t cluster, uint32_t is_early,
+            void *stream) {
+    (void)arguments, (void)grid, (void)threads, (void)shared, (void)cluster, (void)is_early, (void)stream;
+    return 0;
+}
