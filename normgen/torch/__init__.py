@@ -16,8 +16,22 @@ from typing import TYPE_CHECKING, Any
 from normgen.torch.functional import TABLE, cross_entropy, function
 from normgen.torch.modules import LayerNorm, RMSNorm, Softmax
 from normgen.torch.operators import Operator, operator
+from normgen.torch.patching import Norm, Report, replace, restore
 
-__all__ = ["TABLE", "LayerNorm", "Operator", "RMSNorm", "Softmax", "cross_entropy", "operator", *TABLE]
+__all__ = [
+    "TABLE",
+    "LayerNorm",
+    "Norm",
+    "Operator",
+    "RMSNorm",
+    "Report",
+    "Softmax",
+    "cross_entropy",
+    "operator",
+    "replace",
+    "restore",
+    *TABLE,
+]
 
 globals().update({name: function(name) for name in TABLE})
 

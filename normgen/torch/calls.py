@@ -168,12 +168,9 @@ class Calls:
         if len(devices) > 1:
             raise UsageError("the tensors of a call are on one device", received=", ".join(sorted(map(str, devices))))
         cols, rows = first.shape[-1], first.numel() // first.shape[-1]
-        by_formula = not (first.is_cuda and rows) or any(t.dtype == torch.float64 for t in here)
         chosen = self._deterministic
         made: Kernel | TorchFunction = (
-            self.function(form)
-            if by_formula
-            else handle(
+            handle(
                 self.spec,
                 form.direction,
                 rows=rows,
@@ -185,6 +182,8 @@ class Calls:
                 stable_parameters=self._stable,
                 device=first.get_device(),
             )
+            if rows and takes_a_kernel(first, here)
+            else self.function(form)
         )
         return _Ready(made, uses, tuple(name for name, _ in self.spec.scalars))
 
@@ -224,6 +223,11 @@ class _Ready:
         if not isinstance(results, tuple):
             return (results,)
         return results if self._is_whole else tuple(results[i] for i in self._own)
+
+
+def takes_a_kernel(first: Value, tensors: Sequence[Value]) -> bool:
+    """Whether our kernels run where these tensors are, and store what is in them."""
+    return bool(first.is_cuda) and all(t.dtype != torch.float64 for t in tensors)
 
 
 def _sizes(first: Value) -> tuple[int, int, int]:

@@ -77,12 +77,10 @@ class Replay:
 
     names   what it is given: the tensors read, the scalars, cols, and row and col, the numbers of rows and of columns
     used    of these, what it reads
-    given   written tensors that are one of these as it stands
     """
 
     names: tuple[str, ...]
     used: frozenset[str]
-    given: frozenset[str]
     steps: tuple[Step, ...]
     places: tuple[tuple[str, int], ...]
 
@@ -104,7 +102,6 @@ def replayed(problem: Problem) -> Replay:
     return Replay(
         names=names,
         used=frozenset(names[place] for place in (*tape.used, *(p for _, p in places)) if place < len(names)),
-        given=frozenset(name for name, place in places if place < len(names)),
         steps=tuple(tape.steps),
         places=places,
     )

@@ -26,7 +26,7 @@ _FUNCTIONS: dict[str, Callable[..., Tensor]] = {
     **{name: getattr(torch, name) for name in ("exp", "log", "sqrt", "rsqrt", "abs", "sigmoid", "tanh", "erf")},
     **{name: getattr(torch, name) for name in ("sin", "cos", "floor", "ceil", "round", "minimum", "maximum", "sign")},
     "divide": torch.div,
-    "constant": lambda x: x,
+    "constant": lambda x: x.detach().clone(),
     "%": torch.fmod,
     "clamp": lambda x, low, high: torch.minimum(torch.maximum(x, low), high),
     "where": lambda condition, a, b: torch.where(condition != 0, a, b),
@@ -100,7 +100,7 @@ class TorchArithmetic:
     def stored(self, value: Tensor, dtype: DType) -> Tensor:
         """As a kernel of ours stores it: rounded as the dtype rounds, and saturated where it saturates."""
         if dtype is F32:
-            return value.to(self.dtype)
+            return value.to(self.dtype, copy=True)
         if dtype.rounds_up:
             mantissa, exponent = value.clamp(dtype.least, dtype.largest).frexp()
             power = torch.ldexp(torch.ones_like(value), exponent - (mantissa == 0.5).int())
@@ -147,7 +147,7 @@ class TorchFunction:
         do = TorchArithmetic(cols=cols, device=first.device, dtype=torch.float64 if is_double else torch.float32)
         given = {t.name: _read(t, tensors[t.name], do, rows, rows_per_batch) for t in self.reads}
         given |= {name: do.constant(value) for name, value in {**dict(self.scalars), **(scalars or {})}.items()}
-        given["cols"] = do.constant(float(cols))
+        given["cols"] = do.constant(torch.sym_float(cols))
         if "row" in self.replay.used:
             given["row"] = torch.arange(rows, device=first.device).unsqueeze(1)
         if "col" in self.replay.used:
@@ -156,7 +156,6 @@ class TorchFunction:
         return {t.name: self._written(t, values[t.name], do, shape, rows) for t in self.writes}
 
     def _written(self, use: TensorUse, value: Tensor, do: TorchArithmetic, shape: Any, rows: int) -> Tensor:
-        value = value.clone() if use.name in self.replay.given else value
         if use.group:  # each column has its group's value
             value = value.expand(rows, do.cols)[:, :: use.group].reshape(*shape[:-1], -1)
         elif use.kind.is_elem:
