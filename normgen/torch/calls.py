@@ -64,19 +64,23 @@ class Calls:
         self._first = next(i for i, t in enumerate(self.reads) if t.kind.is_elem)
         parts = {Kind.ELEM: slice(None), Kind.ROW: slice(-1), Kind.COL: slice(-1, None)}
         self._sized = tuple((i, parts[t.kind]) for i, t in enumerate(self.reads) if t.kind in parts)[1:]
-        self._ready: dict[tuple[Any, ...], _Ready] = {}
+        self._ready: dict[tuple[Any, ...], Ready] = {}
         self.problem = functools.cache(self._problem)
         self.function = functools.cache(lambda form: torch_function(self.problem(form).problem))
 
     def forward(self, written: tuple[str, ...], tensors: Values, scalars: tuple[float, ...], dtype: Any) -> Values:
         """The written tensors, in the problem's order. `tensors` in the order of `reads`, None for an absent one."""
+        return self.prepared(written, tensors, dtype)(tensors, scalars)
+
+    def prepared(self, written: tuple[str, ...], tensors: Values, dtype: Any) -> Ready:
+        """What computes a forward call of tensors with these shapes and dtypes. UsageError where they do not fit."""
         first = self.checked(tensors)
         key = (written, dtype, *_sizes(first), *[None if t is None else t.dtype for t in tensors])
         found = self._ready.get(key)
         if found is None:
             form = Form(direction=Direction.FORWARD, written=written, dtypes=self.dtypes(tensors), out=name_of(dtype))
             found = self._ready[key] = self._made(form, first, tensors)
-        return found([t for t in tensors if t is not None], scalars)
+        return found
 
     def backward(self, form: Form, given: Mapping[str, Value], scalars: tuple[float, ...]) -> Values:
         """The gradients that the problem of the form stores, in its order.
@@ -161,7 +165,7 @@ class Calls:
                 raise UsageError(rule, received=str(tuple(tensor.shape)), hint="expand or reshape it first")
         return first
 
-    def _made(self, form: Form, first: Value, tensors: Sequence[Value]) -> _Ready:
+    def _made(self, form: Form, first: Value, tensors: Sequence[Value]) -> Ready:
         uses = self.problem(form)
         here = [t for t in tensors if t is not None]
         devices = {t.device for t in here}
@@ -185,7 +189,7 @@ class Calls:
             if rows and takes_a_kernel(first, here)
             else self.function(form)
         )
-        return _Ready(made, uses, tuple(name for name, _ in self.spec.scalars))
+        return Ready(made, uses, tuple(name for name, _ in self.spec.scalars), tensors)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,30 +203,40 @@ class _Uses:
     present: tuple[str, ...]
 
 
-class _Ready:
-    """A kernel, or the formulas in torch, ready for tensors of some sizes and dtypes."""
+class Ready:
+    """A kernel, or the formulas in torch, for tensors of some sizes and dtypes; an eager call costs what this does."""
 
-    def __init__(self, made: Kernel | TorchFunction, uses: _Uses, scalars: tuple[str, ...]) -> None:
+    def __init__(
+        self, made: Kernel | TorchFunction, uses: _Uses, scalars: tuple[str, ...], tensors: Sequence[Value | None]
+    ) -> None:
         self._made, self._scalars = made, scalars
         self._reads, self._writes = [t.name for t in uses.reads], [t.name for t in uses.writes]
         self._is_matrix = [t.kind.is_matrix for t in uses.reads]
+        here = [i for i, tensor in enumerate(tensors) if tensor is not None]
+        self._here = here if len(here) < len(tensors) else None
         results = list(uses.problem.results.items())
-        self._own = [i for i, (name, memory) in enumerate(results) if name == memory]
-        self._is_whole = len(self._own) == len(results)
+        own = [i for i, (name, memory) in enumerate(results) if name == memory]
+        self._own = own if len(own) < len(results) else None
+        self._named: tuple[Any, dict[str, float]] = (None, {})
 
-    def __call__(self, tensors: list[Value], scalars: tuple[float, ...]) -> Values:
-        named = dict(zip(self._scalars, scalars, strict=True))
+    def __call__(self, tensors: Sequence[Value | None], scalars: tuple[float, ...]) -> Values:
+        given = tensors if self._here is None else [tensors[i] for i in self._here]
+        values, named = self._named
+        if values != scalars:
+            named = dict(zip(self._scalars, scalars, strict=True))
+            self._named = scalars, named
         if isinstance(self._made, TorchFunction):
             with torch.no_grad():
-                found = self._made(dict(zip(self._reads, tensors, strict=True)), named)
+                found = self._made(dict(zip(self._reads, given, strict=True)), named)
             return tuple(found[name] for name in self._writes)
-        for i, tensor in enumerate(tensors):
-            if not tensor.is_contiguous():
-                tensors[i] = _regular(tensor, is_matrix=self._is_matrix[i])
-        results = self._made(*tensors, **named)
+        for tensor in given:
+            if not tensor.is_contiguous():  # type: ignore[union-attr]
+                given = [_regular(t, is_matrix=m) for t, m in zip(given, self._is_matrix, strict=True)]
+                break
+        results = self._made(*given, **named)
         if not isinstance(results, tuple):
             return (results,)
-        return results if self._is_whole else tuple(results[i] for i in self._own)
+        return results if self._own is None else tuple(results[i] for i in self._own)
 
 
 def takes_a_kernel(first: Value, tensors: Sequence[Value]) -> bool:
@@ -237,6 +251,8 @@ def _sizes(first: Value) -> tuple[int, int, int]:
 
 def _regular(tensor: Value, *, is_matrix: bool) -> Value:
     """The tensor, or a copy where a kernel could not read it: rows lie at one distance, all else without gaps."""
+    if tensor.is_contiguous():
+        return tensor
     if is_matrix and tensor.shape[-1] > 1 and tensor.stride(-1) == 1:
         try:
             flat = tensor.view(-1, tensor.shape[-1])

@@ -38,6 +38,8 @@ class Operators:
         self.written = (*self.outputs, *(t.name for t in spec.statistics if t.name in (*kept, *spec.saved)))
         self.saved = tuple(name for name in self.written if name in (*self.outputs, *spec.saved))
         self._takes = tuple(t.name for t in calls.reads)
+        self._scalar_tensors = [(t.name, i) for i, t in enumerate(calls.reads) if t.kind is Kind.SCALAR]
+        self._kept: dict[Any, tuple[Form, tuple[str, ...], list[int], list[int]]] = {}
         self.backward = self._backward(f"{base}_backward")
         self.saving = self._forward(f"{base}_saving", self.written)
         torch.library.register_autograd(
@@ -55,22 +57,33 @@ class Operators:
         self, ctx: Any, needs: Sequence[bool], tensors: Values, results: Values, scalars: tuple[float, ...], dtype: Any
     ) -> None:
         """Note in `ctx` what the gradients need. Raises UsageError where there is no such gradient."""
+        key = (tuple(needs), dtype, *[None if t is None else t.dtype for t in tensors])
+        if key not in self._kept:
+            self._kept[key] = self._what_is_kept(needs, tensors, dtype)
+        ctx.form, ctx.names, places, statistics = self._kept[key]
+        known = (*tensors, *results)
+        ctx.save_for_backward(*[known[place] for place in places])
+        ctx.scalars = scalars
+        ctx.shapes = {name: tensors[place].shape for name, place in self._scalar_tensors if tensors[place] is not None}
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(*[known[place] for place in statistics])
+
+    def _what_is_kept(
+        self, needs: Sequence[bool], tensors: Values, dtype: Any
+    ) -> tuple[Form, tuple[str, ...], list[int], list[int]]:
+        """The form of the backward pass, and what it reads and which results have no gradient: their places."""
         asked = zip(self.calls.reads, needs, strict=True)
-        ctx.form = Form(
+        form = Form(
             direction=Direction.BACKWARD,
             written=self.saved,
             gradients=tuple(tensor.name for tensor, is_needed in asked if is_needed),
             dtypes=self.calls.dtypes(tensors),
             out=name_of(dtype),
         )
-        known = dict(zip((*self._takes, *self.written), (*tensors, *results), strict=True))
-        ctx.names = self.calls.saved(ctx.form)
-        ctx.save_for_backward(*(known[name] for name in ctx.names))
-        ctx.scalars = scalars
-        ctx.shapes = {t.name: v.shape for t, v in zip(self.calls.reads, tensors, strict=True) if t.kind is Kind.SCALAR}
-        ctx.set_materialize_grads(False)
-        statistics = [known[name] for name in self.written if name not in self.outputs]
-        ctx.mark_non_differentiable(*statistics)
+        known = (*self._takes, *self.written)
+        names = self.calls.saved(form)
+        statistics = [known.index(name) for name in self.written if name not in self.outputs]
+        return form, names, [known.index(name) for name in names], statistics
 
     def gradients(self, ctx: Any, cotangents: Sequence[Any], run: Callable[..., Values]) -> list[Any]:
         """The gradient of every read tensor, None of one that is not asked for; `run` finds those that are stored."""

@@ -13,9 +13,10 @@ import torch
 from normgen.errors import UsageError, did_you_mean
 from normgen.spec.reader import load, parse
 from normgen.spec.spec import Spec
-from normgen.torch.calls import Value, Values
-from normgen.torch.library import alone, no_second, operators_of
+from normgen.torch.calls import Ready, Value, Values
+from normgen.torch.library import no_second, operators_of
 
+_MOST_SHAPES = 1024  # that an operator remembers: shapes that never repeat must not fill the memory
 _PLAIN = (torch.Tensor, torch.nn.Parameter)  # exactly these: a subclass may be a view of something else
 
 
@@ -50,8 +51,9 @@ class Operator:
         self.operators = operators_of(spec, self.returns, deterministic, stable_parameters)
         calls = self._calls = self.operators.calls
         self._elems = tuple(i for i, t in enumerate(calls.reads) if t.kind.is_elem)
-        written = self.operators.written
-        self._picked = tuple(written.index(output) for output in self.returns)
+        self._of_plain = tuple(self.operators.plainly.index(output) for output in self.returns)
+        self._of_saving = tuple(self.operators.written.index(output) for output in self.returns)
+        self._ready: dict[Any, tuple[Ready, Any]] = {}
         self.function = self._function(name or spec.name, takes or {}, defaults or {}, opaque=opaque)
 
     def __call__(self, *args: Any, **named: Any) -> Any:
@@ -64,7 +66,7 @@ class Operator:
         """The same as torch's own operations, in float32 inside (float64 for float64), with all derivatives."""
         tensors, scalars, dtype, _ = self._bound(*args, **named)
         found = self.operators.decomposed(*tensors, *scalars, self._dtype(tensors) if dtype is None else dtype)
-        return self._pick(found)
+        return _picked(found, self._of_plain)
 
     def _function(
         self, name: str, takes: Mapping[str, str], defaults: Mapping[str, float], *, opaque: bool
@@ -113,42 +115,56 @@ class Operator:
         ).strip()
 
     def _run(self, tensors: Values, scalars: tuple[float, ...], dtype: Any, opaque: bool) -> Any:
-        """By the dispatcher where somebody may be looking on; else straight to the kernel."""
+        """By the dispatcher where somebody may be looking on; else straight to the kernel.
+
+        What follows from shapes and dtypes is remembered by them: an eager call only looks it up.
+        """
+        if torch.compiler.is_compiling():
+            return self._dispatched(tensors, scalars, dtype, opaque)
+        facts: list[Any] = [dtype, self._in_float32 and torch.is_autocast_enabled("cuda")]
+        needs_gradient = False
+        for tensor in tensors:
+            if type(tensor) in _PLAIN:
+                facts += (tensor.shape, tensor.dtype)
+                needs_gradient = needs_gradient or tensor.requires_grad
+            elif tensor is None:
+                facts.append(None)
+            else:
+                return self._dispatched(tensors, scalars, dtype, opaque)
+        if torch._C._len_torch_dispatch_stack() or torch._C._functorch.peek_interpreter_stack() is not None:
+            return self._dispatched(tensors, scalars, dtype, opaque)
+        is_saving = needs_gradient and torch.is_grad_enabled()
+        key = (is_saving, tensors[self._elems[0]].get_device(), *facts)
+        found = self._ready.get(key)
+        if found is None:
+            dtype = self._dtype(tensors) if dtype is None else dtype
+            written = self.operators.written if is_saving else self.operators.plainly
+            found = self._calls.prepared(written, tensors, dtype), dtype
+            if len(self._ready) >= _MOST_SHAPES:
+                self._ready.clear()
+            self._ready[key] = found
+        ready, dtype = found
+        if is_saving:
+            return _Applied.apply(self, ready, scalars, dtype, *tensors)
+        return _picked(ready(tensors, scalars), self._of_plain)
+
+    def _dispatched(self, tensors: Values, scalars: tuple[float, ...], dtype: Any, opaque: bool) -> Any:
+        for tensor, read in zip(tensors, self._calls.reads, strict=True):
+            if tensor is not None and not isinstance(tensor, torch.Tensor):
+                rule = f"'{read.name}' of '{self.spec.name}' is a torch tensor"
+                raise UsageError(rule, received=type(tensor).__name__)
         if dtype is None:
             dtype = self._dtype(tensors)
-        if torch.compiler.is_compiling():
-            if not opaque:
-                return self._pick(self.operators.decomposed(*tensors, *scalars, dtype))
-            return self._dispatched(tensors, scalars, dtype)
-        has_gradient = False
-        for tensor in tensors:
-            if tensor is not None:
-                if type(tensor) not in _PLAIN:
-                    self._refuse_others(tensors)
-                    return self._dispatched(tensors, scalars, dtype)
-                has_gradient = has_gradient or tensor.requires_grad
-        if torch._C._len_torch_dispatch_stack() or torch._C._functorch.peek_interpreter_stack() is not None:
-            return self._dispatched(tensors, scalars, dtype)
-        if has_gradient and torch.is_grad_enabled():
-            return _Applied.apply(self, scalars, dtype, *tensors)
-        return self._pick(alone(self._calls.forward(self.operators.plainly, tensors, scalars, dtype)))
-
-    def _dispatched(self, tensors: Values, scalars: tuple[float, ...], dtype: Any) -> Any:
+        operators, places = self.operators, self._of_plain
+        if torch.compiler.is_compiling() and not opaque:
+            return _picked(operators.decomposed(*tensors, *scalars, dtype), places)
         needs = [t.requires_grad for t in tensors if t is not None]
-        is_saving = torch.is_grad_enabled() and any(needs)
-        chosen = self.operators.saving if is_saving else self.operators.plain
-        return self._pick(chosen(*tensors, *scalars, dtype))
-
-    def _pick(self, results: Any) -> Any:
-        """Of what an operator writes, what is returned: `plain` writes the first of what `saving` does."""
-        if not isinstance(results, tuple | list):
-            return results
-        return results[self._picked[0]] if len(self._picked) == 1 else tuple([results[i] for i in self._picked])
+        if torch.is_grad_enabled() and any(needs):
+            return _picked(operators.saving(*tensors, *scalars, dtype), self._of_saving)
+        return _picked(operators.plain(*tensors, *scalars, dtype), places)
 
     def _dtype(self, tensors: Values) -> Any:
         first = tensors[self._elems[0]]
-        if not isinstance(first, torch.Tensor):
-            raise UsageError(f"'{self.spec.name}' takes torch tensors", received=type(first).__name__)
         dtype = first.dtype
         if self._in_float32 and first.is_cuda and torch.is_autocast_enabled("cuda"):
             return dtype if dtype == torch.float64 else torch.float32
@@ -158,36 +174,31 @@ class Operator:
                 dtype = torch.promote_types(dtype, other.dtype)
         return dtype
 
-    def _refuse_others(self, tensors: Values) -> None:
-        for tensor, read in zip(tensors, self._calls.reads, strict=True):
-            if tensor is not None and not isinstance(tensor, torch.Tensor):
-                rule = f"'{read.name}' of '{self.spec.name}' is a torch tensor"
-                raise UsageError(rule, received=type(tensor).__name__)
-
 
 class _Applied(torch.autograd.Function):
     """An eager call whose backward pass will be a kernel too; as the operator `saving`, but for the dispatcher."""
 
     @staticmethod
-    def forward(ctx: Any, operator: Operator, scalars: tuple[float, ...], dtype: Any, *tensors: Value) -> Any:
-        operators, calls = operator.operators, operator._calls
-        results = calls.forward(operators.written, tensors, scalars, dtype)
-        operators.keep(ctx, ctx.needs_input_grad[3:], tensors, results, scalars, dtype)
+    def forward(
+        ctx: Any, operator: Operator, ready: Ready, scalars: tuple[float, ...], dtype: Any, *tensors: Value
+    ) -> Any:
+        results = ready(tensors, scalars)
+        operator.operators.keep(ctx, ctx.needs_input_grad[4:], tensors, results, scalars, dtype)
         ctx.operator = operator
-        return operator._pick(alone(results))
+        return _picked(results, operator._of_saving)
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Value) -> Any:
         operators = ctx.operator.operators
         given: list[Any] = [None] * len(operators.outputs)
-        for place, cotangent in zip(ctx.operator._picked, cotangents, strict=True):
+        for place, cotangent in zip(ctx.operator._of_saving, cotangents, strict=True):
             if place < len(given):
                 given[place] = cotangent
         found = operators.gradients(ctx, given, ctx.operator._calls.backward)
         if torch.is_grad_enabled():  # create_graph=True
             known = [t for t in (*given, *ctx.saved_tensors) if t is not None]
             found = list(_Last.apply(ctx.operator.spec.name, len(found), *found, *known))
-        return None, None, None, *found
+        return None, None, None, None, *found
 
 
 class _Last(torch.autograd.Function):
@@ -201,6 +212,13 @@ class _Last(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *_: Value) -> Any:
         raise no_second(ctx.spec)
+
+
+def _picked(results: Any, places: tuple[int, ...]) -> Any:
+    """Of what was written, what is returned."""
+    if not isinstance(results, tuple):
+        return results
+    return results[places[0]] if len(places) == 1 else tuple([results[i] for i in places])
 
 
 def operator(
