@@ -75,7 +75,8 @@ class Tape:
 class Replay:
     """A function from what a program knows to its written tensors.
 
-    names   what it is given: the tensors read, the scalars, cols, and row and col, the numbers of rows and of columns
+    names   what it is given: the tensors read, the scalars, cols, and row and col, the numbers of rows and of columns;
+            "random 0", "random 1", ...: the random numbers that it draws
     used    of these, what it reads
     """
 
@@ -95,9 +96,11 @@ class Replay:
 def replayed(problem: Problem) -> Replay:
     """The problem's program for any rows, cols and scalars."""
     reads = (t.name for t in problem.tensors if not t.is_written)
-    names = (*reads, *(name for name, _ in problem.spec.scalars), "cols", "row", "col")
+    program = written_program(problem)
+    drawn = (f"random {random.draw}" for random in program.randoms)
+    names = (*reads, *(name for name, _ in problem.spec.scalars), "cols", "row", "col", *drawn)
     tape = Tape(len(names))
-    walk = ProgramWalk(tape, written_program(problem), {name: place for place, name in enumerate(names)})
+    walk = ProgramWalk(tape, program, {name: place for place, name in enumerate(names)})
     places = tuple((t.name, walk.value(t.name)) for t in problem.tensors if t.is_written)
     return Replay(
         names=names,

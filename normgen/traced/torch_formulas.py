@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from normgen.dtypes import F32, DType
-from normgen.errors import NotOfferedError
 from normgen.problem.problem import Problem
 from normgen.problem.tensors import TensorUse
+from normgen.program.ir import Random
 from normgen.program.source import written_program
 from normgen.spec.spec import Kind
 from normgen.traced.tape import Replay, replayed
@@ -130,6 +130,7 @@ class TorchFunction:
     reads: tuple[TensorUse, ...]
     writes: tuple[TensorUse, ...]
     scalars: tuple[tuple[str, float], ...]
+    randoms: tuple[Random, ...]
     replay: Replay
 
     def __call__(
@@ -148,6 +149,9 @@ class TorchFunction:
         given = {t.name: _read(t, tensors[t.name], do, rows, rows_per_batch) for t in self.reads}
         given |= {name: do.constant(value) for name, value in {**dict(self.scalars), **(scalars or {})}.items()}
         given["cols"] = do.constant(torch.sym_float(cols))
+        for random in self.randoms:
+            drawn = uniform(tensors[random.seed], rows, cols, random.draw)
+            given[f"random {random.draw}"] = drawn.to(do.dtype)
         if "row" in self.replay.used:
             given["row"] = torch.arange(rows, device=first.device).unsqueeze(1)
         if "col" in self.replay.used:
@@ -168,15 +172,38 @@ class TorchFunction:
 
 
 def torch_function(problem: Problem) -> TorchFunction:
-    """The problem's program in torch, for any number of rows and, of a spec without groups, of cols.
+    """The problem's program in torch, for any number of rows and, of a spec without groups, of cols."""
+    return TorchFunction(
+        reads=tuple(t for t in problem.tensors if not t.is_written),
+        writes=tuple(t for t in problem.tensors if t.is_written),
+        scalars=problem.spec.scalars,
+        randoms=written_program(problem).randoms,
+        replay=replayed(problem),
+    )
 
-    Raises NotOfferedError where it draws random numbers: torch's are others.
+
+_LOW = 0xFFFFFFFF
+_MULTIPLIERS = 0xD2511F53, 0xCD9E8D57
+_WEYL = 0x9E3779B9, 0xBB67AE85  # what the key's words grow by from round to round
+
+
+def uniform(seed: Tensor, rows: Any, cols: Any, draw: int) -> Tensor:
+    """The numbers of `random(seed)`, [rows, cols] in [0, 1): Philox4x32-10 (Salmon et al. 2011), in int64.
+
+    A product of two words wraps around as 64 bits do; shifted right it must lose the sign that it then seems to have.
     """
-    if written_program(problem).randoms:
-        raise NotOfferedError("torch draws no random numbers of this kind", received=str(problem))
-    reads = tuple(t for t in problem.tensors if not t.is_written)
-    writes = tuple(t for t in problem.tensors if t.is_written)
-    return TorchFunction(reads=reads, writes=writes, scalars=problem.spec.scalars, replay=replayed(problem))
+    row = torch.arange(rows, device=seed.device).unsqueeze(1)
+    quad = torch.arange((cols + 3) // 4, device=seed.device).unsqueeze(0)
+    l0, r0, l1, r1 = (
+        t + torch.zeros_like(row + quad) for t in (row & _LOW, row >> 32, quad, torch.full_like(quad, draw))
+    )
+    words = seed.reshape(()) & _LOW, (seed.reshape(()) >> 32) & _LOW
+    for number in range(10):
+        k0, k1 = ((word + number * step) & _LOW for word, step in zip(words, _WEYL, strict=True))
+        p0, p1 = l0 * _MULTIPLIERS[0], l1 * _MULTIPLIERS[1]
+        l0, r0, l1, r1 = ((p1 >> 32) & _LOW) ^ r0 ^ k0, p1 & _LOW, ((p0 >> 32) & _LOW) ^ r1 ^ k1, p0 & _LOW
+    found = torch.stack((l0, r0, l1, r1), -1).reshape(rows, -1)[:, :cols]
+    return (found >> 8).float() * 2.0**-24
 
 
 def _read(use: TensorUse, tensor: Tensor, do: TorchArithmetic, rows: int, rows_per_batch: int) -> Tensor:

@@ -27,6 +27,7 @@ CASES = [  # function, its spec, the optional tensors that are given or wanted, 
     ("add_layer_norm", "add_layernorm", ["weight", "bias", "h"], ["x", "residual", "weight", "bias"]),
     ("add_llama_rms_norm", "llama_rmsnorm", ["residual", "weight", "h"], ["x", "residual", "weight"]),
     ("gemma_rms_norm", "gemma_rmsnorm", [], ["x", "weight"]),
+    ("dropout_add_rms_norm", "dropout_add_rmsnorm", ["weight"], ["x", "residual", "weight"]),
     ("rms_norm_gate", "rmsnorm_gate", ["weight"], ["x", "z", "weight"]),
     ("ada_layer_norm", "adaln", [], ["x"]),
     ("dyt", "dyt", ["weight", "bias"], ["x", "alpha", "weight", "bias"]),
@@ -67,14 +68,18 @@ def test_a_function_is_within_the_bound_of_its_spec_and_its_gradients_are_those_
 
     cotangents = [torch.randn_like(result) for result in found]
     gradients = torch.autograd.grad(found, [leaves[name] for name in wrt], cotangents)
-    doubles = {name: t.detach().double().requires_grad_(name in wrt) for name, t in leaves.items()}
+    doubles = {
+        name: t.detach().double().requires_grad_(name in wrt) if t.is_floating_point() else t
+        for name, t in leaves.items()
+    }
     exact = results(made.operator.decomposition(**arguments(function, doubles), **scalars))
     wants = torch.autograd.grad(exact, [doubles[name] for name in wrt], [c.double() for c in cotangents])
     for name, got, want in zip(wrt, gradients, wants, strict=True):
         assert got.dtype == leaves[name].dtype
         assert got.shape == leaves[name].shape
-        # What is saved is rounded once more; sums over rows add up the errors of ten.
-        limit = 4 * torch.finfo(got.dtype).eps * (want.abs() + want.abs().max())
+        # What is saved is rounded once more; in float32 a row's sums and functions are off by some roundings too.
+        roundings = 16 if got.dtype == torch.float32 else 4
+        limit = roundings * torch.finfo(got.dtype).eps * (want.abs() + want.abs().max())
         assert ((got.double() - want).abs() <= limit).all(), name
 
 

@@ -15,7 +15,9 @@ import torch
 
 from normgen.bench.peers import Call, Options, Tensors, torch_eager, torch_fused
 from normgen.bench.peers.common import Function, column, versions_of
+from normgen.errors import NotOfferedError
 from normgen.problem.problem import Problem
+from normgen.program.source import written_program
 from normgen.traced.torch_formulas import torch_function
 
 
@@ -37,7 +39,12 @@ def prepare(problem: Problem, sets: Sequence[Tensors], options: Options) -> Call
 
 
 def function_of(problem: Problem) -> Function:
-    """The problem's program as a function of a set of tensors."""
+    """The problem's program as a function of a set of tensors.
+
+    Raises NotOfferedError where it draws random numbers: torch's own are others.
+    """
+    if written_program(problem).randoms:
+        raise NotOfferedError("no random numbers of this kind")
     function = torch_function(problem)  # before any tracing, which cannot follow the algebra
     return lambda t: function(t, rows_per_batch=problem.rows_per_batch)
 
