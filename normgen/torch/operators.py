@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import keyword
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -72,22 +71,23 @@ class Operator:
         self, name: str, takes: Mapping[str, str], defaults: Mapping[str, float], *, opaque: bool
     ) -> Callable[..., Any]:
         """A Python function with the spec's tensors and scalars as its parameters: the quickest way to bind them."""
-        called = {t.name: _identifier(takes.get(t.name, t.name)) for t in self._calls.reads}
-        scalars = {n: _identifier(takes.get(n, n)) for n, _ in self.spec.scalars}
+        called = {t.name: _parameter(takes.get(t.name, t.name)) for t in self._calls.reads}
+        scalars = {n: _parameter(takes.get(n, n)) for n, _ in self.spec.scalars}
         order = sorted(self._calls.reads, key=lambda t: (t.optional, [*takes, t.name].index(t.name)))
         tensors = [f"{called[t.name]}{'=None' if t.optional else ''}" for t in order]
         values = [f"{scalars[n]}={defaults.get(n, value)!r}" for n, value in self.spec.scalars]
         parameters = ", ".join((*tensors, *values, "*", "dtype=None", f"opaque={opaque}"))
         body = f"({', '.join(called.values())},), ({''.join(f'{n}, ' for n in scalars.values())}), dtype, opaque"
-        text = (
-            "def made(run, bound):\n"
-            f"    def {_identifier(name)}({parameters}):\n        return run({body})\n"
-            f"    def bind({parameters}):\n        return bound({body})\n"
-            f"    return {_identifier(name)}, bind\n"
+        text = (  # no name of a spec ends with an underscore
+            "def made_(run_, bind_):\n"
+            f"    def call_({parameters}):\n        return run_({body})\n"
+            f"    def bound_({parameters}):\n        return bind_({body})\n"
+            "    return call_, bound_\n"
         )
         scope: dict[str, Any] = {"__name__": __name__}
         exec(compile(text, f"<normgen.torch operator {name}>", "exec"), scope)
-        function, self._bound = scope["made"](self._run, lambda *found: found)
+        function, self._bound = scope["made_"](self._run, lambda *found: found)
+        function.__name__ = function.__qualname__ = name
         function.__doc__ = self._described(called)
         function.__module__ = "normgen.torch"
         function.operator = self
@@ -270,8 +270,8 @@ def _returned(spec: Spec, names: Sequence[str] | None) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _identifier(name: str) -> str:
-    return f"{name}_" if keyword.iskeyword(name) or not name.isidentifier() else name
+def _parameter(name: str) -> str:
+    return f"{name}_" if name in ("dtype", "opaque") else name  # those are ours
 
 
 def _says(tensor: Any) -> str:

@@ -219,6 +219,14 @@ def test_any_text_is_an_operator_in_one_call(device: str, tmp_path: object) -> N
     assert str(inspect.signature(made.function)) == "(x, weight=None, limit=2.0, *, dtype=None, opaque=True)"
 
 
+def test_a_spec_may_name_its_tensors_as_we_name_our_options() -> None:
+    text = 'name = "lambda"\n[tensors]\ndtype = "input"\nrun = "input"\ny = "output"\n[scalars]\nopaque = 3\n'
+    made = ng.operator(text + '[formulas]\ny = "opaque * dtype + run"\n')
+    x = torch.randn(2, 4)
+    torch.testing.assert_close(made(x, x, opaque_=2.0), 3 * x)
+    torch.testing.assert_close(made(dtype_=x, run=x, dtype=torch.bfloat16), (4 * x).bfloat16())
+
+
 def test_a_quantiser_returns_its_scales(device: str) -> None:
     x = torch.randn(5, 256, device=device)
     scale, q = (lambda found: (found[1], found[0]))(ng.operator("quantize_to_int8_token")(x))
