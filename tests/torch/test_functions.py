@@ -77,9 +77,12 @@ def test_a_function_is_within_the_bound_of_its_spec_and_its_gradients_are_those_
     for name, got, want in zip(wrt, gradients, wants, strict=True):
         assert got.dtype == leaves[name].dtype
         assert got.shape == leaves[name].shape
-        # What is saved is rounded once more; in float32 a row's sums and functions are off by some roundings too.
+        # What is saved is rounded once more; in float32 a row's sums and functions are off by some roundings too, and
+        # terms of size 1 and of either sign, as many as the gradient sums, cancel.
         roundings = 16 if got.dtype == torch.float32 else 4
-        limit = roundings * torch.finfo(got.dtype).eps * (want.abs() + want.abs().max())
+        summed = 2 * 5 * 256 / got.numel()
+        scale = want.abs() + want.abs().max() + (summed**0.5 if summed > 1 else 0)
+        limit = roundings * torch.finfo(got.dtype).eps * scale
         assert ((got.double() - want).abs() <= limit).all(), name
 
 
@@ -123,15 +126,16 @@ def test_any_leading_sizes_and_strides_are_taken(layout: str, device: str) -> No
     x = LAYOUTS[layout](base).detach().requires_grad_()
     weight = torch.randn(x.shape[-1], device=device, requires_grad=True)
     y = ng.rms_norm(x, weight, 1e-5)
-    by = torch.randn_like(y)
-    gradients = torch.autograd.grad(y, (x, weight), by.sum(-1, keepdim=True).expand(y.shape))
+    by = torch.randn_like(y)[..., :1].expand(y.shape)
+    gradients = torch.autograd.grad(y, (x, weight), by)
     wide, scale = x.detach().double().requires_grad_(), weight.detach().double().requires_grad_()
     want = torch.nn.functional.rms_norm(wide, wide.shape[-1:], scale, 1e-5)
-    exact = torch.autograd.grad(want, (wide, scale), by.double().sum(-1, keepdim=True).expand(y.shape))
+    exact = torch.autograd.grad(want, (wide, scale), by.double())
     assert y.shape == x.shape and y.is_contiguous()  # noqa: PT018
     torch.testing.assert_close(y.double(), want, rtol=2**-7, atol=2**-12)
     for got, wanted in zip(gradients, exact, strict=True):
-        torch.testing.assert_close(got.double(), wanted, rtol=2**-5, atol=2**-3)
+        largest = float(wanted.abs().max()) if wanted.numel() else 0.0
+        torch.testing.assert_close(got.double(), wanted, rtol=2**-6, atol=2**-6 * largest)
 
 
 def test_a_result_is_never_the_argument_itself() -> None:
