@@ -83,6 +83,10 @@ class NothingValidError(NormgenError):
     exit_code = 3
 
 
+class NotOfferedError(NormgenError):
+    """Another library has no such operation, direction or form of it."""
+
+
 class VerificationError(NormgenError):
     """A kernel's result misses the accuracy contract of its spec."""
 

@@ -29,6 +29,7 @@ LAYERS = (
     ("pipeline",),
     ("cuda", "cpu"),
     ("verify",),
+    ("traced",),
     ("records",),
     ("export",),
     ("measure",),
@@ -38,6 +39,7 @@ LAYERS = (
     ("bench",),
     ("report",),
     ("python",),
+    ("torch",),
     ("cli",),
     ("__main__",),
 )

@@ -12,14 +12,14 @@ import pytest
 
 from normgen.bench import peers
 from normgen.bench.expected import Expected
-from normgen.bench.peers import NotOfferedError, Options
-from normgen.bench.peers.tape import replayed
+from normgen.bench.peers import Options
 from normgen.bench.runner import open_peers
-from normgen.errors import UsageError
+from normgen.errors import NotOfferedError, UsageError
 from normgen.measure.data import sample_inputs
 from normgen.measure.isolation.process import Post
 from normgen.program.source import problem_for
 from normgen.spec.reader import load
+from normgen.traced.tape import replayed
 from normgen.verify import Inputs
 from normgen.verify.interpret import Float64
 
@@ -101,12 +101,12 @@ def test_a_program_that_is_played_back_is_that_of_the_spec(op: str, direction: s
     """What torch.compile is given for any operation, here with float64 in the place of torch."""
     problem = problem_for(load(op), shape="30x256", dtype="bf16", direction=direction)
     inputs = sample_inputs(problem, seed=0)
-    run = replayed(problem, Float64(cols=problem.cols))
     shapes = {t.name: t.kind.broadcast_shape(problem.rows, problem.cols) for t in problem.tensors}
     given = {name: array.astype(np.float64).reshape(shapes[name]) for name, array in inputs.arrays.items()}
+    given |= {name: np.float64(value) for name, value in (*problem.spec.scalars, ("cols", 256))}
     given |= {"row": np.arange(30.0)[:, None], "col": np.arange(256.0)[None, :]}
     expected = Expected(problem, inputs, seed=0)
-    for name, value in run(given).items():
+    for name, value in replayed(problem)(Float64(cols=256), given).items():
         use = problem.tensor(name)
         got = use.dtype.within(value[:, :: use.group] if use.group else value)
         assert expected.share(name, got) < 1e-3, name
@@ -156,7 +156,7 @@ FUSED = (
 )
 
 
-@pytest.mark.parametrize("module", ["torch_fused", "torch_formulas"])
+@pytest.mark.parametrize("module", ["torch_fused", "torch_compile"])
 @pytest.mark.parametrize("op", FUSED)
 def test_torch_computes_fused_operations(op: str, module: str) -> None:
     torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -164,7 +164,7 @@ def test_torch_computes_fused_operations(op: str, module: str) -> None:
     without = [t.name for t in load(op).statistics if t.optional]
     problem = problem_for(load(op), shape="3x100x256", dtype="bf16", without=without)
     inputs = sample_inputs(problem, seed=0)
-    function = peer.function_of if module == "torch_formulas" else peer.FUNCTIONS[op, "forward"]
+    function = peer.function_of if module == "torch_compile" else peer.FUNCTIONS[op, "forward"]
     with torch.no_grad():
         results = function(problem)(torch_sets(inputs)[0])
     expected = Expected(problem, inputs, seed=0)

@@ -13,10 +13,10 @@ from normgen import verify
 from normgen.bench.accuracy.cells import Cell, Compared, Measured
 from normgen.bench.accuracy.errors import Tally
 from normgen.bench.accuracy.kernels import Arrays, Place
-from normgen.bench.peers import NotOfferedError, require_packages
+from normgen.bench.peers import require_packages
 from normgen.bench.result import reason_of
 from normgen.dtypes import DType
-from normgen.errors import NormgenError
+from normgen.errors import NormgenError, NotOfferedError
 from normgen.pipeline import emit
 from normgen.problem.problem import Problem
 from normgen.records.winners import lookup

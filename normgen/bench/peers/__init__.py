@@ -18,15 +18,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
-from normgen.errors import NormgenError, UsageError, did_you_mean
+from normgen.errors import NotOfferedError, UsageError, did_you_mean
 from normgen.problem.problem import Problem
 
 Tensors = Mapping[str, Any]  # torch tensors by name
 Call = Callable[[int], Tensors]
-
-
-class NotOfferedError(NormgenError):
-    """The library has no such operation, direction or form of it."""
 
 
 @dataclass(frozen=True, kw_only=True)

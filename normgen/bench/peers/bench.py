@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from normgen.bench.expected import Array, Expected
-from normgen.bench.peers import NotOfferedError, Options, load_peer
+from normgen.bench.peers import Options, load_peer
 from normgen.bench.result import reason_of
 from normgen.cuda.driver import synchronize
 from normgen.device import Device
-from normgen.errors import DriverError, NormgenError
+from normgen.errors import DriverError, NormgenError, NotOfferedError
 from normgen.measure.gpu import GpuBench
 from normgen.measure.gpu import get_ready as get_ready
 from normgen.measure.protocol import Check, DeviceLostError

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from normgen.bench.peers import Call, NotOfferedError, Tensors
+from normgen.bench.peers import Call, Tensors
+from normgen.errors import NotOfferedError
 from normgen.problem.problem import Problem
 from normgen.problem.scales import ScaleLayout
 

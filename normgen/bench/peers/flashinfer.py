@@ -12,8 +12,9 @@ from collections.abc import Callable, Sequence
 import flashinfer
 import torch
 
-from normgen.bench.peers import Call, NotOfferedError, Options, Tensors
+from normgen.bench.peers import Call, Options, Tensors
 from normgen.bench.peers.common import Function, on_sets, pick, require, require_layout, scalar, versions_of
+from normgen.errors import NotOfferedError
 from normgen.problem.problem import Problem
 
 BEYOND_L2 = 128 << 20  # bytes

@@ -16,8 +16,9 @@ from liger_kernel.ops.layer_norm import layer_norm_backward, layer_norm_forward
 from liger_kernel.ops.rms_norm import rms_norm_backward, rms_norm_forward
 from liger_kernel.ops.utils import calculate_settings
 
-from normgen.bench.peers import Call, NotOfferedError, Options, Tensors
+from normgen.bench.peers import Call, Options, Tensors
 from normgen.bench.peers.common import Function, on_sets, pick, require, scalar, versions_of
+from normgen.errors import NotOfferedError
 from normgen.problem.problem import Problem
 
 _GEMMA = 1  # liger_kernel.ops.rms_norm's number for the casting mode; its backward takes no name

@@ -3,7 +3,7 @@
 Forward: the functions of `torch_eager`. Backward: the gradients written out in float32, as inductor's own
 decompositions have them, so that it may fuse them with the sums over rows; operators that it has no decomposition for
 would be run as they are, and eager would be timed twice. Of any other operation, both directions: its program as
-`torch_formulas` has it, in float32 from the first read to the last rounding, for inductor to fuse.
+`traced/torch_formulas.py` has it, in float32 from the first read to the last rounding, for inductor to fuse.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ import torch
 
 from normgen.bench.peers import Call, Options, Tensors, torch_eager, torch_fused
 from normgen.bench.peers.common import Function, column, laid_out, versions_of
-from normgen.bench.peers.torch_formulas import function_of
+from normgen.errors import NotOfferedError
 from normgen.problem.problem import Problem
+from normgen.program.source import written_program
+from normgen.traced.torch_formulas import torch_function
 
 
 def versions() -> dict[str, str]:
@@ -34,6 +36,17 @@ def prepare(problem: Problem, sets: Sequence[Tensors], options: Options) -> Call
     compiled = torch.compile(flat, dynamic=False, fullgraph=True, mode=options.compile_mode)
     arguments = [[tensors[name] for name in names] for tensors in sets]
     return lambda i: compiled(*arguments[i])
+
+
+def function_of(problem: Problem) -> Function:
+    """The problem's program as a function of a set of tensors.
+
+    Raises NotOfferedError where it draws random numbers: torch's own are others.
+    """
+    if written_program(problem).randoms:
+        raise NotOfferedError("no random numbers of this kind")
+    function = torch_function(problem)  # before any tracing, which cannot follow the algebra
+    return lambda t: function(t, rows_per_batch=problem.rows_per_batch)
 
 
 def _layer_norm_backward(problem: Problem) -> Function:

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from normgen.bench.peers import NotOfferedError, Tensors
+from normgen.bench.peers import Tensors
 from normgen.bench.peers.common import Function, column, scalar
+from normgen.errors import NotOfferedError
 from normgen.problem.problem import Problem
 
 aten = torch.ops.aten

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from flash_attn.ops.triton.layer_norm import layer_norm_fn
 
-from normgen.bench.peers import Call, NotOfferedError, Options, Tensors
+from normgen.bench.peers import Call, Options, Tensors
 from normgen.bench.peers.common import by_autograd, on_sets, require, scalar, versions_of
+from normgen.errors import NotOfferedError
 from normgen.problem.problem import Problem
 from normgen.problem.question import Direction
 

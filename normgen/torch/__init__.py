@@ -1,0 +1,42 @@
+"""normgen's operations for torch: functions, modules, and any spec as an operator. It imports torch; normgen does not.
+
+y = normgen.torch.rms_norm(x, weight, 1e-6)            # with autograd, under autocast, torch.compile and dispatch modes
+norm = normgen.torch.RMSNorm(4096, device="cuda")       # in the place of torch.nn.RMSNorm
+mine = normgen.torch.operator("my_norm.toml")           # any spec, by name, file, text or as a Spec
+report = normgen.torch.replace(model)                   # the norms of a model that is there
+
+On a CUDA device our kernels run. On the CPU, and for float64 anywhere, the same formulas run as torch operations, so
+that code can be tested without a GPU; no speed is promised there.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from normgen.torch.functional import TABLE, cross_entropy, function
+from normgen.torch.modules import LayerNorm, RMSNorm, Softmax
+from normgen.torch.operators import Operator, operator
+from normgen.torch.patching import Norm, Report, replace, restore
+
+__all__ = [
+    "TABLE",
+    "LayerNorm",
+    "Norm",
+    "Operator",
+    "RMSNorm",
+    "Report",
+    "Softmax",
+    "cross_entropy",
+    "operator",
+    "replace",
+    "restore",
+    *TABLE,
+]
+
+globals().update({name: function(name) for name in TABLE})
+
+
+if TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        """The functions of `TABLE`, which a type checker does not see."""

@@ -1,0 +1,281 @@
+"""A spec's kernels and formulas as functions of torch tensors, with nothing said about autograd or operators."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from normgen.dtypes import DTYPES
+from normgen.errors import NormgenError, UsageError
+from normgen.problem.problem import Problem
+from normgen.problem.question import Direction
+from normgen.problem.tensors import TensorUse, by_role
+from normgen.program.source import problem_for
+from normgen.python.handle import Kernel
+from normgen.spec.spec import READ, Kind, Spec, Tensor
+from normgen.torch.launch import band, handle
+from normgen.traced.torch_formulas import TorchFunction, torch_function
+
+Value = Any  # a tensor
+Values = tuple[Value, ...]
+
+_NAMES = {getattr(torch, d.torch): d.name for d in DTYPES.values() if hasattr(torch, d.torch)}
+
+
+def name_of(dtype: Any) -> str:
+    """Our name of a torch dtype. float64, which no kernel stores, has float32's: formulas then run in float64."""
+    name = "f32" if dtype == torch.float64 else _NAMES.get(dtype)
+    if name is None:
+        raise UsageError("a tensor is stored in one of normgen's dtypes", received=str(dtype))
+    return name
+
+
+@dataclass(frozen=True, kw_only=True)
+class Form:
+    """What decides a call's kernel but for its sizes.
+
+    written    what the forward kernel writes
+    gradients  backward: the tensors to differentiate by
+    dtypes     of the spec's read tensors, in order; "" of one that is absent
+    out        the dtype of the outputs that follow an input
+    """
+
+    direction: Direction
+    written: tuple[str, ...]
+    gradients: tuple[str, ...] = ()
+    dtypes: tuple[str, ...]
+    out: str
+
+
+class Calls:
+    """The calls of one spec.
+
+    reads  the tensors it reads, in the order of a handle's arguments
+    """
+
+    def __init__(self, spec: Spec, *, deterministic: bool | None = None, stable_parameters: bool = False) -> None:
+        self.spec = spec
+        self.reads: tuple[Tensor, ...] = tuple(by_role(spec.tensors, *READ))
+        self._deterministic, self._stable = deterministic, stable_parameters
+        self._first = next(i for i, t in enumerate(self.reads) if t.kind.is_elem)
+        parts = {Kind.ELEM: slice(None), Kind.ROW: slice(-1), Kind.COL: slice(-1, None)}
+        self._sized = tuple((i, parts[t.kind]) for i, t in enumerate(self.reads) if t.kind in parts)[1:]
+        self._ready: dict[tuple[Any, ...], Ready] = {}
+        self.problem = functools.cache(self._problem)
+        self.function = functools.cache(lambda form: torch_function(self.problem(form).problem))
+
+    def forward(self, written: tuple[str, ...], tensors: Values, scalars: tuple[float, ...], dtype: Any) -> Values:
+        """The written tensors, in the problem's order. `tensors` in the order of `reads`, None for an absent one."""
+        return self.prepared(written, tensors, dtype)(tensors, scalars)
+
+    def prepared(self, written: tuple[str, ...], tensors: Values, dtype: Any) -> Ready:
+        """What computes a forward call of tensors with these shapes and dtypes. UsageError where they do not fit."""
+        first = self.checked(tensors)
+        key = (written, dtype, *_sizes(first), *[None if t is None else t.dtype for t in tensors])
+        found = self._ready.get(key)
+        if found is None:
+            form = Form(direction=Direction.FORWARD, written=written, dtypes=self.dtypes(tensors), out=name_of(dtype))
+            found = self._ready[key] = self._made(form, first, tensors)
+        return found
+
+    def backward(self, form: Form, given: Mapping[str, Value], scalars: tuple[float, ...]) -> Values:
+        """The gradients that the problem of the form stores, in its order.
+
+        `given` has what it reads, by name; the gradient of an output that is not there is 0.
+        """
+        names = self.problem(form).reads
+        first = next(given[use.name] for use in names if use.kind.is_elem and given.get(use.name) is not None)
+        tensors = [given[u.name] if given.get(u.name) is not None else _zeros(u, first) for u in names]
+        key = (form, torch.are_deterministic_algorithms_enabled(), *_sizes(first), *[t.dtype for t in tensors])
+        found = self._ready.get(key)
+        if found is None:
+            found = self._ready[key] = self._made(form, first, tensors)
+        return found(tensors, scalars)
+
+    def like(self, form: Form, given: Mapping[str, Value]) -> Values:
+        """New tensors of the shapes and dtypes that a call of this form returns."""
+        uses = self.problem(form)
+        here = [given[use.name] for use in uses.reads if given.get(use.name) is not None]
+        first = next(given[u.name] for u in uses.reads if u.kind.is_elem and given.get(u.name) is not None)
+        is_double = any(t.dtype == torch.float64 for t in here)
+        return tuple(first.new_empty(_shape(u, first), dtype=_torch_dtype(u, is_double=is_double)) for u in uses.writes)
+
+    def formulas(self, form: Form, tensors: Values, scalars: tuple[float, ...]) -> Values:
+        """A forward call as torch's own operations."""
+        function = self.function(form)
+        self.checked(tensors)
+        given = {t.name: v for t, v in zip(self.reads, tensors, strict=True) if v is not None}
+        found = function(given, dict(zip((name for name, _ in self.spec.scalars), scalars, strict=True)))
+        return tuple(found[use.name] for use in self.problem(form).writes)
+
+    def dtypes(self, tensors: Values) -> tuple[str, ...]:
+        return tuple("" if t is None else name_of(t.dtype) for t in tensors)
+
+    def saved(self, form: Form) -> tuple[str, ...]:
+        """What the backward pass of this form reads beside the gradients of the outputs.
+
+        Raises UsageError where the spec has no gradient by one of the tensors.
+        """
+        try:
+            return tuple(use.name for use in self.problem(form).reads if not use.of)
+        except NormgenError as error:
+            hint = "detach them, or call it under torch.no_grad()"
+            rule = f"'{self.spec.name}' has no gradient by {', '.join(form.gradients)}: {error.rule}"
+            raise UsageError(rule, received=error.received, hint=hint) from error
+
+    def _problem(self, form: Form) -> _Uses:
+        """The problem of a form. Its cols are the least: what is asked of it here holds for all."""
+        optional = [t.name for t in self.spec.tensors if t.optional]
+        there = {t.name for t, dtype in zip(self.reads, form.dtypes, strict=True) if dtype} | set(form.written)
+        without = [name for name in optional if name not in there]
+        named = {t.name: dtype for t, dtype in zip(self.reads, form.dtypes, strict=True) if dtype}
+        named |= {t.name: form.out for t in self.spec.outputs if t.follows}
+        problem = problem_for(
+            self.spec,
+            shape=(1, self.spec.group or 1),
+            dtype=named[self.spec.inputs[0].name],
+            dtypes=named,
+            direction=form.direction.value,
+            without=without,
+            gradients=form.gradients or None,
+        )
+        order = [name for name, memory in problem.results.items() if name == memory]
+        return _Uses(
+            problem=problem,
+            reads=tuple(t for t in problem.tensors if not t.is_written),
+            writes=tuple(problem.tensor(name) for name in order),
+            dtypes=named,
+            present=tuple(name for name in optional if name in there),
+        )
+
+    def checked(self, tensors: Values) -> Value:
+        """The first tensor of rows. UsageError unless the others have its shape, or their part of it."""
+        first = tensors[self._first]
+        shape = first.shape
+        if not shape or not shape[-1]:
+            raise UsageError(f"'{self.spec.name}' takes [.., cols], cols >= 1", received=str(tuple(shape)))
+        for i, part in self._sized:
+            tensor = tensors[i]
+            if tensor is not None and tensor.shape != shape[part]:
+                rule = f"'{self.reads[i].name}' of '{self.spec.name}' has the shape {tuple(shape[part])} here"
+                raise UsageError(rule, received=str(tuple(tensor.shape)), hint="expand or reshape it first")
+        return first
+
+    def _made(self, form: Form, first: Value, tensors: Sequence[Value]) -> Ready:
+        uses = self.problem(form)
+        here = [t for t in tensors if t is not None]
+        devices = {t.device for t in here}
+        if len(devices) > 1:
+            raise UsageError("the tensors of a call are on one device", received=", ".join(sorted(map(str, devices))))
+        cols, rows = first.shape[-1], first.numel() // first.shape[-1]
+        chosen = self._deterministic
+        made: Kernel | TorchFunction = (
+            handle(
+                self.spec,
+                form.direction,
+                rows=rows,
+                cols=cols,
+                dtypes=uses.dtypes,
+                present=uses.present,
+                gradients=form.gradients,
+                deterministic=torch.are_deterministic_algorithms_enabled() if chosen is None else chosen,
+                stable_parameters=self._stable,
+                device=first.get_device(),
+            )
+            if rows and takes_a_kernel(first, here)
+            else self.function(form)
+        )
+        return Ready(made, uses, tuple(name for name, _ in self.spec.scalars), tensors)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Uses:
+    """The problem of a form: what it reads and stores, in the order of a handle's arguments and results."""
+
+    problem: Problem
+    reads: tuple[TensorUse, ...]
+    writes: tuple[TensorUse, ...]
+    dtypes: Mapping[str, str]
+    present: tuple[str, ...]
+
+
+class Ready:
+    """A kernel, or the formulas in torch, for tensors of some sizes and dtypes; an eager call costs what this does."""
+
+    def __init__(
+        self, made: Kernel | TorchFunction, uses: _Uses, scalars: tuple[str, ...], tensors: Sequence[Value | None]
+    ) -> None:
+        self._made, self._scalars = made, scalars
+        self._reads, self._writes = [t.name for t in uses.reads], [t.name for t in uses.writes]
+        self._is_matrix = [t.kind.is_matrix for t in uses.reads]
+        here = [i for i, tensor in enumerate(tensors) if tensor is not None]
+        self._here = here if len(here) < len(tensors) else None
+        results = list(uses.problem.results.items())
+        own = [i for i, (name, memory) in enumerate(results) if name == memory]
+        self._own = own if len(own) < len(results) else None
+        self._named: tuple[Any, dict[str, float]] = (None, {})
+
+    def __call__(self, tensors: Sequence[Value | None], scalars: tuple[float, ...]) -> Values:
+        given = tensors if self._here is None else [tensors[i] for i in self._here]
+        values, named = self._named
+        if values != scalars:
+            named = dict(zip(self._scalars, scalars, strict=True))
+            self._named = scalars, named
+        if isinstance(self._made, TorchFunction):
+            with torch.no_grad():
+                found = self._made(dict(zip(self._reads, given, strict=True)), named)
+            return tuple(found[name] for name in self._writes)
+        for tensor in given:
+            if not tensor.is_contiguous():  # type: ignore[union-attr]
+                given = [_regular(t, is_matrix=m) for t, m in zip(given, self._is_matrix, strict=True)]
+                break
+        results = self._made(*given, **named)
+        if not isinstance(results, tuple):
+            return (results,)
+        return results if self._own is None else tuple(results[i] for i in self._own)
+
+
+def takes_a_kernel(first: Value, tensors: Sequence[Value]) -> bool:
+    """Whether our kernels run where these tensors are, and store what is in them."""
+    return bool(first.is_cuda) and all(t.dtype != torch.float64 for t in tensors)
+
+
+def _sizes(first: Value) -> tuple[int, int, int]:
+    cols = first.shape[-1]
+    return first.get_device(), cols, band(first.numel() // cols)
+
+
+def _regular(tensor: Value, *, is_matrix: bool) -> Value:
+    """The tensor, or a copy where a kernel could not read it: rows lie at one distance, all else without gaps."""
+    if tensor.is_contiguous():
+        return tensor
+    if is_matrix and tensor.shape[-1] > 1 and tensor.stride(-1) == 1:
+        try:
+            flat = tensor.view(-1, tensor.shape[-1])
+        except RuntimeError:
+            return tensor.contiguous()
+        if flat.shape[0] == 1 or flat.stride(0) >= flat.shape[1]:
+            return tensor
+    return tensor.contiguous()
+
+
+def _shape(use: TensorUse, first: Value) -> Any:
+    shape = first.shape
+    if use.group:
+        return (*shape[:-1], shape[-1] // use.group)
+    if use.kind.is_elem:
+        return shape
+    return shape[:-1] if use.kind.by_row else shape[-1:] if use.kind.by_col else ()
+
+
+def _torch_dtype(use: TensorUse, *, is_double: bool) -> Any:
+    return torch.float64 if is_double and use.dtype.name == "f32" else getattr(torch, use.dtype.torch)
+
+
+def _zeros(use: TensorUse, first: Value) -> Value:
+    is_double = first.dtype == torch.float64
+    return first.new_zeros(_shape(use, first), dtype=_torch_dtype(use, is_double=is_double))

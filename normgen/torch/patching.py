@@ -1,0 +1,272 @@
+"""`replace`: the norms of a model that is there, found by what they compute, and by none of their names."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import itertools
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from normgen.torch.functional import function
+
+Tensor = Any
+Module = Any
+Dtypes = tuple[Any, Any]  # of the rows and of the parameters
+
+# What a norm may be: our function, and the names it gives its parameters. The first that computes the same is taken.
+_CANDIDATES: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("rms_norm", ("weight",)),
+    ("llama_rms_norm", ("weight",)),
+    ("gemma_rms_norm", ("weight",)),
+    ("layer_norm", ("weight", "bias")),
+    ("layer_norm", ("weight",)),
+    ("layer_norm", ()),
+    ("rms_norm", ()),
+)
+_PAIRS: tuple[Dtypes, ...] = (
+    (torch.float32, torch.float32),
+    (torch.bfloat16, torch.bfloat16),
+    (torch.float16, torch.float16),
+    (torch.bfloat16, torch.float32),
+    (torch.float16, torch.float32),
+)
+_SAME = 1e-4  # of a row's largest value: a module may compute in float32 what is compared in float64
+_EQUAL = 0.99  # of the elements, where both sides round to a dtype: float32 sums in another order seldom show
+_OF_TORCH = {torch.nn.functional.layer_norm, torch.nn.functional.rms_norm, torch.layer_norm, torch.rms_norm}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Norm:
+    """What a module computes.
+
+    function    the name of our function
+    parameters  the module's, in the order in which the function takes them
+    dtypes      of rows and parameters -> of the result, where ours rounds as the module does; others are left to it
+    in_float32  the module calls torch's own norm, whose result is float32 under autocast on CUDA
+    """
+
+    function: str
+    parameters: tuple[str, ...]
+    eps: float
+    dtypes: Mapping[Dtypes, Any]
+    in_float32: bool
+
+    def __str__(self) -> str:
+        return f"{self.function}({', '.join(('x', *self.parameters))}, eps={self.eps:g})"
+
+
+class Forward:
+    """In the place of a module's forward: our function where it computes the same, else what the module did."""
+
+    def __init__(self, module: Module, norm: Norm) -> None:
+        self.module, self.norm, self.original = module, norm, module.forward
+        self.function = function(norm.function)
+
+    def __call__(self, *args: Any, **named: Any) -> Tensor:
+        (x,) = (*args, *named.values())
+        norm, module = self.norm, self.module
+        parameters = [getattr(module, name) for name in norm.parameters]
+        dtype = norm.dtypes.get((x.dtype, parameters[0].dtype if parameters else x.dtype))
+        if dtype is None:
+            return self.original(x)
+        if norm.in_float32 and x.is_cuda and torch.is_autocast_enabled("cuda"):
+            dtype = None
+        return self.function(x, *parameters, eps=norm.eps, dtype=dtype)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """replaced: module name -> what it computes; left: module name -> why it was left as it is."""
+
+    replaced: Mapping[str, Norm]
+    left: Mapping[str, str]
+
+    def __str__(self) -> str:
+        counts = Counter(f"replaced: {norm}" for norm in self.replaced.values())
+        lines = [f"{count} x {what}" for what, count in counts.items()] or ["nothing is replaced"]
+        return "\n".join((*lines, *(f"left: {name}: {why}" for name, why in self.left.items())))
+
+
+def replace(model: Module) -> Report:
+    """Let the norms of a model compute by our kernels, and say which.
+
+    A module is one of our norms if its forward, run in float64 on rows that tell formulas apart, gives what one of our
+    formulas gives with its parameters and one of its numbers as eps, and if it rounds in bf16 where that one does. Its
+    class, parameters, state and hooks stay as they are: its `forward` alone is another one, until `restore`. Pairs of
+    dtypes in which a module rounds differently are left to it, call by call.
+
+    Looked at are modules without children and buffers whose parameters are [cols], and those called norms that have
+    other ones, which are left.
+    """
+    known: dict[Any, Norm | str] = {}
+    replaced: dict[str, Norm] = {}
+    left: dict[str, str] = {}
+    for name, module in model.named_modules():
+        if isinstance(module.__dict__.get("forward"), Forward) or not _may_be_one(module):
+            continue
+        found = _examined(module, known)
+        if isinstance(found, str):
+            left[name] = f"{type(module).__name__}: {found}"
+        else:
+            module.forward = Forward(module, found)
+            replaced[name] = found
+    return Report(replaced=replaced, left=left)
+
+
+def restore(model: Module) -> int:
+    """Give the modules that `replace` changed their own forward back; how many there were."""
+    changed = [m for m in model.modules() if isinstance(m.__dict__.get("forward"), Forward)]
+    for module in changed:
+        del module.forward
+    return len(changed)
+
+
+def _may_be_one(module: Module) -> bool:
+    if next(module.children(), None) is not None:
+        return False
+    shapes = {tuple(p.shape) for p in module.parameters(recurse=False)}
+    return "norm" in type(module).__name__.lower() or (len(shapes) == 1 and len(next(iter(shapes))) == 1)
+
+
+def _examined(module: Module, known: dict[Any, Norm | str]) -> Norm | str:
+    """What a module computes, or why it is none of ours; modules alike in all they say are examined once."""
+    plain = {name: value for name, value in vars(module).items() if isinstance(value, int | float | str | tuple)}
+    shapes = tuple((name, tuple(p.shape)) for name, p in module.named_parameters(recurse=False))
+    key = (type(module), shapes, tuple(sorted((name, repr(value)) for name, value in plain.items())))
+    if key not in known:
+        known[key] = _examine(module)
+    return known[key]
+
+
+def _examine(module: Module) -> Norm | str:
+    if "forward" in vars(module):
+        return "its forward is already another one than that of its class"
+    if next(module.buffers(recurse=False), None) is not None:
+        return "it has buffers"
+    takes = list(inspect.signature(module.forward).parameters.values())
+    if len(takes) != 1 or takes[0].kind not in (takes[0].POSITIONAL_OR_KEYWORD, takes[0].POSITIONAL_ONLY):
+        return "its forward takes more than one tensor"
+    names = tuple(name for name, _ in module.named_parameters(recurse=False))
+    shapes = {tuple(p.shape) for p in module.parameters(recurse=False)} or {getattr(module, "normalized_shape", ())}
+    if len(shapes) != 1 or len(shape := next(iter(shapes))) != 1 or shape[0] < 2:
+        return "its parameters are not [cols], or nothing says how many columns there are"
+    try:
+        probe = _Probe(module, names, shape[0])
+        return probe.found()
+    except _FailedError as failure:
+        return str(failure)
+
+
+class _FailedError(Exception):
+    """A module's forward does not do what a norm's does."""
+
+
+class _Probe:
+    """A copy of a module on the CPU with other parameters, and what it makes of rows."""
+
+    def __init__(self, module: Module, names: tuple[str, ...], cols: int) -> None:
+        self.module, self.names = copy.deepcopy(module), names
+        generator = torch.Generator().manual_seed(cols)
+        self.values = {name: torch.randn(cols, generator=generator, dtype=torch.float64) for name in names}
+        self.rows = _telling_rows(cols, generator)
+
+    def found(self) -> Norm | str:
+        got = self.run(self.rows, torch.float64)
+        if got.shape != self.rows.shape:
+            return f"its result has the shape {tuple(got.shape)} of rows {tuple(self.rows.shape)}"
+        alike = [
+            (name, parameters, eps)
+            for name, parameters, eps, wide_eps in self.candidates()
+            if _is_close(self.ours(name, parameters, wide_eps, self.rows, torch.float64), got)
+        ]
+        if not alike:
+            return "its forward computes none of our norms"
+        in_float32 = self.calls_torch()
+        for name, parameters, eps in alike:
+            dtypes = {pair: dtype for pair in _PAIRS if (dtype := self.rounded(name, parameters, eps, pair))}
+            if (torch.bfloat16, torch.bfloat16) in dtypes:
+                return Norm(function=name, parameters=parameters, eps=eps, dtypes=dtypes, in_float32=in_float32)
+        return f"its forward rounds elsewhere than our {', '.join(dict.fromkeys(c[0] for c in alike))}"
+
+    def candidates(self) -> Iterator[tuple[str, tuple[str, ...], float, float]]:
+        """Function, parameters, eps, and eps in float64: without one, torch takes that of the dtype it computes in."""
+        numbers = {(v, v) for v in vars(self.module).values() if type(v) is float and 0 <= v < 1}
+        if getattr(self.module, "eps", 0) is None:
+            numbers.add((torch.finfo(torch.float32).eps, torch.finfo(torch.float64).eps))
+        for (name, takes), eps in itertools.product(_CANDIDATES, sorted(numbers)):
+            if len(takes) == len(self.names):
+                for order in itertools.permutations(self.names):
+                    yield name, order, *eps
+
+    def run(self, rows: Tensor, dtype: Any) -> Tensor:
+        """The module's own result, its parameters in `dtype`."""
+        for name, value in self.values.items():
+            setattr(self.module, name, torch.nn.Parameter(value.to(dtype)))
+        try:
+            with torch.no_grad(), warnings.catch_warnings(action="ignore"):  # of dtypes that its caller may never mix
+                got = self.module.forward(rows)
+        except Exception as error:
+            raise _FailedError(f"its forward does not take rows: {type(error).__name__}: {error}") from error
+        if not isinstance(got, torch.Tensor):
+            raise _FailedError(f"its forward returns a {type(got).__name__}")
+        return got
+
+    def ours(
+        self, name: str, parameters: tuple[str, ...], eps: float, rows: Tensor, dtype: Any, out: Any = None
+    ) -> Tensor:
+        """Our function's result, its parameters in `dtype`."""
+        made = function(name).operator  # type: ignore[attr-defined]
+        with torch.no_grad():
+            return made.decomposition(rows, *(self.values[p].to(dtype) for p in parameters), eps=eps, dtype=out)
+
+    def rounded(self, name: str, parameters: tuple[str, ...], eps: float, pair: Dtypes) -> Any:
+        """The dtype of the module's result in a pair of dtypes, where ours is the same; else None."""
+        dtype, of_parameters = pair
+        if not self.names and dtype != of_parameters:
+            return None
+        rows = self.rows[:, :4].to(dtype)  # without those that overflow
+        try:
+            got = self.run(rows, of_parameters)
+        except _FailedError:
+            return None
+        want = self.ours(name, parameters, eps, rows, of_parameters, out=got.dtype)
+        if got.dtype == torch.float32 == dtype:
+            return got.dtype if _is_close(want, got) else None
+        share = (got == want).double().mean()
+        return got.dtype if share >= _EQUAL or (got.dtype == torch.float32 and _is_close(want, got)) else None
+
+    def calls_torch(self) -> bool:
+        seen: list[Any] = []
+
+        class Watch(torch.overrides.TorchFunctionMode):
+            def __torch_function__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+                seen.append(func)
+                return func(*args, **(kwargs or {}))
+
+        with Watch():
+            self.run(self.rows, torch.float64)
+        return any(func in _OF_TORCH for func in seen)
+
+
+def _telling_rows(cols: int, generator: Any) -> Tensor:
+    """[2, 8, cols] in float64: plain rows, rows where eps matters, far from 0, with an outlier, level, 0 and large."""
+    rows = torch.randn(2, 8, cols, generator=generator, dtype=torch.float64)
+    rows[:, 1] *= 1e-3
+    rows[:, 2] += 3
+    rows[:, 3, 0] = 50
+    rows[:, 4] *= 1e-4
+    rows[:, 5] = 0
+    rows[:, 6] = 2.5
+    rows[:, 7] *= 1e4
+    return rows
+
+
+def _is_close(ours: Tensor, theirs: Tensor) -> bool:
+    scale = ours.abs().amax(-1, keepdim=True)
+    return bool(((ours - theirs).abs() <= _SAME * scale + 1e-30).all())

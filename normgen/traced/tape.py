@@ -1,0 +1,110 @@
+"""A problem's program as a straight list of calls of any arithmetic: what a compiler of tensors can trace.
+
+The program is the one that a schedule has not touched yet: the formulas as written, or the derived gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from normgen.dtypes import DType
+from normgen.problem.problem import Problem
+from normgen.program.source import written_program
+from normgen.verify.interpret import Arithmetic
+from normgen.verify.program_walk import ProgramWalk
+
+V = TypeVar("V")
+Step = Callable[[Any, list[Any]], Any]  # from an arithmetic and the values so far to the next value
+
+
+class Tape:
+    """An arithmetic whose values are places: each operation notes down how another one will find the next value."""
+
+    def __init__(self, given: int) -> None:
+        self.given = given
+        self.steps: list[Step] = []
+        self.used: set[int] = set()
+
+    def noted(self, step: Step, *args: int) -> int:
+        self.steps.append(step)
+        self.used.update(args)
+        return self.given + len(self.steps) - 1
+
+    def constant(self, value: float) -> int:
+        return self.noted(lambda do, _: do.constant(value))
+
+    def add(self, a: int, b: int) -> int:
+        return self.noted(lambda do, v: do.add(v[a], v[b]), a, b)
+
+    def subtract(self, a: int, b: int) -> int:
+        return self.noted(lambda do, v: do.subtract(v[a], v[b]), a, b)
+
+    def multiply(self, a: int, b: int) -> int:
+        return self.noted(lambda do, v: do.multiply(v[a], v[b]), a, b)
+
+    def divide(self, a: int, b: int) -> int:
+        return self.noted(lambda do, v: do.divide(v[a], v[b]), a, b)
+
+    def negate(self, a: int) -> int:
+        return self.noted(lambda do, v: do.negate(v[a]), a)
+
+    def power(self, base: int, exponent: float) -> int:
+        return self.noted(lambda do, v: do.power(v[base], exponent), base)
+
+    def call(self, name: str, *args: int) -> int:
+        return self.noted(lambda do, v: do.call(name, *[v[a] for a in args]), *args)
+
+    def cast(self, a: int, dtype: DType) -> int:
+        return self.noted(lambda do, v: do.cast(v[a], dtype), a)
+
+    def in_any_order(self, above: list[int], below: list[int], found: int) -> int:  # noqa: ARG002
+        return found
+
+    def reduce(self, name: str, arg: int, group: int = 0) -> int:
+        return self.noted(lambda do, v: do.reduce(name, v[arg], group), arg)
+
+    def sum_rows(self, arg: int, row: int | None = None) -> int:
+        if row is None:
+            return self.noted(lambda do, v: do.sum_rows(v[arg]), arg)
+        return self.noted(lambda do, v: do.sum_rows(v[arg], v[row]), arg, row)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replay:
+    """A function from what a program knows to its written tensors.
+
+    names   what it is given: the tensors read, the scalars, cols, and row and col, the numbers of rows and of columns;
+            "random 0", "random 1", ...: the random numbers that it draws
+    used    of these, what it reads
+    """
+
+    names: tuple[str, ...]
+    used: frozenset[str]
+    steps: tuple[Step, ...]
+    places: tuple[tuple[str, int], ...]
+
+    def __call__(self, do: Arithmetic[V], given: Mapping[str, V]) -> dict[str, V]:
+        """By the arithmetic `do`. Nothing of the program is looked at: its list of calls is gone through."""
+        values: list[Any] = [given.get(name) for name in self.names]
+        for step in self.steps:
+            values.append(step(do, values))
+        return {name: values[place] for name, place in self.places}
+
+
+def replayed(problem: Problem) -> Replay:
+    """The problem's program for any rows, cols and scalars."""
+    reads = (t.name for t in problem.tensors if not t.is_written)
+    program = written_program(problem)
+    drawn = (f"random {random.draw}" for random in program.randoms)
+    names = (*reads, *(name for name, _ in problem.spec.scalars), "cols", "row", "col", *drawn)
+    tape = Tape(len(names))
+    walk = ProgramWalk(tape, program, {name: place for place, name in enumerate(names)})
+    places = tuple((t.name, walk.value(t.name)) for t in problem.tensors if t.is_written)
+    return Replay(
+        names=names,
+        used=frozenset(names[place] for place in (*tape.used, *(p for _, p in places)) if place < len(names)),
+        steps=tuple(tape.steps),
+        places=places,
+    )

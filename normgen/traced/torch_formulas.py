@@ -1,0 +1,220 @@
+"""Any problem's program in torch, in float32 as our kernels compute it: for torch.compile, which makes kernels of it.
+
+Run eagerly it is one kernel an operation: for tensors that none of our kernels takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from normgen.dtypes import F32, DType
+from normgen.problem.problem import Problem
+from normgen.problem.tensors import TensorUse
+from normgen.program.ir import Random
+from normgen.program.source import written_program
+from normgen.spec.spec import Kind
+from normgen.traced.tape import Replay, replayed
+
+Tensor = Any
+Tensors = Mapping[str, Tensor]
+
+_FUNCTIONS: dict[str, Callable[..., Tensor]] = {
+    **{name: getattr(torch, name) for name in ("exp", "log", "sqrt", "rsqrt", "abs", "sigmoid", "tanh", "erf")},
+    **{name: getattr(torch, name) for name in ("sin", "cos", "floor", "ceil", "round", "minimum", "maximum", "sign")},
+    "divide": torch.div,
+    "constant": lambda x: x.detach().clone(),
+    "%": torch.fmod,
+    "clamp": lambda x, low, high: torch.minimum(torch.maximum(x, low), high),
+    "where": lambda condition, a, b: torch.where(condition != 0, a, b),
+    "<": torch.lt,
+    "<=": torch.le,
+    ">": torch.gt,
+    ">=": torch.ge,
+    "==": torch.eq,
+    "!=": torch.ne,
+    "and": lambda a, b: (a != 0) & (b != 0),
+    "or": lambda a, b: (a != 0) | (b != 0),
+    "not": lambda a: a == 0,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TorchArithmetic:
+    """On rows of `cols` elements: elem [rows, cols], row [rows, 1], col [1, cols], scalar [].
+
+    dtype  float32, as in a kernel; float64, where it stands for float32 throughout
+    """
+
+    cols: Any  # a number, or a compiler's name for one
+    device: Any
+    dtype: Any = torch.float32
+
+    def constant(self, value: float) -> Tensor:
+        return torch.full((), value, dtype=self.dtype, device=self.device)
+
+    def add(self, a: Tensor, b: Tensor) -> Tensor:
+        return a + b
+
+    def subtract(self, a: Tensor, b: Tensor) -> Tensor:
+        return a - b
+
+    def multiply(self, a: Tensor, b: Tensor) -> Tensor:
+        return a * b
+
+    def divide(self, a: Tensor, b: Tensor) -> Tensor:
+        return a / b
+
+    def negate(self, a: Tensor) -> Tensor:
+        return -a
+
+    def power(self, base: Tensor, exponent: float) -> Tensor:
+        return base**exponent
+
+    def call(self, name: str, *args: Tensor) -> Tensor:
+        found = _FUNCTIONS[name](*args)
+        return found.to(self.dtype) if found.dtype == torch.bool else found
+
+    def cast(self, a: Tensor, dtype: DType) -> Tensor:
+        return self.stored(a, dtype).to(self.dtype)
+
+    def in_any_order(self, above: list[Tensor], below: list[Tensor], found: Tensor) -> Tensor:  # noqa: ARG002
+        return found
+
+    def reduce(self, name: str, arg: Tensor, group: int = 0) -> Tensor:
+        """Over the row; over groups of its columns, each of which then has its group's value."""
+        row = arg.expand(*arg.shape[:-1], self.cols) if arg.ndim else arg.expand(1, self.cols)
+        if group:
+            groups = row.reshape(row.shape[0], -1, group)
+            return _reduced(name, groups).expand(groups.shape).reshape(row.shape)
+        return _reduced(name, row)
+
+    def sum_rows(self, arg: Tensor, row: Tensor | None = None) -> Tensor:
+        """Over all rows; `row` has their numbers, [rows, 1]: a value of no row is summed as often."""
+        every = arg if row is None else arg.expand(row.shape[0], arg.shape[-1] if arg.ndim else 1)
+        return every.sum(0, keepdim=True)
+
+    def stored(self, value: Tensor, dtype: DType) -> Tensor:
+        """As a kernel of ours stores it: rounded as the dtype rounds, and saturated where it saturates."""
+        if dtype is F32:
+            return value.to(self.dtype, copy=True)
+        if dtype.rounds_up:
+            mantissa, exponent = value.clamp(dtype.least, dtype.largest).frexp()
+            power = torch.ldexp(torch.ones_like(value), exponent - (mantissa == 0.5).int())
+            value = torch.where(value >= 0, power, torch.nan)
+        elif dtype.saturates:  # torch's own cast to e4m3 gives NaN beyond the largest number
+            value = value.round() if dtype.is_integer else value
+            value = value.nan_to_num(nan=0.0) if dtype.is_integer else value
+            value = value.clamp(dtype.least, dtype.largest)
+        return value.to(getattr(torch, dtype.torch))
+
+
+def _reduced(name: str, x: Tensor) -> Tensor:
+    if name in ("sum", "mean"):
+        return getattr(x, name)(-1, keepdim=True)
+    if name in ("argmax", "argmin"):
+        return getattr(x, name)(-1, keepdim=True).to(x.dtype)
+    return x.amin(-1, keepdim=True) if name == "min" else (x.abs() if name == "absmax" else x).amax(-1, keepdim=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TorchFunction:
+    """A program as a function of the tensors that it reads, by name, which a compiler can trace.
+
+    An elem tensor is [.., cols], and all of them have one shape; row tensors are [..].
+    """
+
+    reads: tuple[TensorUse, ...]
+    writes: tuple[TensorUse, ...]
+    scalars: tuple[tuple[str, float], ...]
+    randoms: tuple[Random, ...]
+    replay: Replay
+
+    def __call__(
+        self, tensors: Tensors, scalars: Mapping[str, float] | None = None, rows_per_batch: int = 0
+    ) -> Tensors:
+        """The written tensors, none of which shares memory with a read one.
+
+        scalars         other values than the spec's
+        rows_per_batch  0: the batches have equally many rows
+        """
+        first = next(tensors[t.name] for t in self.reads if t.kind.is_elem)
+        shape, cols = first.shape, first.shape[-1]
+        rows = first.numel() // cols
+        is_double = any(tensors[t.name].dtype == torch.float64 for t in self.reads)
+        do = TorchArithmetic(cols=cols, device=first.device, dtype=torch.float64 if is_double else torch.float32)
+        given = {t.name: _read(t, tensors[t.name], do, rows, rows_per_batch) for t in self.reads}
+        given |= {name: do.constant(value) for name, value in {**dict(self.scalars), **(scalars or {})}.items()}
+        given["cols"] = do.constant(torch.sym_float(cols))
+        for random in self.randoms:
+            drawn = uniform(tensors[random.seed], rows, cols, random.draw)
+            given[f"random {random.draw}"] = drawn.to(do.dtype)
+        if "row" in self.replay.used:
+            given["row"] = torch.arange(rows, device=first.device).unsqueeze(1)
+        if "col" in self.replay.used:
+            given["col"] = torch.arange(cols, device=first.device).unsqueeze(0)
+        values = self.replay(do, given)
+        return {t.name: self._written(t, values[t.name], do, shape, rows) for t in self.writes}
+
+    def _written(self, use: TensorUse, value: Tensor, do: TorchArithmetic, shape: Any, rows: int) -> Tensor:
+        if use.group:  # each column has its group's value
+            value = value.expand(rows, do.cols)[:, :: use.group].reshape(*shape[:-1], -1)
+        elif use.kind.is_elem:
+            value = value.expand(rows, do.cols).reshape(shape)
+        elif use.kind.by_row:
+            value = value.expand(rows, 1).reshape(shape[:-1])
+        else:
+            value = value.expand(1, do.cols).reshape(-1) if use.kind.by_col else value.reshape(())
+        return do.stored(value, use.dtype).contiguous()
+
+
+def torch_function(problem: Problem) -> TorchFunction:
+    """The problem's program in torch, for any number of rows and, of a spec without groups, of cols."""
+    return TorchFunction(
+        reads=tuple(t for t in problem.tensors if not t.is_written),
+        writes=tuple(t for t in problem.tensors if t.is_written),
+        scalars=problem.spec.scalars,
+        randoms=written_program(problem).randoms,
+        replay=replayed(problem),
+    )
+
+
+_LOW = 0xFFFFFFFF
+_MULTIPLIERS = 0xD2511F53, 0xCD9E8D57
+_WEYL = 0x9E3779B9, 0xBB67AE85  # what the key's words grow by from round to round
+
+
+def uniform(seed: Tensor, rows: Any, cols: Any, draw: int) -> Tensor:
+    """The numbers of `random(seed)`, [rows, cols] in [0, 1): Philox4x32-10 (Salmon et al. 2011), in int64.
+
+    A product of two words wraps around as 64 bits do; shifted right it must lose the sign that it then seems to have.
+    """
+    row = torch.arange(rows, device=seed.device).unsqueeze(1)
+    quad = torch.arange((cols + 3) // 4, device=seed.device).unsqueeze(0)
+    l0, r0, l1, r1 = (
+        t + torch.zeros_like(row + quad) for t in (row & _LOW, row >> 32, quad, torch.full_like(quad, draw))
+    )
+    words = seed.reshape(()) & _LOW, (seed.reshape(()) >> 32) & _LOW
+    for number in range(10):
+        k0, k1 = ((word + number * step) & _LOW for word, step in zip(words, _WEYL, strict=True))
+        p0, p1 = l0 * _MULTIPLIERS[0], l1 * _MULTIPLIERS[1]
+        l0, r0, l1, r1 = ((p1 >> 32) & _LOW) ^ r0 ^ k0, p1 & _LOW, ((p0 >> 32) & _LOW) ^ r1 ^ k1, p0 & _LOW
+    found = torch.stack((l0, r0, l1, r1), -1).reshape(rows, -1)[:, :cols]
+    return (found >> 8).float() * 2.0**-24
+
+
+def _read(use: TensorUse, tensor: Tensor, do: TorchArithmetic, rows: int, rows_per_batch: int) -> Tensor:
+    """In the shape of its kind; whole numbers stay whole, so that labels are compared exactly."""
+    value = tensor if use.dtype.is_integer else tensor.to(do.dtype)
+    if use.kind.is_elem:
+        return value.reshape(rows, do.cols)
+    if use.kind.by_batch:
+        value = value.reshape(-1, 1, do.cols)
+        each = rows_per_batch or rows // value.shape[0]
+        return value.expand(-1, each, do.cols).reshape(-1, do.cols)[:rows]
+    if use.kind is Kind.SCALAR:
+        return value.reshape(())
+    return value.reshape(rows, 1) if use.kind.by_row else value.reshape(1, do.cols)

@@ -1,0 +1,284 @@
+"""The functions against float64 references within the error model's bounds, and what they take."""
+
+from __future__ import annotations
+
+import inspect
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+import normgen.torch as ng  # noqa: E402
+from normgen.errors import UsageError  # noqa: E402
+from normgen.problem.question import Direction  # noqa: E402
+from normgen.torch import calls  # noqa: E402
+from tests.torch.cases import case, to_torch  # noqa: E402
+
+CASES = [  # function, its spec, the optional tensors that are given or wanted, those differentiated by
+    ("rms_norm", "rmsnorm", ["weight"], ["x", "weight"]),
+    ("layer_norm", "layernorm", ["weight", "bias"], ["x", "weight", "bias"]),
+    ("layer_norm", "layernorm", [], ["x"]),
+    ("softmax", "softmax", [], ["x"]),
+    ("log_softmax", "log_softmax", [], ["x"]),
+    ("masked_softmax", "masked_softmax", ["mask"], ["x"]),
+    ("softmax_sink", "softmax_sink", [], ["x", "sink"]),
+    ("add_rms_norm", "add_rmsnorm", ["weight"], ["x", "residual", "weight"]),
+    ("add_layer_norm", "add_layernorm", ["weight", "bias", "h"], ["x", "residual", "weight", "bias"]),
+    ("add_llama_rms_norm", "llama_rmsnorm", ["residual", "weight", "h"], ["x", "residual", "weight"]),
+    ("gemma_rms_norm", "gemma_rmsnorm", [], ["x", "weight"]),
+    ("dropout_add_rms_norm", "dropout_add_rmsnorm", ["weight"], ["x", "residual", "weight"]),
+    ("rms_norm_gate", "rmsnorm_gate", ["weight"], ["x", "z", "weight"]),
+    ("ada_layer_norm", "adaln", [], ["x"]),
+    ("dyt", "dyt", ["weight", "bias"], ["x", "alpha", "weight", "bias"]),
+    ("swiglu", "swiglu", [], ["gate", "up"]),
+    ("geglu_tanh", "geglu_tanh", [], ["gate"]),
+]
+IDS = [f"{function}-{len(wrt)}" for function, _, _, wrt in CASES]
+
+
+def arguments(function: str, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """By the names of the function's parameters; what the kernel alone reads is left out."""
+    renamed = ng.TABLE[function].takes
+    called = {name: renamed.get(name, name) if isinstance(renamed, dict) else name for name in tensors}
+    known = inspect.signature(getattr(ng, function)).parameters
+    return {called[name]: tensor for name, tensor in tensors.items() if called[name] in known}
+
+
+def results(found: object) -> tuple[torch.Tensor, ...]:
+    return found if isinstance(found, tuple) else (found,)
+
+
+def spec_scalars(function: str) -> dict[str, float]:
+    """The spec's own: a function may have another default."""
+    return dict(getattr(ng, function).operator.spec.scalars)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize(("function", "op", "present", "wrt"), CASES, ids=IDS)
+def test_a_function_is_within_the_bound_of_its_spec_and_its_gradients_are_those_of_float64(
+    function: str, op: str, present: list[str], wrt: list[str], dtype: str, device: str
+) -> None:
+    made, scalars = getattr(ng, function), spec_scalars(function)
+    forward = case(op, (2, 5, 256), dtype, device, present=present)
+    leaves = {name: t.requires_grad_(name in wrt) for name, t in forward.tensors.items()}
+    found = results(made(**arguments(function, leaves), **scalars))
+    for name, result in zip(made.operator.returns, found, strict=True):
+        assert forward.share(name, result) < 1, name
+
+    cotangents = [torch.randn_like(result) for result in found]
+    gradients = torch.autograd.grad(found, [leaves[name] for name in wrt], cotangents)
+    doubles = {
+        name: t.detach().double().requires_grad_(name in wrt) if t.is_floating_point() else t
+        for name, t in leaves.items()
+    }
+    exact = results(made.operator.decomposition(**arguments(function, doubles), **scalars))
+    wants = torch.autograd.grad(exact, [doubles[name] for name in wrt], [c.double() for c in cotangents])
+    for name, got, want in zip(wrt, gradients, wants, strict=True):
+        assert got.dtype == leaves[name].dtype
+        assert got.shape == leaves[name].shape
+        # What is saved is rounded once more; in float32 a row's sums and functions are off by some roundings too, and
+        # terms of size 1 and of either sign, as many as the gradient sums, cancel.
+        roundings = 16 if got.dtype == torch.float32 else 4
+        summed = 2 * 5 * 256 / got.numel()
+        scale = want.abs() + want.abs().max() + (summed**0.5 if summed > 1 else 0)
+        limit = roundings * torch.finfo(got.dtype).eps * scale
+        assert ((got.double() - want).abs() <= limit).all(), name
+
+
+@pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
+def test_cross_entropy_is_torchs(reduction: str, device: str) -> None:
+    x = torch.randn(40, 300, device=device, requires_grad=True)
+    target = torch.randint(0, 300, (40,), device=device)
+    target[::7] = -5
+    options = {"ignore_index": -5, "label_smoothing": 0.1, "reduction": reduction}
+    got = ng.cross_entropy(x, target, **options)
+    wide = x.detach().double().requires_grad_()
+    want = torch.nn.functional.cross_entropy(wide, target, **options)
+    torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-5)
+    by = torch.randn_like(got)
+    (gradient,), (exact,) = torch.autograd.grad(got, x, by), torch.autograd.grad(want, wide, by.double())
+    torch.testing.assert_close(gradient.double(), exact, rtol=1e-4, atol=1e-6)
+
+
+def test_a_z_loss_adds_the_square_of_the_log_of_the_sum(device: str) -> None:
+    x, target = torch.randn(9, 50, device=device), torch.randint(0, 50, (9,), device=device)
+    more = ng.cross_entropy(x, target, z_loss=0.25, reduction="none") - ng.cross_entropy(x, target, reduction="none")
+    torch.testing.assert_close(more.double(), 0.25 * x.double().logsumexp(-1) ** 2, rtol=1e-4, atol=1e-4)
+
+
+LAYOUTS = {
+    "rows of one stride": lambda x: x[:, :, :128],
+    "a transposed matrix": lambda x: x[0].T[:, :5].reshape(256, 5).expand(256, 5),
+    "rows of two strides": lambda x: x[:, ::2, :128][:, :2],
+    "columns apart": lambda x: x[..., ::2],
+    "one row for all": lambda x: x[:1, :1].expand(2, 6, 256),
+    "no rows": lambda x: x[:, :0],
+    "one row": lambda x: x[0, 0],
+    "four dimensions": lambda x: x.reshape(2, 3, 2, 256),
+    "an odd start": lambda x: x.reshape(-1)[1 : 1 + 5 * 256].reshape(5, 256),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_any_leading_sizes_and_strides_are_taken(layout: str, device: str) -> None:
+    base = torch.randn(2, 6, 256, device=device, dtype=torch.bfloat16)
+    x = LAYOUTS[layout](base).detach().requires_grad_()
+    weight = torch.randn(x.shape[-1], device=device, requires_grad=True)
+    y = ng.rms_norm(x, weight, 1e-5)
+    by = torch.randn_like(y)[..., :1].expand(y.shape)
+    gradients = torch.autograd.grad(y, (x, weight), by)
+    wide, scale = x.detach().double().requires_grad_(), weight.detach().double().requires_grad_()
+    want = torch.nn.functional.rms_norm(wide, wide.shape[-1:], scale, 1e-5)
+    exact = torch.autograd.grad(want, (wide, scale), by.double())
+    assert y.shape == x.shape and y.is_contiguous()  # noqa: PT018
+    torch.testing.assert_close(y.double(), want, rtol=2**-7, atol=2**-12)
+    for got, wanted in zip(gradients, exact, strict=True):
+        largest = float(wanted.abs().max()) if wanted.numel() else 0.0
+        torch.testing.assert_close(got.double(), wanted, rtol=2**-6, atol=2**-6 * largest)
+
+
+def test_a_result_is_never_the_argument_itself() -> None:
+    """Of llama's norm without a residual the sum is x: as a result it is a copy."""
+    x = torch.randn(3, 8)
+    y, h = ng.operator("llama_rmsnorm", returns=("y", "h"))(x)
+    assert h.data_ptr() != x.data_ptr() and torch.equal(h, x) and y.shape == x.shape  # noqa: PT018
+
+
+def test_outputs_have_the_dtype_that_torch_promotes_the_inputs_to(device: str) -> None:
+    x, residual = torch.randn(4, 64, device=device).bfloat16(), torch.randn(4, 64, device=device)
+    y, h = ng.add_rms_norm(x, residual)
+    assert y.dtype == h.dtype == (x + residual).dtype == torch.float32
+    assert torch.equal(h, x + residual)
+    assert ng.rms_norm(x, torch.ones(64, device=device)).dtype == torch.bfloat16
+    wide = ng.rms_norm(x, dtype=torch.float32)
+    torch.testing.assert_close(wide, torch.nn.functional.rms_norm(x.float(), (64,)), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("call", "rule"),
+    [
+        (lambda: ng.rms_norm(torch.randn(3, 8), torch.randn(7)), r"'weight' of 'rmsnorm' has the shape \(8,\) here"),
+        (lambda: ng.swiglu(torch.randn(3, 8), torch.randn(2, 8)), r"'up' of 'swiglu' has the shape \(3, 8\) here"),
+        (lambda: ng.softmax(torch.tensor(1.0)), "takes \\[.., cols\\]"),
+        (lambda: ng.softmax(np.ones((2, 3))), "'x' of 'softmax' is a torch tensor"),
+        (lambda: ng.rms_norm(torch.randn(3, 8), np.ones(8)), "is a torch tensor"),
+        (lambda: ng.softmax(torch.ones(2, 3, dtype=torch.int32)), "stored as one of: f32, f16, bf16"),
+        (lambda: ng.softmax(torch.ones(2, 3, dtype=torch.complex64)), "in one of normgen's dtypes"),
+        (lambda: ng.cross_entropy(torch.randn(3, 8), torch.tensor([1, 2, 3]), reduction="men"), "did you mean 'mean'"),
+        (lambda: ng.operator("rmsnorm", returns=("z",)), "writes no such tensor"),
+        (lambda: ng.operator("rmsnrm"), "did you mean 'rmsnorm'"),
+    ],
+)
+def test_what_does_not_fit_is_refused(call: object, rule: str) -> None:
+    with pytest.raises(UsageError, match=rule):
+        call()  # type: ignore[operator]
+
+
+def test_a_tensor_without_a_gradient_that_asks_for_one_is_refused() -> None:
+    x, scale = torch.randn(2, 3, 8), torch.randn(2, 8, requires_grad=True)
+    with pytest.raises(UsageError, match=r"'adaln' has no gradient by scale: .*batch.*\n.*\n  hint: detach them"):
+        ng.ada_layer_norm(x, scale, torch.randn(2, 8))
+    with torch.no_grad():
+        assert ng.ada_layer_norm(x, scale, torch.randn(2, 8)).shape == x.shape
+    by_torch = ng.ada_layer_norm.operator.decomposition(x, scale, torch.randn(2, 8))
+    assert torch.autograd.grad(by_torch.sum(), scale)[0].abs().sum() > 0
+
+
+TEXT = """
+name = "clipped_norm"
+[tensors]
+x = "input"
+weight = { role = "parameter", optional = true, absent = "1" }
+rstd = { role = "statistic", optional = true }
+y = "output"
+[scalars]
+limit = 2
+[formulas]
+rstd = "rsqrt(mean(x**2) + 1e-6)"
+y = "clamp(x * rstd, -limit, limit) * weight"
+[backward]
+saved = ["rstd"]
+"""
+
+
+def clipped_norm(x: torch.Tensor, weight: torch.Tensor, limit: float) -> torch.Tensor:
+    return (x * torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-6)).clamp(-limit, limit) * weight
+
+
+def test_any_text_is_an_operator_in_one_call(device: str, tmp_path: object) -> None:
+    made = ng.operator(TEXT)
+    file = tmp_path / "clipped_norm.toml"  # type: ignore[operator]
+    file.write_text(TEXT)
+    assert ng.operator(str(file)).operators is made.operators  # registered once
+    x = torch.randn(7, 96, device=device, requires_grad=True)
+    weight = torch.randn(96, device=device, requires_grad=True)
+    y = made(x, weight, limit=1.5)
+    want = clipped_norm(x.double(), weight.double(), 1.5)
+    torch.testing.assert_close(y.double(), want, rtol=1e-5, atol=1e-5)
+    by = torch.randn_like(y)
+    exact = torch.autograd.grad(want, (x, weight), by.double())
+    for got, wanted in zip(torch.autograd.grad(y, (x, weight), by), exact, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)
+    assert str(inspect.signature(made.function)) == "(x, weight=None, limit=2.0, *, dtype=None, opaque=True)"
+
+
+def test_a_spec_may_name_its_tensors_as_we_name_our_options() -> None:
+    text = 'name = "lambda"\n[tensors]\ndtype = "input"\nrun = "input"\ny = "output"\n[scalars]\nopaque = 3\n'
+    made = ng.operator(text + '[formulas]\ny = "opaque * dtype + run"\n')
+    x = torch.randn(2, 4)
+    torch.testing.assert_close(made(x, x, opaque_=2.0), 3 * x)
+    torch.testing.assert_close(made(dtype_=x, run=x, dtype=torch.bfloat16), (4 * x).bfloat16())
+
+
+def test_a_quantiser_returns_its_scales(device: str) -> None:
+    x = torch.randn(5, 256, device=device)
+    scale, q = (lambda found: (found[1], found[0]))(ng.operator("quantize_to_int8_token")(x))
+    assert q.dtype == torch.int8
+    assert scale.shape == (5,)
+    assert ((q * scale[:, None] - x).abs() <= 0.5001 * scale[:, None]).all()
+
+
+def on_the_cpu(*args: object, **named: object) -> object:
+    """A handle of the emitted text, run on the CPU; its results as torch tensors."""
+    made = launched(*args, **{**named, "device": "cpu"})  # type: ignore[operator]
+
+    class Wrapped:
+        def __call__(self, *arrays: object, **scalars: object) -> object:
+            found = made(*arrays, **scalars)
+            return tuple(map(to_torch, found)) if isinstance(found, tuple) else to_torch(found)
+
+    return Wrapped()
+
+
+launched = calls.handle
+
+
+@pytest.mark.parametrize(
+    ("function", "wrt"), [("add_layer_norm", ["x", "residual", "bias"]), ("softmax_sink", ["sink"])]
+)
+def test_the_emitted_text_gets_what_it_asks_for_and_its_results_have_their_names(
+    function: str, wrt: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The way of a call on a GPU, with the CPU's executor at its end."""
+    pytest.importorskip("normgen.cpu.compiler").require_compiler()
+    made = getattr(ng, function)
+    op = made.operator.spec.name
+    inputs = case(op, (3, 64), "f32", "cpu", present=["weight", "bias", "h"] if "norm" in op else [])
+    leaves = {name: t.requires_grad_(name in wrt) for name, t in inputs.tensors.items()}
+    by_formula = results(made(**arguments(function, leaves)))
+    by = [torch.randn_like(y) for y in by_formula]
+    wants = torch.autograd.grad(by_formula, [leaves[name] for name in wrt], by)
+
+    monkeypatch.setattr(calls, "takes_a_kernel", lambda *_: True)
+    monkeypatch.setattr(calls, "handle", on_the_cpu)
+    monkeypatch.setattr(made.operator._calls, "_ready", {})
+    monkeypatch.setattr(made.operator, "_ready", {})
+    by_kernel = results(made(**arguments(function, leaves)))
+    found = torch.autograd.grad(by_kernel, [leaves[name] for name in wrt], by)
+    assert all(type(ready._made).__name__ == "Wrapped" for ready in made.operator._calls._ready.values())
+    assert {key[0].direction for key in made.operator._calls._ready if hasattr(key[0], "direction")} == {
+        Direction.BACKWARD
+    }
+    for got, want in zip((*by_kernel, *found), (*by_formula, *wants), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)

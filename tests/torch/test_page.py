@@ -1,0 +1,25 @@
+"""docs/frameworks.md: its snippets run as they stand."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed")
+
+PAGE = Path(__file__).parents[2] / "docs" / "frameworks.md"
+
+
+def test_the_snippets_of_the_page_run_in_order() -> None:
+    snippets = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    assert len(snippets) == 6
+    scope: dict[str, Any] = {"__name__": "page"}
+    for number, snippet in enumerate(snippets):
+        exec(compile(snippet, f"frameworks.md, snippet {number}", "exec"), scope)
+    assert scope["x"].grad.abs().sum() > 0
+    assert scope["weight"].grad.shape == (768,)
+    assert scope["q"].shape == (4, 128, 768)
+    assert 0 < float(scope["loss"]) < 100

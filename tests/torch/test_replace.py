@@ -1,0 +1,199 @@
+"""Norms of a model, found by what they compute."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+import normgen.torch as ng  # noqa: E402
+
+
+class Scale(torch.nn.Module):
+    """A module with one parameter [cols] and an eps, of which each class below makes something else."""
+
+    def __init__(self, cols: int, small: float = 1e-6) -> None:
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.randn(cols))
+        self.small = small
+
+    def unit(self, x: torch.Tensor) -> torch.Tensor:
+        wide = x.float() if x.dtype != torch.float64 else x
+        return wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.small)
+
+
+class RoundedFirst(Scale):
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        return self.scale * self.unit(states).to(states.dtype)
+
+
+class RoundedLast(Scale):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.unit(x) * self.scale.float()).type_as(x)
+
+
+class OneMore(Scale):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.unit(x) * (1 + self.scale.float())).type_as(x)
+
+
+class TwiceRounded(Scale):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.unit(x).to(x.dtype) * self.scale.to(x.dtype) * 3).to(x.dtype) / 3
+
+
+class Level(Scale):
+    """By the mean of the magnitudes."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x / (x.abs().mean(-1, keepdim=True) + self.small) * self.scale
+
+
+class OverColumns(Scale):
+    """As wide as the rows of the test are many."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.unit(x.transpose(-1, -2)).transpose(-1, -2) * self.scale
+
+
+class GatedNorm(Scale):
+    def forward(self, x: torch.Tensor, gate: torch.Tensor | None = None) -> torch.Tensor:
+        return self.unit(x if gate is None else x * gate) * self.scale
+
+
+FOUND = [
+    (RoundedFirst(48), "llama_rms_norm(x, scale, eps=1e-06)"),
+    (RoundedFirst(48, 1e-5), "llama_rms_norm(x, scale, eps=1e-05)"),
+    (RoundedLast(48), "rms_norm(x, scale, eps=1e-06)"),
+    (OneMore(48), "gemma_rms_norm(x, scale, eps=1e-06)"),
+    (torch.nn.LayerNorm(48, eps=1e-3), "layer_norm(x, weight, bias, eps=0.001)"),
+    (torch.nn.LayerNorm(48, bias=False), "layer_norm(x, weight, eps=1e-05)"),
+    (torch.nn.LayerNorm(48, elementwise_affine=False), "layer_norm(x, eps=1e-05)"),
+    (torch.nn.RMSNorm(48), "rms_norm(x, weight, eps=1.19209e-07)"),
+]
+NOT_FOUND = [
+    (TwiceRounded(48), "TwiceRounded: its forward rounds elsewhere than our"),
+    (Level(48), "Level: its forward computes none of our norms"),
+    (OverColumns(48), "OverColumns: its forward computes none of our norms"),
+    (GatedNorm(48), "GatedNorm: its forward takes more than one tensor"),
+    (torch.nn.BatchNorm1d(48), "BatchNorm1d: it has buffers"),
+    (torch.nn.GroupNorm(4, 48), "GroupNorm: its forward"),
+    (torch.nn.LayerNorm((4, 12)), "LayerNorm: its parameters are not [cols]"),
+    (torch.nn.PReLU(48), "PReLU: its forward"),
+]
+
+
+@pytest.mark.parametrize(("module", "what"), FOUND, ids=lambda value: type(value).__name__)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_norm_is_found_by_what_it_computes_and_computes_it_still(
+    module: Any, what: str, dtype: torch.dtype, device: str
+) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(48, 48), copy.deepcopy(module)).to(device, dtype)
+    x = torch.randn(3, 5, 48, device=device, dtype=dtype, requires_grad=True)
+    leaves = [x, *model.parameters()]
+    want = model(x)
+    by = torch.randn_like(want)
+    exact = torch.autograd.grad(want, leaves, by)
+    state = copy.deepcopy(model.state_dict())
+
+    report = ng.replace(model)
+    assert {name: str(norm) for name, norm in report.replaced.items()} == {"1": what}
+    assert report.left == {}
+    assert str(report) == f"1 x replaced: {what}"
+    got = model(x)
+    tolerance = 8 * torch.finfo(dtype).eps
+    torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance)
+    for one, other in zip(torch.autograd.grad(got, leaves, by), exact, strict=True):
+        torch.testing.assert_close(one, other, rtol=8 * tolerance, atol=tolerance * float(other.abs().max()))
+
+    assert ng.replace(model).replaced == {}  # not twice
+    again = copy.deepcopy(model)
+    assert again[1].forward.module is again[1]
+    assert {k: v.tolist() for k, v in model.state_dict().items()} == {k: v.tolist() for k, v in state.items()}
+    assert ng.restore(model) == 1
+    assert torch.equal(model(x), want)
+
+
+@pytest.mark.parametrize(("module", "why"), NOT_FOUND, ids=lambda value: type(value).__name__)
+def test_what_computes_something_else_is_left_with_its_reason(module: Any, why: str) -> None:
+    model = torch.nn.Sequential(module)
+    report = ng.replace(model)
+    assert report.replaced == {}
+    assert report.left["0"].startswith(why)
+    assert "forward" not in vars(module)
+
+
+def test_dtypes_in_which_a_module_rounds_otherwise_are_left_to_it() -> None:
+    """Rows in bf16 with a scale in float32: its result is float32, of a row rounded to bf16; T5's is not rounded."""
+
+    class NotRounded(Scale):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            unit = x * torch.rsqrt(x.float().square().mean(-1, keepdim=True) + self.small)
+            return self.scale * (unit.to(self.scale.dtype) if self.scale.dtype != torch.float32 else unit)
+
+    x = torch.randn(4, 48).bfloat16()
+    for module, is_ours in ((RoundedFirst(48), True), (NotRounded(48), False)):
+        want = module(x)
+        ng.replace(torch.nn.Sequential(module))
+        got = module(x)
+        assert got.dtype == torch.float32
+        assert ((x.dtype, torch.float32) in module.forward.norm.dtypes) is is_ours
+        torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-6)
+
+
+def test_modules_that_are_alike_are_examined_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    from normgen.torch import patching
+
+    examined: list[Any] = []
+    examine = patching._examine
+    monkeypatch.setattr(patching, "_examine", lambda module: examined.append(module) or examine(module))
+    model = torch.nn.Sequential(*(RoundedLast(48, eps) for eps in (1e-6, 1e-5, 1e-6, 1e-5)))
+    report = ng.replace(model)
+    assert len(examined) == 2
+    assert [norm.eps for norm in report.replaced.values()] == [1e-6, 1e-5, 1e-6, 1e-5]
+
+
+def test_a_replaced_model_compiles_whole(device: str) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(48, 48), RoundedFirst(48), torch.nn.LayerNorm(48)).to(device)
+    ng.replace(model)
+    x = torch.randn(5, 48, device=device)
+    torch.compiler.reset()
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x), model(x))
+
+
+MODELS = {
+    "Llama": ({"num_key_value_heads": 2}, "llama_rms_norm", 5),
+    "Qwen3": ({"num_key_value_heads": 2, "head_dim": 16}, "llama_rms_norm", 9),
+    "Gemma": ({"num_key_value_heads": 2, "head_dim": 16}, "gemma_rms_norm", 5),
+    "GPT2": ({"bos_token_id": 1, "eos_token_id": 1}, "layer_norm", 5),
+    "ViT": ({"image_size": 32, "patch_size": 8}, "layer_norm", 5),
+}
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_models_of_transformers_keep_their_results(family: str, device: str) -> None:
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    options, norm, count = MODELS[family]
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    sizes |= {} if family == "GPT2" else {"intermediate_size": 128}
+    sizes |= {} if family == "ViT" else {"vocab_size": 100}
+    config = getattr(transformers, f"{family}Config")(**sizes, **options)
+    model = getattr(transformers, f"{family}Model")(config).to(device).eval()
+    for parameter in model.parameters():
+        if parameter.ndim == 1:
+            torch.nn.init.normal_(parameter, std=0.3)
+    given = {"pixel_values": torch.randn(2, 3, 32, 32, device=device)}
+    if family != "ViT":
+        given = {"input_ids": torch.randint(0, 100, (2, 7), device=device)}
+    with torch.no_grad():
+        want = model(**given)[0]
+        report = ng.replace(model)
+        assert [n.function for n in report.replaced.values()] == [norm] * count
+        assert report.left == {}
+        torch.testing.assert_close(model(**given)[0], want, rtol=1e-4, atol=1e-4)
+        ng.restore(model)
+        assert torch.equal(model(**given)[0], want)
