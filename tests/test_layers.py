@@ -36,6 +36,7 @@ LAYERS = (
     ("suites",),
     ("studies",),
     ("bench",),
+    ("ladder",),
     ("report",),
     ("python",),
     ("cli",),

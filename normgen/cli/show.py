@@ -13,7 +13,7 @@ from normgen.cli.options import (
     parse_device,
     problem_options,
     read_problem,
-    read_schedule,
+    schedule_option,
     seed_option,
     show,
     target_option,
@@ -21,6 +21,7 @@ from normgen.cli.options import (
 from normgen.cuda.driver import find_gpu
 from normgen.device import target as named_target
 from normgen.errors import VerificationError
+from normgen.ladder.points import read_schedule
 from normgen.measure.check import check_on_gpu
 from normgen.measure.cpu_check import check_on_cpu
 from normgen.pipeline import emit, programs_of
@@ -62,7 +63,7 @@ def spec_check(file: Path) -> None:
 @target_option
 @click.option("--ir", "what", flag_value="ir", help="The RowProgram after each pass.")
 @click.option("--cuda", "what", flag_value="cuda", default="cuda", help="The emitted CUDA text (default).")
-@click.option("--schedule", "knobs", default="", help="Knobs that differ from the default: 'vector=4 load=streaming'.")
+@schedule_option
 @click.option("--print-schedule", "what", flag_value="schedule", help="The schedule with every knob.")
 def show_command(target: str, what: str, knobs: str, **options: Any) -> None:
     """What a problem turns into: program, CUDA text or schedule."""
@@ -109,7 +110,7 @@ def space_command(target: str, as_json: bool, why: bool, **options: Any) -> None
 @target_option
 @json_option
 @click.option("--device", default=None, help="Number of a GPU, or cpu (default: the first GPU, else cpu).")
-@click.option("--schedule", "knobs", default="", help="Knobs that differ from the default: 'variance=welford'.")
+@schedule_option
 @seed_option
 def verify(target: str, as_json: bool, device: str | None, knobs: str, seed: int, **options: Any) -> None:
     """Check a kernel against the float64 reference on adversarial rows; exit 4 if it misses its bounds.

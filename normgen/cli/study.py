@@ -28,7 +28,6 @@ from normgen.cli.options import (
     place_options,
     problem_options,
     read_problem,
-    read_schedule,
     seed_option,
     show,
     target_option,
@@ -40,6 +39,7 @@ from normgen.device import Device
 from normgen.device import target as named_target
 from normgen.errors import UsageError, VerificationError
 from normgen.files.private import write_output
+from normgen.ladder.points import read_schedule
 from normgen.problem.question import Direction
 from normgen.program.source import stages_of
 from normgen.records.place import place_named
@@ -153,7 +153,7 @@ def _show_reports(file: Path, land: Landscape, reports: Sequence[Report]) -> Non
 @place_options
 @click.argument("knobs", nargs=-1)
 def explain(target: str, as_json: bool, setting: str, context: str, knobs: tuple[str, ...], **options: Any) -> None:
-    """What the cost model thinks of a schedule: KNOBS that differ from the default, such as vector=4 load=streaming.
+    """What the cost model thinks of a schedule: KNOBS as of --schedule: plain vector=4.
 
     --json prints {problem, schedule, device, us, memory_us, latency_us, issue_us, starts_us, columns_us, tail_us,
     factor, bytes, registers, spilled, blocks_per_sm, occupancy, waves, looks}.

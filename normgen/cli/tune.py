@@ -21,8 +21,8 @@ from normgen.cli.options import (
     show,
     target_option,
 )
-from normgen.cli.text import Terminal, result_text
-from normgen.cli.text_suite import SuiteTerminal, suite_text
+from normgen.cli.text.result import Terminal, result_text
+from normgen.cli.text.suite import SuiteTerminal, suite_text
 from normgen.cuda.driver import device_facts, devices
 from normgen.device import target
 from normgen.errors import FileError, NoDeviceError, NothingValidError, UsageError

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from normgen.cli.text import Terminal, progress_line, result_text
+from normgen.cli.text.result import Terminal, progress_line, result_text
 from normgen.device import TARGETS
 from normgen.records.place import Context, Place, Setting
 from normgen.records.record import Outcome
