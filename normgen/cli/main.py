@@ -30,6 +30,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "doctor": ("doctor:doctor", "What works here: driver, GPU, NVRTC, C++ compiler, cache."),
     "explain": ("study:explain", "What the cost model makes of a schedule, or of several side by side."),
     "export": ("export:export", "Write the headers of all records under OUTPUT/records."),
+    "ladder": ("ladder:ladder", "The classic optimisation ladders: each rung proven, timed, and beside its source."),
     "list": ("show:list_command", "The built-in specs, and what each computes."),
     "replay": ("study:replay", "What search strategies would have found on recorded sweeps, without a GPU."),
     "report": ("report:report", "Write one self-contained HTML page: search progress, % of roof, all records."),

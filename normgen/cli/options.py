@@ -75,9 +75,8 @@ def target_option(command: Command) -> Command:
 
 
 def schedule_option(command: Command) -> Command:
-    help_text = (
-        "A named point, then knobs that differ: 'plain,vector=float4'. Points: default, plain, record, FILE.jsonl."
-    )
+    points = "default, plain, record, FILE.jsonl, layernorm/v3"
+    help_text = f"A point, then the knobs that differ: 'plain,vector=float4'. Points: {points}."
     return click.option("--schedule", "knobs", default="", help=help_text)(command)
 
 

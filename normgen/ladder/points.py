@@ -8,6 +8,8 @@ from pathlib import Path
 from normgen.device import Device
 from normgen.errors import UsageError, did_you_mean
 from normgen.files.names import plain_path
+from normgen.ladder.kernels import knobs_of
+from normgen.ladder.rungs import load_ladder
 from normgen.problem.problem import Problem
 from normgen.records.record import ProblemKey, Record
 from normgen.records.winners import gpu_slug, kept, kept_of, record_folders
@@ -53,17 +55,37 @@ def read_schedule(problem: Problem, device: Device, text: str) -> Schedule:
 
 
 def named_point(problem: Problem, device: Device, name: str) -> Schedule:
-    """The schedule of that name: default, plain, record, FILE.jsonl, or the id that a record has as its `text`."""
+    """The schedule of that name: default, plain, record, FILE.jsonl, a rung, or the id that a record has as its `text`.
+
+    A rung is LADDER/RUNG, or LADDER/RUNG/BLOCK for another of its launches than the source's fastest.
+    """
     if name == "default":
         return default_schedule(problem, device)
     if name == "plain":
         return Schedule()
+    if "/" in name and not name.endswith(".jsonl"):
+        return _of_rung(name)
     known = _records(device, name)
     if name == "record" or name.endswith(".jsonl"):
         return _best(problem, known, name).schedule
     if len(name) >= 6 and (found := [r for r in known if r.text.startswith(name)]):
         return found[0].schedule
-    raise UsageError("unknown schedule point", received=name, hint=did_you_mean(name, POINTS))
+    raise UsageError("unknown schedule point", received=name, hint=did_you_mean(name, (*POINTS, "LADDER/RUNG")))
+
+
+def _of_rung(name: str) -> Schedule:
+    """The knobs of a rung on plain, whatever the problem: its own or another."""
+    ladder_name, rung_name, *rest = name.split("/", 2)
+    ladder = load_ladder(ladder_name)
+    rung = ladder.rung(rung_name)
+    if rung.missing or rung.kernels:
+        why = rung.missing or f"it is {len(rung.kernels)} kernels: " + ", ".join(k.op for k in rung.kernels)
+        raise UsageError(f"the rung {ladder_name}/{rung_name} is no schedule of one kernel", received=name, hint=why)
+    blocks = {block.block: block for block in rung.blocks}
+    block = blocks.get(rest[0]) if rest else rung.best
+    if block is None:
+        raise UsageError(f"{ladder_name}/{rung_name} has no such launch", received=name, hint=did_you_mean("", blocks))
+    return schedule_from(knobs_of(rung.knobs) | knobs_of(block.knobs))
 
 
 def _records(device: Device, name: str) -> list[Record]:

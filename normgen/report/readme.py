@@ -18,6 +18,9 @@ from normgen.bench.result import from_json
 from normgen.device import target
 from normgen.errors import UsageError, did_you_mean
 from normgen.files.private import write_output
+from normgen.ladder.climb import Climb
+from normgen.ladder.page import page as ladder_page
+from normgen.ladder.rungs import load_ladder
 from normgen.pipeline import emit
 from normgen.program.source import problem_for
 from normgen.records.record import Record
@@ -112,6 +115,13 @@ def _result(gpu: str, record: Record) -> tuple[str, ...]:
     )
 
 
+def ladders_part(root: Path) -> str:
+    """Every ladder as its evidence has it."""
+    files = sorted((root / "generated" / "evidence").glob("ladder_*.json"))
+    found = [Climb.of(one) for file in files for one in json.loads(file.read_text(encoding="utf-8"))["ladders"]]
+    return ladder_page([(load_ladder(one.ladder), one) for one in found])
+
+
 def commands_part(_: Path) -> str:
     """What `normgen --help` prints."""
     done = subprocess.run(
@@ -130,8 +140,9 @@ PARTS: dict[str, Callable[[Path], str]] = {
     "roles": roles_part,
     "functions": functions_part,
     "dtypes": dtypes_part,
+    "ladders": ladders_part,
 }
-DOCUMENTS = ("README.md", "docs/techniques.md", "docs/language.md")
+DOCUMENTS = ("README.md", "docs/techniques.md", "docs/language.md", "docs/ladder.md")
 SCHEMA = "normgen/records/schema.json"
 
 

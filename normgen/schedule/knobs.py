@@ -228,7 +228,7 @@ TABLE: tuple[Knob, ...] = (
     ),
     Knob(
         name="rows_per_block",
-        values=(1, 2, 4, 8, 16, 32, 64, 128, 256),
+        values=(1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024),
         plain=1,
         group=Group.CUT,
         meaning="rows side by side in one block",

@@ -114,6 +114,13 @@ class LiveLine:
         if self._live is not None:
             self._live.stop()
 
+    def say(self, text: str) -> None:
+        """The text in the live area."""
+        if self._live is not None:
+            from rich.text import Text
+
+            self._live.update(Text(text))
+
 
 class Terminal(LiveLine):
     """Progress on stderr: one live line on a terminal, only phases and notes elsewhere."""
@@ -137,10 +144,7 @@ class Terminal(LiveLine):
             print(text, file=sys.stderr)
 
     def _show(self) -> None:
-        if self._live is not None:
-            from rich.text import Text
-
-            self._live.update(Text(progress_line(self._phase, self._standing)))
+        self.say(progress_line(self._phase, self._standing))
 
 
 def progress_line(phase: str, standing: Standing | None) -> str:
