@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from normgen import export as headers
-from normgen.cli.options import show
+from normgen.cli.options import json_option, show
 from normgen.device import device_from
 from normgen.errors import NothingValidError, UsageError
 from normgen.export.t4 import t4_results
@@ -33,6 +33,7 @@ RE_EXPORT = "`normgen export` writes them again"
 )
 @click.option("--shared-library", is_flag=True, help="Device functions in one file beside the headers, not in each.")
 @click.option("--format", "form", type=click.Choice(["headers", "t4"]), default="headers", show_default=True)
+@json_option
 def export(
     files: tuple[Path, ...],
     output: Path,
@@ -42,12 +43,14 @@ def export(
     archs: str,
     shared_library: bool,
     form: str,
+    as_json: bool,
 ) -> None:
     """Write the headers of all records under OUTPUT/records.
 
     Records in FILES (a run's winner.jsonl) are taken in first, each where it is better than the one shipped.
     With --arch, a GPU that has no record gets the general kernels, and a line on stderr says so.
     With --format t4 the records of FILES (a run's candidates.jsonl) are printed in Kernel Tuner's results format.
+    --json prints {taken: [{op, schedule, is_taken}], written: [files]}.
     """
     if form == "t4":
         if not files:
@@ -58,21 +61,25 @@ def export(
     how = headers.Form(archs=read_archs(archs), shared_library=shared_library)
     if check and files:
         raise UsageError("--check writes nothing, so it takes no records in", received=str(files[0]))
-    for file in files:
-        for record in kept_of(file):
-            taken = adopt(record, output / "records", device_from(record.device), force=force)
-            click.echo(f"{'taken' if taken else 'the shipped one is better'}: {record.problem.op} {record.schedule}")
+    taken = []
+    for record in (record for file in files for record in kept_of(file)):
+        is_taken = adopt(record, output / "records", device_from(record.device), force=force)
+        taken.append({"op": record.problem.op, "schedule": record.schedule.as_dict(), "is_taken": is_taken})
+        if not as_json:
+            click.echo(f"{'taken' if is_taken else 'the shipped one is better'}: {record.problem.op} {record.schedule}")
     if check:
         differences = headers.differences(output, spec_folders=specs, form=how)
         if differences:
             raise UsageError("headers must be what their records say", received="; ".join(differences), hint=RE_EXPORT)
+        if as_json:
+            show({"taken": [], "written": []})
         return
     paths = headers.export_folder(output, spec_folders=specs, form=how)
     if not paths:
         of = f" of {archs}" if archs else ""
         raise NothingValidError(f"there is no record{of} to export", received=str(output / "records"))
-    for path in paths:
-        click.echo(str(path))
+    written = [str(path) for path in paths]
+    show({"taken": taken, "written": written} if as_json else "\n".join(written))
 
 
 def read_archs(text: str) -> tuple[int, ...]:

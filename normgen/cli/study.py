@@ -32,6 +32,7 @@ from normgen.cli.options import (
     show,
     target_option,
 )
+from normgen.cli.text.result import LiveLine
 from normgen.cost.constants import Constants, constants_of, file_name, read_constants, write_constants
 from normgen.cost.model import predict
 from normgen.cuda.driver import device_facts, find_gpu
@@ -120,10 +121,16 @@ def replay(
     --json prints {sweeps: [{file, points, optimum_us, reports: [{strategy, seeds, median, worst}]}]}.
     """
     found = []
-    for file in files:
+    chosen = names or STRATEGIES
+    for number, file in enumerate(files):
         sweep = read_sweep(file)
         land = landscape_of(sweep)
-        reports = [run(land, name, seeds=seeds, workers=workers) for name in names or STRATEGIES]
+        reports: list[Report] = []
+        with LiveLine() as line:
+            for name in chosen:
+                done = number * len(chosen) + len(reports)
+                line.say(f"replay  {done}/{len(files) * len(chosen)}  {name} on {file.name}, {seeds} seeds")
+                reports.append(run(land, name, seeds=seeds, workers=workers))
         found.append((file, sweep.header, land, reports))
         if not as_json:
             _show_reports(file, land, reports)

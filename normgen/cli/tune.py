@@ -88,7 +88,7 @@ def _tune_one(as_json: bool, options: dict[str, Any]) -> int:
             budget_s=parse_seconds(options["budget"]),
             progress=progress,
         )
-    show(result.as_dict() if as_json else result_text(result))
+    show(result.as_dict() if as_json else result_text(result, progress.said))
     if result.interrupted:
         return INTERRUPTED
     return 0 if result.header_path else FileError.exit_code

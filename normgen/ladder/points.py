@@ -14,6 +14,7 @@ from normgen.problem.problem import Problem
 from normgen.records.record import ProblemKey, Record
 from normgen.records.winners import gpu_slug, kept, kept_of, record_folders
 from normgen.schedule.default import default_schedule
+from normgen.schedule.knobs import KNOBS
 from normgen.schedule.repair import repair
 from normgen.schedule.schedule import Schedule, schedule_from
 
@@ -34,11 +35,10 @@ def parsed(text: str) -> Asked:
     knobs: dict[str, str] = {}
     for part in text.replace(",", " ").split():
         name, equals, value = part.partition("=")
-        if not equals and not point and not knobs:
+        if not equals and not point and not knobs and part not in KNOBS:
             point = part
         elif not (name and equals and value):
-            rule = "expected name=value" if point or knobs else "expected a named point or name=value"
-            raise UsageError(rule, received=part, hint="a point such as plain stands in front, once")
+            raise UsageError("expected name=value", received=part, hint="a point such as plain stands in front, once")
         else:
             knobs[name] = value
     return Asked(point=point or "default", knobs=knobs)

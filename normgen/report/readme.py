@@ -19,6 +19,7 @@ from normgen.device import target
 from normgen.errors import UsageError, did_you_mean
 from normgen.files.private import write_output
 from normgen.ladder.climb import Climb
+from normgen.ladder.kernels import own_text
 from normgen.ladder.page import page as ladder_page
 from normgen.ladder.rungs import load_ladder
 from normgen.pipeline import emit
@@ -40,11 +41,9 @@ def kernel_part(_: Path) -> str:
     """The kernel of one problem under its default schedule, without the helpers in front of it."""
     op, shape = _SHOWN
     problem = problem_for(load(op), shape=shape)
-    text = emit(problem, default_schedule(problem, target("h200"))).text
-    start = text.rindex("\n\n", 0, text.index("template <class Config>\n__global__")) + 2  # with the comment above it
-    start = text.rindex("\n\n", 0, start - 2) + 2  # and its Config
-    command = f"normgen show --cuda --op {op} --shape {shape}"
-    return f"The end of what `{command}` prints:\n\n```cuda\n{text[start:].rstrip()}\n```\n"
+    text = own_text(emit(problem, default_schedule(problem, target("h200"))))
+    command = f"normgen show --kernel --op {op} --shape {shape}"
+    return f"What `{command}` prints:\n\n```cuda\n{text.rstrip()}\n```\n"
 
 
 def specs_part(_: Path) -> str:
