@@ -28,7 +28,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "completion": ("completion:completion", "Print the completion script of a shell: bash, zsh or fish."),
     "compare": ("state:compare", "Whether the kernels of AFTER are faster, slower or the same as those of BEFORE."),
     "doctor": ("doctor:doctor", "What works here: driver, GPU, NVRTC, C++ compiler, cache."),
-    "explain": ("study:explain", "What the cost model makes of a schedule, or of several side by side."),
+    "explain": (
+        "study:explain",
+        "What the cost model makes of a schedule, and what tutorials would ask of its kernel.",
+    ),
     "export": ("export:export", "Write the headers of all records under OUTPUT/records."),
     "ladder": ("ladder:ladder", "The classic optimisation ladders: each rung proven, timed, and beside its source."),
     "list": ("show:list_command", "The built-in specs, and what each computes."),

@@ -33,6 +33,7 @@ from normgen.cli.options import (
     target_option,
 )
 from normgen.cli.text.result import LiveLine
+from normgen.cost.checklist import checklist
 from normgen.cost.constants import Constants, constants_of, file_name, read_constants, write_constants
 from normgen.cost.model import predict
 from normgen.cuda.driver import device_facts, find_gpu
@@ -160,10 +161,11 @@ def _show_reports(file: Path, land: Landscape, reports: Sequence[Report]) -> Non
 @place_options
 @click.argument("knobs", nargs=-1)
 def explain(target: str, as_json: bool, setting: str, context: str, knobs: tuple[str, ...], **options: Any) -> None:
-    """What the cost model thinks of a schedule: KNOBS as of --schedule: plain vector=4.
+    """What the cost model makes of a schedule, and tutorials' checklist. KNOBS are as of --schedule: plain vector=4.
 
     --json prints {problem, schedule, device, us, memory_us, latency_us, issue_us, starts_us, columns_us, tail_us,
-    factor, bytes, registers, spilled, blocks_per_sm, occupancy, waves, looks}.
+    factor, bytes, registers, spilled, blocks_per_sm, occupancy, waves, looks, checklist: [{question, answer, is_good,
+    knobs}]}.
     """
     from dataclasses import asdict
 
@@ -171,11 +173,13 @@ def explain(target: str, as_json: bool, setting: str, context: str, knobs: tuple
     place = place_named(setting, context)
     schedule = read_schedule(problem, facts, " ".join(knobs))
     cost = predict(problem, schedule, facts, stages=stages_of(problem), hot=place.is_hot)
+    answers = checklist(problem, schedule, facts, cost)
     if as_json:
-        show({"problem": str(problem), "schedule": schedule.as_dict(), "device": facts.name, **asdict(cost)})
+        head = {"problem": str(problem), "schedule": schedule.as_dict(), "device": facts.name, **asdict(cost)}
+        show(head | {"checklist": [asdict(answer) for answer in answers]})
         return
     click.echo(f"{problem} on {facts.name}, {place}: {schedule}")
-    click.echo("\n".join(cost.lines()))
+    click.echo("\n".join([*cost.lines(), "", *(answer.line() for answer in answers)]))
 
 
 @click.command()
