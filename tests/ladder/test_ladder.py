@@ -208,6 +208,18 @@ def test_a_plot_has_a_line_a_rung(tmp_path: Path) -> None:
     assert "<svg" in (tmp_path / "one.svg").read_text(encoding="utf-8")
 
 
+README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+LINES = re.findall(r"^normgen (?:ladder|show --shape) .*", README, re.MULTILINE)
+
+
+@needs_compiler
+@pytest.mark.parametrize("line", LINES)
+def test_what_the_readme_shows_of_ladders_runs(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, *line.partition("#")[0].split()[1:])
+    assert code == 0
+    assert "__global__" in out or "layernorm_backward" in out
+
+
 @pytest.mark.gpu
 def test_layernorms_ladder_is_measured_and_each_version_is_faster_than_the_first() -> None:
     try:
