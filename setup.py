@@ -31,7 +31,7 @@ setup(
             "cost/devices/*.json",
             "records/schema.json",
         ],
-        "normgen.specs": ["*.toml", "presets/*.toml", "suites/*.toml"],
+        "normgen.specs": ["*.toml", "presets/*.toml", "suites/*.toml", "ladders/*.toml", "ladders/steps/*.toml"],
         # Without generated/evidence: 0.7 MB that nothing reads unless it is named.
         "normgen.generated": ["*.cu", "records/*.jsonl"],
     },

@@ -113,9 +113,15 @@ def device_from(facts: Mapping[str, Any]) -> Device:
     return device
 
 
+OLDER = {"v100": 70, "titanv": 70, "p100": 60, "p40": 61, "p4": 61, "gtx1080": 61, "m40": 52, "k80": 37}  # sm_NN
+
+
 def target(name: str) -> Device:
     """The named target a machine without a GPU compiles and predicts for."""
     found = TARGETS.get(name.lower())
+    if found is None and (older := OLDER.get(name.lower())):
+        hint = "the oldest architecture is sm_75 (--target t4), the oldest that CUDA 13 compiles for"
+        raise UsageError(f"sm_{older} is not supported", received=name, hint=hint)
     if found is None:
         raise UsageError("unknown target GPU", received=name, hint=did_you_mean(name, TARGETS))
     return found

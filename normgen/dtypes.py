@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -97,7 +98,7 @@ class DType:
 
 F32 = DType(
     name="f32",
-    aliases=("float32", "float"),
+    aliases=("float32", "float", "fp32"),
     bytes=4,
     ctype="float",
     word="float",
@@ -112,7 +113,7 @@ F32 = DType(
 )
 F16 = DType(
     name="f16",
-    aliases=("float16", "half"),
+    aliases=("float16", "half", "fp16"),
     bytes=2,
     ctype="float16",
     word="half",
@@ -128,7 +129,7 @@ F16 = DType(
 )
 BF16 = DType(
     name="bf16",
-    aliases=("bfloat16",),
+    aliases=("bfloat16", "nv_bfloat16"),
     bytes=2,
     ctype="bfloat16",
     word="bfloat16",
@@ -222,18 +223,20 @@ I64 = _integer("i64", "int64", "long", size=8, ctype="int64", word="long", cuda=
 
 FLOATS = (F32, F16, BF16)  # what a tensor may be stored as unless its spec says otherwise
 DTYPES: dict[str, DType] = {d.name: d for d in (*FLOATS, F8E4M3, F8E5M2, F8E8M0, I8, U8, BOOL, I32, I64)}
-_BY_ALIAS = {alias: d for d in DTYPES.values() for alias in (d.name, *d.aliases)}
+_BY_ALIAS = {alias: d for d in DTYPES.values() for alias in (d.name, *d.aliases, d.cuda_ctype)}
 
 
 def dtype(given: Any) -> DType:
-    """The dtype of that name or alias ("f32", "float32", "bfloat16", ...), or of a library's object for it.
+    """The dtype of that name or alias ("f32", "fp32", "float32", "__half", "torch.bfloat16", ...), or of an object.
 
     Objects of numpy, ml_dtypes, torch and jax are known by their names. Raises UsageError for another one.
     """
     name = given if isinstance(given, str) else _name_of(given)
-    found = _BY_ALIAS.get(name.lower())
+    found = _BY_ALIAS.get(name.lower().removeprefix("torch."))
     if found is None:
-        raise UsageError("unknown dtype", received=name, hint=instead_of_dtype(name) or did_you_mean(name, DTYPES))
+        close = difflib.get_close_matches(name.lower(), _BY_ALIAS, n=1)
+        hint = did_you_mean(_BY_ALIAS[close[0]].name if close else name, DTYPES)
+        raise UsageError("unknown dtype", received=name, hint=instead_of_dtype(name) or hint)
     return found
 
 
@@ -245,7 +248,7 @@ _NOT_STORED = {
     **dict.fromkeys(("i4", "int4", "u4", "uint4", "f4e2m1", "fp4", "fp4_e2m1", "float4_e2m1fn_x2", "nvfp4"), _NARROW),
     **dict.fromkeys(("complex64", "complex128", "c64", "c128"), _COMPLEX),
     **dict.fromkeys(("i16", "int16", "short", "u16", "uint16"), "not supported: i32 holds these numbers"),
-    **dict.fromkeys(("fp32", "tf32"), "did you mean 'f32'?"),
+    "tf32": "did you mean 'f32'?",
 }
 
 

@@ -17,6 +17,13 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join("  ".join(cell(text, i) for i, text in enumerate(line)).rstrip() for line in lines)
 
 
+def filled(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """The table without the columns that no row fills; the first and the last one stay."""
+    last = len(header) - 1
+    kept = [i for i in range(len(header)) if i in (0, last) or any(row[i] not in ("", "-") for row in rows)]
+    return table([header[i] for i in kept], [[row[i] for i in kept] for row in rows])
+
+
 def figure(value: float | None, digits: int = 4) -> str:
     """A number with that many significant digits, without an exponent; `-` for None."""
     if value is None:

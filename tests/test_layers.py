@@ -37,6 +37,7 @@ LAYERS = (
     ("suites",),
     ("studies",),
     ("bench",),
+    ("ladder",),
     ("report",),
     ("python",),
     ("torch",),

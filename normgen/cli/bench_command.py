@@ -17,7 +17,7 @@ from normgen.bench.result import Results, Run, from_json
 from normgen.bench.runner import DEVICE_LOST, INTERRUPTED, Wish
 from normgen.bench.table import results_text
 from normgen.bench.transfer import Transfer
-from normgen.cli.text import Terminal
+from normgen.cli.text.result import Terminal
 from normgen.cuda.driver import find_gpu
 from normgen.device import Device
 from normgen.errors import DriverError, NothingValidError, UsageError, VerificationError

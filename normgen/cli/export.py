@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from normgen import export as headers
-from normgen.cli.options import show
+from normgen.cli.options import json_option, show
 from normgen.device import device_from
 from normgen.errors import NothingValidError, UsageError, needed
 from normgen.export.cubins import write_cubins
@@ -43,6 +43,7 @@ RE_EXPORT = "`normgen export` writes them again"
     help="Write machine code and a manifest there instead: `normgen.kernel(..., cubins=DIR)` needs no compiler.",
 )
 @click.option("--format", "form", type=click.Choice(["headers", "t4"]), default="headers", show_default=True)
+@json_option
 def export(
     files: tuple[Path, ...],
     output: Path,
@@ -53,6 +54,7 @@ def export(
     shared_library: bool,
     cubins: Path | None,
     form: str,
+    as_json: bool,
 ) -> None:
     """Write the headers of all records under OUTPUT/records.
 
@@ -60,6 +62,7 @@ def export(
     With --arch, a GPU that has no record gets the general kernels, and a line on stderr says so.
     With --cubin DIR the kernels of the records, of FILES alone where some are given, are compiled into that folder.
     With --format t4 the records of FILES (a run's candidates.jsonl) are printed in Kernel Tuner's results format.
+    --json prints {taken: [{op, schedule, is_taken}], written: [files]}.
     """
     if form == "t4":
         if not files:
@@ -73,21 +76,25 @@ def export(
     how = headers.Form(archs=read_archs(archs), shared_library=shared_library)
     if check and files:
         raise UsageError("--check writes nothing, so it takes no records in", received=str(files[0]))
-    for file in files:
-        for record in kept_of(file):
-            taken = adopt(record, output / "records", device_from(record.device), force=force)
-            click.echo(f"{'taken' if taken else 'the shipped one is better'}: {record.problem.op} {record.schedule}")
+    taken = []
+    for record in (record for file in files for record in kept_of(file)):
+        is_taken = adopt(record, output / "records", device_from(record.device), force=force)
+        taken.append({"op": record.problem.op, "schedule": record.schedule.as_dict(), "is_taken": is_taken})
+        if not as_json:
+            click.echo(f"{'taken' if is_taken else 'the shipped one is better'}: {record.problem.op} {record.schedule}")
     if check:
         differences = headers.differences(output, spec_folders=specs, form=how)
         if differences:
             raise UsageError("headers must be what their records say", received="; ".join(differences), hint=RE_EXPORT)
+        if as_json:
+            show({"taken": [], "written": []})
         return
     paths = headers.export_folder(output, spec_folders=specs, form=how)
     if not paths:
         of = f" of {archs}" if archs else ""
         raise NothingValidError(f"there is no record{of} to export", received=str(output / "records"))
-    for path in paths:
-        click.echo(str(path))
+    written = [str(path) for path in paths]
+    show({"taken": taken, "written": written} if as_json else "\n".join(written))
 
 
 def _export_cubins(files: tuple[Path, ...], output: Path, specs: tuple[str, ...], folder: Path) -> None:

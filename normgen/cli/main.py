@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import io
 import os
 import signal
 import sys
@@ -26,10 +25,15 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "bench": ("bench:bench", "Price a SUITE: our kernels, roofs and other libraries in one interleaved run."),
     "cache": ("state:cache_group", "What is kept between runs: cubins, objects of the CPU executor, results."),
     "calibrate": ("study:calibrate", "Measure the cost model's constants on a GPU, or fit them to FILES."),
+    "completion": ("completion:completion", "Print the completion script of a shell: bash, zsh or fish."),
     "compare": ("state:compare", "Whether the kernels of AFTER are faster, slower or the same as those of BEFORE."),
     "doctor": ("doctor:doctor", "What works here: driver, GPU, NVRTC, C++ compiler, cache."),
-    "explain": ("study:explain", "What the cost model makes of a schedule, or of several side by side."),
+    "explain": (
+        "study:explain",
+        "What the cost model makes of a schedule, and what tutorials would ask of its kernel.",
+    ),
     "export": ("export:export", "Write the headers of all records under OUTPUT/records."),
+    "ladder": ("ladder:ladder", "The classic optimisation ladders: each rung proven, timed, and beside its source."),
     "list": ("show:list_command", "The built-in specs, and what each computes."),
     "replay": ("study:replay", "What search strategies would have found on recorded sweeps, without a GPU."),
     "report": ("report:report", "Write one self-contained HTML page: search progress, % of roof, all records."),
@@ -114,9 +118,11 @@ def _code(arguments: list[str]) -> int:
         code = cli.main(args=arguments, prog_name="normgen", standalone_mode=False)
         sys.stdout.flush()
     except click.ClickException as error:
-        shown = io.StringIO()
-        error.show(shown)
-        return _end(shown.getvalue(), UsageError.exit_code)
+        context = getattr(error, "ctx", None)
+        where = context.command_path if context is not None else "normgen"
+        return _end(
+            f"error: {error.format_message()}\n  hint: `{where} --help` says what it takes", UsageError.exit_code
+        )
     except (KeyboardInterrupt, click.Abort):
         return _end("interrupted", INTERRUPTED)
     except BrokenPipeError:

@@ -6,19 +6,16 @@ import functools
 import json
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
-from normgen.device import Device
 from normgen.errors import UsageError
 from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
 from normgen.records.place import Context, Setting
-from normgen.schedule.default import default_schedule
-from normgen.schedule.legality import refusal
-from normgen.schedule.schedule import Schedule, schedule_from
-from normgen.spec.reader import load
+from normgen.spec.reader import list_specs, load
 from normgen.tuning.run import LARGEST_SEED, LONGEST_BUDGET_S
 
 _PLAIN = (
@@ -40,9 +37,16 @@ def problem_options_or_suite(command: Command) -> Command:
 
 def _problem_options(command: Command, *, is_required: bool) -> Command:
     options = (
-        click.option("--op", default="layernorm", show_default=True, help="A built-in spec, or a TOML file."),
+        click.option(
+            "--op", default="layernorm", show_default=True, callback=_op, help="A built-in spec, or a TOML file."
+        ),
         click.option("--shape", required=is_required, help="[.., cols], for example 8x1024x768."),
-        click.option("--dtype", default="f32", show_default=True, help="f32, f16 or bf16: of the first input."),
+        click.option(
+            "--dtype",
+            default="f32",
+            show_default=True,
+            help="f32, f16 or bf16, or fp32, half, ...: of the first input.",
+        ),
         click.option("--dtypes", default="", help="Where others differ: weight=f32,bias=f32."),
         click.option("--direction", type=click.Choice(["forward", "backward"]), default="forward", show_default=True),
         click.option("--without", default="", help="Optional tensors that are absent: bias,mean."),
@@ -62,9 +66,22 @@ def _problem_options(command: Command, *, is_required: bool) -> Command:
     return functools.reduce(lambda wrapped, option: option(wrapped), reversed(options), command)
 
 
+def _op(_: click.Context, __: click.Parameter, name: str) -> str:
+    """The name itself. Raises UsageError where it is no built-in spec, but the stem of a file in this folder."""
+    if "/" not in name and Path(f"{name}.toml").is_file() and name not in list_specs():
+        raise UsageError("unknown spec", received=name, hint=f"a file is named by its path: --op ./{name}.toml")
+    return name
+
+
 def target_option(command: Command) -> Command:
     help_text = "GPU to compile for when none is used: h200, h100, a100, b200, l4, t4."
     return click.option("--target", default="h200", show_default=True, help=help_text)(command)
+
+
+def schedule_option(command: Command) -> Command:
+    points = "default, plain, record, FILE.jsonl, layernorm/v3"
+    help_text = f"A point, then the knobs that differ: 'plain,vector=float4'. Points: {points}."
+    return click.option("--schedule", "knobs", default="", help=help_text)(command)
 
 
 def place_options(command: Command) -> Command:
@@ -113,17 +130,6 @@ def problem_arguments(options: dict[str, Any]) -> dict[str, Any]:
 
 def read_problem(options: dict[str, Any]) -> Problem:
     return problem_for(load(options["op"]), **problem_arguments(options))
-
-
-def read_schedule(problem: Problem, device: Device, knobs: str) -> Schedule:
-    """The default schedule with the given knobs changed. Raises UsageError with the reason if it is not legal."""
-    default = default_schedule(problem, device)
-    given = {name: parse_whole(value) for name, value in parse_pairs(knobs).items()}
-    schedule = schedule_from(default.as_dict() | given)
-    reason = refusal(problem, schedule, device)
-    if reason is not None:
-        raise UsageError(reason, received=str(schedule), hint="`normgen space --why` lists every rule")
-    return schedule
 
 
 def parse_names(text: str) -> tuple[str, ...]:

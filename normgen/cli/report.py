@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from normgen.cli.options import json_option, show
 from normgen.files.private import write_output
 from normgen.report.evidence import gather
 from normgen.report.page import render
@@ -22,15 +23,16 @@ from normgen.report.plots import draw
     help="Page.",
 )
 @click.option("--png", type=click.Path(file_okay=False, path_type=Path), help="Folder for the same plots as PNG.")
-def report(files: tuple[Path, ...], out: Path, png: Path | None) -> None:
+@json_option
+def report(files: tuple[Path, ...], out: Path, png: Path | None, as_json: bool) -> None:
     """Write one self-contained HTML page: search progress, % of roof, knob importance, all records.
 
     FILES are candidates and winners of runs (JSON lines) and sweeps; without any, all runs and winners of this user.
     Lines that are no records are left out: stderr says so, and the page names each. PNG files need matplotlib: pip
-    install 'normgen[plot]'.
+    install 'normgen[plot]'. --json prints {written: [files]}.
     """
     evidence = gather(files)
     pictures = draw(evidence, png) if png is not None else ()
     write_output(out, render(evidence))
-    for path in (out, *pictures):
-        click.echo(str(path))
+    written = [str(path) for path in (out, *pictures)]
+    show({"written": written} if as_json else "\n".join(written))

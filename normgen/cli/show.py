@@ -13,7 +13,7 @@ from normgen.cli.options import (
     parse_device,
     problem_options,
     read_problem,
-    read_schedule,
+    schedule_option,
     seed_option,
     show,
     target_option,
@@ -21,12 +21,16 @@ from normgen.cli.options import (
 from normgen.cuda.driver import find_gpu
 from normgen.device import target as named_target
 from normgen.errors import NormgenError, VerificationError
+from normgen.ladder.kernels import own_text
+from normgen.ladder.points import read_schedule
 from normgen.measure.check import check_on_gpu
 from normgen.measure.cpu_check import check_on_cpu
 from normgen.pipeline import emit, programs_of
+from normgen.problem.problem import Problem
 from normgen.program.lower import lower
 from normgen.program.source import problem_for
 from normgen.schedule.default import default_schedule
+from normgen.schedule.schedule import Schedule
 from normgen.schedule.space import space
 from normgen.spec.formula import LARGEST_GROUP
 from normgen.spec.reader import list_presets, list_specs, load
@@ -53,11 +57,20 @@ def spec_group() -> None:
 
 @spec_group.command("check")
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-def spec_check(file: Path) -> None:
-    """Read FILE strictly and print the program it says, and the gradients of its backward pass."""
+@json_option
+def spec_check(file: Path, as_json: bool) -> None:
+    """Read FILE strictly and print the program it says, and the gradients of its backward pass.
+
+    --json prints {file, name, sha256, program, backward}.
+    """
     spec = load(file)
     program = lower(spec, present=frozenset(t.name for t in spec.tensors))
-    click.echo(f"{file}: ok\n\n{program}\n\nbackward: {_backward(spec)}")
+    backward = _backward(spec)
+    if as_json:
+        found = {"file": str(file), "name": spec.name, "sha256": spec.sha256}
+        show({**found, "program": str(program), "backward": backward})
+    else:
+        click.echo(f"{file}: ok\n\n{program}\n\nbackward: {backward}")
 
 
 def _backward(spec: Spec) -> str:
@@ -72,22 +85,40 @@ def _backward(spec: Spec) -> str:
 @click.command("show")
 @problem_options
 @target_option
+@json_option
 @click.option("--ir", "what", flag_value="ir", help="The RowProgram after each pass.")
-@click.option("--cuda", "what", flag_value="cuda", default="cuda", help="The emitted CUDA text (default).")
-@click.option("--schedule", "knobs", default="", help="Knobs that differ from the default: 'vector=4 load=streaming'.")
+@click.option("--cuda", "what", flag_value="cuda", default="cuda", help="The whole emitted CUDA text (default).")
+@click.option("--kernel", "what", flag_value="kernel", help="The kernels alone, without the device library's helpers.")
+@schedule_option
 @click.option("--print-schedule", "what", flag_value="schedule", help="The schedule with every knob.")
-def show_command(target: str, what: str, knobs: str, **options: Any) -> None:
-    """What a problem turns into: program, CUDA text or schedule."""
+def show_command(target: str, what: str, as_json: bool, knobs: str, **options: Any) -> None:
+    """What a problem turns into: program, CUDA text or schedule.
+
+    --json prints {problem, device, schedule} and what was asked for: cuda, kernel (texts) or ir: [{pass, program}].
+    """
     problem, facts = read_problem(options), named_target(target)
     schedule = read_schedule(problem, facts, knobs)
-    if what == "ir":
+    if as_json:
+        found = {"problem": str(problem), "device": facts.name, "schedule": schedule.as_dict()}
+        show(found | ({what: _shown(problem, schedule, what)} if what != "schedule" else {}))
+    elif what == "ir":
+        before = ""
         for name, program in programs_of(problem, schedule):
-            click.echo(f"// {name}\n{program}\n")
+            text = str(program)
+            click.echo(f"// {name}: unchanged\n" if text == before else f"// {name}\n{text}\n")
+            before = text
     elif what == "schedule":
         for name, value in schedule.as_dict().items():
             click.echo(f"{name} = {value}")
     else:
-        click.echo(emit(problem, schedule).source)
+        click.echo(_shown(problem, schedule, what))
+
+
+def _shown(problem: Problem, schedule: Schedule, what: str) -> Any:
+    if what == "ir":
+        return [{"pass": name, "program": str(program)} for name, program in programs_of(problem, schedule)]
+    module = emit(problem, schedule)
+    return own_text(module) if what == "kernel" else module.source
 
 
 @click.command("space")
@@ -121,7 +152,7 @@ def space_command(target: str, as_json: bool, why: bool, **options: Any) -> None
 @target_option
 @json_option
 @click.option("--device", default=None, help="Number of a GPU, or cpu (default: the first GPU, else cpu).")
-@click.option("--schedule", "knobs", default="", help="Knobs that differ from the default: 'variance=welford'.")
+@schedule_option
 @seed_option
 def verify(target: str, as_json: bool, device: str | None, knobs: str, seed: int, **options: Any) -> None:
     """Check a kernel against the float64 reference on adversarial rows; exit 4 if it misses its bounds.

@@ -17,7 +17,7 @@ from normgen.cli.options import (
     show,
     target_option,
 )
-from normgen.cli.text import comparison_text
+from normgen.cli.text.result import comparison_text
 from normgen.cuda.driver import find_gpu
 from normgen.device import target as named_target
 from normgen.files.private import cache_root

@@ -28,11 +28,12 @@ from normgen.cli.options import (
     place_options,
     problem_options,
     read_problem,
-    read_schedule,
     seed_option,
     show,
     target_option,
 )
+from normgen.cli.text.result import LiveLine
+from normgen.cost.checklist import checklist
 from normgen.cost.constants import Constants, constants_of, file_name, read_constants, write_constants
 from normgen.cost.model import predict
 from normgen.cuda.driver import device_facts, find_gpu
@@ -40,6 +41,7 @@ from normgen.device import Device
 from normgen.device import target as named_target
 from normgen.errors import UsageError, VerificationError
 from normgen.files.private import write_output
+from normgen.ladder.points import read_schedule
 from normgen.problem.question import Direction
 from normgen.program.source import stages_of
 from normgen.records.place import place_named
@@ -120,10 +122,16 @@ def replay(
     --json prints {sweeps: [{file, points, optimum_us, reports: [{strategy, seeds, median, worst}]}]}.
     """
     found = []
-    for file in files:
+    chosen = names or STRATEGIES
+    for number, file in enumerate(files):
         sweep = read_sweep(file)
         land = landscape_of(sweep)
-        reports = [run(land, name, seeds=seeds, workers=workers) for name in names or STRATEGIES]
+        reports: list[Report] = []
+        with LiveLine() as line:
+            for name in chosen:
+                done = number * len(chosen) + len(reports)
+                line.say(f"replay  {done}/{len(files) * len(chosen)}  {name} on {file.name}, {seeds} seeds")
+                reports.append(run(land, name, seeds=seeds, workers=workers))
         found.append((file, sweep.header, land, reports))
         if not as_json:
             _show_reports(file, land, reports)
@@ -153,10 +161,11 @@ def _show_reports(file: Path, land: Landscape, reports: Sequence[Report]) -> Non
 @place_options
 @click.argument("knobs", nargs=-1)
 def explain(target: str, as_json: bool, setting: str, context: str, knobs: tuple[str, ...], **options: Any) -> None:
-    """What the cost model thinks of a schedule: KNOBS that differ from the default, such as vector=4 load=streaming.
+    """What the cost model makes of a schedule, and tutorials' checklist. KNOBS are as of --schedule: plain vector=4.
 
     --json prints {problem, schedule, device, us, memory_us, latency_us, issue_us, starts_us, columns_us, tail_us,
-    factor, bytes, registers, spilled, blocks_per_sm, occupancy, waves, looks}.
+    factor, bytes, registers, spilled, blocks_per_sm, occupancy, waves, looks, checklist: [{question, answer, is_good,
+    knobs}]}.
     """
     from dataclasses import asdict
 
@@ -164,11 +173,13 @@ def explain(target: str, as_json: bool, setting: str, context: str, knobs: tuple
     place = place_named(setting, context)
     schedule = read_schedule(problem, facts, " ".join(knobs))
     cost = predict(problem, schedule, facts, stages=stages_of(problem), hot=place.is_hot)
+    answers = checklist(problem, schedule, facts, cost)
     if as_json:
-        show({"problem": str(problem), "schedule": schedule.as_dict(), "device": facts.name, **asdict(cost)})
+        head = {"problem": str(problem), "schedule": schedule.as_dict(), "device": facts.name, **asdict(cost)}
+        show(head | {"checklist": [asdict(answer) for answer in answers]})
         return
     click.echo(f"{problem} on {facts.name}, {place}: {schedule}")
-    click.echo("\n".join(cost.lines()))
+    click.echo("\n".join([*cost.lines(), "", *(answer.line() for answer in answers)]))
 
 
 @click.command()

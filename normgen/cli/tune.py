@@ -21,8 +21,8 @@ from normgen.cli.options import (
     show,
     target_option,
 )
-from normgen.cli.text import Terminal, result_text
-from normgen.cli.text_suite import SuiteTerminal, suite_text
+from normgen.cli.text.result import Terminal, result_text
+from normgen.cli.text.suite import SuiteTerminal, suite_text
 from normgen.cuda.driver import device_facts, devices
 from normgen.device import target
 from normgen.errors import FileError, NoDeviceError, NothingValidError, UsageError
@@ -89,7 +89,7 @@ def _tune_one(as_json: bool, options: dict[str, Any]) -> int:
         return _tune_rows(as_json, options, {**arguments, **terms})
     with Terminal() as progress:
         result = run(options["op"], **arguments, **terms, progress=progress)
-    show(result.as_dict() if as_json else result_text(result))
+    show(result.as_dict() if as_json else result_text(result, progress.said))
     if result.interrupted:
         return INTERRUPTED
     return 0 if result.header_path else FileError.exit_code

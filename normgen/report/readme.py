@@ -1,7 +1,7 @@
-"""The derived parts of README.md, docs and the records' schema: `python -m normgen.report.readme` rewrites them.
+"""The derived parts of README.md, docs and the records' schema, and the README's picture.
 
-With `--check` it compares. A part of a document stands between `<!-- derived: NAME -->` and `<!-- end -->`; in the
-schema the knobs are derived. Everything else is written by hand.
+`python -m normgen.report.readme` rewrites them; with `--check` it compares. A part of a document stands between
+`<!-- derived: NAME -->` and `<!-- end -->`; in the schema the knobs are derived. Everything else is written by hand.
 """
 
 from __future__ import annotations
@@ -14,15 +14,20 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from normgen.bench.result import from_json
+from normgen.bench.result import Results, from_json, geometric_mean
 from normgen.device import target
 from normgen.errors import UsageError, did_you_mean
 from normgen.files.private import write_output
+from normgen.ladder.climb import Climb
+from normgen.ladder.kernels import own_text
+from normgen.ladder.page import page as ladder_page
+from normgen.ladder.rungs import load_ladder
 from normgen.pipeline import emit
 from normgen.program.source import problem_for
 from normgen.records.record import Record
 from normgen.records.winners import kept
 from normgen.report.language import dtypes_part, functions_part, roles_part
+from normgen.report.picture import dots_of, svg
 from normgen.report.techniques import markdown_table, techniques_part
 from normgen.schedule.default import default_schedule
 from normgen.schedule.knobs import TABLE
@@ -37,11 +42,9 @@ def kernel_part(_: Path) -> str:
     """The kernel of one problem under its default schedule, without the helpers in front of it."""
     op, shape = _SHOWN
     problem = problem_for(load(op), shape=shape)
-    text = emit(problem, default_schedule(problem, target("h200"))).text
-    start = text.rindex("\n\n", 0, text.index("template <class Config>\n__global__")) + 2  # with the comment above it
-    start = text.rindex("\n\n", 0, start - 2) + 2  # and its Config
-    command = f"normgen show --cuda --op {op} --shape {shape}"
-    return f"The end of what `{command}` prints:\n\n```cuda\n{text[start:].rstrip()}\n```\n"
+    text = own_text(emit(problem, default_schedule(problem, target("h200"))))
+    command = f"normgen show --kernel --op {op} --shape {shape}"
+    return f"What `{command}` prints:\n\n```cuda\n{text.rstrip()}\n```\n"
 
 
 def specs_part(_: Path) -> str:
@@ -63,6 +66,26 @@ def results_part(root: Path) -> str:
     if not alone:
         return lines
     return f"{lines}\n{alone} of {len(records)} were timed alone, behind themselves: their ratios are of such times.\n"
+
+
+def peers_part(root: Path) -> str:
+    """A line a suite: what each other library's kernels cost over ours, the geometric mean of prices."""
+    results = _benches(root)
+    if not results:
+        return "No benches are shipped yet.\n"
+    peers = sorted({peer for result in results for peer in result.peers})
+    rows = []
+    for result in results:
+        dots = dots_of([result])
+        ratios = {peer: [dot.ratio for dot in dots if dot.peer == peer] for peer in peers}
+        means = [f"{geometric_mean(found):.2f} x ({len(found)})" if found else "" for found in ratios.values()]
+        rows.append((f"{result.suite}, {len(result.entries)} entries", *means, f"{result.geometric_mean:.2f} x"))
+    return markdown_table(("suite", *peers, "the best of them"), rows)
+
+
+def _benches(root: Path) -> list[Results]:
+    files = sorted((root / "generated" / "evidence").glob("bench_*.json"))
+    return [from_json(file.read_text(encoding="utf-8"), file=file.name) for file in files]
 
 
 def benches_part(root: Path) -> str:
@@ -112,6 +135,34 @@ def _result(gpu: str, record: Record) -> tuple[str, ...]:
     )
 
 
+def ladders_part(root: Path) -> str:
+    """Every ladder as its evidence has it."""
+    files = sorted((root / "generated" / "evidence").glob("ladder_*.json"))
+    found = [Climb.of(one) for file in files for one in json.loads(file.read_text(encoding="utf-8"))["ladders"]]
+    return ladder_page([(load_ladder(one.ladder), one) for one in found])
+
+
+def knobs_part(_: Path) -> str:
+    """Every knob: what it decides, its values and what they are good for, and what others call them."""
+    lines: list[str] = []
+    for knob in TABLE:
+        values = ", ".join(f"**{value}**" if value == knob.plain else str(value) for value in knob.values)
+        lines += [f"### {knob.name}", "", f"{knob.meaning}. Values (plain in bold): {values}.", ""]
+        named = [value for value in map(str, knob.values) if value in knob.words or value in knob.elsewhere]
+        rows: list[tuple[str, ...]] = [
+            (
+                f"`{knob.name}={value}`",
+                knob.words.get(value, "" if value != str(knob.plain) else "plain"),
+                f"sm_{knob.least_arch[value]}" if value in knob.least_arch else "",
+                ", ".join(f"`{name}`" for name in knob.elsewhere.get(value, ())),
+            )
+            for value in named
+        ]
+        head = ("value", "what it does", "from", "called elsewhere")
+        lines += [markdown_table(head, rows)] if rows else []
+    return "\n".join(lines).rstrip() + "\n"
+
+
 def commands_part(_: Path) -> str:
     """What `normgen --help` prints."""
     done = subprocess.run(
@@ -125,14 +176,26 @@ PARTS: dict[str, Callable[[Path], str]] = {
     "specs": specs_part,
     "results": results_part,
     "benches": benches_part,
+    "peers": peers_part,
     "commands": commands_part,
     "techniques": techniques_part,
     "roles": roles_part,
     "functions": functions_part,
     "dtypes": dtypes_part,
+    "ladders": ladders_part,
+    "knobs": knobs_part,
 }
-DOCUMENTS = ("README.md", "docs/techniques.md", "docs/language.md")
+DOCUMENTS = (
+    "README.md",
+    "docs/techniques.md",
+    "docs/language.md",
+    "docs/ladder.md",
+    "docs/results.md",
+    "docs/reference.md",
+    "docs/knobs.md",
+)
 SCHEMA = "normgen/records/schema.json"
+PICTURE = "docs/prices.svg"
 
 
 def rendered(text: str, root: Path = ROOT) -> str:
@@ -154,13 +217,20 @@ def with_knobs(schema: str) -> str:
     return json.dumps(plain, indent=2, ensure_ascii=False) + "\n"
 
 
+def derived(name: str, old: str) -> str:
+    """What the file of that name holds, of what it held."""
+    if name == PICTURE:
+        return svg(_benches(ROOT))
+    return with_knobs(old) if name == SCHEMA else rendered(old)
+
+
 def main(arguments: list[str]) -> int:
     """Rewrite the files; with --check say what would change and return 1 if anything would."""
     changed = 0
-    for name in (*DOCUMENTS, SCHEMA):
+    for name in (*DOCUMENTS, SCHEMA, PICTURE):
         path = ROOT / name
-        old = path.read_text(encoding="utf-8")
-        new = with_knobs(old) if name == SCHEMA else rendered(old)
+        old = path.read_text(encoding="utf-8") if path.exists() else ""
+        new = derived(name, old)
         if "--check" in arguments:
             diff = difflib.unified_diff(old.splitlines(), new.splitlines(), name, "derived", lineterm="")
             print("\n".join(diff))

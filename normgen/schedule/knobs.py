@@ -6,10 +6,14 @@ nothing: a schedule's key leaves plain knobs out, so that a new knob renames no 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
+
+from normgen.dtypes import DTYPES
+from normgen.errors import UsageError, did_you_mean
 
 
 class Group(StrEnum):
@@ -188,6 +192,7 @@ class Knob:
     meaning    what the knob decides
     words      what a value is good for: value -> description; of a knob of numbers, one description under ""
     least_arch the first sm_NN that has a value, where not every arch has it
+    elsewhere  what CUDA, PTX and other libraries call a value: value -> names, for hints
     """
 
     name: str
@@ -199,6 +204,7 @@ class Knob:
     backward: tuple[Any, ...] = ()
     words: Mapping[str, str] = field(default_factory=dict)
     least_arch: Mapping[str, int] = field(default_factory=dict)
+    elsewhere: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def is_size(self) -> bool:
@@ -222,7 +228,7 @@ TABLE: tuple[Knob, ...] = (
     ),
     Knob(
         name="rows_per_block",
-        values=(1, 2, 4, 8, 16, 32, 64, 128, 256),
+        values=(1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024),
         plain=1,
         group=Group.CUT,
         meaning="rows side by side in one block",
@@ -260,6 +266,11 @@ TABLE: tuple[Knob, ...] = (
             "cooperative_groups": "cooperative groups combine the lanes",
             "shared_tree": "a tree in shared memory combines the threads",
         },
+        elsewhere={
+            "shuffle": ("shfl", "shfl_xor_sync", "__shfl_xor_sync", "warp_shuffle"),
+            "cooperative_groups": ("cg", "cg::reduce", "coop_groups"),
+            "shared_tree": ("shared_memory", "smem", "tree"),
+        },
     ),
     Knob(
         name="vector",
@@ -288,6 +299,11 @@ TABLE: tuple[Knob, ...] = (
             "welford": "Welford's running mean and variance",
             "guarded": "E[x^2] - mean^2, and a second look at the rows where that cancels",
         },
+        elsewhere={
+            "two_pass": ("2pass",),
+            "sum_of_squares": ("one_pass", "e_x2", "naive"),
+            "welford": ("online",),
+        },
     ),
     Knob(
         name="softmax",
@@ -297,6 +313,7 @@ TABLE: tuple[Knob, ...] = (
         meaning="the rewrite of a softmax denominator",
         forward=tuple(Softmax),
         words={"online": "maximum and sum of a softmax in one look"},
+        elsewhere={"two_pass": ("basic", "safe"), "online": ("one_pass", "online_normalizer")},
     ),
     Knob(
         name="hold",
@@ -312,6 +329,11 @@ TABLE: tuple[Knob, ...] = (
             "hybrid": "the row waits in registers and shared memory",
             "reload": "the row is read again for every look",
         },
+        elsewhere={
+            "registers": ("regs",),
+            "shared": ("smem", "shared_memory"),
+            "reload": ("global", "gmem"),
+        },
     ),
     Knob(
         name="copy",
@@ -326,6 +348,7 @@ TABLE: tuple[Knob, ...] = (
             "bulk": "rows reach shared memory by cp.async.bulk and an mbarrier",
         },
         least_arch={"cp_async": 80, "bulk": 90},
+        elsewhere={"cp_async": ("cp.async", "ldgsts", "memcpy_async"), "bulk": ("tma", "cp.async.bulk")},
     ),
     Knob(
         name="edges",
@@ -339,6 +362,7 @@ TABLE: tuple[Knob, ...] = (
             "masked": "a masked last vector",
             "peel": "a scalar head and tail around 16-byte accesses of misaligned rows",
         },
+        elsewhere={"masked": ("predicated",), "peel": ("head_tail", "prologue")},
     ),
     Knob(
         name="persistent",
@@ -385,6 +409,12 @@ TABLE: tuple[Knob, ...] = (
             "evict_last": "loads with the L2 priority evict_last",
         },
         least_arch={"evict_first": 80, "evict_last": 80},
+        elsewhere={
+            "streaming": ("ldcs", "__ldcs", "ld.cs"),
+            "cache_global": ("ldcg", "__ldcg", "ld.cg"),
+            "default": ("ldg", "__ldg", "ld.nc", "ld.ca", "ldca", "__ldca"),
+            "no_allocate": ("no_alloc", "L1::no_allocate"),
+        },
     ),
     Knob(
         name="store",
@@ -400,6 +430,11 @@ TABLE: tuple[Knob, ...] = (
             "evict_first": "stores with the L2 priority evict_first",
         },
         least_arch={"evict_first": 80},
+        elsewhere={
+            "streaming": ("stcs", "__stcs", "st.cs"),
+            "cache_global": ("stcg", "__stcg", "st.cg"),
+            "default": ("stwb", "__stwb"),
+        },
     ),
     Knob(
         name="params",
@@ -446,6 +481,11 @@ TABLE: tuple[Knob, ...] = (
             "shared_atomic": "column sums: shared memory, then one atomic a column and block",
             "atomic": "column sums: an atomic for each element",
         },
+        elsewhere={
+            "atomic": ("atomicAdd", "global_atomic"),
+            "shared_atomic": ("smem_atomic",),
+            "partials_two_kernels": ("partials", "two_kernels"),
+        },
     ),
     Knob(
         name="dependent_launch",
@@ -462,6 +502,7 @@ TABLE: tuple[Knob, ...] = (
             "end": "the same; the next one starts when this one ends",
         },
         least_arch={"on": 90, "start": 90, "loads": 90, "end": 90},
+        elsewhere={"on": ("pdl",)},
     ),
     Knob(
         name="arithmetic",
@@ -470,6 +511,7 @@ TABLE: tuple[Knob, ...] = (
         group=Group.FREE,
         meaning="exponentials by expf, or by the hardware's power of two",
         words={"approximate": "exponentials by the hardware's power of two"},
+        elsewhere={"exact": ("expf",), "approximate": ("fast", "fast_math", "__expf", "ex2.approx")},
     ),
     Knob(
         name="statistics",
@@ -488,3 +530,39 @@ KNOBS: dict[str, Knob] = {knob.name: knob for knob in TABLE}
 def names_of(*groups: Group) -> tuple[str, ...]:
     """The knobs of these groups, in the order of the table."""
     return tuple(knob.name for knob in TABLE if knob.group in groups)
+
+
+_WHOLE = re.compile(r"0|[1-9][0-9]{0,9}")  # 04, ４ and 5,000 digits are no value of a knob
+_VECTOR = re.compile(rf"(?:{'|'.join(d.word for d in DTYPES.values())})(2|4|8|16)?")
+# The values of each knob by themselves: a text finds its enum.
+_KNOWN: dict[str, dict[Any, Any]] = {k.name: {v: v for v in k.values} for k in TABLE}
+
+
+def knob_value(name: str, given: Any) -> Any:
+    """The value of a knob that a text or a number means, in whatever way it came: shell, TOML, JSON, Python.
+
+    A number may be a text ("4"), a vector CUDA's name of it ("float4", "half8"). Raises UsageError for others, whose
+    hint has the value that CUDA or another library calls so.
+    """
+    known, meant = _KNOWN[name], given
+    if isinstance(given, str) and given not in known:
+        if _WHOLE.fullmatch(given):
+            meant = int(given)
+        elif name == "vector" and (found := _VECTOR.fullmatch(given)):
+            meant = int(found[1] or 1)
+    if isinstance(meant, int | str) and not isinstance(meant, bool) and meant in known:
+        return known[meant]
+    rule = f"knob '{name}' takes one of: {', '.join(map(str, known))}"
+    raise UsageError(rule, received=repr(given), hint=_value_meant(KNOBS[name], given))
+
+
+def _value_meant(knob: Knob, given: Any) -> str | None:
+    """The hint for an unknown value of a knob."""
+    if not isinstance(given, str):
+        return None
+    elsewhere = {other: value for value, names in knob.elsewhere.items() for other in names}
+    if given in elsewhere:
+        value = elsewhere[given]
+        what = knob.words.get(value)
+        return f"'{given}' is {knob.name}={value} here" + (f": {what}" if what else "")
+    return did_you_mean(given, [str(v) for v in knob.values])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
@@ -26,6 +25,7 @@ from normgen.schedule.knobs import (
     Statistics,
     Store,
     Variance,
+    knob_value,
 )
 
 
@@ -90,12 +90,11 @@ class Schedule:
     statistics: Statistics = Statistics.NULLABLE
 
     def __post_init__(self) -> None:
-        for name, known in _KNOWN:
-            value = getattr(self, name)
-            if value not in known:
-                raise _unknown(name, value)
-            if type(value) is str:  # JSON, TOML and command lines give plain text
-                object.__setattr__(self, name, known[value])
+        for knob in TABLE:
+            value = getattr(self, knob.name)
+            meant = knob_value(knob.name, value)
+            if meant is not value:
+                object.__setattr__(self, knob.name, meant)
 
     def varied(self, **knobs: Any) -> Schedule:
         """This schedule with some knobs at other values of the table, which are not looked at again.
@@ -184,35 +183,26 @@ class Schedule:
         return " ".join(f"{name}={value}" for name, value in self.chosen.items()) or "default"
 
 
-# The values of each knob by themselves: a text finds its enum.
-_KNOWN: tuple[tuple[str, dict[Any, Any]], ...] = tuple((k.name, {v: v for v in k.values}) for k in TABLE)
-
-
 # How a row is shared out, its sums formed and combined. `hold` and `unroll` change no sum, but where a compiler
 # contracts a product and a sum into one rounding is up to the statements around it.
 _OF_ORDER = (
-    *("threads_per_row", "cluster", "reduce_with", "vector", "edges", "variance", "softmax", "arithmetic"),
+    *("threads_per_row", "cluster", "parts", "reduce_with", "vector", "edges", "variance", "softmax", "arithmetic"),
     *("hold", "copy", "unroll", "statistics", "columns"),
 )
-_WHOLE = re.compile(r"0|[1-9][0-9]{0,9}")  # 04, ４ and 5,000 digits are no value of a knob
 
 
-def _unknown(name: str, value: Any) -> UsageError:
-    known = [str(v) for v in KNOBS[name].values]
-    rule = f"knob '{name}' takes one of: {', '.join(known)}"
-    return UsageError(rule, received=repr(value), hint=did_you_mean(str(value), known) if type(value) is str else None)
+def schedule_from(values: Mapping[str, Any], base: Schedule | None = None) -> Schedule:
+    """A schedule from a mapping of knobs, by any spelling of their values (`knob_value`); the others are `base`'s.
 
-
-def schedule_from(values: Mapping[str, Any]) -> Schedule:
-    """A schedule from a mapping of knobs. Raises UsageError for an unknown knob or value."""
+    Raises UsageError for an unknown knob or value.
+    """
     for name in values:
         if name not in KNOBS:
             raise UsageError("unknown knob", received=name, hint=did_you_mean(name, KNOBS))
-    return Schedule(**values)
+    return (base or Schedule()).varied(**{name: knob_value(name, value) for name, value in values.items()})
 
 
 def changed(schedule: Schedule, knobs: str) -> Schedule:
     """The schedule with the knobs of a text such as `vector=4 hold=shared` changed; `default` stands for no change."""
     pairs = [pair.partition("=") for pair in knobs.split() if pair != "default"]
-    values = {name: int(value) if _WHOLE.fullmatch(value) else value for name, _, value in pairs}
-    return schedule_from(schedule.as_dict() | values)
+    return schedule_from({name: value for name, _, value in pairs}, schedule)

@@ -8,18 +8,17 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from normgen.dtypes import DTYPES, F32, FLOATS
+from normgen.dtypes import F32, FLOATS
 from normgen.dtypes import dtype as dtype_named
 from normgen.errors import SpecError, UsageError, did_you_mean
 from normgen.files.names import Part, is_plain, name_part
 from normgen.files.shipped import shipped
-from normgen.schedule.knobs import KNOBS
+from normgen.schedule.knobs import KNOBS, knob_value
 from normgen.spec import checks
 from normgen.spec.instead import instead_of_key, instead_of_role
 from normgen.spec.names import refusal
@@ -39,7 +38,6 @@ _FIXED = {
 _BACKWARD = "backward"  # within [space]: what is searched for backward kernels
 _TENSOR_KEYS = ("role", "optional", "absent", "dtypes", "follows", "doc")
 MOST_ENTRIES = 256  # of [tensors], [scalars], [formulas]; the largest spec that ships has 8
-_VECTOR_NAME = re.compile(rf"(?:{'|'.join(d.word for d in DTYPES.values())})(2|4|8|16)?")
 
 
 def builtin_folder() -> Path:
@@ -326,15 +324,10 @@ class _Reader:
         listed = values if isinstance(values, list) else [values]
         if not listed:
             raise self.error(f"knob '{name}' has at least one value", path)
-        found = []
-        for value in listed:
-            meant = _vector_elements(value) if name == "vector" else value
-            if type(meant) not in (int, str) or meant not in KNOBS[name].values:
-                known = [str(v) for v in KNOBS[name].values]
-                rule = f"knob '{name}' takes one of: {', '.join(known)}"
-                raise self.error(rule, path, received=repr(value), hint=did_you_mean(str(value), known))
-            found.append(next(known for known in KNOBS[name].values if known == meant))
-        return tuple(dict.fromkeys(found))
+        try:
+            return tuple(dict.fromkeys(knob_value(name, value) for value in listed))
+        except UsageError as error:
+            raise self.error(error.rule, path, received=error.received, hint=error.hint) from None
 
     def names_list(self, table_name: str, key: str, known: Iterable[str]) -> tuple[str, ...]:
         table, known = self.table(table_name), tuple(known)
@@ -363,9 +356,3 @@ def _role(entry: Any) -> str | None:
 
 def _follows(entry: Any) -> Any:
     return entry.get("follows") if isinstance(entry, dict) else None
-
-
-def _vector_elements(value: Any) -> Any:
-    """float4, half2, bfloat164 ... name a number of elements; the bare type name is 1."""
-    found = _VECTOR_NAME.fullmatch(value) if isinstance(value, str) else None
-    return int(found[1] or 1) if found else value

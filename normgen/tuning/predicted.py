@@ -16,6 +16,7 @@ from normgen.schedule.schedule import Schedule
 from normgen.tuning.candidate import Built, Failed, Predicted, Proposed, Settled, Twin, local_bytes, misfit
 from normgen.tuning.compile import Builder, Finished
 from normgen.tuning.measured import prepare
+from normgen.tuning.progress import Standing
 from normgen.tuning.run import Run, brief
 
 COMPILED = 40  # schedules worth compiling when nothing is measured
@@ -76,7 +77,8 @@ def compile_all(run: Run, builder: Builder, proposed: list[Proposed], done: Call
         if _is_to_build(known[candidate.key]):
             builder.begin(candidate)
     late, is_usable = 0, False
-    for candidate in proposed:
+    best: Predicted | None = None
+    for number, candidate in enumerate(proposed, start=1):
         record, timeout_s = known[candidate.key], max(0.0, deadline_s - run.clock.elapsed_s) if is_usable else None
         found: Finished | Settled
         if record is not None and not _is_to_build(record):
@@ -92,9 +94,23 @@ def compile_all(run: Run, builder: Builder, proposed: list[Proposed], done: Call
         if not isinstance(found, Predicted):
             late += found.outcome is Outcome.TIMEOUT
             run.keep(found)
+        elif best is None or (found.predicted_us or 0.0) < (best.predicted_us or 0.0):
+            best = found
         done(found)
+        run.progress.standing(_standing(run, number, len(proposed), best))
     if late:
         run.note(f"the budget ended while kernels were compiled: {late} of {len(proposed)} schedules were not")
+
+
+def _standing(run: Run, done: int, total: int, best: Predicted | None) -> Standing:
+    return Standing(
+        trials=done,
+        trials_max=total,
+        best=str(best.schedule) if best else "",
+        best_us=best.predicted_us if best else None,
+        bytes=run.problem.compulsory_bytes,
+        left_s=max(0.0, run.clock.left_s),
+    )
 
 
 def _is_to_build(known: Record | None) -> bool:

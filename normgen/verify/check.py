@@ -359,6 +359,8 @@ class _Tally:
     unbounded: int = 0
     ratios: dict[str, float] = field(default_factory=dict)
     outside: set[str] = field(default_factory=set)
+    worst: BadElement | None = None
+    worst_ratio: float = -1.0
     first_bad: BadElement | None = None
     first_outside: BadElement | None = None
 
@@ -381,7 +383,19 @@ class _Tally:
         for family, at in self._by_family(rows):
             self.ratios[family] = max(self.ratios.get(family, 0.0), float(worst[at].max()))
             if self._counts(family):
+                self._meet(family, rows, at[int(np.argmax(worst[at]))], worst, got, want, bound)
                 self.max_abs_error = max(self.max_abs_error, float(largest[at].max()))
+
+    def _meet(
+        self, family: str, rows: NDArray[np.intp], at: int, worst: Array, got: Array, want: Array, bound: Array
+    ) -> None:
+        """Keep the element that comes nearest to its bound, or goes farthest beyond: the worst of the row at `at`."""
+        if not worst[at] > self.worst_ratio:
+            return
+        self.worst_ratio = float(worst[at])
+        limits = np.broadcast_to(bound, want.shape)[at]
+        col = int(np.argmax(np.nan_to_num(np.abs(got[at] - want[at]) / limits, nan=0.0, posinf=0.0)))
+        self.worst = _element(int(rows[at]), col, family, got[at], want[at], limits)
 
     def _by_family(self, rows: NDArray[np.intp]) -> Iterator[tuple[str, NDArray[np.intp]]]:
         """(family, places in `rows`) of every family in this block."""
@@ -399,9 +413,7 @@ class _Tally:
     def _note(self, row: int, got: Array, want: Array, bound: Array, ratio: Array) -> None:
         family = COLUMNS if row < 0 else self.names[self.codes[row]]
         col = int(np.argmax(ratio > 1))
-        element = BadElement(
-            row=row, col=col, family=family, got=float(got[col]), want=float(want[col]), bound=float(bound[col])
-        )
+        element = _element(row, col, family, got, want, bound)
         if self._counts(family):
             self.bad += int((ratio > 1).sum())
             self.first_bad = self.first_bad or element
@@ -420,9 +432,17 @@ class _Tally:
             unbounded=self.unbounded,
             ratios=self.ratios,
             outside=tuple(sorted(self.outside)),
+            worst=self.worst,
             first_bad=self.first_bad,
             first_outside=self.first_outside,
         )
+
+
+def _element(row: int, col: int, family: str, got: Array, want: Array, bound: Array) -> BadElement:
+    """The element of a row at `col`."""
+    return BadElement(
+        row=row, col=col, family=family, got=float(got[col]), want=float(want[col]), bound=float(bound[col])
+    )
 
 
 def _judge(got: Array, want: Array, bound: Array, error: Array, dtype: DType) -> tuple[Array, Array]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from normgen.problem.problem import Problem
@@ -18,6 +19,13 @@ class BadElement:
     want: float
     bound: float
 
+    @property
+    def relative_error(self) -> float:
+        """|got - want| / |want|; inf about 0."""
+        if self.got == self.want:
+            return 0.0
+        return abs(self.got - self.want) / abs(self.want) if self.want else math.inf
+
     def __str__(self) -> str:
         where = f"col {self.col}" if self.row < 0 else f"row {self.row}, col {self.col}"
         return f"{where} ({self.family}): got {self.got:.9g}, want {self.want:.9g} ± {self.bound:.3g}"
@@ -27,7 +35,8 @@ class BadElement:
 class TensorVerdict:
     """What was found for one written tensor.
 
-    max_abs_error, max_ratio, bad and first_bad count the rows of the contract's families; `ratios` gives
+    max_abs_error, max_ratio, worst, bad and first_bad count the rows of the contract's families; `worst` has the
+    largest error as a share of its bound; `ratios` gives
     max error / bound for every family, and `outside` those that fail without being part of the contract.
     `unbounded` of the `elements` looked at have no finite bound (an intermediate may overflow float32): any value
     passes there.
@@ -41,6 +50,7 @@ class TensorVerdict:
     unbounded: int
     ratios: dict[str, float]
     outside: tuple[str, ...] = ()
+    worst: BadElement | None = None
     first_bad: BadElement | None = None
     first_outside: BadElement | None = None
 
@@ -53,9 +63,23 @@ class TensorVerdict:
         """Families of the contract with an element out of bounds."""
         return tuple(sorted(f for f, ratio in self.ratios.items() if ratio > 1 and f not in self.outside))
 
+    def _state(self) -> str:
+        """How near the worst element comes to its bound, where, and its error in words one can judge."""
+        if not self.ok:
+            families = (f"{family} ({self.ratios[family]:.3g} x the bound)" for family in self.bad_families)
+            return f"{self.bad} of {self.elements} elements bad, in rows of {', '.join(families)}"
+        at = f"ok, {self.max_ratio:.3g} of the bound at most"
+        if self.worst is None:
+            return at
+        relative = self.worst.relative_error
+        size = (
+            f"relative error {relative:.2g}" if relative < 1 else f"error {abs(self.worst.got - self.worst.want):.2g}"
+        )
+        where = self.worst.family if self.worst.row < 0 else f"{self.worst.family} rows"
+        return f"{at} ({where}: {size} of {self.worst.want:.3g})"
+
     def summary(self) -> str:
-        state = "ok" if self.ok else f"{self.bad} bad in {', '.join(self.bad_families)}"
-        line = f"{self.name}: {state}, max error {self.max_abs_error:.3g}, {self.max_ratio:.3g} of the bound"
+        line = f"{self.name}: {self._state()}"
         if self.first_bad is not None:
             line += f"; first {self.first_bad}"
         if self.outside:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from normgen.program.gradient.differentiate import differentiate
 from normgen.program.ir import Map, RowProgram
 from normgen.program.source import written_program
 from normgen.spec.reader import list_presets, list_specs
+from normgen.text import filled
 
 HEAVY = ("numpy", "sympy", "optuna", "rich", "cuda", "ml_dtypes", "jinja2", "platformdirs")
 
@@ -377,3 +379,59 @@ def test_the_record_of_an_own_spec_is_exported_without_the_spec(
     assert code == 0, err
     (header,) = (tmp_path / "headers").glob("*.cu")
     assert "scaled_square_fwd_f32" in header.read_text(encoding="utf-8")
+
+
+def test_completion_is_a_command_for_each_shell(capsys: pytest.CaptureFixture[str]) -> None:
+    for shell in ("bash", "zsh", "fish"):
+        code, out, _ = run(capsys, "completion", shell)
+        assert code == 0
+        assert "_NORMGEN_COMPLETE" in out
+    code, _, err = run(capsys, "completion", "csh")
+    assert code == 2
+    assert err.startswith("error: ")
+
+
+def test_clicks_own_refusals_have_the_form_of_ours(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run(capsys, "tune", "--shpae", "8x8")
+    assert code == 2
+    assert err.splitlines()[0].startswith("error: No such option")
+    assert "`normgen tune --help`" in err
+
+
+def test_a_spec_in_this_folder_is_hinted_at_by_its_path(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("l2norm.toml").write_text("", encoding="utf-8")
+    assert "--op ./l2norm.toml" in run(capsys, "tune", "--op", "l2norm", "--shape", "8x8")[2]
+    assert "sm_70 is not supported" in run(capsys, "show", "--shape", "8x8", "--target", "V100")[2]
+
+
+def test_a_pass_that_changes_nothing_is_one_line_and_the_kernel_stands_alone(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    problem = ("--op", "rmsnorm", "--shape", "8x768")
+    _, out, _ = run(capsys, "show", *problem, "--ir", "--schedule", "plain")
+    _, found, _ = run(capsys, "show", *problem, "--ir", "--schedule", "plain", "--json")
+    passes = json.loads(found)["ir"]
+    changed = [a["program"] != b["program"] for a, b in pairwise(passes)]
+    assert out.count(": unchanged\n") == changed.count(False) > 0
+    assert out.count("program rmsnorm") == 1 + changed.count(True)
+    _, whole, _ = run(capsys, "show", *problem)
+    _, kernel, _ = run(capsys, "show", *problem, "--kernel")
+    assert whole.rstrip().endswith(kernel.strip())
+    assert kernel.count("__global__") == 1
+    assert "__device__ __forceinline__ float element(" not in kernel
+
+
+def test_a_column_that_no_row_fills_is_not_printed() -> None:
+    text = filled(("", "us", "low", "roof", "schedule"), [["best", "2.1", "-", "", "a"], ["", "2.2", "-", "-", "b"]])
+    assert [line.split() for line in text.splitlines()] == [["us", "schedule"], ["best", "2.1", "a"], ["2.2", "b"]]
+
+
+def test_commands_that_print_have_json(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "page.html"
+    assert json.loads(run(capsys, "report", "--out", str(file), "--json")[1]) == {"written": [str(file)]}
+    spec = json.loads(run(capsys, "spec", "check", str(list_specs()["rmsnorm"]), "--json")[1])
+    assert spec["name"] == "rmsnorm"
+    assert spec["program"].startswith("program rmsnorm")

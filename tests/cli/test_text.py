@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from normgen.cli.text import Terminal, progress_line, result_text
+from normgen.cli.text.result import Terminal, progress_line, result_text
 from normgen.device import TARGETS
 from normgen.records.place import Context, Place, Setting
 from normgen.records.record import Outcome
@@ -70,7 +70,8 @@ def test_a_prediction_says_so_and_shows_no_roof() -> None:
     assert "(predicted, not measured)" in text
     assert "predicted, not measured: compiled for sm_90" in text
     assert not any(line.startswith("roof") for line in text.splitlines())
-    assert next(line for line in text.splitlines() if line.startswith("best")).split()[1:4] == ["13.20", "-", "-"]
+    assert next(line for line in text.splitlines() if line.startswith("best")).split()[1:3] == ["13.20", "3813"]
+    assert text.splitlines()[2].split() == ["µs", "GB/s", "registers", "schedule"]
 
 
 def test_the_json_object_holds_what_the_table_shows() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from normgen.bench.result import from_json
 from normgen.device import Device, target
 from normgen.errors import UsageError
 from normgen.pipeline import emit
@@ -16,8 +17,10 @@ from normgen.program.source import problem_for
 from normgen.records.record import Outcome, ProblemKey, Record
 from normgen.records.statistics import summarise
 from normgen.records.winners import adopt
-from normgen.report.readme import DOCUMENTS, PARTS, ROOT, rendered, results_part
+from normgen.report.picture import dots_of, svg
+from normgen.report.readme import DOCUMENTS, PARTS, PICTURE, ROOT, derived, rendered, results_part
 from normgen.schedule.default import default_schedule
+from normgen.schedule.knobs import TABLE, Knob
 from normgen.spec.reader import load, parse
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -96,3 +99,45 @@ def test_every_spec_of_the_language_s_page_has_a_kernel(text: str) -> None:
         sources = [t.name for t in spec.tensors if t.has_gradient and not (t.role.is_written or t.kind.by_batch)]
         backward = problem_for(spec, shape="8x256", dtype="bf16", direction="backward", gradients=sources)
         assert emit(backward, default_schedule(backward, target("h200"))).text
+
+
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def test_the_readme_is_short_and_names_every_page() -> None:
+    assert len(README.splitlines()) <= 250
+    assert {page.name for page in PAGES[1:]} <= set(re.findall(r"([\w-]+\.md)\)", README))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_of_a_page_leads_somewhere(page: Path) -> None:
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    for file, anchor in re.findall(r"\]\((?!http)([^)#]*)(#[^)]*)?\)", text):
+        aim = page.parent / file if file else page
+        assert aim.exists(), file
+        if anchor:
+            titles = re.findall(r"^#+ (.*)$", aim.read_text(encoding="utf-8"), re.MULTILINE)
+            assert anchor[1:] in {re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in titles}
+
+
+def test_the_picture_is_derived_and_has_a_dot_for_each_price_of_a_peer() -> None:
+    text = (ROOT / PICTURE).read_text(encoding="utf-8")
+    assert derived(PICTURE, "") == text, "run: python -m normgen.report.readme"
+    files = sorted((ROOT / "generated" / "evidence").glob("bench_*.json"))
+    results = [from_json(file.read_text(encoding="utf-8")) for file in files]
+    dots = dots_of(results)
+    priced = [(e, p) for r in results for e in r.entries for p in e.peers.values() if p.price_us and e.ours.price_us]
+    assert len(dots) == len(priced) == text.count("<title>") > 200
+    for dot, (entry, peer) in zip(dots, priced, strict=True):  # medians of ratios, not ratios of medians
+        assert peer.price_us
+        assert entry.ours.price_us
+        assert dot.ratio == pytest.approx(peer.price_us.median / entry.ours.price_us.median, rel=0.05)
+    one = svg([results[0]])
+    assert one.count("<title>") == len(dots_of([results[0]]))
+
+
+@pytest.mark.parametrize("knob", TABLE, ids=lambda knob: knob.name)
+def test_every_knob_and_each_of_its_named_values_has_words(knob: Knob) -> None:
+    assert knob.meaning
+    if not all(isinstance(value, int) for value in knob.values):
+        assert {str(value) for value in knob.values} - {str(knob.plain)} <= set(knob.words)

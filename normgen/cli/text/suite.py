@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from normgen.cli.text import LiveLine
+from normgen.cli.text.result import LiveLine
 from normgen.suites.crew import SuiteResult
 from normgen.text import figure, table
 from normgen.tuning.result import NOT_MEASURED

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Collection
 from types import TracebackType
 from typing import Any, Self
 
 from normgen.records.compare import FASTER, SAME, SLOWER, UNMEASURED, Comparison
 from normgen.records.record import Record
 from normgen.records.verified import told
-from normgen.text import figure, table
+from normgen.text import figure, filled, table
 from normgen.tuning.progress import Standing
 from normgen.tuning.result import NOT_MEASURED, Result
 
+LEFT_OUT = "left out: "  # how a note about a kernel that failed begins
 
-def result_text(result: Result) -> str:
-    """The table and the lines under it that `normgen tune` prints."""
+
+def result_text(result: Result, said: Collection[str] = ()) -> str:
+    """The table and the lines under it that `normgen tune` prints; `said` are notes that stderr had."""
     record, problem = result.record, result.problem
     title = f"{problem.spec.name} {problem.direction.value} {problem.dtype} on {result.device.name}"
     lines = [f"{title}: rows = {problem.rows}, cols = {problem.cols}, timed {record.place}"]
@@ -27,7 +30,9 @@ def result_text(result: Result) -> str:
     lines += [f"record      {result.record_path}"] if result.record_path else []
     lines += [f"header      {result.header_path}"] if result.header_path else []
     lines += [f"candidates  {result.candidates_path}", _effort(result)]
-    lines += [f"note: {note}" for note in result.notes]
+    failed = [note for note in result.notes if note.startswith(LEFT_OUT)]
+    lines += [f"failed      {note.removeprefix(LEFT_OUT)}" for note in failed]
+    lines += [f"note: {note}" for note in result.notes if note not in failed and note not in said]
     return "\n".join(lines)
 
 
@@ -46,7 +51,7 @@ def _times_table(result: Result) -> str:
         blank = [""] * len((*chain, "low", "high"))
         rate = figure(record.bytes / roof / 1e3)
         rows.append(["roof", figure(roof), *blank, rate, "100", "", *([""] * len(alone)), family])
-    return table(header, rows)
+    return filled(header, rows)
 
 
 def _row(name: str, record: Record, *, chain: bool, alone: bool) -> list[str]:
@@ -114,16 +119,25 @@ class LiveLine:
         if self._live is not None:
             self._live.stop()
 
+    def say(self, text: str) -> None:
+        """The text in the live area."""
+        if self._live is not None:
+            from rich.text import Text
+
+            self._live.update(Text(text))
+
 
 class Terminal(LiveLine):
     """Progress on stderr: one live line on a terminal, only phases and notes elsewhere."""
 
     def __init__(self) -> None:
         self._phase = "start"
+        self.said: list[str] = []
         self._standing: Standing | None = None
 
     def phase(self, name: str) -> None:
         self._phase = name
+        self._standing = None  # counts are of a phase
         self._show()
 
     def standing(self, standing: Standing) -> None:
@@ -131,16 +145,14 @@ class Terminal(LiveLine):
         self._show()
 
     def note(self, text: str) -> None:
+        self.said.append(text)
         if self._live is not None:
             self._live.console.print(text, markup=False, highlight=False)
         else:
             print(text, file=sys.stderr)
 
     def _show(self) -> None:
-        if self._live is not None:
-            from rich.text import Text
-
-            self._live.update(Text(progress_line(self._phase, self._standing)))
+        self.say(progress_line(self._phase, self._standing))
 
 
 def progress_line(phase: str, standing: Standing | None) -> str:

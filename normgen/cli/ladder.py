@@ -1,0 +1,109 @@
+"""The command that climbs the classic optimisation ladders."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from textwrap import fill
+from typing import Any
+
+import click
+
+from normgen.cli.options import json_option, parse_device, seed_option, show, target_option
+from normgen.cli.text.ladder import climb_text, list_text
+from normgen.cli.text.result import LiveLine
+from normgen.cuda.driver import find_gpu
+from normgen.device import target as named_target
+from normgen.errors import UsageError, VerificationError
+from normgen.files.decoded import parse_json
+from normgen.files.private import write_output
+from normgen.ladder.climb import Climb, Ground, climb
+from normgen.ladder.page import difference, kernel_of, page
+from normgen.ladder.plot import plot
+from normgen.ladder.rungs import Ladder, list_ladders, load_ladder
+from normgen.records.place import Context, Place, Setting
+from normgen.spec.toml_lines import read_text
+
+PLACE = Place(context=Context.ALONE, setting=Setting.COLD)  # as the sources time: the kernel by itself, data in DRAM
+
+
+@click.command()
+@click.argument("names", nargs=-1, metavar="[LADDER]...")
+@target_option
+@json_option
+@click.option("--device", default=None, help="Number of a GPU, or cpu (default: the first GPU, else predict).")
+@click.option("--rung", "rungs", multiple=True, help="Only this rung; repeat for several.")
+@click.option("--cuda", is_flag=True, help="The emitted kernels of the rungs too.")
+@click.option("--diff", "diff", is_flag=True, help="How each rung's kernel differs from that of the rung before.")
+@click.option("--plot", "picture", type=click.Path(dir_okay=False, path_type=Path), help="Write time over launches.")
+@click.option("--page", "document", type=click.Path(dir_okay=False, path_type=Path), help="Write docs/ladder.md.")
+@click.option(
+    "--from", "source", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Show what --json printed."
+)
+@click.option("--samples", type=click.IntRange(min=6), default=60, show_default=True, help="Replays of a kernel.")
+@seed_option
+def ladder(names: tuple[str, ...], as_json: bool, source: Path | None, seed: int, samples: int, **options: Any) -> None:
+    """The classic optimisation ladders: without LADDER all of them and their rungs, with it each rung proven and timed.
+
+    LADDER is a name, a TOML file, or all. A GPU measures every launch of the source, alone with data in DRAM; without
+    one each rung is checked on the CPU at one launch and its times are predicted. A rung that may be wrong on some rows
+    says on which; exit 4 if another one is wrong.
+
+    \b
+    --json prints {ladders: [...]}: without LADDER their data, with it what `normgen.ladder.climb` says.
+    """
+    if not names and source is None:
+        every = [load_ladder(name) for name in list_ladders()]
+        show({"ladders": [asdict(one) for one in every]} if as_json else list_text(every))
+        return
+    chosen = [load_ladder(n) for name in names for n in (list_ladders() if name == "all" else [name])]
+    found = _read(source, chosen) if source else _climbed(chosen, seed=seed, samples=samples, **options)
+    for one, climbed in found if not as_json else []:
+        show(climb_text(one, climbed) + _kernels(one, climbed, options) + "\n")
+    if as_json:
+        show({"ladders": [climbed.as_dict() for _, climbed in found]})
+    if options["picture"]:
+        if len(found) != 1:
+            raise UsageError("--plot draws one ladder", received=", ".join(one.name for one, _ in found))
+        plot(*found[0], options["picture"])
+    if options["document"]:
+        write_output(options["document"], "# Ladders\n\n" + page(found))
+    if any(rung.is_surprise for _, climbed in found for rung in climbed.rungs):
+        sys.exit(VerificationError.exit_code)
+
+
+def _climbed(chosen: list[Ladder], *, seed: int, samples: int, **options: Any) -> list[tuple[Ladder, Climb]]:
+    gpu = find_gpu(parse_device(options["device"]))
+    facts, index = (gpu[1], gpu[0]) if gpu else (named_target(options["target"]), None)
+    ground = Ground(device=facts, place=PLACE, index=index, samples=samples, seed=seed)
+    with LiveLine() as line:
+        return [(one, climb(one, ground, rungs=options["rungs"], tell=line.say)) for one in chosen]
+
+
+def _read(source: Path, asked: list[Ladder]) -> list[tuple[Ladder, Climb]]:
+    try:
+        found = [Climb.of(one) for one in parse_json(read_text(source, what="ladder"))["ladders"]]
+    except (ValueError, KeyError, TypeError) as error:
+        raise UsageError("this is no output of `normgen ladder --json`", received=f"{source}: {error}") from None
+    wanted = {one.name: one for one in asked}
+    chosen = [one for one in found if not wanted or one.ladder in wanted]
+    return [(wanted.get(one.ladder) or load_ladder(one.ladder), one) for one in chosen]
+
+
+def _kernels(one: Ladder, climbed: Climb, options: dict[str, Any]) -> str:
+    """The rungs' kernels, or how each differs from the one before."""
+    if not (options["cuda"] or options["diff"]):
+        return ""
+    facts, known = named_target(options["target"]), {rung.name: rung for rung in one.rungs}
+    texts, before = [], ""
+    for rung in (known[r.name] for r in climbed.rungs if r.name in known and r.kernels):
+        kernel = kernel_of(one, rung, facts)
+        shown = difference(before, kernel) if options["diff"] and before else kernel
+        head = [f"{one.name}/{rung.name}: {rung.title}", rung.idea, f"Look at: {rung.look}"]
+        texts.append(
+            "\n" + "".join(fill(line, 110, initial_indent="// ", subsequent_indent="// ") + "\n" for line in head)
+        )
+        texts.append(shown)
+        before = kernel
+    return "\n".join(texts)

@@ -1,0 +1,188 @@
+"""The questions that tutorials tell one to ask of a kernel, answered from its schedule: `normgen explain`.
+
+Coalescing and bank conflicts are counted on the addresses of one warp; registers and occupancy are the cost model's
+estimates, which `normgen tune` replaces by the compiler's figures.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from normgen.cost.model import Cost
+from normgen.device import Device
+from normgen.problem.problem import Problem
+from normgen.program.ir import Load, Map, Reduce, used_names, value_kinds
+from normgen.program.source import written_program
+from normgen.schedule.knobs import Columns, Copy, Edges, Hold, ReduceWith, Variance
+from normgen.schedule.plan import WARP, held_register_limit, steps_per_lane, vectors_per_row
+from normgen.schedule.schedule import Schedule
+
+SECTOR = 32  # bytes that memory moves at least
+BANKS, WORD = 32, 4
+WIDEST = 16  # bytes of one access, but for sm_100
+LOW_OCCUPANCY = 0.25
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """One question of the list, its answer, whether that is as it should be, and knobs to try where it is not."""
+
+    question: str
+    answer: str
+    is_good: bool
+    knobs: tuple[str, ...] = ()
+
+    def line(self) -> str:
+        """For people."""
+        state = "ok" if self.is_good else "look"
+        hint = f" (knobs: {', '.join(self.knobs)})" if self.knobs and not self.is_good else ""
+        return f"{state:<5} {self.question:<15} {self.answer}{hint}"
+
+
+def checklist(problem: Problem, s: Schedule, device: Device, cost: Cost) -> tuple[Answer, ...]:
+    """All answers, in the order of the tutorials."""
+    return (
+        _coalescing(problem, s),
+        _banks(problem, s),
+        _divergence(problem, s),
+        _registers(s, device, cost),
+        _occupancy(s, device, cost),
+        _width(problem, s, device),
+        _looks(problem, s, cost),
+        _fusion(problem),
+    )
+
+
+def lane_addresses(s: Schedule, width: int, pitch: int) -> list[int]:
+    """Where the lanes of the first warp read at once: `width` bytes each, rows `pitch` bytes apart."""
+    lanes = [(thread // s.threads_per_row, thread % s.threads_per_row) for thread in range(min(WARP, s.threads))]
+    return [row * pitch + lane * width for row, lane in lanes]
+
+
+def sectors(addresses: Sequence[int], width: int) -> int:
+    """Sectors of memory that a warp's access touches."""
+    return len({(at + byte) // SECTOR for at in addresses for byte in range(0, width, min(width, SECTOR))})
+
+
+def bank_ways(addresses: Sequence[int], width: int, *, is_atomic: bool = False) -> int:
+    """How often the busiest bank is asked in one go; lanes that read one word share it, atomics on it queue."""
+    at_once = max(1, WARP * WORD // max(width, WORD))  # wider accesses are served by halves and quarters of a warp
+    worst = 1
+    for first in range(0, len(addresses), at_once):
+        words = [at // WORD + i for at in addresses[first : first + at_once] for i in range(max(1, width // WORD))]
+        counted = words if is_atomic else sorted(set(words))
+        worst = max(worst, *Counter(word % BANKS for word in counted).values())
+    return worst
+
+
+def _coalescing(problem: Problem, s: Schedule) -> Answer:
+    width = s.vector * problem.dtype.bytes
+    addresses = lane_addresses(s, width, problem.pitch * problem.dtype.bytes)
+    touched, asked = sectors(addresses, width), len(addresses) * width
+    share = min(1.0, asked / (touched * SECTOR))
+    answer = f"a warp's load of {asked} bytes touches {touched} sectors of {SECTOR}: {share:.0%} of them is used"
+    return Answer(question="coalescing", answer=answer, is_good=share > 0.9, knobs=("threads_per_row", "vector"))
+
+
+def _banks(problem: Problem, s: Schedule) -> Answer:
+    width = s.vector * problem.dtype.bytes
+    found: dict[str, int] = {}
+    if s.hold in (Hold.SHARED, Hold.HYBRID) or s.copy is not Copy.DIRECT:
+        # Bulk copies lay a row behind the other; threads that copy for themselves lie side by side.
+        steps = steps_per_lane(problem, s) if s.copy is Copy.BULK else 1
+        found["rows"] = bank_ways(lane_addresses(s, width, steps * s.threads_per_row * width), width)
+    if s.reduce_with is ReduceWith.SHARED_TREE:
+        found["the tree"] = 1  # neighbouring threads, neighbouring slots
+    if problem.column_outputs and s.columns is Columns.SHARED_ATOMIC:
+        found["column sums"] = bank_ways(lane_addresses(s, s.vector * WORD, 0), WORD, is_atomic=True)
+    if not found:
+        what = "shared memory has a number a warp at most"
+        return Answer(question="bank conflicts", answer=f"none: {what}", is_good=True)
+    ways = ", ".join(f"{what} {n}-way" if n > 1 else f"{what} without" for what, n in found.items())
+    return Answer(question="bank conflicts", answer=ways, is_good=max(found.values()) == 1, knobs=("vector", "columns"))
+
+
+def _divergence(problem: Problem, s: Schedule) -> Answer:
+    lanes = s.threads_per_row * s.row_blocks
+    vectors, steps = vectors_per_row(problem, s), steps_per_lane(problem, s)
+    idle = 1 - vectors / (lanes * steps) if steps else 0.0
+    said = [f"{idle:.0%} of the lanes idle in a row's last step" if idle else "all lanes own as many vectors"]
+    if s.edges is not Edges.EXACT:
+        said.append(f"edges={s.edges}: a branch at the ends of a row")
+    if s.variance is Variance.GUARDED:
+        said.append("a second look at rows that cancel: rows of a warp go together")
+    good = idle < 0.125 and s.edges is Edges.EXACT
+    return Answer(question="divergence", answer="; ".join(said), is_good=good, knobs=("threads_per_row", "vector"))
+
+
+def _registers(s: Schedule, device: Device, cost: Cost) -> Answer:
+    spilled = f", {cost.spilled} spilled to local memory" if cost.spilled else ", none spilled"
+    room = held_register_limit(s, device)
+    answer = f"about {cost.registers} a thread{spilled}; a block of {s.threads} leaves room for {room} of data"
+    knobs = ("threads_per_row", "hold", "params", "blocks_per_sm")
+    return Answer(question="registers", answer=answer, is_good=not cost.spilled, knobs=knobs)
+
+
+def _occupancy(s: Schedule, device: Device, cost: Cost) -> Answer:
+    threads = cost.blocks_per_sm * s.threads
+    answer = f"{cost.occupancy:.0%}: {threads} of {device.threads_per_sm} threads an SM, {cost.waves:.2f} waves"
+    knobs = ("threads_per_row", "rows_per_block", "persistent")
+    return Answer(question="occupancy", answer=answer, is_good=cost.occupancy >= LOW_OCCUPANCY, knobs=knobs)
+
+
+def _width(problem: Problem, s: Schedule, device: Device) -> Answer:
+    width = s.vector * problem.dtype.bytes
+    rows = min((problem.row_alignment(t) for t in problem.matrices), default=problem.align)
+    possible = max(w for w in (1, 2, 4, 8, WIDEST) if w <= rows)
+    answer = f"{width} bytes an access; aligned rows allow {possible}"
+    if s.edges is Edges.PEEL:
+        answer += ", and edges=peel 16 inside a row"
+    least = min(possible, 8)
+    knobs = ("vector",) if rows >= WIDEST else ("vector", "edges")
+    return Answer(question="vector width", answer=f"{answer} on sm_{device.arch}", is_good=width >= least, knobs=knobs)
+
+
+def _looks(problem: Problem, s: Schedule, cost: Cost) -> Answer:
+    where = {
+        Hold.REGISTERS: "from memory once, then from registers",
+        Hold.SHARED: "from memory once, then from shared memory",
+        Hold.HYBRID: "from memory once, then from registers and shared memory",
+        Hold.RELOAD: "from memory each time, L1 and L2 in between",
+    }[s.hold]
+    answer = f"a row is looked at {cost.looks} times: {where}"
+    short = problem.cols * problem.row_input_bytes <= 64 << 10
+    good = cost.looks == 1 or s.hold is not Hold.RELOAD or not short
+    return Answer(question="looks at memory", answer=answer, is_good=good, knobs=("hold", "variance", "softmax"))
+
+
+def _fusion(problem: Problem) -> Answer:
+    apart = unfused_bytes(problem)
+    times = apart / max(1, problem.compulsory_bytes)
+    answer = (
+        f"one pass moves {problem.compulsory_bytes:,} bytes; an operation a kernel would move {times:.1f} x as many"
+    )
+    return Answer(question="fusion", answer=answer, is_good=True)
+
+
+def unfused_bytes(problem: Problem) -> int:
+    """Bytes through memory where each statement of the program is a kernel of its own, with float32 in between."""
+    program = written_program(problem)
+    kinds = value_kinds(program)
+    stored = {t.name: t.dtype.bytes for t in problem.tensors}
+
+    def size(name: str) -> int:
+        kind = kinds.get(name)
+        if kind is None:
+            return 0
+        count = (problem.rows if kind.by_row else 1) * (problem.cols if kind.by_col else 1)
+        return count * stored.get(name, 4)
+
+    moved = 0
+    for statement in program.statements:
+        if isinstance(statement, Map | Reduce):
+            written = statement.names if isinstance(statement, Reduce) else (statement.name,)
+            moved += sum(map(size, used_names(statement))) + sum(map(size, written))
+    loads = {statement.name for statement in program.statements if isinstance(statement, Load)}
+    return max(moved, sum(map(size, loads)), problem.compulsory_bytes)

@@ -1,0 +1,1 @@
+"""Named schedules: the rungs of the classic optimisation ladders, and every other point one can begin from."""

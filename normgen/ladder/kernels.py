@@ -1,0 +1,73 @@
+"""The kernels of a rung at one of its launches."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+from normgen.codegen.module import Module
+from normgen.device import Device
+from normgen.ladder.rungs import Block, Ladder, Rung, Step, steps_folder
+from normgen.pipeline import emit
+from normgen.problem.problem import Problem
+from normgen.program.source import problem_for
+from normgen.schedule.repair import repair
+from normgen.schedule.schedule import Schedule, schedule_from
+from normgen.spec.reader import load
+
+CERTAIN = ("normal",)  # rows on which every rung is right: a kernel is timed only where its check passes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """One kernel of a rung. `timed` is its problem, held to rows that an unsafe rung, too, gets right."""
+
+    problem: Problem
+    timed: Problem
+    schedule: Schedule
+
+    @property
+    def module(self) -> Module:
+        return emit(self.problem, self.schedule)
+
+
+def problem_of(ladder: Ladder, rung: Rung | None = None, op: str = "") -> Problem:
+    """What a rung computes; of a rung of several kernels, what they compute together, or with `op` one of them."""
+    asked = {**ladder.problem, **(rung.problem if rung else {})}
+    name = op or str(asked["op"])
+    options = {key: value for key, value in asked.items() if key != "op" and not (op and key == "without")}
+    return problem_for(load(name, [steps_folder()]), **options)
+
+
+def knobs_of(text: str) -> dict[str, str]:
+    """`a=1 b=2` of a ladder's file."""
+    return {name: value for name, _, value in (pair.partition("=") for pair in text.split())}
+
+
+def parts_of(ladder: Ladder, rung: Rung, block: Block, device: Device) -> tuple[Part, ...]:
+    """The kernels of a launch, in their order. Raises UsageError where the language or the device refuses one."""
+    steps = rung.kernels or (Step(op="", knobs=rung.knobs),)
+    return tuple(_part(ladder, rung, step, block, device) for step in steps)
+
+
+def _part(ladder: Ladder, rung: Rung, step: Step, block: Block, device: Device) -> Part:
+    problem = problem_of(ladder, rung, step.op)
+    knobs = knobs_of(step.knobs) | ({} if step.is_fixed else knobs_of(block.knobs))
+    schedule = schedule_from(knobs)
+    refused = repair(problem, schedule, device, knobs)
+    if refused is not None:
+        raise refused.error(schedule)
+    spec = replace(problem.spec, accuracy_rows=CERTAIN) if rung.unsafe else problem.spec
+    return Part(problem=problem, timed=replace(problem, spec=spec), schedule=schedule)
+
+
+def own_text(module: Module) -> str:
+    """The kernels alone, with the Config in front of the first: the device library's helpers stand before them."""
+    start = module.text.rindex("\n\n", 0, module.text.index("__global__"))
+    start = module.text.rindex("\n\nstruct ", 0, start + 2) if "\n\nstruct " in module.text[:start] else start
+    return module.text[start + 2 :].rstrip() + "\n"
+
+
+def comparable(text: str) -> str:
+    """A kernel's text without the digits that name it: what is left differs where kernels do."""
+    return re.sub(r"\b(Cols\w+?|\w+_per_row|\w+_finish)_[0-9a-f]{4}\b", r"\1", text)
