@@ -10,6 +10,7 @@ from normgen import verify
 from normgen.cuda.memory import DeviceBuffer, copy
 from normgen.measure.replays import Layout, extent, main_input
 from normgen.problem.problem import Problem
+from normgen.problem.tensors import TensorUse
 from normgen.verify import Inputs
 
 FILL_ELEMENTS = 1 << 22  # random numbers a tensor; further rows repeat them
@@ -38,15 +39,9 @@ def filled_sets(inputs: Inputs, problem: Problem, place: Layout, *, count: int, 
     offsets, main = place.offsets, place.slots[main_input(problem).name]
     first = DeviceBuffer(place.bytes, device=index)
     first.fill(POISON)
-    sample = inputs.problem
     for tensor in problem.tensors:
-        if tensor.is_written or problem.rows == 0:
-            continue
-        buffer = inputs.buffers[tensor.name]
-        size = extent(tensor, sample)
-        first.write(buffer.storage[buffer.offset : buffer.offset + size], offset=offsets[tensor.name])
-        if tensor.kind.by_row or tensor.kind.by_batch:
-            _repeat(first, offsets[tensor.name], filled=size, size=extent(tensor, problem))
+        if not tensor.is_written and problem.rows:
+            fill(first, offsets[tensor.name], tensor, inputs, problem)
     for start in range(place.kernel_bytes, place.bytes, main.bytes):  # what P copies from, and cold what it writes
         copy(first.pointer + start, first.pointer + main.start, main.bytes, device=index)
     sets = [first]
@@ -54,6 +49,14 @@ def filled_sets(inputs: Inputs, problem: Problem, place: Layout, *, count: int, 
         sets.append(DeviceBuffer(place.bytes, device=index))
         sets[-1].copy_from(first)
     return sets
+
+
+def fill(buffer: DeviceBuffer, start: int, tensor: TensorUse, inputs: Inputs, problem: Problem) -> None:
+    """An input's random numbers from `start` on, repeated over all of the problem's rows."""
+    host, size = inputs.buffers[tensor.name], extent(tensor, inputs.problem)
+    buffer.write(host.storage[host.offset : host.offset + size], offset=start)
+    if tensor.kind.by_row or tensor.kind.by_batch:
+        _repeat(buffer, start, filled=size, size=extent(tensor, problem))
 
 
 def zeros(size: int, index: int) -> DeviceBuffer:

@@ -25,7 +25,7 @@ from normgen.measure.chains.kernels import VECTOR_BYTES, module_of
 from normgen.measure.chains.works import Work, works_of
 from normgen.measure.check import VERIFY_ELEMENTS, DeviceCheck
 from normgen.measure.clocks import Watch
-from normgen.measure.data import filled_sets, sample_inputs, zeros
+from normgen.measure.data import fill, filled_sets, sample_inputs, zeros
 from normgen.measure.protocol import (
     BASE,
     BASE_AGAIN,
@@ -185,7 +185,10 @@ class GpuBench:
         return {name: base + offset for name, offset in self._layout.offsets.items()}
 
     def restore(self) -> None:
-        """Set 0 with its own inputs: a matrix product in front of a kernel writes others."""
+        """Set 0 with its own inputs: a matrix product in front of a kernel writes others, a kernel in place does."""
+        for tensor in self.problem.tensors:
+            if tensor.under and self.problem.rows:
+                fill(self._sets[0], self._layout.offsets[tensor.name], tensor, self.inputs, self.problem)
         main, base = self._layout.slots[main_input(self.problem).name], self._sets[0].pointer
         if self.place.context is not Context.ALONE:
             source = base + self._layout.source.start

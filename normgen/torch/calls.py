@@ -16,7 +16,7 @@ from normgen.problem.question import Direction
 from normgen.problem.tensors import TensorUse, by_role
 from normgen.program.source import problem_for
 from normgen.python.handle import Kernel
-from normgen.spec.spec import READ, Kind, Spec, Tensor
+from normgen.spec.spec import READ, Spec, Tensor
 from normgen.torch.launch import band, handle
 from normgen.traced.torch_formulas import TorchFunction, torch_function
 
@@ -51,6 +51,9 @@ class Form:
     out: str
 
 
+_PARTS = {("rows", "cols"): slice(None), ("rows",): slice(-1), ("cols",): slice(-1, None)}
+
+
 class Calls:
     """The calls of one spec.
 
@@ -62,8 +65,9 @@ class Calls:
         self.reads: tuple[Tensor, ...] = tuple(by_role(spec.tensors, *READ))
         self._deterministic, self._stable = deterministic, stable_parameters
         self._first = next(i for i, t in enumerate(self.reads) if t.kind.is_elem)
-        parts = {Kind.ELEM: slice(None), Kind.ROW: slice(-1), Kind.COL: slice(-1, None)}
-        self._sized = tuple((i, parts[t.kind]) for i, t in enumerate(self.reads) if t.kind in parts)[1:]
+        # The part of the first input's shape that each other tensor has.
+        sized = ((i, _PARTS.get(t.kind.axes)) for i, t in enumerate(self.reads))
+        self._sized = tuple((i, part) for i, part in sized if part is not None)[1:]
         self._ready: dict[tuple[Any, ...], Ready] = {}
         self.problem = functools.cache(self._problem)
         self.function = functools.cache(lambda form: torch_function(self.problem(form).problem))

@@ -12,6 +12,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if here in item.path.parents:
             item.add_marker(pytest.mark.filterwarnings("ignore:no record for"))  # of these shapes
+            # torch's own: of its compiler as it is imported, and of its rms_norm under autocast.
+            item.add_marker(pytest.mark.filterwarnings("ignore:.torch.jit.*is deprecated:DeprecationWarning"))
+            item.add_marker(pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight"))
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
