@@ -111,7 +111,8 @@ def _random_entry(record: Record, records: Sequence[Record], rng: random.Random)
         rows = _log_uniform([r.problem.rows for r in like], rng)
         cols = _log_uniform([r.problem.cols for r in like], rng)
         if rng.random() < 0.75:
-            cols = max(ROUND_COLS, round(cols / ROUND_COLS) * ROUND_COLS)
+            cols = _whole(cols, ROUND_COLS)
+        rows, cols = _whole(rows, record.problem.batches), _whole(cols, spec.group or 1)
         key = replace(record.problem, rows=rows, cols=cols, pitch=cols, align=16)
         problem = problem_of(key, spec)
         if (rows, cols) not in tuned and min(sizes) <= problem.compulsory_bytes <= max(sizes):
@@ -144,6 +145,11 @@ def row_entries(records: Sequence[Record], rows: tuple[int, int], *, count: int,
         )
         for number in sorted(drawn)
     ]
+
+
+def _whole(size: int, unit: int) -> int:
+    """The multiple of `unit` nearest to `size`, and not 0: whole groups of columns, whole batches of rows."""
+    return max(unit, round(size / unit) * unit)
 
 
 def _log_uniform(values: Sequence[int], rng: random.Random) -> int:

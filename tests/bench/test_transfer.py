@@ -17,6 +17,7 @@ from normgen.measure import judge
 from normgen.program.source import problem_for
 from normgen.records import nearest
 from normgen.records.place import Place
+from normgen.records.winners import read
 from normgen.schedule.default import default_schedule
 from normgen.schedule.schedule import Schedule
 from normgen.spec.reader import load
@@ -159,3 +160,10 @@ def test_wrong_usage_ends_with_2(arguments: tuple[str, ...], message: str, capsy
         cli.main(["bench", *arguments])
     assert ended.value.code == 2
     assert message in capsys.readouterr().err
+
+
+def test_shapes_around_every_shipped_record_are_whole_groups_and_batches() -> None:
+    shipped = read(Path(__file__).parents[2] / "generated" / "records" / "h200.jsonl").records
+    entries = random_entries(shipped, count=60, seed=3)
+    assert any(e.problem.spec.group for e in entries)
+    assert all(e.problem.cols % (e.problem.spec.group or 1) == 0 for e in entries)

@@ -16,6 +16,7 @@ from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
 from normgen.records.nearest import FARTHEST, Neighbour, distance, fitted, is_trusted, nearest, neighbours
 from normgen.records.place import DEFAULT_PLACE, Context, Place, Setting
+from normgen.records.questions import problem_of
 from normgen.records.record import Outcome, ProblemKey, Record
 from normgen.records.statistics import summarise
 from normgen.records.winners import read, shipped_folder
@@ -251,14 +252,12 @@ def test_parameters_that_come_to_be_read_late_are_not_pushed_out_of_l2() -> None
 
 def untuned(record: Record, rng: random.Random) -> Problem:
     """Another shape near a record's: half of them with any number of cols."""
-    key = record.problem
+    key, spec = record.problem, load(record.problem.op)
     cols = min(int(key.cols * 2 ** rng.uniform(-0.8, 0.8)), 2000)
-    cols = cols if rng.random() < 0.5 else max(64, cols // 64 * 64)
-    without = {"rstd"} if key.op == "rmsnorm" and key.direction == "forward" and "rstd" not in key.present else ()
-    shape = (max(1, int(key.rows * 2 ** rng.uniform(-1, 1))), cols)
-    dtypes = dict(key.dtypes)
-    dtype = dtypes.get("x") or dtypes["y"]
-    return problem_for(load(key.op), shape=shape, dtype=dtype, direction=key.direction, without=without)
+    unit = spec.group or (1 if rng.random() < 0.5 else 64)
+    cols = max(unit, cols // unit * unit)
+    rows = max(1, int(key.rows * 2 ** rng.uniform(-1, 1)) // key.batches) * key.batches
+    return problem_of(replace(key, rows=rows, cols=cols, pitch=cols, align=16), spec)
 
 
 @pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler on this machine")
