@@ -15,7 +15,7 @@ from normgen.device import Device
 from normgen.problem.problem import Problem
 from normgen.program.ir import Load, Map, Reduce, used_names, value_kinds
 from normgen.program.source import written_program
-from normgen.schedule.knobs import Columns, Copy, Edges, Hold, ReduceWith, Variance
+from normgen.schedule.knobs import Columns, Edges, Hold, ReduceWith, Variance
 from normgen.schedule.plan import WARP, held_register_limit, steps_per_lane, vectors_per_row
 from normgen.schedule.schedule import Schedule
 
@@ -89,9 +89,9 @@ def _coalescing(problem: Problem, s: Schedule) -> Answer:
 def _banks(problem: Problem, s: Schedule) -> Answer:
     width = s.vector * problem.dtype.bytes
     found: dict[str, int] = {}
-    if s.hold in (Hold.SHARED, Hold.HYBRID) or s.copy is not Copy.DIRECT:
+    if s.hold.in_shared or s.copy.is_asynchronous:
         # Bulk copies lay a row behind the other; threads that copy for themselves lie side by side.
-        steps = steps_per_lane(problem, s) if s.copy is Copy.BULK else 1
+        steps = steps_per_lane(problem, s) if s.copy.is_by_rows else 1
         found["rows"] = bank_ways(lane_addresses(s, width, steps * s.threads_per_row * width), width)
     if s.reduce_with is ReduceWith.SHARED_TREE:
         found["the tree"] = 1  # neighbouring threads, neighbouring slots
@@ -153,7 +153,7 @@ def _looks(problem: Problem, s: Schedule, cost: Cost) -> Answer:
     }[s.hold]
     answer = f"a row is looked at {cost.looks} times: {where}"
     short = problem.cols * problem.row_input_bytes <= 64 << 10
-    good = cost.looks == 1 or s.hold is not Hold.RELOAD or not short
+    good = cost.looks == 1 or not s.hold.reads_again or not short
     return Answer(question="looks at memory", answer=answer, is_good=good, knobs=("hold", "variance", "softmax"))
 
 

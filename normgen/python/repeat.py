@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any, Protocol, runtime_checkable
 
 from normgen.codegen.module import Param, Source
+from normgen.cuda.dlpack import contiguous_strides
 from normgen.problem.problem import Problem
 
 _launcher: ModuleType | None
@@ -158,9 +159,10 @@ def _recipe(first: Any, made: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any]
     torch = sys.modules.get("torch")
     if isinstance(made, getattr(torch, "Tensor", ())) and _layout(made) == _layout(first):
         return torch.empty_like, (), {}  # type: ignore[union-attr]  # in half of new_empty's time
-    if not made.is_contiguous():  # scales in columns
-        return type(first).new_empty_strided, (tuple(made.shape), made.stride()), {"dtype": made.dtype}
-    return type(first).new_empty, (tuple(made.shape),), {"dtype": made.dtype}
+    shape, strides = tuple(made.shape), tuple(made.stride())
+    if strides != contiguous_strides(shape):  # scales in columns
+        return type(first).new_empty_strided, (shape, strides), {"dtype": made.dtype}
+    return type(first).new_empty, (shape,), {"dtype": made.dtype}
 
 
 def _layout(tensor: Any) -> tuple[Any, ...]:

@@ -64,6 +64,16 @@ class Hold(StrEnum):
     HYBRID = "hybrid"
     RELOAD = "reload"
 
+    @property
+    def in_shared(self) -> bool:
+        """Whether the row, or a part of it, waits in shared memory."""
+        return self in (Hold.SHARED, Hold.HYBRID)
+
+    @property
+    def reads_again(self) -> bool:
+        """Whether each look reads the row from memory."""
+        return self is Hold.RELOAD
+
 
 class Copy(StrEnum):
     """How a row reaches the SM."""
@@ -71,6 +81,16 @@ class Copy(StrEnum):
     DIRECT = "direct"
     CP_ASYNC = "cp_async"
     BULK = "bulk"
+
+    @property
+    def is_asynchronous(self) -> bool:
+        """Whether the row goes to shared memory while threads do something else."""
+        return self is not Copy.DIRECT
+
+    @property
+    def is_by_rows(self) -> bool:
+        """Whether whole rows are copied, by no thread in particular."""
+        return self is Copy.BULK
 
     @property
     def is_by_threads(self) -> bool:

@@ -24,7 +24,7 @@ from normgen.problem.problem import Problem
 from normgen.program.source import stages_of
 from normgen.records.place import DEFAULT_PLACE, Place
 from normgen.records.winners import kept
-from normgen.schedule.knobs import Hold, Load, Store
+from normgen.schedule.knobs import Load, Store
 from normgen.schedule.schedule import Schedule
 from normgen.studies.replay import swept_problem
 from normgen.studies.sweep_file import Header, is_sweep, read_sweep
@@ -174,7 +174,7 @@ def _hint_constant(problem: Problem, s: Schedule, knob: str) -> str:
     """Which constant the cost model applies for that hint; empty: none."""
     if knob == "store":
         return "store_streaming" if s.store is Store.STREAMING and not problem.column_outputs else ""
-    if s.load in (Load.DEFAULT, Load.EVICT_LAST) or s.hold is Hold.RELOAD:
+    if s.load in (Load.DEFAULT, Load.EVICT_LAST) or s.hold.reads_again:
         return ""
     one_stream = sum(not t.is_written for t in problem.elem_tensors) == 1
     return "load_past_l1" if one_stream else "load_streams_past_l1"
