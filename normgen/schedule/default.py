@@ -141,14 +141,13 @@ def _in_parts(problem: Problem, device: Device) -> Iterator[Schedule]:
     few = problem.rows < device.sm_count
     load = Load.DEFAULT if few else Load.NO_ALLOCATE if device.arch >= 80 else Load.STREAMING
     for vector, edges in _accesses(problem, few=few):
-        vectors = problem.cols // vector
-        cuts = [
-            PLAIN.varied(threads_per_row=threads, parts=parts, vector=vector, edges=edges, load=load)
-            for threads, parts in itertools.product((128, 256, 512), KNOBS["parts"].values[1:])
-            if vectors > 256 and -(-vectors // (threads * parts)) <= (1 if few else 2)
-        ]
-        for cut in sorted(cuts, key=lambda s: (_idle(problem, s), abs(math.log2(s.threads_per_row / 256)))):
-            yield cut.varied(hold=Hold.REGISTERS, unroll=0)
+        if problem.cols // vector <= 256:
+            continue
+        held = PLAIN.varied(hold=Hold.REGISTERS, unroll=0, vector=vector, edges=edges, load=load)
+        shapes = itertools.product((128, 256, 512), KNOBS["parts"].values[1:])
+        cuts = [held.varied(threads_per_row=threads, parts=parts) for threads, parts in shapes]
+        short = [s for s in cuts if steps_per_lane(problem, s) <= (1 if few else 2)]
+        yield from sorted(short, key=lambda s: (_idle(problem, s), abs(math.log2(s.threads_per_row / 256))))
 
 
 def _idle(problem: Problem, s: Schedule) -> float:
