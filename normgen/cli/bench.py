@@ -37,6 +37,8 @@ from normgen.records.place import Context, Setting
 )
 @click.option("--rows", help="With --nearest: row counts from 1..16384, about the records of --records (tune --rows).")
 @click.option("--host", is_flag=True, help="What a call of one row costs the host, beside torch's functions.")
+@click.option("--model", help="A whole model of transformers, with each library's norms: llama or gpt2.")
+@click.option("--compiled", is_flag=True, help="With --model: its training step under torch.compile too.")
 @click.option("--ablation", help="What each technique is worth: a suite, or a file of records (.jsonl).")
 @click.option("--each", type=click.IntRange(min=1), default=2, show_default=True, help="Shapes for each technique.")
 @click.option("--most", type=click.IntRange(min=1), default=25, show_default=True, help="Shapes of an ablation in all.")
@@ -54,14 +56,21 @@ def bench(suite: str | None, recorded: Path | None, json_to: str | None, picture
     \b
     --nearest N times shapes that nobody tuned: the nearest record's schedule against what a tune of --budget finds.
     --host prints the host time of calls, ours and torch's, and their ratios in that run.
+    --model NAME times steps of a model: as it is, with ours, Liger's, and copies in the place of its norms.
     --ablation SOURCE times tuned kernels against the best found without each of their techniques.
     """
     nearest, source, rows = options.pop("nearest"), options.pop("ablation"), options.pop("rows")
-    is_host = options.pop("host")
-    if sum(what is not None for what in (suite, recorded, nearest, source)) + is_host != 1:
-        raise UsageError("give a suite, or --from with the file of a recorded one, --nearest, --ablation or --host")
+    is_host, model, compiled = options.pop("host"), options.pop("model"), options.pop("compiled")
+    if sum(what is not None for what in (suite, recorded, nearest, source, model)) + is_host != 1:
+        rule = "give a suite, or --from with the file of a recorded one, --nearest, --ablation, --host or --model"
+        raise UsageError(rule)
+    if compiled and model is None:
+        raise UsageError("--compiled belongs to --model")
     if is_host:
         command.run_host(json_to, rounds=options["samples"], device=options["device"])
+        return
+    if model is not None:
+        command.run_model(model, json_to, rounds=options["samples"], device=options["device"], compiled=compiled)
         return
     if rows is not None and nearest is None:
         raise UsageError("--rows belongs to --nearest", received=rows)

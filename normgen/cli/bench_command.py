@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol
 
 import click
 
@@ -22,7 +25,6 @@ from normgen.cuda.driver import find_gpu
 from normgen.device import Device
 from normgen.errors import DriverError, NothingValidError, UsageError, VerificationError
 from normgen.files.private import write_output
-from normgen.python.host import host_times
 from normgen.records.record import Record
 from normgen.records.winners import gpu_slug, kept_of, shipped_folder
 from normgen.suites.bands import parse_rows
@@ -30,6 +32,12 @@ from normgen.suites.suite import load_suite
 
 EXIT_INTERRUPTED = 130
 STDOUT = "-"
+
+
+class Found(Protocol):
+    """What a measurement found: printed as a table, or as JSON."""
+
+    def as_dict(self) -> dict[str, Any]: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,7 +151,27 @@ def run_nearest(count: int, ask: Ask, *, budget_s: float, rows: str | None) -> i
 
 def run_host(json_to: str | None, *, rounds: int, device: int) -> None:
     """Print what a call costs the host, or write it into a file. Raises UsageError without torch."""
-    found = host_times(rounds=rounds, device=device)
+    with _torch_is_there("what a call costs is measured beside torch"):
+        from normgen.torch.host_times import host_times
+    _print_or_write(host_times(rounds=rounds, device=device), json_to)
+
+
+def run_model(name: str, json_to: str | None, *, rounds: int, device: int, compiled: bool) -> None:
+    """Print what norms cost in a whole model, or write it into a file. Raises UsageError without torch."""
+    with _torch_is_there("models are torch's"):
+        from normgen.torch.model_times import model_times
+    _print_or_write(model_times(name, rounds=rounds, device=device, compiled=compiled), json_to)
+
+
+@contextmanager
+def _torch_is_there(rule: str) -> Iterator[None]:
+    try:
+        yield
+    except ImportError as error:
+        raise UsageError(rule, received=str(error)) from error
+
+
+def _print_or_write(found: Found, json_to: str | None) -> None:
     if json_to is None:
         click.echo(str(found))
         return

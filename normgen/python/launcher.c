@@ -98,8 +98,8 @@ typedef struct {
     uint64_t hash;
     Py_ssize_t words, fresh_words;
     const Program *program;
-    PyObject *fresh; /* NULL, or for each slot behind the inputs None, or a recipe: (function, what follows the first
-                        input, what it gets by name) */
+    PyObject *fresh; /* NULL, or for each slot behind the inputs None, or a recipe: (function, its first argument or
+                        None for the first input, what follows it, what it gets by name) */
     int64_t *key, *fresh_key, *extents, *grids;
     uint64_t *cells;
 } Entry;
@@ -264,12 +264,13 @@ static int allocate(Launcher *self, Entry *entry, Call *call, PyObject **made) {
     for (int slot = self->inputs; slot < self->slots; slot++) {
         PyObject *how = PyTuple_GetItem(entry->fresh, slot - self->inputs);
         if (how == Py_None) continue;
-        PyObject *rest = PyTuple_GetItem(how, 1), *args = PyTuple_New(1 + PyTuple_Size(rest));
+        PyObject *pattern = PyTuple_GetItem(how, 1), *rest = PyTuple_GetItem(how, 2);
+        PyObject *args = PyTuple_New(1 + PyTuple_Size(rest));
         if (!args) return -1;
-        PyTuple_SetItem(args, 0, Py_NewRef(call->array[0]));
+        PyTuple_SetItem(args, 0, Py_NewRef(pattern == Py_None ? call->array[0] : pattern));
         for (Py_ssize_t i = 0; i < PyTuple_Size(rest); i++)
             PyTuple_SetItem(args, i + 1, Py_NewRef(PyTuple_GetItem(rest, i)));
-        made[slot] = PyObject_Call(PyTuple_GetItem(how, 0), args, PyTuple_GetItem(how, 2));
+        made[slot] = PyObject_Call(PyTuple_GetItem(how, 0), args, PyTuple_GetItem(how, 3));
         Py_DECREF(args);
         if (!made[slot]) return -1;
         if (!describe(made[slot], &call->pointer[slot], key, &words)) return 0;
@@ -386,7 +387,8 @@ static PyObject *launcher_call(PyObject *object, PyObject *const *args, Py_ssize
 PyDoc_STRVAR(learn_doc,
              "learn(inputs, named, stream, outputs, fresh, program, cells, grids, extents): know a call that was checked.\n\n"
              "outputs and fresh are None where the caller gave outputs, else by output the new array or None, and how one\n"
-             "is made: (function, what follows the first input, what it gets by name) or None. Says whether the call is known now.");
+             "is made: (function, its first argument or None for the first input, what follows it, what it gets by name)\n"
+             "or None. Says whether the call is known now.");
 
 static PyObject *launcher_learn(PyObject *object, PyObject *args) {
     Launcher *self = (Launcher *)object;
@@ -416,8 +418,8 @@ static PyObject *launcher_learn(PyObject *object, PyObject *args) {
             PyObject *how = PyTuple_GetItem(fresh, i), *array = PyTuple_GetItem(outputs, i);
             uintptr_t pointer;
             if (how == Py_None) continue;
-            if (!PyTuple_Check(how) || PyTuple_Size(how) != 3 || !PyTuple_Check(PyTuple_GetItem(how, 1)) ||
-                !PyDict_Check(PyTuple_GetItem(how, 2)) || !describe(array, &pointer, fresh_key, &fresh_words))
+            if (!PyTuple_Check(how) || PyTuple_Size(how) != 4 || !PyTuple_Check(PyTuple_GetItem(how, 2)) ||
+                !PyDict_Check(PyTuple_GetItem(how, 3)) || !describe(array, &pointer, fresh_key, &fresh_words))
                 return Py_NewRef(Py_False);
         }
     }

@@ -64,8 +64,8 @@ class Norm:
 class Forward:
     """In the place of a module's forward: our function where it computes the same, else what the module did."""
 
-    def __init__(self, module: Module, norm: Norm) -> None:
-        self.module, self.norm, self.original = module, norm, module.forward
+    def __init__(self, module: Module, norm: Norm, *, opaque: bool) -> None:
+        self.module, self.norm, self.original, self.opaque = module, norm, module.forward, opaque
         self.function = function(norm.function)
 
     def __call__(self, *args: Any, **named: Any) -> Tensor:
@@ -77,7 +77,7 @@ class Forward:
             return self.original(x)
         if norm.in_float32 and x.is_cuda and torch.is_autocast_enabled("cuda"):
             dtype = None
-        return self.function(x, *parameters, eps=norm.eps, dtype=dtype)
+        return self.function(x, *parameters, eps=norm.eps, dtype=dtype, opaque=self.opaque)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,13 +93,14 @@ class Report:
         return "\n".join((*lines, *(f"left: {name}: {why}" for name, why in self.left.items())))
 
 
-def replace(model: Module) -> Report:
+def replace(model: Module, *, opaque: bool = True) -> Report:
     """Let the norms of a model compute by our kernels, and say which.
 
     A module is one of our norms if its forward, run in float64 on rows that tell formulas apart, gives what one of our
     formulas gives with its parameters and one of its numbers as eps, and if it rounds in bf16 where that one does. Its
     class, parameters, state and hooks stay as they are: its `forward` alone is another one, until `restore`. Pairs of
-    dtypes in which a module rounds differently are left to it, call by call.
+    dtypes in which a module rounds differently are left to it, call by call. `opaque` is that of `operator`: what a
+    compiler sees in their place.
 
     Looked at are modules without children and buffers whose parameters are [cols], and those called norms that have
     other ones, which are left.
@@ -114,7 +115,7 @@ def replace(model: Module) -> Report:
         if isinstance(found, str):
             left[name] = f"{type(module).__name__}: {found}"
         else:
-            module.forward = Forward(module, found)
+            module.forward = Forward(module, found, opaque=opaque)
             replaced[name] = found
     return Report(replaced=replaced, left=left)
 

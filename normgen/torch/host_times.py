@@ -1,4 +1,4 @@
-"""What a call costs the host: our handle beside torch's own functions, round by round in one run.
+"""What a call costs the host: our handles and functions beside torch's own, round by round in one run.
 
 A round queues a batch of calls of each contender and times the host alone; the GPU is waited for between batches. The
 kernels of one row are shorter than the calls, so that the queue never fills.
@@ -11,11 +11,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from normgen.errors import UsageError
+import torch
+from torch.nn import functional
+
+from normgen.errors import NoDeviceError
 from normgen.python.handle import kernel
 from normgen.python.repeat import IS_BUILT
 from normgen.records.statistics import Ratio, median, paired_ratio
 from normgen.text import figure, table
+from normgen.torch.functional import function
 
 CALLS = 200  # of a batch
 BASE = "torch.add(out=)"
@@ -56,12 +60,10 @@ class HostTimes:
 def host_times(
     *, rows: int = 1, cols: int = 1024, dtype: str = "bfloat16", rounds: int = 60, device: int = 0
 ) -> HostTimes:
-    """Time them. Raises UsageError without torch, NoDeviceError without a GPU."""
-    try:
-        import torch
-    except ImportError as error:
-        raise UsageError("what a call costs is measured beside torch", received=str(error)) from error
-    contenders = _contenders(torch, rows, cols, getattr(torch, dtype), device)
+    """Time them. Raises NoDeviceError where torch sees no GPU."""
+    if not torch.cuda.is_available():
+        raise NoDeviceError("torch sees a GPU", received="none")
+    contenders = _contenders(rows, cols, getattr(torch, dtype), device)
     series: dict[str, list[float]] = {name: [] for name in contenders}
     for number in range(rounds + 3):
         for name, call in contenders.items():
@@ -77,10 +79,10 @@ def host_times(
     return HostTimes(rows=rows, cols=cols, dtype=dtype, launcher=IS_BUILT, series=times)
 
 
-def _contenders(torch: Any, rows: int, cols: int, kind: Any, device: int) -> dict[str, Callable[[], Any]]:
+def _contenders(rows: int, cols: int, kind: Any, device: int) -> dict[str, Callable[[], Any]]:
     place = {"device": f"cuda:{device}", "dtype": kind}
     x, w, b = torch.randn(rows, cols, **place), torch.randn(cols, **place), torch.randn(cols, **place)
-    y, functional = torch.empty_like(x), torch.nn.functional
+    y, rms_norm = torch.empty_like(x), function("rms_norm")
     asked: dict[str, Any] = {"shape": (rows, cols), "dtype": kind, "device": device}
     rms = kernel("rmsnorm", without=("rstd",), **asked)
     any_rows = kernel("rmsnorm", without=("rstd",), rows="any", **asked)
@@ -95,4 +97,13 @@ def _contenders(torch: Any, rows: int, cols: int, kind: Any, device: int) -> dic
         "rmsnorm of any rows, out=": lambda: any_rows(x, w, out=y),
         "rmsnorm, allocating": lambda: rms(x, w),
         "layernorm with statistics, allocating": lambda: layer(x, w, b),
+        "normgen.torch.rms_norm": lambda: rms_norm(x, w),
+        "F.rms_norm, compiled": _compiled(lambda a, c: functional.rms_norm(a, (cols,), c), x, w),
+        "normgen.torch.rms_norm, compiled": _compiled(rms_norm, x, w),
+        "normgen.torch.rms_norm, compiled, not opaque": _compiled(lambda a, c: rms_norm(a, c, opaque=False), x, w),
     }
+
+
+def _compiled(call: Callable[..., Any], *tensors: Any) -> Callable[[], Any]:
+    made = torch.compile(call, fullgraph=True)
+    return lambda: made(*tensors)

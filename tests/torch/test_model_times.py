@@ -1,0 +1,81 @@
+"""Whole models: what is timed is right, and each contender's norms are those that it says."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+if importlib.util.find_spec("transformers") is None:
+    pytest.skip("transformers is not installed", allow_module_level=True)
+
+from normgen.errors import UsageError  # noqa: E402
+from normgen.torch import model_times  # noqa: E402
+from normgen.torch.model_times import AGAIN, AS_IT_IS, IDEAL, OURS, Task  # noqa: E402
+
+TINY = {
+    "llama": Task(
+        model="Llama",
+        config={
+            "hidden_size": 64,
+            "intermediate_size": 96,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 4,
+            "vocab_size": 128,
+        },
+        train=(2, 12),
+        decode=(2, 5),
+    ),
+    "gpt2": Task(
+        model="GPT2",
+        config={"n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 128, "n_positions": 32}
+        | dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0),
+        train=(2, 12),
+        decode=(2, 5),
+    ),
+}
+NORMS = {"llama": 5, "gpt2": 5}
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_steps_of_a_model_are_timed_and_compared_with_float64(name: str) -> None:
+    found = model_times.timed(name, TINY[name], torch.device("cpu"), rounds=6, compiled=False)
+    assert str(found.sites[0]).startswith(f"{NORMS[name]} x replaced")
+    assert list(found.ms) == ["train", "decode"]
+    assert all({AS_IT_IS, OURS, IDEAL, AGAIN} <= set(times) for times in found.ms.values())
+    assert all(len(samples) == 6 for times in found.ms.values() for samples in times.values())
+    loss, gradients = found.errors[OURS]
+    assert 0 < gradients <= 1.5 * found.errors[AS_IT_IS][1], "as near to float64 as the model itself"
+    assert loss <= 2 ** -7, "within bf16 of the loss in float64"
+    told = json.loads(json.dumps(found.as_dict()))
+    assert told["steps"]["train"][AS_IT_IS]["of_torch"] == [1, 1, 1]
+    assert f"{name}:" in str(found)
+
+
+def test_the_norms_of_a_contender_are_there_for_its_step_alone() -> None:
+    model, _ = model_times._model(TINY["llama"], torch.device("cpu"))
+    x = torch.randn(3, 64, dtype=torch.bfloat16)
+    norm = model.model.norm
+    own = norm(x)
+    contenders, _ = model_times._contenders(model, dict(model_times.replace(model).replaced))
+    with model_times._norms(model, contenders[IDEAL]):
+        assert torch.equal(norm(x), x)
+    with model_times._norms(model, contenders[OURS]):
+        assert torch.equal(norm(x), own)
+    assert "forward" not in vars(norm)
+
+
+def test_a_model_that_is_not_known_is_refused() -> None:
+    with pytest.raises(UsageError, match="llama"):
+        model_times.model_times("lama")
+
+
+def test_a_step_of_decoding_leaves_the_cache_as_it_was() -> None:
+    model, _ = model_times._model(TINY["llama"], torch.device("cpu"))
+    step: Any = model_times._Decoding(model, torch.arange(10).reshape(2, 5))
+    step()
+    assert step.cache.get_seq_length() == 5
