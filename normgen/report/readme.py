@@ -142,11 +142,16 @@ def ladders_part(root: Path) -> str:
     return ladder_page([(load_ladder(one.ladder), one) for one in found])
 
 
+_MANY = 16  # values without a gap, of which the first and the last are named
+
+
 def knobs_part(_: Path) -> str:
     """Every knob: what it decides, its values and what they are good for, and what others call them."""
     lines: list[str] = []
     for knob in TABLE:
         values = ", ".join(f"**{value}**" if value == knob.plain else str(value) for value in knob.values)
+        if knob.values == tuple(range(1, 1 + len(knob.values))) and len(knob.values) > _MANY:
+            values = f"**{knob.plain}** to {knob.values[-1]}"
         lines += [f"### {knob.name}", "", f"{knob.meaning}. Values (plain in bold): {values}.", ""]
         named = [value for value in map(str, knob.values) if value in knob.words or value in knob.elsewhere]
         rows: list[tuple[str, ...]] = [

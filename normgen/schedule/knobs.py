@@ -268,11 +268,11 @@ TABLE: tuple[Knob, ...] = (
     ),
     Knob(
         name="parts",
-        values=(1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48),
+        values=tuple(range(1, 65)),
         plain=1,
         group=Group.CUT,
         meaning="blocks that share one row of a program without row reductions, and know nothing of each other",
-        forward=(1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48),
+        forward=tuple(range(1, 65)),
         words={"": "blocks work on parts of a row side by side, where none needs what another one finds"},
     ),
     Knob(

@@ -93,12 +93,23 @@ def knob_values(problem: Problem, rewrites: Mapping[str, tuple[str, ...]]) -> di
             searched = tuple(v for v in searched if v in _params_values(problem)) or (default.params,)
         if name == "columns" and not problem.sums_rows:
             searched = (default.columns,)
-        if name == "parts" and reduces_rows(problem):
-            searched = (default.parts,)
         if name == "arithmetic" and name not in asked and is_approximate(problem):
             searched = (Arithmetic.APPROXIMATE,)
         values[name] = tuple(searched)
+    values["parts"] = (default.parts,) if reduces_rows(problem) else _parts(problem, values)
     return values
+
+
+def _parts(problem: Problem, values: Mapping[str, tuple[Any, ...]]) -> tuple[int, ...]:
+    """The blocks a row may be shared by so that one fewer would need another step: of one to four vectors a thread."""
+    lanes = {
+        problem.cols // vector / (threads * steps)
+        for vector in values["vector"]
+        for threads in values["threads_per_row"]
+        for steps in range(1, 5)
+    }
+    useful = {1, *map(math.ceil, lanes)}
+    return tuple(parts for parts in values["parts"] if parts in useful)
 
 
 def is_approximate(problem: Problem) -> bool:

@@ -16,6 +16,11 @@ from normgen.torch.operators import Operator
 Tensor = Any
 
 
+def _is_float32_under_autocast(operation: str) -> bool:
+    """Whether this torch gives the operation a float32 result under autocast on CUDA: its rms_norm since 2.12."""
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{operation}", "AutocastCUDA"))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Row:
     """How a spec is offered as a function.
@@ -38,11 +43,13 @@ TABLE: dict[str, Row] = {
         spec="rmsnorm",
         takes={"x": "input"},
         defaults={"eps": torch.finfo(torch.float32).eps},
-        in_float32=True,
+        in_float32=_is_float32_under_autocast("rms_norm"),
     ),
-    "layer_norm": Row(spec="layernorm", takes={"x": "input"}, in_float32=True),
-    "softmax": Row(spec="softmax", takes={"x": "input"}, in_float32=True),
-    "log_softmax": Row(spec="log_softmax", takes={"x": "input"}, in_float32=True),
+    "layer_norm": Row(spec="layernorm", takes={"x": "input"}, in_float32=_is_float32_under_autocast("layer_norm")),
+    "softmax": Row(spec="softmax", takes={"x": "input"}, in_float32=_is_float32_under_autocast("softmax.int")),
+    "log_softmax": Row(
+        spec="log_softmax", takes={"x": "input"}, in_float32=_is_float32_under_autocast("log_softmax.int")
+    ),
     "masked_softmax": Row(spec="masked_softmax", takes={"x": "input"}),
     "causal_softmax": Row(spec="causal_softmax", takes={"x": "input"}),
     "softmax_sink": Row(spec="softmax_sink", takes={"x": "input"}),

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from normgen.torch.functional import function
+from normgen.torch.functional import TABLE, function
 
 Tensor = Any
 Module = Any
@@ -48,7 +48,7 @@ class Norm:
     function    the name of our function
     parameters  the module's, in the order in which the function takes them
     dtypes      of rows and parameters -> of the result, where ours rounds as the module does; others are left to it
-    in_float32  the module calls torch's own norm, whose result is float32 under autocast on CUDA
+    in_float32  the module calls torch's own norm, and its result is float32 under autocast on CUDA
     """
 
     function: str
@@ -192,7 +192,8 @@ class _Probe:
         for name, parameters, eps in alike:
             dtypes = {pair: dtype for pair in _PAIRS if (dtype := self.rounded(name, parameters, eps, pair))}
             if (torch.bfloat16, torch.bfloat16) in dtypes:
-                return Norm(function=name, parameters=parameters, eps=eps, dtypes=dtypes, in_float32=in_float32)
+                own = in_float32 and TABLE[name].in_float32
+                return Norm(function=name, parameters=parameters, eps=eps, dtypes=dtypes, in_float32=own)
         return f"its forward rounds elsewhere than our {', '.join(dict.fromkeys(c[0] for c in alike))}"
 
     def candidates(self) -> Iterator[tuple[str, tuple[str, ...], float, float]]:

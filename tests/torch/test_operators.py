@@ -166,8 +166,9 @@ def test_autocast_keeps_the_result_of_torchs_own_operation(dtype: torch.dtype) -
     with torch.autocast("cuda", dtype):
         for ours, theirs in pairs:
             got, want = ours(), theirs()
-            assert got.dtype == want.dtype == torch.float32
-            torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+            assert got.dtype == want.dtype
+            near = 1e-5 if want.dtype == torch.float32 else torch.finfo(want.dtype).eps
+            torch.testing.assert_close(got, want, rtol=near, atol=near)
             by = torch.randn_like(got)
             one, other = torch.autograd.grad(got, x, by)[0], torch.autograd.grad(want, x, by)[0]
             torch.testing.assert_close(one, other, rtol=2**-6, atol=2**-8)
