@@ -50,7 +50,7 @@ def test_steps_of_a_model_are_timed_and_compared_with_float64(name: str) -> None
     assert all(len(samples) == 6 for times in found.ms.values() for samples in times.values())
     loss, gradients = found.errors[OURS]
     assert 0 < gradients <= 1.5 * found.errors[AS_IT_IS][1], "as near to float64 as the model itself"
-    assert loss <= 2 ** -7, "within bf16 of the loss in float64"
+    assert loss <= 2**-7, "within bf16 of the loss in float64"
     told = json.loads(json.dumps(found.as_dict()))
     assert told["steps"]["train"][AS_IT_IS]["of_torch"] == [1, 1, 1]
     assert f"{name}:" in str(found)
