@@ -40,7 +40,9 @@ LAYERS = (
     ("ladder",),
     ("report",),
     ("python",),
+    ("operators",),
     ("torch",),
+    ("jax",),
     ("cli",),
     ("__main__",),
 )

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from normgen.torch.functional import TABLE, cross_entropy, function
+from normgen.operators.table import TABLE
+from normgen.torch.functional import cross_entropy, function
 from normgen.torch.modules import LayerNorm, RMSNorm, Softmax
 from normgen.torch.operators import Operator, operator
 from normgen.torch.patching import Norm, Report, replace, restore

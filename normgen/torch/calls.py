@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from normgen.dtypes import DTYPES
-from normgen.errors import NormgenError, UsageError
-from normgen.problem.problem import Problem
+from normgen.errors import UsageError
+from normgen.operators.forms import Form, Forms, Uses
+from normgen.operators.launch import band, handle
 from normgen.problem.question import Direction
-from normgen.problem.tensors import TensorUse, by_role
-from normgen.program.source import problem_for
+from normgen.problem.tensors import TensorUse
 from normgen.python.handle import Kernel
-from normgen.spec.spec import READ, Spec, Tensor
-from normgen.torch.launch import band, handle
+from normgen.spec.spec import Spec
 from normgen.traced.torch_formulas import TorchFunction, torch_function
 
 Value = Any  # a tensor
@@ -34,42 +32,15 @@ def name_of(dtype: Any) -> str:
     return name
 
 
-@dataclass(frozen=True, kw_only=True)
-class Form:
-    """What decides a call's kernel but for its sizes.
+class Calls(Forms):
+    """The calls of one spec."""
 
-    written    what the forward kernel writes
-    gradients  backward: the tensors to differentiate by
-    dtypes     of the spec's read tensors, in order; "" of one that is absent
-    out        the dtype of the outputs that follow an input
-    """
-
-    direction: Direction
-    written: tuple[str, ...]
-    gradients: tuple[str, ...] = ()
-    dtypes: tuple[str, ...]
-    out: str
-
-
-_PARTS = {("rows", "cols"): slice(None), ("rows",): slice(-1), ("cols",): slice(-1, None)}
-
-
-class Calls:
-    """The calls of one spec.
-
-    reads  the tensors it reads, in the order of a handle's arguments
-    """
+    without_gradient = "detach them, or call it under torch.no_grad()"
 
     def __init__(self, spec: Spec, *, deterministic: bool | None = None, stable_parameters: bool = False) -> None:
-        self.spec = spec
-        self.reads: tuple[Tensor, ...] = tuple(by_role(spec.tensors, *READ))
+        super().__init__(spec)
         self._deterministic, self._stable = deterministic, stable_parameters
-        self._first = next(i for i, t in enumerate(self.reads) if t.kind.is_elem)
-        # The part of the first input's shape that each other tensor has.
-        sized = ((i, _PARTS.get(t.kind.axes)) for i, t in enumerate(self.reads))
-        self._sized = tuple((i, part) for i, part in sized if part is not None)[1:]
         self._ready: dict[tuple[Any, ...], Ready] = {}
-        self.problem = functools.cache(self._problem)
         self.function = functools.cache(lambda form: torch_function(self.problem(form).problem))
 
     def forward(self, written: tuple[str, ...], tensors: Values, scalars: tuple[float, ...], dtype: Any) -> Values:
@@ -119,56 +90,6 @@ class Calls:
     def dtypes(self, tensors: Values) -> tuple[str, ...]:
         return tuple("" if t is None else name_of(t.dtype) for t in tensors)
 
-    def saved(self, form: Form) -> tuple[str, ...]:
-        """What the backward pass of this form reads beside the gradients of the outputs.
-
-        Raises UsageError where the spec has no gradient by one of the tensors.
-        """
-        try:
-            return tuple(use.name for use in self.problem(form).reads if not use.of)
-        except NormgenError as error:
-            hint = "detach them, or call it under torch.no_grad()"
-            rule = f"'{self.spec.name}' has no gradient by {', '.join(form.gradients)}: {error.rule}"
-            raise UsageError(rule, received=error.received, hint=hint) from error
-
-    def _problem(self, form: Form) -> _Uses:
-        """The problem of a form. Its cols are the least: what is asked of it here holds for all."""
-        optional = [t.name for t in self.spec.tensors if t.optional]
-        there = {t.name for t, dtype in zip(self.reads, form.dtypes, strict=True) if dtype} | set(form.written)
-        without = [name for name in optional if name not in there]
-        named = {t.name: dtype for t, dtype in zip(self.reads, form.dtypes, strict=True) if dtype}
-        named |= {t.name: form.out for t in self.spec.outputs if t.follows}
-        problem = problem_for(
-            self.spec,
-            shape=(1, self.spec.group or 1),
-            dtype=named[self.spec.inputs[0].name],
-            dtypes=named,
-            direction=form.direction.value,
-            without=without,
-            gradients=form.gradients or None,
-        )
-        order = [name for name, memory in problem.results.items() if name == memory]
-        return _Uses(
-            problem=problem,
-            reads=tuple(t for t in problem.tensors if not t.is_written),
-            writes=tuple(problem.tensor(name) for name in order),
-            dtypes=named,
-            present=tuple(name for name in optional if name in there),
-        )
-
-    def checked(self, tensors: Values) -> Value:
-        """The first tensor of rows. UsageError unless the others have its shape, or their part of it."""
-        first = tensors[self._first]
-        shape = first.shape
-        if not shape or not shape[-1]:
-            raise UsageError(f"'{self.spec.name}' takes [.., cols], cols >= 1", received=str(tuple(shape)))
-        for i, part in self._sized:
-            tensor = tensors[i]
-            if tensor is not None and tensor.shape != shape[part]:
-                rule = f"'{self.reads[i].name}' of '{self.spec.name}' has the shape {tuple(shape[part])} here"
-                raise UsageError(rule, received=str(tuple(tensor.shape)), hint="expand or reshape it first")
-        return first
-
     def _made(self, form: Form, first: Value, tensors: Sequence[Value]) -> Ready:
         uses = self.problem(form)
         here = [t for t in tensors if t is not None]
@@ -196,22 +117,11 @@ class Calls:
         return Ready(made, uses, tuple(name for name, _ in self.spec.scalars), tensors)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Uses:
-    """The problem of a form: what it reads and stores, in the order of a handle's arguments and results."""
-
-    problem: Problem
-    reads: tuple[TensorUse, ...]
-    writes: tuple[TensorUse, ...]
-    dtypes: Mapping[str, str]
-    present: tuple[str, ...]
-
-
 class Ready:
     """A kernel, or the formulas in torch, for tensors of some sizes and dtypes; an eager call costs what this does."""
 
     def __init__(
-        self, made: Kernel | TorchFunction, uses: _Uses, scalars: tuple[str, ...], tensors: Sequence[Value | None]
+        self, made: Kernel | TorchFunction, uses: Uses, scalars: tuple[str, ...], tensors: Sequence[Value | None]
     ) -> None:
         self._made, self._scalars = made, scalars
         self._reads, self._writes = [t.name for t in uses.reads], [t.name for t in uses.writes]

@@ -12,10 +12,11 @@ from typing import Any
 import torch
 
 from normgen.errors import UsageError
+from normgen.operators.forms import Form, writes_of
 from normgen.problem.question import Direction
 from normgen.spec.reader import is_built_in
 from normgen.spec.spec import Kind, Spec
-from normgen.torch.calls import Calls, Form, Values, name_of
+from normgen.torch.calls import Calls, Values, name_of
 
 _LIBRARY = torch.library.Library("normgen", "FRAGMENT")
 
@@ -32,11 +33,13 @@ class Operators:
     def __init__(self, calls: Calls, returns: Collection[str], base: str) -> None:
         spec = calls.spec
         self.calls = calls
-        self.outputs = tuple(t.name for t in spec.outputs if not t.optional or t.name in returns)
-        kept = tuple(t.name for t in spec.statistics if not t.optional or t.name in returns)
-        self.plainly = (*self.outputs, *kept)
-        self.written = (*self.outputs, *(t.name for t in spec.statistics if t.name in (*kept, *spec.saved)))
-        self.saved = tuple(name for name in self.written if name in (*self.outputs, *spec.saved))
+        writes = writes_of(spec, returns)
+        self.outputs, self.plainly, self.written, self.saved = (
+            writes.outputs,
+            writes.plainly,
+            writes.saving,
+            writes.saved,
+        )
         self._takes = tuple(t.name for t in calls.reads)
         self._scalar_tensors = [(t.name, i) for i, t in enumerate(calls.reads) if t.kind is Kind.SCALAR]
         self._kept: dict[Any, tuple[Form, tuple[str, ...], list[int], list[int]]] = {}

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from normgen.errors import UsageError, did_you_mean
-from normgen.spec.reader import load, parse
+from normgen.errors import UsageError
+from normgen.operators.forms import returned, spec_of_operator
+from normgen.operators.signature import functions_of
 from normgen.spec.spec import Spec
 from normgen.torch.calls import Ready, Value, Values
 from normgen.torch.library import no_second, operators_of
@@ -45,7 +46,7 @@ class Operator:
     ) -> None:
         """As `operator`, and how its function looks: `takes` names the first parameters and what they are called."""
         self.spec = spec
-        self.returns = _returned(spec, returns)
+        self.returns = returned(spec, returns)
         self._in_float32 = in_float32
         self.operators = operators_of(spec, self.returns, deterministic, stable_parameters)
         calls = self._calls = self.operators.calls
@@ -53,7 +54,18 @@ class Operator:
         self._of_plain = tuple(self.operators.plainly.index(output) for output in self.returns)
         self._of_saving = tuple(self.operators.written.index(output) for output in self.returns)
         self._ready: dict[Any, tuple[Ready, Any]] = {}
-        self.function = self._function(name or spec.name, takes or {}, defaults or {}, opaque=opaque)
+        self.function, self._bound = functions_of(
+            spec,
+            calls.reads,
+            self._run,
+            name=name or spec.name,
+            takes=takes or {},
+            defaults=defaults or {},
+            options={"dtype": None, "opaque": opaque},
+            module="normgen.torch",
+            says=self._says(),
+        )
+        self.function.operator = self  # type: ignore[attr-defined]
 
     def __call__(self, *args: Any, **named: Any) -> Any:
         return self.function(*args, **named)
@@ -67,52 +79,13 @@ class Operator:
         found = self.operators.decomposed(*tensors, *scalars, self._dtype(tensors) if dtype is None else dtype)
         return _picked(found, self._of_plain)
 
-    def _function(
-        self, name: str, takes: Mapping[str, str], defaults: Mapping[str, float], *, opaque: bool
-    ) -> Callable[..., Any]:
-        """A Python function with the spec's tensors and scalars as its parameters: the quickest way to bind them."""
-        called = {t.name: _parameter(takes.get(t.name, t.name)) for t in self._calls.reads}
-        scalars = {n: _parameter(takes.get(n, n)) for n, _ in self.spec.scalars}
-        order = sorted(self._calls.reads, key=lambda t: (t.optional, [*takes, t.name].index(t.name)))
-        tensors = [f"{called[t.name]}{'=None' if t.optional else ''}" for t in order]
-        values = [f"{scalars[n]}={defaults.get(n, value)!r}" for n, value in self.spec.scalars]
-        parameters = ", ".join((*tensors, *values, "*", "dtype=None", f"opaque={opaque}"))
-        body = f"({', '.join(called.values())},), ({''.join(f'{n}, ' for n in scalars.values())}), dtype, opaque"
-        text = (  # no name of a spec ends with an underscore
-            "def made_(run_, bind_):\n"
-            f"    def call_({parameters}):\n        return run_({body})\n"
-            f"    def bound_({parameters}):\n        return bind_({body})\n"
-            "    return call_, bound_\n"
-        )
-        scope: dict[str, Any] = {"__name__": __name__}
-        exec(compile(text, f"<normgen.torch operator {name}>", "exec"), scope)
-        function, self._bound = scope["made_"](self._run, lambda *found: found)
-        function.__name__ = function.__qualname__ = name
-        function.__doc__ = self._described(called)
-        function.__module__ = "normgen.torch"
-        function.operator = self
-        return function  # type: ignore[no-any-return]
-
-    def _described(self, called: Mapping[str, str]) -> str:
-        formulas = "\n".join(f"    {formula.name} = {formula.text}" for formula in self.spec.formulas)
-        about = [
-            f"{called[t.name]}: [{', '.join('..' if axis == 'rows' else axis for axis in t.kind.axes)}]{_says(t)}"
-            for t in self._calls.reads
-        ]
+    def _says(self) -> str:
         policy = (
             "Under autocast on CUDA the result is float32, as that of torch's own operation; nothing is copied for it."
             if self._in_float32
             else "Under autocast as outside it: dtypes follow from the arguments."
         )
-        return "\n\n".join(
-            (
-                self.spec.summary,
-                formulas,
-                "\n".join(about),
-                f"Returns {', '.join(self.returns)}. {policy}",
-                self.spec.paper,
-            )
-        ).strip()
+        return f"Returns {', '.join(self.returns)}. {policy}"
 
     def _run(self, tensors: Values, scalars: tuple[float, ...], dtype: Any, opaque: bool) -> Any:
         """By the dispatcher where somebody may be looking on; else straight to the kernel.
@@ -241,8 +214,7 @@ def operator(
     Registers `torch.ops.normgen.<name>` and, beside it, <name>_saving, <name>_backward and <name>_decomposed, once
     for the same arguments. Raises SpecError, or UsageError for a name that is not known.
     """
-    is_text = isinstance(op, str) and "\n" in op
-    spec = op if isinstance(op, Spec) else parse(str(op)) if is_text else load(op)
+    spec = spec_of_operator(op)
     return _made(spec, None if returns is None else tuple(returns), opaque, deterministic, stable_parameters)
 
 
@@ -257,22 +229,3 @@ def _made(
         deterministic=deterministic,
         stable_parameters=stable_parameters,
     )
-
-
-def _returned(spec: Spec, names: Sequence[str] | None) -> tuple[str, ...]:
-    written = (*spec.outputs, *spec.statistics)
-    if names is None:
-        return tuple(t.name for t in written if not t.optional)
-    for name in names:
-        if name not in [t.name for t in written]:
-            hint = did_you_mean(name, [t.name for t in written])
-            raise UsageError(f"'{spec.name}' writes no such tensor", received=name, hint=hint)
-    return tuple(names)
-
-
-def _parameter(name: str) -> str:
-    return f"{name}_" if name in ("dtype", "opaque") else name  # those are ours
-
-
-def _says(tensor: Any) -> str:
-    return (", may be None" if tensor.optional else "") + (f"; {tensor.doc}" if tensor.doc else "")

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from normgen.torch.functional import TABLE, function
+from normgen.torch.functional import function, is_float32_under_autocast
 
 Tensor = Any
 Module = Any
@@ -192,7 +192,7 @@ class _Probe:
         for name, parameters, eps in alike:
             dtypes = {pair: dtype for pair in _PAIRS if (dtype := self.rounded(name, parameters, eps, pair))}
             if (torch.bfloat16, torch.bfloat16) in dtypes:
-                own = in_float32 and TABLE[name].in_float32
+                own = in_float32 and is_float32_under_autocast(name)
                 return Norm(function=name, parameters=parameters, eps=eps, dtypes=dtypes, in_float32=own)
         return f"its forward rounds elsewhere than our {', '.join(dict.fromkeys(c[0] for c in alike))}"
 

@@ -13,28 +13,8 @@ import normgen.torch as ng  # noqa: E402
 from normgen.errors import UsageError  # noqa: E402
 from normgen.problem.question import Direction  # noqa: E402
 from normgen.torch import calls  # noqa: E402
+from tests.operators.cases import FUNCTIONS, IDS  # noqa: E402
 from tests.torch.cases import case, to_torch  # noqa: E402
-
-CASES = [  # function, its spec, the optional tensors that are given or wanted, those differentiated by
-    ("rms_norm", "rmsnorm", ["weight"], ["x", "weight"]),
-    ("layer_norm", "layernorm", ["weight", "bias"], ["x", "weight", "bias"]),
-    ("layer_norm", "layernorm", [], ["x"]),
-    ("softmax", "softmax", [], ["x"]),
-    ("log_softmax", "log_softmax", [], ["x"]),
-    ("masked_softmax", "masked_softmax", ["mask"], ["x"]),
-    ("softmax_sink", "softmax_sink", [], ["x", "sink"]),
-    ("add_rms_norm", "add_rmsnorm", ["weight"], ["x", "residual", "weight"]),
-    ("add_layer_norm", "add_layernorm", ["weight", "bias", "h"], ["x", "residual", "weight", "bias"]),
-    ("add_llama_rms_norm", "llama_rmsnorm", ["residual", "weight", "h"], ["x", "residual", "weight"]),
-    ("gemma_rms_norm", "gemma_rmsnorm", [], ["x", "weight"]),
-    ("dropout_add_rms_norm", "dropout_add_rmsnorm", ["weight"], ["x", "residual", "weight"]),
-    ("rms_norm_gate", "rmsnorm_gate", ["weight"], ["x", "z", "weight"]),
-    ("ada_layer_norm", "adaln", [], ["x"]),
-    ("dyt", "dyt", ["weight", "bias"], ["x", "alpha", "weight", "bias"]),
-    ("swiglu", "swiglu", [], ["gate", "up"]),
-    ("geglu_tanh", "geglu_tanh", [], ["gate"]),
-]
-IDS = [f"{function}-{len(wrt)}" for function, _, _, wrt in CASES]
 
 
 def arguments(function: str, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -55,7 +35,7 @@ def spec_scalars(function: str) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
-@pytest.mark.parametrize(("function", "op", "present", "wrt"), CASES, ids=IDS)
+@pytest.mark.parametrize(("function", "op", "present", "wrt"), FUNCTIONS, ids=IDS)
 def test_a_function_is_within_the_bound_of_its_spec_and_its_gradients_are_those_of_float64(
     function: str, op: str, present: list[str], wrt: list[str], dtype: str, device: str
 ) -> None:

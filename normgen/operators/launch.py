@@ -1,4 +1,4 @@
-"""The one place where handles are made for torch: which of them a call takes."""
+"""The one place where the handles of operators are made: which of them a call takes."""
 
 from __future__ import annotations
 

@@ -1,0 +1,158 @@
+"""The forms of an operator's calls: which tensors are there, in which dtypes, and the problem that follows."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from normgen.errors import NormgenError, UsageError, did_you_mean
+from normgen.problem.problem import Problem
+from normgen.problem.question import Direction
+from normgen.problem.tensors import TensorUse, by_role
+from normgen.program.source import problem_for
+from normgen.spec.reader import load, parse
+from normgen.spec.spec import READ, Spec, Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Form:
+    """What decides a call's kernel but for its sizes.
+
+    written    what the forward kernel writes
+    gradients  backward: the tensors to differentiate by
+    dtypes     of the spec's read tensors, in order; "" of one that is absent
+    out        the dtype of the outputs that follow an input
+    """
+
+    direction: Direction
+    written: tuple[str, ...]
+    gradients: tuple[str, ...] = ()
+    dtypes: tuple[str, ...]
+    out: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Uses:
+    """The problem of a form: what it reads and stores, in the order of a handle's arguments and results."""
+
+    problem: Problem
+    reads: tuple[TensorUse, ...]
+    writes: tuple[TensorUse, ...]
+    dtypes: Mapping[str, str]
+    present: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Writes:
+    """What an operator's forward kernels write.
+
+    outputs  those that are not optional or are returned
+    plainly  without a backward pass to come: besides, the statistics that are not optional or are returned
+    saving   with one: besides, the statistics that it reads
+    saved    of these, what the backward pass may read
+    """
+
+    outputs: tuple[str, ...]
+    plainly: tuple[str, ...]
+    saving: tuple[str, ...]
+    saved: tuple[str, ...]
+
+
+def writes_of(spec: Spec, returns: Collection[str]) -> Writes:
+    outputs = tuple(t.name for t in spec.outputs if not t.optional or t.name in returns)
+    kept = tuple(t.name for t in spec.statistics if not t.optional or t.name in returns)
+    saving = (*outputs, *(t.name for t in spec.statistics if t.name in (*kept, *spec.saved)))
+    saved = tuple(name for name in saving if name in (*outputs, *spec.saved))
+    return Writes(outputs=outputs, plainly=(*outputs, *kept), saving=saving, saved=saved)
+
+
+_PARTS = {("rows", "cols"): slice(None), ("rows",): slice(-1), ("cols",): slice(-1, None)}
+
+
+class Forms:
+    """The calls of one spec, as far as no framework is asked.
+
+    reads  the tensors it reads, in the order of a handle's arguments
+    """
+
+    def __init__(self, spec: Spec) -> None:
+        self.spec = spec
+        self.reads: tuple[Tensor, ...] = tuple(by_role(spec.tensors, *READ))
+        self._first = next(i for i, t in enumerate(self.reads) if t.kind.is_elem)
+        # The part of the first input's shape that each other tensor has.
+        sized = ((i, _PARTS.get(t.kind.axes)) for i, t in enumerate(self.reads))
+        self._sized = tuple((i, part) for i, part in sized if part is not None)[1:]
+        self.problem = functools.cache(self._problem)
+
+    def saved(self, form: Form) -> tuple[str, ...]:
+        """What the backward pass of this form reads beside the gradients of the outputs.
+
+        Raises UsageError where the spec has no gradient by one of the tensors.
+        """
+        try:
+            return tuple(use.name for use in self.problem(form).reads if not use.of)
+        except NormgenError as error:
+            rule = f"'{self.spec.name}' has no gradient by {', '.join(form.gradients)}: {error.rule}"
+            raise UsageError(rule, received=error.received, hint=self.without_gradient) from error
+
+    without_gradient = "do not differentiate by them"  # how a framework says so
+
+    def checked(self, tensors: Sequence[Any]) -> Any:
+        """The first tensor of rows. UsageError unless the others have its shape, or their part of it."""
+        first = tensors[self._first]
+        shape = first.shape
+        if not shape or not shape[-1]:
+            raise UsageError(f"'{self.spec.name}' takes [.., cols], cols >= 1", received=str(tuple(shape)))
+        for i, part in self._sized:
+            tensor = tensors[i]
+            if tensor is not None and tensor.shape != shape[part]:
+                rule = f"'{self.reads[i].name}' of '{self.spec.name}' has the shape {tuple(shape[part])} here"
+                raise UsageError(rule, received=str(tuple(tensor.shape)), hint="expand or reshape it first")
+        return first
+
+    def _problem(self, form: Form) -> Uses:
+        """The problem of a form. Its cols are the least: what is asked of it here holds for all."""
+        optional = [t.name for t in self.spec.tensors if t.optional]
+        there = {t.name for t, dtype in zip(self.reads, form.dtypes, strict=True) if dtype} | set(form.written)
+        without = [name for name in optional if name not in there]
+        named = {t.name: dtype for t, dtype in zip(self.reads, form.dtypes, strict=True) if dtype}
+        named |= {t.name: form.out for t in self.spec.outputs if t.follows}
+        problem = problem_for(
+            self.spec,
+            shape=(1, self.spec.group or 1),
+            dtype=named[self.spec.inputs[0].name],
+            dtypes=named,
+            direction=form.direction.value,
+            without=without,
+            gradients=form.gradients or None,
+        )
+        order = [name for name, memory in problem.results.items() if name == memory]
+        return Uses(
+            problem=problem,
+            reads=tuple(t for t in problem.tensors if not t.is_written),
+            writes=tuple(problem.tensor(name) for name in order),
+            dtypes=named,
+            present=tuple(name for name in optional if name in there),
+        )
+
+
+def spec_of_operator(op: str | Path | Spec) -> Spec:
+    """A name of one that ships, a file, the text of one, or a `Spec`. Raises SpecError, UsageError."""
+    if isinstance(op, Spec):
+        return op
+    return parse(op) if isinstance(op, str) and "\n" in op else load(op)
+
+
+def returned(spec: Spec, names: Sequence[str] | None) -> tuple[str, ...]:
+    """What a call returns; None: all that is not optional. UsageError for a tensor that the spec does not write."""
+    written = (*spec.outputs, *spec.statistics)
+    if names is None:
+        return tuple(t.name for t in written if not t.optional)
+    for name in names:
+        if name not in [t.name for t in written]:
+            hint = did_you_mean(name, [t.name for t in written])
+            raise UsageError(f"'{spec.name}' writes no such tensor", received=name, hint=hint)
+    return tuple(names)

@@ -1,0 +1,68 @@
+"""A Python function with a spec's tensors and scalars as its parameters: the quickest way to bind them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from normgen.spec.spec import Spec, Tensor
+
+
+def functions_of(
+    spec: Spec,
+    reads: Sequence[Tensor],
+    run: Callable[..., Any],
+    *,
+    name: str,
+    takes: Mapping[str, str],
+    defaults: Mapping[str, float],
+    options: Mapping[str, Any],
+    module: str,
+    says: str,
+) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """(The function that hands its arguments to `run`, one that returns them): tensors, scalars, then the options.
+
+    takes    names the first parameters and what they are called; `defaults` other values of scalars than the spec's
+    options  further arguments, by name alone -> default; a tensor or a scalar of such a name ends with an underscore
+    says     the end of its docstring: what a call returns
+    """
+
+    def parameter(of: str) -> str:
+        return f"{of}_" if of in options else of
+
+    called = {t.name: parameter(takes.get(t.name, t.name)) for t in reads}
+    scalars = {n: parameter(takes.get(n, n)) for n, _ in spec.scalars}
+    order = sorted(reads, key=lambda t: (t.optional, [*takes, t.name].index(t.name)))
+    tensors = [f"{called[t.name]}{'=None' if t.optional else ''}" for t in order]
+    values = [f"{scalars[n]}={defaults.get(n, value)!r}" for n, value in spec.scalars]
+    ours = [f"{option}={value!r}" for option, value in options.items()]
+    parameters = ", ".join((*tensors, *values, *["*"] * bool(ours), *ours))
+    bound = ", ".join(
+        (f"({', '.join(called.values())},)", f"({''.join(f'{n}, ' for n in scalars.values())})", *options)
+    )
+    text = (  # no name of a spec ends with an underscore
+        "def made_(run_, bind_):\n"
+        f"    def call_({parameters}):\n        return run_({bound})\n"
+        f"    def bound_({parameters}):\n        return bind_({bound})\n"
+        "    return call_, bound_\n"
+    )
+    scope: dict[str, Any] = {"__name__": __name__}
+    exec(compile(text, f"<{module} operator {name}>", "exec"), scope)
+    function, binder = scope["made_"](run, lambda *found: found)
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = _described(spec, reads, called, says)
+    function.__module__ = module
+    return function, binder
+
+
+def _described(spec: Spec, reads: Sequence[Tensor], called: Mapping[str, str], says: str) -> str:
+    formulas = "\n".join(f"    {formula.name} = {formula.text}" for formula in spec.formulas)
+    about = [
+        f"{called[t.name]}: [{', '.join('..' if axis == 'rows' else axis for axis in t.kind.axes)}]{_says(t)}"
+        for t in reads
+    ]
+    return "\n\n".join((spec.summary, formulas, "\n".join(about), says, spec.paper)).strip()
+
+
+def _says(tensor: Tensor) -> str:
+    return (", may be None" if tensor.optional else "") + (f"; {tensor.doc}" if tensor.doc else "")
