@@ -33,6 +33,13 @@ class Form:
     dtypes: tuple[str, ...]
     out: str
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    @functools.cached_property
+    def _hash(self) -> int:  # asked for in every backward call
+        return hash((self.direction, self.written, self.gradients, self.dtypes, self.out))
+
 
 @dataclass(frozen=True, kw_only=True)
 class Uses:

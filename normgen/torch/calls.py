@@ -42,6 +42,7 @@ class Calls(Forms):
         self._deterministic, self._stable = deterministic, stable_parameters
         self._ready: dict[tuple[Any, ...], Ready] = {}
         self.function = functools.cache(lambda form: torch_function(self.problem(form).problem))
+        self._rows = functools.cache(lambda form: [i for i, u in enumerate(self.problem(form).reads) if u.kind.is_elem])
 
     def forward(self, written: tuple[str, ...], tensors: Values, scalars: tuple[float, ...], dtype: Any) -> Values:
         """The written tensors, in the problem's order. `tensors` in the order of `reads`, None for an absent one."""
@@ -57,14 +58,18 @@ class Calls(Forms):
             found = self._ready[key] = self._made(form, first, tensors)
         return found
 
-    def backward(self, form: Form, given: Mapping[str, Value], scalars: tuple[float, ...]) -> Values:
+    def backward(self, form: Form, given: Sequence[Value | None], scalars: tuple[float, ...]) -> Values:
         """The gradients that the problem of the form stores, in its order.
 
-        `given` has what it reads, by name; the gradient of an output that is not there is 0.
+        `given` in the order of what it reads; the gradient of an output that is not there, None, is 0.
         """
-        names = self.problem(form).reads
-        first = next(given[use.name] for use in names if use.kind.is_elem and given.get(use.name) is not None)
-        tensors = [given[u.name] if given.get(u.name) is not None else _zeros(u, first) for u in names]
+        first = next(given[i] for i in self._rows(form) if given[i] is not None)
+        tensors: Sequence[Value] = given
+        for tensor in given:
+            if tensor is None:
+                names = self.problem(form).reads
+                tensors = [_zeros(use, first) if t is None else t for use, t in zip(names, given, strict=True)]
+                break
         key = (form, torch.are_deterministic_algorithms_enabled(), *_sizes(first), *[t.dtype for t in tensors])
         found = self._ready.get(key)
         if found is None:

@@ -25,7 +25,7 @@ _TORCHS_OWN = {
 
 
 def is_float32_under_autocast(name: str) -> bool:
-    """Whether this torch gives its operation of that name a float32 result under autocast on CUDA: rms_norm since 2.12."""
+    """Whether this torch's operation of that name has a float32 result under autocast on CUDA: rms_norm since 2.12."""
     own = _TORCHS_OWN.get(name)
     return own is not None and bool(torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{own}", "AutocastCUDA"))
 

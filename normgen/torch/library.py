@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,6 +20,28 @@ from normgen.spec.spec import Kind, Spec
 from normgen.torch.calls import Calls, Values, name_of
 
 _LIBRARY = torch.library.Library("normgen", "FRAGMENT")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kept:
+    """What a call keeps for its backward pass, and where that pass finds what it takes and returns.
+
+    form            of the backward pass
+    saved           names of what is saved
+    places          of what is saved, among the call's tensors and then its results
+    statistics      likewise, of the results that have no gradient
+    reads           what the pass reads, in the order of its problem: places among cotangents and then what is saved
+    returned        for each tensor of the call: which stored gradient is its own, None of one that is not asked for
+    scalar_tensors  places of the tensors whose gradient is one number
+    """
+
+    form: Form
+    saved: tuple[str, ...]
+    places: Sequence[int]
+    statistics: Sequence[int]
+    reads: Sequence[int]
+    returned: Sequence[int | None]
+    scalar_tensors: Sequence[int]
 
 
 class Operators:
@@ -41,8 +64,7 @@ class Operators:
             writes.saved,
         )
         self._takes = tuple(t.name for t in calls.reads)
-        self._scalar_tensors = [(t.name, i) for i, t in enumerate(calls.reads) if t.kind is Kind.SCALAR]
-        self._kept: dict[Any, tuple[Form, tuple[str, ...], list[int], list[int]]] = {}
+        self._kept: dict[Any, Kept] = {}
         self.backward = self._backward(f"{base}_backward")
         self.saving = self._forward(f"{base}_saving", self.written)
         torch.library.register_autograd(
@@ -61,43 +83,53 @@ class Operators:
     ) -> None:
         """Note in `ctx` what the gradients need. Raises UsageError where there is no such gradient."""
         key = (tuple(needs), dtype, *[None if t is None else t.dtype for t in tensors])
-        if key not in self._kept:
-            self._kept[key] = self._what_is_kept(needs, tensors, dtype)
-        ctx.form, ctx.names, places, statistics = self._kept[key]
+        kept = self._kept.get(key)
+        if kept is None:
+            kept = self._kept[key] = self._what_is_kept(needs, tensors, dtype)
         known = (*tensors, *results)
-        ctx.save_for_backward(*[known[place] for place in places])
-        ctx.scalars = scalars
-        ctx.shapes = {name: tensors[place].shape for name, place in self._scalar_tensors if tensors[place] is not None}
+        ctx.save_for_backward(*[known[place] for place in kept.places])
+        ctx.kept, ctx.scalars = kept, scalars
+        ctx.shapes = [(place, tensors[place].shape) for place in kept.scalar_tensors]
         ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(*[known[place] for place in statistics])
+        ctx.mark_non_differentiable(*[known[place] for place in kept.statistics])
 
-    def _what_is_kept(
-        self, needs: Sequence[bool], tensors: Values, dtype: Any
-    ) -> tuple[Form, tuple[str, ...], list[int], list[int]]:
-        """The form of the backward pass, and what it reads and which results have no gradient: their places."""
-        asked = zip(self.calls.reads, needs, strict=True)
+    def _what_is_kept(self, needs: Sequence[bool], tensors: Values, dtype: Any) -> Kept:
         form = Form(
             direction=Direction.BACKWARD,
             written=self.saved,
-            gradients=tuple(tensor.name for tensor, is_needed in asked if is_needed),
+            gradients=tuple(t.name for t, is_needed in zip(self.calls.reads, needs, strict=True) if is_needed),
             dtypes=self.calls.dtypes(tensors),
             out=name_of(dtype),
         )
         known = (*self._takes, *self.written)
         names = self.calls.saved(form)
-        statistics = [known.index(name) for name in self.written if name not in self.outputs]
-        return form, names, [known.index(name) for name in names], statistics
+        there = (*(f"d{output}" for output in self.outputs), *names)
+        uses = self.calls.problem(form)
+        stored = {name: i for i, use in enumerate(uses.writes) for name in (use.of, *use.also)}
+        asked = [name if name in form.gradients else "" for name in self._takes]
+        return Kept(
+            form=form,
+            saved=names,
+            places=[known.index(name) for name in names],
+            statistics=[known.index(name) for name in self.written if name not in self.outputs],
+            reads=[there.index(use.name) for use in uses.reads],
+            returned=[stored.get(name) for name in asked],
+            scalar_tensors=[
+                place
+                for place, (tensor, name) in enumerate(zip(self.calls.reads, asked, strict=True))
+                if tensor.kind is Kind.SCALAR and name in stored
+            ],
+        )
 
     def gradients(self, ctx: Any, cotangents: Sequence[Any], run: Callable[..., Values]) -> list[Any]:
         """The gradient of every read tensor, None of one that is not asked for; `run` finds those that are stored."""
-        given = dict(zip(ctx.names, ctx.saved_tensors, strict=True))
-        given |= {f"d{name}": t for name, t in zip(self.outputs, cotangents, strict=False)}
-        stored = run(ctx.form, given, ctx.scalars)
-        found = {}
-        for use, gradient in zip(self.calls.problem(ctx.form).writes, stored, strict=True):
-            for name in (use.of, *use.also):
-                found[name] = gradient.reshape(ctx.shapes[name]) if name in ctx.shapes else gradient
-        return [found.get(name) if name in ctx.form.gradients else None for name in self._takes]
+        kept = ctx.kept
+        known = (*cotangents[: len(self.outputs)], *ctx.saved_tensors)
+        stored = run(kept.form, [known[i] for i in kept.reads], ctx.scalars)
+        found = [None if i is None else stored[i] for i in kept.returned]
+        for place, shape in ctx.shapes:
+            found[place] = found[place].reshape(shape)
+        return found
 
     def _set_up(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         tensors, scalars, dtype = self._split(inputs)
@@ -169,13 +201,19 @@ class Operators:
             form, given, _ = split(args)
             return list(self.calls.like(form, given))
 
-        found = _defined(name, schema, lambda *args: list(self.calls.backward(*split(args))), like)
+        def run(*args: Any) -> list[Any]:
+            form, given, scalars = split(args)
+            reads = [given.get(use.name) for use in self.calls.problem(form).reads]
+            return list(self.calls.backward(form, reads, scalars))
+
+        found = _defined(name, schema, run, like)
         error = no_second(self.calls.spec.name)
         torch.library.register_autograd(f"normgen::{name}", _raising(error), lib=_LIBRARY)
         self._backward_takes = names
         return found
 
-    def _run_backward(self, form: Form, given: dict[str, Any], scalars: tuple[float, ...]) -> Values:
+    def _run_backward(self, form: Form, reads: Sequence[Any], scalars: tuple[float, ...]) -> Values:
+        given = dict(zip((use.name for use in self.calls.problem(form).reads), reads, strict=True))
         values = [given.get(name) for name in self._backward_takes]
         return tuple(self.backward(*values, *scalars, ",".join(form.gradients), ",".join(form.dtypes), form.out))
 

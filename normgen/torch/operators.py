@@ -118,7 +118,7 @@ class Operator:
             self._ready[key] = found
         ready, dtype = found
         if is_saving:
-            return _Applied.apply(self, ready, scalars, dtype, *tensors)
+            return _apply(self, ready, scalars, dtype, *tensors)
         return _picked(ready(tensors, scalars), self._of_plain)
 
     def _dispatched(self, tensors: Values, scalars: tuple[float, ...], dtype: Any, opaque: bool) -> Any:
@@ -172,6 +172,10 @@ class _Applied(torch.autograd.Function):
             known = [t for t in (*given, *ctx.saved_tensors) if t is not None]
             found = list(_Last.apply(ctx.operator.spec.name, len(found), *found, *known))
         return None, None, None, None, *found
+
+
+# What `Function.apply` calls once it has looked for transforms of torch.func, as `_run` has before.
+_apply = super(torch.autograd.Function, _Applied).apply
 
 
 class _Last(torch.autograd.Function):
