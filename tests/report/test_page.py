@@ -4,11 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import os
-import shutil
-import subprocess
-from dataclasses import dataclass
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -16,60 +11,18 @@ import pytest
 
 from normgen.report.evidence import gather
 from normgen.report.page import render
+from tests.browser import PROBE, Visit, needs_browser, visited
 from tests.report import made
 
-NAMES = ("chromium", "chromium-browser", "google-chrome")
-BROWSER = next((path for name in NAMES if (path := shutil.which(name))), None)
-pytestmark = pytest.mark.skipif(
-    BROWSER is None, reason=f"none of {', '.join(NAMES)} is installed (apt-get install chromium)"
-)
-
-# What a test asks for stands in the page as JSON when its script has run.
-PROBE = (
-    "<script>(async () => {{ {script} }})().then((found) => "
-    "{{ document.documentElement.dataset.probe = JSON.stringify(found); }});</script></body>"
-)
+pytestmark = needs_browser
 ROWS = "[...document.querySelectorAll('#records tbody tr[data-op]')]"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Visit:
-    """What a browser made of a page: its document and the lines of its console."""
-
-    dom: str
-    console: tuple[str, ...]
-    probe: Any
-
-
-class Root(HTMLParser):
-    """The attributes of the html element."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: dict[str, str | None] = {}
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag == "html":
-            self.found = dict(attrs)
 
 
 def visit(page: Path, *, state: str = "", script: str = "return null;", folder: Path) -> Visit:
     """Load the page with a hash, run `script` in it, and return what it returned."""
     probed = folder / "probed.html"
     probed.write_text(page.read_text().replace("</body>", PROBE.format(script=script)))
-    command = [
-        BROWSER or "", "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-extensions",
-        f"--user-data-dir={page.parent / 'profile'}", "--enable-logging=stderr", "--window-size=1280,1000",
-        "--virtual-time-budget=2000", "--dump-dom",
-        f"{probed.as_uri()}{'#' + state if state else ''}",
-    ]  # fmt: skip
-    home = {**os.environ, "HOME": str(page.parent)}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=home)
-    assert done.returncode == 0, done.stderr
-    console = tuple(line for line in done.stderr.splitlines() if "CONSOLE" in line)
-    root = Root()
-    root.feed(done.stdout)
-    return Visit(dom=done.stdout, console=console, probe=json.loads(root.found.get("data-probe") or "null"))
+    return visited(f"{probed.as_uri()}{'#' + state if state else ''}", folder=page.parent)
 
 
 @pytest.fixture(scope="module")
