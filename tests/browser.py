@@ -60,9 +60,9 @@ def console_of(log: str) -> tuple[str, ...]:
     return tuple(line for line in log.splitlines() if "CONSOLE" in line)
 
 
-def visited(url: str, *, folder: Path, budget_ms: int = 2000) -> Visit:
+def visited(url: str, *, folder: Path, width: int = 1280, budget_ms: int = 2000) -> Visit:
     """Load a page whose probe has run when `budget_ms` of virtual time are over."""
-    line = command(url, f"--virtual-time-budget={budget_ms}", "--dump-dom", folder=folder)
+    line = command(url, f"--virtual-time-budget={budget_ms}", "--dump-dom", folder=folder, width=width)
     home = {**os.environ, "HOME": str(folder)}
     done = subprocess.run(line, capture_output=True, text=True, timeout=60, check=False, env=home)
     assert done.returncode == 0, done.stderr

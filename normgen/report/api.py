@@ -34,13 +34,11 @@ def _package(package: str) -> Iterator[str]:
     tree = _tree(package)
     yield from (f"## {package}", "", *_fenced("text", ast.get_docstring(tree) or ""))
     origins = _origins(package)
-    found = [(name, _definition(origins[name], name)) for name in public_names(package)]
-    order = {ast.FunctionDef: 0, ast.ClassDef: 1}
-    for name, node in sorted(found, key=lambda pair: (order.get(type(pair[1]), 2), _is_error(pair[1]))):
-        if node is None or _is_error(node):
-            continue
-        yield from _described(f"{package}.{name}", node, origins[name])
-    errors = [(f"`{name}`", _first(node), _exit_code(node)) for name, node in found if node and _is_error(node)]
+    found = [(name, *_definition(origins[name], name)) for name in public_names(package)]
+    for name, node, module in sorted(found, key=lambda one: not isinstance(one[1], ast.FunctionDef)):
+        if node is not None and not _is_error(node):
+            yield from _described(f"{package}.{name}", node, module)
+    errors = [(f"`{name}`", _first(node), _exit_code(node)) for name, node, _ in found if node and _is_error(node)]
     if errors:
         yield from (f"### Errors of {package}", "", markdown_table(("error", "when", "exit code"), sorted(errors)))
     yield from _functions_of_specs(package)
@@ -99,13 +97,13 @@ def _origins(package: str) -> dict[str, str]:
     return {alias.asname or alias.name: node.module or "" for node in imports for alias in node.names}
 
 
-def _definition(module: str, name: str) -> Definition | None:
-    """Where a name is defined: a function or class, of that module or of one that it takes the name from."""
+def _definition(module: str, name: str) -> tuple[Definition | None, str]:
+    """A function or class of that name and its module: this one, or one that it takes the name from."""
     for node in _tree(module).body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == name:
-            return node
+            return node, module
     origin = _origins(module).get(name)
-    return _definition(origin, name) if origin else None
+    return _definition(origin, name) if origin else (None, module)
 
 
 def _is_error(node: Definition | None) -> bool:
@@ -122,7 +120,7 @@ def _exit_code(node: Definition) -> str:
         if isinstance(part, ast.Assign) and ast.unparse(part.targets[0]) == "exit_code":
             return ast.unparse(part.value)
     base = node.bases[0] if isinstance(node, ast.ClassDef) and node.bases else None
-    above = _definition("normgen.errors", ast.unparse(base)) if base is not None else None
+    above = _definition("normgen.errors", ast.unparse(base))[0] if base is not None else None
     return _exit_code(above) if above else ""
 
 

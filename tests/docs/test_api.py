@@ -36,9 +36,9 @@ def test_names_signatures_and_docstrings_are_those_of_the_imported_package() -> 
         else:
             assert words in page, name
         if inspect.isfunction(found):
-            shown = page.partition(f"### normgen.{name}\n")[2].partition("```python\n")[2].partition("```")[0]
+            shown = page.partition(f"### normgen.{name}\n\n```python\n")[2].partition("```")[0]
             for parameter in inspect.signature(found).parameters:
-                assert re.search(rf"^    \*{{0,2}}{parameter}\b", shown, re.MULTILINE), parameter
+                assert re.search(rf"^    (\*\*)?{parameter}\b", shown, re.MULTILINE), (name, parameter)
 
 
 def test_torchs_names_are_those_of_the_imported_package() -> None:
