@@ -33,6 +33,6 @@ setup(
         ],
         "normgen.specs": ["*.toml", "presets/*.toml", "suites/*.toml", "ladders/*.toml", "ladders/steps/*.toml"],
         # Without generated/evidence: 0.7 MB that nothing reads unless it is named.
-        "normgen.generated": ["*.cu", "records/*.jsonl"],
+        "normgen.generated": ["*.cu", "records/*.jsonl", "sweeps/*.jsonl.xz"],
     },
 )

@@ -36,7 +36,7 @@ L2NORM_BACKWARD = (
 @pytest.fixture
 def l2norm(tmp_path: Path) -> Path:
     """The spec that the README shows, in a folder of its own."""
-    shown = re.search(r"<!-- spec: l2norm -->\n```toml\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    shown = re.search(r"<!-- file: l2norm.toml -->\n```toml\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     assert shown is not None
     path = tmp_path / "l2norm.toml"
     path.write_text(shown[1], encoding="utf-8")
@@ -118,7 +118,7 @@ def test_the_commands_take_a_new_spec(l2norm: Path) -> None:
 @pytest.mark.filterwarnings("ignore:no record for")
 def test_the_readmes_kernels_agree_with_autograd(l2norm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch", reason="torch is not installed")
-    shown = re.search(r"<!-- example: l2norm -->\n```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    shown = re.search(r"<!-- needs: gpu -->\n```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     assert shown is not None
     monkeypatch.chdir(l2norm.parent)
     monkeypatch.setenv("NORMGEN_CACHE_DIR", str(l2norm.parent / "cache"))

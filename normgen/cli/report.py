@@ -27,7 +27,8 @@ from normgen.report.plots import draw
 def report(files: tuple[Path, ...], out: Path, png: Path | None, as_json: bool) -> None:
     """Write one self-contained HTML page: search progress, % of roof, knob importance, all records.
 
-    FILES are candidates and winners of runs (JSON lines) and sweeps; without any, all runs and winners of this user.
+    FILES are candidates and winners of runs (JSON lines), sweeps, and what `bench --json` wrote; without any, all runs
+    and winners of this user, and the winners, sweeps and benches that come with normgen.
     Lines that are no records are left out: stderr says so, and the page names each. PNG files need matplotlib: pip
     install 'normgen[plot]'. --json prints {written: [files]}.
     """

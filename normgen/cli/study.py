@@ -28,6 +28,7 @@ from normgen.cli.options import (
     place_options,
     problem_options,
     read_problem,
+    schedule_option,
     seed_option,
     show,
     target_option,
@@ -159,9 +160,12 @@ def _show_reports(file: Path, land: Landscape, reports: Sequence[Report]) -> Non
 @target_option
 @json_option
 @place_options
-@click.argument("knobs", nargs=-1)
-def explain(target: str, as_json: bool, setting: str, context: str, knobs: tuple[str, ...], **options: Any) -> None:
-    """What the cost model makes of a schedule, and tutorials' checklist. KNOBS are as of --schedule: plain vector=4.
+@schedule_option
+@click.argument("words", nargs=-1, metavar="[KNOBS]...")
+def explain(
+    target: str, as_json: bool, setting: str, context: str, knobs: str, words: tuple[str, ...], **options: Any
+) -> None:
+    """What the cost model makes of a schedule, and tutorials' checklist. KNOBS continue --schedule: plain vector=4.
 
     --json prints {problem, schedule, device, us, memory_us, latency_us, issue_us, starts_us, columns_us, tail_us,
     factor, bytes, registers, spilled, blocks_per_sm, occupancy, waves, looks, checklist: [{question, answer, is_good,
@@ -171,7 +175,7 @@ def explain(target: str, as_json: bool, setting: str, context: str, knobs: tuple
 
     problem, facts = read_problem(options), named_target(target)
     place = place_named(setting, context)
-    schedule = read_schedule(problem, facts, " ".join(knobs))
+    schedule = read_schedule(problem, facts, " ".join([knobs, *words]).strip())
     cost = predict(problem, schedule, facts, stages=stages_of(problem), hot=place.is_hot)
     answers = checklist(problem, schedule, facts, cost)
     if as_json:

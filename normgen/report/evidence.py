@@ -12,7 +12,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from normgen.bench.result import Results, from_json
 from normgen.errors import NothingValidError, UsageError
+from normgen.files.decoded import parse_json
+from normgen.files.shipped import shipped
 from normgen.records.lines import told
 from normgen.records.place import Place
 from normgen.records.record import Outcome, ProblemKey, Record, key_of
@@ -65,6 +68,10 @@ class Series:
     def measured(self) -> bool:
         return any(t.measured for t in self.trials)
 
+    def has_figure(self, trial: Trial) -> bool:
+        """Whether a trial counts: one that a GPU timed, or, in a run that no GPU timed, one that was predicted."""
+        return trial.us is not None and trial.outcome is (Outcome.OK if self.measured else Outcome.PREDICTED)
+
     @property
     def timed(self) -> tuple[tuple[Schedule, float], ...]:
         """(schedule, µs) of the candidates that a GPU timed."""
@@ -75,11 +82,13 @@ class Series:
         return min((us for _, us in self.timed), default=None)
 
     def best_so_far(self) -> tuple[float | None, ...]:
-        """The shortest measured time after each evaluation: [trials]; None before the first usable one."""
+        """The shortest time after each evaluation: [trials]; None before the first usable one. Of a run that no GPU
+        timed, the shortest predicted one.
+        """
         best: list[float | None] = []
         lowest: float | None = None
         for trial in self.trials:
-            if trial.outcome is Outcome.OK and trial.us is not None:
+            if self.has_figure(trial) and trial.us is not None:
                 lowest = trial.us if lowest is None else min(lowest, trial.us)
             best.append(lowest)
         return tuple(best)
@@ -101,12 +110,14 @@ class Evidence:
     series: tuple[Series, ...]
     finals: tuple[Record, ...]
     sources: tuple[Source, ...]
+    benches: tuple[Results, ...] = ()
 
 
 def gather(files: Sequence[Path]) -> Evidence:
-    """Read the given files, or without any this user's runs and winners and the winners that ship.
+    """Read the given files, or without any this user's runs and winners, and what ships: winners, sweeps, benches.
 
-    Raises UsageError for a file without any record that is no sweep, NothingValidError when there is nothing at all.
+    Raises UsageError for a file without any record that is no sweep and no bench, NothingValidError when there is
+    nothing at all.
     """
     chosen = list(files) or known_files()
     if not chosen:
@@ -115,7 +126,12 @@ def gather(files: Sequence[Path]) -> Evidence:
     series: list[Series] = []
     finals: list[Record] = []
     sources: list[Source] = []
+    benches: list[Results] = []
     for path in chosen:
+        if is_bench(path):
+            benches.append(from_json(path.read_text(encoding="utf-8"), file=str(path)))
+            sources.append(Source(path=str(path), found=len(benches[-1].entries)))
+            continue
         if is_sweep(path):
             swept = series_of_sweep(read_sweep(path), source=str(path))
             series.append(swept)
@@ -132,13 +148,31 @@ def gather(files: Sequence[Path]) -> Evidence:
         damaged = tuple(str(line) for line in reading.damaged)
         sources.append(Source(path=str(path), found=len(reading.records), damaged=damaged))
     unique = tuple({r.line(): r for r in finals}.values())
-    return Evidence(series=tuple(_with_default(s, unique) for s in series), finals=unique, sources=tuple(sources))
+    return Evidence(
+        series=tuple(_with_default(s, unique) for s in series),
+        finals=unique,
+        sources=tuple(sources),
+        benches=tuple(benches),
+    )
 
 
 def known_files() -> list[Path]:
-    """This user's run files, oldest first, then all files of winners."""
+    """This user's run files, oldest first, then all files of winners, the sweeps that ship, and a clone's benches."""
     runs = sorted((state_folder() / "runs").glob("*/*.jsonl"))
-    return runs + [path for folder in record_folders() for path in sorted(folder.glob("*.jsonl"))]
+    winners = [path for folder in record_folders() for path in sorted(folder.glob("*.jsonl"))]
+    generated = shipped("generated")
+    return [*runs, *winners, *sorted(generated.glob("sweeps/*.xz")), *sorted(generated.glob("evidence/bench_*.json"))]
+
+
+def is_bench(path: Path) -> bool:
+    """Whether a file is what `normgen bench SUITE --json` writes."""
+    if path.suffix != ".json":
+        return False
+    try:
+        found = parse_json(path.read_bytes())
+    except (OSError, ValueError):  # whoever reads it as something else says what is wrong
+        return False
+    return isinstance(found, dict) and {"suite", "entries"} <= found.keys()
 
 
 def is_final(record: Record) -> bool:

@@ -11,7 +11,7 @@ import jinja2
 from normgen.report.evidence import Evidence
 from normgen.report.view import page_data
 
-SCRIPTS = ("base.js", "progress.js", "roof.js", "knobs.js", "table.js", "about.js", "start.js")
+SCRIPTS = ("base.js", "progress.js", "roof.js", "knobs.js", "peers.js", "table.js", "about.js", "start.js")
 
 
 def render(evidence: Evidence) -> str:

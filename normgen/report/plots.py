@@ -15,6 +15,7 @@ from normgen.report.importance import knob_shares
 from normgen.report.view import RoofLine, families_of, family_of, labels_of, roof_lines
 
 COLOURS = ("#2a78d6", "#c2410c", "#0f8a5f", "#6d4bc3", "#b8860b", "#c2317c", "#4b6b1f", "#0e7490")
+GREY = "#b4b2aa"
 DASHES = ("-", "--", ":", "-.")
 DPI = 160
 STYLE = {
@@ -30,20 +31,22 @@ STYLE = {
 
 
 class Looks:
-    """A colour for each op, direction, dtype and place, the same in every plot; a dash for each run of one."""
+    """A colour for each op, direction, dtype and place, the same in every plot; a dash for each run of one.
+
+    No colour stands for two of them: the eight with most points have one, the others are grey.
+    """
 
     def __init__(self, evidence: Evidence) -> None:
-        self._families = families_of(evidence)
+        self._families = families_of(evidence)[: len(COLOURS)]
         self._seen: dict[Any, int] = {}
 
     def colour(self, family: tuple[str, str, str, str]) -> str:
-        return COLOURS[self._families.index(family) % len(COLOURS)]
+        return COLOURS[self._families.index(family)] if family in self._families else GREY
 
     def dash(self, family: tuple[str, str, str, str]) -> str:
         """The next unused dash of the family."""
         self._seen[family] = self._seen.get(family, -1) + 1
-        wraps = self._families.index(family) // len(COLOURS)
-        return DASHES[(self._seen[family] + wraps) % len(DASHES)]
+        return DASHES[self._seen[family] % len(DASHES)]
 
 
 def draw(evidence: Evidence, folder: Path) -> tuple[Path, ...]:

@@ -26,6 +26,7 @@ from normgen.pipeline import emit
 from normgen.program.source import problem_for
 from normgen.records.record import Record
 from normgen.records.winners import kept
+from normgen.report.api import api_part
 from normgen.report.language import dtypes_part, functions_part, roles_part
 from normgen.report.picture import dots_of, svg
 from normgen.report.techniques import markdown_table, techniques_part
@@ -189,6 +190,7 @@ PARTS: dict[str, Callable[[Path], str]] = {
     "dtypes": dtypes_part,
     "ladders": ladders_part,
     "knobs": knobs_part,
+    "api": api_part,
 }
 DOCUMENTS = (
     "README.md",
@@ -198,6 +200,7 @@ DOCUMENTS = (
     "docs/results.md",
     "docs/reference.md",
     "docs/knobs.md",
+    "docs/api.md",
 )
 SCHEMA = "normgen/records/schema.json"
 PICTURE = "docs/prices.svg"

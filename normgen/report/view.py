@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from typing import Any
 
+from normgen.bench.result import EntryResult, Provider, Results
 from normgen.files.shipped import VERSION
 from normgen.records.place import DEFAULT_PLACE
 from normgen.records.record import Outcome, ProblemKey, Record
@@ -71,9 +73,11 @@ def problem_facts(key: ProblemKey) -> dict[str, Any]:
 
 
 def families_of(evidence: Evidence) -> list[tuple[str, str, str, str]]:
-    """What has a colour of its own: each (op, direction, dtype, place), sorted."""
-    of_series = {family_of(s) for s in evidence.series}
-    return sorted(of_series | {(line.op, line.direction, line.dtype, line.place) for line in roof_lines(evidence)})
+    """What may have a colour of its own: each (op, direction, dtype, place), those with most points first."""
+    points = Counter(family_of(series) for series in evidence.series)
+    for line in roof_lines(evidence):
+        points[line.op, line.direction, line.dtype, line.place] += len(line.points)
+    return sorted(points, key=lambda family: (-points[family], family))
 
 
 def family_of(series: Series) -> tuple[str, str, str, str]:
@@ -125,7 +129,8 @@ def page_data(evidence: Evidence) -> dict[str, Any]:
     series: {label, kind, op .. align, place, device, roof_us, default_us, bytes, measured, best (so far, per trial),
     knobs (values of those that vary), shares, trials}; a trial's `codes` count into `knobs`.
     finals: records as in their files, with label fields, `us` a cost (`Record.cost_us`) and `chain` [T, T0];
-    roof: lines; environments; measures; sources.
+    benches: {suite, label, op, direction, dtype, place, device, us (our price), peers: {name: {us, ratio, why}}},
+    ratio a peer's price over ours; roof: lines; environments; measures; sources.
     """
     labels = labels_of(evidence.series)
     data: dict[str, Any] = _finite(
@@ -135,6 +140,7 @@ def page_data(evidence: Evidence) -> dict[str, Any]:
             "outcomes": [o.value for o in Outcome],
             "series": [_series(s, label) for s, label in zip(evidence.series, labels, strict=True)],
             "finals": [_final(r) for r in evidence.finals],
+            "benches": [_bench(entry, result) for result in evidence.benches for entry in result.entries],
             "roof": [_line(line) for line in roof_lines(evidence)],
             "environments": _environments(evidence),
             "measures": _measures(evidence.finals),
@@ -214,6 +220,28 @@ def _final(record: Record) -> dict[str, Any]:
         "command": record.command,
         "created": record.created,
         "search": dict(record.search),
+    }
+
+
+def _bench(entry: EntryResult, results: Results) -> dict[str, Any]:
+    def told(peer: Provider) -> dict[str, Any]:
+        ratio = peer.our_price_to_this or (None if peer.price_us else peer.ours_to_this)
+        return {
+            "us": peer.cost_us,
+            "ratio": 1 / ratio.median if ratio and ratio.median > 0 else None,
+            "why": peer.failed or peer.note,
+        }
+
+    return {
+        "suite": results.suite,
+        "label": entry.label,
+        "op": entry.op,
+        "direction": entry.direction,
+        "dtype": entry.dtypes.get("x") or next(iter(entry.dtypes.values())),
+        "place": str(entry.place),
+        "device": str(results.device.get("name", "unknown device")),
+        "us": entry.ours.cost_us,
+        "peers": {name: told(peer) for name, peer in entry.peers.items()},
     }
 
 

@@ -330,6 +330,7 @@ def test_report_of_nothing_is_exit_3_and_of_no_records_exit_2(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("normgen.report.evidence.record_folders", lambda: ())
+    monkeypatch.setattr("normgen.report.evidence.shipped", lambda name: tmp_path / name)
     assert run(capsys, "report", "--out", str(tmp_path / "a.html"))[0] == 3
     (tmp_path / "notes.txt").write_text("notes\n")
     code, _, err = run(capsys, "report", str(tmp_path / "notes.txt"), "--out", str(tmp_path / "a.html"))

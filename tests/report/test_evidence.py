@@ -71,6 +71,7 @@ def test_a_file_without_any_record_is_an_error_and_so_is_having_none(
     with pytest.raises(UsageError, match=r"notes\.txt:1: set aside: not JSON"):
         gather([tmp_path / "notes.txt"])
     monkeypatch.setattr("normgen.report.evidence.record_folders", lambda: (tmp_path / "records",))
+    monkeypatch.setattr("normgen.report.evidence.shipped", lambda name: tmp_path / name)
     monkeypatch.setenv("NORMGEN_STATE_DIR", str(tmp_path / "state"))
     with pytest.raises(NothingValidError, match="run normgen tune first"):
         gather([])
@@ -81,6 +82,7 @@ def test_without_files_the_runs_and_winners_of_this_user_are_read(
 ) -> None:
     monkeypatch.setenv("NORMGEN_STATE_DIR", str(tmp_path))
     monkeypatch.setattr("normgen.report.evidence.record_folders", lambda: (tmp_path / "records",))
+    monkeypatch.setattr("normgen.report.evidence.shipped", lambda name: tmp_path / name)
     made.write(tmp_path / "runs" / "a" / "candidates.jsonl", made.candidates(made.key()))
     made.write(tmp_path / "runs" / "a" / "winner.jsonl", [made.winner(made.key())])
     made.write(tmp_path / "records" / "h200.jsonl", [made.winner(made.key())])

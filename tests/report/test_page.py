@@ -4,72 +4,28 @@ from __future__ import annotations
 
 import functools
 import json
-import os
-import shutil
-import subprocess
-from dataclasses import dataclass
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from normgen.bench.result import from_json
+from normgen.files.shipped import shipped
 from normgen.report.evidence import gather
 from normgen.report.page import render
+from tests.browser import PROBE, Visit, needs_browser, visited
 from tests.report import made
 
-NAMES = ("chromium", "chromium-browser", "google-chrome")
-BROWSER = next((path for name in NAMES if (path := shutil.which(name))), None)
-pytestmark = pytest.mark.skipif(
-    BROWSER is None, reason=f"none of {', '.join(NAMES)} is installed (apt-get install chromium)"
-)
-
-# What a test asks for stands in the page as JSON when its script has run.
-PROBE = (
-    "<script>(async () => {{ {script} }})().then((found) => "
-    "{{ document.documentElement.dataset.probe = JSON.stringify(found); }});</script></body>"
-)
+pytestmark = needs_browser
+SHIPPED = shipped("generated")
 ROWS = "[...document.querySelectorAll('#records tbody tr[data-op]')]"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Visit:
-    """What a browser made of a page: its document and the lines of its console."""
-
-    dom: str
-    console: tuple[str, ...]
-    probe: Any
-
-
-class Root(HTMLParser):
-    """The attributes of the html element."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: dict[str, str | None] = {}
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag == "html":
-            self.found = dict(attrs)
-
-
-def visit(page: Path, *, state: str = "", script: str = "return null;", folder: Path) -> Visit:
+def visit(page: Path, *, state: str = "", script: str = "return null;", folder: Path, width: int = 1280) -> Visit:
     """Load the page with a hash, run `script` in it, and return what it returned."""
     probed = folder / "probed.html"
     probed.write_text(page.read_text().replace("</body>", PROBE.format(script=script)))
-    command = [
-        BROWSER or "", "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-extensions",
-        f"--user-data-dir={page.parent / 'profile'}", "--enable-logging=stderr", "--window-size=1280,1000",
-        "--virtual-time-budget=2000", "--dump-dom",
-        f"{probed.as_uri()}{'#' + state if state else ''}",
-    ]  # fmt: skip
-    home = {**os.environ, "HOME": str(page.parent)}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=home)
-    assert done.returncode == 0, done.stderr
-    console = tuple(line for line in done.stderr.splitlines() if "CONSOLE" in line)
-    root = Root()
-    root.feed(done.stdout)
-    return Visit(dom=done.stdout, console=console, probe=json.loads(root.found.get("data-probe") or "null"))
+    return visited(f"{probed.as_uri()}{'#' + state if state else ''}", folder=page.parent, width=width)
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +65,7 @@ def test_the_page_loads_without_a_message_and_draws_every_figure(look: Any) -> N
         "strip": 10,
         "rows": 3 + 12 + 12 + 3 + 12,
         "banner": "4 records of 42 are predictions of the cost model: no GPU timed them. "
-        "They are marked, and no plot shows them.",
+        "They are marked, and drawn only where nothing was measured.",
         "requests": 0,
     }
 
@@ -131,6 +87,70 @@ FILTERS = {
     "q=vector%3D4+load%3Dstreaming&kind=candidate": {"layernorm": 6, "rmsnorm": 3},
     "direction=backward": {},
 }
+
+
+def test_a_run_that_no_gpu_timed_is_drawn_as_predicted_where_there_is_no_other(look: Any) -> None:
+    seen = look(
+        state="op=softmax",
+        script="""return {
+        runs: [...document.querySelectorAll('#progress [data-run]')].map((g) => g.dataset.run),
+        dots: document.querySelectorAll('#progress [data-run] circle').length,
+        title: [...document.querySelectorAll('#progress text')].some((one) => /^predicted: /.test(one.textContent)),
+        legend: document.getElementById('progress-legend').textContent };""",
+    )
+    assert seen.console == ()
+    assert seen.probe["runs"] == ["softmax forward f32 8192×4096"]
+    assert seen.probe["dots"] > 0
+    assert seen.probe["title"]
+    assert "predicted, not measured, ≈ 12.00 µs" in seen.probe["legend"]
+
+
+@pytest.fixture(scope="module")
+def shipped_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `normgen report` writes of a user who has no runs."""
+    folder = tmp_path_factory.mktemp("shipped")
+    path = folder / "report.html"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NORMGEN_STATE_DIR", str(folder / "state"))
+        path.write_text(render(gather([])), encoding="utf-8")
+    return path
+
+
+def test_the_page_of_what_ships_has_peers_sweeps_and_no_colour_twice(shipped_page: Path, tmp_path: Path) -> None:
+    names = f"{SHIPPED}/evidence/bench_decode_h200.json"
+    entries = from_json(Path(names).read_text(encoding="utf-8")).entries
+    one = min(entries, key=lambda e: e.peers["torch"].our_price_to_this.median)
+    seen = visit(
+        shipped_page,
+        folder=tmp_path,
+        script="""return {
+        peers: [...document.querySelectorAll('#peers tbody tr')].map((row) => [...row.cells].map((c) => c.textContent)),
+        head: [...document.querySelectorAll('#peers th')].map((one) => one.textContent),
+        strip: document.querySelectorAll('#knob-strip circle').length,
+        legend: [...document.querySelectorAll('#roof-legend span')].map((one) =>
+          [one.querySelector('line').getAttribute('stroke'), one.textContent]) };""",
+    )
+    assert seen.console == ()
+    found = {row[0]: dict(zip(seen.probe["head"], row, strict=True)) for row in seen.probe["peers"]}
+    assert len(seen.probe["peers"]) >= 100
+    assert found[one.label]["torch"] == f"{1 / one.peers['torch'].our_price_to_this.median:.2f}×"
+    assert seen.probe["strip"] > 500
+    *coloured, grey = seen.probe["legend"]
+    assert len({colour for colour, _ in coloured}) == len(coloured) == 8
+    assert "more: a filter above colours them" in grey[1]
+
+
+@pytest.mark.parametrize("width", [400, 1600])
+def test_nothing_sticks_out_of_a_narrow_or_a_wide_window(shipped_page: Path, tmp_path: Path, width: int) -> None:
+    script = """const scrolls = (node) => node !== document.body &&
+          (/auto|scroll/.test(getComputedStyle(node).overflowX) || scrolls(node.parentElement));
+        const out = [...document.querySelectorAll('main *, header *, nav *')]
+          .filter((node) => !scrolls(node.parentElement))
+          .filter((node) => node.getBoundingClientRect().right > document.documentElement.clientWidth + 1);
+        return [innerWidth, out.slice(0, 5).map((node) => node.outerHTML.slice(0, 120))];"""
+    seen = visit(shipped_page, folder=tmp_path, script=script, width=width)
+    assert seen.probe[0] <= max(width, 500)
+    assert seen.probe[1] == []
 
 
 def test_a_filter_in_the_address_leaves_only_what_it_names(look: Any) -> None:

@@ -13,7 +13,7 @@ from normgen.report.page import render
 from normgen.studies.sweep_file import read_sweep
 from tests.records.test_hostile_lines import VALUES
 
-SWEEP = next((Path(__file__).parents[1] / "data" / "sweeps").glob("*.xz"))
+SWEEP = next((Path(__file__).parents[2] / "generated" / "sweeps").glob("*.xz"))
 LINES = lzma.decompress(SWEEP.read_bytes()).decode().splitlines()[:6]
 
 

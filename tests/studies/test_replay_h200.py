@@ -1,4 +1,4 @@
-"""The strategy on landscapes measured on an H200 (tests/data/sweeps), and docs/search.md, which says how good it is."""
+"""The strategy on landscapes measured on an H200 (generated/sweeps), and docs/search.md, which says how good it is."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from normgen.studies.replay import EVALUATIONS, Report, exact_random, landscape_
 from normgen.studies.sweep_file import read_sweep
 
 ROOT = Path(__file__).parents[2]
-SWEEPS = sorted((ROOT / "tests" / "data" / "sweeps").glob("*.jsonl.xz"))
+SWEEPS = sorted((ROOT / "generated" / "sweeps").glob("*.jsonl.xz"))
 PAGE = (ROOT / "docs" / "search.md").read_text(encoding="utf-8")
 SEEDS = 12
 ROUNDED = 0.0006  # the page has three decimals
@@ -30,7 +30,7 @@ def documented(path: Path) -> dict[tuple[str, str], dict[int, float]]:
 def test_the_page_is_what_a_replay_says_now(path: Path) -> None:
     """A few of the page's seeds: none may be worse than its worst; the exact figures must be equal."""
     land, table = landscape_of(read_sweep(path)), documented(path)
-    command = "normgen replay tests/data/sweeps/NAME --seeds 12 --page docs/search.md, all sweeps in one command"
+    command = "normgen replay generated/sweeps/NAME --seeds 12 --page docs/search.md, all sweeps in one command"
     ours = replay(land, "normgen", seeds=2, workers=1)
     for n in EVALUATIONS:
         assert ours.worst[n] >= table["normgen", "worst"][n] - ROUNDED, command

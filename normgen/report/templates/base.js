@@ -21,6 +21,7 @@ function change(changes) {
 
 function redraw() {
   hideTip();
+  chooseColours();
   for (const draw of redraws) draw();
 }
 
@@ -48,15 +49,25 @@ const shape = (one) => `${one.rows}×${one.cols}`;
 const percent = (value) => (value === null || value === undefined ? "–" : value.toFixed(1) + " %");
 const unique = (values) => [...new Set(values)].sort((a, b) => (a < b ? -1 : a > b ? 1 : 0));
 
-// A colour for each op, direction, dtype and place, the same in every figure; a dash for each run of one.
-const families = unique([...data.series, ...data.roof].map(family));
+// A colour for each op, direction, dtype and place, the same in every figure; a dash for each run of one. No colour
+// stands for two of them: of those that the filters leave, the eight with most points have one, the others are grey.
+const COLOURS = 8;
+let coloured = [];
 const ordinal = new Map();
 const DASHES = ["", "7 3", "2 3", "9 3 2 3"];
 function family(one) { return [one.op, one.direction, one.dtype, one.place].join(" "); }
-const colour = (one) => `var(--c${families.indexOf(family(one)) % 8})`;
+function chooseColours() {
+  const points = new Map();
+  const count = (one, more) => points.set(family(one), (points.get(family(one)) ?? 0) + more);
+  data.roof.filter(passes).forEach((one) => count(one, one.points.length));
+  data.series.filter(passes).forEach((one) => count(one, one.kind === "search" ? 1000 : 1)); // searches have lines first
+  coloured = [...points].sort(([a, x], [b, y]) => y - x || (a < b ? -1 : 1)).slice(0, COLOURS).map(([name]) => name);
+}
+const hasColour = (one) => coloured.includes(family(one));
+const colour = (one) => (hasColour(one) ? `var(--c${coloured.indexOf(family(one))})` : "var(--grey)");
 data.series.forEach((one) => {
   const before = ordinal.get(family(one)) ?? 0;
-  one.dash = DASHES[(before + Math.floor(families.indexOf(family(one)) / 8)) % DASHES.length];
+  one.dash = DASHES[before % DASHES.length];
   ordinal.set(family(one), before + 1);
 });
 

@@ -1,6 +1,9 @@
 // Search progress: best-so-far against evaluations, single candidates as dots, failures as crosses under the plot.
 const hiddenRuns = new Set();
-const searches = data.series.filter((one) => one.kind === "search" && one.measured);
+const searches = data.series.filter((one) => one.kind === "search");
+// Of a run that no GPU timed the cost model's word counts; such runs are drawn only where there is no measured one.
+const counts = (one, trial) => trial.outcome === (one.measured ? "ok" : "predicted");
+const fails = (trial) => trial.outcome !== "ok" && trial.outcome !== "predicted";
 const SCALES = {
   relative: { title: "time / best of the run", of: (us, one) => us / lowest(one), text: (v) => `${v.toFixed(3)}×` },
   us: { title: "price, µs", of: (us) => us, text: (v) => `${figures(v)} µs` },
@@ -9,17 +12,18 @@ const SCALES = {
 function lowest(one) { return one.best[one.best.length - 1]; }
 
 function drawProgress() {
-  const host = byId("progress"), shown = searches.filter((one) => passes(one) && lowest(one) !== null);
+  const host = byId("progress"), found = searches.filter((one) => passes(one) && lowest(one) !== null);
+  const timed = found.filter((one) => one.measured), shown = timed.length ? timed : found;
   drawRunLegend(shown);
   noteProgress(shown);
   const drawn = shown.filter((one) => !hiddenRuns.has(one.label));
-  if (!drawn.length) return nothing(host, "No measured search matches the filters.");
+  if (!drawn.length) return nothing(host, "No search matches the filters: a sweep has no order.");
   const scaleKind = SCALES[state.y] ?? SCALES.relative, lanes = drawn.length <= 8 ? drawn.length : 1;
   const box = frame(host, { height: 380 + 13 * lanes, bottom: 46 + 13 * lanes,
     label: "Search progress. Use the arrow keys to step through evaluations." });
   const most = Math.max(...drawn.map((one) => one.trials.length));
   const x = evaluationScale(box, drawn, most), y = progressScale(box, drawn, scaleKind);
-  yAxis(box, y, y.ticks, scaleKind.title);
+  yAxis(box, y, y.ticks, timed.length ? scaleKind.title : `predicted: ${scaleKind.title}`);
   xAxis({ ...box, y0: box.y0 + 13 * lanes }, x, x.ticks, x.title);
   box.root.append(svg("line", { class: "axis", x1: box.x0, x2: box.x1, y1: box.y0, y2: box.y0 }));
   drawn.forEach((one, lane) => drawRun(box, one, lanes === 1 ? 0 : lane, x, y, scaleKind, drawn.length));
@@ -52,11 +56,11 @@ function drawRun(box, one, lane, x, y, kind, count) {
   const stroke = colour(one), group = svg("g", { "data-run": one.label });
   const laneY = box.y0 + 8 + 13 * lane;
   one.trials.forEach((trial, i) => {
-    const value = trial.outcome === "ok" ? kind.of(trial.us, one) : null;
-    if (trial.outcome !== "ok") {
+    const value = counts(one, trial) ? kind.of(trial.us, one) : null;
+    if (fails(trial)) {
       const at = x(i + 1), cross = `M${at - 3} ${laneY - 3}l6 6m0 -6l-6 6`;
       group.append(svg("path", { class: "failed", d: cross, stroke, "stroke-width": 1.4, fill: "none" }));
-    } else if (count <= 8 && y.inside(value)) {
+    } else if (value !== null && count <= 8 && y.inside(value)) {
       group.append(svg("circle", { cx: x(i + 1), cy: y(value), r: 2, fill: stroke, "fill-opacity": 0.4 }));
     }
   });
@@ -103,14 +107,14 @@ function crosshair(box, drawn, x, kind, most) {
 
 function readout(one, at, kind) {
   const index = Math.min(at, one.trials.length) - 1, best = one.best[index], trial = one.trials[at - 1];
-  const now = trial && trial.outcome !== "ok" ? `, this one: ${trial.outcome}` : "";
+  const now = trial && fails(trial) ? `, this one: ${trial.outcome}` : "";
   return `${one.label}: best ${best === null ? "–" : kind.text(kind.of(best, one) ?? 0)}${now}`;
 }
 
 function drawRunLegend(shown) {
   const items = shown.map((one) => {
-    const failed = one.trials.filter((trial) => trial.outcome !== "ok").length;
-    const text = `${one.label}: ${figures(lowest(one))} µs in ${one.trials.length} evaluations` + (failed ? `, ${failed} failed` : "");
+    const failed = one.trials.filter(fails).length;
+    const text = `${one.label}: ${one.measured ? "" : "predicted, not measured, ≈ "}${figures(lowest(one))} µs in ${one.trials.length} evaluations` + (failed ? `, ${failed} failed` : "");
     const flip = () => {
       if (!hiddenRuns.delete(one.label)) hiddenRuns.add(one.label);
       drawProgress();
@@ -127,7 +131,7 @@ function noteProgress(shown) {
   const predicted = others.filter((one) => one.kind === "search" && !one.measured).length;
   const sweeps = others.filter((one) => one.kind !== "search").length;
   const words = [];
-  if (predicted) words.push(`${plural(predicted, "run")} without a measured candidate ${predicted === 1 ? "is" : "are"} not drawn.`);
+  if (predicted) words.push(`${plural(predicted, "predicted run")} ${predicted === 1 ? "is" : "are"} not drawn beside measured ones.`);
   if (sweeps) words.push(`${plural(sweeps, "sweep")} ${sweeps === 1 ? "is" : "are"} not drawn: a sweep has no search order.`);
   byId("progress-note").textContent = words.join(" ");
 }

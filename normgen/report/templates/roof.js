@@ -4,8 +4,10 @@ function drawRoof() {
   const devices = unique(data.roof.map((line) => line.device));
   const name = (line) => (devices.length > 1 ? `${line.label}, ${line.device}` : line.label);
   byId("roof-note").textContent = roofNote();
-  byId("roof-legend").replaceChildren(...lines.map((line) => make("span", {},
-    swatch(colour(line), roofDash(line, devices), true), name(line))));
+  const named = lines.filter(hasColour), others = lines.length - named.length;
+  byId("roof-legend").replaceChildren(
+    ...named.map((line) => make("span", {}, swatch(colour(line), roofDash(line, devices), true), name(line))),
+    ...(others ? [make("span", {}, swatch("var(--grey)", "", true), `${others} more: a filter above colours them`)] : []));
   if (!lines.length) return nothing(host, "No measured winner with a roof matches the filters.");
   const points = lines.flatMap((line) => line.points), octaves = points.map((point) => Math.log2(point.cols));
   const box = frame(host, { height: 330, label: "Percent of roof over cols, logarithmic to base two" });
@@ -18,8 +20,10 @@ function drawRoof() {
   const powers = Array.from({ length: high - low + 1 }, (_, i) => low + i).filter((p) => (p - low) % step === 0);
   xAxis(box, x, powers, "cols", (power) => (2 ** power).toLocaleString("en"));
   box.root.append(svg("line", { class: "roof", x1: box.x0, x2: box.x1, y1: y(100), y2: y(100) }),
-    svg("text", { x: box.x1, y: y(100) - 5, "text-anchor": "end" }, "roof: hand-written kernels that move the same bytes"));
-  for (const line of lines) drawRoofLine(box, line, x, y, name(line), roofDash(line, devices));
+    svg("text", { x: box.x1, y: box.y0 - 6, "text-anchor": "end", class: "halo" }, box.width < 600
+      ? "dashed: the roof" : "dashed: the roof, hand-written kernels that move the same bytes"));
+  const greyFirst = [...lines].sort((a, b) => hasColour(a) - hasColour(b));
+  for (const line of greyFirst) drawRoofLine(box, line, x, y, name(line), roofDash(line, devices));
 }
 
 function drawRoofLine(box, line, x, y, name, dash) {

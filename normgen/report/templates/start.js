@@ -18,12 +18,12 @@ function drawTiles() {
   const predicted = shown.filter((row) => row.predicted).length, banner = byId("predicted-banner");
   banner.hidden = !predicted;
   banner.textContent = `${plural(predicted, "record")} of ${shown.length.toLocaleString("en")} ${predicted === 1 ? "is a prediction" : "are predictions"}` +
-    " of the cost model: no GPU timed them. They are marked, and no plot shows them.";
+    " of the cost model: no GPU timed them. They are marked, and drawn only where nothing was measured.";
 }
 
 function startFilters() {
   const titles = { op: "Operation", direction: "Direction", dtype: "Dtype", place: "Place" };
-  const everyone = [...data.series, ...data.finals];
+  const everyone = [...data.series, ...data.finals, ...data.benches];
   byId("filters").append(...SHARED.map((name) => selectOf(name, titles[name], unique(everyone.map((one) => one[name])))),
     make("button", { type: "button", onclick: () => change({ ...DEFAULTS }) }, "Clear all filters"));
   redraws.push(drawTiles);
@@ -34,6 +34,7 @@ startFilters();
 startProgress();
 startRoof();
 startKnobs();
+startPeers();
 startTable();
 drawAbout();
 redraw();

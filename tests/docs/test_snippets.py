@@ -1,0 +1,74 @@
+"""README and docs: files, commands and programs run as they stand; what needs a GPU or a library is marked."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from normgen.cpu import find_compiler
+from tests.mutation.cases import CASES
+from tests.mutation.classes import CLASSES
+from tests.mutation.mutants import all_sites, chosen
+from tests.mutation.package_changes import CHANGES
+
+from .pages import NEEDS, ROOT, Folder, blocks, run_page
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "examples" / "README.md"]
+RUN = ("tutorial.md", "records.md")  # README's commands: tests/test_end_to_end.py, and a release
+needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler on this machine")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Folder:
+    kept = {name: str(tmp_path / name) for name in ("state",)}
+    environment = {**os.environ, "NORMGEN_STATE_DIR": kept["state"], "PYTHONPATH": f"{ROOT}:{_path()}"}
+    return Folder(tmp_path, sys.executable, environment)
+
+
+def _path() -> str:
+    return os.environ.get("PYTHONPATH", "")
+
+
+def have() -> set[str]:
+    return {"nvcc"} if shutil.which("nvcc") else set()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: f"{page.parent.name}/{page.name}")
+def test_every_block_says_what_it_is_and_needs(page: Path) -> None:
+    for block in blocks(page):
+        assert block.text.strip(), block
+        assert not (block.needs and block.run_by), block
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", RUN)
+def test_the_page_runs_without_a_gpu(name: str, folder: Folder) -> None:
+    assert run_page(ROOT / "docs" / name, folder, have=have()) >= 1
+
+
+@needs_compiler
+def test_the_tutorial_runs_with_torch(folder: Folder) -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
+    for block in blocks(ROOT / "docs" / "tutorial.md"):
+        if block.file == "capped.toml" or block.needs == "torch":
+            folder.run(block)
+
+
+@pytest.mark.gpu
+def test_the_tutorial_runs_on_a_gpu(folder: Folder) -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
+    if not have():
+        pytest.skip("no nvcc on the path")
+    ran = run_page(ROOT / "docs" / "tutorial.md", folder, have=NEEDS)
+    assert ran == sum(not block.run_by for block in blocks(ROOT / "docs" / "tutorial.md"))
+
+
+def test_the_figures_of_the_page_on_proofs_are_those_of_the_mutants() -> None:
+    page = (ROOT / "docs" / "proof.md").read_text(encoding="utf-8")
+    said = f"{len(chosen(all_sites()))} mutants of {len(CLASSES)} classes"
+    for words in (said, f"in {len(CASES)} kernels", f"{len(CHANGES)} wrong lines"):
+        assert words in page, words
