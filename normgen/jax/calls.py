@@ -88,7 +88,7 @@ class Calls(Forms):
 
         def run(*arrays: Array) -> Arrays:
             formulas = functools.partial(_by_position, self.formulas, form, scalars)
-            if not self._takes_a_kernel(form, arrays):
+            if not _takes_a_kernel(arrays):
                 return formulas(*arrays)
             kernel = functools.partial(_by_position, self._launched, form, scalars)
             found = lax.platform_dependent(*arrays, **{target.PLATFORM: kernel}, default=formulas)
@@ -120,14 +120,6 @@ class Calls(Forms):
         by_row = all(use.kind.by_row or use.kind.by_batch for use in apart) and all(u.kind.by_row for u in uses.writes)
         return by_row and not self.function(form).numbers_rows
 
-    def _takes_a_kernel(self, form: Form, arrays: Sequence[Array]) -> bool:
-        """Whether our kernels may run for these arrays, and store what is in them."""
-        return (
-            all(array.size and array.dtype != np.float64 for array in arrays)
-            and target.device() is not None
-            and self.problem(form) is not None
-        )
-
     def _launched(self, form: Form, scalars: Scalars, arrays: Sequence[Array]) -> Arrays:
         uses = self.problem(form)
         shape = next(a.shape for use, a in zip(uses.reads, arrays, strict=True) if use.kind.is_elem)
@@ -149,6 +141,11 @@ class Calls(Forms):
         )
         results = jax.eval_shape(functools.partial(_by_position, self.formulas, form, scalars), *arrays)
         return tuple(target.launch(call, results, arrays))
+
+
+def _takes_a_kernel(arrays: Sequence[Array]) -> bool:
+    """Whether our kernels may run for these arrays, and store what is in them."""
+    return all(array.size and array.dtype != np.float64 for array in arrays) and target.device() is not None
 
 
 def _by_position(run: Callable[..., Arrays], form: Form, scalars: Scalars, *arrays: Array) -> Arrays:

@@ -16,7 +16,6 @@ import jax.numpy as jnp  # noqa: E402
 
 import normgen.jax as nj  # noqa: E402
 from normgen.errors import UsageError  # noqa: E402
-from normgen.jax import target  # noqa: E402
 from normgen.verify.philox import uniform as philox  # noqa: E402
 from tests.operators.cases import FUNCTIONS, sampled  # noqa: E402
 
@@ -328,13 +327,3 @@ def test_a_second_derivative_is_refused_and_the_decomposition_has_it() -> None:
         jax.grad(lambda x: jax.grad(loss(norm))(x, weight).sum())(x)
     second = lambda run: jax.grad(lambda x: (jax.grad(loss(run))(x, weight) * x**2).sum())(x)  # noqa: E731
     check_close(second(lambda x, w: nj.rms_norm.operator.decomposition(x, w, 1e-6)), second(reference))
-
-
-@pytest.mark.gpu
-def test_a_call_on_a_gpu_is_one_of_xla() -> None:
-    assert target.device() is not None
-    x, weight = norm_inputs(5)
-    text = jax.jit(norm).lower(x, weight).compile().as_text()
-    assert target.NAME in text
-    text = jax.jit(jax.vmap(norm, (0, None))).lower(x[None], weight).compile().as_text()
-    assert target.NAME in text
