@@ -26,6 +26,7 @@ Arrays = tuple[Array, ...]
 Scalars = tuple[float, ...]
 
 
+@functools.cache
 def name_of(dtype: Any) -> str:
     """Our name of a dtype. float64, which no kernel stores, has float32's: formulas then run in float64."""
     return "f32" if dtype == np.float64 else dtype_named(dtype).name

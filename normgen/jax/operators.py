@@ -115,13 +115,16 @@ class Operator:
         names = [name for name, _ in self.spec.scalars]
         values = tuple(_number(name, value) for name, value in zip(names, scalars, strict=True))
         if dtype is None:
-            dtype = functools.reduce(jnp.promote_types, [a.dtype for i in self._elems if (a := arrays[i]) is not None])
+            dtypes = {a.dtype for i in self._elems if (a := arrays[i]) is not None}
+            dtype = functools.reduce(jnp.promote_types, dtypes)
         return arrays, values, name_of(dtype)
 
     def _array(self, read: Tensor, value: Any) -> Array:
         if read.role is Role.SEED:
             return _words(read.name, value)
-        if not isinstance(value, jax.Array | np.ndarray | np.generic) and not (
+        if isinstance(value, jax.Array):
+            return value
+        if not isinstance(value, np.ndarray | np.generic) and not (
             read.kind is Kind.SCALAR and isinstance(value, int | float)
         ):
             raise UsageError(f"'{read.name}' of '{self.spec.name}' is an array", received=type(value).__name__)
