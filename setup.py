@@ -11,7 +11,12 @@ from setuptools import Extension, find_packages, setup
 
 HAS_STABLE_ABI = os.name == "posix" and not sysconfig.get_config_var("Py_GIL_DISABLED")
 LAUNCHER = Extension(
-    "normgen.python._launcher", ["normgen/python/launcher.c"], libraries=["dl"], py_limited_api=True, optional=True
+    "normgen.python._launcher",
+    [f"normgen/python/{name}.c" for name in ("launcher", "launch", "xla")],
+    depends=["normgen/python/launch.h"],
+    libraries=["dl"],
+    py_limited_api=True,
+    optional=True,
 )
 
 setup(
@@ -23,7 +28,8 @@ setup(
         "normgen": [
             "py.typed",
             "python/_launcher.pyi",
-            "python/launcher.c",
+            "python/*.c",
+            "python/launch.h",
             "*/templates/*.*",
             "codegen/library/*.cuh",
             "cpu/shim/*",

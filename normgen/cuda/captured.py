@@ -64,7 +64,7 @@ def capture_on(queue: int) -> Capture | None:
 
 def workspace_of(capture: Capture, size: int, *, device: int) -> DeviceBuffer:
     """A workspace of at least `size` bytes, zeroed, which stays allocated as long as the captured graph exists."""
-    with _lock, OnDevice(device), _RelaxedCapture():
+    with _lock, OnDevice(device), RelaxedCapture():
         _collect()
         fitting = [lent for lent in _free if lent.buffer.device == device and lent.buffer.size >= size]
         lent = min(fitting, key=lambda lent: lent.buffer.size, default=None)
@@ -98,7 +98,7 @@ def _give(lent: _Lent, capture: Capture) -> None:
     check(bindings.cuGraphRetainUserObject(capture.graph, owner, 1, move), "let a graph keep a workspace")
 
 
-class _RelaxedCapture:
+class RelaxedCapture:
     """Inside, this thread may allocate and synchronize while streams are captured, as torch captures forbid."""
 
     def __enter__(self) -> None:

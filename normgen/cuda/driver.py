@@ -131,6 +131,16 @@ def context_of(index: int) -> int:
     return int(check(bindings.cuDevicePrimaryCtxRetain(device), "create the device's context"))
 
 
+def device_of(context: int) -> int:
+    """The index of the device that a context is on."""
+    bindings = driver()
+    check(bindings.cuCtxPushCurrent(context), "make a context current")
+    try:
+        return int(check(bindings.cuCtxGetDevice(), "tell a context's device"))
+    finally:
+        check(bindings.cuCtxPopCurrent(), "restore the thread's context")
+
+
 def use_device(index: int) -> None:
     """Make the device's primary context (the one torch and cupy use) current in this thread."""
     check(driver().cuCtxSetCurrent(context_of(index)), "make the device's context current")

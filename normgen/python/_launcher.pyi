@@ -33,3 +33,17 @@ class Launcher:
     def forget(self) -> None: ...
 
 def admit(kind: type, capsule: object, /) -> bool: ...
+def xla_start(library: str | None, prepare: Callable[[str, int], object], /) -> object: ...
+def xla_plan(
+    digest: int,
+    context: int,
+    program: bytes,
+    cells: bytes,
+    grids: bytes,
+    bytes: bytes,
+    alignments: bytes,
+    arguments: int,
+    zeroed: int,
+    /,
+) -> None: ...
+def xla_version() -> tuple[int, int, bool]: ...

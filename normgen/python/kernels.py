@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import threading
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -289,6 +290,25 @@ class Kernel:
             cells, grids = bound.packed()
             # Under the lock: another call may take the workspace away, and have its calls forgotten.
             learn(Launched(bound=bound, cells=cells, grids=grids, extents=extents, is_serial=has_scratch))
+
+    def without_addresses(self, rows: int, rows_per_batch: int, scalars: Mapping[str, float]) -> tuple[Launched, int]:
+        """What a call on arrays without gaps is launched with, and the bytes of its workspace.
+
+        Tensors have the address 0, the workspace too.
+        """
+        bound, size = self._bound, self.module.workspace_bytes(rows=rows, sm_count=self._executor.sm_count)
+        batches = rows // rows_per_batch if rows_per_batch else 1
+        shapes = {t: t.shape(rows, self.problem.cols, batches) for t in self.problem.passed_tensors}
+        with self._lock, self._executor.use():
+            if not isinstance(bound, Launchable):
+                raise UsageError("these kernels are launched from Python alone", received=repr(self))
+            for tensor, shape in shapes.items():
+                bound.set_tensor(tensor.name, None, shape[-1] if len(shape) > 1 else 1)
+            bound.set(scalars={**self._scalars, **scalars}, rows_per_batch=rows_per_batch or None, workspace=0)
+            bound.set_rows(rows)
+            cells, grids = bound.packed()
+        extents = {t.name: math.prod(shape) * t.dtype.bytes for t, shape in shapes.items()}
+        return Launched(bound=bound, cells=cells, grids=grids, extents=extents, is_serial=size > 0), size
 
     def _general_kernel(self, why: str) -> Kernel:
         with self._lock:

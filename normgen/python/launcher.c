@@ -5,22 +5,17 @@
    with equal layouts costs a comparison, a copy of the arguments with the new addresses in them, and the launch. Whatever
    is not known here, wrong arguments among it, is answered with NotImplemented, and the Python path runs.
 
-   Arrays come through the C exchange API of DLPack, whose structures are declared here, as are those of the CUDA driver:
-   no header of either is needed. Only the stable ABI of Python 3.11 is used. */
+   Arrays come through the C exchange API of DLPack, whose structures are declared here: its header is not needed. Only
+   the stable ABI of Python 3.11 is used. */
 
-#define PY_SSIZE_T_CLEAN
-#define Py_LIMITED_API 0x030B0000
-#include <Python.h>
-#include <dlfcn.h>
-#include <stdint.h>
+#include "launch.h"
+
 #include <string.h>
 
 enum {
     MAX_SLOTS = 32,     /* arrays of a call */
     MAX_SCALARS = 16,
-    MAX_KERNELS = 4,    /* of a program */
     MAX_PROGRAMS = 64,
-    MAX_CELLS = 256,    /* arguments of all kernels */
     MAX_DIMS = 8,
     MAX_TYPES = 8,
     TABLE = 512,        /* entries of a launcher */
@@ -53,45 +48,7 @@ typedef struct Exchange {
 static struct { PyTypeObject *type; const Exchange *api; } admitted[MAX_TYPES];
 static int admitted_count;
 
-/* ---- The driver ---- */
-
-typedef struct {
-    uint32_t id, pad;
-    union { struct { uint32_t x, y, z; } cluster; int32_t early; char size[64]; } value;
-} Attribute;
-
-typedef struct {
-    uint32_t grid[3], block[3], shared;
-    void *stream;
-    Attribute *attributes;
-    uint32_t count;
-} Config;
-
-enum { CLUSTER_DIMENSION = 4, EARLY_START = 6 }; /* CU_LAUNCH_ATTRIBUTE_* */
-
-typedef struct {
-    int (*launch)(void *function, uint32_t, uint32_t, uint32_t, uint32_t, uint32_t, uint32_t, uint32_t shared,
-                  void *stream, void **arguments, void **extra);
-    int (*launch_ex)(const Config *, void *function, void **arguments, void **extra);
-    int (*context)(void **);
-    int (*is_capturing)(void *stream, int *status);
-} Driver;
-
 /* ---- A launcher ---- */
-
-typedef struct {
-    void *function;
-    uint32_t threads, cluster, shared, is_early;
-    Py_ssize_t first; /* of its cells */
-} Kernel;
-
-/* The kernels of a module, in the order of their launches. */
-typedef struct {
-    int kernels, is_serial; /* serial: it has a workspace, its stream's; its launches are under the caller's lock */
-    Py_ssize_t cells;
-    Kernel kernel[MAX_KERNELS];
-    int patch[MAX_CELLS]; /* what a cell gets: the pointer of slot s: s; scalar i: -2 - i; nothing: -1 */
-} Program;
 
 typedef struct {
     int refs; /* under the GIL */
@@ -296,12 +253,9 @@ static int overlaps(const Launcher *self, const Entry *entry, const Call *call) 
 static int launch(const Driver *driver, const Entry *entry, const Call *call, int *which) {
     const Program *program = entry->program;
     uint64_t cells[MAX_CELLS];
-    void *addresses[MAX_CELLS];
-    int code = 0;
     memcpy(cells, entry->cells, (size_t)program->cells * sizeof *cells);
     for (Py_ssize_t i = 0; i < program->cells; i++) {
         int patch = program->patch[i];
-        addresses[i] = &cells[i];
         if (patch >= 0) {
             void *pointer = (void *)call->pointer[patch];
             memcpy(&cells[i], &pointer, sizeof pointer);
@@ -311,32 +265,7 @@ static int launch(const Driver *driver, const Entry *entry, const Call *call, in
         }
     }
     PyThreadState *state = PyEval_SaveThread(); /* a full queue blocks, and what it waits for may need the GIL */
-    for (int k = 0; k < program->kernels && !code; k++) {
-        const Kernel *kernel = &program->kernel[k];
-        uint32_t grid = (uint32_t)entry->grids[k];
-        *which = k;
-        if (!grid) continue;
-        if (kernel->cluster > 1 || kernel->is_early) {
-            Attribute attributes[2];
-            Config config = {{grid, 1, 1}, {kernel->threads, 1, 1}, kernel->shared, call->stream, attributes, 0};
-            memset(attributes, 0, sizeof attributes);
-            if (kernel->cluster > 1) {
-                Attribute *cluster = &attributes[config.count++];
-                cluster->id = CLUSTER_DIMENSION;
-                cluster->value.cluster.x = kernel->cluster;
-                cluster->value.cluster.y = cluster->value.cluster.z = 1;
-            }
-            if (kernel->is_early) {
-                Attribute *early = &attributes[config.count++];
-                early->id = EARLY_START;
-                early->value.early = 1;
-            }
-            code = driver->launch_ex(&config, kernel->function, addresses + kernel->first, NULL);
-        } else {
-            code = driver->launch(kernel->function, grid, 1, 1, kernel->threads, 1, 1, kernel->shared, call->stream,
-                                       addresses + kernel->first, NULL);
-        }
-    }
+    int code = queue(driver, program, cells, entry->grids, call->stream, which);
     PyEval_RestoreThread(state);
     return code;
 }
@@ -460,20 +389,6 @@ static PyObject *launcher_forget(PyObject *object, PyObject *Py_UNUSED(none)) {
     return Py_NewRef(Py_None);
 }
 
-static int load_driver(Driver *driver, const char *library) {
-    void *handle = dlopen(library, RTLD_NOW | RTLD_LOCAL); /* never closed: the driver stays */
-    if (handle) {
-        void *found[] = {dlsym(handle, "cuLaunchKernel"), dlsym(handle, "cuLaunchKernelEx"),
-                         dlsym(handle, "cuCtxGetCurrent"), dlsym(handle, "cuStreamIsCapturing")};
-        if (found[0] && found[1] && found[2] && found[3]) {
-            memcpy(driver, found, sizeof found);
-            return 1;
-        }
-    }
-    PyErr_Format(PyExc_OSError, "%s is no CUDA driver that launches kernels with attributes", library);
-    return 0;
-}
-
 PyDoc_STRVAR(program_doc,
              "program(is_serial, words): the number of a new program.\n\n"
              "words (int64) of each kernel: function, threads, cluster, shared bytes, early start, how many arguments, and\n"
@@ -482,33 +397,11 @@ PyDoc_STRVAR(program_doc,
 static PyObject *launcher_program(PyObject *object, PyObject *args) {
     Launcher *self = (Launcher *)object;
     const char *bytes;
-    Py_ssize_t size, at = 0;
+    Py_ssize_t size;
     int is_serial;
     if (!PyArg_ParseTuple(args, "py#", &is_serial, &bytes, &size)) return NULL;
-    Program *program = self->programs < MAX_PROGRAMS ? (Program *)PyMem_Calloc(1, sizeof *program) : NULL;
-    int is_sound = program && size % 8 == 0;
-    for (int64_t word[6]; is_sound && at < size; program->kernels++) {
-        is_sound = program->kernels < MAX_KERNELS && size - at >= (Py_ssize_t)sizeof word;
-        if (!is_sound) break;
-        memcpy(word, bytes + at, sizeof word);
-        at += (Py_ssize_t)sizeof word;
-        is_sound = word[5] >= 0 && word[5] <= MAX_CELLS - program->cells && word[5] * 8 <= size - at;
-        Kernel *kernel = &program->kernel[program->kernels];
-        kernel->function = (void *)(uintptr_t)word[0];
-        kernel->threads = (uint32_t)word[1];
-        kernel->cluster = (uint32_t)word[2];
-        kernel->shared = (uint32_t)word[3];
-        kernel->is_early = (uint32_t)word[4];
-        kernel->first = program->cells;
-        for (int64_t i = 0; is_sound && i < word[5]; i++, at += 8) {
-            int64_t patch;
-            memcpy(&patch, bytes + at, sizeof patch);
-            is_sound = patch < self->slots && patch >= -1 - self->scalars;
-            program->patch[program->cells++] = (int)patch;
-        }
-    }
-    if (!is_sound) {
-        PyMem_Free(program);
+    Program *program = self->programs < MAX_PROGRAMS ? read_program(bytes, size, self->slots, self->scalars) : NULL;
+    if (!program) {
         PyErr_SetString(PyExc_ValueError, "a launcher has no room for such a program");
         return NULL;
     }
@@ -567,6 +460,8 @@ static PyObject *launcher_new(PyTypeObject *type, PyObject *args, PyObject *name
         if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "a launcher has no room for such a call");
     } else if (load_driver(&self->driver, library)) {
         return (PyObject *)self;
+    } else {
+        PyErr_Format(PyExc_OSError, NO_DRIVER, library);
     }
     Py_DECREF(self);
     return NULL;
@@ -621,12 +516,12 @@ static PyType_Spec launcher_spec = {"normgen.python._launcher.Launcher", sizeof(
 static PyMethodDef module_methods[] = {{"admit", admit, METH_VARARGS, admit_doc}, {NULL, NULL, 0, NULL}};
 
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "normgen.python._launcher",
-                                    "Repeats checked calls of handles natively.", -1, module_methods,
+                                    "Launches natively: repeats checked calls of handles, and answers XLA.", -1, module_methods,
                                     NULL, NULL, NULL, NULL};
 
 PyMODINIT_FUNC PyInit__launcher(void) {
     PyObject *made = PyModule_Create(&module), *type = made ? PyType_FromSpec(&launcher_spec) : NULL;
-    if (type && PyModule_AddObjectRef(made, "Launcher", type) == 0) {
+    if (type && PyModule_AddObjectRef(made, "Launcher", type) == 0 && PyModule_AddFunctions(made, xla_methods) == 0) {
         Py_DECREF(type);
         return made;
     }

@@ -113,12 +113,9 @@ class Repeater:
 
     def _program(self, launched: Launched) -> int | None:
         if launched.bound not in self._programs:
-            words = array("q")
-            for function, threads, cluster, shared, early, params in launched.bound.launches():
-                patches = [self._patch(param) for param in params]
-                words.extend((function, threads, cluster, shared, early, len(patches), *patches))
+            words = program_words(launched.bound, self._patch)
             try:
-                self._programs[launched.bound] = self._launcher.program(launched.is_serial, words.tobytes())
+                self._programs[launched.bound] = self._launcher.program(launched.is_serial, words)
             except ValueError:  # more kernels or arguments than it has room for
                 return None
         return self._programs[launched.bound]
@@ -127,6 +124,14 @@ class Repeater:
         if param.source is Source.TENSOR and param.key in self._slots:  # else a statistic that this problem leaves out
             return self._slots.index(param.key)
         return -2 - self._scalars.index(param.key) if param.source is Source.SCALAR else -1
+
+
+def program_words(bound: Launchable, patch: Callable[[Param], int]) -> bytes:
+    """Kernels as the launcher reads them; `patch`: what an argument gets at a call."""
+    words = array("q")
+    for function, threads, cluster, shared, early, params in bound.launches():
+        words.extend((function, threads, cluster, shared, early, len(params), *map(patch, params)))
+    return words.tobytes()
 
 
 def repeater(

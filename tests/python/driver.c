@@ -1,6 +1,8 @@
 /* A CUDA driver of the tests: a CUfunction is a function of the host, which gets what a launch is made of. */
 
+#include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 typedef int (*Function)(void **arguments, uint32_t grid, uint32_t threads, uint32_t shared, uint32_t cluster,
                         uint32_t is_early, void *stream);
@@ -28,6 +30,28 @@ int cuCtxGetCurrent(void **context) {
 int cuStreamIsCapturing(void *stream, int *status) {
     (void)stream;
     *status = is_captured;
+    return 0;
+}
+
+int cuStreamGetCtx(void *stream, void **context) {
+    (void)stream;
+    *context = current_context;
+    return 0;
+}
+
+int cuCtxPushCurrent_v2(void *context) {
+    (void)context;
+    return 0;
+}
+
+int cuCtxPopCurrent_v2(void **context) {
+    *context = current_context;
+    return 0;
+}
+
+int cuMemsetD8Async(void *memory, unsigned char value, size_t bytes, void *stream) {
+    (void)stream;
+    memset(memory, value, bytes);
     return 0;
 }
 

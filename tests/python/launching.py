@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import sysconfig
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from normgen.python.cpu import Cpu
 from normgen.python.repeat import Repeater, repeater
 
 HERE = Path(__file__).parent
-LAUNCHER = Path(repeat.__file__).with_name("launcher.c")
+LAUNCHER = [Path(repeat.__file__).with_name(f"{name}.c") for name in ("launcher", "launch", "xla")]
 INCLUDE = Path(sysconfig.get_paths()["include"])
 COMPILER = shutil.which("gcc") or shutil.which("cc")
 NEEDS_BUILD = pytest.mark.skipif(
@@ -41,9 +41,20 @@ REFUSED = 700  # what the driver answers where a test tells it to
 NAMES = {known.numpy: known for known in DTYPES.values() if known.name in ("f32", "f16", "bf16")}
 
 
-def compiled(source: Path, made: Path, *options: str) -> Path:
+def compiled(sources: Sequence[Path], made: Path, *options: str) -> Path:
     """A shared library; the compiler's complaints are the test's."""
-    command = [str(COMPILER), "-O1", *WARNINGS, "-shared", "-fPIC", *options, str(source), "-o", str(made), "-ldl"]
+    command = [
+        str(COMPILER),
+        "-O1",
+        *WARNINGS,
+        "-shared",
+        "-fPIC",
+        *options,
+        *map(str, sources),
+        "-o",
+        str(made),
+        "-ldl",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return made

@@ -46,7 +46,7 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
     """(the launcher, the driver of the tests)."""
     folder = tmp_path_factory.mktemp("launcher")
     module = loaded(compiled(LAUNCHER, folder / "_launcher.so", f"-I{INCLUDE}"))
-    return module, compiled(HERE / "driver.c", folder / "libdriver.so")
+    return module, compiled([HERE / "driver.c"], folder / "libdriver.so")
 
 
 @pytest.fixture
@@ -109,10 +109,10 @@ def test_it_builds_without_a_warning_as_c_and_as_cpp(libraries: tuple[Any, Path]
     assert libraries[0].Launcher
     compiler = shutil.which("g++")
     if compiler is not None:
-        command = [compiler, "-x", "c++", "-fsyntax-only", *WARNINGS, f"-I{INCLUDE}", str(LAUNCHER)]
+        command = [compiler, "-x", "c++", "-fsyntax-only", *WARNINGS, f"-I{INCLUDE}", *map(str, LAUNCHER)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
-    assert "#define Py_LIMITED_API 0x030B0000" in LAUNCHER.read_text()
+    assert "#define Py_LIMITED_API 0x030B0000" in LAUNCHER[0].with_name("launch.h").read_text()
 
 
 def test_a_call_of_known_layouts_computes_on_the_arrays_it_is_given(norm: Kernel) -> None:

@@ -1,0 +1,166 @@
+"""A spec's kernels and formulas as functions of JAX's arrays, with nothing said about gradients."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from normgen.dtypes import dtype as dtype_named
+from normgen.errors import UsageError
+from normgen.jax import target
+from normgen.operators.forms import Form, Forms
+from normgen.problem.tensors import TensorUse
+from normgen.spec.spec import Role, Spec
+from normgen.traced.jax_formulas import JaxFunction, jax_function
+
+Array = Any
+Arrays = tuple[Array, ...]
+Scalars = tuple[float, ...]
+
+
+@functools.cache
+def name_of(dtype: Any) -> str:
+    """Our name of a dtype. float64, which no kernel stores, has float32's: formulas then run in float64."""
+    return "f32" if dtype == np.float64 else dtype_named(dtype).name
+
+
+class Calls(Forms):
+    """The calls of one spec. A seed is uint32 [2] here."""
+
+    without_gradient = "pass them through jax.lax.stop_gradient"
+
+    def __init__(self, spec: Spec, *, deterministic: bool = False, stable_parameters: bool = False) -> None:
+        super().__init__(spec)
+        self._deterministic, self._stable = deterministic, stable_parameters
+        self.function = functools.cache(self._function)
+        self._mapped = functools.cache(self._made)
+
+    def run(self, form: Form, given: Mapping[str, Array], scalars: Scalars) -> Arrays:
+        """The arrays that the problem of the form stores, in its order; `given` has what it reads, by name."""
+        return self._mapped(form, scalars)(*[given[use.name] for use in self.problem(form).reads])
+
+    def formulas(self, form: Form, scalars: Scalars, arrays: Sequence[Array]) -> Arrays:
+        """A call as operations of jax.numpy."""
+        uses = self.problem(form)
+        names = [name for name, _ in self.spec.scalars]
+        given = dict(zip((use.name for use in uses.reads), arrays, strict=True))
+        found = self.function(form)(given, dict(zip(names, scalars, strict=True)))
+        return tuple(found[use.name] for use in uses.writes)
+
+    def dtypes(self, arrays: Sequence[Array | None]) -> tuple[str, ...]:
+        return tuple(
+            "" if array is None else "i64" if read.role is Role.SEED else name_of(array.dtype)
+            for read, array in zip(self.reads, arrays, strict=True)
+        )
+
+    def checked(self, arrays: Sequence[Array | None]) -> Array:
+        """As in `Forms`; besides, the sizes of tensors of batches and of single numbers."""
+        first = super().checked(arrays)
+        sizes, cols = first.shape[:-1], first.shape[-1]
+        for read, array in zip(self.reads, arrays, strict=True):
+            if array is None or read.role is Role.SEED:
+                continue
+            wrong = None
+            if read.kind.by_batch:
+                starts = itertools.accumulate(sizes, operator.mul, initial=1)
+                of_rows = first.ndim == 2 and array.shape[0] and sizes[0] % array.shape[0] == 0
+                if array.ndim != 2 or array.shape[1] != cols or not (of_rows or array.shape[0] in starts):
+                    wrong = f"[batches, {cols}], its batches the first sizes of {first.shape}"
+            elif not read.kind.axes and array.size != 1:
+                wrong = "one number"
+            if wrong:
+                raise UsageError(f"'{read.name}' of '{self.spec.name}' is {wrong}", received=str(tuple(array.shape)))
+        return first
+
+    def _function(self, form: Form) -> JaxFunction:
+        return jax_function(self.problem(form).problem)
+
+    def _made(self, form: Form, scalars: Scalars) -> Callable[..., Arrays]:
+        """The form's call: a kernel where it can, else the formulas; under vmap, rows of all at once."""
+        uses = self.problem(form)
+
+        def run(*arrays: Array) -> Arrays:
+            formulas = functools.partial(_by_position, self.formulas, form, scalars)
+            if not _takes_a_kernel(arrays):
+                return formulas(*arrays)
+            kernel = functools.partial(_by_position, self._launched, form, scalars)
+            found = lax.platform_dependent(*arrays, **{target.PLATFORM: kernel}, default=formulas)
+            return tuple(found)
+
+        mapped = jax.custom_batching.custom_vmap(run)
+
+        def of_all(size: int, is_batched: Sequence[bool], *arrays: Array) -> tuple[Arrays, tuple[bool, ...]]:
+            everywhere = (True,) * len(uses.writes)
+            if not self._is_one_call(form, is_batched):  # what no kernel does at once, XLA's do
+                axes = [0 if batched else None for batched in is_batched]
+                formulas = functools.partial(_by_position, self.formulas, form, scalars)
+                return jax.vmap(formulas, axes, axis_size=size)(*arrays), everywhere
+            whole = [
+                _of_all(use, array, size, is_batched=batched)
+                for use, array, batched in zip(uses.reads, arrays, is_batched, strict=True)
+            ]
+            return mapped(*whole), everywhere
+
+        mapped.def_vmap(of_all)
+        last = jax.custom_jvp(mapped)
+        last.defjvp(functools.partial(_no_second, self.spec.name))
+        return last  # type: ignore[no-any-return]
+
+    def _is_one_call(self, form: Form, is_batched: Sequence[bool]) -> bool:
+        """Whether a call on the rows of all examples is what calls on the rows of each are."""
+        uses = self.problem(form)
+        apart = [use for use, batched in zip(uses.reads, is_batched, strict=True) if batched]
+        by_row = all(use.kind.by_row or use.kind.by_batch for use in apart) and all(u.kind.by_row for u in uses.writes)
+        return by_row and not self.function(form).numbers_rows
+
+    def _launched(self, form: Form, scalars: Scalars, arrays: Sequence[Array]) -> Arrays:
+        uses = self.problem(form)
+        shape = next(a.shape for use, a in zip(uses.reads, arrays, strict=True) if use.kind.is_elem)
+        batches = [len(a) for use, a in zip(uses.reads, arrays, strict=True) if use.kind.by_batch]
+        call = target.Call(
+            spec=target.said(self.spec),
+            direction=form.direction.value,
+            rows=int(np.prod(shape[:-1], dtype=np.int64)),
+            cols=shape[-1],
+            batches=batches[0] if batches else 0,
+            dtypes=dict(uses.dtypes),
+            present=uses.present,
+            gradients=form.gradients,
+            deterministic=self._deterministic,
+            stable_parameters=self._stable,
+            scalars=dict(zip((name for name, _ in self.spec.scalars), scalars, strict=True)),
+            reads=tuple(use.name for use in uses.reads),
+            writes=tuple(use.name for use in uses.writes),
+        )
+        results = jax.eval_shape(functools.partial(_by_position, self.formulas, form, scalars), *arrays)
+        return tuple(target.launch(call, results, arrays))
+
+
+def _takes_a_kernel(arrays: Sequence[Array]) -> bool:
+    """Whether our kernels may run for these arrays, and store what is in them."""
+    return all(array.size and array.dtype != np.float64 for array in arrays) and target.device() is not None
+
+
+def _by_position(run: Callable[..., Arrays], form: Form, scalars: Scalars, *arrays: Array) -> Arrays:
+    return run(form, scalars, arrays)
+
+
+def _no_second(spec: str, primals: Any, tangents: Any) -> Any:  # noqa: ARG001
+    hint = "an operator's `decomposition` is made of operations of jax.numpy, which have all derivatives"
+    raise UsageError("a gradient that a kernel computes has none itself", received=f"'{spec}'", hint=hint)
+
+
+def _of_all(use: TensorUse, array: Array, size: int, *, is_batched: bool) -> Array:
+    """Rows, or batches, of every example one behind the other; what is the same in each row as it is."""
+    if not (use.kind.by_row or use.kind.by_batch):
+        return array
+    every = array if is_batched else jnp.broadcast_to(array, (size, *array.shape))
+    return every.reshape(-1, every.shape[-1]) if use.kind.by_batch else every

@@ -1,0 +1,48 @@
+"""Functions of JAX's arrays for the operations that ship: those of `normgen.operators.table.TABLE`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from normgen.errors import UsageError, did_you_mean
+from normgen.jax.operators import Operator
+from normgen.operators.table import REDUCTIONS, TABLE
+from normgen.spec.reader import load
+
+Array = Any
+
+
+@functools.cache
+def function(name: str) -> Callable[..., Any]:
+    """The function of a row of `TABLE`."""
+    row = TABLE[name]
+    made = Operator(load(row.spec), returns=row.returns, takes=row.called, defaults=row.defaults, name=name)
+    return made.function
+
+
+_loss_of_rows = Operator(load("cross_entropy"), takes={"x": "input", "label": "target"}).function
+
+
+def cross_entropy(
+    input: Array,
+    target: Array,
+    *,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+) -> Array:
+    """Cross entropy of logits [.., cols] with labels [..], and z_loss * log(sum(exp(input)))**2 beside it.
+
+    A loss of each row is float32; "mean" divides their sum by the number of labels that are not `ignore_index`.
+    Raises UsageError for another reduction than "mean", "sum" and "none", and for arrays that do not fit.
+    """
+    if reduction not in REDUCTIONS:
+        raise UsageError("unknown reduction", received=str(reduction), hint=did_you_mean(str(reduction), REDUCTIONS))
+    losses = _loss_of_rows(input, target, float(ignore_index), label_smoothing, z_loss)
+    if reduction == "none":
+        return losses
+    total = losses.sum()
+    return total if reduction == "sum" else total / (target != ignore_index).sum()

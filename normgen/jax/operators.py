@@ -1,0 +1,303 @@
+"""Any spec as an operator of JAX, in one call."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from normgen.errors import UsageError
+from normgen.jax.calls import Array, Arrays, Calls, Scalars, name_of
+from normgen.jax.target import axes_of
+from normgen.operators.forms import Form, returned, spec_of_operator, writes_of
+from normgen.operators.signature import functions_of
+from normgen.problem.question import Direction
+from normgen.problem.tensors import TensorUse
+from normgen.spec.spec import Kind, Role, Spec, Tensor
+
+Places = tuple[int, ...]
+
+
+@jax.tree_util.register_static
+@dataclass(frozen=True, kw_only=True)
+class _Kept:
+    """What a backward pass knows of its forward call beside arrays.
+
+    places    of the tensors that were there
+    shapes    of all tensors; `varies`: over which axes of a mesh each of them varies, under shard_map
+    """
+
+    form: Form
+    places: Places
+    shapes: tuple[tuple[int, ...], ...]
+    varies: tuple[frozenset[str], ...]
+
+
+class Operator:
+    """A row-wise operation on JAX's arrays, with its gradient; call it as `function`, whose arguments it documents.
+
+    Arrays of rows are [.., cols], of any leading sizes, 0 too. It may stand under jit, vmap, grad, checkpoint and
+    shard_map. On a CUDA device a kernel runs, in XLA's order; elsewhere, and for float64, the formulas as operations of
+    jax.numpy (`decomposition`). Under vmap too it is one kernel, on the rows of all examples; where there is none (an
+    example has its own parameters, or its own gradient of them, or numbers its rows) XLA has the formulas.
+    An output that follows an input has the dtype that JAX promotes the inputs [.., cols] to, or `dtype`. Scalars are
+    numbers of Python: a kernel gets them by value. A seed is a whole number, int32, uint32 or int64 [], or a key.
+
+    Raises UsageError for arrays that do not fit, for a gradient that the spec has not, and for a second derivative.
+    """
+
+    def __init__(
+        self,
+        spec: Spec,
+        *,
+        returns: Sequence[str] | None = None,
+        deterministic: bool = False,
+        stable_parameters: bool = False,
+        takes: Mapping[str, str] | None = None,
+        defaults: Mapping[str, float] | None = None,
+        name: str = "",
+    ) -> None:
+        """As `operator`, and how its function looks: `takes` names the first parameters and what they are called."""
+        self.spec = spec
+        self.returns = returned(spec, returns)
+        self._writes = writes_of(spec, self.returns)
+        calls = self._calls = Calls(spec, deterministic=deterministic, stable_parameters=stable_parameters)
+        self._elems = tuple(i for i, t in enumerate(calls.reads) if t.kind.is_elem)
+        self._of_plain = tuple(self._writes.plainly.index(output) for output in self.returns)
+        self._of_saving = tuple(self._writes.saving.index(output) for output in self.returns)
+        self._differentiable = functools.cache(self._with_gradient)
+        self.function, self._bound = functions_of(
+            spec,
+            calls.reads,
+            self._run,
+            name=name or spec.name,
+            takes=takes or {},
+            defaults=defaults or {},
+            options={"dtype": None},
+            module="normgen.jax",
+            says=f"Returns {', '.join(self.returns)}.",
+        )
+        self.function.operator = self  # type: ignore[attr-defined]
+        called = functools.partial(self._called)
+        called.__name__ = self.function.__name__  # type: ignore[attr-defined]  # what a jaxpr shows
+        self._jitted = jax.jit(called, static_argnums=(1, 2))
+
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        return self.function(*args, **named)
+
+    def __repr__(self) -> str:
+        return f"<normgen operator {self.function.__name__}: {self.spec.summary}>"
+
+    def decomposition(self, *args: Any, **named: Any) -> Any:
+        """The same as operations of jax.numpy, in float32 inside (float64 for float64), with all derivatives."""
+        arrays, scalars, out = self._taken(*self._bound(*args, **named))
+        self._calls.checked(arrays)
+        form = self._form(self._writes.plainly, arrays, out)
+        given = dict(zip((t.name for t in self._calls.reads), arrays, strict=True))
+        found = self._calls.formulas(form, scalars, [given[use.name] for use in self._calls.problem(form).reads])
+        return _picked(self._ordered(form, found), self._of_plain)
+
+    def _run(self, arrays: Sequence[Any], scalars: Sequence[Any], dtype: Any) -> Any:
+        return self._jitted(*self._taken(arrays, scalars, dtype))
+
+    def _taken(self, given: Sequence[Any], scalars: Sequence[Any], dtype: Any) -> tuple[Arrays, Scalars, str]:
+        """The arrays, None for an absent one; the scalars; our name of the dtype of what follows an input."""
+        arrays = tuple(
+            None if value is None else self._array(read, value)
+            for read, value in zip(self._calls.reads, given, strict=True)
+        )
+        names = [name for name, _ in self.spec.scalars]
+        values = tuple(_number(name, value) for name, value in zip(names, scalars, strict=True))
+        if dtype is None:
+            dtypes = {a.dtype for i in self._elems if (a := arrays[i]) is not None}
+            dtype = functools.reduce(jnp.promote_types, dtypes)
+        return arrays, values, name_of(dtype)
+
+    def _array(self, read: Tensor, value: Any) -> Array:
+        if read.role is Role.SEED:
+            return _words(read.name, value)
+        if isinstance(value, jax.Array):
+            return value
+        if not isinstance(value, np.ndarray | np.generic) and not (
+            read.kind is Kind.SCALAR and isinstance(value, int | float)
+        ):
+            raise UsageError(f"'{read.name}' of '{self.spec.name}' is an array", received=type(value).__name__)
+        return jnp.asarray(value)
+
+    def _called(self, arrays: Arrays, scalars: Scalars, out: str) -> Any:
+        self._calls.checked(arrays)
+        places = tuple(place for place, array in enumerate(arrays) if array is not None)
+        return self._differentiable(places, scalars, out)(*[arrays[place] for place in places])
+
+    def _with_gradient(self, places: Places, scalars: Scalars, out: str) -> Callable[..., Any]:
+        """The call as a function of the arrays that are there, which JAX knows how to differentiate."""
+        reads = self._calls.reads
+
+        def whole(values: Sequence[Any]) -> Arrays:
+            there = dict(zip(places, values, strict=True))
+            return tuple(there.get(place) for place in range(len(reads)))
+
+        def run(*values: Array) -> Any:
+            return _picked(self._forward(self._writes.plainly, whole(values), scalars, out), self._of_plain)
+
+        def forward(*primals: Any) -> tuple[Any, Any]:
+            arrays = whole([primal.value for primal in primals])
+            wanted = dict(zip(places, [primal.perturbed for primal in primals], strict=True))
+            if not any(wanted.values()):
+                return run(*[primal.value for primal in primals]), None
+            results = self._forward(self._writes.saving, arrays, scalars, out)
+            form = Form(
+                direction=Direction.BACKWARD,
+                written=self._writes.saved,
+                gradients=tuple(reads[place].name for place, is_wanted in wanted.items() if is_wanted),
+                dtypes=self._calls.dtypes(arrays),
+                out=out,
+            )
+            known = dict(zip((t.name for t in reads), arrays, strict=True))
+            known |= dict(zip(self._writes.saving, results, strict=True))
+            kept = _Kept(
+                form=form,
+                places=places,
+                shapes=tuple(() if array is None else array.shape for array in arrays),
+                varies=tuple(frozenset() if array is None else axes_of(array) for array in arrays),
+            )
+            first = jax.ShapeDtypeStruct(arrays[self._elems[0]].shape, arrays[self._elems[0]].dtype)
+            saved = {name: known[name] for name in self._calls.saved(form)}
+            return _picked(results, self._of_saving), (kept, saved, _Like(first))
+
+        def backward(residual: Any, cotangents: Any) -> tuple[Any, ...]:
+            if residual is None:
+                return (None,) * len(places)
+            kept, saved, like = residual
+            found = cotangents if isinstance(cotangents, tuple) else (cotangents,)
+            return self._gradients(kept, saved, like.first, found, scalars)
+
+        made = jax.custom_vjp(run)
+        made.defvjp(forward, backward, symbolic_zeros=True)
+        return made  # type: ignore[no-any-return]
+
+    def _forward(self, written: tuple[str, ...], arrays: Arrays, scalars: Scalars, out: str) -> Arrays:
+        form = self._form(written, arrays, out)
+        given = dict(zip((t.name for t in self._calls.reads), arrays, strict=True))
+        return self._ordered(form, self._calls.run(form, given, scalars))
+
+    def _form(self, written: tuple[str, ...], arrays: Arrays, out: str) -> Form:
+        return Form(direction=Direction.FORWARD, written=written, dtypes=self._calls.dtypes(arrays), out=out)
+
+    def _ordered(self, form: Form, found: Arrays) -> Arrays:
+        """In the order of the form's names."""
+        named = {use.name: array for use, array in zip(self._calls.problem(form).writes, found, strict=True)}
+        return tuple(named[name] for name in form.written)
+
+    def _gradients(
+        self, kept: _Kept, saved: Mapping[str, Array], first: Any, cotangents: Sequence[Any], scalars: Scalars
+    ) -> tuple[Any, ...]:
+        """The gradient of every array that was there, None of one that nobody asked for."""
+        uses = self._calls.problem(kept.form)
+        given = dict(saved)
+        for place, cotangent in zip(self._of_saving, cotangents, strict=True):
+            if place < len(self._writes.outputs) and not isinstance(cotangent, jax.custom_derivatives.SymbolicZero):
+                given[f"d{self._writes.outputs[place]}"] = cotangent
+        for use in uses.reads:
+            if use.of:
+                zeros = given.get(use.name)
+                given[use.name] = _zeros(use, first) if zeros is None else zeros.astype(_dtype(use, first))
+        found: dict[str, Array] = {}
+        for use, gradient in zip(uses.writes, self._calls.run(kept.form, given, scalars), strict=True):
+            for name in (use.of, *use.also):
+                found[name] = gradient
+        names = [self._calls.reads[place].name for place in kept.places]
+        return tuple(
+            _summed(found[name].reshape(kept.shapes[place]), kept.varies[place])
+            if name in kept.form.gradients
+            else None
+            for name, place in zip(names, kept.places, strict=True)
+        )
+
+
+@jax.tree_util.register_static
+@dataclass(frozen=True)
+class _Like:
+    """Shape and dtype of the first array of rows."""
+
+    first: Any
+
+
+def _summed(gradient: Array, varies: frozenset[str]) -> Array:
+    """Of an array that is the same along an axis of the mesh, the gradient is the sum along it."""
+    axes = tuple(sorted(axes_of(gradient) - varies))
+    return jax.lax.psum(gradient, axes) if axes else gradient
+
+
+def _dtype(use: TensorUse, first: Any) -> Any:
+    return np.float64 if first.dtype == np.float64 and use.dtype.name == "f32" else use.dtype.numpy
+
+
+def _zeros(use: TensorUse, first: Any) -> Array:
+    return jnp.zeros(
+        first.shape if use.kind.is_elem else first.shape[:-1] if use.kind.by_row else (), _dtype(use, first)
+    )
+
+
+def _number(name: str, value: Any) -> float:
+    if isinstance(value, jax.core.Tracer):
+        hint = "name it in static_argnames of jax.jit, or make it a tensor of the spec"
+        raise UsageError(
+            f"'{name}' is a number of Python: a kernel gets it by value", received="a traced array", hint=hint
+        )
+    return float(value)
+
+
+def _words(name: str, value: Any) -> Array:
+    """A seed's 64 bits, the low word first."""
+    if isinstance(value, np.ndarray | np.generic) and value.size == 1 and np.issubdtype(value.dtype, np.integer):
+        value = int(value.reshape(()))
+    if isinstance(value, int):
+        return np.array([value & 0xFFFFFFFF, value >> 32 & 0xFFFFFFFF], np.uint32)
+    if isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
+        value = jax.random.key_data(value)
+    if isinstance(value, jax.Array | np.ndarray | np.generic):
+        if value.dtype == np.uint32 and value.shape == (2,):
+            return jnp.asarray(value)
+        if value.size == 1 and jnp.issubdtype(value.dtype, jnp.integer):
+            whole = jnp.asarray(value).reshape(())
+            high = (
+                whole >> 32 if whole.dtype.itemsize == 8 else jnp.where(whole < 0, np.uint32(0xFFFFFFFF), np.uint32(0))
+            )
+            return jnp.stack((whole.astype(jnp.uint32), high.astype(jnp.uint32)))
+    received = f"{getattr(value, 'dtype', type(value).__name__)} {getattr(value, 'shape', '')}".strip()
+    raise UsageError(f"'{name}' is a seed: a whole number, a key, or uint32 [2]", received=received)
+
+
+def _picked(results: Arrays, places: Places) -> Any:
+    """Of what was written, what is returned: one by itself, several as a tuple."""
+    return results[places[0]] if len(places) == 1 else tuple(results[place] for place in places)
+
+
+def operator(
+    op: str | Path | Spec,
+    *,
+    returns: Sequence[str] | None = None,
+    deterministic: bool = False,
+    stable_parameters: bool = False,
+) -> Operator:
+    """An operator of JAX for a spec: a name of one that ships, a file, the text of one, or a `Spec`.
+
+    returns  names of what a call returns, in this order; None: the outputs that are not optional, and the statistics
+             that are not
+    deterministic, stable_parameters  as in `normgen.kernel`
+
+    Raises SpecError, or UsageError for a name that is not known.
+    """
+    return _made(spec_of_operator(op), None if returns is None else tuple(returns), deterministic, stable_parameters)
+
+
+@functools.cache
+def _made(spec: Spec, returns: tuple[str, ...] | None, deterministic: bool, stable_parameters: bool) -> Operator:
+    return Operator(spec, returns=returns, deterministic=deterministic, stable_parameters=stable_parameters)

@@ -1,0 +1,76 @@
+/* What a launch of a module's kernels is made of, and the few functions of the CUDA driver that it takes.
+
+   The driver's structures are declared here: none of its headers is needed. */
+
+#ifndef NORMGEN_LAUNCH_H
+#define NORMGEN_LAUNCH_H
+
+#define PY_SSIZE_T_CLEAN
+#define Py_LIMITED_API 0x030B0000
+#include <Python.h>
+#include <stdint.h>
+
+enum {
+    MAX_KERNELS = 4, /* of a program */
+    MAX_CELLS = 256  /* arguments of all its kernels */
+};
+
+typedef struct {
+    uint32_t id, pad;
+    union { struct { uint32_t x, y, z; } cluster; int32_t early; char size[64]; } value;
+} Attribute;
+
+typedef struct {
+    uint32_t grid[3], block[3], shared;
+    void *stream;
+    Attribute *attributes;
+    uint32_t count;
+} Config;
+
+enum { CLUSTER_DIMENSION = 4, EARLY_START = 6 }; /* CU_LAUNCH_ATTRIBUTE_* */
+
+typedef struct {
+    int (*launch)(void *function, uint32_t, uint32_t, uint32_t, uint32_t, uint32_t, uint32_t, uint32_t shared,
+                  void *stream, void **arguments, void **extra);
+    int (*launch_ex)(const Config *, void *function, void **arguments, void **extra);
+    int (*context)(void **);
+    int (*is_capturing)(void *stream, int *status);
+    int (*context_of)(void *stream, void **);
+    int (*push)(void *context);
+    int (*pop)(void **context);
+    int (*fill)(void *memory, unsigned char value, size_t bytes, void *stream);
+} Driver;
+
+typedef struct {
+    void *function;
+    uint32_t threads, cluster, shared, is_early;
+    Py_ssize_t first; /* of its cells */
+} Kernel;
+
+/* The kernels of a module, in the order of their launches. */
+typedef struct {
+    int kernels, is_serial; /* serial: it has a workspace, its stream's; its launches are under the caller's lock */
+    Py_ssize_t cells;
+    Kernel kernel[MAX_KERNELS];
+    int patch[MAX_CELLS]; /* what a cell gets: the pointer of slot s: s; scalar i: -2 - i; nothing: -1 */
+} Program;
+
+#define NO_DRIVER "%s is no CUDA driver that launches kernels with attributes"
+
+#pragma GCC visibility push(hidden) /* these names are this library's own */
+
+/* 0 if the library is no driver as above. It is never closed. */
+int load_driver(Driver *driver, const char *library);
+
+/* From words (int64) of each kernel: function, threads, cluster, shared bytes, early start, how many arguments, and the
+   patch of each of these. NULL if there is no room for it, or a patch names no slot and no scalar. */
+Program *read_program(const char *bytes, Py_ssize_t size, int slots, int scalars);
+
+/* Queue the kernels that have blocks; the driver's code, and the kernel that it is about. Python is not called. */
+int queue(const Driver *driver, const Program *program, uint64_t *cells, const int64_t *grids, void *stream, int *which);
+
+extern PyMethodDef xla_methods[]; /* of the module: XLA's calls (xla.c) */
+
+#pragma GCC visibility pop
+
+#endif

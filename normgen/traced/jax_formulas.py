@@ -1,0 +1,240 @@
+"""Any problem's program in jax.numpy, in float32 as our kernels compute it: for XLA, which makes kernels of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from normgen.dtypes import BF16, F32, DType
+from normgen.problem.problem import Problem
+from normgen.problem.tensors import TensorUse
+from normgen.program.ir import Random
+from normgen.program.source import written_program
+from normgen.spec.spec import Kind
+from normgen.traced.tape import Replay, replayed
+
+Array = Any
+Arrays = Mapping[str, Array]
+
+_FUNCTIONS: dict[str, Callable[..., Array]] = {
+    **{name: getattr(jnp, name) for name in ("exp", "log", "sqrt", "abs", "tanh", "sin", "cos", "floor", "ceil")},
+    **{name: getattr(jnp, name) for name in ("round", "minimum", "maximum", "sign", "divide")},
+    "rsqrt": lax.rsqrt,
+    "sigmoid": jax.nn.sigmoid,
+    "erf": lax.erf,
+    "constant": lax.stop_gradient,
+    "%": jnp.fmod,
+    "clamp": lambda x, low, high: jnp.minimum(jnp.maximum(x, low), high),
+    "where": lambda condition, a, b: jnp.where(condition != 0, a, b),
+    "<": jnp.less,
+    "<=": jnp.less_equal,
+    ">": jnp.greater,
+    ">=": jnp.greater_equal,
+    "==": jnp.equal,
+    "!=": jnp.not_equal,
+    "and": lambda a, b: (a != 0) & (b != 0),
+    "or": lambda a, b: (a != 0) | (b != 0),
+    "not": lambda a: a == 0,
+}
+_ROOTS = {0.5: jnp.sqrt, -0.5: lax.rsqrt}
+_REDUCTIONS = {"max": jnp.max, "min": jnp.min, "sum": jnp.sum, "mean": jnp.mean}
+
+
+@dataclass(frozen=True, kw_only=True)
+class JaxArithmetic:
+    """On rows of `cols` elements: elem [rows, cols], row [rows, 1], col [1, cols], scalar [].
+
+    dtype  float32, as in a kernel; float64, where it stands for float32 throughout
+    """
+
+    cols: int
+    dtype: Any = jnp.float32
+
+    def constant(self, value: float) -> Array:
+        return jnp.full((), value, self.dtype)
+
+    def add(self, a: Array, b: Array) -> Array:
+        return a + b
+
+    def subtract(self, a: Array, b: Array) -> Array:
+        return a - b
+
+    def multiply(self, a: Array, b: Array) -> Array:
+        return a * b
+
+    def divide(self, a: Array, b: Array) -> Array:
+        return a / b
+
+    def negate(self, a: Array) -> Array:
+        return -a
+
+    def power(self, base: Array, exponent: float) -> Array:
+        """A whole exponent by products: a general power has no gradient at 0."""
+        if exponent in _ROOTS:
+            return _ROOTS[exponent](base)
+        return lax.integer_pow(base, int(exponent)) if exponent == int(exponent) else base**exponent
+
+    def call(self, name: str, *args: Array) -> Array:
+        found = _FUNCTIONS[name](*args)
+        return found.astype(self.dtype) if found.dtype == jnp.bool_ else found
+
+    def cast(self, a: Array, dtype: DType) -> Array:
+        """Rounded where the author says: XLA may leave out a conversion to fewer bits and back, but none of these."""
+        if dtype is BF16 and self.dtype == jnp.float32:
+            return lax.reduce_precision(a, exponent_bits=8, mantissa_bits=7)
+        found = self.stored(a, dtype)
+        return found if found.dtype == self.dtype else lax.optimization_barrier(found).astype(self.dtype)
+
+    def in_any_order(self, above: list[Array], below: list[Array], found: Array) -> Array:  # noqa: ARG002
+        return found
+
+    def reduce(self, name: str, arg: Array, group: int = 0) -> Array:
+        """Over the row; over groups of its columns, each of which then has its group's value."""
+        row = jnp.broadcast_to(arg, (*arg.shape[:-1], self.cols) if arg.ndim else (1, self.cols))
+        if group:
+            groups = row.reshape(row.shape[0], -1, group)
+            return jnp.broadcast_to(_reduced(name, groups), groups.shape).reshape(row.shape)
+        return _reduced(name, row)
+
+    def sum_rows(self, arg: Array, row: Array | None = None) -> Array:
+        """Over all rows; `row` has their numbers, [rows, 1]: a value of no row is summed as often."""
+        every = arg
+        if row is not None:
+            every = jnp.broadcast_to(arg, (row.shape[0], arg.shape[-1] if arg.ndim else 1))
+        return every.sum(0, keepdims=True)
+
+    def stored(self, value: Array, dtype: DType) -> Array:
+        """As a kernel of ours stores it: rounded as the dtype rounds, and saturated where it saturates."""
+        if dtype is F32:
+            return value.astype(self.dtype)
+        if dtype.rounds_up:
+            return _power_of_two(value).view(dtype.numpy)
+        if dtype.saturates:
+            value = jnp.where(jnp.isnan(value), 0.0, jnp.round(value)) if dtype.is_integer else value
+            value = jnp.clip(value, dtype.least, dtype.largest)
+        return value.astype(dtype.numpy)
+
+
+def _power_of_two(value: Array) -> Array:
+    """The exponent that an f8e8m0 holds, 2^-127 at 0: from the bits, as XLA may take numbers below 2^-126 for 0."""
+    bits = lax.bitcast_convert_type(value.astype(jnp.float32), jnp.uint32)
+    above = (bits & 0x7FFFFF) > jnp.where(bits >> 23 == 0, 1 << 22, 0)
+    return jnp.where(value >= 0, jnp.minimum((bits >> 23) + above, 254), 255).astype(jnp.uint8)
+
+
+def _reduced(name: str, x: Array) -> Array:
+    if name in ("argmax", "argmin"):
+        return getattr(jnp, name)(x, -1, keepdims=True).astype(x.dtype)
+    if name == "absmax":
+        return jnp.abs(x).max(-1, keepdims=True)
+    return _REDUCTIONS[name](x, -1, keepdims=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class JaxFunction:
+    """A program as a function of the arrays that it reads, by name, for XLA to compile.
+
+    An elem array is [.., cols], and all of them have one shape; row arrays are [..]. A seed is its 64 bits as two
+    words, uint32 [2], the low one first.
+    """
+
+    reads: tuple[TensorUse, ...]
+    writes: tuple[TensorUse, ...]
+    scalars: tuple[tuple[str, float], ...]
+    randoms: tuple[Random, ...]
+    replay: Replay
+
+    @property
+    def numbers_rows(self) -> bool:
+        """Whether a row's values depend on which of the rows it is."""
+        return bool(self.randoms) or "row" in self.replay.used
+
+    def __call__(self, arrays: Arrays, scalars: Mapping[str, float] | None = None) -> dict[str, Array]:
+        """The written arrays; `scalars`: other values than the spec's. Batches have equally many rows."""
+        first = next(arrays[t.name] for t in self.reads if t.kind.is_elem)
+        shape, cols = first.shape, first.shape[-1]
+        rows = first.size // cols
+        is_double = any(arrays[t.name].dtype == jnp.float64 for t in self.reads)
+        do = JaxArithmetic(cols=cols, dtype=jnp.float64 if is_double else jnp.float32)
+        seeds = {random.seed for random in self.randoms}
+        given = {t.name: _read(t, arrays[t.name], do, rows) for t in self.reads if t.name not in seeds}
+        given |= {name: do.constant(value) for name, value in {**dict(self.scalars), **(scalars or {})}.items()}
+        given["cols"] = do.constant(cols)
+        for random in self.randoms:
+            given[f"random {random.draw}"] = uniform(arrays[random.seed], rows, cols, random.draw).astype(do.dtype)
+        if "row" in self.replay.used:
+            given["row"] = jnp.arange(rows)[:, None]
+        if "col" in self.replay.used:
+            given["col"] = jnp.arange(cols)[None, :]
+        values = self.replay(do, given)
+        return {t.name: do.stored(_written(t, values[t.name], shape, rows), t.dtype) for t in self.writes}
+
+
+def jax_function(problem: Problem) -> JaxFunction:
+    """The problem's program in jax.numpy, for any number of rows and, of a spec without groups, of cols."""
+    return JaxFunction(
+        reads=tuple(t for t in problem.tensors if not t.is_written),
+        writes=tuple(t for t in problem.tensors if t.is_written),
+        scalars=problem.spec.scalars,
+        randoms=written_program(problem).randoms,
+        replay=replayed(problem),
+    )
+
+
+def _read(use: TensorUse, array: Array, do: JaxArithmetic, rows: int) -> Array:
+    """In the shape of its kind; whole numbers stay whole, so that labels are compared exactly."""
+    value = array if use.dtype.is_integer else array.astype(do.dtype)
+    if use.kind.is_elem:
+        return value.reshape(rows, do.cols)
+    if use.kind.by_batch:
+        value = value.reshape(-1, 1, do.cols)
+        return jnp.broadcast_to(value, (len(value), rows // len(value), do.cols)).reshape(rows, do.cols)
+    if use.kind is Kind.SCALAR:
+        return value.reshape(())
+    return value.reshape(rows, 1) if use.kind.by_row else value.reshape(1, do.cols)
+
+
+def _written(use: TensorUse, value: Array, shape: tuple[int, ...], rows: int) -> Array:
+    cols = shape[-1]
+    if use.group:  # each column has its group's value
+        return jnp.broadcast_to(value, (rows, cols))[:, :: use.group].reshape(*shape[:-1], cols // use.group)
+    if use.kind.is_elem:
+        return jnp.broadcast_to(value, (rows, cols)).reshape(shape)
+    if use.kind.by_row:
+        return jnp.broadcast_to(value, (rows, 1)).reshape(shape[:-1])
+    return jnp.broadcast_to(value, (1, cols)).reshape(cols) if use.kind.by_col else value.reshape(())
+
+
+_MULTIPLIERS = 0xD2511F53, 0xCD9E8D57
+_WEYL = 0x9E3779B9, 0xBB67AE85  # what the key's words grow by from round to round
+
+
+def uniform(seed: Array, rows: int, cols: int, draw: int) -> Array:
+    """The numbers of `random(seed)`, [rows, cols] in [0, 1): Philox4x32-10 (Salmon et al. 2011), in uint32.
+
+    XLA has no 64-bit numbers unless it is told to; rows are fewer than 2^32.
+    """
+    sizes = rows, -(-cols // 4)
+    row, quad = (lax.broadcasted_iota(jnp.uint32, sizes, axis) for axis in (0, 1))
+    l0, r0, l1, r1 = row, jnp.zeros(sizes, jnp.uint32), quad, jnp.full(sizes, draw, jnp.uint32)
+    k0, k1 = seed[0], seed[1]
+    for _ in range(10):
+        (high0, low0), (high1, low1) = (_product(a, by) for a, by in zip((l0, l1), _MULTIPLIERS, strict=True))
+        l0, r0, l1, r1 = high1 ^ r0 ^ k0, low1, high0 ^ r1 ^ k1, low0
+        k0, k1 = (k + jnp.uint32(step) for k, step in zip((k0, k1), _WEYL, strict=True))
+    found = jnp.stack((l0, r0, l1, r1), -1).reshape(rows, -1)[:, :cols]
+    return (found >> 8).astype(jnp.float32) * 2.0**-24
+
+
+def _product(a: Array, by: int) -> tuple[Array, Array]:
+    """The high and the low 32 bits of a product of two words, by halves."""
+    low, high = a & 0xFFFF, a >> 16
+    by_low, by_high = jnp.uint32(by & 0xFFFF), jnp.uint32(by >> 16)
+    middle = high * by_low + (low * by_low >> 16)
+    carry = low * by_high + (middle & 0xFFFF)
+    return high * by_high + (middle >> 16) + (carry >> 16), a * jnp.uint32(by)
