@@ -38,7 +38,9 @@ class Operators:
         self.written = (*self.outputs, *(t.name for t in spec.statistics if t.name in (*kept, *spec.saved)))
         self.saved = tuple(name for name in self.written if name in (*self.outputs, *spec.saved))
         self._takes = tuple(t.name for t in calls.reads)
-        self._scalar_tensors = [(t.name, i) for i, t in enumerate(calls.reads) if t.kind is Kind.SCALAR]
+        # What a call may give in another shape than its gradient is stored in: [1] of one number, [batches, 1, cols].
+        kinds = (Kind.SCALAR, Kind.BATCHES)
+        self._shaped = [(t.name, i) for i, t in enumerate(calls.reads) if t.kind in kinds]
         self._kept: dict[Any, tuple[Form, tuple[str, ...], list[int], list[int]]] = {}
         self.backward = self._backward(f"{base}_backward")
         self.saving = self._forward(f"{base}_saving", self.written)
@@ -64,7 +66,7 @@ class Operators:
         known = (*tensors, *results)
         ctx.save_for_backward(*[known[place] for place in places])
         ctx.scalars = scalars
-        ctx.shapes = {name: tensors[place].shape for name, place in self._scalar_tensors if tensors[place] is not None}
+        ctx.shapes = {name: tensors[place].shape for name, place in self._shaped if tensors[place] is not None}
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(*[known[place] for place in statistics])
 

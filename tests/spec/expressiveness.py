@@ -244,7 +244,7 @@ WORKS: dict[str, Asked] = {
     "AdaLN of each batch": asked(
         "x input, scale batch_parameter, shift batch_parameter, y output",
         "m = mean(x); y = (x - m) * rsqrt(mean((x - m)**2) + 1e-6) * (1 + scale) + shift",
-        backward="no batch parameter has a gradient",
+        gradients="dx dscale dshift",
     ),
     "RMSNorm, then RoPE: the halves of a row are two inputs": asked(
         "a input, b input, c input, s input, ya output, yb output",
