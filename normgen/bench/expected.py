@@ -36,7 +36,7 @@ CHUNKS = 8
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """One written tensor: want and bound [rows checked, cols], [rows checked, 1] or [1, cols]."""
+    """One written tensor: want and bound [rows checked, cols], [rows checked, 1], [1, cols] or [batches, cols]."""
 
     use: TensorUse
     want: Array
@@ -50,9 +50,9 @@ class Expected:
         self.problem = problem
         self.chunks = chunks_of(problem, seed=seed)
         picked = np.concatenate([np.arange(start, stop) for start, stop in self.chunks])
-        columns = [t for t in problem.tensors if t.is_over_rows]
         found = _by_rows(problem, sample, picked)
-        found |= _by_columns(sample, problem.rows) if columns else {}
+        found |= _by_columns(sample, problem.rows)
+        found |= _by_batches(problem, sample) if problem.sums_batches else {}
         self.tensors: Mapping[str, Wanted] = {
             t.name: Wanted(use=t, want=found[t.name][0], bound=found[t.name][1])
             for t in problem.tensors
@@ -96,26 +96,44 @@ def chunks_of(problem: Problem, *, seed: int) -> tuple[Chunk, ...]:
 
 
 def _by_rows(problem: Problem, sample: Inputs, picked: NDArray[np.intp]) -> dict[str, tuple[Array, Array]]:
-    """Reference and bound of the picked rows, whose inputs are those of the sample's rows at the same place."""
+    """Reference and bound of the picked rows."""
+    rows = replace(problem, rows_per_batch=1) if problem.rows_per_batch else problem
+    batches = picked // problem.rows_per_batch if problem.rows_per_batch else picked
+    tensors = tuple(t for t in problem.tensors if not t.is_over_rows)
+    return _gathered(tensors, *_inputs_of(rows, sample, picked, batches), None)
+
+
+def _by_batches(problem: Problem, sample: Inputs) -> dict[str, tuple[Array, Array]]:
+    """Those of the sums over the rows of each batch, which repeat less evenly than the sample does."""
+    tensors = tuple(t for t in problem.tensors if not t.is_written or (t.is_row_sum and t.kind.by_batch))
+    inputs = _inputs_of(problem, sample, np.arange(problem.rows), np.arange(problem.batches))
+    return _gathered(tensors, *inputs, None)
+
+
+def _inputs_of(
+    problem: Problem, sample: Inputs, picked: NDArray[np.intp], batches: NDArray[np.intp]
+) -> tuple[Problem, Inputs]:
+    """The picked rows and batches, whose inputs are those of the sample's at the same place."""
     source = picked % sample.problem.rows
-    rows = replace(sample.problem, rows=len(picked), pitch=problem.cols)
-    rows = replace(rows, rows_per_batch=1) if problem.rows_per_batch else rows
+    rows = replace(problem, rows=len(picked), pitch=problem.cols)
     buffers = {}
     for name, buffer in sample.buffers.items():
         kind, array = problem.tensor(name).kind, buffer.array
         if kind.by_batch:
-            array = array[picked // problem.rows_per_batch % len(array)]
+            array = array[batches % len(array)]
         array = np.ascontiguousarray(array[source] if kind.by_row else array)
         buffers[name] = Buffer(array=array, storage=array.view(np.uint8).reshape(-1), offset=0)
     families = tuple(sample.families[i] for i in source)
     inputs = Inputs(
         problem=rows, seed=sample.seed, families=families, scalars=sample.scalars, buffers=buffers, numbers=picked
     )
-    return _gathered(tuple(t for t in rows.tensors if not t.is_over_rows), rows, inputs, None)
+    return rows, inputs
 
 
 def _by_columns(sample: Inputs, rows: int) -> dict[str, tuple[Array, Array]]:
-    tensors = tuple(t for t in sample.problem.tensors if not t.is_written or t.is_over_rows)
+    """Those of the sums over all rows."""
+    here = sample.problem.tensors
+    tensors = tuple(t for t in here if not t.is_written or (t.is_over_rows and not t.kind.by_batch))
     return _gathered(tensors, sample.problem, sample, rows)
 
 

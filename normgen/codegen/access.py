@@ -205,13 +205,34 @@ class Access:
     @property
     def walker(self) -> str:
         """Which of the walkers of rows this block is, or belongs to: a cluster, or the blocks of a row's parts."""
-        if self.plan.schedule.parts > 1:
-            return "blockIdx.x / kParts"
-        return "blockIdx.x / kCluster" if self.plan.schedule.row_cluster > 1 else "blockIdx.x"
+        return self._walker_of("blockIdx.x")
 
     @property
     def walkers(self) -> str:
-        return "gridDim.x / kCluster" if self.plan.schedule.row_cluster > 1 else "gridDim.x"
+        return self._walker_of("gridDim.x")
+
+    def _walker_of(self, block: str) -> str:
+        if self.plan.schedule.parts > 1 and block == "blockIdx.x":
+            return "blockIdx.x / kParts"
+        return f"{block} / kCluster" if self.plan.schedule.row_cluster > 1 else block
+
+    @property
+    def end(self) -> str:
+        """What the rows end at: all of them, or those of the batch that a walker stays in."""
+        return "batch_end" if self.plan.walks_batches else "rows"
+
+    def batch(self) -> list[Statement]:
+        """The batch of a walker whose rows are all of one batch: each has as many blocks as the others."""
+        if not self.plan.walks_batches:
+            return []
+        rest = "rows - batch_start < rows_per_batch"
+        return [
+            Let("const int batch_blocks", "gridDim.x / max(batches, 1)", "each batch of rows has blocks of its own"),
+            Let("const int batch", "blockIdx.x / batch_blocks"),
+            Let("const int batch_block", "blockIdx.x % batch_blocks"),
+            Let("const int batch_start", "batch * rows_per_batch"),
+            Let("const int batch_end", f"{rest} ? rows : batch_start + rows_per_batch", "the last one may be shorter"),
+        ]
 
     @property
     def tile(self) -> str:
@@ -220,11 +241,15 @@ class Access:
 
     @property
     def first_tile(self) -> str:
+        if self.plan.walks_batches:
+            own = "batch_block * kRowsPerBlock" if self.plan.idle_rows else self._walker_of("batch_block")
+            return f"batch_start + {own}"
         return "blockIdx.x * kRowsPerBlock" if self.plan.idle_rows else self.walker
 
     @property
     def tile_stride(self) -> str:
-        return "gridDim.x * kRowsPerBlock" if self.plan.idle_rows else self.walkers
+        blocks = "batch_blocks" if self.plan.walks_batches else "gridDim.x"
+        return f"{blocks} * kRowsPerBlock" if self.plan.idle_rows else self._walker_of(blocks)
 
     @property
     def valid_row(self) -> str:
@@ -236,10 +261,10 @@ class Access:
         if self.plan.loops_rows:
             found += [Let("const int row", "first_row + slot")] if self.plan.idle_rows else []
         if self.plan.idle_rows:
-            other = "own_row" if self.plan.one_shift else "rows - 1"
+            other = "own_row" if self.plan.one_shift else f"{self.end} - 1"
             what = "their lane's first row" if self.plan.one_shift else "the last row"
             why = f"idle rows recompute {what} and store nothing"
-            found.append(Let("const bool active", "row < rows", why))
+            found.append(Let("const bool active", f"row < {self.end}", why))
             found.append(Let("const int valid_row", f"active ? row : {other}"))
         return found
 
@@ -247,8 +272,8 @@ class Access:
         """Within a function that fetches a tile: the thread's row, and what declares it."""
         if not self.plan.idle_rows:
             return self.tile, []
-        row = "first_row + slot < rows ? first_row + slot : own_row"
-        row = row if self.plan.one_shift else "min(first_row + slot, rows - 1)"
+        row = f"first_row + slot < {self.end} ? first_row + slot : own_row"
+        row = row if self.plan.one_shift else f"min(first_row + slot, {self.end} - 1)"
         return "fetched_row", [Let("const int fetched_row", row)]
 
     def row_pointer(self, tensor: TensorUse, row: str) -> Let:
@@ -267,7 +292,7 @@ class Access:
         """Where the row starts in each tensor of rows, and its batch's in each tensor of batches; how it is cut."""
         problem = self.plan.problem
         batch = Let("const int batch", f"{self.valid_row} / rows_per_batch")
-        found: list[Statement] = [batch] if problem.rows_per_batch else []
+        found: list[Statement] = [batch] if problem.rows_per_batch and not self.plan.walks_batches else []
         for tensor in problem.pitched_tensors:
             found.append(self.row_pointer(tensor, "batch" if tensor.kind.by_batch else self.valid_row))
         if self.plan.cut.shifted and not self.plan.one_shift:
@@ -296,7 +321,8 @@ class Access:
         plan = self.plan
         if plan.one_shift:
             x = self.first_elem.name
-            first = f"min(static_cast<int>({self.first_tile} + slot), rows - 1)" if plan.idle_rows else self.first_tile
+            last = f"{self.end} - 1"
+            first = f"min(static_cast<int>({self.first_tile} + slot), {last})" if plan.idle_rows else self.first_tile
             return [
                 Comment("The grid's stride is a multiple of the vector: all rows of this lane shift alike."),
                 Let("const int own_row", first),

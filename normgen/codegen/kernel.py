@@ -88,6 +88,8 @@ class MainKernel:
             params.append(Param(name="cols", ctype="int", source=Source.COLS))
         if problem.rows_per_batch:
             params.append(Param(name="rows_per_batch", ctype="int", source=Source.ROWS_PER_BATCH))
+        if problem.sums_batches:
+            params.append(Param(name="batches", ctype="int", source=Source.BATCHES))
         params += [Param(name=s, ctype="float", source=Source.SCALAR, key=s) for s in self.plan.program.scalars]
         return (*params, *self.columns.params())
 
@@ -140,6 +142,7 @@ class MainKernel:
         params = self.looks.early_params() if s.keeps_params and not plan.reads_params_ahead else []
         return [
             *self.thread(),
+            *self.access.batch(),
             *self.access.edge(),
             *self.exchange.set_up(self.states),
             *self.transport.pointers(),
@@ -333,7 +336,7 @@ class MainKernel:
         plan, s = self.plan, self.plan.schedule
         first, stride = self.access.first_tile, self.access.tile_stride
         tile = self.access.tile
-        walk = f"for (int {tile} = {first}; {tile} < rows; {tile} += {stride})"
+        walk = f"for (int {tile} = {first}; {tile} < {self.access.end}; {tile} += {stride})"
         row = self.row()
         body = [
             *self.constants(),

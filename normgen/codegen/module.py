@@ -6,7 +6,7 @@ The layers below (NVRTC, driver, CPU executor) see names, sizes and argument lis
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
 
@@ -19,6 +19,7 @@ class Source(StrEnum):
     ROWS = "rows"  # int
     COLS = "cols"  # int
     ROWS_PER_BATCH = "rows_per_batch"  # int
+    BATCHES = "batches"  # int: 0 of no rows, where nobody says otherwise
     SCALAR = "scalar"  # float: scalar `key` of the spec
     WORKSPACE = "workspace"  # pointer to the workspace plus `offset` bytes
     BLOCKS = "blocks"  # int: blocks of the module's first kernel
@@ -51,25 +52,29 @@ class Launch:
     dependent: bool = False  # may start while the kernel before it ends; its text waits before it reads (sm_90)
     period: int = 1  # the blocks of a persistent grid are a multiple of it: a thread's rows all start at one alignment
     min_blocks: int = 0  # blocks to launch even for 0 rows: column sums of nothing are zeros, and must be written
+    by_batch: bool = field(default=False, repr=False)  # each batch of rows has blocks of its own, all equally many
 
     @property
     def loops_clusters(self) -> bool:
         """Whether whole clusters walk rows: a launch has no more of them than fit the device at a time."""
         return self.cluster > 1 and self.persistent > 0
 
-    def grid(self, *, rows: int, sm_count: int) -> int:
-        """Blocks in x for that many rows; 0: nothing to launch."""
+    def grid(self, *, rows: int, sm_count: int, batches: int = 1) -> int:
+        """Blocks in x for that many rows, of so many batches; 0: nothing to launch."""
+        shares = max(1, batches) if self.by_batch else 1
         if self.blocks:
-            return self.blocks
-        tiles = -(-rows // self.rows_per_block)
+            return self.blocks * shares
+        tiles = -(-rows // shares // self.rows_per_block)
         if self.persistent:
-            most = max(1, self.persistent * sm_count // self.cluster)
+            most = max(1, self.persistent * sm_count // self.cluster // shares)
             tiles = min(tiles, max(self.period, most - most % self.period))
-        return max(tiles, self.min_blocks) * self.cluster * self.parts
+        return max(tiles, self.min_blocks) * self.cluster * self.parts * shares
 
-    def fitting(self, blocks: int, *, clusters: int) -> int:
+    def fitting(self, blocks: int, *, clusters: int, batches: int = 1) -> int:
         """Of a grid that loops over rows, no more blocks than those clusters have that fit the device at a time."""
-        return min(blocks, max(self.period, clusters - clusters % self.period) * self.cluster)
+        shares = max(1, batches) if self.by_batch else 1
+        each = clusters // shares
+        return min(blocks, max(self.period, each - each % self.period) * self.cluster * shares)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,8 +103,10 @@ class Module:
     headers        CUDA headers the text includes ("cooperative_groups.h"), usually none
     workspace_fixed_bytes  scratch memory all kernels share, zeroed once before the first call; every call leaves it
                            zeroed again
-    workspace_column_bytes  any_cols: what of the fixed bytes (of the problem's own cols) each column costs
-    workspace_block_bytes  scratch memory per block of the first kernel, behind the fixed part; never initialised
+    workspace_column_bytes  any_cols: what of the fixed bytes (of the problem's own cols), or of those for each batch,
+                            each column costs
+    workspace_block_bytes  scratch memory per block of the first kernel, behind the zeroed part; never initialised
+    workspace_batch_bytes  what each batch of rows adds to the fixed bytes, zeroed like them
     """
 
     instructions: str
@@ -110,11 +117,16 @@ class Module:
     workspace_fixed_bytes: int = 0
     workspace_column_bytes: int = 0
     workspace_block_bytes: int = 0
+    workspace_batch_bytes: int = 0
 
-    def workspace_bytes(self, *, rows: int, sm_count: int) -> int:
+    def zeroed_bytes(self, batches: int = 1) -> int:
+        """Of the scratch bytes of a call with so many batches of rows, those at the start that must be zeros."""
+        return self.workspace_fixed_bytes + max(1, batches) * self.workspace_batch_bytes
+
+    def workspace_bytes(self, *, rows: int, sm_count: int, batches: int = 1) -> int:
         """Scratch bytes one call needs; calls on different streams need workspaces of their own."""
-        blocks = self.kernels[0].launch.grid(rows=rows, sm_count=sm_count)
-        return self.workspace_fixed_bytes + blocks * self.workspace_block_bytes
+        blocks = self.kernels[0].launch.grid(rows=rows, sm_count=sm_count, batches=batches)
+        return self.zeroed_bytes(batches) + blocks * self.workspace_block_bytes
 
     @property
     def source(self) -> str:
@@ -133,4 +145,6 @@ class Module:
     def launches(self) -> str:
         """How the kernels are launched, as text."""
         launches = [(kernel.params, kernel.launch) for kernel in self.kernels]
-        return repr((launches, self.workspace_fixed_bytes, self.workspace_block_bytes))
+        said = repr((launches, self.workspace_fixed_bytes, self.workspace_block_bytes))
+        batched = [kernel.launch.by_batch for kernel in self.kernels]
+        return f"{said} {batched} {self.workspace_batch_bytes}" if any(batched) or self.workspace_batch_bytes else said

@@ -56,6 +56,7 @@ class Parts:
     workspace_fixed_bytes: int
     workspace_column_bytes: int
     workspace_block_bytes: int
+    workspace_batch_bytes: int
 
     @property
     def text(self) -> str:
@@ -74,6 +75,7 @@ class Parts:
             workspace_fixed_bytes=self.workspace_fixed_bytes,
             workspace_column_bytes=self.workspace_column_bytes,
             workspace_block_bytes=self.workspace_block_bytes,
+            workspace_batch_bytes=self.workspace_batch_bytes,
         )
 
 
@@ -135,6 +137,7 @@ def marked_parts(plan: Plan) -> Parts:
         workspace_fixed_bytes=sums.fixed_bytes if sums else 0,
         workspace_column_bytes=sums.column_bytes if sums else 0,
         workspace_block_bytes=sums.block_bytes if sums else 0,
+        workspace_batch_bytes=sums.batch_bytes if sums else 0,
     )
 
 
@@ -182,5 +185,6 @@ def launch_of(plan: Plan) -> Launch:
         shared_bytes=plan.shared_bytes,
         period=plan.period,
         min_blocks=1 if plan.sums else 0,
+        by_batch=plan.walks_batches,
         dependent=s.chained,
     )

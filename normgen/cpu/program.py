@@ -66,6 +66,7 @@ class Program:
         rows: int,
         cols: int,
         rows_per_batch: int = 0,
+        batches: int | None = None,
         scalars: Mapping[str, float] | None = None,
         seed: int = 0,
         sm_count: int = 4,
@@ -77,6 +78,7 @@ class Program:
         tensors    elem arrays [rows, cols] (any row stride and alignment), row values [rows], col values [cols],
                    batches [batches, cols], of `rows_per_batch` rows each; None is a null pointer, and so is a statistic
                    that is not named
+        batches    how many there are; None: as many as the rows fill
         workspace  when not given: zeros, then NaN bytes in the part that holds anything at the first call
         seed       shuffles the order of blocks and threads; 0 keeps it
         time_limit_s  seconds of computing; waiting on a busy machine does not count
@@ -84,12 +86,14 @@ class Program:
         A fault ends the run after its kernel. Raises UsageError when an argument is missing or unfit.
         """
         started, computed = time.monotonic(), time.thread_time()
-        scratch = self.module.workspace_bytes(rows=rows, sm_count=sm_count)
+        if batches is None:
+            batches = -(-rows // rows_per_batch) if rows_per_batch else 1
+        scratch = self.module.workspace_bytes(rows=rows, sm_count=sm_count, batches=batches)
         if workspace is None and scratch:
             workspace = np.zeros(scratch, dtype=np.uint8)
-            workspace[self.module.workspace_fixed_bytes :] = 0xFF  # not initialised on the device: NaN here
-        first_grid = self.module.kernels[0].launch.grid(rows=rows, sm_count=sm_count)
-        sizes = {Source.ROWS: rows, Source.COLS: cols, Source.BLOCKS: first_grid}
+            workspace[self.module.zeroed_bytes(batches) :] = 0xFF  # not initialised on the device: NaN here
+        first_grid = self.module.kernels[0].launch.grid(rows=rows, sm_count=sm_count, batches=batches)
+        sizes = {Source.ROWS: rows, Source.COLS: cols, Source.BLOCKS: first_grid, Source.BATCHES: batches}
         sizes |= {Source.ROWS_PER_BATCH: rows_per_batch} if rows_per_batch else {}
         placed = place({**tensors, _WORKSPACE: workspace})
         values = {**dict.fromkeys(tensors), **placed}
@@ -97,7 +101,7 @@ class Program:
         blocks = accesses = 0
         written: set[str] = set()
         for number, kernel in enumerate(self.module.kernels):
-            grid = kernel.launch.grid(rows=rows, sm_count=sm_count)
+            grid = kernel.launch.grid(rows=rows, sm_count=sm_count, batches=batches)
             _check_launch(kernel, grid)
             if grid == 0:
                 continue

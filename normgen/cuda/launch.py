@@ -58,17 +58,19 @@ class LoadedKernel:
         """Whether a launch goes through cuLaunchKernelEx."""
         return self.kernel.launch.cluster > 1 or self.starts_early
 
-    def grid(self, rows: int) -> int:
-        """Blocks to launch; of a persistent grid no more clusters than fit the device at a time.
+    def grid(self, rows: int, batches: int = 1) -> int:
+        """Blocks to launch for so many rows, of so many batches.
+
+        Of a persistent grid no more clusters than fit the device at a time.
 
         Clusters lie within one of the device's SM groups, whose sizes need not be multiples of theirs: 132 SMs need not
         hold 33 clusters of 4, and one that waits for another to end would double the time.
         """
         launch = self.kernel.launch
-        blocks = launch.grid(rows=rows, sm_count=self.sm_count)
+        blocks = launch.grid(rows=rows, sm_count=self.sm_count, batches=batches)
         if not launch.loops_clusters:
             return blocks
-        return launch.fitting(blocks, clusters=self._resident_clusters)
+        return launch.fitting(blocks, clusters=self._resident_clusters, batches=batches)
 
     @cached_property
     def _resident_clusters(self) -> int:
@@ -189,6 +191,7 @@ _CELLS: dict[Source, Any] = {
     Source.ROWS: ctypes.c_int,
     Source.COLS: ctypes.c_int,
     Source.ROWS_PER_BATCH: ctypes.c_int,
+    Source.BATCHES: ctypes.c_int,
     Source.SCALAR: ctypes.c_float,
     Source.WORKSPACE: ctypes.c_void_p,
     Source.BLOCKS: ctypes.c_int,
@@ -205,7 +208,7 @@ class Bound:
         self.loaded = loaded
         self._bindings = driver()
         self._cells: dict[tuple[Source, str, int], Any] = {}
-        self._rows = -1
+        self._rows, self._rows_per_batch, self._batches = -1, 0, 1
         self._launches = [
             (kernel, self._pack(kernel.kernel.params), kernel.config() if kernel.needs_attributes else None)
             for kernel in loaded.kernels
@@ -236,24 +239,28 @@ class Bound:
             self._store(Source.PITCH, key, pitch)
         for key, value in (scalars or {}).items():
             self._store(Source.SCALAR, key, value)
+        if rows_per_batch is not None:
+            self._rows_per_batch = rows_per_batch
+            self._store(Source.ROWS_PER_BATCH, "", rows_per_batch)
         if rows is not None:
             self.set_rows(rows)
         if cols is not None:
             self._store(Source.COLS, "", cols)
-        if rows_per_batch is not None:
-            self._store(Source.ROWS_PER_BATCH, "", rows_per_batch)
         if workspace is not None:
             for (source, _, offset), cell in self._cells.items():
                 if source is Source.WORKSPACE:
                     cell.value = workspace + offset
         return self
 
-    def set_rows(self, rows: int) -> None:
-        """Set the row count and the grids that follow from it."""
-        if rows != self._rows:
-            self._rows = rows
+    def set_rows(self, rows: int, batches: int | None = None) -> None:
+        """Set the row count, how many batches these are (None: as many as the rows fill), and the grids that follow."""
+        if batches is None:
+            batches = -(-rows // self._rows_per_batch) if self._rows_per_batch else 1
+        if (rows, batches) != (self._rows, self._batches):
+            self._rows, self._batches = rows, batches
             self._store(Source.ROWS, "", rows)
-            self._grids = [kernel.grid(rows) for kernel, _, _ in self._launches]
+            self._store(Source.BATCHES, "", batches)
+            self._grids = [kernel.grid(rows, batches) for kernel, _, _ in self._launches]
             self._store(Source.BLOCKS, "", self._grids[0])
 
     def set_tensor(self, key: str, pointer: int | None, pitch: int) -> None:

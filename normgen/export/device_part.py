@@ -40,9 +40,20 @@ class Compiled:
 
     @property
     def zeroed_bytes(self) -> int:
-        """The part of the workspace that a launch finds zeroed, less what grows with cols."""
+        """The part of the workspace that a launch finds zeroed, less what grows with cols or batches."""
+        if self.problem.sums_batches:
+            return self.parts.workspace_fixed_bytes
+        return self.parts.workspace_fixed_bytes - self._column_bytes
+
+    @property
+    def batch_bytes(self) -> int:
+        """What each batch adds to that part, less what grows with cols."""
+        return self.parts.workspace_batch_bytes - self._column_bytes
+
+    @property
+    def _column_bytes(self) -> int:
         pitch = -(-self.problem.cols // 32) * 32
-        return self.parts.workspace_fixed_bytes - self.parts.workspace_column_bytes * pitch
+        return self.parts.workspace_column_bytes * pitch
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,7 +23,7 @@ LONGEST_TERM = 105  # characters of a line of a table that stay together
 # The order of the template's struct Launch: what most kernels leave at its default comes last.
 LAUNCH = (
     *("threads", "rows_per_block", "dependent", "blocks"),
-    *("min_blocks", "persistent", "cluster", "parts", "shared_bytes", "period"),
+    *("min_blocks", "persistent", "cluster", "parts", "shared_bytes", "period", "by_batch"),
 )
 
 
@@ -75,6 +75,7 @@ class HostPart:
     finishes: bool  # some kernel has a second one behind it
     workspace: bool
     loops_clusters: bool  # some kernel is a persistent grid of clusters
+    batches: bool  # sums for each batch of rows: grids and workspaces grow with them
 
     @property
     def called(self) -> tuple[str, ...]:
@@ -143,6 +144,7 @@ def host_part(group: Group, tuned: Sequence[Compiled], general: Sequence[Compile
         finishes=finishes,
         workspace=workspace,
         loops_clusters=any(c.main.launch.loops_clusters for c in compiled),
+        batches=problem.sums_batches,
     )
 
 
@@ -184,7 +186,8 @@ def _kernel_line(
     """The inside of an initialiser of the template's struct Kernel."""
     parts = compiled.parts
     launches = [f"{{{launch_values(kernel.launch)}}}, " for kernel in parts.kernels]
-    bytes_ = (compiled.zeroed_bytes, parts.workspace_column_bytes, parts.workspace_block_bytes)
+    bytes_ = [compiled.zeroed_bytes, parts.workspace_column_bytes, parts.workspace_block_bytes]
+    bytes_ += [compiled.batch_bytes] if compiled.problem.sums_batches else []
     words = [*launches, *(["{}, "] if finishes and len(launches) == 1 else [])]
     words += [f"{{{', '.join(map(str, bytes_))}}}, "] if workspace else []
     *others, last = (kernel.expression for kernel in parts.kernels)
@@ -295,13 +298,16 @@ def _argument(param: Param) -> str:
             return f"at<{plain}>(call.workspace, {param.offset})"
         case Source.BLOCKS:
             return "blocks"
+        case Source.BATCHES:
+            return "batches"
         case _:
             return f"call.{param.source.value}"
 
 
 def _steps(compiled: Compiled) -> tuple[Step, ...]:
     """Its kernels, in launch order: all but the first have a fixed grid."""
-    fields = (("kMain", "kernel.launch", "blocks"), ("kFinish", "kernel.finish", "kernel.finish.blocks"))
+    finish = "kernel.finish.blocks" + (" * shares(batches)" if compiled.problem.sums_batches else "")
+    fields = (("kMain", "kernel.launch", "blocks"), ("kFinish", "kernel.finish", finish))
     return tuple(
         Step(kernel=name, launch=launch, blocks=blocks, arguments=tuple(map(_argument, kernel.params)))
         for kernel, (name, launch, blocks) in zip(compiled.parts.kernels, fields, strict=False)
@@ -348,6 +354,9 @@ def _doc(group: Group, workspace: bool) -> list[str]:
     ]
     if problem.rows_per_batch:
         said.append("rows_per_batch: row r takes row r / rows_per_batch of each tensor of batches.")
+    if problem.sums_batches:
+        summed = " and ".join(mark(t.name) for t in problem.tensors if t.is_row_sum and t.kind.by_batch)
+        said.append(f"{summed}: row b is the sum over the rows of batch b; of 0 rows there are no batches.")
     if null:
         said.append(
             f"May be null: {', '.join(null)}." + " A parameter that is null has no gradient." * _backward(group)
@@ -359,7 +368,8 @@ def _doc(group: Group, workspace: bool) -> list[str]:
             "launched early (programmatic dependent launch) read them before the kernels in front have ended."
         )
     if workspace:
-        said.append(f"workspace: {group.name}_workspace_bytes(rows, cols) bytes, aligned as by cudaMalloc.")
+        sizes = "rows, cols, rows_per_batch" if problem.sums_batches else "rows, cols"
+        said.append(f"workspace: {group.name}_workspace_bytes({sizes}) bytes, aligned as by cudaMalloc.")
     return [*said, "Asynchronous on `stream`; allocates nothing."]
 
 

@@ -130,14 +130,17 @@ def calls(problem: Problem, module: Module, *, sm_count: int) -> Iterator[Call]:
     said, rows, sms = f"at {ragged} rows" + (", the last tile ragged" if tile > 1 else ""), ragged, sm_count
     if launch.persistent:
         said, sms = f"with {TRIPS} trips of the row loop", 0  # the smallest grid
-        rows = TRIPS * tile * (launch.grid(rows=FAR, sm_count=sms) // launch.cluster) - tile // 2
+        walkers = launch.grid(rows=FAR, sm_count=sms, batches=problem.batches) // launch.cluster
+        rows = TRIPS * tile * walkers - tile // 2
     yield at(rows, said, sm_count=sms)
     yield at(rows, f"{said} and threads in another order", sm_count=sms, order=1)
     if module.workspace_block_bytes:
         lanes, in_flight = finishing_loop(module)
         parts = lanes * (in_flight + 1) + 1  # a second trip, whose threads are about to read one row too many
         sms = math.ceil(parts * launch.cluster / max(1, launch.persistent))
-        yield at((parts - 1) * tile + 1, f"with {parts} partial rows to add up", sm_count=max(sm_count, sms))
+        rows, each = (parts - 1) * tile + 1, problem.rows_per_batch and (parts - 1) * tile + 1  # all in one batch
+        said = f"with {parts} partial rows to add up"
+        yield at(rows, said, sm_count=max(sm_count, sms), rows_per_batch=each)
     for name in pitched:
         tensor = problem.tensor(name)
         lines = tensor.shape(FAR_ROWS, problem.cols)[0] if tensor.group else FAR_ROWS

@@ -179,8 +179,9 @@ class DeviceCheck:
         """One call in its own memory: its verdict, or what is wrong with the workspace."""
         module = _in_grid_of(loaded.module, call)
         setting = _Setting(call, index=self._index, seed=self._seed)
-        fixed = module.workspace_fixed_bytes
-        size = module.workspace_bytes(rows=call.problem.rows, sm_count=call.sm_count)
+        batches = call.problem.batches
+        fixed = module.zeroed_bytes(batches)
+        size = module.workspace_bytes(rows=call.problem.rows, sm_count=call.sm_count, batches=batches)
         workspace = DeviceBuffer(max(size, 1), device=self._index)
         workspace.fill(0xFF)
         if fixed:
@@ -216,8 +217,9 @@ def _in_grid_of(module: Module, call: Call) -> Module:
     for kernel in module.kernels:
         launch = kernel.launch
         if launch.persistent:
-            grid = launch.grid(rows=call.problem.rows, sm_count=call.sm_count)
-            launch = replace(launch, persistent=0, blocks=grid)
+            batches = call.problem.batches
+            grid = launch.grid(rows=call.problem.rows, sm_count=call.sm_count, batches=batches)
+            launch = replace(launch, persistent=0, blocks=grid, by_batch=False)
         kernels.append(replace(kernel, launch=launch))
     return replace(module, kernels=tuple(kernels))
 
@@ -228,8 +230,9 @@ def check_on_gpu(problem: Problem, module: Module, facts: Device, *, index: int,
     loaded = LoadedModule(module, compile_module(module, facts.arch), device=index)
     checks = DeviceCheck(taken(problem, module), facts, index=index, seed=seed)
     stream = Stream(index)
-    rows = checks.problem.rows
-    workspace = DeviceBuffer(module.workspace_bytes(rows=rows, sm_count=facts.sm_count), device=index)
+    rows, batches = checks.problem.rows, checks.problem.batches
+    size = module.workspace_bytes(rows=rows, sm_count=facts.sm_count, batches=batches)
+    workspace = DeviceBuffer(size, device=index)
     workspace.fill(0)
     stream.wait_for(0)
     return checks.run_all(loaded, loaded.bind().set(workspace=workspace.pointer), stream)

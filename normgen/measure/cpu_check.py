@@ -81,8 +81,10 @@ def _run(program: Program, call: Call, seed: int) -> Verdict | str:
     problem, module = call.problem, program.module
     inputs, outputs = call.tensors(seed=seed)
     tensors: dict[str, Any] = {**inputs.arrays, **outputs.arrays, **dict.fromkeys(call.nulls)}
-    workspace = np.full(module.workspace_bytes(rows=problem.rows, sm_count=call.sm_count), 0xFF, dtype=np.uint8)
-    workspace[: module.workspace_fixed_bytes] = 0
+    zeroed = module.zeroed_bytes(problem.batches)
+    size = module.workspace_bytes(rows=problem.rows, sm_count=call.sm_count, batches=problem.batches)
+    workspace = np.full(size, 0xFF, dtype=np.uint8)
+    workspace[:zeroed] = 0
     run = program.run(
         tensors,
         rows=problem.rows,
@@ -95,7 +97,7 @@ def _run(program: Program, call: Call, seed: int) -> Verdict | str:
     )
     if run.faults:
         return "\n".join(str(fault) for fault in run.faults)
-    if workspace[: module.workspace_fixed_bytes].any():
+    if workspace[:zeroed].any():
         return "the workspace is left unfit for the next call"
     rows = max(FAMILY_ROWS, CPU_ELEMENTS // problem.cols)
     return replace(check(problem, inputs, outputs, rows=rows), call=call.says)

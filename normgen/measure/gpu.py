@@ -140,8 +140,10 @@ class GpuBench:
 
     def load(self, key: str, module: Module, cubin: Any) -> None:
         """Load a cubin; its workspace is zeroed once, here, between guard bytes."""
-        rows = max(self.problem.rows, self._checks_of(taken(self.problem, module)).problem.rows)
-        size = module.workspace_bytes(rows=rows, sm_count=self._facts.sm_count)
+        problem = self.problem
+        problem = problem.with_rows(max(problem.rows, self._checks_of(taken(problem, module)).problem.rows))
+        sms, batches = self._facts.sm_count, problem.batches
+        size = module.workspace_bytes(rows=problem.rows, sm_count=sms, batches=batches)
         with _watching():
             loaded = LoadedModule(module, cubin, device=self._index)
             workspace = _guarded(size, self._index) if size else None
@@ -207,6 +209,9 @@ class GpuBench:
         start, stop = rows
         size, pitch, cols = tensor.dtype.bytes, self.problem.pitch, self.problem.cols
         offset = self._layout.offsets[tensor.name]
+        if tensor.kind.by_batch:
+            shape = (self.problem.batches, pitch)
+            return np.asarray(self._sets[number].read(shape, tensor.dtype, offset=offset)[:, :cols])
         if not tensor.kind.by_row:
             return self._sets[number].read(tensor.shape(0, cols), tensor.dtype, offset=offset)
         if tensor.group:  # few values, which one row may have anywhere

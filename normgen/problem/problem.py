@@ -165,6 +165,11 @@ class Problem:
         return sum(t.is_row_sum for t in self.tensors)
 
     @cached_property
+    def sums_batches(self) -> bool:
+        """Whether a column reduction has a sum for each batch of rows."""
+        return any(t.is_row_sum and t.kind.by_batch for t in self.tensors)
+
+    @cached_property
     def totals(self) -> int:
         """Scalars that are written: each is the sum of a value of every row."""
         return sum(t.is_total for t in self.tensors)

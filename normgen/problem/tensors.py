@@ -72,8 +72,8 @@ class TensorUse:
 
     @property
     def is_row_sum(self) -> bool:
-        """Written, and summed over the rows: the gradient of a parameter."""
-        return self.is_written and self.kind.is_col
+        """Written, and summed over the rows, all or those of each batch: the gradient of a parameter."""
+        return self.is_written and self.kind.is_columns
 
     @property
     def is_total(self) -> bool:
@@ -155,7 +155,6 @@ def backward_tensors(
     if not wrt:
         rule = f"a backward pass of spec '{spec.name}' writes at least one gradient"
         raise UsageError(rule, received="gradients of nothing", hint="name an input or a parameter")
-    refuse_batch_gradients(here, [t.name for t in wrt])
 
     also = _stored_once(wrt, stored, equal)
     repeated = {name for names in also.values() for name in names}
@@ -241,15 +240,3 @@ def tensors_laid_out(tensors: tuple[TensorUse, ...], layout: Mapping[str, str]) 
             rule = f"packed scales are four {F8E8M0} in a word"
             raise UsageError(rule, received=f"{name}: {known[name].dtype}", hint=f"--dtypes {name}={F8E8M0}")
     return tuple(replace(t, layout=ScaleLayout(layout.get(t.name, t.layout))) for t in tensors)
-
-
-def refuse_batch_gradients(here: Collection[Tensor], wrt: Collection[str]) -> None:
-    """UsageError where a gradient has a value for each batch and column: column sums are those of all rows."""
-    if lost := [t.name for t in here if t.kind.by_batch and t.name in wrt]:
-        others = ",".join(t.name for t in by_role(here, *READ) if t.has_gradient and not t.kind.by_batch)
-        raise UsageError(
-            "a kernel sums over all rows and not over those of each batch, so that no batch parameter has a gradient",
-            received=f"the gradients of {', '.join(lost)}",
-            hint=f"differentiate by the others alone: --gradients {others}; a spec with the role parameter instead has "
-            "these gradients, in a call for the rows of each batch",
-        )

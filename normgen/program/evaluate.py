@@ -79,6 +79,8 @@ class _Run:
         self.dtype = dtype
         self.rows, self.cols = _size(program, inputs)
         self.group = next((r.group for r in program.reduces if r.group), 0)
+        of_batches = [ld.name for ld in program.loads if ld.kind.by_batch]
+        self.batches = max(1, len(_find(inputs, of_batches[0], "tensor"))) if of_batches else 1
         lowest = np.finfo(np.float32).min
         self.values: dict[sp.Symbol, Array] = {COLS: np.asarray(self.cols, dtype), LOWEST: np.asarray(lowest, dtype)}
         self.values[ROW] = np.arange(self.rows, dtype=dtype)[:, None]
@@ -91,7 +93,7 @@ class _Run:
         return (self.of_batches(found) if kind.by_batch else found).reshape(self.shape(kind))
 
     def of_batches(self, found: Array) -> Array:
-        """[rows, cols] of a tensor of batches."""
+        """[rows, cols] of a tensor of batches, [batches, cols]."""
         return np.repeat(found, self.rows // max(1, len(found)), axis=0)
 
     def element(self, name: str, column: Column) -> Array:
@@ -123,6 +125,10 @@ class _Run:
             grouped = [e.reshape(self.rows * self.cols // statement.group, statement.group) for e in elems]
             (found,) = reduce_axis(statement.monoid, grouped, 1)
             self.values[symbol(statement.names[0])] = np.broadcast_to(found, grouped[0].shape).reshape(elems[0].shape)
+            return
+        if statement.kind.by_batch:
+            (elem,) = (e.reshape(self.batches, self.rows // self.batches, self.cols) for e in elems)
+            self.values[symbol(statement.names[0])] = self.of_batches(elem.sum(axis=1))
             return
         results = reduce_axis(statement.monoid, elems, 1 if statement.kind.by_row else 0)
         if guard := statement.guard:

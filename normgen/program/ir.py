@@ -3,9 +3,10 @@
     load   x : elem                              stored dtype -> float32
     load   x_middle : row = x[middle]            one element of each row (of x: elem; of a col: the same in all rows)
     random u : elem = random(seed, 0)            the first random number of each element, from the bits of `seed`
-    reduce x_sum : row = sum(x)                  over a monoid; row: elem -> row, col: elem -> col
+    reduce x_sum : row = sum(x)                  over a monoid, elem -> row
     reduce top : groups = max_128(x)             the same over groups of 128 columns
     reduce t : scalar = sum_rows(s)  over all rows, of row values or of all elements: a total
+    reduce w : col = sum_rows(x)     over all rows, for each column; w : batches over the rows of each batch
     reduce s : row = sum(x) unless 0 <= m, then v  rows whose m says so keep the row value v; the others are reduced
     map    y : elem = (x - mean) * rstd          any sympy expression over earlier values
     store  y                                     float32 -> stored dtype
@@ -93,7 +94,9 @@ class Reduce:
     """One monoid over elem arguments, or a total of row values. `names` has a value per component of the state."""
 
     names: tuple[str, ...]
-    kind: Kind  # ROW: over the columns of a row; GROUPS: over groups of them; COL and SCALAR: over all rows
+    kind: (
+        Kind  # ROW: over columns; GROUPS: over groups of them; COL, SCALAR: over all rows; BATCHES: over those of each
+    )
     monoid: Monoid
     args: tuple[sp.Expr, ...]
     guard: Guard | None = None
@@ -146,7 +149,7 @@ class RowProgram:
 
     @property
     def col_reduces(self) -> tuple[Reduce, ...]:
-        return tuple(r for r in self.reduces if r.kind.is_col)
+        return tuple(r for r in self.reduces if r.kind.is_columns)
 
     @property
     def totals(self) -> tuple[Reduce, ...]:
@@ -154,17 +157,21 @@ class RowProgram:
 
     @property
     def col_terms(self) -> tuple[tuple[Store, sp.Expr], ...]:
-        """What every column output sums over all rows, in the order of the stores; what is no sum is 0."""
-        return self._terms(Kind.COL)
+        """What every column output sums over all rows, or those of each batch, in the order of the stores.
+
+        What is no sum is 0.
+        """
+        return self._terms(columns=True)
 
     @property
     def total_terms(self) -> tuple[tuple[Store, sp.Expr], ...]:
         """The same of every scalar output: its terms are values of rows, or of elements."""
-        return self._terms(Kind.SCALAR)
+        return self._terms(columns=False)
 
-    def _terms(self, kind: Kind) -> tuple[tuple[Store, sp.Expr], ...]:
+    def _terms(self, *, columns: bool) -> tuple[tuple[Store, sp.Expr], ...]:
         sums = {s.names[0]: s.args[0] for s in (*self.col_reduces, *self.totals)}
-        return tuple((s, sums.get(s.value, sp.Integer(0))) for s in self.stores if s.kind is kind)
+        stores = (s for s in self.stores if (s.kind.is_columns if columns else s.kind is Kind.SCALAR))
+        return tuple((s, sums.get(s.value, sp.Integer(0))) for s in stores)
 
     @property
     def maps(self) -> tuple[Map, ...]:

@@ -10,7 +10,6 @@ from typing import Unpack
 from normgen.errors import ProgramError, SpecError, UsageError
 from normgen.problem.problem import Problem, check_flow, make_problem
 from normgen.problem.question import Asked, Direction
-from normgen.problem.tensors import refuse_batch_gradients
 from normgen.program.functions import with_dtypes
 from normgen.program.gradient.differentiate import backward_tensors, differentiate
 from normgen.program.ir import Map, Reduce, RowProgram, Statement, stage_of
@@ -129,7 +128,6 @@ def problem_for(
     unread = _unread(spec, there, forward)
     loaded = (*(ld.name for ld in forward.loads), *unread)
     wrt = tuple(n for n in loaded if spec.tensor(n).has_gradient) if gradients is None else tuple(gradients)
-    refuse_batch_gradients([t for t in spec.tensors if t.name in there], wrt)
     given = _cotangents(spec, there)
     try:
         tensors = backward_tensors(forward, kept, wrt=wrt, cotangents=given, unread=unread)
@@ -140,6 +138,9 @@ def problem_for(
     reads = [t.name for t in tensors if not t.is_written and t.name in there]
     if not any(t.kind.is_elem for t in tensors if not t.is_written):
         reads.append(spec.inputs[0].name)  # it says how many rows there are: dx of sum(x) reads none
+    batched = [t for t in tensors if t.kind.by_batch]
+    if batched and all(t.is_written for t in batched):
+        reads.append(batched[0].of)  # it says how many batches there are: dshift reads none
     stored = [t for t in tensors if t.is_written and t.kind.is_elem]
     equal = {tuple(other.of for other in stored if other.value == t.value) for t in stored}
     return make_problem(spec, shape=shape, any_cols=any_cols, reads=reads, equal=equal, **backward)

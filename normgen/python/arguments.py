@@ -237,7 +237,7 @@ def rows_per_batch(problem: Problem, views: Mapping[str, ArrayView], placed: Map
         listed = ", ".join(f"{name} {batches}" for name, batches in counts.items())
         raise UsageError("all tensors must have the same number of batches", received=listed)
     if not rows:
-        return 1
+        return 1  # of batches of none
     name, batches = next(iter(counts.items()), ("", 1))
     if batches < 1 or rows % batches:
         raise UsageError("the batches have equally many rows", received=f"{rows} rows, {batches} batches of '{name}'")

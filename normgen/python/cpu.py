@@ -105,7 +105,7 @@ class BoundProgram:
         self._program, self._sm_count = program, sm_count
         self._tensors = {tensor.name: tensor for tensor in problem.passed_tensors}
         self._cols, self._rows, self._workspace = problem.cols, 0, 0
-        self._rows_per_batch = 0
+        self._rows_per_batch, self._batches = 0, 1
         self._places: dict[str, tuple[int | None, int]] = {}
         self._scalars: dict[str, float] = {}
         self._seeds = itertools.count()
@@ -126,19 +126,20 @@ class BoundProgram:
     def set_tensor(self, key: str, pointer: int | None, pitch: int) -> None:
         self._places[key] = pointer, pitch
 
-    def set_rows(self, rows: int) -> None:
-        self._rows = rows
+    def set_rows(self, rows: int, batches: int) -> None:
+        self._rows, self._batches = rows, batches
 
     def launch(self, _stream: int) -> None:
         """Run all kernels. Raises FaultError with what they did wrong; what they wrote until then stays."""
         module = self._program.module
-        scratch = module.workspace_bytes(rows=self._rows, sm_count=self._sm_count)
+        scratch = module.workspace_bytes(rows=self._rows, sm_count=self._sm_count, batches=self._batches)
         workspace = _over(self._workspace, (scratch,), 1, np.dtype(np.uint8)) if scratch else None
         run = self._program.run(
             {name: self._array(self._tensors[name], *place) for name, place in self._places.items()},
             rows=self._rows,
             cols=self._cols,
             rows_per_batch=self._rows_per_batch,
+            batches=self._batches,
             scalars=self._scalars,
             seed=next(self._seeds),
             sm_count=self._sm_count,
@@ -147,15 +148,17 @@ class BoundProgram:
         )
         if run.faults:
             if workspace is not None:
-                workspace[: module.workspace_fixed_bytes] = 0  # what the kernel would have done, had it come to its end
+                workspace[: module.zeroed_bytes(self._batches)] = (
+                    0  # what the kernel would have done, had it come to its end
+                )
             raise FaultError("a kernel must keep to its tensors and to the rules of the GPU", faults=run.faults)
 
     def _array(self, tensor: TensorUse, pointer: int | None, pitch: int) -> np.ndarray[Any, Any] | None:
         """The caller's memory as the executor takes it: [rows, cols], [batches, cols], [rows] or [cols]."""
         if not pointer:  # not given, or of no rows
             return None
-        batches = -(-self._rows // self._rows_per_batch) if self._rows_per_batch else 1
-        return _over(pointer, tensor.shape(self._rows, self._cols, batches) or (1,), pitch, tensor.dtype.numpy)
+        shape = tensor.shape(self._rows, self._cols, self._batches)
+        return _over(pointer, shape or (1,), pitch, tensor.dtype.numpy)
 
 
 def _bytes(size: int) -> np.ndarray[Any, Any]:

@@ -38,9 +38,11 @@ class _Plan:
 
     rows: int
     rows_per_batch: int
+    batches: int
     pitches: Mapping[str, int]
     reaches: Mapping[str, Reach]
     workspace_bytes: int
+    zeroed_bytes: int
     misfit: str
 
 
@@ -180,10 +182,14 @@ class Kernel:
             placed = {name: self._expected[name].place(facts, device=device) for name, facts in views.items()}
             self._check_outputs(views)
             rows = self._common_rows(placed)
+            each = rows_per_batch(self.problem, views, placed, rows) if self.problem.rows_per_batch else 0
+            batches = next((place.batches for place in placed.values() if place.batches is not None), 1)
             found = _Plan(
                 rows=rows,
-                rows_per_batch=rows_per_batch(self.problem, views, placed, rows) if self.problem.rows_per_batch else 0,
-                workspace_bytes=self.module.workspace_bytes(rows=rows, sm_count=sm_count),
+                rows_per_batch=each,
+                batches=batches,
+                workspace_bytes=self.module.workspace_bytes(rows=rows, sm_count=sm_count, batches=batches),
+                zeroed_bytes=self.module.zeroed_bytes(batches),
                 pitches={name: place.pitch for name, place in placed.items()},
                 reaches={name: self._expected[name].reach(place) for name, place in placed.items()},
                 misfit=misfit(self.problem, self.schedule, views, placed),
@@ -234,18 +240,21 @@ class Kernel:
             )
 
     def _allocate(self, first: Any, views: Mapping[str, ArrayView]) -> list[tuple[str, Any]]:
-        """New outputs; [.., cols] like the first row input, statistics [..]."""
+        """New outputs; [.., cols] like the first row input, statistics [..], of batches [batches, cols]."""
         if self.problem.accumulate:
             gradients = ", ".join(t.name for t in self._writes)
             raise UsageError(
                 "an accumulating kernel adds to gradients that the caller gives", received=f"no {gradients}"
             )
         shape = next((views[t.name].shape for t in self._reads if t.kind.is_elem), ())
+        batches = next((math.prod(views[t.name].shape[:-1]) for t in self._reads if t.kind.by_batch), 1)
 
         def made(tensor: TensorUse) -> Any:
             if tensor.layout is not ScaleLayout.ROW_MAJOR:
                 sizes, strides = new_columns(tensor, self.problem.cols // tensor.group, shape[:-1])
                 return self._executor.new_like(first, sizes, array_dtype(tensor), strides)
+            if tensor.kind.by_batch:
+                return self._executor.new_like(first, (batches, self.problem.cols), tensor.dtype)
             own = tensor.shape(1, self.problem.cols)[1:] if tensor.kind.by_row else tensor.shape(1, self.problem.cols)
             return self._executor.new_like(first, (*shape[:-1], *own) if tensor.kind.by_row else own, tensor.dtype)
 
@@ -278,10 +287,10 @@ class Kernel:
             if plan.rows_per_batch:
                 bound.set(rows_per_batch=plan.rows_per_batch)
             if plan.workspace_bytes:
-                bound.set(workspace=self._workspace(queue, plan.workspace_bytes).pointer)
-            bound.set_rows(plan.rows)
+                bound.set(workspace=self._workspace(queue, plan.workspace_bytes, plan.zeroed_bytes).pointer)
+            bound.set_rows(plan.rows, plan.batches)
             bound.launch(queue)
-            has_scratch = bool(self.module.workspace_fixed_bytes or self.module.workspace_block_bytes)
+            has_scratch = plan.workspace_bytes > 0
             if learn is None or not isinstance(bound, Launchable):
                 return
             if has_scratch and self._executor.capture_on(queue) is not None:
@@ -324,7 +333,7 @@ class Kernel:
         """Be a part of another handle, whose calls it may serve: they have one lock, and one memory of known calls."""
         self._lock, self._repeater = whole._lock, whole._repeater
 
-    def _workspace(self, queue: int, size: int) -> Memory:
+    def _workspace(self, queue: int, size: int, zeroed: int) -> Memory:
         """One workspace per stream, as large as its largest call: kernels on two streams may run at the same time.
 
         A captured call's belongs to the graph, which may be replayed beside eager calls and after this handle is gone.
@@ -342,6 +351,6 @@ class Kernel:
             if found is not None and self._repeater is not None:
                 self._repeater.forget()  # known calls have the address of the smaller one
             # Freeing the smaller one waits for the kernels that use it.
-            found = executor.new_workspace(size, self.module.workspace_fixed_bytes, queue)
+            found = executor.new_workspace(size, zeroed, queue)
             self._workspaces[queue] = found
         return found

@@ -343,6 +343,10 @@ def _columns(problem: Problem, s: Schedule, _: Device) -> str | None:
         return "a block has one number for each total: columns = partials_two_kernels or register_atomic"
     if problem.any_cols and s.columns is not Columns.ATOMIC:
         return "cols is a run-time value: column sums go straight to memory (columns = atomic)"
+    if problem.sums_batches and s.columns is Columns.PARTIALS_LAST_TILE:
+        return (
+            "the last block at a tile would add it for every batch, one after another: columns = partials_two_kernels"
+        )
     if problem.deterministic and not s.columns.is_deterministic:
         if s.columns is not Columns.ATOMIC:
             return "deterministic: atomics add the sums of blocks in whatever order these end; columns = partials_*"

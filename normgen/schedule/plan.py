@@ -203,15 +203,18 @@ class Sums:
 
     stores       of columns
     totals       of scalars: a block has one cell for each
+    by_batch     some store has a sum for each batch of rows: then all are added up batch by batch, and a sum over all
+                 rows is the batches' sum
     total_bytes  of the workspace for these cells, whole lines: of a block, or of all
     groups       row groups of a block that keep sums of their own
-    fixed_bytes, column_bytes, block_bytes   of the workspace: for all blocks, for each column where cols is a run-time
-                 value, and for each block
+    fixed_bytes, block_bytes, batch_bytes   of the workspace: for all blocks, for each block, for each batch
+    column_bytes  what each column costs of the fixed ones, or of those for each batch, where cols is a run-time value
     """
 
     way: Columns
     stores: tuple[Store, ...]
     totals: tuple[Store, ...]
+    by_batch: bool
     total_bytes: int
     pitch: int
     in_registers: bool
@@ -221,6 +224,7 @@ class Sums:
     fixed_bytes: int
     column_bytes: int
     block_bytes: int
+    batch_bytes: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -512,12 +516,13 @@ class Plan:
         if way.is_deterministic:
             fixed = (last_tiles(p) + bool(totals)) * TICKET_BYTES if way is Columns.PARTIALS_LAST_TILE else 0
         else:
-            fixed = row_bytes + total_bytes + TICKET_BYTES
+            fixed = total_bytes + TICKET_BYTES + (0 if p.sums_batches else row_bytes)
         groups = s.rows_per_block if self.cut.shifted else max(1, s.threads // max(WARP, s.threads_per_row))
         return Sums(
             way=way,
             stores=stores,
             totals=totals,
+            by_batch=p.sums_batches,
             total_bytes=total_bytes,
             pitch=sums_pitch(p),
             in_registers=in_registers,
@@ -527,7 +532,13 @@ class Plan:
             fixed_bytes=fixed,
             column_bytes=len(stores) * 4 if p.any_cols else 0,
             block_bytes=row_bytes // s.cluster + total_bytes if way.is_deterministic else 0,
+            batch_bytes=row_bytes if p.sums_batches and not way.is_deterministic else 0,
         )
+
+    @property
+    def walks_batches(self) -> bool:
+        """Whether a walker's rows are all of one batch, as the sums are that it keeps from row to row."""
+        return self.problem.sums_batches and self.schedule.columns is not Columns.ATOMIC
 
     # ---- what a launch needs -----------------------------------------------------------------------------------
 

@@ -53,6 +53,11 @@ class Kind(Flag):
         return self is Kind.COL
 
     @property
+    def is_columns(self) -> bool:
+        """A value for each column, the same in every row, or in those of a batch."""
+        return self.by_col and not self.by_row
+
+    @property
     def is_groups(self) -> bool:
         """A value for each row and each group of G columns."""
         return self is Kind.GROUPS

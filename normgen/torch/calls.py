@@ -82,7 +82,11 @@ class Calls(Forms):
         here = [given[use.name] for use in uses.reads if given.get(use.name) is not None]
         first = next(given[u.name] for u in uses.reads if u.kind.is_elem and given.get(u.name) is not None)
         is_double = any(t.dtype == torch.float64 for t in here)
-        return tuple(first.new_empty(_shape(u, first), dtype=_torch_dtype(u, is_double=is_double)) for u in uses.writes)
+        batched = (given[u.name] for u in uses.reads if u.kind.by_batch)
+        batches = next((t.numel() // first.shape[-1] for t in batched), 1)
+        return tuple(
+            first.new_empty(_shape(u, first, batches), dtype=_torch_dtype(u, is_double=is_double)) for u in uses.writes
+        )
 
     def formulas(self, form: Form, tensors: Values, scalars: tuple[float, ...]) -> Values:
         """A forward call as torch's own operations."""
@@ -182,8 +186,10 @@ def _regular(tensor: Value, *, is_matrix: bool) -> Value:
     return tensor.contiguous()
 
 
-def _shape(use: TensorUse, first: Value) -> Any:
+def _shape(use: TensorUse, first: Value, batches: Any = 1) -> Any:
     shape = first.shape
+    if use.kind.by_batch:
+        return (batches, shape[-1])
     if use.group:
         return (*shape[:-1], shape[-1] // use.group)
     if use.kind.is_elem:

@@ -32,7 +32,8 @@ class Kept:
     statistics      likewise, of the results that have no gradient
     reads           what the pass reads, in the order of its problem: places among cotangents and then what is saved
     returned        for each tensor of the call: which stored gradient is its own, None of one that is not asked for
-    scalar_tensors  places of the tensors whose gradient is one number
+    shaped          places of the tensors that a call may give in another shape than their gradient is stored in: [1] of one
+                    number, [batches, 1, cols]
     """
 
     form: Form
@@ -41,7 +42,7 @@ class Kept:
     statistics: Sequence[int]
     reads: Sequence[int]
     returned: Sequence[int | None]
-    scalar_tensors: Sequence[int]
+    shaped: Sequence[int]
 
 
 class Operators:
@@ -89,7 +90,7 @@ class Operators:
         known = (*tensors, *results)
         ctx.save_for_backward(*[known[place] for place in kept.places])
         ctx.kept, ctx.scalars = kept, scalars
-        ctx.shapes = [(place, tensors[place].shape) for place in kept.scalar_tensors]
+        ctx.shapes = [(place, tensors[place].shape) for place in kept.shaped]
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(*[known[place] for place in kept.statistics])
 
@@ -114,10 +115,10 @@ class Operators:
             statistics=[known.index(name) for name in self.written if name not in self.outputs],
             reads=[there.index(use.name) for use in uses.reads],
             returned=[stored.get(name) for name in asked],
-            scalar_tensors=[
+            shaped=[
                 place
                 for place, (tensor, name) in enumerate(zip(self.calls.reads, asked, strict=True))
-                if tensor.kind is Kind.SCALAR and name in stored
+                if tensor.kind in (Kind.SCALAR, Kind.BATCHES) and name in stored
             ],
         )
 

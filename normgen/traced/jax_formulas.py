@@ -172,7 +172,8 @@ class JaxFunction:
         if "col" in self.replay.used:
             given["col"] = jnp.arange(cols)[None, :]
         values = self.replay(do, given)
-        return {t.name: do.stored(_written(t, values[t.name], shape, rows), t.dtype) for t in self.writes}
+        batches = next((arrays[t.name].size // cols for t in self.reads if t.kind.by_batch), 1)
+        return {t.name: do.stored(_written(t, values[t.name], shape, rows, batches), t.dtype) for t in self.writes}
 
 
 def jax_function(problem: Problem) -> JaxFunction:
@@ -199,8 +200,10 @@ def _read(use: TensorUse, array: Array, do: JaxArithmetic, rows: int) -> Array:
     return value.reshape(rows, 1) if use.kind.by_row else value.reshape(1, do.cols)
 
 
-def _written(use: TensorUse, value: Array, shape: tuple[int, ...], rows: int) -> Array:
+def _written(use: TensorUse, value: Array, shape: tuple[int, ...], rows: int, batches: int) -> Array:
     cols = shape[-1]
+    if use.kind.by_batch:  # what each row adds
+        return jnp.broadcast_to(value, (rows, cols)).reshape(batches, rows // batches, cols).sum(1)
     if use.group:  # each column has its group's value
         return jnp.broadcast_to(value, (rows, cols))[:, :: use.group].reshape(*shape[:-1], cols // use.group)
     if use.kind.is_elem:

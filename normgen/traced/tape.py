@@ -78,6 +78,7 @@ class Replay:
     names   what it is given: the tensors read, the scalars, cols, and row and col, the numbers of rows and of columns;
             "random 0", "random 1", ...: the random numbers that it draws
     used    of these, what it reads
+    places  where each written tensor is; of one with a sum for each batch, what each row adds to that of its own
     """
 
     names: tuple[str, ...]
@@ -101,7 +102,11 @@ def replayed(problem: Problem) -> Replay:
     names = (*reads, *(name for name, _ in problem.spec.scalars), "cols", "row", "col", *drawn)
     tape = Tape(len(names))
     walk = ProgramWalk(tape, program, {name: place for place, name in enumerate(names)})
-    places = tuple((t.name, walk.value(t.name)) for t in problem.tensors if t.is_written)
+    places = tuple(
+        (t.name, walk.column_term(t.name) if t.is_row_sum and t.kind.by_batch else walk.value(t.name))
+        for t in problem.tensors
+        if t.is_written
+    )
     return Replay(
         names=names,
         used=frozenset(names[place] for place in (*tape.used, *(p for _, p in places)) if place < len(names)),

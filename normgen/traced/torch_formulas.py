@@ -157,10 +157,16 @@ class TorchFunction:
         if "col" in self.replay.used:
             given["col"] = torch.arange(cols, device=first.device).unsqueeze(0)
         values = self.replay(do, given)
-        return {t.name: self._written(t, values[t.name], do, shape, rows) for t in self.writes}
+        batches = [tensors[t.name].numel() // cols for t in self.reads if t.kind.by_batch]
+        each = rows_per_batch or (rows // batches[0] if batches and batches[0] else rows)
+        return {t.name: self._written(t, values[t.name], do, shape, rows, each) for t in self.writes}
 
-    def _written(self, use: TensorUse, value: Tensor, do: TorchArithmetic, shape: Any, rows: int) -> Tensor:
-        if use.group:  # each column has its group's value
+    def _written(self, use: TensorUse, value: Tensor, do: TorchArithmetic, shape: Any, rows: int, each: int) -> Tensor:
+        if use.kind.by_batch:  # what each row adds; the last batch may be shorter
+            missing = -rows % each if each else 0
+            value = torch.nn.functional.pad(value.expand(rows, do.cols), (0, 0, 0, missing))
+            value = value.reshape(-1, each, do.cols).sum(1)
+        elif use.group:  # each column has its group's value
             value = value.expand(rows, do.cols)[:, :: use.group].reshape(*shape[:-1], -1)
         elif use.kind.is_elem:
             value = value.expand(rows, do.cols).reshape(shape)

@@ -60,7 +60,10 @@ def check(
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """What some rows of one written tensor must hold: want and bound are [len(rows), width]; row -1: all rows' sum."""
+    """What some rows of one written tensor must hold: want and bound are [len(rows), width].
+
+    Row -1 is the sum of all rows, or of those of the first batch, -2 that of the second one.
+    """
 
     tensor: TensorUse
     rows: NDArray[np.intp]
@@ -146,7 +149,8 @@ def _parts(
                 yield Part(tensor=tensor, rows=block, want=want, bound=bound)
         total = model.problem.rows if repeated_to is None else repeated_to
         for tensor, want, bound in model.columns([t for t in written if not t.kind.by_row], total):
-            yield Part(tensor=tensor, rows=np.array([-1]), want=want, bound=bound)
+            if len(want):  # of no rows there may be no batches
+                yield Part(tensor=tensor, rows=-1 - np.arange(len(want)), want=want, bound=bound)
 
 
 def _judged(
@@ -168,7 +172,7 @@ def _judged(
         for part in parts:
             if part.tensor.name in tallies:
                 array = results[part.tensor.name]
-                got = array[_span(part.rows)] if part.tensor.kind.by_row else array.reshape(1, -1)
+                got = array[_span(part.rows)] if part.tensor.kind.by_row else array.reshape(len(part.rows), -1)
                 tallies[part.tensor.name].add(part.rows, got, part.want, part.bound)
     return Verdict(
         problem=problem,
@@ -269,7 +273,10 @@ class _Model:
             yield tensor, np.broadcast_to(want.reshape(-1, want.shape[-1] if want.ndim == 2 else 1), shape), bound
 
     def columns(self, tensors: list[TensorUse], total: int) -> Iterator[tuple[TensorUse, Array, Array]]:
-        """(tensor, want, bound) of the sums over `total` rows, which repeat the inputs', each [1, cols or 1]."""
+        """(tensor, want, bound) of the sums over `total` rows, which repeat the inputs', each [1, cols or 1].
+
+        Of sums over the rows of each batch, [batches, cols], there is nothing to repeat.
+        """
         if not tensors:
             return
         times, rest = divmod(total, max(self.problem.rows, 1))
@@ -279,7 +286,8 @@ class _Model:
             parts = {name: part.scaled(times).plus(rest_parts[name]) for name, part in parts.items()}
             exact = {name: times * value + rest_exact.get(name, 0.0) for name, value in exact.items()}
         for tensor in tensors:
-            found = self._accumulated(tensor, parts[tensor.name].bounded(total), None)
+            added = self.problem.rows_per_batch if tensor.kind.by_batch else total
+            found = self._accumulated(tensor, parts[tensor.name].bounded(added), None)
             want = exact.get(tensor.name, found.value)
             if tensor.name in exact and tensor.name in self.start:
                 want = want + self._start(tensor, None)
@@ -287,25 +295,32 @@ class _Model:
 
     def column_sums(self, tensors: list[TensorUse], rows: int) -> tuple[dict[str, ColumnSum], dict[str, Array]]:
         """Sums of the first `rows` rows: with what bounds them, and by the reference where there is one."""
-        zeros = {t.name: np.zeros((1, self._width(t))) for t in tensors}
+        zeros = {t.name: np.zeros((self._sums(t), self._width(t))) for t in tensors}
         parts = {name: ColumnSum(zero, zero, zero, zero) for name, zero in zeros.items()}
         exact: dict[str, Array] = {}
         for block in _blocks(np.arange(rows), self.problem.cols):
             evaluation, values = self._open(block)
             wanted = self._reference(values)
             for tensor in tensors:
-                parts[tensor.name] = parts[tensor.name].plus(self._part(evaluation, tensor, len(block)))
-                if tensor.name in wanted:
+                parts[tensor.name] = parts[tensor.name].plus(self._part(evaluation, tensor, block))
+                if tensor.name in wanted and not tensor.kind.by_batch:
                     exact[tensor.name] = exact.get(tensor.name, zeros[tensor.name]) + wanted[tensor.name]
         return parts, exact
 
-    def _part(self, evaluation: Walk[Bounded], tensor: TensorUse, rows: int) -> ColumnSum:
+    def _sums(self, tensor: TensorUse) -> int:
+        """How many sums over rows a column of it has."""
+        return self.problem.batches if tensor.kind.by_batch else 1
+
+    def _part(self, evaluation: Walk[Bounded], tensor: TensorUse, block: NDArray[np.intp]) -> ColumnSum:
+        rows = len(block)
         if not tensor.is_total:
-            return self.arithmetic.column_part(evaluation.column_term(tensor.name), rows)
-        term, of_elements = evaluation.total_term(tensor.name)
+            batches = block // self.problem.rows_per_batch if tensor.kind.by_batch else np.zeros(rows, np.intp)
+            term = evaluation.column_term(tensor.name)
+            return self.arithmetic.column_part(term, batches, self._sums(tensor))
+        added, of_elements = evaluation.total_term(tensor.name)
         given = [t for t in self.problem.tensors if t.of and not t.is_written]
         is_random = bool(given) and all(t.kind.is_elem for t in given)
-        return self.arithmetic.total_part(term, rows, of_elements=of_elements, is_random=is_random)
+        return self.arithmetic.total_part(added, rows, of_elements=of_elements, is_random=is_random)
 
     def _open(self, block: NDArray[np.intp]) -> tuple[Walk[Bounded], dict[str, Array]]:
         """The walk over one block, and the block's inputs in float64 kind shapes."""
@@ -332,7 +347,7 @@ class _Model:
     def _start(self, tensor: TensorUse, block: NDArray[np.intp] | None) -> Array:
         start = np.asarray(self.start[tensor.name])
         taken = start if block is None else start[block]
-        return np.asarray(taken.astype(np.float64).reshape(-1 if tensor.kind.by_row else 1, self._width(tensor)))
+        return np.asarray(taken.astype(np.float64).reshape(-1, self._width(tensor)))
 
     def _width(self, tensor: TensorUse) -> int:
         if tensor.group:
@@ -365,7 +380,7 @@ class _Tally:
     first_outside: BadElement | None = None
 
     def add(self, rows: NDArray[np.intp], got: Array, want: Array, bound: Array) -> None:
-        """One block: got, want and bound are [len(rows), width] or broadcast to it; row -1 is a column output."""
+        """One block: got, want and bound are [len(rows), width] or broadcast to it; rows below 0 are column outputs."""
         got = got.astype(np.float64).reshape(want.shape)
         error = np.abs(got - want)
         ratio = error / bound
@@ -400,7 +415,7 @@ class _Tally:
     def _by_family(self, rows: NDArray[np.intp]) -> Iterator[tuple[str, NDArray[np.intp]]]:
         """(family, places in `rows`) of every family in this block."""
         if rows[0] < 0:
-            yield COLUMNS, np.zeros(1, dtype=np.intp)
+            yield COLUMNS, np.arange(len(rows))
             return
         codes = self.codes[rows]
         for code in np.unique(codes).tolist():

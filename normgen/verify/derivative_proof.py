@@ -315,7 +315,10 @@ class _Forward:
             known[load.name] = _rows_of(found, rows, self.problem.rows) if varies else found
         walk = ProgramWalk(arithmetic, program, known)
         along = direction[rows] if len(direction) == self.problem.rows else direction
-        product = arithmetic.multiply(walk.value(self.problem.results[f"d{name}"]), Bounded(along))
+        stored = self.problem.results[f"d{name}"]
+        of_batches = self.problem.tensor(stored).kind.by_batch  # each row has a direction of its own, and what it adds
+        derived = walk.column_term(stored) if of_batches else walk.value(stored)
+        product = arithmetic.multiply(derived, Bounded(along))
         return product if along.shape[-1] == 1 else arithmetic.reduce("sum", product)  # d of a row value has no columns
 
 

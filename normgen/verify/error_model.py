@@ -86,7 +86,9 @@ LAMBDA = 6.0  # 2 exp(-λ²/2) = 3.0e-8: probability that one sum of independent
 
 @dataclass(frozen=True, slots=True)
 class ColumnSum:
-    """Part of a sum over rows: Σ t, Σ |t|, Σ t² and Σ e of the rows seen so far, each [1, cols], of a total [1, 1].
+    """Part of a sum over rows: Σ t, Σ |t|, Σ t² and Σ e of the rows seen so far.
+
+    Each is [1, cols], of a total [1, 1], of sums over the rows of each batch [batches, cols].
 
     depth      additions that a term passes within its row
     is_random  whether the signs of the terms are
@@ -354,7 +356,7 @@ class Float32Error:
 
     def sum_rows(self, arg: Bounded, row: Bounded | None = None) -> Bounded:
         rows = len(arg.value) if row is None else len(row.value)
-        return self.column_part(arg, rows).bounded(rows)
+        return self.column_part(arg, np.zeros(rows, np.intp), 1).bounded(rows)
 
     def total_part(self, arg: Bounded, rows: int, *, of_elements: bool, is_random: bool) -> ColumnSum:
         """The elements of so many rows, or their row values, as part of a total."""
@@ -366,13 +368,18 @@ class Float32Error:
         )
         return ColumnSum(total, size, square, carried, self.depth if of_elements else 0.0, is_random)
 
-    def column_part(self, arg: Bounded, rows: int) -> ColumnSum:
-        """`rows` rows of `arg` as part of a sum over all rows."""
-        t = spread_over_rows(arg.value, rows)
-        total, size = t.sum(axis=0, keepdims=True), np.abs(t).sum(axis=0, keepdims=True)
-        square = np.einsum("rc,rc->c", t, t)[None, :]
-        error = np.zeros(()) if arg.error is None else arg.error
-        return ColumnSum(total, size, square, spread_over_rows(error, rows).sum(axis=0, keepdims=True))
+    def column_part(self, arg: Bounded, batches: NDArray[np.intp], count: int) -> ColumnSum:
+        """The rows of `arg`, of these batches in ascending order, as part of a sum over the rows of each of `count`."""
+        t = spread_over_rows(arg.value, len(batches))
+        error = spread_over_rows(np.zeros(()) if arg.error is None else arg.error, len(batches))
+        met, first = np.unique(batches, return_index=True)
+
+        def summed(term: Array) -> Array:
+            found = np.zeros((count, term.shape[1]))
+            found[met] = np.add.reduceat(term, first, axis=0) if count > 1 else term.sum(axis=0)
+            return found
+
+        return ColumnSum(summed(t), summed(np.abs(t)), summed(np.square(t)), summed(error))
 
 
 def _position(name: str, t: Array, e: Array | None) -> Bounded:

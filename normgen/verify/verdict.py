@@ -10,7 +10,7 @@ from normgen.problem.problem import Problem
 
 @dataclass(frozen=True, kw_only=True)
 class BadElement:
-    """One element outside its bound. `row` is -1 for a column output."""
+    """One element outside its bound. `row` is -1 for a column output, and -1 - batch where it has a row for each."""
 
     row: int
     col: int
@@ -27,7 +27,8 @@ class BadElement:
         return abs(self.got - self.want) / abs(self.want) if self.want else math.inf
 
     def __str__(self) -> str:
-        where = f"col {self.col}" if self.row < 0 else f"row {self.row}, col {self.col}"
+        of_batch = f"batch {-1 - self.row}, " if self.row < -1 else ""
+        where = f"{of_batch}col {self.col}" if self.row < 0 else f"row {self.row}, col {self.col}"
         return f"{where} ({self.family}): got {self.got:.9g}, want {self.want:.9g} ± {self.bound:.3g}"
 
 

@@ -15,6 +15,7 @@ from normgen.bench.expected import Expected
 from normgen.bench.peers import Options
 from normgen.bench.runner import open_peers
 from normgen.errors import NotOfferedError, UsageError
+from normgen.measure import data
 from normgen.measure.data import sample_inputs
 from normgen.measure.isolation.process import Post
 from normgen.program.source import problem_for
@@ -173,6 +174,27 @@ def test_torch_computes_fused_operations(op: str, module: str) -> None:
         dtype = results[name].dtype
         roundoff = torch.finfo(dtype).eps / 2 if dtype.is_floating_point else 0.0
         assert expected.share(name, results[name].double().numpy(), peer_roundoff=roundoff) < 1, name
+
+
+@pytest.mark.parametrize("module", ["torch_fused", "torch_compile"])
+def test_torch_computes_the_gradients_of_batches(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a problem of twice as many rows, and batches, as are drawn."""
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    peer = importlib.import_module(f"normgen.bench.peers.{module}")
+    problem = problem_for(load("adaln"), shape="4x65x96", direction="backward")
+    monkeypatch.setattr(data, "FILL_ELEMENTS", 96 * 130)
+    sample = sample_inputs(problem, seed=0)
+    assert sample.problem.batches == 2
+    tensors = {name: torch.cat([tensor, tensor]) for name, tensor in torch_sets(sample)[0].items()}
+    function = (peer.function_of if module == "torch_compile" else peer.FUNCTIONS["adaln", "backward"])(problem)
+    with torch.no_grad():
+        results = function(tensors)
+    expected = Expected(problem, sample, seed=0)
+    assert expected.missing(results) == ()
+    for name in ("dx", "dscale", "dshift"):
+        got = results[name].double().numpy()
+        assert expected.share(name, got, peer_roundoff=2.0**-24) < 0.5, name
+        assert expected.share(name, got[::-1], peer_roundoff=2.0**-24) > 1, name
 
 
 @pytest.mark.parametrize("module", ["torch_eager", "torch_formulas"])

@@ -30,11 +30,11 @@ class Executor(Protocol):
     def build(self, modules: Sequence[Module]) -> Sequence[Built]: ...
 
 
-def new_workspace(module: Module, rows: int) -> np.ndarray | None:
+def new_workspace(module: Module, rows: int, batches: int = 1) -> np.ndarray | None:
     """As the caller of a kernel prepares it: zeros, then bytes that nobody initialised."""
-    size = module.workspace_bytes(rows=rows, sm_count=DEVICE.sm_count)
+    size = module.workspace_bytes(rows=rows, sm_count=DEVICE.sm_count, batches=batches)
     workspace = np.full(size, 0xFF, dtype=np.uint8)
-    workspace[: module.workspace_fixed_bytes] = 0
+    workspace[: module.zeroed_bytes(batches)] = 0
     return workspace if size else None
 
 

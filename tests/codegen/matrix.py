@@ -96,7 +96,8 @@ def is_deterministic(problem: Problem, schedule: Schedule) -> bool:
 def calls(kernel: Built, inputs: verify.Inputs, deterministic: bool, *, chain: int, seed: int) -> list[str]:
     """What three calls in a row do wrong; deterministic kernels must give the same bits in every order of blocks."""
     problem = inputs.problem
-    workspace = new_workspace(kernel.module, problem.rows)
+    workspace = new_workspace(kernel.module, problem.rows, problem.batches)
+    zeroed = kernel.module.zeroed_bytes(problem.batches)
     first: dict[str, bytes] = {}
     for call in range(3):
         outputs = verify.make_outputs(problem, inputs=inputs)
@@ -104,7 +105,7 @@ def calls(kernel: Built, inputs: verify.Inputs, deterministic: bool, *, chain: i
         if faults:
             return [f"call {call}", faults]
         bits = {name: array.tobytes() for name, array in outputs.arrays.items()}
-        if workspace is not None and workspace[: kernel.module.workspace_fixed_bytes].any():
+        if workspace is not None and workspace[:zeroed].any():
             return [f"call {call} leaves the workspace unfit for the next"]
         if call and deterministic:
             changed = [name for name in bits if bits[name] != first[name]]

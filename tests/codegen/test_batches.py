@@ -1,7 +1,8 @@
-"""Parameters with a row for each batch of rows: every way that rows are read, both directions, and refusals."""
+"""Parameters with a row for each batch of rows, and their gradients: every way rows are read and summed; refusals."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -11,15 +12,17 @@ from normgen import verify
 from normgen.cpu import build
 from normgen.cuda.compiler import compile_module
 from normgen.device import target
-from normgen.errors import SpecError, UsageError
+from normgen.errors import SpecError, UsageError, VerificationError
 from normgen.measure.cpu_check import check_on_cpu
 from normgen.pipeline import emit
 from normgen.problem.problem import Problem
+from normgen.program.ir import Reduce, Statement
 from normgen.program.lower import lower
 from normgen.program.source import problem_for, written_program
 from normgen.records.questions import problem_of as problem_of_key
 from normgen.records.record import ProblemKey
 from normgen.schedule.default import default_schedule, fallback_schedules
+from normgen.schedule.knobs import Columns
 from normgen.schedule.legality import refusal
 from normgen.schedule.schedule import Schedule
 from normgen.spec.reader import load, parse
@@ -47,6 +50,17 @@ GATED = parse("""
     y = "h / rms * weight * row_scale"
     [backward]
     saved = ["rms"]
+    """)
+SCALED = parse("""
+    name = "scaled"
+    [tensors]
+    x = "input"
+    gate = "batch_parameter"
+    weight = "parameter"
+    alpha = "scalar_parameter"
+    y = "output"
+    [formulas]
+    y = "tanh(alpha * x) * weight + gate * x"
     """)
 IN_REGISTERS = {"hold": "registers", "unroll": 0}
 RING = {"hold": "registers", "unroll": 0, "persistent": 1, "stages": 3}
@@ -76,23 +90,41 @@ PARAMS = {"lanes a row": "early", "clusters that walk": "kept", "a bulk ring": "
 LAYOUT = {"a masked tail": {"pitch": 124}, "a peeled head": {"align": 4}, "peeled walkers": {"align": 2}}
 
 
+SUMMED = (
+    *("partials_two_kernels", "cluster_partials", "register_atomic", "shared_atomic"),
+    "atomic",  # rows of any batch meet in a block
+)
+
+
 def cases(direction: str) -> list[Case]:
     """Each way once with the spec that ships, every second one with the other."""
     found: list[Case] = []
     for spec, ways in ((ADALN, list(WAYS)), (GATED, list(WAYS)[1::2])):
-        for name in ways:
+        for number, name in enumerate(ways):
             shape, dtype, knobs = WAYS[name]
-            asked = {"gradients": [t.name for t in spec.inputs], "direction": "backward"}
-            asked = asked if direction == "backward" else {}
+            asked = {"direction": "backward"} if direction == "backward" else {}
             problem = problem_for(spec, shape=shape, dtype=dtype, **LAYOUT.get(name, {}), **asked)
             schedule = Schedule(**knobs)
             if spec is GATED:
                 schedule = replace(schedule, params=PARAMS.get(name, "late"))
             if direction == "backward":
                 schedule = replace(schedule, variance=Schedule().variance)
+                schedule = next(summed(problem, schedule, number + (spec is GATED)))
             assert refusal(problem, schedule, DEVICE) is None, (name, refusal(problem, schedule, DEVICE))
             found.append((problem, schedule))
     return found
+
+
+def summed(problem: Problem, schedule: Schedule, first: int) -> Iterator[Schedule]:
+    """The schedule with each way to sum that is legal, from the first on."""
+    for way in (*SUMMED, *SUMMED)[first % len(SUMMED) :]:
+        own = replace(schedule, columns=Columns(way))
+        if way != "atomic":
+            own = replace(own, persistent=max(1, own.persistent))
+        if way == "cluster_partials":
+            own = replace(own, cluster=2)
+        if refusal(problem, own, DEVICE) is None:
+            yield own
 
 
 def test_kernels_are_right_on_the_cpu() -> None:
@@ -117,12 +149,80 @@ def test_the_texts_compile_for_a_gpu() -> None:
         compile_module(emit(problem, schedule), H200.arch)
 
 
+def test_every_way_to_sum_has_a_case() -> None:
+    assert {str(schedule.columns) for _, schedule in cases("backward")} == set(SUMMED)
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
 @pytest.mark.parametrize("spec", [ADALN, GATED], ids=lambda spec: spec.name)
-def test_the_general_kernels_are_right(spec: Spec) -> None:
-    problem = problem_for(spec, shape="3x5x77", dtype="bf16", any_cols=True, align=2 if spec is ADALN else 4)
+def test_the_general_kernels_are_right(spec: Spec, direction: str) -> None:
+    asked = {"dtype": "bf16", "align": 2 if spec is ADALN else 4, "direction": direction}
+    problem = problem_for(spec, shape="3x5x77", any_cols=True, **asked)
     general = [(problem, schedule) for schedule in fallback_schedules(problem)]
-    found = list(wrong(general, CpuExecutor(), seed=0))
+    found = list((wrong_backward if direction == "backward" else wrong)(general, CpuExecutor(), seed=0))
     assert not found, report(found, general)
+
+
+BACKWARD = {
+    "a sum for each batch": (ADALN, {}),
+    "and one over all rows": (GATED, {}),
+    "totals beside them": (SCALED, {}),
+    "added to what is there": (GATED, {"accumulate": True}),
+    "atomics in order": (ADALN, {"deterministic": True}),
+}
+
+
+@pytest.mark.parametrize("of", BACKWARD)
+def test_the_check_of_a_backward_kernel_has_batches_of_every_length(of: str) -> None:
+    spec, asked = BACKWARD[of]
+    problem = problem_for(spec, shape="4x12x64", direction="backward", **asked)
+    own = {"columns": Columns.ATOMIC, "threads_per_row": 32, "vector": 2, "persistent": 1}
+    schedule = Schedule(**own) if problem.deterministic else default_schedule(problem, H200)
+    assert refusal(problem, schedule, H200) is None
+    found = check_on_cpu(problem, emit(problem, schedule), most_elements=1 << 16)
+    assert found.ok, found.summary
+    assert "  ok at 0 rows" in found.summary
+    assert "  ok with a batch for each row" in found.summary
+
+
+WRONG_SUMS = {
+    "rows of the batch before": ("batch_start = batch * rows_per_batch", "batch_start = batch * (rows_per_batch - 1)"),
+    "a row too few": ("? rows : batch_start + rows_per_batch", "? rows : batch_start + rows_per_batch - 1"),
+    "another batch's partial rows": ("(batch * batch_rows)", "((batch + 1) % max(batches, 1) * batch_rows)"),
+    "of all batches": ("const int batch_rows = partial_rows / max(batches, 1)", "const int batch_rows = partial_rows"),
+    "to another tensor's pitch": ("(batch) * dshift_pitch, column", "(batch) * dscale_pitch, column"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mistake", WRONG_SUMS)
+def test_the_check_sees_the_sum_of_other_rows(mistake: str) -> None:
+    problem = problem_for(ADALN, shape="4x12x64", direction="backward")
+    module = emit(problem, default_schedule(problem, H200))
+    right, other = WRONG_SUMS[mistake]
+    assert right in module.text
+    assert not check_on_cpu(problem, replace(module, text=module.text.replace(right, other)), most_elements=1 << 16).ok
+
+
+def test_a_grid_is_cut_into_equal_shares_of_the_batches() -> None:
+    """No more blocks than are resident, where each batch gets one, and a cluster is of one batch."""
+    problem = problem_for(ADALN, shape="8x512x1024", dtype="bf16", direction="backward")
+    plain = Schedule(threads_per_row=128, vector=8, hold="registers", unroll=0, persistent=2)
+    launch = emit(problem, plain).kernels[0].launch
+    assert [launch.grid(rows=4096, sm_count=132, batches=b) for b in (1, 8, 7, 264, 265, 4096)] == [
+        *(264, 264, 259, 264, 265, 4096),
+    ]
+    assert launch.grid(rows=0, sm_count=132, batches=8) == 8
+    pairs = emit(problem, replace(plain, columns=Columns.CLUSTER_PARTIALS, cluster=2)).kernels[0].launch
+    assert pairs.grid(rows=4096, sm_count=132, batches=8) == 2 * 8 * (132 // 8)
+    assert pairs.fitting(256, clusters=100, batches=8) == 2 * 8 * 12
+
+
+def test_the_last_block_at_a_tile_does_not_add_batches() -> None:
+    problem = problem_for(ADALN, shape="8x512x1024", dtype="bf16", direction="backward")
+    schedule = Schedule(threads_per_row=128, vector=8, hold="registers", unroll=0, persistent=2)
+    said = refusal(problem, replace(schedule, columns=Columns.PARTIALS_LAST_TILE), H200)
+    assert said is not None
+    assert said.startswith("the last block at a tile would add it for every batch")
 
 
 @pytest.mark.parametrize("direction", ["forward", "backward"])
@@ -205,10 +305,21 @@ def test_row_r_takes_row_r_over_rows_per_batch(rows_per_batch: int) -> None:
 
 
 def test_a_derived_gradient_is_proven_over_batches() -> None:
-    problem = problem_for(GATED, shape="2x4x96", direction="backward", gradients=["x"])
-    slopes = verify.prove(problem, written_program(problem))
-    assert {s.tensor for s in slopes} == {"x"}
+    problem = problem_for(GATED, shape="2x4x96", direction="backward")
+    program = written_program(problem)
+    slopes = verify.prove(problem, program)
+    assert {s.tensor for s in slopes} == {"x", "gate", "shift", "weight", "row_scale"}
     assert all(s.ok for s in slopes)
+    half = replace(program, statements=tuple(map(_halved, program.statements)))
+    with pytest.raises(VerificationError, match="the derived dgate of spec 'gated_norm' is not the derivative"):
+        verify.prove(problem, half)
+
+
+def _halved(statement: Statement) -> Statement:
+    """dgate as half of what it is."""
+    if isinstance(statement, Reduce) and statement.names == ("dgate",):
+        return replace(statement, args=(statement.args[0] / 2,))
+    return statement
 
 
 # ---- the question ----------------------------------------------------------------------------------------------
@@ -246,12 +357,11 @@ def test_batches_that_are_none_are_refused() -> None:
         problem_for(load("layernorm"), shape="32x32", batches=4)
 
 
-@pytest.mark.parametrize("gradients", [None, ["x", "gate"], ["shift"]])
-def test_a_batch_parameter_has_no_gradient(gradients: list[str] | None) -> None:
-    with pytest.raises(UsageError, match="no batch parameter has a gradient") as refused:
-        problem_for(GATED, shape="2x4x96", direction="backward", gradients=gradients)
-    assert refused.value.hint is not None
-    assert refused.value.hint.startswith("differentiate by the others alone: --gradients x,weight,row_scale; ")
+def test_a_gradient_of_batches_reads_something_that_tells_how_many_there_are() -> None:
+    problem = problem_for(ADALN, shape="2x4x96", direction="backward", gradients=["shift"])
+    assert [t.name for t in problem.tensors] == ["dshift", "dy", "shift"]
+    other = problem_for(GATED, shape="2x4x96", direction="backward", gradients=["gate"])
+    assert [t.name for t in other.tensors if t.kind.by_batch] == ["dgate", "gate", "shift"]
 
 
 def test_a_reduction_reads_a_row_input() -> None:

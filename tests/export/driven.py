@@ -52,22 +52,28 @@ class Call:
         return " ".join(map(str, ["call", WORKSPACE, *tensors, *pitches, *tail]))
 
 
+def batches_of(rows: int) -> int:
+    return -(-rows // ROWS_PER_BATCH)
+
+
 def scalar(name: str) -> int:
     return len(name) + 1
 
 
 def expected(group: Group, call: Call, problem: Problem, parts: Parts) -> list[str]:
     """What the runtime must be asked: the workspace zeroed, then the kernels, as the emitter's own words say."""
-    first = parts.kernels[0].launch
-    blocks = first.grid(rows=call.rows, sm_count=SM_COUNT)
+    first, batches = parts.kernels[0].launch, batches_of(call.rows)
+    blocks = first.grid(rows=call.rows, sm_count=SM_COUNT, batches=batches)
     if first.loops_clusters:
-        blocks = first.fitting(blocks, clusters=CLUSTERS)
-    zeroed = parts.workspace_fixed_bytes
+        blocks = first.fitting(blocks, clusters=CLUSTERS, batches=batches)
+    lines_of_sums = max(1, batches) if problem.sums_batches else 1
+    zeroed = parts.workspace_fixed_bytes + lines_of_sums * parts.workspace_batch_bytes
     if problem.any_cols:
-        zeroed += parts.workspace_column_bytes * (call.cols - -(-problem.cols // 32) * 32)
+        zeroed += lines_of_sums * parts.workspace_column_bytes * (call.cols - -(-problem.cols // 32) * 32)
     lines = [f"zero 0 {zeroed}"] if zeroed else []
     for kernel in parts.kernels:
-        grid = blocks if kernel is parts.kernels[0] else kernel.launch.blocks
+        rest = kernel.launch.blocks * (max(1, batches) if kernel.launch.by_batch else 1)
+        grid = blocks if kernel is parts.kernels[0] else rest
         if grid:
             given = " ".join(str(value(p, group, call, blocks)) for p in kernel.params)
             launch = kernel.launch
@@ -88,6 +94,8 @@ def value(param: Param, group: Group, call: Call, blocks: int) -> int:
             return call.cols
         case Source.ROWS_PER_BATCH:
             return ROWS_PER_BATCH
+        case Source.BATCHES:
+            return batches_of(call.rows)
         case Source.SCALAR:
             (bits,) = struct.unpack("<i", struct.pack("<f", scalar(param.key)))
             return int(bits)

@@ -48,6 +48,12 @@ CASES = {
     "chained": [record("rmsnorm", shape="16x4096", dtype="bf16", schedule=CHAINED)],
     "in_place": [backward("64x256", SUMS, in_place={"dx": "dy"})],
     "batches": [record("adaln", shape="8x64x1024", dtype="bf16"), record("adaln", shape="2x64x1024", dtype="bf16")],
+    "sums_of_batches": [
+        backward("8x64x1024", SUMS, "adaln", dtype="bf16"),
+        backward("8x64x512", ATOMIC, "adaln", dtype="bf16"),
+        backward("8x512x2048", replace(SUMS, cluster=2), "adaln", dtype="bf16"),
+        backward("8x64x256", replace(SUMS, cluster=2, columns=Columns.CLUSTER_PARTIALS), "adaln", dtype="bf16"),
+    ],
     "no_parameter": [record("softmax", shape="64x4096", dtype="f16")],
 }
 

@@ -204,7 +204,7 @@ CHANGES: tuple[Change, ...] = (
         ("return waits and self.loops_rows and sum(not is_spared(look) for look in self.looks) == 1", "return False"),
         ("return tile * s.stages if s.copy is not Copy.DIRECT else tile", "return tile"),
         ("fixed = (last_tiles(p) + bool(totals)) * TICKET_BYTES if", "fixed = TICKET_BYTES if"),
-        ("fixed = row_bytes + total_bytes + TICKET_BYTES", "fixed = row_bytes + total_bytes"),
+        ("fixed = total_bytes + TICKET_BYTES + (0 if", "fixed = total_bytes + (0 if"),
         ("block_bytes=row_bytes // s.cluster + total_bytes if", "block_bytes=row_bytes // 2 + total_bytes if"),
         ("return s.chained and ahead and stable", "return s.chained and ahead"),
         ("return self.schedule.rows_per_block > 1", "return False"),

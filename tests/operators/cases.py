@@ -33,7 +33,7 @@ FUNCTIONS: list[tuple[str, str, list[str], list[str]]] = [
     ("dropout_add_rms_norm", "dropout_add_rmsnorm", ["weight"], ["x", "residual", "weight"]),
     ("rms_norm_gate", "rmsnorm_gate", ["weight"], ["x", "z", "weight"]),
     ("gate_rms_norm", "gate_rmsnorm", ["weight"], ["x", "z", "weight"]),
-    ("ada_layer_norm", "adaln", [], ["x"]),
+    ("ada_layer_norm", "adaln", [], ["x", "scale", "shift"]),
     ("dyt", "dyt", ["weight", "bias"], ["x", "alpha", "weight", "bias"]),
     ("swiglu", "swiglu", [], ["gate", "up"]),
     ("swiglu_clamped", "swiglu_clamped", [], ["gate", "up"]),

@@ -252,9 +252,9 @@ class _Launched:
         self._values |= {(Source.TENSOR, key): pointer, (Source.PITCH, key): pitch}
         self._bound.set_tensor(key, pointer, pitch)
 
-    def set_rows(self, rows: int) -> None:
-        self._values[Source.ROWS, ""] = rows
-        self._bound.set_rows(rows)
+    def set_rows(self, rows: int, batches: int) -> None:
+        self._values |= {(Source.ROWS, ""): rows, (Source.BATCHES, ""): batches}
+        self._bound.set_rows(rows, batches)
 
     def launch(self, stream: int) -> None:
         self._bound.launch(stream)
@@ -271,8 +271,9 @@ class _Launched:
             value = self._values.get((param.source, param.key), 0) or 0
             value += param.offset if param.source is Source.WORKSPACE else 0
             made += bytes(_CELLS.get(param.source, ctypes.c_int)(value)).ljust(8, b"\0")
-        rows, sm_count = self._values[Source.ROWS, ""], self._device.sm_count
-        grids = [kernel.launch.grid(rows=rows, sm_count=sm_count) for kernel in self._module.kernels]
+        rows, batches = self._values[Source.ROWS, ""], self._values[Source.BATCHES, ""]
+        sized = {"rows": rows, "batches": batches, "sm_count": self._device.sm_count}
+        grids = [kernel.launch.grid(**sized) for kernel in self._module.kernels]
         return made, array("q", grids).tobytes()
 
     def _kernel(self, number: int) -> Any:
@@ -305,5 +306,5 @@ class _Launched:
             workspace=found.get((Source.WORKSPACE, ""), 0),
             rows_per_batch=found.get((Source.ROWS_PER_BATCH, ""), 0),
         )
-        self._bound.set_rows(found[Source.ROWS, ""])
+        self._bound.set_rows(found[Source.ROWS, ""], found.get((Source.BATCHES, ""), 1))
         self._bound.launch(0)

@@ -54,18 +54,51 @@ def test_rows_that_start_anywhere_take_the_general_kernel(adaln) -> None:
     np.testing.assert_array_equal(adaln(x, wide[:, 1 : COLS + 1], shift), adaln(x, scale, shift))
 
 
-def test_dx_is_that_of_each_batch() -> None:
-    x, scale, _ = arrays(BATCHES, TOKENS, COLS)
+@pytest.fixture(scope="module")
+def gradients():
+    shape = (BATCHES, TOKENS, COLS)
+    return normgen.kernel("adaln", shape=shape, direction="backward", present=("mean", "rstd"), device="cpu")
+
+
+@pytest.mark.parametrize(("batches", "tokens"), [(BATCHES, TOKENS), (7, 1), (1, 40), (2, 9)])
+@pytest.mark.parametrize("shifted", [False, True], ids=["aligned", "anywhere"])
+def test_gradients_are_those_of_each_batch(gradients, batches: int, tokens: int, shifted: bool) -> None:
+    x, scale, _ = arrays(batches, tokens, COLS)
+    if shifted:
+        wide = np.zeros((batches, COLS + 3), np.float32)
+        wide[:, 1 : COLS + 1] = scale
+        scale = wide[:, 1 : COLS + 1]
     dy = RNG.standard_normal(x.shape).astype(np.float32)
     xhat, rstd = normalised(x)
-    gradient = normgen.kernel(
-        "adaln", shape=x.shape, direction="backward", gradients=["x"], present=("mean", "rstd"), device="cpu"
-    )
     mean = x.astype(np.float64).mean(axis=-1).astype(np.float32)
-    dx = gradient(dy, x, scale, mean=mean, rstd=rstd[..., 0].astype(np.float32))
-    wdy = dy.astype(np.float64) * (1 + scale[:, None].astype(np.float64))
+    dx, dscale, dshift = gradients(dy, x, scale, mean=mean, rstd=rstd[..., 0].astype(np.float32))
+    wide_dy = dy.astype(np.float64)
+    wdy = wide_dy * (1 + scale[:, None].astype(np.float64))
     along = (wdy * xhat).mean(axis=-1, keepdims=True)
     np.testing.assert_allclose(dx, rstd * (wdy - wdy.mean(axis=-1, keepdims=True) - xhat * along), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(dscale, (wide_dy * xhat).sum(axis=1), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(dshift, wide_dy.sum(axis=1), rtol=1e-4, atol=1e-5)
+
+
+def test_gradients_may_lie_apart(gradients) -> None:
+    """As parts of the gradient of one projection, whose other parts stay as they are."""
+    x, scale, _ = arrays(BATCHES, TOKENS, COLS)
+    dy, statistic = RNG.standard_normal(x.shape).astype(np.float32), np.ones((BATCHES, TOKENS), np.float32)
+    own = gradients(dy, x, scale, mean=statistic, rstd=statistic)
+    parts = np.full((BATCHES, 6 * COLS), 7, np.float32)
+    dx, dscale, dshift = np.empty_like(x), parts[:, COLS : 2 * COLS], parts[:, 4 * COLS : 5 * COLS]
+    gradients(dy, x, scale, mean=statistic, rstd=statistic, dx=dx, dscale=dscale, dshift=dshift)
+    for got, want in zip((dx, dscale, dshift), own, strict=True):
+        np.testing.assert_array_equal(got, want)
+    assert (parts[:, :COLS] == 7).all()
+    assert (parts[:, 2 * COLS : 4 * COLS] == 7).all()
+
+
+def test_the_sum_over_no_rows_is_zero() -> None:
+    by_shift = normgen.kernel("adaln", shape=(2, 4, COLS), direction="backward", gradients=["shift"], device="cpu")
+    empty, shift = np.zeros((2, 0, COLS), np.float32), np.ones((2, COLS), np.float32)
+    np.testing.assert_array_equal(by_shift(empty, shift), np.zeros((2, COLS), np.float32))
+    assert by_shift(np.zeros((0, 4, COLS), np.float32), np.zeros((0, COLS), np.float32)).shape == (0, COLS)
 
 
 def test_no_rows_have_no_batches(adaln) -> None:

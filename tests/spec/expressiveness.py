@@ -244,7 +244,7 @@ WORKS: dict[str, Asked] = {
     "AdaLN of each batch": asked(
         "x input, scale batch_parameter, shift batch_parameter, y output",
         "m = mean(x); y = (x - m) * rsqrt(mean((x - m)**2) + 1e-6) * (1 + scale) + shift",
-        backward="no batch parameter has a gradient",
+        gradients="dx dscale dshift",
     ),
     "RMSNorm, then RoPE: the halves of a row are two inputs": asked(
         "a input, b input, c input, s input, ya output, yb output",
@@ -256,6 +256,17 @@ WORKS: dict[str, Asked] = {
         "x input, w parameter, b parameter, y output",
         "m = mean(x, 32); y = (x - m) * rsqrt(mean((x - m)**2, 32) + 1e-5) * w + b",
         gradients="dx dw db",
+    ),
+    "norm of heads side by side, a weight for each head and column": asked(
+        "x input, w parameter, y output", "y = x * rsqrt(mean(x * x, 64) + 1e-6) * w", gradients="dx dw"
+    ),
+    "argmin of a soft row, and what is there": asked(
+        "x input, i row_output i32, v row_output", "z = tanh(x); i = argmin(z); v = take(z, i)", gradients="dx"
+    ),
+    "dropout by a seed": asked(
+        "x input, s seed, w parameter, y output",
+        f"h = {_NORM} * w; y = where(random(s) < 0.9, h / 0.9, 0)",
+        gradients="dx dw",
     ),
     "softmax of groups of columns": asked(
         "x input, y output", "e = exp(x - max(x, 16)); y = e / sum(e, 16)", gradients="dx"

@@ -18,6 +18,8 @@ from normgen.program.source import problem_for, written_program
 from normgen.schedule.default import default_schedule
 from normgen.spec.formula import LARGEST_GROUP
 from normgen.spec.spec import Kind, Spec
+from normgen.verify.interpret import drawn as random_numbers
+from normgen.verify.interpret import seeds_of
 from tests.codegen.executors import CpuExecutor
 from tests.codegen.matrix import wrong, wrong_backward
 from tests.samples import is_full
@@ -56,7 +58,10 @@ def test_what_works_computes_its_formulas(what: str) -> None:
     """The compiler's program in float64, against a walk over the text of the formulas, which casts to x leave as is."""
     spec = WORKS[what].spec
     values = drawn(spec)
-    got = evaluate(written_program(problem_of(spec, "forward")), values, dict(spec.scalars))
+    program = written_program(problem_of(spec, "forward"))
+    numbers = random_numbers(spec, seeds_of(spec, values), np.arange(ROWS), COLS)
+    randoms = {random.name: numbers[f"random {random.draw}"] for random in program.randoms}
+    got = evaluate(program, {**values, **randoms}, dict(spec.scalars))
     if "f8e4m3) *" in WORKS[what].text:  # a rounding of float64 is another one than that of float32
         return
     close = 1e-6 if "cast(" in WORKS[what].text else 1e-11

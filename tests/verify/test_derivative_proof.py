@@ -36,7 +36,7 @@ MISTAKES = {
 @pytest.mark.parametrize("saved", ["saved", "recomputed"])
 @pytest.mark.parametrize("op", [*SHIPPED, *made.OWN], ids=lambda op: op.name)
 def test_every_derived_program_is_proven(op: Spec, saved: str) -> None:
-    inputs = [t.name for t in op.tensors if t.has_gradient and not (t.role.is_written or t.kind.by_batch)]
+    inputs = [t.name for t in op.tensors if t.has_gradient and not t.role.is_written]
     kept = None if saved == "saved" else ()
     problem = problem_for(op, shape=(7, 200), direction="backward", saved=kept, gradients=inputs)
     slopes = prove(problem, written_program(problem))

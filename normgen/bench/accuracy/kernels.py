@@ -73,11 +73,12 @@ class OnGpu:
         problem = inputs.problem
         memory = {name: DeviceBuffer.of(array, device=self.index) for name, array in inputs.arrays.items()}
         written = {t.name: t for t in problem.tensors if t.is_written}
-        shapes = {name: t.kind.shape(problem.rows, problem.cols) or (1,) for name, t in written.items()}
+        shapes = {name: problem.shape_of(t) or (1,) for name, t in written.items()}
         for name, tensor in written.items():
             memory[name] = DeviceBuffer(int(np.prod(shapes[name])) * tensor.dtype.bytes, device=self.index)
+        sms, batches = self.facts.sm_count, problem.batches
         workspace = DeviceBuffer(
-            module.workspace_bytes(rows=problem.rows, sm_count=self.facts.sm_count), device=self.index
+            module.workspace_bytes(rows=problem.rows, sm_count=sms, batches=batches), device=self.index
         )
         stream = Stream(self.index)
         for buffer in (workspace, *(memory[name] for name in written)):

@@ -3,7 +3,9 @@
 Before 0.8.5 its LayerNorm keeps mean and rstd in x's dtype. RMSNorm runs in the mode "gemma", which like our spec
 rounds once, at the end; its speed is that of "llama". Its RMSNorm backward runs with in_place=False, the form that
 leaves dy as it was: every provider reads the same dy. For the same reason the backward of its SwiGLU and GEGLU, which
-overwrites gate and up, and its cross entropy, whose gradient overwrites the logits, are not offered.
+overwrites gate and up, is not offered, and its cross entropy, whose gradient overwrites the logits, only where ours
+does (`--in-place dlogits=x`). That one's host function waits for the number of labels that count, which no CUDA graph
+can hold: its kernel is launched as that function launches it, with the number that the problem knows.
 """
 
 from __future__ import annotations
@@ -29,6 +31,8 @@ def versions() -> dict[str, str]:
 
 
 def prepare(problem: Problem, sets: Sequence[Tensors], options: Options) -> Call:  # noqa: ARG001
+    if (problem.spec.name, problem.direction.value) == ("cross_entropy_grad", "forward"):
+        return _cross_entropy_grad(problem, sets)
     return on_sets(pick(_FUNCTIONS, problem)(problem), sets)
 
 
@@ -134,6 +138,59 @@ def _swiglu(_: Problem) -> Function:
 def _geglu_tanh(_: Problem) -> Function:
     operation = _module("geglu")
     return lambda t: {"y": operation.geglu_forward(t["gate"], t["up"])[2]}
+
+
+def _cross_entropy_grad(problem: Problem, sets: Sequence[Tensors]) -> Call:
+    """Of a mean, Liger divides a row's loss as it divides the gradient; our spec scales the gradient alone.
+
+    So a loss is returned where nothing is scaled; it is stored in x's dtype. The log of the sum of exp(x) never is.
+    """
+    if dict(problem.in_place) != {"dlogits": "x"}:
+        raise NotOfferedError("overwrites the logits", received="dlogits in memory of its own")
+    operation = _module("cross_entropy")
+    kernel, cols = operation.liger_cross_entropy_kernel, problem.cols
+    is_mean = "grad_scale" in problem.present
+    counts = [1 / float(t["grad_scale"]) if is_mean else 1.0 for t in sets]  # 1 / the number of labels of a mean
+    known: dict[str, Any] = {
+        "Y_stride": 1,
+        "weight_ptr": None,
+        "z_loss_ptr": None,
+        "loss_stride": 1,
+        **dict.fromkeys(("token_accuracy_ptr", "predicted_tokens_ptr", "softcap")),
+        **dict.fromkeys(("token_accuracy_stride", "predicted_tokens_stride"), 0),
+        "n_cols": cols,
+        "weight_sum": 0.0,
+        "ignore_index": int(scalar(problem, "ignore_index")),
+        "lse_square_scale": scalar(problem, "z_loss"),
+        "label_smoothing": scalar(problem, "label_smoothing"),
+        "reduction": "mean" if is_mean else "none",
+        **dict.fromkeys(("RETURN_Z_LOSS", "RETURN_TOKEN_ACCURACY", "RETURN_PREDICTED_TOKENS"), False),
+        "BLOCK_SIZE": min(operation.MAX_FUSED_SIZE, 1 << (cols - 1).bit_length()),
+        **dict.fromkeys(("HAS_WEIGHT", "HAS_SOFTCAPPING"), False),
+        "HAS_GRADIENTS": True,
+    }
+    of_call = {"X_ptr", "X_stride", "Y_ptr", "loss_ptr", "n_non_ignore", "sum_non_ignore_weight"}
+    takes = set(kernel.arg_names)
+    if unknown := takes - known.keys() - of_call:
+        raise NotOfferedError("its cross entropy is another one", received=", ".join(sorted(unknown)))
+    given = {name: value for name, value in known.items() if name in takes}
+    warps = 8 if problem.dtype.bytes == 2 and _is_blackwell(operation) else 32
+
+    def call(i: int) -> Tensors:
+        t = sets[i]
+        x, loss = t["x"], t["x"].new_zeros(problem.rows)
+        mine = {"X_ptr": x, "X_stride": x.stride(-2), "Y_ptr": t["label"], "loss_ptr": loss}
+        mine |= {name: counts[i] for name in ("n_non_ignore", "sum_non_ignore_weight") if name in takes}
+        kernel[(problem.rows,)](**given, **mine, num_warps=warps)
+        return {"dlogits": x} if is_mean else {"dlogits": x, "loss": loss}
+
+    return call
+
+
+def _is_blackwell(operation: Any) -> bool:
+    """Its versions that know the GPU's generation give a row of 16 bits fewer warps there."""
+    arch = getattr(operation, "infer_device_arch", None)
+    return arch is not None and str(arch()).startswith("blackwell")
 
 
 def _module(name: str) -> Any:

@@ -77,6 +77,23 @@ def _ada_layer_norm(problem: Problem) -> Function:
     return run
 
 
+def _ada_layer_norm_backward(problem: Problem) -> Function:
+    shape = [problem.cols]
+
+    def run(t: Tensors) -> Tensors:
+        batches = t["scale"].shape[0]
+        mean, rstd = t["mean"].unsqueeze(1), t["rstd"].unsqueeze(1)
+        scaled = (t["dy"].unflatten(0, (batches, -1)) * (1 + t["scale"].unsqueeze(1))).flatten(0, 1)
+        found = torch.ops.aten.native_layer_norm_backward(
+            scaled, t["x"], shape, mean, rstd, None, None, [True, False, False]
+        )
+        by_scale = (t["dy"] * ((t["x"] - mean) * rstd)).unflatten(0, (batches, -1)).sum(1)
+        by_shift = t["dy"].unflatten(0, (batches, -1)).sum(1)
+        return {"dx": found[0], "dscale": by_scale.to(t["x"].dtype), "dshift": by_shift}
+
+    return run
+
+
 def _gate_rms_norm(problem: Problem) -> Function:
     norm = _rms_norm(problem)
     return lambda t: {"y": norm(t, t["x"] * F.silu(t["z"]))}
@@ -216,6 +233,7 @@ FUNCTIONS: dict[tuple[str, str], Callable[[Problem], Function]] = {
     ("add_rmsnorm", "backward"): _add_rms_norm_backward,
     ("add_layernorm", "forward"): _add_layer_norm,
     ("adaln", "forward"): _ada_layer_norm,
+    ("adaln", "backward"): _ada_layer_norm_backward,
     ("gate_rmsnorm", "forward"): _gate_rms_norm,
     ("rmsnorm_gate", "forward"): _rms_norm_gate,
     ("swiglu", "forward"): _swiglu,

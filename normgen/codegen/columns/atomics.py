@@ -16,13 +16,18 @@ class Straight(Gather):
 
     def add(self, index: int, term: str, site: Site) -> Statement:
         column = site.at if site.at == "edge" else f"{site.at} + i"
-        return Do(f"atomicAdd({self.base} + {self.cells.start(index)}{column}, {term})")
+        return Do(f"atomicAdd({self.base} + {self.line}{self.cells.start(index)}{column}, {term})")
+
+    @property
+    def line(self) -> str:
+        return self.cells.line
 
 
 class SharedRow(Straight):
     """shared_atomic: rows are added to a float32 row in shared memory, which the block adds to the workspace."""
 
     base = "column_sums"
+    line = ""  # a block's rows are of one batch
 
     def constants(self) -> list[Let]:
         return [constant("kSums", f"{len(self.cells.names)} * kPitch", "cells of a row of sums")]
@@ -36,7 +41,7 @@ class SharedRow(Straight):
         ]
 
     def epilogue(self) -> list[Statement]:
-        add = Do("atomicAdd(sums + cell, column_sums[cell])")
+        add = Do(f"atomicAdd(sums + {self.cells.line}cell, column_sums[cell])")
         return [
             Do("__syncthreads()"),
             For("for (int cell = threadIdx.x; cell < kSums; cell += kThreads)", (add,)),
@@ -57,19 +62,32 @@ class Ticket(Finish):
         return found
 
     def hand_on(self, index: int, cell: str, value: str) -> Statement:
-        return Do(f"atomicAdd(sums + {self.cells.start(index)}{cell}, {value})")
+        return Do(f"atomicAdd(sums + {self.cells.line}{self.cells.start(index)}{cell}, {value})")
 
     def hand_on_total(self, index: str, value: str) -> Statement:
         return Do(f"atomicAdd(&totals[{index}], {value})")
 
+    def _finish_cell(self) -> list[Statement]:
+        """One cell's sums, of each batch in turn where there are some: written, and zeros again."""
+        cells, every, batched = self.cells, list[Statement](), self.cells.batched
+        over_all = [store for store in cells.stores if batched and store not in batched]
+        for index, store in enumerate(cells.stores):
+            total, at = f"{cells.names[index]}_total", f"{cells.line}{cells.start(index)}cell"
+            every.append(Do(f"{total} += __ldcg(sums + {at})") if store in over_all else self._read(total, at))
+            every.append(Do(f"sums[{at}] = 0.0f"))
+            every += cells.write(store, total) if store not in over_all else []
+        if not batched:
+            return every
+        totals = [Do(f"float {store.tensor}_total = 0.0f") for store in over_all]
+        written = [one for store in over_all for one in cells.write(store, f"{store.tensor}_total")]
+        return [*totals, For("for (int batch = 0; batch < max(batches, 1); ++batch)", tuple(every)), *written]
+
+    def _read(self, total: str, at: str) -> Statement:
+        return Let(f"const float {total}", f"__ldcg(sums + {at})")
+
     def epilogue(self) -> list[Statement]:
         cells = self.cells
-        finish: list[Statement] = [Let("const int column", cells.column_of_cell)]
-        for index, store in enumerate(cells.stores):
-            name, at = cells.names[index], f"{cells.start(index)}cell"
-            finish.append(Let(f"const float {name}_total", f"__ldcg(sums + {at})"))
-            finish.append(Do(f"sums[{at}] = 0.0f"))
-            finish += cells.write(store, f"{name}_total")
+        finish: list[Statement] = [Let("const int column", cells.column_of_cell), *self._finish_cell()]
         each_cell = f"for (int cell = threadIdx.x; cell < {cells.access.cols}; cell += kThreads)"
         columns = [For(each_cell, tuple(finish))] if cells.stores else []
         totals: list[Statement] = []

@@ -54,15 +54,24 @@ class TwoKernels(PartialRows):
             Param(name="partials", ctype="const float*", source=Source.WORKSPACE),
             Param(name="blocks" if cluster > 1 else "partial_rows", ctype="int", source=Source.BLOCKS),
         ]
+        for tensor in (plan.problem.tensor(store.tensor) for store in cells.batched):
+            params.append(Param(name=f"{tensor.name}_pitch", ctype="long long", source=Source.PITCH, key=tensor.name))
+        params += [Param(name="batches", ctype="int", source=Source.BATCHES)] if cells.sums.by_batch else []
         pitch = cells.sums.pitch
         cells_each = next((c for c in (32, 16) if pitch // c * len(columns) >= FINISH_BLOCKS), 8)
         blocks = pitch // cells_each * len(columns) + -(-len(cells.totals) // cells_each)
-        launch = Launch(threads=FINISH_THREADS, blocks=blocks, dependent=launched is not DependentLaunch.OFF)
+        launch = Launch(
+            threads=FINISH_THREADS,
+            blocks=blocks,
+            dependent=launched is not DependentLaunch.OFF,
+            by_batch=cells.sums.by_batch,
+        )
         body: list[Statement] = [
-            *self._second_constants(cells_each),
+            *self._second_constants(cells_each, blocks),
             Do("__shared__ float warp_sums[kThreads / 32][kCells]"),
             Gap(),
             *([Let("const int partial_rows", "blocks / kCluster")] if cluster > 1 else []),
+            *(self._own_batch() if cells.sums.by_batch else []),
             *(self._own_cell() if columns else []),
             Gap(),
             Do("Chain::at_start()"),
@@ -78,7 +87,7 @@ class TwoKernels(PartialRows):
             body=body,
         )
 
-    def _second_constants(self, cells_each: int) -> list[Statement]:
+    def _second_constants(self, cells_each: int, blocks: int) -> list[Statement]:
         cells, plan = self.cells, self.cells.plan
         column_blocks = constant("kColumnBlocks", "kPitch / kCells * kTensors", "blocks that add sums of columns")
         return [
@@ -92,13 +101,26 @@ class TwoKernels(PartialRows):
             setting("kCells", cells_each, "sums that a block adds"),
             *total_constants(cells),
             *([column_blocks] if cells.totals else []),
+            *([setting("kBatchBlocks", blocks, "blocks that add the sums of a batch")] if cells.sums.by_batch else []),
             chain_setting(plan),
+        ]
+
+    @property
+    def _block(self) -> str:
+        return "block" if self.cells.sums.by_batch else "blockIdx.x"
+
+    def _own_batch(self) -> list[Statement]:
+        """The batch whose sums a block adds; those over all rows are added by the blocks of the first one."""
+        return [
+            Let("const int batch", "blockIdx.x / kBatchBlocks"),
+            Let("const int block", "blockIdx.x % kBatchBlocks"),
+            Let("const int batch_rows", "partial_rows / max(batches, 1)", "partial rows of a batch"),
         ]
 
     def _own_cell(self) -> list[Statement]:
         several = len(self.cells.stores) > 1
-        tensor = [Let("const int tensor", "blockIdx.x % kTensors")] if several else []
-        block = f"blockIdx.x{' / kTensors' if several else ''}"
+        tensor = [Let("const int tensor", f"{self._block} % kTensors")] if several else []
+        block = f"{self._block}{' / kTensors' if several else ''}"
         return [*tensor, Let("const int cell", f"{block} * kCells + threadIdx.x % kCells")]
 
     def _finish_columns(self) -> list[Statement]:
@@ -109,8 +131,18 @@ class TwoKernels(PartialRows):
         for index, store in enumerate(cells.stores):
             write = tuple(cells.write(store, "total"))
             writes += [If(f"tensor == {index}", write)] if several else write
+        first, rows = "partials", "partial_rows"
+        found: list[Statement] = []
+        if cells.sums.by_batch:
+            first, rows = f"partials + {cells.of_lines('batch * batch_rows')}", "batch_rows"
+            over_all = [f"{tensor} == {i}" for i, store in enumerate(cells.stores) if store not in cells.batched]
+            if over_all:
+                found.append(Let("const bool over_all", " || ".join(over_all), "a sum over the rows of all batches"))
+                found.append(If("over_all && batch > 0", (Do("return"),), alone=True))
+                rows = "over_all ? partial_rows : batch_rows"
         return [
-            Do(f"add_partial_rows<{sizes}>(partials, partial_rows, {tensor}, cell, warp_sums)"),
+            *found,
+            Do(f"add_partial_rows<{sizes}>({first}, {rows}, {tensor}, cell, warp_sums)"),
             Let("const int column", cells.column_of_cell),
             If("threadIdx.x < kCells && cell < kCols", tuple(writes)),
         ]
@@ -118,7 +150,7 @@ class TwoKernels(PartialRows):
     def _finish_totals(self) -> list[Statement]:
         """The blocks behind those of the columns add the totals' rows, which lie behind the partial rows."""
         cells = self.cells
-        block = "(blockIdx.x - kColumnBlocks)" if cells.stores else "blockIdx.x"
+        block = f"({self._block} - kColumnBlocks)" if cells.stores else "blockIdx.x"
         blocks = "blocks" if cells.plan.schedule.cluster > 1 else "partial_rows"
         found: list[Statement] = [
             Let("const int index", f"{block} * kCells + threadIdx.x % kCells"),
@@ -127,4 +159,6 @@ class TwoKernels(PartialRows):
             Let("const float total", "total_of_warps(warp_sums, threadIdx.x % kCells)"),
             If("threadIdx.x < kCells", tuple(cells.write_totals("index", "total"))),
         ]
-        return [If("blockIdx.x >= kColumnBlocks", (*found, Do("return")))] if cells.stores else found
+        if cells.sums.by_batch:
+            found.insert(0, If("batch > 0", (Do("return"),), alone=True))
+        return [If(f"{self._block} >= kColumnBlocks", (*found, Do("return")))] if cells.stores else found

@@ -38,6 +38,21 @@ class Cells:
         return "" if index == 0 else f"{pitch} + " if index == 1 else f"{index} * {pitch} + "
 
     @property
+    def line(self) -> str:
+        """Offset of the sums of batch `batch` in the workspace, ready to be added to."""
+        return f"{self.of_lines('batch')} + " if self.sums.by_batch else ""
+
+    def of_lines(self, lines: str) -> str:
+        """The cells that so many batches have."""
+        pitch = "cols" if self.plan.problem.any_cols else "kPitch"
+        return f"static_cast<long long>({lines}) * {len(self.stores)} * {pitch}"
+
+    @property
+    def batched(self) -> list[Store]:
+        """The stores that have a sum for each batch."""
+        return [store for store in self.stores if store.kind.by_batch]
+
+    @property
     def column_of_cell(self) -> str:
         if not (self.sums.in_registers and self.plan.cut.vector > 1 and not self.plan.cut.shifted):
             return "cell"
@@ -45,10 +60,13 @@ class Cells:
         return f"cell < kVectors * kVector ? {column} : cell" if self.plan.cut.edged else column
 
     def write(self, store: Store, value: str) -> list[Statement]:
-        """Round one column's total to its stored dtype and write (or add) it."""
-        tensor = store.tensor
-        text = f"element(read<1>({tensor} + column), 0) + {value}" if store.accumulate else value
-        return [Do(f"write_element({tensor}, column, {text})")]
+        """Round one column's total to its stored dtype and write (or add) it: that of batch `batch`, if it has any."""
+        to = store.tensor
+        if store.kind.by_batch:
+            to = f"{to} + static_cast<long long>(batch) * {to}_pitch"
+        text = f"element(read<1>({to} + column), 0) + {value}" if store.accumulate else value
+        written = Do(f"write_element({to}, column, {text})")
+        return [If("batch < batches", (written,), alone=True)] if store.kind.by_batch else [written]
 
     def write_total(self, store: Store, value: str) -> Statement:
         """Round a total to its stored dtype and write (or add) it."""

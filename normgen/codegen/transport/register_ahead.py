@@ -14,14 +14,14 @@ class RegisterAhead(Transport):
 
     def start_fetching(self) -> list[Statement]:
         first = self.access.first_tile
-        return [Gap(), *self._fetch(), fetch_if("fetch({})", first), Gap()]
+        return [Gap(), *self._fetch(), fetch_if(self.access, "fetch({})", first), Gap()]
 
     def start(self) -> list[Statement]:
         """The row that was fetched becomes the present one, and the next is asked for."""
         access, held = self.access, self.plan.held
         moves = [Do(f"{h.name}_held[step] = {h.name}_next[step]") for h in held]
         edges = [Do(f"{h.name}_edge = {h.name}_edge_next") for h in held if self.plan.cut.edged]
-        later = fetch_later("fetch({})", "next_row", next_row(access))
+        later = fetch_later(self.access, "fetch({})", "next_row", next_row(access))
         return [*Walk(head=moves, always=True).statements(access), *edges, *later]
 
     def row_value(self, load: Load) -> str:

@@ -114,13 +114,13 @@ class Ring(Transport):
 
     def _first_fetches(self) -> list[Statement]:
         first, stride = self.access.first_tile, self.access.tile_stride
-        values = [fetch_if("fetch_values({})", first)] if self._fetches_values else []
+        values = [fetch_if(self.access, "fetch_values({})", first)] if self._fetches_values else []
         copier = self.copier
         if not self.plan.is_staged:
-            return [fetch_if("fetch({})", first, copier.elected), *copier.commit, *values]
+            return [fetch_if(self.access, "fetch({})", first, copier.elected), *copier.commit, *values]
         tile = [
             Let(f"const int {self.access.tile}", f"{first} + stage * {stride}"),
-            fetch_if("fetch({}, stage)", self.access.tile, copier.elected),
+            fetch_if(self.access, "fetch({}, stage)", self.access.tile, copier.elected),
             *copier.commit,
         ]
         return [loop("stage", "kStages", tile, unroll="#pragma unroll 1"), *values]
@@ -141,7 +141,7 @@ class Ring(Transport):
         if not self._fetches_values:
             return []
         edges = [Do(f"{ld.name}_edge = {ld.name}_edge_next") for ld in self.plan.held if self.plan.cut.edged]
-        return [*edges, *fetch_later("fetch_values({})", "next_row", next_row(self.access))]
+        return [*edges, *fetch_later(self.access, "fetch_values({})", "next_row", next_row(self.access))]
 
     def arrive(self) -> list[Statement]:
         """Wait for this row; rows that are held in registers leave their slots."""
@@ -182,7 +182,7 @@ class Ring(Transport):
         """The slots get the row tile that is `stages` trips ahead."""
         ahead = f"{self.access.tile} + kStages * {self.access.tile_stride}"
         call, row = ("fetch({}, stage)", ahead) if self.plan.is_staged else ("fetch({})", next_row(self.access))
-        return [*fetch_later(call, "refill_row", row, self.copier.elected), *self.copier.commit]
+        return [*fetch_later(self.access, call, "refill_row", row, self.copier.elected), *self.copier.commit]
 
 
 def fetch_parameters(access: Access) -> str:

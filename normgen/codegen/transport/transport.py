@@ -140,15 +140,15 @@ def fetched(access: Access) -> list[Statement]:
     return [*found, *starts]
 
 
-def fetch_if(call: str, row: str, elected: str = "") -> Statement:
+def fetch_if(access: Access, call: str, row: str, elected: str = "") -> Statement:
     """Ask for the row tile that starts at `row`, if there is one; where one thread does that, `elected` is it."""
-    condition = f"{elected} && {row} < rows" if elected else f"{row} < rows"
+    condition = f"{elected} && {row} < {access.end}" if elected else f"{row} < {access.end}"
     return If(condition, (Do(call.format(row)),), alone=True)
 
 
-def fetch_later(call: str, name: str, row: str, elected: str = "") -> list[Statement]:
+def fetch_later(access: Access, call: str, name: str, row: str, elected: str = "") -> list[Statement]:
     """Ask for the row tile that starts at `row`, called `name`, if there is one. It may lie past the largest int."""
-    return [Let(f"const unsigned {name}", row), fetch_if(call, name, elected)]
+    return [Let(f"const unsigned {name}", row), fetch_if(access, call, name, elected)]
 
 
 def next_row(access: Access) -> str:

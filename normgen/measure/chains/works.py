@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -47,13 +48,14 @@ def works_of(problem: Problem, layout: Layout, sets: Sequence[DeviceBuffer], fac
         works["copy"] = by_node
     parts = facts.sm_count if problem.column_outputs else 0
     own = streams_of(problem, parts=parts)
-    partials = DeviceBuffer(max(own.partials, 16), device=index)
     sums = [t for t in consumed(problem) if t.is_row_sum]
+    count = sum(math.prod(problem.shape_of(t)) for t in sums)
+    each = -(-own.partials // max(1, 4 * count))  # partial rows that a sum adds: of all, or of its batch
+    partials = DeviceBuffer(max(4 * count * each, 16), device=index)
     sums_start = min((layout.slots[t.name].start for t in sums), default=0)
     flat = list(elementwise_roofs(streams))
     if sums:
-        shape = (problem.cols * len(sums), min(t.dtype.bytes for t in sums))
-        flat += elementwise_roofs(own, sums=shape, parts=parts)
+        flat += elementwise_roofs(own, sums=(count, min(t.dtype.bytes for t in sums)), parts=each)
     held: list[Loaded | DeviceBuffer] = [partials]
 
     def add(roof: Roof, pointers: Callable[[int], dict[str, int]]) -> None:
