@@ -59,7 +59,7 @@ class Operators:
         """Note in `ctx` what the gradients need. Raises UsageError where there is no such gradient."""
         key = (tuple(needs), dtype, *[None if t is None else t.dtype for t in tensors])
         if key not in self._kept:
-            self._kept[key] = self._what_is_kept(needs, tensors, dtype)
+            self._kept[key] = self.what_is_kept(needs, tensors, dtype)
         ctx.form, ctx.names, places, statistics = self._kept[key]
         known = (*tensors, *results)
         ctx.save_for_backward(*[known[place] for place in places])
@@ -68,7 +68,7 @@ class Operators:
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(*[known[place] for place in statistics])
 
-    def _what_is_kept(
+    def what_is_kept(
         self, needs: Sequence[bool], tensors: Values, dtype: Any
     ) -> tuple[Form, tuple[str, ...], list[int], list[int]]:
         """The form of the backward pass, and what it reads and which results have no gradient: their places."""
