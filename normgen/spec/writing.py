@@ -32,8 +32,12 @@ def minus(expression: Expression) -> Expression:
 
 def _written(expression: Expression) -> tuple[str, int]:
     match expression:
+        case Number(value=value) if value < 0:
+            return f"-{_within(Number(-value), _SIGNED)}", _SIGNED
+        case Number(value=value) if Fraction(_digits(value)) != value:  # 1 / 3: arithmetic on constants is exact
+            return f"{value.numerator} / {value.denominator}", _PRODUCT
         case Number(value=value):
-            return (_digits(value), _WHOLE) if value >= 0 else (f"-{_digits(-value)}", _SIGNED)
+            return _digits(value), _WHOLE
         case Name(name=name):
             return name, _WHOLE
         case Binary(operator="-", left=Number(value=Fraction(numerator=0)), right=right):
@@ -64,7 +68,7 @@ def _within(expression: Expression, least: int) -> str:
 
 
 def _digits(value: Fraction) -> str:
-    """Decimal digits of a number that has finitely many of them, else those of the nearest float."""
+    """The fewest decimal digits that give its float64."""
     if value.denominator == 1 and value < 10**15:
         return str(value.numerator)
     return repr(float(value))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from normgen.torch.comparing import Comparison
 from normgen.torch.functional import TABLE, cross_entropy, function
-from normgen.torch.fused import Fused, fused
+from normgen.torch.fusing import Fused, fused
 from normgen.torch.modules import LayerNorm, RMSNorm, Softmax
 from normgen.torch.operators import Operator, operator
 from normgen.torch.patching import Norm, Report, replace, restore

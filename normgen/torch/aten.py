@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from fractions import Fraction
-from typing import Any
 
 from normgen.spec.formula import Binary, Call, Expression, Name, Number, Power
 from normgen.spec.writing import minus, number
@@ -16,7 +15,7 @@ from normgen.spec.writing import minus, number
 E = Expression
 
 ONE, HALF = Number(Fraction(1)), Number(Fraction(1, 2))
-ZERO = Number(Fraction(0))
+ZERO, MINUS_ONE = Number(Fraction(0)), Number(Fraction(-1))
 
 
 def call(function: str, *args: E) -> E:
@@ -43,10 +42,13 @@ def plus(a: E, b: E) -> E:
 def power(base: E, exponent: E) -> E:
     if not isinstance(exponent, Number):
         raise ValueError("an exponent is a constant")
-    special = {Fraction(1): lambda: base, Fraction(1, 2): lambda: call("sqrt", base)}
-    special[Fraction(-1, 2)] = lambda: call("rsqrt", base)
-    special[Fraction(-1)] = lambda: Binary("/", ONE, base)
-    return special.get(exponent.value, lambda: Power(base, exponent.value))()
+    special = {
+        Fraction(1): base,
+        Fraction(1, 2): call("sqrt", base),
+        Fraction(-1, 2): call("rsqrt", base),
+        Fraction(-1): Binary("/", ONE, base),
+    }
+    return special.get(exponent.value, Power(base, exponent.value))
 
 
 def negated(condition: E) -> E:
@@ -87,14 +89,32 @@ def remainder(a: E, b: E) -> E:
     return Binary("-", a, product(b, call("floor", Binary("/", a, b))))
 
 
-_SAME = "exp log sqrt rsqrt abs sigmoid tanh erf sin cos floor ceil round minimum maximum".split()
+_SAME = [
+    "exp",
+    "log",
+    "sqrt",
+    "rsqrt",
+    "abs",
+    "sigmoid",
+    "tanh",
+    "erf",
+    "sin",
+    "cos",
+    "floor",
+    "ceil",
+    "round",
+    "minimum",
+    "maximum",
+]
 _LOG2 = number(math.log(2))
 
 # Of expressions, and of None and texts where the operation takes them. By the names of torch.ops.aten.
 ELEMENTWISE: dict[str, Callable[..., E]] = {
     **{name: (lambda *args, name=name: Call(name, args)) for name in _SAME},
-    **{torchs: (lambda a, b, ours=ours: Call(ours, (a, b))) for torchs, ours in
-       {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}.items()},
+    **{
+        torchs: (lambda a, b, ours=ours: Call(ours, (a, b)))
+        for torchs, ours in {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}.items()
+    },
     "add": scaled("+"),
     "sub": scaled("-"),
     "rsub": lambda a, b, alpha=ONE: scaled("-")(b, a, alpha),
@@ -109,7 +129,8 @@ ELEMENTWISE: dict[str, Callable[..., E]] = {
     "trunc": truncated,
     "remainder": remainder,
     "exp2": lambda x: call("exp", product(x, _LOG2)),
-    "expm1": lambda x: Binary("-", call("exp", x), ONE),
+    # exp(x) - 1 would lose the digits of a small x.
+    "expm1": lambda x: product(call("tanh", product(HALF, x)), plus(call("exp", x), ONE)),
     "log1p": lambda x: call("log", plus(ONE, x)),
     "log2": lambda x: Binary("/", call("log", x), _LOG2),
     "log10": lambda x: Binary("/", call("log", x), number(math.log(10))),
@@ -120,6 +141,10 @@ ELEMENTWISE: dict[str, Callable[..., E]] = {
     "clamp": clamped,
     "clamp_min": lambda x, low: clamped(x, low),
     "clamp_max": lambda x, high: clamped(x, None, high),
+    # No gradient goes through either limit itself.
+    "hardtanh": lambda x, low=MINUS_ONE, high=ONE: call(
+        "where", call("<=", x, low), low, call("where", call(">=", x, high), high, x)
+    ),
     "where": lambda condition, a, b: call("where", condition, a, b),
     "masked_fill": lambda x, mask, value: call("where", mask, value, x),
     "logical_not": negated,
@@ -130,7 +155,19 @@ ELEMENTWISE: dict[str, Callable[..., E]] = {
 }
 OF_CONDITIONS = {"bitwise_not": "logical_not", "bitwise_and": "logical_and", "bitwise_or": "logical_or"}
 # What no rounding changes: the result is one of the arguments, or its opposite, or a condition.
-EXACT = {"neg", "abs", "minimum", "maximum", "where", "relu", "clamp", "clamp_min", "clamp_max", "masked_fill", "detach"}
+EXACT = {
+    "neg",
+    "abs",
+    "minimum",
+    "maximum",
+    "where",
+    "relu",
+    "clamp",
+    "clamp_min",
+    "clamp_max",
+    "masked_fill",
+    "detach",
+}
 WHOLE = {"floor", "ceil", "round", "trunc", "sign", "sgn", "isnan"} | {"lt", "le", "gt", "ge", "eq", "ne"}
 
 
@@ -201,9 +238,14 @@ def variance(centred: E, correction: float = 0) -> E:
     return Binary("/", call("sum", square), Binary("-", Name("cols"), number(correction)))
 
 
-def norm(x: E, order: float) -> E:
+def root(x: E) -> E:
+    """The root of a sum of squares: torch's gradient of it is 0 where it is 0."""
+    return call("where", call("==", x, ZERO), ZERO, call("sqrt", x))
+
+
+def norm(x: E, order: float, let: Let) -> E:
     if order == 2:
-        return call("sqrt", call("sum", Power(x, Fraction(2))))
+        return root(let(call("sum", Power(x, Fraction(2))), "squares"))
     if order == 1:
         return call("sum", call("abs", x))
     if order == math.inf:

@@ -105,13 +105,15 @@ def compared(found: Traced, made: Operator, given: Given, call: Callable[..., An
             theirs = torchs(*leaves)
             ours = _finished(tail, _Applied.apply(exact, *given(ours_leaves)), ours_leaves)
             for i, (one, other) in enumerate(zip(ours, theirs, strict=True)):
+                if not isinstance(other, torch.Tensor):
+                    continue
                 _note(results, f"result {i}", _share(one.detach(), other.detach()))
             places = [(r.name, r.place) for r, is_asked in zip(found.reads, exact.asked, strict=True) if is_asked]
             got = _gradients(ours, [ours_leaves[place] for _, place in places], by)
             want = _gradients(theirs, [leaves[place] for _, place in places], by)
             for (name, _), one, other in zip(places, got, want, strict=True):
-                _note(gradients, name, _share(one, other))
-            stored += _stored(found, made, given, call, tensors, [t.detach() for t in theirs])
+                _note(gradients, name, _share(*_where_finite(one, other, theirs)))
+            stored += _stored(found, made, given, call, tensors, list(theirs))
     worst = {one.dtype: one for one in sorted(stored, key=lambda s: (s.holds, -s.ours), reverse=True)}
     return Comparison(
         rows=rows,
@@ -149,6 +151,16 @@ def _gradients(results: Sequence[Tensor], leaves: Sequence[Tensor], by: Sequence
     return [torch.zeros_like(leaf) if g is None else g for g, leaf in zip(found, leaves, strict=True)]
 
 
+def _where_finite(ours: Tensor, theirs: Tensor, results: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Two gradients, 0 in rows whose results are not finite, and where the function's own gradient is not."""
+    good = theirs.isfinite()
+    for result in results:
+        is_of_rows = isinstance(result, torch.Tensor) and result.ndim > 1
+        if is_of_rows and result.ndim == theirs.ndim and result.shape[:-1] == theirs.shape[:-1]:
+            good = good & result.isfinite().all(-1, keepdim=True)
+    return torch.where(good, ours, 0), torch.where(good, theirs, 0)
+
+
 class _Exact:
     """The spec's programs in float64, with no rounding.
 
@@ -177,10 +189,14 @@ class _Exact:
 
     def _asked(self, found: Traced) -> tuple[list[bool], str]:
         """All that have gradients, else all but those of batches, else none."""
-        every = [tensor.has_gradient and dtype.is_floating_point for tensor, dtype in zip(
-            self.calls.reads, (t.dtype for t in self.stand_ins), strict=True)]
-        fewer = [is_asked and read.role is not Role.BATCH_PARAMETER for is_asked, read in zip(
-            every, found.reads, strict=True)]
+        every = [
+            tensor.has_gradient and dtype.is_floating_point
+            for tensor, dtype in zip(self.calls.reads, (t.dtype for t in self.stand_ins), strict=True)
+        ]
+        fewer = [
+            is_asked and read.role is not Role.BATCH_PARAMETER
+            for is_asked, read in zip(every, found.reads, strict=True)
+        ]
         refusal = ""
         for asked in (every, fewer):
             if not any(asked):
@@ -207,8 +223,10 @@ class _Exact:
             found = torch_function(problem.problem, is_exact=True)(given)
         by_name = {name: found[use.name] for use in problem.writes for name in (use.of, *use.also)}
         shapes = dict(zip(self.names, (t.shape for t in known), strict=False))
-        return [by_name[n].reshape(shapes[n]) if n in by_name and a else None for n, a in zip(
-            self.names, self.asked, strict=True)]
+        return [
+            by_name[n].reshape(shapes[n]) if n in by_name and a else None
+            for n, a in zip(self.names, self.asked, strict=True)
+        ]
 
 
 class _Applied(torch.autograd.Function):
@@ -247,16 +265,18 @@ def _samples(found: Traced, dtypes: Sequence[Any], generator: Any) -> list[list[
     return samples
 
 
-def _sample(
-    shape: Sequence[int], dtype: Any, cols: int, generator: Any, number: int, *, is_outside: bool
-) -> Tensor:
+def _sample(shape: Sequence[int], dtype: Any, cols: int, generator: Any, number: int, *, is_outside: bool) -> Tensor:
     if dtype is torch.bool:
         return torch.randint(0, 2, shape, generator=generator).bool()
     if not dtype.is_floating_point:
         labels = torch.randint(0, cols, shape, generator=generator)
-        return torch.where(torch.rand(shape, generator=generator) < 0.3, -100, labels).to(dtype) if is_outside else labels.to(dtype)
+        return (
+            torch.where(torch.rand(shape, generator=generator) < 0.3, -100, labels).to(dtype)
+            if is_outside
+            else labels.to(dtype)
+        )
     rows = math.prod(shape[:-1])
-    if len(shape) > 1 and shape[-1] == cols or (shape == [cols] and number == 0):
+    if (len(shape) > 1 and shape[-1] == cols) or (shape == [cols] and number == 0):
         families = telling_rows(cols, generator).reshape(-1, cols).roll(number, 0)
         return families.repeat(-(-rows // 16), 1)[:rows].reshape(shape).to(dtype)
     return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
@@ -292,7 +312,7 @@ def _stored(
     for one, other, want in zip(ours, theirs, exact, strict=True):
         if not (isinstance(other, torch.Tensor) and other.is_floating_point() and other.numel()):
             continue
-        one, other, want = (torch.atleast_1d(t) for t in (one, other, want))
+        one, other, want = (torch.atleast_1d(t.detach()) for t in (one, other, want))
         if one.dtype != other.dtype:
             return [Stored(dtype=f"{one.dtype}, not {other.dtype}", same=0.0, ours=math.inf, theirs=0.0)]
         good = other.isfinite().all(-1, keepdim=True) & want.isfinite().all(-1, keepdim=True)

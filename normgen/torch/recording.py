@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 import torch.fx.traceback as metadata
-from torch._decomp import core_aten_decompositions
+from torch._decomp import core_aten_decompositions, get_decompositions
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -43,10 +43,10 @@ _TORCH = os.path.dirname(torch.__file__)
 _SIZES = (5, 7, 11, 13, 17, 19, 23, 29)  # stand-ins: no two axes, nor products of them, have one size
 _NO_GRADIENT = "normgen_no_gradient"
 _MOST_TRIES = 24
-_KEPT = {  # of the operations that torch can say as others: those that the language says better itself
-    getattr(torch.ops.aten, name)
-    for name in ("silu", "gelu", "relu", "logsumexp", "mean", "var", "clamp", "clamp_min", "clamp_max", "masked_fill")
-}
+_KEPT = [  # of the operations that torch can say as others: those that the language says better itself
+    *("silu", "gelu", "relu", "clamp", "clamp_min", "clamp_max", "masked_fill"),
+    *("mean", "var", "std", "logsumexp", "detach", "hardtanh"),
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +78,7 @@ def refused(rule: str, line: str, hint: str | None = None) -> UsageError:
 
 def recorded(
     call: Callable[..., Any],
+    names: Sequence[str],
     sizes: Sequence[tuple[int, ...]],
     dtypes: Sequence[Any],
     device: Any,
@@ -97,8 +98,9 @@ def recorded(
     whole = [not (dtype.is_floating_point or dtype is torch.bool) for dtype in dtypes]
     tries = list(itertools.islice(_interpretations(sizes, whole, rows_of), _MOST_TRIES))
     if not tries:
-        rule = "a tensor has the rows' sizes, or some of them from the left, and their columns, or is one number"
-        raise UsageError(rule, received=", ".join(map(str, sizes)))
+        rule = "a tensor of a function that is traced has the rows' sizes, or some of them, in their order"
+        known = [list(_counted(shape, sizes[rows_of], (*range(len(sizes[rows_of]) - 1), COLS))) for shape in sizes]
+        raise UsageError(rule, received=", ".join(n for n, dims in zip(names, known, strict=True) if not dims))
     failures: list[UsageError] = []
     for dims in tries:
         try:
@@ -117,7 +119,9 @@ class _SizesError(Exception):
         self.error = error
 
 
-def _interpretations(sizes: Sequence[tuple[int, ...]], whole: Sequence[bool], rows_of: int) -> Iterator[tuple[Dims, ...]]:
+def _interpretations(
+    sizes: Sequence[tuple[int, ...]], whole: Sequence[bool], rows_of: int
+) -> Iterator[tuple[Dims, ...]]:
     """What the sizes of each tensor may count, the likeliest first."""
     first = sizes[rows_of]
     axes = (*range(len(first) - 1), COLS)
@@ -135,7 +139,7 @@ def _counted(shape: tuple[int, ...], first: tuple[int, ...], axes: tuple[int, ..
     for place, size in enumerate(shape):
         aligned = place - len(shape) + len(first)
         order = sorted(range(len(first)), key=lambda i, aligned=aligned: i != aligned)  # type: ignore[misc]
-        options = [(axes[i],) for i in order if first[i] == size]
+        options: list[tuple[int, ...]] = [(axes[i],) for i in order if first[i] == size]
         if size == 1:
             options.insert(0, ())
         if len(rows) > 1 and math.prod(first[:-1]) == size:
@@ -169,11 +173,11 @@ def _recorded(
         with _Lines():
             leaves, tree = torch.utils._pytree.tree_flatten(call(*tensors))
         trees.append(tree)
-        return leaves
+        return list(leaves)
 
     try:
         with mode, metadata.preserve_node_meta(), torch.enable_grad():
-            raw = make_fx(torch.func.functionalize(run, remove="mutations_and_views"))(*fakes)
+            raw = make_fx(torch.func.functionalize(run, remove="mutations"))(*fakes)
             _made_plain(raw)
             core = make_fx(torch.fx.Interpreter(raw).run, decomposition_table=_decompositions())(*fakes)
             _made_plain(core)
@@ -183,6 +187,9 @@ def _recorded(
         rule = "a function that is traced does not ask what is in a tensor"
         raise refused(rule, _user_line(error), "choose with torch.where") from error
     except Exception as error:
+        if "allow_non_fake_inputs" in str(error):
+            rule = "a function that is traced takes its tensors as arguments"
+            raise refused(rule, _user_line(error)) from error
         rule = f"the function cannot be traced: {type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
         raise _SizesError(refused(rule, _user_line(error))) from error
     _check_guards(shapes, axes)
@@ -256,18 +263,27 @@ def _made_plain(graph: Any) -> None:
 
 
 def _decompositions() -> dict[Any, Any]:
-    return {op: found for op, found in core_aten_decompositions().items() if op.overloadpacket not in _KEPT}
+    more = get_decompositions([torch.ops.aten.elu, torch.ops.aten.leaky_relu])
+    known = {**core_aten_decompositions(), **more}
+    found = {op: how for op, how in known.items() if op.overloadpacket.__name__ not in _KEPT}
+    return {**found, torch.ops.aten.mean.default: _mean, torch.ops.aten.mean.dim: _mean}
+
+
+def _mean(x: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
+    """A mean of all rows is their total, divided; those of rows stay as they are."""
+    places = range(x.ndim) if dim is None or len(dim) == 0 else {place % x.ndim for place in dim}
+    if len(places) < x.ndim or x.ndim < 2:
+        return NotImplemented
+    return x.sum(tuple(places), keepdim, dtype=dtype) / x.numel()
 
 
 def _check_guards(shapes: Any, axes: Sequence[Any]) -> None:
-    """Refuse what an author's own condition asked about sizes: the record holds for one answer only."""
+    """Refuse what a condition asked about sizes: the record holds for one answer only."""
     for guard in shapes.guards:
-        place = guard.sloc.framework_loc
-        line = str(place) if not hasattr(place, "filename") else _line(place.filename, place.lineno)
-        asks = guard.expr.free_symbols
-        if asks & set(axes[:-1]) and not (hasattr(place, "filename") and _is_ours(place.filename)):
+        place, asks = guard.sloc.framework_loc, guard.expr.free_symbols
+        line = _line(place.filename, place.lineno) if hasattr(place, "filename") else str(place)
+        if asks & set(axes[:-1]):
             raise refused("a function that is traced does not ask for the number of rows", line)
-        if axes[-1] in asks and not (hasattr(place, "filename") and _is_ours(place.filename)):
-            raise _SizesError(refused("the function asks for the number of columns", line))
+        raise _SizesError(refused("the function asks for the number of columns", line))
     if axes[-1] in shapes.replacements:
         raise _SizesError(refused("the function takes one number of columns", "its operations"))

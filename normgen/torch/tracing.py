@@ -8,8 +8,7 @@ import math
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from fractions import Fraction
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ import torch
 from normgen.errors import SpecError, UsageError
 from normgen.problem.tensors import by_role
 from normgen.spec import names
-from normgen.spec.formula import Binary, Call, Cast, Expression, Name, Number, children, nodes
+from normgen.spec.formula import Binary, Call, Cast, Expression, Name, Number, Power, children, nodes
 from normgen.spec.given import toml_text
 from normgen.spec.reader import parse
 from normgen.spec.spec import READ, Role, Spec
@@ -40,7 +39,7 @@ class Value:
     dtype     torch's, in which the function has it
     held_in   the narrowest dtype that is known to hold the expression's values as they are
     is_whole  its values are whole numbers, or conditions
-    is_total  the expression is one of all rows
+    is_total  the expression is one of all rows; `below`: the total that it is divided by, if any
     """
 
     tree: Expression
@@ -49,6 +48,7 @@ class Value:
     held_in: Any = None
     is_whole: bool = False
     is_total: bool = False
+    below: Expression | None = None
 
     @property
     def axes(self) -> tuple[int, ...]:
@@ -102,9 +102,7 @@ def traced(
 
 
 class _Walk:
-    def __init__(
-        self, record: Recorded, parameters: Sequence[str], rows_of: int, *, every_rounding: bool
-    ) -> None:
+    def __init__(self, record: Recorded, parameters: Sequence[str], rows_of: int, *, every_rounding: bool) -> None:
         self.record, self.rows_of, self.every_rounding = record, rows_of, every_rounding
         self.row_axes = tuple(range(len(record.axes) - 1))
         self.sizes = {**dict(enumerate(record.axes[:-1])), COLS: record.axes[-1]}
@@ -186,7 +184,11 @@ class _Walk:
                 if found is not None and not isinstance(found, Value) and (one := found[node.args[1]]) is not None:
                     self.known[node] = one
                 continue
-            if not node.users or self.is_torchs(node):
+            if not node.users:
+                continue
+            if self.is_behind(node):
+                if not self.every_rounding and (total := self.of_totals(node)) is not None:
+                    self.known[node] = total
                 continue
             try:
                 found = self.operation(node)
@@ -194,18 +196,53 @@ class _Walk:
                 raise refused(f"'{_name(node)}': {error}", line_of(node)) from error
             self.known[node] = self.noted(node, found) if isinstance(found, Value) else found
 
-    def is_torchs(self, node: Node) -> bool:
+    def is_behind(self, node: Node) -> bool:
         """Whether it takes a total, or what torch has made of one, and nothing of the rows."""
         given = [n for n in node.all_input_nodes if isinstance(n.meta.get("val"), torch.Tensor | tuple)]
         values = [self.known.get(n) for n in given]
         behind = [v is None or (isinstance(v, Value) and v.is_total) for v in values]
-        if any(behind) and not all(b or not v.axes for b, v in zip(behind, values, strict=True)):
+        if any(behind) and any(isinstance(v, Value) and v.axes and not v.is_total for v in values):
             rule = f"'{_name(node)}' takes a sum over all rows back to the rows, which one kernel cannot"
             raise refused(rule, line_of(node))
         return any(behind)
 
+    def of_totals(self, node: Node) -> Value | None:
+        """A sum of totals, each times a number, over one total: the kernel adds the former. None: torch computes it."""
+        name, out = _name(node), node.meta["val"]
+        values = [self.known.get(arg) if isinstance(arg, torch.fx.Node) else None for arg in node.args]
+        value = values[0] if values and isinstance(values[0], Value) else None
+        if value is None or not value.is_total or node.kwargs.get("alpha", 1) != 1:
+            return None
+        found = replace(value, dtype=out.dtype, dims=((),) * out.ndim)
+        (inner,) = value.tree.args  # type: ignore[union-attr]
+        if name == "_to_copy" and (out.dtype.is_floating_point or out.dtype == value.dtype):
+            return found
+        if not out.dtype.is_floating_point:
+            return None
+        if name == "neg":
+            return replace(found, tree=aten.call("total", aten.ELEMENTWISE["neg"](inner)))
+        if len(node.args) != 2 or node.kwargs or name not in ("add", "sub", "mul", "div"):
+            return None
+        other = values[1]
+        if isinstance(other, Value) and other.is_total:
+            if name == "div" and value.below is None and other.below is None:
+                return replace(found, below=other.tree)
+            if name in ("add", "sub") and value.below == other.below:
+                (more,) = other.tree.args  # type: ignore[union-attr]
+                return replace(found, tree=aten.call("total", aten.ELEMENTWISE[name](inner, more)))
+            return None
+        if name not in ("mul", "div") or isinstance(other, Value):
+            return None
+        try:
+            number_ = self.tree(node.args[1])
+        except ValueError:  # it depends on the number of rows
+            return None
+        return replace(found, tree=aten.call("total", aten.ELEMENTWISE[name](inner, number_)))
+
     def noted(self, node: Node, value: Value) -> Value:
         """Rounded where the function is to round, and named where its author named it, or it is used again."""
+        if tuple(map(self.product, value.dims)) != _shape(node):
+            raise refused(f"'{_name(node)}' gives another shape than its rows have", line_of(node))
         name = _name(node)
         is_view = name in _VIEWS or name in _SAME or name in ("permute", "squeeze", "slice", "select", "_to_copy")
         if self.every_rounding and value.dtype in _NARROW and value.held_in != value.dtype and not is_view:
@@ -214,7 +251,9 @@ class _Walk:
             return value
         if (wanted := self.assigned.get(node)) is not None:
             return replace(value, tree=self.formulas.let(value.tree, wanted, keep=True))
-        if len(node.users) > 1 and not (name in aten.WHOLE and all(isinstance(c, Name | Number) for c in children(value.tree))):
+        if len(node.users) > 1 and not (
+            name in aten.WHOLE and all(isinstance(c, Name | Number) for c in children(value.tree))
+        ):
             return replace(value, tree=self.formulas.let(value.tree, names_for(node.name)))
         return value
 
@@ -224,6 +263,11 @@ class _Walk:
         stored = (n for n, d in self.dtypes.items() if d == dtype and self.reads[n].role is Role.INPUT)
         to = next(stored, name_of(dtype))
         return replace(value, tree=Cast(value.tree, to), dtype=dtype, held_in=dtype)
+
+    def value(self, node: Node) -> Value:
+        found = self.known[node]
+        assert isinstance(found, Value)
+        return found
 
     def let(self, tree: Expression, wanted: str) -> Expression:
         return self.formulas.let(tree, wanted)
@@ -240,7 +284,7 @@ class _Walk:
         if name in _VIEWS:
             return self.viewed(node, node.args[0])
         if name in _SAME:
-            return self.known[node.args[0]]
+            return self.value(node.args[0])
         if name in aten.ELEMENTWISE:
             return self.elementwise(node, name, aten.ELEMENTWISE[name])
         if name in aten.REDUCTIONS:
@@ -267,6 +311,8 @@ class _Walk:
             return Name("cols")
         if expr is not None and expr.is_number:
             return number(int(expr) if expr.is_integer else float(expr))
+        if expr is not None and not all(str(symbol).startswith("s") for symbol in expr.free_symbols):
+            raise ValueError("what is in a tensor is no part of a formula")
         if expr is None or expr.free_symbols - {self.sizes[COLS]}:
             raise ValueError("the number of rows is no part of a formula")
         parts = [self.size(part) for part in expr.args]
@@ -274,7 +320,7 @@ class _Walk:
         if kind in ("ToFloat", "TruncToInt") and len(parts) == 1:
             return parts[0]
         if kind in ("FloatTrueDiv", "IntTrueDiv"):
-            return Binary("/", *parts)
+            return Binary("/", parts[0], parts[1])
         if kind in ("Mul", "Add"):
             found = parts[0]
             for part in parts[1:]:
@@ -287,14 +333,16 @@ class _Walk:
         raise ValueError(f"'{expr}' of the number of columns is not in the language")
 
     def elementwise(self, node: Node, name: str, make: Callable[..., Expression]) -> Value:
-        values = [self.known[n] for n in node.all_input_nodes if isinstance(self.known.get(n), Value)]
+        values = [self.value(n) for n in node.all_input_nodes if isinstance(self.known.get(n), Value)]
         out = node.meta["val"]
         tree = make(*map(self.tree, node.args), **{key: self.tree(value) for key, value in node.kwargs.items()})
         held = {v.held_in for v in values if v.dtype is not torch.bool}
         whole = name in aten.WHOLE or out.dtype is torch.bool or not out.dtype.is_floating_point
         whole = whole or (name in aten.EXACT and all(v.is_whole for v in values) and _all_whole(node))
-        if not out.dtype.is_floating_point and name in ("div", "pow", "remainder") and any(
-            v.dtype is not torch.bool for v in values
+        if (
+            not out.dtype.is_floating_point
+            and name in ("div", "pow", "remainder")
+            and any(v.dtype is not torch.bool for v in values)
         ):
             raise ValueError("arithmetic is that of float32, not of whole numbers")
         is_held = name in aten.EXACT and held == {out.dtype}
@@ -320,7 +368,7 @@ class _Walk:
 
     def viewed(self, node: Node, given: Node, *_: Any) -> Value:
         """The same elements in another shape: leading sizes may be merged and spread, columns stay together."""
-        value, shape = self.known[given], _shape(node)
+        value, shape = self.value(given), _shape(node)
         if _name(node).startswith("expand"):
             return replace(value, dims=self.spread(value.dims, shape))
         left = list(value.axes)
@@ -336,7 +384,7 @@ class _Walk:
 
     def spread(self, dims: Dims, shape: Sequence[Any]) -> Dims:
         axes = (*self.row_axes, COLS)
-        known = {self.product([axis]): (axis,) for axis in axes} | {1: ()}
+        known: dict[Any, tuple[int, ...]] = {self.product([axis]): (axis,) for axis in axes} | {1: ()}
         known.setdefault(self.product(self.row_axes), self.row_axes)
         found = []
         for place, size in enumerate(shape):
@@ -347,24 +395,30 @@ class _Walk:
             found.append(dim)
         return tuple(found)
 
+    def counted(self, size: Any) -> tuple[int, ...]:
+        """The neighbouring axes that a size counts."""
+        axes = (*self.row_axes, COLS)
+        runs = (axes[i:j] for i in range(len(axes)) for j in range(i + 1, len(axes) + 1))
+        return next(run for run in runs if self.product(run) == size)
+
     def product(self, axes: Sequence[int]) -> Any:
         return math.prod(self.sizes[axis] for axis in axes)
 
-    def op_permute(self, _: Node, given: Node, order: Sequence[int]) -> Value:
-        value = self.known[given]
+    def op_permute(self, _node: Node, given: Node, order: Sequence[int]) -> Value:
+        value = self.value(given)
         return replace(value, dims=tuple(value.dims[i] for i in order))
 
     op_permute_copy = op_permute
 
     def op_transpose(self, _: Node, given: Node, one: int, other: int) -> Value:
-        dims = list(self.known[given].dims)
+        dims = list(self.value(given).dims)
         dims[one], dims[other] = dims[other], dims[one]
-        return replace(self.known[given], dims=tuple(dims))
+        return replace(self.value(given), dims=tuple(dims))
 
     op_transpose_copy = op_transpose
 
     def op_t(self, node: Node, given: Node) -> Value:
-        return self.op_transpose(node, given, 0, -1) if len(self.known[given].dims) > 1 else self.known[given]
+        return self.op_transpose(node, given, 0, -1) if len(self.value(given).dims) > 1 else self.value(given)
 
     op_t_copy = op_t
 
@@ -376,22 +430,22 @@ class _Walk:
     def op_slice(self, node: Node, given: Node, dim: int = 0, *_: Any, **__: Any) -> Value:
         if _shape(node)[dim] != _shape(given)[dim]:
             raise ValueError("it takes a part of the rows or columns")
-        return self.known[given]
+        return self.value(given)
 
     op_slice_copy = op_slice
 
     def op_select(self, _: Node, given: Node, dim: int, _index: int) -> Value:
-        dims = list(self.known[given].dims)
+        dims = list(self.value(given).dims)
         if dims.pop(dim):
             raise ValueError("it takes a part of the rows or columns")
-        return replace(self.known[given], dims=tuple(dims))
+        return replace(self.value(given), dims=tuple(dims))
 
     op_select_copy = op_select
 
     # numbers
 
     def op_to_copy(self, node: Node, given: Node, **_: Any) -> Value:
-        value, dtype = self.known[given], node.meta["val"].dtype
+        value, dtype = self.value(given), node.meta["val"].dtype
         if dtype == torch.float64 and not value.is_whole:
             raise ValueError("arithmetic is that of float32, not of float64")
         if not dtype.is_floating_point:
@@ -408,7 +462,7 @@ class _Walk:
     def op_full(self, node: Node, _: Any, value: float, **__: Any) -> Value:
         return self.constant(node, value)
 
-    def op_full_like(self, node: Node, given: Node, value: float, **_: Any) -> Value:
+    def op_full_like(self, node: Node, _given: Node, value: float, **_: Any) -> Value:
         return self.constant(node, value)
 
     def op_scalar_tensor(self, node: Node, value: float, **_: Any) -> Value:
@@ -442,16 +496,23 @@ class _Walk:
 
     op_iota = op_arange
 
-    def op_pow(self, node: Node, base: Any, exponent: Any) -> Value:
+    def op_pow(self, node: Node, base: Any, _exponent: Any) -> Value:
         is_constant = not isinstance(base, torch.fx.Node)
         return self.elementwise(node, "pow", aten.power_of if is_constant else aten.power)
 
     # rows
 
     def reduced(
-        self, node: Node, given: Node, dim: Any = None, keepdim: bool = False, *, how: Callable[..., Expression], **_: Any
+        self,
+        node: Node,
+        given: Node,
+        dim: Any = None,
+        keepdim: bool = False,
+        *,
+        how: Callable[..., Expression],
+        **_: Any,
     ) -> Value:
-        value, out = self.known[given], node.meta["val"]
+        value, out = self.value(given), node.meta["val"]
         out = out[0] if isinstance(out, tuple | list) else out
         places = _places(dim, len(value.dims))
         axes = [axis for place in places for axis in value.dims[place]]
@@ -474,6 +535,12 @@ class _Walk:
 
     def op_var(self, node: Node, given: Node, dim: Any = None, *, correction: Any = 1, keepdim: bool = False) -> Value:
         return self.reduced(node, given, dim, keepdim, how=lambda x: self.variance(x, correction))
+
+    def op_std(self, node: Node, given: Node, dim: Any = None, *, correction: Any = 1, keepdim: bool = False) -> Value:
+        def root(x: Expression) -> Expression:
+            return aten.root(self.let(self.variance(x, correction), "variance"))
+
+        return self.reduced(node, given, dim, keepdim, how=root)
 
     def op_var_mean(self, node: Node, given: Node, dim: Any = None, **options: Any) -> tuple[Value, Value]:
         correction, keepdim = options.get("correction", 1), options.get("keepdim", False)
@@ -500,8 +567,10 @@ class _Walk:
     def op_logsumexp(self, node: Node, given: Node, dim: Any, keepdim: bool = False) -> Value:
         return self.reduced(node, given, dim, keepdim, how=lambda x: aten.logsumexp(self.shared(x), self.let))
 
-    def op_linalg_vector_norm(self, node: Node, given: Node, order: float = 2, dim: Any = None, *more: Any, **_: Any) -> Value:
-        return self.reduced(node, given, dim, *more[:1], how=lambda x: aten.norm(x, order))
+    def op_linalg_vector_norm(
+        self, node: Node, given: Node, order: float = 2, dim: Any = None, *more: Any, **_: Any
+    ) -> Value:
+        return self.reduced(node, given, dim, *more[:1], how=lambda x: aten.norm(x, order, self.let))
 
     def op_softmax(self, node: Node, given: Node, dim: int, _to_float: bool = False) -> Value:
         return self.along(node, given, dim, lambda x: aten.softmax(x, self.let))
@@ -519,12 +588,12 @@ class _Walk:
     def op_fused_rms_norm(self, node: Node, given: Node, shape: Any, weight: Any, eps: float | None) -> Any:
         if len(shape) != 1:
             raise ValueError("a row is the last size alone")
-        given_dtype = self.known[given].dtype
+        given_dtype = self.value(given).dtype
         e = number(torch.finfo(torch.float32 if given_dtype in _NARROW else given_dtype).eps if eps is None else eps)
         return self.along(node, given, -1, lambda x: aten.rms_norm(x, self.tree(weight), e, self.let)), None
 
     def along(self, node: Node, given: Node, dim: int, how: Callable[[Expression], Expression]) -> Value:
-        value, out = self.known[given], node.meta["val"]
+        value, out = self.value(given), node.meta["val"]
         out = out[0] if isinstance(out, tuple | list) else out
         if value.dims[dim] != (COLS,):
             raise ValueError("it goes over rows, not along the columns of each")
@@ -534,8 +603,8 @@ class _Walk:
     def shared(self, tree: Expression) -> Expression:
         return tree if isinstance(tree, Name) else self.let(tree, "z")
 
-    def op_gather(self, node: Node, given: Node, dim: int, index: Node, **_: Any) -> Value:
-        value, places = self.known[given], self.known[index]
+    def op_gather(self, _node: Node, given: Node, dim: int, index: Node, **_: Any) -> Value:
+        value, places = self.value(given), self.value(index)
         if value.dims[dim] != (COLS,) or places.dims[dim]:
             raise ValueError("it takes other elements than one of each row")
         rows = [d for i, d in enumerate(value.dims) if i != dim % len(value.dims)]
@@ -611,7 +680,9 @@ def _name(node: Node) -> str:
 
 
 def _shape(node: Node) -> tuple[Any, ...]:
-    return tuple(size.node.expr if isinstance(size, torch.SymInt) else size for size in node.meta["val"].shape)
+    found = node.meta["val"]
+    found = found[0] if isinstance(found, tuple | list) else found
+    return tuple(size.node.expr if isinstance(size, torch.SymInt) else size for size in found.shape)
 
 
 def _places(dim: Any, count: int) -> set[int]:
@@ -726,8 +797,8 @@ def _replaced(tree: Expression, by: Mapping[str, Expression]) -> Expression:
             return Call(function, tuple(_replaced(arg, by) for arg in args))
         case Cast(arg=arg, to=to):
             return Cast(_replaced(arg, by), to)
-        case _ if children(tree):
-            return replace(tree, base=_replaced(tree.base, by))  # type: ignore[union-attr, call-arg]
+        case Power(base=base):
+            return replace(tree, base=_replaced(base, by))
     return tree
 
 
@@ -767,8 +838,13 @@ class _Tail:
         """The node of the tail that has the values of one of the function's."""
         if node in self.copied:
             return self.copied[node]
+        found: Any
         walk, value = self.walk, self.walk.known.get(node)
-        if node.op == "placeholder":
+        size = node.meta.get("val")
+        if node.op == "call_function" and _name(node) in ("sym_size", "sym_numel") and isinstance(size, torch.SymInt):
+            self.is_plain = False
+            found = self.size(walk.counted(size.node.expr))
+        elif node.op == "placeholder":
             self.is_plain = False
             found = self.arguments[walk.placeholders.index(node)]
         elif isinstance(value, Value) and (value.is_total or set(walk.row_axes) <= set(value.axes)):
@@ -788,14 +864,22 @@ class _Tail:
             name = tree.name
         else:
             name = walk.formulas.named(wanted or walk.assigned.get(node, "") or ("total" if value.is_total else "y"))
-        same = (n for n, v in self.outputs.items() if v.tree == tree and (v.is_total or v.dtype == value.dtype))
-        if (known := next(same, None)) is not None:
-            name = known
-        else:
-            self.outputs[name] = replace(value, tree=tree)
-            with self.graph.inserting_before(self.arguments[0]):  # the kernel's results come first
-                self.kernel[name] = self.graph.placeholder(f"result{len(self.kernel)}")
-        return self.placed(self.kernel[name], value)
+        found = self.output(name, replace(value, tree=tree))
+        if value.below is not None:
+            count = self.output(walk.formulas.named("total"), replace(value, tree=value.below, below=None))
+            self.is_plain = False
+            found = self.graph.call_function(torch.ops.aten.div.Tensor, (found, count))
+        return self.placed(found, value)
+
+    def output(self, name: str, value: Value) -> Node:
+        """The kernel's result of this expression."""
+        for known, other in self.outputs.items():
+            if other.tree == value.tree and (other.is_total or other.dtype == value.dtype):
+                return self.kernel[known]
+        self.outputs[name] = value
+        with self.graph.inserting_before(self.arguments[0]):  # the kernel's results come first
+            self.kernel[name] = self.graph.placeholder(f"result{len(self.kernel)}")
+        return self.kernel[name]
 
     def placed(self, node: Node, value: Value) -> Node:
         """The kernel's result, of the rows' sizes, in the shape and dtype that the function gives it."""
@@ -820,5 +904,7 @@ class _Tail:
             if axis not in self.sizes:
                 argument = self.arguments[self.walk.rows_of]
                 self.sizes[axis] = self.graph.call_function(torch.ops.aten.sym_size.int, (argument, axis))
-            found = self.sizes[axis] if found == 1 else self.graph.call_function(operator.mul, (found, self.sizes[axis]))
+            found = (
+                self.sizes[axis] if found == 1 else self.graph.call_function(operator.mul, (found, self.sizes[axis]))
+            )
         return found

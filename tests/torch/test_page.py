@@ -15,7 +15,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "frameworks.md"
 
 def test_the_snippets_of_the_page_run_in_order() -> None:
     snippets = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
-    assert len(snippets) == 6
+    assert len(snippets) == 7
     scope: dict[str, Any] = {"__name__": "page"}
     for number, snippet in enumerate(snippets):
         exec(compile(snippet, f"frameworks.md, snippet {number}", "exec"), scope)

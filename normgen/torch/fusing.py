@@ -23,6 +23,7 @@ Facts = tuple[Any, ...]
 
 ROUNDINGS = ("casts", "operations")
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
+_UNKNOWN: Any = object()
 _IS_TENSOR = "a tensor of the call"
 _SIZES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37)  # no two of them, nor products of some, are the same
 _MOST_SHAPES = 1024  # that a function remembers
@@ -60,12 +61,12 @@ def _shaped(read: Read, found: Traced) -> Callable[[Tensor, Tensor], Tensor] | N
     axes = (*range(len(found.recorded.axes) - 1), COLS)
     plain = tuple((axis,) for axis in axes)
     if read.role is Role.PARAMETER:
-        return None if len(read.dims) == 1 else lambda tensor, first: tensor.reshape(-1)
+        return None if len(read.dims) == 1 else lambda tensor, _: tensor.reshape(-1)
     if read.role in (Role.SCALAR_INPUT, Role.SCALAR_PARAMETER):
-        return None if not read.dims else lambda tensor, first: tensor.reshape(())
+        return None if not read.dims else lambda tensor, _: tensor.reshape(())
     if read.role is Role.BATCH_PARAMETER:
         is_flat = len(read.dims) == 2 and all(read.dims)
-        return None if is_flat else lambda tensor, first: tensor.reshape(-1, tensor.shape[-1])
+        return None if is_flat else lambda tensor, _: tensor.reshape(-1, tensor.shape[-1])
     wanted = plain if read.role is Role.INPUT else plain[:-1]
     if not read.spread:
         if read.dims == wanted:
@@ -121,9 +122,8 @@ class Fused:
         facts, tensors = _facts(args, named)
         if facts is None:
             return self.function(*args, **named)
-        try:
-            plan = self._ready[facts]
-        except KeyError:
+        plan = self._ready.get(facts, _UNKNOWN)
+        if plan is _UNKNOWN:
             plan = self._readied(facts, tensors, args, named)
         return self.function(*args, **named) if plan is None else plan(tensors)
 
@@ -171,10 +171,11 @@ class Fused:
             hint = "pass its tensors one by one, and numbers as they are"
             rule = "an argument is a tensor, a module, or a constant"
             raise UsageError(rule, received=str(error), hint=hint) from error
-        plan = self._planned(pattern, rows_of, dtypes, tensors[0].device, statics, args, named)
-        return plan or self._planned(
-            pattern, rows_of, dtypes, tensors[0].device, statics, args, named, cols=sizes[rows_of][-1]
-        )
+        for cols in (0, sizes[rows_of][-1]):
+            plan = self._planned(pattern, rows_of, dtypes, tensors[0].device, statics, args, named, cols=cols)
+            if plan is not None:
+                return plan
+        raise UsageError("a function that is traced takes rows of its arguments' sizes", received=self._title)
 
     def _planned(
         self,
@@ -196,7 +197,7 @@ class Fused:
             return None
         title, parameters = self._title, _parameters(self.function, args, named)
         call = _call(self.function, args, named)
-        record = recorded(call, _stand_ins(pattern), dtypes, device, rows_of, cols)
+        record = recorded(call, parameters, _stand_ins(pattern), dtypes, torch.device(device.type), rows_of, cols)
         if record is None:
             self._for_one.add((*key[:-1], None))
             return None
@@ -207,7 +208,7 @@ class Fused:
         plan.comparison = compared(found, plan.operator, plan.given, call)
         if not plan.comparison.holds:
             hint = "report it; until then, write a spec for normgen.torch.operator"
-            rule = f"the spec that was traced of {title} computes something else"
+            rule = f"the spec that was traced of {title} differs from it"
             raise VerificationError(rule, received=str(plan.comparison), hint=hint)
         self._plans[key] = plan
         return plan
@@ -236,11 +237,11 @@ class Fused:
         names = tuple(named)
         values = tuple([_IS_TENSOR if isinstance(a, torch.Tensor) else a for a in named.values()])
         pattern, device = _pattern(sizes, rows_of), tensors[0].device.type
-        plan = self._constant(pattern, rows_of, dtypes, device, constants, names, values, 0)
-        if plan is None:
-            cols = int(sizes[rows_of][-1])
-            plan = self._constant(pattern, rows_of, dtypes, device, constants, names, values, cols)
-        return plan(tensors)
+        place = self._constant(pattern, rows_of, dtypes, device, constants, names, values, 0)
+        if not place:
+            cols = len(range(sizes[rows_of][-1]))  # a number, where int() would stay a compiler's symbol
+            place = self._constant(pattern, rows_of, dtypes, device, constants, names, values, cols)
+        return getattr(self, place)(tensors)
 
     @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
     def _constant(
@@ -253,8 +254,11 @@ class Fused:
         names: tuple[str, ...],
         values: Facts,
         cols: int,
-    ) -> Plan | None:
-        """`_planned` of what a compiler knows of a call: run while it compiles, with tensors that are stand-ins."""
+    ) -> str:
+        """`_planned` of what a compiler knows of a call: run while it compiles, with tensors that are stand-ins.
+
+        The name of the attribute that has the plan: a compiler looks it up there, as it does its other objects.
+        """
         sizes = iter(zip(_stand_ins(pattern), dtypes, strict=True))
         args = [] if self.bound is None else [self.bound]
         for _ in [] if self.bound is None else _of_module(self.bound):
@@ -270,9 +274,14 @@ class Fused:
             positional = [*args, *[given(value) for value in constants]]
             keywords = {name: given(value) for name, value in zip(names, values, strict=True)}
             statics = _statics(positional, keywords)
-            return self._planned(
+            plan = self._planned(
                 pattern, rows_of, dtypes, torch.device(device), statics, positional, keywords, cols=cols
             )
+        if plan is None:
+            return ""
+        name = f"plan_{list(self._plans.values()).index(plan)}"
+        setattr(self, name, plan)
+        return name
 
 
 def fused(function: Any = None, *examples: Any, rounding: str = "casts") -> Any:
