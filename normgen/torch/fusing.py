@@ -329,13 +329,13 @@ def _facts(args: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Facts | Non
     tensors: list[Tensor] = []
     for arg in (*args, *named.values()) if named else args:
         if type(arg) in _PLAIN:
-            facts += (arg.shape, arg.dtype, arg.device)
+            facts += (arg.shape, arg.dtype, arg.get_device())
             tensors.append(arg)
         elif isinstance(arg, torch.nn.Module):
             for tensor in _of_module(arg):
                 if type(tensor) not in _PLAIN:
                     return None, tensors
-                facts += (tensor.shape, tensor.dtype, tensor.device)
+                facts += (tensor.shape, tensor.dtype, tensor.get_device())
                 tensors.append(tensor)
             facts.append(_said(arg))
         elif isinstance(arg, torch.Tensor):
@@ -344,7 +344,7 @@ def _facts(args: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Facts | Non
             facts += (type(arg), arg)
     if named:
         facts.append(tuple(named))
-    if tensors and torch.is_autocast_enabled(tensors[0].device.type):
+    if tensors and torch._C._is_any_autocast_enabled():
         facts.append(_autocast(tensors[0].device.type))
     if torch._C._len_torch_dispatch_stack() or torch._C._functorch.peek_interpreter_stack() is not None:
         return None, tensors

@@ -178,7 +178,7 @@ def test_a_tensor_that_no_kernel_takes_runs_the_function_itself(monkeypatch: pyt
 @pytest.mark.usefixtures("by_operator")
 def test_every_rounding_of_eager_torch_is_taken_over_where_asked() -> None:
     def steps(x: Tensor, weight: Tensor) -> Tensor:
-        return (x + 0.3) * weight - x / 3
+        return (x + weight) * weight - x * 0.3
 
     x, weight = torch.randn(16, COLS).bfloat16(), torch.randn(COLS).bfloat16()
     exact = ng.fused(steps, rounding="operations")
