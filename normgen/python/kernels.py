@@ -305,8 +305,9 @@ class Kernel:
 
         Tensors have the address 0, the workspace too.
         """
-        bound, size = self._bound, self.module.workspace_bytes(rows=rows, sm_count=self._executor.sm_count)
         batches = rows // rows_per_batch if rows_per_batch else 1
+        size = self.module.workspace_bytes(rows=rows, sm_count=self._executor.sm_count, batches=batches)
+        bound = self._bound
         shapes = {t: t.shape(rows, self.problem.cols, batches) for t in self.problem.passed_tensors}
         with self._lock, self._executor.use():
             if not isinstance(bound, Launchable):
@@ -314,7 +315,7 @@ class Kernel:
             for tensor, shape in shapes.items():
                 bound.set_tensor(tensor.name, None, shape[-1] if len(shape) > 1 else 1)
             bound.set(scalars={**self._scalars, **scalars}, rows_per_batch=rows_per_batch or None, workspace=0)
-            bound.set_rows(rows)
+            bound.set_rows(rows, batches)
             cells, grids = bound.packed()
         extents = {t.name: math.prod(shape) * t.dtype.bytes for t, shape in shapes.items()}
         return Launched(bound=bound, cells=cells, grids=grids, extents=extents, is_serial=size > 0), size

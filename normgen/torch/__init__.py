@@ -3,6 +3,7 @@
 y = normgen.torch.rms_norm(x, weight, 1e-6)            # with autograd, under autocast, torch.compile and dispatch modes
 norm = normgen.torch.RMSNorm(4096, device="cuda")       # in the place of torch.nn.RMSNorm
 mine = normgen.torch.operator("my_norm.toml")           # any spec, by name, file, text or as a Spec
+own = normgen.torch.fused(function)                     # a kernel of a function of torch operations, no spec written
 report = normgen.torch.replace(model)                   # the norms of a model that is there
 
 On a CUDA device our kernels run. On the CPU, and for float64 anywhere, the same formulas run as torch operations, so
@@ -14,13 +15,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from normgen.operators.table import TABLE
+from normgen.torch.comparing import Comparison
 from normgen.torch.functional import cross_entropy, function
+from normgen.torch.fusing import Fused, fused
 from normgen.torch.modules import LayerNorm, RMSNorm, Softmax
 from normgen.torch.operators import Operator, operator
 from normgen.torch.patching import Norm, Report, replace, restore
 
 __all__ = [
     "TABLE",
+    "Comparison",
+    "Fused",
     "LayerNorm",
     "Norm",
     "Operator",
@@ -28,6 +33,7 @@ __all__ = [
     "Report",
     "Softmax",
     "cross_entropy",
+    "fused",
     "operator",
     "replace",
     "restore",

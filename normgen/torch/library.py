@@ -32,8 +32,8 @@ class Kept:
     statistics      likewise, of the results that have no gradient
     reads           what the pass reads, in the order of its problem: places among cotangents and then what is saved
     returned        for each tensor of the call: which stored gradient is its own, None of one that is not asked for
-    shaped          places of the tensors that a call may give in another shape than their gradient is stored in: [1] of one
-                    number, [batches, 1, cols]
+    shaped          places of the tensors that a call may give in another shape than their gradient is stored in: [1] of
+                    one number, [batches, 1, cols]
     """
 
     form: Form
@@ -86,7 +86,7 @@ class Operators:
         key = (tuple(needs), dtype, *[None if t is None else t.dtype for t in tensors])
         kept = self._kept.get(key)
         if kept is None:
-            kept = self._kept[key] = self._what_is_kept(needs, tensors, dtype)
+            kept = self._kept[key] = self.what_is_kept(needs, tensors, dtype)
         known = (*tensors, *results)
         ctx.save_for_backward(*[known[place] for place in kept.places])
         ctx.kept, ctx.scalars = kept, scalars
@@ -94,7 +94,8 @@ class Operators:
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(*[known[place] for place in kept.statistics])
 
-    def _what_is_kept(self, needs: Sequence[bool], tensors: Values, dtype: Any) -> Kept:
+    def what_is_kept(self, needs: Sequence[bool], tensors: Values, dtype: Any) -> Kept:
+        """What the gradients of such a call need. Raises UsageError where there is no such gradient."""
         form = Form(
             direction=Direction.BACKWARD,
             written=self.saved,

@@ -175,7 +175,7 @@ class _Probe:
         self.module, self.names = copy.deepcopy(module), names
         generator = torch.Generator().manual_seed(cols)
         self.values = {name: torch.randn(cols, generator=generator, dtype=torch.float64) for name in names}
-        self.rows = _telling_rows(cols, generator)
+        self.rows = telling_rows(cols, generator)
 
     def found(self) -> Norm | str:
         got = self.run(self.rows, torch.float64)
@@ -256,7 +256,7 @@ class _Probe:
         return any(func in _OF_TORCH for func in seen)
 
 
-def _telling_rows(cols: int, generator: Any) -> Tensor:
+def telling_rows(cols: int, generator: Any) -> Tensor:
     """[2, 8, cols] in float64: plain rows, rows where eps matters, far from 0, with an outlier, level, 0 and large."""
     rows = torch.randn(2, 8, cols, generator=generator, dtype=torch.float64)
     rows[:, 1] *= 1e-3

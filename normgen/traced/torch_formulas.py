@@ -46,12 +46,14 @@ _FUNCTIONS: dict[str, Callable[..., Tensor]] = {
 class TorchArithmetic:
     """On rows of `cols` elements: elem [rows, cols], row [rows, 1], col [1, cols], scalar [].
 
-    dtype  float32, as in a kernel; float64, where it stands for float32 throughout
+    dtype     float32, as in a kernel; float64, where it stands for float32 throughout
+    is_exact  nothing is rounded, by a cast or where it is stored, but to whole numbers
     """
 
     cols: Any  # a number, or a compiler's name for one
     device: Any
     dtype: Any = torch.float32
+    is_exact: bool = False
 
     def constant(self, value: float) -> Tensor:
         return torch.full((), value, dtype=self.dtype, device=self.device)
@@ -99,7 +101,7 @@ class TorchArithmetic:
 
     def stored(self, value: Tensor, dtype: DType) -> Tensor:
         """As a kernel of ours stores it: rounded as the dtype rounds, and saturated where it saturates."""
-        if dtype is F32:
+        if dtype is F32 or (self.is_exact and not dtype.is_integer):
             return value.to(self.dtype, copy=True)
         if dtype.rounds_up:
             mantissa, exponent = value.clamp(dtype.least, dtype.largest).frexp()
@@ -132,6 +134,7 @@ class TorchFunction:
     scalars: tuple[tuple[str, float], ...]
     randoms: tuple[Random, ...]
     replay: Replay
+    is_exact: bool = False
 
     def __call__(
         self, tensors: Tensors, scalars: Mapping[str, float] | None = None, rows_per_batch: int = 0
@@ -145,7 +148,8 @@ class TorchFunction:
         shape, cols = first.shape, first.shape[-1]
         rows = first.numel() // cols
         is_double = any(tensors[t.name].dtype == torch.float64 for t in self.reads)
-        do = TorchArithmetic(cols=cols, device=first.device, dtype=torch.float64 if is_double else torch.float32)
+        dtype = torch.float64 if is_double else torch.float32
+        do = TorchArithmetic(cols=cols, device=first.device, dtype=dtype, is_exact=self.is_exact)
         given = {t.name: _read(t, tensors[t.name], do, rows, rows_per_batch) for t in self.reads}
         given |= {name: do.constant(value) for name, value in {**dict(self.scalars), **(scalars or {})}.items()}
         given["cols"] = do.constant(torch.sym_float(cols))
@@ -177,14 +181,18 @@ class TorchFunction:
         return do.stored(value, use.dtype).contiguous()
 
 
-def torch_function(problem: Problem) -> TorchFunction:
-    """The problem's program in torch, for any number of rows and, of a spec without groups, of cols."""
+def torch_function(problem: Problem, *, is_exact: bool = False) -> TorchFunction:
+    """The problem's program in torch, for any number of rows and, of a spec without groups, of cols.
+
+    is_exact  of float64 tensors nothing is rounded, but to whole numbers
+    """
     return TorchFunction(
         reads=tuple(t for t in problem.tensors if not t.is_written),
         writes=tuple(t for t in problem.tensors if t.is_written),
         scalars=problem.spec.scalars,
         randoms=written_program(problem).randoms,
         replay=replayed(problem),
+        is_exact=is_exact,
     )
 
 

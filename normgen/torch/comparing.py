@@ -1,0 +1,334 @@
+"""A traced function beside its spec, on rows that tell formulas apart. A comparison, not a proof.
+
+In float64 nothing is rounded on either side, neither by the function's conversions nor by the spec's casts: results and
+gradients are those of torch's operations as they were recorded, and those of the spec's programs, forward and derived.
+As stored, in the dtypes of a call, the function itself runs beside the spec's formulas.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from normgen.errors import NormgenError
+from normgen.operators.forms import Form
+from normgen.problem.question import Direction
+from normgen.spec.spec import Role
+from normgen.torch.calls import name_of
+from normgen.torch.operators import Operator
+from normgen.torch.patching import telling_rows
+from normgen.torch.recording import COLS
+from normgen.torch.tracing import Traced
+from normgen.traced.torch_formulas import torch_function
+
+Tensor = Any
+Given = Callable[[Sequence[Tensor]], list[Tensor]]  # the kernel's tensors, of the function's
+
+_SAME = 1e-8  # of a row's largest value, in float64
+_COLS = 48  # where the function leaves them open
+_TIMES, _ROUNDINGS = 2, 4  # the formulas' error is at most so many times the function's, and so many roundings
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stored:
+    """One result in the dtypes of a call: the share of elements with the function's bits, and both largest errors.
+
+    An error is one to float64, in roundings of a row's largest value.
+    """
+
+    dtype: str
+    same: float
+    ours: float
+    theirs: float
+
+    @property
+    def holds(self) -> bool:
+        return self.ours <= _TIMES * self.theirs + _ROUNDINGS
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """How far a spec and its function are apart.
+
+    results, gradients  by name, in float64, as shares of the largest value of a row, or of a parameter's gradient
+    no_gradients        of tensors that have none: why
+    stored              of each result
+    """
+
+    rows: int
+    results: tuple[tuple[str, float], ...]
+    gradients: tuple[tuple[str, float], ...]
+    no_gradients: str
+    stored: tuple[Stored, ...]
+
+    @property
+    def holds(self) -> bool:
+        return all(share <= _SAME for _, share in (*self.results, *self.gradients)) and all(
+            one.holds for one in self.stored
+        )
+
+    def __str__(self) -> str:
+        lines = [f"on {self.rows} rows in float64, as a share of a row's largest value (a comparison, not a proof):"]
+        lines += [f"  {name}: {share:.1e}" for name, share in self.results]
+        lines += [f"  gradient by {name}: {share:.1e}" for name, share in self.gradients]
+        lines += [f"  no gradient: {self.no_gradients}"] if self.no_gradients else []
+        for one in self.stored:
+            errors = f"off by {one.ours:.1f} roundings at most, the function by {one.theirs:.1f}"
+            lines.append(f"as stored, {one.dtype}: {one.same:.1%} of the elements have the function's bits; {errors}")
+        return "\n".join(lines)
+
+
+def compared(found: Traced, made: Operator, given: Given, call: Callable[..., Any]) -> Comparison:
+    """The comparison of a traced function, `call` of its tensors, with the operator of its spec."""
+    dtypes = [n.meta["val"].dtype for n in found.recorded.raw.graph.nodes if n.op == "placeholder"]
+    torchs, tail = _widened(found.recorded.raw), None if found.tail is None else _widened(found.tail)
+    exact = _Exact(found, made, dtypes)
+    results: dict[str, float] = {}
+    gradients: dict[str, float] = {}
+    stored: list[Stored] = []
+    generator = torch.Generator().manual_seed(len(dtypes))
+    rows = 0
+    with torch.autocast("cpu", enabled=False), torch.enable_grad():
+        for tensors in _samples(found, dtypes, generator):
+            rows += math.prod(tensors[found.rows_of].shape[:-1])
+            wide = [t.double() if t.is_floating_point() else t for t in tensors]
+            try:
+                theirs = torchs(*_leaves(wide))
+            except (IndexError, RuntimeError):
+                continue  # it takes no labels outside the columns
+            by = [torch.randn(t.shape, generator=generator, dtype=torch.float64) for t in theirs if _has_gradient(t)]
+            leaves, ours_leaves = _leaves(wide), _leaves(wide)
+            theirs = torchs(*leaves)
+            ours = _finished(tail, _Applied.apply(exact, *given(ours_leaves)), ours_leaves)
+            for i, (one, other) in enumerate(zip(ours, theirs, strict=True)):
+                if not isinstance(other, torch.Tensor):
+                    continue
+                _note(results, f"result {i}", _share(one.detach(), other.detach()))
+            places = [(r.name, r.place) for r, is_asked in zip(found.reads, exact.asked, strict=True) if is_asked]
+            got = _gradients(ours, [ours_leaves[place] for _, place in places], by)
+            want = _gradients(theirs, [leaves[place] for _, place in places], by)
+            for (name, _), one, other in zip(places, got, want, strict=True):
+                _note(gradients, name, _share(*_where_finite(one, other, theirs)))
+            stored += _stored(found, made, given, call, tensors, list(theirs))
+    worst = {one.dtype: one for one in sorted(stored, key=lambda s: (s.holds, -s.ours), reverse=True)}
+    return Comparison(
+        rows=rows,
+        results=tuple(results.items()),
+        gradients=tuple(gradients.items()),
+        no_gradients=exact.refusal,
+        stored=tuple(worst.values()),
+    )
+
+
+def _note(shares: dict[str, float], name: str, share: float) -> None:
+    shares[name] = max(shares.get(name, 0.0), share)
+
+
+def _finished(tail: Any, results: Sequence[Tensor], tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+    if tail is None:
+        return results
+    found = tail(*results, *tensors)
+    return found if isinstance(found, tuple) else (found,)
+
+
+def _leaves(tensors: Sequence[Tensor]) -> list[Tensor]:
+    return [t.detach().requires_grad_(t.is_floating_point()) for t in tensors]
+
+
+def _has_gradient(tensor: Tensor) -> bool:
+    return isinstance(tensor, torch.Tensor) and tensor.is_floating_point() and tensor.requires_grad
+
+
+def _gradients(results: Sequence[Tensor], leaves: Sequence[Tensor], by: Sequence[Tensor]) -> list[Tensor]:
+    ends = [t for t in results if _has_gradient(t)]
+    if not ends or not leaves:
+        return [torch.zeros_like(leaf) for leaf in leaves]
+    found = torch.autograd.grad(ends, leaves, by[: len(ends)], allow_unused=True)
+    return [torch.zeros_like(leaf) if g is None else g for g, leaf in zip(found, leaves, strict=True)]
+
+
+def _where_finite(ours: Tensor, theirs: Tensor, results: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Two gradients, 0 in rows whose results are not finite, and where the function's own gradient is not."""
+    good = theirs.isfinite()
+    for result in results:
+        is_of_rows = isinstance(result, torch.Tensor) and result.ndim > 1
+        if is_of_rows and result.ndim == theirs.ndim and result.shape[:-1] == theirs.shape[:-1]:
+            good = good & result.isfinite().all(-1, keepdim=True)
+    return torch.where(good, ours, 0), torch.where(good, theirs, 0)
+
+
+class _Exact:
+    """The spec's programs in float64, with no rounding.
+
+    asked  of each tensor that the kernel reads, whether its gradient is; `refusal`: why some are not
+    """
+
+    def __init__(self, found: Traced, made: Operator, dtypes: Sequence[Any]) -> None:
+        self.operators, self.calls = made.operators, made.operators.calls
+        # Tensors of the call's dtypes: forms follow from these, not from float64.
+        self.stand_ins = tuple(torch.empty((), dtype=dtypes[read.place]) for read in found.reads)
+        elems = [t.dtype for t, read in zip(self.stand_ins, found.reads, strict=True) if read.role is Role.INPUT]
+        self.dtype = elems[0]
+        for dtype in elems[1:]:
+            self.dtype = torch.promote_types(self.dtype, dtype)
+        self.places = [self.operators.written.index(name) for name in found.returns]
+        self.names = [tensor.name for tensor in self.calls.reads]
+        form = Form(
+            direction=Direction.FORWARD,
+            written=self.operators.written,
+            dtypes=self.calls.dtypes(self.stand_ins),
+            out=name_of(self.dtype),
+        )
+        self.written = [use.name for use in self.calls.problem(form).writes]
+        self.forward = torch_function(self.calls.problem(form).problem, is_exact=True)
+        every = [
+            tensor.has_gradient and dtype.is_floating_point
+            for tensor, dtype in zip(self.calls.reads, (t.dtype for t in self.stand_ins), strict=True)
+        ]
+        self.asked, self.refusal = every, ""
+        try:
+            if any(every):
+                self.operators.what_is_kept(every, self.stand_ins, self.dtype)
+        except NormgenError as error:
+            self.asked, self.refusal = [False] * len(every), error.rule
+
+    def results(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        with torch.no_grad():
+            found = self.forward(dict(zip(self.names, tensors, strict=True)))
+        return [found[name] for name in self.operators.written]
+
+    def gradients(self, known: Sequence[Tensor], cotangents: Sequence[Tensor]) -> list[Tensor | None]:
+        kept = self.operators.what_is_kept(self.asked, self.stand_ins, self.dtype)
+        given = {name: known[place] for name, place in zip(kept.saved, kept.places, strict=True)}
+        given |= {f"d{name}": t for name, t in zip(self.operators.outputs, cotangents, strict=False)}
+        problem = self.calls.problem(kept.form)
+        with torch.no_grad():
+            found = torch_function(problem.problem, is_exact=True)(given)
+        by_name = {name: found[use.name] for use in problem.writes for name in (use.of, *use.also)}
+        shapes = dict(zip(self.names, (t.shape for t in known), strict=False))
+        return [
+            by_name[n].reshape(shapes[n]) if n in by_name and a else None
+            for n, a in zip(self.names, self.asked, strict=True)
+        ]
+
+
+class _Applied(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, exact: _Exact, *tensors: Tensor) -> Any:
+        results = exact.results(tensors)
+        ctx.exact = exact
+        ctx.save_for_backward(*tensors, *results)
+        ctx.mark_non_differentiable(*[r for r in results if not r.is_floating_point()])
+        return tuple(results[place] for place in exact.places)
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor) -> Any:
+        exact, known = ctx.exact, ctx.saved_tensors
+        if not any(exact.asked):
+            return None, *[None] * len(exact.asked)
+        by_name = dict(zip((exact.operators.written[place] for place in exact.places), cotangents, strict=True))
+        return None, *exact.gradients(known, [by_name[name] for name in exact.operators.outputs])
+
+
+def _samples(found: Traced, dtypes: Sequence[Any], generator: Any) -> list[list[Tensor]]:
+    """Arguments of the function: rows of all families; labels within the columns, then some that are not."""
+    count = len(found.recorded.axes) - 1
+    cols = found.recorded.axes[-1] if isinstance(found.recorded.axes[-1], int) else _COLS
+    leading = [2] * (count - 1) + [8] if count > 1 else [16] * count
+    sizes = {**dict(enumerate(leading)), COLS: cols}
+    has_labels = any(not (d.is_floating_point or d is torch.bool) for d in dtypes)
+    samples = []
+    for number in range(1 if count else 8):
+        for is_outside in (False, True) if has_labels else (False,):
+            tensors = []
+            for place, (dims, dtype) in enumerate(zip(found.recorded.dims, dtypes, strict=True)):
+                shape = [math.prod(sizes[axis] for axis in dim) for dim in dims]
+                tensors.append(_sample(shape, dtype, cols, generator, place + number, is_outside=is_outside))
+            samples.append(tensors)
+    return samples
+
+
+def _sample(shape: Sequence[int], dtype: Any, cols: int, generator: Any, number: int, *, is_outside: bool) -> Tensor:
+    if dtype is torch.bool:
+        return torch.randint(0, 2, shape, generator=generator).bool()
+    if not dtype.is_floating_point:
+        labels = torch.randint(0, cols, shape, generator=generator)
+        return (
+            torch.where(torch.rand(shape, generator=generator) < 0.3, -100, labels).to(dtype)
+            if is_outside
+            else labels.to(dtype)
+        )
+    rows = math.prod(shape[:-1])
+    if (len(shape) > 1 and shape[-1] == cols) or (shape == [cols] and number == 0):
+        families = telling_rows(cols, generator).reshape(-1, cols).roll(number, 0)
+        return families.repeat(-(-rows // 16), 1)[:rows].reshape(shape).to(dtype)
+    return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
+
+
+def _share(ours: Tensor, theirs: Tensor) -> float:
+    """The largest difference, as a share of the largest value of its row; where one is not finite, nor is the other."""
+    ours, theirs = torch.atleast_1d(ours.double()), torch.atleast_1d(theirs.double())
+    if ours.shape != theirs.shape or not torch.equal(ours.isfinite(), theirs.isfinite()):
+        return math.inf
+    difference = (ours - theirs).nan_to_num(0.0, 0.0, 0.0).abs()
+    scale = theirs.nan_to_num(0.0, 0.0, 0.0).abs().amax(-1, keepdim=True)
+    return float((difference / (scale + 1e-30)).max()) if difference.numel() else 0.0
+
+
+def _stored(
+    found: Traced,
+    made: Operator,
+    given: Given,
+    call: Callable[..., Any],
+    tensors: Sequence[Tensor],
+    exact: Sequence[Tensor],
+) -> list[Stored]:
+    with torch.no_grad():
+        try:
+            theirs = torch.utils._pytree.tree_leaves(call(*[t.clone() for t in tensors]))
+        except (RuntimeError, NotImplementedError):
+            return []  # torch has an operation of it on other devices only
+        results = made.decomposition(*given(tensors))
+        results = results if isinstance(results, tuple) else (results,)
+        ours = _finished(None if found.tail is None else _moved(found.tail), results, tensors)
+    shown = []
+    for one, other, want in zip(ours, theirs, exact, strict=True):
+        if not (isinstance(other, torch.Tensor) and other.is_floating_point() and other.numel()):
+            continue
+        one, other, want = (torch.atleast_1d(t.detach()) for t in (one, other, want))
+        if one.dtype != other.dtype:
+            return [Stored(dtype=f"{one.dtype}, not {other.dtype}", same=0.0, ours=math.inf, theirs=0.0)]
+        good = other.isfinite().all(-1, keepdim=True) & want.isfinite().all(-1, keepdim=True)
+        scale = want.abs().amax(-1, keepdim=True) * torch.finfo(one.dtype).eps + 1e-30
+        errors = [float(torch.where(good, (t.double() - want).abs() / scale, 0).max()) for t in (one, other)]
+        same = float((one == other)[good.expand(one.shape)].double().mean()) if good.any() else 1.0
+        shown.append(Stored(dtype=name_of(one.dtype), same=same, ours=errors[0], theirs=errors[1]))
+    return shown
+
+
+def _widened(graph: Any) -> Any:
+    """The same operations, in float64 wherever they say another floating-point dtype, on the CPU."""
+    found = _moved(graph)
+    for node in found.graph.nodes:
+        node.args = torch.fx.node.map_aggregate(node.args, _wide)
+        node.kwargs = torch.fx.node.map_aggregate(node.kwargs, _wide)
+    found.recompile()
+    return found
+
+
+def _moved(graph: Any) -> Any:
+    found = copy.deepcopy(graph)
+    for node in found.graph.nodes:
+        if "device" in node.kwargs:
+            node.kwargs = {**node.kwargs, "device": torch.device("cpu")}
+    found.recompile()
+    return found
+
+
+def _wide(arg: Any) -> Any:
+    return torch.float64 if isinstance(arg, torch.dtype) and arg.is_floating_point else arg

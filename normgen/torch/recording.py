@@ -1,0 +1,289 @@
+"""A function of torch tensors as the graph of aten operations that it calls, for any number of rows and of columns.
+
+It runs once on tensors without data (`FakeTensor`), whose sizes are symbols. Each node of the graph keeps the line of
+its author's file. What asks for data or for a number of rows is refused with that line.
+"""
+
+from __future__ import annotations
+
+import itertools
+import linecache
+import math
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.fx.traceback as metadata
+from torch._decomp import core_aten_decompositions, get_decompositions
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+)
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import (
+    DimDynamic,
+    GuardOnDataDependentSymNode,
+    ShapeEnv,
+    StatelessSymbolicContext,
+)
+from torch.overrides import TorchFunctionMode
+
+from normgen.errors import UsageError
+
+Node = Any  # of a torch.fx.Graph
+Dims = tuple[tuple[int, ...], ...]  # of each size of a tensor: the axes that it counts, none of a size of 1
+
+COLS = -1  # the axis of the columns; those of the rows are 0, 1, .. from the left
+_TORCH = os.path.dirname(torch.__file__)
+_SIZES = (5, 7, 11, 13, 17, 19, 23, 29)  # stand-ins: no two axes, nor products of them, have one size
+_NO_GRADIENT = "normgen_no_gradient"
+_MOST_TRIES = 24
+_KEPT = [  # of the operations that torch can say as others: those that the language says better itself
+    *("silu", "gelu", "relu", "clamp", "clamp_min", "clamp_max", "masked_fill"),
+    *("mean", "var", "std", "logsumexp", "detach", "hardtanh"),
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recorded:
+    """What one call of a function does.
+
+    raw    as torch's own operations, in-place ones replaced; it runs on tensors of any dtype
+    core   the same as few kinds of operations
+    dims   of each tensor that is given
+    axes   the sizes of the axes of rows, and behind them that of the columns: symbols, or a number
+    tree   how the results that a graph returns are put together
+    """
+
+    raw: Any
+    core: Any
+    dims: tuple[Dims, ...]
+    axes: tuple[Any, ...]
+    tree: Any
+
+
+def line_of(node: Node) -> str:
+    """`file.py:12: y = x.cumsum(-1)`: where the author wrote the operation."""
+    return str(node.meta.get("stack_trace") or node.name)
+
+
+def refused(rule: str, line: str, hint: str | None = None) -> UsageError:
+    return UsageError(rule, received=line, hint=hint)
+
+
+def recorded(
+    call: Callable[..., Any],
+    names: Sequence[str],
+    sizes: Sequence[tuple[int, ...]],
+    dtypes: Sequence[Any],
+    device: Any,
+    rows_of: int,
+    cols: int,
+) -> Recorded | None:
+    """The record of `call` with tensors of these sizes and dtypes, whose rows are those of tensor number `rows_of`.
+
+    Sizes that agree only by chance are told apart by trying: [n] of a tensor [n, n] is a parameter if the function
+    takes it as one, else a value of each row.
+
+    cols  the record is for this number of columns alone; 0: for any, and None is returned of a function that takes
+          one number of columns, as `layer_norm(x, (768,))` does
+
+    Raises UsageError with the line of what cannot be recorded.
+    """
+    whole = [not (dtype.is_floating_point or dtype is torch.bool) for dtype in dtypes]
+    tries = list(itertools.islice(_interpretations(sizes, whole, rows_of), _MOST_TRIES))
+    if not tries:
+        rule = "a tensor of a function that is traced has the rows' sizes, or some of them, in their order"
+        known = [list(_counted(shape, sizes[rows_of], (*range(len(sizes[rows_of]) - 1), COLS))) for shape in sizes]
+        raise UsageError(rule, received=", ".join(n for n, dims in zip(names, known, strict=True) if not dims))
+    failures: list[UsageError] = []
+    for dims in tries:
+        try:
+            return _recorded(call, dims, dtypes, device, cols, rows_of)
+        except _SizesError as error:
+            failures.append(error.error)
+    if cols:
+        raise failures[0]
+    return None
+
+
+class _SizesError(Exception):
+    """The function does not take tensors of these sizes."""
+
+    def __init__(self, error: UsageError) -> None:
+        self.error = error
+
+
+def _interpretations(
+    sizes: Sequence[tuple[int, ...]], whole: Sequence[bool], rows_of: int
+) -> Iterator[tuple[Dims, ...]]:
+    """What the sizes of each tensor may count, the likeliest first."""
+    first = sizes[rows_of]
+    axes = (*range(len(first) - 1), COLS)
+    known = [list(_counted(shape, first, axes)) for shape in sizes]
+    for dims, is_whole in zip(known, whole, strict=True):
+        if is_whole:  # labels: values of rows
+            dims.sort(key=lambda found: (COLS,) in found)
+    known[rows_of] = [tuple((axis,) for axis in axes)]
+    yield from itertools.product(*known)
+
+
+def _counted(shape: tuple[int, ...], first: tuple[int, ...], axes: tuple[int, ...]) -> Iterator[Dims]:
+    rows = axes[:-1]
+    choices: list[list[tuple[int, ...]]] = []
+    for place, size in enumerate(shape):
+        aligned = place - len(shape) + len(first)
+        order = sorted(range(len(first)), key=lambda i, aligned=aligned: i != aligned)  # type: ignore[misc]
+        options: list[tuple[int, ...]] = [(axes[i],) for i in order if first[i] == size]
+        if size == 1:
+            options.insert(0, ())
+        if len(rows) > 1 and math.prod(first[:-1]) == size:
+            options.append(rows)
+        choices.append(options)
+    for dims in itertools.product(*choices):
+        flat = [len(first) if axis == COLS else axis for dim in dims for axis in dim]
+        if flat == sorted(set(flat)):
+            yield dims
+
+
+def _recorded(
+    call: Callable[..., Any],
+    dims: tuple[Dims, ...],
+    dtypes: Sequence[Any],
+    device: Any,
+    cols: int,
+    rows_of: int,
+) -> Recorded:
+    count = len(dims[rows_of]) - 1
+    stand_ins = [size for size in _SIZES if size != cols]
+    if count >= len(stand_ins):
+        raise UsageError(f"rows have at most {len(stand_ins) - 1} sizes", received=str(count))
+    sizes = {axis: stand_ins[axis] for axis in range(count)} | {COLS: cols or stand_ins[count]}
+    shapes, trees = ShapeEnv(), []
+    mode = FakeTensorMode(shape_env=shapes)
+    fakes = [_fake(mode, tensor, sizes, dtype, device, cols) for tensor, dtype in zip(dims, dtypes, strict=True)]
+    axes = tuple(size.node.expr if isinstance(size, torch.SymInt) else size for size in fakes[rows_of].shape)
+
+    def run(*tensors: Any) -> list[Any]:
+        with _Lines():
+            leaves, tree = torch.utils._pytree.tree_flatten(call(*tensors))
+        trees.append(tree)
+        return list(leaves)
+
+    try:
+        with mode, metadata.preserve_node_meta(), torch.enable_grad():
+            raw = make_fx(torch.func.functionalize(run, remove="mutations"))(*fakes)
+            _made_plain(raw)
+            core = make_fx(torch.fx.Interpreter(raw).run, decomposition_table=_decompositions())(*fakes)
+            _made_plain(core)
+    except UsageError:
+        raise
+    except (GuardOnDataDependentSymNode, DynamicOutputShapeException, DataDependentOutputException) as error:
+        rule = "a function that is traced does not ask what is in a tensor"
+        raise refused(rule, _user_line(error), "choose with torch.where") from error
+    except Exception as error:
+        if "allow_non_fake_inputs" in str(error):
+            rule = "a function that is traced takes its tensors as arguments"
+            raise refused(rule, _user_line(error)) from error
+        rule = f"the function cannot be traced: {type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+        raise _SizesError(refused(rule, _user_line(error))) from error
+    _check_guards(shapes, axes)
+    return Recorded(raw=raw, core=core, dims=dims, axes=axes, tree=trees[0])
+
+
+def _fake(mode: Any, dims: Dims, sizes: Mapping[int, int], dtype: Any, device: Any, cols: int) -> Any:
+    """A tensor without data: sizes that count the same axes are the same symbol."""
+    shape = [math.prod(sizes[axis] for axis in dim) for dim in dims]
+    kinds = [DimDynamic.STATIC if cols and dim == (COLS,) else DimDynamic.DUCK for dim in dims]
+    empty = torch.empty(shape, dtype=dtype, device="meta")
+    found = mode.from_tensor(empty, symbolic_context=StatelessSymbolicContext(kinds))
+    with mode:
+        return found.new_empty(found.shape, device=device)
+
+
+class _Lines(TorchFunctionMode):
+    """Notes behind each operation where its author wrote it, and whether a gradient goes through it."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        frame: Any = sys._getframe(1)
+        while frame is not None and _is_ours(frame.f_code.co_filename):
+            frame = frame.f_back
+        if frame is not None:
+            metadata.current_meta["stack_trace"] = _line(frame.f_code.co_filename, frame.f_lineno)
+        metadata.current_meta["custom"] = {} if torch.is_grad_enabled() else {_NO_GRADIENT: True}
+        return func(*args, **(kwargs or {}))
+
+
+def _is_ours(file: str) -> bool:
+    return file.startswith(_TORCH) or file == __file__
+
+
+def _line(file: str, number: int) -> str:
+    return f"{file}:{number}: {linecache.getline(file, number).strip()}"
+
+
+def _user_line(error: BaseException) -> str:
+    """The innermost line of an error that is not torch's."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not _is_ours(f.filename)]
+    return _line(frames[-1].filename, frames[-1].lineno or 0) if frames else "torch's own code"
+
+
+def _made_plain(graph: Any) -> None:
+    """Without operations in place, and with `detach` behind what ran under `no_grad`.
+
+    torch's own composite operations work in place on what they have made themselves; others are functional already.
+    """
+    last: dict[Node, Node] = {}
+    for node in list(graph.graph.nodes):
+        node.args = torch.fx.map_arg(node.args, lambda n: last.get(n, n))
+        node.kwargs = torch.fx.map_arg(node.kwargs, lambda n: last.get(n, n))
+        if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
+            continue
+        if node.target._schema.is_mutable:
+            changed = node.args[0]
+            if changed.op == "placeholder":
+                raise refused("a function that is traced does not write to its arguments", line_of(node))
+            packet = node.target.overloadpacket.__name__
+            plain = getattr(torch.ops.aten, packet.removesuffix("_"), None)
+            if not packet.endswith("_") or plain is None:
+                raise refused(f"'{packet}' writes in place, and is not in the language", line_of(node))
+            node.target = getattr(plain, node.target._overloadname)
+            last[changed] = node
+        if (node.meta.get("custom") or {}).pop(_NO_GRADIENT, False):
+            with graph.graph.inserting_after(node):
+                cut = graph.graph.call_function(torch.ops.aten.detach.default, (node,))
+            cut.meta = dict(node.meta)
+            last[node] = cut
+    graph.recompile()
+
+
+def _decompositions() -> dict[Any, Any]:
+    more = get_decompositions([torch.ops.aten.elu, torch.ops.aten.leaky_relu])
+    known = {**core_aten_decompositions(), **more}
+    found = {op: how for op, how in known.items() if op.overloadpacket.__name__ not in _KEPT}
+    return {**found, torch.ops.aten.mean.default: _mean, torch.ops.aten.mean.dim: _mean}
+
+
+def _mean(x: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
+    """A mean of all rows is their total, divided; those of rows stay as they are."""
+    places = range(x.ndim) if dim is None or len(dim) == 0 else {place % x.ndim for place in dim}
+    if len(places) < x.ndim or x.ndim < 2:
+        return NotImplemented
+    return x.sum(tuple(places), keepdim, dtype=dtype) / x.numel()
+
+
+def _check_guards(shapes: Any, axes: Sequence[Any]) -> None:
+    """Refuse what a condition asked about sizes: the record holds for one answer only."""
+    for guard in shapes.guards:
+        place, asks = guard.sloc.framework_loc, guard.expr.free_symbols
+        line = _line(place.filename, place.lineno) if hasattr(place, "filename") else str(place)
+        if asks & set(axes[:-1]):
+            raise refused("a function that is traced does not ask for the number of rows", line)
+        raise _SizesError(refused("the function asks for the number of columns", line))
+    if axes[-1] in shapes.replacements:
+        raise _SizesError(refused("the function takes one number of columns", "its operations"))

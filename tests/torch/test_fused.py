@@ -1,0 +1,526 @@
+"""Functions of torch operations become specs: those of public libraries as they are, others as far as they are rows."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+import torch.nn.functional as F  # noqa: E402
+
+import normgen.torch as ng  # noqa: E402
+from normgen.errors import UsageError, VerificationError  # noqa: E402
+from normgen.torch import aten, fusing  # noqa: E402
+
+Tensor = Any
+COLS = 64
+
+
+def of_transformers(place: str, name: str, *args: Any) -> Callable[[], Any]:
+    def made() -> Any:
+        pytest.importorskip("transformers", reason="transformers is not installed")
+        module = getattr(pytest.importorskip(f"transformers.{place}"), name)(*args)
+        for parameter in module.parameters():
+            torch.nn.init.normal_(parameter, mean=1, std=0.3)
+        return module
+
+    return made
+
+
+class Own(torch.nn.Module):
+    """RMSNorm as Llama's is."""
+
+    def __init__(self, cols: int) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(1 + 0.3 * torch.randn(cols))
+        self.eps = 1e-5
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.float()
+        rstd = torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
+        return (wide * rstd).to(x.dtype) * self.weight
+
+
+def gated(gate: Tensor, up: Tensor) -> Tensor:
+    return F.silu(gate) * up
+
+
+def modulate(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
+    return x * (1 + scale.unsqueeze(1)) + shift.unsqueeze(1)
+
+
+def smoothed(logits: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(logits, labels, label_smoothing=0.1)
+
+
+def rows(*shape: int) -> Callable[[Any], Tensor]:
+    return lambda dtype: torch.randn(*shape).to(dtype)
+
+
+def labels(_: Any) -> Tensor:
+    found = torch.randint(0, COLS, (12,))
+    found[3] = -100
+    return found
+
+
+X = rows(3, 5, COLS)
+NORM = "mean({}**2)"
+# What makes the function, its arguments, a formula that its spec has in bf16, and whether only its own casts round.
+FUNCTIONS: dict[str, tuple[Callable[[], Any], tuple[Callable[[Any], Tensor], ...], str, bool]] = {
+    "own norm": (lambda: Own(COLS), (X,), 'y = "cast(x * rstd, x) * weight"', True),
+    "LlamaRMSNorm": (
+        of_transformers("models.llama.modeling_llama", "LlamaRMSNorm", COLS),
+        (X,),
+        'y = "weight * cast(hidden_states_2, hidden_states)"',
+        True,
+    ),
+    "Qwen3RMSNorm": (
+        of_transformers("models.qwen3.modeling_qwen3", "Qwen3RMSNorm", COLS),
+        (X,),
+        'y = "weight * cast(hidden_states_2, hidden_states)"',
+        True,
+    ),
+    "GemmaRMSNorm": (
+        of_transformers("models.gemma.modeling_gemma", "GemmaRMSNorm", COLS),
+        (X,),
+        'output = "x * rsqrt(mean(x**2) + 1e-06) * (weight + 1)"',
+        True,
+    ),
+    "T5LayerNorm": (
+        of_transformers("models.t5.modeling_t5", "T5LayerNorm", COLS),
+        (X,),
+        'hidden_states_3 = "cast(hidden_states_2, hidden_states)"',
+        True,
+    ),
+    "gelu_new": (of_transformers("activations", "NewGELUActivation"), (X,), 'y = "input * 0.5 * (tanh(', False),
+    "gated MLP": (lambda: gated, (X, X), 'y = "gate * sigmoid(gate) * up"', False),
+    "DiT's modulate": (
+        lambda: modulate,
+        (X, rows(3, COLS), rows(3, COLS)),
+        'y = "x * (scale + 1) + shift"',
+        False,
+    ),
+    "smoothed cross entropy": (lambda: smoothed, (rows(12, COLS), labels), 'total = "total(labels != -100)"', False),
+}
+
+
+@pytest.fixture
+def by_operator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the CPU the operator runs too, by the formulas, where the function itself would."""
+    monkeypatch.setattr(fusing, "takes_a_kernel", lambda tensors: tensors[0].dtype != torch.float64)
+
+
+@pytest.mark.usefixtures("by_operator")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions_of_public_libraries_run_as_one_operator_in_both_directions(
+    name: str, dtype: Any, device: str
+) -> None:
+    make, takes, formula, is_cast = FUNCTIONS[name]
+    function = make()
+    if isinstance(function, torch.nn.Module):
+        function = function.to(device, dtype)
+    tensors = [make_one(dtype).to(device) for make_one in takes]
+    leaves = [t.requires_grad_() for t in tensors if t.is_floating_point()]
+    parameters = list(function.parameters()) if isinstance(function, torch.nn.Module) else []
+    made = ng.fused(function)
+    got, want = made(*tensors), function(*tensors)
+    assert got.dtype == want.dtype
+    assert got.shape == want.shape
+    comparison = made.comparison(*tensors)
+    assert comparison.holds
+    assert "a comparison, not a proof" in str(comparison)
+    if dtype == torch.bfloat16:
+        assert formula in made.spec(*tensors)
+        assert not is_cast or comparison.stored[0].same >= 0.99
+    wide_function = copy.deepcopy(function).double() if parameters else function
+    wide = [t.detach().double().requires_grad_() if t.is_floating_point() else t for t in tensors]
+    exact = wide_function(*wide)
+    tolerance = 8 * torch.finfo(dtype).eps
+    torch.testing.assert_close(got.double(), exact, rtol=tolerance, atol=tolerance)
+    by = torch.randn_like(got)
+    found = torch.autograd.grad(got, [*leaves, *parameters], by)
+    wide_leaves = [w for w, t in zip(wide, tensors, strict=True) if t.requires_grad]
+    own = list(wide_function.parameters()) if parameters else []
+    for one, other in zip(found, torch.autograd.grad(exact, [*wide_leaves, *own], by.double()), strict=True):
+        scale = float(other.abs().max())
+        torch.testing.assert_close(one.double(), other, rtol=2 * tolerance, atol=2 * tolerance * scale)
+
+
+@pytest.mark.usefixtures("by_operator")
+def test_a_tensor_that_no_kernel_takes_runs_the_function_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Any] = []
+
+    @ng.fused
+    def twice(x: Tensor) -> Tensor:
+        calls.append(type(x))
+        return x * 2
+
+    x = torch.randn(3, 8)
+    twice(x)
+    traced = len(calls)
+    assert torch.equal(twice(x), x * 2)
+    assert len(calls) == traced
+    twice(x.double())
+    assert len(calls) == traced + 1
+    monkeypatch.undo()
+    another = torch.randn(4, 8)
+    assert torch.equal(twice(another), another * 2)
+    assert len(calls) == traced + 2
+    assert repr(twice) == "<normgen.torch.fused twice: 1 traced>"
+
+
+@pytest.mark.usefixtures("by_operator")
+def test_every_rounding_of_eager_torch_is_taken_over_where_asked() -> None:
+    def steps(x: Tensor, weight: Tensor) -> Tensor:
+        return (x + weight) * weight - x * 0.3
+
+    x, weight = torch.randn(16, COLS).bfloat16(), torch.randn(COLS).bfloat16()
+    exact = ng.fused(steps, rounding="operations")
+    assert torch.equal(exact(x, weight), steps(x, weight))
+    assert exact.comparison().stored[0].same == 1.0
+    loose = ng.fused(steps)
+    assert not torch.equal(loose(x, weight), steps(x, weight))
+    assert loose.comparison().stored[0].ours <= loose.comparison().stored[0].theirs
+    assert "cast" not in loose.spec(x, weight)
+
+
+@pytest.mark.usefixtures("by_operator")
+def test_plans_are_shared_by_all_leading_sizes_and_told_apart_by_constants_and_dtypes() -> None:
+    @ng.fused
+    def scaled(x: Tensor, weight: Tensor, factor: float = 2.0) -> Tensor:
+        return x * weight * factor
+
+    weight = torch.randn(8)
+    for shape in ((3, 8), (1, 8), (0, 8), (200, 8)):
+        x = torch.randn(shape)
+        assert torch.equal(scaled(x, weight), x * weight * 2.0)
+    counts = [len(scaled._plans)]
+    for more in ((torch.randn(3, 8), weight, 3.0), (torch.randn(3, 8).half(), weight), (torch.randn(2, 3, 8), weight)):
+        scaled(*more)
+        counts.append(len(scaled._plans))
+    assert counts == [2, 3, 4, 5]  # one row has a plan of its own
+    assert 'y = "x * weight * 3"' in scaled.spec(torch.randn(3, 8), weight, 3.0)
+    x = torch.randn(3, 8)
+    assert torch.equal(scaled(x, factor=4.0, weight=weight), x * weight * 4.0)
+
+
+def by_row(x: Tensor, v: Tensor) -> Tensor:
+    return x * v[:, None]
+
+
+def by_col(x: Tensor, v: Tensor) -> Tensor:
+    return x * v
+
+
+def by_batch(x: Tensor, v: Tensor) -> Tensor:
+    return x + v[:, None]
+
+
+def by_place(x: Tensor, v: Tensor) -> Tensor:
+    return x + v
+
+
+def of_batch(x: Tensor, v: Tensor) -> Tensor:
+    return x * v[:, None, None]
+
+
+ROLES = [
+    (by_row, (6, 6), (6,), 'v = "row_input"'),
+    (by_col, (6, 6), (6,), 'v = "parameter"'),
+    (by_batch, (6, 6, 8), (6, 8), 'v = "batch_parameter"'),
+    (by_place, (6, 6, 8), (6, 8), 'v = "input"'),
+    (of_batch, (6, 6, 6), (6,), 'v = "row_input"'),
+    (by_col, (2, 6), (1,), 'v = "scalar_parameter"'),
+    (by_col, (2, 3, 6), (2, 1, 6), 'v = "batch_parameter"'),
+    (by_col, (2, 3, 6), (2, 3, 1), 'v = "row_input"'),
+    (by_col, (2, 3, 6), (1, 1, 6), 'v = "parameter"'),
+    (by_col, (6,), (6,), 'v = "input"'),
+]
+
+
+@pytest.mark.usefixtures("by_operator")
+@pytest.mark.parametrize(("function", "shape", "other", "role"), ROLES)
+def test_roles_follow_from_what_the_function_does_where_sizes_leave_them_open(
+    function: Any, shape: tuple[int, ...], other: tuple[int, ...], role: str
+) -> None:
+    x, v = torch.randn(shape, requires_grad=True), torch.randn(other)
+    made = ng.fused(function)
+    assert role in made.spec(x, v)
+    assert torch.equal(made(x, v), function(x, v))
+    torch.testing.assert_close(*(torch.autograd.grad(f(x, v).sum(), x)[0] for f in (made, function)))
+
+
+def prefix_sum(x: Tensor) -> Tensor:
+    return x.cumsum(-1)
+
+
+def branching(x: Tensor) -> Tensor:
+    return x if x.sum() > 0 else -x
+
+
+def item(x: Tensor) -> Tensor:
+    return x * x.sum().item()
+
+
+def over_rows(x: Tensor) -> Tensor:
+    return x - x.mean(0)
+
+
+def total_back(x: Tensor) -> Tensor:
+    return x / x.sum()
+
+
+def row_count(x: Tensor) -> Tensor:
+    return x * x.shape[0]
+
+
+def if_many(x: Tensor) -> Tensor:
+    if x.shape[0] > 5:
+        return x * 2
+    return x
+
+
+def part(x: Tensor) -> Tensor:
+    return x[..., :2]
+
+
+def joined(x: Tensor) -> Tensor:
+    return torch.cat([x, x], -1)
+
+
+def product(x: Tensor) -> Tensor:
+    return x @ x.transpose(0, 1)
+
+
+def in_place(x: Tensor) -> Tensor:
+    x.mul_(2)
+    return x
+
+
+def doubled(x: Tensor) -> Tensor:
+    return x.double().exp()
+
+
+KEPT = torch.randn(8)
+
+
+def closed(x: Tensor) -> Tensor:
+    return x * KEPT
+
+
+def as_groups(x: Tensor) -> Tensor:
+    return x.view(-1, 2, 4).amax(-1)
+
+
+REFUSED = [
+    (prefix_sum, "'cumsum' is not row-wise, or not in the language", "return x.cumsum(-1)"),
+    (branching, "does not ask what is in a tensor", "return x if x.sum() > 0 else -x"),
+    (item, "what is in a tensor is no part of a formula", "return x * x.sum().item()"),
+    (over_rows, "goes over rows", "return x - x.mean(0)"),
+    (total_back, "takes a sum over all rows back to the rows", "return x / x.sum()"),
+    (row_count, "the number of rows is no part of a formula", "return x * x.shape[0]"),
+    (if_many, "does not ask for the number of rows", "if x.shape[0] > 5:"),
+    (part, "takes a part of the rows or columns", "return x[..., :2]"),
+    (joined, "'cat' is not row-wise", "return torch.cat([x, x], -1)"),
+    (product, "'mm' is not row-wise", "return x @ x.transpose(0, 1)"),
+    (in_place, "does not write to its arguments", "x.mul_(2)"),
+    (doubled, "not of float64", "return x.double().exp()"),
+    (closed, "takes its tensors as arguments", "return x * KEPT"),
+    (as_groups, "cuts rows or columns into parts", "return x.view(-1, 2, 4).amax(-1)"),
+]
+
+
+@pytest.mark.parametrize(("function", "rule", "line"), REFUSED, ids=[f.__name__ for f, _, _ in REFUSED])
+def test_what_is_not_row_wise_is_refused_with_its_operation_and_its_line(function: Any, rule: str, line: str) -> None:
+    with pytest.raises(UsageError) as error:
+        ng.fused(function, torch.randn(6, 8))
+    assert rule in error.value.rule
+    assert re.fullmatch(rf".*test_fused\.py:\d+: {re.escape(line)}", str(error.value.received))
+
+
+def test_what_cannot_be_traced_at_all_says_what_was_received() -> None:
+    with pytest.raises(UsageError, match=r"has the rows' sizes, or some of them, in their order\n  received: other"):
+        ng.fused(lambda x, other: x + other.sum(), torch.randn(6, 8), torch.randn(3))
+    with pytest.raises(UsageError, match="a tensor, a module, or a constant"):
+        ng.fused(lambda x, more: x + more[0], torch.randn(6, 8), [1.0])
+    with pytest.raises(UsageError, match="nothing is traced yet"):
+        ng.fused(gated).spec()
+    with pytest.raises(UsageError, match="unknown rounding"):
+        ng.fused(gated, rounding="none")
+    with pytest.raises(UsageError, match="a function or a module"):
+        ng.fused(3)
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [("silu", lambda x: aten.product(x, aten.call("tanh", x))), ("detach", lambda x: x)],
+)
+def test_a_spec_that_differs_from_its_function_is_never_run(
+    name: str, wrong: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In its values, or in its gradient alone."""
+    monkeypatch.setitem(aten.ELEMENTWISE, name, wrong)
+    with pytest.raises(VerificationError, match="differs from it"):
+        ng.fused(lambda x: F.silu(x) * x.tanh().detach(), torch.randn(6, 8))
+
+
+@pytest.mark.usefixtures("by_operator")
+def test_modules_keep_their_state_and_their_parameters_are_arguments() -> None:
+    module = Own(COLS)
+    state = {name: value.clone() for name, value in module.state_dict().items()}
+    x = torch.randn(4, COLS)
+    want = module(x)
+    module.forward = ng.fused(module.forward)
+    torch.testing.assert_close(module(x), want)
+    module(x).sum().backward()
+    assert module.weight.grad is not None
+    assert {n: v.tolist() for n, v in module.state_dict().items()} == {n: v.tolist() for n, v in state.items()}
+    again = copy.deepcopy(module)
+    with torch.no_grad():
+        again.weight.zero_()
+    assert not again(x).any()
+    torch.testing.assert_close(module(x), want)
+    module.eps = 1.0
+    assert not torch.allclose(module(x), want)
+
+
+@pytest.mark.usefixtures("by_operator")
+def test_a_method_is_decorated_and_submodules_are_part_of_it() -> None:
+    class Block(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.scale = torch.nn.LayerNorm(COLS), torch.nn.Parameter(torch.randn(COLS))
+
+        @ng.fused
+        def forward(self, x: Tensor, residual: Tensor | None = None) -> dict[str, Any]:
+            h = x if residual is None else x + residual
+            return {"sum": h, "normed": [self.norm(h) * self.scale], "count": 2}
+
+    block, x = Block(), torch.randn(3, COLS)
+    found = block(x, residual=x)
+    assert found["count"] == 2
+    assert torch.equal(found["sum"], x + x)
+    torch.testing.assert_close(found["normed"][0], block.norm(2 * x) * block.scale, rtol=1e-5, atol=1e-5)
+    assert block(x)["sum"] is x
+    assert "norm_weight = " in block.forward.spec(x)
+
+
+@pytest.mark.usefixtures("by_operator")
+def test_rows_may_be_merged_and_come_back_in_any_order() -> None:
+    def function(x: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+        flat = x.reshape(-1, x.shape[-1])
+        y = F.rms_norm(flat, (flat.shape[-1],), weight, 1e-5)
+        norms = torch.linalg.vector_norm(x.transpose(0, 1), dim=-1)
+        return y, y.view_as(x).transpose(0, 1), norms, norms.unsqueeze(-1)
+
+    x, weight = torch.randn(2, 3, 8), torch.randn(8)
+    for got, want in zip(ng.fused(function)(x, weight), function(x, weight), strict=True):
+        torch.testing.assert_close(got, want)
+
+
+@pytest.mark.usefixtures("by_operator")
+@pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
+def test_totals_and_what_follows_from_them_are_part_of_the_operator(reduction: str) -> None:
+    def loss(logits: Tensor, target: Tensor) -> Tensor:
+        return F.cross_entropy(logits.flatten(0, 1), target.flatten(), reduction=reduction) * 0.5
+
+    x, target = torch.randn(2, 5, 12, requires_grad=True), torch.randint(0, 12, (2, 5))
+    target[0, 0] = -100
+    made = ng.fused(loss)
+    got, want = made(x, target), loss(x, target)
+    torch.testing.assert_close(got, want)
+    by = torch.randn_like(want)
+    torch.testing.assert_close(*(torch.autograd.grad(y, x, by)[0] for y in (got, want)))
+    assert made.spec(x, target).count("_output") == {"none": 1, "sum": 1, "mean": 2}[reduction]
+
+
+@pytest.mark.usefixtures("by_operator")
+def test_no_gradient_goes_where_the_function_lets_none() -> None:
+    def scaled(x: Tensor) -> Tensor:
+        with torch.no_grad():
+            scale = x.abs().amax(-1, keepdim=True)
+        return x / scale
+
+    x = torch.randn(4, 8, requires_grad=True)
+    made = ng.fused(scaled)
+    torch.testing.assert_close(*(torch.autograd.grad(f(x).sum(), x)[0] for f in (made, scaled)))
+    assert "constant(" in made.spec(x)
+
+
+@pytest.mark.usefixtures("by_operator")
+def test_a_compiler_sees_one_operator_for_any_sizes() -> None:
+    graphs: list[Any] = []
+
+    def backend(graph: Any, _: Any) -> Any:
+        graphs.append(graph)
+        return graph
+
+    norm, fixed = Own(COLS), torch.nn.LayerNorm(COLS)
+    of_norm, of_fixed, of_batches = ng.fused(norm), ng.fused(fixed), ng.fused(modulate)
+
+    def block(x: Tensor, scale: Tensor) -> Tensor:
+        return of_fixed(of_norm(x)) + of_batches(x, scale, scale)
+
+    torch.compiler.reset()
+    compiled = torch.compile(block, fullgraph=True, dynamic=True, backend=backend)
+    for shape in ((3, 5, COLS), (4, 7, COLS), (2, 9, COLS)):
+        x, scale = torch.randn(shape, requires_grad=True), torch.randn(shape[0], COLS)
+        got, want = compiled(x, scale), fixed(norm(x)) + modulate(x, scale, scale)
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+        gradients = (torch.autograd.grad(y.sum(), [x, norm.weight])[0] for y in (got, want))
+        torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-4)
+    assert len(graphs) == 1
+    called = [str(n.target) for n in graphs[0].graph.nodes if n.op == "call_function"]
+    assert len([name for name in called if name.startswith("normgen.")]) == 3
+    assert not [name for name in called if "rsqrt" in name or "layer_norm." in name]
+
+
+@pytest.mark.usefixtures("by_operator")
+def test_autocast_is_part_of_what_is_traced() -> None:
+    def function(x: Tensor) -> Tensor:
+        return x.bfloat16().softmax(-1)
+
+    x, made = torch.randn(4, 8), ng.fused(function)
+    plain = made(x)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        under = made(x)
+        want = function(x)
+    assert plain.dtype == torch.bfloat16
+    assert under.dtype == want.dtype
+    torch.testing.assert_close(under, want)
+
+
+MORE: dict[str, Callable[[Tensor], Any]] = {
+    "gelu": F.gelu,
+    "elu": F.elu,
+    "softplus": F.softplus,
+    "mish": F.mish,
+    "leaky_relu": F.leaky_relu,
+    "hardswish": F.hardswish,
+    "normalize": lambda x: F.normalize(x, dim=-1),
+    "standardised": lambda x: (x - x.mean(-1, keepdim=True)) / (x.std(-1, keepdim=True) + 1e-3),
+    "logsumexp": lambda x: torch.logsumexp(x, -1),
+    "log_softmax": lambda x: F.log_softmax(x, -1),
+    "masked": lambda x: x.masked_fill(x > 0.5, float("-inf")).softmax(-1),
+    "columns": lambda x: x * torch.arange(x.shape[-1]) / x.shape[-1],
+    "argmax": lambda x: x.argmax(-1),
+    "one largest": lambda x: x.max(-1),
+    "squares": lambda x: ((x - 1) ** 2).mean(),
+    "relu6": F.relu6,
+}
+
+
+@pytest.mark.usefixtures("by_operator")
+@pytest.mark.parametrize("name", MORE)
+def test_other_operations_are_in_the_language(name: str) -> None:
+    function = MORE[name]
+    x = torch.randn(6, 16)
+    got, want = ng.fused(function)(x), function(x)
+    for one, other in zip(*map(torch.utils._pytree.tree_leaves, (got, want)), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
