@@ -14,6 +14,8 @@ from typing import Any
 import sympy as sp
 from sympy.printing.precedence import PRECEDENCE
 
+from normgen.program.functions import STEPS, where
+
 _TRIVIAL = (0, 1, -1)
 
 
@@ -107,8 +109,15 @@ def steps(expr: sp.Expr) -> Iterator[tuple[str, sp.Expr]]:
 
 
 def opened(expr: sp.Expr) -> sp.Expr:
-    """`expr` as sympy writes it: the same number, its products in sympy's own order."""
-    if not expr.has(Ordered):
+    """`expr` as sympy writes it: the same number, its products in sympy's own order.
+
+    But not within what may be a number where its argument is NaN: `x/x < 1` is false at 0, and sympy's `1 < 1` is not
+    what the forward pass found there.
+    """
+    if not expr.has(Ordered) or isinstance(expr, STEPS):
         return expr
+    if isinstance(expr, where):
+        condition, *branches = expr.args
+        return where(condition, *map(opened, branches))
     args: list[Any] = [opened(arg) for arg in expr.args]
     return sp.Mul(*args) if isinstance(expr, Ordered) else expr.func(*args)

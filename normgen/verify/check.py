@@ -448,8 +448,9 @@ def _element(row: int, col: int, family: str, got: Array, want: Array, bound: Ar
 def _judge(got: Array, want: Array, bound: Array, error: Array, dtype: DType) -> tuple[Array, Array]:
     """(error / bound, error) of rows that hold non-finite values or miss; a wrong element has a ratio > 1.
 
-    A NaN must be a NaN and an infinity that infinity. Where the bound is inf, a non-finite value may be any other
-    non-finite one (Welford turns an inf in a row into NaN) and a finite value anything. Where the exact result lies
+    A NaN must be a NaN and an infinity that infinity. Where the bound is inf, an infinity may be any other value that
+    is not finite (Welford turns an inf in a row into NaN), and a finite value or NaN (of what may be negative, stored
+    without a sign) anything. Where the exact result lies
     within its bound of overflow, both inf and the largest finite value are right.
     """
     loose = np.isinf(bound)
@@ -458,7 +459,7 @@ def _judge(got: Array, want: Array, bound: Array, error: Array, dtype: DType) ->
     right = np.where(
         np.isfinite(want),
         loose | (overflows & np.isinf(got) & (np.sign(got) == np.sign(want))),
-        (np.isnan(want) & np.isnan(got)) | (got == want) | (np.isinf(want) & loose & ~np.isfinite(got)),
+        (np.isnan(want) & (np.isnan(got) | loose)) | (got == want) | (np.isinf(want) & loose & ~np.isfinite(got)),
     )
     near = np.where(overflows & np.isfinite(got), np.minimum(error, np.abs(got - clipped)), error)
     ratio = np.where(loose, np.inf, near / bound)

@@ -264,7 +264,9 @@ class Float32Error:
             return a
         value = np.asarray(dtype.within(a.value))
         if dtype.rounds_up:
-            return Bounded(value, None if a.error is None else dtype.moved(a.value, a.error), least=dtype.least)
+            moved = None if a.error is None else np.asarray(dtype.moved(a.value, REARRANGED * a.error, a.least))
+            found = Bounded(value, moved, least=dtype.least)
+            return unknown(found, None if moved is None else np.isinf(moved))
         size = np.abs(value) if a.error is None else np.abs(value) + a.error
         rounding = np.where(np.isfinite(value), dtype.unit_roundoff * size + dtype.smallest_subnormal / 2, 0.0)
         found = Bounded(value, plus(a.error, rounding))
@@ -277,7 +279,8 @@ class Float32Error:
         least, most = _partial_products([_size_or_1(a) for a in above], [np.abs(b.value) for b in below])
         if not (np.any(most >= F32.largest) or np.any(least < F32.smallest_normal)):
             return found
-        lost = found.error + np.abs(found.value) * (len(above) + len(below)) * HALF_SUBNORMAL / least
+        size = np.abs(found.value)
+        lost = np.where(size > 0, size * (len(above) + len(below)) * HALF_SUBNORMAL / least, 0.0) + found.error
         error = np.where(least < F32.smallest_normal, lost, found.error)
         return unknown(Bounded(found.value, error, found.least), (most >= F32.largest) & np.isfinite(found.value))
 
@@ -421,7 +424,7 @@ def stored(a: Bounded, dtype: DType) -> Array:
     if not size.max(initial=0.0) < np.inf:
         size = np.where(np.isinf(size), 0.0, size)  # an infinity is stored as it is
     if dtype.rounds_up:
-        bound = np.zeros(()) if a.error is None else dtype.moved(a.value, REARRANGED * a.error)
+        bound = np.zeros(()) if a.error is None else dtype.moved(a.value, REARRANGED * a.error, a.least)
     elif a.error is None:
         bound = dtype.unit_roundoff * size
     else:
