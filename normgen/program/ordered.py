@@ -108,6 +108,20 @@ def steps(expr: sp.Expr) -> Iterator[tuple[str, sp.Expr]]:
             yield "*", factor
 
 
+def is_kept(expr: sp.Expr, args: tuple[sp.Expr, ...], found: sp.Expr) -> bool:
+    """Whether `found`, which sympy made of the function of `expr` and `args`, has them all: a sum of sums is one sum.
+
+    Else it folded something: part - z/z is 0 to sympy where `part` is a name of z/z, but NaN where z is 0.
+    """
+    if expr.is_Mul and found.is_Add:  # -(a + b) is -a - b
+        return len(found.args) == max(len(sp.Add.make_args(arg)) for arg in args)
+    if found.func is not expr.func:
+        return False
+    if expr.is_Add or expr.is_Mul:
+        return len(found.args) == sum(len(expr.func.make_args(arg)) for arg in args)
+    return set(found.args) == set(args)
+
+
 def opened(expr: sp.Expr) -> sp.Expr:
     """`expr` as sympy writes it: the same number, its products in sympy's own order.
 

@@ -200,6 +200,9 @@ class _Branches(Float64):
             return self._held(found)
         if name in ("abs", "minimum", "maximum"):
             self.noted.append(np.sign(args[0] if name == "abs" else args[0] - args[1]))
+        elif name == "clamp":
+            x, low, high = args
+            self.noted.extend(np.sign(apart) for apart in (x - low, x - high, low - high))
         elif name in JUMPS or name == "where":
             self.noted.append(found if name in JUMPS else np.asarray(args[0] != 0, dtype=np.float64))
         return found
@@ -381,7 +384,7 @@ class _Forward:
         return [
             Slope(tensor=name, shape=shape, row=row, derived=float(a), differences=float(b), bound=float(e))
             for row, a, b, e in zip(rows, found.value[:, 0], slope[:, 0], bound[:, 0], strict=True)
-            if not np.isinf(e)
+            if not np.isinf(e) and not (np.isnan(e) and np.isfinite(a))
         ]
 
     def _by_chain_rule(self, name: str, direction: Array) -> Array:

@@ -168,6 +168,9 @@ class Float32Error:
         error = np.abs(b.value) if b.error is None else np.abs(b.value) + b.error
         error = error * a.error
         error = error if b.error is None else error + np.abs(a.value) * b.error
+        if not np.all(np.isfinite(value)):  # inf times what may be 0, or have the other sign, is no finite number
+            loose = _unsure_infinity(a, b) | _unsure_infinity(b, a)
+            value, error = np.where(loose, np.inf, value), np.where(loose, np.inf, error)
         return rounded(value, error, of=(a, b)).from_least(least)
 
     def divide(self, a: Bounded, b: Bounded) -> Bounded:
@@ -245,6 +248,7 @@ class Float32Error:
             return rounded(a.value * a.value, None)
         error = np.abs(a.value)
         error = (error + error + a.error) * a.error
+        error = np.where((a.error == 0) & np.isinf(a.value), 0.0, error)  # of a mask, -inf
         return rounded(a.value * a.value, error, of=(a,))
 
     def call(self, name: str, *args: Bounded) -> Bounded:
@@ -269,7 +273,10 @@ class Float32Error:
             return unknown(found, None if moved is None else np.isinf(moved))
         size = np.abs(value) if a.error is None else np.abs(value) + a.error
         rounding = np.where(np.isfinite(value), dtype.unit_roundoff * size + dtype.smallest_subnormal / 2, 0.0)
-        found = Bounded(value, plus(a.error, rounding))
+        error = rounding if a.error is None else a.error + rounding
+        if dtype.is_integer:  # whatever is stored, NaN too, is one of its numbers
+            error = np.fmin(error, dtype.largest - dtype.least)
+        found = Bounded(value, error)
         return found if dtype.saturates else unknown(found, np.isfinite(value) & (size > dtype.largest))
 
     def in_any_order(self, above: list[Bounded], below: list[Bounded], found: Bounded) -> Bounded:
@@ -393,6 +400,11 @@ def _position(name: str, t: Array, e: Array | None) -> Bounded:
     may_be = loose & ~(np.isnan(surely) & (column > found))
     may_be |= np.where(np.isnan(surely), column == found, t + reach >= surely)
     return Bounded(found, np.where(may_be, np.abs(column - found), 0.0).max(axis=1, keepdims=True))
+
+
+def _unsure_infinity(a: Bounded, b: Bounded) -> NDArray[np.bool_]:
+    """Where `a` is infinite and nobody knows what `b` does to it."""
+    return np.isinf(a.value) & (False if b.near_0 is None else b.near_0)
 
 
 def _size_or_1(a: Bounded) -> Array:

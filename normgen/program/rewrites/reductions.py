@@ -44,7 +44,7 @@ from normgen.program.ir import (
     value_kinds,
 )
 from normgen.program.monoid import MAX, ONLINE_SOFTMAX, SUM, WELFORD, symbol
-from normgen.program.ordered import square
+from normgen.program.ordered import is_kept, square
 from normgen.schedule.knobs import Softmax, Variance
 from normgen.spec.spec import Kind
 
@@ -148,20 +148,9 @@ def _written_out(expr: sp.Expr, values: Mapping[sp.Symbol, sp.Expr]) -> sp.Expr:
         found = expr.func(*args)
     except ValueError:  # it would compare what is NaN in every row
         raise _FoldError from None
-    if not _is_kept(expr, args, found):
+    if not is_kept(expr, args, found):
         raise _FoldError
     return found
-
-
-def _is_kept(expr: sp.Expr, args: tuple[sp.Expr, ...], found: sp.Expr) -> bool:
-    """Whether `found` has all operands that it was made of, a sum of sums as one sum."""
-    if expr.is_Mul and found.is_Add:  # -(a + b) is -a - b
-        return len(found.args) == max(len(sp.Add.make_args(arg)) for arg in args)
-    if found.func is not expr.func:
-        return False
-    if expr.is_Add or expr.is_Mul:
-        return len(found.args) == sum(len(expr.func.make_args(arg)) for arg in args)
-    return set(found.args) == set(args)
 
 
 def _row_sums(program: RowProgram, name: str) -> list[Reduce]:
