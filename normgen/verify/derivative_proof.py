@@ -14,19 +14,21 @@ of central differences of the formula as `interpret` walks it, both in float64. 
 
 Of the steps 2^-4 ... 2^-18 every row takes those with the smallest bound. A row does not count along a direction
 where at every step the formula is not finite, jumps or bends: a comparison, an abs, minimum or maximum changes its
-branch between x - h d and x + h d (row maxima need no such care: `differentiate` demands that their cotangent
-cancels). Nor does one where the chain rule has no number: tanh(inf * x) is 1, its derivative 0 times inf. Nor does
-one whose bound says nothing, being over `RESOLUTION` of the slope or the loss. If no row is left, inputs of one sign
-are drawn, for formulas such as log(x); after that the derivative counts as unproven, which is an error too (not at
-the problem's own cols, of which a single one may leave a formula without a value).
+branch between x - h d and x + h d, or compares what may be anything, such as 1 / (x - x) (row maxima need no such
+care: `differentiate` demands that their cotangent cancels). Nor does one where the chain rule has no number: tanh(inf
+* x) is 1, its derivative 0 times inf. Nor does one whose bound says nothing, being over `RESOLUTION` of the slope or
+the loss. If no row is left, inputs of one sign are drawn, for formulas such as log(x); after that the derivative
+counts as unproven, which is an error too (not at the problem's own cols, of which a single one may leave a formula
+without a value).
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -192,7 +194,8 @@ class _Branches(Float64):
 
     def cast(self, a: Array, dtype: DType) -> Array:
         """Its value at the point itself, and from there the derivative 1, saturated or not."""
-        return a + self._held(np.asarray(super().cast(a, dtype) - a))
+        found = self._held(super().cast(a, dtype))
+        return found + (a - self._held(a))
 
     def call(self, name: str, *args: Array) -> Array:
         found = super().call(name, *args)
@@ -219,6 +222,18 @@ class _Branches(Float64):
         if name in POSITIONS:
             self.noted.append(found)
         return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Loose(Float32Error):
+    """The error model, which also notes where a function jumps that may be on either side for all that is known."""
+
+    noted: list[NDArray[np.bool_]] = field(default_factory=list)
+
+    def call(self, name: str, *args: Bounded) -> Bounded:
+        decides = args if name in JUMPS else args[: name == "where"]
+        self.noted.extend(np.isinf(a.error) & np.isfinite(a.value) for a in decides if a.error is not None)
+        return super().call(name, *args)
 
 
 @dataclass(frozen=True)
@@ -356,10 +371,11 @@ class _Forward:
         walk = Evaluation(arithmetic, self.formulas, {**values, **self.numbers()}, file=self.problem.spec.file)
         return self._by_row(walk.value(LOSS)), arithmetic
 
-    def bounded(self) -> Evaluation[Bounded]:
+    def bounded(self, arithmetic: Float32Error | None = None) -> Evaluation[Bounded]:
         known = {name: Bounded(value) for name, value in self.base.items()}
         known |= {name: whole(value) for name, value in self.numbers().items()}
-        return Evaluation(Float32Error(cols=self.problem.cols), self.formulas, known, file=self.problem.spec.file)
+        arithmetic = arithmetic or Float32Error(cols=self.problem.cols)
+        return Evaluation(arithmetic, self.formulas, known, file=self.problem.spec.file)
 
     def _by_row(self, value: Array) -> Array:
         return np.array(np.broadcast_to(value, (self.problem.rows, 1)))
@@ -403,7 +419,9 @@ class _Forward:
 
     def _differences(self, name: str, direction: Array) -> tuple[Array, Array]:
         """Slope and bound of every row by extrapolated differences, each [rows, 1]; inf where a row does not count."""
-        loss = self.bounded().value(LOSS)
+        loose = _Loose(cols=self.problem.cols)
+        loss = self.bounded(loose).value(LOSS)
+        sure = self._unbent(loose.noted, [np.zeros(()) for _ in loose.noted])
         error = self._by_row(FLOAT64 * (loss.error if loss.error is not None else np.zeros(1)))
         _, here = self.at(self.base)
         slopes, noises, smooth = [], [], []
@@ -416,12 +434,12 @@ class _Forward:
         best, least = self._by_row(np.zeros(1)), self._by_row(np.full(1, np.inf))
         for at in range(len(STEPS) - 2):
             value, bound = _extrapolated(slopes[at : at + 3], noises[at : at + 3])
-            counts = smooth[at] & smooth[at + 1] & smooth[at + 2] & np.isfinite(bound)
+            counts = sure & smooth[at] & smooth[at + 1] & smooth[at + 2] & np.isfinite(bound)
             bound = np.where(counts, bound, np.inf)
             best, least = np.where(bound < least, value, best), np.minimum(bound, least)
         return best, least
 
-    def _unbent(self, before: list[Array], after: list[Array]) -> NDArray[np.bool_]:
+    def _unbent(self, before: Sequence[NDArray[Any]], after: Sequence[NDArray[Any]]) -> NDArray[np.bool_]:
         """[rows, 1]: whether every branch is the same."""
         same = self._by_row(np.ones(1)) > 0
         for a, b in zip(before, after, strict=True):

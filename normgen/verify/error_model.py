@@ -403,8 +403,8 @@ def _position(name: str, t: Array, e: Array | None) -> Bounded:
 
 
 def _unsure_infinity(a: Bounded, b: Bounded) -> NDArray[np.bool_]:
-    """Where `a` is infinite and nobody knows what `b` does to it."""
-    return np.isinf(a.value) & (False if b.near_0 is None else b.near_0)
+    """Where `a` is infinite and nobody knows what a finite `b` does to it."""
+    return np.isinf(a.value) & (False if b.near_0 is None else b.near_0 & np.isfinite(b.value))
 
 
 def _size_or_1(a: Bounded) -> Array:

@@ -9,14 +9,17 @@ import numpy as np
 import pytest
 
 from normgen.dtypes import DTYPES
+from normgen.measure.calls import calls
+from normgen.pipeline import emit
 from normgen.program.lower import lower
 from normgen.program.rewrites.reductions import variance
 from normgen.program.source import written_program
+from normgen.schedule.default import default_schedule
 from normgen.spec.reader import parse
 from normgen.verify.bounded import Bounded
 from normgen.verify.error_model import Float32Error
 from normgen.verify.program_walk import ProgramWalk
-from tests.fuzz.specs import Asked
+from tests.fuzz.specs import H200, Asked
 from tests.fuzz.stages import Float32, answered, emitted
 
 READ = {
@@ -79,6 +82,13 @@ FOUND = {
     "an infinity times what may be 0 is no finite number": Found(
         {"y": "x * cast(divide(log(eps / z), z), u8)"}, ("z",), scalars="eps = 0", direction="forward"
     ),
+    "a cast far beyond its range has the slope of what is cast": Found({"y": "x * cast(1e30, i8)"}),
+    "what compares 1 / (x - x) says nothing about a gradient": Found(
+        {"m": "mean(x)", "v": "2 / -(m - m)", "y": "x + where(v < inf, m, z)"}, ("z",), state="refused"
+    ),
+    "a branch that is not taken has no gradient, also through a value with a name": Found(
+        {"g": "mean(x, 8)", "v": "g**0.3", "y": "x + where(g > 0.1, 2 * (v + log(z)), z)"}, ("z",)
+    ),
     "a clamp bends": Found({"y": "row / (random(seed) * clamp(0.1 * z, w, x))"}, ("z", "w", "seed")),
 }
 
@@ -124,3 +134,10 @@ def test_a_cast_to_whole_numbers_is_one_of_them_whatever_is_cast() -> None:
         found = Float32Error(cols=1).cast(a, DTYPES["u8"])
     assert found.error is not None
     assert float(found.error[0, 0]) == 255.0
+
+
+def test_a_kernel_of_any_cols_is_called_with_whole_groups() -> None:
+    problem = Found({"y": "x / absmax(x, 8)"}, direction="forward", more={"any_cols": True}).asked.problem()
+    widths = {call.problem.cols for call in calls(problem, emit(problem, default_schedule(problem, H200)), sm_count=4)}
+    assert len(widths) > 1
+    assert not any(cols % 8 for cols in widths)
