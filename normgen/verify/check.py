@@ -357,6 +357,7 @@ class _Tally:
     bad: int = 0
     elements: int = 0
     unbounded: int = 0
+    not_finite: int = 0
     ratios: dict[str, float] = field(default_factory=dict)
     outside: set[str] = field(default_factory=set)
     worst: BadElement | None = None
@@ -379,7 +380,9 @@ class _Tally:
                 self._note(int(rows[odd[i]]), got[odd[i]], want[odd[i]], limits[i], ratio[i])
         self.elements += want.size
         if not bound.max() < np.inf:
-            self.unbounded += int((np.isinf(bound) & np.isfinite(want)).sum())
+            loose = np.isinf(bound) & np.isfinite(want)
+            self.unbounded += int(loose.sum())
+            self.not_finite += int((loose & ~np.isfinite(got)).sum())
         for family, at in self._by_family(rows):
             self.ratios[family] = max(self.ratios.get(family, 0.0), float(worst[at].max()))
             if self._counts(family):
@@ -430,6 +433,7 @@ class _Tally:
             bad=self.bad,
             elements=self.elements,
             unbounded=self.unbounded,
+            not_finite=self.not_finite,
             ratios=self.ratios,
             outside=tuple(sorted(self.outside)),
             worst=self.worst,
