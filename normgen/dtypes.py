@@ -71,12 +71,16 @@ class DType:
             return np.where(np.asarray(values) >= 0, np.ldexp(1.0, exponent - (mantissa == 0.5)), np.nan)
         return np.where(np.isnan(found), 0.0, found) if self.is_integer else found
 
-    def moved(self, values: Any, error: Any) -> Any:
-        """How far `within` can lie from that of the values where these are off by `error`."""
+    def moved(self, values: Any, error: Any, least: Any = -math.inf) -> Any:
+        """How far `within` can lie from that of the values where these are off by `error`, but not below `least`.
+
+        inf where a dtype without a sign may find NaN for a number, or a number for NaN.
+        """
         if not self.rounds_up:
             return error
-        found = self.within(values)
-        return np.maximum(self.within(values + error) - found, found - self.within(np.maximum(values - error, 0.0)))
+        found, low, high = self.within(values), np.maximum(values - error, least), values + error
+        moved = np.maximum(self.within(high) - found, found - self.within(np.maximum(low, 0.0)))
+        return np.where((low < 0) & (high >= 0) | np.isinf(error), np.inf, moved)
 
     def stored(self, values: Any) -> Any:
         """The values as an array of this dtype: rounded to nearest even, saturated where the dtype saturates."""

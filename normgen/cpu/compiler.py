@@ -146,7 +146,7 @@ def compile_file(
     """The shared library `target` that `source` compiles and links to. Raises CompileError with the log."""
     command = [*compiler.command, *flags, str(source), "-o", str(target), *libraries]
     try:
-        answer = subprocess.run(command, capture_output=True, timeout=_COMPILE_SECONDS, check=False)
+        answer = _run_owned(command, timeout=_COMPILE_SECONDS)
     except subprocess.TimeoutExpired as late:
         raise CompileError(
             "the host compiler did not finish", log=str(late), received=f"{_COMPILE_SECONDS} s"
@@ -155,6 +155,33 @@ def compile_file(
         log = answer.stderr.decode(errors="replace")
         raise CompileError("the host compiler refused the text", log=log, received=log[-2000:])
     return target.read_bytes()
+
+
+# A compiler starts others, which a signal to it alone would leave behind. All of them are one process group, and the
+# reader ends it when the pipe on standard input closes: that is when this process ends, were it by SIGKILL.
+_OWNED = """
+exec 3<&0 </dev/null
+"$@" 3<&- &
+compiler=$!
+{ read -r _ <&3; kill -KILL 0; } >/dev/null 2>&1 &
+reader=$!
+wait $compiler
+answer=$?
+kill $reader
+exit $answer
+"""
+
+
+def _run_owned(command: Sequence[str], *, timeout: float) -> subprocess.CompletedProcess[bytes]:
+    """As `subprocess.run`; the command and all that it starts end with this process, however it ends."""
+    read_end, held = os.pipe()
+    try:
+        whole = ["/bin/sh", "-c", _OWNED, "sh", *command]
+        run = subprocess.run(whole, stdin=read_end, capture_output=True, timeout=timeout, check=False, process_group=0)
+    finally:
+        os.close(read_end)
+        os.close(held)
+    return run
 
 
 def runtime_library(compiler: Compiler) -> Path:

@@ -226,7 +226,9 @@ def _other_cols(problem: Problem, module: Module) -> list[int]:
         return []
     launch = module.kernels[0].launch
     most = problem.cols if module.workspace_column_bytes else math.inf
-    return [cols for cols in (3, 40 * (launch.threads // launch.rows_per_block) + 3) if cols < most]
+    whole = max(problem.spec.group, 1)
+    wanted = (3, 40 * (launch.threads // launch.rows_per_block) + 3)
+    return [cols for cols in (-(-n // whole) * whole for n in wanted) if cols < most]
 
 
 def finishing_loop(module: Module) -> tuple[int, int]:

@@ -159,6 +159,10 @@ class remainder(Opaque):
     """index % n, of whole numbers: what is left of n rows or columns."""
 
 
+# They jump, and some make a number of NaN: a comparison, a sign, a cast to whole numbers.
+STEPS = (Condition, cast, constant, floor, ceil, rint, sp.sign)
+
+
 @dataclass(frozen=True)
 class Meaning:
     """One function.

@@ -14,6 +14,8 @@ from typing import Any
 import sympy as sp
 from sympy.printing.precedence import PRECEDENCE
 
+from normgen.program.functions import STEPS, where
+
 _TRIVIAL = (0, 1, -1)
 
 
@@ -106,9 +108,30 @@ def steps(expr: sp.Expr) -> Iterator[tuple[str, sp.Expr]]:
             yield "*", factor
 
 
+def is_kept(expr: sp.Expr, args: tuple[sp.Expr, ...], found: sp.Expr) -> bool:
+    """Whether `found`, which sympy made of the function of `expr` and `args`, has them all: a sum of sums is one sum.
+
+    Else it folded something: part - z/z is 0 to sympy where `part` is a name of z/z, but NaN where z is 0.
+    """
+    if expr.is_Mul and found.is_Add:  # -(a + b) is -a - b
+        return len(found.args) == max(len(sp.Add.make_args(arg)) for arg in args)
+    if found.func is not expr.func:
+        return False
+    if expr.is_Add or expr.is_Mul:
+        return len(found.args) == sum(len(expr.func.make_args(arg)) for arg in args)
+    return set(found.args) == set(args)
+
+
 def opened(expr: sp.Expr) -> sp.Expr:
-    """`expr` as sympy writes it: the same number, its products in sympy's own order."""
-    if not expr.has(Ordered):
+    """`expr` as sympy writes it: the same number, its products in sympy's own order.
+
+    But not within what may be a number where its argument is NaN: `x/x < 1` is false at 0, and sympy's `1 < 1` is not
+    what the forward pass found there.
+    """
+    if not expr.has(Ordered) or isinstance(expr, STEPS):
         return expr
+    if isinstance(expr, where):
+        condition, *branches = expr.args
+        return where(condition, *map(opened, branches))
     args: list[Any] = [opened(arg) for arg in expr.args]
     return sp.Mul(*args) if isinstance(expr, Ordered) else expr.func(*args)

@@ -372,6 +372,7 @@ class _Tally:
     bad: int = 0
     elements: int = 0
     unbounded: int = 0
+    not_finite: int = 0
     ratios: dict[str, float] = field(default_factory=dict)
     outside: set[str] = field(default_factory=set)
     worst: BadElement | None = None
@@ -394,7 +395,9 @@ class _Tally:
                 self._note(int(rows[odd[i]]), got[odd[i]], want[odd[i]], limits[i], ratio[i])
         self.elements += want.size
         if not bound.max() < np.inf:
-            self.unbounded += int((np.isinf(bound) & np.isfinite(want)).sum())
+            loose = np.isinf(bound) & np.isfinite(want)
+            self.unbounded += int(loose.sum())
+            self.not_finite += int((loose & ~np.isfinite(got)).sum())
         for family, at in self._by_family(rows):
             self.ratios[family] = max(self.ratios.get(family, 0.0), float(worst[at].max()))
             if self._counts(family):
@@ -445,6 +448,7 @@ class _Tally:
             bad=self.bad,
             elements=self.elements,
             unbounded=self.unbounded,
+            not_finite=self.not_finite,
             ratios=self.ratios,
             outside=tuple(sorted(self.outside)),
             worst=self.worst,
@@ -463,8 +467,9 @@ def _element(row: int, col: int, family: str, got: Array, want: Array, bound: Ar
 def _judge(got: Array, want: Array, bound: Array, error: Array, dtype: DType) -> tuple[Array, Array]:
     """(error / bound, error) of rows that hold non-finite values or miss; a wrong element has a ratio > 1.
 
-    A NaN must be a NaN and an infinity that infinity. Where the bound is inf, a non-finite value may be any other
-    non-finite one (Welford turns an inf in a row into NaN) and a finite value anything. Where the exact result lies
+    A NaN must be a NaN and an infinity that infinity. Where the bound is inf, an infinity may be any other value that
+    is not finite (Welford turns an inf in a row into NaN), and a finite value or NaN (of what may be negative, stored
+    without a sign) anything. Where the exact result lies
     within its bound of overflow, both inf and the largest finite value are right.
     """
     loose = np.isinf(bound)
@@ -473,7 +478,7 @@ def _judge(got: Array, want: Array, bound: Array, error: Array, dtype: DType) ->
     right = np.where(
         np.isfinite(want),
         loose | (overflows & np.isinf(got) & (np.sign(got) == np.sign(want))),
-        (np.isnan(want) & np.isnan(got)) | (got == want) | (np.isinf(want) & loose & ~np.isfinite(got)),
+        (np.isnan(want) & (np.isnan(got) | loose)) | (got == want) | (np.isinf(want) & loose & ~np.isfinite(got)),
     )
     near = np.where(overflows & np.isfinite(got), np.minimum(error, np.abs(got - clipped)), error)
     ratio = np.where(loose, np.inf, near / bound)

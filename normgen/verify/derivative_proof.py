@@ -14,17 +14,21 @@ of central differences of the formula as `interpret` walks it, both in float64. 
 
 Of the steps 2^-4 ... 2^-18 every row takes those with the smallest bound. A row does not count along a direction
 where at every step the formula is not finite, jumps or bends: a comparison, an abs, minimum or maximum changes its
-branch between x - h d and x + h d (row maxima need no such care: `differentiate` demands that their cotangent
-cancels). Nor does one whose bound says nothing, being over `RESOLUTION` of the slope or the loss. If no row is left,
-inputs of one sign are drawn, for formulas such as log(x); after that the derivative counts as unproven, which is an
-error too (not at the problem's own cols, of which a single one may leave a formula without a value).
+branch between x - h d and x + h d, or compares what may be anything, such as 1 / (x - x) (row maxima need no such
+care: `differentiate` demands that their cotangent cancels). Nor does one where the chain rule has no number: tanh(inf
+* x) is 1, its derivative 0 times inf. Nor does one whose bound says nothing, being over `RESOLUTION` of the slope or
+the loss. If no row is left, inputs of one sign are drawn, for formulas such as log(x); after that the derivative
+counts as unproven, which is an error too (not at the problem's own cols, of which a single one may leave a formula
+without a value).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +44,7 @@ from normgen.verify.bounded import Bounded, whole
 from normgen.verify.error_model import Float32Error
 from normgen.verify.function_errors import JUMPS
 from normgen.verify.interpret import (
+    EXTREMA,
     POSITIONS,
     Array,
     Evaluation,
@@ -50,7 +55,7 @@ from normgen.verify.interpret import (
     spread_over_row,
     spread_over_rows,
 )
-from normgen.verify.program_walk import ProgramWalk
+from normgen.verify.program_walk import ProgramWalk, V
 from normgen.verify.rows import draw_tensor, of_rows
 
 ROWS, COLS = 7, 33
@@ -184,29 +189,152 @@ class _Branches(Float64):
     """Float64 that also notes which branch every function that jumps or bends takes, and holds constants."""
 
     noted: list[Array] = field(default_factory=list)
-    held: list[Array] = field(default_factory=list)  # what `constant` was at the point itself
+    held: list[Array] = field(default_factory=list)  # what `constant` and `cast` have of the point itself
     is_moved: bool = False
 
-    def cast(self, a: Array, dtype: DType) -> Array:  # noqa: ARG002 - its derivative is 1, saturated or not
-        return a
+    def cast(self, a: Array, dtype: DType) -> Array:
+        """Its value at the point itself, and from there the derivative 1, saturated or not."""
+        found = self._held(super().cast(a, dtype))
+        return found + (a - self._held(a))
 
     def call(self, name: str, *args: Array) -> Array:
         found = super().call(name, *args)
         if name == "constant":
-            if self.is_moved:
-                return self.held.pop(0)
-            self.held.append(found)
+            return self._held(found)
         if name in ("abs", "minimum", "maximum"):
             self.noted.append(np.sign(args[0] if name == "abs" else args[0] - args[1]))
+        elif name == "clamp":
+            x, low, high = args
+            self.noted.extend(np.sign(apart) for apart in (x - low, x - high, low - high))
         elif name in JUMPS or name == "where":
             self.noted.append(found if name in JUMPS else np.asarray(args[0] != 0, dtype=np.float64))
         return found
+
+    def _held(self, value: Array) -> Array:
+        """The value at the point itself, wherever this walk is."""
+        if self.is_moved:
+            return self.held.pop(0)
+        self.held.append(value)
+        return value
 
     def reduce(self, name: str, arg: Array, group: int = 0) -> Array:
         found = super().reduce(name, arg, group)
         if name in POSITIONS:
             self.noted.append(found)
         return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Loose(Float32Error):
+    """The error model, which also notes where a function jumps that may be on either side for all that is known."""
+
+    noted: list[NDArray[np.bool_]] = field(default_factory=list)
+
+    def call(self, name: str, *args: Bounded) -> Bounded:
+        decides = args if name in JUMPS else args[: name == "where"]
+        self.noted.extend(np.isinf(a.error) & np.isfinite(a.value) for a in decides if a.error is not None)
+        return super().call(name, *args)
+
+
+@dataclass(frozen=True)
+class _Dual:
+    """A value and its derivative along the direction; None: it does not depend on what is moved."""
+
+    value: Array
+    slope: Array | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _ChainRule:
+    """Values in float64 with their derivatives by the chain rule, factor by factor: 0 times an infinite one is NaN."""
+
+    plain: Float64
+
+    def constant(self, value: float) -> _Dual:
+        return _Dual(self.plain.constant(value))
+
+    def add(self, a: _Dual, b: _Dual) -> _Dual:
+        return _Dual(a.value + b.value, _sum((a.slope, 1.0), (b.slope, 1.0)))
+
+    def subtract(self, a: _Dual, b: _Dual) -> _Dual:
+        return _Dual(a.value - b.value, _sum((a.slope, 1.0), (b.slope, -1.0)))
+
+    def multiply(self, a: _Dual, b: _Dual) -> _Dual:
+        return _Dual(a.value * b.value, _sum((a.slope, b.value), (b.slope, a.value)))
+
+    def divide(self, a: _Dual, b: _Dual) -> _Dual:
+        value = a.value / b.value
+        return _Dual(value, _sum((a.slope, 1 / b.value), (b.slope, -value / b.value)))
+
+    def negate(self, a: _Dual) -> _Dual:
+        return _Dual(-a.value, _sum((a.slope, -1.0)))
+
+    def power(self, base: _Dual, exponent: float) -> _Dual:
+        local = exponent * self.plain.power(base.value, exponent - 1) if exponent else 0.0
+        return _Dual(self.plain.power(base.value, exponent), _sum((base.slope, local)))
+
+    def call(self, name: str, *args: _Dual) -> _Dual:
+        value = self.plain.call(name, *(a.value for a in args))
+        if name == "divide":
+            return self.divide(*args)
+        if name == "where":
+            condition, a, b = args
+            slopes = (np.zeros(()) if e.slope is None else e.slope for e in (a, b))
+            return _Dual(value, None if a.slope is b.slope is None else np.where(condition.value != 0, *slopes))
+        locals_ = _SLOPES[name](value, *(a.value for a in args)) if name in _SLOPES else ()
+        return _Dual(value, _sum(*zip((a.slope for a in args), locals_, strict=False)))
+
+    def cast(self, a: _Dual, dtype: DType) -> _Dual:
+        return _Dual(self.plain.cast(a.value, dtype), a.slope)
+
+    def in_any_order(self, above: list[_Dual], below: list[_Dual], found: _Dual) -> _Dual:  # noqa: ARG002
+        return found
+
+    def reduce(self, name: str, arg: _Dual, group: int = 0) -> _Dual:
+        value = self.plain.reduce(name, arg.value, group)
+        if arg.slope is None or name in POSITIONS:
+            return _Dual(value)
+        if name in EXTREMA:
+            of, _ = EXTREMA[name]
+            share = np.where(of(arg.value) == value, arg.slope, 0.0)  # their mean or sum: whether it is finite counts
+            return _Dual(value, self.plain.reduce("sum", share, group))
+        return _Dual(value, self.plain.reduce(name, arg.slope, group))
+
+    def sum_rows(self, arg: _Dual, row: _Dual | None = None) -> _Dual:
+        raise NotImplementedError("a loss is made of rows")
+
+
+def _sum(*terms: tuple[Array | None, Array | float]) -> Array | None:
+    """The sum of slopes, each times its local derivative."""
+    found = [np.asarray(slope * local) for slope, local in terms if slope is not None]
+    return functools.reduce(np.add, found) if found else None
+
+
+def _halves(a: Array, b: Array) -> tuple[Array, Array]:
+    ahead = (1 + np.nan_to_num(np.sign(a - b))) / 2
+    return ahead, 1 - ahead
+
+
+# The derivatives by each argument; of what is not here they are 0.
+_SLOPES: dict[str, Callable[..., tuple[Array, ...]]] = {
+    "exp": lambda y, _: (y,),
+    "log": lambda _, x: (1 / x,),
+    "sqrt": lambda y, _: (0.5 / y,),
+    "rsqrt": lambda y, x: (-0.5 * y / x,),
+    "abs": lambda _, x: (np.sign(x),),
+    "sigmoid": lambda y, _: (y * (1 - y),),
+    "tanh": lambda y, _: (1 - y * y,),
+    "erf": lambda _, x: (np.exp(-x * x),),
+    "sin": lambda _, x: (np.cos(x),),
+    "cos": lambda _, x: (np.sin(x),),
+    "maximum": lambda _, a, b: _halves(a, b),
+    "minimum": lambda _, a, b: _halves(b, a),
+    "clamp": lambda _, x, low, high: (
+        1.0 * ((low <= x) & (x <= high)),
+        1.0 * ((x < low) & (low <= high)),
+        1.0 * ((x > high) | (low > high)),
+    ),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -243,20 +371,22 @@ class _Forward:
         walk = Evaluation(arithmetic, self.formulas, {**values, **self.numbers()}, file=self.problem.spec.file)
         return self._by_row(walk.value(LOSS)), arithmetic
 
-    def bounded(self) -> Evaluation[Bounded]:
+    def bounded(self, arithmetic: Float32Error | None = None) -> Evaluation[Bounded]:
         known = {name: Bounded(value) for name, value in self.base.items()}
         known |= {name: whole(value) for name, value in self.numbers().items()}
-        return Evaluation(Float32Error(cols=self.problem.cols), self.formulas, known, file=self.problem.spec.file)
+        arithmetic = arithmetic or Float32Error(cols=self.problem.cols)
+        return Evaluation(arithmetic, self.formulas, known, file=self.problem.spec.file)
 
     def _by_row(self, value: Array) -> Array:
         return np.array(np.broadcast_to(value, (self.problem.rows, 1)))
 
     def compared(self, program: RowProgram, name: str, direction: Array) -> list[Slope]:
-        """The derived slopes of the rows that count, beside their differences."""
+        """The derived slopes of the rows that count, beside their differences: not those that may be anything."""
         with np.errstate(all="ignore"):
             slope, bound = self._differences(name, direction)
             size = np.maximum(np.abs(slope), self._loss_size())
             told = (bound <= RESOLUTION * size) & np.isfinite(size) & np.isfinite(slope)
+            told &= np.isfinite(self._by_chain_rule(name, direction))
             kept = np.flatnonzero(told[:, 0])
             if not kept.size:
                 return []
@@ -270,7 +400,16 @@ class _Forward:
         return [
             Slope(tensor=name, shape=shape, row=row, derived=float(a), differences=float(b), bound=float(e))
             for row, a, b, e in zip(rows, found.value[:, 0], slope[:, 0], bound[:, 0], strict=True)
+            if not np.isinf(e) and not (np.isnan(e) and np.isfinite(a))
         ]
+
+    def _by_chain_rule(self, name: str, direction: Array) -> Array:
+        """The slope of every row, [rows, 1], as far as products of derivatives say it."""
+        known = {n: _Dual(value) for n, value in {**self.base, **self.numbers()}.items()}
+        known[name] = _Dual(self.base[name], direction)
+        walk = Evaluation(_ChainRule(plain=Float64(cols=self.problem.cols)), self.formulas, known)
+        slope = walk.value(LOSS).slope
+        return self._by_row(np.zeros(1) if slope is None else slope)
 
     def _loss_size(self) -> Array:
         walk = self.bounded()
@@ -280,7 +419,9 @@ class _Forward:
 
     def _differences(self, name: str, direction: Array) -> tuple[Array, Array]:
         """Slope and bound of every row by extrapolated differences, each [rows, 1]; inf where a row does not count."""
-        loss = self.bounded().value(LOSS)
+        loose = _Loose(cols=self.problem.cols)
+        loss = self.bounded(loose).value(LOSS)
+        sure = self._unbent(loose.noted, [np.zeros(()) for _ in loose.noted])
         error = self._by_row(FLOAT64 * (loss.error if loss.error is not None else np.zeros(1)))
         _, here = self.at(self.base)
         slopes, noises, smooth = [], [], []
@@ -293,12 +434,12 @@ class _Forward:
         best, least = self._by_row(np.zeros(1)), self._by_row(np.full(1, np.inf))
         for at in range(len(STEPS) - 2):
             value, bound = _extrapolated(slopes[at : at + 3], noises[at : at + 3])
-            counts = smooth[at] & smooth[at + 1] & smooth[at + 2] & np.isfinite(bound)
+            counts = sure & smooth[at] & smooth[at + 1] & smooth[at + 2] & np.isfinite(bound)
             bound = np.where(counts, bound, np.inf)
             best, least = np.where(bound < least, value, best), np.minimum(bound, least)
         return best, least
 
-    def _unbent(self, before: list[Array], after: list[Array]) -> NDArray[np.bool_]:
+    def _unbent(self, before: Sequence[NDArray[Any]], after: Sequence[NDArray[Any]]) -> NDArray[np.bool_]:
         """[rows, 1]: whether every branch is the same."""
         same = self._by_row(np.ones(1)) > 0
         for a, b in zip(before, after, strict=True):
@@ -306,28 +447,45 @@ class _Forward:
         return same
 
     def _derived(self, program: RowProgram, name: str, direction: Array, rows: NDArray[np.intp]) -> Bounded:
-        """<d name, d> of the derived program on these rows: [len(rows), 1], or [1, 1] of a parameter."""
-        forward, arithmetic = self.bounded(), Float32Error(cols=self.problem.cols)
-        known = {n: _rows_of(whole(value), rows, self.problem.rows) for n, value in self.numbers().items()}
+        """<d name, d> of the derived program on these rows: [len(rows), 1], or [1, 1] of a parameter.
+
+        The value is that of float64, which takes the branches that the formula takes there; the error model takes a
+        finite number for what it does not know, and with it another branch.
+        """
+        total, along = self.problem.rows, direction[rows] if len(direction) == self.problem.rows else direction
+        bounded, numbers = self.bounded(), self.numbers()
+        exact = Evaluation(Float64(cols=self.problem.cols), self.formulas, {**self.base, **numbers})
+        known = {n: _rows_of(whole(value), rows, total) for n, value in numbers.items()}
+        values = {n: _taken(value, rows, total) for n, value in numbers.items()}
         for load in program.loads:
-            found = Bounded(self.base[load.name]) if load.name in self.base else forward.value(load.name)
+            found, value = bounded.value(load.name), exact.value(load.name)
             varies = load.kind.by_row or load.kind.by_batch
-            known[load.name] = _rows_of(found, rows, self.problem.rows) if varies else found
-        walk = ProgramWalk(arithmetic, program, known)
-        along = direction[rows] if len(direction) == self.problem.rows else direction
-        stored = self.problem.results[f"d{name}"]
-        of_batches = self.problem.tensor(stored).kind.by_batch  # each row has a direction of its own, and what it adds
-        derived = walk.column_term(stored) if of_batches else walk.value(stored)
-        product = arithmetic.multiply(derived, Bounded(along))
-        return product if along.shape[-1] == 1 else arithmetic.reduce("sum", product)  # d of a row value has no columns
+            known[load.name] = _rows_of(found, rows, total) if varies else found
+            values[load.name] = _taken(value, rows, total) if varies else value
+        result = self.problem.results[f"d{name}"]
+        has_columns = along.shape[-1] > 1  # d of a row value has none
+        loose = ProgramWalk(Float32Error(cols=self.problem.cols), program, known)
+        tight = ProgramWalk(Float64(cols=self.problem.cols), program, values)
+        of_batches = self.problem.tensor(result).kind.by_batch  # each row has a direction of its own, and what it adds
+        error = _along(loose, result, Bounded(along), of_batches=of_batches, has_columns=has_columns).error
+        return Bounded(_along(tight, result, along, of_batches=of_batches, has_columns=has_columns), error)
+
+
+def _along(walk: ProgramWalk[V], gradient: str, direction: V, *, of_batches: bool, has_columns: bool) -> V:
+    """<gradient, direction> of each row."""
+    derived = walk.column_term(gradient) if of_batches else walk.value(gradient)
+    product = walk.arithmetic.multiply(derived, direction)
+    return walk.arithmetic.reduce("sum", product) if has_columns else product
+
+
+def _taken(value: Array, rows: NDArray[np.intp], total: int) -> Array:
+    return np.broadcast_to(value, (total, *value.shape[1:]))[rows] if value.ndim == 2 else value
 
 
 def _rows_of(found: Bounded, rows: NDArray[np.intp], total: int) -> Bounded:
-    def taken(value: Array) -> Array:
-        return np.broadcast_to(value, (total, *value.shape[1:]))[rows] if value.ndim == 2 else value
-
-    error, least = None if found.error is None else taken(found.error), taken(np.asarray(found.least))
-    return replace(found, value=taken(found.value), error=error, least=least)
+    error = None if found.error is None else _taken(found.error, rows, total)
+    least = _taken(np.asarray(found.least), rows, total)
+    return replace(found, value=_taken(found.value, rows, total), error=error, least=least)
 
 
 def _extrapolated(slopes: list[Array], noises: list[Array]) -> tuple[Array, Array]:

@@ -170,6 +170,9 @@ class Float32Error:
         error = np.abs(b.value) if b.error is None else np.abs(b.value) + b.error
         error = error * a.error
         error = error if b.error is None else error + np.abs(a.value) * b.error
+        if not np.all(np.isfinite(value)):  # inf times what may be 0, or have the other sign, is no finite number
+            loose = _unsure_infinity(a, b) | _unsure_infinity(b, a)
+            value, error = np.where(loose, np.inf, value), np.where(loose, np.inf, error)
         return rounded(value, error, of=(a, b)).from_least(least)
 
     def divide(self, a: Bounded, b: Bounded) -> Bounded:
@@ -247,6 +250,7 @@ class Float32Error:
             return rounded(a.value * a.value, None)
         error = np.abs(a.value)
         error = (error + error + a.error) * a.error
+        error = np.where((a.error == 0) & np.isinf(a.value), 0.0, error)  # of a mask, -inf
         return rounded(a.value * a.value, error, of=(a,))
 
     def call(self, name: str, *args: Bounded) -> Bounded:
@@ -266,10 +270,15 @@ class Float32Error:
             return a
         value = np.asarray(dtype.within(a.value))
         if dtype.rounds_up:
-            return Bounded(value, None if a.error is None else dtype.moved(a.value, a.error), least=dtype.least)
+            moved = None if a.error is None else np.asarray(dtype.moved(a.value, REARRANGED * a.error, a.least))
+            found = Bounded(value, moved, least=dtype.least)
+            return unknown(found, None if moved is None else np.isinf(moved))
         size = np.abs(value) if a.error is None else np.abs(value) + a.error
         rounding = np.where(np.isfinite(value), dtype.unit_roundoff * size + dtype.smallest_subnormal / 2, 0.0)
-        found = Bounded(value, plus(a.error, rounding))
+        error = rounding if a.error is None else a.error + rounding
+        if dtype.is_integer:  # whatever is stored, NaN too, is one of its numbers
+            error = np.fmin(error, dtype.largest - dtype.least)
+        found = Bounded(value, error)
         return found if dtype.saturates else unknown(found, np.isfinite(value) & (size > dtype.largest))
 
     def in_any_order(self, above: list[Bounded], below: list[Bounded], found: Bounded) -> Bounded:
@@ -279,7 +288,8 @@ class Float32Error:
         least, most = _partial_products([_size_or_1(a) for a in above], [np.abs(b.value) for b in below])
         if not (np.any(most >= F32.largest) or np.any(least < F32.smallest_normal)):
             return found
-        lost = found.error + np.abs(found.value) * (len(above) + len(below)) * HALF_SUBNORMAL / least
+        size = np.abs(found.value)
+        lost = np.where(size > 0, size * (len(above) + len(below)) * HALF_SUBNORMAL / least, 0.0) + found.error
         error = np.where(least < F32.smallest_normal, lost, found.error)
         return unknown(Bounded(found.value, error, found.least), (most >= F32.largest) & np.isfinite(found.value))
 
@@ -399,6 +409,11 @@ def _position(name: str, t: Array, e: Array | None) -> Bounded:
     return Bounded(found, np.where(may_be, np.abs(column - found), 0.0).max(axis=1, keepdims=True))
 
 
+def _unsure_infinity(a: Bounded, b: Bounded) -> NDArray[np.bool_]:
+    """Where `a` is infinite and nobody knows what a finite `b` does to it."""
+    return np.isinf(a.value) & (False if b.near_0 is None else b.near_0 & np.isfinite(b.value))
+
+
 def _size_or_1(a: Bounded) -> Array:
     """|a|; a factor 0 loses no digits."""
     return np.where(a.value == 0, 1.0, np.abs(a.value))
@@ -428,7 +443,7 @@ def stored(a: Bounded, dtype: DType) -> Array:
     if not size.max(initial=0.0) < np.inf:
         size = np.where(np.isinf(size), 0.0, size)  # an infinity is stored as it is
     if dtype.rounds_up:
-        bound = np.zeros(()) if a.error is None else dtype.moved(a.value, REARRANGED * a.error)
+        bound = np.zeros(()) if a.error is None else dtype.moved(a.value, REARRANGED * a.error, a.least)
     elif a.error is None:
         bound = dtype.unit_roundoff * size
     else:

@@ -60,7 +60,8 @@ def _jumps(of: Callable[[Array], Array], a: Bounded, value: Array) -> Array | No
         return None
     reach = REARRANGED * a.error
     off = np.maximum(of(a.value + reach) - value, value - of(a.value - reach))
-    return np.where(np.isfinite(a.value), np.where(np.isfinite(reach), off, np.inf), 0.0)
+    told = np.isfinite(reach)
+    return np.where(told & ~np.isfinite(a.value), 0.0, np.where(told, off, np.inf))
 
 
 def _as_error(unsure: Truth | None) -> Array | None:

@@ -40,7 +40,8 @@ class TensorVerdict:
     largest error as a share of its bound; `ratios` gives
     max error / bound for every family, and `outside` those that fail without being part of the contract.
     `unbounded` of the `elements` looked at have no finite bound (an intermediate may overflow float32): any value
-    passes there.
+    passes there, also NaN or an infinity, which `not_finite` of them are: a right kernel may find inf - inf, or divide
+    by 0, and another one need not.
     """
 
     name: str
@@ -50,6 +51,7 @@ class TensorVerdict:
     bad: int
     unbounded: int
     ratios: dict[str, float]
+    not_finite: int = 0
     outside: tuple[str, ...] = ()
     worst: BadElement | None = None
     first_bad: BadElement | None = None
@@ -87,6 +89,7 @@ class TensorVerdict:
             line += f"; outside the contract: {', '.join(self.outside)} (first {self.first_outside})"
         if self.unbounded:
             line += f"; {self.unbounded} of {self.elements} elements without a finite bound"
+            line += f", {self.not_finite} of them NaN or infinite" if self.not_finite else ""
         return line
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from random import Random
+from typing import Any
 
 from normgen.device import TARGETS, Device
 from normgen.errors import NormgenError
@@ -41,6 +42,13 @@ class Legal:
 
     def schedules(self, problem: Problem) -> list[Schedule]:  # noqa: ARG002 - it was drawn for this problem
         return [self.schedule]
+
+    @property
+    def text(self) -> str:
+        return self.asked.spec.text
+
+    def kept(self) -> dict[str, Any]:
+        return {"question": self.asked.question.arguments(), "schedules": [self.schedule.chosen]}
 
     def __str__(self) -> str:
         tensors = " ".join(f"{t.name}:{t.dtype}" for t in self.asked.tensors)

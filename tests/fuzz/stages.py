@@ -7,6 +7,7 @@ wrong.
 from __future__ import annotations
 
 import signal
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -23,14 +24,17 @@ from normgen.errors import BrokenError, CompileError, FaultError, NormgenError, 
 from normgen.measure.cpu_check import check_on_cpu
 from normgen.pipeline import emit
 from normgen.problem.problem import Problem
+from normgen.problem.question import Direction
+from normgen.problem.tensors import TensorUse
 from normgen.program.source import written_program
 from normgen.schedule.schedule import Schedule
 from normgen.verify import check, make_inputs
 from normgen.verify.interpret import Array, Float64, constants, drawn, seeds_of
 from normgen.verify.program_walk import ProgramWalk
 from normgen.verify.rows import of_rows
+from normgen.verify.sources import prove_derivative
 from tests.fuzz.schedules import draw_legal
-from tests.fuzz.specs import Asked, draw
+from tests.fuzz.specs import draw
 
 LIMIT_S = 60.0  # a step that computes for longer hangs; the slowest takes 3 s
 WAITS = 30  # as many times longer it may take, for others compute too: on a busy machine seconds say little
@@ -39,10 +43,11 @@ SM = 90
 
 @dataclass(frozen=True)
 class Answer:
-    """`state`: right, refused, wrong, crash or hang; `why` in words."""
+    """`state`: right, refused, wrong, crash or hang; `why` in words, and where it was raised."""
 
     state: str
     why: str = ""
+    trace: str = ""
 
     @property
     def is_fault(self) -> bool:
@@ -71,7 +76,12 @@ def limited(seconds: float) -> Iterator[None]:
 
 
 class Drawn(Protocol):
-    """A problem, and schedules for it; printed, what is needed to draw it again."""
+    """A problem, and schedules for it; `text`: its spec's; `kept`: fields of a `Fault`, to have it again."""
+
+    @property
+    def text(self) -> str: ...
+
+    def kept(self) -> dict[str, Any]: ...
 
     def problem(self) -> Problem: ...
 
@@ -84,23 +94,26 @@ def answered(step: Callable[[Any], Answer], asked: Drawn, *, limit_s: float = LI
         with limited(limit_s):
             return step(asked)
     except HangError:
-        return Answer("hang", f"more than {limit_s:.0f} s")
+        return Answer("hang", f"more than {limit_s:.0f} s", traceback.format_exc())
     except (ProgramError, BrokenError, CompileError, FaultError) as error:
         is_refusal = isinstance(error, ProgramError) and error.hint is not None  # a maximum without a gradient
-        return Answer("refused" if is_refusal else "crash", str(error))
+        return Answer("refused" if is_refusal else "crash", str(error), traceback.format_exc())
     except NormgenError as error:
         is_ours = "fault of normgen" in str(error) or "is not the derivative" in str(error)
-        return Answer("wrong" if is_ours else "refused", str(error))
+        return Answer("wrong" if is_ours else "refused", str(error), traceback.format_exc())
     except Exception as error:
-        return Answer("crash", f"{type(error).__name__}: {error}")
+        return Answer("crash", f"{type(error).__name__}: {error}", traceback.format_exc())
 
 
-def emitted(asked: Asked) -> Answer:
-    """To CUDA text, by two schedules; a forward program is walked as well (`walked`)."""
+def emitted(asked: Drawn) -> Answer:
+    """To CUDA text, by two schedules; a forward program is walked as well (`walked`), a derived one is proven."""
     problem = asked.problem()
     for schedule in asked.schedules(problem):
         emit(problem, schedule)
-    return walked(problem) if asked.direction == "forward" else Answer("right")
+    if problem.direction is Direction.FORWARD:
+        return walked(problem)
+    prove_derivative(problem)
+    return Answer("right")
 
 
 def compiled(asked: Drawn) -> Answer:
@@ -111,7 +124,7 @@ def compiled(asked: Drawn) -> Answer:
     return Answer("right")
 
 
-def build_together(batch: Iterable[Asked]) -> None:
+def build_together(batch: Iterable[Drawn]) -> None:
     """The kernels of many specs in one call of the compiler: 0.1 s a kernel, alone 0.4 s. Each step finds its own.
 
     What cannot be built is left to the step of its spec, which says why.
@@ -170,11 +183,16 @@ def walked(problem: Problem) -> Answer:
     with np.errstate(all="ignore"):
         for store in program.stores:
             tensor = problem.tensor(store.tensor)
-            shape = (problem.rows, problem.cols if tensor.kind.by_col else 1)
-            value = np.broadcast_to(walk.value(store.tensor), shape).astype(tensor.dtype.numpy)
-            outputs[store.tensor] = value if tensor.kind.by_col else value[:, 0]
+            outputs[tensor.name] = stored(walk.value(tensor.name), tensor, problem)
     verdict = check(problem, inputs, outputs)
     return Answer("right") if verdict.ok else Answer("wrong", f"{program}\n{verdict.summary()}")
+
+
+def stored(value: Array, tensor: TensorUse, problem: Problem) -> Any:
+    """A walked value as it lies in memory, row by row."""
+    shape = tensor.kind.broadcast_shape(problem.rows, problem.cols)
+    value = np.broadcast_to(value, shape)[:, :: tensor.group or 1]
+    return tensor.dtype.stored(value).reshape(tensor.kind.shape(problem.rows, problem.cols, tensor.group))
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -90,6 +93,37 @@ def test_low_a_reader_that_goes_away_ends_the_command_without_a_word(tmp_path: P
     done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
     os.close(writer)
     assert (done.returncode, done.stderr) == (UNREAD, "")
+
+
+def wait_for(holds: Callable[[], bool], *, most_s: float = 60.0) -> None:
+    end = time.monotonic() + most_s
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def _runs(pid: int) -> bool:
+    """Not gone, and no zombie that waits for whoever reaps it: that one has no command any more."""
+    try:
+        return bool(Path(f"/proc/{pid}/cmdline").read_bytes())
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_low_a_killed_process_leaves_no_compiler_nor_what_that_started(number: int, tmp_path: Path) -> None:
+    compiler, pids = tmp_path / "compiler", tmp_path / "pids"
+    compiler.write_text(f"#!/bin/sh\nsleep 300 &\necho $$ $! > {pids}.new\nmv {pids}.new {pids}\nwait\n")
+    compiler.chmod(0o755)
+    program = "from pathlib import Path; from normgen.cpu.compiler import Compiler, compile_file; "
+    program += f"compile_file(Compiler(command=({str(compiler)!r},), version='1'), Path('a'), Path('b'), (), ())"
+    owner = subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.DEVNULL)
+    wait_for(pids.exists)
+    started = [int(pid) for pid in pids.read_text().split()]
+    assert all(map(_runs, started))
+    owner.send_signal(number)
+    owner.wait(60)
+    wait_for(lambda: not any(map(_runs, started)))
 
 
 @needs_compiler

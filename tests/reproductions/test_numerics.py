@@ -16,7 +16,7 @@ from normgen.program.source import problem_for
 from normgen.python.handle import kernel
 from normgen.schedule.default import default_schedule
 from normgen.spec.reader import parse
-from normgen.verify import proven_program
+from normgen.verify import check, make_inputs, proven_program
 from normgen.verify.error_model import Bounded, Float32Error
 from normgen.verify.interpret import Evaluation, formula_table
 from normgen.verify.program_walk import ProgramWalk
@@ -166,6 +166,16 @@ def test_low_elements_in_which_any_value_passes_are_told(formulas: str, tmp_path
     tuned = normgen("tune", "--op", spec_file(tmp_path, text), "--device", "cpu", "--shape", "8x96", "--trials", "1")
     assert tuned.code == 0
     assert "any value passes in 0." in tuned.err + tuned.out
+
+
+@pytest.mark.parametrize(("value", "told"), [(1.0, ""), (math.nan, ", 16 of them NaN or infinite")])
+def test_low_nan_where_any_value_passes_is_told(value: float, told: str) -> None:
+    """1 / (x - x) may be anything to a kernel, NaN too: it is right by contract, and said."""
+    problem = problem_for(parse(spec_text('y = "1 / (x * 3 - x * 3)"')), shape=(2, 8))
+    inputs = make_inputs(problem, families=("normal",))
+    verdict = check(problem, inputs, {"y": np.full((2, 8), value, np.float32)})
+    assert verdict.ok
+    assert f"16 of 16 elements without a finite bound{told}" == verdict.summary().split("; ")[-1]
 
 
 @needs_compiler

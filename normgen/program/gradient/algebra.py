@@ -146,6 +146,8 @@ class Algebra:
         rest = {a: p for a, p in powers.items() if a != term}
         if any(a != COLS and self.kind(a).within_row for a in rest):
             return None
+        if powers[term] < 0 and (kind.within_row or rest.keys() - {COLS}):  # r / x is 0 where r is, and x = r / (r / x)
+            return None
         has_rows = any(a != COLS and self.kind(a).is_row for a in rest)
         is_at_hand = term.is_Symbol and (term.name in self.saved or term in self._loads)
         return None if is_at_hand and not has_rows else (term, rest)

@@ -26,6 +26,7 @@ from normgen.program.functions import (
     where,
 )
 from normgen.program.gradient.monomials import UNIT, Poly, add_into, expression, factors, monomial, multiplied
+from normgen.program.ordered import opened
 
 
 def derivative(expr: sp.Expr, of: sp.Symbol) -> Poly:
@@ -104,7 +105,7 @@ def _of_function(expr: sp.Expr, of: sp.Symbol) -> Poly:
         add_into(total, _of_branch(condition, other, of, otherwise=True))
         return total
     if isinstance(expr, cast):
-        return derivative(expr.args[0], of)
+        return derivative(opened(expr.args[0]), of)
     if isinstance(expr, divide):
         return derivative(expr.args[0] / expr.args[1], of)
     if isinstance(expr, clamp):

@@ -23,7 +23,7 @@ import sympy as sp
 from normgen.dtypes import F32
 from normgen.errors import ProgramError, did_you_mean
 from normgen.program.cleanup import without_dead_code
-from normgen.program.functions import equal, where
+from normgen.program.functions import divide, equal, where
 from normgen.program.gradient.algebra import Algebra
 from normgen.program.gradient.chain_order import in_chain_order
 from normgen.program.gradient.derivative import derivative
@@ -42,6 +42,7 @@ from normgen.program.ir import (
     check,
     defined_names,
     is_row_reduce,
+    kind_of,
     used_exprs,
     used_names,
     value_kinds,
@@ -50,6 +51,7 @@ from normgen.program.monoid import symbol
 from normgen.program.ordered import opened
 from normgen.spec.spec import Kind
 
+LONGEST_WRITTEN_OUT = 200  # operations of a branch: names in names would grow without end
 NO_TENSORS: Mapping[str, Kind] = {}
 
 
@@ -205,6 +207,8 @@ class _Reverse:
         self.named: dict[sp.Symbol, Poly] = {}
         self.cotangents: dict[str, Poly] = {}
         self.active = self._active()
+        self.maps = {s.name: s for s in self.forward if isinstance(s, Map) and s.kind.within_row}
+        self.steep: dict[sp.Symbol, sp.Expr] = {}
 
     def _active(self) -> set[str]:
         """Values that depend on an input in `wrt`."""
@@ -251,11 +255,34 @@ class _Reverse:
         cotangent = self.cotangents.get(statement.name)
         if not cotangent or statement.name not in self.active:
             return
-        dependencies = self._dependencies(statement)
-        locals_ = {n: self.algebra.poly(derivative(opened(statement.expr), symbol(n))) for n in dependencies}
+        expr = opened(statement.expr)
+        expr = expr.replace(where, self._where) if expr.has(where) else expr
+        dependencies = self._dependencies(replace(statement, expr=expr))
+        locals_ = {n: self.algebra.poly(derivative(expr, symbol(n))) for n in dependencies}
         cotangent = self._named(statement, cotangent, locals_)
         for name, local in locals_.items():
             self._fan_in(name, self.algebra.times(cotangent, local), from_kind=statement.kind)
+
+    def _where(self, condition: sp.Expr, *branches: sp.Expr) -> sp.Expr:
+        """With the values written out whose derivative may be infinite where their branch is not taken: 0/0 is NaN."""
+        return where(condition, *(b.xreplace({v: self._steep(v) for v in b.free_symbols}) for b in branches))
+
+    def _steep(self, value: sp.Symbol) -> sp.Expr:
+        """What a value within the row is computed from, if that or a part of it is steep; else the value."""
+        if value not in self.steep:
+            self.steep[value] = value
+            if value.name in self.maps:
+                expr = opened(self.maps[value.name].expr)
+                expr = expr.xreplace({v: self._steep(v) for v in expr.free_symbols})
+                is_short = expr.count_ops() <= LONGEST_WRITTEN_OUT
+                self.steep[value] = expr if is_short and self._is_steep(expr) else value
+        return self.steep[value]
+
+    def _is_steep(self, expr: sp.Expr) -> bool:
+        """Whether it divides by, or takes a root or the logarithm of, what varies along the row."""
+        powers = (p for p in expr.atoms(sp.Pow) if not (p.exp.is_Integer and p.exp > 0))
+        inner = [*(p.base for p in powers), *(f.args[-1] for f in expr.atoms(sp.log, divide))]
+        return any(kind_of(e, self.kinds).within_row for e in inner)
 
     def _through_reduce(self, statement: Reduce) -> None:
         cotangents = [self.cotangents.get(n) for n in statement.names]

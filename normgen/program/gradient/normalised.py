@@ -28,7 +28,7 @@ from normgen.program.ir import (
     used_exprs,
 )
 from normgen.program.monoid import symbol
-from normgen.program.ordered import is_product, opened, settled
+from normgen.program.ordered import is_kept, is_product, opened, settled
 from normgen.spec.spec import Kind
 
 _POWER_NAMES = {sp.Rational(-1, 2): "rsqrt", sp.Rational(1, 2): "sqrt", sp.Integer(-1): "inv"}
@@ -115,7 +115,8 @@ class _TermNamer:
         if not expr.args or expr.is_number:
             return expr
         args = tuple(self.rewritten(arg, is_whole=False) for arg in expr.args)
-        expr = expr if args == expr.args else expr.func(*args)
+        if args != expr.args and is_kept(expr, args, found := expr.func(*args)):
+            expr = found
         if opened(expr) in self.known and not is_whole:
             return self.known[opened(expr)]
         if expr.is_Pow and expr.base.is_Add and kind_of(expr, self.kinds).is_row:

@@ -44,7 +44,7 @@ from normgen.program.ir import (
     value_kinds,
 )
 from normgen.program.monoid import MAX, ONLINE_SOFTMAX, SUM, WELFORD, symbol
-from normgen.program.ordered import square
+from normgen.program.ordered import is_kept, square
 from normgen.schedule.knobs import Softmax, Variance
 from normgen.spec.spec import Kind
 
@@ -115,14 +115,42 @@ class _Pair:
 def _inlined(program: RowProgram) -> Callable[[sp.Expr], sp.Expr]:
     """A function that writes an expression out down to loads, scalars and reductions; `constant(e)` is e.
 
-    What sympy would have to compare and cannot, as it is NaN in every row, keeps its name.
+    What sympy would fold on the way keeps its name: Σ(x * x/y) is not Σx where x is 0, if y is another name of x.
     """
     written_out: dict[sp.Symbol, sp.Expr] = {}
     for statement in program.maps:
-        with contextlib.suppress(ValueError):
-            expr = statement.expr.xreplace(written_out)
-            written_out[symbol(statement.name)] = expr.replace(constant, lambda e: e) if expr.has(constant) else expr
-    return lambda expr: expr.xreplace(written_out)
+        with contextlib.suppress(_FoldError):
+            written_out[symbol(statement.name)] = _written_out(statement.expr, written_out)
+
+    def inline(expr: sp.Expr) -> sp.Expr:
+        try:
+            return _written_out(expr, written_out)
+        except _FoldError:
+            return expr
+
+    return inline
+
+
+class _FoldError(Exception):
+    """sympy made something else of an expression than the expression with other operands."""
+
+
+def _written_out(expr: sp.Expr, values: Mapping[sp.Symbol, sp.Expr]) -> sp.Expr:
+    """`expr` with the values of names. Raises _FoldError."""
+    if not expr.args:
+        return values.get(expr, expr)
+    args = tuple(_written_out(arg, values) for arg in expr.args)
+    if isinstance(expr, constant):
+        return args[0]
+    if args == expr.args:
+        return expr
+    try:
+        found = expr.func(*args)
+    except ValueError:  # it would compare what is NaN in every row
+        raise _FoldError from None
+    if not is_kept(expr, args, found):
+        raise _FoldError
+    return found
 
 
 def _row_sums(program: RowProgram, name: str) -> list[Reduce]:

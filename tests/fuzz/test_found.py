@@ -1,0 +1,143 @@
+"""What `python -m tests.fuzz` found once, shrunk: each is right, or refused with a reason, today."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+
+from normgen.dtypes import DTYPES
+from normgen.measure.calls import calls
+from normgen.pipeline import emit
+from normgen.program.lower import lower
+from normgen.program.rewrites.reductions import variance
+from normgen.program.source import written_program
+from normgen.schedule.default import default_schedule
+from normgen.spec.reader import parse
+from normgen.verify.bounded import Bounded
+from normgen.verify.error_model import Float32Error
+from normgen.verify.program_walk import ProgramWalk
+from tests.fuzz.specs import H200, Asked
+from tests.fuzz.stages import Float32, answered, emitted
+
+READ = {
+    "z": '"input"',
+    "w": '"parameter"',
+    "b": '"parameter"',
+    "label": '{ role = "row_input", dtypes = ["i64"] }',
+    "seed": '"seed"',
+}
+
+
+@dataclass(frozen=True)
+class Found:
+    """Formulas, and tensors besides x and y; `y` is how the output is declared."""
+
+    formulas: dict[str, str]
+    read: tuple[str, ...] = ()
+    y: str = '"output"'
+    scalars: str = ""
+    direction: str = "backward"
+    state: str = "right"
+    more: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def asked(self) -> Asked:
+        tensors = ['x = "input"', *(f"{name} = {READ[name]}" for name in self.read), f"y = {self.y}"]
+        formulas = [f'{name} = "{text}"' for name, text in self.formulas.items()]
+        scalars = ["[scalars]", self.scalars] if self.scalars else []
+        lines = ['name = "fuzz"', "[tensors]", *tensors, *scalars, "[formulas]", *formulas]
+        return Asked("\n".join(lines) + "\n", 64, "f32", self.direction, 1, self.more)
+
+
+E8M0 = '{ role = "output", dtypes = ["f8e8m0"] }'
+FOUND = {
+    "a scale without a sign is NaN where its value may be negative": Found(
+        {"y": "log(x) / w"}, ("w",), E8M0, direction="forward"
+    ),
+    "a cast has its rounded value in the proof of a gradient, and the derivative 1": Found(
+        {"y": "clamp(x != label, cast(7, f8e8m0) * z, 3e4)"}, ("z", "label")
+    ),
+    "a comparison with what is NaN stays false in the gradient": Found(
+        {"v": "round(x)", "y": "where(0.5 <= (v / x) / (v / x), x, z)"}, ("z",)
+    ),
+    "a comparison with what float32 may find infinite takes the branch of float64 in the proof": Found(
+        {"y": "where(random(seed) <= x / (round(x) / x), x, z)"}, ("z", "seed")
+    ),
+    "a quotient by an infinity has a bound": Found(
+        {"y": "x / z + cast(x**2, i32) / (-where(x != cols, -inf, 1) - round(z))"}, ("z",)
+    ),
+    "a value that algebra makes 0 is not written out where it divides": Found(
+        {"v": "0 / x", "y": "mean(where(z != 2, minimum(1 / v, 7), x)) * x"}, ("z",), direction="forward"
+    ),
+    "where the chain rule has no number a derivative is not proven, and nobody blamed": Found(
+        {"v": "where(col < 4, w, inf)", "y": "tanh(minimum(mean(x), v) + v / w)"}, ("w",), state="refused"
+    ),
+    "row / x is not solved for x, as row 0 has 0": Found(
+        {"v0": "row / x", "v1": "x**5 / cast(x, bf16)", "y": "(1 + v1 / w) * (v1 * 0.5 + v0)"}, ("w",)
+    ),
+    "a mask of -inf has a square": Found({"y": "erf(where(x > 0 and x != 1, -inf, x * z))"}, ("z",)),
+    "an infinity times what may be 0 is no finite number": Found(
+        {"y": "x * cast(divide(log(eps / z), z), u8)"}, ("z",), scalars="eps = 0", direction="forward"
+    ),
+    "a cast far beyond its range has the slope of what is cast": Found({"y": "x * cast(1e30, i8)"}),
+    "what compares 1 / (x - x) says nothing about a gradient": Found(
+        {"m": "mean(x)", "v": "2 / -(m - m)", "y": "x + where(v < inf, m, z)"}, ("z",), state="refused"
+    ),
+    "a branch that is not taken has no gradient, also through a value with a name": Found(
+        {"g": "mean(x, 8)", "v": "g**0.3", "y": "x + where(g > 0.1, 2 * (v + log(z)), z)"}, ("z",)
+    ),
+    "a clamp bends": Found({"y": "row / (random(seed) * clamp(0.1 * z, w, x))"}, ("z", "w", "seed")),
+}
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_found(name: str) -> None:
+    answer = answered(emitted, FOUND[name].asked)
+    assert answer.state == FOUND[name].state, f"{answer.why}\n{answer.trace}"
+
+
+def test_the_gradient_keeps_what_the_forward_pass_computes_from_nan() -> None:
+    """sympy makes 0 of part - z/z, where `part` is a name of z/z."""
+    found = Found({"y": "x * where((z / z) - (z / z) == 0, z, 2)"}, ("z",))
+    program = written_program(found.asked.problem())
+    given = {"x": [[1.0, 1.0]], "dy": [[1.0, 1.0]], "z": [[0.0, 3.0]]}
+    known: dict[str, Any] = {name: np.array(values, np.float32) for name, values in given.items()}
+    with np.errstate(all="ignore"):
+        dx = ProgramWalk(Float32(cols=2), program, known).value("dx")
+    np.testing.assert_array_equal(dx, [[2.0, 3.0]])
+
+
+def test_a_sum_of_what_may_be_nan_is_no_variance() -> None:
+    """Σ(x * (x/x) - mean(x))² is the variance of x to algebra; where x is 0 it is NaN."""
+    text = Found({"m": "mean(x)", "y": "x * sum((x * (x / x) - m)**2)"}).asked.text
+    program = lower(parse(text))
+    assert variance(program, "welford") == program
+
+
+@pytest.mark.parametrize(("value", "error", "least", "moved"), [(1.0, 0.1, -np.inf, 1.0), (0.01, 0.1, 0.0, 0.24)])
+def test_a_rounding_up_moves_by_a_power_of_two_within_twice_the_error(
+    value: float, error: float, least: float, moved: float
+) -> None:
+    """1 ± 0.1 is stored as 1 or 2, and what is never negative is no NaN."""
+    a = Bounded(np.array([[value]]), np.array([[error]]), least=least)
+    found = Float32Error(cols=1).cast(a, DTYPES["f8e8m0"])
+    assert found.error is not None
+    assert float(found.error[0, 0]) == pytest.approx(moved, abs=0.02)
+
+
+def test_a_cast_to_whole_numbers_is_one_of_them_whatever_is_cast() -> None:
+    a = Bounded(np.array([[3.0]]), np.array([[np.inf]]))
+    with np.errstate(all="ignore"):
+        found = Float32Error(cols=1).cast(a, DTYPES["u8"])
+    assert found.error is not None
+    assert float(found.error[0, 0]) == 255.0
+
+
+def test_a_kernel_of_any_cols_is_called_with_whole_groups() -> None:
+    problem = Found({"y": "x / absmax(x, 8)"}, direction="forward", more={"any_cols": True}).asked.problem()
+    widths = {call.problem.cols for call in calls(problem, emit(problem, default_schedule(problem, H200)), sm_count=4)}
+    assert len(widths) > 1
+    assert not any(cols % 8 for cols in widths)
