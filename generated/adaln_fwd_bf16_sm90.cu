@@ -765,8 +765,7 @@ inline constexpr Tuned kTuned[] = {
     {4096, 3072, 16, 0u, 3u, false, {{64}, run<adaln_fwd_bf16_block_per_row_7dfc<Cols3072_649c>>}},
 };
 
-// The kernels for any cols, by the bits of `absent` that are compiled out: of two, the first reads vectors and asks that
-// rows start alike, the other takes any alignment.
+// For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.
 inline constexpr Kernel kGeneral[] = {
     {{256}, run_any_cols<adaln_fwd_bf16_any_cols_block_per_row_ba07<AnyCols_54f6>>},
     {{256}, run_any_cols<adaln_fwd_bf16_any_cols_block_per_row_ba07<AnyCols_fee7>>},
@@ -836,7 +835,7 @@ inline cudaError_t adaln_fwd_bf16_pitched(
       scale_pitch, shift_pitch, rows, cols, rows_per_batch, eps, stream};
   const bool alike =
       (k::address(x) - k::address(y)) % 16 == 0 && (k::pitch_bytes(x_pitch - y_pitch, 2)) % 16 == 0;
-  const k::Kernel* kernel = &k::kGeneral[2 * (absent & k::kCompiledOut) + (alike ? 0 : 1)];
+  const k::Kernel* kernel = &k::kGeneral[alike ? 0 : 1];
   const int align = k::alignment(
       k::address(y) | k::address(x) | k::address(scale) | k::address(shift) | k::pitch_bytes(y_pitch, 2) |
       k::pitch_bytes(x_pitch, 2) | k::pitch_bytes(scale_pitch, 2) | k::pitch_bytes(shift_pitch, 2));

@@ -278,6 +278,17 @@ struct EarlyPartner : InOrder {
   static __device__ __forceinline__ void at_start() { dependency_trigger(); }
 };
 
+// N elements that all have that value.
+template <typename T, int N>
+__device__ __forceinline__ Vec<T, N> filled(float value) {
+  float values[N];
+  #pragma unroll
+  for (int i = 0; i < N; ++i) values[i] = value;
+  Vec<T, N> vec;
+  pack(vec, values);
+  return vec;
+}
+
 // Parameters are read in their turn.
 struct InTurn {
   template <typename T>
@@ -528,7 +539,7 @@ add_rmsnorm_fwd_bf16_block_per_row_3e05(
 // add_rmsnorm forward, any number of columns: a block owns a row; each row is read twice.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-add_rmsnorm_fwd_bf16_any_cols_block_per_row_7e4a(
+add_rmsnorm_fwd_bf16_any_cols_block_per_row_1c47(
     bfloat16* __restrict__ h,
     bfloat16* __restrict__ y,
     float* __restrict__ rstd,
@@ -621,7 +632,8 @@ add_rmsnorm_fwd_bf16_any_cols_block_per_row_7e4a(
       const int column = head + vector * kVector;
       const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + column);
       const Vec<bfloat16, kVector> residual_vec = read<kVector, Load>(residual_row + column);
-      const Vec<bfloat16, kVector> weight_vec = read_window<kVector>(weight, column, cols, false);
+      const Vec<bfloat16, kVector> weight_vec = weight != nullptr ? read_window<kVector>(weight, column, cols, false) :
+          filled<bfloat16, kVector>(1.0f);
       float h_values[kVector];
       float y_values[kVector];
       #pragma unroll
@@ -644,7 +656,7 @@ add_rmsnorm_fwd_bf16_any_cols_block_per_row_7e4a(
   if (has_edge) {
     const Vec<bfloat16, 1> x_vec = read<1, Load>(x_row + edge);
     const Vec<bfloat16, 1> residual_vec = read<1, Load>(residual_row + edge);
-    const Vec<bfloat16, 1> weight_vec = read<1>(weight + edge);
+    const Vec<bfloat16, 1> weight_vec = weight != nullptr ? read<1>(weight + edge) : filled<bfloat16, 1>(1.0f);
     float h_values[1];
     float y_values[1];
     const float x_i = element(x_vec, 0);
@@ -653,140 +665,6 @@ add_rmsnorm_fwd_bf16_any_cols_block_per_row_7e4a(
     const float h_i = x_i + residual_i;
     h_values[0] = h_i;
     y_values[0] = h_i * row_rstd * weight_i;
-    Vec<bfloat16, 1> h_vec;
-    pack(h_vec, h_values);
-    write<Store>(h_row + edge, h_vec);
-    Vec<bfloat16, 1> y_vec;
-    pack(y_vec, y_values);
-    write<Store>(y_row + edge, y_vec);
-  }
-
-  Chain::at_end();
-}
-
-// add_rmsnorm forward, any number of columns: a block owns a row; each row is read twice.
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-add_rmsnorm_fwd_bf16_any_cols_without_weight_block_per_row_47bf(
-    bfloat16* __restrict__ h,
-    bfloat16* __restrict__ y,
-    float* __restrict__ rstd,
-    Input<Config, bfloat16> x,
-    Input<Config, bfloat16> residual,
-    long long h_pitch,
-    long long y_pitch,
-    long long x_pitch,
-    long long residual_pitch,
-    int rows,
-    int cols,
-    float eps) {
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;
-  using Store = typename Config::Store;
-  using Chain = typename Config::Chain;
-  constexpr int kUnroll = Config::kUnroll;  // steps that a loop does in a trip
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  struct Look1 {  // state of look 1: sum(h**2)
-    float h_squares;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.h_squares + b.h_squares};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.h_squares, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[kWarpsPerRow];
-
-  const int lane = threadIdx.x;
-  const int row = blockIdx.x;
-  const int steps = (cols / kVector + kThreadsPerRow - 1) / kThreadsPerRow;
-
-  bfloat16* h_row = h + static_cast<long long>(row) * h_pitch;
-  bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
-  const bfloat16* residual_row = residual + static_cast<long long>(row) * residual_pitch;
-  // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
-  const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(x_row) / sizeof(bfloat16) % kVector);
-  const int head = (kVector - shift) % kVector;
-  const int vectors = (cols - head) / kVector;
-  const int edge = lane < head ? lane : lane + vectors * kVector;
-  const bool has_edge = edge < cols;
-
-  Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
-
-  Look1 look1 = {0.0f};
-
-  // Look 1: sum(h**2)
-  #pragma unroll kUnroll
-  for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (vector < vectors) {
-      const int column = head + vector * kVector;
-      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + column);
-      const Vec<bfloat16, kVector> residual_vec = read<kVector>(residual_row + column);
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_vec, i);
-        const float residual_i = element(residual_vec, i);
-        const float h_i = x_i + residual_i;
-        look1.h_squares += h_i * h_i;
-      }
-    }
-  }
-  if (has_edge) {
-    const Vec<bfloat16, 1> x_vec = read<1>(x_row + edge);
-    const Vec<bfloat16, 1> residual_vec = read<1>(residual_row + edge);
-    const float x_i = element(x_vec, 0);
-    const float residual_i = element(residual_vec, 0);
-    const float h_i = x_i + residual_i;
-    look1.h_squares += h_i * h_i;
-  }
-
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
-  const float row_rstd = rsqrtf(eps + look1.h_squares / cols);
-
-  if (lane == 0) {
-    if (rstd != nullptr) rstd[row] = row_rstd;
-  }
-
-  // Last look: the outputs
-  #pragma unroll kUnroll
-  for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (vector < vectors) {
-      const int column = head + vector * kVector;
-      const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + column);
-      const Vec<bfloat16, kVector> residual_vec = read<kVector, Load>(residual_row + column);
-      float h_values[kVector];
-      float y_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_vec, i);
-        const float residual_i = element(residual_vec, i);
-        const float h_i = x_i + residual_i;
-        h_values[i] = h_i;
-        y_values[i] = h_i * row_rstd;
-      }
-      Vec<bfloat16, kVector> h_vec;
-      pack(h_vec, h_values);
-      write<Store>(h_row + column, h_vec);
-      Vec<bfloat16, kVector> y_vec;
-      pack(y_vec, y_values);
-      write<Store>(y_row + column, y_vec);
-    }
-  }
-  if (has_edge) {
-    const Vec<bfloat16, 1> x_vec = read<1, Load>(x_row + edge);
-    const Vec<bfloat16, 1> residual_vec = read<1, Load>(residual_row + edge);
-    float h_values[1];
-    float y_values[1];
-    const float x_i = element(x_vec, 0);
-    const float residual_i = element(residual_vec, 0);
-    const float h_i = x_i + residual_i;
-    h_values[0] = h_i;
-    y_values[0] = h_i * row_rstd;
     Vec<bfloat16, 1> h_vec;
     pack(h_vec, h_values);
     write<Store>(h_row + edge, h_vec);
@@ -943,17 +821,6 @@ inline cudaError_t run_any_cols(const Kernel& kernel, const Arguments& call) {
       call.residual_pitch, call.rows, call.cols, call.eps);
 }
 
-template <auto kMain>
-inline cudaError_t run_any_cols_without_weight(const Kernel& kernel, const Arguments& call) {
-  int blocks = 0;
-  cudaError_t status = grid(kernel.launch, call.rows, &blocks);
-  if (status != cudaSuccess) return status;
-  return launch_on(
-      call.stream, kMain, kernel.launch, blocks,
-      call.h, call.y, call.rstd, call.x, call.residual, call.h_pitch, call.y_pitch, call.x_pitch,
-      call.residual_pitch, call.rows, call.cols, call.eps);
-}
-
 // What the tuner chose, in the order of the table at the top of this file.
 struct Tuned {
   int rows, cols;
@@ -978,15 +845,10 @@ inline constexpr Tuned kTuned[] = {
     {4096, 7168, 16, 0u, 2u, false, {{256, 1, true}, run<add_rmsnorm_fwd_bf16_block_per_row_3e05<Cols7168_0979>>}},
 };
 
-// The kernels for any cols, by the bits of `absent` that are compiled out: of two, the first reads vectors and asks that
-// rows start alike, the other takes any alignment.
+// For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.
 inline constexpr Kernel kGeneral[] = {
-    {{256}, run_any_cols<add_rmsnorm_fwd_bf16_any_cols_block_per_row_7e4a<AnyCols_54f6>>},
-    {{256}, run_any_cols<add_rmsnorm_fwd_bf16_any_cols_block_per_row_7e4a<AnyCols_fee7>>},
-    {{256}, run_any_cols_without_weight<
-     add_rmsnorm_fwd_bf16_any_cols_without_weight_block_per_row_47bf<AnyCols_54f6>>},
-    {{256}, run_any_cols_without_weight<
-     add_rmsnorm_fwd_bf16_any_cols_without_weight_block_per_row_47bf<AnyCols_fee7>>},
+    {{256}, run_any_cols<add_rmsnorm_fwd_bf16_any_cols_block_per_row_1c47<AnyCols_54f6>>},
+    {{256}, run_any_cols<add_rmsnorm_fwd_bf16_any_cols_block_per_row_1c47<AnyCols_fee7>>},
 };
 
 // Bits of `absent`: 1u weight, 2u rstd.
@@ -1055,7 +917,7 @@ inline cudaError_t add_rmsnorm_fwd_bf16_pitched(
       (k::address(y) - k::address(h)) % 16 == 0 && (k::address(x) - k::address(h)) % 16 == 0 &&
       (k::address(residual) - k::address(h)) % 16 == 0 && (k::pitch_bytes(y_pitch - h_pitch, 2)) % 16 == 0 &&
       (k::pitch_bytes(x_pitch - h_pitch, 2)) % 16 == 0 && (k::pitch_bytes(residual_pitch - h_pitch, 2)) % 16 == 0;
-  const k::Kernel* kernel = &k::kGeneral[2 * (absent & k::kCompiledOut) + (alike ? 0 : 1)];
+  const k::Kernel* kernel = &k::kGeneral[alike ? 0 : 1];
   const int align = k::alignment(
       k::address(h) | k::address(y) | k::address(x) | k::address(residual) | k::address(weight) |
       k::pitch_bytes(h_pitch, 2) | k::pitch_bytes(y_pitch, 2) | k::pitch_bytes(x_pitch, 2) |

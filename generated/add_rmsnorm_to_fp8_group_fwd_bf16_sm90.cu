@@ -372,6 +372,17 @@ struct EarlyPartner : InOrder {
   static __device__ __forceinline__ void at_start() { dependency_trigger(); }
 };
 
+// N elements that all have that value.
+template <typename T, int N>
+__device__ __forceinline__ Vec<T, N> filled(float value) {
+  float values[N];
+  #pragma unroll
+  for (int i = 0; i < N; ++i) values[i] = value;
+  Vec<T, N> vec;
+  pack(vec, values);
+  return vec;
+}
+
 // Four elements share a register.
 template <int N>
 __device__ __forceinline__ float element(const Vec<float8_e4m3, N>& vec, int i) {
@@ -822,7 +833,7 @@ add_rmsnorm_to_fp8_group_fwd_bf16_cluster_per_row_cd08(
 // add_rmsnorm_to_fp8_group forward, any number of columns: a block owns a row; each row is read twice.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-add_rmsnorm_to_fp8_group_fwd_bf16_any_cols_block_per_row_7208(
+add_rmsnorm_to_fp8_group_fwd_bf16_any_cols_block_per_row_9a7f(
     bfloat16* __restrict__ h,
     bfloat16* __restrict__ y,
     float8_e4m3* __restrict__ q,
@@ -904,7 +915,8 @@ add_rmsnorm_to_fp8_group_fwd_bf16_any_cols_block_per_row_7208(
     if (vector < vectors) {
       const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + vector * kVector);
       const Vec<bfloat16, kVector> residual_vec = read<kVector, Load>(residual_row + vector * kVector);
-      const Vec<bfloat16, kVector> weight_vec = read<kVector>(weight + vector * kVector);
+      const Vec<bfloat16, kVector> weight_vec = weight != nullptr ? read<kVector>(weight + vector * kVector) :
+          filled<bfloat16, kVector>(1.0f);
       float h_values[kVector];
       float y_values[kVector];
       float q_values[kVector];
@@ -931,133 +943,6 @@ add_rmsnorm_to_fp8_group_fwd_bf16_any_cols_block_per_row_7208(
         const float weight_i = element(weight_vec, i);
         const float h_i = x_i + residual_i;
         const float y_i = h_i * row_rstd * weight_i;
-        h_values[i] = h_i;
-        y_values[i] = y_i;
-        q_values[i] = y_i * scale_inverse_g;
-      }
-      Vec<bfloat16, kVector> h_vec;
-      pack(h_vec, h_values);
-      write<Store>(h_row + vector * kVector, h_vec);
-      Vec<bfloat16, kVector> y_vec;
-      pack(y_vec, y_values);
-      write<Store>(y_row + vector * kVector, y_vec);
-      Vec<float8_e4m3, kVector> q_vec;
-      pack(q_vec, q_values);
-      write<Store>(q_row + vector * kVector, q_vec);
-    }
-  }
-
-  Chain::at_end();
-}
-
-// add_rmsnorm_to_fp8_group forward, any number of columns: a block owns a row; each row is read twice.
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-add_rmsnorm_to_fp8_group_fwd_bf16_any_cols_without_weight_block_per_row_0960(
-    bfloat16* __restrict__ h,
-    bfloat16* __restrict__ y,
-    float8_e4m3* __restrict__ q,
-    float* __restrict__ scale,
-    Input<Config, bfloat16> x,
-    Input<Config, bfloat16> residual,
-    long long h_pitch,
-    long long y_pitch,
-    long long q_pitch,
-    long long scale_pitch,
-    long long x_pitch,
-    long long residual_pitch,
-    int rows,
-    int cols,
-    float eps,
-    float amax_min) {
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;
-  using Store = typename Config::Store;
-  using Chain = typename Config::Chain;
-  constexpr int kUnroll = Config::kUnroll;  // steps that a loop does in a trip
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  constexpr int kGroup = Config::kGroup;  // columns
-  constexpr int kGroupVectors = kGroup / kVector;  // lanes that own one
-  struct Look1 {  // state of look 1: sum(h**2)
-    float h_squares;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.h_squares + b.h_squares};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.h_squares, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[kWarpsPerRow];
-
-  const int lane = threadIdx.x;
-  const int row = blockIdx.x;
-  const int vectors = cols / kVector;
-  const int steps = (vectors + kThreadsPerRow - 1) / kThreadsPerRow;
-
-  bfloat16* h_row = h + static_cast<long long>(row) * h_pitch;
-  bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
-  float8_e4m3* q_row = q + static_cast<long long>(row) * q_pitch;
-  float* scale_row = scale + static_cast<long long>(row) * scale_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
-  const bfloat16* residual_row = residual + static_cast<long long>(row) * residual_pitch;
-
-  Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
-
-  Look1 look1 = {0.0f};
-
-  // Look 1: sum(h**2)
-  #pragma unroll kUnroll
-  for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + vector * kVector);
-      const Vec<bfloat16, kVector> residual_vec = read<kVector>(residual_row + vector * kVector);
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_vec, i);
-        const float residual_i = element(residual_vec, i);
-        const float h_i = x_i + residual_i;
-        look1.h_squares += h_i * h_i;
-      }
-    }
-  }
-
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
-  const float row_rstd = rsqrtf(eps + look1.h_squares / cols);
-
-  // Last look: the outputs
-  #pragma unroll kUnroll
-  for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + vector * kVector);
-      const Vec<bfloat16, kVector> residual_vec = read<kVector, Load>(residual_row + vector * kVector);
-      float h_values[kVector];
-      float y_values[kVector];
-      float q_values[kVector];
-      float y_absmax_g = 0.0f;
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_vec, i);
-        const float residual_i = element(residual_vec, i);
-        const float h_i = x_i + residual_i;
-        const float y_i = h_i * row_rstd;
-        y_absmax_g = maximum(y_absmax_g, fabsf(y_i));
-      }
-      y_absmax_g = reduce_group<kGroupVectors, Maximum>(y_absmax_g);
-      const float scale_g = maximum(amax_min, y_absmax_g) / 448.0f;
-      const float scale_inverse_g = 1.0f / scale_g;
-      if (vector % kGroupVectors == 0) {
-        scale_row[vector / kGroupVectors] = scale_g;
-      }
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_vec, i);
-        const float residual_i = element(residual_vec, i);
-        const float h_i = x_i + residual_i;
-        const float y_i = h_i * row_rstd;
         h_values[i] = h_i;
         y_values[i] = y_i;
         q_values[i] = y_i * scale_inverse_g;
@@ -1227,17 +1112,6 @@ inline cudaError_t run_any_cols(const Kernel& kernel, const Arguments& call) {
       call.amax_min);
 }
 
-template <auto kMain>
-inline cudaError_t run_any_cols_without_weight(const Kernel& kernel, const Arguments& call) {
-  int blocks = 0;
-  cudaError_t status = grid(kernel.launch, call.rows, &blocks);
-  if (status != cudaSuccess) return status;
-  return launch_on(
-      call.stream, kMain, kernel.launch, blocks,
-      call.h, call.y, call.q, call.scale, call.x, call.residual, call.h_pitch, call.y_pitch, call.q_pitch,
-      call.scale_pitch, call.x_pitch, call.residual_pitch, call.rows, call.cols, call.eps, call.amax_min);
-}
-
 // What the tuner chose, in the order of the table at the top of this file.
 struct Tuned {
   int rows, cols;
@@ -1274,11 +1148,9 @@ inline constexpr Tuned kTuned[] = {
      run<add_rmsnorm_to_fp8_group_fwd_bf16_block_per_row_e72e<Cols7168_5710>>}},
 };
 
-// The kernels for any cols, by the bits of `absent` that are compiled out.
+// For any cols.
 inline constexpr Kernel kGeneral[] = {
-    {{256}, run_any_cols<add_rmsnorm_to_fp8_group_fwd_bf16_any_cols_block_per_row_7208<AnyCols_f834>>},
-    {{256}, run_any_cols_without_weight<
-     add_rmsnorm_to_fp8_group_fwd_bf16_any_cols_without_weight_block_per_row_0960<AnyCols_f834>>},
+    {{256}, run_any_cols<add_rmsnorm_to_fp8_group_fwd_bf16_any_cols_block_per_row_9a7f<AnyCols_f834>>},
 };
 
 // Bits of `absent`: 1u weight.
@@ -1346,7 +1218,7 @@ inline cudaError_t add_rmsnorm_to_fp8_group_fwd_bf16_pitched(
       scale, reinterpret_cast<const k::bfloat16*>(x), reinterpret_cast<const k::bfloat16*>(residual),
       reinterpret_cast<const k::bfloat16*>(weight), h_pitch, y_pitch, q_pitch, scale_pitch, x_pitch, residual_pitch,
       rows, cols, eps, amax_min, stream};
-  const k::Kernel* kernel = &k::kGeneral[absent & k::kCompiledOut];
+  const k::Kernel* kernel = &k::kGeneral[0];
   const int align = k::alignment(
       k::address(h) | k::address(y) | k::address(q) | k::address(x) | k::address(residual) | k::address(weight) |
       k::pitch_bytes(h_pitch, 2) | k::pitch_bytes(y_pitch, 2) | k::pitch_bytes(q_pitch, 1) |

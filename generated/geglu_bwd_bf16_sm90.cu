@@ -578,8 +578,7 @@ inline constexpr Tuned kTuned[] = {
      run<geglu_bwd_bf16_block_per_part_5a40<Cols11008_61ba>>}},
 };
 
-// The kernels for any cols, by the bits of `absent` that are compiled out: of two, the first reads vectors and asks that
-// rows start alike, the other takes any alignment.
+// For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.
 inline constexpr Kernel kGeneral[] = {
     {{256}, run_any_cols<geglu_bwd_bf16_any_cols_block_per_row_a5ef<AnyCols_54f6>>},
     {{256}, run_any_cols<geglu_bwd_bf16_any_cols_block_per_row_a5ef<AnyCols_fee7>>},
@@ -654,7 +653,7 @@ inline cudaError_t geglu_bwd_bf16_pitched(
       (k::pitch_bytes(dy_pitch - dgate_pitch, 2)) % 16 == 0 &&
       (k::pitch_bytes(gate_pitch - dgate_pitch, 2)) % 16 == 0 &&
       (k::pitch_bytes(up_pitch - dgate_pitch, 2)) % 16 == 0;
-  const k::Kernel* kernel = &k::kGeneral[2 * (absent & k::kCompiledOut) + (alike ? 0 : 1)];
+  const k::Kernel* kernel = &k::kGeneral[alike ? 0 : 1];
   const int align = k::alignment(
       k::address(dgate) | k::address(dup) | k::address(dy) | k::address(gate) | k::address(up) |
       k::pitch_bytes(dgate_pitch, 2) | k::pitch_bytes(dup_pitch, 2) | k::pitch_bytes(dy_pitch, 2) |

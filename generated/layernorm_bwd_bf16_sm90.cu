@@ -390,6 +390,17 @@ __device__ __forceinline__ State exchange_cluster(
   return reduce_lanes<lanes_for(kStates)>(share_of_slots<kStates>(set));
 }
 
+// N elements that all have that value.
+template <typename T, int N>
+__device__ __forceinline__ Vec<T, N> filled(float value) {
+  float values[N];
+  #pragma unroll
+  for (int i = 0; i < N; ++i) values[i] = value;
+  Vec<T, N> vec;
+  pack(vec, values);
+  return vec;
+}
+
 // Parameters are read in their turn.
 struct InTurn {
   template <typename T>
@@ -1915,7 +1926,7 @@ layernorm_bwd_bf16_finish_941f(
 // layernorm backward, any number of columns: a block owns a row; each row is read twice.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_bwd_bf16_any_cols_block_per_row_19ff(
+layernorm_bwd_bf16_any_cols_block_per_row_1590(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
@@ -1980,7 +1991,8 @@ layernorm_bwd_bf16_any_cols_block_per_row_19ff(
         const int column = head + vector * kVector;
         const Vec<bfloat16, kVector> dy_vec = read<kVector>(dy_row + column);
         const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + column);
-        const Vec<bfloat16, kVector> weight_vec = read_window<kVector>(weight, column, cols, false);
+        const Vec<bfloat16, kVector> weight_vec = weight != nullptr ?
+            read_window<kVector>(weight, column, cols, false) : filled<bfloat16, kVector>(1.0f);
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
           const float dy_i = element(dy_vec, i);
@@ -1996,7 +2008,7 @@ layernorm_bwd_bf16_any_cols_block_per_row_19ff(
     if (has_edge) {
       const Vec<bfloat16, 1> dy_vec = read<1>(dy_row + edge);
       const Vec<bfloat16, 1> x_vec = read<1>(x_row + edge);
-      const Vec<bfloat16, 1> weight_vec = read<1>(weight + edge);
+      const Vec<bfloat16, 1> weight_vec = weight != nullptr ? read<1>(weight + edge) : filled<bfloat16, 1>(1.0f);
       const float dy_i = element(dy_vec, 0);
       const float x_i = element(x_vec, 0);
       const float weight_i = element(weight_vec, 0);
@@ -2018,7 +2030,8 @@ layernorm_bwd_bf16_any_cols_block_per_row_19ff(
         const int column = head + vector * kVector;
         const Vec<bfloat16, kVector> dy_vec = read<kVector, Load>(dy_row + column);
         const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + column);
-        const Vec<bfloat16, kVector> weight_vec = read_window<kVector>(weight, column, cols, false);
+        const Vec<bfloat16, kVector> weight_vec = weight != nullptr ?
+            read_window<kVector>(weight, column, cols, false) : filled<bfloat16, kVector>(1.0f);
         float dx_values[kVector];
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -2028,8 +2041,8 @@ layernorm_bwd_bf16_any_cols_block_per_row_19ff(
           const float dxhat_i = dy_i * weight_i;
           const float xhat_i = (x_i - row_mean) * row_rstd;
           dx_values[i] = (dxhat_i - xhat_i * row_dxhat_xhat_mean - row_dxhat_mean) * row_rstd;
-          atomicAdd(sums + column + i, dy_i * xhat_i);
-          atomicAdd(sums + cols + column + i, dy_i);
+          if (weight != nullptr) atomicAdd(sums + column + i, dy_i * xhat_i);
+          if (dbias != nullptr) atomicAdd(sums + cols + column + i, dy_i);
         }
         Vec<bfloat16, kVector> dx_vec;
         pack(dx_vec, dx_values);
@@ -2039,7 +2052,7 @@ layernorm_bwd_bf16_any_cols_block_per_row_19ff(
     if (has_edge) {
       const Vec<bfloat16, 1> dy_vec = read<1, Load>(dy_row + edge);
       const Vec<bfloat16, 1> x_vec = read<1, Load>(x_row + edge);
-      const Vec<bfloat16, 1> weight_vec = read<1>(weight + edge);
+      const Vec<bfloat16, 1> weight_vec = weight != nullptr ? read<1>(weight + edge) : filled<bfloat16, 1>(1.0f);
       float dx_values[1];
       const float dy_i = element(dy_vec, 0);
       const float x_i = element(x_vec, 0);
@@ -2047,8 +2060,8 @@ layernorm_bwd_bf16_any_cols_block_per_row_19ff(
       const float dxhat_i = dy_i * weight_i;
       const float xhat_i = (x_i - row_mean) * row_rstd;
       dx_values[0] = (dxhat_i - xhat_i * row_dxhat_xhat_mean - row_dxhat_mean) * row_rstd;
-      atomicAdd(sums + edge, dy_i * xhat_i);
-      atomicAdd(sums + cols + edge, dy_i);
+      if (weight != nullptr) atomicAdd(sums + edge, dy_i * xhat_i);
+      if (dbias != nullptr) atomicAdd(sums + cols + edge, dy_i);
       Vec<bfloat16, 1> dx_vec;
       pack(dx_vec, dx_values);
       write<Store>(dx_row + edge, dx_vec);
@@ -2065,438 +2078,12 @@ layernorm_bwd_bf16_any_cols_block_per_row_19ff(
       const int column = cell;
       const float dweight_total = __ldcg(sums + cell);
       sums[cell] = 0.0f;
-      write_element(dweight, column, dweight_total);
+      if (weight != nullptr) write_element(dweight, column, dweight_total);
       const float dbias_total = __ldcg(sums + cols + cell);
       sums[cols + cell] = 0.0f;
-      write_element(dbias, column, dbias_total);
+      if (dbias != nullptr) write_element(dbias, column, dbias_total);
     }
     if (threadIdx.x == 0) *ticket = 0;
-  }
-
-  Chain::at_end();
-}
-
-// layernorm backward, any number of columns: a block owns a row; each row is read twice.
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-layernorm_bwd_bf16_any_cols_without_weight_block_per_row_6bd6(
-    bfloat16* __restrict__ dx,
-    bfloat16* __restrict__ dbias,
-    Input<Config, bfloat16> dy,
-    Input<Config, bfloat16> x,
-    Input<Config, float> mean,
-    Input<Config, float> rstd,
-    long long dx_pitch,
-    long long dy_pitch,
-    long long x_pitch,
-    int rows,
-    int cols,
-    unsigned* ticket,
-    float* sums) {
-  constexpr int kThreads = Config::kThreads;
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;
-  using Store = typename Config::Store;
-  using Chain = typename Config::Chain;
-  constexpr int kUnroll = Config::kUnroll;  // steps that a loop does in a trip
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  struct Look1 {  // state of look 1: sum(dy * xhat), sum(dy)
-    float dy_xhat_sum, dy_sum;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.dy_xhat_sum + b.dy_xhat_sum, a.dy_sum + b.dy_sum};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.dy_xhat_sum, offset), __shfl_xor_sync(mask, s.dy_sum, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[2][kWarpsPerRow];
-
-  const int lane = threadIdx.x;
-  const int steps = (cols / kVector + kThreadsPerRow - 1) / kThreadsPerRow;
-  int parity = 0;
-
-  Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
-
-  for (int row = blockIdx.x; row < rows; row += gridDim.x) {
-    bfloat16* dx_row = dx + static_cast<long long>(row) * dx_pitch;
-    const bfloat16* dy_row = dy + static_cast<long long>(row) * dy_pitch;
-    const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
-    // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
-    const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(dy_row) / sizeof(bfloat16) % kVector);
-    const int head = (kVector - shift) % kVector;
-    const int vectors = (cols - head) / kVector;
-    const int edge = lane < head ? lane : lane + vectors * kVector;
-    const bool has_edge = edge < cols;
-    const float row_mean = mean[row];
-    const float row_rstd = rstd[row];
-
-    Look1 look1 = {0.0f, 0.0f};
-
-    // Look 1: sum(dy * xhat), sum(dy)
-    #pragma unroll kUnroll
-    for (int step = 0; step < steps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      if (vector < vectors) {
-        const int column = head + vector * kVector;
-        const Vec<bfloat16, kVector> dy_vec = read<kVector>(dy_row + column);
-        const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + column);
-        #pragma unroll
-        for (int i = 0; i < kVector; ++i) {
-          const float dy_i = element(dy_vec, i);
-          const float x_i = element(x_vec, i);
-          const float xhat_i = (x_i - row_mean) * row_rstd;
-          look1.dy_xhat_sum += dy_i * xhat_i;
-          look1.dy_sum += dy_i;
-        }
-      }
-    }
-    if (has_edge) {
-      const Vec<bfloat16, 1> dy_vec = read<1>(dy_row + edge);
-      const Vec<bfloat16, 1> x_vec = read<1>(x_row + edge);
-      const float dy_i = element(dy_vec, 0);
-      const float x_i = element(x_vec, 0);
-      const float xhat_i = (x_i - row_mean) * row_rstd;
-      look1.dy_xhat_sum += dy_i * xhat_i;
-      look1.dy_sum += dy_i;
-    }
-
-    look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[parity]);
-    const float row_dy_xhat_mean = look1.dy_xhat_sum / cols;
-    const float row_dy_mean = look1.dy_sum / cols;
-
-    // Last look: the outputs
-    #pragma unroll kUnroll
-    for (int step = 0; step < steps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      if (vector < vectors) {
-        const int column = head + vector * kVector;
-        const Vec<bfloat16, kVector> dy_vec = read<kVector, Load>(dy_row + column);
-        const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + column);
-        float dx_values[kVector];
-        #pragma unroll
-        for (int i = 0; i < kVector; ++i) {
-          const float dy_i = element(dy_vec, i);
-          const float x_i = element(x_vec, i);
-          const float xhat_i = (x_i - row_mean) * row_rstd;
-          dx_values[i] = (dy_i - xhat_i * row_dy_xhat_mean - row_dy_mean) * row_rstd;
-          atomicAdd(sums + column + i, dy_i);
-        }
-        Vec<bfloat16, kVector> dx_vec;
-        pack(dx_vec, dx_values);
-        write<Store>(dx_row + column, dx_vec);
-      }
-    }
-    if (has_edge) {
-      const Vec<bfloat16, 1> dy_vec = read<1, Load>(dy_row + edge);
-      const Vec<bfloat16, 1> x_vec = read<1, Load>(x_row + edge);
-      float dx_values[1];
-      const float dy_i = element(dy_vec, 0);
-      const float x_i = element(x_vec, 0);
-      const float xhat_i = (x_i - row_mean) * row_rstd;
-      dx_values[0] = (dy_i - xhat_i * row_dy_xhat_mean - row_dy_mean) * row_rstd;
-      atomicAdd(sums + edge, dy_i);
-      Vec<bfloat16, 1> dx_vec;
-      pack(dx_vec, dx_values);
-      write<Store>(dx_row + edge, dx_vec);
-    }
-
-    parity ^= 1;
-  }
-
-  // The last block to arrive finishes and leaves the workspace ready for the next call.
-  __shared__ bool is_last;
-  __threadfence();
-  if (takes_last_ticket(ticket, is_last)) {
-    for (int cell = threadIdx.x; cell < cols; cell += kThreads) {
-      const int column = cell;
-      const float dbias_total = __ldcg(sums + cell);
-      sums[cell] = 0.0f;
-      write_element(dbias, column, dbias_total);
-    }
-    if (threadIdx.x == 0) *ticket = 0;
-  }
-
-  Chain::at_end();
-}
-
-// layernorm backward, any number of columns: a block owns a row; each row is read twice.
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-layernorm_bwd_bf16_any_cols_without_bias_block_per_row_bf4b(
-    bfloat16* __restrict__ dx,
-    bfloat16* __restrict__ dweight,
-    Input<Config, bfloat16> dy,
-    Input<Config, bfloat16> x,
-    Input<Config, bfloat16> weight,
-    Input<Config, float> mean,
-    Input<Config, float> rstd,
-    long long dx_pitch,
-    long long dy_pitch,
-    long long x_pitch,
-    int rows,
-    int cols,
-    unsigned* ticket,
-    float* sums) {
-  constexpr int kThreads = Config::kThreads;
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;
-  using Store = typename Config::Store;
-  using Chain = typename Config::Chain;
-  constexpr int kUnroll = Config::kUnroll;  // steps that a loop does in a trip
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  struct Look1 {  // state of look 1: sum(dxhat * xhat), sum(dxhat)
-    float dxhat_xhat_sum, dxhat_sum;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.dxhat_xhat_sum + b.dxhat_xhat_sum, a.dxhat_sum + b.dxhat_sum};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.dxhat_xhat_sum, offset), __shfl_xor_sync(mask, s.dxhat_sum, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[2][kWarpsPerRow];
-
-  const int lane = threadIdx.x;
-  const int steps = (cols / kVector + kThreadsPerRow - 1) / kThreadsPerRow;
-  int parity = 0;
-
-  Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
-
-  for (int row = blockIdx.x; row < rows; row += gridDim.x) {
-    bfloat16* dx_row = dx + static_cast<long long>(row) * dx_pitch;
-    const bfloat16* dy_row = dy + static_cast<long long>(row) * dy_pitch;
-    const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
-    // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
-    const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(dy_row) / sizeof(bfloat16) % kVector);
-    const int head = (kVector - shift) % kVector;
-    const int vectors = (cols - head) / kVector;
-    const int edge = lane < head ? lane : lane + vectors * kVector;
-    const bool has_edge = edge < cols;
-    const float row_mean = mean[row];
-    const float row_rstd = rstd[row];
-
-    Look1 look1 = {0.0f, 0.0f};
-
-    // Look 1: sum(dxhat * xhat), sum(dxhat)
-    #pragma unroll kUnroll
-    for (int step = 0; step < steps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      if (vector < vectors) {
-        const int column = head + vector * kVector;
-        const Vec<bfloat16, kVector> dy_vec = read<kVector>(dy_row + column);
-        const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + column);
-        const Vec<bfloat16, kVector> weight_vec = read_window<kVector>(weight, column, cols, false);
-        #pragma unroll
-        for (int i = 0; i < kVector; ++i) {
-          const float dy_i = element(dy_vec, i);
-          const float x_i = element(x_vec, i);
-          const float weight_i = element(weight_vec, i);
-          const float dxhat_i = dy_i * weight_i;
-          const float xhat_i = (x_i - row_mean) * row_rstd;
-          look1.dxhat_xhat_sum += dxhat_i * xhat_i;
-          look1.dxhat_sum += dxhat_i;
-        }
-      }
-    }
-    if (has_edge) {
-      const Vec<bfloat16, 1> dy_vec = read<1>(dy_row + edge);
-      const Vec<bfloat16, 1> x_vec = read<1>(x_row + edge);
-      const Vec<bfloat16, 1> weight_vec = read<1>(weight + edge);
-      const float dy_i = element(dy_vec, 0);
-      const float x_i = element(x_vec, 0);
-      const float weight_i = element(weight_vec, 0);
-      const float dxhat_i = dy_i * weight_i;
-      const float xhat_i = (x_i - row_mean) * row_rstd;
-      look1.dxhat_xhat_sum += dxhat_i * xhat_i;
-      look1.dxhat_sum += dxhat_i;
-    }
-
-    look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[parity]);
-    const float row_dxhat_xhat_mean = look1.dxhat_xhat_sum / cols;
-    const float row_dxhat_mean = look1.dxhat_sum / cols;
-
-    // Last look: the outputs
-    #pragma unroll kUnroll
-    for (int step = 0; step < steps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      if (vector < vectors) {
-        const int column = head + vector * kVector;
-        const Vec<bfloat16, kVector> dy_vec = read<kVector, Load>(dy_row + column);
-        const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + column);
-        const Vec<bfloat16, kVector> weight_vec = read_window<kVector>(weight, column, cols, false);
-        float dx_values[kVector];
-        #pragma unroll
-        for (int i = 0; i < kVector; ++i) {
-          const float dy_i = element(dy_vec, i);
-          const float x_i = element(x_vec, i);
-          const float weight_i = element(weight_vec, i);
-          const float dxhat_i = dy_i * weight_i;
-          const float xhat_i = (x_i - row_mean) * row_rstd;
-          dx_values[i] = (dxhat_i - xhat_i * row_dxhat_xhat_mean - row_dxhat_mean) * row_rstd;
-          atomicAdd(sums + column + i, dy_i * xhat_i);
-        }
-        Vec<bfloat16, kVector> dx_vec;
-        pack(dx_vec, dx_values);
-        write<Store>(dx_row + column, dx_vec);
-      }
-    }
-    if (has_edge) {
-      const Vec<bfloat16, 1> dy_vec = read<1, Load>(dy_row + edge);
-      const Vec<bfloat16, 1> x_vec = read<1, Load>(x_row + edge);
-      const Vec<bfloat16, 1> weight_vec = read<1>(weight + edge);
-      float dx_values[1];
-      const float dy_i = element(dy_vec, 0);
-      const float x_i = element(x_vec, 0);
-      const float weight_i = element(weight_vec, 0);
-      const float dxhat_i = dy_i * weight_i;
-      const float xhat_i = (x_i - row_mean) * row_rstd;
-      dx_values[0] = (dxhat_i - xhat_i * row_dxhat_xhat_mean - row_dxhat_mean) * row_rstd;
-      atomicAdd(sums + edge, dy_i * xhat_i);
-      Vec<bfloat16, 1> dx_vec;
-      pack(dx_vec, dx_values);
-      write<Store>(dx_row + edge, dx_vec);
-    }
-
-    parity ^= 1;
-  }
-
-  // The last block to arrive finishes and leaves the workspace ready for the next call.
-  __shared__ bool is_last;
-  __threadfence();
-  if (takes_last_ticket(ticket, is_last)) {
-    for (int cell = threadIdx.x; cell < cols; cell += kThreads) {
-      const int column = cell;
-      const float dweight_total = __ldcg(sums + cell);
-      sums[cell] = 0.0f;
-      write_element(dweight, column, dweight_total);
-    }
-    if (threadIdx.x == 0) *ticket = 0;
-  }
-
-  Chain::at_end();
-}
-
-// layernorm backward, any number of columns: a block owns a row; each row is read twice.
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-layernorm_bwd_bf16_any_cols_without_bias_without_weight_block_per_row_5c3e(
-    bfloat16* __restrict__ dx,
-    Input<Config, bfloat16> dy,
-    Input<Config, bfloat16> x,
-    Input<Config, float> mean,
-    Input<Config, float> rstd,
-    long long dx_pitch,
-    long long dy_pitch,
-    long long x_pitch,
-    int rows,
-    int cols) {
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;
-  using Store = typename Config::Store;
-  using Chain = typename Config::Chain;
-  constexpr int kUnroll = Config::kUnroll;  // steps that a loop does in a trip
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  struct Look1 {  // state of look 1: sum(dy * y), sum(dy)
-    float dy_y_sum, dy_sum;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.dy_y_sum + b.dy_y_sum, a.dy_sum + b.dy_sum};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.dy_y_sum, offset), __shfl_xor_sync(mask, s.dy_sum, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[kWarpsPerRow];
-
-  const int lane = threadIdx.x;
-  const int row = blockIdx.x;
-  const int steps = (cols / kVector + kThreadsPerRow - 1) / kThreadsPerRow;
-
-  bfloat16* dx_row = dx + static_cast<long long>(row) * dx_pitch;
-  const bfloat16* dy_row = dy + static_cast<long long>(row) * dy_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
-  // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
-  const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(dy_row) / sizeof(bfloat16) % kVector);
-  const int head = (kVector - shift) % kVector;
-  const int vectors = (cols - head) / kVector;
-  const int edge = lane < head ? lane : lane + vectors * kVector;
-  const bool has_edge = edge < cols;
-
-  Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
-
-  const float row_mean = mean[row];
-  const float row_rstd = rstd[row];
-
-  Look1 look1 = {0.0f, 0.0f};
-
-  // Look 1: sum(dy * y), sum(dy)
-  #pragma unroll kUnroll
-  for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (vector < vectors) {
-      const int column = head + vector * kVector;
-      const Vec<bfloat16, kVector> dy_vec = read<kVector>(dy_row + column);
-      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + column);
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float dy_i = element(dy_vec, i);
-        const float x_i = element(x_vec, i);
-        const float y_i = (x_i - row_mean) * row_rstd;
-        look1.dy_y_sum += dy_i * y_i;
-        look1.dy_sum += dy_i;
-      }
-    }
-  }
-  if (has_edge) {
-    const Vec<bfloat16, 1> dy_vec = read<1>(dy_row + edge);
-    const Vec<bfloat16, 1> x_vec = read<1>(x_row + edge);
-    const float dy_i = element(dy_vec, 0);
-    const float x_i = element(x_vec, 0);
-    const float y_i = (x_i - row_mean) * row_rstd;
-    look1.dy_y_sum += dy_i * y_i;
-    look1.dy_sum += dy_i;
-  }
-
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
-  const float row_dy_y_mean = look1.dy_y_sum / cols;
-  const float row_dy_mean = look1.dy_sum / cols;
-
-  // Last look: the outputs
-  #pragma unroll kUnroll
-  for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (vector < vectors) {
-      const int column = head + vector * kVector;
-      const Vec<bfloat16, kVector> dy_vec = read<kVector, Load>(dy_row + column);
-      const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + column);
-      float dx_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float dy_i = element(dy_vec, i);
-        const float x_i = element(x_vec, i);
-        const float y_i = (x_i - row_mean) * row_rstd;
-        dx_values[i] = (dy_i - y_i * row_dy_y_mean - row_dy_mean) * row_rstd;
-      }
-      Vec<bfloat16, kVector> dx_vec;
-      pack(dx_vec, dx_values);
-      write<Store>(dx_row + column, dx_vec);
-    }
-  }
-  if (has_edge) {
-    const Vec<bfloat16, 1> dy_vec = read<1, Load>(dy_row + edge);
-    const Vec<bfloat16, 1> x_vec = read<1, Load>(x_row + edge);
-    float dx_values[1];
-    const float dy_i = element(dy_vec, 0);
-    const float x_i = element(x_vec, 0);
-    const float y_i = (x_i - row_mean) * row_rstd;
-    dx_values[0] = (dy_i - y_i * row_dy_y_mean - row_dy_mean) * row_rstd;
-    Vec<bfloat16, 1> dx_vec;
-    pack(dx_vec, dx_values);
-    write<Store>(dx_row + edge, dx_vec);
   }
 
   Chain::at_end();
@@ -2682,39 +2269,6 @@ inline cudaError_t run_any_cols(const Kernel& kernel, const Arguments& call) {
       at<float>(call.workspace, 128));
 }
 
-template <auto kMain>
-inline cudaError_t run_any_cols_without_weight(const Kernel& kernel, const Arguments& call) {
-  int blocks = 0;
-  cudaError_t status = fitting_grid(reinterpret_cast<const void*>(kMain), kernel.launch, call.rows, &blocks);
-  if (status != cudaSuccess) return status;
-  return launch_on(
-      call.stream, kMain, kernel.launch, blocks,
-      call.dx, call.dbias, call.dy, call.x, call.mean, call.rstd, call.dx_pitch, call.dy_pitch, call.x_pitch,
-      call.rows, call.cols, at<unsigned>(call.workspace, 0), at<float>(call.workspace, 128));
-}
-
-template <auto kMain>
-inline cudaError_t run_any_cols_without_bias(const Kernel& kernel, const Arguments& call) {
-  int blocks = 0;
-  cudaError_t status = fitting_grid(reinterpret_cast<const void*>(kMain), kernel.launch, call.rows, &blocks);
-  if (status != cudaSuccess) return status;
-  return launch_on(
-      call.stream, kMain, kernel.launch, blocks,
-      call.dx, call.dweight, call.dy, call.x, call.weight, call.mean, call.rstd, call.dx_pitch, call.dy_pitch,
-      call.x_pitch, call.rows, call.cols, at<unsigned>(call.workspace, 0), at<float>(call.workspace, 128));
-}
-
-template <auto kMain>
-inline cudaError_t run_any_cols_without_bias_without_weight(const Kernel& kernel, const Arguments& call) {
-  int blocks = 0;
-  cudaError_t status = fitting_grid(reinterpret_cast<const void*>(kMain), kernel.launch, call.rows, &blocks);
-  if (status != cudaSuccess) return status;
-  return launch_on(
-      call.stream, kMain, kernel.launch, blocks,
-      call.dx, call.dy, call.x, call.mean, call.rstd, call.dx_pitch, call.dy_pitch, call.x_pitch, call.rows,
-      call.cols);
-}
-
 // What the tuner chose, in the order of the table at the top of this file.
 struct Tuned {
   int rows, cols;
@@ -2751,25 +2305,12 @@ inline constexpr Tuned kTuned[] = {
      layernorm_bwd_bf16_finish_941f<Cols16384_3874>>}},
 };
 
-// The kernels for any cols, by the bits of `absent` that are compiled out: of two, the first reads vectors and asks that
-// rows start alike, the other takes any alignment.
+// For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.
 inline constexpr Kernel kGeneral[] = {
     {{256, 1, false, 0, 1}, {}, {128, 8, 0},
-     run_any_cols<layernorm_bwd_bf16_any_cols_block_per_row_19ff<AnyCols_54f6>>},
+     run_any_cols<layernorm_bwd_bf16_any_cols_block_per_row_1590<AnyCols_54f6>>},
     {{256, 1, false, 0, 1}, {}, {128, 8, 0},
-     run_any_cols<layernorm_bwd_bf16_any_cols_block_per_row_19ff<AnyCols_fee7>>},
-    {{256, 1, false, 0, 1}, {}, {128, 4, 0},
-     run_any_cols_without_weight<layernorm_bwd_bf16_any_cols_without_weight_block_per_row_6bd6<AnyCols_54f6>>},
-    {{256, 1, false, 0, 1}, {}, {128, 4, 0},
-     run_any_cols_without_weight<layernorm_bwd_bf16_any_cols_without_weight_block_per_row_6bd6<AnyCols_fee7>>},
-    {{256, 1, false, 0, 1}, {}, {128, 4, 0},
-     run_any_cols_without_bias<layernorm_bwd_bf16_any_cols_without_bias_block_per_row_bf4b<AnyCols_54f6>>},
-    {{256, 1, false, 0, 1}, {}, {128, 4, 0},
-     run_any_cols_without_bias<layernorm_bwd_bf16_any_cols_without_bias_block_per_row_bf4b<AnyCols_fee7>>},
-    {{256}, {}, {0, 0, 0}, run_any_cols_without_bias_without_weight<
-     layernorm_bwd_bf16_any_cols_without_bias_without_weight_block_per_row_5c3e<AnyCols_54f6>>},
-    {{256}, {}, {0, 0, 0}, run_any_cols_without_bias_without_weight<
-     layernorm_bwd_bf16_any_cols_without_bias_without_weight_block_per_row_5c3e<AnyCols_fee7>>},
+     run_any_cols<layernorm_bwd_bf16_any_cols_block_per_row_1590<AnyCols_fee7>>},
 };
 
 // Bits of `absent`: 1u weight, 2u bias.
@@ -2859,7 +2400,7 @@ inline cudaError_t layernorm_bwd_bf16_pitched(
   const bool alike =
       (k::address(dy) - k::address(dx)) % 16 == 0 && (k::address(x) - k::address(dx)) % 16 == 0 &&
       (k::pitch_bytes(dy_pitch - dx_pitch, 2)) % 16 == 0 && (k::pitch_bytes(x_pitch - dx_pitch, 2)) % 16 == 0;
-  const k::Kernel* kernel = &k::kGeneral[2 * (absent & k::kCompiledOut) + (alike ? 0 : 1)];
+  const k::Kernel* kernel = &k::kGeneral[alike ? 0 : 1];
   const int align = k::alignment(
       k::address(dx) | k::address(dy) | k::address(x) | k::address(weight) | k::pitch_bytes(dx_pitch, 2) |
       k::pitch_bytes(dy_pitch, 2) | k::pitch_bytes(x_pitch, 2));

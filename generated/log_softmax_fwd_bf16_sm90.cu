@@ -796,8 +796,7 @@ inline constexpr Tuned kTuned[] = {
      run<log_softmax_fwd_bf16_block_per_row_b197<Cols151936_0d64>>}},
 };
 
-// The kernels for any cols, by the bits of `absent` that are compiled out: of two, the first reads vectors and asks that
-// rows start alike, the other takes any alignment.
+// For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.
 inline constexpr Kernel kGeneral[] = {
     {{256}, run_any_cols<log_softmax_fwd_bf16_any_cols_block_per_row_c925<AnyCols_54f6>>},
     {{256}, run_any_cols<log_softmax_fwd_bf16_any_cols_block_per_row_c925<AnyCols_fee7>>},
@@ -863,7 +862,7 @@ inline cudaError_t log_softmax_fwd_bf16_pitched(
       stream};
   const bool alike =
       (k::address(x) - k::address(y)) % 16 == 0 && (k::pitch_bytes(x_pitch - y_pitch, 2)) % 16 == 0;
-  const k::Kernel* kernel = &k::kGeneral[2 * (absent & k::kCompiledOut) + (alike ? 0 : 1)];
+  const k::Kernel* kernel = &k::kGeneral[alike ? 0 : 1];
   const int align = k::alignment(
       k::address(y) | k::address(x) | k::pitch_bytes(y_pitch, 2) | k::pitch_bytes(x_pitch, 2));
   const int tuned = k::select(rows, cols, align, absent, alike);

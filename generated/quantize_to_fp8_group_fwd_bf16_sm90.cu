@@ -689,7 +689,7 @@ inline constexpr Tuned kTuned[] = {
      run<quantize_to_fp8_group_fwd_bf16_block_per_part_8fd1<Cols5120_403b>>}},
 };
 
-// The kernels for any cols, by the bits of `absent` that are compiled out.
+// For any cols.
 inline constexpr Kernel kGeneral[] = {
     {{256}, run_any_cols<quantize_to_fp8_group_fwd_bf16_any_cols_block_per_row_447b<AnyCols_f834>>},
 };
@@ -753,7 +753,7 @@ inline cudaError_t quantize_to_fp8_group_fwd_bf16_pitched(
   const k::Arguments call{
       reinterpret_cast<k::float8_e4m3*>(q), scale, reinterpret_cast<const k::bfloat16*>(x), q_pitch, scale_pitch,
       x_pitch, rows, cols, amax_min, stream};
-  const k::Kernel* kernel = &k::kGeneral[absent & k::kCompiledOut];
+  const k::Kernel* kernel = &k::kGeneral[0];
   const int align = k::alignment(
       k::address(q) | k::address(x) | k::pitch_bytes(q_pitch, 1) | k::pitch_bytes(x_pitch, 2));
   const int tuned = k::select(rows, cols, align, absent);

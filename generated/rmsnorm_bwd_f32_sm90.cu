@@ -89,6 +89,55 @@ struct Default {
   }
 };
 
+// N elements as they are stored, in 32-bit registers; moved by the widest words that fit, at most 16 bytes each.
+template <typename T, int N>
+struct Vec {
+  static constexpr int kBytes = N * static_cast<int>(sizeof(T));
+  static constexpr int kWordBytes = kBytes < 16 ? kBytes : 16;
+  static constexpr int kRegisters = kBytes < 4 ? 1 : kBytes / 4;
+  unsigned bits[kRegisters];
+};
+
+template <int N, typename Hint = Default, typename T>
+__device__ __forceinline__ Vec<T, N> read(const T* elements) {
+  constexpr int kBytes = Vec<T, N>::kWordBytes;
+  Vec<T, N> vec;
+  #pragma unroll
+  for (int i = 0; i < Vec<T, N>::kBytes; i += kBytes) {
+    Hint::template load<kBytes>(reinterpret_cast<const unsigned char*>(elements) + i, vec.bits + i / 4);
+  }
+  return vec;
+}
+
+template <typename Hint = Default, typename T, int N>
+__device__ __forceinline__ void write(T* elements, const Vec<T, N>& vec) {
+  constexpr int kBytes = Vec<T, N>::kWordBytes;
+  #pragma unroll
+  for (int i = 0; i < Vec<T, N>::kBytes; i += kBytes) {
+    Hint::template store<kBytes>(reinterpret_cast<unsigned char*>(elements) + i, vec.bits + i / 4);
+  }
+}
+
+template <int N>
+__device__ __forceinline__ float element(const Vec<float, N>& vec, int i) { return __uint_as_float(vec.bits[i]); }
+
+template <int N>
+__device__ __forceinline__ void pack(Vec<float, N>& vec, const float (&values)[N]) {
+  #pragma unroll
+  for (int i = 0; i < N; ++i) vec.bits[i] = __float_as_uint(values[i]);
+}
+
+// N elements that all have that value.
+template <typename T, int N>
+__device__ __forceinline__ Vec<T, N> filled(float value) {
+  float values[N];
+  #pragma unroll
+  for (int i = 0; i < N; ++i) values[i] = value;
+  Vec<T, N> vec;
+  pack(vec, values);
+  return vec;
+}
+
 // How a kernel and its neighbours in the stream overlap: not at all.
 // wait              before the first access to what the kernels in front write, or still read
 // wait_for_partner  in a call's second kernel, before the first access to what the first one writes
@@ -153,44 +202,6 @@ struct Plain {
   using Chain = InOrder;  // how a kernel overlaps with its neighbours in the stream
   using Params = InTurn;  // whether column parameters are asked for ahead of the rows
 };
-
-// N elements as they are stored, in 32-bit registers; moved by the widest words that fit, at most 16 bytes each.
-template <typename T, int N>
-struct Vec {
-  static constexpr int kBytes = N * static_cast<int>(sizeof(T));
-  static constexpr int kWordBytes = kBytes < 16 ? kBytes : 16;
-  static constexpr int kRegisters = kBytes < 4 ? 1 : kBytes / 4;
-  unsigned bits[kRegisters];
-};
-
-template <int N, typename Hint = Default, typename T>
-__device__ __forceinline__ Vec<T, N> read(const T* elements) {
-  constexpr int kBytes = Vec<T, N>::kWordBytes;
-  Vec<T, N> vec;
-  #pragma unroll
-  for (int i = 0; i < Vec<T, N>::kBytes; i += kBytes) {
-    Hint::template load<kBytes>(reinterpret_cast<const unsigned char*>(elements) + i, vec.bits + i / 4);
-  }
-  return vec;
-}
-
-template <typename Hint = Default, typename T, int N>
-__device__ __forceinline__ void write(T* elements, const Vec<T, N>& vec) {
-  constexpr int kBytes = Vec<T, N>::kWordBytes;
-  #pragma unroll
-  for (int i = 0; i < Vec<T, N>::kBytes; i += kBytes) {
-    Hint::template store<kBytes>(reinterpret_cast<unsigned char*>(elements) + i, vec.bits + i / 4);
-  }
-}
-
-template <int N>
-__device__ __forceinline__ float element(const Vec<float, N>& vec, int i) { return __uint_as_float(vec.bits[i]); }
-
-template <int N>
-__device__ __forceinline__ void pack(Vec<float, N>& vec, const float (&values)[N]) {
-  #pragma unroll
-  for (int i = 0; i < N; ++i) vec.bits[i] = __float_as_uint(values[i]);
-}
 
 // Elements [first, first + N) of an array of `count`, whatever the alignment of their address: the aligned words
 // around them, moved into place. `inside`: those words are known to lie within the array.
@@ -468,7 +479,7 @@ rmsnorm_bwd_f32_finish_d3b2(
 // rmsnorm backward, any number of columns: a block owns a row; each row is read twice.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_bwd_f32_any_cols_block_per_row_78ee(
+rmsnorm_bwd_f32_any_cols_block_per_row_1929(
     float* __restrict__ dx,
     float* __restrict__ dweight,
     Input<Config, float> dy,
@@ -530,7 +541,8 @@ rmsnorm_bwd_f32_any_cols_block_per_row_78ee(
         const int column = head + vector * kVector;
         const Vec<float, kVector> dy_vec = read<kVector>(dy_row + column);
         const Vec<float, kVector> x_vec = read<kVector>(x_row + column);
-        const Vec<float, kVector> weight_vec = read_window<kVector>(weight, column, cols, false);
+        const Vec<float, kVector> weight_vec = weight != nullptr ? read_window<kVector>(weight, column, cols, false) :
+            filled<float, kVector>(1.0f);
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
           const float dy_i = element(dy_vec, i);
@@ -545,7 +557,7 @@ rmsnorm_bwd_f32_any_cols_block_per_row_78ee(
     if (has_edge) {
       const Vec<float, 1> dy_vec = read<1>(dy_row + edge);
       const Vec<float, 1> x_vec = read<1>(x_row + edge);
-      const Vec<float, 1> weight_vec = read<1>(weight + edge);
+      const Vec<float, 1> weight_vec = weight != nullptr ? read<1>(weight + edge) : filled<float, 1>(1.0f);
       const float dy_i = element(dy_vec, 0);
       const float x_i = element(x_vec, 0);
       const float weight_i = element(weight_vec, 0);
@@ -565,7 +577,8 @@ rmsnorm_bwd_f32_any_cols_block_per_row_78ee(
         const int column = head + vector * kVector;
         const Vec<float, kVector> dy_vec = read<kVector, Load>(dy_row + column);
         const Vec<float, kVector> x_vec = read<kVector, Load>(x_row + column);
-        const Vec<float, kVector> weight_vec = read_window<kVector>(weight, column, cols, false);
+        const Vec<float, kVector> weight_vec = weight != nullptr ? read_window<kVector>(weight, column, cols, false) :
+            filled<float, kVector>(1.0f);
         float dx_values[kVector];
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -575,7 +588,7 @@ rmsnorm_bwd_f32_any_cols_block_per_row_78ee(
           const float dxhat_i = dy_i * weight_i;
           const float xhat_i = x_i * row_rstd;
           dx_values[i] = (dxhat_i - xhat_i * row_dxhat_xhat_mean) * row_rstd;
-          atomicAdd(sums + column + i, dy_i * xhat_i);
+          if (weight != nullptr) atomicAdd(sums + column + i, dy_i * xhat_i);
         }
         Vec<float, kVector> dx_vec;
         pack(dx_vec, dx_values);
@@ -585,7 +598,7 @@ rmsnorm_bwd_f32_any_cols_block_per_row_78ee(
     if (has_edge) {
       const Vec<float, 1> dy_vec = read<1, Load>(dy_row + edge);
       const Vec<float, 1> x_vec = read<1, Load>(x_row + edge);
-      const Vec<float, 1> weight_vec = read<1>(weight + edge);
+      const Vec<float, 1> weight_vec = weight != nullptr ? read<1>(weight + edge) : filled<float, 1>(1.0f);
       float dx_values[1];
       const float dy_i = element(dy_vec, 0);
       const float x_i = element(x_vec, 0);
@@ -593,7 +606,7 @@ rmsnorm_bwd_f32_any_cols_block_per_row_78ee(
       const float dxhat_i = dy_i * weight_i;
       const float xhat_i = x_i * row_rstd;
       dx_values[0] = (dxhat_i - xhat_i * row_dxhat_xhat_mean) * row_rstd;
-      atomicAdd(sums + edge, dy_i * xhat_i);
+      if (weight != nullptr) atomicAdd(sums + edge, dy_i * xhat_i);
       Vec<float, 1> dx_vec;
       pack(dx_vec, dx_values);
       write<Store>(dx_row + edge, dx_vec);
@@ -610,127 +623,9 @@ rmsnorm_bwd_f32_any_cols_block_per_row_78ee(
       const int column = cell;
       const float dweight_total = __ldcg(sums + cell);
       sums[cell] = 0.0f;
-      write_element(dweight, column, dweight_total);
+      if (weight != nullptr) write_element(dweight, column, dweight_total);
     }
     if (threadIdx.x == 0) *ticket = 0;
-  }
-
-  Chain::at_end();
-}
-
-// rmsnorm backward, any number of columns: a block owns a row; each row is read twice.
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_bwd_f32_any_cols_without_weight_block_per_row_acab(
-    float* __restrict__ dx,
-    Input<Config, float> dy,
-    Input<Config, float> x,
-    Input<Config, float> rstd,
-    long long dx_pitch,
-    long long dy_pitch,
-    long long x_pitch,
-    int rows,
-    int cols) {
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;
-  using Store = typename Config::Store;
-  using Chain = typename Config::Chain;
-  constexpr int kUnroll = Config::kUnroll;  // steps that a loop does in a trip
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  struct Look1 {  // state of look 1: sum(dy * y)
-    float dy_y_sum;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.dy_y_sum + b.dy_y_sum};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.dy_y_sum, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[kWarpsPerRow];
-
-  const int lane = threadIdx.x;
-  const int row = blockIdx.x;
-  const int steps = (cols / kVector + kThreadsPerRow - 1) / kThreadsPerRow;
-
-  float* dx_row = dx + static_cast<long long>(row) * dx_pitch;
-  const float* dy_row = dy + static_cast<long long>(row) * dy_pitch;
-  const float* x_row = x + static_cast<long long>(row) * x_pitch;
-  // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
-  const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(dy_row) / sizeof(float) % kVector);
-  const int head = (kVector - shift) % kVector;
-  const int vectors = (cols - head) / kVector;
-  const int edge = lane < head ? lane : lane + vectors * kVector;
-  const bool has_edge = edge < cols;
-
-  Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
-
-  const float row_rstd = rstd[row];
-
-  Look1 look1 = {0.0f};
-
-  // Look 1: sum(dy * y)
-  #pragma unroll kUnroll
-  for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (vector < vectors) {
-      const int column = head + vector * kVector;
-      const Vec<float, kVector> dy_vec = read<kVector>(dy_row + column);
-      const Vec<float, kVector> x_vec = read<kVector>(x_row + column);
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float dy_i = element(dy_vec, i);
-        const float x_i = element(x_vec, i);
-        const float y_i = x_i * row_rstd;
-        look1.dy_y_sum += dy_i * y_i;
-      }
-    }
-  }
-  if (has_edge) {
-    const Vec<float, 1> dy_vec = read<1>(dy_row + edge);
-    const Vec<float, 1> x_vec = read<1>(x_row + edge);
-    const float dy_i = element(dy_vec, 0);
-    const float x_i = element(x_vec, 0);
-    const float y_i = x_i * row_rstd;
-    look1.dy_y_sum += dy_i * y_i;
-  }
-
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
-  const float row_dy_y_mean = look1.dy_y_sum / cols;
-
-  // Last look: the outputs
-  #pragma unroll kUnroll
-  for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (vector < vectors) {
-      const int column = head + vector * kVector;
-      const Vec<float, kVector> dy_vec = read<kVector, Load>(dy_row + column);
-      const Vec<float, kVector> x_vec = read<kVector, Load>(x_row + column);
-      float dx_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float dy_i = element(dy_vec, i);
-        const float x_i = element(x_vec, i);
-        const float y_i = x_i * row_rstd;
-        dx_values[i] = (dy_i - y_i * row_dy_y_mean) * row_rstd;
-      }
-      Vec<float, kVector> dx_vec;
-      pack(dx_vec, dx_values);
-      write<Store>(dx_row + column, dx_vec);
-    }
-  }
-  if (has_edge) {
-    const Vec<float, 1> dy_vec = read<1, Load>(dy_row + edge);
-    const Vec<float, 1> x_vec = read<1, Load>(x_row + edge);
-    float dx_values[1];
-    const float dy_i = element(dy_vec, 0);
-    const float x_i = element(x_vec, 0);
-    const float y_i = x_i * row_rstd;
-    dx_values[0] = (dy_i - y_i * row_dy_y_mean) * row_rstd;
-    Vec<float, 1> dx_vec;
-    pack(dx_vec, dx_values);
-    write<Store>(dx_row + edge, dx_vec);
   }
 
   Chain::at_end();
@@ -898,16 +793,6 @@ inline cudaError_t run_any_cols(const Kernel& kernel, const Arguments& call) {
       call.rows, call.cols, at<unsigned>(call.workspace, 0), at<float>(call.workspace, 128));
 }
 
-template <auto kMain>
-inline cudaError_t run_any_cols_without_weight(const Kernel& kernel, const Arguments& call) {
-  int blocks = 0;
-  cudaError_t status = grid(kernel.launch, call.rows, &blocks);
-  if (status != cudaSuccess) return status;
-  return launch_on(
-      call.stream, kMain, kernel.launch, blocks,
-      call.dx, call.dy, call.x, call.rstd, call.dx_pitch, call.dy_pitch, call.x_pitch, call.rows, call.cols);
-}
-
 // What the tuner chose, in the order of the table at the top of this file.
 struct Tuned {
   int rows, cols;
@@ -923,17 +808,12 @@ inline constexpr Tuned kTuned[] = {
      rmsnorm_bwd_f32_finish_d3b2<Cols4096_bdaf>>}},
 };
 
-// The kernels for any cols, by the bits of `absent` that are compiled out: of two, the first reads vectors and asks that
-// rows start alike, the other takes any alignment.
+// For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.
 inline constexpr Kernel kGeneral[] = {
     {{256, 1, false, 0, 1}, {}, {128, 4, 0},
-     run_any_cols<rmsnorm_bwd_f32_any_cols_block_per_row_78ee<AnyCols_3be0>>},
+     run_any_cols<rmsnorm_bwd_f32_any_cols_block_per_row_1929<AnyCols_3be0>>},
     {{256, 1, false, 0, 1}, {}, {128, 4, 0},
-     run_any_cols<rmsnorm_bwd_f32_any_cols_block_per_row_78ee<AnyCols_fee7>>},
-    {{256}, {}, {0, 0, 0},
-     run_any_cols_without_weight<rmsnorm_bwd_f32_any_cols_without_weight_block_per_row_acab<AnyCols_3be0>>},
-    {{256}, {}, {0, 0, 0},
-     run_any_cols_without_weight<rmsnorm_bwd_f32_any_cols_without_weight_block_per_row_acab<AnyCols_fee7>>},
+     run_any_cols<rmsnorm_bwd_f32_any_cols_block_per_row_1929<AnyCols_fee7>>},
 };
 
 // Bits of `absent`: 1u weight.
@@ -1019,7 +899,7 @@ inline cudaError_t rmsnorm_bwd_f32_pitched(
   const bool alike =
       (k::address(dy) - k::address(dx)) % 16 == 0 && (k::address(x) - k::address(dx)) % 16 == 0 &&
       (k::pitch_bytes(dy_pitch - dx_pitch, 4)) % 16 == 0 && (k::pitch_bytes(x_pitch - dx_pitch, 4)) % 16 == 0;
-  const k::Kernel* kernel = &k::kGeneral[2 * (absent & k::kCompiledOut) + (alike ? 0 : 1)];
+  const k::Kernel* kernel = &k::kGeneral[alike ? 0 : 1];
   const int align = k::alignment(
       k::address(dx) | k::address(dy) | k::address(x) | k::address(weight) | k::pitch_bytes(dx_pitch, 4) |
       k::pitch_bytes(dy_pitch, 4) | k::pitch_bytes(x_pitch, 4));

@@ -334,6 +334,17 @@ struct EarlyPartner : InOrder {
   static __device__ __forceinline__ void at_start() { dependency_trigger(); }
 };
 
+// N elements that all have that value.
+template <typename T, int N>
+__device__ __forceinline__ Vec<T, N> filled(float value) {
+  float values[N];
+  #pragma unroll
+  for (int i = 0; i < N; ++i) values[i] = value;
+  Vec<T, N> vec;
+  pack(vec, values);
+  return vec;
+}
+
 // Four elements share a register.
 template <int N>
 __device__ __forceinline__ float element(const Vec<float8_e4m3, N>& vec, int i) {
@@ -583,7 +594,7 @@ rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_block_per_row_6b8d(
 // rmsnorm_to_fp8_token forward, any number of columns: a block owns a row; each row is read 3 times.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_to_fp8_token_fwd_bf16_any_cols_block_per_row_f99d(
+rmsnorm_to_fp8_token_fwd_bf16_any_cols_block_per_row_c854(
     bfloat16* __restrict__ y,
     float8_e4m3* __restrict__ q,
     float* __restrict__ scale,
@@ -637,7 +648,7 @@ rmsnorm_to_fp8_token_fwd_bf16_any_cols_block_per_row_f99d(
   Chain::at_start();
   Chain::wait();  // nothing before it depends on the kernels in front of this one
 
-  const float scale_ub_value = scale_ub[0];
+  const float scale_ub_value = scale_ub != nullptr ? scale_ub[0] : __int_as_float(0x7f800000);
 
   Look1 look1 = {0.0f};
 
@@ -666,7 +677,8 @@ rmsnorm_to_fp8_token_fwd_bf16_any_cols_block_per_row_f99d(
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
       const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + vector * kVector);
-      const Vec<bfloat16, kVector> weight_vec = read<kVector>(weight + vector * kVector);
+      const Vec<bfloat16, kVector> weight_vec = weight != nullptr ? read<kVector>(weight + vector * kVector) :
+          filled<bfloat16, kVector>(1.0f);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
@@ -691,7 +703,8 @@ rmsnorm_to_fp8_token_fwd_bf16_any_cols_block_per_row_f99d(
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
       const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + vector * kVector);
-      const Vec<bfloat16, kVector> weight_vec = read<kVector>(weight + vector * kVector);
+      const Vec<bfloat16, kVector> weight_vec = weight != nullptr ? read<kVector>(weight + vector * kVector) :
+          filled<bfloat16, kVector>(1.0f);
       float y_values[kVector];
       float q_values[kVector];
       #pragma unroll
@@ -699,396 +712,6 @@ rmsnorm_to_fp8_token_fwd_bf16_any_cols_block_per_row_f99d(
         const float x_i = element(x_vec, i);
         const float weight_i = element(weight_vec, i);
         const float y_i = x_i * row_rstd * weight_i;
-        y_values[i] = y_i;
-        q_values[i] = y_i * row_scale_inverse;
-      }
-      Vec<bfloat16, kVector> y_vec;
-      pack(y_vec, y_values);
-      write<Store>(y_row + vector * kVector, y_vec);
-      Vec<float8_e4m3, kVector> q_vec;
-      pack(q_vec, q_values);
-      write<Store>(q_row + vector * kVector, q_vec);
-    }
-  }
-
-  Chain::at_end();
-}
-
-// rmsnorm_to_fp8_token forward, any number of columns: a block owns a row; each row is read 3 times.
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_to_fp8_token_fwd_bf16_any_cols_without_weight_block_per_row_cbb0(
-    bfloat16* __restrict__ y,
-    float8_e4m3* __restrict__ q,
-    float* __restrict__ scale,
-    Input<Config, bfloat16> x,
-    Input<Config, float> scale_ub,
-    long long y_pitch,
-    long long q_pitch,
-    long long x_pitch,
-    int rows,
-    int cols,
-    float eps,
-    float amax_min) {
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;
-  using Store = typename Config::Store;
-  using Chain = typename Config::Chain;
-  constexpr int kUnroll = Config::kUnroll;  // steps that a loop does in a trip
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  struct Look1 {  // state of look 1: sum(x**2)
-    float x_squares;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.x_squares + b.x_squares};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.x_squares, offset)};
-    }
-  };
-  struct Look2 {  // state of look 2: absmax(y)
-    float y_absmax;
-    static __device__ __forceinline__ Look2 combine(const Look2& a, const Look2& b) {
-      return {maximum(a.y_absmax, b.y_absmax)};
-    }
-    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.y_absmax, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[kWarpsPerRow];
-  __shared__ Look2 look2_slots[kWarpsPerRow];
-
-  const int lane = threadIdx.x;
-  const int row = blockIdx.x;
-  const int vectors = cols / kVector;
-  const int steps = (vectors + kThreadsPerRow - 1) / kThreadsPerRow;
-
-  bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
-  float8_e4m3* q_row = q + static_cast<long long>(row) * q_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
-
-  Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
-
-  const float scale_ub_value = scale_ub[0];
-
-  Look1 look1 = {0.0f};
-
-  // Look 1: sum(x**2)
-  #pragma unroll kUnroll
-  for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + vector * kVector);
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_vec, i);
-        look1.x_squares += x_i * x_i;
-      }
-    }
-  }
-
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
-  const float row_rstd = rsqrtf(eps + look1.x_squares / cols);
-
-  Look2 look2 = {0.0f};
-
-  // Look 2: absmax(y)
-  #pragma unroll kUnroll
-  for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + vector * kVector);
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_vec, i);
-        const float y_i = x_i * row_rstd;
-        look2.y_absmax = maximum(look2.y_absmax, fabsf(y_i));
-      }
-    }
-  }
-
-  look2 = reduce_row<kWarpsPerRow>(look2, look2_slots);
-  const float row_scale = maximum(amax_min, minimum(scale_ub_value, look2.y_absmax)) / 448.0f;
-  const float row_scale_inverse = 1.0f / row_scale;
-
-  if (lane == 0) {
-    scale[row] = row_scale;
-  }
-
-  // Last look: the outputs
-  #pragma unroll kUnroll
-  for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + vector * kVector);
-      float y_values[kVector];
-      float q_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_vec, i);
-        const float y_i = x_i * row_rstd;
-        y_values[i] = y_i;
-        q_values[i] = y_i * row_scale_inverse;
-      }
-      Vec<bfloat16, kVector> y_vec;
-      pack(y_vec, y_values);
-      write<Store>(y_row + vector * kVector, y_vec);
-      Vec<float8_e4m3, kVector> q_vec;
-      pack(q_vec, q_values);
-      write<Store>(q_row + vector * kVector, q_vec);
-    }
-  }
-
-  Chain::at_end();
-}
-
-// rmsnorm_to_fp8_token forward, any number of columns: a block owns a row; each row is read 3 times.
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_to_fp8_token_fwd_bf16_any_cols_without_scale_ub_block_per_row_714f(
-    bfloat16* __restrict__ y,
-    float8_e4m3* __restrict__ q,
-    float* __restrict__ scale,
-    Input<Config, bfloat16> x,
-    Input<Config, bfloat16> weight,
-    long long y_pitch,
-    long long q_pitch,
-    long long x_pitch,
-    int rows,
-    int cols,
-    float eps,
-    float amax_min) {
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;
-  using Store = typename Config::Store;
-  using Chain = typename Config::Chain;
-  constexpr int kUnroll = Config::kUnroll;  // steps that a loop does in a trip
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  struct Look1 {  // state of look 1: sum(x**2)
-    float x_squares;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.x_squares + b.x_squares};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.x_squares, offset)};
-    }
-  };
-  struct Look2 {  // state of look 2: absmax(y)
-    float y_absmax;
-    static __device__ __forceinline__ Look2 combine(const Look2& a, const Look2& b) {
-      return {maximum(a.y_absmax, b.y_absmax)};
-    }
-    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.y_absmax, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[kWarpsPerRow];
-  __shared__ Look2 look2_slots[kWarpsPerRow];
-
-  const int lane = threadIdx.x;
-  const int row = blockIdx.x;
-  const int vectors = cols / kVector;
-  const int steps = (vectors + kThreadsPerRow - 1) / kThreadsPerRow;
-
-  bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
-  float8_e4m3* q_row = q + static_cast<long long>(row) * q_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
-
-  Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
-
-  const float scale_ub = __int_as_float(0x7f800000);
-
-  Look1 look1 = {0.0f};
-
-  // Look 1: sum(x**2)
-  #pragma unroll kUnroll
-  for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + vector * kVector);
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_vec, i);
-        look1.x_squares += x_i * x_i;
-      }
-    }
-  }
-
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
-  const float row_rstd = rsqrtf(eps + look1.x_squares / cols);
-
-  Look2 look2 = {0.0f};
-
-  // Look 2: absmax(y)
-  #pragma unroll kUnroll
-  for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + vector * kVector);
-      const Vec<bfloat16, kVector> weight_vec = read<kVector>(weight + vector * kVector);
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_vec, i);
-        const float weight_i = element(weight_vec, i);
-        const float y_i = x_i * row_rstd * weight_i;
-        look2.y_absmax = maximum(look2.y_absmax, fabsf(y_i));
-      }
-    }
-  }
-
-  look2 = reduce_row<kWarpsPerRow>(look2, look2_slots);
-  const float row_scale = maximum(amax_min, minimum(scale_ub, look2.y_absmax)) / 448.0f;
-  const float row_scale_inverse = 1.0f / row_scale;
-
-  if (lane == 0) {
-    scale[row] = row_scale;
-  }
-
-  // Last look: the outputs
-  #pragma unroll kUnroll
-  for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + vector * kVector);
-      const Vec<bfloat16, kVector> weight_vec = read<kVector>(weight + vector * kVector);
-      float y_values[kVector];
-      float q_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_vec, i);
-        const float weight_i = element(weight_vec, i);
-        const float y_i = x_i * row_rstd * weight_i;
-        y_values[i] = y_i;
-        q_values[i] = y_i * row_scale_inverse;
-      }
-      Vec<bfloat16, kVector> y_vec;
-      pack(y_vec, y_values);
-      write<Store>(y_row + vector * kVector, y_vec);
-      Vec<float8_e4m3, kVector> q_vec;
-      pack(q_vec, q_values);
-      write<Store>(q_row + vector * kVector, q_vec);
-    }
-  }
-
-  Chain::at_end();
-}
-
-// rmsnorm_to_fp8_token forward, any number of columns: a block owns a row; each row is read 3 times.
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_to_fp8_token_fwd_bf16_any_cols_without_scale_ub_without_weight_block_per_row_a792(
-    bfloat16* __restrict__ y,
-    float8_e4m3* __restrict__ q,
-    float* __restrict__ scale,
-    Input<Config, bfloat16> x,
-    long long y_pitch,
-    long long q_pitch,
-    long long x_pitch,
-    int rows,
-    int cols,
-    float eps,
-    float amax_min) {
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;
-  using Store = typename Config::Store;
-  using Chain = typename Config::Chain;
-  constexpr int kUnroll = Config::kUnroll;  // steps that a loop does in a trip
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  struct Look1 {  // state of look 1: sum(x**2)
-    float x_squares;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.x_squares + b.x_squares};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.x_squares, offset)};
-    }
-  };
-  struct Look2 {  // state of look 2: absmax(y)
-    float y_absmax;
-    static __device__ __forceinline__ Look2 combine(const Look2& a, const Look2& b) {
-      return {maximum(a.y_absmax, b.y_absmax)};
-    }
-    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.y_absmax, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[kWarpsPerRow];
-  __shared__ Look2 look2_slots[kWarpsPerRow];
-
-  const int lane = threadIdx.x;
-  const int row = blockIdx.x;
-  const int vectors = cols / kVector;
-  const int steps = (vectors + kThreadsPerRow - 1) / kThreadsPerRow;
-
-  bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
-  float8_e4m3* q_row = q + static_cast<long long>(row) * q_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
-
-  Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
-
-  const float scale_ub = __int_as_float(0x7f800000);
-
-  Look1 look1 = {0.0f};
-
-  // Look 1: sum(x**2)
-  #pragma unroll kUnroll
-  for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + vector * kVector);
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_vec, i);
-        look1.x_squares += x_i * x_i;
-      }
-    }
-  }
-
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
-  const float row_rstd = rsqrtf(eps + look1.x_squares / cols);
-
-  Look2 look2 = {0.0f};
-
-  // Look 2: absmax(y)
-  #pragma unroll kUnroll
-  for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + vector * kVector);
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_vec, i);
-        const float y_i = x_i * row_rstd;
-        look2.y_absmax = maximum(look2.y_absmax, fabsf(y_i));
-      }
-    }
-  }
-
-  look2 = reduce_row<kWarpsPerRow>(look2, look2_slots);
-  const float row_scale = maximum(amax_min, minimum(scale_ub, look2.y_absmax)) / 448.0f;
-  const float row_scale_inverse = 1.0f / row_scale;
-
-  if (lane == 0) {
-    scale[row] = row_scale;
-  }
-
-  // Last look: the outputs
-  #pragma unroll kUnroll
-  for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + vector * kVector);
-      float y_values[kVector];
-      float q_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_vec, i);
-        const float y_i = x_i * row_rstd;
         y_values[i] = y_i;
         q_values[i] = y_i * row_scale_inverse;
       }
@@ -1249,39 +872,6 @@ inline cudaError_t run_any_cols(const Kernel& kernel, const Arguments& call) {
       call.rows, call.cols, call.eps, call.amax_min);
 }
 
-template <auto kMain>
-inline cudaError_t run_any_cols_without_weight(const Kernel& kernel, const Arguments& call) {
-  int blocks = 0;
-  cudaError_t status = grid(kernel.launch, call.rows, &blocks);
-  if (status != cudaSuccess) return status;
-  return launch_on(
-      call.stream, kMain, kernel.launch, blocks,
-      call.y, call.q, call.scale, call.x, call.scale_ub, call.y_pitch, call.q_pitch, call.x_pitch, call.rows,
-      call.cols, call.eps, call.amax_min);
-}
-
-template <auto kMain>
-inline cudaError_t run_any_cols_without_scale_ub(const Kernel& kernel, const Arguments& call) {
-  int blocks = 0;
-  cudaError_t status = grid(kernel.launch, call.rows, &blocks);
-  if (status != cudaSuccess) return status;
-  return launch_on(
-      call.stream, kMain, kernel.launch, blocks,
-      call.y, call.q, call.scale, call.x, call.weight, call.y_pitch, call.q_pitch, call.x_pitch, call.rows,
-      call.cols, call.eps, call.amax_min);
-}
-
-template <auto kMain>
-inline cudaError_t run_any_cols_without_scale_ub_without_weight(const Kernel& kernel, const Arguments& call) {
-  int blocks = 0;
-  cudaError_t status = grid(kernel.launch, call.rows, &blocks);
-  if (status != cudaSuccess) return status;
-  return launch_on(
-      call.stream, kMain, kernel.launch, blocks,
-      call.y, call.q, call.scale, call.x, call.y_pitch, call.q_pitch, call.x_pitch, call.rows, call.cols, call.eps,
-      call.amax_min);
-}
-
 // What the tuner chose, in the order of the table at the top of this file.
 struct Tuned {
   int rows, cols;
@@ -1318,15 +908,9 @@ inline constexpr Tuned kTuned[] = {
      run_without_scale_ub<rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_block_per_row_6b8d<Cols7168_0979>>}},
 };
 
-// The kernels for any cols, by the bits of `absent` that are compiled out.
+// For any cols.
 inline constexpr Kernel kGeneral[] = {
-    {{256}, run_any_cols<rmsnorm_to_fp8_token_fwd_bf16_any_cols_block_per_row_f99d<AnyCols_fee7>>},
-    {{256}, run_any_cols_without_weight<
-     rmsnorm_to_fp8_token_fwd_bf16_any_cols_without_weight_block_per_row_cbb0<AnyCols_fee7>>},
-    {{256}, run_any_cols_without_scale_ub<
-     rmsnorm_to_fp8_token_fwd_bf16_any_cols_without_scale_ub_block_per_row_714f<AnyCols_fee7>>},
-    {{256}, run_any_cols_without_scale_ub_without_weight<
-     rmsnorm_to_fp8_token_fwd_bf16_any_cols_without_scale_ub_without_weight_block_per_row_a792<AnyCols_fee7>>},
+    {{256}, run_any_cols<rmsnorm_to_fp8_token_fwd_bf16_any_cols_block_per_row_c854<AnyCols_fee7>>},
 };
 
 // Bits of `absent`: 1u weight, 2u scale_ub.
@@ -1391,7 +975,7 @@ inline cudaError_t rmsnorm_to_fp8_token_fwd_bf16_pitched(
       reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<k::float8_e4m3*>(q), scale,
       reinterpret_cast<const k::bfloat16*>(x), reinterpret_cast<const k::bfloat16*>(weight), scale_ub, y_pitch,
       q_pitch, x_pitch, rows, cols, eps, amax_min, stream};
-  const k::Kernel* kernel = &k::kGeneral[absent & k::kCompiledOut];
+  const k::Kernel* kernel = &k::kGeneral[0];
   const int align = k::alignment(
       k::address(y) | k::address(q) | k::address(x) | k::address(weight) | k::pitch_bytes(y_pitch, 2) |
       k::pitch_bytes(q_pitch, 1) | k::pitch_bytes(x_pitch, 2));

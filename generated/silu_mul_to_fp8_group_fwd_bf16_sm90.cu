@@ -850,7 +850,7 @@ inline constexpr Tuned kTuned[] = {
      run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_e85d<Cols12288_1627>>}},
 };
 
-// The kernels for any cols, by the bits of `absent` that are compiled out.
+// For any cols.
 inline constexpr Kernel kGeneral[] = {
     {{256}, run_any_cols<silu_mul_to_fp8_group_fwd_bf16_any_cols_block_per_row_f747<AnyCols_f834>>},
 };
@@ -917,7 +917,7 @@ inline cudaError_t silu_mul_to_fp8_group_fwd_bf16_pitched(
       reinterpret_cast<k::float8_e4m3*>(q), scale, reinterpret_cast<const k::bfloat16*>(gate),
       reinterpret_cast<const k::bfloat16*>(up), q_pitch, scale_pitch, gate_pitch, up_pitch, rows, cols, amax_min,
       stream};
-  const k::Kernel* kernel = &k::kGeneral[absent & k::kCompiledOut];
+  const k::Kernel* kernel = &k::kGeneral[0];
   const int align = k::alignment(
       k::address(q) | k::address(gate) | k::address(up) | k::pitch_bytes(q_pitch, 1) |
       k::pitch_bytes(gate_pitch, 2) | k::pitch_bytes(up_pitch, 2));

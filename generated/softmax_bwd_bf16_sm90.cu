@@ -629,8 +629,7 @@ inline constexpr Tuned kTuned[] = {
      run<softmax_bwd_bf16_block_per_row_92a3<Cols4096_e9d8>>}},
 };
 
-// The kernels for any cols, by the bits of `absent` that are compiled out: of two, the first reads vectors and asks that
-// rows start alike, the other takes any alignment.
+// For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.
 inline constexpr Kernel kGeneral[] = {
     {{256}, run_any_cols<softmax_bwd_bf16_any_cols_block_per_row_df2c<AnyCols_54f6>>},
     {{256}, run_any_cols<softmax_bwd_bf16_any_cols_block_per_row_df2c<AnyCols_fee7>>},
@@ -697,7 +696,7 @@ inline cudaError_t softmax_bwd_bf16_pitched(
   const bool alike =
       (k::address(dy) - k::address(dx)) % 16 == 0 && (k::address(y) - k::address(dx)) % 16 == 0 &&
       (k::pitch_bytes(dy_pitch - dx_pitch, 2)) % 16 == 0 && (k::pitch_bytes(y_pitch - dx_pitch, 2)) % 16 == 0;
-  const k::Kernel* kernel = &k::kGeneral[2 * (absent & k::kCompiledOut) + (alike ? 0 : 1)];
+  const k::Kernel* kernel = &k::kGeneral[alike ? 0 : 1];
   const int align = k::alignment(
       k::address(dx) | k::address(dy) | k::address(y) | k::pitch_bytes(dx_pitch, 2) | k::pitch_bytes(dy_pitch, 2) |
       k::pitch_bytes(y_pitch, 2));

@@ -642,8 +642,7 @@ inline constexpr Tuned kTuned[] = {
      run<softmax_bwd_f32_cluster_per_row_51e1<Cols32000_e4a9>>}},
 };
 
-// The kernels for any cols, by the bits of `absent` that are compiled out: of two, the first reads vectors and asks that
-// rows start alike, the other takes any alignment.
+// For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.
 inline constexpr Kernel kGeneral[] = {
     {{256}, run_any_cols<softmax_bwd_f32_any_cols_block_per_row_d57f<AnyCols_3be0>>},
     {{256}, run_any_cols<softmax_bwd_f32_any_cols_block_per_row_d57f<AnyCols_fee7>>},
@@ -709,7 +708,7 @@ inline cudaError_t softmax_bwd_f32_pitched(
   const bool alike =
       (k::address(dy) - k::address(dx)) % 16 == 0 && (k::address(y) - k::address(dx)) % 16 == 0 &&
       (k::pitch_bytes(dy_pitch - dx_pitch, 4)) % 16 == 0 && (k::pitch_bytes(y_pitch - dx_pitch, 4)) % 16 == 0;
-  const k::Kernel* kernel = &k::kGeneral[2 * (absent & k::kCompiledOut) + (alike ? 0 : 1)];
+  const k::Kernel* kernel = &k::kGeneral[alike ? 0 : 1];
   const int align = k::alignment(
       k::address(dx) | k::address(dy) | k::address(y) | k::pitch_bytes(dx_pitch, 4) | k::pitch_bytes(dy_pitch, 4) |
       k::pitch_bytes(y_pitch, 4));

@@ -1417,8 +1417,7 @@ inline constexpr Tuned kTuned[] = {
      run<softmax_fwd_bf16_cluster_per_row_db89<Cols128256_438e>>}},
 };
 
-// The kernels for any cols, by the bits of `absent` that are compiled out: of two, the first reads vectors and asks that
-// rows start alike, the other takes any alignment.
+// For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.
 inline constexpr Kernel kGeneral[] = {
     {{256}, run_any_cols<softmax_fwd_bf16_any_cols_block_per_row_244d<AnyCols_54f6>>},
     {{256}, run_any_cols<softmax_fwd_bf16_any_cols_block_per_row_244d<AnyCols_fee7>>},
@@ -1484,7 +1483,7 @@ inline cudaError_t softmax_fwd_bf16_pitched(
       stream};
   const bool alike =
       (k::address(x) - k::address(y)) % 16 == 0 && (k::pitch_bytes(x_pitch - y_pitch, 2)) % 16 == 0;
-  const k::Kernel* kernel = &k::kGeneral[2 * (absent & k::kCompiledOut) + (alike ? 0 : 1)];
+  const k::Kernel* kernel = &k::kGeneral[alike ? 0 : 1];
   const int align = k::alignment(
       k::address(y) | k::address(x) | k::pitch_bytes(y_pitch, 2) | k::pitch_bytes(x_pitch, 2));
   const int tuned = k::select(rows, cols, align, absent, alike);

@@ -906,8 +906,7 @@ inline constexpr Tuned kTuned[] = {
      run<softmax_fwd_f32_cluster_per_row_6860<Cols131072_51c7>>}},
 };
 
-// The kernels for any cols, by the bits of `absent` that are compiled out: of two, the first reads vectors and asks that
-// rows start alike, the other takes any alignment.
+// For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.
 inline constexpr Kernel kGeneral[] = {
     {{256}, run_any_cols<softmax_fwd_f32_any_cols_block_per_row_83ed<AnyCols_3be0>>},
     {{256}, run_any_cols<softmax_fwd_f32_any_cols_block_per_row_83ed<AnyCols_fee7>>},
@@ -972,7 +971,7 @@ inline cudaError_t softmax_fwd_f32_pitched(
       y, x, y_pitch, x_pitch, rows, cols, stream};
   const bool alike =
       (k::address(x) - k::address(y)) % 16 == 0 && (k::pitch_bytes(x_pitch - y_pitch, 4)) % 16 == 0;
-  const k::Kernel* kernel = &k::kGeneral[2 * (absent & k::kCompiledOut) + (alike ? 0 : 1)];
+  const k::Kernel* kernel = &k::kGeneral[alike ? 0 : 1];
   const int align = k::alignment(
       k::address(y) | k::address(x) | k::pitch_bytes(y_pitch, 4) | k::pitch_bytes(x_pitch, 4));
   const int tuned = k::select(rows, cols, align, absent, alike);

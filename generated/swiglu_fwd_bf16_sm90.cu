@@ -552,8 +552,7 @@ inline constexpr Tuned kTuned[] = {
      run<swiglu_fwd_bf16_block_per_part_4fc9<Cols11008_61ba>>}},
 };
 
-// The kernels for any cols, by the bits of `absent` that are compiled out: of two, the first reads vectors and asks that
-// rows start alike, the other takes any alignment.
+// For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.
 inline constexpr Kernel kGeneral[] = {
     {{256}, run_any_cols<swiglu_fwd_bf16_any_cols_block_per_row_bff1<AnyCols_54f6>>},
     {{256}, run_any_cols<swiglu_fwd_bf16_any_cols_block_per_row_bff1<AnyCols_fee7>>},
@@ -620,7 +619,7 @@ inline cudaError_t swiglu_fwd_bf16_pitched(
   const bool alike =
       (k::address(gate) - k::address(y)) % 16 == 0 && (k::address(up) - k::address(y)) % 16 == 0 &&
       (k::pitch_bytes(gate_pitch - y_pitch, 2)) % 16 == 0 && (k::pitch_bytes(up_pitch - y_pitch, 2)) % 16 == 0;
-  const k::Kernel* kernel = &k::kGeneral[2 * (absent & k::kCompiledOut) + (alike ? 0 : 1)];
+  const k::Kernel* kernel = &k::kGeneral[alike ? 0 : 1];
   const int align = k::alignment(
       k::address(y) | k::address(gate) | k::address(up) | k::pitch_bytes(y_pitch, 2) |
       k::pitch_bytes(gate_pitch, 2) | k::pitch_bytes(up_pitch, 2));

@@ -16,7 +16,8 @@ class Straight(Gather):
 
     def add(self, index: int, term: str, site: Site) -> Statement:
         column = site.at if site.at == "edge" else f"{site.at} + i"
-        return Do(f"atomicAdd({self.base} + {self.cells.start(index)}{column}, {term})")
+        added = Do(f"atomicAdd({self.base} + {self.cells.start(index)}{column}, {term})")
+        return self.access.if_wanted(self.cells.names[index], added)[0]
 
 
 class SharedRow(Straight):
@@ -69,7 +70,7 @@ class Ticket(Finish):
             name, at = cells.names[index], f"{cells.start(index)}cell"
             finish.append(Let(f"const float {name}_total", f"__ldcg(sums + {at})"))
             finish.append(Do(f"sums[{at}] = 0.0f"))
-            finish += cells.write(store, f"{name}_total")
+            finish += cells.access.if_wanted(store.tensor, *cells.write(store, f"{name}_total"))
         each_cell = f"for (int cell = threadIdx.x; cell < {cells.access.cols}; cell += kThreads)"
         columns = [For(each_cell, tuple(finish))] if cells.stores else []
         totals: list[Statement] = []
