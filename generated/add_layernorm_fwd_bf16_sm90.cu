@@ -16,12 +16,15 @@
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // verified  NVIDIA H200, driver for CUDA 13.0: 7 calls, 1 to 4096 rows, 18 families of rows, own pitches of y, x,
 //           residual, null mean, rstd
+// note      emitted as another text than the one that was tuned: all
 //
-//   rows x cols                                    kernel         threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
-//   4096 x 768 no h no mean no residual2 no rstd   warp_per_row   32       1           8       5.729     12.8 / 7.071   3296  95.7 %   1.05x       6.844     fresh
-//   4096 x 4096 no h no mean no residual2 no rstd  block_per_row  128      1           8       24.64     48.83 / 24.17  4086  90.4 %   1.00x       28.6      fresh
-//   (any other, rows alike)                        block_per_row  256      1           8       -         -              -     -        -           -         not tuned
-//   (any other)                                    block_per_row  256      1           1       -         -              -     -        -           -         not tuned
+// all timed without h and mean and residual2 and rstd:
+//
+//   rows x cols              kernel         threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
+//   4096 x 768               warp_per_row   32       1           8       5.729     12.8 / 7.071   3296  95.7 %   1.05x       6.844     fresh
+//   4096 x 4096              block_per_row  128      1           8       24.64     48.83 / 24.17  4086  90.4 %   1.00x       28.6      fresh
+//   (any other, rows alike)  block_per_row  256      1           8       -         -              -     -        -           -         not tuned
+//   (any other)              block_per_row  256      1           1       -         -              -     -        -           -         not tuned
 //
 // times     price: what the kernel adds to a chain of a kernel that writes its main input and one that reads its
 //           outputs; chain: with / without the kernel; fresh: all but the main input comes from DRAM
@@ -232,25 +235,9 @@ struct Early : InOrder {
   static __device__ __forceinline__ void wait_for_partner() { dependency_wait(); }
 };
 
-// As Early; the next kernel may start at once, and waits where it must.
-struct EarlyAtStart : Early {
-  static __device__ __forceinline__ void at_start() { dependency_trigger(); }
-};
-
 // As Early; the next kernel may start once this one has asked for its rows.
 struct EarlyAtLoads : Early {
   static __device__ __forceinline__ void at_loads() { dependency_trigger(); }
-};
-
-// As Early; the next kernel may start as the blocks of this one end.
-struct EarlyAtEnd : Early {
-  static __device__ __forceinline__ void at_end() { dependency_trigger(); }
-};
-
-// Only a call's second kernel starts early, behind its first one.
-struct EarlyPartner : InOrder {
-  static __device__ __forceinline__ void wait_for_partner() { dependency_wait(); }
-  static __device__ __forceinline__ void at_start() { dependency_trigger(); }
 };
 
 // N elements that all have that value.
@@ -276,6 +263,7 @@ struct Plain {
   using Store = Default;  // how rows are written
   using Chain = InOrder;  // how a kernel overlaps with its neighbours in the stream
   using Params = InTurn;  // whether column parameters are asked for ahead of the rows
+  enum : int { kCluster = 1 };  // blocks that share a row, or add their column sums
 };
 
 // Elements [first, first + N) of an array of `count`, whatever the alignment of their address: the aligned words
@@ -363,7 +351,13 @@ __device__ __forceinline__ void stay_packed(Vec<T, N>& vec) {
   for (int i = 0; i < Vec<T, N>::kRegisters; ++i) opaque(vec.bits[i]);
 }
 
-// What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row.
+// What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row. In kernels:
+// kVector       elements per access
+// kVectors      vectors of a row
+// kSteps        vectors a thread owns
+// kEven         all threads own kSteps of them
+// kEarlyParams  column parameters wait in registers, or are read where they are used
+// kUnroll       steps that a loop does in a trip
 struct Cols768_fb9a : Plain { enum : int { kCols = 768, kThreads = 32, kThreadsPerRow = 32, kVector = 8 }; };
 struct Cols4096_c788 : Plain { using Load = NoAllocate; using Chain = EarlyAtLoads;
   enum : int { kCols = 4096, kThreads = 128, kThreadsPerRow = 128, kVector = 8, kEarlyParams = 0 };
@@ -374,7 +368,7 @@ struct AnyCols_fee7 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256,
 // add_layernorm forward: lanes of a warp own a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-add_layernorm_fwd_bf16_without_h_without_residual2_warp_per_row_1711(
+add_layernorm_fwd_bf16_without_h_without_residual2_warp_per_row_3ca7(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -388,15 +382,12 @@ add_layernorm_fwd_bf16_without_h_without_residual2_warp_per_row_1711(
     long long residual_pitch,
     int rows,
     float eps) {
-  constexpr int kCols = Config::kCols;
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kVectors = kCols / kVector;  // vectors of a row
-  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Config::kThreadsPerRow, kVector = Config::kVector,
+      kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
   struct Look1 {  // state of look 1: sum(h)
     float h_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -555,7 +546,7 @@ add_layernorm_fwd_bf16_without_h_without_residual2_warp_per_row_1711(
 // add_layernorm forward: a block owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-add_layernorm_fwd_bf16_without_h_without_residual2_block_per_row_a114(
+add_layernorm_fwd_bf16_without_h_without_residual2_block_per_row_5fab(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -569,19 +560,15 @@ add_layernorm_fwd_bf16_without_h_without_residual2_block_per_row_a114(
     long long residual_pitch,
     int rows,
     float eps) {
-  constexpr int kCols = Config::kCols;
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   using Params = typename Config::Params;
-  // column parameters wait in registers, or are read where they are used
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Config::kThreadsPerRow, kVector = Config::kVector;
   constexpr bool kEarlyParams = Config::kEarlyParams;
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  constexpr int kVectors = kCols / kVector;  // vectors of a row
-  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
+  constexpr int kWarpsPerRow = kThreadsPerRow / 32, kVectors = kCols / kVector,
+      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
   struct Look1 {  // state of look 1: sum(h)
     float h_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -730,7 +717,7 @@ add_layernorm_fwd_bf16_without_h_without_residual2_block_per_row_a114(
 // add_layernorm forward, any number of columns: a block owns a row; each row is read 3 times.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-add_layernorm_fwd_bf16_any_cols_block_per_row_2e3d(
+add_layernorm_fwd_bf16_any_cols_block_per_row_3d6f(
     bfloat16* __restrict__ h,
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
@@ -749,13 +736,11 @@ add_layernorm_fwd_bf16_any_cols_block_per_row_2e3d(
     int rows,
     int cols,
     float eps) {
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kUnroll = Config::kUnroll;  // steps that a loop does in a trip
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
+  constexpr int kThreadsPerRow = Config::kThreadsPerRow, kVector = Config::kVector, kUnroll = Config::kUnroll,
+      kWarpsPerRow = kThreadsPerRow / 32;
   struct Look1 {  // state of look 1: sum(h)
     float h_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -1128,15 +1113,15 @@ struct Tuned {
 };
 inline constexpr Tuned kTuned[] = {
     {4096,  768, 16, 2u, 50u, false, {{32, 1, false, 0, 0, 16}, run_without_h_without_residual2<
-     add_layernorm_fwd_bf16_without_h_without_residual2_warp_per_row_1711<Cols768_fb9a>>}},
+     add_layernorm_fwd_bf16_without_h_without_residual2_warp_per_row_3ca7<Cols768_fb9a>>}},
     {4096, 4096, 16, 2u, 50u, false, {{128, 1, true}, run_without_h_without_residual2<
-     add_layernorm_fwd_bf16_without_h_without_residual2_block_per_row_a114<Cols4096_c788>>}},
+     add_layernorm_fwd_bf16_without_h_without_residual2_block_per_row_5fab<Cols4096_c788>>}},
 };
 
 // For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.
 inline constexpr Kernel kGeneral[] = {
-    {{256}, run_any_cols<add_layernorm_fwd_bf16_any_cols_block_per_row_2e3d<AnyCols_54f6>>},
-    {{256}, run_any_cols<add_layernorm_fwd_bf16_any_cols_block_per_row_2e3d<AnyCols_fee7>>},
+    {{256}, run_any_cols<add_layernorm_fwd_bf16_any_cols_block_per_row_3d6f<AnyCols_54f6>>},
+    {{256}, run_any_cols<add_layernorm_fwd_bf16_any_cols_block_per_row_3d6f<AnyCols_fee7>>},
 };
 
 // Bits of `absent`: 1u x_bias, 2u residual2, 4u weight, 8u bias, 16u mean, 32u rstd.

@@ -229,25 +229,9 @@ struct Early : InOrder {
   static __device__ __forceinline__ void wait_for_partner() { dependency_wait(); }
 };
 
-// As Early; the next kernel may start at once, and waits where it must.
-struct EarlyAtStart : Early {
-  static __device__ __forceinline__ void at_start() { dependency_trigger(); }
-};
-
-// As Early; the next kernel may start once this one has asked for its rows.
-struct EarlyAtLoads : Early {
-  static __device__ __forceinline__ void at_loads() { dependency_trigger(); }
-};
-
 // As Early; the next kernel may start as the blocks of this one end.
 struct EarlyAtEnd : Early {
   static __device__ __forceinline__ void at_end() { dependency_trigger(); }
-};
-
-// Only a call's second kernel starts early, behind its first one.
-struct EarlyPartner : InOrder {
-  static __device__ __forceinline__ void wait_for_partner() { dependency_wait(); }
-  static __device__ __forceinline__ void at_start() { dependency_trigger(); }
 };
 
 // N elements that all have that value.
@@ -307,6 +291,7 @@ struct Plain {
   using Store = Default;  // how rows are written
   using Chain = InOrder;  // how a kernel overlaps with its neighbours in the stream
   using Params = InTurn;  // whether column parameters are asked for ahead of the rows
+  enum : int { kCluster = 1 };  // blocks that share a row, or add their column sums
 };
 
 // Elements [first, first + N) of an array of `count`, whatever the alignment of their address: the aligned words
@@ -405,9 +390,19 @@ __device__ __forceinline__ void write_element(T* elements, int at, float value) 
   write(elements + at, vec);
 }
 
-// What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row.
-struct Cols4096_2e6a : Plain { using Load = NoAllocate; using Chain = EarlyAtEnd;
-  enum : int { kCols = 4096, kThreads = 256, kThreadsPerRow = 256, kVector = 8, kCells = 16 };
+// What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row. In kernels:
+// kVector     elements per access
+// kVectors    vectors of a row
+// kSteps      vectors a thread owns
+// kEven       all threads own kSteps of them
+// kPitch      columns of a row of float32 sums, padded
+// kTensors    tensors that are summed over rows
+// kSumVector  columns whose sums lie kSumVectors cells apart
+// kCluster    blocks that fill a partial row together
+// kCells      sums that a block adds
+// kUnroll     steps that a loop does in a trip
+struct Cols4096_cec1 : Plain { using Load = NoAllocate; using Chain = EarlyAtEnd;
+  enum : int { kCols = 4096, kThreads = 256, kThreadsPerRow = 256, kVector = 8, kSumVector = 8, kCells = 16 };
 };
 struct AnyCols_54f6 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 8, kUnroll = 1 }; };
 struct AnyCols_fee7 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 1, kUnroll = 1 }; };
@@ -415,7 +410,7 @@ struct AnyCols_fee7 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256,
 // add_rmsnorm backward: a block owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-add_rmsnorm_bwd_bf16_block_per_row_35a4(
+add_rmsnorm_bwd_bf16_block_per_row_8d54(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     Input<Config, bfloat16> dh,
@@ -429,18 +424,14 @@ add_rmsnorm_bwd_bf16_block_per_row_35a4(
     long long h_pitch,
     int rows,
     float* partials) {
-  constexpr int kCols = Config::kCols;
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  constexpr int kVectors = kCols / kVector;  // vectors of a row
-  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
-  constexpr int kPitch = (kCols + 31) / 32 * 32;  // columns of a row of float32 sums, padded
-  constexpr int kTensors = 1;  // tensors that are summed over rows
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Config::kThreadsPerRow, kVector = Config::kVector,
+      kWarpsPerRow = kThreadsPerRow / 32, kVectors = kCols / kVector,
+      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
+  constexpr int kPitch = (kCols + 31) / 32 * 32, kTensors = 1;
   struct Look1 {  // state of look 1: sum(dhhat * hhat)
     float dhhat_hhat_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -580,27 +571,24 @@ add_rmsnorm_bwd_bf16_block_per_row_35a4(
 // Adds the partial rows that a kernel's blocks left, cell by cell and always in the same order.
 template <class Config>
 __global__ void __launch_bounds__(512)
-add_rmsnorm_bwd_bf16_finish_7467(
+add_rmsnorm_bwd_bf16_finish_d26f(
     bfloat16* __restrict__ dweight,
     Input<Config, float> partials,
-    int partial_rows) {
-  constexpr int kCols = Config::kCols;
-  constexpr int kPitch = (kCols + 31) / 32 * 32;  // columns of a row of float32 sums, padded
-  constexpr int kVector = Config::kVector;
-  constexpr int kVectors = kCols / kVector;
-  constexpr int kThreads = 512;
-  constexpr int kTensors = 1;  // tensors that are summed over rows
-  constexpr int kCells = Config::kCells;  // sums that a block adds
+    int blocks) {
   using Chain = typename Config::Chain;
+  constexpr int kCols = Config::kCols, kPitch = (kCols + 31) / 32 * 32, kSumVector = Config::kSumVector,
+      kSumVectors = kCols / kSumVector, kCluster = Config::kCluster, kThreads = 512, kTensors = 1,
+      kCells = Config::kCells;
   __shared__ float warp_sums[kThreads / 32][kCells];
 
+  const int partial_rows = blocks / kCluster;
   const int cell = blockIdx.x * kCells + threadIdx.x % kCells;
 
   Chain::at_start();
   Chain::wait_for_partner();
 
   add_partial_rows<kThreads, kCells, kTensors, kPitch>(partials, partial_rows, 0, cell, warp_sums);
-  const int column = cell % kVectors * kVector + cell / kVectors;
+  const int column = kSumVector == 1 ? cell : cell % kSumVectors * kSumVector + cell / kSumVectors;
   if (threadIdx.x < kCells && cell < kCols) {
     const float total = total_of_warps(warp_sums, threadIdx.x);
     write_element(dweight, column, total);
@@ -610,7 +598,7 @@ add_rmsnorm_bwd_bf16_finish_7467(
 // add_rmsnorm backward, any number of columns: a block owns a row; each row is read twice.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-add_rmsnorm_bwd_bf16_any_cols_block_per_row_53f7(
+add_rmsnorm_bwd_bf16_any_cols_block_per_row_0cee(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     Input<Config, bfloat16> dh,
@@ -626,14 +614,11 @@ add_rmsnorm_bwd_bf16_any_cols_block_per_row_53f7(
     int cols,
     unsigned* ticket,
     float* sums) {
-  constexpr int kThreads = Config::kThreads;
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kUnroll = Config::kUnroll;  // steps that a loop does in a trip
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
+  constexpr int kThreads = Config::kThreads, kThreadsPerRow = Config::kThreadsPerRow, kVector = Config::kVector,
+      kUnroll = Config::kUnroll, kWarpsPerRow = kThreadsPerRow / 32;
   struct Look1 {  // state of look 1: sum(dhhat * hhat)
     float dhhat_hhat_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -945,16 +930,16 @@ struct Tuned {
 };
 inline constexpr Tuned kTuned[] = {
     {4096, 4096, 16, 0u, 0u, false, {{256, 1, true, 0, 1, 2}, {512, 1, true, 256}, {0, 0, 16384},
-     run_and_finish<add_rmsnorm_bwd_bf16_block_per_row_35a4<Cols4096_2e6a>,
-     add_rmsnorm_bwd_bf16_finish_7467<Cols4096_2e6a>>}},
+     run_and_finish<add_rmsnorm_bwd_bf16_block_per_row_8d54<Cols4096_cec1>,
+     add_rmsnorm_bwd_bf16_finish_d26f<Cols4096_cec1>>}},
 };
 
 // For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.
 inline constexpr Kernel kGeneral[] = {
     {{256, 1, false, 0, 1}, {}, {128, 4, 0},
-     run_any_cols<add_rmsnorm_bwd_bf16_any_cols_block_per_row_53f7<AnyCols_54f6>>},
+     run_any_cols<add_rmsnorm_bwd_bf16_any_cols_block_per_row_0cee<AnyCols_54f6>>},
     {{256, 1, false, 0, 1}, {}, {128, 4, 0},
-     run_any_cols<add_rmsnorm_bwd_bf16_any_cols_block_per_row_53f7<AnyCols_fee7>>},
+     run_any_cols<add_rmsnorm_bwd_bf16_any_cols_block_per_row_0cee<AnyCols_fee7>>},
 };
 
 // Bits of `absent`: 1u weight.

@@ -16,18 +16,19 @@
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // verified  NVIDIA H200, driver for CUDA 13.0: 4 calls, 1 to 4096 rows, 18 families of rows, own pitches of x,
 //           residual
-// note      emitted as another text than the one that was tuned: 1 x 4096, 16 x 4096, 64 x 4096, 4096 x 4096, 1 x
-//           7168, 16 x 7168, 64 x 7168, 4096 x 7168
+// note      emitted as another text than the one that was tuned: all
+//
+// all timed without rstd:
 //
 //   rows x cols              kernel           threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
-//   1 x 4096 no rstd         block_per_row    512      1           8       2.378     5.784 / 3.408  17    84.0 %   1.00x       2.114     fresh
-//   16 x 4096 no rstd        block_per_row    512      1           8       2.365     6.501 / 4.139  225   75.0 %   1.00x       2.415     fresh
-//   64 x 4096 no rstd        block_per_row    512      1           8       2.571     6.961 / 4.391  819   80.2 %   1.00x       2.73      fresh
-//   4096 x 4096 no rstd      block_per_row    128      1           8       40.87     69.6 / 28.69   3284  83.5 %   1.00x       35.18     fresh
-//   1 x 7168 no rstd         cluster_per_row  128      1           4       2.497     6.27 / 3.772   29    72.3 %   1.07x       2.51      fresh
-//   16 x 7168 no rstd        block_per_row    512      1           8       3.018     7.263 / 4.248  309   64.5 %   1.00x       3.111     fresh
-//   64 x 7168 no rstd        block_per_row    512      1           8       3.223     7.809 / 4.583  1143  71.8 %   1.00x       3.652     fresh
-//   4096 x 7168 no rstd      block_per_row    256      1           8       60.76     122.3 / 61.48  3866  89.0 %   1.00x       60.05     fresh
+//   1 x 4096                 block_per_row    512      1           8       2.378     5.784 / 3.408  17    84.0 %   1.00x       2.114     fresh
+//   16 x 4096                block_per_row    512      1           8       2.365     6.501 / 4.139  225   75.0 %   1.00x       2.415     fresh
+//   64 x 4096                block_per_row    512      1           8       2.571     6.961 / 4.391  819   80.2 %   1.00x       2.73      fresh
+//   4096 x 4096              block_per_row    128      1           8       40.87     69.6 / 28.69   3284  83.5 %   1.00x       35.18     fresh
+//   1 x 7168                 cluster_per_row  128      1           4       2.497     6.27 / 3.772   29    72.3 %   1.07x       2.51      fresh
+//   16 x 7168                block_per_row    512      1           8       3.018     7.263 / 4.248  309   64.5 %   1.00x       3.111     fresh
+//   64 x 7168                block_per_row    512      1           8       3.223     7.809 / 4.583  1143  71.8 %   1.00x       3.652     fresh
+//   4096 x 7168              block_per_row    256      1           8       60.76     122.3 / 61.48  3866  89.0 %   1.00x       60.05     fresh
 //   (any other, rows alike)  block_per_row    256      1           8       -         -              -     -        -           -         not tuned
 //   (any other)              block_per_row    256      1           1       -         -              -     -        -           -         not tuned
 //
@@ -295,25 +296,9 @@ struct Early : InOrder {
   static __device__ __forceinline__ void wait_for_partner() { dependency_wait(); }
 };
 
-// As Early; the next kernel may start at once, and waits where it must.
-struct EarlyAtStart : Early {
-  static __device__ __forceinline__ void at_start() { dependency_trigger(); }
-};
-
 // As Early; the next kernel may start once this one has asked for its rows.
 struct EarlyAtLoads : Early {
   static __device__ __forceinline__ void at_loads() { dependency_trigger(); }
-};
-
-// As Early; the next kernel may start as the blocks of this one end.
-struct EarlyAtEnd : Early {
-  static __device__ __forceinline__ void at_end() { dependency_trigger(); }
-};
-
-// Only a call's second kernel starts early, behind its first one.
-struct EarlyPartner : InOrder {
-  static __device__ __forceinline__ void wait_for_partner() { dependency_wait(); }
-  static __device__ __forceinline__ void at_start() { dependency_trigger(); }
 };
 
 // N elements that all have that value.
@@ -339,6 +324,7 @@ struct Plain {
   using Store = Default;  // how rows are written
   using Chain = InOrder;  // how a kernel overlaps with its neighbours in the stream
   using Params = InTurn;  // whether column parameters are asked for ahead of the rows
+  enum : int { kCluster = 1 };  // blocks that share a row, or add their column sums
 };
 
 // Reads what this thread overwrites later.
@@ -439,7 +425,14 @@ __device__ __forceinline__ State reduce_row(State s, State* slots) {
   return reduce_lanes<lanes_for(kWarps)>(share_of_slots<kWarps>(slots));
 }
 
-// What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row.
+// What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row. In kernels:
+// kVector       elements per access
+// kEarlyParams  column parameters wait in registers, or are read where they are used
+// kVectors      vectors of a row
+// kSteps        vectors a thread owns
+// kEven         all threads own kSteps of them
+// kCluster      blocks that share a row
+// kUnroll       steps that a loop does in a trip
 struct Cols4096_a1e9 : Plain { using Params = Ahead;
   enum : int { kCols = 4096, kThreads = 512, kThreadsPerRow = 512, kVector = 8, kEarlyParams = 1 };
 };
@@ -463,7 +456,7 @@ struct AnyCols_fee7 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256,
 // y takes the place of x.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-add_rmsnorm_fwd_bf16_block_per_row_0b8a(
+add_rmsnorm_fwd_bf16_block_per_row_4945(
     float* __restrict__ rstd,
     bfloat16* x,
     bfloat16* residual,
@@ -472,19 +465,15 @@ add_rmsnorm_fwd_bf16_block_per_row_0b8a(
     long long residual_pitch,
     int rows,
     float eps) {
-  constexpr int kCols = Config::kCols;
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   using Params = typename Config::Params;
-  // column parameters wait in registers, or are read where they are used
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Config::kThreadsPerRow, kVector = Config::kVector;
   constexpr bool kEarlyParams = Config::kEarlyParams;
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  constexpr int kVectors = kCols / kVector;  // vectors of a row
-  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
+  constexpr int kWarpsPerRow = kThreadsPerRow / 32, kVectors = kCols / kVector,
+      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
   struct Look1 {  // state of look 1: sum(h**2)
     float h_squares;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -590,7 +579,7 @@ add_rmsnorm_fwd_bf16_block_per_row_0b8a(
 // y takes the place of x.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-add_rmsnorm_fwd_bf16_cluster_per_row_620d(
+add_rmsnorm_fwd_bf16_cluster_per_row_df8d(
     float* __restrict__ rstd,
     bfloat16* x,
     bfloat16* residual,
@@ -599,21 +588,15 @@ add_rmsnorm_fwd_bf16_cluster_per_row_620d(
     long long residual_pitch,
     int rows,
     float eps) {
-  constexpr int kCols = Config::kCols;
-  constexpr int kThreads = Config::kThreads;
-  constexpr int kCluster = Config::kCluster;  // blocks that share a row
-  constexpr int kWarps = kThreads / 32;
-  constexpr int kThreadsPerRow = kCluster * kThreads;
-  constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   using Params = typename Config::Params;
-  // column parameters wait in registers, or are read where they are used
+  constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kCluster = Config::kCluster, kWarps = kThreads / 32,
+      kThreadsPerRow = kCluster * kThreads, kVector = Config::kVector;
   constexpr bool kEarlyParams = Config::kEarlyParams;
-  constexpr int kVectors = kCols / kVector;  // vectors of a row
-  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
+  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
   struct Look1 {  // state of look 1: sum(h**2)
     float h_squares;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -721,7 +704,7 @@ add_rmsnorm_fwd_bf16_cluster_per_row_620d(
 // y takes the place of x.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-add_rmsnorm_fwd_bf16_any_cols_block_per_row_d646(
+add_rmsnorm_fwd_bf16_any_cols_block_per_row_32d8(
     float* __restrict__ rstd,
     bfloat16* x,
     bfloat16* residual,
@@ -731,13 +714,11 @@ add_rmsnorm_fwd_bf16_any_cols_block_per_row_d646(
     int rows,
     int cols,
     float eps) {
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kUnroll = Config::kUnroll;  // steps that a loop does in a trip
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
+  constexpr int kThreadsPerRow = Config::kThreadsPerRow, kVector = Config::kVector, kUnroll = Config::kUnroll,
+      kWarpsPerRow = kThreadsPerRow / 32;
   struct Look1 {  // state of look 1: sum(h**2)
     float h_squares;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -1002,21 +983,21 @@ struct Tuned {
   Kernel kernel;
 };
 inline constexpr Tuned kTuned[] = {
-    {   1, 4096, 16, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_block_per_row_0b8a<Cols4096_a1e9>>}},
-    {  16, 4096, 16, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_block_per_row_0b8a<Cols4096_a1e9>>}},
-    {  64, 4096, 16, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_block_per_row_0b8a<Cols4096_a1e9>>}},
-    {4096, 4096, 16, 0u, 2u, false, {{128, 1, true}, run<add_rmsnorm_fwd_bf16_block_per_row_0b8a<Cols4096_b793>>}},
+    {   1, 4096, 16, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_block_per_row_4945<Cols4096_a1e9>>}},
+    {  16, 4096, 16, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_block_per_row_4945<Cols4096_a1e9>>}},
+    {  64, 4096, 16, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_block_per_row_4945<Cols4096_a1e9>>}},
+    {4096, 4096, 16, 0u, 2u, false, {{128, 1, true}, run<add_rmsnorm_fwd_bf16_block_per_row_4945<Cols4096_b793>>}},
     {   1, 7168,  8, 0u, 2u, false, {{128, 1, false, 0, 0, 0, 8},
-     run<add_rmsnorm_fwd_bf16_cluster_per_row_620d<Cols7168_43b7>>}},
-    {  16, 7168, 16, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_block_per_row_0b8a<Cols7168_df07>>}},
-    {  64, 7168, 16, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_block_per_row_0b8a<Cols7168_df07>>}},
-    {4096, 7168, 16, 0u, 2u, false, {{256, 1, true}, run<add_rmsnorm_fwd_bf16_block_per_row_0b8a<Cols7168_0979>>}},
+     run<add_rmsnorm_fwd_bf16_cluster_per_row_df8d<Cols7168_43b7>>}},
+    {  16, 7168, 16, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_block_per_row_4945<Cols7168_df07>>}},
+    {  64, 7168, 16, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_block_per_row_4945<Cols7168_df07>>}},
+    {4096, 7168, 16, 0u, 2u, false, {{256, 1, true}, run<add_rmsnorm_fwd_bf16_block_per_row_4945<Cols7168_0979>>}},
 };
 
 // For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.
 inline constexpr Kernel kGeneral[] = {
-    {{256}, run_any_cols<add_rmsnorm_fwd_bf16_any_cols_block_per_row_d646<AnyCols_54f6>>},
-    {{256}, run_any_cols<add_rmsnorm_fwd_bf16_any_cols_block_per_row_d646<AnyCols_fee7>>},
+    {{256}, run_any_cols<add_rmsnorm_fwd_bf16_any_cols_block_per_row_32d8<AnyCols_54f6>>},
+    {{256}, run_any_cols<add_rmsnorm_fwd_bf16_any_cols_block_per_row_32d8<AnyCols_fee7>>},
 };
 
 // Bits of `absent`: 1u weight, 2u rstd.

@@ -14,22 +14,23 @@
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // verified  NVIDIA H200, driver for CUDA 13.0: 5 calls, 1 to 4096 rows, 18 families of rows, own pitches of h, y, x,
 //           residual, null rstd
-// note      emitted as another text than the one that was tuned: 1 x 4096, 16 x 4096, 64 x 4096, 256 x 4096, 1024 x
-//           4096, 4096 x 4096, 1 x 7168, 16 x 7168, 64 x 7168, 256 x 7168, 1024 x 7168, 4096 x 7168
+// note      emitted as another text than the one that was tuned: all
+//
+// all timed without rstd:
 //
 //   rows x cols              kernel         threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
-//   1 x 4096 no rstd         block_per_row  512      1           8       2.435     5.83 / 3.394   17    82.2 %   1.00x       2.201     fresh
-//   16 x 4096 no rstd        block_per_row  256      1           8       2.382     6.591 / 4.206  223   75.4 %   1.02x       2.439     fresh
-//   64 x 4096 no rstd        block_per_row  512      1           8       2.706     7.142 / 4.435  778   79.6 %   1.00x       2.772     fresh
-//   256 x 4096 no rstd       block_per_row  128      1           8       4.073     9.26 / 5.185   2062  80.0 %   1.00x       4.643     fresh
-//   1024 x 4096 no rstd      block_per_row  128      1           8       8.497     17.52 / 9.028  3950  98.9 %   1.00x       10.12     fresh
-//   4096 x 4096 no rstd      block_per_row  128      1           8       40.67     69.47 / 28.8   3300  96.9 %   1.00x       35.28     fresh
-//   1 x 7168 no rstd         block_per_row  512      1           8       2.63      6.402 / 3.772  27    64.4 %   1.00x       2.659     fresh
-//   16 x 7168 no rstd        block_per_row  512      1           8       2.884     7.144 / 4.262  323   66.7 %   1.00x       2.942     fresh
-//   64 x 7168 no rstd        block_per_row  512      1           8       3.117     7.684 / 4.569  1182  77.7 %   1.00x       3.379     fresh
-//   256 x 7168 no rstd       block_per_row  256      1           8       5.435     11.62 / 6.185  2704  81.5 %   1.00x       6.316     fresh
-//   1024 x 7168 no rstd      block_per_row  256      1           8       13.03     26.65 / 13.62  4507  100.8 %  1.00x       16.41     fresh
-//   4096 x 7168 no rstd      block_per_row  256      1           8       61.38     123 / 61.52    3827  95.0 %   1.00x       60.49     fresh
+//   1 x 4096                 block_per_row  512      1           8       2.435     5.83 / 3.394   17    82.2 %   1.00x       2.201     fresh
+//   16 x 4096                block_per_row  256      1           8       2.382     6.591 / 4.206  223   75.4 %   1.02x       2.439     fresh
+//   64 x 4096                block_per_row  512      1           8       2.706     7.142 / 4.435  778   79.6 %   1.00x       2.772     fresh
+//   256 x 4096               block_per_row  128      1           8       4.073     9.26 / 5.185   2062  80.0 %   1.00x       4.643     fresh
+//   1024 x 4096              block_per_row  128      1           8       8.497     17.52 / 9.028  3950  98.9 %   1.00x       10.12     fresh
+//   4096 x 4096              block_per_row  128      1           8       40.67     69.47 / 28.8   3300  96.9 %   1.00x       35.28     fresh
+//   1 x 7168                 block_per_row  512      1           8       2.63      6.402 / 3.772  27    64.4 %   1.00x       2.659     fresh
+//   16 x 7168                block_per_row  512      1           8       2.884     7.144 / 4.262  323   66.7 %   1.00x       2.942     fresh
+//   64 x 7168                block_per_row  512      1           8       3.117     7.684 / 4.569  1182  77.7 %   1.00x       3.379     fresh
+//   256 x 7168               block_per_row  256      1           8       5.435     11.62 / 6.185  2704  81.5 %   1.00x       6.316     fresh
+//   1024 x 7168              block_per_row  256      1           8       13.03     26.65 / 13.62  4507  100.8 %  1.00x       16.41     fresh
+//   4096 x 7168              block_per_row  256      1           8       61.38     123 / 61.52    3827  95.0 %   1.00x       60.49     fresh
 //   (any other, rows alike)  block_per_row  256      1           8       -         -              -     -        -           -         not tuned
 //   (any other)              block_per_row  256      1           1       -         -              -     -        -           -         not tuned
 //
@@ -257,25 +258,9 @@ struct Early : InOrder {
   static __device__ __forceinline__ void wait_for_partner() { dependency_wait(); }
 };
 
-// As Early; the next kernel may start at once, and waits where it must.
-struct EarlyAtStart : Early {
-  static __device__ __forceinline__ void at_start() { dependency_trigger(); }
-};
-
 // As Early; the next kernel may start once this one has asked for its rows.
 struct EarlyAtLoads : Early {
   static __device__ __forceinline__ void at_loads() { dependency_trigger(); }
-};
-
-// As Early; the next kernel may start as the blocks of this one end.
-struct EarlyAtEnd : Early {
-  static __device__ __forceinline__ void at_end() { dependency_trigger(); }
-};
-
-// Only a call's second kernel starts early, behind its first one.
-struct EarlyPartner : InOrder {
-  static __device__ __forceinline__ void wait_for_partner() { dependency_wait(); }
-  static __device__ __forceinline__ void at_start() { dependency_trigger(); }
 };
 
 // N elements that all have that value.
@@ -301,6 +286,7 @@ struct Plain {
   using Store = Default;  // how rows are written
   using Chain = InOrder;  // how a kernel overlaps with its neighbours in the stream
   using Params = InTurn;  // whether column parameters are asked for ahead of the rows
+  enum : int { kCluster = 1 };  // blocks that share a row, or add their column sums
 };
 
 // Elements [first, first + N) of an array of `count`, whatever the alignment of their address: the aligned words
@@ -380,7 +366,13 @@ __device__ __forceinline__ State reduce_row(State s, State* slots) {
   return reduce_lanes<lanes_for(kWarps)>(share_of_slots<kWarps>(slots));
 }
 
-// What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row.
+// What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row. In kernels:
+// kVector       elements per access
+// kEarlyParams  column parameters wait in registers, or are read where they are used
+// kVectors      vectors of a row
+// kSteps        vectors a thread owns
+// kEven         all threads own kSteps of them
+// kUnroll       steps that a loop does in a trip
 struct Cols4096_a1e9 : Plain { using Params = Ahead;
   enum : int { kCols = 4096, kThreads = 512, kThreadsPerRow = 512, kVector = 8, kEarlyParams = 1 };
 };
@@ -408,7 +400,7 @@ struct AnyCols_fee7 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256,
 // add_rmsnorm forward: a block owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-add_rmsnorm_fwd_bf16_block_per_row_3e05(
+add_rmsnorm_fwd_bf16_block_per_row_1d55(
     bfloat16* __restrict__ h,
     bfloat16* __restrict__ y,
     float* __restrict__ rstd,
@@ -421,19 +413,15 @@ add_rmsnorm_fwd_bf16_block_per_row_3e05(
     long long residual_pitch,
     int rows,
     float eps) {
-  constexpr int kCols = Config::kCols;
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   using Params = typename Config::Params;
-  // column parameters wait in registers, or are read where they are used
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Config::kThreadsPerRow, kVector = Config::kVector;
   constexpr bool kEarlyParams = Config::kEarlyParams;
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  constexpr int kVectors = kCols / kVector;  // vectors of a row
-  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
+  constexpr int kWarpsPerRow = kThreadsPerRow / 32, kVectors = kCols / kVector,
+      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
   struct Look1 {  // state of look 1: sum(h**2)
     float h_squares;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -539,7 +527,7 @@ add_rmsnorm_fwd_bf16_block_per_row_3e05(
 // add_rmsnorm forward, any number of columns: a block owns a row; each row is read twice.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-add_rmsnorm_fwd_bf16_any_cols_block_per_row_1c47(
+add_rmsnorm_fwd_bf16_any_cols_block_per_row_9ede(
     bfloat16* __restrict__ h,
     bfloat16* __restrict__ y,
     float* __restrict__ rstd,
@@ -553,13 +541,11 @@ add_rmsnorm_fwd_bf16_any_cols_block_per_row_1c47(
     int rows,
     int cols,
     float eps) {
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kUnroll = Config::kUnroll;  // steps that a loop does in a trip
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
+  constexpr int kThreadsPerRow = Config::kThreadsPerRow, kVector = Config::kVector, kUnroll = Config::kUnroll,
+      kWarpsPerRow = kThreadsPerRow / 32;
   struct Look1 {  // state of look 1: sum(h**2)
     float h_squares;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -831,24 +817,24 @@ struct Tuned {
   Kernel kernel;
 };
 inline constexpr Tuned kTuned[] = {
-    {   1, 4096, 16, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_block_per_row_3e05<Cols4096_a1e9>>}},
-    {  16, 4096, 16, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_block_per_row_3e05<Cols4096_495a>>}},
-    {  64, 4096, 16, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_block_per_row_3e05<Cols4096_a1e9>>}},
-    { 256, 4096, 16, 0u, 2u, false, {{128}, run<add_rmsnorm_fwd_bf16_block_per_row_3e05<Cols4096_c5de>>}},
-    {1024, 4096, 16, 0u, 2u, false, {{128}, run<add_rmsnorm_fwd_bf16_block_per_row_3e05<Cols4096_c5de>>}},
-    {4096, 4096, 16, 0u, 2u, false, {{128, 1, true}, run<add_rmsnorm_fwd_bf16_block_per_row_3e05<Cols4096_b793>>}},
-    {   1, 7168, 16, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_block_per_row_3e05<Cols7168_df07>>}},
-    {  16, 7168, 16, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_block_per_row_3e05<Cols7168_df07>>}},
-    {  64, 7168, 16, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_block_per_row_3e05<Cols7168_df07>>}},
-    { 256, 7168, 16, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_block_per_row_3e05<Cols7168_2e74>>}},
-    {1024, 7168, 16, 0u, 2u, false, {{256, 1, true}, run<add_rmsnorm_fwd_bf16_block_per_row_3e05<Cols7168_0979>>}},
-    {4096, 7168, 16, 0u, 2u, false, {{256, 1, true}, run<add_rmsnorm_fwd_bf16_block_per_row_3e05<Cols7168_0979>>}},
+    {   1, 4096, 16, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_block_per_row_1d55<Cols4096_a1e9>>}},
+    {  16, 4096, 16, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_block_per_row_1d55<Cols4096_495a>>}},
+    {  64, 4096, 16, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_block_per_row_1d55<Cols4096_a1e9>>}},
+    { 256, 4096, 16, 0u, 2u, false, {{128}, run<add_rmsnorm_fwd_bf16_block_per_row_1d55<Cols4096_c5de>>}},
+    {1024, 4096, 16, 0u, 2u, false, {{128}, run<add_rmsnorm_fwd_bf16_block_per_row_1d55<Cols4096_c5de>>}},
+    {4096, 4096, 16, 0u, 2u, false, {{128, 1, true}, run<add_rmsnorm_fwd_bf16_block_per_row_1d55<Cols4096_b793>>}},
+    {   1, 7168, 16, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_block_per_row_1d55<Cols7168_df07>>}},
+    {  16, 7168, 16, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_block_per_row_1d55<Cols7168_df07>>}},
+    {  64, 7168, 16, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_block_per_row_1d55<Cols7168_df07>>}},
+    { 256, 7168, 16, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_block_per_row_1d55<Cols7168_2e74>>}},
+    {1024, 7168, 16, 0u, 2u, false, {{256, 1, true}, run<add_rmsnorm_fwd_bf16_block_per_row_1d55<Cols7168_0979>>}},
+    {4096, 7168, 16, 0u, 2u, false, {{256, 1, true}, run<add_rmsnorm_fwd_bf16_block_per_row_1d55<Cols7168_0979>>}},
 };
 
 // For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.
 inline constexpr Kernel kGeneral[] = {
-    {{256}, run_any_cols<add_rmsnorm_fwd_bf16_any_cols_block_per_row_1c47<AnyCols_54f6>>},
-    {{256}, run_any_cols<add_rmsnorm_fwd_bf16_any_cols_block_per_row_1c47<AnyCols_fee7>>},
+    {{256}, run_any_cols<add_rmsnorm_fwd_bf16_any_cols_block_per_row_9ede<AnyCols_54f6>>},
+    {{256}, run_any_cols<add_rmsnorm_fwd_bf16_any_cols_block_per_row_9ede<AnyCols_fee7>>},
 };
 
 // Bits of `absent`: 1u weight, 2u rstd.

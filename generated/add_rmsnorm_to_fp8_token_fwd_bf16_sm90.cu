@@ -16,23 +16,24 @@
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // verified  NVIDIA H200, driver for CUDA 13.0: 4 calls, 1 to 4096 rows, 18 families of rows, own pitches of h, y, q,
 //           x, residual
-// note      emitted as another text than the one that was tuned: 1 x 4096, 16 x 4096, 64 x 4096, 256 x 4096, 1024 x
-//           4096, 4096 x 4096, 1 x 7168, 16 x 7168, 64 x 7168, 256 x 7168, 1024 x 7168, 4096 x 7168
+// note      emitted as another text than the one that was tuned: all
 //
-//   rows x cols              kernel         threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
-//   1 x 4096 no scale_ub     block_per_row  512      1           8       2.789     6.179 / 3.39   16    71.4 %   1.00x       2.591     fresh
-//   16 x 4096 no scale_ub    block_per_row  512      1           8       2.791     7.04 / 4.248   214   66.5 %   1.00x       2.887     fresh
-//   64 x 4096 no scale_ub    block_per_row  512      1           8       2.941     7.53 / 4.567   805   74.5 %   1.01x       3.123     fresh
-//   256 x 4096 no scale_ub   block_per_row  512      1           4       4.53      9.893 / 5.365  2085  75.5 %   1.01x       5.096     fresh
-//   1024 x 4096 no scale_ub  block_per_row  128      1           8       11.06     21.44 / 10.39  3414  85.4 %   1.00x       12.73     fresh
-//   4096 x 4096 no scale_ub  block_per_row  128      1           8       49.52     80.02 / 30.52  3049  94.0 %   1.00x       39.76     fresh
-//   1 x 7168 no scale_ub     block_per_row  512      1           8       3.174     7.201 / 4.027  25    53.4 %   1.00x       3.22      fresh
-//   16 x 7168 no scale_ub    block_per_row  256      1           8       3.495     7.982 / 4.476  299   55.6 %   1.00x       3.684     fresh
-//   64 x 7168 no scale_ub    block_per_row  512      1           8       3.829     8.582 / 4.752  1082  64.8 %   1.00x       4.144     fresh
-//   256 x 7168 no scale_ub   block_per_row  256      1           8       6.515     12.95 / 6.425  2537  73.3 %   1.00x       7.428     fresh
-//   1024 x 7168 no scale_ub  block_per_row  256      1           8       15.84     30.67 / 14.84  4171  92.0 %   1.00x       18.35     fresh
-//   4096 x 7168 no scale_ub  block_per_row  256      1           8       69.75     138.1 / 68.36  3789  93.9 %   1.00x       68.51     fresh
-//   (any other)              block_per_row  256      1           1       -         -              -     -        -           -         not tuned
+// all timed without scale_ub:
+//
+//   rows x cols  kernel         threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
+//   1 x 4096     block_per_row  512      1           8       2.789     6.179 / 3.39   16    71.4 %   1.00x       2.591     fresh
+//   16 x 4096    block_per_row  512      1           8       2.791     7.04 / 4.248   214   66.5 %   1.00x       2.887     fresh
+//   64 x 4096    block_per_row  512      1           8       2.941     7.53 / 4.567   805   74.5 %   1.01x       3.123     fresh
+//   256 x 4096   block_per_row  512      1           4       4.53      9.893 / 5.365  2085  75.5 %   1.01x       5.096     fresh
+//   1024 x 4096  block_per_row  128      1           8       11.06     21.44 / 10.39  3414  85.4 %   1.00x       12.73     fresh
+//   4096 x 4096  block_per_row  128      1           8       49.52     80.02 / 30.52  3049  94.0 %   1.00x       39.76     fresh
+//   1 x 7168     block_per_row  512      1           8       3.174     7.201 / 4.027  25    53.4 %   1.00x       3.22      fresh
+//   16 x 7168    block_per_row  256      1           8       3.495     7.982 / 4.476  299   55.6 %   1.00x       3.684     fresh
+//   64 x 7168    block_per_row  512      1           8       3.829     8.582 / 4.752  1082  64.8 %   1.00x       4.144     fresh
+//   256 x 7168   block_per_row  256      1           8       6.515     12.95 / 6.425  2537  73.3 %   1.00x       7.428     fresh
+//   1024 x 7168  block_per_row  256      1           8       15.84     30.67 / 14.84  4171  92.0 %   1.00x       18.35     fresh
+//   4096 x 7168  block_per_row  256      1           8       69.75     138.1 / 68.36  3789  93.9 %   1.00x       68.51     fresh
+//   (any other)  block_per_row  256      1           1       -         -              -     -        -           -         not tuned
 //
 // times     price: what the kernel adds to a chain of a kernel that writes its main input and one that reads its
 //           outputs; chain: with / without the kernel; fresh: all but the main input comes from DRAM
@@ -315,25 +316,9 @@ struct Early : InOrder {
   static __device__ __forceinline__ void wait_for_partner() { dependency_wait(); }
 };
 
-// As Early; the next kernel may start at once, and waits where it must.
-struct EarlyAtStart : Early {
-  static __device__ __forceinline__ void at_start() { dependency_trigger(); }
-};
-
 // As Early; the next kernel may start once this one has asked for its rows.
 struct EarlyAtLoads : Early {
   static __device__ __forceinline__ void at_loads() { dependency_trigger(); }
-};
-
-// As Early; the next kernel may start as the blocks of this one end.
-struct EarlyAtEnd : Early {
-  static __device__ __forceinline__ void at_end() { dependency_trigger(); }
-};
-
-// Only a call's second kernel starts early, behind its first one.
-struct EarlyPartner : InOrder {
-  static __device__ __forceinline__ void wait_for_partner() { dependency_wait(); }
-  static __device__ __forceinline__ void at_start() { dependency_trigger(); }
 };
 
 // N elements that all have that value.
@@ -378,6 +363,7 @@ struct Plain {
   using Store = Default;  // how rows are written
   using Chain = InOrder;  // how a kernel overlaps with its neighbours in the stream
   using Params = InTurn;  // whether column parameters are asked for ahead of the rows
+  enum : int { kCluster = 1 };  // blocks that share a row, or add their column sums
 };
 
 // All kLanes neighbouring lanes, a power of two, end with the combined state; the lanes of `mask` take part. A state is
@@ -414,7 +400,13 @@ __device__ __forceinline__ State reduce_row(State s, State* slots) {
   return reduce_lanes<lanes_for(kWarps)>(share_of_slots<kWarps>(slots));
 }
 
-// What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row.
+// What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row. In kernels:
+// kVector       elements per access
+// kEarlyParams  column parameters wait in registers, or are read where they are used
+// kVectors      vectors of a row
+// kSteps        vectors a thread owns
+// kEven         all threads own kSteps of them
+// kUnroll       steps that a loop does in a trip
 struct Cols4096_a1e9 : Plain { using Params = Ahead;
   enum : int { kCols = 4096, kThreads = 512, kThreadsPerRow = 512, kVector = 8, kEarlyParams = 1 };
 };
@@ -444,7 +436,7 @@ struct AnyCols_fee7 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256,
 // add_rmsnorm_to_fp8_token forward: a block owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_block_per_row_09ec(
+add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_block_per_row_f127(
     bfloat16* __restrict__ h,
     bfloat16* __restrict__ y,
     float8_e4m3* __restrict__ q,
@@ -460,19 +452,15 @@ add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_block_per_row_09ec(
     int rows,
     float eps,
     float amax_min) {
-  constexpr int kCols = Config::kCols;
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   using Params = typename Config::Params;
-  // column parameters wait in registers, or are read where they are used
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Config::kThreadsPerRow, kVector = Config::kVector;
   constexpr bool kEarlyParams = Config::kEarlyParams;
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  constexpr int kVectors = kCols / kVector;  // vectors of a row
-  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
+  constexpr int kWarpsPerRow = kThreadsPerRow / 32, kVectors = kCols / kVector,
+      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
   struct Look1 {  // state of look 1: sum(h**2)
     float h_squares;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -621,7 +609,7 @@ add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_block_per_row_09ec(
 // add_rmsnorm_to_fp8_token forward, any number of columns: a block owns a row; each row is read 3 times.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-add_rmsnorm_to_fp8_token_fwd_bf16_any_cols_block_per_row_8f58(
+add_rmsnorm_to_fp8_token_fwd_bf16_any_cols_block_per_row_22c1(
     bfloat16* __restrict__ h,
     bfloat16* __restrict__ y,
     float8_e4m3* __restrict__ q,
@@ -639,13 +627,11 @@ add_rmsnorm_to_fp8_token_fwd_bf16_any_cols_block_per_row_8f58(
     int cols,
     float eps,
     float amax_min) {
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kUnroll = Config::kUnroll;  // steps that a loop does in a trip
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
+  constexpr int kThreadsPerRow = Config::kThreadsPerRow, kVector = Config::kVector, kUnroll = Config::kUnroll,
+      kWarpsPerRow = kThreadsPerRow / 32;
   struct Look1 {  // state of look 1: sum(h**2)
     float h_squares;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -934,34 +920,34 @@ struct Tuned {
 };
 inline constexpr Tuned kTuned[] = {
     {   1, 4096, 16, 2u, 2u, false, {{512}, run_without_scale_ub<
-     add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_block_per_row_09ec<Cols4096_a1e9>>}},
+     add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_block_per_row_f127<Cols4096_a1e9>>}},
     {  16, 4096, 16, 2u, 2u, false, {{512}, run_without_scale_ub<
-     add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_block_per_row_09ec<Cols4096_a1e9>>}},
+     add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_block_per_row_f127<Cols4096_a1e9>>}},
     {  64, 4096, 16, 2u, 2u, false, {{512}, run_without_scale_ub<
-     add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_block_per_row_09ec<Cols4096_a1e9>>}},
+     add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_block_per_row_f127<Cols4096_a1e9>>}},
     { 256, 4096, 16, 2u, 2u, false, {{512}, run_without_scale_ub<
-     add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_block_per_row_09ec<Cols4096_bf50>>}},
+     add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_block_per_row_f127<Cols4096_bf50>>}},
     {1024, 4096, 16, 2u, 2u, false, {{128}, run_without_scale_ub<
-     add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_block_per_row_09ec<Cols4096_c5de>>}},
+     add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_block_per_row_f127<Cols4096_c5de>>}},
     {4096, 4096, 16, 2u, 2u, false, {{128, 1, true}, run_without_scale_ub<
-     add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_block_per_row_09ec<Cols4096_b793>>}},
+     add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_block_per_row_f127<Cols4096_b793>>}},
     {   1, 7168, 16, 2u, 2u, false, {{512}, run_without_scale_ub<
-     add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_block_per_row_09ec<Cols7168_df07>>}},
+     add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_block_per_row_f127<Cols7168_df07>>}},
     {  16, 7168, 16, 2u, 2u, false, {{256}, run_without_scale_ub<
-     add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_block_per_row_09ec<Cols7168_acda>>}},
+     add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_block_per_row_f127<Cols7168_acda>>}},
     {  64, 7168, 16, 2u, 2u, false, {{512}, run_without_scale_ub<
-     add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_block_per_row_09ec<Cols7168_df07>>}},
+     add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_block_per_row_f127<Cols7168_df07>>}},
     { 256, 7168, 16, 2u, 2u, false, {{256}, run_without_scale_ub<
-     add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_block_per_row_09ec<Cols7168_2e74>>}},
+     add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_block_per_row_f127<Cols7168_2e74>>}},
     {1024, 7168, 16, 2u, 2u, false, {{256, 1, true}, run_without_scale_ub<
-     add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_block_per_row_09ec<Cols7168_0979>>}},
+     add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_block_per_row_f127<Cols7168_0979>>}},
     {4096, 7168, 16, 2u, 2u, false, {{256, 1, true}, run_without_scale_ub<
-     add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_block_per_row_09ec<Cols7168_0979>>}},
+     add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_block_per_row_f127<Cols7168_0979>>}},
 };
 
 // For any cols.
 inline constexpr Kernel kGeneral[] = {
-    {{256}, run_any_cols<add_rmsnorm_to_fp8_token_fwd_bf16_any_cols_block_per_row_8f58<AnyCols_fee7>>},
+    {{256}, run_any_cols<add_rmsnorm_to_fp8_token_fwd_bf16_any_cols_block_per_row_22c1<AnyCols_fee7>>},
 };
 
 // Bits of `absent`: 1u weight, 2u scale_ub.

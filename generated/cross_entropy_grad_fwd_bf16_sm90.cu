@@ -20,11 +20,14 @@
 // tuned by  normgen 0.1.0
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // verified  NVIDIA H200, driver for CUDA 13.0: 4 calls, 1 to 524 rows, 19 families of rows, own pitches of dlogits, x
+// note      emitted as another text than the one that was tuned: all
+//
+// all timed without lse:
 //
 //   rows x cols              kernel         threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
-//   4096 x 32000 no lse      block_per_row  512      1           8       171.1     361.5 / 189.8  3065  72.5 %   1.00x       171.9     fresh
-//   4096 x 128256 no lse     block_per_row  1024     1           8       758.8     1503 / 744.1   2769  64.3 %   1.00x       764       fresh
-//   4096 x 151936 no lse     block_per_row  1024     1           8       905.2     1784 / 879.3   2750  65.8 %   1.00x       908.2     fresh
+//   4096 x 32000             block_per_row  512      1           8       171.1     361.5 / 189.8  3065  72.5 %   1.00x       171.9     fresh
+//   4096 x 128256            block_per_row  1024     1           8       758.8     1503 / 744.1   2769  64.3 %   1.00x       764       fresh
+//   4096 x 151936            block_per_row  1024     1           8       905.2     1784 / 879.3   2750  65.8 %   1.00x       908.2     fresh
 //   (any other, rows alike)  block_per_row  256      1           8       -         -              -     -        -           -         not tuned
 //   (any other)              block_per_row  256      1           1       -         -              -     -        -           -         not tuned
 //
@@ -365,6 +368,7 @@ struct Plain {
   using Store = Default;  // how rows are written
   using Chain = InOrder;  // how a kernel overlaps with its neighbours in the stream
   using Params = InTurn;  // whether column parameters are asked for ahead of the rows
+  enum : int { kCluster = 1 };  // blocks that share a row, or add their column sums
 };
 
 // All kLanes neighbouring lanes, a power of two, end with the combined state; the lanes of `mask` take part. A state is
@@ -413,7 +417,14 @@ __device__ __forceinline__ void write_row_value(T* address, float value) {
   write(address, vec);
 }
 
-// What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row.
+// What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row. In kernels:
+// kVector      elements per access
+// kUnroll      steps that a loop does in a trip
+// kVectors     vectors of a row
+// kSteps       vectors a thread owns
+// kEven        all threads own kSteps of them
+// kCopiedCols  columns of a row that the copy engine brings
+// kHeldSteps   vectors of a thread in registers
 struct Cols32000_3c13 : Plain { using Load = EvictLast;
   enum : int { kCols = 32000, kThreads = 512, kThreadsPerRow = 512, kVector = 8, kUnroll = 4 };
 };
@@ -429,7 +440,7 @@ struct AnyCols_fee7 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256,
 // cross_entropy_grad forward: a block owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-cross_entropy_grad_fwd_bf16_without_lse_block_per_row_7f1f(
+cross_entropy_grad_fwd_bf16_without_lse_block_per_row_b799(
     bfloat16* __restrict__ dlogits,
     float* __restrict__ loss,
     Input<Config, bfloat16> x,
@@ -441,19 +452,14 @@ cross_entropy_grad_fwd_bf16_without_lse_block_per_row_7f1f(
     float ignore_index,
     float label_smoothing,
     float z_loss) {
-  constexpr int kCols = Config::kCols;
-  constexpr int kThreads = Config::kThreads;
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kUnroll = Config::kUnroll;  // steps that a loop does in a trip
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  constexpr int kVectors = kCols / kVector;  // vectors of a row
-  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
-  constexpr int kCopiedCols = kCols;  // columns of a row that the copy engine brings
+  constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kThreadsPerRow = Config::kThreadsPerRow,
+      kVector = Config::kVector, kUnroll = Config::kUnroll, kWarpsPerRow = kThreadsPerRow / 32,
+      kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
+  constexpr int kCopiedCols = kCols;
   struct Look1 {  // state of look 1: max(x), online_softmax(x), sum(x), sum(where(col == label, x, 0))
     float x_max, x_max_running, row_sum_running, x_sum, right_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -572,7 +578,7 @@ cross_entropy_grad_fwd_bf16_without_lse_block_per_row_7f1f(
 // cross_entropy_grad forward: a block owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-cross_entropy_grad_fwd_bf16_without_lse_block_per_row_2bb9(
+cross_entropy_grad_fwd_bf16_without_lse_block_per_row_7823(
     bfloat16* __restrict__ dlogits,
     float* __restrict__ loss,
     Input<Config, bfloat16> x,
@@ -584,20 +590,14 @@ cross_entropy_grad_fwd_bf16_without_lse_block_per_row_2bb9(
     float ignore_index,
     float label_smoothing,
     float z_loss) {
-  constexpr int kCols = Config::kCols;
-  constexpr int kThreads = Config::kThreads;
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  constexpr int kVectors = kCols / kVector;  // vectors of a row
-  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
-  constexpr int kHeldSteps = Config::kHeldSteps;  // vectors of a thread in registers
-  // columns of a row that the copy engine brings
-  constexpr int kCopiedCols = kCols - kHeldSteps * kThreadsPerRow * kVector;
+  constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kThreadsPerRow = Config::kThreadsPerRow,
+      kVector = Config::kVector, kWarpsPerRow = kThreadsPerRow / 32, kVectors = kCols / kVector,
+      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
+  constexpr int kHeldSteps = Config::kHeldSteps, kCopiedCols = kCols - kHeldSteps * kThreadsPerRow * kVector;
   struct Look1 {  // state of look 1: max(x), online_softmax(x), sum(x), sum(where(col == label, x, 0))
     float x_max, x_max_running, row_sum_running, x_sum, right_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -773,7 +773,7 @@ cross_entropy_grad_fwd_bf16_without_lse_block_per_row_2bb9(
 // cross_entropy_grad forward, any number of columns: a block owns a row; each row is read 3 times.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-cross_entropy_grad_fwd_bf16_any_cols_block_per_row_6e9d(
+cross_entropy_grad_fwd_bf16_any_cols_block_per_row_d131(
     bfloat16* __restrict__ dlogits,
     float* __restrict__ loss,
     float* __restrict__ lse,
@@ -787,13 +787,11 @@ cross_entropy_grad_fwd_bf16_any_cols_block_per_row_6e9d(
     float ignore_index,
     float label_smoothing,
     float z_loss) {
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kUnroll = Config::kUnroll;  // steps that a loop does in a trip
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
+  constexpr int kThreadsPerRow = Config::kThreadsPerRow, kVector = Config::kVector, kUnroll = Config::kUnroll,
+      kWarpsPerRow = kThreadsPerRow / 32;
   struct Look1 {  // state of look 1: max(x), sum(x), sum(where(col == label, x, 0))
     float x_max, x_sum, right_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -1100,17 +1098,17 @@ struct Tuned {
 };
 inline constexpr Tuned kTuned[] = {
     {4096,  32000, 16, 0u, 0u, false, {{512, 1, false, 0, 0, 0, 1, 1, 65536},
-     run_without_lse<cross_entropy_grad_fwd_bf16_without_lse_block_per_row_7f1f<Cols32000_3c13>>}},
+     run_without_lse<cross_entropy_grad_fwd_bf16_without_lse_block_per_row_b799<Cols32000_3c13>>}},
     {4096, 128256, 16, 0u, 0u, false, {{1024, 1, false, 0, 0, 0, 1, 1, 147456},
-     run_without_lse<cross_entropy_grad_fwd_bf16_without_lse_block_per_row_2bb9<Cols128256_9550>>}},
+     run_without_lse<cross_entropy_grad_fwd_bf16_without_lse_block_per_row_7823<Cols128256_9550>>}},
     {4096, 151936, 16, 0u, 0u, false, {{1024, 1, false, 0, 0, 0, 1, 1, 196608},
-     run_without_lse<cross_entropy_grad_fwd_bf16_without_lse_block_per_row_2bb9<Cols151936_9592>>}},
+     run_without_lse<cross_entropy_grad_fwd_bf16_without_lse_block_per_row_7823<Cols151936_9592>>}},
 };
 
 // For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.
 inline constexpr Kernel kGeneral[] = {
-    {{256}, run_any_cols<cross_entropy_grad_fwd_bf16_any_cols_block_per_row_6e9d<AnyCols_54f6>>},
-    {{256}, run_any_cols<cross_entropy_grad_fwd_bf16_any_cols_block_per_row_6e9d<AnyCols_fee7>>},
+    {{256}, run_any_cols<cross_entropy_grad_fwd_bf16_any_cols_block_per_row_d131<AnyCols_54f6>>},
+    {{256}, run_any_cols<cross_entropy_grad_fwd_bf16_any_cols_block_per_row_d131<AnyCols_fee7>>},
 };
 
 // Bits of `absent`: 1u grad_scale.

@@ -241,25 +241,9 @@ struct Early : InOrder {
   static __device__ __forceinline__ void wait_for_partner() { dependency_wait(); }
 };
 
-// As Early; the next kernel may start at once, and waits where it must.
-struct EarlyAtStart : Early {
-  static __device__ __forceinline__ void at_start() { dependency_trigger(); }
-};
-
 // As Early; the next kernel may start once this one has asked for its rows.
 struct EarlyAtLoads : Early {
   static __device__ __forceinline__ void at_loads() { dependency_trigger(); }
-};
-
-// As Early; the next kernel may start as the blocks of this one end.
-struct EarlyAtEnd : Early {
-  static __device__ __forceinline__ void at_end() { dependency_trigger(); }
-};
-
-// Only a call's second kernel starts early, behind its first one.
-struct EarlyPartner : InOrder {
-  static __device__ __forceinline__ void wait_for_partner() { dependency_wait(); }
-  static __device__ __forceinline__ void at_start() { dependency_trigger(); }
 };
 
 // N elements that all have that value.
@@ -285,6 +269,7 @@ struct Plain {
   using Store = Default;  // how rows are written
   using Chain = InOrder;  // how a kernel overlaps with its neighbours in the stream
   using Params = InTurn;  // whether column parameters are asked for ahead of the rows
+  enum : int { kCluster = 1 };  // blocks that share a row, or add their column sums
 };
 
 // Elements [first, first + N) of an array of `count`, whatever the alignment of their address: the aligned words
@@ -364,7 +349,13 @@ __device__ __forceinline__ State reduce_row(State s, State* slots) {
   return reduce_lanes<lanes_for(kWarps)>(share_of_slots<kWarps>(slots));
 }
 
-// What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row.
+// What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row. In kernels:
+// kVector       elements per access
+// kEarlyParams  column parameters wait in registers, or are read where they are used
+// kVectors      vectors of a row
+// kSteps        vectors a thread owns
+// kEven         all threads own kSteps of them
+// kUnroll       steps that a loop does in a trip
 struct Cols4096_b793 : Plain { using Load = NoAllocate; using Chain = EarlyAtLoads;
   enum : int { kCols = 4096, kThreads = 128, kThreadsPerRow = 128, kVector = 8, kEarlyParams = 1 };
 };
@@ -374,7 +365,7 @@ struct AnyCols_fee7 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256,
 // gate_rmsnorm forward: a block owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-gate_rmsnorm_fwd_bf16_block_per_row_5d4c(
+gate_rmsnorm_fwd_bf16_block_per_row_0637(
     bfloat16* __restrict__ y,
     float* __restrict__ rstd,
     Input<Config, bfloat16> x,
@@ -385,19 +376,15 @@ gate_rmsnorm_fwd_bf16_block_per_row_5d4c(
     long long z_pitch,
     int rows,
     float eps) {
-  constexpr int kCols = Config::kCols;
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   using Params = typename Config::Params;
-  // column parameters wait in registers, or are read where they are used
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Config::kThreadsPerRow, kVector = Config::kVector;
   constexpr bool kEarlyParams = Config::kEarlyParams;
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  constexpr int kVectors = kCols / kVector;  // vectors of a row
-  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
+  constexpr int kWarpsPerRow = kThreadsPerRow / 32, kVectors = kCols / kVector,
+      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
   struct Look1 {  // state of look 1: sum(h**2)
     float h_squares;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -497,7 +484,7 @@ gate_rmsnorm_fwd_bf16_block_per_row_5d4c(
 // gate_rmsnorm forward, any number of columns: a block owns a row; each row is read twice.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-gate_rmsnorm_fwd_bf16_any_cols_block_per_row_7699(
+gate_rmsnorm_fwd_bf16_any_cols_block_per_row_6db0(
     bfloat16* __restrict__ y,
     float* __restrict__ rstd,
     Input<Config, bfloat16> x,
@@ -509,13 +496,11 @@ gate_rmsnorm_fwd_bf16_any_cols_block_per_row_7699(
     int rows,
     int cols,
     float eps) {
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kUnroll = Config::kUnroll;  // steps that a loop does in a trip
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
+  constexpr int kThreadsPerRow = Config::kThreadsPerRow, kVector = Config::kVector, kUnroll = Config::kUnroll,
+      kWarpsPerRow = kThreadsPerRow / 32;
   struct Look1 {  // state of look 1: sum(h**2)
     float h_squares;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -774,13 +759,13 @@ struct Tuned {
 };
 inline constexpr Tuned kTuned[] = {
     {4096, 4096, 16, 0u, 2u, false, {{128, 1, true},
-     run<gate_rmsnorm_fwd_bf16_block_per_row_5d4c<Cols4096_b793>>}},
+     run<gate_rmsnorm_fwd_bf16_block_per_row_0637<Cols4096_b793>>}},
 };
 
 // For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.
 inline constexpr Kernel kGeneral[] = {
-    {{256}, run_any_cols<gate_rmsnorm_fwd_bf16_any_cols_block_per_row_7699<AnyCols_54f6>>},
-    {{256}, run_any_cols<gate_rmsnorm_fwd_bf16_any_cols_block_per_row_7699<AnyCols_fee7>>},
+    {{256}, run_any_cols<gate_rmsnorm_fwd_bf16_any_cols_block_per_row_6db0<AnyCols_54f6>>},
+    {{256}, run_any_cols<gate_rmsnorm_fwd_bf16_any_cols_block_per_row_6db0<AnyCols_fee7>>},
 };
 
 // Bits of `absent`: 1u weight, 2u rstd.

@@ -63,6 +63,11 @@ __device__ __forceinline__ unsigned char* dynamic_shared() {
   return bytes;
 }
 
+// Waits for that many threads, whole warps, at barrier `id` of 1 to 15.
+__device__ __forceinline__ void named_barrier(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" :: "r"(id), "r"(threads) : "memory");
+}
+
 // Leaves no line in L1.
 struct NoAllocate {
   template <int kBytes>
@@ -231,6 +236,7 @@ struct Plain {
   using Store = Default;  // how rows are written
   using Chain = InOrder;  // how a kernel overlaps with its neighbours in the stream
   using Params = InTurn;  // whether column parameters are asked for ahead of the rows
+  enum : int { kCluster = 1 };  // blocks that share a row, or add their column sums
 };
 
 // Elements [first, first + N) of an array of `count`, whatever the alignment of their address: the aligned words
@@ -310,6 +316,23 @@ __device__ __forceinline__ State reduce_row(State s, State* slots) {
   return reduce_lanes<lanes_for(kWarps)>(share_of_slots<kWarps>(slots));
 }
 
+// A barrier for the kWarps warps of row number `slot` of a block. Only wide rows have one each: a barrier whose number
+// the hardware learns at run time is a slow one, and narrow rows share that of the block.
+template <int kWarps>
+__device__ __forceinline__ void rows_meet(int slot) {
+  if constexpr (kWarps >= 8) named_barrier(1 + slot, kWarps * 32);
+  else __syncthreads();
+}
+
+// As reduce_row, for row number `slot` of a block that works on several.
+template <int kWarps, typename State>
+__device__ __forceinline__ State reduce_row_beside(State s, State* slots, int slot) {
+  s = reduce_lanes<32>(s);
+  if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32 % kWarps] = s;
+  rows_meet<kWarps>(slot);
+  return reduce_lanes<lanes_for(kWarps)>(share_of_slots<kWarps>(slots));
+}
+
 // Whether this block is the last of the grid to take a ticket. What the others wrote before they took theirs is seen.
 // `is_last` is a variable in shared memory.
 __device__ __forceinline__ bool takes_last_ticket(unsigned* ticket, bool& is_last) {
@@ -329,10 +352,21 @@ __device__ __forceinline__ void write_element(T* elements, int at, float value) 
   write(elements + at, vec);
 }
 
-// What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row.
-struct Cols768_3841 : Plain { using Load = NoAllocate;
-  enum : int { kCols = 768, kThreads = 256, kThreadsPerRow = 64, kRowsPerBlock = 4, kVector = 2, kGroups = 4, kCells = 8
-      };
+// What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row. In kernels:
+// kVector     elements per access
+// kVectors    vectors of a row
+// kSteps      vectors a thread owns
+// kEven       all threads own kSteps of them
+// kPitch      columns of a row of float32 sums, padded
+// kTensors    tensors that are summed over rows
+// kGroups     row groups of a block that keep sums of their own
+// kSumVector  columns whose sums lie kSumVectors cells apart
+// kCluster    blocks that fill a partial row together
+// kCells      sums that a block adds
+// kUnroll     steps that a loop does in a trip
+struct Cols768_c538 : Plain { using Load = NoAllocate;
+  enum : int { kCols = 768, kThreads = 256, kThreadsPerRow = 64, kRowsPerBlock = 4, kVector = 2, kGroups = 4,
+      kSumVector = 2, kCells = 8 };
 };
 struct AnyCols_3be0 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 4, kUnroll = 1 }; };
 struct AnyCols_fee7 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 1, kUnroll = 1 }; };
@@ -340,7 +374,7 @@ struct AnyCols_fee7 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256,
 // layernorm backward: several warps own a row, a block works on several rows; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_bwd_f32_block_per_row_c22b(
+layernorm_bwd_f32_block_per_row_7aa3(
     float* __restrict__ dx,
     float* __restrict__ dweight,
     float* __restrict__ dbias,
@@ -354,21 +388,14 @@ layernorm_bwd_f32_block_per_row_c22b(
     long long x_pitch,
     int rows,
     float* partials) {
-  constexpr int kCols = Config::kCols;
-  constexpr int kThreads = Config::kThreads;
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kRowsPerBlock = Config::kRowsPerBlock;
-  constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  constexpr int kVectors = kCols / kVector;  // vectors of a row
-  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
-  constexpr int kPitch = (kCols + 31) / 32 * 32;  // columns of a row of float32 sums, padded
-  constexpr int kTensors = 2;  // tensors that are summed over rows
-  constexpr int kGroups = Config::kGroups;  // row groups of a block that keep sums of their own
+  constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kThreadsPerRow = Config::kThreadsPerRow,
+      kRowsPerBlock = Config::kRowsPerBlock, kVector = Config::kVector, kWarpsPerRow = kThreadsPerRow / 32,
+      kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
+  constexpr int kPitch = (kCols + 31) / 32 * 32, kTensors = 2, kGroups = Config::kGroups;
   struct Look1 {  // state of look 1: sum(dxhat * xhat), sum(dxhat)
     float dxhat_xhat_sum, dxhat_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -465,7 +492,7 @@ layernorm_bwd_f32_block_per_row_c22b(
       }
     }
 
-    look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[parity][slot]);
+    look1 = reduce_row_beside<kWarpsPerRow>(look1, look1_slots[parity][slot], slot);
     const float row_dxhat_xhat_mean = look1.dxhat_xhat_sum / kCols;
     const float row_dxhat_mean = look1.dxhat_sum / kCols;
 
@@ -532,21 +559,18 @@ layernorm_bwd_f32_block_per_row_c22b(
 // Adds the partial rows that a kernel's blocks left, cell by cell and always in the same order.
 template <class Config>
 __global__ void __launch_bounds__(512)
-layernorm_bwd_f32_finish_d150(
+layernorm_bwd_f32_finish_b05c(
     float* __restrict__ dweight,
     float* __restrict__ dbias,
     Input<Config, float> partials,
-    int partial_rows) {
-  constexpr int kCols = Config::kCols;
-  constexpr int kPitch = (kCols + 31) / 32 * 32;  // columns of a row of float32 sums, padded
-  constexpr int kVector = Config::kVector;
-  constexpr int kVectors = kCols / kVector;
-  constexpr int kThreads = 512;
-  constexpr int kTensors = 2;  // tensors that are summed over rows
-  constexpr int kCells = Config::kCells;  // sums that a block adds
+    int blocks) {
   using Chain = typename Config::Chain;
+  constexpr int kCols = Config::kCols, kPitch = (kCols + 31) / 32 * 32, kSumVector = Config::kSumVector,
+      kSumVectors = kCols / kSumVector, kCluster = Config::kCluster, kThreads = 512, kTensors = 2,
+      kCells = Config::kCells;
   __shared__ float warp_sums[kThreads / 32][kCells];
 
+  const int partial_rows = blocks / kCluster;
   const int tensor = blockIdx.x % kTensors;
   const int cell = blockIdx.x / kTensors * kCells + threadIdx.x % kCells;
 
@@ -554,7 +578,7 @@ layernorm_bwd_f32_finish_d150(
   Chain::wait_for_partner();
 
   add_partial_rows<kThreads, kCells, kTensors, kPitch>(partials, partial_rows, tensor, cell, warp_sums);
-  const int column = cell % kVectors * kVector + cell / kVectors;
+  const int column = kSumVector == 1 ? cell : cell % kSumVectors * kSumVector + cell / kSumVectors;
   if (threadIdx.x < kCells && cell < kCols) {
     const float total = total_of_warps(warp_sums, threadIdx.x);
     if (tensor == 0) {
@@ -569,7 +593,7 @@ layernorm_bwd_f32_finish_d150(
 // layernorm backward, any number of columns: a block owns a row; each row is read twice.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_bwd_f32_any_cols_block_per_row_3d7a(
+layernorm_bwd_f32_any_cols_block_per_row_0682(
     float* __restrict__ dx,
     float* __restrict__ dweight,
     float* __restrict__ dbias,
@@ -585,14 +609,11 @@ layernorm_bwd_f32_any_cols_block_per_row_3d7a(
     int cols,
     unsigned* ticket,
     float* sums) {
-  constexpr int kThreads = Config::kThreads;
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kUnroll = Config::kUnroll;  // steps that a loop does in a trip
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
+  constexpr int kThreads = Config::kThreads, kThreadsPerRow = Config::kThreadsPerRow, kVector = Config::kVector,
+      kUnroll = Config::kUnroll, kWarpsPerRow = kThreadsPerRow / 32;
   struct Look1 {  // state of look 1: sum(dxhat * xhat), sum(dxhat)
     float dxhat_xhat_sum, dxhat_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -908,16 +929,16 @@ struct Tuned {
 };
 inline constexpr Tuned kTuned[] = {
     {8192, 768, 8, 0u, 0u, false, {{256, 4, false, 0, 1, 2, 1, 1, 24576}, {512, 1, false, 192}, {0, 0, 6144},
-     run_and_finish<layernorm_bwd_f32_block_per_row_c22b<Cols768_3841>,
-     layernorm_bwd_f32_finish_d150<Cols768_3841>>}},
+     run_and_finish<layernorm_bwd_f32_block_per_row_7aa3<Cols768_c538>,
+     layernorm_bwd_f32_finish_b05c<Cols768_c538>>}},
 };
 
 // For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.
 inline constexpr Kernel kGeneral[] = {
     {{256, 1, false, 0, 1}, {}, {128, 8, 0},
-     run_any_cols<layernorm_bwd_f32_any_cols_block_per_row_3d7a<AnyCols_3be0>>},
+     run_any_cols<layernorm_bwd_f32_any_cols_block_per_row_0682<AnyCols_3be0>>},
     {{256, 1, false, 0, 1}, {}, {128, 8, 0},
-     run_any_cols<layernorm_bwd_f32_any_cols_block_per_row_3d7a<AnyCols_fee7>>},
+     run_any_cols<layernorm_bwd_f32_any_cols_block_per_row_0682<AnyCols_fee7>>},
 };
 
 // Bits of `absent`: 1u weight, 2u bias.

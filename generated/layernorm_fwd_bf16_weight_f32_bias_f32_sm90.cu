@@ -255,6 +255,7 @@ struct Plain {
   using Store = Default;  // how rows are written
   using Chain = InOrder;  // how a kernel overlaps with its neighbours in the stream
   using Params = InTurn;  // whether column parameters are asked for ahead of the rows
+  enum : int { kCluster = 1 };  // blocks that share a row, or add their column sums
 };
 
 // Elements [first, first + N) of an array of `count`, whatever the alignment of their address: the aligned words
@@ -346,7 +347,13 @@ struct Streaming {
   }
 };
 
-// What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row.
+// What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row. In kernels:
+// kVector       elements per access
+// kEarlyParams  column parameters wait in registers, or are read where they are used
+// kVectors      vectors of a row
+// kSteps        vectors a thread owns
+// kEven         all threads own kSteps of them
+// kUnroll       steps that a loop does in a trip
 struct Cols4096_f616 : Plain { using Load = NoAllocate; using Store = Streaming;
   enum : int { kCols = 4096, kThreads = 128, kThreadsPerRow = 128, kVector = 4, kEarlyParams = 0 };
 };
@@ -356,7 +363,7 @@ struct AnyCols_fee7 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256,
 // layernorm forward: a block owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_bf16_block_per_row_dcba(
+layernorm_fwd_bf16_block_per_row_055b(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -367,19 +374,15 @@ layernorm_fwd_bf16_block_per_row_dcba(
     long long x_pitch,
     int rows,
     float eps) {
-  constexpr int kCols = Config::kCols;
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   using Params = typename Config::Params;
-  // column parameters wait in registers, or are read where they are used
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Config::kThreadsPerRow, kVector = Config::kVector;
   constexpr bool kEarlyParams = Config::kEarlyParams;
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  constexpr int kVectors = kCols / kVector;  // vectors of a row
-  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
+  constexpr int kWarpsPerRow = kThreadsPerRow / 32, kVectors = kCols / kVector,
+      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
   struct Look1 {  // state of look 1: sum(x), sum(x**2)
     float x_rough_sum, x_squares;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -519,7 +522,7 @@ layernorm_fwd_bf16_block_per_row_dcba(
 // layernorm forward, any number of columns: a block owns a row; each row is read 3 times.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_bf16_any_cols_block_per_row_c589(
+layernorm_fwd_bf16_any_cols_block_per_row_a506(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -531,13 +534,11 @@ layernorm_fwd_bf16_any_cols_block_per_row_c589(
     int rows,
     int cols,
     float eps) {
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kUnroll = Config::kUnroll;  // steps that a loop does in a trip
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
+  constexpr int kThreadsPerRow = Config::kThreadsPerRow, kVector = Config::kVector, kUnroll = Config::kUnroll,
+      kWarpsPerRow = kThreadsPerRow / 32;
   struct Look1 {  // state of look 1: sum(x)
     float x_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -824,13 +825,13 @@ struct Tuned {
   Kernel kernel;
 };
 inline constexpr Tuned kTuned[] = {
-    {8192, 4096, 16, 0u, 0u, false, {{128}, run<layernorm_fwd_bf16_block_per_row_dcba<Cols4096_f616>>}},
+    {8192, 4096, 16, 0u, 0u, false, {{128}, run<layernorm_fwd_bf16_block_per_row_055b<Cols4096_f616>>}},
 };
 
 // For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.
 inline constexpr Kernel kGeneral[] = {
-    {{256}, run_any_cols<layernorm_fwd_bf16_any_cols_block_per_row_c589<AnyCols_54f6>>},
-    {{256}, run_any_cols<layernorm_fwd_bf16_any_cols_block_per_row_c589<AnyCols_fee7>>},
+    {{256}, run_any_cols<layernorm_fwd_bf16_any_cols_block_per_row_a506<AnyCols_54f6>>},
+    {{256}, run_any_cols<layernorm_fwd_bf16_any_cols_block_per_row_a506<AnyCols_fee7>>},
 };
 
 // Bits of `absent`: 1u weight, 2u bias, 4u mean, 8u rstd.

@@ -15,7 +15,7 @@
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // verified  NVIDIA H200, driver for CUDA 13.0: 7 calls, 1 to 16384 rows, 18 families of rows, own pitches of y, x,
 //           null mean, rstd
-// note      emitted as another text than the one that was tuned: 8192 x 768, 32768 x 1024
+// note      emitted as another text than the one that was tuned: all
 //
 //   rows x cols              kernel         threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
 //   8192 x 768               warp_per_row   32       1           4       11.08     29.93 / 18.82  4548  100.4 %  1.11x       14.68     fresh
@@ -211,6 +211,7 @@ struct Plain {
   using Store = Default;  // how rows are written
   using Chain = InOrder;  // how a kernel overlaps with its neighbours in the stream
   using Params = InTurn;  // whether column parameters are asked for ahead of the rows
+  enum : int { kCluster = 1 };  // blocks that share a row, or add their column sums
 };
 
 // Elements [first, first + N) of an array of `count`, whatever the alignment of their address: the aligned words
@@ -290,7 +291,13 @@ __device__ __forceinline__ State reduce_row(State s, State* slots) {
   return reduce_lanes<lanes_for(kWarps)>(share_of_slots<kWarps>(slots));
 }
 
-// What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row.
+// What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row. In kernels:
+// kVector       elements per access
+// kVectors      vectors of a row
+// kSteps        vectors a thread owns
+// kEven         all threads own kSteps of them
+// kEarlyParams  column parameters wait in registers, or are read where they are used
+// kUnroll       steps that a loop does in a trip
 struct Cols768_2716 : Plain { using Load = NoAllocate;
   enum : int { kCols = 768, kThreads = 32, kThreadsPerRow = 32, kVector = 4 };
 };
@@ -303,7 +310,7 @@ struct AnyCols_fee7 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256,
 // layernorm forward: lanes of a warp own a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_f32_warp_per_row_1df2(
+layernorm_fwd_f32_warp_per_row_3a93(
     float* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -314,15 +321,12 @@ layernorm_fwd_f32_warp_per_row_1df2(
     long long x_pitch,
     int rows,
     float eps) {
-  constexpr int kCols = Config::kCols;
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kVectors = kCols / kVector;  // vectors of a row
-  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Config::kThreadsPerRow, kVector = Config::kVector,
+      kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
   struct Look1 {  // state of look 1: sum(x)
     float x_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -455,7 +459,7 @@ layernorm_fwd_f32_warp_per_row_1df2(
 // layernorm forward: a block owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_f32_block_per_row_3b6c(
+layernorm_fwd_f32_block_per_row_b5a3(
     float* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -466,19 +470,15 @@ layernorm_fwd_f32_block_per_row_3b6c(
     long long x_pitch,
     int rows,
     float eps) {
-  constexpr int kCols = Config::kCols;
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   using Params = typename Config::Params;
-  // column parameters wait in registers, or are read where they are used
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Config::kThreadsPerRow, kVector = Config::kVector;
   constexpr bool kEarlyParams = Config::kEarlyParams;
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  constexpr int kVectors = kCols / kVector;  // vectors of a row
-  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
+  constexpr int kWarpsPerRow = kThreadsPerRow / 32, kVectors = kCols / kVector,
+      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
   struct Look1 {  // state of look 1: sum(x), sum(x**2)
     float x_rough_sum, x_squares;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -618,7 +618,7 @@ layernorm_fwd_f32_block_per_row_3b6c(
 // layernorm forward, any number of columns: a block owns a row; each row is read 3 times.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_f32_any_cols_block_per_row_f087(
+layernorm_fwd_f32_any_cols_block_per_row_e665(
     float* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -630,13 +630,11 @@ layernorm_fwd_f32_any_cols_block_per_row_f087(
     int rows,
     int cols,
     float eps) {
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kUnroll = Config::kUnroll;  // steps that a loop does in a trip
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
+  constexpr int kThreadsPerRow = Config::kThreadsPerRow, kVector = Config::kVector, kUnroll = Config::kUnroll,
+      kWarpsPerRow = kThreadsPerRow / 32;
   struct Look1 {  // state of look 1: sum(x)
     float x_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -924,14 +922,14 @@ struct Tuned {
 };
 inline constexpr Tuned kTuned[] = {
     { 8192,  768, 16, 0u, 0u, false, {{32, 1, false, 0, 0, 16},
-     run<layernorm_fwd_f32_warp_per_row_1df2<Cols768_2716>>}},
-    {32768, 1024, 16, 0u, 0u, false, {{64}, run<layernorm_fwd_f32_block_per_row_3b6c<Cols1024_e9ff>>}},
+     run<layernorm_fwd_f32_warp_per_row_3a93<Cols768_2716>>}},
+    {32768, 1024, 16, 0u, 0u, false, {{64}, run<layernorm_fwd_f32_block_per_row_b5a3<Cols1024_e9ff>>}},
 };
 
 // For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.
 inline constexpr Kernel kGeneral[] = {
-    {{256}, run_any_cols<layernorm_fwd_f32_any_cols_block_per_row_f087<AnyCols_3be0>>},
-    {{256}, run_any_cols<layernorm_fwd_f32_any_cols_block_per_row_f087<AnyCols_fee7>>},
+    {{256}, run_any_cols<layernorm_fwd_f32_any_cols_block_per_row_e665<AnyCols_3be0>>},
+    {{256}, run_any_cols<layernorm_fwd_f32_any_cols_block_per_row_e665<AnyCols_fee7>>},
 };
 
 // Bits of `absent`: 1u weight, 2u bias, 4u mean, 8u rstd.

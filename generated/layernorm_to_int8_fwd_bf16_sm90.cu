@@ -15,6 +15,7 @@
 // tuned by  normgen 0.1.0
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // verified  NVIDIA H200, driver for CUDA 13.0: 4 to 5 calls, 1 to 4096 rows, 18 families of rows, own pitches of q, x
+// note      emitted as another text than the one that was tuned: all
 //
 //   rows x cols  kernel         threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
 //   4096 x 768   warp_per_row   64       2           8       4.208     11.28 / 7.062  2243  60.0 %   1.01x       5.747     fresh
@@ -252,25 +253,9 @@ struct Early : InOrder {
   static __device__ __forceinline__ void wait_for_partner() { dependency_wait(); }
 };
 
-// As Early; the next kernel may start at once, and waits where it must.
-struct EarlyAtStart : Early {
-  static __device__ __forceinline__ void at_start() { dependency_trigger(); }
-};
-
 // As Early; the next kernel may start once this one has asked for its rows.
 struct EarlyAtLoads : Early {
   static __device__ __forceinline__ void at_loads() { dependency_trigger(); }
-};
-
-// As Early; the next kernel may start as the blocks of this one end.
-struct EarlyAtEnd : Early {
-  static __device__ __forceinline__ void at_end() { dependency_trigger(); }
-};
-
-// Only a call's second kernel starts early, behind its first one.
-struct EarlyPartner : InOrder {
-  static __device__ __forceinline__ void wait_for_partner() { dependency_wait(); }
-  static __device__ __forceinline__ void at_start() { dependency_trigger(); }
 };
 
 // N elements that all have that value.
@@ -315,6 +300,7 @@ struct Plain {
   using Store = Default;  // how rows are written
   using Chain = InOrder;  // how a kernel overlaps with its neighbours in the stream
   using Params = InTurn;  // whether column parameters are asked for ahead of the rows
+  enum : int { kCluster = 1 };  // blocks that share a row, or add their column sums
 };
 
 // All kLanes neighbouring lanes, a power of two, end with the combined state; the lanes of `mask` take part. A state is
@@ -351,7 +337,13 @@ __device__ __forceinline__ State reduce_row(State s, State* slots) {
   return reduce_lanes<lanes_for(kWarps)>(share_of_slots<kWarps>(slots));
 }
 
-// What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row.
+// What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row. In kernels:
+// kVector       elements per access
+// kEarlyParams  column parameters wait in registers, or are read where they are used
+// kVectors      vectors of a row
+// kSteps        vectors a thread owns
+// kEven         all threads own kSteps of them
+// kUnroll       steps that a loop does in a trip
 struct Cols768_7b8a : Plain {
   enum : int { kCols = 768, kThreads = 64, kThreadsPerRow = 32, kRowsPerBlock = 2, kVector = 8, kEarlyParams = 1 };
 };
@@ -363,7 +355,7 @@ struct AnyCols_fee7 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256,
 // layernorm_to_int8 forward: lanes of a warp own a row, a block works on several rows; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_to_int8_fwd_bf16_warp_per_row_613d(
+layernorm_to_int8_fwd_bf16_warp_per_row_a04f(
     int8* __restrict__ q,
     Input<Config, bfloat16> x,
     Input<Config, bfloat16> weight,
@@ -373,19 +365,15 @@ layernorm_to_int8_fwd_bf16_warp_per_row_613d(
     long long x_pitch,
     int rows,
     float eps) {
-  constexpr int kCols = Config::kCols;
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kRowsPerBlock = Config::kRowsPerBlock;
-  constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   using Params = typename Config::Params;
-  // column parameters wait in registers, or are read where they are used
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Config::kThreadsPerRow, kRowsPerBlock = Config::kRowsPerBlock,
+      kVector = Config::kVector;
   constexpr bool kEarlyParams = Config::kEarlyParams;
-  constexpr int kVectors = kCols / kVector;  // vectors of a row
-  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
+  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
   struct Look1 {  // state of look 1: sum(x)
     float x_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -513,7 +501,7 @@ layernorm_to_int8_fwd_bf16_warp_per_row_613d(
 // layernorm_to_int8 forward: a block owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_to_int8_fwd_bf16_block_per_row_9bd0(
+layernorm_to_int8_fwd_bf16_block_per_row_1435(
     int8* __restrict__ q,
     Input<Config, bfloat16> x,
     Input<Config, bfloat16> weight,
@@ -523,19 +511,15 @@ layernorm_to_int8_fwd_bf16_block_per_row_9bd0(
     long long x_pitch,
     int rows,
     float eps) {
-  constexpr int kCols = Config::kCols;
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   using Params = typename Config::Params;
-  // column parameters wait in registers, or are read where they are used
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Config::kThreadsPerRow, kVector = Config::kVector;
   constexpr bool kEarlyParams = Config::kEarlyParams;
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  constexpr int kVectors = kCols / kVector;  // vectors of a row
-  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
+  constexpr int kWarpsPerRow = kThreadsPerRow / 32, kVectors = kCols / kVector,
+      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
   struct Look1 {  // state of look 1: sum(x)
     float x_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -662,7 +646,7 @@ layernorm_to_int8_fwd_bf16_block_per_row_9bd0(
 // layernorm_to_int8 forward, any number of columns: a block owns a row; each row is read 3 times.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_to_int8_fwd_bf16_any_cols_block_per_row_78a7(
+layernorm_to_int8_fwd_bf16_any_cols_block_per_row_d661(
     int8* __restrict__ q,
     Input<Config, bfloat16> x,
     Input<Config, bfloat16> weight,
@@ -673,13 +657,11 @@ layernorm_to_int8_fwd_bf16_any_cols_block_per_row_78a7(
     int rows,
     int cols,
     float eps) {
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kUnroll = Config::kUnroll;  // steps that a loop does in a trip
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
+  constexpr int kThreadsPerRow = Config::kThreadsPerRow, kVector = Config::kVector, kUnroll = Config::kUnroll,
+      kWarpsPerRow = kThreadsPerRow / 32;
   struct Look1 {  // state of look 1: sum(x)
     float x_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -932,14 +914,14 @@ struct Tuned {
   Kernel kernel;
 };
 inline constexpr Tuned kTuned[] = {
-    {4096,  768, 16, 0u, 0u, false, {{64, 2}, run<layernorm_to_int8_fwd_bf16_warp_per_row_613d<Cols768_7b8a>>}},
+    {4096,  768, 16, 0u, 0u, false, {{64, 2}, run<layernorm_to_int8_fwd_bf16_warp_per_row_a04f<Cols768_7b8a>>}},
     {4096, 4096, 16, 0u, 0u, false, {{128, 1, true},
-     run<layernorm_to_int8_fwd_bf16_block_per_row_9bd0<Cols4096_b793>>}},
+     run<layernorm_to_int8_fwd_bf16_block_per_row_1435<Cols4096_b793>>}},
 };
 
 // For any cols.
 inline constexpr Kernel kGeneral[] = {
-    {{256}, run_any_cols<layernorm_to_int8_fwd_bf16_any_cols_block_per_row_78a7<AnyCols_fee7>>},
+    {{256}, run_any_cols<layernorm_to_int8_fwd_bf16_any_cols_block_per_row_d661<AnyCols_fee7>>},
 };
 
 // Bits of `absent`: 1u weight, 2u bias.

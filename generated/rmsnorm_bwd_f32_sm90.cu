@@ -201,6 +201,7 @@ struct Plain {
   using Store = Default;  // how rows are written
   using Chain = InOrder;  // how a kernel overlaps with its neighbours in the stream
   using Params = InTurn;  // whether column parameters are asked for ahead of the rows
+  enum : int { kCluster = 1 };  // blocks that share a row, or add their column sums
 };
 
 // Elements [first, first + N) of an array of `count`, whatever the alignment of their address: the aligned words
@@ -299,9 +300,19 @@ __device__ __forceinline__ void write_element(T* elements, int at, float value) 
   write(elements + at, vec);
 }
 
-// What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row.
-struct Cols4096_bdaf : Plain {
-  enum : int { kCols = 4096, kThreads = 256, kThreadsPerRow = 256, kVector = 2, kCells = 16 };
+// What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row. In kernels:
+// kVector     elements per access
+// kVectors    vectors of a row
+// kSteps      vectors a thread owns
+// kEven       all threads own kSteps of them
+// kPitch      columns of a row of float32 sums, padded
+// kTensors    tensors that are summed over rows
+// kSumVector  columns whose sums lie kSumVectors cells apart
+// kCluster    blocks that fill a partial row together
+// kCells      sums that a block adds
+// kUnroll     steps that a loop does in a trip
+struct Cols4096_7219 : Plain {
+  enum : int { kCols = 4096, kThreads = 256, kThreadsPerRow = 256, kVector = 2, kSumVector = 2, kCells = 16 };
 };
 struct AnyCols_3be0 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 4, kUnroll = 1 }; };
 struct AnyCols_fee7 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 1, kUnroll = 1 }; };
@@ -309,7 +320,7 @@ struct AnyCols_fee7 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256,
 // rmsnorm backward: a block owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_bwd_f32_block_per_row_d5a5(
+rmsnorm_bwd_f32_block_per_row_bb7f(
     float* __restrict__ dx,
     float* __restrict__ dweight,
     Input<Config, float> dy,
@@ -321,18 +332,14 @@ rmsnorm_bwd_f32_block_per_row_d5a5(
     long long x_pitch,
     int rows,
     float* partials) {
-  constexpr int kCols = Config::kCols;
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  constexpr int kVectors = kCols / kVector;  // vectors of a row
-  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
-  constexpr int kPitch = (kCols + 31) / 32 * 32;  // columns of a row of float32 sums, padded
-  constexpr int kTensors = 1;  // tensors that are summed over rows
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Config::kThreadsPerRow, kVector = Config::kVector,
+      kWarpsPerRow = kThreadsPerRow / 32, kVectors = kCols / kVector,
+      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
+  constexpr int kPitch = (kCols + 31) / 32 * 32, kTensors = 1;
   struct Look1 {  // state of look 1: sum(dxhat * xhat)
     float dxhat_xhat_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -449,27 +456,24 @@ rmsnorm_bwd_f32_block_per_row_d5a5(
 // Adds the partial rows that a kernel's blocks left, cell by cell and always in the same order.
 template <class Config>
 __global__ void __launch_bounds__(512)
-rmsnorm_bwd_f32_finish_d3b2(
+rmsnorm_bwd_f32_finish_c6a4(
     float* __restrict__ dweight,
     Input<Config, float> partials,
-    int partial_rows) {
-  constexpr int kCols = Config::kCols;
-  constexpr int kPitch = (kCols + 31) / 32 * 32;  // columns of a row of float32 sums, padded
-  constexpr int kVector = Config::kVector;
-  constexpr int kVectors = kCols / kVector;
-  constexpr int kThreads = 512;
-  constexpr int kTensors = 1;  // tensors that are summed over rows
-  constexpr int kCells = Config::kCells;  // sums that a block adds
+    int blocks) {
   using Chain = typename Config::Chain;
+  constexpr int kCols = Config::kCols, kPitch = (kCols + 31) / 32 * 32, kSumVector = Config::kSumVector,
+      kSumVectors = kCols / kSumVector, kCluster = Config::kCluster, kThreads = 512, kTensors = 1,
+      kCells = Config::kCells;
   __shared__ float warp_sums[kThreads / 32][kCells];
 
+  const int partial_rows = blocks / kCluster;
   const int cell = blockIdx.x * kCells + threadIdx.x % kCells;
 
   Chain::at_start();
   Chain::wait_for_partner();
 
   add_partial_rows<kThreads, kCells, kTensors, kPitch>(partials, partial_rows, 0, cell, warp_sums);
-  const int column = cell % kVectors * kVector + cell / kVectors;
+  const int column = kSumVector == 1 ? cell : cell % kSumVectors * kSumVector + cell / kSumVectors;
   if (threadIdx.x < kCells && cell < kCols) {
     const float total = total_of_warps(warp_sums, threadIdx.x);
     write_element(dweight, column, total);
@@ -479,7 +483,7 @@ rmsnorm_bwd_f32_finish_d3b2(
 // rmsnorm backward, any number of columns: a block owns a row; each row is read twice.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_bwd_f32_any_cols_block_per_row_1929(
+rmsnorm_bwd_f32_any_cols_block_per_row_6d52(
     float* __restrict__ dx,
     float* __restrict__ dweight,
     Input<Config, float> dy,
@@ -493,14 +497,11 @@ rmsnorm_bwd_f32_any_cols_block_per_row_1929(
     int cols,
     unsigned* ticket,
     float* sums) {
-  constexpr int kThreads = Config::kThreads;
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kUnroll = Config::kUnroll;  // steps that a loop does in a trip
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
+  constexpr int kThreads = Config::kThreads, kThreadsPerRow = Config::kThreadsPerRow, kVector = Config::kVector,
+      kUnroll = Config::kUnroll, kWarpsPerRow = kThreadsPerRow / 32;
   struct Look1 {  // state of look 1: sum(dxhat * xhat)
     float dxhat_xhat_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -804,16 +805,16 @@ struct Tuned {
 };
 inline constexpr Tuned kTuned[] = {
     {8192, 4096, 8, 0u, 0u, false, {{256, 1, false, 0, 1, 2}, {512, 1, false, 256}, {0, 0, 16384},
-     run_and_finish<rmsnorm_bwd_f32_block_per_row_d5a5<Cols4096_bdaf>,
-     rmsnorm_bwd_f32_finish_d3b2<Cols4096_bdaf>>}},
+     run_and_finish<rmsnorm_bwd_f32_block_per_row_bb7f<Cols4096_7219>,
+     rmsnorm_bwd_f32_finish_c6a4<Cols4096_7219>>}},
 };
 
 // For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.
 inline constexpr Kernel kGeneral[] = {
     {{256, 1, false, 0, 1}, {}, {128, 4, 0},
-     run_any_cols<rmsnorm_bwd_f32_any_cols_block_per_row_1929<AnyCols_3be0>>},
+     run_any_cols<rmsnorm_bwd_f32_any_cols_block_per_row_6d52<AnyCols_3be0>>},
     {{256, 1, false, 0, 1}, {}, {128, 4, 0},
-     run_any_cols<rmsnorm_bwd_f32_any_cols_block_per_row_1929<AnyCols_fee7>>},
+     run_any_cols<rmsnorm_bwd_f32_any_cols_block_per_row_6d52<AnyCols_fee7>>},
 };
 
 // Bits of `absent`: 1u weight.

@@ -232,6 +232,7 @@ struct Plain {
   using Store = Default;  // how rows are written
   using Chain = InOrder;  // how a kernel overlaps with its neighbours in the stream
   using Params = InTurn;  // whether column parameters are asked for ahead of the rows
+  enum : int { kCluster = 1 };  // blocks that share a row, or add their column sums
 };
 
 // Elements [first, first + N) of an array of `count`, whatever the alignment of their address: the aligned words
@@ -323,7 +324,12 @@ struct Streaming {
   }
 };
 
-// What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row.
+// What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row. In kernels:
+// kVector   elements per access
+// kVectors  vectors of a row
+// kSteps    vectors a thread owns
+// kEven     all threads own kSteps of them
+// kUnroll   steps that a loop does in a trip
 struct Cols4096_68c2 : Plain { using Load = NoAllocate; using Store = Streaming;
   enum : int { kCols = 4096, kThreads = 128, kThreadsPerRow = 128, kVector = 8 };
 };
@@ -333,7 +339,7 @@ struct AnyCols_fee7 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256,
 // rmsnorm forward: a block owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_f16_block_per_row_bc4d(
+rmsnorm_fwd_f16_block_per_row_357f(
     float16* __restrict__ y,
     float* __restrict__ rstd,
     Input<Config, float16> x,
@@ -342,16 +348,13 @@ rmsnorm_fwd_f16_block_per_row_bc4d(
     long long x_pitch,
     int rows,
     float eps) {
-  constexpr int kCols = Config::kCols;
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  constexpr int kVectors = kCols / kVector;  // vectors of a row
-  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Config::kThreadsPerRow, kVector = Config::kVector,
+      kWarpsPerRow = kThreadsPerRow / 32, kVectors = kCols / kVector,
+      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
   struct Look1 {  // state of look 1: sum(x**2)
     float x_squares;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -456,7 +459,7 @@ rmsnorm_fwd_f16_block_per_row_bc4d(
 // rmsnorm forward, any number of columns: a block owns a row; each row is read twice.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_f16_any_cols_block_per_row_c9f3(
+rmsnorm_fwd_f16_any_cols_block_per_row_5a76(
     float16* __restrict__ y,
     float* __restrict__ rstd,
     Input<Config, float16> x,
@@ -466,13 +469,11 @@ rmsnorm_fwd_f16_any_cols_block_per_row_c9f3(
     int rows,
     int cols,
     float eps) {
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kUnroll = Config::kUnroll;  // steps that a loop does in a trip
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
+  constexpr int kThreadsPerRow = Config::kThreadsPerRow, kVector = Config::kVector, kUnroll = Config::kUnroll,
+      kWarpsPerRow = kThreadsPerRow / 32;
   struct Look1 {  // state of look 1: sum(x**2)
     float x_squares;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -715,13 +716,13 @@ struct Tuned {
 };
 inline constexpr Tuned kTuned[] = {
     {8192, 4096, 16, 0u, 2u, false, {{128, 1, false, 0, 0, 8},
-     run<rmsnorm_fwd_f16_block_per_row_bc4d<Cols4096_68c2>>}},
+     run<rmsnorm_fwd_f16_block_per_row_357f<Cols4096_68c2>>}},
 };
 
 // For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.
 inline constexpr Kernel kGeneral[] = {
-    {{256}, run_any_cols<rmsnorm_fwd_f16_any_cols_block_per_row_c9f3<AnyCols_54f6>>},
-    {{256}, run_any_cols<rmsnorm_fwd_f16_any_cols_block_per_row_c9f3<AnyCols_fee7>>},
+    {{256}, run_any_cols<rmsnorm_fwd_f16_any_cols_block_per_row_5a76<AnyCols_54f6>>},
+    {{256}, run_any_cols<rmsnorm_fwd_f16_any_cols_block_per_row_5a76<AnyCols_fee7>>},
 };
 
 // Bits of `absent`: 1u weight, 2u rstd.

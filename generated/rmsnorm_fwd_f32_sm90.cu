@@ -13,11 +13,13 @@
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // verified  NVIDIA H200, driver for CUDA 13.0: 5 to 6 calls, 1 to 4096 rows, 18 families of rows, own pitches of y, x,
 //           null rstd
-// note      emitted as another text than the one that was tuned: 8192 x 4096, 2048 x 262144
+// note      emitted as another text than the one that was tuned: all
+//
+// all timed without rstd:
 //
 //   rows x cols              kernel           threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
-//   8192 x 4096 no rstd      block_per_row    128      2           2       66.55     171.9 / 105.5  4034  97.4 %   1.06x       67.46     fresh
-//   2048 x 262144 no rstd    cluster_per_row  512      1           4       1051      2579 / 1527    4087  97.5 %   1.11x       1051      fresh
+//   8192 x 4096              block_per_row    128      2           2       66.55     171.9 / 105.5  4034  97.4 %   1.06x       67.46     fresh
+//   2048 x 262144            cluster_per_row  512      1           4       1051      2579 / 1527    4087  97.5 %   1.11x       1051      fresh
 //   (any other, rows alike)  block_per_row    256      1           4       -         -              -     -        -           -         not tuned
 //   (any other)              block_per_row    256      1           1       -         -              -     -        -           -         not tuned
 //
@@ -181,6 +183,11 @@ struct EvictLast {
   }
 };
 
+// Waits for that many threads, whole warps, at barrier `id` of 1 to 15.
+__device__ __forceinline__ void named_barrier(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" :: "r"(id), "r"(threads) : "memory");
+}
+
 // The widest type that memory of that many bytes is accessed as, and its bits in registers.
 template <int kBytes> struct WordOf { using type = uint4; };
 template <> struct WordOf<8> { using type = uint2; };
@@ -337,6 +344,7 @@ struct Plain {
   using Store = Default;  // how rows are written
   using Chain = InOrder;  // how a kernel overlaps with its neighbours in the stream
   using Params = InTurn;  // whether column parameters are asked for ahead of the rows
+  enum : int { kCluster = 1 };  // blocks that share a row, or add their column sums
 };
 
 // Elements [first, first + N) of an array of `count`, whatever the alignment of their address: the aligned words
@@ -391,7 +399,31 @@ __device__ __forceinline__ State reduce_row(State s, State* slots) {
   return reduce_lanes<lanes_for(kWarps)>(share_of_slots<kWarps>(slots));
 }
 
-// What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row.
+// A barrier for the kWarps warps of row number `slot` of a block. Only wide rows have one each: a barrier whose number
+// the hardware learns at run time is a slow one, and narrow rows share that of the block.
+template <int kWarps>
+__device__ __forceinline__ void rows_meet(int slot) {
+  if constexpr (kWarps >= 8) named_barrier(1 + slot, kWarps * 32);
+  else __syncthreads();
+}
+
+// As reduce_row, for row number `slot` of a block that works on several.
+template <int kWarps, typename State>
+__device__ __forceinline__ State reduce_row_beside(State s, State* slots, int slot) {
+  s = reduce_lanes<32>(s);
+  if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32 % kWarps] = s;
+  rows_meet<kWarps>(slot);
+  return reduce_lanes<lanes_for(kWarps)>(share_of_slots<kWarps>(slots));
+}
+
+// What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row. In kernels:
+// kVector   elements per access
+// kVectors  vectors of a row
+// kSteps    vectors a thread owns
+// kEven     all threads own kSteps of them
+// kCluster  blocks that share a row
+// kStages   row tiles in shared memory
+// kUnroll   steps that a loop does in a trip
 struct Cols4096_5cb1 : Plain {
   enum : int { kCols = 4096, kThreads = 128, kThreadsPerRow = 64, kRowsPerBlock = 2, kVector = 2 };
 };
@@ -404,7 +436,7 @@ struct AnyCols_fee7 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256,
 // rmsnorm forward: several warps own a row, a block works on several rows; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_f32_block_per_row_c3b0(
+rmsnorm_fwd_f32_block_per_row_e083(
     float* __restrict__ y,
     float* __restrict__ rstd,
     Input<Config, float> x,
@@ -413,17 +445,13 @@ rmsnorm_fwd_f32_block_per_row_c3b0(
     long long x_pitch,
     int rows,
     float eps) {
-  constexpr int kCols = Config::kCols;
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kRowsPerBlock = Config::kRowsPerBlock;
-  constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  constexpr int kVectors = kCols / kVector;  // vectors of a row
-  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Config::kThreadsPerRow, kRowsPerBlock = Config::kRowsPerBlock,
+      kVector = Config::kVector, kWarpsPerRow = kThreadsPerRow / 32, kVectors = kCols / kVector,
+      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
   struct Look1 {  // state of look 1: sum(x**2)
     float x_squares;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -489,7 +517,7 @@ rmsnorm_fwd_f32_block_per_row_c3b0(
       }
     }
 
-    look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[parity][slot]);
+    look1 = reduce_row_beside<kWarpsPerRow>(look1, look1_slots[parity][slot], slot);
     const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
 
     if (lane == 0 && active) {
@@ -524,7 +552,7 @@ rmsnorm_fwd_f32_block_per_row_c3b0(
 // rmsnorm forward: the blocks of a cluster own a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_f32_cluster_per_row_125e(
+rmsnorm_fwd_f32_cluster_per_row_8b4b(
     float* __restrict__ y,
     float* __restrict__ rstd,
     Input<Config, float> x,
@@ -533,19 +561,14 @@ rmsnorm_fwd_f32_cluster_per_row_125e(
     long long x_pitch,
     int rows,
     float eps) {
-  constexpr int kCols = Config::kCols;
-  constexpr int kThreads = Config::kThreads;
-  constexpr int kCluster = Config::kCluster;  // blocks that share a row
-  constexpr int kWarps = kThreads / 32;
-  constexpr int kThreadsPerRow = kCluster * kThreads;
-  constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kVectors = kCols / kVector;  // vectors of a row
-  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
-  constexpr int kStages = Config::kStages;  // row tiles in shared memory
+  constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kCluster = Config::kCluster, kWarps = kThreads / 32,
+      kThreadsPerRow = kCluster * kThreads, kVector = Config::kVector, kVectors = kCols / kVector,
+      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
+  constexpr int kStages = Config::kStages;
   struct Look1 {  // state of look 1: sum(x**2)
     float x_squares;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -689,7 +712,7 @@ rmsnorm_fwd_f32_cluster_per_row_125e(
 // rmsnorm forward, any number of columns: a block owns a row; each row is read twice.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_f32_any_cols_block_per_row_024b(
+rmsnorm_fwd_f32_any_cols_block_per_row_7595(
     float* __restrict__ y,
     float* __restrict__ rstd,
     Input<Config, float> x,
@@ -699,13 +722,11 @@ rmsnorm_fwd_f32_any_cols_block_per_row_024b(
     int rows,
     int cols,
     float eps) {
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kUnroll = Config::kUnroll;  // steps that a loop does in a trip
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
+  constexpr int kThreadsPerRow = Config::kThreadsPerRow, kVector = Config::kVector, kUnroll = Config::kUnroll,
+      kWarpsPerRow = kThreadsPerRow / 32;
   struct Look1 {  // state of look 1: sum(x**2)
     float x_squares;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -963,15 +984,15 @@ struct Tuned {
 };
 inline constexpr Tuned kTuned[] = {
     {8192,   4096,  8, 0u, 2u, false, {{128, 2, false, 0, 0, 8},
-     run<rmsnorm_fwd_f32_block_per_row_c3b0<Cols4096_5cb1>>}},
+     run<rmsnorm_fwd_f32_block_per_row_e083<Cols4096_5cb1>>}},
     {2048, 262144, 16, 0u, 2u, false, {{512, 1, false, 0, 0, 2, 16, 1, 131072},
-     run<rmsnorm_fwd_f32_cluster_per_row_125e<Cols262144_90ea>>}},
+     run<rmsnorm_fwd_f32_cluster_per_row_8b4b<Cols262144_90ea>>}},
 };
 
 // For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.
 inline constexpr Kernel kGeneral[] = {
-    {{256}, run_any_cols<rmsnorm_fwd_f32_any_cols_block_per_row_024b<AnyCols_3be0>>},
-    {{256}, run_any_cols<rmsnorm_fwd_f32_any_cols_block_per_row_024b<AnyCols_fee7>>},
+    {{256}, run_any_cols<rmsnorm_fwd_f32_any_cols_block_per_row_7595<AnyCols_3be0>>},
+    {{256}, run_any_cols<rmsnorm_fwd_f32_any_cols_block_per_row_7595<AnyCols_fee7>>},
 };
 
 // Bits of `absent`: 1u weight, 2u rstd.

@@ -15,8 +15,7 @@
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // verified  NVIDIA H200, driver for CUDA 13.0: 4 calls, 1 to 4096 rows, 18 families of rows, own pitches of y, q,
 //           scale, x
-// note      emitted as another text than the one that was tuned: 1 x 4096, 16 x 4096, 64 x 4096, 256 x 4096, 1024 x
-//           4096, 4096 x 4096, 1 x 7168, 16 x 7168, 64 x 7168, 256 x 7168, 1024 x 7168, 4096 x 7168
+// note      emitted as another text than the one that was tuned: all
 //
 //   rows x cols  kernel         threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
 //   1 x 4096     block_per_row  512      1           8       2.301     5.624 / 3.322  13    72.9 %   1.00x       2.352     fresh
@@ -349,25 +348,9 @@ struct Early : InOrder {
   static __device__ __forceinline__ void wait_for_partner() { dependency_wait(); }
 };
 
-// As Early; the next kernel may start at once, and waits where it must.
-struct EarlyAtStart : Early {
-  static __device__ __forceinline__ void at_start() { dependency_trigger(); }
-};
-
 // As Early; the next kernel may start once this one has asked for its rows.
 struct EarlyAtLoads : Early {
   static __device__ __forceinline__ void at_loads() { dependency_trigger(); }
-};
-
-// As Early; the next kernel may start as the blocks of this one end.
-struct EarlyAtEnd : Early {
-  static __device__ __forceinline__ void at_end() { dependency_trigger(); }
-};
-
-// Only a call's second kernel starts early, behind its first one.
-struct EarlyPartner : InOrder {
-  static __device__ __forceinline__ void wait_for_partner() { dependency_wait(); }
-  static __device__ __forceinline__ void at_start() { dependency_trigger(); }
 };
 
 // N elements that all have that value.
@@ -412,6 +395,7 @@ struct Plain {
   using Store = Default;  // how rows are written
   using Chain = InOrder;  // how a kernel overlaps with its neighbours in the stream
   using Params = InTurn;  // whether column parameters are asked for ahead of the rows
+  enum : int { kCluster = 1 };  // blocks that share a row, or add their column sums
 };
 
 // How two values of a group become one.
@@ -472,7 +456,15 @@ __device__ __forceinline__ State reduce_row(State s, State* slots) {
   return reduce_lanes<lanes_for(kWarps)>(share_of_slots<kWarps>(slots));
 }
 
-// What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row.
+// What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row. In kernels:
+// kVector        elements per access
+// kEarlyParams   column parameters wait in registers, or are read where they are used
+// kVectors       vectors of a row
+// kSteps         vectors a thread owns
+// kEven          all threads own kSteps of them
+// kGroup         columns
+// kGroupVectors  lanes that own one
+// kUnroll        steps that a loop does in a trip
 struct Cols4096_c79c : Plain { using Params = Ahead;
   enum : int { kCols = 4096, kThreads = 512, kThreadsPerRow = 512, kVector = 8, kEarlyParams = 1, kGroup = 128 };
 };
@@ -501,7 +493,7 @@ struct AnyCols_f834 : Plain {
 // rmsnorm_to_fp8_group forward: a block owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_to_fp8_group_fwd_bf16_block_per_row_dfc8(
+rmsnorm_to_fp8_group_fwd_bf16_block_per_row_ddce(
     bfloat16* __restrict__ y,
     float8_e4m3* __restrict__ q,
     float* __restrict__ scale,
@@ -514,21 +506,16 @@ rmsnorm_to_fp8_group_fwd_bf16_block_per_row_dfc8(
     int rows,
     float eps,
     float amax_min) {
-  constexpr int kCols = Config::kCols;
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   using Params = typename Config::Params;
-  // column parameters wait in registers, or are read where they are used
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Config::kThreadsPerRow, kVector = Config::kVector;
   constexpr bool kEarlyParams = Config::kEarlyParams;
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  constexpr int kVectors = kCols / kVector;  // vectors of a row
-  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
-  constexpr int kGroup = Config::kGroup;  // columns
-  constexpr int kGroupVectors = kGroup / kVector;  // lanes that own one
+  constexpr int kWarpsPerRow = kThreadsPerRow / 32, kVectors = kCols / kVector,
+      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
+  constexpr int kGroup = Config::kGroup, kGroupVectors = kGroup / kVector;
   struct Look1 {  // state of look 1: sum(x**2)
     float x_squares;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -639,7 +626,7 @@ rmsnorm_to_fp8_group_fwd_bf16_block_per_row_dfc8(
 // rmsnorm_to_fp8_group forward, any number of columns: a block owns a row; each row is read twice.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_to_fp8_group_fwd_bf16_any_cols_block_per_row_9ae7(
+rmsnorm_to_fp8_group_fwd_bf16_any_cols_block_per_row_38d9(
     bfloat16* __restrict__ y,
     float8_e4m3* __restrict__ q,
     float* __restrict__ scale,
@@ -653,15 +640,11 @@ rmsnorm_to_fp8_group_fwd_bf16_any_cols_block_per_row_9ae7(
     int cols,
     float eps,
     float amax_min) {
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kUnroll = Config::kUnroll;  // steps that a loop does in a trip
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  constexpr int kGroup = Config::kGroup;  // columns
-  constexpr int kGroupVectors = kGroup / kVector;  // lanes that own one
+  constexpr int kThreadsPerRow = Config::kThreadsPerRow, kVector = Config::kVector, kUnroll = Config::kUnroll,
+      kWarpsPerRow = kThreadsPerRow / 32, kGroup = Config::kGroup, kGroupVectors = kGroup / kVector;
   struct Look1 {  // state of look 1: sum(x**2)
     float x_squares;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -904,26 +887,26 @@ struct Tuned {
   Kernel kernel;
 };
 inline constexpr Tuned kTuned[] = {
-    {   1, 4096, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_group_fwd_bf16_block_per_row_dfc8<Cols4096_c79c>>}},
-    {  16, 4096, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_group_fwd_bf16_block_per_row_dfc8<Cols4096_c79c>>}},
-    {  64, 4096, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_group_fwd_bf16_block_per_row_dfc8<Cols4096_c79c>>}},
-    { 256, 4096, 16, 0u, 0u, false, {{128}, run<rmsnorm_to_fp8_group_fwd_bf16_block_per_row_dfc8<Cols4096_aa35>>}},
-    {1024, 4096, 16, 0u, 0u, false, {{128}, run<rmsnorm_to_fp8_group_fwd_bf16_block_per_row_dfc8<Cols4096_aa35>>}},
+    {   1, 4096, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_group_fwd_bf16_block_per_row_ddce<Cols4096_c79c>>}},
+    {  16, 4096, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_group_fwd_bf16_block_per_row_ddce<Cols4096_c79c>>}},
+    {  64, 4096, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_group_fwd_bf16_block_per_row_ddce<Cols4096_c79c>>}},
+    { 256, 4096, 16, 0u, 0u, false, {{128}, run<rmsnorm_to_fp8_group_fwd_bf16_block_per_row_ddce<Cols4096_aa35>>}},
+    {1024, 4096, 16, 0u, 0u, false, {{128}, run<rmsnorm_to_fp8_group_fwd_bf16_block_per_row_ddce<Cols4096_aa35>>}},
     {4096, 4096, 16, 0u, 0u, false, {{128, 1, true},
-     run<rmsnorm_to_fp8_group_fwd_bf16_block_per_row_dfc8<Cols4096_dca8>>}},
+     run<rmsnorm_to_fp8_group_fwd_bf16_block_per_row_ddce<Cols4096_dca8>>}},
     {   1, 7168, 16, 0u, 0u, false, {{1024},
-     run<rmsnorm_to_fp8_group_fwd_bf16_block_per_row_dfc8<Cols7168_613b>>}},
-    {  16, 7168, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_group_fwd_bf16_block_per_row_dfc8<Cols7168_39af>>}},
-    {  64, 7168, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_group_fwd_bf16_block_per_row_dfc8<Cols7168_39af>>}},
-    { 256, 7168, 16, 0u, 0u, false, {{256}, run<rmsnorm_to_fp8_group_fwd_bf16_block_per_row_dfc8<Cols7168_5552>>}},
-    {1024, 7168, 16, 0u, 0u, false, {{256}, run<rmsnorm_to_fp8_group_fwd_bf16_block_per_row_dfc8<Cols7168_5552>>}},
+     run<rmsnorm_to_fp8_group_fwd_bf16_block_per_row_ddce<Cols7168_613b>>}},
+    {  16, 7168, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_group_fwd_bf16_block_per_row_ddce<Cols7168_39af>>}},
+    {  64, 7168, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_group_fwd_bf16_block_per_row_ddce<Cols7168_39af>>}},
+    { 256, 7168, 16, 0u, 0u, false, {{256}, run<rmsnorm_to_fp8_group_fwd_bf16_block_per_row_ddce<Cols7168_5552>>}},
+    {1024, 7168, 16, 0u, 0u, false, {{256}, run<rmsnorm_to_fp8_group_fwd_bf16_block_per_row_ddce<Cols7168_5552>>}},
     {4096, 7168, 16, 0u, 0u, false, {{256, 1, true},
-     run<rmsnorm_to_fp8_group_fwd_bf16_block_per_row_dfc8<Cols7168_5710>>}},
+     run<rmsnorm_to_fp8_group_fwd_bf16_block_per_row_ddce<Cols7168_5710>>}},
 };
 
 // For any cols.
 inline constexpr Kernel kGeneral[] = {
-    {{256}, run_any_cols<rmsnorm_to_fp8_group_fwd_bf16_any_cols_block_per_row_9ae7<AnyCols_f834>>},
+    {{256}, run_any_cols<rmsnorm_to_fp8_group_fwd_bf16_any_cols_block_per_row_38d9<AnyCols_f834>>},
 };
 
 // Bits of `absent`: 1u weight.

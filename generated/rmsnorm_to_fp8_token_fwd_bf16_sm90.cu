@@ -14,23 +14,24 @@
 // tuned by  normgen 0.1.0
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // verified  NVIDIA H200, driver for CUDA 13.0: 4 calls, 1 to 4096 rows, 18 families of rows, own pitches of y, q, x
-// note      emitted as another text than the one that was tuned: 1 x 4096, 16 x 4096, 64 x 4096, 256 x 4096, 1024 x
-//           4096, 4096 x 4096, 1 x 7168, 16 x 7168, 64 x 7168, 256 x 7168, 1024 x 7168, 4096 x 7168
+// note      emitted as another text than the one that was tuned: all
 //
-//   rows x cols              kernel         threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
-//   1 x 4096 no scale_ub     block_per_row  512      1           8       2.291     5.609 / 3.318  13    73.2 %   1.00x       2.186     fresh
-//   16 x 4096 no scale_ub    block_per_row  512      1           8       2.186     6.426 / 4.24   154   73.8 %   1.00x       2.563     fresh
-//   64 x 4096 no scale_ub    block_per_row  512      1           8       2.294     6.774 / 4.48   575   75.1 %   1.00x       2.753     fresh
-//   256 x 4096 no scale_ub   block_per_row  128      1           8       3.651     8.893 / 5.246  1439  62.3 %   1.00x       4.229     fresh
-//   1024 x 4096 no scale_ub  block_per_row  128      1           8       6.247     15.01 / 8.753  3359  74.0 %   1.00x       8.139     fresh
-//   4096 x 4096 no scale_ub  block_per_row  128      1           8       20.81     47.19 / 26.38  4033  101.0 %  1.00x       22.37     fresh
-//   1 x 7168 no scale_ub     block_per_row  512      1           8       2.568     6.326 / 3.757  20    68.0 %   1.00x       2.835     fresh
-//   16 x 7168 no scale_ub    block_per_row  512      1           8       2.597     6.929 / 4.338  226   63.2 %   1.00x       3.107     fresh
-//   64 x 7168 no scale_ub    block_per_row  512      1           8       2.72      7.337 / 4.621  849   66.6 %   1.00x       3.324     fresh
-//   256 x 7168 no scale_ub   block_per_row  256      1           8       4.703     10.82 / 6.11   1954  62.0 %   1.00x       5.542     fresh
-//   1024 x 7168 no scale_ub  block_per_row  256      1           8       9.256     22.86 / 13.6   3967  69.9 %   1.00x       12.45     fresh
-//   4096 x 7168 no scale_ub  block_per_row  256      1           8       38.42     94.2 / 55.75   3821  89.8 %   1.00x       39.05     fresh
-//   (any other)              block_per_row  256      1           1       -         -              -     -        -           -         not tuned
+// all timed without scale_ub:
+//
+//   rows x cols  kernel         threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
+//   1 x 4096     block_per_row  512      1           8       2.291     5.609 / 3.318  13    73.2 %   1.00x       2.186     fresh
+//   16 x 4096    block_per_row  512      1           8       2.186     6.426 / 4.24   154   73.8 %   1.00x       2.563     fresh
+//   64 x 4096    block_per_row  512      1           8       2.294     6.774 / 4.48   575   75.1 %   1.00x       2.753     fresh
+//   256 x 4096   block_per_row  128      1           8       3.651     8.893 / 5.246  1439  62.3 %   1.00x       4.229     fresh
+//   1024 x 4096  block_per_row  128      1           8       6.247     15.01 / 8.753  3359  74.0 %   1.00x       8.139     fresh
+//   4096 x 4096  block_per_row  128      1           8       20.81     47.19 / 26.38  4033  101.0 %  1.00x       22.37     fresh
+//   1 x 7168     block_per_row  512      1           8       2.568     6.326 / 3.757  20    68.0 %   1.00x       2.835     fresh
+//   16 x 7168    block_per_row  512      1           8       2.597     6.929 / 4.338  226   63.2 %   1.00x       3.107     fresh
+//   64 x 7168    block_per_row  512      1           8       2.72      7.337 / 4.621  849   66.6 %   1.00x       3.324     fresh
+//   256 x 7168   block_per_row  256      1           8       4.703     10.82 / 6.11   1954  62.0 %   1.00x       5.542     fresh
+//   1024 x 7168  block_per_row  256      1           8       9.256     22.86 / 13.6   3967  69.9 %   1.00x       12.45     fresh
+//   4096 x 7168  block_per_row  256      1           8       38.42     94.2 / 55.75   3821  89.8 %   1.00x       39.05     fresh
+//   (any other)  block_per_row  256      1           1       -         -              -     -        -           -         not tuned
 //
 // times     price: what the kernel adds to a chain of a kernel that writes its main input and one that reads its
 //           outputs; chain: with / without the kernel; fresh: all but the main input comes from DRAM
@@ -313,25 +314,9 @@ struct Early : InOrder {
   static __device__ __forceinline__ void wait_for_partner() { dependency_wait(); }
 };
 
-// As Early; the next kernel may start at once, and waits where it must.
-struct EarlyAtStart : Early {
-  static __device__ __forceinline__ void at_start() { dependency_trigger(); }
-};
-
 // As Early; the next kernel may start once this one has asked for its rows.
 struct EarlyAtLoads : Early {
   static __device__ __forceinline__ void at_loads() { dependency_trigger(); }
-};
-
-// As Early; the next kernel may start as the blocks of this one end.
-struct EarlyAtEnd : Early {
-  static __device__ __forceinline__ void at_end() { dependency_trigger(); }
-};
-
-// Only a call's second kernel starts early, behind its first one.
-struct EarlyPartner : InOrder {
-  static __device__ __forceinline__ void wait_for_partner() { dependency_wait(); }
-  static __device__ __forceinline__ void at_start() { dependency_trigger(); }
 };
 
 // N elements that all have that value.
@@ -376,6 +361,7 @@ struct Plain {
   using Store = Default;  // how rows are written
   using Chain = InOrder;  // how a kernel overlaps with its neighbours in the stream
   using Params = InTurn;  // whether column parameters are asked for ahead of the rows
+  enum : int { kCluster = 1 };  // blocks that share a row, or add their column sums
 };
 
 // All kLanes neighbouring lanes, a power of two, end with the combined state; the lanes of `mask` take part. A state is
@@ -412,7 +398,13 @@ __device__ __forceinline__ State reduce_row(State s, State* slots) {
   return reduce_lanes<lanes_for(kWarps)>(share_of_slots<kWarps>(slots));
 }
 
-// What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row.
+// What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row. In kernels:
+// kVector       elements per access
+// kEarlyParams  column parameters wait in registers, or are read where they are used
+// kVectors      vectors of a row
+// kSteps        vectors a thread owns
+// kEven         all threads own kSteps of them
+// kUnroll       steps that a loop does in a trip
 struct Cols4096_a1e9 : Plain { using Params = Ahead;
   enum : int { kCols = 4096, kThreads = 512, kThreadsPerRow = 512, kVector = 8, kEarlyParams = 1 };
 };
@@ -436,7 +428,7 @@ struct AnyCols_fee7 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256,
 // rmsnorm_to_fp8_token forward: a block owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_block_per_row_6b8d(
+rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_block_per_row_dae7(
     bfloat16* __restrict__ y,
     float8_e4m3* __restrict__ q,
     float* __restrict__ scale,
@@ -448,19 +440,15 @@ rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_block_per_row_6b8d(
     int rows,
     float eps,
     float amax_min) {
-  constexpr int kCols = Config::kCols;
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   using Params = typename Config::Params;
-  // column parameters wait in registers, or are read where they are used
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Config::kThreadsPerRow, kVector = Config::kVector;
   constexpr bool kEarlyParams = Config::kEarlyParams;
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  constexpr int kVectors = kCols / kVector;  // vectors of a row
-  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
+  constexpr int kWarpsPerRow = kThreadsPerRow / 32, kVectors = kCols / kVector,
+      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
   struct Look1 {  // state of look 1: sum(x**2)
     float x_squares;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -594,7 +582,7 @@ rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_block_per_row_6b8d(
 // rmsnorm_to_fp8_token forward, any number of columns: a block owns a row; each row is read 3 times.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_to_fp8_token_fwd_bf16_any_cols_block_per_row_c854(
+rmsnorm_to_fp8_token_fwd_bf16_any_cols_block_per_row_f169(
     bfloat16* __restrict__ y,
     float8_e4m3* __restrict__ q,
     float* __restrict__ scale,
@@ -608,13 +596,11 @@ rmsnorm_to_fp8_token_fwd_bf16_any_cols_block_per_row_c854(
     int cols,
     float eps,
     float amax_min) {
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kUnroll = Config::kUnroll;  // steps that a loop does in a trip
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
+  constexpr int kThreadsPerRow = Config::kThreadsPerRow, kVector = Config::kVector, kUnroll = Config::kUnroll,
+      kWarpsPerRow = kThreadsPerRow / 32;
   struct Look1 {  // state of look 1: sum(x**2)
     float x_squares;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -883,34 +869,34 @@ struct Tuned {
 };
 inline constexpr Tuned kTuned[] = {
     {   1, 4096, 16, 2u, 2u, false, {{512},
-     run_without_scale_ub<rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_block_per_row_6b8d<Cols4096_a1e9>>}},
+     run_without_scale_ub<rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_block_per_row_dae7<Cols4096_a1e9>>}},
     {  16, 4096, 16, 2u, 2u, false, {{512},
-     run_without_scale_ub<rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_block_per_row_6b8d<Cols4096_a1e9>>}},
+     run_without_scale_ub<rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_block_per_row_dae7<Cols4096_a1e9>>}},
     {  64, 4096, 16, 2u, 2u, false, {{512},
-     run_without_scale_ub<rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_block_per_row_6b8d<Cols4096_a1e9>>}},
+     run_without_scale_ub<rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_block_per_row_dae7<Cols4096_a1e9>>}},
     { 256, 4096, 16, 2u, 2u, false, {{128},
-     run_without_scale_ub<rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_block_per_row_6b8d<Cols4096_c5de>>}},
+     run_without_scale_ub<rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_block_per_row_dae7<Cols4096_c5de>>}},
     {1024, 4096, 16, 2u, 2u, false, {{128},
-     run_without_scale_ub<rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_block_per_row_6b8d<Cols4096_c5de>>}},
+     run_without_scale_ub<rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_block_per_row_dae7<Cols4096_c5de>>}},
     {4096, 4096, 16, 2u, 2u, false, {{128, 1, true},
-     run_without_scale_ub<rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_block_per_row_6b8d<Cols4096_b793>>}},
+     run_without_scale_ub<rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_block_per_row_dae7<Cols4096_b793>>}},
     {   1, 7168, 16, 2u, 2u, false, {{512},
-     run_without_scale_ub<rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_block_per_row_6b8d<Cols7168_df07>>}},
+     run_without_scale_ub<rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_block_per_row_dae7<Cols7168_df07>>}},
     {  16, 7168, 16, 2u, 2u, false, {{512},
-     run_without_scale_ub<rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_block_per_row_6b8d<Cols7168_df07>>}},
+     run_without_scale_ub<rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_block_per_row_dae7<Cols7168_df07>>}},
     {  64, 7168, 16, 2u, 2u, false, {{512},
-     run_without_scale_ub<rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_block_per_row_6b8d<Cols7168_df07>>}},
+     run_without_scale_ub<rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_block_per_row_dae7<Cols7168_df07>>}},
     { 256, 7168, 16, 2u, 2u, false, {{256},
-     run_without_scale_ub<rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_block_per_row_6b8d<Cols7168_2e74>>}},
+     run_without_scale_ub<rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_block_per_row_dae7<Cols7168_2e74>>}},
     {1024, 7168, 16, 2u, 2u, false, {{256},
-     run_without_scale_ub<rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_block_per_row_6b8d<Cols7168_2e74>>}},
+     run_without_scale_ub<rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_block_per_row_dae7<Cols7168_2e74>>}},
     {4096, 7168, 16, 2u, 2u, false, {{256, 1, true},
-     run_without_scale_ub<rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_block_per_row_6b8d<Cols7168_0979>>}},
+     run_without_scale_ub<rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_block_per_row_dae7<Cols7168_0979>>}},
 };
 
 // For any cols.
 inline constexpr Kernel kGeneral[] = {
-    {{256}, run_any_cols<rmsnorm_to_fp8_token_fwd_bf16_any_cols_block_per_row_c854<AnyCols_fee7>>},
+    {{256}, run_any_cols<rmsnorm_to_fp8_token_fwd_bf16_any_cols_block_per_row_f169<AnyCols_fee7>>},
 };
 
 // Bits of `absent`: 1u weight, 2u scale_ub.
