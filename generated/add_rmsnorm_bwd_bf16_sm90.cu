@@ -229,26 +229,21 @@ struct Early : InOrder {
   static __device__ __forceinline__ void wait_for_partner() { dependency_wait(); }
 };
 
-// As Early; the next kernel may start at once, and waits where it must.
-struct EarlyAtStart : Early {
-  static __device__ __forceinline__ void at_start() { dependency_trigger(); }
-};
-
-// As Early; the next kernel may start once this one has asked for its rows.
-struct EarlyAtLoads : Early {
-  static __device__ __forceinline__ void at_loads() { dependency_trigger(); }
-};
-
 // As Early; the next kernel may start as the blocks of this one end.
 struct EarlyAtEnd : Early {
   static __device__ __forceinline__ void at_end() { dependency_trigger(); }
 };
 
-// Only a call's second kernel starts early, behind its first one.
-struct EarlyPartner : InOrder {
-  static __device__ __forceinline__ void wait_for_partner() { dependency_wait(); }
-  static __device__ __forceinline__ void at_start() { dependency_trigger(); }
-};
+// N elements that all have that value.
+template <typename T, int N>
+__device__ __forceinline__ Vec<T, N> filled(float value) {
+  float values[N];
+  #pragma unroll
+  for (int i = 0; i < N; ++i) values[i] = value;
+  Vec<T, N> vec;
+  pack(vec, values);
+  return vec;
+}
 
 // Parameters are read in their turn.
 struct InTurn {
@@ -296,6 +291,7 @@ struct Plain {
   using Store = Default;  // how rows are written
   using Chain = InOrder;  // how a kernel overlaps with its neighbours in the stream
   using Params = InTurn;  // whether column parameters are asked for ahead of the rows
+  enum : int { kCluster = 1 };  // blocks that share a row, or add their column sums
 };
 
 // Elements [first, first + N) of an array of `count`, whatever the alignment of their address: the aligned words
@@ -394,9 +390,19 @@ __device__ __forceinline__ void write_element(T* elements, int at, float value) 
   write(elements + at, vec);
 }
 
-// What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row.
-struct Cols4096_2e6a : Plain { using Load = NoAllocate; using Chain = EarlyAtEnd;
-  enum : int { kCols = 4096, kThreads = 256, kThreadsPerRow = 256, kVector = 8, kCells = 16 };
+// What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row. In kernels:
+// kVector     elements per access
+// kVectors    vectors of a row
+// kSteps      vectors a thread owns
+// kEven       all threads own kSteps of them
+// kPitch      columns of a row of float32 sums, padded
+// kTensors    tensors that are summed over rows
+// kSumVector  columns whose sums lie kSumVectors cells apart
+// kCluster    blocks that fill a partial row together
+// kCells      sums that a block adds
+// kUnroll     steps that a loop does in a trip
+struct Cols4096_cec1 : Plain { using Load = NoAllocate; using Chain = EarlyAtEnd;
+  enum : int { kCols = 4096, kThreads = 256, kThreadsPerRow = 256, kVector = 8, kSumVector = 8, kCells = 16 };
 };
 struct AnyCols_54f6 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 8, kUnroll = 1 }; };
 struct AnyCols_fee7 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 1, kUnroll = 1 }; };
@@ -404,7 +410,7 @@ struct AnyCols_fee7 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256,
 // add_rmsnorm backward: a block owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-add_rmsnorm_bwd_bf16_block_per_row_35a4(
+add_rmsnorm_bwd_bf16_block_per_row_8d54(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     Input<Config, bfloat16> dh,
@@ -418,18 +424,14 @@ add_rmsnorm_bwd_bf16_block_per_row_35a4(
     long long h_pitch,
     int rows,
     float* partials) {
-  constexpr int kCols = Config::kCols;
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  constexpr int kVectors = kCols / kVector;  // vectors of a row
-  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
-  constexpr int kPitch = (kCols + 31) / 32 * 32;  // columns of a row of float32 sums, padded
-  constexpr int kTensors = 1;  // tensors that are summed over rows
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Config::kThreadsPerRow, kVector = Config::kVector,
+      kWarpsPerRow = kThreadsPerRow / 32, kVectors = kCols / kVector,
+      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
+  constexpr int kPitch = (kCols + 31) / 32 * 32, kTensors = 1;
   struct Look1 {  // state of look 1: sum(dhhat * hhat)
     float dhhat_hhat_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -569,27 +571,24 @@ add_rmsnorm_bwd_bf16_block_per_row_35a4(
 // Adds the partial rows that a kernel's blocks left, cell by cell and always in the same order.
 template <class Config>
 __global__ void __launch_bounds__(512)
-add_rmsnorm_bwd_bf16_finish_7467(
+add_rmsnorm_bwd_bf16_finish_d26f(
     bfloat16* __restrict__ dweight,
     Input<Config, float> partials,
-    int partial_rows) {
-  constexpr int kCols = Config::kCols;
-  constexpr int kPitch = (kCols + 31) / 32 * 32;  // columns of a row of float32 sums, padded
-  constexpr int kVector = Config::kVector;
-  constexpr int kVectors = kCols / kVector;
-  constexpr int kThreads = 512;
-  constexpr int kTensors = 1;  // tensors that are summed over rows
-  constexpr int kCells = Config::kCells;  // sums that a block adds
+    int blocks) {
   using Chain = typename Config::Chain;
+  constexpr int kCols = Config::kCols, kPitch = (kCols + 31) / 32 * 32, kSumVector = Config::kSumVector,
+      kSumVectors = kCols / kSumVector, kCluster = Config::kCluster, kThreads = 512, kTensors = 1,
+      kCells = Config::kCells;
   __shared__ float warp_sums[kThreads / 32][kCells];
 
+  const int partial_rows = blocks / kCluster;
   const int cell = blockIdx.x * kCells + threadIdx.x % kCells;
 
   Chain::at_start();
   Chain::wait_for_partner();
 
   add_partial_rows<kThreads, kCells, kTensors, kPitch>(partials, partial_rows, 0, cell, warp_sums);
-  const int column = cell % kVectors * kVector + cell / kVectors;
+  const int column = kSumVector == 1 ? cell : cell % kSumVectors * kSumVector + cell / kSumVectors;
   if (threadIdx.x < kCells && cell < kCols) {
     const float total = total_of_warps(warp_sums, threadIdx.x);
     write_element(dweight, column, total);
@@ -599,7 +598,7 @@ add_rmsnorm_bwd_bf16_finish_7467(
 // add_rmsnorm backward, any number of columns: a block owns a row; each row is read twice.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-add_rmsnorm_bwd_bf16_any_cols_block_per_row_f367(
+add_rmsnorm_bwd_bf16_any_cols_block_per_row_0cee(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     Input<Config, bfloat16> dh,
@@ -615,14 +614,11 @@ add_rmsnorm_bwd_bf16_any_cols_block_per_row_f367(
     int cols,
     unsigned* ticket,
     float* sums) {
-  constexpr int kThreads = Config::kThreads;
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kUnroll = Config::kUnroll;  // steps that a loop does in a trip
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
+  constexpr int kThreads = Config::kThreads, kThreadsPerRow = Config::kThreadsPerRow, kVector = Config::kVector,
+      kUnroll = Config::kUnroll, kWarpsPerRow = kThreadsPerRow / 32;
   struct Look1 {  // state of look 1: sum(dhhat * hhat)
     float dhhat_hhat_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -663,7 +659,8 @@ add_rmsnorm_bwd_bf16_any_cols_block_per_row_f367(
       if (vector < vectors) {
         const int column = head + vector * kVector;
         const Vec<bfloat16, kVector> dy_vec = read<kVector>(dy_row + column);
-        const Vec<bfloat16, kVector> weight_vec = read_window<kVector>(weight, column, cols, false);
+        const Vec<bfloat16, kVector> weight_vec = weight != nullptr ?
+            read_window<kVector>(weight, column, cols, false) : filled<bfloat16, kVector>(1.0f);
         const Vec<bfloat16, kVector> h_vec = read<kVector>(h_row + column);
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -678,7 +675,7 @@ add_rmsnorm_bwd_bf16_any_cols_block_per_row_f367(
     }
     if (has_edge) {
       const Vec<bfloat16, 1> dy_vec = read<1>(dy_row + edge);
-      const Vec<bfloat16, 1> weight_vec = read<1>(weight + edge);
+      const Vec<bfloat16, 1> weight_vec = weight != nullptr ? read<1>(weight + edge) : filled<bfloat16, 1>(1.0f);
       const Vec<bfloat16, 1> h_vec = read<1>(h_row + edge);
       const float dy_i = element(dy_vec, 0);
       const float weight_i = element(weight_vec, 0);
@@ -699,7 +696,8 @@ add_rmsnorm_bwd_bf16_any_cols_block_per_row_f367(
         const int column = head + vector * kVector;
         const Vec<bfloat16, kVector> dh_vec = read<kVector, Load>(dh_row + column);
         const Vec<bfloat16, kVector> dy_vec = read<kVector, Load>(dy_row + column);
-        const Vec<bfloat16, kVector> weight_vec = read_window<kVector>(weight, column, cols, false);
+        const Vec<bfloat16, kVector> weight_vec = weight != nullptr ?
+            read_window<kVector>(weight, column, cols, false) : filled<bfloat16, kVector>(1.0f);
         const Vec<bfloat16, kVector> h_vec = read<kVector, Load>(h_row + column);
         float dx_values[kVector];
         #pragma unroll
@@ -711,7 +709,7 @@ add_rmsnorm_bwd_bf16_any_cols_block_per_row_f367(
           const float dhhat_i = dy_i * weight_i;
           const float hhat_i = h_i * row_rstd;
           dx_values[i] = dh_i + dhhat_i * row_rstd - hhat_i * row_rstd_dhhat_hhat_sum;
-          atomicAdd(sums + column + i, dy_i * hhat_i);
+          if (weight != nullptr) atomicAdd(sums + column + i, dy_i * hhat_i);
         }
         Vec<bfloat16, kVector> dx_vec;
         pack(dx_vec, dx_values);
@@ -721,7 +719,7 @@ add_rmsnorm_bwd_bf16_any_cols_block_per_row_f367(
     if (has_edge) {
       const Vec<bfloat16, 1> dh_vec = read<1, Load>(dh_row + edge);
       const Vec<bfloat16, 1> dy_vec = read<1, Load>(dy_row + edge);
-      const Vec<bfloat16, 1> weight_vec = read<1>(weight + edge);
+      const Vec<bfloat16, 1> weight_vec = weight != nullptr ? read<1>(weight + edge) : filled<bfloat16, 1>(1.0f);
       const Vec<bfloat16, 1> h_vec = read<1, Load>(h_row + edge);
       float dx_values[1];
       const float dh_i = element(dh_vec, 0);
@@ -731,7 +729,7 @@ add_rmsnorm_bwd_bf16_any_cols_block_per_row_f367(
       const float dhhat_i = dy_i * weight_i;
       const float hhat_i = h_i * row_rstd;
       dx_values[0] = dh_i + dhhat_i * row_rstd - hhat_i * row_rstd_dhhat_hhat_sum;
-      atomicAdd(sums + edge, dy_i * hhat_i);
+      if (weight != nullptr) atomicAdd(sums + edge, dy_i * hhat_i);
       Vec<bfloat16, 1> dx_vec;
       pack(dx_vec, dx_values);
       write<Store>(dx_row + edge, dx_vec);
@@ -748,134 +746,9 @@ add_rmsnorm_bwd_bf16_any_cols_block_per_row_f367(
       const int column = cell;
       const float dweight_total = __ldcg(sums + cell);
       sums[cell] = 0.0f;
-      write_element(dweight, column, dweight_total);
+      if (weight != nullptr) write_element(dweight, column, dweight_total);
     }
     if (threadIdx.x == 0) *ticket = 0;
-  }
-
-  Chain::at_end();
-}
-
-// add_rmsnorm backward, any number of columns: a block owns a row; each row is read twice.
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-add_rmsnorm_bwd_bf16_any_cols_without_weight_block_per_row_06a7(
-    bfloat16* __restrict__ dx,
-    Input<Config, bfloat16> dh,
-    Input<Config, bfloat16> dy,
-    Input<Config, bfloat16> h,
-    Input<Config, float> rstd,
-    long long dx_pitch,
-    long long dh_pitch,
-    long long dy_pitch,
-    long long h_pitch,
-    int rows,
-    int cols) {
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;
-  using Store = typename Config::Store;
-  using Chain = typename Config::Chain;
-  constexpr int kUnroll = Config::kUnroll;  // steps that a loop does in a trip
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  struct Look1 {  // state of look 1: sum(dy * y)
-    float dy_y_sum;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.dy_y_sum + b.dy_y_sum};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.dy_y_sum, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[kWarpsPerRow];
-
-  const int lane = threadIdx.x;
-  const int row = blockIdx.x;
-  const int steps = (cols / kVector + kThreadsPerRow - 1) / kThreadsPerRow;
-
-  bfloat16* dx_row = dx + static_cast<long long>(row) * dx_pitch;
-  const bfloat16* dh_row = dh + static_cast<long long>(row) * dh_pitch;
-  const bfloat16* dy_row = dy + static_cast<long long>(row) * dy_pitch;
-  const bfloat16* h_row = h + static_cast<long long>(row) * h_pitch;
-  // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
-  const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(dh_row) / sizeof(bfloat16) % kVector);
-  const int head = (kVector - shift) % kVector;
-  const int vectors = (cols - head) / kVector;
-  const int edge = lane < head ? lane : lane + vectors * kVector;
-  const bool has_edge = edge < cols;
-
-  Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
-
-  const float row_rstd = rstd[row];
-
-  Look1 look1 = {0.0f};
-
-  // Look 1: sum(dy * y)
-  #pragma unroll kUnroll
-  for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (vector < vectors) {
-      const int column = head + vector * kVector;
-      const Vec<bfloat16, kVector> dy_vec = read<kVector>(dy_row + column);
-      const Vec<bfloat16, kVector> h_vec = read<kVector>(h_row + column);
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float dy_i = element(dy_vec, i);
-        const float h_i = element(h_vec, i);
-        const float y_i = h_i * row_rstd;
-        look1.dy_y_sum += dy_i * y_i;
-      }
-    }
-  }
-  if (has_edge) {
-    const Vec<bfloat16, 1> dy_vec = read<1>(dy_row + edge);
-    const Vec<bfloat16, 1> h_vec = read<1>(h_row + edge);
-    const float dy_i = element(dy_vec, 0);
-    const float h_i = element(h_vec, 0);
-    const float y_i = h_i * row_rstd;
-    look1.dy_y_sum += dy_i * y_i;
-  }
-
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
-  const float row_rstd_dy_y_sum = row_rstd * look1.dy_y_sum / cols;
-
-  // Last look: the outputs
-  #pragma unroll kUnroll
-  for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (vector < vectors) {
-      const int column = head + vector * kVector;
-      const Vec<bfloat16, kVector> dh_vec = read<kVector, Load>(dh_row + column);
-      const Vec<bfloat16, kVector> dy_vec = read<kVector, Load>(dy_row + column);
-      const Vec<bfloat16, kVector> h_vec = read<kVector, Load>(h_row + column);
-      float dx_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float dh_i = element(dh_vec, i);
-        const float dy_i = element(dy_vec, i);
-        const float h_i = element(h_vec, i);
-        const float y_i = h_i * row_rstd;
-        dx_values[i] = dh_i + dy_i * row_rstd - y_i * row_rstd_dy_y_sum;
-      }
-      Vec<bfloat16, kVector> dx_vec;
-      pack(dx_vec, dx_values);
-      write<Store>(dx_row + column, dx_vec);
-    }
-  }
-  if (has_edge) {
-    const Vec<bfloat16, 1> dh_vec = read<1, Load>(dh_row + edge);
-    const Vec<bfloat16, 1> dy_vec = read<1, Load>(dy_row + edge);
-    const Vec<bfloat16, 1> h_vec = read<1, Load>(h_row + edge);
-    float dx_values[1];
-    const float dh_i = element(dh_vec, 0);
-    const float dy_i = element(dy_vec, 0);
-    const float h_i = element(h_vec, 0);
-    const float y_i = h_i * row_rstd;
-    dx_values[0] = dh_i + dy_i * row_rstd - y_i * row_rstd_dy_y_sum;
-    Vec<bfloat16, 1> dx_vec;
-    pack(dx_vec, dx_values);
-    write<Store>(dx_row + edge, dx_vec);
   }
 
   Chain::at_end();
@@ -1046,17 +919,6 @@ inline cudaError_t run_any_cols(const Kernel& kernel, const Arguments& call) {
       at<float>(call.workspace, 128));
 }
 
-template <auto kMain>
-inline cudaError_t run_any_cols_without_weight(const Kernel& kernel, const Arguments& call) {
-  int blocks = 0;
-  cudaError_t status = grid(kernel.launch, call.rows, &blocks);
-  if (status != cudaSuccess) return status;
-  return launch_on(
-      call.stream, kMain, kernel.launch, blocks,
-      call.dx, call.dh, call.dy, call.h, call.rstd, call.dx_pitch, call.dh_pitch, call.dy_pitch, call.h_pitch,
-      call.rows, call.cols);
-}
-
 // What the tuner chose, in the order of the table at the top of this file.
 struct Tuned {
   int rows, cols;
@@ -1068,21 +930,16 @@ struct Tuned {
 };
 inline constexpr Tuned kTuned[] = {
     {4096, 4096, 16, 0u, 0u, false, {{256, 1, true, 0, 1, 2}, {512, 1, true, 256}, {0, 0, 16384},
-     run_and_finish<add_rmsnorm_bwd_bf16_block_per_row_35a4<Cols4096_2e6a>,
-     add_rmsnorm_bwd_bf16_finish_7467<Cols4096_2e6a>>}},
+     run_and_finish<add_rmsnorm_bwd_bf16_block_per_row_8d54<Cols4096_cec1>,
+     add_rmsnorm_bwd_bf16_finish_d26f<Cols4096_cec1>>}},
 };
 
-// The kernels for any cols, by the bits of `absent` that are compiled out: of two, the first reads vectors and asks that
-// rows start alike, the other takes any alignment.
+// For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.
 inline constexpr Kernel kGeneral[] = {
     {{256, 1, false, 0, 1}, {}, {128, 4, 0},
-     run_any_cols<add_rmsnorm_bwd_bf16_any_cols_block_per_row_f367<AnyCols_54f6>>},
+     run_any_cols<add_rmsnorm_bwd_bf16_any_cols_block_per_row_0cee<AnyCols_54f6>>},
     {{256, 1, false, 0, 1}, {}, {128, 4, 0},
-     run_any_cols<add_rmsnorm_bwd_bf16_any_cols_block_per_row_f367<AnyCols_fee7>>},
-    {{256}, {}, {0, 0, 0}, run_any_cols_without_weight<
-     add_rmsnorm_bwd_bf16_any_cols_without_weight_block_per_row_06a7<AnyCols_54f6>>},
-    {{256}, {}, {0, 0, 0}, run_any_cols_without_weight<
-     add_rmsnorm_bwd_bf16_any_cols_without_weight_block_per_row_06a7<AnyCols_fee7>>},
+     run_any_cols<add_rmsnorm_bwd_bf16_any_cols_block_per_row_0cee<AnyCols_fee7>>},
 };
 
 // Bits of `absent`: 1u weight.
@@ -1173,7 +1030,7 @@ inline cudaError_t add_rmsnorm_bwd_bf16_pitched(
       (k::address(dh) - k::address(dx)) % 16 == 0 && (k::address(dy) - k::address(dx)) % 16 == 0 &&
       (k::address(h) - k::address(dx)) % 16 == 0 && (k::pitch_bytes(dh_pitch - dx_pitch, 2)) % 16 == 0 &&
       (k::pitch_bytes(dy_pitch - dx_pitch, 2)) % 16 == 0 && (k::pitch_bytes(h_pitch - dx_pitch, 2)) % 16 == 0;
-  const k::Kernel* kernel = &k::kGeneral[2 * (absent & k::kCompiledOut) + (alike ? 0 : 1)];
+  const k::Kernel* kernel = &k::kGeneral[alike ? 0 : 1];
   const int align = k::alignment(
       k::address(dx) | k::address(dh) | k::address(dy) | k::address(h) | k::address(weight) |
       k::pitch_bytes(dx_pitch, 2) | k::pitch_bytes(dh_pitch, 2) | k::pitch_bytes(dy_pitch, 2) |

@@ -16,18 +16,19 @@
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // verified  NVIDIA H200, driver for CUDA 13.0: 4 calls, 1 to 4096 rows, 18 families of rows, own pitches of x,
 //           residual
-// note      emitted as another text than the one that was tuned: 1 x 4096, 16 x 4096, 64 x 4096, 4096 x 4096, 1 x
-//           7168, 16 x 7168, 64 x 7168, 4096 x 7168
+// note      emitted as another text than the one that was tuned: all
+//
+// all timed without rstd:
 //
 //   rows x cols              kernel           threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
-//   1 x 4096 no rstd         block_per_row    512      1           8       2.378     5.784 / 3.408  17    84.0 %   1.00x       2.114     fresh
-//   16 x 4096 no rstd        block_per_row    512      1           8       2.365     6.501 / 4.139  225   75.0 %   1.00x       2.415     fresh
-//   64 x 4096 no rstd        block_per_row    512      1           8       2.571     6.961 / 4.391  819   80.2 %   1.00x       2.73      fresh
-//   4096 x 4096 no rstd      block_per_row    128      1           8       40.87     69.6 / 28.69   3284  83.5 %   1.00x       35.18     fresh
-//   1 x 7168 no rstd         cluster_per_row  128      1           4       2.497     6.27 / 3.772   29    72.3 %   1.07x       2.51      fresh
-//   16 x 7168 no rstd        block_per_row    512      1           8       3.018     7.263 / 4.248  309   64.5 %   1.00x       3.111     fresh
-//   64 x 7168 no rstd        block_per_row    512      1           8       3.223     7.809 / 4.583  1143  71.8 %   1.00x       3.652     fresh
-//   4096 x 7168 no rstd      block_per_row    256      1           8       60.76     122.3 / 61.48  3866  89.0 %   1.00x       60.05     fresh
+//   1 x 4096                 block_per_row    512      1           8       2.378     5.784 / 3.408  17    84.0 %   1.00x       2.114     fresh
+//   16 x 4096                block_per_row    512      1           8       2.365     6.501 / 4.139  225   75.0 %   1.00x       2.415     fresh
+//   64 x 4096                block_per_row    512      1           8       2.571     6.961 / 4.391  819   80.2 %   1.00x       2.73      fresh
+//   4096 x 4096              block_per_row    128      1           8       40.87     69.6 / 28.69   3284  83.5 %   1.00x       35.18     fresh
+//   1 x 7168                 cluster_per_row  128      1           4       2.497     6.27 / 3.772   29    72.3 %   1.07x       2.51      fresh
+//   16 x 7168                block_per_row    512      1           8       3.018     7.263 / 4.248  309   64.5 %   1.00x       3.111     fresh
+//   64 x 7168                block_per_row    512      1           8       3.223     7.809 / 4.583  1143  71.8 %   1.00x       3.652     fresh
+//   4096 x 7168              block_per_row    256      1           8       60.76     122.3 / 61.48  3866  89.0 %   1.00x       60.05     fresh
 //   (any other, rows alike)  block_per_row    256      1           8       -         -              -     -        -           -         not tuned
 //   (any other)              block_per_row    256      1           1       -         -              -     -        -           -         not tuned
 //
@@ -295,26 +296,21 @@ struct Early : InOrder {
   static __device__ __forceinline__ void wait_for_partner() { dependency_wait(); }
 };
 
-// As Early; the next kernel may start at once, and waits where it must.
-struct EarlyAtStart : Early {
-  static __device__ __forceinline__ void at_start() { dependency_trigger(); }
-};
-
 // As Early; the next kernel may start once this one has asked for its rows.
 struct EarlyAtLoads : Early {
   static __device__ __forceinline__ void at_loads() { dependency_trigger(); }
 };
 
-// As Early; the next kernel may start as the blocks of this one end.
-struct EarlyAtEnd : Early {
-  static __device__ __forceinline__ void at_end() { dependency_trigger(); }
-};
-
-// Only a call's second kernel starts early, behind its first one.
-struct EarlyPartner : InOrder {
-  static __device__ __forceinline__ void wait_for_partner() { dependency_wait(); }
-  static __device__ __forceinline__ void at_start() { dependency_trigger(); }
-};
+// N elements that all have that value.
+template <typename T, int N>
+__device__ __forceinline__ Vec<T, N> filled(float value) {
+  float values[N];
+  #pragma unroll
+  for (int i = 0; i < N; ++i) values[i] = value;
+  Vec<T, N> vec;
+  pack(vec, values);
+  return vec;
+}
 
 // Parameters are read in their turn.
 struct InTurn {
@@ -328,6 +324,7 @@ struct Plain {
   using Store = Default;  // how rows are written
   using Chain = InOrder;  // how a kernel overlaps with its neighbours in the stream
   using Params = InTurn;  // whether column parameters are asked for ahead of the rows
+  enum : int { kCluster = 1 };  // blocks that share a row, or add their column sums
 };
 
 // Reads what this thread overwrites later.
@@ -428,7 +425,14 @@ __device__ __forceinline__ State reduce_row(State s, State* slots) {
   return reduce_lanes<lanes_for(kWarps)>(share_of_slots<kWarps>(slots));
 }
 
-// What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row.
+// What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row. In kernels:
+// kVector       elements per access
+// kEarlyParams  column parameters wait in registers, or are read where they are used
+// kVectors      vectors of a row
+// kSteps        vectors a thread owns
+// kEven         all threads own kSteps of them
+// kCluster      blocks that share a row
+// kUnroll       steps that a loop does in a trip
 struct Cols4096_a1e9 : Plain { using Params = Ahead;
   enum : int { kCols = 4096, kThreads = 512, kThreadsPerRow = 512, kVector = 8, kEarlyParams = 1 };
 };
@@ -452,7 +456,7 @@ struct AnyCols_fee7 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256,
 // y takes the place of x.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-add_rmsnorm_fwd_bf16_block_per_row_0b8a(
+add_rmsnorm_fwd_bf16_block_per_row_4945(
     float* __restrict__ rstd,
     bfloat16* x,
     bfloat16* residual,
@@ -461,19 +465,15 @@ add_rmsnorm_fwd_bf16_block_per_row_0b8a(
     long long residual_pitch,
     int rows,
     float eps) {
-  constexpr int kCols = Config::kCols;
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   using Params = typename Config::Params;
-  // column parameters wait in registers, or are read where they are used
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Config::kThreadsPerRow, kVector = Config::kVector;
   constexpr bool kEarlyParams = Config::kEarlyParams;
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  constexpr int kVectors = kCols / kVector;  // vectors of a row
-  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
+  constexpr int kWarpsPerRow = kThreadsPerRow / 32, kVectors = kCols / kVector,
+      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
   struct Look1 {  // state of look 1: sum(h**2)
     float h_squares;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -579,7 +579,7 @@ add_rmsnorm_fwd_bf16_block_per_row_0b8a(
 // y takes the place of x.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-add_rmsnorm_fwd_bf16_cluster_per_row_620d(
+add_rmsnorm_fwd_bf16_cluster_per_row_df8d(
     float* __restrict__ rstd,
     bfloat16* x,
     bfloat16* residual,
@@ -588,21 +588,15 @@ add_rmsnorm_fwd_bf16_cluster_per_row_620d(
     long long residual_pitch,
     int rows,
     float eps) {
-  constexpr int kCols = Config::kCols;
-  constexpr int kThreads = Config::kThreads;
-  constexpr int kCluster = Config::kCluster;  // blocks that share a row
-  constexpr int kWarps = kThreads / 32;
-  constexpr int kThreadsPerRow = kCluster * kThreads;
-  constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   using Params = typename Config::Params;
-  // column parameters wait in registers, or are read where they are used
+  constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kCluster = Config::kCluster, kWarps = kThreads / 32,
+      kThreadsPerRow = kCluster * kThreads, kVector = Config::kVector;
   constexpr bool kEarlyParams = Config::kEarlyParams;
-  constexpr int kVectors = kCols / kVector;  // vectors of a row
-  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
+  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
   struct Look1 {  // state of look 1: sum(h**2)
     float h_squares;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -710,7 +704,7 @@ add_rmsnorm_fwd_bf16_cluster_per_row_620d(
 // y takes the place of x.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-add_rmsnorm_fwd_bf16_any_cols_block_per_row_4985(
+add_rmsnorm_fwd_bf16_any_cols_block_per_row_32d8(
     float* __restrict__ rstd,
     bfloat16* x,
     bfloat16* residual,
@@ -720,13 +714,11 @@ add_rmsnorm_fwd_bf16_any_cols_block_per_row_4985(
     int rows,
     int cols,
     float eps) {
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kUnroll = Config::kUnroll;  // steps that a loop does in a trip
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
+  constexpr int kThreadsPerRow = Config::kThreadsPerRow, kVector = Config::kVector, kUnroll = Config::kUnroll,
+      kWarpsPerRow = kThreadsPerRow / 32;
   struct Look1 {  // state of look 1: sum(h**2)
     float h_squares;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -797,7 +789,8 @@ add_rmsnorm_fwd_bf16_any_cols_block_per_row_4985(
       const int column = head + vector * kVector;
       const Vec<bfloat16, kVector> x_vec = read_first<kVector, Load>(x_row + column);
       const Vec<bfloat16, kVector> residual_vec = read_first<kVector, Load>(residual_row + column);
-      const Vec<bfloat16, kVector> weight_vec = read_window<kVector>(weight, column, cols, false);
+      const Vec<bfloat16, kVector> weight_vec = weight != nullptr ? read_window<kVector>(weight, column, cols, false) :
+          filled<bfloat16, kVector>(1.0f);
       float h_values[kVector];
       float y_values[kVector];
       #pragma unroll
@@ -820,7 +813,7 @@ add_rmsnorm_fwd_bf16_any_cols_block_per_row_4985(
   if (has_edge) {
     const Vec<bfloat16, 1> x_vec = read_first<1, Load>(x_row + edge);
     const Vec<bfloat16, 1> residual_vec = read_first<1, Load>(residual_row + edge);
-    const Vec<bfloat16, 1> weight_vec = read<1>(weight + edge);
+    const Vec<bfloat16, 1> weight_vec = weight != nullptr ? read<1>(weight + edge) : filled<bfloat16, 1>(1.0f);
     float h_values[1];
     float y_values[1];
     const float x_i = element(x_vec, 0);
@@ -829,136 +822,6 @@ add_rmsnorm_fwd_bf16_any_cols_block_per_row_4985(
     const float h_i = x_i + residual_i;
     h_values[0] = h_i;
     y_values[0] = h_i * row_rstd * weight_i;
-    Vec<bfloat16, 1> h_vec;
-    pack(h_vec, h_values);
-    write<Store>(residual_row + edge, h_vec);
-    Vec<bfloat16, 1> y_vec;
-    pack(y_vec, y_values);
-    write<Store>(x_row + edge, y_vec);
-  }
-
-  Chain::at_end();
-}
-
-// add_rmsnorm forward, any number of columns: a block owns a row; each row is read twice.
-// h takes the place of residual.
-// y takes the place of x.
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-add_rmsnorm_fwd_bf16_any_cols_without_weight_block_per_row_aab1(
-    float* __restrict__ rstd,
-    bfloat16* x,
-    bfloat16* residual,
-    long long x_pitch,
-    long long residual_pitch,
-    int rows,
-    int cols,
-    float eps) {
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;
-  using Store = typename Config::Store;
-  using Chain = typename Config::Chain;
-  constexpr int kUnroll = Config::kUnroll;  // steps that a loop does in a trip
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  struct Look1 {  // state of look 1: sum(h**2)
-    float h_squares;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.h_squares + b.h_squares};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.h_squares, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[kWarpsPerRow];
-
-  const int lane = threadIdx.x;
-  const int row = blockIdx.x;
-  const int steps = (cols / kVector + kThreadsPerRow - 1) / kThreadsPerRow;
-
-  bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
-  bfloat16* residual_row = residual + static_cast<long long>(row) * residual_pitch;
-  // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
-  const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(x_row) / sizeof(bfloat16) % kVector);
-  const int head = (kVector - shift) % kVector;
-  const int vectors = (cols - head) / kVector;
-  const int edge = lane < head ? lane : lane + vectors * kVector;
-  const bool has_edge = edge < cols;
-
-  Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
-
-  Look1 look1 = {0.0f};
-
-  // Look 1: sum(h**2)
-  #pragma unroll kUnroll
-  for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (vector < vectors) {
-      const int column = head + vector * kVector;
-      const Vec<bfloat16, kVector> x_vec = read_first<kVector>(x_row + column);
-      const Vec<bfloat16, kVector> residual_vec = read_first<kVector>(residual_row + column);
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_vec, i);
-        const float residual_i = element(residual_vec, i);
-        const float h_i = x_i + residual_i;
-        look1.h_squares += h_i * h_i;
-      }
-    }
-  }
-  if (has_edge) {
-    const Vec<bfloat16, 1> x_vec = read_first<1>(x_row + edge);
-    const Vec<bfloat16, 1> residual_vec = read_first<1>(residual_row + edge);
-    const float x_i = element(x_vec, 0);
-    const float residual_i = element(residual_vec, 0);
-    const float h_i = x_i + residual_i;
-    look1.h_squares += h_i * h_i;
-  }
-
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
-  const float row_rstd = rsqrtf(eps + look1.h_squares / cols);
-
-  if (lane == 0) {
-    if (rstd != nullptr) rstd[row] = row_rstd;
-  }
-
-  // Last look: the outputs
-  #pragma unroll kUnroll
-  for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (vector < vectors) {
-      const int column = head + vector * kVector;
-      const Vec<bfloat16, kVector> x_vec = read_first<kVector, Load>(x_row + column);
-      const Vec<bfloat16, kVector> residual_vec = read_first<kVector, Load>(residual_row + column);
-      float h_values[kVector];
-      float y_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_vec, i);
-        const float residual_i = element(residual_vec, i);
-        const float h_i = x_i + residual_i;
-        h_values[i] = h_i;
-        y_values[i] = h_i * row_rstd;
-      }
-      Vec<bfloat16, kVector> h_vec;
-      pack(h_vec, h_values);
-      write<Store>(residual_row + column, h_vec);
-      Vec<bfloat16, kVector> y_vec;
-      pack(y_vec, y_values);
-      write<Store>(x_row + column, y_vec);
-    }
-  }
-  if (has_edge) {
-    const Vec<bfloat16, 1> x_vec = read_first<1, Load>(x_row + edge);
-    const Vec<bfloat16, 1> residual_vec = read_first<1, Load>(residual_row + edge);
-    float h_values[1];
-    float y_values[1];
-    const float x_i = element(x_vec, 0);
-    const float residual_i = element(residual_vec, 0);
-    const float h_i = x_i + residual_i;
-    h_values[0] = h_i;
-    y_values[0] = h_i * row_rstd;
     Vec<bfloat16, 1> h_vec;
     pack(h_vec, h_values);
     write<Store>(residual_row + edge, h_vec);
@@ -1110,16 +973,6 @@ inline cudaError_t run_any_cols(const Kernel& kernel, const Arguments& call) {
       call.eps);
 }
 
-template <auto kMain>
-inline cudaError_t run_any_cols_without_weight(const Kernel& kernel, const Arguments& call) {
-  int blocks = 0;
-  cudaError_t status = grid(kernel.launch, call.rows, &blocks);
-  if (status != cudaSuccess) return status;
-  return launch_on(
-      call.stream, kMain, kernel.launch, blocks,
-      call.rstd, call.x, call.residual, call.x_pitch, call.residual_pitch, call.rows, call.cols, call.eps);
-}
-
 // What the tuner chose, in the order of the table at the top of this file.
 struct Tuned {
   int rows, cols;
@@ -1130,26 +983,21 @@ struct Tuned {
   Kernel kernel;
 };
 inline constexpr Tuned kTuned[] = {
-    {   1, 4096, 16, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_block_per_row_0b8a<Cols4096_a1e9>>}},
-    {  16, 4096, 16, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_block_per_row_0b8a<Cols4096_a1e9>>}},
-    {  64, 4096, 16, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_block_per_row_0b8a<Cols4096_a1e9>>}},
-    {4096, 4096, 16, 0u, 2u, false, {{128, 1, true}, run<add_rmsnorm_fwd_bf16_block_per_row_0b8a<Cols4096_b793>>}},
+    {   1, 4096, 16, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_block_per_row_4945<Cols4096_a1e9>>}},
+    {  16, 4096, 16, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_block_per_row_4945<Cols4096_a1e9>>}},
+    {  64, 4096, 16, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_block_per_row_4945<Cols4096_a1e9>>}},
+    {4096, 4096, 16, 0u, 2u, false, {{128, 1, true}, run<add_rmsnorm_fwd_bf16_block_per_row_4945<Cols4096_b793>>}},
     {   1, 7168,  8, 0u, 2u, false, {{128, 1, false, 0, 0, 0, 8},
-     run<add_rmsnorm_fwd_bf16_cluster_per_row_620d<Cols7168_43b7>>}},
-    {  16, 7168, 16, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_block_per_row_0b8a<Cols7168_df07>>}},
-    {  64, 7168, 16, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_block_per_row_0b8a<Cols7168_df07>>}},
-    {4096, 7168, 16, 0u, 2u, false, {{256, 1, true}, run<add_rmsnorm_fwd_bf16_block_per_row_0b8a<Cols7168_0979>>}},
+     run<add_rmsnorm_fwd_bf16_cluster_per_row_df8d<Cols7168_43b7>>}},
+    {  16, 7168, 16, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_block_per_row_4945<Cols7168_df07>>}},
+    {  64, 7168, 16, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_block_per_row_4945<Cols7168_df07>>}},
+    {4096, 7168, 16, 0u, 2u, false, {{256, 1, true}, run<add_rmsnorm_fwd_bf16_block_per_row_4945<Cols7168_0979>>}},
 };
 
-// The kernels for any cols, by the bits of `absent` that are compiled out: of two, the first reads vectors and asks that
-// rows start alike, the other takes any alignment.
+// For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.
 inline constexpr Kernel kGeneral[] = {
-    {{256}, run_any_cols<add_rmsnorm_fwd_bf16_any_cols_block_per_row_4985<AnyCols_54f6>>},
-    {{256}, run_any_cols<add_rmsnorm_fwd_bf16_any_cols_block_per_row_4985<AnyCols_fee7>>},
-    {{256}, run_any_cols_without_weight<
-     add_rmsnorm_fwd_bf16_any_cols_without_weight_block_per_row_aab1<AnyCols_54f6>>},
-    {{256}, run_any_cols_without_weight<
-     add_rmsnorm_fwd_bf16_any_cols_without_weight_block_per_row_aab1<AnyCols_fee7>>},
+    {{256}, run_any_cols<add_rmsnorm_fwd_bf16_any_cols_block_per_row_32d8<AnyCols_54f6>>},
+    {{256}, run_any_cols<add_rmsnorm_fwd_bf16_any_cols_block_per_row_32d8<AnyCols_fee7>>},
 };
 
 // Bits of `absent`: 1u weight, 2u rstd.
@@ -1214,7 +1062,7 @@ inline cudaError_t add_rmsnorm_fwd_bf16_h_over_residual_y_over_x_pitched(
       reinterpret_cast<const k::bfloat16*>(weight), x_pitch, residual_pitch, rows, cols, eps, stream};
   const bool alike =
       (k::address(residual) - k::address(x)) % 16 == 0 && (k::pitch_bytes(residual_pitch - x_pitch, 2)) % 16 == 0;
-  const k::Kernel* kernel = &k::kGeneral[2 * (absent & k::kCompiledOut) + (alike ? 0 : 1)];
+  const k::Kernel* kernel = &k::kGeneral[alike ? 0 : 1];
   const int align = k::alignment(
       k::address(x) | k::address(residual) | k::address(weight) | k::pitch_bytes(x_pitch, 2) |
       k::pitch_bytes(residual_pitch, 2));

@@ -14,22 +14,23 @@
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // verified  NVIDIA H200, driver for CUDA 13.0: 5 calls, 1 to 4096 rows, 18 families of rows, own pitches of h, y, x,
 //           residual, null rstd
-// note      emitted as another text than the one that was tuned: 1 x 4096, 16 x 4096, 64 x 4096, 256 x 4096, 1024 x
-//           4096, 4096 x 4096, 1 x 7168, 16 x 7168, 64 x 7168, 256 x 7168, 1024 x 7168, 4096 x 7168
+// note      emitted as another text than the one that was tuned: all
+//
+// all timed without rstd:
 //
 //   rows x cols              kernel         threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
-//   1 x 4096 no rstd         block_per_row  512      1           8       2.435     5.83 / 3.394   17    82.2 %   1.00x       2.201     fresh
-//   16 x 4096 no rstd        block_per_row  256      1           8       2.382     6.591 / 4.206  223   75.4 %   1.02x       2.439     fresh
-//   64 x 4096 no rstd        block_per_row  512      1           8       2.706     7.142 / 4.435  778   79.6 %   1.00x       2.772     fresh
-//   256 x 4096 no rstd       block_per_row  128      1           8       4.073     9.26 / 5.185   2062  80.0 %   1.00x       4.643     fresh
-//   1024 x 4096 no rstd      block_per_row  128      1           8       8.497     17.52 / 9.028  3950  98.9 %   1.00x       10.12     fresh
-//   4096 x 4096 no rstd      block_per_row  128      1           8       40.67     69.47 / 28.8   3300  96.9 %   1.00x       35.28     fresh
-//   1 x 7168 no rstd         block_per_row  512      1           8       2.63      6.402 / 3.772  27    64.4 %   1.00x       2.659     fresh
-//   16 x 7168 no rstd        block_per_row  512      1           8       2.884     7.144 / 4.262  323   66.7 %   1.00x       2.942     fresh
-//   64 x 7168 no rstd        block_per_row  512      1           8       3.117     7.684 / 4.569  1182  77.7 %   1.00x       3.379     fresh
-//   256 x 7168 no rstd       block_per_row  256      1           8       5.435     11.62 / 6.185  2704  81.5 %   1.00x       6.316     fresh
-//   1024 x 7168 no rstd      block_per_row  256      1           8       13.03     26.65 / 13.62  4507  100.8 %  1.00x       16.41     fresh
-//   4096 x 7168 no rstd      block_per_row  256      1           8       61.38     123 / 61.52    3827  95.0 %   1.00x       60.49     fresh
+//   1 x 4096                 block_per_row  512      1           8       2.435     5.83 / 3.394   17    82.2 %   1.00x       2.201     fresh
+//   16 x 4096                block_per_row  256      1           8       2.382     6.591 / 4.206  223   75.4 %   1.02x       2.439     fresh
+//   64 x 4096                block_per_row  512      1           8       2.706     7.142 / 4.435  778   79.6 %   1.00x       2.772     fresh
+//   256 x 4096               block_per_row  128      1           8       4.073     9.26 / 5.185   2062  80.0 %   1.00x       4.643     fresh
+//   1024 x 4096              block_per_row  128      1           8       8.497     17.52 / 9.028  3950  98.9 %   1.00x       10.12     fresh
+//   4096 x 4096              block_per_row  128      1           8       40.67     69.47 / 28.8   3300  96.9 %   1.00x       35.28     fresh
+//   1 x 7168                 block_per_row  512      1           8       2.63      6.402 / 3.772  27    64.4 %   1.00x       2.659     fresh
+//   16 x 7168                block_per_row  512      1           8       2.884     7.144 / 4.262  323   66.7 %   1.00x       2.942     fresh
+//   64 x 7168                block_per_row  512      1           8       3.117     7.684 / 4.569  1182  77.7 %   1.00x       3.379     fresh
+//   256 x 7168               block_per_row  256      1           8       5.435     11.62 / 6.185  2704  81.5 %   1.00x       6.316     fresh
+//   1024 x 7168              block_per_row  256      1           8       13.03     26.65 / 13.62  4507  100.8 %  1.00x       16.41     fresh
+//   4096 x 7168              block_per_row  256      1           8       61.38     123 / 61.52    3827  95.0 %   1.00x       60.49     fresh
 //   (any other, rows alike)  block_per_row  256      1           8       -         -              -     -        -           -         not tuned
 //   (any other)              block_per_row  256      1           1       -         -              -     -        -           -         not tuned
 //
@@ -257,26 +258,21 @@ struct Early : InOrder {
   static __device__ __forceinline__ void wait_for_partner() { dependency_wait(); }
 };
 
-// As Early; the next kernel may start at once, and waits where it must.
-struct EarlyAtStart : Early {
-  static __device__ __forceinline__ void at_start() { dependency_trigger(); }
-};
-
 // As Early; the next kernel may start once this one has asked for its rows.
 struct EarlyAtLoads : Early {
   static __device__ __forceinline__ void at_loads() { dependency_trigger(); }
 };
 
-// As Early; the next kernel may start as the blocks of this one end.
-struct EarlyAtEnd : Early {
-  static __device__ __forceinline__ void at_end() { dependency_trigger(); }
-};
-
-// Only a call's second kernel starts early, behind its first one.
-struct EarlyPartner : InOrder {
-  static __device__ __forceinline__ void wait_for_partner() { dependency_wait(); }
-  static __device__ __forceinline__ void at_start() { dependency_trigger(); }
-};
+// N elements that all have that value.
+template <typename T, int N>
+__device__ __forceinline__ Vec<T, N> filled(float value) {
+  float values[N];
+  #pragma unroll
+  for (int i = 0; i < N; ++i) values[i] = value;
+  Vec<T, N> vec;
+  pack(vec, values);
+  return vec;
+}
 
 // Parameters are read in their turn.
 struct InTurn {
@@ -290,6 +286,7 @@ struct Plain {
   using Store = Default;  // how rows are written
   using Chain = InOrder;  // how a kernel overlaps with its neighbours in the stream
   using Params = InTurn;  // whether column parameters are asked for ahead of the rows
+  enum : int { kCluster = 1 };  // blocks that share a row, or add their column sums
 };
 
 // Elements [first, first + N) of an array of `count`, whatever the alignment of their address: the aligned words
@@ -369,7 +366,13 @@ __device__ __forceinline__ State reduce_row(State s, State* slots) {
   return reduce_lanes<lanes_for(kWarps)>(share_of_slots<kWarps>(slots));
 }
 
-// What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row.
+// What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row. In kernels:
+// kVector       elements per access
+// kEarlyParams  column parameters wait in registers, or are read where they are used
+// kVectors      vectors of a row
+// kSteps        vectors a thread owns
+// kEven         all threads own kSteps of them
+// kUnroll       steps that a loop does in a trip
 struct Cols4096_a1e9 : Plain { using Params = Ahead;
   enum : int { kCols = 4096, kThreads = 512, kThreadsPerRow = 512, kVector = 8, kEarlyParams = 1 };
 };
@@ -397,7 +400,7 @@ struct AnyCols_fee7 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256,
 // add_rmsnorm forward: a block owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-add_rmsnorm_fwd_bf16_block_per_row_3e05(
+add_rmsnorm_fwd_bf16_block_per_row_1d55(
     bfloat16* __restrict__ h,
     bfloat16* __restrict__ y,
     float* __restrict__ rstd,
@@ -410,19 +413,15 @@ add_rmsnorm_fwd_bf16_block_per_row_3e05(
     long long residual_pitch,
     int rows,
     float eps) {
-  constexpr int kCols = Config::kCols;
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   using Params = typename Config::Params;
-  // column parameters wait in registers, or are read where they are used
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Config::kThreadsPerRow, kVector = Config::kVector;
   constexpr bool kEarlyParams = Config::kEarlyParams;
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  constexpr int kVectors = kCols / kVector;  // vectors of a row
-  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
+  constexpr int kWarpsPerRow = kThreadsPerRow / 32, kVectors = kCols / kVector,
+      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
   struct Look1 {  // state of look 1: sum(h**2)
     float h_squares;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -528,7 +527,7 @@ add_rmsnorm_fwd_bf16_block_per_row_3e05(
 // add_rmsnorm forward, any number of columns: a block owns a row; each row is read twice.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-add_rmsnorm_fwd_bf16_any_cols_block_per_row_7e4a(
+add_rmsnorm_fwd_bf16_any_cols_block_per_row_9ede(
     bfloat16* __restrict__ h,
     bfloat16* __restrict__ y,
     float* __restrict__ rstd,
@@ -542,13 +541,11 @@ add_rmsnorm_fwd_bf16_any_cols_block_per_row_7e4a(
     int rows,
     int cols,
     float eps) {
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kUnroll = Config::kUnroll;  // steps that a loop does in a trip
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
+  constexpr int kThreadsPerRow = Config::kThreadsPerRow, kVector = Config::kVector, kUnroll = Config::kUnroll,
+      kWarpsPerRow = kThreadsPerRow / 32;
   struct Look1 {  // state of look 1: sum(h**2)
     float h_squares;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -621,7 +618,8 @@ add_rmsnorm_fwd_bf16_any_cols_block_per_row_7e4a(
       const int column = head + vector * kVector;
       const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + column);
       const Vec<bfloat16, kVector> residual_vec = read<kVector, Load>(residual_row + column);
-      const Vec<bfloat16, kVector> weight_vec = read_window<kVector>(weight, column, cols, false);
+      const Vec<bfloat16, kVector> weight_vec = weight != nullptr ? read_window<kVector>(weight, column, cols, false) :
+          filled<bfloat16, kVector>(1.0f);
       float h_values[kVector];
       float y_values[kVector];
       #pragma unroll
@@ -644,7 +642,7 @@ add_rmsnorm_fwd_bf16_any_cols_block_per_row_7e4a(
   if (has_edge) {
     const Vec<bfloat16, 1> x_vec = read<1, Load>(x_row + edge);
     const Vec<bfloat16, 1> residual_vec = read<1, Load>(residual_row + edge);
-    const Vec<bfloat16, 1> weight_vec = read<1>(weight + edge);
+    const Vec<bfloat16, 1> weight_vec = weight != nullptr ? read<1>(weight + edge) : filled<bfloat16, 1>(1.0f);
     float h_values[1];
     float y_values[1];
     const float x_i = element(x_vec, 0);
@@ -653,140 +651,6 @@ add_rmsnorm_fwd_bf16_any_cols_block_per_row_7e4a(
     const float h_i = x_i + residual_i;
     h_values[0] = h_i;
     y_values[0] = h_i * row_rstd * weight_i;
-    Vec<bfloat16, 1> h_vec;
-    pack(h_vec, h_values);
-    write<Store>(h_row + edge, h_vec);
-    Vec<bfloat16, 1> y_vec;
-    pack(y_vec, y_values);
-    write<Store>(y_row + edge, y_vec);
-  }
-
-  Chain::at_end();
-}
-
-// add_rmsnorm forward, any number of columns: a block owns a row; each row is read twice.
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-add_rmsnorm_fwd_bf16_any_cols_without_weight_block_per_row_47bf(
-    bfloat16* __restrict__ h,
-    bfloat16* __restrict__ y,
-    float* __restrict__ rstd,
-    Input<Config, bfloat16> x,
-    Input<Config, bfloat16> residual,
-    long long h_pitch,
-    long long y_pitch,
-    long long x_pitch,
-    long long residual_pitch,
-    int rows,
-    int cols,
-    float eps) {
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;
-  using Store = typename Config::Store;
-  using Chain = typename Config::Chain;
-  constexpr int kUnroll = Config::kUnroll;  // steps that a loop does in a trip
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  struct Look1 {  // state of look 1: sum(h**2)
-    float h_squares;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.h_squares + b.h_squares};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.h_squares, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[kWarpsPerRow];
-
-  const int lane = threadIdx.x;
-  const int row = blockIdx.x;
-  const int steps = (cols / kVector + kThreadsPerRow - 1) / kThreadsPerRow;
-
-  bfloat16* h_row = h + static_cast<long long>(row) * h_pitch;
-  bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
-  const bfloat16* residual_row = residual + static_cast<long long>(row) * residual_pitch;
-  // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
-  const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(x_row) / sizeof(bfloat16) % kVector);
-  const int head = (kVector - shift) % kVector;
-  const int vectors = (cols - head) / kVector;
-  const int edge = lane < head ? lane : lane + vectors * kVector;
-  const bool has_edge = edge < cols;
-
-  Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
-
-  Look1 look1 = {0.0f};
-
-  // Look 1: sum(h**2)
-  #pragma unroll kUnroll
-  for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (vector < vectors) {
-      const int column = head + vector * kVector;
-      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + column);
-      const Vec<bfloat16, kVector> residual_vec = read<kVector>(residual_row + column);
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_vec, i);
-        const float residual_i = element(residual_vec, i);
-        const float h_i = x_i + residual_i;
-        look1.h_squares += h_i * h_i;
-      }
-    }
-  }
-  if (has_edge) {
-    const Vec<bfloat16, 1> x_vec = read<1>(x_row + edge);
-    const Vec<bfloat16, 1> residual_vec = read<1>(residual_row + edge);
-    const float x_i = element(x_vec, 0);
-    const float residual_i = element(residual_vec, 0);
-    const float h_i = x_i + residual_i;
-    look1.h_squares += h_i * h_i;
-  }
-
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
-  const float row_rstd = rsqrtf(eps + look1.h_squares / cols);
-
-  if (lane == 0) {
-    if (rstd != nullptr) rstd[row] = row_rstd;
-  }
-
-  // Last look: the outputs
-  #pragma unroll kUnroll
-  for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (vector < vectors) {
-      const int column = head + vector * kVector;
-      const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + column);
-      const Vec<bfloat16, kVector> residual_vec = read<kVector, Load>(residual_row + column);
-      float h_values[kVector];
-      float y_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_vec, i);
-        const float residual_i = element(residual_vec, i);
-        const float h_i = x_i + residual_i;
-        h_values[i] = h_i;
-        y_values[i] = h_i * row_rstd;
-      }
-      Vec<bfloat16, kVector> h_vec;
-      pack(h_vec, h_values);
-      write<Store>(h_row + column, h_vec);
-      Vec<bfloat16, kVector> y_vec;
-      pack(y_vec, y_values);
-      write<Store>(y_row + column, y_vec);
-    }
-  }
-  if (has_edge) {
-    const Vec<bfloat16, 1> x_vec = read<1, Load>(x_row + edge);
-    const Vec<bfloat16, 1> residual_vec = read<1, Load>(residual_row + edge);
-    float h_values[1];
-    float y_values[1];
-    const float x_i = element(x_vec, 0);
-    const float residual_i = element(residual_vec, 0);
-    const float h_i = x_i + residual_i;
-    h_values[0] = h_i;
-    y_values[0] = h_i * row_rstd;
     Vec<bfloat16, 1> h_vec;
     pack(h_vec, h_values);
     write<Store>(h_row + edge, h_vec);
@@ -943,17 +807,6 @@ inline cudaError_t run_any_cols(const Kernel& kernel, const Arguments& call) {
       call.residual_pitch, call.rows, call.cols, call.eps);
 }
 
-template <auto kMain>
-inline cudaError_t run_any_cols_without_weight(const Kernel& kernel, const Arguments& call) {
-  int blocks = 0;
-  cudaError_t status = grid(kernel.launch, call.rows, &blocks);
-  if (status != cudaSuccess) return status;
-  return launch_on(
-      call.stream, kMain, kernel.launch, blocks,
-      call.h, call.y, call.rstd, call.x, call.residual, call.h_pitch, call.y_pitch, call.x_pitch,
-      call.residual_pitch, call.rows, call.cols, call.eps);
-}
-
 // What the tuner chose, in the order of the table at the top of this file.
 struct Tuned {
   int rows, cols;
@@ -964,29 +817,24 @@ struct Tuned {
   Kernel kernel;
 };
 inline constexpr Tuned kTuned[] = {
-    {   1, 4096, 16, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_block_per_row_3e05<Cols4096_a1e9>>}},
-    {  16, 4096, 16, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_block_per_row_3e05<Cols4096_495a>>}},
-    {  64, 4096, 16, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_block_per_row_3e05<Cols4096_a1e9>>}},
-    { 256, 4096, 16, 0u, 2u, false, {{128}, run<add_rmsnorm_fwd_bf16_block_per_row_3e05<Cols4096_c5de>>}},
-    {1024, 4096, 16, 0u, 2u, false, {{128}, run<add_rmsnorm_fwd_bf16_block_per_row_3e05<Cols4096_c5de>>}},
-    {4096, 4096, 16, 0u, 2u, false, {{128, 1, true}, run<add_rmsnorm_fwd_bf16_block_per_row_3e05<Cols4096_b793>>}},
-    {   1, 7168, 16, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_block_per_row_3e05<Cols7168_df07>>}},
-    {  16, 7168, 16, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_block_per_row_3e05<Cols7168_df07>>}},
-    {  64, 7168, 16, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_block_per_row_3e05<Cols7168_df07>>}},
-    { 256, 7168, 16, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_block_per_row_3e05<Cols7168_2e74>>}},
-    {1024, 7168, 16, 0u, 2u, false, {{256, 1, true}, run<add_rmsnorm_fwd_bf16_block_per_row_3e05<Cols7168_0979>>}},
-    {4096, 7168, 16, 0u, 2u, false, {{256, 1, true}, run<add_rmsnorm_fwd_bf16_block_per_row_3e05<Cols7168_0979>>}},
+    {   1, 4096, 16, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_block_per_row_1d55<Cols4096_a1e9>>}},
+    {  16, 4096, 16, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_block_per_row_1d55<Cols4096_495a>>}},
+    {  64, 4096, 16, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_block_per_row_1d55<Cols4096_a1e9>>}},
+    { 256, 4096, 16, 0u, 2u, false, {{128}, run<add_rmsnorm_fwd_bf16_block_per_row_1d55<Cols4096_c5de>>}},
+    {1024, 4096, 16, 0u, 2u, false, {{128}, run<add_rmsnorm_fwd_bf16_block_per_row_1d55<Cols4096_c5de>>}},
+    {4096, 4096, 16, 0u, 2u, false, {{128, 1, true}, run<add_rmsnorm_fwd_bf16_block_per_row_1d55<Cols4096_b793>>}},
+    {   1, 7168, 16, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_block_per_row_1d55<Cols7168_df07>>}},
+    {  16, 7168, 16, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_block_per_row_1d55<Cols7168_df07>>}},
+    {  64, 7168, 16, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_block_per_row_1d55<Cols7168_df07>>}},
+    { 256, 7168, 16, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_block_per_row_1d55<Cols7168_2e74>>}},
+    {1024, 7168, 16, 0u, 2u, false, {{256, 1, true}, run<add_rmsnorm_fwd_bf16_block_per_row_1d55<Cols7168_0979>>}},
+    {4096, 7168, 16, 0u, 2u, false, {{256, 1, true}, run<add_rmsnorm_fwd_bf16_block_per_row_1d55<Cols7168_0979>>}},
 };
 
-// The kernels for any cols, by the bits of `absent` that are compiled out: of two, the first reads vectors and asks that
-// rows start alike, the other takes any alignment.
+// For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.
 inline constexpr Kernel kGeneral[] = {
-    {{256}, run_any_cols<add_rmsnorm_fwd_bf16_any_cols_block_per_row_7e4a<AnyCols_54f6>>},
-    {{256}, run_any_cols<add_rmsnorm_fwd_bf16_any_cols_block_per_row_7e4a<AnyCols_fee7>>},
-    {{256}, run_any_cols_without_weight<
-     add_rmsnorm_fwd_bf16_any_cols_without_weight_block_per_row_47bf<AnyCols_54f6>>},
-    {{256}, run_any_cols_without_weight<
-     add_rmsnorm_fwd_bf16_any_cols_without_weight_block_per_row_47bf<AnyCols_fee7>>},
+    {{256}, run_any_cols<add_rmsnorm_fwd_bf16_any_cols_block_per_row_9ede<AnyCols_54f6>>},
+    {{256}, run_any_cols<add_rmsnorm_fwd_bf16_any_cols_block_per_row_9ede<AnyCols_fee7>>},
 };
 
 // Bits of `absent`: 1u weight, 2u rstd.
@@ -1055,7 +903,7 @@ inline cudaError_t add_rmsnorm_fwd_bf16_pitched(
       (k::address(y) - k::address(h)) % 16 == 0 && (k::address(x) - k::address(h)) % 16 == 0 &&
       (k::address(residual) - k::address(h)) % 16 == 0 && (k::pitch_bytes(y_pitch - h_pitch, 2)) % 16 == 0 &&
       (k::pitch_bytes(x_pitch - h_pitch, 2)) % 16 == 0 && (k::pitch_bytes(residual_pitch - h_pitch, 2)) % 16 == 0;
-  const k::Kernel* kernel = &k::kGeneral[2 * (absent & k::kCompiledOut) + (alike ? 0 : 1)];
+  const k::Kernel* kernel = &k::kGeneral[alike ? 0 : 1];
   const int align = k::alignment(
       k::address(h) | k::address(y) | k::address(x) | k::address(residual) | k::address(weight) |
       k::pitch_bytes(h_pitch, 2) | k::pitch_bytes(y_pitch, 2) | k::pitch_bytes(x_pitch, 2) |

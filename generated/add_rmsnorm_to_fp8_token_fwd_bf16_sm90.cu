@@ -16,23 +16,24 @@
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // verified  NVIDIA H200, driver for CUDA 13.0: 4 calls, 1 to 4096 rows, 18 families of rows, own pitches of h, y, q,
 //           x, residual
-// note      emitted as another text than the one that was tuned: 1 x 4096, 16 x 4096, 64 x 4096, 256 x 4096, 1024 x
-//           4096, 4096 x 4096, 1 x 7168, 16 x 7168, 64 x 7168, 256 x 7168, 1024 x 7168, 4096 x 7168
+// note      emitted as another text than the one that was tuned: all
 //
-//   rows x cols              kernel         threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
-//   1 x 4096 no scale_ub     block_per_row  512      1           8       2.789     6.179 / 3.39   16    71.4 %   1.00x       2.591     fresh
-//   16 x 4096 no scale_ub    block_per_row  512      1           8       2.791     7.04 / 4.248   214   66.5 %   1.00x       2.887     fresh
-//   64 x 4096 no scale_ub    block_per_row  512      1           8       2.941     7.53 / 4.567   805   74.5 %   1.01x       3.123     fresh
-//   256 x 4096 no scale_ub   block_per_row  512      1           4       4.53      9.893 / 5.365  2085  75.5 %   1.01x       5.096     fresh
-//   1024 x 4096 no scale_ub  block_per_row  128      1           8       11.06     21.44 / 10.39  3414  85.4 %   1.00x       12.73     fresh
-//   4096 x 4096 no scale_ub  block_per_row  128      1           8       49.52     80.02 / 30.52  3049  94.0 %   1.00x       39.76     fresh
-//   1 x 7168 no scale_ub     block_per_row  512      1           8       3.174     7.201 / 4.027  25    53.4 %   1.00x       3.22      fresh
-//   16 x 7168 no scale_ub    block_per_row  256      1           8       3.495     7.982 / 4.476  299   55.6 %   1.00x       3.684     fresh
-//   64 x 7168 no scale_ub    block_per_row  512      1           8       3.829     8.582 / 4.752  1082  64.8 %   1.00x       4.144     fresh
-//   256 x 7168 no scale_ub   block_per_row  256      1           8       6.515     12.95 / 6.425  2537  73.3 %   1.00x       7.428     fresh
-//   1024 x 7168 no scale_ub  block_per_row  256      1           8       15.84     30.67 / 14.84  4171  92.0 %   1.00x       18.35     fresh
-//   4096 x 7168 no scale_ub  block_per_row  256      1           8       69.75     138.1 / 68.36  3789  93.9 %   1.00x       68.51     fresh
-//   (any other)              block_per_row  256      1           1       -         -              -     -        -           -         not tuned
+// all timed without scale_ub:
+//
+//   rows x cols  kernel         threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
+//   1 x 4096     block_per_row  512      1           8       2.789     6.179 / 3.39   16    71.4 %   1.00x       2.591     fresh
+//   16 x 4096    block_per_row  512      1           8       2.791     7.04 / 4.248   214   66.5 %   1.00x       2.887     fresh
+//   64 x 4096    block_per_row  512      1           8       2.941     7.53 / 4.567   805   74.5 %   1.01x       3.123     fresh
+//   256 x 4096   block_per_row  512      1           4       4.53      9.893 / 5.365  2085  75.5 %   1.01x       5.096     fresh
+//   1024 x 4096  block_per_row  128      1           8       11.06     21.44 / 10.39  3414  85.4 %   1.00x       12.73     fresh
+//   4096 x 4096  block_per_row  128      1           8       49.52     80.02 / 30.52  3049  94.0 %   1.00x       39.76     fresh
+//   1 x 7168     block_per_row  512      1           8       3.174     7.201 / 4.027  25    53.4 %   1.00x       3.22      fresh
+//   16 x 7168    block_per_row  256      1           8       3.495     7.982 / 4.476  299   55.6 %   1.00x       3.684     fresh
+//   64 x 7168    block_per_row  512      1           8       3.829     8.582 / 4.752  1082  64.8 %   1.00x       4.144     fresh
+//   256 x 7168   block_per_row  256      1           8       6.515     12.95 / 6.425  2537  73.3 %   1.00x       7.428     fresh
+//   1024 x 7168  block_per_row  256      1           8       15.84     30.67 / 14.84  4171  92.0 %   1.00x       18.35     fresh
+//   4096 x 7168  block_per_row  256      1           8       69.75     138.1 / 68.36  3789  93.9 %   1.00x       68.51     fresh
+//   (any other)  block_per_row  256      1           1       -         -              -     -        -           -         not tuned
 //
 // times     price: what the kernel adds to a chain of a kernel that writes its main input and one that reads its
 //           outputs; chain: with / without the kernel; fresh: all but the main input comes from DRAM
@@ -315,26 +316,21 @@ struct Early : InOrder {
   static __device__ __forceinline__ void wait_for_partner() { dependency_wait(); }
 };
 
-// As Early; the next kernel may start at once, and waits where it must.
-struct EarlyAtStart : Early {
-  static __device__ __forceinline__ void at_start() { dependency_trigger(); }
-};
-
 // As Early; the next kernel may start once this one has asked for its rows.
 struct EarlyAtLoads : Early {
   static __device__ __forceinline__ void at_loads() { dependency_trigger(); }
 };
 
-// As Early; the next kernel may start as the blocks of this one end.
-struct EarlyAtEnd : Early {
-  static __device__ __forceinline__ void at_end() { dependency_trigger(); }
-};
-
-// Only a call's second kernel starts early, behind its first one.
-struct EarlyPartner : InOrder {
-  static __device__ __forceinline__ void wait_for_partner() { dependency_wait(); }
-  static __device__ __forceinline__ void at_start() { dependency_trigger(); }
-};
+// N elements that all have that value.
+template <typename T, int N>
+__device__ __forceinline__ Vec<T, N> filled(float value) {
+  float values[N];
+  #pragma unroll
+  for (int i = 0; i < N; ++i) values[i] = value;
+  Vec<T, N> vec;
+  pack(vec, values);
+  return vec;
+}
 
 // Four elements share a register.
 template <int N>
@@ -367,6 +363,7 @@ struct Plain {
   using Store = Default;  // how rows are written
   using Chain = InOrder;  // how a kernel overlaps with its neighbours in the stream
   using Params = InTurn;  // whether column parameters are asked for ahead of the rows
+  enum : int { kCluster = 1 };  // blocks that share a row, or add their column sums
 };
 
 // All kLanes neighbouring lanes, a power of two, end with the combined state; the lanes of `mask` take part. A state is
@@ -403,7 +400,13 @@ __device__ __forceinline__ State reduce_row(State s, State* slots) {
   return reduce_lanes<lanes_for(kWarps)>(share_of_slots<kWarps>(slots));
 }
 
-// What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row.
+// What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row. In kernels:
+// kVector       elements per access
+// kEarlyParams  column parameters wait in registers, or are read where they are used
+// kVectors      vectors of a row
+// kSteps        vectors a thread owns
+// kEven         all threads own kSteps of them
+// kUnroll       steps that a loop does in a trip
 struct Cols4096_a1e9 : Plain { using Params = Ahead;
   enum : int { kCols = 4096, kThreads = 512, kThreadsPerRow = 512, kVector = 8, kEarlyParams = 1 };
 };
@@ -433,7 +436,7 @@ struct AnyCols_fee7 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256,
 // add_rmsnorm_to_fp8_token forward: a block owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_block_per_row_09ec(
+add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_block_per_row_f127(
     bfloat16* __restrict__ h,
     bfloat16* __restrict__ y,
     float8_e4m3* __restrict__ q,
@@ -449,19 +452,15 @@ add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_block_per_row_09ec(
     int rows,
     float eps,
     float amax_min) {
-  constexpr int kCols = Config::kCols;
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   using Params = typename Config::Params;
-  // column parameters wait in registers, or are read where they are used
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Config::kThreadsPerRow, kVector = Config::kVector;
   constexpr bool kEarlyParams = Config::kEarlyParams;
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  constexpr int kVectors = kCols / kVector;  // vectors of a row
-  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
+  constexpr int kWarpsPerRow = kThreadsPerRow / 32, kVectors = kCols / kVector,
+      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
   struct Look1 {  // state of look 1: sum(h**2)
     float h_squares;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -610,7 +609,7 @@ add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_block_per_row_09ec(
 // add_rmsnorm_to_fp8_token forward, any number of columns: a block owns a row; each row is read 3 times.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-add_rmsnorm_to_fp8_token_fwd_bf16_any_cols_block_per_row_6d5b(
+add_rmsnorm_to_fp8_token_fwd_bf16_any_cols_block_per_row_22c1(
     bfloat16* __restrict__ h,
     bfloat16* __restrict__ y,
     float8_e4m3* __restrict__ q,
@@ -628,13 +627,11 @@ add_rmsnorm_to_fp8_token_fwd_bf16_any_cols_block_per_row_6d5b(
     int cols,
     float eps,
     float amax_min) {
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kUnroll = Config::kUnroll;  // steps that a loop does in a trip
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
+  constexpr int kThreadsPerRow = Config::kThreadsPerRow, kVector = Config::kVector, kUnroll = Config::kUnroll,
+      kWarpsPerRow = kThreadsPerRow / 32;
   struct Look1 {  // state of look 1: sum(h**2)
     float h_squares;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -670,7 +667,7 @@ add_rmsnorm_to_fp8_token_fwd_bf16_any_cols_block_per_row_6d5b(
   Chain::at_start();
   Chain::wait();  // nothing before it depends on the kernels in front of this one
 
-  const float scale_ub_value = scale_ub[0];
+  const float scale_ub_value = scale_ub != nullptr ? scale_ub[0] : __int_as_float(0x7f800000);
 
   Look1 look1 = {0.0f};
 
@@ -703,7 +700,8 @@ add_rmsnorm_to_fp8_token_fwd_bf16_any_cols_block_per_row_6d5b(
     if (vector < vectors) {
       const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + vector * kVector);
       const Vec<bfloat16, kVector> residual_vec = read<kVector>(residual_row + vector * kVector);
-      const Vec<bfloat16, kVector> weight_vec = read<kVector>(weight + vector * kVector);
+      const Vec<bfloat16, kVector> weight_vec = weight != nullptr ? read<kVector>(weight + vector * kVector) :
+          filled<bfloat16, kVector>(1.0f);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
@@ -731,7 +729,8 @@ add_rmsnorm_to_fp8_token_fwd_bf16_any_cols_block_per_row_6d5b(
     if (vector < vectors) {
       const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + vector * kVector);
       const Vec<bfloat16, kVector> residual_vec = read<kVector, Load>(residual_row + vector * kVector);
-      const Vec<bfloat16, kVector> weight_vec = read<kVector>(weight + vector * kVector);
+      const Vec<bfloat16, kVector> weight_vec = weight != nullptr ? read<kVector>(weight + vector * kVector) :
+          filled<bfloat16, kVector>(1.0f);
       float h_values[kVector];
       float y_values[kVector];
       float q_values[kVector];
@@ -742,456 +741,6 @@ add_rmsnorm_to_fp8_token_fwd_bf16_any_cols_block_per_row_6d5b(
         const float weight_i = element(weight_vec, i);
         const float h_i = x_i + residual_i;
         const float y_i = h_i * row_rstd * weight_i;
-        h_values[i] = h_i;
-        y_values[i] = y_i;
-        q_values[i] = y_i * row_scale_inverse;
-      }
-      Vec<bfloat16, kVector> h_vec;
-      pack(h_vec, h_values);
-      write<Store>(h_row + vector * kVector, h_vec);
-      Vec<bfloat16, kVector> y_vec;
-      pack(y_vec, y_values);
-      write<Store>(y_row + vector * kVector, y_vec);
-      Vec<float8_e4m3, kVector> q_vec;
-      pack(q_vec, q_values);
-      write<Store>(q_row + vector * kVector, q_vec);
-    }
-  }
-
-  Chain::at_end();
-}
-
-// add_rmsnorm_to_fp8_token forward, any number of columns: a block owns a row; each row is read 3 times.
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-add_rmsnorm_to_fp8_token_fwd_bf16_any_cols_without_weight_block_per_row_91ad(
-    bfloat16* __restrict__ h,
-    bfloat16* __restrict__ y,
-    float8_e4m3* __restrict__ q,
-    float* __restrict__ scale,
-    Input<Config, bfloat16> x,
-    Input<Config, bfloat16> residual,
-    Input<Config, float> scale_ub,
-    long long h_pitch,
-    long long y_pitch,
-    long long q_pitch,
-    long long x_pitch,
-    long long residual_pitch,
-    int rows,
-    int cols,
-    float eps,
-    float amax_min) {
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;
-  using Store = typename Config::Store;
-  using Chain = typename Config::Chain;
-  constexpr int kUnroll = Config::kUnroll;  // steps that a loop does in a trip
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  struct Look1 {  // state of look 1: sum(h**2)
-    float h_squares;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.h_squares + b.h_squares};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.h_squares, offset)};
-    }
-  };
-  struct Look2 {  // state of look 2: absmax(y)
-    float y_absmax;
-    static __device__ __forceinline__ Look2 combine(const Look2& a, const Look2& b) {
-      return {maximum(a.y_absmax, b.y_absmax)};
-    }
-    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.y_absmax, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[kWarpsPerRow];
-  __shared__ Look2 look2_slots[kWarpsPerRow];
-
-  const int lane = threadIdx.x;
-  const int row = blockIdx.x;
-  const int vectors = cols / kVector;
-  const int steps = (vectors + kThreadsPerRow - 1) / kThreadsPerRow;
-
-  bfloat16* h_row = h + static_cast<long long>(row) * h_pitch;
-  bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
-  float8_e4m3* q_row = q + static_cast<long long>(row) * q_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
-  const bfloat16* residual_row = residual + static_cast<long long>(row) * residual_pitch;
-
-  Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
-
-  const float scale_ub_value = scale_ub[0];
-
-  Look1 look1 = {0.0f};
-
-  // Look 1: sum(h**2)
-  #pragma unroll kUnroll
-  for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + vector * kVector);
-      const Vec<bfloat16, kVector> residual_vec = read<kVector>(residual_row + vector * kVector);
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_vec, i);
-        const float residual_i = element(residual_vec, i);
-        const float h_i = x_i + residual_i;
-        look1.h_squares += h_i * h_i;
-      }
-    }
-  }
-
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
-  const float row_rstd = rsqrtf(eps + look1.h_squares / cols);
-
-  Look2 look2 = {0.0f};
-
-  // Look 2: absmax(y)
-  #pragma unroll kUnroll
-  for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + vector * kVector);
-      const Vec<bfloat16, kVector> residual_vec = read<kVector>(residual_row + vector * kVector);
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_vec, i);
-        const float residual_i = element(residual_vec, i);
-        const float h_i = x_i + residual_i;
-        const float y_i = h_i * row_rstd;
-        look2.y_absmax = maximum(look2.y_absmax, fabsf(y_i));
-      }
-    }
-  }
-
-  look2 = reduce_row<kWarpsPerRow>(look2, look2_slots);
-  const float row_scale = maximum(amax_min, minimum(scale_ub_value, look2.y_absmax)) / 448.0f;
-  const float row_scale_inverse = 1.0f / row_scale;
-
-  if (lane == 0) {
-    scale[row] = row_scale;
-  }
-
-  // Last look: the outputs
-  #pragma unroll kUnroll
-  for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + vector * kVector);
-      const Vec<bfloat16, kVector> residual_vec = read<kVector, Load>(residual_row + vector * kVector);
-      float h_values[kVector];
-      float y_values[kVector];
-      float q_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_vec, i);
-        const float residual_i = element(residual_vec, i);
-        const float h_i = x_i + residual_i;
-        const float y_i = h_i * row_rstd;
-        h_values[i] = h_i;
-        y_values[i] = y_i;
-        q_values[i] = y_i * row_scale_inverse;
-      }
-      Vec<bfloat16, kVector> h_vec;
-      pack(h_vec, h_values);
-      write<Store>(h_row + vector * kVector, h_vec);
-      Vec<bfloat16, kVector> y_vec;
-      pack(y_vec, y_values);
-      write<Store>(y_row + vector * kVector, y_vec);
-      Vec<float8_e4m3, kVector> q_vec;
-      pack(q_vec, q_values);
-      write<Store>(q_row + vector * kVector, q_vec);
-    }
-  }
-
-  Chain::at_end();
-}
-
-// add_rmsnorm_to_fp8_token forward, any number of columns: a block owns a row; each row is read 3 times.
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-add_rmsnorm_to_fp8_token_fwd_bf16_any_cols_without_scale_ub_block_per_row_c60f(
-    bfloat16* __restrict__ h,
-    bfloat16* __restrict__ y,
-    float8_e4m3* __restrict__ q,
-    float* __restrict__ scale,
-    Input<Config, bfloat16> x,
-    Input<Config, bfloat16> residual,
-    Input<Config, bfloat16> weight,
-    long long h_pitch,
-    long long y_pitch,
-    long long q_pitch,
-    long long x_pitch,
-    long long residual_pitch,
-    int rows,
-    int cols,
-    float eps,
-    float amax_min) {
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;
-  using Store = typename Config::Store;
-  using Chain = typename Config::Chain;
-  constexpr int kUnroll = Config::kUnroll;  // steps that a loop does in a trip
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  struct Look1 {  // state of look 1: sum(h**2)
-    float h_squares;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.h_squares + b.h_squares};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.h_squares, offset)};
-    }
-  };
-  struct Look2 {  // state of look 2: absmax(y)
-    float y_absmax;
-    static __device__ __forceinline__ Look2 combine(const Look2& a, const Look2& b) {
-      return {maximum(a.y_absmax, b.y_absmax)};
-    }
-    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.y_absmax, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[kWarpsPerRow];
-  __shared__ Look2 look2_slots[kWarpsPerRow];
-
-  const int lane = threadIdx.x;
-  const int row = blockIdx.x;
-  const int vectors = cols / kVector;
-  const int steps = (vectors + kThreadsPerRow - 1) / kThreadsPerRow;
-
-  bfloat16* h_row = h + static_cast<long long>(row) * h_pitch;
-  bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
-  float8_e4m3* q_row = q + static_cast<long long>(row) * q_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
-  const bfloat16* residual_row = residual + static_cast<long long>(row) * residual_pitch;
-
-  Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
-
-  const float scale_ub = __int_as_float(0x7f800000);
-
-  Look1 look1 = {0.0f};
-
-  // Look 1: sum(h**2)
-  #pragma unroll kUnroll
-  for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + vector * kVector);
-      const Vec<bfloat16, kVector> residual_vec = read<kVector>(residual_row + vector * kVector);
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_vec, i);
-        const float residual_i = element(residual_vec, i);
-        const float h_i = x_i + residual_i;
-        look1.h_squares += h_i * h_i;
-      }
-    }
-  }
-
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
-  const float row_rstd = rsqrtf(eps + look1.h_squares / cols);
-
-  Look2 look2 = {0.0f};
-
-  // Look 2: absmax(y)
-  #pragma unroll kUnroll
-  for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + vector * kVector);
-      const Vec<bfloat16, kVector> residual_vec = read<kVector>(residual_row + vector * kVector);
-      const Vec<bfloat16, kVector> weight_vec = read<kVector>(weight + vector * kVector);
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_vec, i);
-        const float residual_i = element(residual_vec, i);
-        const float weight_i = element(weight_vec, i);
-        const float h_i = x_i + residual_i;
-        const float y_i = h_i * row_rstd * weight_i;
-        look2.y_absmax = maximum(look2.y_absmax, fabsf(y_i));
-      }
-    }
-  }
-
-  look2 = reduce_row<kWarpsPerRow>(look2, look2_slots);
-  const float row_scale = maximum(amax_min, minimum(scale_ub, look2.y_absmax)) / 448.0f;
-  const float row_scale_inverse = 1.0f / row_scale;
-
-  if (lane == 0) {
-    scale[row] = row_scale;
-  }
-
-  // Last look: the outputs
-  #pragma unroll kUnroll
-  for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + vector * kVector);
-      const Vec<bfloat16, kVector> residual_vec = read<kVector, Load>(residual_row + vector * kVector);
-      const Vec<bfloat16, kVector> weight_vec = read<kVector>(weight + vector * kVector);
-      float h_values[kVector];
-      float y_values[kVector];
-      float q_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_vec, i);
-        const float residual_i = element(residual_vec, i);
-        const float weight_i = element(weight_vec, i);
-        const float h_i = x_i + residual_i;
-        const float y_i = h_i * row_rstd * weight_i;
-        h_values[i] = h_i;
-        y_values[i] = y_i;
-        q_values[i] = y_i * row_scale_inverse;
-      }
-      Vec<bfloat16, kVector> h_vec;
-      pack(h_vec, h_values);
-      write<Store>(h_row + vector * kVector, h_vec);
-      Vec<bfloat16, kVector> y_vec;
-      pack(y_vec, y_values);
-      write<Store>(y_row + vector * kVector, y_vec);
-      Vec<float8_e4m3, kVector> q_vec;
-      pack(q_vec, q_values);
-      write<Store>(q_row + vector * kVector, q_vec);
-    }
-  }
-
-  Chain::at_end();
-}
-
-// add_rmsnorm_to_fp8_token forward, any number of columns: a block owns a row; each row is read 3 times.
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-add_rmsnorm_to_fp8_token_fwd_bf16_any_cols_without_scale_ub_without_weight_block_per_row_bdad(
-    bfloat16* __restrict__ h,
-    bfloat16* __restrict__ y,
-    float8_e4m3* __restrict__ q,
-    float* __restrict__ scale,
-    Input<Config, bfloat16> x,
-    Input<Config, bfloat16> residual,
-    long long h_pitch,
-    long long y_pitch,
-    long long q_pitch,
-    long long x_pitch,
-    long long residual_pitch,
-    int rows,
-    int cols,
-    float eps,
-    float amax_min) {
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;
-  using Store = typename Config::Store;
-  using Chain = typename Config::Chain;
-  constexpr int kUnroll = Config::kUnroll;  // steps that a loop does in a trip
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  struct Look1 {  // state of look 1: sum(h**2)
-    float h_squares;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.h_squares + b.h_squares};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.h_squares, offset)};
-    }
-  };
-  struct Look2 {  // state of look 2: absmax(y)
-    float y_absmax;
-    static __device__ __forceinline__ Look2 combine(const Look2& a, const Look2& b) {
-      return {maximum(a.y_absmax, b.y_absmax)};
-    }
-    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.y_absmax, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[kWarpsPerRow];
-  __shared__ Look2 look2_slots[kWarpsPerRow];
-
-  const int lane = threadIdx.x;
-  const int row = blockIdx.x;
-  const int vectors = cols / kVector;
-  const int steps = (vectors + kThreadsPerRow - 1) / kThreadsPerRow;
-
-  bfloat16* h_row = h + static_cast<long long>(row) * h_pitch;
-  bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
-  float8_e4m3* q_row = q + static_cast<long long>(row) * q_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
-  const bfloat16* residual_row = residual + static_cast<long long>(row) * residual_pitch;
-
-  Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
-
-  const float scale_ub = __int_as_float(0x7f800000);
-
-  Look1 look1 = {0.0f};
-
-  // Look 1: sum(h**2)
-  #pragma unroll kUnroll
-  for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + vector * kVector);
-      const Vec<bfloat16, kVector> residual_vec = read<kVector>(residual_row + vector * kVector);
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_vec, i);
-        const float residual_i = element(residual_vec, i);
-        const float h_i = x_i + residual_i;
-        look1.h_squares += h_i * h_i;
-      }
-    }
-  }
-
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
-  const float row_rstd = rsqrtf(eps + look1.h_squares / cols);
-
-  Look2 look2 = {0.0f};
-
-  // Look 2: absmax(y)
-  #pragma unroll kUnroll
-  for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + vector * kVector);
-      const Vec<bfloat16, kVector> residual_vec = read<kVector>(residual_row + vector * kVector);
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_vec, i);
-        const float residual_i = element(residual_vec, i);
-        const float h_i = x_i + residual_i;
-        const float y_i = h_i * row_rstd;
-        look2.y_absmax = maximum(look2.y_absmax, fabsf(y_i));
-      }
-    }
-  }
-
-  look2 = reduce_row<kWarpsPerRow>(look2, look2_slots);
-  const float row_scale = maximum(amax_min, minimum(scale_ub, look2.y_absmax)) / 448.0f;
-  const float row_scale_inverse = 1.0f / row_scale;
-
-  if (lane == 0) {
-    scale[row] = row_scale;
-  }
-
-  // Last look: the outputs
-  #pragma unroll kUnroll
-  for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + vector * kVector);
-      const Vec<bfloat16, kVector> residual_vec = read<kVector, Load>(residual_row + vector * kVector);
-      float h_values[kVector];
-      float y_values[kVector];
-      float q_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_vec, i);
-        const float residual_i = element(residual_vec, i);
-        const float h_i = x_i + residual_i;
-        const float y_i = h_i * row_rstd;
         h_values[i] = h_i;
         y_values[i] = y_i;
         q_values[i] = y_i * row_scale_inverse;
@@ -1360,39 +909,6 @@ inline cudaError_t run_any_cols(const Kernel& kernel, const Arguments& call) {
       call.y_pitch, call.q_pitch, call.x_pitch, call.residual_pitch, call.rows, call.cols, call.eps, call.amax_min);
 }
 
-template <auto kMain>
-inline cudaError_t run_any_cols_without_weight(const Kernel& kernel, const Arguments& call) {
-  int blocks = 0;
-  cudaError_t status = grid(kernel.launch, call.rows, &blocks);
-  if (status != cudaSuccess) return status;
-  return launch_on(
-      call.stream, kMain, kernel.launch, blocks,
-      call.h, call.y, call.q, call.scale, call.x, call.residual, call.scale_ub, call.h_pitch, call.y_pitch,
-      call.q_pitch, call.x_pitch, call.residual_pitch, call.rows, call.cols, call.eps, call.amax_min);
-}
-
-template <auto kMain>
-inline cudaError_t run_any_cols_without_scale_ub(const Kernel& kernel, const Arguments& call) {
-  int blocks = 0;
-  cudaError_t status = grid(kernel.launch, call.rows, &blocks);
-  if (status != cudaSuccess) return status;
-  return launch_on(
-      call.stream, kMain, kernel.launch, blocks,
-      call.h, call.y, call.q, call.scale, call.x, call.residual, call.weight, call.h_pitch, call.y_pitch,
-      call.q_pitch, call.x_pitch, call.residual_pitch, call.rows, call.cols, call.eps, call.amax_min);
-}
-
-template <auto kMain>
-inline cudaError_t run_any_cols_without_scale_ub_without_weight(const Kernel& kernel, const Arguments& call) {
-  int blocks = 0;
-  cudaError_t status = grid(kernel.launch, call.rows, &blocks);
-  if (status != cudaSuccess) return status;
-  return launch_on(
-      call.stream, kMain, kernel.launch, blocks,
-      call.h, call.y, call.q, call.scale, call.x, call.residual, call.h_pitch, call.y_pitch, call.q_pitch,
-      call.x_pitch, call.residual_pitch, call.rows, call.cols, call.eps, call.amax_min);
-}
-
 // What the tuner chose, in the order of the table at the top of this file.
 struct Tuned {
   int rows, cols;
@@ -1404,40 +920,34 @@ struct Tuned {
 };
 inline constexpr Tuned kTuned[] = {
     {   1, 4096, 16, 2u, 2u, false, {{512}, run_without_scale_ub<
-     add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_block_per_row_09ec<Cols4096_a1e9>>}},
+     add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_block_per_row_f127<Cols4096_a1e9>>}},
     {  16, 4096, 16, 2u, 2u, false, {{512}, run_without_scale_ub<
-     add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_block_per_row_09ec<Cols4096_a1e9>>}},
+     add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_block_per_row_f127<Cols4096_a1e9>>}},
     {  64, 4096, 16, 2u, 2u, false, {{512}, run_without_scale_ub<
-     add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_block_per_row_09ec<Cols4096_a1e9>>}},
+     add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_block_per_row_f127<Cols4096_a1e9>>}},
     { 256, 4096, 16, 2u, 2u, false, {{512}, run_without_scale_ub<
-     add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_block_per_row_09ec<Cols4096_bf50>>}},
+     add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_block_per_row_f127<Cols4096_bf50>>}},
     {1024, 4096, 16, 2u, 2u, false, {{128}, run_without_scale_ub<
-     add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_block_per_row_09ec<Cols4096_c5de>>}},
+     add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_block_per_row_f127<Cols4096_c5de>>}},
     {4096, 4096, 16, 2u, 2u, false, {{128, 1, true}, run_without_scale_ub<
-     add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_block_per_row_09ec<Cols4096_b793>>}},
+     add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_block_per_row_f127<Cols4096_b793>>}},
     {   1, 7168, 16, 2u, 2u, false, {{512}, run_without_scale_ub<
-     add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_block_per_row_09ec<Cols7168_df07>>}},
+     add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_block_per_row_f127<Cols7168_df07>>}},
     {  16, 7168, 16, 2u, 2u, false, {{256}, run_without_scale_ub<
-     add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_block_per_row_09ec<Cols7168_acda>>}},
+     add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_block_per_row_f127<Cols7168_acda>>}},
     {  64, 7168, 16, 2u, 2u, false, {{512}, run_without_scale_ub<
-     add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_block_per_row_09ec<Cols7168_df07>>}},
+     add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_block_per_row_f127<Cols7168_df07>>}},
     { 256, 7168, 16, 2u, 2u, false, {{256}, run_without_scale_ub<
-     add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_block_per_row_09ec<Cols7168_2e74>>}},
+     add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_block_per_row_f127<Cols7168_2e74>>}},
     {1024, 7168, 16, 2u, 2u, false, {{256, 1, true}, run_without_scale_ub<
-     add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_block_per_row_09ec<Cols7168_0979>>}},
+     add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_block_per_row_f127<Cols7168_0979>>}},
     {4096, 7168, 16, 2u, 2u, false, {{256, 1, true}, run_without_scale_ub<
-     add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_block_per_row_09ec<Cols7168_0979>>}},
+     add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_block_per_row_f127<Cols7168_0979>>}},
 };
 
-// The kernels for any cols, by the bits of `absent` that are compiled out.
+// For any cols.
 inline constexpr Kernel kGeneral[] = {
-    {{256}, run_any_cols<add_rmsnorm_to_fp8_token_fwd_bf16_any_cols_block_per_row_6d5b<AnyCols_fee7>>},
-    {{256}, run_any_cols_without_weight<
-     add_rmsnorm_to_fp8_token_fwd_bf16_any_cols_without_weight_block_per_row_91ad<AnyCols_fee7>>},
-    {{256}, run_any_cols_without_scale_ub<
-     add_rmsnorm_to_fp8_token_fwd_bf16_any_cols_without_scale_ub_block_per_row_c60f<AnyCols_fee7>>},
-    {{256}, run_any_cols_without_scale_ub_without_weight<
-     add_rmsnorm_to_fp8_token_fwd_bf16_any_cols_without_scale_ub_without_weight_block_per_row_bdad<AnyCols_fee7>>},
+    {{256}, run_any_cols<add_rmsnorm_to_fp8_token_fwd_bf16_any_cols_block_per_row_22c1<AnyCols_fee7>>},
 };
 
 // Bits of `absent`: 1u weight, 2u scale_ub.
@@ -1505,7 +1015,7 @@ inline cudaError_t add_rmsnorm_to_fp8_token_fwd_bf16_pitched(
       scale, reinterpret_cast<const k::bfloat16*>(x), reinterpret_cast<const k::bfloat16*>(residual),
       reinterpret_cast<const k::bfloat16*>(weight), scale_ub, h_pitch, y_pitch, q_pitch, x_pitch, residual_pitch,
       rows, cols, eps, amax_min, stream};
-  const k::Kernel* kernel = &k::kGeneral[absent & k::kCompiledOut];
+  const k::Kernel* kernel = &k::kGeneral[0];
   const int align = k::alignment(
       k::address(h) | k::address(y) | k::address(q) | k::address(x) | k::address(residual) | k::address(weight) |
       k::pitch_bytes(h_pitch, 2) | k::pitch_bytes(y_pitch, 2) | k::pitch_bytes(q_pitch, 1) |

@@ -20,11 +20,14 @@
 // tuned by  normgen 0.1.0
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // verified  NVIDIA H200, driver for CUDA 13.0: 4 calls, 1 to 524 rows, 19 families of rows, own pitches of dlogits, x
+// note      emitted as another text than the one that was tuned: all
+//
+// all timed without lse:
 //
 //   rows x cols              kernel         threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
-//   4096 x 32000 no lse      block_per_row  512      1           8       171.1     361.5 / 189.8  3065  72.5 %   1.00x       171.9     fresh
-//   4096 x 128256 no lse     block_per_row  1024     1           8       758.8     1503 / 744.1   2769  64.3 %   1.00x       764       fresh
-//   4096 x 151936 no lse     block_per_row  1024     1           8       905.2     1784 / 879.3   2750  65.8 %   1.00x       908.2     fresh
+//   4096 x 32000             block_per_row  512      1           8       171.1     361.5 / 189.8  3065  72.5 %   1.00x       171.9     fresh
+//   4096 x 128256            block_per_row  1024     1           8       758.8     1503 / 744.1   2769  64.3 %   1.00x       764       fresh
+//   4096 x 151936            block_per_row  1024     1           8       905.2     1784 / 879.3   2750  65.8 %   1.00x       908.2     fresh
 //   (any other, rows alike)  block_per_row  256      1           8       -         -              -     -        -           -         not tuned
 //   (any other)              block_per_row  256      1           1       -         -              -     -        -           -         not tuned
 //
@@ -365,6 +368,7 @@ struct Plain {
   using Store = Default;  // how rows are written
   using Chain = InOrder;  // how a kernel overlaps with its neighbours in the stream
   using Params = InTurn;  // whether column parameters are asked for ahead of the rows
+  enum : int { kCluster = 1 };  // blocks that share a row, or add their column sums
 };
 
 // All kLanes neighbouring lanes, a power of two, end with the combined state; the lanes of `mask` take part. A state is
@@ -413,7 +417,14 @@ __device__ __forceinline__ void write_row_value(T* address, float value) {
   write(address, vec);
 }
 
-// What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row.
+// What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row. In kernels:
+// kVector      elements per access
+// kUnroll      steps that a loop does in a trip
+// kVectors     vectors of a row
+// kSteps       vectors a thread owns
+// kEven        all threads own kSteps of them
+// kCopiedCols  columns of a row that the copy engine brings
+// kHeldSteps   vectors of a thread in registers
 struct Cols32000_3c13 : Plain { using Load = EvictLast;
   enum : int { kCols = 32000, kThreads = 512, kThreadsPerRow = 512, kVector = 8, kUnroll = 4 };
 };
@@ -429,7 +440,7 @@ struct AnyCols_fee7 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256,
 // cross_entropy_grad forward: a block owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-cross_entropy_grad_fwd_bf16_without_lse_block_per_row_7f1f(
+cross_entropy_grad_fwd_bf16_without_lse_block_per_row_8518(
     bfloat16* __restrict__ dlogits,
     float* __restrict__ loss,
     Input<Config, bfloat16> x,
@@ -441,32 +452,25 @@ cross_entropy_grad_fwd_bf16_without_lse_block_per_row_7f1f(
     float ignore_index,
     float label_smoothing,
     float z_loss) {
-  constexpr int kCols = Config::kCols;
-  constexpr int kThreads = Config::kThreads;
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kUnroll = Config::kUnroll;  // steps that a loop does in a trip
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  constexpr int kVectors = kCols / kVector;  // vectors of a row
-  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
-  constexpr int kCopiedCols = kCols;  // columns of a row that the copy engine brings
-  struct Look1 {  // state of look 1: max(x), online_softmax(x), sum(x), sum(where(col == label, x, 0))
-    float x_max, x_max_running, row_sum_running, x_sum, right_sum;
+  constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kThreadsPerRow = Config::kThreadsPerRow,
+      kVector = Config::kVector, kUnroll = Config::kUnroll, kWarpsPerRow = kThreadsPerRow / 32,
+      kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
+  constexpr int kCopiedCols = kCols;
+  struct Look1 {  // state of look 1: online_softmax(x), sum(x), sum(where(col == label, x, 0))
+    float x_max, row_sum, x_sum, right_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      const float x_max_running_new_max = maximum(a.x_max_running, b.x_max_running);
-      return {maximum(a.x_max, b.x_max), x_max_running_new_max,
-          exp_approximate(a.x_max_running - x_max_running_new_max) * a.row_sum_running +
-          exp_approximate(b.x_max_running - x_max_running_new_max) * b.row_sum_running, a.x_sum + b.x_sum,
-          a.right_sum + b.right_sum};
+      const float x_max_new_max = maximum(a.x_max, b.x_max);
+      return {x_max_new_max,
+          exp_approximate(a.x_max - x_max_new_max) * a.row_sum + exp_approximate(b.x_max - x_max_new_max) * b.row_sum,
+          a.x_sum + b.x_sum, a.right_sum + b.right_sum};
     }
     static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.x_max, offset), __shfl_xor_sync(mask, s.x_max_running, offset),
-          __shfl_xor_sync(mask, s.row_sum_running, offset), __shfl_xor_sync(mask, s.x_sum, offset),
-          __shfl_xor_sync(mask, s.right_sum, offset)};
+      return {__shfl_xor_sync(mask, s.x_max, offset), __shfl_xor_sync(mask, s.row_sum, offset),
+          __shfl_xor_sync(mask, s.x_sum, offset), __shfl_xor_sync(mask, s.right_sum, offset)};
     }
   };
   __shared__ Look1 look1_slots[kWarpsPerRow];
@@ -498,29 +502,27 @@ cross_entropy_grad_fwd_bf16_without_lse_block_per_row_7f1f(
 
   mbarrier_wait(&arrived, 0);
 
-  // the lowest finite number: -inf - -inf is NaN
-  Look1 look1 = {__int_as_float(0xff800000), -3.402823466e+38f, 0.0f, 0.0f, 0.0f};
+  Look1 look1 = {-3.402823466e+38f, 0.0f, 0.0f, 0.0f};  // the lowest finite number: -inf - -inf is NaN
 
-  // Look 1: max(x), online_softmax(x), sum(x), sum(where(col == label, x, 0))
+  // Look 1: online_softmax(x), sum(x), sum(where(col == label, x, 0))
   #pragma unroll kUnroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       const Vec<bfloat16, kVector> x_vec = read<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector);
-      float x_max_running_new_max = look1.x_max_running;
+      float x_max_new_max = look1.x_max;
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
-        x_max_running_new_max = maximum(x_max_running_new_max, x_i);
+        x_max_new_max = maximum(x_max_new_max, x_i);
       }
-      look1.row_sum_running = exp_approximate(look1.x_max_running - x_max_running_new_max) * look1.row_sum_running;
-      look1.x_max_running = x_max_running_new_max;
+      look1.row_sum = exp_approximate(look1.x_max - x_max_new_max) * look1.row_sum;
+      look1.x_max = x_max_new_max;
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const int col = vector * kVector + i;
         const float x_i = element(x_vec, i);
-        look1.x_max = maximum(look1.x_max, x_i);
-        look1.row_sum_running += exp_approximate(x_i - look1.x_max_running);
+        look1.row_sum += exp_approximate(x_i - look1.x_max);
         look1.x_sum += x_i;
         look1.right_sum += static_cast<float>(col) == row_label ? x_i : 0.0f;
       }
@@ -529,16 +531,15 @@ cross_entropy_grad_fwd_bf16_without_lse_block_per_row_7f1f(
 
   look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
   const float row_max = look1.x_max;
-  const float row_sum = exp_approximate(look1.x_max_running - look1.x_max) * look1.row_sum_running;
-  const float row_lse = row_max + logf(row_sum);
+  const float row_lse = logf(look1.row_sum) + row_max;
   const float row_smooth_part = look1.x_sum / kCols - row_max;
-  const float row_smooth = label_smoothing > 0.0f ? label_smoothing * (logf(row_sum) - row_smooth_part) : 0.0f;
+  const float row_smooth = label_smoothing > 0.0f ? label_smoothing * (logf(look1.row_sum) - row_smooth_part) : 0.0f;
   const float row_right_part = look1.right_sum - row_max;
-  const float row_right = (1.0f - label_smoothing) * (logf(row_sum) - row_right_part);
+  const float row_right = (1.0f - label_smoothing) * (logf(look1.row_sum) - row_right_part);
   const float row_loss_part = z_loss * row_lse;
   const float row_loss_part2 = row_smooth + row_right;
   const float row_loss = row_is_counted != 0.0f ? row_lse * row_loss_part + row_loss_part2 : 0.0f;
-  const float row_sum_inverse = 1.0f / row_sum;
+  const float row_sum_inverse = 1.0f / look1.row_sum;
 
   if (lane == 0) {
     loss[row] = row_loss;
@@ -572,7 +573,7 @@ cross_entropy_grad_fwd_bf16_without_lse_block_per_row_7f1f(
 // cross_entropy_grad forward: a block owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-cross_entropy_grad_fwd_bf16_without_lse_block_per_row_2bb9(
+cross_entropy_grad_fwd_bf16_without_lse_block_per_row_e4f7(
     bfloat16* __restrict__ dlogits,
     float* __restrict__ loss,
     Input<Config, bfloat16> x,
@@ -584,33 +585,25 @@ cross_entropy_grad_fwd_bf16_without_lse_block_per_row_2bb9(
     float ignore_index,
     float label_smoothing,
     float z_loss) {
-  constexpr int kCols = Config::kCols;
-  constexpr int kThreads = Config::kThreads;
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  constexpr int kVectors = kCols / kVector;  // vectors of a row
-  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
-  constexpr int kHeldSteps = Config::kHeldSteps;  // vectors of a thread in registers
-  // columns of a row that the copy engine brings
-  constexpr int kCopiedCols = kCols - kHeldSteps * kThreadsPerRow * kVector;
-  struct Look1 {  // state of look 1: max(x), online_softmax(x), sum(x), sum(where(col == label, x, 0))
-    float x_max, x_max_running, row_sum_running, x_sum, right_sum;
+  constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kThreadsPerRow = Config::kThreadsPerRow,
+      kVector = Config::kVector, kWarpsPerRow = kThreadsPerRow / 32, kVectors = kCols / kVector,
+      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
+  constexpr int kHeldSteps = Config::kHeldSteps, kCopiedCols = kCols - kHeldSteps * kThreadsPerRow * kVector;
+  struct Look1 {  // state of look 1: online_softmax(x), sum(x), sum(where(col == label, x, 0))
+    float x_max, row_sum, x_sum, right_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      const float x_max_running_new_max = maximum(a.x_max_running, b.x_max_running);
-      return {maximum(a.x_max, b.x_max), x_max_running_new_max,
-          exp_approximate(a.x_max_running - x_max_running_new_max) * a.row_sum_running +
-          exp_approximate(b.x_max_running - x_max_running_new_max) * b.row_sum_running, a.x_sum + b.x_sum,
-          a.right_sum + b.right_sum};
+      const float x_max_new_max = maximum(a.x_max, b.x_max);
+      return {x_max_new_max,
+          exp_approximate(a.x_max - x_max_new_max) * a.row_sum + exp_approximate(b.x_max - x_max_new_max) * b.row_sum,
+          a.x_sum + b.x_sum, a.right_sum + b.right_sum};
     }
     static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.x_max, offset), __shfl_xor_sync(mask, s.x_max_running, offset),
-          __shfl_xor_sync(mask, s.row_sum_running, offset), __shfl_xor_sync(mask, s.x_sum, offset),
-          __shfl_xor_sync(mask, s.right_sum, offset)};
+      return {__shfl_xor_sync(mask, s.x_max, offset), __shfl_xor_sync(mask, s.row_sum, offset),
+          __shfl_xor_sync(mask, s.x_sum, offset), __shfl_xor_sync(mask, s.right_sum, offset)};
     }
   };
   __shared__ Look1 look1_slots[kWarpsPerRow];
@@ -651,28 +644,26 @@ cross_entropy_grad_fwd_bf16_without_lse_block_per_row_2bb9(
 
   Chain::at_loads();
 
-  // the lowest finite number: -inf - -inf is NaN
-  Look1 look1 = {__int_as_float(0xff800000), -3.402823466e+38f, 0.0f, 0.0f, 0.0f};
+  Look1 look1 = {-3.402823466e+38f, 0.0f, 0.0f, 0.0f};  // the lowest finite number: -inf - -inf is NaN
 
-  // Look 1: max(x), online_softmax(x), sum(x), sum(where(col == label, x, 0))
+  // Look 1: online_softmax(x), sum(x), sum(where(col == label, x, 0))
   #pragma unroll
   for (int step = 0; step < kHeldSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      float x_max_running_new_max = look1.x_max_running;
+      float x_max_new_max = look1.x_max;
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_held[step], i);
-        x_max_running_new_max = maximum(x_max_running_new_max, x_i);
+        x_max_new_max = maximum(x_max_new_max, x_i);
       }
-      look1.row_sum_running = exp_approximate(look1.x_max_running - x_max_running_new_max) * look1.row_sum_running;
-      look1.x_max_running = x_max_running_new_max;
+      look1.row_sum = exp_approximate(look1.x_max - x_max_new_max) * look1.row_sum;
+      look1.x_max = x_max_new_max;
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const int col = vector * kVector + i;
         const float x_i = element(x_held[step], i);
-        look1.x_max = maximum(look1.x_max, x_i);
-        look1.row_sum_running += exp_approximate(x_i - look1.x_max_running);
+        look1.row_sum += exp_approximate(x_i - look1.x_max);
         look1.x_sum += x_i;
         look1.right_sum += static_cast<float>(col) == row_label ? x_i : 0.0f;
       }
@@ -687,20 +678,19 @@ cross_entropy_grad_fwd_bf16_without_lse_block_per_row_2bb9(
     if (kEven || vector < kVectors) {
       const Vec<bfloat16, kVector> x_vec =
           read<kVector>(x_shared + ((step - kHeldSteps) * kThreads + threadIdx.x) * kVector);
-      float x_max_running_new_max = look1.x_max_running;
+      float x_max_new_max = look1.x_max;
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
-        x_max_running_new_max = maximum(x_max_running_new_max, x_i);
+        x_max_new_max = maximum(x_max_new_max, x_i);
       }
-      look1.row_sum_running = exp_approximate(look1.x_max_running - x_max_running_new_max) * look1.row_sum_running;
-      look1.x_max_running = x_max_running_new_max;
+      look1.row_sum = exp_approximate(look1.x_max - x_max_new_max) * look1.row_sum;
+      look1.x_max = x_max_new_max;
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const int col = vector * kVector + i;
         const float x_i = element(x_vec, i);
-        look1.x_max = maximum(look1.x_max, x_i);
-        look1.row_sum_running += exp_approximate(x_i - look1.x_max_running);
+        look1.row_sum += exp_approximate(x_i - look1.x_max);
         look1.x_sum += x_i;
         look1.right_sum += static_cast<float>(col) == row_label ? x_i : 0.0f;
       }
@@ -709,16 +699,15 @@ cross_entropy_grad_fwd_bf16_without_lse_block_per_row_2bb9(
 
   look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
   const float row_max = look1.x_max;
-  const float row_sum = exp_approximate(look1.x_max_running - look1.x_max) * look1.row_sum_running;
-  const float row_lse = row_max + logf(row_sum);
+  const float row_lse = logf(look1.row_sum) + row_max;
   const float row_smooth_part = look1.x_sum / kCols - row_max;
-  const float row_smooth = label_smoothing > 0.0f ? label_smoothing * (logf(row_sum) - row_smooth_part) : 0.0f;
+  const float row_smooth = label_smoothing > 0.0f ? label_smoothing * (logf(look1.row_sum) - row_smooth_part) : 0.0f;
   const float row_right_part = look1.right_sum - row_max;
-  const float row_right = (1.0f - label_smoothing) * (logf(row_sum) - row_right_part);
+  const float row_right = (1.0f - label_smoothing) * (logf(look1.row_sum) - row_right_part);
   const float row_loss_part = z_loss * row_lse;
   const float row_loss_part2 = row_smooth + row_right;
   const float row_loss = row_is_counted != 0.0f ? row_lse * row_loss_part + row_loss_part2 : 0.0f;
-  const float row_sum_inverse = 1.0f / row_sum;
+  const float row_sum_inverse = 1.0f / look1.row_sum;
 
   if (lane == 0) {
     loss[row] = row_loss;
@@ -773,7 +762,7 @@ cross_entropy_grad_fwd_bf16_without_lse_block_per_row_2bb9(
 // cross_entropy_grad forward, any number of columns: a block owns a row; each row is read 3 times.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-cross_entropy_grad_fwd_bf16_any_cols_block_per_row_fd1b(
+cross_entropy_grad_fwd_bf16_any_cols_block_per_row_d131(
     bfloat16* __restrict__ dlogits,
     float* __restrict__ loss,
     float* __restrict__ lse,
@@ -787,13 +776,11 @@ cross_entropy_grad_fwd_bf16_any_cols_block_per_row_fd1b(
     float ignore_index,
     float label_smoothing,
     float z_loss) {
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kUnroll = Config::kUnroll;  // steps that a loop does in a trip
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
+  constexpr int kThreadsPerRow = Config::kThreadsPerRow, kVector = Config::kVector, kUnroll = Config::kUnroll,
+      kWarpsPerRow = kThreadsPerRow / 32;
   struct Look1 {  // state of look 1: max(x), sum(x), sum(where(col == label, x, 0))
     float x_max, x_sum, right_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -833,7 +820,7 @@ cross_entropy_grad_fwd_bf16_any_cols_block_per_row_fd1b(
   Chain::wait();  // nothing before it depends on the kernels in front of this one
 
   const float row_label = row_value(&label[row]);
-  const float grad_scale_value = grad_scale[0];
+  const float grad_scale_value = grad_scale != nullptr ? grad_scale[0] : 1.0f;
   const float row_is_counted = static_cast<float>(row_label != ignore_index);
 
   Look1 look1 = {__int_as_float(0xff800000), 0.0f, 0.0f};
@@ -936,178 +923,6 @@ cross_entropy_grad_fwd_bf16_any_cols_block_per_row_fd1b(
     const float wanted_i = (static_cast<float>(col) == row_label ? 1.0f - label_smoothing : 0.0f) +
         label_smoothing / cols;
     dlogits_values[0] = row_is_counted != 0.0f ? (share_i - wanted_i) * grad_scale_value : 0.0f;
-    Vec<bfloat16, 1> dlogits_vec;
-    pack(dlogits_vec, dlogits_values);
-    write<Store>(dlogits_row + edge, dlogits_vec);
-  }
-
-  Chain::at_end();
-}
-
-// cross_entropy_grad forward, any number of columns: a block owns a row; each row is read 3 times.
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-cross_entropy_grad_fwd_bf16_any_cols_without_grad_scale_block_per_row_1bf8(
-    bfloat16* __restrict__ dlogits,
-    float* __restrict__ loss,
-    float* __restrict__ lse,
-    Input<Config, bfloat16> x,
-    Input<Config, int64> label,
-    long long dlogits_pitch,
-    long long x_pitch,
-    int rows,
-    int cols,
-    float ignore_index,
-    float label_smoothing,
-    float z_loss) {
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;
-  using Store = typename Config::Store;
-  using Chain = typename Config::Chain;
-  constexpr int kUnroll = Config::kUnroll;  // steps that a loop does in a trip
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  struct Look1 {  // state of look 1: max(x), sum(x), sum(where(col == label, x, 0))
-    float x_max, x_sum, right_sum;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {maximum(a.x_max, b.x_max), a.x_sum + b.x_sum, a.right_sum + b.right_sum};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.x_max, offset), __shfl_xor_sync(mask, s.x_sum, offset),
-          __shfl_xor_sync(mask, s.right_sum, offset)};
-    }
-  };
-  struct Look2 {  // state of look 2: sum(exp(x - row_max))
-    float row_sum;
-    static __device__ __forceinline__ Look2 combine(const Look2& a, const Look2& b) {
-      return {a.row_sum + b.row_sum};
-    }
-    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.row_sum, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[kWarpsPerRow];
-  __shared__ Look2 look2_slots[kWarpsPerRow];
-
-  const int lane = threadIdx.x;
-  const int row = blockIdx.x;
-  const int steps = (cols / kVector + kThreadsPerRow - 1) / kThreadsPerRow;
-
-  bfloat16* dlogits_row = dlogits + static_cast<long long>(row) * dlogits_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
-  // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
-  const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(x_row) / sizeof(bfloat16) % kVector);
-  const int head = (kVector - shift) % kVector;
-  const int vectors = (cols - head) / kVector;
-  const int edge = lane < head ? lane : lane + vectors * kVector;
-  const bool has_edge = edge < cols;
-
-  Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
-
-  const float row_label = row_value(&label[row]);
-  const float row_is_counted = static_cast<float>(row_label != ignore_index);
-
-  Look1 look1 = {__int_as_float(0xff800000), 0.0f, 0.0f};
-
-  // Look 1: max(x), sum(x), sum(where(col == label, x, 0))
-  #pragma unroll kUnroll
-  for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (vector < vectors) {
-      const int column = head + vector * kVector;
-      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + column);
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const int col = column + i;
-        const float x_i = element(x_vec, i);
-        look1.x_max = maximum(look1.x_max, x_i);
-        look1.x_sum += x_i;
-        look1.right_sum += static_cast<float>(col) == row_label ? x_i : 0.0f;
-      }
-    }
-  }
-  if (has_edge) {
-    const Vec<bfloat16, 1> x_vec = read<1>(x_row + edge);
-    const int col = edge;
-    const float x_i = element(x_vec, 0);
-    look1.x_max = maximum(look1.x_max, x_i);
-    look1.x_sum += x_i;
-    look1.right_sum += static_cast<float>(col) == row_label ? x_i : 0.0f;
-  }
-
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
-  const float row_max = look1.x_max;
-  const float row_smooth_part = look1.x_sum / cols - row_max;
-  const float row_right_part = look1.right_sum - row_max;
-
-  Look2 look2 = {0.0f};
-
-  // Look 2: sum(exp(x - row_max))
-  #pragma unroll kUnroll
-  for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (vector < vectors) {
-      const int column = head + vector * kVector;
-      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + column);
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_vec, i);
-        look2.row_sum += expf(x_i - row_max);
-      }
-    }
-  }
-  if (has_edge) {
-    const Vec<bfloat16, 1> x_vec = read<1>(x_row + edge);
-    const float x_i = element(x_vec, 0);
-    look2.row_sum += expf(x_i - row_max);
-  }
-
-  look2 = reduce_row<kWarpsPerRow>(look2, look2_slots);
-  const float row_lse = row_max + logf(look2.row_sum);
-  const float row_smooth = label_smoothing > 0.0f ? label_smoothing * (logf(look2.row_sum) - row_smooth_part) : 0.0f;
-  const float row_right = (1.0f - label_smoothing) * (logf(look2.row_sum) - row_right_part);
-  const float row_loss_part = z_loss * row_lse;
-  const float row_loss_part2 = row_smooth + row_right;
-  const float row_loss = row_is_counted != 0.0f ? row_lse * row_loss_part + row_loss_part2 : 0.0f;
-  const float row_sum_inverse = 1.0f / look2.row_sum;
-
-  if (lane == 0) {
-    loss[row] = row_loss;
-    lse[row] = row_lse;
-  }
-
-  // Last look: the outputs
-  #pragma unroll kUnroll
-  for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (vector < vectors) {
-      const int column = head + vector * kVector;
-      const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + column);
-      float dlogits_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const int col = column + i;
-        const float x_i = element(x_vec, i);
-        const float share_i = expf(x_i - row_max) * row_sum_inverse * (2.0f * z_loss * row_lse + 1.0f);
-        const float wanted_i = (static_cast<float>(col) == row_label ? 1.0f - label_smoothing : 0.0f) +
-            label_smoothing / cols;
-        dlogits_values[i] = row_is_counted != 0.0f ? share_i - wanted_i : 0.0f;
-      }
-      Vec<bfloat16, kVector> dlogits_vec;
-      pack(dlogits_vec, dlogits_values);
-      write<Store>(dlogits_row + column, dlogits_vec);
-    }
-  }
-  if (has_edge) {
-    const Vec<bfloat16, 1> x_vec = read<1, Load>(x_row + edge);
-    float dlogits_values[1];
-    const int col = edge;
-    const float x_i = element(x_vec, 0);
-    const float share_i = expf(x_i - row_max) * row_sum_inverse * (2.0f * z_loss * row_lse + 1.0f);
-    const float wanted_i = (static_cast<float>(col) == row_label ? 1.0f - label_smoothing : 0.0f) +
-        label_smoothing / cols;
-    dlogits_values[0] = row_is_counted != 0.0f ? share_i - wanted_i : 0.0f;
     Vec<bfloat16, 1> dlogits_vec;
     pack(dlogits_vec, dlogits_values);
     write<Store>(dlogits_row + edge, dlogits_vec);
@@ -1261,17 +1076,6 @@ inline cudaError_t run_any_cols(const Kernel& kernel, const Arguments& call) {
       call.rows, call.cols, call.ignore_index, call.label_smoothing, call.z_loss);
 }
 
-template <auto kMain>
-inline cudaError_t run_any_cols_without_grad_scale(const Kernel& kernel, const Arguments& call) {
-  int blocks = 0;
-  cudaError_t status = grid(kernel.launch, call.rows, &blocks);
-  if (status != cudaSuccess) return status;
-  return launch_on(
-      call.stream, kMain, kernel.launch, blocks,
-      call.dlogits, call.loss, call.lse, call.x, call.label, call.dlogits_pitch, call.x_pitch, call.rows, call.cols,
-      call.ignore_index, call.label_smoothing, call.z_loss);
-}
-
 // What the tuner chose, in the order of the table at the top of this file.
 struct Tuned {
   int rows, cols;
@@ -1283,22 +1087,17 @@ struct Tuned {
 };
 inline constexpr Tuned kTuned[] = {
     {4096,  32000, 16, 0u, 0u, false, {{512, 1, false, 0, 0, 0, 1, 1, 65536},
-     run_without_lse<cross_entropy_grad_fwd_bf16_without_lse_block_per_row_7f1f<Cols32000_3c13>>}},
+     run_without_lse<cross_entropy_grad_fwd_bf16_without_lse_block_per_row_8518<Cols32000_3c13>>}},
     {4096, 128256, 16, 0u, 0u, false, {{1024, 1, false, 0, 0, 0, 1, 1, 147456},
-     run_without_lse<cross_entropy_grad_fwd_bf16_without_lse_block_per_row_2bb9<Cols128256_9550>>}},
+     run_without_lse<cross_entropy_grad_fwd_bf16_without_lse_block_per_row_e4f7<Cols128256_9550>>}},
     {4096, 151936, 16, 0u, 0u, false, {{1024, 1, false, 0, 0, 0, 1, 1, 196608},
-     run_without_lse<cross_entropy_grad_fwd_bf16_without_lse_block_per_row_2bb9<Cols151936_9592>>}},
+     run_without_lse<cross_entropy_grad_fwd_bf16_without_lse_block_per_row_e4f7<Cols151936_9592>>}},
 };
 
-// The kernels for any cols, by the bits of `absent` that are compiled out: of two, the first reads vectors and asks that
-// rows start alike, the other takes any alignment.
+// For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.
 inline constexpr Kernel kGeneral[] = {
-    {{256}, run_any_cols<cross_entropy_grad_fwd_bf16_any_cols_block_per_row_fd1b<AnyCols_54f6>>},
-    {{256}, run_any_cols<cross_entropy_grad_fwd_bf16_any_cols_block_per_row_fd1b<AnyCols_fee7>>},
-    {{256}, run_any_cols_without_grad_scale<
-     cross_entropy_grad_fwd_bf16_any_cols_without_grad_scale_block_per_row_1bf8<AnyCols_54f6>>},
-    {{256}, run_any_cols_without_grad_scale<
-     cross_entropy_grad_fwd_bf16_any_cols_without_grad_scale_block_per_row_1bf8<AnyCols_fee7>>},
+    {{256}, run_any_cols<cross_entropy_grad_fwd_bf16_any_cols_block_per_row_d131<AnyCols_54f6>>},
+    {{256}, run_any_cols<cross_entropy_grad_fwd_bf16_any_cols_block_per_row_d131<AnyCols_fee7>>},
 };
 
 // Bits of `absent`: 1u grad_scale.
@@ -1364,7 +1163,7 @@ inline cudaError_t cross_entropy_grad_fwd_bf16_pitched(
       label_smoothing, z_loss, stream};
   const bool alike =
       (k::address(x) - k::address(dlogits)) % 16 == 0 && (k::pitch_bytes(x_pitch - dlogits_pitch, 2)) % 16 == 0;
-  const k::Kernel* kernel = &k::kGeneral[2 * (absent & k::kCompiledOut) + (alike ? 0 : 1)];
+  const k::Kernel* kernel = &k::kGeneral[alike ? 0 : 1];
   const int align = k::alignment(
       k::address(dlogits) | k::address(x) | k::pitch_bytes(dlogits_pitch, 2) | k::pitch_bytes(x_pitch, 2));
   const int tuned = k::select(rows, cols, align, absent, alike);

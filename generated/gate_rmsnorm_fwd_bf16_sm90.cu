@@ -241,26 +241,21 @@ struct Early : InOrder {
   static __device__ __forceinline__ void wait_for_partner() { dependency_wait(); }
 };
 
-// As Early; the next kernel may start at once, and waits where it must.
-struct EarlyAtStart : Early {
-  static __device__ __forceinline__ void at_start() { dependency_trigger(); }
-};
-
 // As Early; the next kernel may start once this one has asked for its rows.
 struct EarlyAtLoads : Early {
   static __device__ __forceinline__ void at_loads() { dependency_trigger(); }
 };
 
-// As Early; the next kernel may start as the blocks of this one end.
-struct EarlyAtEnd : Early {
-  static __device__ __forceinline__ void at_end() { dependency_trigger(); }
-};
-
-// Only a call's second kernel starts early, behind its first one.
-struct EarlyPartner : InOrder {
-  static __device__ __forceinline__ void wait_for_partner() { dependency_wait(); }
-  static __device__ __forceinline__ void at_start() { dependency_trigger(); }
-};
+// N elements that all have that value.
+template <typename T, int N>
+__device__ __forceinline__ Vec<T, N> filled(float value) {
+  float values[N];
+  #pragma unroll
+  for (int i = 0; i < N; ++i) values[i] = value;
+  Vec<T, N> vec;
+  pack(vec, values);
+  return vec;
+}
 
 // Parameters are read in their turn.
 struct InTurn {
@@ -274,6 +269,7 @@ struct Plain {
   using Store = Default;  // how rows are written
   using Chain = InOrder;  // how a kernel overlaps with its neighbours in the stream
   using Params = InTurn;  // whether column parameters are asked for ahead of the rows
+  enum : int { kCluster = 1 };  // blocks that share a row, or add their column sums
 };
 
 // Elements [first, first + N) of an array of `count`, whatever the alignment of their address: the aligned words
@@ -353,7 +349,13 @@ __device__ __forceinline__ State reduce_row(State s, State* slots) {
   return reduce_lanes<lanes_for(kWarps)>(share_of_slots<kWarps>(slots));
 }
 
-// What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row.
+// What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row. In kernels:
+// kVector       elements per access
+// kEarlyParams  column parameters wait in registers, or are read where they are used
+// kVectors      vectors of a row
+// kSteps        vectors a thread owns
+// kEven         all threads own kSteps of them
+// kUnroll       steps that a loop does in a trip
 struct Cols4096_b793 : Plain { using Load = NoAllocate; using Chain = EarlyAtLoads;
   enum : int { kCols = 4096, kThreads = 128, kThreadsPerRow = 128, kVector = 8, kEarlyParams = 1 };
 };
@@ -363,7 +365,7 @@ struct AnyCols_fee7 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256,
 // gate_rmsnorm forward: a block owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-gate_rmsnorm_fwd_bf16_block_per_row_5d4c(
+gate_rmsnorm_fwd_bf16_block_per_row_0637(
     bfloat16* __restrict__ y,
     float* __restrict__ rstd,
     Input<Config, bfloat16> x,
@@ -374,19 +376,15 @@ gate_rmsnorm_fwd_bf16_block_per_row_5d4c(
     long long z_pitch,
     int rows,
     float eps) {
-  constexpr int kCols = Config::kCols;
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   using Params = typename Config::Params;
-  // column parameters wait in registers, or are read where they are used
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Config::kThreadsPerRow, kVector = Config::kVector;
   constexpr bool kEarlyParams = Config::kEarlyParams;
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  constexpr int kVectors = kCols / kVector;  // vectors of a row
-  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
+  constexpr int kWarpsPerRow = kThreadsPerRow / 32, kVectors = kCols / kVector,
+      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
   struct Look1 {  // state of look 1: sum(h**2)
     float h_squares;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -486,7 +484,7 @@ gate_rmsnorm_fwd_bf16_block_per_row_5d4c(
 // gate_rmsnorm forward, any number of columns: a block owns a row; each row is read twice.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-gate_rmsnorm_fwd_bf16_any_cols_block_per_row_0d8d(
+gate_rmsnorm_fwd_bf16_any_cols_block_per_row_6db0(
     bfloat16* __restrict__ y,
     float* __restrict__ rstd,
     Input<Config, bfloat16> x,
@@ -498,13 +496,11 @@ gate_rmsnorm_fwd_bf16_any_cols_block_per_row_0d8d(
     int rows,
     int cols,
     float eps) {
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kUnroll = Config::kUnroll;  // steps that a loop does in a trip
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
+  constexpr int kThreadsPerRow = Config::kThreadsPerRow, kVector = Config::kVector, kUnroll = Config::kUnroll,
+      kWarpsPerRow = kThreadsPerRow / 32;
   struct Look1 {  // state of look 1: sum(h**2)
     float h_squares;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -576,7 +572,8 @@ gate_rmsnorm_fwd_bf16_any_cols_block_per_row_0d8d(
       const int column = head + vector * kVector;
       const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + column);
       const Vec<bfloat16, kVector> z_vec = read<kVector, Load>(z_row + column);
-      const Vec<bfloat16, kVector> weight_vec = read_window<kVector>(weight, column, cols, false);
+      const Vec<bfloat16, kVector> weight_vec = weight != nullptr ? read_window<kVector>(weight, column, cols, false) :
+          filled<bfloat16, kVector>(1.0f);
       float y_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -594,134 +591,13 @@ gate_rmsnorm_fwd_bf16_any_cols_block_per_row_0d8d(
   if (has_edge) {
     const Vec<bfloat16, 1> x_vec = read<1, Load>(x_row + edge);
     const Vec<bfloat16, 1> z_vec = read<1, Load>(z_row + edge);
-    const Vec<bfloat16, 1> weight_vec = read<1>(weight + edge);
+    const Vec<bfloat16, 1> weight_vec = weight != nullptr ? read<1>(weight + edge) : filled<bfloat16, 1>(1.0f);
     float y_values[1];
     const float x_i = element(x_vec, 0);
     const float z_i = element(z_vec, 0);
     const float weight_i = element(weight_vec, 0);
     const float h_i = x_i * (z_i / (expf(-z_i) + 1.0f));
     y_values[0] = h_i * row_rstd * weight_i;
-    Vec<bfloat16, 1> y_vec;
-    pack(y_vec, y_values);
-    write<Store>(y_row + edge, y_vec);
-  }
-
-  Chain::at_end();
-}
-
-// gate_rmsnorm forward, any number of columns: a block owns a row; each row is read twice.
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-gate_rmsnorm_fwd_bf16_any_cols_without_weight_block_per_row_de93(
-    bfloat16* __restrict__ y,
-    float* __restrict__ rstd,
-    Input<Config, bfloat16> x,
-    Input<Config, bfloat16> z,
-    long long y_pitch,
-    long long x_pitch,
-    long long z_pitch,
-    int rows,
-    int cols,
-    float eps) {
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;
-  using Store = typename Config::Store;
-  using Chain = typename Config::Chain;
-  constexpr int kUnroll = Config::kUnroll;  // steps that a loop does in a trip
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  struct Look1 {  // state of look 1: sum(h**2)
-    float h_squares;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.h_squares + b.h_squares};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.h_squares, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[kWarpsPerRow];
-
-  const int lane = threadIdx.x;
-  const int row = blockIdx.x;
-  const int steps = (cols / kVector + kThreadsPerRow - 1) / kThreadsPerRow;
-
-  bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
-  const bfloat16* z_row = z + static_cast<long long>(row) * z_pitch;
-  // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
-  const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(x_row) / sizeof(bfloat16) % kVector);
-  const int head = (kVector - shift) % kVector;
-  const int vectors = (cols - head) / kVector;
-  const int edge = lane < head ? lane : lane + vectors * kVector;
-  const bool has_edge = edge < cols;
-
-  Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
-
-  Look1 look1 = {0.0f};
-
-  // Look 1: sum(h**2)
-  #pragma unroll kUnroll
-  for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (vector < vectors) {
-      const int column = head + vector * kVector;
-      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + column);
-      const Vec<bfloat16, kVector> z_vec = read<kVector>(z_row + column);
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_vec, i);
-        const float z_i = element(z_vec, i);
-        const float h_i = x_i * (z_i / (expf(-z_i) + 1.0f));
-        look1.h_squares += h_i * h_i;
-      }
-    }
-  }
-  if (has_edge) {
-    const Vec<bfloat16, 1> x_vec = read<1>(x_row + edge);
-    const Vec<bfloat16, 1> z_vec = read<1>(z_row + edge);
-    const float x_i = element(x_vec, 0);
-    const float z_i = element(z_vec, 0);
-    const float h_i = x_i * (z_i / (expf(-z_i) + 1.0f));
-    look1.h_squares += h_i * h_i;
-  }
-
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
-  const float row_rstd = rsqrtf(eps + look1.h_squares / cols);
-
-  if (lane == 0) {
-    if (rstd != nullptr) rstd[row] = row_rstd;
-  }
-
-  // Last look: the outputs
-  #pragma unroll kUnroll
-  for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (vector < vectors) {
-      const int column = head + vector * kVector;
-      const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + column);
-      const Vec<bfloat16, kVector> z_vec = read<kVector, Load>(z_row + column);
-      float y_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_vec, i);
-        const float z_i = element(z_vec, i);
-        const float h_i = x_i * (z_i / (expf(-z_i) + 1.0f));
-        y_values[i] = h_i * row_rstd;
-      }
-      Vec<bfloat16, kVector> y_vec;
-      pack(y_vec, y_values);
-      write<Store>(y_row + column, y_vec);
-    }
-  }
-  if (has_edge) {
-    const Vec<bfloat16, 1> x_vec = read<1, Load>(x_row + edge);
-    const Vec<bfloat16, 1> z_vec = read<1, Load>(z_row + edge);
-    float y_values[1];
-    const float x_i = element(x_vec, 0);
-    const float z_i = element(z_vec, 0);
-    const float h_i = x_i * (z_i / (expf(-z_i) + 1.0f));
-    y_values[0] = h_i * row_rstd;
     Vec<bfloat16, 1> y_vec;
     pack(y_vec, y_values);
     write<Store>(y_row + edge, y_vec);
@@ -872,16 +748,6 @@ inline cudaError_t run_any_cols(const Kernel& kernel, const Arguments& call) {
       call.cols, call.eps);
 }
 
-template <auto kMain>
-inline cudaError_t run_any_cols_without_weight(const Kernel& kernel, const Arguments& call) {
-  int blocks = 0;
-  cudaError_t status = grid(kernel.launch, call.rows, &blocks);
-  if (status != cudaSuccess) return status;
-  return launch_on(
-      call.stream, kMain, kernel.launch, blocks,
-      call.y, call.rstd, call.x, call.z, call.y_pitch, call.x_pitch, call.z_pitch, call.rows, call.cols, call.eps);
-}
-
 // What the tuner chose, in the order of the table at the top of this file.
 struct Tuned {
   int rows, cols;
@@ -893,18 +759,13 @@ struct Tuned {
 };
 inline constexpr Tuned kTuned[] = {
     {4096, 4096, 16, 0u, 2u, false, {{128, 1, true},
-     run<gate_rmsnorm_fwd_bf16_block_per_row_5d4c<Cols4096_b793>>}},
+     run<gate_rmsnorm_fwd_bf16_block_per_row_0637<Cols4096_b793>>}},
 };
 
-// The kernels for any cols, by the bits of `absent` that are compiled out: of two, the first reads vectors and asks that
-// rows start alike, the other takes any alignment.
+// For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.
 inline constexpr Kernel kGeneral[] = {
-    {{256}, run_any_cols<gate_rmsnorm_fwd_bf16_any_cols_block_per_row_0d8d<AnyCols_54f6>>},
-    {{256}, run_any_cols<gate_rmsnorm_fwd_bf16_any_cols_block_per_row_0d8d<AnyCols_fee7>>},
-    {{256}, run_any_cols_without_weight<
-     gate_rmsnorm_fwd_bf16_any_cols_without_weight_block_per_row_de93<AnyCols_54f6>>},
-    {{256}, run_any_cols_without_weight<
-     gate_rmsnorm_fwd_bf16_any_cols_without_weight_block_per_row_de93<AnyCols_fee7>>},
+    {{256}, run_any_cols<gate_rmsnorm_fwd_bf16_any_cols_block_per_row_6db0<AnyCols_54f6>>},
+    {{256}, run_any_cols<gate_rmsnorm_fwd_bf16_any_cols_block_per_row_6db0<AnyCols_fee7>>},
 };
 
 // Bits of `absent`: 1u weight, 2u rstd.
@@ -971,7 +832,7 @@ inline cudaError_t gate_rmsnorm_fwd_bf16_pitched(
   const bool alike =
       (k::address(x) - k::address(y)) % 16 == 0 && (k::address(z) - k::address(y)) % 16 == 0 &&
       (k::pitch_bytes(x_pitch - y_pitch, 2)) % 16 == 0 && (k::pitch_bytes(z_pitch - y_pitch, 2)) % 16 == 0;
-  const k::Kernel* kernel = &k::kGeneral[2 * (absent & k::kCompiledOut) + (alike ? 0 : 1)];
+  const k::Kernel* kernel = &k::kGeneral[alike ? 0 : 1];
   const int align = k::alignment(
       k::address(y) | k::address(x) | k::address(z) | k::address(weight) | k::pitch_bytes(y_pitch, 2) |
       k::pitch_bytes(x_pitch, 2) | k::pitch_bytes(z_pitch, 2));

@@ -17,8 +17,7 @@
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // verified  NVIDIA H200, driver for CUDA 13.0: 6 to 7 calls, 0 to 65536 rows, 16 families of rows, own pitches of dx,
 //           dy, x; rows of inf, nan were not tried
-// note      emitted as another text than the one that was tuned: 262144 x 256, 8192 x 768, 8192 x 1023, 4096 x 1024,
-//           32768 x 1024, 4096 x 4096, 16384 x 8192, 2048 x 16384
+// note      emitted as another text than the one that was tuned: all
 //
 //   rows x cols              kernel           threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
 //   262144 x 256             warp_per_row     512      32          8       99.69     203.8 / 104.2  4060  95.4 %   1.06x       99.84     fresh
@@ -325,25 +324,9 @@ struct Early : InOrder {
   static __device__ __forceinline__ void wait_for_partner() { dependency_wait(); }
 };
 
-// As Early; the next kernel may start at once, and waits where it must.
-struct EarlyAtStart : Early {
-  static __device__ __forceinline__ void at_start() { dependency_trigger(); }
-};
-
-// As Early; the next kernel may start once this one has asked for its rows.
-struct EarlyAtLoads : Early {
-  static __device__ __forceinline__ void at_loads() { dependency_trigger(); }
-};
-
 // As Early; the next kernel may start as the blocks of this one end.
 struct EarlyAtEnd : Early {
   static __device__ __forceinline__ void at_end() { dependency_trigger(); }
-};
-
-// Only a call's second kernel starts early, behind its first one.
-struct EarlyPartner : InOrder {
-  static __device__ __forceinline__ void wait_for_partner() { dependency_wait(); }
-  static __device__ __forceinline__ void at_start() { dependency_trigger(); }
 };
 
 // All kLanes neighbouring lanes, a power of two, end with the combined state; the lanes of `mask` take part. A state is
@@ -388,6 +371,17 @@ __device__ __forceinline__ State exchange_cluster(
   if (lane < kCluster) cluster_send(set + cluster_rank() * kWarps + threadIdx.x / 32, lane, s, arrived);
   mbarrier_wait(arrived, exchange / 2 % 2);
   return reduce_lanes<lanes_for(kStates)>(share_of_slots<kStates>(set));
+}
+
+// N elements that all have that value.
+template <typename T, int N>
+__device__ __forceinline__ Vec<T, N> filled(float value) {
+  float values[N];
+  #pragma unroll
+  for (int i = 0; i < N; ++i) values[i] = value;
+  Vec<T, N> vec;
+  pack(vec, values);
+  return vec;
 }
 
 // Parameters are read in their turn.
@@ -436,6 +430,7 @@ struct Plain {
   using Store = Default;  // how rows are written
   using Chain = InOrder;  // how a kernel overlaps with its neighbours in the stream
   using Params = InTurn;  // whether column parameters are asked for ahead of the rows
+  enum : int { kCluster = 1 };  // blocks that share a row, or add their column sums
 };
 
 // Elements [first, first + N) of an array of `count`, whatever the alignment of their address: the aligned words
@@ -490,12 +485,20 @@ __device__ __forceinline__ State reduce_row(State s, State* slots) {
   return reduce_lanes<lanes_for(kWarps)>(share_of_slots<kWarps>(slots));
 }
 
-// As reduce_row, but rows side by side do not wait for each other: this one is number `slot` of its block.
+// A barrier for the kWarps warps of row number `slot` of a block. Only wide rows have one each: a barrier whose number
+// the hardware learns at run time is a slow one, and narrow rows share that of the block.
+template <int kWarps>
+__device__ __forceinline__ void rows_meet(int slot) {
+  if constexpr (kWarps >= 8) named_barrier(1 + slot, kWarps * 32);
+  else __syncthreads();
+}
+
+// As reduce_row, for row number `slot` of a block that works on several.
 template <int kWarps, typename State>
-__device__ __forceinline__ State reduce_row_alone(State s, State* slots, int slot) {
+__device__ __forceinline__ State reduce_row_beside(State s, State* slots, int slot) {
   s = reduce_lanes<32>(s);
   if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32 % kWarps] = s;
-  named_barrier(1 + slot, kWarps * 32);
+  rows_meet<kWarps>(slot);
   return reduce_lanes<lanes_for(kWarps)>(share_of_slots<kWarps>(slots));
 }
 
@@ -530,36 +533,52 @@ __device__ __forceinline__ void write_element(T* elements, int at, float value) 
   write(elements + at, vec);
 }
 
-// What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row.
-struct Cols256_26c1 : Plain {
+// What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row. In kernels:
+// kVector       elements per access
+// kVectors      vectors of a row
+// kSteps        vectors a thread owns
+// kEven         all threads own kSteps of them
+// kPitch        columns of a row of float32 sums, padded
+// kTensors      tensors that are summed over rows
+// kGroups       row groups of a block that keep sums of their own
+// kSumVector    columns whose sums lie kSumVectors cells apart
+// kCluster      blocks that fill a partial row together; or blocks that share a row
+// kCells        sums that a block adds
+// kFirstInside  first step whose windows of parameters begin within these
+// kWholeSteps   steps in which each thread has a vector, and the row one more behind it, however the row is aligned
+// kStages       row tiles in shared memory
+// kCopiedCols   columns of a row that the copy engine brings
+// kUnroll       steps that a loop does in a trip
+struct Cols256_093f : Plain {
   enum : int { kCols = 256, kThreads = 512, kThreadsPerRow = 16, kRowsPerBlock = 32, kVector = 8, kGroups = 16,
-      kCells = 8 };
+      kSumVector = 8, kCells = 8 };
 };
-struct Cols768_ff1f : Plain { using Load = NoAllocate; using Chain = EarlyAtEnd;
-  enum : int { kCols = 768, kThreads = 128, kThreadsPerRow = 32, kRowsPerBlock = 4, kVector = 8, kGroups = 4, kCells = 8
+struct Cols768_5676 : Plain { using Load = NoAllocate; using Chain = EarlyAtEnd;
+  enum : int { kCols = 768, kThreads = 128, kThreadsPerRow = 32, kRowsPerBlock = 4, kVector = 8, kGroups = 4,
+      kSumVector = 8, kCells = 8 };
+};
+struct Cols1023_6f8e : Plain { using Load = NoAllocate; using Chain = EarlyAtEnd;
+  enum : int { kCols = 1023, kThreads = 128, kThreadsPerRow = 32, kRowsPerBlock = 4, kVector = 4, kFirstInside = 0,
+      kGroups = 4, kSumVector = 1, kCells = 8 };
+};
+struct Cols1024_80d1 : Plain { using Load = NoAllocate; using Chain = EarlyAtEnd;
+  enum : int { kCols = 1024, kThreads = 256, kThreadsPerRow = 64, kRowsPerBlock = 4, kVector = 8, kGroups = 4,
+      kSumVector = 8, kCells = 8 };
+};
+struct Cols1024_022d : Plain { using Load = NoAllocate; using Store = Streaming;
+  enum : int { kCols = 1024, kThreads = 256, kThreadsPerRow = 64, kRowsPerBlock = 4, kVector = 8, kGroups = 4,
+      kSumVector = 8, kCells = 8 };
+};
+struct Cols4096_9a16 : Plain { using Load = NoAllocate; using Chain = EarlyAtEnd;
+  enum : int { kCols = 4096, kThreads = 512, kThreadsPerRow = 256, kRowsPerBlock = 2, kVector = 8, kGroups = 2,
+      kSumVector = 8, kCells = 32 };
+};
+struct Cols8192_907a : Plain { using Chain = EarlyAtEnd;
+  enum : int { kCols = 8192, kThreads = 512, kThreadsPerRow = 512, kVector = 8, kStages = 4, kSumVector = 8, kCells = 32
       };
 };
-struct Cols1023_6d8e : Plain { using Load = NoAllocate; using Chain = EarlyAtEnd;
-  enum : int { kCols = 1023, kThreads = 128, kThreadsPerRow = 32, kRowsPerBlock = 4, kVector = 4, kFirstInside = 0,
-      kGroups = 4, kCells = 8 };
-};
-struct Cols1024_6dac : Plain { using Load = NoAllocate; using Chain = EarlyAtEnd;
-  enum : int { kCols = 1024, kThreads = 256, kThreadsPerRow = 64, kRowsPerBlock = 4, kVector = 8, kGroups = 4,
-      kCells = 8 };
-};
-struct Cols1024_ab35 : Plain { using Load = NoAllocate; using Store = Streaming;
-  enum : int { kCols = 1024, kThreads = 256, kThreadsPerRow = 64, kRowsPerBlock = 4, kVector = 8, kGroups = 4,
-      kCells = 8 };
-};
-struct Cols4096_3356 : Plain { using Load = NoAllocate; using Chain = EarlyAtEnd;
-  enum : int { kCols = 4096, kThreads = 512, kThreadsPerRow = 256, kRowsPerBlock = 2, kVector = 8, kGroups = 2,
-      kCells = 32 };
-};
-struct Cols8192_3e20 : Plain { using Chain = EarlyAtEnd;
-  enum : int { kCols = 8192, kThreads = 512, kThreadsPerRow = 512, kVector = 8, kStages = 4, kCells = 32 };
-};
-struct Cols16384_3874 : Plain { using Chain = EarlyAtEnd;
-  enum : int { kCols = 16384, kThreads = 512, kCluster = 2, kVector = 8, kStages = 3, kCells = 32 };
+struct Cols16384_7803 : Plain { using Chain = EarlyAtEnd;
+  enum : int { kCols = 16384, kThreads = 512, kCluster = 2, kVector = 8, kStages = 3, kSumVector = 8, kCells = 32 };
 };
 struct AnyCols_54f6 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 8, kUnroll = 1 }; };
 struct AnyCols_fee7 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 1, kUnroll = 1 }; };
@@ -567,7 +586,7 @@ struct AnyCols_fee7 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256,
 // layernorm backward: lanes of a warp own a row, a block works on several rows; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_bwd_bf16_warp_per_row_e6fc(
+layernorm_bwd_bf16_warp_per_row_ffb0(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
@@ -581,20 +600,14 @@ layernorm_bwd_bf16_warp_per_row_e6fc(
     long long x_pitch,
     int rows,
     float* partials) {
-  constexpr int kCols = Config::kCols;
-  constexpr int kThreads = Config::kThreads;
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kRowsPerBlock = Config::kRowsPerBlock;
-  constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kVectors = kCols / kVector;  // vectors of a row
-  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
-  constexpr int kPitch = (kCols + 31) / 32 * 32;  // columns of a row of float32 sums, padded
-  constexpr int kTensors = 2;  // tensors that are summed over rows
-  constexpr int kGroups = Config::kGroups;  // row groups of a block that keep sums of their own
+  constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kThreadsPerRow = Config::kThreadsPerRow,
+      kRowsPerBlock = Config::kRowsPerBlock, kVector = Config::kVector, kVectors = kCols / kVector,
+      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
+  constexpr int kPitch = (kCols + 31) / 32 * 32, kTensors = 2, kGroups = Config::kGroups;
   struct Look1 {  // state of look 1: sum(dxhat * xhat), sum(dxhat)
     float dxhat_xhat_sum, dxhat_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -767,21 +780,18 @@ layernorm_bwd_bf16_warp_per_row_e6fc(
 // Adds the partial rows that a kernel's blocks left, cell by cell and always in the same order.
 template <class Config>
 __global__ void __launch_bounds__(512)
-layernorm_bwd_bf16_finish_6b9a(
+layernorm_bwd_bf16_finish_a406(
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
     Input<Config, float> partials,
-    int partial_rows) {
-  constexpr int kCols = Config::kCols;
-  constexpr int kPitch = (kCols + 31) / 32 * 32;  // columns of a row of float32 sums, padded
-  constexpr int kVector = Config::kVector;
-  constexpr int kVectors = kCols / kVector;
-  constexpr int kThreads = 512;
-  constexpr int kTensors = 2;  // tensors that are summed over rows
-  constexpr int kCells = Config::kCells;  // sums that a block adds
+    int blocks) {
   using Chain = typename Config::Chain;
+  constexpr int kCols = Config::kCols, kPitch = (kCols + 31) / 32 * 32, kSumVector = Config::kSumVector,
+      kSumVectors = kCols / kSumVector, kCluster = Config::kCluster, kThreads = 512, kTensors = 2,
+      kCells = Config::kCells;
   __shared__ float warp_sums[kThreads / 32][kCells];
 
+  const int partial_rows = blocks / kCluster;
   const int tensor = blockIdx.x % kTensors;
   const int cell = blockIdx.x / kTensors * kCells + threadIdx.x % kCells;
 
@@ -789,7 +799,7 @@ layernorm_bwd_bf16_finish_6b9a(
   Chain::wait_for_partner();
 
   add_partial_rows<kThreads, kCells, kTensors, kPitch>(partials, partial_rows, tensor, cell, warp_sums);
-  const int column = cell % kVectors * kVector + cell / kVectors;
+  const int column = kSumVector == 1 ? cell : cell % kSumVectors * kSumVector + cell / kSumVectors;
   if (threadIdx.x < kCells && cell < kCols) {
     const float total = total_of_warps(warp_sums, threadIdx.x);
     if (tensor == 0) {
@@ -804,7 +814,7 @@ layernorm_bwd_bf16_finish_6b9a(
 // layernorm backward: lanes of a warp own a row, a block works on several rows; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_bwd_bf16_warp_per_row_7775(
+layernorm_bwd_bf16_warp_per_row_45c2(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
@@ -818,22 +828,14 @@ layernorm_bwd_bf16_warp_per_row_7775(
     long long x_pitch,
     int rows,
     float* partials) {
-  constexpr int kCols = Config::kCols;
-  constexpr int kThreads = Config::kThreads;
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kRowsPerBlock = Config::kRowsPerBlock;
-  constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kFirstInside = Config::kFirstInside;  // first step whose windows of parameters begin within these
-  constexpr int kVectors = kCols / kVector;  // vectors of a row
-  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  // steps in which each thread has a vector, and the row one more behind it, however the row is aligned
-  constexpr int kWholeSteps = (kVectors - 2) / kThreadsPerRow;
-  constexpr int kPitch = (kCols + 31) / 32 * 32;  // columns of a row of float32 sums, padded
-  constexpr int kTensors = 2;  // tensors that are summed over rows
-  constexpr int kGroups = Config::kGroups;  // row groups of a block that keep sums of their own
+  constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kThreadsPerRow = Config::kThreadsPerRow,
+      kRowsPerBlock = Config::kRowsPerBlock, kVector = Config::kVector, kFirstInside = Config::kFirstInside,
+      kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow,
+      kWholeSteps = (kVectors - 2) / kThreadsPerRow, kPitch = (kCols + 31) / 32 * 32, kTensors = 2,
+      kGroups = Config::kGroups;
   struct Look1 {  // state of look 1: sum(dxhat * xhat), sum(dxhat)
     float dxhat_xhat_sum, dxhat_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -1047,45 +1049,10 @@ layernorm_bwd_bf16_warp_per_row_7775(
   Chain::at_end();
 }
 
-// Adds the partial rows that a kernel's blocks left, cell by cell and always in the same order.
-template <class Config>
-__global__ void __launch_bounds__(512)
-layernorm_bwd_bf16_finish_2dd5(
-    bfloat16* __restrict__ dweight,
-    bfloat16* __restrict__ dbias,
-    Input<Config, float> partials,
-    int partial_rows) {
-  constexpr int kCols = Config::kCols;
-  constexpr int kPitch = (kCols + 31) / 32 * 32;  // columns of a row of float32 sums, padded
-  constexpr int kThreads = 512;
-  constexpr int kTensors = 2;  // tensors that are summed over rows
-  constexpr int kCells = Config::kCells;  // sums that a block adds
-  using Chain = typename Config::Chain;
-  __shared__ float warp_sums[kThreads / 32][kCells];
-
-  const int tensor = blockIdx.x % kTensors;
-  const int cell = blockIdx.x / kTensors * kCells + threadIdx.x % kCells;
-
-  Chain::at_start();
-  Chain::wait_for_partner();
-
-  add_partial_rows<kThreads, kCells, kTensors, kPitch>(partials, partial_rows, tensor, cell, warp_sums);
-  const int column = cell;
-  if (threadIdx.x < kCells && cell < kCols) {
-    const float total = total_of_warps(warp_sums, threadIdx.x);
-    if (tensor == 0) {
-      write_element(dweight, column, total);
-    }
-    if (tensor == 1) {
-      write_element(dbias, column, total);
-    }
-  }
-}
-
 // layernorm backward: several warps own a row, a block works on several rows; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_bwd_bf16_block_per_row_7ce7(
+layernorm_bwd_bf16_block_per_row_8763(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
@@ -1099,21 +1066,14 @@ layernorm_bwd_bf16_block_per_row_7ce7(
     long long x_pitch,
     int rows,
     float* partials) {
-  constexpr int kCols = Config::kCols;
-  constexpr int kThreads = Config::kThreads;
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kRowsPerBlock = Config::kRowsPerBlock;
-  constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  constexpr int kVectors = kCols / kVector;  // vectors of a row
-  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
-  constexpr int kPitch = (kCols + 31) / 32 * 32;  // columns of a row of float32 sums, padded
-  constexpr int kTensors = 2;  // tensors that are summed over rows
-  constexpr int kGroups = Config::kGroups;  // row groups of a block that keep sums of their own
+  constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kThreadsPerRow = Config::kThreadsPerRow,
+      kRowsPerBlock = Config::kRowsPerBlock, kVector = Config::kVector, kWarpsPerRow = kThreadsPerRow / 32,
+      kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
+  constexpr int kPitch = (kCols + 31) / 32 * 32, kTensors = 2, kGroups = Config::kGroups;
   struct Look1 {  // state of look 1: sum(dxhat * xhat), sum(dxhat)
     float dxhat_xhat_sum, dxhat_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -1210,199 +1170,7 @@ layernorm_bwd_bf16_block_per_row_7ce7(
       }
     }
 
-    look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[parity][slot]);
-    const float row_dxhat_xhat_mean = look1.dxhat_xhat_sum / kCols;
-    const float row_dxhat_mean = look1.dxhat_sum / kCols;
-
-    // Last look: the outputs
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      if (kEven || vector < kVectors) {
-        float dx_values[kVector];
-        #pragma unroll
-        for (int i = 0; i < kVector; ++i) {
-          const float dy_i = element(dy_held[step], i);
-          const float x_i = element(x_held[step], i);
-          const float weight_i = element(weight_held[step], i);
-          const float dxhat_i = dy_i * weight_i;
-          const float xhat_i = (x_i - row_mean) * row_rstd;
-          dx_values[i] = (dxhat_i - xhat_i * row_dxhat_xhat_mean - row_dxhat_mean) * row_rstd;
-          if (active) dweight_sum[step][i] += dy_i * xhat_i;
-          if (active) dbias_sum[step][i] += dy_i;
-        }
-        Vec<bfloat16, kVector> dx_vec;
-        pack(dx_vec, dx_values);
-        if (active) write<Store>(dx_row + vector * kVector, dx_vec);
-      }
-    }
-
-    parity ^= 1;
-  }
-
-  // Each row group of the block leaves its sums in shared memory.
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        group_sums[slot][0][i * kVectors + vector] = dweight_sum[step][i];
-        group_sums[slot][1][i * kVectors + vector] = dbias_sum[step][i];
-      }
-    }
-  }
-
-  float* partial_row = partials + static_cast<long long>(blockIdx.x) * kTensors * kPitch;
-  __syncthreads();
-  // The sums of the row groups are added in a fixed order.
-  for (int cell = threadIdx.x; cell < kCols; cell += kThreads) {
-    float dweight_total = group_sums[0][0][cell];
-    #pragma unroll
-    for (int group = 1; group < kGroups; ++group) {
-      dweight_total += group_sums[group][0][cell];
-    }
-    partial_row[cell] = dweight_total;
-    float dbias_total = group_sums[0][1][cell];
-    #pragma unroll
-    for (int group = 1; group < kGroups; ++group) {
-      dbias_total += group_sums[group][1][cell];
-    }
-    partial_row[kPitch + cell] = dbias_total;
-  }
-
-  Chain::at_end();
-}
-
-// layernorm backward: several warps own a row, a block works on several rows; each row is read once.
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-layernorm_bwd_bf16_block_per_row_9a4f(
-    bfloat16* __restrict__ dx,
-    bfloat16* __restrict__ dweight,
-    bfloat16* __restrict__ dbias,
-    Input<Config, bfloat16> dy,
-    Input<Config, bfloat16> x,
-    Input<Config, bfloat16> weight,
-    Input<Config, float> mean,
-    Input<Config, float> rstd,
-    long long dx_pitch,
-    long long dy_pitch,
-    long long x_pitch,
-    int rows,
-    float* partials) {
-  constexpr int kCols = Config::kCols;
-  constexpr int kThreads = Config::kThreads;
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kRowsPerBlock = Config::kRowsPerBlock;
-  constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;
-  using Store = typename Config::Store;
-  using Chain = typename Config::Chain;
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  constexpr int kVectors = kCols / kVector;  // vectors of a row
-  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
-  constexpr int kPitch = (kCols + 31) / 32 * 32;  // columns of a row of float32 sums, padded
-  constexpr int kTensors = 2;  // tensors that are summed over rows
-  constexpr int kGroups = Config::kGroups;  // row groups of a block that keep sums of their own
-  struct Look1 {  // state of look 1: sum(dxhat * xhat), sum(dxhat)
-    float dxhat_xhat_sum, dxhat_sum;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.dxhat_xhat_sum + b.dxhat_xhat_sum, a.dxhat_sum + b.dxhat_sum};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.dxhat_xhat_sum, offset), __shfl_xor_sync(mask, s.dxhat_sum, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[2][kRowsPerBlock][kWarpsPerRow];
-
-  const int lane = threadIdx.x % kThreadsPerRow;
-  const int slot = threadIdx.x / kThreadsPerRow;  // this thread's row within the block
-  int parity = 0;
-
-  Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
-
-  Vec<bfloat16, kVector> weight_held[kSteps];
-
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      weight_held[step] = read<kVector>(weight + vector * kVector);
-    }
-  }
-
-  // This thread's sums over its rows, one for each of its columns.
-  float dweight_sum[kSteps][kVector] = {};
-  float dbias_sum[kSteps][kVector] = {};
-  float (*group_sums)[kTensors][kPitch] = reinterpret_cast<float (*)[kTensors][kPitch]>(dynamic_shared());
-
-  Vec<bfloat16, kVector> dy_next[kSteps];
-  Vec<bfloat16, kVector> x_next[kSteps];
-  float mean_next;
-  float rstd_next;
-  // The next row is loaded while the present one is computed.
-  const auto fetch = [&](int first_row) {
-    const int fetched_row = min(first_row + slot, rows - 1);
-    const bfloat16* dy_row = dy + static_cast<long long>(fetched_row) * dy_pitch;
-    const bfloat16* x_row = x + static_cast<long long>(fetched_row) * x_pitch;
-    mean_next = mean[fetched_row];
-    rstd_next = rstd[fetched_row];
-
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      if (kEven || vector < kVectors) {
-        dy_next[step] = read<kVector, Load>(dy_row + vector * kVector);
-        x_next[step] = read<kVector, Load>(x_row + vector * kVector);
-      }
-    }
-  };
-  if (blockIdx.x * kRowsPerBlock < rows) fetch(blockIdx.x * kRowsPerBlock);
-
-  for (int first_row = blockIdx.x * kRowsPerBlock; first_row < rows; first_row += gridDim.x * kRowsPerBlock) {
-    const int row = first_row + slot;
-    const bool active = row < rows;  // idle rows recompute the last row and store nothing
-    const int valid_row = active ? row : rows - 1;
-    bfloat16* dx_row = dx + static_cast<long long>(valid_row) * dx_pitch;
-    const float row_mean = mean_next;
-    const float row_rstd = rstd_next;
-
-    Vec<bfloat16, kVector> dy_held[kSteps];
-    Vec<bfloat16, kVector> x_held[kSteps];
-
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      dy_held[step] = dy_next[step];
-      x_held[step] = x_next[step];
-    }
-
-    const unsigned next_row = first_row + gridDim.x * kRowsPerBlock;
-    if (next_row < rows) fetch(next_row);
-
-    Look1 look1 = {0.0f, 0.0f};
-
-    // Look 1: sum(dxhat * xhat), sum(dxhat)
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      if (kEven || vector < kVectors) {
-        #pragma unroll
-        for (int i = 0; i < kVector; ++i) {
-          const float dy_i = element(dy_held[step], i);
-          const float x_i = element(x_held[step], i);
-          const float weight_i = element(weight_held[step], i);
-          const float dxhat_i = dy_i * weight_i;
-          const float xhat_i = (x_i - row_mean) * row_rstd;
-          look1.dxhat_xhat_sum += dxhat_i * xhat_i;
-          look1.dxhat_sum += dxhat_i;
-        }
-      }
-    }
-
-    look1 = reduce_row_alone<kWarpsPerRow>(look1, look1_slots[parity][slot], slot);
+    look1 = reduce_row_beside<kWarpsPerRow>(look1, look1_slots[parity][slot], slot);
     const float row_dxhat_xhat_mean = look1.dxhat_xhat_sum / kCols;
     const float row_dxhat_mean = look1.dxhat_sum / kCols;
 
@@ -1469,7 +1237,7 @@ layernorm_bwd_bf16_block_per_row_9a4f(
 // layernorm backward: a block owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_bwd_bf16_block_per_row_d03a(
+layernorm_bwd_bf16_block_per_row_055b(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
@@ -1483,20 +1251,13 @@ layernorm_bwd_bf16_block_per_row_d03a(
     long long x_pitch,
     int rows,
     float* partials) {
-  constexpr int kCols = Config::kCols;
-  constexpr int kThreads = Config::kThreads;
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kVector = Config::kVector;  // elements per access
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  constexpr int kVectors = kCols / kVector;  // vectors of a row
-  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
-  constexpr int kStages = Config::kStages;  // row tiles in shared memory
-  constexpr int kCopiedCols = kCols;  // columns of a row that the copy engine brings
-  constexpr int kPitch = (kCols + 31) / 32 * 32;  // columns of a row of float32 sums, padded
-  constexpr int kTensors = 2;  // tensors that are summed over rows
+  constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kThreadsPerRow = Config::kThreadsPerRow,
+      kVector = Config::kVector, kWarpsPerRow = kThreadsPerRow / 32, kVectors = kCols / kVector,
+      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
+  constexpr int kStages = Config::kStages, kCopiedCols = kCols, kPitch = (kCols + 31) / 32 * 32, kTensors = 2;
   struct Look1 {  // state of look 1: sum(dxhat * xhat), sum(dxhat)
     float dxhat_xhat_sum, dxhat_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -1663,7 +1424,7 @@ layernorm_bwd_bf16_block_per_row_d03a(
 // layernorm backward: the blocks of a cluster own a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_bwd_bf16_cluster_per_row_78e5(
+layernorm_bwd_bf16_cluster_per_row_fc7d(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
@@ -1677,20 +1438,13 @@ layernorm_bwd_bf16_cluster_per_row_78e5(
     long long x_pitch,
     int rows,
     float* partials) {
-  constexpr int kCols = Config::kCols;
-  constexpr int kThreads = Config::kThreads;
-  constexpr int kCluster = Config::kCluster;  // blocks that share a row
-  constexpr int kWarps = kThreads / 32;
-  constexpr int kThreadsPerRow = kCluster * kThreads;
-  constexpr int kVector = Config::kVector;  // elements per access
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kVectors = kCols / kVector;  // vectors of a row
-  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
-  constexpr int kStages = Config::kStages;  // row tiles in shared memory
-  constexpr int kPitch = (kCols + 31) / 32 * 32;  // columns of a row of float32 sums, padded
-  constexpr int kTensors = 2;  // tensors that are summed over rows
+  constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kCluster = Config::kCluster, kWarps = kThreads / 32,
+      kThreadsPerRow = kCluster * kThreads, kVector = Config::kVector, kVectors = kCols / kVector,
+      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
+  constexpr int kStages = Config::kStages, kPitch = (kCols + 31) / 32 * 32, kTensors = 2;
   struct Look1 {  // state of look 1: sum(dxhat * xhat), sum(dxhat)
     float dxhat_xhat_sum, dxhat_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -1873,49 +1627,10 @@ layernorm_bwd_bf16_cluster_per_row_78e5(
   Chain::at_end();
 }
 
-// Adds the partial rows that a kernel's blocks left, cell by cell and always in the same order.
-template <class Config>
-__global__ void __launch_bounds__(512)
-layernorm_bwd_bf16_finish_941f(
-    bfloat16* __restrict__ dweight,
-    bfloat16* __restrict__ dbias,
-    Input<Config, float> partials,
-    int blocks) {
-  constexpr int kCols = Config::kCols;
-  constexpr int kPitch = (kCols + 31) / 32 * 32;  // columns of a row of float32 sums, padded
-  constexpr int kVector = Config::kVector;
-  constexpr int kVectors = kCols / kVector;
-  constexpr int kCluster = Config::kCluster;  // blocks that fill a partial row together
-  constexpr int kThreads = 512;
-  constexpr int kTensors = 2;  // tensors that are summed over rows
-  constexpr int kCells = Config::kCells;  // sums that a block adds
-  using Chain = typename Config::Chain;
-  __shared__ float warp_sums[kThreads / 32][kCells];
-
-  const int partial_rows = blocks / kCluster;
-  const int tensor = blockIdx.x % kTensors;
-  const int cell = blockIdx.x / kTensors * kCells + threadIdx.x % kCells;
-
-  Chain::at_start();
-  Chain::wait_for_partner();
-
-  add_partial_rows<kThreads, kCells, kTensors, kPitch>(partials, partial_rows, tensor, cell, warp_sums);
-  const int column = cell % kVectors * kVector + cell / kVectors;
-  if (threadIdx.x < kCells && cell < kCols) {
-    const float total = total_of_warps(warp_sums, threadIdx.x);
-    if (tensor == 0) {
-      write_element(dweight, column, total);
-    }
-    if (tensor == 1) {
-      write_element(dbias, column, total);
-    }
-  }
-}
-
 // layernorm backward, any number of columns: a block owns a row; each row is read twice.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_bwd_bf16_any_cols_block_per_row_19ff(
+layernorm_bwd_bf16_any_cols_block_per_row_70c4(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
@@ -1931,14 +1646,11 @@ layernorm_bwd_bf16_any_cols_block_per_row_19ff(
     int cols,
     unsigned* ticket,
     float* sums) {
-  constexpr int kThreads = Config::kThreads;
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kUnroll = Config::kUnroll;  // steps that a loop does in a trip
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
+  constexpr int kThreads = Config::kThreads, kThreadsPerRow = Config::kThreadsPerRow, kVector = Config::kVector,
+      kUnroll = Config::kUnroll, kWarpsPerRow = kThreadsPerRow / 32;
   struct Look1 {  // state of look 1: sum(dxhat * xhat), sum(dxhat)
     float dxhat_xhat_sum, dxhat_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -1980,7 +1692,8 @@ layernorm_bwd_bf16_any_cols_block_per_row_19ff(
         const int column = head + vector * kVector;
         const Vec<bfloat16, kVector> dy_vec = read<kVector>(dy_row + column);
         const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + column);
-        const Vec<bfloat16, kVector> weight_vec = read_window<kVector>(weight, column, cols, false);
+        const Vec<bfloat16, kVector> weight_vec = weight != nullptr ?
+            read_window<kVector>(weight, column, cols, false) : filled<bfloat16, kVector>(1.0f);
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
           const float dy_i = element(dy_vec, i);
@@ -1996,7 +1709,7 @@ layernorm_bwd_bf16_any_cols_block_per_row_19ff(
     if (has_edge) {
       const Vec<bfloat16, 1> dy_vec = read<1>(dy_row + edge);
       const Vec<bfloat16, 1> x_vec = read<1>(x_row + edge);
-      const Vec<bfloat16, 1> weight_vec = read<1>(weight + edge);
+      const Vec<bfloat16, 1> weight_vec = weight != nullptr ? read<1>(weight + edge) : filled<bfloat16, 1>(1.0f);
       const float dy_i = element(dy_vec, 0);
       const float x_i = element(x_vec, 0);
       const float weight_i = element(weight_vec, 0);
@@ -2018,7 +1731,8 @@ layernorm_bwd_bf16_any_cols_block_per_row_19ff(
         const int column = head + vector * kVector;
         const Vec<bfloat16, kVector> dy_vec = read<kVector, Load>(dy_row + column);
         const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + column);
-        const Vec<bfloat16, kVector> weight_vec = read_window<kVector>(weight, column, cols, false);
+        const Vec<bfloat16, kVector> weight_vec = weight != nullptr ?
+            read_window<kVector>(weight, column, cols, false) : filled<bfloat16, kVector>(1.0f);
         float dx_values[kVector];
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -2028,8 +1742,8 @@ layernorm_bwd_bf16_any_cols_block_per_row_19ff(
           const float dxhat_i = dy_i * weight_i;
           const float xhat_i = (x_i - row_mean) * row_rstd;
           dx_values[i] = (dxhat_i - xhat_i * row_dxhat_xhat_mean - row_dxhat_mean) * row_rstd;
-          atomicAdd(sums + column + i, dy_i * xhat_i);
-          atomicAdd(sums + cols + column + i, dy_i);
+          if (weight != nullptr) atomicAdd(sums + column + i, dy_i * xhat_i);
+          if (dbias != nullptr) atomicAdd(sums + cols + column + i, dy_i);
         }
         Vec<bfloat16, kVector> dx_vec;
         pack(dx_vec, dx_values);
@@ -2039,7 +1753,7 @@ layernorm_bwd_bf16_any_cols_block_per_row_19ff(
     if (has_edge) {
       const Vec<bfloat16, 1> dy_vec = read<1, Load>(dy_row + edge);
       const Vec<bfloat16, 1> x_vec = read<1, Load>(x_row + edge);
-      const Vec<bfloat16, 1> weight_vec = read<1>(weight + edge);
+      const Vec<bfloat16, 1> weight_vec = weight != nullptr ? read<1>(weight + edge) : filled<bfloat16, 1>(1.0f);
       float dx_values[1];
       const float dy_i = element(dy_vec, 0);
       const float x_i = element(x_vec, 0);
@@ -2047,8 +1761,8 @@ layernorm_bwd_bf16_any_cols_block_per_row_19ff(
       const float dxhat_i = dy_i * weight_i;
       const float xhat_i = (x_i - row_mean) * row_rstd;
       dx_values[0] = (dxhat_i - xhat_i * row_dxhat_xhat_mean - row_dxhat_mean) * row_rstd;
-      atomicAdd(sums + edge, dy_i * xhat_i);
-      atomicAdd(sums + cols + edge, dy_i);
+      if (weight != nullptr) atomicAdd(sums + edge, dy_i * xhat_i);
+      if (dbias != nullptr) atomicAdd(sums + cols + edge, dy_i);
       Vec<bfloat16, 1> dx_vec;
       pack(dx_vec, dx_values);
       write<Store>(dx_row + edge, dx_vec);
@@ -2065,438 +1779,12 @@ layernorm_bwd_bf16_any_cols_block_per_row_19ff(
       const int column = cell;
       const float dweight_total = __ldcg(sums + cell);
       sums[cell] = 0.0f;
-      write_element(dweight, column, dweight_total);
+      if (weight != nullptr) write_element(dweight, column, dweight_total);
       const float dbias_total = __ldcg(sums + cols + cell);
       sums[cols + cell] = 0.0f;
-      write_element(dbias, column, dbias_total);
+      if (dbias != nullptr) write_element(dbias, column, dbias_total);
     }
     if (threadIdx.x == 0) *ticket = 0;
-  }
-
-  Chain::at_end();
-}
-
-// layernorm backward, any number of columns: a block owns a row; each row is read twice.
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-layernorm_bwd_bf16_any_cols_without_weight_block_per_row_6bd6(
-    bfloat16* __restrict__ dx,
-    bfloat16* __restrict__ dbias,
-    Input<Config, bfloat16> dy,
-    Input<Config, bfloat16> x,
-    Input<Config, float> mean,
-    Input<Config, float> rstd,
-    long long dx_pitch,
-    long long dy_pitch,
-    long long x_pitch,
-    int rows,
-    int cols,
-    unsigned* ticket,
-    float* sums) {
-  constexpr int kThreads = Config::kThreads;
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;
-  using Store = typename Config::Store;
-  using Chain = typename Config::Chain;
-  constexpr int kUnroll = Config::kUnroll;  // steps that a loop does in a trip
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  struct Look1 {  // state of look 1: sum(dy * xhat), sum(dy)
-    float dy_xhat_sum, dy_sum;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.dy_xhat_sum + b.dy_xhat_sum, a.dy_sum + b.dy_sum};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.dy_xhat_sum, offset), __shfl_xor_sync(mask, s.dy_sum, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[2][kWarpsPerRow];
-
-  const int lane = threadIdx.x;
-  const int steps = (cols / kVector + kThreadsPerRow - 1) / kThreadsPerRow;
-  int parity = 0;
-
-  Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
-
-  for (int row = blockIdx.x; row < rows; row += gridDim.x) {
-    bfloat16* dx_row = dx + static_cast<long long>(row) * dx_pitch;
-    const bfloat16* dy_row = dy + static_cast<long long>(row) * dy_pitch;
-    const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
-    // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
-    const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(dy_row) / sizeof(bfloat16) % kVector);
-    const int head = (kVector - shift) % kVector;
-    const int vectors = (cols - head) / kVector;
-    const int edge = lane < head ? lane : lane + vectors * kVector;
-    const bool has_edge = edge < cols;
-    const float row_mean = mean[row];
-    const float row_rstd = rstd[row];
-
-    Look1 look1 = {0.0f, 0.0f};
-
-    // Look 1: sum(dy * xhat), sum(dy)
-    #pragma unroll kUnroll
-    for (int step = 0; step < steps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      if (vector < vectors) {
-        const int column = head + vector * kVector;
-        const Vec<bfloat16, kVector> dy_vec = read<kVector>(dy_row + column);
-        const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + column);
-        #pragma unroll
-        for (int i = 0; i < kVector; ++i) {
-          const float dy_i = element(dy_vec, i);
-          const float x_i = element(x_vec, i);
-          const float xhat_i = (x_i - row_mean) * row_rstd;
-          look1.dy_xhat_sum += dy_i * xhat_i;
-          look1.dy_sum += dy_i;
-        }
-      }
-    }
-    if (has_edge) {
-      const Vec<bfloat16, 1> dy_vec = read<1>(dy_row + edge);
-      const Vec<bfloat16, 1> x_vec = read<1>(x_row + edge);
-      const float dy_i = element(dy_vec, 0);
-      const float x_i = element(x_vec, 0);
-      const float xhat_i = (x_i - row_mean) * row_rstd;
-      look1.dy_xhat_sum += dy_i * xhat_i;
-      look1.dy_sum += dy_i;
-    }
-
-    look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[parity]);
-    const float row_dy_xhat_mean = look1.dy_xhat_sum / cols;
-    const float row_dy_mean = look1.dy_sum / cols;
-
-    // Last look: the outputs
-    #pragma unroll kUnroll
-    for (int step = 0; step < steps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      if (vector < vectors) {
-        const int column = head + vector * kVector;
-        const Vec<bfloat16, kVector> dy_vec = read<kVector, Load>(dy_row + column);
-        const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + column);
-        float dx_values[kVector];
-        #pragma unroll
-        for (int i = 0; i < kVector; ++i) {
-          const float dy_i = element(dy_vec, i);
-          const float x_i = element(x_vec, i);
-          const float xhat_i = (x_i - row_mean) * row_rstd;
-          dx_values[i] = (dy_i - xhat_i * row_dy_xhat_mean - row_dy_mean) * row_rstd;
-          atomicAdd(sums + column + i, dy_i);
-        }
-        Vec<bfloat16, kVector> dx_vec;
-        pack(dx_vec, dx_values);
-        write<Store>(dx_row + column, dx_vec);
-      }
-    }
-    if (has_edge) {
-      const Vec<bfloat16, 1> dy_vec = read<1, Load>(dy_row + edge);
-      const Vec<bfloat16, 1> x_vec = read<1, Load>(x_row + edge);
-      float dx_values[1];
-      const float dy_i = element(dy_vec, 0);
-      const float x_i = element(x_vec, 0);
-      const float xhat_i = (x_i - row_mean) * row_rstd;
-      dx_values[0] = (dy_i - xhat_i * row_dy_xhat_mean - row_dy_mean) * row_rstd;
-      atomicAdd(sums + edge, dy_i);
-      Vec<bfloat16, 1> dx_vec;
-      pack(dx_vec, dx_values);
-      write<Store>(dx_row + edge, dx_vec);
-    }
-
-    parity ^= 1;
-  }
-
-  // The last block to arrive finishes and leaves the workspace ready for the next call.
-  __shared__ bool is_last;
-  __threadfence();
-  if (takes_last_ticket(ticket, is_last)) {
-    for (int cell = threadIdx.x; cell < cols; cell += kThreads) {
-      const int column = cell;
-      const float dbias_total = __ldcg(sums + cell);
-      sums[cell] = 0.0f;
-      write_element(dbias, column, dbias_total);
-    }
-    if (threadIdx.x == 0) *ticket = 0;
-  }
-
-  Chain::at_end();
-}
-
-// layernorm backward, any number of columns: a block owns a row; each row is read twice.
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-layernorm_bwd_bf16_any_cols_without_bias_block_per_row_bf4b(
-    bfloat16* __restrict__ dx,
-    bfloat16* __restrict__ dweight,
-    Input<Config, bfloat16> dy,
-    Input<Config, bfloat16> x,
-    Input<Config, bfloat16> weight,
-    Input<Config, float> mean,
-    Input<Config, float> rstd,
-    long long dx_pitch,
-    long long dy_pitch,
-    long long x_pitch,
-    int rows,
-    int cols,
-    unsigned* ticket,
-    float* sums) {
-  constexpr int kThreads = Config::kThreads;
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;
-  using Store = typename Config::Store;
-  using Chain = typename Config::Chain;
-  constexpr int kUnroll = Config::kUnroll;  // steps that a loop does in a trip
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  struct Look1 {  // state of look 1: sum(dxhat * xhat), sum(dxhat)
-    float dxhat_xhat_sum, dxhat_sum;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.dxhat_xhat_sum + b.dxhat_xhat_sum, a.dxhat_sum + b.dxhat_sum};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.dxhat_xhat_sum, offset), __shfl_xor_sync(mask, s.dxhat_sum, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[2][kWarpsPerRow];
-
-  const int lane = threadIdx.x;
-  const int steps = (cols / kVector + kThreadsPerRow - 1) / kThreadsPerRow;
-  int parity = 0;
-
-  Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
-
-  for (int row = blockIdx.x; row < rows; row += gridDim.x) {
-    bfloat16* dx_row = dx + static_cast<long long>(row) * dx_pitch;
-    const bfloat16* dy_row = dy + static_cast<long long>(row) * dy_pitch;
-    const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
-    // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
-    const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(dy_row) / sizeof(bfloat16) % kVector);
-    const int head = (kVector - shift) % kVector;
-    const int vectors = (cols - head) / kVector;
-    const int edge = lane < head ? lane : lane + vectors * kVector;
-    const bool has_edge = edge < cols;
-    const float row_mean = mean[row];
-    const float row_rstd = rstd[row];
-
-    Look1 look1 = {0.0f, 0.0f};
-
-    // Look 1: sum(dxhat * xhat), sum(dxhat)
-    #pragma unroll kUnroll
-    for (int step = 0; step < steps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      if (vector < vectors) {
-        const int column = head + vector * kVector;
-        const Vec<bfloat16, kVector> dy_vec = read<kVector>(dy_row + column);
-        const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + column);
-        const Vec<bfloat16, kVector> weight_vec = read_window<kVector>(weight, column, cols, false);
-        #pragma unroll
-        for (int i = 0; i < kVector; ++i) {
-          const float dy_i = element(dy_vec, i);
-          const float x_i = element(x_vec, i);
-          const float weight_i = element(weight_vec, i);
-          const float dxhat_i = dy_i * weight_i;
-          const float xhat_i = (x_i - row_mean) * row_rstd;
-          look1.dxhat_xhat_sum += dxhat_i * xhat_i;
-          look1.dxhat_sum += dxhat_i;
-        }
-      }
-    }
-    if (has_edge) {
-      const Vec<bfloat16, 1> dy_vec = read<1>(dy_row + edge);
-      const Vec<bfloat16, 1> x_vec = read<1>(x_row + edge);
-      const Vec<bfloat16, 1> weight_vec = read<1>(weight + edge);
-      const float dy_i = element(dy_vec, 0);
-      const float x_i = element(x_vec, 0);
-      const float weight_i = element(weight_vec, 0);
-      const float dxhat_i = dy_i * weight_i;
-      const float xhat_i = (x_i - row_mean) * row_rstd;
-      look1.dxhat_xhat_sum += dxhat_i * xhat_i;
-      look1.dxhat_sum += dxhat_i;
-    }
-
-    look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[parity]);
-    const float row_dxhat_xhat_mean = look1.dxhat_xhat_sum / cols;
-    const float row_dxhat_mean = look1.dxhat_sum / cols;
-
-    // Last look: the outputs
-    #pragma unroll kUnroll
-    for (int step = 0; step < steps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      if (vector < vectors) {
-        const int column = head + vector * kVector;
-        const Vec<bfloat16, kVector> dy_vec = read<kVector, Load>(dy_row + column);
-        const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + column);
-        const Vec<bfloat16, kVector> weight_vec = read_window<kVector>(weight, column, cols, false);
-        float dx_values[kVector];
-        #pragma unroll
-        for (int i = 0; i < kVector; ++i) {
-          const float dy_i = element(dy_vec, i);
-          const float x_i = element(x_vec, i);
-          const float weight_i = element(weight_vec, i);
-          const float dxhat_i = dy_i * weight_i;
-          const float xhat_i = (x_i - row_mean) * row_rstd;
-          dx_values[i] = (dxhat_i - xhat_i * row_dxhat_xhat_mean - row_dxhat_mean) * row_rstd;
-          atomicAdd(sums + column + i, dy_i * xhat_i);
-        }
-        Vec<bfloat16, kVector> dx_vec;
-        pack(dx_vec, dx_values);
-        write<Store>(dx_row + column, dx_vec);
-      }
-    }
-    if (has_edge) {
-      const Vec<bfloat16, 1> dy_vec = read<1, Load>(dy_row + edge);
-      const Vec<bfloat16, 1> x_vec = read<1, Load>(x_row + edge);
-      const Vec<bfloat16, 1> weight_vec = read<1>(weight + edge);
-      float dx_values[1];
-      const float dy_i = element(dy_vec, 0);
-      const float x_i = element(x_vec, 0);
-      const float weight_i = element(weight_vec, 0);
-      const float dxhat_i = dy_i * weight_i;
-      const float xhat_i = (x_i - row_mean) * row_rstd;
-      dx_values[0] = (dxhat_i - xhat_i * row_dxhat_xhat_mean - row_dxhat_mean) * row_rstd;
-      atomicAdd(sums + edge, dy_i * xhat_i);
-      Vec<bfloat16, 1> dx_vec;
-      pack(dx_vec, dx_values);
-      write<Store>(dx_row + edge, dx_vec);
-    }
-
-    parity ^= 1;
-  }
-
-  // The last block to arrive finishes and leaves the workspace ready for the next call.
-  __shared__ bool is_last;
-  __threadfence();
-  if (takes_last_ticket(ticket, is_last)) {
-    for (int cell = threadIdx.x; cell < cols; cell += kThreads) {
-      const int column = cell;
-      const float dweight_total = __ldcg(sums + cell);
-      sums[cell] = 0.0f;
-      write_element(dweight, column, dweight_total);
-    }
-    if (threadIdx.x == 0) *ticket = 0;
-  }
-
-  Chain::at_end();
-}
-
-// layernorm backward, any number of columns: a block owns a row; each row is read twice.
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-layernorm_bwd_bf16_any_cols_without_bias_without_weight_block_per_row_5c3e(
-    bfloat16* __restrict__ dx,
-    Input<Config, bfloat16> dy,
-    Input<Config, bfloat16> x,
-    Input<Config, float> mean,
-    Input<Config, float> rstd,
-    long long dx_pitch,
-    long long dy_pitch,
-    long long x_pitch,
-    int rows,
-    int cols) {
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;
-  using Store = typename Config::Store;
-  using Chain = typename Config::Chain;
-  constexpr int kUnroll = Config::kUnroll;  // steps that a loop does in a trip
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  struct Look1 {  // state of look 1: sum(dy * y), sum(dy)
-    float dy_y_sum, dy_sum;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.dy_y_sum + b.dy_y_sum, a.dy_sum + b.dy_sum};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.dy_y_sum, offset), __shfl_xor_sync(mask, s.dy_sum, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[kWarpsPerRow];
-
-  const int lane = threadIdx.x;
-  const int row = blockIdx.x;
-  const int steps = (cols / kVector + kThreadsPerRow - 1) / kThreadsPerRow;
-
-  bfloat16* dx_row = dx + static_cast<long long>(row) * dx_pitch;
-  const bfloat16* dy_row = dy + static_cast<long long>(row) * dy_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
-  // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
-  const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(dy_row) / sizeof(bfloat16) % kVector);
-  const int head = (kVector - shift) % kVector;
-  const int vectors = (cols - head) / kVector;
-  const int edge = lane < head ? lane : lane + vectors * kVector;
-  const bool has_edge = edge < cols;
-
-  Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
-
-  const float row_mean = mean[row];
-  const float row_rstd = rstd[row];
-
-  Look1 look1 = {0.0f, 0.0f};
-
-  // Look 1: sum(dy * y), sum(dy)
-  #pragma unroll kUnroll
-  for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (vector < vectors) {
-      const int column = head + vector * kVector;
-      const Vec<bfloat16, kVector> dy_vec = read<kVector>(dy_row + column);
-      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + column);
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float dy_i = element(dy_vec, i);
-        const float x_i = element(x_vec, i);
-        const float y_i = (x_i - row_mean) * row_rstd;
-        look1.dy_y_sum += dy_i * y_i;
-        look1.dy_sum += dy_i;
-      }
-    }
-  }
-  if (has_edge) {
-    const Vec<bfloat16, 1> dy_vec = read<1>(dy_row + edge);
-    const Vec<bfloat16, 1> x_vec = read<1>(x_row + edge);
-    const float dy_i = element(dy_vec, 0);
-    const float x_i = element(x_vec, 0);
-    const float y_i = (x_i - row_mean) * row_rstd;
-    look1.dy_y_sum += dy_i * y_i;
-    look1.dy_sum += dy_i;
-  }
-
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
-  const float row_dy_y_mean = look1.dy_y_sum / cols;
-  const float row_dy_mean = look1.dy_sum / cols;
-
-  // Last look: the outputs
-  #pragma unroll kUnroll
-  for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (vector < vectors) {
-      const int column = head + vector * kVector;
-      const Vec<bfloat16, kVector> dy_vec = read<kVector, Load>(dy_row + column);
-      const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + column);
-      float dx_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float dy_i = element(dy_vec, i);
-        const float x_i = element(x_vec, i);
-        const float y_i = (x_i - row_mean) * row_rstd;
-        dx_values[i] = (dy_i - y_i * row_dy_y_mean - row_dy_mean) * row_rstd;
-      }
-      Vec<bfloat16, kVector> dx_vec;
-      pack(dx_vec, dx_values);
-      write<Store>(dx_row + column, dx_vec);
-    }
-  }
-  if (has_edge) {
-    const Vec<bfloat16, 1> dy_vec = read<1, Load>(dy_row + edge);
-    const Vec<bfloat16, 1> x_vec = read<1, Load>(x_row + edge);
-    float dx_values[1];
-    const float dy_i = element(dy_vec, 0);
-    const float x_i = element(x_vec, 0);
-    const float y_i = (x_i - row_mean) * row_rstd;
-    dx_values[0] = (dy_i - y_i * row_dy_y_mean - row_dy_mean) * row_rstd;
-    Vec<bfloat16, 1> dx_vec;
-    pack(dx_vec, dx_values);
-    write<Store>(dx_row + edge, dx_vec);
   }
 
   Chain::at_end();
@@ -2682,39 +1970,6 @@ inline cudaError_t run_any_cols(const Kernel& kernel, const Arguments& call) {
       at<float>(call.workspace, 128));
 }
 
-template <auto kMain>
-inline cudaError_t run_any_cols_without_weight(const Kernel& kernel, const Arguments& call) {
-  int blocks = 0;
-  cudaError_t status = fitting_grid(reinterpret_cast<const void*>(kMain), kernel.launch, call.rows, &blocks);
-  if (status != cudaSuccess) return status;
-  return launch_on(
-      call.stream, kMain, kernel.launch, blocks,
-      call.dx, call.dbias, call.dy, call.x, call.mean, call.rstd, call.dx_pitch, call.dy_pitch, call.x_pitch,
-      call.rows, call.cols, at<unsigned>(call.workspace, 0), at<float>(call.workspace, 128));
-}
-
-template <auto kMain>
-inline cudaError_t run_any_cols_without_bias(const Kernel& kernel, const Arguments& call) {
-  int blocks = 0;
-  cudaError_t status = fitting_grid(reinterpret_cast<const void*>(kMain), kernel.launch, call.rows, &blocks);
-  if (status != cudaSuccess) return status;
-  return launch_on(
-      call.stream, kMain, kernel.launch, blocks,
-      call.dx, call.dweight, call.dy, call.x, call.weight, call.mean, call.rstd, call.dx_pitch, call.dy_pitch,
-      call.x_pitch, call.rows, call.cols, at<unsigned>(call.workspace, 0), at<float>(call.workspace, 128));
-}
-
-template <auto kMain>
-inline cudaError_t run_any_cols_without_bias_without_weight(const Kernel& kernel, const Arguments& call) {
-  int blocks = 0;
-  cudaError_t status = fitting_grid(reinterpret_cast<const void*>(kMain), kernel.launch, call.rows, &blocks);
-  if (status != cudaSuccess) return status;
-  return launch_on(
-      call.stream, kMain, kernel.launch, blocks,
-      call.dx, call.dy, call.x, call.mean, call.rstd, call.dx_pitch, call.dy_pitch, call.x_pitch, call.rows,
-      call.cols);
-}
-
 // What the tuner chose, in the order of the table at the top of this file.
 struct Tuned {
   int rows, cols;
@@ -2726,50 +1981,37 @@ struct Tuned {
 };
 inline constexpr Tuned kTuned[] = {
     {262144,   256, 16, 0u, 0u, false, {{512, 32, false, 0, 1, 1, 1, 1, 32768}, {512, 1, false, 64}, {0, 0, 2048},
-     run_and_finish<layernorm_bwd_bf16_warp_per_row_e6fc<Cols256_26c1>,
-     layernorm_bwd_bf16_finish_6b9a<Cols256_26c1>>}},
+     run_and_finish<layernorm_bwd_bf16_warp_per_row_ffb0<Cols256_093f>,
+     layernorm_bwd_bf16_finish_a406<Cols256_093f>>}},
     {  8192,   768, 16, 0u, 0u, false, {{128, 4, true, 0, 1, 3, 1, 1, 24576}, {512, 1, true, 192}, {0, 0, 6144},
-     run_and_finish<layernorm_bwd_bf16_warp_per_row_e6fc<Cols768_ff1f>,
-     layernorm_bwd_bf16_finish_6b9a<Cols768_ff1f>>}},
+     run_and_finish<layernorm_bwd_bf16_warp_per_row_ffb0<Cols768_5676>,
+     layernorm_bwd_bf16_finish_a406<Cols768_5676>>}},
     {  8192,  1023,  2, 0u, 0u,  true, {{128, 4, true, 0, 1, 2, 1, 1, 32768}, {512, 1, true, 256}, {0, 0, 8192},
-     run_and_finish<layernorm_bwd_bf16_warp_per_row_7775<Cols1023_6d8e>,
-     layernorm_bwd_bf16_finish_2dd5<Cols1023_6d8e>>}},
+     run_and_finish<layernorm_bwd_bf16_warp_per_row_45c2<Cols1023_6f8e>,
+     layernorm_bwd_bf16_finish_a406<Cols1023_6f8e>>}},
     {  4096,  1024, 16, 0u, 0u, false, {{256, 4, true, 0, 1, 2, 1, 1, 32768}, {512, 1, true, 256}, {0, 0, 8192},
-     run_and_finish<layernorm_bwd_bf16_block_per_row_7ce7<Cols1024_6dac>,
-     layernorm_bwd_bf16_finish_6b9a<Cols1024_6dac>>}},
+     run_and_finish<layernorm_bwd_bf16_block_per_row_8763<Cols1024_80d1>,
+     layernorm_bwd_bf16_finish_a406<Cols1024_80d1>>}},
     { 32768,  1024, 16, 0u, 0u, false, {{256, 4, false, 0, 1, 2, 1, 1, 32768}, {512, 1, false, 256}, {0, 0, 8192},
-     run_and_finish<layernorm_bwd_bf16_block_per_row_7ce7<Cols1024_ab35>,
-     layernorm_bwd_bf16_finish_6b9a<Cols1024_ab35>>}},
+     run_and_finish<layernorm_bwd_bf16_block_per_row_8763<Cols1024_022d>,
+     layernorm_bwd_bf16_finish_a406<Cols1024_022d>>}},
     {  4096,  4096, 16, 0u, 0u, false, {{512, 2, true, 0, 1, 1, 1, 1, 65536}, {512, 1, true, 256}, {0, 0, 32768},
-     run_and_finish<layernorm_bwd_bf16_block_per_row_9a4f<Cols4096_3356>,
-     layernorm_bwd_bf16_finish_6b9a<Cols4096_3356>>}},
+     run_and_finish<layernorm_bwd_bf16_block_per_row_8763<Cols4096_9a16>,
+     layernorm_bwd_bf16_finish_a406<Cols4096_9a16>>}},
     { 16384,  8192, 16, 0u, 0u, false, {{512, 1, true, 0, 1, 1, 1, 1, 131072}, {512, 1, true, 512}, {0, 0, 65536},
-     run_and_finish<layernorm_bwd_bf16_block_per_row_d03a<Cols8192_3e20>,
-     layernorm_bwd_bf16_finish_6b9a<Cols8192_3e20>>}},
+     run_and_finish<layernorm_bwd_bf16_block_per_row_055b<Cols8192_907a>,
+     layernorm_bwd_bf16_finish_a406<Cols8192_907a>>}},
     {  2048, 16384, 16, 0u, 0u, false, {{512, 1, true, 0, 1, 1, 2, 1, 98304}, {512, 1, true, 1024}, {0, 0, 65536},
-     run_and_finish<layernorm_bwd_bf16_cluster_per_row_78e5<Cols16384_3874>,
-     layernorm_bwd_bf16_finish_941f<Cols16384_3874>>}},
+     run_and_finish<layernorm_bwd_bf16_cluster_per_row_fc7d<Cols16384_7803>,
+     layernorm_bwd_bf16_finish_a406<Cols16384_7803>>}},
 };
 
-// The kernels for any cols, by the bits of `absent` that are compiled out: of two, the first reads vectors and asks that
-// rows start alike, the other takes any alignment.
+// For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.
 inline constexpr Kernel kGeneral[] = {
     {{256, 1, false, 0, 1}, {}, {128, 8, 0},
-     run_any_cols<layernorm_bwd_bf16_any_cols_block_per_row_19ff<AnyCols_54f6>>},
+     run_any_cols<layernorm_bwd_bf16_any_cols_block_per_row_70c4<AnyCols_54f6>>},
     {{256, 1, false, 0, 1}, {}, {128, 8, 0},
-     run_any_cols<layernorm_bwd_bf16_any_cols_block_per_row_19ff<AnyCols_fee7>>},
-    {{256, 1, false, 0, 1}, {}, {128, 4, 0},
-     run_any_cols_without_weight<layernorm_bwd_bf16_any_cols_without_weight_block_per_row_6bd6<AnyCols_54f6>>},
-    {{256, 1, false, 0, 1}, {}, {128, 4, 0},
-     run_any_cols_without_weight<layernorm_bwd_bf16_any_cols_without_weight_block_per_row_6bd6<AnyCols_fee7>>},
-    {{256, 1, false, 0, 1}, {}, {128, 4, 0},
-     run_any_cols_without_bias<layernorm_bwd_bf16_any_cols_without_bias_block_per_row_bf4b<AnyCols_54f6>>},
-    {{256, 1, false, 0, 1}, {}, {128, 4, 0},
-     run_any_cols_without_bias<layernorm_bwd_bf16_any_cols_without_bias_block_per_row_bf4b<AnyCols_fee7>>},
-    {{256}, {}, {0, 0, 0}, run_any_cols_without_bias_without_weight<
-     layernorm_bwd_bf16_any_cols_without_bias_without_weight_block_per_row_5c3e<AnyCols_54f6>>},
-    {{256}, {}, {0, 0, 0}, run_any_cols_without_bias_without_weight<
-     layernorm_bwd_bf16_any_cols_without_bias_without_weight_block_per_row_5c3e<AnyCols_fee7>>},
+     run_any_cols<layernorm_bwd_bf16_any_cols_block_per_row_70c4<AnyCols_fee7>>},
 };
 
 // Bits of `absent`: 1u weight, 2u bias.
@@ -2859,7 +2101,7 @@ inline cudaError_t layernorm_bwd_bf16_pitched(
   const bool alike =
       (k::address(dy) - k::address(dx)) % 16 == 0 && (k::address(x) - k::address(dx)) % 16 == 0 &&
       (k::pitch_bytes(dy_pitch - dx_pitch, 2)) % 16 == 0 && (k::pitch_bytes(x_pitch - dx_pitch, 2)) % 16 == 0;
-  const k::Kernel* kernel = &k::kGeneral[2 * (absent & k::kCompiledOut) + (alike ? 0 : 1)];
+  const k::Kernel* kernel = &k::kGeneral[alike ? 0 : 1];
   const int align = k::alignment(
       k::address(dx) | k::address(dy) | k::address(x) | k::address(weight) | k::pitch_bytes(dx_pitch, 2) |
       k::pitch_bytes(dy_pitch, 2) | k::pitch_bytes(x_pitch, 2));

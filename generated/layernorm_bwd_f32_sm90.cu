@@ -63,6 +63,11 @@ __device__ __forceinline__ unsigned char* dynamic_shared() {
   return bytes;
 }
 
+// Waits for that many threads, whole warps, at barrier `id` of 1 to 15.
+__device__ __forceinline__ void named_barrier(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" :: "r"(id), "r"(threads) : "memory");
+}
+
 // Leaves no line in L1.
 struct NoAllocate {
   template <int kBytes>
@@ -118,6 +123,55 @@ struct Default {
     *static_cast<Word<kBytes>*>(address) = join<kBytes>(bits);
   }
 };
+
+// N elements as they are stored, in 32-bit registers; moved by the widest words that fit, at most 16 bytes each.
+template <typename T, int N>
+struct Vec {
+  static constexpr int kBytes = N * static_cast<int>(sizeof(T));
+  static constexpr int kWordBytes = kBytes < 16 ? kBytes : 16;
+  static constexpr int kRegisters = kBytes < 4 ? 1 : kBytes / 4;
+  unsigned bits[kRegisters];
+};
+
+template <int N, typename Hint = Default, typename T>
+__device__ __forceinline__ Vec<T, N> read(const T* elements) {
+  constexpr int kBytes = Vec<T, N>::kWordBytes;
+  Vec<T, N> vec;
+  #pragma unroll
+  for (int i = 0; i < Vec<T, N>::kBytes; i += kBytes) {
+    Hint::template load<kBytes>(reinterpret_cast<const unsigned char*>(elements) + i, vec.bits + i / 4);
+  }
+  return vec;
+}
+
+template <typename Hint = Default, typename T, int N>
+__device__ __forceinline__ void write(T* elements, const Vec<T, N>& vec) {
+  constexpr int kBytes = Vec<T, N>::kWordBytes;
+  #pragma unroll
+  for (int i = 0; i < Vec<T, N>::kBytes; i += kBytes) {
+    Hint::template store<kBytes>(reinterpret_cast<unsigned char*>(elements) + i, vec.bits + i / 4);
+  }
+}
+
+template <int N>
+__device__ __forceinline__ float element(const Vec<float, N>& vec, int i) { return __uint_as_float(vec.bits[i]); }
+
+template <int N>
+__device__ __forceinline__ void pack(Vec<float, N>& vec, const float (&values)[N]) {
+  #pragma unroll
+  for (int i = 0; i < N; ++i) vec.bits[i] = __float_as_uint(values[i]);
+}
+
+// N elements that all have that value.
+template <typename T, int N>
+__device__ __forceinline__ Vec<T, N> filled(float value) {
+  float values[N];
+  #pragma unroll
+  for (int i = 0; i < N; ++i) values[i] = value;
+  Vec<T, N> vec;
+  pack(vec, values);
+  return vec;
+}
 
 // How a kernel and its neighbours in the stream overlap: not at all.
 // wait              before the first access to what the kernels in front write, or still read
@@ -182,45 +236,8 @@ struct Plain {
   using Store = Default;  // how rows are written
   using Chain = InOrder;  // how a kernel overlaps with its neighbours in the stream
   using Params = InTurn;  // whether column parameters are asked for ahead of the rows
+  enum : int { kCluster = 1 };  // blocks that share a row, or add their column sums
 };
-
-// N elements as they are stored, in 32-bit registers; moved by the widest words that fit, at most 16 bytes each.
-template <typename T, int N>
-struct Vec {
-  static constexpr int kBytes = N * static_cast<int>(sizeof(T));
-  static constexpr int kWordBytes = kBytes < 16 ? kBytes : 16;
-  static constexpr int kRegisters = kBytes < 4 ? 1 : kBytes / 4;
-  unsigned bits[kRegisters];
-};
-
-template <int N, typename Hint = Default, typename T>
-__device__ __forceinline__ Vec<T, N> read(const T* elements) {
-  constexpr int kBytes = Vec<T, N>::kWordBytes;
-  Vec<T, N> vec;
-  #pragma unroll
-  for (int i = 0; i < Vec<T, N>::kBytes; i += kBytes) {
-    Hint::template load<kBytes>(reinterpret_cast<const unsigned char*>(elements) + i, vec.bits + i / 4);
-  }
-  return vec;
-}
-
-template <typename Hint = Default, typename T, int N>
-__device__ __forceinline__ void write(T* elements, const Vec<T, N>& vec) {
-  constexpr int kBytes = Vec<T, N>::kWordBytes;
-  #pragma unroll
-  for (int i = 0; i < Vec<T, N>::kBytes; i += kBytes) {
-    Hint::template store<kBytes>(reinterpret_cast<unsigned char*>(elements) + i, vec.bits + i / 4);
-  }
-}
-
-template <int N>
-__device__ __forceinline__ float element(const Vec<float, N>& vec, int i) { return __uint_as_float(vec.bits[i]); }
-
-template <int N>
-__device__ __forceinline__ void pack(Vec<float, N>& vec, const float (&values)[N]) {
-  #pragma unroll
-  for (int i = 0; i < N; ++i) vec.bits[i] = __float_as_uint(values[i]);
-}
 
 // Elements [first, first + N) of an array of `count`, whatever the alignment of their address: the aligned words
 // around them, moved into place. `inside`: those words are known to lie within the array.
@@ -299,6 +316,23 @@ __device__ __forceinline__ State reduce_row(State s, State* slots) {
   return reduce_lanes<lanes_for(kWarps)>(share_of_slots<kWarps>(slots));
 }
 
+// A barrier for the kWarps warps of row number `slot` of a block. Only wide rows have one each: a barrier whose number
+// the hardware learns at run time is a slow one, and narrow rows share that of the block.
+template <int kWarps>
+__device__ __forceinline__ void rows_meet(int slot) {
+  if constexpr (kWarps >= 8) named_barrier(1 + slot, kWarps * 32);
+  else __syncthreads();
+}
+
+// As reduce_row, for row number `slot` of a block that works on several.
+template <int kWarps, typename State>
+__device__ __forceinline__ State reduce_row_beside(State s, State* slots, int slot) {
+  s = reduce_lanes<32>(s);
+  if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32 % kWarps] = s;
+  rows_meet<kWarps>(slot);
+  return reduce_lanes<lanes_for(kWarps)>(share_of_slots<kWarps>(slots));
+}
+
 // Whether this block is the last of the grid to take a ticket. What the others wrote before they took theirs is seen.
 // `is_last` is a variable in shared memory.
 __device__ __forceinline__ bool takes_last_ticket(unsigned* ticket, bool& is_last) {
@@ -318,10 +352,21 @@ __device__ __forceinline__ void write_element(T* elements, int at, float value) 
   write(elements + at, vec);
 }
 
-// What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row.
-struct Cols768_3841 : Plain { using Load = NoAllocate;
-  enum : int { kCols = 768, kThreads = 256, kThreadsPerRow = 64, kRowsPerBlock = 4, kVector = 2, kGroups = 4, kCells = 8
-      };
+// What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row. In kernels:
+// kVector     elements per access
+// kVectors    vectors of a row
+// kSteps      vectors a thread owns
+// kEven       all threads own kSteps of them
+// kPitch      columns of a row of float32 sums, padded
+// kTensors    tensors that are summed over rows
+// kGroups     row groups of a block that keep sums of their own
+// kSumVector  columns whose sums lie kSumVectors cells apart
+// kCluster    blocks that fill a partial row together
+// kCells      sums that a block adds
+// kUnroll     steps that a loop does in a trip
+struct Cols768_c538 : Plain { using Load = NoAllocate;
+  enum : int { kCols = 768, kThreads = 256, kThreadsPerRow = 64, kRowsPerBlock = 4, kVector = 2, kGroups = 4,
+      kSumVector = 2, kCells = 8 };
 };
 struct AnyCols_3be0 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 4, kUnroll = 1 }; };
 struct AnyCols_fee7 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 1, kUnroll = 1 }; };
@@ -329,7 +374,7 @@ struct AnyCols_fee7 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256,
 // layernorm backward: several warps own a row, a block works on several rows; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_bwd_f32_block_per_row_c22b(
+layernorm_bwd_f32_block_per_row_7aa3(
     float* __restrict__ dx,
     float* __restrict__ dweight,
     float* __restrict__ dbias,
@@ -343,21 +388,14 @@ layernorm_bwd_f32_block_per_row_c22b(
     long long x_pitch,
     int rows,
     float* partials) {
-  constexpr int kCols = Config::kCols;
-  constexpr int kThreads = Config::kThreads;
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kRowsPerBlock = Config::kRowsPerBlock;
-  constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  constexpr int kVectors = kCols / kVector;  // vectors of a row
-  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
-  constexpr int kPitch = (kCols + 31) / 32 * 32;  // columns of a row of float32 sums, padded
-  constexpr int kTensors = 2;  // tensors that are summed over rows
-  constexpr int kGroups = Config::kGroups;  // row groups of a block that keep sums of their own
+  constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kThreadsPerRow = Config::kThreadsPerRow,
+      kRowsPerBlock = Config::kRowsPerBlock, kVector = Config::kVector, kWarpsPerRow = kThreadsPerRow / 32,
+      kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
+  constexpr int kPitch = (kCols + 31) / 32 * 32, kTensors = 2, kGroups = Config::kGroups;
   struct Look1 {  // state of look 1: sum(dxhat * xhat), sum(dxhat)
     float dxhat_xhat_sum, dxhat_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -454,7 +492,7 @@ layernorm_bwd_f32_block_per_row_c22b(
       }
     }
 
-    look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[parity][slot]);
+    look1 = reduce_row_beside<kWarpsPerRow>(look1, look1_slots[parity][slot], slot);
     const float row_dxhat_xhat_mean = look1.dxhat_xhat_sum / kCols;
     const float row_dxhat_mean = look1.dxhat_sum / kCols;
 
@@ -521,21 +559,18 @@ layernorm_bwd_f32_block_per_row_c22b(
 // Adds the partial rows that a kernel's blocks left, cell by cell and always in the same order.
 template <class Config>
 __global__ void __launch_bounds__(512)
-layernorm_bwd_f32_finish_d150(
+layernorm_bwd_f32_finish_b05c(
     float* __restrict__ dweight,
     float* __restrict__ dbias,
     Input<Config, float> partials,
-    int partial_rows) {
-  constexpr int kCols = Config::kCols;
-  constexpr int kPitch = (kCols + 31) / 32 * 32;  // columns of a row of float32 sums, padded
-  constexpr int kVector = Config::kVector;
-  constexpr int kVectors = kCols / kVector;
-  constexpr int kThreads = 512;
-  constexpr int kTensors = 2;  // tensors that are summed over rows
-  constexpr int kCells = Config::kCells;  // sums that a block adds
+    int blocks) {
   using Chain = typename Config::Chain;
+  constexpr int kCols = Config::kCols, kPitch = (kCols + 31) / 32 * 32, kSumVector = Config::kSumVector,
+      kSumVectors = kCols / kSumVector, kCluster = Config::kCluster, kThreads = 512, kTensors = 2,
+      kCells = Config::kCells;
   __shared__ float warp_sums[kThreads / 32][kCells];
 
+  const int partial_rows = blocks / kCluster;
   const int tensor = blockIdx.x % kTensors;
   const int cell = blockIdx.x / kTensors * kCells + threadIdx.x % kCells;
 
@@ -543,7 +578,7 @@ layernorm_bwd_f32_finish_d150(
   Chain::wait_for_partner();
 
   add_partial_rows<kThreads, kCells, kTensors, kPitch>(partials, partial_rows, tensor, cell, warp_sums);
-  const int column = cell % kVectors * kVector + cell / kVectors;
+  const int column = kSumVector == 1 ? cell : cell % kSumVectors * kSumVector + cell / kSumVectors;
   if (threadIdx.x < kCells && cell < kCols) {
     const float total = total_of_warps(warp_sums, threadIdx.x);
     if (tensor == 0) {
@@ -558,7 +593,7 @@ layernorm_bwd_f32_finish_d150(
 // layernorm backward, any number of columns: a block owns a row; each row is read twice.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_bwd_f32_any_cols_block_per_row_967d(
+layernorm_bwd_f32_any_cols_block_per_row_0682(
     float* __restrict__ dx,
     float* __restrict__ dweight,
     float* __restrict__ dbias,
@@ -574,14 +609,11 @@ layernorm_bwd_f32_any_cols_block_per_row_967d(
     int cols,
     unsigned* ticket,
     float* sums) {
-  constexpr int kThreads = Config::kThreads;
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kUnroll = Config::kUnroll;  // steps that a loop does in a trip
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
+  constexpr int kThreads = Config::kThreads, kThreadsPerRow = Config::kThreadsPerRow, kVector = Config::kVector,
+      kUnroll = Config::kUnroll, kWarpsPerRow = kThreadsPerRow / 32;
   struct Look1 {  // state of look 1: sum(dxhat * xhat), sum(dxhat)
     float dxhat_xhat_sum, dxhat_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -623,7 +655,8 @@ layernorm_bwd_f32_any_cols_block_per_row_967d(
         const int column = head + vector * kVector;
         const Vec<float, kVector> dy_vec = read<kVector>(dy_row + column);
         const Vec<float, kVector> x_vec = read<kVector>(x_row + column);
-        const Vec<float, kVector> weight_vec = read_window<kVector>(weight, column, cols, false);
+        const Vec<float, kVector> weight_vec = weight != nullptr ? read_window<kVector>(weight, column, cols, false) :
+            filled<float, kVector>(1.0f);
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
           const float dy_i = element(dy_vec, i);
@@ -639,7 +672,7 @@ layernorm_bwd_f32_any_cols_block_per_row_967d(
     if (has_edge) {
       const Vec<float, 1> dy_vec = read<1>(dy_row + edge);
       const Vec<float, 1> x_vec = read<1>(x_row + edge);
-      const Vec<float, 1> weight_vec = read<1>(weight + edge);
+      const Vec<float, 1> weight_vec = weight != nullptr ? read<1>(weight + edge) : filled<float, 1>(1.0f);
       const float dy_i = element(dy_vec, 0);
       const float x_i = element(x_vec, 0);
       const float weight_i = element(weight_vec, 0);
@@ -661,7 +694,8 @@ layernorm_bwd_f32_any_cols_block_per_row_967d(
         const int column = head + vector * kVector;
         const Vec<float, kVector> dy_vec = read<kVector, Load>(dy_row + column);
         const Vec<float, kVector> x_vec = read<kVector, Load>(x_row + column);
-        const Vec<float, kVector> weight_vec = read_window<kVector>(weight, column, cols, false);
+        const Vec<float, kVector> weight_vec = weight != nullptr ? read_window<kVector>(weight, column, cols, false) :
+            filled<float, kVector>(1.0f);
         float dx_values[kVector];
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -671,8 +705,8 @@ layernorm_bwd_f32_any_cols_block_per_row_967d(
           const float dxhat_i = dy_i * weight_i;
           const float xhat_i = (x_i - row_mean) * row_rstd;
           dx_values[i] = (dxhat_i - xhat_i * row_dxhat_xhat_mean - row_dxhat_mean) * row_rstd;
-          atomicAdd(sums + column + i, dy_i * xhat_i);
-          atomicAdd(sums + cols + column + i, dy_i);
+          if (weight != nullptr) atomicAdd(sums + column + i, dy_i * xhat_i);
+          if (dbias != nullptr) atomicAdd(sums + cols + column + i, dy_i);
         }
         Vec<float, kVector> dx_vec;
         pack(dx_vec, dx_values);
@@ -682,7 +716,7 @@ layernorm_bwd_f32_any_cols_block_per_row_967d(
     if (has_edge) {
       const Vec<float, 1> dy_vec = read<1, Load>(dy_row + edge);
       const Vec<float, 1> x_vec = read<1, Load>(x_row + edge);
-      const Vec<float, 1> weight_vec = read<1>(weight + edge);
+      const Vec<float, 1> weight_vec = weight != nullptr ? read<1>(weight + edge) : filled<float, 1>(1.0f);
       float dx_values[1];
       const float dy_i = element(dy_vec, 0);
       const float x_i = element(x_vec, 0);
@@ -690,8 +724,8 @@ layernorm_bwd_f32_any_cols_block_per_row_967d(
       const float dxhat_i = dy_i * weight_i;
       const float xhat_i = (x_i - row_mean) * row_rstd;
       dx_values[0] = (dxhat_i - xhat_i * row_dxhat_xhat_mean - row_dxhat_mean) * row_rstd;
-      atomicAdd(sums + edge, dy_i * xhat_i);
-      atomicAdd(sums + cols + edge, dy_i);
+      if (weight != nullptr) atomicAdd(sums + edge, dy_i * xhat_i);
+      if (dbias != nullptr) atomicAdd(sums + cols + edge, dy_i);
       Vec<float, 1> dx_vec;
       pack(dx_vec, dx_values);
       write<Store>(dx_row + edge, dx_vec);
@@ -708,438 +742,12 @@ layernorm_bwd_f32_any_cols_block_per_row_967d(
       const int column = cell;
       const float dweight_total = __ldcg(sums + cell);
       sums[cell] = 0.0f;
-      write_element(dweight, column, dweight_total);
+      if (weight != nullptr) write_element(dweight, column, dweight_total);
       const float dbias_total = __ldcg(sums + cols + cell);
       sums[cols + cell] = 0.0f;
-      write_element(dbias, column, dbias_total);
+      if (dbias != nullptr) write_element(dbias, column, dbias_total);
     }
     if (threadIdx.x == 0) *ticket = 0;
-  }
-
-  Chain::at_end();
-}
-
-// layernorm backward, any number of columns: a block owns a row; each row is read twice.
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-layernorm_bwd_f32_any_cols_without_weight_block_per_row_e21a(
-    float* __restrict__ dx,
-    float* __restrict__ dbias,
-    Input<Config, float> dy,
-    Input<Config, float> x,
-    Input<Config, float> mean,
-    Input<Config, float> rstd,
-    long long dx_pitch,
-    long long dy_pitch,
-    long long x_pitch,
-    int rows,
-    int cols,
-    unsigned* ticket,
-    float* sums) {
-  constexpr int kThreads = Config::kThreads;
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;
-  using Store = typename Config::Store;
-  using Chain = typename Config::Chain;
-  constexpr int kUnroll = Config::kUnroll;  // steps that a loop does in a trip
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  struct Look1 {  // state of look 1: sum(dy * xhat), sum(dy)
-    float dy_xhat_sum, dy_sum;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.dy_xhat_sum + b.dy_xhat_sum, a.dy_sum + b.dy_sum};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.dy_xhat_sum, offset), __shfl_xor_sync(mask, s.dy_sum, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[2][kWarpsPerRow];
-
-  const int lane = threadIdx.x;
-  const int steps = (cols / kVector + kThreadsPerRow - 1) / kThreadsPerRow;
-  int parity = 0;
-
-  Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
-
-  for (int row = blockIdx.x; row < rows; row += gridDim.x) {
-    float* dx_row = dx + static_cast<long long>(row) * dx_pitch;
-    const float* dy_row = dy + static_cast<long long>(row) * dy_pitch;
-    const float* x_row = x + static_cast<long long>(row) * x_pitch;
-    // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
-    const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(dy_row) / sizeof(float) % kVector);
-    const int head = (kVector - shift) % kVector;
-    const int vectors = (cols - head) / kVector;
-    const int edge = lane < head ? lane : lane + vectors * kVector;
-    const bool has_edge = edge < cols;
-    const float row_mean = mean[row];
-    const float row_rstd = rstd[row];
-
-    Look1 look1 = {0.0f, 0.0f};
-
-    // Look 1: sum(dy * xhat), sum(dy)
-    #pragma unroll kUnroll
-    for (int step = 0; step < steps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      if (vector < vectors) {
-        const int column = head + vector * kVector;
-        const Vec<float, kVector> dy_vec = read<kVector>(dy_row + column);
-        const Vec<float, kVector> x_vec = read<kVector>(x_row + column);
-        #pragma unroll
-        for (int i = 0; i < kVector; ++i) {
-          const float dy_i = element(dy_vec, i);
-          const float x_i = element(x_vec, i);
-          const float xhat_i = (x_i - row_mean) * row_rstd;
-          look1.dy_xhat_sum += dy_i * xhat_i;
-          look1.dy_sum += dy_i;
-        }
-      }
-    }
-    if (has_edge) {
-      const Vec<float, 1> dy_vec = read<1>(dy_row + edge);
-      const Vec<float, 1> x_vec = read<1>(x_row + edge);
-      const float dy_i = element(dy_vec, 0);
-      const float x_i = element(x_vec, 0);
-      const float xhat_i = (x_i - row_mean) * row_rstd;
-      look1.dy_xhat_sum += dy_i * xhat_i;
-      look1.dy_sum += dy_i;
-    }
-
-    look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[parity]);
-    const float row_dy_xhat_mean = look1.dy_xhat_sum / cols;
-    const float row_dy_mean = look1.dy_sum / cols;
-
-    // Last look: the outputs
-    #pragma unroll kUnroll
-    for (int step = 0; step < steps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      if (vector < vectors) {
-        const int column = head + vector * kVector;
-        const Vec<float, kVector> dy_vec = read<kVector, Load>(dy_row + column);
-        const Vec<float, kVector> x_vec = read<kVector, Load>(x_row + column);
-        float dx_values[kVector];
-        #pragma unroll
-        for (int i = 0; i < kVector; ++i) {
-          const float dy_i = element(dy_vec, i);
-          const float x_i = element(x_vec, i);
-          const float xhat_i = (x_i - row_mean) * row_rstd;
-          dx_values[i] = (dy_i - xhat_i * row_dy_xhat_mean - row_dy_mean) * row_rstd;
-          atomicAdd(sums + column + i, dy_i);
-        }
-        Vec<float, kVector> dx_vec;
-        pack(dx_vec, dx_values);
-        write<Store>(dx_row + column, dx_vec);
-      }
-    }
-    if (has_edge) {
-      const Vec<float, 1> dy_vec = read<1, Load>(dy_row + edge);
-      const Vec<float, 1> x_vec = read<1, Load>(x_row + edge);
-      float dx_values[1];
-      const float dy_i = element(dy_vec, 0);
-      const float x_i = element(x_vec, 0);
-      const float xhat_i = (x_i - row_mean) * row_rstd;
-      dx_values[0] = (dy_i - xhat_i * row_dy_xhat_mean - row_dy_mean) * row_rstd;
-      atomicAdd(sums + edge, dy_i);
-      Vec<float, 1> dx_vec;
-      pack(dx_vec, dx_values);
-      write<Store>(dx_row + edge, dx_vec);
-    }
-
-    parity ^= 1;
-  }
-
-  // The last block to arrive finishes and leaves the workspace ready for the next call.
-  __shared__ bool is_last;
-  __threadfence();
-  if (takes_last_ticket(ticket, is_last)) {
-    for (int cell = threadIdx.x; cell < cols; cell += kThreads) {
-      const int column = cell;
-      const float dbias_total = __ldcg(sums + cell);
-      sums[cell] = 0.0f;
-      write_element(dbias, column, dbias_total);
-    }
-    if (threadIdx.x == 0) *ticket = 0;
-  }
-
-  Chain::at_end();
-}
-
-// layernorm backward, any number of columns: a block owns a row; each row is read twice.
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-layernorm_bwd_f32_any_cols_without_bias_block_per_row_fd0d(
-    float* __restrict__ dx,
-    float* __restrict__ dweight,
-    Input<Config, float> dy,
-    Input<Config, float> x,
-    Input<Config, float> weight,
-    Input<Config, float> mean,
-    Input<Config, float> rstd,
-    long long dx_pitch,
-    long long dy_pitch,
-    long long x_pitch,
-    int rows,
-    int cols,
-    unsigned* ticket,
-    float* sums) {
-  constexpr int kThreads = Config::kThreads;
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;
-  using Store = typename Config::Store;
-  using Chain = typename Config::Chain;
-  constexpr int kUnroll = Config::kUnroll;  // steps that a loop does in a trip
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  struct Look1 {  // state of look 1: sum(dxhat * xhat), sum(dxhat)
-    float dxhat_xhat_sum, dxhat_sum;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.dxhat_xhat_sum + b.dxhat_xhat_sum, a.dxhat_sum + b.dxhat_sum};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.dxhat_xhat_sum, offset), __shfl_xor_sync(mask, s.dxhat_sum, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[2][kWarpsPerRow];
-
-  const int lane = threadIdx.x;
-  const int steps = (cols / kVector + kThreadsPerRow - 1) / kThreadsPerRow;
-  int parity = 0;
-
-  Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
-
-  for (int row = blockIdx.x; row < rows; row += gridDim.x) {
-    float* dx_row = dx + static_cast<long long>(row) * dx_pitch;
-    const float* dy_row = dy + static_cast<long long>(row) * dy_pitch;
-    const float* x_row = x + static_cast<long long>(row) * x_pitch;
-    // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
-    const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(dy_row) / sizeof(float) % kVector);
-    const int head = (kVector - shift) % kVector;
-    const int vectors = (cols - head) / kVector;
-    const int edge = lane < head ? lane : lane + vectors * kVector;
-    const bool has_edge = edge < cols;
-    const float row_mean = mean[row];
-    const float row_rstd = rstd[row];
-
-    Look1 look1 = {0.0f, 0.0f};
-
-    // Look 1: sum(dxhat * xhat), sum(dxhat)
-    #pragma unroll kUnroll
-    for (int step = 0; step < steps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      if (vector < vectors) {
-        const int column = head + vector * kVector;
-        const Vec<float, kVector> dy_vec = read<kVector>(dy_row + column);
-        const Vec<float, kVector> x_vec = read<kVector>(x_row + column);
-        const Vec<float, kVector> weight_vec = read_window<kVector>(weight, column, cols, false);
-        #pragma unroll
-        for (int i = 0; i < kVector; ++i) {
-          const float dy_i = element(dy_vec, i);
-          const float x_i = element(x_vec, i);
-          const float weight_i = element(weight_vec, i);
-          const float dxhat_i = dy_i * weight_i;
-          const float xhat_i = (x_i - row_mean) * row_rstd;
-          look1.dxhat_xhat_sum += dxhat_i * xhat_i;
-          look1.dxhat_sum += dxhat_i;
-        }
-      }
-    }
-    if (has_edge) {
-      const Vec<float, 1> dy_vec = read<1>(dy_row + edge);
-      const Vec<float, 1> x_vec = read<1>(x_row + edge);
-      const Vec<float, 1> weight_vec = read<1>(weight + edge);
-      const float dy_i = element(dy_vec, 0);
-      const float x_i = element(x_vec, 0);
-      const float weight_i = element(weight_vec, 0);
-      const float dxhat_i = dy_i * weight_i;
-      const float xhat_i = (x_i - row_mean) * row_rstd;
-      look1.dxhat_xhat_sum += dxhat_i * xhat_i;
-      look1.dxhat_sum += dxhat_i;
-    }
-
-    look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[parity]);
-    const float row_dxhat_xhat_mean = look1.dxhat_xhat_sum / cols;
-    const float row_dxhat_mean = look1.dxhat_sum / cols;
-
-    // Last look: the outputs
-    #pragma unroll kUnroll
-    for (int step = 0; step < steps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      if (vector < vectors) {
-        const int column = head + vector * kVector;
-        const Vec<float, kVector> dy_vec = read<kVector, Load>(dy_row + column);
-        const Vec<float, kVector> x_vec = read<kVector, Load>(x_row + column);
-        const Vec<float, kVector> weight_vec = read_window<kVector>(weight, column, cols, false);
-        float dx_values[kVector];
-        #pragma unroll
-        for (int i = 0; i < kVector; ++i) {
-          const float dy_i = element(dy_vec, i);
-          const float x_i = element(x_vec, i);
-          const float weight_i = element(weight_vec, i);
-          const float dxhat_i = dy_i * weight_i;
-          const float xhat_i = (x_i - row_mean) * row_rstd;
-          dx_values[i] = (dxhat_i - xhat_i * row_dxhat_xhat_mean - row_dxhat_mean) * row_rstd;
-          atomicAdd(sums + column + i, dy_i * xhat_i);
-        }
-        Vec<float, kVector> dx_vec;
-        pack(dx_vec, dx_values);
-        write<Store>(dx_row + column, dx_vec);
-      }
-    }
-    if (has_edge) {
-      const Vec<float, 1> dy_vec = read<1, Load>(dy_row + edge);
-      const Vec<float, 1> x_vec = read<1, Load>(x_row + edge);
-      const Vec<float, 1> weight_vec = read<1>(weight + edge);
-      float dx_values[1];
-      const float dy_i = element(dy_vec, 0);
-      const float x_i = element(x_vec, 0);
-      const float weight_i = element(weight_vec, 0);
-      const float dxhat_i = dy_i * weight_i;
-      const float xhat_i = (x_i - row_mean) * row_rstd;
-      dx_values[0] = (dxhat_i - xhat_i * row_dxhat_xhat_mean - row_dxhat_mean) * row_rstd;
-      atomicAdd(sums + edge, dy_i * xhat_i);
-      Vec<float, 1> dx_vec;
-      pack(dx_vec, dx_values);
-      write<Store>(dx_row + edge, dx_vec);
-    }
-
-    parity ^= 1;
-  }
-
-  // The last block to arrive finishes and leaves the workspace ready for the next call.
-  __shared__ bool is_last;
-  __threadfence();
-  if (takes_last_ticket(ticket, is_last)) {
-    for (int cell = threadIdx.x; cell < cols; cell += kThreads) {
-      const int column = cell;
-      const float dweight_total = __ldcg(sums + cell);
-      sums[cell] = 0.0f;
-      write_element(dweight, column, dweight_total);
-    }
-    if (threadIdx.x == 0) *ticket = 0;
-  }
-
-  Chain::at_end();
-}
-
-// layernorm backward, any number of columns: a block owns a row; each row is read twice.
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-layernorm_bwd_f32_any_cols_without_bias_without_weight_block_per_row_6968(
-    float* __restrict__ dx,
-    Input<Config, float> dy,
-    Input<Config, float> x,
-    Input<Config, float> mean,
-    Input<Config, float> rstd,
-    long long dx_pitch,
-    long long dy_pitch,
-    long long x_pitch,
-    int rows,
-    int cols) {
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;
-  using Store = typename Config::Store;
-  using Chain = typename Config::Chain;
-  constexpr int kUnroll = Config::kUnroll;  // steps that a loop does in a trip
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  struct Look1 {  // state of look 1: sum(dy * y), sum(dy)
-    float dy_y_sum, dy_sum;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.dy_y_sum + b.dy_y_sum, a.dy_sum + b.dy_sum};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.dy_y_sum, offset), __shfl_xor_sync(mask, s.dy_sum, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[kWarpsPerRow];
-
-  const int lane = threadIdx.x;
-  const int row = blockIdx.x;
-  const int steps = (cols / kVector + kThreadsPerRow - 1) / kThreadsPerRow;
-
-  float* dx_row = dx + static_cast<long long>(row) * dx_pitch;
-  const float* dy_row = dy + static_cast<long long>(row) * dy_pitch;
-  const float* x_row = x + static_cast<long long>(row) * x_pitch;
-  // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
-  const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(dy_row) / sizeof(float) % kVector);
-  const int head = (kVector - shift) % kVector;
-  const int vectors = (cols - head) / kVector;
-  const int edge = lane < head ? lane : lane + vectors * kVector;
-  const bool has_edge = edge < cols;
-
-  Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
-
-  const float row_mean = mean[row];
-  const float row_rstd = rstd[row];
-
-  Look1 look1 = {0.0f, 0.0f};
-
-  // Look 1: sum(dy * y), sum(dy)
-  #pragma unroll kUnroll
-  for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (vector < vectors) {
-      const int column = head + vector * kVector;
-      const Vec<float, kVector> dy_vec = read<kVector>(dy_row + column);
-      const Vec<float, kVector> x_vec = read<kVector>(x_row + column);
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float dy_i = element(dy_vec, i);
-        const float x_i = element(x_vec, i);
-        const float y_i = (x_i - row_mean) * row_rstd;
-        look1.dy_y_sum += dy_i * y_i;
-        look1.dy_sum += dy_i;
-      }
-    }
-  }
-  if (has_edge) {
-    const Vec<float, 1> dy_vec = read<1>(dy_row + edge);
-    const Vec<float, 1> x_vec = read<1>(x_row + edge);
-    const float dy_i = element(dy_vec, 0);
-    const float x_i = element(x_vec, 0);
-    const float y_i = (x_i - row_mean) * row_rstd;
-    look1.dy_y_sum += dy_i * y_i;
-    look1.dy_sum += dy_i;
-  }
-
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
-  const float row_dy_y_mean = look1.dy_y_sum / cols;
-  const float row_dy_mean = look1.dy_sum / cols;
-
-  // Last look: the outputs
-  #pragma unroll kUnroll
-  for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (vector < vectors) {
-      const int column = head + vector * kVector;
-      const Vec<float, kVector> dy_vec = read<kVector, Load>(dy_row + column);
-      const Vec<float, kVector> x_vec = read<kVector, Load>(x_row + column);
-      float dx_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float dy_i = element(dy_vec, i);
-        const float x_i = element(x_vec, i);
-        const float y_i = (x_i - row_mean) * row_rstd;
-        dx_values[i] = (dy_i - y_i * row_dy_y_mean - row_dy_mean) * row_rstd;
-      }
-      Vec<float, kVector> dx_vec;
-      pack(dx_vec, dx_values);
-      write<Store>(dx_row + column, dx_vec);
-    }
-  }
-  if (has_edge) {
-    const Vec<float, 1> dy_vec = read<1, Load>(dy_row + edge);
-    const Vec<float, 1> x_vec = read<1, Load>(x_row + edge);
-    float dx_values[1];
-    const float dy_i = element(dy_vec, 0);
-    const float x_i = element(x_vec, 0);
-    const float y_i = (x_i - row_mean) * row_rstd;
-    dx_values[0] = (dy_i - y_i * row_dy_y_mean - row_dy_mean) * row_rstd;
-    Vec<float, 1> dx_vec;
-    pack(dx_vec, dx_values);
-    write<Store>(dx_row + edge, dx_vec);
   }
 
   Chain::at_end();
@@ -1310,39 +918,6 @@ inline cudaError_t run_any_cols(const Kernel& kernel, const Arguments& call) {
       at<float>(call.workspace, 128));
 }
 
-template <auto kMain>
-inline cudaError_t run_any_cols_without_weight(const Kernel& kernel, const Arguments& call) {
-  int blocks = 0;
-  cudaError_t status = grid(kernel.launch, call.rows, &blocks);
-  if (status != cudaSuccess) return status;
-  return launch_on(
-      call.stream, kMain, kernel.launch, blocks,
-      call.dx, call.dbias, call.dy, call.x, call.mean, call.rstd, call.dx_pitch, call.dy_pitch, call.x_pitch,
-      call.rows, call.cols, at<unsigned>(call.workspace, 0), at<float>(call.workspace, 128));
-}
-
-template <auto kMain>
-inline cudaError_t run_any_cols_without_bias(const Kernel& kernel, const Arguments& call) {
-  int blocks = 0;
-  cudaError_t status = grid(kernel.launch, call.rows, &blocks);
-  if (status != cudaSuccess) return status;
-  return launch_on(
-      call.stream, kMain, kernel.launch, blocks,
-      call.dx, call.dweight, call.dy, call.x, call.weight, call.mean, call.rstd, call.dx_pitch, call.dy_pitch,
-      call.x_pitch, call.rows, call.cols, at<unsigned>(call.workspace, 0), at<float>(call.workspace, 128));
-}
-
-template <auto kMain>
-inline cudaError_t run_any_cols_without_bias_without_weight(const Kernel& kernel, const Arguments& call) {
-  int blocks = 0;
-  cudaError_t status = grid(kernel.launch, call.rows, &blocks);
-  if (status != cudaSuccess) return status;
-  return launch_on(
-      call.stream, kMain, kernel.launch, blocks,
-      call.dx, call.dy, call.x, call.mean, call.rstd, call.dx_pitch, call.dy_pitch, call.x_pitch, call.rows,
-      call.cols);
-}
-
 // What the tuner chose, in the order of the table at the top of this file.
 struct Tuned {
   int rows, cols;
@@ -1354,29 +929,16 @@ struct Tuned {
 };
 inline constexpr Tuned kTuned[] = {
     {8192, 768, 8, 0u, 0u, false, {{256, 4, false, 0, 1, 2, 1, 1, 24576}, {512, 1, false, 192}, {0, 0, 6144},
-     run_and_finish<layernorm_bwd_f32_block_per_row_c22b<Cols768_3841>,
-     layernorm_bwd_f32_finish_d150<Cols768_3841>>}},
+     run_and_finish<layernorm_bwd_f32_block_per_row_7aa3<Cols768_c538>,
+     layernorm_bwd_f32_finish_b05c<Cols768_c538>>}},
 };
 
-// The kernels for any cols, by the bits of `absent` that are compiled out: of two, the first reads vectors and asks that
-// rows start alike, the other takes any alignment.
+// For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.
 inline constexpr Kernel kGeneral[] = {
     {{256, 1, false, 0, 1}, {}, {128, 8, 0},
-     run_any_cols<layernorm_bwd_f32_any_cols_block_per_row_967d<AnyCols_3be0>>},
+     run_any_cols<layernorm_bwd_f32_any_cols_block_per_row_0682<AnyCols_3be0>>},
     {{256, 1, false, 0, 1}, {}, {128, 8, 0},
-     run_any_cols<layernorm_bwd_f32_any_cols_block_per_row_967d<AnyCols_fee7>>},
-    {{256, 1, false, 0, 1}, {}, {128, 4, 0},
-     run_any_cols_without_weight<layernorm_bwd_f32_any_cols_without_weight_block_per_row_e21a<AnyCols_3be0>>},
-    {{256, 1, false, 0, 1}, {}, {128, 4, 0},
-     run_any_cols_without_weight<layernorm_bwd_f32_any_cols_without_weight_block_per_row_e21a<AnyCols_fee7>>},
-    {{256, 1, false, 0, 1}, {}, {128, 4, 0},
-     run_any_cols_without_bias<layernorm_bwd_f32_any_cols_without_bias_block_per_row_fd0d<AnyCols_3be0>>},
-    {{256, 1, false, 0, 1}, {}, {128, 4, 0},
-     run_any_cols_without_bias<layernorm_bwd_f32_any_cols_without_bias_block_per_row_fd0d<AnyCols_fee7>>},
-    {{256}, {}, {0, 0, 0}, run_any_cols_without_bias_without_weight<
-     layernorm_bwd_f32_any_cols_without_bias_without_weight_block_per_row_6968<AnyCols_3be0>>},
-    {{256}, {}, {0, 0, 0}, run_any_cols_without_bias_without_weight<
-     layernorm_bwd_f32_any_cols_without_bias_without_weight_block_per_row_6968<AnyCols_fee7>>},
+     run_any_cols<layernorm_bwd_f32_any_cols_block_per_row_0682<AnyCols_fee7>>},
 };
 
 // Bits of `absent`: 1u weight, 2u bias.
@@ -1463,7 +1025,7 @@ inline cudaError_t layernorm_bwd_f32_pitched(
   const bool alike =
       (k::address(dy) - k::address(dx)) % 16 == 0 && (k::address(x) - k::address(dx)) % 16 == 0 &&
       (k::pitch_bytes(dy_pitch - dx_pitch, 4)) % 16 == 0 && (k::pitch_bytes(x_pitch - dx_pitch, 4)) % 16 == 0;
-  const k::Kernel* kernel = &k::kGeneral[2 * (absent & k::kCompiledOut) + (alike ? 0 : 1)];
+  const k::Kernel* kernel = &k::kGeneral[alike ? 0 : 1];
   const int align = k::alignment(
       k::address(dx) | k::address(dy) | k::address(x) | k::address(weight) | k::pitch_bytes(dx_pitch, 4) |
       k::pitch_bytes(dy_pitch, 4) | k::pitch_bytes(x_pitch, 4));

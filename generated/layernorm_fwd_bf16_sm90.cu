@@ -15,9 +15,7 @@
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // verified  NVIDIA H200, driver for CUDA 13.0: 7 to 9 calls, 1 to 16384 rows, 18 families of rows, own pitches of y,
 //           x, null mean, rstd
-// note      emitted as another text than the one that was tuned: 8192 x 768, 8192 x 1000, 16384 x 1000, 16384 x 1023,
-//           4096 x 3072, 1 x 4096, 64 x 4096, 4096 x 4096, 8192 x 4097, 4096 x 6144, 16 x 8192, 16384 x 8192, 4 x
-//           16384, 2048 x 65536
+// note      emitted as another text than the one that was tuned: all
 //
 //   rows x cols                kernel           threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
 //   8192 x 768                 warp_per_row     256      8           8       6.363     17.15 / 10.79  3966  77.5 %   1.01x       8.429     fresh
@@ -423,25 +421,9 @@ struct Early : InOrder {
   static __device__ __forceinline__ void wait_for_partner() { dependency_wait(); }
 };
 
-// As Early; the next kernel may start at once, and waits where it must.
-struct EarlyAtStart : Early {
-  static __device__ __forceinline__ void at_start() { dependency_trigger(); }
-};
-
 // As Early; the next kernel may start once this one has asked for its rows.
 struct EarlyAtLoads : Early {
   static __device__ __forceinline__ void at_loads() { dependency_trigger(); }
-};
-
-// As Early; the next kernel may start as the blocks of this one end.
-struct EarlyAtEnd : Early {
-  static __device__ __forceinline__ void at_end() { dependency_trigger(); }
-};
-
-// Only a call's second kernel starts early, behind its first one.
-struct EarlyPartner : InOrder {
-  static __device__ __forceinline__ void wait_for_partner() { dependency_wait(); }
-  static __device__ __forceinline__ void at_start() { dependency_trigger(); }
 };
 
 // All kLanes neighbouring lanes, a power of two, end with the combined state; the lanes of `mask` take part. A state is
@@ -488,6 +470,17 @@ __device__ __forceinline__ State exchange_cluster(
   return reduce_lanes<lanes_for(kStates)>(share_of_slots<kStates>(set));
 }
 
+// N elements that all have that value.
+template <typename T, int N>
+__device__ __forceinline__ Vec<T, N> filled(float value) {
+  float values[N];
+  #pragma unroll
+  for (int i = 0; i < N; ++i) values[i] = value;
+  Vec<T, N> vec;
+  pack(vec, values);
+  return vec;
+}
+
 // Parameters are read in their turn.
 struct InTurn {
   template <typename T>
@@ -500,6 +493,7 @@ struct Plain {
   using Store = Default;  // how rows are written
   using Chain = InOrder;  // how a kernel overlaps with its neighbours in the stream
   using Params = InTurn;  // whether column parameters are asked for ahead of the rows
+  enum : int { kCluster = 1 };  // blocks that share a row, or add their column sums
 };
 
 // Elements [first, first + N) of an array of `count`, whatever the alignment of their address: the aligned words
@@ -586,7 +580,17 @@ struct Streaming {
   }
 };
 
-// What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row.
+// What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row. In kernels:
+// kVector       elements per access
+// kVectors      vectors of a row
+// kSteps        vectors a thread owns
+// kEven         all threads own kSteps of them
+// kEarlyParams  column parameters wait in registers, or are read where they are used
+// kFirstInside  first step whose windows of parameters begin within these
+// kWholeSteps   steps in which each thread has a vector, and the row one more behind it, however the row is aligned
+// kCluster      blocks that share a row
+// kStages       row tiles in shared memory
+// kUnroll       steps that a loop does in a trip
 struct Cols768_3a9b : Plain {
   enum : int { kCols = 768, kThreads = 256, kThreadsPerRow = 32, kRowsPerBlock = 8, kVector = 8 };
 };
@@ -635,7 +639,7 @@ struct AnyCols_fee7 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256,
 // layernorm forward: lanes of a warp own a row, a block works on several rows; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_bf16_warp_per_row_90a1(
+layernorm_fwd_bf16_warp_per_row_0e1d(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -646,16 +650,12 @@ layernorm_fwd_bf16_warp_per_row_90a1(
     long long x_pitch,
     int rows,
     float eps) {
-  constexpr int kCols = Config::kCols;
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kRowsPerBlock = Config::kRowsPerBlock;
-  constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kVectors = kCols / kVector;  // vectors of a row
-  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Config::kThreadsPerRow, kRowsPerBlock = Config::kRowsPerBlock,
+      kVector = Config::kVector, kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
   struct Look1 {  // state of look 1: sum(x)
     float x_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -783,7 +783,7 @@ layernorm_fwd_bf16_warp_per_row_90a1(
 // layernorm forward: lanes of a warp own a row, a block works on several rows; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_bf16_warp_per_row_c8f0(
+layernorm_fwd_bf16_warp_per_row_34aa(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -794,19 +794,15 @@ layernorm_fwd_bf16_warp_per_row_c8f0(
     long long x_pitch,
     int rows,
     float eps) {
-  constexpr int kCols = Config::kCols;
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kRowsPerBlock = Config::kRowsPerBlock;
-  constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   using Params = typename Config::Params;
-  // column parameters wait in registers, or are read where they are used
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Config::kThreadsPerRow, kRowsPerBlock = Config::kRowsPerBlock,
+      kVector = Config::kVector;
   constexpr bool kEarlyParams = Config::kEarlyParams;
-  constexpr int kVectors = kCols / kVector;  // vectors of a row
-  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
+  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
   struct Look1 {  // state of look 1: sum(x), sum(x**2)
     float x_rough_sum, x_squares;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -947,7 +943,7 @@ layernorm_fwd_bf16_warp_per_row_c8f0(
 // layernorm forward: lanes of a warp own a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_bf16_warp_per_row_a48f(
+layernorm_fwd_bf16_warp_per_row_d017(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -958,17 +954,12 @@ layernorm_fwd_bf16_warp_per_row_a48f(
     long long x_pitch,
     int rows,
     float eps) {
-  constexpr int kCols = Config::kCols;
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kFirstInside = Config::kFirstInside;  // first step whose windows of parameters begin within these
-  constexpr int kVectors = kCols / kVector;  // vectors of a row
-  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  // steps in which each thread has a vector, and the row one more behind it, however the row is aligned
-  constexpr int kWholeSteps = (kVectors - 2) / kThreadsPerRow;
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Config::kThreadsPerRow, kVector = Config::kVector,
+      kFirstInside = Config::kFirstInside, kVectors = kCols / kVector,
+      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow, kWholeSteps = (kVectors - 2) / kThreadsPerRow;
   struct Look1 {  // state of look 1: sum(x)
     float x_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -1150,7 +1141,7 @@ layernorm_fwd_bf16_warp_per_row_a48f(
 // layernorm forward: a block owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_bf16_block_per_row_e2ca(
+layernorm_fwd_bf16_block_per_row_d584(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -1161,19 +1152,15 @@ layernorm_fwd_bf16_block_per_row_e2ca(
     long long x_pitch,
     int rows,
     float eps) {
-  constexpr int kCols = Config::kCols;
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   using Params = typename Config::Params;
-  // column parameters wait in registers, or are read where they are used
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Config::kThreadsPerRow, kVector = Config::kVector;
   constexpr bool kEarlyParams = Config::kEarlyParams;
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  constexpr int kVectors = kCols / kVector;  // vectors of a row
-  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
+  constexpr int kWarpsPerRow = kThreadsPerRow / 32, kVectors = kCols / kVector,
+      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
   struct Look1 {  // state of look 1: sum(x)
     float x_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -1301,7 +1288,7 @@ layernorm_fwd_bf16_block_per_row_e2ca(
 // layernorm forward: a block owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_bf16_block_per_row_d2f5(
+layernorm_fwd_bf16_block_per_row_1a85(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -1312,19 +1299,15 @@ layernorm_fwd_bf16_block_per_row_d2f5(
     long long x_pitch,
     int rows,
     float eps) {
-  constexpr int kCols = Config::kCols;
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   using Params = typename Config::Params;
-  // column parameters wait in registers, or are read where they are used
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Config::kThreadsPerRow, kVector = Config::kVector;
   constexpr bool kEarlyParams = Config::kEarlyParams;
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  constexpr int kVectors = kCols / kVector;  // vectors of a row
-  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
+  constexpr int kWarpsPerRow = kThreadsPerRow / 32, kVectors = kCols / kVector,
+      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
   struct Look1 {  // state of look 1: sum(x), sum(x**2)
     float x_rough_sum, x_squares;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -1464,7 +1447,7 @@ layernorm_fwd_bf16_block_per_row_d2f5(
 // layernorm forward: a block owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_bf16_block_per_row_dd3c(
+layernorm_fwd_bf16_block_per_row_429e(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -1475,18 +1458,12 @@ layernorm_fwd_bf16_block_per_row_dd3c(
     long long x_pitch,
     int rows,
     float eps) {
-  constexpr int kCols = Config::kCols;
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kFirstInside = Config::kFirstInside;  // first step whose windows of parameters begin within these
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  constexpr int kVectors = kCols / kVector;  // vectors of a row
-  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  // steps in which each thread has a vector, and the row one more behind it, however the row is aligned
-  constexpr int kWholeSteps = (kVectors - 2) / kThreadsPerRow;
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Config::kThreadsPerRow, kVector = Config::kVector,
+      kFirstInside = Config::kFirstInside, kWarpsPerRow = kThreadsPerRow / 32, kVectors = kCols / kVector,
+      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow, kWholeSteps = (kVectors - 2) / kThreadsPerRow;
   struct Look1 {  // state of look 1: sum(x), sum(x**2)
     float x_rough_sum, x_squares;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -1681,7 +1658,7 @@ layernorm_fwd_bf16_block_per_row_dd3c(
 // layernorm forward: the blocks of a cluster own a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_bf16_cluster_per_row_b012(
+layernorm_fwd_bf16_cluster_per_row_a04f(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -1692,21 +1669,15 @@ layernorm_fwd_bf16_cluster_per_row_b012(
     long long x_pitch,
     int rows,
     float eps) {
-  constexpr int kCols = Config::kCols;
-  constexpr int kThreads = Config::kThreads;
-  constexpr int kCluster = Config::kCluster;  // blocks that share a row
-  constexpr int kWarps = kThreads / 32;
-  constexpr int kThreadsPerRow = kCluster * kThreads;
-  constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   using Params = typename Config::Params;
-  // column parameters wait in registers, or are read where they are used
+  constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kCluster = Config::kCluster, kWarps = kThreads / 32,
+      kThreadsPerRow = kCluster * kThreads, kVector = Config::kVector;
   constexpr bool kEarlyParams = Config::kEarlyParams;
-  constexpr int kVectors = kCols / kVector;  // vectors of a row
-  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
+  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
   struct Look1 {  // state of look 1: sum(x), sum(x**2)
     float x_rough_sum, x_squares;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -1848,7 +1819,7 @@ layernorm_fwd_bf16_cluster_per_row_b012(
 // layernorm forward: the blocks of a cluster own a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_bf16_cluster_per_row_47b0(
+layernorm_fwd_bf16_cluster_per_row_0aed(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -1859,19 +1830,14 @@ layernorm_fwd_bf16_cluster_per_row_47b0(
     long long x_pitch,
     int rows,
     float eps) {
-  constexpr int kCols = Config::kCols;
-  constexpr int kThreads = Config::kThreads;
-  constexpr int kCluster = Config::kCluster;  // blocks that share a row
-  constexpr int kWarps = kThreads / 32;
-  constexpr int kThreadsPerRow = kCluster * kThreads;
-  constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kVectors = kCols / kVector;  // vectors of a row
-  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
-  constexpr int kStages = Config::kStages;  // row tiles in shared memory
+  constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kCluster = Config::kCluster, kWarps = kThreads / 32,
+      kThreadsPerRow = kCluster * kThreads, kVector = Config::kVector, kVectors = kCols / kVector,
+      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
+  constexpr int kStages = Config::kStages;
   struct Look1 {  // state of look 1: sum(x)
     float x_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -2051,7 +2017,7 @@ layernorm_fwd_bf16_cluster_per_row_47b0(
 // layernorm forward, any number of columns: a block owns a row; each row is read 3 times.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_bf16_any_cols_block_per_row_c4b6(
+layernorm_fwd_bf16_any_cols_block_per_row_9901(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -2063,13 +2029,11 @@ layernorm_fwd_bf16_any_cols_block_per_row_c4b6(
     int rows,
     int cols,
     float eps) {
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kUnroll = Config::kUnroll;  // steps that a loop does in a trip
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
+  constexpr int kThreadsPerRow = Config::kThreadsPerRow, kVector = Config::kVector, kUnroll = Config::kUnroll,
+      kWarpsPerRow = kThreadsPerRow / 32;
   struct Look1 {  // state of look 1: sum(x)
     float x_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -2170,8 +2134,10 @@ layernorm_fwd_bf16_any_cols_block_per_row_c4b6(
     if (vector < vectors) {
       const int column = head + vector * kVector;
       const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + column);
-      const Vec<bfloat16, kVector> weight_vec = read_window<kVector>(weight, column, cols, false);
-      const Vec<bfloat16, kVector> bias_vec = read_window<kVector>(bias, column, cols, false);
+      const Vec<bfloat16, kVector> weight_vec = weight != nullptr ? read_window<kVector>(weight, column, cols, false) :
+          filled<bfloat16, kVector>(1.0f);
+      const Vec<bfloat16, kVector> bias_vec = bias != nullptr ? read_window<kVector>(bias, column, cols, false) :
+          filled<bfloat16, kVector>(0.0f);
       float y_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -2187,455 +2153,13 @@ layernorm_fwd_bf16_any_cols_block_per_row_c4b6(
   }
   if (has_edge) {
     const Vec<bfloat16, 1> x_vec = read<1, Load>(x_row + edge);
-    const Vec<bfloat16, 1> weight_vec = read<1>(weight + edge);
-    const Vec<bfloat16, 1> bias_vec = read<1>(bias + edge);
+    const Vec<bfloat16, 1> weight_vec = weight != nullptr ? read<1>(weight + edge) : filled<bfloat16, 1>(1.0f);
+    const Vec<bfloat16, 1> bias_vec = bias != nullptr ? read<1>(bias + edge) : filled<bfloat16, 1>(0.0f);
     float y_values[1];
     const float x_i = element(x_vec, 0);
     const float weight_i = element(weight_vec, 0);
     const float bias_i = element(bias_vec, 0);
     y_values[0] = (x_i - row_mean) * row_rstd * weight_i + bias_i;
-    Vec<bfloat16, 1> y_vec;
-    pack(y_vec, y_values);
-    write<Store>(y_row + edge, y_vec);
-  }
-
-  Chain::at_end();
-}
-
-// layernorm forward, any number of columns: a block owns a row; each row is read 3 times.
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_bf16_any_cols_without_weight_block_per_row_6f7a(
-    bfloat16* __restrict__ y,
-    float* __restrict__ mean,
-    float* __restrict__ rstd,
-    Input<Config, bfloat16> x,
-    Input<Config, bfloat16> bias,
-    long long y_pitch,
-    long long x_pitch,
-    int rows,
-    int cols,
-    float eps) {
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;
-  using Store = typename Config::Store;
-  using Chain = typename Config::Chain;
-  constexpr int kUnroll = Config::kUnroll;  // steps that a loop does in a trip
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  struct Look1 {  // state of look 1: sum(x)
-    float x_sum;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.x_sum + b.x_sum};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.x_sum, offset)};
-    }
-  };
-  struct Look2 {  // state of look 2: sum((x - mean)**2)
-    float var_sum;
-    static __device__ __forceinline__ Look2 combine(const Look2& a, const Look2& b) {
-      return {a.var_sum + b.var_sum};
-    }
-    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.var_sum, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[kWarpsPerRow];
-  __shared__ Look2 look2_slots[kWarpsPerRow];
-
-  const int lane = threadIdx.x;
-  const int row = blockIdx.x;
-  const int steps = (cols / kVector + kThreadsPerRow - 1) / kThreadsPerRow;
-
-  bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
-  // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
-  const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(x_row) / sizeof(bfloat16) % kVector);
-  const int head = (kVector - shift) % kVector;
-  const int vectors = (cols - head) / kVector;
-  const int edge = lane < head ? lane : lane + vectors * kVector;
-  const bool has_edge = edge < cols;
-
-  Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
-
-  Look1 look1 = {0.0f};
-
-  // Look 1: sum(x)
-  #pragma unroll kUnroll
-  for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (vector < vectors) {
-      const int column = head + vector * kVector;
-      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + column);
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_vec, i);
-        look1.x_sum += x_i;
-      }
-    }
-  }
-  if (has_edge) {
-    const Vec<bfloat16, 1> x_vec = read<1>(x_row + edge);
-    const float x_i = element(x_vec, 0);
-    look1.x_sum += x_i;
-  }
-
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
-  const float row_mean = look1.x_sum / cols;
-
-  Look2 look2 = {0.0f};
-
-  // Look 2: sum((x - mean)**2)
-  #pragma unroll kUnroll
-  for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (vector < vectors) {
-      const int column = head + vector * kVector;
-      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + column);
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_vec, i);
-        look2.var_sum += (x_i - row_mean) * (x_i - row_mean);
-      }
-    }
-  }
-  if (has_edge) {
-    const Vec<bfloat16, 1> x_vec = read<1>(x_row + edge);
-    const float x_i = element(x_vec, 0);
-    look2.var_sum += (x_i - row_mean) * (x_i - row_mean);
-  }
-
-  look2 = reduce_row<kWarpsPerRow>(look2, look2_slots);
-  const float row_var = look2.var_sum / cols;
-  const float row_rstd = rsqrtf(eps + row_var);
-
-  if (lane == 0) {
-    if (mean != nullptr) mean[row] = row_mean;
-    if (rstd != nullptr) rstd[row] = row_rstd;
-  }
-
-  // Last look: the outputs
-  #pragma unroll kUnroll
-  for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (vector < vectors) {
-      const int column = head + vector * kVector;
-      const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + column);
-      const Vec<bfloat16, kVector> bias_vec = read_window<kVector>(bias, column, cols, false);
-      float y_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_vec, i);
-        const float bias_i = element(bias_vec, i);
-        y_values[i] = (x_i - row_mean) * row_rstd + bias_i;
-      }
-      Vec<bfloat16, kVector> y_vec;
-      pack(y_vec, y_values);
-      write<Store>(y_row + column, y_vec);
-    }
-  }
-  if (has_edge) {
-    const Vec<bfloat16, 1> x_vec = read<1, Load>(x_row + edge);
-    const Vec<bfloat16, 1> bias_vec = read<1>(bias + edge);
-    float y_values[1];
-    const float x_i = element(x_vec, 0);
-    const float bias_i = element(bias_vec, 0);
-    y_values[0] = (x_i - row_mean) * row_rstd + bias_i;
-    Vec<bfloat16, 1> y_vec;
-    pack(y_vec, y_values);
-    write<Store>(y_row + edge, y_vec);
-  }
-
-  Chain::at_end();
-}
-
-// layernorm forward, any number of columns: a block owns a row; each row is read 3 times.
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_bf16_any_cols_without_bias_block_per_row_b9fb(
-    bfloat16* __restrict__ y,
-    float* __restrict__ mean,
-    float* __restrict__ rstd,
-    Input<Config, bfloat16> x,
-    Input<Config, bfloat16> weight,
-    long long y_pitch,
-    long long x_pitch,
-    int rows,
-    int cols,
-    float eps) {
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;
-  using Store = typename Config::Store;
-  using Chain = typename Config::Chain;
-  constexpr int kUnroll = Config::kUnroll;  // steps that a loop does in a trip
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  struct Look1 {  // state of look 1: sum(x)
-    float x_sum;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.x_sum + b.x_sum};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.x_sum, offset)};
-    }
-  };
-  struct Look2 {  // state of look 2: sum((x - mean)**2)
-    float var_sum;
-    static __device__ __forceinline__ Look2 combine(const Look2& a, const Look2& b) {
-      return {a.var_sum + b.var_sum};
-    }
-    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.var_sum, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[kWarpsPerRow];
-  __shared__ Look2 look2_slots[kWarpsPerRow];
-
-  const int lane = threadIdx.x;
-  const int row = blockIdx.x;
-  const int steps = (cols / kVector + kThreadsPerRow - 1) / kThreadsPerRow;
-
-  bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
-  // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
-  const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(x_row) / sizeof(bfloat16) % kVector);
-  const int head = (kVector - shift) % kVector;
-  const int vectors = (cols - head) / kVector;
-  const int edge = lane < head ? lane : lane + vectors * kVector;
-  const bool has_edge = edge < cols;
-
-  Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
-
-  Look1 look1 = {0.0f};
-
-  // Look 1: sum(x)
-  #pragma unroll kUnroll
-  for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (vector < vectors) {
-      const int column = head + vector * kVector;
-      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + column);
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_vec, i);
-        look1.x_sum += x_i;
-      }
-    }
-  }
-  if (has_edge) {
-    const Vec<bfloat16, 1> x_vec = read<1>(x_row + edge);
-    const float x_i = element(x_vec, 0);
-    look1.x_sum += x_i;
-  }
-
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
-  const float row_mean = look1.x_sum / cols;
-
-  Look2 look2 = {0.0f};
-
-  // Look 2: sum((x - mean)**2)
-  #pragma unroll kUnroll
-  for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (vector < vectors) {
-      const int column = head + vector * kVector;
-      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + column);
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_vec, i);
-        look2.var_sum += (x_i - row_mean) * (x_i - row_mean);
-      }
-    }
-  }
-  if (has_edge) {
-    const Vec<bfloat16, 1> x_vec = read<1>(x_row + edge);
-    const float x_i = element(x_vec, 0);
-    look2.var_sum += (x_i - row_mean) * (x_i - row_mean);
-  }
-
-  look2 = reduce_row<kWarpsPerRow>(look2, look2_slots);
-  const float row_var = look2.var_sum / cols;
-  const float row_rstd = rsqrtf(eps + row_var);
-
-  if (lane == 0) {
-    if (mean != nullptr) mean[row] = row_mean;
-    if (rstd != nullptr) rstd[row] = row_rstd;
-  }
-
-  // Last look: the outputs
-  #pragma unroll kUnroll
-  for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (vector < vectors) {
-      const int column = head + vector * kVector;
-      const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + column);
-      const Vec<bfloat16, kVector> weight_vec = read_window<kVector>(weight, column, cols, false);
-      float y_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_vec, i);
-        const float weight_i = element(weight_vec, i);
-        y_values[i] = (x_i - row_mean) * row_rstd * weight_i;
-      }
-      Vec<bfloat16, kVector> y_vec;
-      pack(y_vec, y_values);
-      write<Store>(y_row + column, y_vec);
-    }
-  }
-  if (has_edge) {
-    const Vec<bfloat16, 1> x_vec = read<1, Load>(x_row + edge);
-    const Vec<bfloat16, 1> weight_vec = read<1>(weight + edge);
-    float y_values[1];
-    const float x_i = element(x_vec, 0);
-    const float weight_i = element(weight_vec, 0);
-    y_values[0] = (x_i - row_mean) * row_rstd * weight_i;
-    Vec<bfloat16, 1> y_vec;
-    pack(y_vec, y_values);
-    write<Store>(y_row + edge, y_vec);
-  }
-
-  Chain::at_end();
-}
-
-// layernorm forward, any number of columns: a block owns a row; each row is read 3 times.
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_bf16_any_cols_without_bias_without_weight_block_per_row_1039(
-    bfloat16* __restrict__ y,
-    float* __restrict__ mean,
-    float* __restrict__ rstd,
-    Input<Config, bfloat16> x,
-    long long y_pitch,
-    long long x_pitch,
-    int rows,
-    int cols,
-    float eps) {
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;
-  using Store = typename Config::Store;
-  using Chain = typename Config::Chain;
-  constexpr int kUnroll = Config::kUnroll;  // steps that a loop does in a trip
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  struct Look1 {  // state of look 1: sum(x)
-    float x_sum;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.x_sum + b.x_sum};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.x_sum, offset)};
-    }
-  };
-  struct Look2 {  // state of look 2: sum((x - mean)**2)
-    float var_sum;
-    static __device__ __forceinline__ Look2 combine(const Look2& a, const Look2& b) {
-      return {a.var_sum + b.var_sum};
-    }
-    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.var_sum, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[kWarpsPerRow];
-  __shared__ Look2 look2_slots[kWarpsPerRow];
-
-  const int lane = threadIdx.x;
-  const int row = blockIdx.x;
-  const int steps = (cols / kVector + kThreadsPerRow - 1) / kThreadsPerRow;
-
-  bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
-  // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
-  const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(x_row) / sizeof(bfloat16) % kVector);
-  const int head = (kVector - shift) % kVector;
-  const int vectors = (cols - head) / kVector;
-  const int edge = lane < head ? lane : lane + vectors * kVector;
-  const bool has_edge = edge < cols;
-
-  Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
-
-  Look1 look1 = {0.0f};
-
-  // Look 1: sum(x)
-  #pragma unroll kUnroll
-  for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (vector < vectors) {
-      const int column = head + vector * kVector;
-      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + column);
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_vec, i);
-        look1.x_sum += x_i;
-      }
-    }
-  }
-  if (has_edge) {
-    const Vec<bfloat16, 1> x_vec = read<1>(x_row + edge);
-    const float x_i = element(x_vec, 0);
-    look1.x_sum += x_i;
-  }
-
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
-  const float row_mean = look1.x_sum / cols;
-
-  Look2 look2 = {0.0f};
-
-  // Look 2: sum((x - mean)**2)
-  #pragma unroll kUnroll
-  for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (vector < vectors) {
-      const int column = head + vector * kVector;
-      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + column);
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_vec, i);
-        look2.var_sum += (x_i - row_mean) * (x_i - row_mean);
-      }
-    }
-  }
-  if (has_edge) {
-    const Vec<bfloat16, 1> x_vec = read<1>(x_row + edge);
-    const float x_i = element(x_vec, 0);
-    look2.var_sum += (x_i - row_mean) * (x_i - row_mean);
-  }
-
-  look2 = reduce_row<kWarpsPerRow>(look2, look2_slots);
-  const float row_var = look2.var_sum / cols;
-  const float row_rstd = rsqrtf(eps + row_var);
-
-  if (lane == 0) {
-    if (mean != nullptr) mean[row] = row_mean;
-    if (rstd != nullptr) rstd[row] = row_rstd;
-  }
-
-  // Last look: the outputs
-  #pragma unroll kUnroll
-  for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (vector < vectors) {
-      const int column = head + vector * kVector;
-      const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + column);
-      float y_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_vec, i);
-        y_values[i] = (x_i - row_mean) * row_rstd;
-      }
-      Vec<bfloat16, kVector> y_vec;
-      pack(y_vec, y_values);
-      write<Store>(y_row + column, y_vec);
-    }
-  }
-  if (has_edge) {
-    const Vec<bfloat16, 1> x_vec = read<1, Load>(x_row + edge);
-    float y_values[1];
-    const float x_i = element(x_vec, 0);
-    y_values[0] = (x_i - row_mean) * row_rstd;
     Vec<bfloat16, 1> y_vec;
     pack(y_vec, y_values);
     write<Store>(y_row + edge, y_vec);
@@ -2801,36 +2325,6 @@ inline cudaError_t run_any_cols(const Kernel& kernel, const Arguments& call) {
       call.cols, call.eps);
 }
 
-template <auto kMain>
-inline cudaError_t run_any_cols_without_weight(const Kernel& kernel, const Arguments& call) {
-  int blocks = 0;
-  cudaError_t status = fitting_grid(reinterpret_cast<const void*>(kMain), kernel.launch, call.rows, &blocks);
-  if (status != cudaSuccess) return status;
-  return launch_on(
-      call.stream, kMain, kernel.launch, blocks,
-      call.y, call.mean, call.rstd, call.x, call.bias, call.y_pitch, call.x_pitch, call.rows, call.cols, call.eps);
-}
-
-template <auto kMain>
-inline cudaError_t run_any_cols_without_bias(const Kernel& kernel, const Arguments& call) {
-  int blocks = 0;
-  cudaError_t status = fitting_grid(reinterpret_cast<const void*>(kMain), kernel.launch, call.rows, &blocks);
-  if (status != cudaSuccess) return status;
-  return launch_on(
-      call.stream, kMain, kernel.launch, blocks,
-      call.y, call.mean, call.rstd, call.x, call.weight, call.y_pitch, call.x_pitch, call.rows, call.cols, call.eps);
-}
-
-template <auto kMain>
-inline cudaError_t run_any_cols_without_bias_without_weight(const Kernel& kernel, const Arguments& call) {
-  int blocks = 0;
-  cudaError_t status = fitting_grid(reinterpret_cast<const void*>(kMain), kernel.launch, call.rows, &blocks);
-  if (status != cudaSuccess) return status;
-  return launch_on(
-      call.stream, kMain, kernel.launch, blocks,
-      call.y, call.mean, call.rstd, call.x, call.y_pitch, call.x_pitch, call.rows, call.cols, call.eps);
-}
-
 // What the tuner chose, in the order of the table at the top of this file.
 struct Tuned {
   int rows, cols;
@@ -2842,44 +2336,33 @@ struct Tuned {
 };
 inline constexpr Tuned kTuned[] = {
     { 8192,   768, 16, 0u,  0u, false, {{256, 8, false, 0, 0, 4},
-     run<layernorm_fwd_bf16_warp_per_row_90a1<Cols768_3a9b>>}},
-    { 8192,  1000, 16, 0u,  0u, false, {{64, 2}, run<layernorm_fwd_bf16_warp_per_row_c8f0<Cols1000_0057>>}},
-    {16384,  1000, 16, 0u,  0u, false, {{128, 4, true}, run<layernorm_fwd_bf16_warp_per_row_c8f0<Cols1000_30a7>>}},
+     run<layernorm_fwd_bf16_warp_per_row_0e1d<Cols768_3a9b>>}},
+    { 8192,  1000, 16, 0u,  0u, false, {{64, 2}, run<layernorm_fwd_bf16_warp_per_row_34aa<Cols1000_0057>>}},
+    {16384,  1000, 16, 0u,  0u, false, {{128, 4, true}, run<layernorm_fwd_bf16_warp_per_row_34aa<Cols1000_30a7>>}},
     {16384,  1023,  2, 0u,  0u,  true, {{32, 1, false, 0, 0, 16, 1, 1, 0, 4},
-     run<layernorm_fwd_bf16_warp_per_row_a48f<Cols1023_e71a>>}},
-    { 4096,  3072, 16, 0u,  0u, false, {{128}, run<layernorm_fwd_bf16_block_per_row_e2ca<Cols3072_c4a7>>}},
-    {    1,  4096,  8, 0u, 12u, false, {{512}, run<layernorm_fwd_bf16_block_per_row_d2f5<Cols4096_88ad>>}},
-    {   64,  4096,  8, 0u, 12u, false, {{256}, run<layernorm_fwd_bf16_block_per_row_d2f5<Cols4096_e432>>}},
+     run<layernorm_fwd_bf16_warp_per_row_d017<Cols1023_e71a>>}},
+    { 4096,  3072, 16, 0u,  0u, false, {{128}, run<layernorm_fwd_bf16_block_per_row_d584<Cols3072_c4a7>>}},
+    {    1,  4096,  8, 0u, 12u, false, {{512}, run<layernorm_fwd_bf16_block_per_row_1a85<Cols4096_88ad>>}},
+    {   64,  4096,  8, 0u, 12u, false, {{256}, run<layernorm_fwd_bf16_block_per_row_1a85<Cols4096_e432>>}},
     { 4096,  4096, 16, 0u,  0u, false, {{128, 1, true},
-     run<layernorm_fwd_bf16_block_per_row_e2ca<Cols4096_b793>>}},
+     run<layernorm_fwd_bf16_block_per_row_d584<Cols4096_b793>>}},
     { 8192,  4097,  2, 0u,  0u,  true, {{128, 1, false, 0, 0, 8, 1, 1, 0, 8},
-     run<layernorm_fwd_bf16_block_per_row_dd3c<Cols4097_faa2>>}},
+     run<layernorm_fwd_bf16_block_per_row_429e<Cols4097_faa2>>}},
     { 4096,  6144, 16, 0u,  0u, false, {{128, 1, true},
-     run<layernorm_fwd_bf16_block_per_row_d2f5<Cols6144_049c>>}},
-    {   16,  8192, 16, 0u, 12u, false, {{512}, run<layernorm_fwd_bf16_block_per_row_d2f5<Cols8192_6937>>}},
+     run<layernorm_fwd_bf16_block_per_row_1a85<Cols6144_049c>>}},
+    {   16,  8192, 16, 0u, 12u, false, {{512}, run<layernorm_fwd_bf16_block_per_row_1a85<Cols8192_6937>>}},
     {16384,  8192, 16, 0u,  0u, false, {{256, 1, true},
-     run<layernorm_fwd_bf16_block_per_row_e2ca<Cols8192_ae49>>}},
+     run<layernorm_fwd_bf16_block_per_row_d584<Cols8192_ae49>>}},
     {    4, 16384,  8, 0u, 12u, false, {{128, 1, false, 0, 0, 0, 4},
-     run<layernorm_fwd_bf16_cluster_per_row_b012<Cols16384_dad7>>}},
+     run<layernorm_fwd_bf16_cluster_per_row_a04f<Cols16384_dad7>>}},
     { 2048, 65536, 16, 0u,  0u, false, {{128, 1, false, 0, 0, 8, 8, 1, 32768},
-     run<layernorm_fwd_bf16_cluster_per_row_47b0<Cols65536_7ed0>>}},
+     run<layernorm_fwd_bf16_cluster_per_row_0aed<Cols65536_7ed0>>}},
 };
 
-// The kernels for any cols, by the bits of `absent` that are compiled out: of two, the first reads vectors and asks that
-// rows start alike, the other takes any alignment.
+// For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.
 inline constexpr Kernel kGeneral[] = {
-    {{256}, run_any_cols<layernorm_fwd_bf16_any_cols_block_per_row_c4b6<AnyCols_54f6>>},
-    {{256}, run_any_cols<layernorm_fwd_bf16_any_cols_block_per_row_c4b6<AnyCols_fee7>>},
-    {{256},
-     run_any_cols_without_weight<layernorm_fwd_bf16_any_cols_without_weight_block_per_row_6f7a<AnyCols_54f6>>},
-    {{256},
-     run_any_cols_without_weight<layernorm_fwd_bf16_any_cols_without_weight_block_per_row_6f7a<AnyCols_fee7>>},
-    {{256}, run_any_cols_without_bias<layernorm_fwd_bf16_any_cols_without_bias_block_per_row_b9fb<AnyCols_54f6>>},
-    {{256}, run_any_cols_without_bias<layernorm_fwd_bf16_any_cols_without_bias_block_per_row_b9fb<AnyCols_fee7>>},
-    {{256}, run_any_cols_without_bias_without_weight<
-     layernorm_fwd_bf16_any_cols_without_bias_without_weight_block_per_row_1039<AnyCols_54f6>>},
-    {{256}, run_any_cols_without_bias_without_weight<
-     layernorm_fwd_bf16_any_cols_without_bias_without_weight_block_per_row_1039<AnyCols_fee7>>},
+    {{256}, run_any_cols<layernorm_fwd_bf16_any_cols_block_per_row_9901<AnyCols_54f6>>},
+    {{256}, run_any_cols<layernorm_fwd_bf16_any_cols_block_per_row_9901<AnyCols_fee7>>},
 };
 
 // Bits of `absent`: 1u weight, 2u bias, 4u mean, 8u rstd.
@@ -2946,7 +2429,7 @@ inline cudaError_t layernorm_fwd_bf16_pitched(
       rows, cols, eps, stream};
   const bool alike =
       (k::address(x) - k::address(y)) % 16 == 0 && (k::pitch_bytes(x_pitch - y_pitch, 2)) % 16 == 0;
-  const k::Kernel* kernel = &k::kGeneral[2 * (absent & k::kCompiledOut) + (alike ? 0 : 1)];
+  const k::Kernel* kernel = &k::kGeneral[alike ? 0 : 1];
   const int align = k::alignment(
       k::address(y) | k::address(x) | k::address(weight) | k::address(bias) | k::pitch_bytes(y_pitch, 2) |
       k::pitch_bytes(x_pitch, 2));

@@ -15,7 +15,7 @@
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // verified  NVIDIA H200, driver for CUDA 13.0: 7 calls, 1 to 16384 rows, 18 families of rows, own pitches of y, x,
 //           null mean, rstd
-// note      emitted as another text than the one that was tuned: 8192 x 768, 32768 x 1024
+// note      emitted as another text than the one that was tuned: all
 //
 //   rows x cols              kernel         threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
 //   8192 x 768               warp_per_row   32       1           4       11.08     29.93 / 18.82  4548  100.4 %  1.11x       14.68     fresh
@@ -133,37 +133,6 @@ struct Default {
   }
 };
 
-// How a kernel and its neighbours in the stream overlap: not at all.
-// wait              before the first access to what the kernels in front write, or still read
-// wait_for_partner  in a call's second kernel, before the first access to what the first one writes
-// at_...            here the kernel behind this one may start: it takes the place of blocks as they end
-// Pointer           to what is only read: while kernels in front may still write it, it is not `__restrict__`, by which
-//                   the compiler would read it through the non-coherent cache and move loads over a wait
-struct InOrder {
-  template <typename T> using Pointer = const T* __restrict__;
-  static __device__ __forceinline__ void wait() {}
-  static __device__ __forceinline__ void wait_for_partner() {}
-  static __device__ __forceinline__ void at_start() {}
-  static __device__ __forceinline__ void at_loads() {}
-  static __device__ __forceinline__ void at_end() {}
-};
-
-template <class Config, typename T> using Input = typename Config::Chain::template Pointer<T>;
-
-// Parameters are read in their turn.
-struct InTurn {
-  template <typename T>
-  static __device__ __forceinline__ void to_l2(const T*, int) {}
-};
-
-// What a Config names but where it says otherwise. Its sizes are counted in elements, threads, rows or blocks.
-struct Plain {
-  using Load = Default;   // how rows are read
-  using Store = Default;  // how rows are written
-  using Chain = InOrder;  // how a kernel overlaps with its neighbours in the stream
-  using Params = InTurn;  // whether column parameters are asked for ahead of the rows
-};
-
 // N elements as they are stored, in 32-bit registers; moved by the widest words that fit, at most 16 bytes each.
 template <typename T, int N>
 struct Vec {
@@ -201,6 +170,49 @@ __device__ __forceinline__ void pack(Vec<float, N>& vec, const float (&values)[N
   #pragma unroll
   for (int i = 0; i < N; ++i) vec.bits[i] = __float_as_uint(values[i]);
 }
+
+// N elements that all have that value.
+template <typename T, int N>
+__device__ __forceinline__ Vec<T, N> filled(float value) {
+  float values[N];
+  #pragma unroll
+  for (int i = 0; i < N; ++i) values[i] = value;
+  Vec<T, N> vec;
+  pack(vec, values);
+  return vec;
+}
+
+// How a kernel and its neighbours in the stream overlap: not at all.
+// wait              before the first access to what the kernels in front write, or still read
+// wait_for_partner  in a call's second kernel, before the first access to what the first one writes
+// at_...            here the kernel behind this one may start: it takes the place of blocks as they end
+// Pointer           to what is only read: while kernels in front may still write it, it is not `__restrict__`, by which
+//                   the compiler would read it through the non-coherent cache and move loads over a wait
+struct InOrder {
+  template <typename T> using Pointer = const T* __restrict__;
+  static __device__ __forceinline__ void wait() {}
+  static __device__ __forceinline__ void wait_for_partner() {}
+  static __device__ __forceinline__ void at_start() {}
+  static __device__ __forceinline__ void at_loads() {}
+  static __device__ __forceinline__ void at_end() {}
+};
+
+template <class Config, typename T> using Input = typename Config::Chain::template Pointer<T>;
+
+// Parameters are read in their turn.
+struct InTurn {
+  template <typename T>
+  static __device__ __forceinline__ void to_l2(const T*, int) {}
+};
+
+// What a Config names but where it says otherwise. Its sizes are counted in elements, threads, rows or blocks.
+struct Plain {
+  using Load = Default;   // how rows are read
+  using Store = Default;  // how rows are written
+  using Chain = InOrder;  // how a kernel overlaps with its neighbours in the stream
+  using Params = InTurn;  // whether column parameters are asked for ahead of the rows
+  enum : int { kCluster = 1 };  // blocks that share a row, or add their column sums
+};
 
 // Elements [first, first + N) of an array of `count`, whatever the alignment of their address: the aligned words
 // around them, moved into place. `inside`: those words are known to lie within the array.
@@ -279,7 +291,13 @@ __device__ __forceinline__ State reduce_row(State s, State* slots) {
   return reduce_lanes<lanes_for(kWarps)>(share_of_slots<kWarps>(slots));
 }
 
-// What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row.
+// What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row. In kernels:
+// kVector       elements per access
+// kVectors      vectors of a row
+// kSteps        vectors a thread owns
+// kEven         all threads own kSteps of them
+// kEarlyParams  column parameters wait in registers, or are read where they are used
+// kUnroll       steps that a loop does in a trip
 struct Cols768_2716 : Plain { using Load = NoAllocate;
   enum : int { kCols = 768, kThreads = 32, kThreadsPerRow = 32, kVector = 4 };
 };
@@ -292,7 +310,7 @@ struct AnyCols_fee7 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256,
 // layernorm forward: lanes of a warp own a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_f32_warp_per_row_1df2(
+layernorm_fwd_f32_warp_per_row_3a93(
     float* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -303,15 +321,12 @@ layernorm_fwd_f32_warp_per_row_1df2(
     long long x_pitch,
     int rows,
     float eps) {
-  constexpr int kCols = Config::kCols;
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kVectors = kCols / kVector;  // vectors of a row
-  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Config::kThreadsPerRow, kVector = Config::kVector,
+      kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
   struct Look1 {  // state of look 1: sum(x)
     float x_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -444,7 +459,7 @@ layernorm_fwd_f32_warp_per_row_1df2(
 // layernorm forward: a block owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_f32_block_per_row_3b6c(
+layernorm_fwd_f32_block_per_row_b5a3(
     float* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -455,19 +470,15 @@ layernorm_fwd_f32_block_per_row_3b6c(
     long long x_pitch,
     int rows,
     float eps) {
-  constexpr int kCols = Config::kCols;
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   using Params = typename Config::Params;
-  // column parameters wait in registers, or are read where they are used
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Config::kThreadsPerRow, kVector = Config::kVector;
   constexpr bool kEarlyParams = Config::kEarlyParams;
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  constexpr int kVectors = kCols / kVector;  // vectors of a row
-  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
+  constexpr int kWarpsPerRow = kThreadsPerRow / 32, kVectors = kCols / kVector,
+      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
   struct Look1 {  // state of look 1: sum(x), sum(x**2)
     float x_rough_sum, x_squares;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -607,7 +618,7 @@ layernorm_fwd_f32_block_per_row_3b6c(
 // layernorm forward, any number of columns: a block owns a row; each row is read 3 times.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_f32_any_cols_block_per_row_df19(
+layernorm_fwd_f32_any_cols_block_per_row_e665(
     float* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -619,13 +630,11 @@ layernorm_fwd_f32_any_cols_block_per_row_df19(
     int rows,
     int cols,
     float eps) {
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kUnroll = Config::kUnroll;  // steps that a loop does in a trip
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
+  constexpr int kThreadsPerRow = Config::kThreadsPerRow, kVector = Config::kVector, kUnroll = Config::kUnroll,
+      kWarpsPerRow = kThreadsPerRow / 32;
   struct Look1 {  // state of look 1: sum(x)
     float x_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -726,8 +735,10 @@ layernorm_fwd_f32_any_cols_block_per_row_df19(
     if (vector < vectors) {
       const int column = head + vector * kVector;
       const Vec<float, kVector> x_vec = read<kVector, Load>(x_row + column);
-      const Vec<float, kVector> weight_vec = read_window<kVector>(weight, column, cols, false);
-      const Vec<float, kVector> bias_vec = read_window<kVector>(bias, column, cols, false);
+      const Vec<float, kVector> weight_vec = weight != nullptr ? read_window<kVector>(weight, column, cols, false) :
+          filled<float, kVector>(1.0f);
+      const Vec<float, kVector> bias_vec = bias != nullptr ? read_window<kVector>(bias, column, cols, false) :
+          filled<float, kVector>(0.0f);
       float y_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -743,455 +754,13 @@ layernorm_fwd_f32_any_cols_block_per_row_df19(
   }
   if (has_edge) {
     const Vec<float, 1> x_vec = read<1, Load>(x_row + edge);
-    const Vec<float, 1> weight_vec = read<1>(weight + edge);
-    const Vec<float, 1> bias_vec = read<1>(bias + edge);
+    const Vec<float, 1> weight_vec = weight != nullptr ? read<1>(weight + edge) : filled<float, 1>(1.0f);
+    const Vec<float, 1> bias_vec = bias != nullptr ? read<1>(bias + edge) : filled<float, 1>(0.0f);
     float y_values[1];
     const float x_i = element(x_vec, 0);
     const float weight_i = element(weight_vec, 0);
     const float bias_i = element(bias_vec, 0);
     y_values[0] = (x_i - row_mean) * row_rstd * weight_i + bias_i;
-    Vec<float, 1> y_vec;
-    pack(y_vec, y_values);
-    write<Store>(y_row + edge, y_vec);
-  }
-
-  Chain::at_end();
-}
-
-// layernorm forward, any number of columns: a block owns a row; each row is read 3 times.
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_f32_any_cols_without_weight_block_per_row_3420(
-    float* __restrict__ y,
-    float* __restrict__ mean,
-    float* __restrict__ rstd,
-    Input<Config, float> x,
-    Input<Config, float> bias,
-    long long y_pitch,
-    long long x_pitch,
-    int rows,
-    int cols,
-    float eps) {
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;
-  using Store = typename Config::Store;
-  using Chain = typename Config::Chain;
-  constexpr int kUnroll = Config::kUnroll;  // steps that a loop does in a trip
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  struct Look1 {  // state of look 1: sum(x)
-    float x_sum;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.x_sum + b.x_sum};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.x_sum, offset)};
-    }
-  };
-  struct Look2 {  // state of look 2: sum((x - mean)**2)
-    float var_sum;
-    static __device__ __forceinline__ Look2 combine(const Look2& a, const Look2& b) {
-      return {a.var_sum + b.var_sum};
-    }
-    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.var_sum, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[kWarpsPerRow];
-  __shared__ Look2 look2_slots[kWarpsPerRow];
-
-  const int lane = threadIdx.x;
-  const int row = blockIdx.x;
-  const int steps = (cols / kVector + kThreadsPerRow - 1) / kThreadsPerRow;
-
-  float* y_row = y + static_cast<long long>(row) * y_pitch;
-  const float* x_row = x + static_cast<long long>(row) * x_pitch;
-  // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
-  const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(x_row) / sizeof(float) % kVector);
-  const int head = (kVector - shift) % kVector;
-  const int vectors = (cols - head) / kVector;
-  const int edge = lane < head ? lane : lane + vectors * kVector;
-  const bool has_edge = edge < cols;
-
-  Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
-
-  Look1 look1 = {0.0f};
-
-  // Look 1: sum(x)
-  #pragma unroll kUnroll
-  for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (vector < vectors) {
-      const int column = head + vector * kVector;
-      const Vec<float, kVector> x_vec = read<kVector>(x_row + column);
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_vec, i);
-        look1.x_sum += x_i;
-      }
-    }
-  }
-  if (has_edge) {
-    const Vec<float, 1> x_vec = read<1>(x_row + edge);
-    const float x_i = element(x_vec, 0);
-    look1.x_sum += x_i;
-  }
-
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
-  const float row_mean = look1.x_sum / cols;
-
-  Look2 look2 = {0.0f};
-
-  // Look 2: sum((x - mean)**2)
-  #pragma unroll kUnroll
-  for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (vector < vectors) {
-      const int column = head + vector * kVector;
-      const Vec<float, kVector> x_vec = read<kVector>(x_row + column);
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_vec, i);
-        look2.var_sum += (x_i - row_mean) * (x_i - row_mean);
-      }
-    }
-  }
-  if (has_edge) {
-    const Vec<float, 1> x_vec = read<1>(x_row + edge);
-    const float x_i = element(x_vec, 0);
-    look2.var_sum += (x_i - row_mean) * (x_i - row_mean);
-  }
-
-  look2 = reduce_row<kWarpsPerRow>(look2, look2_slots);
-  const float row_var = look2.var_sum / cols;
-  const float row_rstd = rsqrtf(eps + row_var);
-
-  if (lane == 0) {
-    if (mean != nullptr) mean[row] = row_mean;
-    if (rstd != nullptr) rstd[row] = row_rstd;
-  }
-
-  // Last look: the outputs
-  #pragma unroll kUnroll
-  for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (vector < vectors) {
-      const int column = head + vector * kVector;
-      const Vec<float, kVector> x_vec = read<kVector, Load>(x_row + column);
-      const Vec<float, kVector> bias_vec = read_window<kVector>(bias, column, cols, false);
-      float y_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_vec, i);
-        const float bias_i = element(bias_vec, i);
-        y_values[i] = (x_i - row_mean) * row_rstd + bias_i;
-      }
-      Vec<float, kVector> y_vec;
-      pack(y_vec, y_values);
-      write<Store>(y_row + column, y_vec);
-    }
-  }
-  if (has_edge) {
-    const Vec<float, 1> x_vec = read<1, Load>(x_row + edge);
-    const Vec<float, 1> bias_vec = read<1>(bias + edge);
-    float y_values[1];
-    const float x_i = element(x_vec, 0);
-    const float bias_i = element(bias_vec, 0);
-    y_values[0] = (x_i - row_mean) * row_rstd + bias_i;
-    Vec<float, 1> y_vec;
-    pack(y_vec, y_values);
-    write<Store>(y_row + edge, y_vec);
-  }
-
-  Chain::at_end();
-}
-
-// layernorm forward, any number of columns: a block owns a row; each row is read 3 times.
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_f32_any_cols_without_bias_block_per_row_2044(
-    float* __restrict__ y,
-    float* __restrict__ mean,
-    float* __restrict__ rstd,
-    Input<Config, float> x,
-    Input<Config, float> weight,
-    long long y_pitch,
-    long long x_pitch,
-    int rows,
-    int cols,
-    float eps) {
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;
-  using Store = typename Config::Store;
-  using Chain = typename Config::Chain;
-  constexpr int kUnroll = Config::kUnroll;  // steps that a loop does in a trip
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  struct Look1 {  // state of look 1: sum(x)
-    float x_sum;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.x_sum + b.x_sum};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.x_sum, offset)};
-    }
-  };
-  struct Look2 {  // state of look 2: sum((x - mean)**2)
-    float var_sum;
-    static __device__ __forceinline__ Look2 combine(const Look2& a, const Look2& b) {
-      return {a.var_sum + b.var_sum};
-    }
-    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.var_sum, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[kWarpsPerRow];
-  __shared__ Look2 look2_slots[kWarpsPerRow];
-
-  const int lane = threadIdx.x;
-  const int row = blockIdx.x;
-  const int steps = (cols / kVector + kThreadsPerRow - 1) / kThreadsPerRow;
-
-  float* y_row = y + static_cast<long long>(row) * y_pitch;
-  const float* x_row = x + static_cast<long long>(row) * x_pitch;
-  // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
-  const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(x_row) / sizeof(float) % kVector);
-  const int head = (kVector - shift) % kVector;
-  const int vectors = (cols - head) / kVector;
-  const int edge = lane < head ? lane : lane + vectors * kVector;
-  const bool has_edge = edge < cols;
-
-  Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
-
-  Look1 look1 = {0.0f};
-
-  // Look 1: sum(x)
-  #pragma unroll kUnroll
-  for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (vector < vectors) {
-      const int column = head + vector * kVector;
-      const Vec<float, kVector> x_vec = read<kVector>(x_row + column);
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_vec, i);
-        look1.x_sum += x_i;
-      }
-    }
-  }
-  if (has_edge) {
-    const Vec<float, 1> x_vec = read<1>(x_row + edge);
-    const float x_i = element(x_vec, 0);
-    look1.x_sum += x_i;
-  }
-
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
-  const float row_mean = look1.x_sum / cols;
-
-  Look2 look2 = {0.0f};
-
-  // Look 2: sum((x - mean)**2)
-  #pragma unroll kUnroll
-  for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (vector < vectors) {
-      const int column = head + vector * kVector;
-      const Vec<float, kVector> x_vec = read<kVector>(x_row + column);
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_vec, i);
-        look2.var_sum += (x_i - row_mean) * (x_i - row_mean);
-      }
-    }
-  }
-  if (has_edge) {
-    const Vec<float, 1> x_vec = read<1>(x_row + edge);
-    const float x_i = element(x_vec, 0);
-    look2.var_sum += (x_i - row_mean) * (x_i - row_mean);
-  }
-
-  look2 = reduce_row<kWarpsPerRow>(look2, look2_slots);
-  const float row_var = look2.var_sum / cols;
-  const float row_rstd = rsqrtf(eps + row_var);
-
-  if (lane == 0) {
-    if (mean != nullptr) mean[row] = row_mean;
-    if (rstd != nullptr) rstd[row] = row_rstd;
-  }
-
-  // Last look: the outputs
-  #pragma unroll kUnroll
-  for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (vector < vectors) {
-      const int column = head + vector * kVector;
-      const Vec<float, kVector> x_vec = read<kVector, Load>(x_row + column);
-      const Vec<float, kVector> weight_vec = read_window<kVector>(weight, column, cols, false);
-      float y_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_vec, i);
-        const float weight_i = element(weight_vec, i);
-        y_values[i] = (x_i - row_mean) * row_rstd * weight_i;
-      }
-      Vec<float, kVector> y_vec;
-      pack(y_vec, y_values);
-      write<Store>(y_row + column, y_vec);
-    }
-  }
-  if (has_edge) {
-    const Vec<float, 1> x_vec = read<1, Load>(x_row + edge);
-    const Vec<float, 1> weight_vec = read<1>(weight + edge);
-    float y_values[1];
-    const float x_i = element(x_vec, 0);
-    const float weight_i = element(weight_vec, 0);
-    y_values[0] = (x_i - row_mean) * row_rstd * weight_i;
-    Vec<float, 1> y_vec;
-    pack(y_vec, y_values);
-    write<Store>(y_row + edge, y_vec);
-  }
-
-  Chain::at_end();
-}
-
-// layernorm forward, any number of columns: a block owns a row; each row is read 3 times.
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_f32_any_cols_without_bias_without_weight_block_per_row_e0bb(
-    float* __restrict__ y,
-    float* __restrict__ mean,
-    float* __restrict__ rstd,
-    Input<Config, float> x,
-    long long y_pitch,
-    long long x_pitch,
-    int rows,
-    int cols,
-    float eps) {
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;
-  using Store = typename Config::Store;
-  using Chain = typename Config::Chain;
-  constexpr int kUnroll = Config::kUnroll;  // steps that a loop does in a trip
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  struct Look1 {  // state of look 1: sum(x)
-    float x_sum;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.x_sum + b.x_sum};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.x_sum, offset)};
-    }
-  };
-  struct Look2 {  // state of look 2: sum((x - mean)**2)
-    float var_sum;
-    static __device__ __forceinline__ Look2 combine(const Look2& a, const Look2& b) {
-      return {a.var_sum + b.var_sum};
-    }
-    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.var_sum, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[kWarpsPerRow];
-  __shared__ Look2 look2_slots[kWarpsPerRow];
-
-  const int lane = threadIdx.x;
-  const int row = blockIdx.x;
-  const int steps = (cols / kVector + kThreadsPerRow - 1) / kThreadsPerRow;
-
-  float* y_row = y + static_cast<long long>(row) * y_pitch;
-  const float* x_row = x + static_cast<long long>(row) * x_pitch;
-  // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
-  const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(x_row) / sizeof(float) % kVector);
-  const int head = (kVector - shift) % kVector;
-  const int vectors = (cols - head) / kVector;
-  const int edge = lane < head ? lane : lane + vectors * kVector;
-  const bool has_edge = edge < cols;
-
-  Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
-
-  Look1 look1 = {0.0f};
-
-  // Look 1: sum(x)
-  #pragma unroll kUnroll
-  for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (vector < vectors) {
-      const int column = head + vector * kVector;
-      const Vec<float, kVector> x_vec = read<kVector>(x_row + column);
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_vec, i);
-        look1.x_sum += x_i;
-      }
-    }
-  }
-  if (has_edge) {
-    const Vec<float, 1> x_vec = read<1>(x_row + edge);
-    const float x_i = element(x_vec, 0);
-    look1.x_sum += x_i;
-  }
-
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
-  const float row_mean = look1.x_sum / cols;
-
-  Look2 look2 = {0.0f};
-
-  // Look 2: sum((x - mean)**2)
-  #pragma unroll kUnroll
-  for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (vector < vectors) {
-      const int column = head + vector * kVector;
-      const Vec<float, kVector> x_vec = read<kVector>(x_row + column);
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_vec, i);
-        look2.var_sum += (x_i - row_mean) * (x_i - row_mean);
-      }
-    }
-  }
-  if (has_edge) {
-    const Vec<float, 1> x_vec = read<1>(x_row + edge);
-    const float x_i = element(x_vec, 0);
-    look2.var_sum += (x_i - row_mean) * (x_i - row_mean);
-  }
-
-  look2 = reduce_row<kWarpsPerRow>(look2, look2_slots);
-  const float row_var = look2.var_sum / cols;
-  const float row_rstd = rsqrtf(eps + row_var);
-
-  if (lane == 0) {
-    if (mean != nullptr) mean[row] = row_mean;
-    if (rstd != nullptr) rstd[row] = row_rstd;
-  }
-
-  // Last look: the outputs
-  #pragma unroll kUnroll
-  for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (vector < vectors) {
-      const int column = head + vector * kVector;
-      const Vec<float, kVector> x_vec = read<kVector, Load>(x_row + column);
-      float y_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_vec, i);
-        y_values[i] = (x_i - row_mean) * row_rstd;
-      }
-      Vec<float, kVector> y_vec;
-      pack(y_vec, y_values);
-      write<Store>(y_row + column, y_vec);
-    }
-  }
-  if (has_edge) {
-    const Vec<float, 1> x_vec = read<1, Load>(x_row + edge);
-    float y_values[1];
-    const float x_i = element(x_vec, 0);
-    y_values[0] = (x_i - row_mean) * row_rstd;
     Vec<float, 1> y_vec;
     pack(y_vec, y_values);
     write<Store>(y_row + edge, y_vec);
@@ -1342,36 +911,6 @@ inline cudaError_t run_any_cols(const Kernel& kernel, const Arguments& call) {
       call.cols, call.eps);
 }
 
-template <auto kMain>
-inline cudaError_t run_any_cols_without_weight(const Kernel& kernel, const Arguments& call) {
-  int blocks = 0;
-  cudaError_t status = grid(kernel.launch, call.rows, &blocks);
-  if (status != cudaSuccess) return status;
-  return launch_on(
-      call.stream, kMain, kernel.launch, blocks,
-      call.y, call.mean, call.rstd, call.x, call.bias, call.y_pitch, call.x_pitch, call.rows, call.cols, call.eps);
-}
-
-template <auto kMain>
-inline cudaError_t run_any_cols_without_bias(const Kernel& kernel, const Arguments& call) {
-  int blocks = 0;
-  cudaError_t status = grid(kernel.launch, call.rows, &blocks);
-  if (status != cudaSuccess) return status;
-  return launch_on(
-      call.stream, kMain, kernel.launch, blocks,
-      call.y, call.mean, call.rstd, call.x, call.weight, call.y_pitch, call.x_pitch, call.rows, call.cols, call.eps);
-}
-
-template <auto kMain>
-inline cudaError_t run_any_cols_without_bias_without_weight(const Kernel& kernel, const Arguments& call) {
-  int blocks = 0;
-  cudaError_t status = grid(kernel.launch, call.rows, &blocks);
-  if (status != cudaSuccess) return status;
-  return launch_on(
-      call.stream, kMain, kernel.launch, blocks,
-      call.y, call.mean, call.rstd, call.x, call.y_pitch, call.x_pitch, call.rows, call.cols, call.eps);
-}
-
 // What the tuner chose, in the order of the table at the top of this file.
 struct Tuned {
   int rows, cols;
@@ -1383,25 +922,14 @@ struct Tuned {
 };
 inline constexpr Tuned kTuned[] = {
     { 8192,  768, 16, 0u, 0u, false, {{32, 1, false, 0, 0, 16},
-     run<layernorm_fwd_f32_warp_per_row_1df2<Cols768_2716>>}},
-    {32768, 1024, 16, 0u, 0u, false, {{64}, run<layernorm_fwd_f32_block_per_row_3b6c<Cols1024_e9ff>>}},
+     run<layernorm_fwd_f32_warp_per_row_3a93<Cols768_2716>>}},
+    {32768, 1024, 16, 0u, 0u, false, {{64}, run<layernorm_fwd_f32_block_per_row_b5a3<Cols1024_e9ff>>}},
 };
 
-// The kernels for any cols, by the bits of `absent` that are compiled out: of two, the first reads vectors and asks that
-// rows start alike, the other takes any alignment.
+// For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.
 inline constexpr Kernel kGeneral[] = {
-    {{256}, run_any_cols<layernorm_fwd_f32_any_cols_block_per_row_df19<AnyCols_3be0>>},
-    {{256}, run_any_cols<layernorm_fwd_f32_any_cols_block_per_row_df19<AnyCols_fee7>>},
-    {{256},
-     run_any_cols_without_weight<layernorm_fwd_f32_any_cols_without_weight_block_per_row_3420<AnyCols_3be0>>},
-    {{256},
-     run_any_cols_without_weight<layernorm_fwd_f32_any_cols_without_weight_block_per_row_3420<AnyCols_fee7>>},
-    {{256}, run_any_cols_without_bias<layernorm_fwd_f32_any_cols_without_bias_block_per_row_2044<AnyCols_3be0>>},
-    {{256}, run_any_cols_without_bias<layernorm_fwd_f32_any_cols_without_bias_block_per_row_2044<AnyCols_fee7>>},
-    {{256}, run_any_cols_without_bias_without_weight<
-     layernorm_fwd_f32_any_cols_without_bias_without_weight_block_per_row_e0bb<AnyCols_3be0>>},
-    {{256}, run_any_cols_without_bias_without_weight<
-     layernorm_fwd_f32_any_cols_without_bias_without_weight_block_per_row_e0bb<AnyCols_fee7>>},
+    {{256}, run_any_cols<layernorm_fwd_f32_any_cols_block_per_row_e665<AnyCols_3be0>>},
+    {{256}, run_any_cols<layernorm_fwd_f32_any_cols_block_per_row_e665<AnyCols_fee7>>},
 };
 
 // Bits of `absent`: 1u weight, 2u bias, 4u mean, 8u rstd.
@@ -1465,7 +993,7 @@ inline cudaError_t layernorm_fwd_f32_pitched(
       y, mean, rstd, x, weight, bias, y_pitch, x_pitch, rows, cols, eps, stream};
   const bool alike =
       (k::address(x) - k::address(y)) % 16 == 0 && (k::pitch_bytes(x_pitch - y_pitch, 4)) % 16 == 0;
-  const k::Kernel* kernel = &k::kGeneral[2 * (absent & k::kCompiledOut) + (alike ? 0 : 1)];
+  const k::Kernel* kernel = &k::kGeneral[alike ? 0 : 1];
   const int align = k::alignment(
       k::address(y) | k::address(x) | k::address(weight) | k::address(bias) | k::pitch_bytes(y_pitch, 4) |
       k::pitch_bytes(x_pitch, 4));

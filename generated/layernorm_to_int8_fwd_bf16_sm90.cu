@@ -15,6 +15,7 @@
 // tuned by  normgen 0.1.0
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // verified  NVIDIA H200, driver for CUDA 13.0: 4 to 5 calls, 1 to 4096 rows, 18 families of rows, own pitches of q, x
+// note      emitted as another text than the one that was tuned: all
 //
 //   rows x cols  kernel         threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
 //   4096 x 768   warp_per_row   64       2           8       4.208     11.28 / 7.062  2243  60.0 %   1.01x       5.747     fresh
@@ -252,26 +253,21 @@ struct Early : InOrder {
   static __device__ __forceinline__ void wait_for_partner() { dependency_wait(); }
 };
 
-// As Early; the next kernel may start at once, and waits where it must.
-struct EarlyAtStart : Early {
-  static __device__ __forceinline__ void at_start() { dependency_trigger(); }
-};
-
 // As Early; the next kernel may start once this one has asked for its rows.
 struct EarlyAtLoads : Early {
   static __device__ __forceinline__ void at_loads() { dependency_trigger(); }
 };
 
-// As Early; the next kernel may start as the blocks of this one end.
-struct EarlyAtEnd : Early {
-  static __device__ __forceinline__ void at_end() { dependency_trigger(); }
-};
-
-// Only a call's second kernel starts early, behind its first one.
-struct EarlyPartner : InOrder {
-  static __device__ __forceinline__ void wait_for_partner() { dependency_wait(); }
-  static __device__ __forceinline__ void at_start() { dependency_trigger(); }
-};
+// N elements that all have that value.
+template <typename T, int N>
+__device__ __forceinline__ Vec<T, N> filled(float value) {
+  float values[N];
+  #pragma unroll
+  for (int i = 0; i < N; ++i) values[i] = value;
+  Vec<T, N> vec;
+  pack(vec, values);
+  return vec;
+}
 
 // Parameters are read in their turn.
 struct InTurn {
@@ -304,6 +300,7 @@ struct Plain {
   using Store = Default;  // how rows are written
   using Chain = InOrder;  // how a kernel overlaps with its neighbours in the stream
   using Params = InTurn;  // whether column parameters are asked for ahead of the rows
+  enum : int { kCluster = 1 };  // blocks that share a row, or add their column sums
 };
 
 // All kLanes neighbouring lanes, a power of two, end with the combined state; the lanes of `mask` take part. A state is
@@ -340,7 +337,13 @@ __device__ __forceinline__ State reduce_row(State s, State* slots) {
   return reduce_lanes<lanes_for(kWarps)>(share_of_slots<kWarps>(slots));
 }
 
-// What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row.
+// What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row. In kernels:
+// kVector       elements per access
+// kEarlyParams  column parameters wait in registers, or are read where they are used
+// kVectors      vectors of a row
+// kSteps        vectors a thread owns
+// kEven         all threads own kSteps of them
+// kUnroll       steps that a loop does in a trip
 struct Cols768_7b8a : Plain {
   enum : int { kCols = 768, kThreads = 64, kThreadsPerRow = 32, kRowsPerBlock = 2, kVector = 8, kEarlyParams = 1 };
 };
@@ -352,7 +355,7 @@ struct AnyCols_fee7 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256,
 // layernorm_to_int8 forward: lanes of a warp own a row, a block works on several rows; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_to_int8_fwd_bf16_warp_per_row_613d(
+layernorm_to_int8_fwd_bf16_warp_per_row_a04f(
     int8* __restrict__ q,
     Input<Config, bfloat16> x,
     Input<Config, bfloat16> weight,
@@ -362,19 +365,15 @@ layernorm_to_int8_fwd_bf16_warp_per_row_613d(
     long long x_pitch,
     int rows,
     float eps) {
-  constexpr int kCols = Config::kCols;
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kRowsPerBlock = Config::kRowsPerBlock;
-  constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   using Params = typename Config::Params;
-  // column parameters wait in registers, or are read where they are used
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Config::kThreadsPerRow, kRowsPerBlock = Config::kRowsPerBlock,
+      kVector = Config::kVector;
   constexpr bool kEarlyParams = Config::kEarlyParams;
-  constexpr int kVectors = kCols / kVector;  // vectors of a row
-  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
+  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
   struct Look1 {  // state of look 1: sum(x)
     float x_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -502,7 +501,7 @@ layernorm_to_int8_fwd_bf16_warp_per_row_613d(
 // layernorm_to_int8 forward: a block owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_to_int8_fwd_bf16_block_per_row_9bd0(
+layernorm_to_int8_fwd_bf16_block_per_row_1435(
     int8* __restrict__ q,
     Input<Config, bfloat16> x,
     Input<Config, bfloat16> weight,
@@ -512,19 +511,15 @@ layernorm_to_int8_fwd_bf16_block_per_row_9bd0(
     long long x_pitch,
     int rows,
     float eps) {
-  constexpr int kCols = Config::kCols;
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   using Params = typename Config::Params;
-  // column parameters wait in registers, or are read where they are used
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Config::kThreadsPerRow, kVector = Config::kVector;
   constexpr bool kEarlyParams = Config::kEarlyParams;
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  constexpr int kVectors = kCols / kVector;  // vectors of a row
-  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
+  constexpr int kWarpsPerRow = kThreadsPerRow / 32, kVectors = kCols / kVector,
+      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
   struct Look1 {  // state of look 1: sum(x)
     float x_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -651,7 +646,7 @@ layernorm_to_int8_fwd_bf16_block_per_row_9bd0(
 // layernorm_to_int8 forward, any number of columns: a block owns a row; each row is read 3 times.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_to_int8_fwd_bf16_any_cols_block_per_row_fcfd(
+layernorm_to_int8_fwd_bf16_any_cols_block_per_row_d661(
     int8* __restrict__ q,
     Input<Config, bfloat16> x,
     Input<Config, bfloat16> weight,
@@ -662,13 +657,11 @@ layernorm_to_int8_fwd_bf16_any_cols_block_per_row_fcfd(
     int rows,
     int cols,
     float eps) {
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kUnroll = Config::kUnroll;  // steps that a loop does in a trip
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
+  constexpr int kThreadsPerRow = Config::kThreadsPerRow, kVector = Config::kVector, kUnroll = Config::kUnroll,
+      kWarpsPerRow = kThreadsPerRow / 32;
   struct Look1 {  // state of look 1: sum(x)
     float x_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -749,8 +742,10 @@ layernorm_to_int8_fwd_bf16_any_cols_block_per_row_fcfd(
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
       const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + vector * kVector);
-      const Vec<bfloat16, kVector> weight_vec = read<kVector>(weight + vector * kVector);
-      const Vec<bfloat16, kVector> bias_vec = read<kVector>(bias + vector * kVector);
+      const Vec<bfloat16, kVector> weight_vec = weight != nullptr ? read<kVector>(weight + vector * kVector) :
+          filled<bfloat16, kVector>(1.0f);
+      const Vec<bfloat16, kVector> bias_vec = bias != nullptr ? read<kVector>(bias + vector * kVector) :
+          filled<bfloat16, kVector>(0.0f);
       float q_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -758,357 +753,6 @@ layernorm_to_int8_fwd_bf16_any_cols_block_per_row_fcfd(
         const float weight_i = element(weight_vec, i);
         const float bias_i = element(bias_vec, i);
         const float y_i = (x_i - row_mean) * row_rstd * weight_i + bias_i;
-        q_values[i] = y_i * scale_inverse;
-      }
-      Vec<int8, kVector> q_vec;
-      pack(q_vec, q_values);
-      write<Store>(q_row + vector * kVector, q_vec);
-    }
-  }
-
-  Chain::at_end();
-}
-
-// layernorm_to_int8 forward, any number of columns: a block owns a row; each row is read 3 times.
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-layernorm_to_int8_fwd_bf16_any_cols_without_weight_block_per_row_3432(
-    int8* __restrict__ q,
-    Input<Config, bfloat16> x,
-    Input<Config, bfloat16> bias,
-    Input<Config, float> scale,
-    long long q_pitch,
-    long long x_pitch,
-    int rows,
-    int cols,
-    float eps) {
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;
-  using Store = typename Config::Store;
-  using Chain = typename Config::Chain;
-  constexpr int kUnroll = Config::kUnroll;  // steps that a loop does in a trip
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  struct Look1 {  // state of look 1: sum(x)
-    float x_sum;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.x_sum + b.x_sum};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.x_sum, offset)};
-    }
-  };
-  struct Look2 {  // state of look 2: sum((x - mean)**2)
-    float var_sum;
-    static __device__ __forceinline__ Look2 combine(const Look2& a, const Look2& b) {
-      return {a.var_sum + b.var_sum};
-    }
-    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.var_sum, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[kWarpsPerRow];
-  __shared__ Look2 look2_slots[kWarpsPerRow];
-
-  const int lane = threadIdx.x;
-  const int row = blockIdx.x;
-  const int vectors = cols / kVector;
-  const int steps = (vectors + kThreadsPerRow - 1) / kThreadsPerRow;
-
-  int8* q_row = q + static_cast<long long>(row) * q_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
-
-  Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
-
-  const float scale_value = scale[0];
-  const float scale_inverse = 1.0f / scale_value;
-
-  Look1 look1 = {0.0f};
-
-  // Look 1: sum(x)
-  #pragma unroll kUnroll
-  for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + vector * kVector);
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_vec, i);
-        look1.x_sum += x_i;
-      }
-    }
-  }
-
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
-  const float row_mean = look1.x_sum / cols;
-
-  Look2 look2 = {0.0f};
-
-  // Look 2: sum((x - mean)**2)
-  #pragma unroll kUnroll
-  for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + vector * kVector);
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_vec, i);
-        look2.var_sum += (x_i - row_mean) * (x_i - row_mean);
-      }
-    }
-  }
-
-  look2 = reduce_row<kWarpsPerRow>(look2, look2_slots);
-  const float row_var = look2.var_sum / cols;
-  const float row_rstd = rsqrtf(eps + row_var);
-
-  // Last look: the outputs
-  #pragma unroll kUnroll
-  for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + vector * kVector);
-      const Vec<bfloat16, kVector> bias_vec = read<kVector>(bias + vector * kVector);
-      float q_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_vec, i);
-        const float bias_i = element(bias_vec, i);
-        const float y_i = (x_i - row_mean) * row_rstd + bias_i;
-        q_values[i] = y_i * scale_inverse;
-      }
-      Vec<int8, kVector> q_vec;
-      pack(q_vec, q_values);
-      write<Store>(q_row + vector * kVector, q_vec);
-    }
-  }
-
-  Chain::at_end();
-}
-
-// layernorm_to_int8 forward, any number of columns: a block owns a row; each row is read 3 times.
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-layernorm_to_int8_fwd_bf16_any_cols_without_bias_block_per_row_9ef5(
-    int8* __restrict__ q,
-    Input<Config, bfloat16> x,
-    Input<Config, bfloat16> weight,
-    Input<Config, float> scale,
-    long long q_pitch,
-    long long x_pitch,
-    int rows,
-    int cols,
-    float eps) {
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;
-  using Store = typename Config::Store;
-  using Chain = typename Config::Chain;
-  constexpr int kUnroll = Config::kUnroll;  // steps that a loop does in a trip
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  struct Look1 {  // state of look 1: sum(x)
-    float x_sum;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.x_sum + b.x_sum};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.x_sum, offset)};
-    }
-  };
-  struct Look2 {  // state of look 2: sum((x - mean)**2)
-    float var_sum;
-    static __device__ __forceinline__ Look2 combine(const Look2& a, const Look2& b) {
-      return {a.var_sum + b.var_sum};
-    }
-    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.var_sum, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[kWarpsPerRow];
-  __shared__ Look2 look2_slots[kWarpsPerRow];
-
-  const int lane = threadIdx.x;
-  const int row = blockIdx.x;
-  const int vectors = cols / kVector;
-  const int steps = (vectors + kThreadsPerRow - 1) / kThreadsPerRow;
-
-  int8* q_row = q + static_cast<long long>(row) * q_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
-
-  Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
-
-  const float scale_value = scale[0];
-  const float scale_inverse = 1.0f / scale_value;
-
-  Look1 look1 = {0.0f};
-
-  // Look 1: sum(x)
-  #pragma unroll kUnroll
-  for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + vector * kVector);
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_vec, i);
-        look1.x_sum += x_i;
-      }
-    }
-  }
-
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
-  const float row_mean = look1.x_sum / cols;
-
-  Look2 look2 = {0.0f};
-
-  // Look 2: sum((x - mean)**2)
-  #pragma unroll kUnroll
-  for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + vector * kVector);
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_vec, i);
-        look2.var_sum += (x_i - row_mean) * (x_i - row_mean);
-      }
-    }
-  }
-
-  look2 = reduce_row<kWarpsPerRow>(look2, look2_slots);
-  const float row_var = look2.var_sum / cols;
-  const float row_rstd = rsqrtf(eps + row_var);
-
-  // Last look: the outputs
-  #pragma unroll kUnroll
-  for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + vector * kVector);
-      const Vec<bfloat16, kVector> weight_vec = read<kVector>(weight + vector * kVector);
-      float q_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_vec, i);
-        const float weight_i = element(weight_vec, i);
-        const float y_i = (x_i - row_mean) * row_rstd * weight_i;
-        q_values[i] = y_i * scale_inverse;
-      }
-      Vec<int8, kVector> q_vec;
-      pack(q_vec, q_values);
-      write<Store>(q_row + vector * kVector, q_vec);
-    }
-  }
-
-  Chain::at_end();
-}
-
-// layernorm_to_int8 forward, any number of columns: a block owns a row; each row is read 3 times.
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-layernorm_to_int8_fwd_bf16_any_cols_without_bias_without_weight_block_per_row_bb10(
-    int8* __restrict__ q,
-    Input<Config, bfloat16> x,
-    Input<Config, float> scale,
-    long long q_pitch,
-    long long x_pitch,
-    int rows,
-    int cols,
-    float eps) {
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;
-  using Store = typename Config::Store;
-  using Chain = typename Config::Chain;
-  constexpr int kUnroll = Config::kUnroll;  // steps that a loop does in a trip
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  struct Look1 {  // state of look 1: sum(x)
-    float x_sum;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.x_sum + b.x_sum};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.x_sum, offset)};
-    }
-  };
-  struct Look2 {  // state of look 2: sum((x - mean)**2)
-    float var_sum;
-    static __device__ __forceinline__ Look2 combine(const Look2& a, const Look2& b) {
-      return {a.var_sum + b.var_sum};
-    }
-    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.var_sum, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[kWarpsPerRow];
-  __shared__ Look2 look2_slots[kWarpsPerRow];
-
-  const int lane = threadIdx.x;
-  const int row = blockIdx.x;
-  const int vectors = cols / kVector;
-  const int steps = (vectors + kThreadsPerRow - 1) / kThreadsPerRow;
-
-  int8* q_row = q + static_cast<long long>(row) * q_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
-
-  Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
-
-  const float scale_value = scale[0];
-  const float scale_inverse = 1.0f / scale_value;
-
-  Look1 look1 = {0.0f};
-
-  // Look 1: sum(x)
-  #pragma unroll kUnroll
-  for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + vector * kVector);
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_vec, i);
-        look1.x_sum += x_i;
-      }
-    }
-  }
-
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
-  const float row_mean = look1.x_sum / cols;
-
-  Look2 look2 = {0.0f};
-
-  // Look 2: sum((x - mean)**2)
-  #pragma unroll kUnroll
-  for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + vector * kVector);
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_vec, i);
-        look2.var_sum += (x_i - row_mean) * (x_i - row_mean);
-      }
-    }
-  }
-
-  look2 = reduce_row<kWarpsPerRow>(look2, look2_slots);
-  const float row_var = look2.var_sum / cols;
-  const float row_rstd = rsqrtf(eps + row_var);
-
-  // Last look: the outputs
-  #pragma unroll kUnroll
-  for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + vector * kVector);
-      float q_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_vec, i);
-        const float y_i = (x_i - row_mean) * row_rstd;
         q_values[i] = y_i * scale_inverse;
       }
       Vec<int8, kVector> q_vec;
@@ -1260,36 +904,6 @@ inline cudaError_t run_any_cols(const Kernel& kernel, const Arguments& call) {
       call.q, call.x, call.weight, call.bias, call.scale, call.q_pitch, call.x_pitch, call.rows, call.cols, call.eps);
 }
 
-template <auto kMain>
-inline cudaError_t run_any_cols_without_weight(const Kernel& kernel, const Arguments& call) {
-  int blocks = 0;
-  cudaError_t status = grid(kernel.launch, call.rows, &blocks);
-  if (status != cudaSuccess) return status;
-  return launch_on(
-      call.stream, kMain, kernel.launch, blocks,
-      call.q, call.x, call.bias, call.scale, call.q_pitch, call.x_pitch, call.rows, call.cols, call.eps);
-}
-
-template <auto kMain>
-inline cudaError_t run_any_cols_without_bias(const Kernel& kernel, const Arguments& call) {
-  int blocks = 0;
-  cudaError_t status = grid(kernel.launch, call.rows, &blocks);
-  if (status != cudaSuccess) return status;
-  return launch_on(
-      call.stream, kMain, kernel.launch, blocks,
-      call.q, call.x, call.weight, call.scale, call.q_pitch, call.x_pitch, call.rows, call.cols, call.eps);
-}
-
-template <auto kMain>
-inline cudaError_t run_any_cols_without_bias_without_weight(const Kernel& kernel, const Arguments& call) {
-  int blocks = 0;
-  cudaError_t status = grid(kernel.launch, call.rows, &blocks);
-  if (status != cudaSuccess) return status;
-  return launch_on(
-      call.stream, kMain, kernel.launch, blocks,
-      call.q, call.x, call.scale, call.q_pitch, call.x_pitch, call.rows, call.cols, call.eps);
-}
-
 // What the tuner chose, in the order of the table at the top of this file.
 struct Tuned {
   int rows, cols;
@@ -1300,20 +914,14 @@ struct Tuned {
   Kernel kernel;
 };
 inline constexpr Tuned kTuned[] = {
-    {4096,  768, 16, 0u, 0u, false, {{64, 2}, run<layernorm_to_int8_fwd_bf16_warp_per_row_613d<Cols768_7b8a>>}},
+    {4096,  768, 16, 0u, 0u, false, {{64, 2}, run<layernorm_to_int8_fwd_bf16_warp_per_row_a04f<Cols768_7b8a>>}},
     {4096, 4096, 16, 0u, 0u, false, {{128, 1, true},
-     run<layernorm_to_int8_fwd_bf16_block_per_row_9bd0<Cols4096_b793>>}},
+     run<layernorm_to_int8_fwd_bf16_block_per_row_1435<Cols4096_b793>>}},
 };
 
-// The kernels for any cols, by the bits of `absent` that are compiled out.
+// For any cols.
 inline constexpr Kernel kGeneral[] = {
-    {{256}, run_any_cols<layernorm_to_int8_fwd_bf16_any_cols_block_per_row_fcfd<AnyCols_fee7>>},
-    {{256}, run_any_cols_without_weight<
-     layernorm_to_int8_fwd_bf16_any_cols_without_weight_block_per_row_3432<AnyCols_fee7>>},
-    {{256}, run_any_cols_without_bias<
-     layernorm_to_int8_fwd_bf16_any_cols_without_bias_block_per_row_9ef5<AnyCols_fee7>>},
-    {{256}, run_any_cols_without_bias_without_weight<
-     layernorm_to_int8_fwd_bf16_any_cols_without_bias_without_weight_block_per_row_bb10<AnyCols_fee7>>},
+    {{256}, run_any_cols<layernorm_to_int8_fwd_bf16_any_cols_block_per_row_d661<AnyCols_fee7>>},
 };
 
 // Bits of `absent`: 1u weight, 2u bias.
@@ -1377,7 +985,7 @@ inline cudaError_t layernorm_to_int8_fwd_bf16_pitched(
       reinterpret_cast<k::int8*>(q), reinterpret_cast<const k::bfloat16*>(x),
       reinterpret_cast<const k::bfloat16*>(weight), reinterpret_cast<const k::bfloat16*>(bias), scale, q_pitch,
       x_pitch, rows, cols, eps, stream};
-  const k::Kernel* kernel = &k::kGeneral[absent & k::kCompiledOut];
+  const k::Kernel* kernel = &k::kGeneral[0];
   const int align = k::alignment(
       k::address(q) | k::address(x) | k::address(weight) | k::address(bias) | k::pitch_bytes(q_pitch, 1) |
       k::pitch_bytes(x_pitch, 2));

@@ -310,6 +310,7 @@ struct Plain {
   using Store = Default;  // how rows are written
   using Chain = InOrder;  // how a kernel overlaps with its neighbours in the stream
   using Params = InTurn;  // whether column parameters are asked for ahead of the rows
+  enum : int { kCluster = 1 };  // blocks that share a row, or add their column sums
 };
 
 // All kLanes neighbouring lanes, a power of two, end with the combined state; the lanes of `mask` take part. A state is
@@ -346,7 +347,14 @@ __device__ __forceinline__ State reduce_row(State s, State* slots) {
   return reduce_lanes<lanes_for(kWarps)>(share_of_slots<kWarps>(slots));
 }
 
-// What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row.
+// What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row. In kernels:
+// kVector      elements per access
+// kUnroll      steps that a loop does in a trip
+// kVectors     vectors of a row
+// kSteps       vectors a thread owns
+// kEven        all threads own kSteps of them
+// kHeldSteps   vectors of a thread in registers
+// kCopiedCols  columns of a row that the copy engine brings
 struct Cols151936_0d64 : Plain { using Load = EvictLast;
   enum : int { kCols = 151936, kThreads = 1024, kThreadsPerRow = 1024, kVector = 8, kUnroll = 4, kHeldSteps = 7 };
 };
@@ -356,27 +364,20 @@ struct AnyCols_fee7 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256,
 // log_softmax forward: a block owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-log_softmax_fwd_bf16_block_per_row_b197(
+log_softmax_fwd_bf16_block_per_row_100c(
     bfloat16* __restrict__ y,
     Input<Config, bfloat16> x,
     long long y_pitch,
     long long x_pitch,
     int rows) {
-  constexpr int kCols = Config::kCols;
-  constexpr int kThreads = Config::kThreads;
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kUnroll = Config::kUnroll;  // steps that a loop does in a trip
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  constexpr int kVectors = kCols / kVector;  // vectors of a row
-  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
-  constexpr int kHeldSteps = Config::kHeldSteps;  // vectors of a thread in registers
-  // columns of a row that the copy engine brings
-  constexpr int kCopiedCols = kCols - kHeldSteps * kThreadsPerRow * kVector;
+  constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kThreadsPerRow = Config::kThreadsPerRow,
+      kVector = Config::kVector, kUnroll = Config::kUnroll, kWarpsPerRow = kThreadsPerRow / 32,
+      kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
+  constexpr int kHeldSteps = Config::kHeldSteps, kCopiedCols = kCols - kHeldSteps * kThreadsPerRow * kVector;
   struct Look1 {  // state of look 1: online_softmax(x)
     float row_max, row_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -514,20 +515,18 @@ log_softmax_fwd_bf16_block_per_row_b197(
 // log_softmax forward, any number of columns: a block owns a row; each row is read 3 times.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-log_softmax_fwd_bf16_any_cols_block_per_row_c925(
+log_softmax_fwd_bf16_any_cols_block_per_row_adab(
     bfloat16* __restrict__ y,
     Input<Config, bfloat16> x,
     long long y_pitch,
     long long x_pitch,
     int rows,
     int cols) {
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kUnroll = Config::kUnroll;  // steps that a loop does in a trip
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
+  constexpr int kThreadsPerRow = Config::kThreadsPerRow, kVector = Config::kVector, kUnroll = Config::kUnroll,
+      kWarpsPerRow = kThreadsPerRow / 32;
   struct Look1 {  // state of look 1: max(x)
     float row_max;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -793,14 +792,13 @@ struct Tuned {
 };
 inline constexpr Tuned kTuned[] = {
     {4096, 151936, 16, 0u, 0u, false, {{1024, 1, false, 0, 0, 0, 1, 1, 196608},
-     run<log_softmax_fwd_bf16_block_per_row_b197<Cols151936_0d64>>}},
+     run<log_softmax_fwd_bf16_block_per_row_100c<Cols151936_0d64>>}},
 };
 
-// The kernels for any cols, by the bits of `absent` that are compiled out: of two, the first reads vectors and asks that
-// rows start alike, the other takes any alignment.
+// For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.
 inline constexpr Kernel kGeneral[] = {
-    {{256}, run_any_cols<log_softmax_fwd_bf16_any_cols_block_per_row_c925<AnyCols_54f6>>},
-    {{256}, run_any_cols<log_softmax_fwd_bf16_any_cols_block_per_row_c925<AnyCols_fee7>>},
+    {{256}, run_any_cols<log_softmax_fwd_bf16_any_cols_block_per_row_adab<AnyCols_54f6>>},
+    {{256}, run_any_cols<log_softmax_fwd_bf16_any_cols_block_per_row_adab<AnyCols_fee7>>},
 };
 
 // Bits of `absent`: none.
@@ -863,7 +861,7 @@ inline cudaError_t log_softmax_fwd_bf16_pitched(
       stream};
   const bool alike =
       (k::address(x) - k::address(y)) % 16 == 0 && (k::pitch_bytes(x_pitch - y_pitch, 2)) % 16 == 0;
-  const k::Kernel* kernel = &k::kGeneral[2 * (absent & k::kCompiledOut) + (alike ? 0 : 1)];
+  const k::Kernel* kernel = &k::kGeneral[alike ? 0 : 1];
   const int align = k::alignment(
       k::address(y) | k::address(x) | k::pitch_bytes(y_pitch, 2) | k::pitch_bytes(x_pitch, 2));
   const int tuned = k::select(rows, cols, align, absent, alike);

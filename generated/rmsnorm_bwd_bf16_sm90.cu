@@ -15,8 +15,7 @@
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // verified  NVIDIA H200, driver for CUDA 13.0: 6 to 7 calls, 0 to 131072 rows, 16 families of rows, own pitches of dx,
 //           dy, x; rows of inf, nan were not tried; a call with 833 partial rows to add up was not made
-// note      emitted as another text than the one that was tuned: 65536 x 128, 1048576 x 128, 8192 x 768, 65536 x 1024,
-//           4096 x 4096, 4096 x 4097, 16384 x 8192, 2048 x 32768
+// note      emitted as another text than the one that was tuned: all
 //
 //   rows x cols              kernel           threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
 //   65536 x 128              warp_per_row     256      32          8       13.94     27.31 / 13.36  3629  81.5 %   1.07x       16.52     fresh
@@ -352,25 +351,9 @@ struct Early : InOrder {
   static __device__ __forceinline__ void wait_for_partner() { dependency_wait(); }
 };
 
-// As Early; the next kernel may start at once, and waits where it must.
-struct EarlyAtStart : Early {
-  static __device__ __forceinline__ void at_start() { dependency_trigger(); }
-};
-
-// As Early; the next kernel may start once this one has asked for its rows.
-struct EarlyAtLoads : Early {
-  static __device__ __forceinline__ void at_loads() { dependency_trigger(); }
-};
-
 // As Early; the next kernel may start as the blocks of this one end.
 struct EarlyAtEnd : Early {
   static __device__ __forceinline__ void at_end() { dependency_trigger(); }
-};
-
-// Only a call's second kernel starts early, behind its first one.
-struct EarlyPartner : InOrder {
-  static __device__ __forceinline__ void wait_for_partner() { dependency_wait(); }
-  static __device__ __forceinline__ void at_start() { dependency_trigger(); }
 };
 
 // All kLanes neighbouring lanes, a power of two, end with the combined state; the lanes of `mask` take part. A state is
@@ -415,6 +398,17 @@ __device__ __forceinline__ State exchange_cluster(
   if (lane < kCluster) cluster_send(set + cluster_rank() * kWarps + threadIdx.x / 32, lane, s, arrived);
   mbarrier_wait(arrived, exchange / 2 % 2);
   return reduce_lanes<lanes_for(kStates)>(share_of_slots<kStates>(set));
+}
+
+// N elements that all have that value.
+template <typename T, int N>
+__device__ __forceinline__ Vec<T, N> filled(float value) {
+  float values[N];
+  #pragma unroll
+  for (int i = 0; i < N; ++i) values[i] = value;
+  Vec<T, N> vec;
+  pack(vec, values);
+  return vec;
 }
 
 // Parameters are read in their turn.
@@ -463,6 +457,7 @@ struct Plain {
   using Store = Default;  // how rows are written
   using Chain = InOrder;  // how a kernel overlaps with its neighbours in the stream
   using Params = InTurn;  // whether column parameters are asked for ahead of the rows
+  enum : int { kCluster = 1 };  // blocks that share a row, or add their column sums
 };
 
 // Elements [first, first + N) of an array of `count`, whatever the alignment of their address: the aligned words
@@ -517,12 +512,20 @@ __device__ __forceinline__ State reduce_row(State s, State* slots) {
   return reduce_lanes<lanes_for(kWarps)>(share_of_slots<kWarps>(slots));
 }
 
-// As reduce_row, but rows side by side do not wait for each other: this one is number `slot` of its block.
+// A barrier for the kWarps warps of row number `slot` of a block. Only wide rows have one each: a barrier whose number
+// the hardware learns at run time is a slow one, and narrow rows share that of the block.
+template <int kWarps>
+__device__ __forceinline__ void rows_meet(int slot) {
+  if constexpr (kWarps >= 8) named_barrier(1 + slot, kWarps * 32);
+  else __syncthreads();
+}
+
+// As reduce_row, for row number `slot` of a block that works on several.
 template <int kWarps, typename State>
-__device__ __forceinline__ State reduce_row_alone(State s, State* slots, int slot) {
+__device__ __forceinline__ State reduce_row_beside(State s, State* slots, int slot) {
   s = reduce_lanes<32>(s);
   if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32 % kWarps] = s;
-  named_barrier(1 + slot, kWarps * 32);
+  rows_meet<kWarps>(slot);
   return reduce_lanes<lanes_for(kWarps)>(share_of_slots<kWarps>(slots));
 }
 
@@ -557,36 +560,51 @@ __device__ __forceinline__ void write_element(T* elements, int at, float value) 
   write(elements + at, vec);
 }
 
-// What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row.
-struct Cols128_17de : Plain { using Load = NoAllocate;
-  enum : int { kCols = 128, kThreads = 256, kThreadsPerRow = 8, kRowsPerBlock = 32, kVector = 8, kGroups = 8, kCells = 8
-      };
+// What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row. In kernels:
+// kVector       elements per access
+// kVectors      vectors of a row
+// kSteps        vectors a thread owns
+// kEven         all threads own kSteps of them
+// kPitch        columns of a row of float32 sums, padded
+// kTensors      tensors that are summed over rows
+// kGroups       row groups of a block that keep sums of their own
+// kSumVector    columns whose sums lie kSumVectors cells apart
+// kCluster      blocks that fill a partial row together; or blocks that share a row
+// kCells        sums that a block adds
+// kFirstInside  first step whose windows of parameters begin within these
+// kWholeSteps   steps in which each thread has a vector, and the row one more behind it, however the row is aligned
+// kStages       row tiles in shared memory
+// kUnroll       steps that a loop does in a trip
+struct Cols128_8dd0 : Plain { using Load = NoAllocate;
+  enum : int { kCols = 128, kThreads = 256, kThreadsPerRow = 8, kRowsPerBlock = 32, kVector = 8, kGroups = 8,
+      kSumVector = 8, kCells = 8 };
 };
-struct Cols128_c4a1 : Plain { using Chain = EarlyAtEnd;
-  enum : int { kCols = 128, kThreads = 256, kThreadsPerRow = 8, kRowsPerBlock = 32, kVector = 4, kGroups = 8, kCells = 8
-      };
+struct Cols128_b14c : Plain { using Chain = EarlyAtEnd;
+  enum : int { kCols = 128, kThreads = 256, kThreadsPerRow = 8, kRowsPerBlock = 32, kVector = 4, kGroups = 8,
+      kSumVector = 4, kCells = 8 };
 };
-struct Cols768_7662 : Plain {
+struct Cols768_174e : Plain {
   enum : int { kCols = 768, kThreads = 512, kThreadsPerRow = 32, kRowsPerBlock = 16, kVector = 8, kGroups = 16,
-      kCells = 8 };
+      kSumVector = 8, kCells = 8 };
 };
-struct Cols1024_73ae : Plain {
+struct Cols1024_a598 : Plain {
   enum : int { kCols = 1024, kThreads = 128, kThreadsPerRow = 64, kRowsPerBlock = 2, kVector = 8, kGroups = 2,
-      kCells = 8 };
+      kSumVector = 8, kCells = 8 };
 };
-struct Cols4096_9cc2 : Plain { using Load = NoAllocate;
+struct Cols4096_ad18 : Plain { using Load = NoAllocate;
   enum : int { kCols = 4096, kThreads = 512, kThreadsPerRow = 256, kRowsPerBlock = 2, kVector = 4, kGroups = 2,
-      kCells = 16 };
+      kSumVector = 4, kCells = 16 };
 };
-struct Cols4097_d183 : Plain { using Load = NoAllocate; using Chain = EarlyAtEnd;
+struct Cols4097_4918 : Plain { using Load = NoAllocate; using Chain = EarlyAtEnd;
   enum : int { kCols = 4097, kThreads = 512, kThreadsPerRow = 256, kRowsPerBlock = 2, kVector = 4, kFirstInside = 0,
-      kGroups = 2, kCells = 16 };
+      kGroups = 2, kSumVector = 1, kCells = 16 };
 };
-struct Cols8192_ad84 : Plain { using Store = Streaming;
-  enum : int { kCols = 8192, kThreads = 512, kThreadsPerRow = 512, kVector = 8, kStages = 2, kCells = 32 };
+struct Cols8192_08e7 : Plain { using Store = Streaming;
+  enum : int { kCols = 8192, kThreads = 512, kThreadsPerRow = 512, kVector = 8, kStages = 2, kSumVector = 8, kCells = 32
+      };
 };
-struct Cols32768_928a : Plain {
-  enum : int { kCols = 32768, kThreads = 1024, kCluster = 2, kVector = 8, kStages = 3, kCells = 32 };
+struct Cols32768_6ee0 : Plain {
+  enum : int { kCols = 32768, kThreads = 1024, kCluster = 2, kVector = 8, kStages = 3, kSumVector = 8, kCells = 32 };
 };
 struct AnyCols_54f6 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 8, kUnroll = 1 }; };
 struct AnyCols_fee7 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 1, kUnroll = 1 }; };
@@ -594,7 +612,7 @@ struct AnyCols_fee7 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256,
 // rmsnorm backward: lanes of a warp own a row, a block works on several rows; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_bwd_bf16_warp_per_row_1388(
+rmsnorm_bwd_bf16_warp_per_row_5323(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     Input<Config, bfloat16> dy,
@@ -606,20 +624,14 @@ rmsnorm_bwd_bf16_warp_per_row_1388(
     long long x_pitch,
     int rows,
     float* partials) {
-  constexpr int kCols = Config::kCols;
-  constexpr int kThreads = Config::kThreads;
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kRowsPerBlock = Config::kRowsPerBlock;
-  constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kVectors = kCols / kVector;  // vectors of a row
-  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
-  constexpr int kPitch = (kCols + 31) / 32 * 32;  // columns of a row of float32 sums, padded
-  constexpr int kTensors = 1;  // tensors that are summed over rows
-  constexpr int kGroups = Config::kGroups;  // row groups of a block that keep sums of their own
+  constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kThreadsPerRow = Config::kThreadsPerRow,
+      kRowsPerBlock = Config::kRowsPerBlock, kVector = Config::kVector, kVectors = kCols / kVector,
+      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
+  constexpr int kPitch = (kCols + 31) / 32 * 32, kTensors = 1, kGroups = Config::kGroups;
   struct Look1 {  // state of look 1: sum(dxhat * xhat)
     float dxhat_xhat_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -759,27 +771,24 @@ rmsnorm_bwd_bf16_warp_per_row_1388(
 // Adds the partial rows that a kernel's blocks left, cell by cell and always in the same order.
 template <class Config>
 __global__ void __launch_bounds__(512)
-rmsnorm_bwd_bf16_finish_a53f(
+rmsnorm_bwd_bf16_finish_bb2c(
     bfloat16* __restrict__ dweight,
     Input<Config, float> partials,
-    int partial_rows) {
-  constexpr int kCols = Config::kCols;
-  constexpr int kPitch = (kCols + 31) / 32 * 32;  // columns of a row of float32 sums, padded
-  constexpr int kVector = Config::kVector;
-  constexpr int kVectors = kCols / kVector;
-  constexpr int kThreads = 512;
-  constexpr int kTensors = 1;  // tensors that are summed over rows
-  constexpr int kCells = Config::kCells;  // sums that a block adds
+    int blocks) {
   using Chain = typename Config::Chain;
+  constexpr int kCols = Config::kCols, kPitch = (kCols + 31) / 32 * 32, kSumVector = Config::kSumVector,
+      kSumVectors = kCols / kSumVector, kCluster = Config::kCluster, kThreads = 512, kTensors = 1,
+      kCells = Config::kCells;
   __shared__ float warp_sums[kThreads / 32][kCells];
 
+  const int partial_rows = blocks / kCluster;
   const int cell = blockIdx.x * kCells + threadIdx.x % kCells;
 
   Chain::at_start();
   Chain::wait_for_partner();
 
   add_partial_rows<kThreads, kCells, kTensors, kPitch>(partials, partial_rows, 0, cell, warp_sums);
-  const int column = cell % kVectors * kVector + cell / kVectors;
+  const int column = kSumVector == 1 ? cell : cell % kSumVectors * kSumVector + cell / kSumVectors;
   if (threadIdx.x < kCells && cell < kCols) {
     const float total = total_of_warps(warp_sums, threadIdx.x);
     write_element(dweight, column, total);
@@ -789,7 +798,7 @@ rmsnorm_bwd_bf16_finish_a53f(
 // rmsnorm backward: lanes of a warp own a row, a block works on several rows; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_bwd_bf16_warp_per_row_7e43(
+rmsnorm_bwd_bf16_warp_per_row_0061(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     Input<Config, bfloat16> dy,
@@ -801,20 +810,14 @@ rmsnorm_bwd_bf16_warp_per_row_7e43(
     long long x_pitch,
     int rows,
     float* partials) {
-  constexpr int kCols = Config::kCols;
-  constexpr int kThreads = Config::kThreads;
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kRowsPerBlock = Config::kRowsPerBlock;
-  constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kVectors = kCols / kVector;  // vectors of a row
-  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
-  constexpr int kPitch = (kCols + 31) / 32 * 32;  // columns of a row of float32 sums, padded
-  constexpr int kTensors = 1;  // tensors that are summed over rows
-  constexpr int kGroups = Config::kGroups;  // row groups of a block that keep sums of their own
+  constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kThreadsPerRow = Config::kThreadsPerRow,
+      kRowsPerBlock = Config::kRowsPerBlock, kVector = Config::kVector, kVectors = kCols / kVector,
+      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
+  constexpr int kPitch = (kCols + 31) / 32 * 32, kTensors = 1, kGroups = Config::kGroups;
   struct Look1 {  // state of look 1: sum(dxhat * xhat)
     float dxhat_xhat_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -964,7 +967,7 @@ rmsnorm_bwd_bf16_warp_per_row_7e43(
 // rmsnorm backward: several warps own a row, a block works on several rows; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_bwd_bf16_block_per_row_39d0(
+rmsnorm_bwd_bf16_block_per_row_2675(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     Input<Config, bfloat16> dy,
@@ -976,21 +979,14 @@ rmsnorm_bwd_bf16_block_per_row_39d0(
     long long x_pitch,
     int rows,
     float* partials) {
-  constexpr int kCols = Config::kCols;
-  constexpr int kThreads = Config::kThreads;
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kRowsPerBlock = Config::kRowsPerBlock;
-  constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  constexpr int kVectors = kCols / kVector;  // vectors of a row
-  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
-  constexpr int kPitch = (kCols + 31) / 32 * 32;  // columns of a row of float32 sums, padded
-  constexpr int kTensors = 1;  // tensors that are summed over rows
-  constexpr int kGroups = Config::kGroups;  // row groups of a block that keep sums of their own
+  constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kThreadsPerRow = Config::kThreadsPerRow,
+      kRowsPerBlock = Config::kRowsPerBlock, kVector = Config::kVector, kWarpsPerRow = kThreadsPerRow / 32,
+      kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
+  constexpr int kPitch = (kCols + 31) / 32 * 32, kTensors = 1, kGroups = Config::kGroups;
   struct Look1 {  // state of look 1: sum(dxhat * xhat)
     float dxhat_xhat_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -1082,7 +1078,7 @@ rmsnorm_bwd_bf16_block_per_row_39d0(
       }
     }
 
-    look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[parity][slot]);
+    look1 = reduce_row_beside<kWarpsPerRow>(look1, look1_slots[parity][slot], slot);
     const float row_dxhat_xhat_mean = look1.dxhat_xhat_sum / kCols;
 
     // Last look: the outputs
@@ -1140,7 +1136,7 @@ rmsnorm_bwd_bf16_block_per_row_39d0(
 // rmsnorm backward: several warps own a row, a block works on several rows; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_bwd_bf16_block_per_row_4351(
+rmsnorm_bwd_bf16_block_per_row_9a3c(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     Input<Config, bfloat16> dy,
@@ -1152,199 +1148,14 @@ rmsnorm_bwd_bf16_block_per_row_4351(
     long long x_pitch,
     int rows,
     float* partials) {
-  constexpr int kCols = Config::kCols;
-  constexpr int kThreads = Config::kThreads;
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kRowsPerBlock = Config::kRowsPerBlock;
-  constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  constexpr int kVectors = kCols / kVector;  // vectors of a row
-  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
-  constexpr int kPitch = (kCols + 31) / 32 * 32;  // columns of a row of float32 sums, padded
-  constexpr int kTensors = 1;  // tensors that are summed over rows
-  constexpr int kGroups = Config::kGroups;  // row groups of a block that keep sums of their own
-  struct Look1 {  // state of look 1: sum(dxhat * xhat)
-    float dxhat_xhat_sum;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.dxhat_xhat_sum + b.dxhat_xhat_sum};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.dxhat_xhat_sum, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[2][kRowsPerBlock][kWarpsPerRow];
-
-  const int lane = threadIdx.x % kThreadsPerRow;
-  const int slot = threadIdx.x / kThreadsPerRow;  // this thread's row within the block
-  int parity = 0;
-
-  Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
-
-  Vec<bfloat16, kVector> weight_held[kSteps];
-
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      weight_held[step] = read<kVector>(weight + vector * kVector);
-    }
-  }
-
-  // This thread's sums over its rows, one for each of its columns.
-  float dweight_sum[kSteps][kVector] = {};
-  float (*group_sums)[kTensors][kPitch] = reinterpret_cast<float (*)[kTensors][kPitch]>(dynamic_shared());
-
-  Vec<bfloat16, kVector> dy_next[kSteps];
-  Vec<bfloat16, kVector> x_next[kSteps];
-  float rstd_next;
-  // The next row is loaded while the present one is computed.
-  const auto fetch = [&](int first_row) {
-    const int fetched_row = min(first_row + slot, rows - 1);
-    const bfloat16* dy_row = dy + static_cast<long long>(fetched_row) * dy_pitch;
-    const bfloat16* x_row = x + static_cast<long long>(fetched_row) * x_pitch;
-    rstd_next = rstd[fetched_row];
-
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      if (kEven || vector < kVectors) {
-        dy_next[step] = read<kVector, Load>(dy_row + vector * kVector);
-        x_next[step] = read<kVector, Load>(x_row + vector * kVector);
-      }
-    }
-  };
-  if (blockIdx.x * kRowsPerBlock < rows) fetch(blockIdx.x * kRowsPerBlock);
-
-  for (int first_row = blockIdx.x * kRowsPerBlock; first_row < rows; first_row += gridDim.x * kRowsPerBlock) {
-    const int row = first_row + slot;
-    const bool active = row < rows;  // idle rows recompute the last row and store nothing
-    const int valid_row = active ? row : rows - 1;
-    bfloat16* dx_row = dx + static_cast<long long>(valid_row) * dx_pitch;
-    const float row_rstd = rstd_next;
-
-    Vec<bfloat16, kVector> dy_held[kSteps];
-    Vec<bfloat16, kVector> x_held[kSteps];
-
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      dy_held[step] = dy_next[step];
-      x_held[step] = x_next[step];
-    }
-
-    const unsigned next_row = first_row + gridDim.x * kRowsPerBlock;
-    if (next_row < rows) fetch(next_row);
-
-    Look1 look1 = {0.0f};
-
-    // Look 1: sum(dxhat * xhat)
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      if (kEven || vector < kVectors) {
-        #pragma unroll
-        for (int i = 0; i < kVector; ++i) {
-          const float dy_i = element(dy_held[step], i);
-          const float x_i = element(x_held[step], i);
-          const float weight_i = element(weight_held[step], i);
-          const float dxhat_i = dy_i * weight_i;
-          const float xhat_i = x_i * row_rstd;
-          look1.dxhat_xhat_sum += dxhat_i * xhat_i;
-        }
-      }
-    }
-
-    look1 = reduce_row_alone<kWarpsPerRow>(look1, look1_slots[parity][slot], slot);
-    const float row_dxhat_xhat_mean = look1.dxhat_xhat_sum / kCols;
-
-    // Last look: the outputs
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      if (kEven || vector < kVectors) {
-        float dx_values[kVector];
-        #pragma unroll
-        for (int i = 0; i < kVector; ++i) {
-          const float dy_i = element(dy_held[step], i);
-          const float x_i = element(x_held[step], i);
-          const float weight_i = element(weight_held[step], i);
-          const float dxhat_i = dy_i * weight_i;
-          const float xhat_i = x_i * row_rstd;
-          dx_values[i] = (dxhat_i - xhat_i * row_dxhat_xhat_mean) * row_rstd;
-          if (active) dweight_sum[step][i] += dy_i * xhat_i;
-        }
-        Vec<bfloat16, kVector> dx_vec;
-        pack(dx_vec, dx_values);
-        if (active) write<Store>(dx_row + vector * kVector, dx_vec);
-      }
-    }
-
-    parity ^= 1;
-  }
-
-  // Each row group of the block leaves its sums in shared memory.
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        group_sums[slot][0][i * kVectors + vector] = dweight_sum[step][i];
-      }
-    }
-  }
-
-  float* partial_row = partials + static_cast<long long>(blockIdx.x) * kTensors * kPitch;
-  __syncthreads();
-  // The sums of the row groups are added in a fixed order.
-  for (int cell = threadIdx.x; cell < kCols; cell += kThreads) {
-    float dweight_total = group_sums[0][0][cell];
-    #pragma unroll
-    for (int group = 1; group < kGroups; ++group) {
-      dweight_total += group_sums[group][0][cell];
-    }
-    partial_row[cell] = dweight_total;
-  }
-
-  Chain::at_end();
-}
-
-// rmsnorm backward: several warps own a row, a block works on several rows; each row is read once.
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_bwd_bf16_block_per_row_d3f2(
-    bfloat16* __restrict__ dx,
-    bfloat16* __restrict__ dweight,
-    Input<Config, bfloat16> dy,
-    Input<Config, bfloat16> x,
-    Input<Config, bfloat16> weight,
-    Input<Config, float> rstd,
-    long long dx_pitch,
-    long long dy_pitch,
-    long long x_pitch,
-    int rows,
-    float* partials) {
-  constexpr int kCols = Config::kCols;
-  constexpr int kThreads = Config::kThreads;
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kRowsPerBlock = Config::kRowsPerBlock;
-  constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;
-  using Store = typename Config::Store;
-  using Chain = typename Config::Chain;
-  constexpr int kFirstInside = Config::kFirstInside;  // first step whose windows of parameters begin within these
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  constexpr int kVectors = kCols / kVector;  // vectors of a row
-  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  // steps in which each thread has a vector, and the row one more behind it, however the row is aligned
-  constexpr int kWholeSteps = (kVectors - 2) / kThreadsPerRow;
-  constexpr int kPitch = (kCols + 31) / 32 * 32;  // columns of a row of float32 sums, padded
-  constexpr int kTensors = 1;  // tensors that are summed over rows
-  constexpr int kGroups = Config::kGroups;  // row groups of a block that keep sums of their own
+  constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kThreadsPerRow = Config::kThreadsPerRow,
+      kRowsPerBlock = Config::kRowsPerBlock, kVector = Config::kVector, kFirstInside = Config::kFirstInside,
+      kWarpsPerRow = kThreadsPerRow / 32, kVectors = kCols / kVector,
+      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow, kWholeSteps = (kVectors - 2) / kThreadsPerRow,
+      kPitch = (kCols + 31) / 32 * 32, kTensors = 1, kGroups = Config::kGroups;
   struct Look1 {  // state of look 1: sum(dxhat * xhat)
     float dxhat_xhat_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -1471,7 +1282,7 @@ rmsnorm_bwd_bf16_block_per_row_d3f2(
       look1.dxhat_xhat_sum += dxhat_i * xhat_i;
     }
 
-    look1 = reduce_row_alone<kWarpsPerRow>(look1, look1_slots[parity][slot], slot);
+    look1 = reduce_row_beside<kWarpsPerRow>(look1, look1_slots[parity][slot], slot);
     const float row_dxhat_xhat_mean = look1.dxhat_xhat_sum / kCols;
 
     // Last look: the outputs
@@ -1544,38 +1355,10 @@ rmsnorm_bwd_bf16_block_per_row_d3f2(
   Chain::at_end();
 }
 
-// Adds the partial rows that a kernel's blocks left, cell by cell and always in the same order.
-template <class Config>
-__global__ void __launch_bounds__(512)
-rmsnorm_bwd_bf16_finish_0a95(
-    bfloat16* __restrict__ dweight,
-    Input<Config, float> partials,
-    int partial_rows) {
-  constexpr int kCols = Config::kCols;
-  constexpr int kPitch = (kCols + 31) / 32 * 32;  // columns of a row of float32 sums, padded
-  constexpr int kThreads = 512;
-  constexpr int kTensors = 1;  // tensors that are summed over rows
-  constexpr int kCells = Config::kCells;  // sums that a block adds
-  using Chain = typename Config::Chain;
-  __shared__ float warp_sums[kThreads / 32][kCells];
-
-  const int cell = blockIdx.x * kCells + threadIdx.x % kCells;
-
-  Chain::at_start();
-  Chain::wait_for_partner();
-
-  add_partial_rows<kThreads, kCells, kTensors, kPitch>(partials, partial_rows, 0, cell, warp_sums);
-  const int column = cell;
-  if (threadIdx.x < kCells && cell < kCols) {
-    const float total = total_of_warps(warp_sums, threadIdx.x);
-    write_element(dweight, column, total);
-  }
-}
-
 // rmsnorm backward: a block owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_bwd_bf16_block_per_row_0d9a(
+rmsnorm_bwd_bf16_block_per_row_664d(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     Input<Config, bfloat16> dy,
@@ -1587,19 +1370,13 @@ rmsnorm_bwd_bf16_block_per_row_0d9a(
     long long x_pitch,
     int rows,
     float* partials) {
-  constexpr int kCols = Config::kCols;
-  constexpr int kThreads = Config::kThreads;
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kVector = Config::kVector;  // elements per access
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  constexpr int kVectors = kCols / kVector;  // vectors of a row
-  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
-  constexpr int kStages = Config::kStages;  // row tiles in shared memory
-  constexpr int kPitch = (kCols + 31) / 32 * 32;  // columns of a row of float32 sums, padded
-  constexpr int kTensors = 1;  // tensors that are summed over rows
+  constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kThreadsPerRow = Config::kThreadsPerRow,
+      kVector = Config::kVector, kWarpsPerRow = kThreadsPerRow / 32, kVectors = kCols / kVector,
+      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
+  constexpr int kStages = Config::kStages, kPitch = (kCols + 31) / 32 * 32, kTensors = 1;
   struct Look1 {  // state of look 1: sum(dxhat * xhat)
     float dxhat_xhat_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -1753,7 +1530,7 @@ rmsnorm_bwd_bf16_block_per_row_0d9a(
 // rmsnorm backward: the blocks of a cluster own a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_bwd_bf16_cluster_per_row_d249(
+rmsnorm_bwd_bf16_cluster_per_row_c66c(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     Input<Config, bfloat16> dy,
@@ -1765,20 +1542,13 @@ rmsnorm_bwd_bf16_cluster_per_row_d249(
     long long x_pitch,
     int rows,
     float* partials) {
-  constexpr int kCols = Config::kCols;
-  constexpr int kThreads = Config::kThreads;
-  constexpr int kCluster = Config::kCluster;  // blocks that share a row
-  constexpr int kWarps = kThreads / 32;
-  constexpr int kThreadsPerRow = kCluster * kThreads;
-  constexpr int kVector = Config::kVector;  // elements per access
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kVectors = kCols / kVector;  // vectors of a row
-  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
-  constexpr int kStages = Config::kStages;  // row tiles in shared memory
-  constexpr int kPitch = (kCols + 31) / 32 * 32;  // columns of a row of float32 sums, padded
-  constexpr int kTensors = 1;  // tensors that are summed over rows
+  constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kCluster = Config::kCluster, kWarps = kThreads / 32,
+      kThreadsPerRow = kCluster * kThreads, kVector = Config::kVector, kVectors = kCols / kVector,
+      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
+  constexpr int kStages = Config::kStages, kPitch = (kCols + 31) / 32 * 32, kTensors = 1;
   struct Look1 {  // state of look 1: sum(dxhat * xhat)
     float dxhat_xhat_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -1942,42 +1712,10 @@ rmsnorm_bwd_bf16_cluster_per_row_d249(
   Chain::at_end();
 }
 
-// Adds the partial rows that a kernel's blocks left, cell by cell and always in the same order.
-template <class Config>
-__global__ void __launch_bounds__(512)
-rmsnorm_bwd_bf16_finish_f9d9(
-    bfloat16* __restrict__ dweight,
-    Input<Config, float> partials,
-    int blocks) {
-  constexpr int kCols = Config::kCols;
-  constexpr int kPitch = (kCols + 31) / 32 * 32;  // columns of a row of float32 sums, padded
-  constexpr int kVector = Config::kVector;
-  constexpr int kVectors = kCols / kVector;
-  constexpr int kCluster = Config::kCluster;  // blocks that fill a partial row together
-  constexpr int kThreads = 512;
-  constexpr int kTensors = 1;  // tensors that are summed over rows
-  constexpr int kCells = Config::kCells;  // sums that a block adds
-  using Chain = typename Config::Chain;
-  __shared__ float warp_sums[kThreads / 32][kCells];
-
-  const int partial_rows = blocks / kCluster;
-  const int cell = blockIdx.x * kCells + threadIdx.x % kCells;
-
-  Chain::at_start();
-  Chain::wait_for_partner();
-
-  add_partial_rows<kThreads, kCells, kTensors, kPitch>(partials, partial_rows, 0, cell, warp_sums);
-  const int column = cell % kVectors * kVector + cell / kVectors;
-  if (threadIdx.x < kCells && cell < kCols) {
-    const float total = total_of_warps(warp_sums, threadIdx.x);
-    write_element(dweight, column, total);
-  }
-}
-
 // rmsnorm backward, any number of columns: a block owns a row; each row is read twice.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_bwd_bf16_any_cols_block_per_row_b179(
+rmsnorm_bwd_bf16_any_cols_block_per_row_4b42(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     Input<Config, bfloat16> dy,
@@ -1991,14 +1729,11 @@ rmsnorm_bwd_bf16_any_cols_block_per_row_b179(
     int cols,
     unsigned* ticket,
     float* sums) {
-  constexpr int kThreads = Config::kThreads;
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kUnroll = Config::kUnroll;  // steps that a loop does in a trip
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
+  constexpr int kThreads = Config::kThreads, kThreadsPerRow = Config::kThreadsPerRow, kVector = Config::kVector,
+      kUnroll = Config::kUnroll, kWarpsPerRow = kThreadsPerRow / 32;
   struct Look1 {  // state of look 1: sum(dxhat * xhat)
     float dxhat_xhat_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -2039,7 +1774,8 @@ rmsnorm_bwd_bf16_any_cols_block_per_row_b179(
         const int column = head + vector * kVector;
         const Vec<bfloat16, kVector> dy_vec = read<kVector>(dy_row + column);
         const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + column);
-        const Vec<bfloat16, kVector> weight_vec = read_window<kVector>(weight, column, cols, false);
+        const Vec<bfloat16, kVector> weight_vec = weight != nullptr ?
+            read_window<kVector>(weight, column, cols, false) : filled<bfloat16, kVector>(1.0f);
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
           const float dy_i = element(dy_vec, i);
@@ -2054,7 +1790,7 @@ rmsnorm_bwd_bf16_any_cols_block_per_row_b179(
     if (has_edge) {
       const Vec<bfloat16, 1> dy_vec = read<1>(dy_row + edge);
       const Vec<bfloat16, 1> x_vec = read<1>(x_row + edge);
-      const Vec<bfloat16, 1> weight_vec = read<1>(weight + edge);
+      const Vec<bfloat16, 1> weight_vec = weight != nullptr ? read<1>(weight + edge) : filled<bfloat16, 1>(1.0f);
       const float dy_i = element(dy_vec, 0);
       const float x_i = element(x_vec, 0);
       const float weight_i = element(weight_vec, 0);
@@ -2074,7 +1810,8 @@ rmsnorm_bwd_bf16_any_cols_block_per_row_b179(
         const int column = head + vector * kVector;
         const Vec<bfloat16, kVector> dy_vec = read<kVector, Load>(dy_row + column);
         const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + column);
-        const Vec<bfloat16, kVector> weight_vec = read_window<kVector>(weight, column, cols, false);
+        const Vec<bfloat16, kVector> weight_vec = weight != nullptr ?
+            read_window<kVector>(weight, column, cols, false) : filled<bfloat16, kVector>(1.0f);
         float dx_values[kVector];
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -2084,7 +1821,7 @@ rmsnorm_bwd_bf16_any_cols_block_per_row_b179(
           const float dxhat_i = dy_i * weight_i;
           const float xhat_i = x_i * row_rstd;
           dx_values[i] = (dxhat_i - xhat_i * row_dxhat_xhat_mean) * row_rstd;
-          atomicAdd(sums + column + i, dy_i * xhat_i);
+          if (weight != nullptr) atomicAdd(sums + column + i, dy_i * xhat_i);
         }
         Vec<bfloat16, kVector> dx_vec;
         pack(dx_vec, dx_values);
@@ -2094,7 +1831,7 @@ rmsnorm_bwd_bf16_any_cols_block_per_row_b179(
     if (has_edge) {
       const Vec<bfloat16, 1> dy_vec = read<1, Load>(dy_row + edge);
       const Vec<bfloat16, 1> x_vec = read<1, Load>(x_row + edge);
-      const Vec<bfloat16, 1> weight_vec = read<1>(weight + edge);
+      const Vec<bfloat16, 1> weight_vec = weight != nullptr ? read<1>(weight + edge) : filled<bfloat16, 1>(1.0f);
       float dx_values[1];
       const float dy_i = element(dy_vec, 0);
       const float x_i = element(x_vec, 0);
@@ -2102,7 +1839,7 @@ rmsnorm_bwd_bf16_any_cols_block_per_row_b179(
       const float dxhat_i = dy_i * weight_i;
       const float xhat_i = x_i * row_rstd;
       dx_values[0] = (dxhat_i - xhat_i * row_dxhat_xhat_mean) * row_rstd;
-      atomicAdd(sums + edge, dy_i * xhat_i);
+      if (weight != nullptr) atomicAdd(sums + edge, dy_i * xhat_i);
       Vec<bfloat16, 1> dx_vec;
       pack(dx_vec, dx_values);
       write<Store>(dx_row + edge, dx_vec);
@@ -2119,127 +1856,9 @@ rmsnorm_bwd_bf16_any_cols_block_per_row_b179(
       const int column = cell;
       const float dweight_total = __ldcg(sums + cell);
       sums[cell] = 0.0f;
-      write_element(dweight, column, dweight_total);
+      if (weight != nullptr) write_element(dweight, column, dweight_total);
     }
     if (threadIdx.x == 0) *ticket = 0;
-  }
-
-  Chain::at_end();
-}
-
-// rmsnorm backward, any number of columns: a block owns a row; each row is read twice.
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_bwd_bf16_any_cols_without_weight_block_per_row_e013(
-    bfloat16* __restrict__ dx,
-    Input<Config, bfloat16> dy,
-    Input<Config, bfloat16> x,
-    Input<Config, float> rstd,
-    long long dx_pitch,
-    long long dy_pitch,
-    long long x_pitch,
-    int rows,
-    int cols) {
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;
-  using Store = typename Config::Store;
-  using Chain = typename Config::Chain;
-  constexpr int kUnroll = Config::kUnroll;  // steps that a loop does in a trip
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  struct Look1 {  // state of look 1: sum(dy * y)
-    float dy_y_sum;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.dy_y_sum + b.dy_y_sum};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.dy_y_sum, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[kWarpsPerRow];
-
-  const int lane = threadIdx.x;
-  const int row = blockIdx.x;
-  const int steps = (cols / kVector + kThreadsPerRow - 1) / kThreadsPerRow;
-
-  bfloat16* dx_row = dx + static_cast<long long>(row) * dx_pitch;
-  const bfloat16* dy_row = dy + static_cast<long long>(row) * dy_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
-  // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
-  const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(dy_row) / sizeof(bfloat16) % kVector);
-  const int head = (kVector - shift) % kVector;
-  const int vectors = (cols - head) / kVector;
-  const int edge = lane < head ? lane : lane + vectors * kVector;
-  const bool has_edge = edge < cols;
-
-  Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
-
-  const float row_rstd = rstd[row];
-
-  Look1 look1 = {0.0f};
-
-  // Look 1: sum(dy * y)
-  #pragma unroll kUnroll
-  for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (vector < vectors) {
-      const int column = head + vector * kVector;
-      const Vec<bfloat16, kVector> dy_vec = read<kVector>(dy_row + column);
-      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + column);
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float dy_i = element(dy_vec, i);
-        const float x_i = element(x_vec, i);
-        const float y_i = x_i * row_rstd;
-        look1.dy_y_sum += dy_i * y_i;
-      }
-    }
-  }
-  if (has_edge) {
-    const Vec<bfloat16, 1> dy_vec = read<1>(dy_row + edge);
-    const Vec<bfloat16, 1> x_vec = read<1>(x_row + edge);
-    const float dy_i = element(dy_vec, 0);
-    const float x_i = element(x_vec, 0);
-    const float y_i = x_i * row_rstd;
-    look1.dy_y_sum += dy_i * y_i;
-  }
-
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
-  const float row_dy_y_mean = look1.dy_y_sum / cols;
-
-  // Last look: the outputs
-  #pragma unroll kUnroll
-  for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (vector < vectors) {
-      const int column = head + vector * kVector;
-      const Vec<bfloat16, kVector> dy_vec = read<kVector, Load>(dy_row + column);
-      const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + column);
-      float dx_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float dy_i = element(dy_vec, i);
-        const float x_i = element(x_vec, i);
-        const float y_i = x_i * row_rstd;
-        dx_values[i] = (dy_i - y_i * row_dy_y_mean) * row_rstd;
-      }
-      Vec<bfloat16, kVector> dx_vec;
-      pack(dx_vec, dx_values);
-      write<Store>(dx_row + column, dx_vec);
-    }
-  }
-  if (has_edge) {
-    const Vec<bfloat16, 1> dy_vec = read<1, Load>(dy_row + edge);
-    const Vec<bfloat16, 1> x_vec = read<1, Load>(x_row + edge);
-    float dx_values[1];
-    const float dy_i = element(dy_vec, 0);
-    const float x_i = element(x_vec, 0);
-    const float y_i = x_i * row_rstd;
-    dx_values[0] = (dy_i - y_i * row_dy_y_mean) * row_rstd;
-    Vec<bfloat16, 1> dx_vec;
-    pack(dx_vec, dx_values);
-    write<Store>(dx_row + edge, dx_vec);
   }
 
   Chain::at_end();
@@ -2422,16 +2041,6 @@ inline cudaError_t run_any_cols(const Kernel& kernel, const Arguments& call) {
       call.rows, call.cols, at<unsigned>(call.workspace, 0), at<float>(call.workspace, 128));
 }
 
-template <auto kMain>
-inline cudaError_t run_any_cols_without_weight(const Kernel& kernel, const Arguments& call) {
-  int blocks = 0;
-  cudaError_t status = fitting_grid(reinterpret_cast<const void*>(kMain), kernel.launch, call.rows, &blocks);
-  if (status != cudaSuccess) return status;
-  return launch_on(
-      call.stream, kMain, kernel.launch, blocks,
-      call.dx, call.dy, call.x, call.rstd, call.dx_pitch, call.dy_pitch, call.x_pitch, call.rows, call.cols);
-}
-
 // What the tuner chose, in the order of the table at the top of this file.
 struct Tuned {
   int rows, cols;
@@ -2443,39 +2052,34 @@ struct Tuned {
 };
 inline constexpr Tuned kTuned[] = {
     {  65536,   128, 16, 0u, 0u, false, {{256, 32, false, 0, 1, 3, 1, 1, 4096}, {512, 1, false, 16}, {0, 0, 512},
-     run_and_finish<rmsnorm_bwd_bf16_warp_per_row_1388<Cols128_17de>, rmsnorm_bwd_bf16_finish_a53f<Cols128_17de>>}},
+     run_and_finish<rmsnorm_bwd_bf16_warp_per_row_5323<Cols128_8dd0>, rmsnorm_bwd_bf16_finish_bb2c<Cols128_8dd0>>}},
     {1048576,   128, 16, 0u, 0u, false, {{256, 32, true, 0, 1, 3, 1, 1, 4096}, {512, 1, true, 16}, {0, 0, 512},
-     run_and_finish<rmsnorm_bwd_bf16_warp_per_row_7e43<Cols128_c4a1>, rmsnorm_bwd_bf16_finish_a53f<Cols128_c4a1>>}},
+     run_and_finish<rmsnorm_bwd_bf16_warp_per_row_0061<Cols128_b14c>, rmsnorm_bwd_bf16_finish_bb2c<Cols128_b14c>>}},
     {   8192,   768, 16, 0u, 0u, false, {{512, 16, false, 0, 1, 1, 1, 1, 49152}, {512, 1, false, 96}, {0, 0, 3072},
-     run_and_finish<rmsnorm_bwd_bf16_warp_per_row_1388<Cols768_7662>, rmsnorm_bwd_bf16_finish_a53f<Cols768_7662>>}},
+     run_and_finish<rmsnorm_bwd_bf16_warp_per_row_5323<Cols768_174e>, rmsnorm_bwd_bf16_finish_bb2c<Cols768_174e>>}},
     {  65536,  1024, 16, 0u, 0u, false, {{128, 2, false, 0, 1, 4, 1, 1, 8192}, {512, 1, false, 128}, {0, 0, 4096},
-     run_and_finish<rmsnorm_bwd_bf16_block_per_row_39d0<Cols1024_73ae>,
-     rmsnorm_bwd_bf16_finish_a53f<Cols1024_73ae>>}},
+     run_and_finish<rmsnorm_bwd_bf16_block_per_row_2675<Cols1024_a598>,
+     rmsnorm_bwd_bf16_finish_bb2c<Cols1024_a598>>}},
     {   4096,  4096, 16, 0u, 0u, false, {{512, 2, false, 0, 1, 1, 1, 1, 32768}, {512, 1, false, 256},
-     {0, 0, 16384}, run_and_finish<rmsnorm_bwd_bf16_block_per_row_4351<Cols4096_9cc2>,
-     rmsnorm_bwd_bf16_finish_a53f<Cols4096_9cc2>>}},
+     {0, 0, 16384}, run_and_finish<rmsnorm_bwd_bf16_block_per_row_2675<Cols4096_ad18>,
+     rmsnorm_bwd_bf16_finish_bb2c<Cols4096_ad18>>}},
     {   4096,  4097,  2, 0u, 0u,  true, {{512, 2, true, 0, 1, 1, 1, 1, 33024, 2}, {512, 1, true, 258},
-     {0, 0, 16512}, run_and_finish<rmsnorm_bwd_bf16_block_per_row_d3f2<Cols4097_d183>,
-     rmsnorm_bwd_bf16_finish_0a95<Cols4097_d183>>}},
+     {0, 0, 16512}, run_and_finish<rmsnorm_bwd_bf16_block_per_row_9a3c<Cols4097_4918>,
+     rmsnorm_bwd_bf16_finish_bb2c<Cols4097_4918>>}},
     {  16384,  8192, 16, 0u, 0u, false, {{512, 1, false, 0, 1, 1, 1, 1, 65536}, {512, 1, false, 256},
-     {0, 0, 32768}, run_and_finish<rmsnorm_bwd_bf16_block_per_row_0d9a<Cols8192_ad84>,
-     rmsnorm_bwd_bf16_finish_a53f<Cols8192_ad84>>}},
+     {0, 0, 32768}, run_and_finish<rmsnorm_bwd_bf16_block_per_row_664d<Cols8192_08e7>,
+     rmsnorm_bwd_bf16_finish_bb2c<Cols8192_08e7>>}},
     {   2048, 32768, 16, 0u, 0u, false, {{1024, 1, false, 0, 1, 1, 2, 1, 196608}, {512, 1, false, 1024},
-     {0, 0, 65536}, run_and_finish<rmsnorm_bwd_bf16_cluster_per_row_d249<Cols32768_928a>,
-     rmsnorm_bwd_bf16_finish_f9d9<Cols32768_928a>>}},
+     {0, 0, 65536}, run_and_finish<rmsnorm_bwd_bf16_cluster_per_row_c66c<Cols32768_6ee0>,
+     rmsnorm_bwd_bf16_finish_bb2c<Cols32768_6ee0>>}},
 };
 
-// The kernels for any cols, by the bits of `absent` that are compiled out: of two, the first reads vectors and asks that
-// rows start alike, the other takes any alignment.
+// For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.
 inline constexpr Kernel kGeneral[] = {
     {{256, 1, false, 0, 1}, {}, {128, 4, 0},
-     run_any_cols<rmsnorm_bwd_bf16_any_cols_block_per_row_b179<AnyCols_54f6>>},
+     run_any_cols<rmsnorm_bwd_bf16_any_cols_block_per_row_4b42<AnyCols_54f6>>},
     {{256, 1, false, 0, 1}, {}, {128, 4, 0},
-     run_any_cols<rmsnorm_bwd_bf16_any_cols_block_per_row_b179<AnyCols_fee7>>},
-    {{256}, {}, {0, 0, 0},
-     run_any_cols_without_weight<rmsnorm_bwd_bf16_any_cols_without_weight_block_per_row_e013<AnyCols_54f6>>},
-    {{256}, {}, {0, 0, 0},
-     run_any_cols_without_weight<rmsnorm_bwd_bf16_any_cols_without_weight_block_per_row_e013<AnyCols_fee7>>},
+     run_any_cols<rmsnorm_bwd_bf16_any_cols_block_per_row_4b42<AnyCols_fee7>>},
 };
 
 // Bits of `absent`: 1u weight.
@@ -2563,7 +2167,7 @@ inline cudaError_t rmsnorm_bwd_bf16_pitched(
   const bool alike =
       (k::address(dy) - k::address(dx)) % 16 == 0 && (k::address(x) - k::address(dx)) % 16 == 0 &&
       (k::pitch_bytes(dy_pitch - dx_pitch, 2)) % 16 == 0 && (k::pitch_bytes(x_pitch - dx_pitch, 2)) % 16 == 0;
-  const k::Kernel* kernel = &k::kGeneral[2 * (absent & k::kCompiledOut) + (alike ? 0 : 1)];
+  const k::Kernel* kernel = &k::kGeneral[alike ? 0 : 1];
   const int align = k::alignment(
       k::address(dx) | k::address(dy) | k::address(x) | k::address(weight) | k::pitch_bytes(dx_pitch, 2) |
       k::pitch_bytes(dy_pitch, 2) | k::pitch_bytes(x_pitch, 2));

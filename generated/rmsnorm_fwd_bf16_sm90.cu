@@ -13,41 +13,40 @@
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // verified  NVIDIA H200, driver for CUDA 13.0: 5 to 7 calls, 1 to 262144 rows, 18 families of rows, own pitches of y,
 //           x, null rstd
-// note      emitted as another text than the one that was tuned: 524288 x 64, 65536 x 128, 262144 x 128, 32768 x 256,
-//           1 x 2048, 64 x 2048, 16384 x 4095, 1 x 4096, 8 x 4096, 16 x 4096, 4096 x 4096, 8192 x 4096, 8192 x 4096,
-//           32 x 5120, 2048 x 5120, 1 x 7168, 8192 x 7168, 8192 x 8191, 1 x 8192, 16 x 8192, 64 x 8192, 16384 x 8192,
-//           1 x 16384, 64 x 16384, 4096 x 16384, 8192 x 32768, 4096 x 131072
+// note      emitted as another text than the one that was tuned: all
 //
-//   rows x cols                     kernel           threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
-//   524288 x 64 no rstd             warp_per_row     128      16          8       31.41     84.04 / 52.59  4273  103.7 %  1.37x       33.51     fresh
-//   65536 x 128 no rstd             warp_per_row     128      16          8       7.127     20.2 / 13.07   4708  88.4 %   1.09x       10.46     fresh
-//   262144 x 128 no rstd            warp_per_row     128      8           8       30.09     84.4 / 54.28   4460  104.5 %  1.23x       33.91     fresh
-//   32768 x 256 no rstd             warp_per_row     256      32          8       6.949     20.2 / 13.24   4829  91.2 %   1.07x       10.79     fresh
-//   1 x 2048 no rstd                block_per_row    256      1           4       1.544     4.433 / 2.89   8     90.8 %   1.01x       1.594     fresh
-//   64 x 2048 no rstd               block_per_row    256      1           8       1.954     6.034 / 4.081  270   85.8 %   1.00x       2.091     fresh
-//   16384 x 4095 no rstd            block_per_row    128      1           8       67.06     166.7 / 99.7   4002  95.2 %   1.06x       66.44     fresh
-//   1 x 4096 no rstd                block_per_row    512      1           4       1.679     4.931 / 3.252  15    89.7 %   1.02x       1.934     fresh
-//   8 x 4096 no rstd                block_per_row    512      1           4       1.769     5.709 / 3.938  79    88.4 %   1.01x       1.991     fresh
-//   16 x 4096 no rstd               block_per_row    512      1           8       1.961     5.912 / 3.952  138   86.3 %   1.00x       2.124     fresh
-//   4096 x 4096 no rstd             block_per_row    64       1           8       13.2      38.34 / 25.12  5085  102.8 %  1.03x       19.06     fresh
-//   8192 x 4096 no rstd pitch 5120  block_per_row    64       1           4       31.9      99.9 / 68.05   4208  103.3 %  1.11x       35.21     fresh
-//   8192 x 4096 no rstd             block_per_row    256      1           8       34.13     87.55 / 53.4   3933  92.6 %   1.14x       35.56     fresh
-//   32 x 5120 no rstd               block_per_row    512      1           4       2.116     6.29 / 4.173   314   78.4 %   1.18x       2.416     fresh
-//   2048 x 5120 no rstd             block_per_row    64       1           8       8.76      25.18 / 16.4   4789  102.6 %  1.07x       12.37     fresh
-//   1 x 7168 no rstd                block_per_row    512      1           4       1.968     5.763 / 3.793  22    84.7 %   1.12x       2.247     fresh
-//   8192 x 7168 no rstd             block_per_row    512      1           8       57.2      148.8 / 91.49  4106  99.2 %   1.05x       57.24     fresh
-//   8192 x 8191 no rstd             block_per_row    256      1           8       67.11     169 / 101.9    4000  95.2 %   1.07x       68.03     fresh
-//   1 x 8192 no rstd                block_per_row    512      1           8       1.924     5.788 / 3.865  26    87.0 %   1.01x       2.102     fresh
-//   16 x 8192 no rstd               block_per_row    512      1           4       2.023     6.15 / 4.126   267   81.4 %   1.03x       2.535     fresh
-//   64 x 8192 no rstd               block_per_row    512      1           4       2.185     6.576 / 4.398  967   84.2 %   1.04x       2.723     fresh
-//   16384 x 8192 no rstd            block_per_row    256      1           8       129       324.2 / 195.2  4161  98.7 %   1.07x       126.7     fresh
-//   1 x 16384 no rstd               cluster_per_row  128      1           4       2.313     6.219 / 3.909  43    72.4 %   1.00x       2.365     fresh
-//   64 x 16384 no rstd              block_per_row    512      1           4       2.962     7.938 / 4.973  1427  74.2 %   1.14x       3.584     fresh
-//   4096 x 16384 no rstd            block_per_row    128      1           8       66.2      166.6 / 100.4  4056  96.9 %   1.05x       66.86     fresh
-//   8192 x 32768 no rstd            block_per_row    1024     1           4       252.1     641.4 / 388.9  4260  103.1 %  1.01x       255.3     fresh
-//   4096 x 131072 no rstd           cluster_per_row  128      1           8       520.4     1288 / 767.9   4127  99.1 %   1.10x       524.6     fresh
-//   (any other, rows alike)         block_per_row    256      1           8       -         -              -     -        -           -         not tuned
-//   (any other)                     block_per_row    256      1           1       -         -              -     -        -           -         not tuned
+// all timed without rstd:
+//
+//   rows x cols              kernel           threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
+//   524288 x 64              warp_per_row     128      16          8       31.41     84.04 / 52.59  4273  103.7 %  1.37x       33.51     fresh
+//   65536 x 128              warp_per_row     128      16          8       7.127     20.2 / 13.07   4708  88.4 %   1.09x       10.46     fresh
+//   262144 x 128             warp_per_row     128      8           8       30.09     84.4 / 54.28   4460  104.5 %  1.23x       33.91     fresh
+//   32768 x 256              warp_per_row     256      32          8       6.949     20.2 / 13.24   4829  91.2 %   1.07x       10.79     fresh
+//   1 x 2048                 block_per_row    256      1           4       1.544     4.433 / 2.89   8     90.8 %   1.01x       1.594     fresh
+//   64 x 2048                block_per_row    256      1           8       1.954     6.034 / 4.081  270   85.8 %   1.00x       2.091     fresh
+//   16384 x 4095             block_per_row    128      1           8       67.06     166.7 / 99.7   4002  95.2 %   1.06x       66.44     fresh
+//   1 x 4096                 block_per_row    512      1           4       1.679     4.931 / 3.252  15    89.7 %   1.02x       1.934     fresh
+//   8 x 4096                 block_per_row    512      1           4       1.769     5.709 / 3.938  79    88.4 %   1.01x       1.991     fresh
+//   16 x 4096                block_per_row    512      1           8       1.961     5.912 / 3.952  138   86.3 %   1.00x       2.124     fresh
+//   4096 x 4096              block_per_row    64       1           8       13.2      38.34 / 25.12  5085  102.8 %  1.03x       19.06     fresh
+//   8192 x 4096 pitch 5120   block_per_row    64       1           4       31.9      99.9 / 68.05   4208  103.3 %  1.11x       35.21     fresh
+//   8192 x 4096              block_per_row    256      1           8       34.13     87.55 / 53.4   3933  92.6 %   1.14x       35.56     fresh
+//   32 x 5120                block_per_row    512      1           4       2.116     6.29 / 4.173   314   78.4 %   1.18x       2.416     fresh
+//   2048 x 5120              block_per_row    64       1           8       8.76      25.18 / 16.4   4789  102.6 %  1.07x       12.37     fresh
+//   1 x 7168                 block_per_row    512      1           4       1.968     5.763 / 3.793  22    84.7 %   1.12x       2.247     fresh
+//   8192 x 7168              block_per_row    512      1           8       57.2      148.8 / 91.49  4106  99.2 %   1.05x       57.24     fresh
+//   8192 x 8191              block_per_row    256      1           8       67.11     169 / 101.9    4000  95.2 %   1.07x       68.03     fresh
+//   1 x 8192                 block_per_row    512      1           8       1.924     5.788 / 3.865  26    87.0 %   1.01x       2.102     fresh
+//   16 x 8192                block_per_row    512      1           4       2.023     6.15 / 4.126   267   81.4 %   1.03x       2.535     fresh
+//   64 x 8192                block_per_row    512      1           4       2.185     6.576 / 4.398  967   84.2 %   1.04x       2.723     fresh
+//   16384 x 8192             block_per_row    256      1           8       129       324.2 / 195.2  4161  98.7 %   1.07x       126.7     fresh
+//   1 x 16384                cluster_per_row  128      1           4       2.313     6.219 / 3.909  43    72.4 %   1.00x       2.365     fresh
+//   64 x 16384               block_per_row    512      1           4       2.962     7.938 / 4.973  1427  74.2 %   1.14x       3.584     fresh
+//   4096 x 16384             block_per_row    128      1           8       66.2      166.6 / 100.4  4056  96.9 %   1.05x       66.86     fresh
+//   8192 x 32768             block_per_row    1024     1           4       252.1     641.4 / 388.9  4260  103.1 %  1.01x       255.3     fresh
+//   4096 x 131072            cluster_per_row  128      1           8       520.4     1288 / 767.9   4127  99.1 %   1.10x       524.6     fresh
+//   (any other, rows alike)  block_per_row    256      1           8       -         -              -     -        -           -         not tuned
+//   (any other)              block_per_row    256      1           1       -         -              -     -        -           -         not tuned
 //
 // times     price: what the kernel adds to a chain of a kernel that writes its main input and one that reads its
 //           outputs; chain: with / without the kernel; fresh: all but the main input comes from DRAM
@@ -443,25 +442,9 @@ struct Early : InOrder {
   static __device__ __forceinline__ void wait_for_partner() { dependency_wait(); }
 };
 
-// As Early; the next kernel may start at once, and waits where it must.
-struct EarlyAtStart : Early {
-  static __device__ __forceinline__ void at_start() { dependency_trigger(); }
-};
-
 // As Early; the next kernel may start once this one has asked for its rows.
 struct EarlyAtLoads : Early {
   static __device__ __forceinline__ void at_loads() { dependency_trigger(); }
-};
-
-// As Early; the next kernel may start as the blocks of this one end.
-struct EarlyAtEnd : Early {
-  static __device__ __forceinline__ void at_end() { dependency_trigger(); }
-};
-
-// Only a call's second kernel starts early, behind its first one.
-struct EarlyPartner : InOrder {
-  static __device__ __forceinline__ void wait_for_partner() { dependency_wait(); }
-  static __device__ __forceinline__ void at_start() { dependency_trigger(); }
 };
 
 // All kLanes neighbouring lanes, a power of two, end with the combined state; the lanes of `mask` take part. A state is
@@ -508,6 +491,17 @@ __device__ __forceinline__ State exchange_cluster(
   return reduce_lanes<lanes_for(kStates)>(share_of_slots<kStates>(set));
 }
 
+// N elements that all have that value.
+template <typename T, int N>
+__device__ __forceinline__ Vec<T, N> filled(float value) {
+  float values[N];
+  #pragma unroll
+  for (int i = 0; i < N; ++i) values[i] = value;
+  Vec<T, N> vec;
+  pack(vec, values);
+  return vec;
+}
+
 // Parameters are read in their turn.
 struct InTurn {
   template <typename T>
@@ -520,6 +514,7 @@ struct Plain {
   using Store = Default;  // how rows are written
   using Chain = InOrder;  // how a kernel overlaps with its neighbours in the stream
   using Params = InTurn;  // whether column parameters are asked for ahead of the rows
+  enum : int { kCluster = 1 };  // blocks that share a row, or add their column sums
 };
 
 // Elements [first, first + N) of an array of `count`, whatever the alignment of their address: the aligned words
@@ -623,7 +618,17 @@ struct Streaming {
   }
 };
 
-// What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row.
+// What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row. In kernels:
+// kVector       elements per access
+// kEarlyParams  column parameters wait in registers, or are read where they are used
+// kVectors      vectors of a row
+// kSteps        vectors a thread owns
+// kEven         all threads own kSteps of them
+// kFirstInside  first step whose windows of parameters begin within these
+// kWholeSteps   steps in which each thread has a vector, and the row one more behind it, however the row is aligned
+// kCluster      blocks that share a row
+// kUnroll       steps that a loop does in a trip
+// kStages       row tiles in shared memory
 struct Cols64_b730 : Plain { using Load = NoAllocate; using Store = Streaming;
   enum : int { kCols = 64, kThreads = 128, kThreadsPerRow = 8, kRowsPerBlock = 16, kVector = 8, kEarlyParams = 1 };
 };
@@ -706,7 +711,7 @@ struct AnyCols_fee7 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256,
 // rmsnorm forward: lanes of a warp own a row, a block works on several rows; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_bf16_warp_per_row_45cb(
+rmsnorm_fwd_bf16_warp_per_row_060f(
     bfloat16* __restrict__ y,
     float* __restrict__ rstd,
     Input<Config, bfloat16> x,
@@ -715,19 +720,15 @@ rmsnorm_fwd_bf16_warp_per_row_45cb(
     long long x_pitch,
     int rows,
     float eps) {
-  constexpr int kCols = Config::kCols;
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kRowsPerBlock = Config::kRowsPerBlock;
-  constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   using Params = typename Config::Params;
-  // column parameters wait in registers, or are read where they are used
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Config::kThreadsPerRow, kRowsPerBlock = Config::kRowsPerBlock,
+      kVector = Config::kVector;
   constexpr bool kEarlyParams = Config::kEarlyParams;
-  constexpr int kVectors = kCols / kVector;  // vectors of a row
-  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
+  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
   struct Look1 {  // state of look 1: sum(x**2)
     float x_squares;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -822,7 +823,7 @@ rmsnorm_fwd_bf16_warp_per_row_45cb(
 // rmsnorm forward: lanes of a warp own a row, a block works on several rows; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_bf16_warp_per_row_a5c1(
+rmsnorm_fwd_bf16_warp_per_row_48f0(
     bfloat16* __restrict__ y,
     float* __restrict__ rstd,
     Input<Config, bfloat16> x,
@@ -831,16 +832,12 @@ rmsnorm_fwd_bf16_warp_per_row_a5c1(
     long long x_pitch,
     int rows,
     float eps) {
-  constexpr int kCols = Config::kCols;
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kRowsPerBlock = Config::kRowsPerBlock;
-  constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kVectors = kCols / kVector;  // vectors of a row
-  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Config::kThreadsPerRow, kRowsPerBlock = Config::kRowsPerBlock,
+      kVector = Config::kVector, kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
   struct Look1 {  // state of look 1: sum(x**2)
     float x_squares;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -946,7 +943,7 @@ rmsnorm_fwd_bf16_warp_per_row_a5c1(
 // rmsnorm forward: a block owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_bf16_block_per_row_217c(
+rmsnorm_fwd_bf16_block_per_row_628d(
     bfloat16* __restrict__ y,
     float* __restrict__ rstd,
     Input<Config, bfloat16> x,
@@ -955,19 +952,15 @@ rmsnorm_fwd_bf16_block_per_row_217c(
     long long x_pitch,
     int rows,
     float eps) {
-  constexpr int kCols = Config::kCols;
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   using Params = typename Config::Params;
-  // column parameters wait in registers, or are read where they are used
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Config::kThreadsPerRow, kVector = Config::kVector;
   constexpr bool kEarlyParams = Config::kEarlyParams;
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  constexpr int kVectors = kCols / kVector;  // vectors of a row
-  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
+  constexpr int kWarpsPerRow = kThreadsPerRow / 32, kVectors = kCols / kVector,
+      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
   struct Look1 {  // state of look 1: sum(x**2)
     float x_squares;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -1060,7 +1053,7 @@ rmsnorm_fwd_bf16_block_per_row_217c(
 // rmsnorm forward: a block owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_bf16_block_per_row_37b7(
+rmsnorm_fwd_bf16_block_per_row_7311(
     bfloat16* __restrict__ y,
     float* __restrict__ rstd,
     Input<Config, bfloat16> x,
@@ -1069,21 +1062,14 @@ rmsnorm_fwd_bf16_block_per_row_37b7(
     long long x_pitch,
     int rows,
     float eps) {
-  constexpr int kCols = Config::kCols;
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   using Params = typename Config::Params;
-  // column parameters wait in registers, or are read where they are used
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Config::kThreadsPerRow, kVector = Config::kVector;
   constexpr bool kEarlyParams = Config::kEarlyParams;
-  constexpr int kFirstInside = Config::kFirstInside;  // first step whose windows of parameters begin within these
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  constexpr int kVectors = kCols / kVector;  // vectors of a row
-  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  // steps in which each thread has a vector, and the row one more behind it, however the row is aligned
-  constexpr int kWholeSteps = (kVectors - 2) / kThreadsPerRow;
+  constexpr int kFirstInside = Config::kFirstInside, kWarpsPerRow = kThreadsPerRow / 32, kVectors = kCols / kVector,
+      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow, kWholeSteps = (kVectors - 2) / kThreadsPerRow;
   struct Look1 {  // state of look 1: sum(x**2)
     float x_squares;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -1208,7 +1194,7 @@ rmsnorm_fwd_bf16_block_per_row_37b7(
 // rmsnorm forward: a block owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_bf16_block_per_row_ebaf(
+rmsnorm_fwd_bf16_block_per_row_6215(
     bfloat16* __restrict__ y,
     float* __restrict__ rstd,
     Input<Config, bfloat16> x,
@@ -1217,16 +1203,13 @@ rmsnorm_fwd_bf16_block_per_row_ebaf(
     long long x_pitch,
     int rows,
     float eps) {
-  constexpr int kCols = Config::kCols;
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  constexpr int kVectors = kCols / kVector;  // vectors of a row
-  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Config::kThreadsPerRow, kVector = Config::kVector,
+      kWarpsPerRow = kThreadsPerRow / 32, kVectors = kCols / kVector,
+      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
   struct Look1 {  // state of look 1: sum(x**2)
     float x_squares;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -1336,7 +1319,7 @@ rmsnorm_fwd_bf16_block_per_row_ebaf(
 // rmsnorm forward: the blocks of a cluster own a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_bf16_cluster_per_row_b901(
+rmsnorm_fwd_bf16_cluster_per_row_9d2d(
     bfloat16* __restrict__ y,
     float* __restrict__ rstd,
     Input<Config, bfloat16> x,
@@ -1345,21 +1328,15 @@ rmsnorm_fwd_bf16_cluster_per_row_b901(
     long long x_pitch,
     int rows,
     float eps) {
-  constexpr int kCols = Config::kCols;
-  constexpr int kThreads = Config::kThreads;
-  constexpr int kCluster = Config::kCluster;  // blocks that share a row
-  constexpr int kWarps = kThreads / 32;
-  constexpr int kThreadsPerRow = kCluster * kThreads;
-  constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   using Params = typename Config::Params;
-  // column parameters wait in registers, or are read where they are used
+  constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kCluster = Config::kCluster, kWarps = kThreads / 32,
+      kThreadsPerRow = kCluster * kThreads, kVector = Config::kVector;
   constexpr bool kEarlyParams = Config::kEarlyParams;
-  constexpr int kVectors = kCols / kVector;  // vectors of a row
-  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
+  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
   struct Look1 {  // state of look 1: sum(x**2)
     float x_squares;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -1454,7 +1431,7 @@ rmsnorm_fwd_bf16_cluster_per_row_b901(
 // rmsnorm forward: a block owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_bf16_block_per_row_1e1a(
+rmsnorm_fwd_bf16_block_per_row_4aa8(
     bfloat16* __restrict__ y,
     float* __restrict__ rstd,
     Input<Config, bfloat16> x,
@@ -1463,16 +1440,12 @@ rmsnorm_fwd_bf16_block_per_row_1e1a(
     long long x_pitch,
     int rows,
     float eps) {
-  constexpr int kCols = Config::kCols;
-  constexpr int kThreads = Config::kThreads;
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kVector = Config::kVector;  // elements per access
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  constexpr int kVectors = kCols / kVector;  // vectors of a row
-  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
+  constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kThreadsPerRow = Config::kThreadsPerRow,
+      kVector = Config::kVector, kWarpsPerRow = kThreadsPerRow / 32, kVectors = kCols / kVector,
+      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
   struct Look1 {  // state of look 1: sum(x**2)
     float x_squares;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -1589,7 +1562,7 @@ rmsnorm_fwd_bf16_block_per_row_1e1a(
 // rmsnorm forward: a block owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_bf16_block_per_row_1f32(
+rmsnorm_fwd_bf16_block_per_row_a232(
     bfloat16* __restrict__ y,
     float* __restrict__ rstd,
     Input<Config, bfloat16> x,
@@ -1598,18 +1571,13 @@ rmsnorm_fwd_bf16_block_per_row_1f32(
     long long x_pitch,
     int rows,
     float eps) {
-  constexpr int kCols = Config::kCols;
-  constexpr int kThreads = Config::kThreads;
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kUnroll = Config::kUnroll;  // steps that a loop does in a trip
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  constexpr int kVectors = kCols / kVector;  // vectors of a row
-  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
+  constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kThreadsPerRow = Config::kThreadsPerRow,
+      kVector = Config::kVector, kUnroll = Config::kUnroll, kWarpsPerRow = kThreadsPerRow / 32,
+      kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
   struct Look1 {  // state of look 1: sum(x**2)
     float x_squares;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -1691,7 +1659,7 @@ rmsnorm_fwd_bf16_block_per_row_1f32(
 // rmsnorm forward: the blocks of a cluster own a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_bf16_cluster_per_row_3100(
+rmsnorm_fwd_bf16_cluster_per_row_576b(
     bfloat16* __restrict__ y,
     float* __restrict__ rstd,
     Input<Config, bfloat16> x,
@@ -1700,19 +1668,14 @@ rmsnorm_fwd_bf16_cluster_per_row_3100(
     long long x_pitch,
     int rows,
     float eps) {
-  constexpr int kCols = Config::kCols;
-  constexpr int kThreads = Config::kThreads;
-  constexpr int kCluster = Config::kCluster;  // blocks that share a row
-  constexpr int kWarps = kThreads / 32;
-  constexpr int kThreadsPerRow = kCluster * kThreads;
-  constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kVectors = kCols / kVector;  // vectors of a row
-  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
-  constexpr int kStages = Config::kStages;  // row tiles in shared memory
+  constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kCluster = Config::kCluster, kWarps = kThreads / 32,
+      kThreadsPerRow = kCluster * kThreads, kVector = Config::kVector, kVectors = kCols / kVector,
+      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
+  constexpr int kStages = Config::kStages;
   struct Look1 {  // state of look 1: sum(x**2)
     float x_squares;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -1856,7 +1819,7 @@ rmsnorm_fwd_bf16_cluster_per_row_3100(
 // rmsnorm forward, any number of columns: a block owns a row; each row is read twice.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_bf16_any_cols_block_per_row_d663(
+rmsnorm_fwd_bf16_any_cols_block_per_row_c0fc(
     bfloat16* __restrict__ y,
     float* __restrict__ rstd,
     Input<Config, bfloat16> x,
@@ -1866,13 +1829,11 @@ rmsnorm_fwd_bf16_any_cols_block_per_row_d663(
     int rows,
     int cols,
     float eps) {
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kUnroll = Config::kUnroll;  // steps that a loop does in a trip
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
+  constexpr int kThreadsPerRow = Config::kThreadsPerRow, kVector = Config::kVector, kUnroll = Config::kUnroll,
+      kWarpsPerRow = kThreadsPerRow / 32;
   struct Look1 {  // state of look 1: sum(x**2)
     float x_squares;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -1936,7 +1897,8 @@ rmsnorm_fwd_bf16_any_cols_block_per_row_d663(
     if (vector < vectors) {
       const int column = head + vector * kVector;
       const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + column);
-      const Vec<bfloat16, kVector> weight_vec = read_window<kVector>(weight, column, cols, false);
+      const Vec<bfloat16, kVector> weight_vec = weight != nullptr ? read_window<kVector>(weight, column, cols, false) :
+          filled<bfloat16, kVector>(1.0f);
       float y_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -1951,117 +1913,11 @@ rmsnorm_fwd_bf16_any_cols_block_per_row_d663(
   }
   if (has_edge) {
     const Vec<bfloat16, 1> x_vec = read<1, Load>(x_row + edge);
-    const Vec<bfloat16, 1> weight_vec = read<1>(weight + edge);
+    const Vec<bfloat16, 1> weight_vec = weight != nullptr ? read<1>(weight + edge) : filled<bfloat16, 1>(1.0f);
     float y_values[1];
     const float x_i = element(x_vec, 0);
     const float weight_i = element(weight_vec, 0);
     y_values[0] = x_i * row_rstd * weight_i;
-    Vec<bfloat16, 1> y_vec;
-    pack(y_vec, y_values);
-    write<Store>(y_row + edge, y_vec);
-  }
-
-  Chain::at_end();
-}
-
-// rmsnorm forward, any number of columns: a block owns a row; each row is read twice.
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_bf16_any_cols_without_weight_block_per_row_18ec(
-    bfloat16* __restrict__ y,
-    float* __restrict__ rstd,
-    Input<Config, bfloat16> x,
-    long long y_pitch,
-    long long x_pitch,
-    int rows,
-    int cols,
-    float eps) {
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;
-  using Store = typename Config::Store;
-  using Chain = typename Config::Chain;
-  constexpr int kUnroll = Config::kUnroll;  // steps that a loop does in a trip
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  struct Look1 {  // state of look 1: sum(x**2)
-    float x_squares;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.x_squares + b.x_squares};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.x_squares, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[kWarpsPerRow];
-
-  const int lane = threadIdx.x;
-  const int row = blockIdx.x;
-  const int steps = (cols / kVector + kThreadsPerRow - 1) / kThreadsPerRow;
-
-  bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
-  // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
-  const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(x_row) / sizeof(bfloat16) % kVector);
-  const int head = (kVector - shift) % kVector;
-  const int vectors = (cols - head) / kVector;
-  const int edge = lane < head ? lane : lane + vectors * kVector;
-  const bool has_edge = edge < cols;
-
-  Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
-
-  Look1 look1 = {0.0f};
-
-  // Look 1: sum(x**2)
-  #pragma unroll kUnroll
-  for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (vector < vectors) {
-      const int column = head + vector * kVector;
-      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + column);
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_vec, i);
-        look1.x_squares += x_i * x_i;
-      }
-    }
-  }
-  if (has_edge) {
-    const Vec<bfloat16, 1> x_vec = read<1>(x_row + edge);
-    const float x_i = element(x_vec, 0);
-    look1.x_squares += x_i * x_i;
-  }
-
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
-  const float row_rstd = rsqrtf(eps + look1.x_squares / cols);
-
-  if (lane == 0) {
-    if (rstd != nullptr) rstd[row] = row_rstd;
-  }
-
-  // Last look: the outputs
-  #pragma unroll kUnroll
-  for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (vector < vectors) {
-      const int column = head + vector * kVector;
-      const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + column);
-      float y_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_vec, i);
-        y_values[i] = x_i * row_rstd;
-      }
-      Vec<bfloat16, kVector> y_vec;
-      pack(y_vec, y_values);
-      write<Store>(y_row + column, y_vec);
-    }
-  }
-  if (has_edge) {
-    const Vec<bfloat16, 1> x_vec = read<1, Load>(x_row + edge);
-    float y_values[1];
-    const float x_i = element(x_vec, 0);
-    y_values[0] = x_i * row_rstd;
     Vec<bfloat16, 1> y_vec;
     pack(y_vec, y_values);
     write<Store>(y_row + edge, y_vec);
@@ -2224,16 +2080,6 @@ inline cudaError_t run_any_cols(const Kernel& kernel, const Arguments& call) {
       call.y, call.rstd, call.x, call.weight, call.y_pitch, call.x_pitch, call.rows, call.cols, call.eps);
 }
 
-template <auto kMain>
-inline cudaError_t run_any_cols_without_weight(const Kernel& kernel, const Arguments& call) {
-  int blocks = 0;
-  cudaError_t status = fitting_grid(reinterpret_cast<const void*>(kMain), kernel.launch, call.rows, &blocks);
-  if (status != cudaSuccess) return status;
-  return launch_on(
-      call.stream, kMain, kernel.launch, blocks,
-      call.y, call.rstd, call.x, call.y_pitch, call.x_pitch, call.rows, call.cols, call.eps);
-}
-
 // What the tuner chose, in the order of the table at the top of this file.
 struct Tuned {
   int rows, cols;
@@ -2244,50 +2090,45 @@ struct Tuned {
   Kernel kernel;
 };
 inline constexpr Tuned kTuned[] = {
-    {524288,     64, 16, 0u, 2u, false, {{128, 16}, run<rmsnorm_fwd_bf16_warp_per_row_45cb<Cols64_b730>>}},
-    { 65536,    128, 16, 0u, 2u, false, {{128, 16}, run<rmsnorm_fwd_bf16_warp_per_row_45cb<Cols128_de26>>}},
-    {262144,    128, 16, 0u, 2u, false, {{128, 8}, run<rmsnorm_fwd_bf16_warp_per_row_45cb<Cols128_2152>>}},
+    {524288,     64, 16, 0u, 2u, false, {{128, 16}, run<rmsnorm_fwd_bf16_warp_per_row_060f<Cols64_b730>>}},
+    { 65536,    128, 16, 0u, 2u, false, {{128, 16}, run<rmsnorm_fwd_bf16_warp_per_row_060f<Cols128_de26>>}},
+    {262144,    128, 16, 0u, 2u, false, {{128, 8}, run<rmsnorm_fwd_bf16_warp_per_row_060f<Cols128_2152>>}},
     { 32768,    256, 16, 0u, 2u, false, {{256, 32, false, 0, 0, 2},
-     run<rmsnorm_fwd_bf16_warp_per_row_a5c1<Cols256_abd4>>}},
-    {     1,   2048,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_block_per_row_217c<Cols2048_360c>>}},
-    {    64,   2048, 16, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_block_per_row_217c<Cols2048_cbda>>}},
-    { 16384,   4095,  2, 0u, 2u,  true, {{128}, run<rmsnorm_fwd_bf16_block_per_row_37b7<Cols4095_eea7>>}},
-    {     1,   4096,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_block_per_row_217c<Cols4096_88ad>>}},
-    {     8,   4096,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_block_per_row_217c<Cols4096_88ad>>}},
-    {    16,   4096, 16, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_block_per_row_217c<Cols4096_6f9d>>}},
-    {  4096,   4096, 16, 0u, 2u, false, {{64}, run<rmsnorm_fwd_bf16_block_per_row_217c<Cols4096_ac3b>>}},
+     run<rmsnorm_fwd_bf16_warp_per_row_48f0<Cols256_abd4>>}},
+    {     1,   2048,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_block_per_row_628d<Cols2048_360c>>}},
+    {    64,   2048, 16, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_block_per_row_628d<Cols2048_cbda>>}},
+    { 16384,   4095,  2, 0u, 2u,  true, {{128}, run<rmsnorm_fwd_bf16_block_per_row_7311<Cols4095_eea7>>}},
+    {     1,   4096,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_block_per_row_628d<Cols4096_88ad>>}},
+    {     8,   4096,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_block_per_row_628d<Cols4096_88ad>>}},
+    {    16,   4096, 16, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_block_per_row_628d<Cols4096_6f9d>>}},
+    {  4096,   4096, 16, 0u, 2u, false, {{64}, run<rmsnorm_fwd_bf16_block_per_row_628d<Cols4096_ac3b>>}},
     {  8192,   4096,  8, 0u, 2u, false, {{64, 1, false, 0, 0, 16},
-     run<rmsnorm_fwd_bf16_block_per_row_ebaf<Cols4096_7a64>>}},
-    {  8192,   4096,  2, 0u, 2u,  true, {{256}, run<rmsnorm_fwd_bf16_block_per_row_37b7<Cols4096_2013>>}},
-    {    32,   5120,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_block_per_row_217c<Cols5120_f60e>>}},
-    {  2048,   5120, 16, 0u, 2u, false, {{64}, run<rmsnorm_fwd_bf16_block_per_row_217c<Cols5120_d060>>}},
-    {     1,   7168,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_block_per_row_217c<Cols7168_749b>>}},
-    {  8192,   7168, 16, 0u, 2u, false, {{512, 1, true}, run<rmsnorm_fwd_bf16_block_per_row_217c<Cols7168_8e4d>>}},
-    {  8192,   8191,  2, 0u, 2u,  true, {{256, 1, true}, run<rmsnorm_fwd_bf16_block_per_row_37b7<Cols8191_7107>>}},
-    {     1,   8192, 16, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_block_per_row_217c<Cols8192_277d>>}},
-    {    16,   8192,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_block_per_row_217c<Cols8192_669b>>}},
-    {    64,   8192,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_block_per_row_217c<Cols8192_3267>>}},
-    { 16384,   8192, 16, 0u, 2u, false, {{256, 1, true}, run<rmsnorm_fwd_bf16_block_per_row_217c<Cols8192_f2a9>>}},
+     run<rmsnorm_fwd_bf16_block_per_row_6215<Cols4096_7a64>>}},
+    {  8192,   4096,  2, 0u, 2u,  true, {{256}, run<rmsnorm_fwd_bf16_block_per_row_7311<Cols4096_2013>>}},
+    {    32,   5120,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_block_per_row_628d<Cols5120_f60e>>}},
+    {  2048,   5120, 16, 0u, 2u, false, {{64}, run<rmsnorm_fwd_bf16_block_per_row_628d<Cols5120_d060>>}},
+    {     1,   7168,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_block_per_row_628d<Cols7168_749b>>}},
+    {  8192,   7168, 16, 0u, 2u, false, {{512, 1, true}, run<rmsnorm_fwd_bf16_block_per_row_628d<Cols7168_8e4d>>}},
+    {  8192,   8191,  2, 0u, 2u,  true, {{256, 1, true}, run<rmsnorm_fwd_bf16_block_per_row_7311<Cols8191_7107>>}},
+    {     1,   8192, 16, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_block_per_row_628d<Cols8192_277d>>}},
+    {    16,   8192,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_block_per_row_628d<Cols8192_669b>>}},
+    {    64,   8192,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_block_per_row_628d<Cols8192_3267>>}},
+    { 16384,   8192, 16, 0u, 2u, false, {{256, 1, true}, run<rmsnorm_fwd_bf16_block_per_row_628d<Cols8192_f2a9>>}},
     {     1,  16384,  8, 0u, 2u, false, {{128, 1, false, 0, 0, 0, 8},
-     run<rmsnorm_fwd_bf16_cluster_per_row_b901<Cols16384_0792>>}},
-    {    64,  16384,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_block_per_row_217c<Cols16384_147f>>}},
+     run<rmsnorm_fwd_bf16_cluster_per_row_9d2d<Cols16384_0792>>}},
+    {    64,  16384,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_block_per_row_628d<Cols16384_147f>>}},
     {  4096,  16384, 16, 0u, 2u, false, {{128, 1, false, 0, 0, 8, 1, 1, 32768},
-     run<rmsnorm_fwd_bf16_block_per_row_1e1a<Cols16384_d52d>>}},
+     run<rmsnorm_fwd_bf16_block_per_row_4aa8<Cols16384_d52d>>}},
     {  8192,  32768,  8, 0u, 2u, false, {{1024, 1, false, 0, 0, 0, 1, 1, 65536},
-     run<rmsnorm_fwd_bf16_block_per_row_1f32<Cols32768_4533>>}},
+     run<rmsnorm_fwd_bf16_block_per_row_a232<Cols32768_4533>>}},
     {  4096, 131072, 16, 0u, 2u, false, {{128, 1, false, 0, 0, 8, 8, 1, 65536},
-     run<rmsnorm_fwd_bf16_cluster_per_row_3100<Cols131072_32ad>>}},
+     run<rmsnorm_fwd_bf16_cluster_per_row_576b<Cols131072_32ad>>}},
 };
 
-// The kernels for any cols, by the bits of `absent` that are compiled out: of two, the first reads vectors and asks that
-// rows start alike, the other takes any alignment.
+// For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.
 inline constexpr Kernel kGeneral[] = {
-    {{256}, run_any_cols<rmsnorm_fwd_bf16_any_cols_block_per_row_d663<AnyCols_54f6>>},
-    {{256}, run_any_cols<rmsnorm_fwd_bf16_any_cols_block_per_row_d663<AnyCols_fee7>>},
-    {{256},
-     run_any_cols_without_weight<rmsnorm_fwd_bf16_any_cols_without_weight_block_per_row_18ec<AnyCols_54f6>>},
-    {{256},
-     run_any_cols_without_weight<rmsnorm_fwd_bf16_any_cols_without_weight_block_per_row_18ec<AnyCols_fee7>>},
+    {{256}, run_any_cols<rmsnorm_fwd_bf16_any_cols_block_per_row_c0fc<AnyCols_54f6>>},
+    {{256}, run_any_cols<rmsnorm_fwd_bf16_any_cols_block_per_row_c0fc<AnyCols_fee7>>},
 };
 
 // Bits of `absent`: 1u weight, 2u rstd.
@@ -2351,7 +2192,7 @@ inline cudaError_t rmsnorm_fwd_bf16_pitched(
       reinterpret_cast<const k::bfloat16*>(weight), y_pitch, x_pitch, rows, cols, eps, stream};
   const bool alike =
       (k::address(x) - k::address(y)) % 16 == 0 && (k::pitch_bytes(x_pitch - y_pitch, 2)) % 16 == 0;
-  const k::Kernel* kernel = &k::kGeneral[2 * (absent & k::kCompiledOut) + (alike ? 0 : 1)];
+  const k::Kernel* kernel = &k::kGeneral[alike ? 0 : 1];
   const int align = k::alignment(
       k::address(y) | k::address(x) | k::address(weight) | k::pitch_bytes(y_pitch, 2) | k::pitch_bytes(x_pitch, 2));
   const int tuned = k::select(rows, cols, align, absent, alike);

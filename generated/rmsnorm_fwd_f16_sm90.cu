@@ -175,6 +175,17 @@ __device__ __forceinline__ void pack(Vec<float, N>& vec, const float (&values)[N
   for (int i = 0; i < N; ++i) vec.bits[i] = __float_as_uint(values[i]);
 }
 
+// N elements that all have that value.
+template <typename T, int N>
+__device__ __forceinline__ Vec<T, N> filled(float value) {
+  float values[N];
+  #pragma unroll
+  for (int i = 0; i < N; ++i) values[i] = value;
+  Vec<T, N> vec;
+  pack(vec, values);
+  return vec;
+}
+
 // Two elements share a register.
 template <int N>
 __device__ __forceinline__ float element(const Vec<float16, N>& vec, int i) {
@@ -221,6 +232,7 @@ struct Plain {
   using Store = Default;  // how rows are written
   using Chain = InOrder;  // how a kernel overlaps with its neighbours in the stream
   using Params = InTurn;  // whether column parameters are asked for ahead of the rows
+  enum : int { kCluster = 1 };  // blocks that share a row, or add their column sums
 };
 
 // Elements [first, first + N) of an array of `count`, whatever the alignment of their address: the aligned words
@@ -312,7 +324,12 @@ struct Streaming {
   }
 };
 
-// What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row.
+// What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row. In kernels:
+// kVector   elements per access
+// kVectors  vectors of a row
+// kSteps    vectors a thread owns
+// kEven     all threads own kSteps of them
+// kUnroll   steps that a loop does in a trip
 struct Cols4096_68c2 : Plain { using Load = NoAllocate; using Store = Streaming;
   enum : int { kCols = 4096, kThreads = 128, kThreadsPerRow = 128, kVector = 8 };
 };
@@ -322,7 +339,7 @@ struct AnyCols_fee7 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256,
 // rmsnorm forward: a block owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_f16_block_per_row_bc4d(
+rmsnorm_fwd_f16_block_per_row_357f(
     float16* __restrict__ y,
     float* __restrict__ rstd,
     Input<Config, float16> x,
@@ -331,16 +348,13 @@ rmsnorm_fwd_f16_block_per_row_bc4d(
     long long x_pitch,
     int rows,
     float eps) {
-  constexpr int kCols = Config::kCols;
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  constexpr int kVectors = kCols / kVector;  // vectors of a row
-  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Config::kThreadsPerRow, kVector = Config::kVector,
+      kWarpsPerRow = kThreadsPerRow / 32, kVectors = kCols / kVector,
+      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
   struct Look1 {  // state of look 1: sum(x**2)
     float x_squares;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -445,7 +459,7 @@ rmsnorm_fwd_f16_block_per_row_bc4d(
 // rmsnorm forward, any number of columns: a block owns a row; each row is read twice.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_f16_any_cols_block_per_row_cee0(
+rmsnorm_fwd_f16_any_cols_block_per_row_5a76(
     float16* __restrict__ y,
     float* __restrict__ rstd,
     Input<Config, float16> x,
@@ -455,13 +469,11 @@ rmsnorm_fwd_f16_any_cols_block_per_row_cee0(
     int rows,
     int cols,
     float eps) {
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kUnroll = Config::kUnroll;  // steps that a loop does in a trip
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
+  constexpr int kThreadsPerRow = Config::kThreadsPerRow, kVector = Config::kVector, kUnroll = Config::kUnroll,
+      kWarpsPerRow = kThreadsPerRow / 32;
   struct Look1 {  // state of look 1: sum(x**2)
     float x_squares;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -525,7 +537,8 @@ rmsnorm_fwd_f16_any_cols_block_per_row_cee0(
     if (vector < vectors) {
       const int column = head + vector * kVector;
       const Vec<float16, kVector> x_vec = read<kVector, Load>(x_row + column);
-      const Vec<float16, kVector> weight_vec = read_window<kVector>(weight, column, cols, false);
+      const Vec<float16, kVector> weight_vec = weight != nullptr ? read_window<kVector>(weight, column, cols, false) :
+          filled<float16, kVector>(1.0f);
       float y_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -540,117 +553,11 @@ rmsnorm_fwd_f16_any_cols_block_per_row_cee0(
   }
   if (has_edge) {
     const Vec<float16, 1> x_vec = read<1, Load>(x_row + edge);
-    const Vec<float16, 1> weight_vec = read<1>(weight + edge);
+    const Vec<float16, 1> weight_vec = weight != nullptr ? read<1>(weight + edge) : filled<float16, 1>(1.0f);
     float y_values[1];
     const float x_i = element(x_vec, 0);
     const float weight_i = element(weight_vec, 0);
     y_values[0] = x_i * row_rstd * weight_i;
-    Vec<float16, 1> y_vec;
-    pack(y_vec, y_values);
-    write<Store>(y_row + edge, y_vec);
-  }
-
-  Chain::at_end();
-}
-
-// rmsnorm forward, any number of columns: a block owns a row; each row is read twice.
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_f16_any_cols_without_weight_block_per_row_0e81(
-    float16* __restrict__ y,
-    float* __restrict__ rstd,
-    Input<Config, float16> x,
-    long long y_pitch,
-    long long x_pitch,
-    int rows,
-    int cols,
-    float eps) {
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;
-  using Store = typename Config::Store;
-  using Chain = typename Config::Chain;
-  constexpr int kUnroll = Config::kUnroll;  // steps that a loop does in a trip
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  struct Look1 {  // state of look 1: sum(x**2)
-    float x_squares;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.x_squares + b.x_squares};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.x_squares, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[kWarpsPerRow];
-
-  const int lane = threadIdx.x;
-  const int row = blockIdx.x;
-  const int steps = (cols / kVector + kThreadsPerRow - 1) / kThreadsPerRow;
-
-  float16* y_row = y + static_cast<long long>(row) * y_pitch;
-  const float16* x_row = x + static_cast<long long>(row) * x_pitch;
-  // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
-  const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(x_row) / sizeof(float16) % kVector);
-  const int head = (kVector - shift) % kVector;
-  const int vectors = (cols - head) / kVector;
-  const int edge = lane < head ? lane : lane + vectors * kVector;
-  const bool has_edge = edge < cols;
-
-  Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
-
-  Look1 look1 = {0.0f};
-
-  // Look 1: sum(x**2)
-  #pragma unroll kUnroll
-  for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (vector < vectors) {
-      const int column = head + vector * kVector;
-      const Vec<float16, kVector> x_vec = read<kVector>(x_row + column);
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_vec, i);
-        look1.x_squares += x_i * x_i;
-      }
-    }
-  }
-  if (has_edge) {
-    const Vec<float16, 1> x_vec = read<1>(x_row + edge);
-    const float x_i = element(x_vec, 0);
-    look1.x_squares += x_i * x_i;
-  }
-
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
-  const float row_rstd = rsqrtf(eps + look1.x_squares / cols);
-
-  if (lane == 0) {
-    if (rstd != nullptr) rstd[row] = row_rstd;
-  }
-
-  // Last look: the outputs
-  #pragma unroll kUnroll
-  for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (vector < vectors) {
-      const int column = head + vector * kVector;
-      const Vec<float16, kVector> x_vec = read<kVector, Load>(x_row + column);
-      float y_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_vec, i);
-        y_values[i] = x_i * row_rstd;
-      }
-      Vec<float16, kVector> y_vec;
-      pack(y_vec, y_values);
-      write<Store>(y_row + column, y_vec);
-    }
-  }
-  if (has_edge) {
-    const Vec<float16, 1> x_vec = read<1, Load>(x_row + edge);
-    float y_values[1];
-    const float x_i = element(x_vec, 0);
-    y_values[0] = x_i * row_rstd;
     Vec<float16, 1> y_vec;
     pack(y_vec, y_values);
     write<Store>(y_row + edge, y_vec);
@@ -798,16 +705,6 @@ inline cudaError_t run_any_cols(const Kernel& kernel, const Arguments& call) {
       call.y, call.rstd, call.x, call.weight, call.y_pitch, call.x_pitch, call.rows, call.cols, call.eps);
 }
 
-template <auto kMain>
-inline cudaError_t run_any_cols_without_weight(const Kernel& kernel, const Arguments& call) {
-  int blocks = 0;
-  cudaError_t status = grid(kernel.launch, call.rows, &blocks);
-  if (status != cudaSuccess) return status;
-  return launch_on(
-      call.stream, kMain, kernel.launch, blocks,
-      call.y, call.rstd, call.x, call.y_pitch, call.x_pitch, call.rows, call.cols, call.eps);
-}
-
 // What the tuner chose, in the order of the table at the top of this file.
 struct Tuned {
   int rows, cols;
@@ -819,16 +716,13 @@ struct Tuned {
 };
 inline constexpr Tuned kTuned[] = {
     {8192, 4096, 16, 0u, 2u, false, {{128, 1, false, 0, 0, 8},
-     run<rmsnorm_fwd_f16_block_per_row_bc4d<Cols4096_68c2>>}},
+     run<rmsnorm_fwd_f16_block_per_row_357f<Cols4096_68c2>>}},
 };
 
-// The kernels for any cols, by the bits of `absent` that are compiled out: of two, the first reads vectors and asks that
-// rows start alike, the other takes any alignment.
+// For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.
 inline constexpr Kernel kGeneral[] = {
-    {{256}, run_any_cols<rmsnorm_fwd_f16_any_cols_block_per_row_cee0<AnyCols_54f6>>},
-    {{256}, run_any_cols<rmsnorm_fwd_f16_any_cols_block_per_row_cee0<AnyCols_fee7>>},
-    {{256}, run_any_cols_without_weight<rmsnorm_fwd_f16_any_cols_without_weight_block_per_row_0e81<AnyCols_54f6>>},
-    {{256}, run_any_cols_without_weight<rmsnorm_fwd_f16_any_cols_without_weight_block_per_row_0e81<AnyCols_fee7>>},
+    {{256}, run_any_cols<rmsnorm_fwd_f16_any_cols_block_per_row_5a76<AnyCols_54f6>>},
+    {{256}, run_any_cols<rmsnorm_fwd_f16_any_cols_block_per_row_5a76<AnyCols_fee7>>},
 };
 
 // Bits of `absent`: 1u weight, 2u rstd.
@@ -892,7 +786,7 @@ inline cudaError_t rmsnorm_fwd_f16_pitched(
       reinterpret_cast<const k::float16*>(weight), y_pitch, x_pitch, rows, cols, eps, stream};
   const bool alike =
       (k::address(x) - k::address(y)) % 16 == 0 && (k::pitch_bytes(x_pitch - y_pitch, 2)) % 16 == 0;
-  const k::Kernel* kernel = &k::kGeneral[2 * (absent & k::kCompiledOut) + (alike ? 0 : 1)];
+  const k::Kernel* kernel = &k::kGeneral[alike ? 0 : 1];
   const int align = k::alignment(
       k::address(y) | k::address(x) | k::address(weight) | k::pitch_bytes(y_pitch, 2) | k::pitch_bytes(x_pitch, 2));
   const int tuned = k::select(rows, cols, align, absent, alike);

@@ -13,11 +13,13 @@
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // verified  NVIDIA H200, driver for CUDA 13.0: 5 to 6 calls, 1 to 4096 rows, 18 families of rows, own pitches of y, x,
 //           null rstd
-// note      emitted as another text than the one that was tuned: 8192 x 4096, 2048 x 262144
+// note      emitted as another text than the one that was tuned: all
+//
+// all timed without rstd:
 //
 //   rows x cols              kernel           threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
-//   8192 x 4096 no rstd      block_per_row    128      2           2       66.55     171.9 / 105.5  4034  97.4 %   1.06x       67.46     fresh
-//   2048 x 262144 no rstd    cluster_per_row  512      1           4       1051      2579 / 1527    4087  97.5 %   1.11x       1051      fresh
+//   8192 x 4096              block_per_row    128      2           2       66.55     171.9 / 105.5  4034  97.4 %   1.06x       67.46     fresh
+//   2048 x 262144            cluster_per_row  512      1           4       1051      2579 / 1527    4087  97.5 %   1.11x       1051      fresh
 //   (any other, rows alike)  block_per_row    256      1           4       -         -              -     -        -           -         not tuned
 //   (any other)              block_per_row    256      1           1       -         -              -     -        -           -         not tuned
 //
@@ -181,6 +183,11 @@ struct EvictLast {
   }
 };
 
+// Waits for that many threads, whole warps, at barrier `id` of 1 to 15.
+__device__ __forceinline__ void named_barrier(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" :: "r"(id), "r"(threads) : "memory");
+}
+
 // The widest type that memory of that many bytes is accessed as, and its bits in registers.
 template <int kBytes> struct WordOf { using type = uint4; };
 template <> struct WordOf<8> { using type = uint2; };
@@ -259,37 +266,6 @@ __device__ __forceinline__ State exchange_cluster(
   return reduce_lanes<lanes_for(kStates)>(share_of_slots<kStates>(set));
 }
 
-// How a kernel and its neighbours in the stream overlap: not at all.
-// wait              before the first access to what the kernels in front write, or still read
-// wait_for_partner  in a call's second kernel, before the first access to what the first one writes
-// at_...            here the kernel behind this one may start: it takes the place of blocks as they end
-// Pointer           to what is only read: while kernels in front may still write it, it is not `__restrict__`, by which
-//                   the compiler would read it through the non-coherent cache and move loads over a wait
-struct InOrder {
-  template <typename T> using Pointer = const T* __restrict__;
-  static __device__ __forceinline__ void wait() {}
-  static __device__ __forceinline__ void wait_for_partner() {}
-  static __device__ __forceinline__ void at_start() {}
-  static __device__ __forceinline__ void at_loads() {}
-  static __device__ __forceinline__ void at_end() {}
-};
-
-template <class Config, typename T> using Input = typename Config::Chain::template Pointer<T>;
-
-// Parameters are read in their turn.
-struct InTurn {
-  template <typename T>
-  static __device__ __forceinline__ void to_l2(const T*, int) {}
-};
-
-// What a Config names but where it says otherwise. Its sizes are counted in elements, threads, rows or blocks.
-struct Plain {
-  using Load = Default;   // how rows are read
-  using Store = Default;  // how rows are written
-  using Chain = InOrder;  // how a kernel overlaps with its neighbours in the stream
-  using Params = InTurn;  // whether column parameters are asked for ahead of the rows
-};
-
 // N elements as they are stored, in 32-bit registers; moved by the widest words that fit, at most 16 bytes each.
 template <typename T, int N>
 struct Vec {
@@ -327,6 +303,49 @@ __device__ __forceinline__ void pack(Vec<float, N>& vec, const float (&values)[N
   #pragma unroll
   for (int i = 0; i < N; ++i) vec.bits[i] = __float_as_uint(values[i]);
 }
+
+// N elements that all have that value.
+template <typename T, int N>
+__device__ __forceinline__ Vec<T, N> filled(float value) {
+  float values[N];
+  #pragma unroll
+  for (int i = 0; i < N; ++i) values[i] = value;
+  Vec<T, N> vec;
+  pack(vec, values);
+  return vec;
+}
+
+// How a kernel and its neighbours in the stream overlap: not at all.
+// wait              before the first access to what the kernels in front write, or still read
+// wait_for_partner  in a call's second kernel, before the first access to what the first one writes
+// at_...            here the kernel behind this one may start: it takes the place of blocks as they end
+// Pointer           to what is only read: while kernels in front may still write it, it is not `__restrict__`, by which
+//                   the compiler would read it through the non-coherent cache and move loads over a wait
+struct InOrder {
+  template <typename T> using Pointer = const T* __restrict__;
+  static __device__ __forceinline__ void wait() {}
+  static __device__ __forceinline__ void wait_for_partner() {}
+  static __device__ __forceinline__ void at_start() {}
+  static __device__ __forceinline__ void at_loads() {}
+  static __device__ __forceinline__ void at_end() {}
+};
+
+template <class Config, typename T> using Input = typename Config::Chain::template Pointer<T>;
+
+// Parameters are read in their turn.
+struct InTurn {
+  template <typename T>
+  static __device__ __forceinline__ void to_l2(const T*, int) {}
+};
+
+// What a Config names but where it says otherwise. Its sizes are counted in elements, threads, rows or blocks.
+struct Plain {
+  using Load = Default;   // how rows are read
+  using Store = Default;  // how rows are written
+  using Chain = InOrder;  // how a kernel overlaps with its neighbours in the stream
+  using Params = InTurn;  // whether column parameters are asked for ahead of the rows
+  enum : int { kCluster = 1 };  // blocks that share a row, or add their column sums
+};
 
 // Elements [first, first + N) of an array of `count`, whatever the alignment of their address: the aligned words
 // around them, moved into place. `inside`: those words are known to lie within the array.
@@ -380,7 +399,31 @@ __device__ __forceinline__ State reduce_row(State s, State* slots) {
   return reduce_lanes<lanes_for(kWarps)>(share_of_slots<kWarps>(slots));
 }
 
-// What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row.
+// A barrier for the kWarps warps of row number `slot` of a block. Only wide rows have one each: a barrier whose number
+// the hardware learns at run time is a slow one, and narrow rows share that of the block.
+template <int kWarps>
+__device__ __forceinline__ void rows_meet(int slot) {
+  if constexpr (kWarps >= 8) named_barrier(1 + slot, kWarps * 32);
+  else __syncthreads();
+}
+
+// As reduce_row, for row number `slot` of a block that works on several.
+template <int kWarps, typename State>
+__device__ __forceinline__ State reduce_row_beside(State s, State* slots, int slot) {
+  s = reduce_lanes<32>(s);
+  if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32 % kWarps] = s;
+  rows_meet<kWarps>(slot);
+  return reduce_lanes<lanes_for(kWarps)>(share_of_slots<kWarps>(slots));
+}
+
+// What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row. In kernels:
+// kVector   elements per access
+// kVectors  vectors of a row
+// kSteps    vectors a thread owns
+// kEven     all threads own kSteps of them
+// kCluster  blocks that share a row
+// kStages   row tiles in shared memory
+// kUnroll   steps that a loop does in a trip
 struct Cols4096_5cb1 : Plain {
   enum : int { kCols = 4096, kThreads = 128, kThreadsPerRow = 64, kRowsPerBlock = 2, kVector = 2 };
 };
@@ -393,7 +436,7 @@ struct AnyCols_fee7 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256,
 // rmsnorm forward: several warps own a row, a block works on several rows; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_f32_block_per_row_c3b0(
+rmsnorm_fwd_f32_block_per_row_e083(
     float* __restrict__ y,
     float* __restrict__ rstd,
     Input<Config, float> x,
@@ -402,17 +445,13 @@ rmsnorm_fwd_f32_block_per_row_c3b0(
     long long x_pitch,
     int rows,
     float eps) {
-  constexpr int kCols = Config::kCols;
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kRowsPerBlock = Config::kRowsPerBlock;
-  constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  constexpr int kVectors = kCols / kVector;  // vectors of a row
-  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Config::kThreadsPerRow, kRowsPerBlock = Config::kRowsPerBlock,
+      kVector = Config::kVector, kWarpsPerRow = kThreadsPerRow / 32, kVectors = kCols / kVector,
+      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
   struct Look1 {  // state of look 1: sum(x**2)
     float x_squares;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -478,7 +517,7 @@ rmsnorm_fwd_f32_block_per_row_c3b0(
       }
     }
 
-    look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[parity][slot]);
+    look1 = reduce_row_beside<kWarpsPerRow>(look1, look1_slots[parity][slot], slot);
     const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
 
     if (lane == 0 && active) {
@@ -513,7 +552,7 @@ rmsnorm_fwd_f32_block_per_row_c3b0(
 // rmsnorm forward: the blocks of a cluster own a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_f32_cluster_per_row_125e(
+rmsnorm_fwd_f32_cluster_per_row_8b4b(
     float* __restrict__ y,
     float* __restrict__ rstd,
     Input<Config, float> x,
@@ -522,19 +561,14 @@ rmsnorm_fwd_f32_cluster_per_row_125e(
     long long x_pitch,
     int rows,
     float eps) {
-  constexpr int kCols = Config::kCols;
-  constexpr int kThreads = Config::kThreads;
-  constexpr int kCluster = Config::kCluster;  // blocks that share a row
-  constexpr int kWarps = kThreads / 32;
-  constexpr int kThreadsPerRow = kCluster * kThreads;
-  constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kVectors = kCols / kVector;  // vectors of a row
-  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
-  constexpr int kStages = Config::kStages;  // row tiles in shared memory
+  constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kCluster = Config::kCluster, kWarps = kThreads / 32,
+      kThreadsPerRow = kCluster * kThreads, kVector = Config::kVector, kVectors = kCols / kVector,
+      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
+  constexpr int kStages = Config::kStages;
   struct Look1 {  // state of look 1: sum(x**2)
     float x_squares;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -678,7 +712,7 @@ rmsnorm_fwd_f32_cluster_per_row_125e(
 // rmsnorm forward, any number of columns: a block owns a row; each row is read twice.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_f32_any_cols_block_per_row_a965(
+rmsnorm_fwd_f32_any_cols_block_per_row_7595(
     float* __restrict__ y,
     float* __restrict__ rstd,
     Input<Config, float> x,
@@ -688,13 +722,11 @@ rmsnorm_fwd_f32_any_cols_block_per_row_a965(
     int rows,
     int cols,
     float eps) {
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kUnroll = Config::kUnroll;  // steps that a loop does in a trip
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
+  constexpr int kThreadsPerRow = Config::kThreadsPerRow, kVector = Config::kVector, kUnroll = Config::kUnroll,
+      kWarpsPerRow = kThreadsPerRow / 32;
   struct Look1 {  // state of look 1: sum(x**2)
     float x_squares;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -758,7 +790,8 @@ rmsnorm_fwd_f32_any_cols_block_per_row_a965(
     if (vector < vectors) {
       const int column = head + vector * kVector;
       const Vec<float, kVector> x_vec = read<kVector, Load>(x_row + column);
-      const Vec<float, kVector> weight_vec = read_window<kVector>(weight, column, cols, false);
+      const Vec<float, kVector> weight_vec = weight != nullptr ? read_window<kVector>(weight, column, cols, false) :
+          filled<float, kVector>(1.0f);
       float y_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -773,117 +806,11 @@ rmsnorm_fwd_f32_any_cols_block_per_row_a965(
   }
   if (has_edge) {
     const Vec<float, 1> x_vec = read<1, Load>(x_row + edge);
-    const Vec<float, 1> weight_vec = read<1>(weight + edge);
+    const Vec<float, 1> weight_vec = weight != nullptr ? read<1>(weight + edge) : filled<float, 1>(1.0f);
     float y_values[1];
     const float x_i = element(x_vec, 0);
     const float weight_i = element(weight_vec, 0);
     y_values[0] = x_i * row_rstd * weight_i;
-    Vec<float, 1> y_vec;
-    pack(y_vec, y_values);
-    write<Store>(y_row + edge, y_vec);
-  }
-
-  Chain::at_end();
-}
-
-// rmsnorm forward, any number of columns: a block owns a row; each row is read twice.
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_f32_any_cols_without_weight_block_per_row_1dd0(
-    float* __restrict__ y,
-    float* __restrict__ rstd,
-    Input<Config, float> x,
-    long long y_pitch,
-    long long x_pitch,
-    int rows,
-    int cols,
-    float eps) {
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kVector = Config::kVector;  // elements per access
-  using Load = typename Config::Load;
-  using Store = typename Config::Store;
-  using Chain = typename Config::Chain;
-  constexpr int kUnroll = Config::kUnroll;  // steps that a loop does in a trip
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  struct Look1 {  // state of look 1: sum(x**2)
-    float x_squares;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.x_squares + b.x_squares};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.x_squares, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[kWarpsPerRow];
-
-  const int lane = threadIdx.x;
-  const int row = blockIdx.x;
-  const int steps = (cols / kVector + kThreadsPerRow - 1) / kThreadsPerRow;
-
-  float* y_row = y + static_cast<long long>(row) * y_pitch;
-  const float* x_row = x + static_cast<long long>(row) * x_pitch;
-  // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
-  const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(x_row) / sizeof(float) % kVector);
-  const int head = (kVector - shift) % kVector;
-  const int vectors = (cols - head) / kVector;
-  const int edge = lane < head ? lane : lane + vectors * kVector;
-  const bool has_edge = edge < cols;
-
-  Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
-
-  Look1 look1 = {0.0f};
-
-  // Look 1: sum(x**2)
-  #pragma unroll kUnroll
-  for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (vector < vectors) {
-      const int column = head + vector * kVector;
-      const Vec<float, kVector> x_vec = read<kVector>(x_row + column);
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_vec, i);
-        look1.x_squares += x_i * x_i;
-      }
-    }
-  }
-  if (has_edge) {
-    const Vec<float, 1> x_vec = read<1>(x_row + edge);
-    const float x_i = element(x_vec, 0);
-    look1.x_squares += x_i * x_i;
-  }
-
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
-  const float row_rstd = rsqrtf(eps + look1.x_squares / cols);
-
-  if (lane == 0) {
-    if (rstd != nullptr) rstd[row] = row_rstd;
-  }
-
-  // Last look: the outputs
-  #pragma unroll kUnroll
-  for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (vector < vectors) {
-      const int column = head + vector * kVector;
-      const Vec<float, kVector> x_vec = read<kVector, Load>(x_row + column);
-      float y_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_vec, i);
-        y_values[i] = x_i * row_rstd;
-      }
-      Vec<float, kVector> y_vec;
-      pack(y_vec, y_values);
-      write<Store>(y_row + column, y_vec);
-    }
-  }
-  if (has_edge) {
-    const Vec<float, 1> x_vec = read<1, Load>(x_row + edge);
-    float y_values[1];
-    const float x_i = element(x_vec, 0);
-    y_values[0] = x_i * row_rstd;
     Vec<float, 1> y_vec;
     pack(y_vec, y_values);
     write<Store>(y_row + edge, y_vec);
@@ -1046,16 +973,6 @@ inline cudaError_t run_any_cols(const Kernel& kernel, const Arguments& call) {
       call.y, call.rstd, call.x, call.weight, call.y_pitch, call.x_pitch, call.rows, call.cols, call.eps);
 }
 
-template <auto kMain>
-inline cudaError_t run_any_cols_without_weight(const Kernel& kernel, const Arguments& call) {
-  int blocks = 0;
-  cudaError_t status = fitting_grid(reinterpret_cast<const void*>(kMain), kernel.launch, call.rows, &blocks);
-  if (status != cudaSuccess) return status;
-  return launch_on(
-      call.stream, kMain, kernel.launch, blocks,
-      call.y, call.rstd, call.x, call.y_pitch, call.x_pitch, call.rows, call.cols, call.eps);
-}
-
 // What the tuner chose, in the order of the table at the top of this file.
 struct Tuned {
   int rows, cols;
@@ -1067,18 +984,15 @@ struct Tuned {
 };
 inline constexpr Tuned kTuned[] = {
     {8192,   4096,  8, 0u, 2u, false, {{128, 2, false, 0, 0, 8},
-     run<rmsnorm_fwd_f32_block_per_row_c3b0<Cols4096_5cb1>>}},
+     run<rmsnorm_fwd_f32_block_per_row_e083<Cols4096_5cb1>>}},
     {2048, 262144, 16, 0u, 2u, false, {{512, 1, false, 0, 0, 2, 16, 1, 131072},
-     run<rmsnorm_fwd_f32_cluster_per_row_125e<Cols262144_90ea>>}},
+     run<rmsnorm_fwd_f32_cluster_per_row_8b4b<Cols262144_90ea>>}},
 };
 
-// The kernels for any cols, by the bits of `absent` that are compiled out: of two, the first reads vectors and asks that
-// rows start alike, the other takes any alignment.
+// For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.
 inline constexpr Kernel kGeneral[] = {
-    {{256}, run_any_cols<rmsnorm_fwd_f32_any_cols_block_per_row_a965<AnyCols_3be0>>},
-    {{256}, run_any_cols<rmsnorm_fwd_f32_any_cols_block_per_row_a965<AnyCols_fee7>>},
-    {{256}, run_any_cols_without_weight<rmsnorm_fwd_f32_any_cols_without_weight_block_per_row_1dd0<AnyCols_3be0>>},
-    {{256}, run_any_cols_without_weight<rmsnorm_fwd_f32_any_cols_without_weight_block_per_row_1dd0<AnyCols_fee7>>},
+    {{256}, run_any_cols<rmsnorm_fwd_f32_any_cols_block_per_row_7595<AnyCols_3be0>>},
+    {{256}, run_any_cols<rmsnorm_fwd_f32_any_cols_block_per_row_7595<AnyCols_fee7>>},
 };
 
 // Bits of `absent`: 1u weight, 2u rstd.
@@ -1141,7 +1055,7 @@ inline cudaError_t rmsnorm_fwd_f32_pitched(
       y, rstd, x, weight, y_pitch, x_pitch, rows, cols, eps, stream};
   const bool alike =
       (k::address(x) - k::address(y)) % 16 == 0 && (k::pitch_bytes(x_pitch - y_pitch, 4)) % 16 == 0;
-  const k::Kernel* kernel = &k::kGeneral[2 * (absent & k::kCompiledOut) + (alike ? 0 : 1)];
+  const k::Kernel* kernel = &k::kGeneral[alike ? 0 : 1];
   const int align = k::alignment(
       k::address(y) | k::address(x) | k::address(weight) | k::pitch_bytes(y_pitch, 4) | k::pitch_bytes(x_pitch, 4));
   const int tuned = k::select(rows, cols, align, absent, alike);

@@ -18,6 +18,7 @@
 //           in 0.022 of the elements, which have no finite bound; any value passes in 0.014 of the elements, which
 //           have no finite bound; any value passes in 0.034 of the elements, which have no finite bound; any value
 //           passes in 0.032 of the elements, which have no finite bound
+// note      emitted as another text than the one that was tuned: all
 //
 //   rows x cols   kernel          threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
 //   1 x 6144      block_per_part  64       1           4       1.737     5.056 / 3.318  18    83.9 %   1.04x       1.774     fresh
@@ -366,6 +367,7 @@ struct Plain {
   using Store = Default;  // how rows are written
   using Chain = InOrder;  // how a kernel overlaps with its neighbours in the stream
   using Params = InTurn;  // whether column parameters are asked for ahead of the rows
+  enum : int { kCluster = 1 };  // blocks that share a row, or add their column sums
 };
 
 // How two values of a group become one.
@@ -392,7 +394,15 @@ __device__ __forceinline__ float reduce_group(float value) {
   return value;
 }
 
-// What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row.
+// What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row. In kernels:
+// kParts         blocks that share a row
+// kVector        elements per access
+// kVectors       vectors of a row
+// kSteps         vectors a thread owns
+// kEven          all threads own kSteps of them
+// kGroup         columns
+// kGroupVectors  lanes that own one
+// kUnroll        steps that a loop does in a trip
 struct Cols6144_e3fc : Plain { enum : int { kCols = 6144, kThreads = 64, kParts = 24, kVector = 4, kGroup = 128 }; };
 struct Cols6144_3170 : Plain { using Load = EvictLast;
   enum : int { kCols = 6144, kThreads = 64, kParts = 24, kVector = 4, kUnroll = 1, kGroup = 128 };
@@ -417,7 +427,7 @@ struct AnyCols_f834 : Plain {
 // silu_mul_to_fp8_group forward: a block owns a part of a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-silu_mul_to_fp8_group_fwd_bf16_block_per_part_e85d(
+silu_mul_to_fp8_group_fwd_bf16_block_per_part_166f(
     float8_e4m3* __restrict__ q,
     float* __restrict__ scale,
     Input<Config, bfloat16> gate,
@@ -428,19 +438,14 @@ silu_mul_to_fp8_group_fwd_bf16_block_per_part_e85d(
     long long up_pitch,
     int rows,
     float amax_min) {
-  constexpr int kCols = Config::kCols;
-  constexpr int kThreads = Config::kThreads;
-  constexpr int kParts = Config::kParts;  // blocks that share a row
-  constexpr int kThreadsPerRow = kParts * kThreads;
-  constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kVectors = kCols / kVector;  // vectors of a row
-  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
-  constexpr int kGroup = Config::kGroup;  // columns
-  constexpr int kGroupVectors = kGroup / kVector;  // lanes that own one
+  constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kParts = Config::kParts,
+      kThreadsPerRow = kParts * kThreads, kVector = Config::kVector, kVectors = kCols / kVector,
+      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
+  constexpr int kGroup = Config::kGroup, kGroupVectors = kGroup / kVector;
 
   const int lane = static_cast<int>(blockIdx.x % kParts * kThreads + threadIdx.x);
   const int row = blockIdx.x / kParts;
@@ -507,7 +512,7 @@ silu_mul_to_fp8_group_fwd_bf16_block_per_part_e85d(
 // silu_mul_to_fp8_group forward: a block owns a part of a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-silu_mul_to_fp8_group_fwd_bf16_block_per_part_20f4(
+silu_mul_to_fp8_group_fwd_bf16_block_per_part_de5e(
     float8_e4m3* __restrict__ q,
     float* __restrict__ scale,
     Input<Config, bfloat16> gate,
@@ -518,20 +523,14 @@ silu_mul_to_fp8_group_fwd_bf16_block_per_part_20f4(
     long long up_pitch,
     int rows,
     float amax_min) {
-  constexpr int kCols = Config::kCols;
-  constexpr int kThreads = Config::kThreads;
-  constexpr int kParts = Config::kParts;  // blocks that share a row
-  constexpr int kThreadsPerRow = kParts * kThreads;
-  constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kUnroll = Config::kUnroll;  // steps that a loop does in a trip
-  constexpr int kVectors = kCols / kVector;  // vectors of a row
-  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
-  constexpr int kGroup = Config::kGroup;  // columns
-  constexpr int kGroupVectors = kGroup / kVector;  // lanes that own one
+  constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kParts = Config::kParts,
+      kThreadsPerRow = kParts * kThreads, kVector = Config::kVector, kUnroll = Config::kUnroll,
+      kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
+  constexpr int kGroup = Config::kGroup, kGroupVectors = kGroup / kVector;
 
   const int lane = static_cast<int>(blockIdx.x % kParts * kThreads + threadIdx.x);
   const int row = blockIdx.x / kParts;
@@ -599,7 +598,7 @@ silu_mul_to_fp8_group_fwd_bf16_block_per_part_20f4(
 // silu_mul_to_fp8_group forward, any number of columns: a block owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-silu_mul_to_fp8_group_fwd_bf16_any_cols_block_per_row_f747(
+silu_mul_to_fp8_group_fwd_bf16_any_cols_block_per_row_7cae(
     float8_e4m3* __restrict__ q,
     float* __restrict__ scale,
     Input<Config, bfloat16> gate,
@@ -611,14 +610,11 @@ silu_mul_to_fp8_group_fwd_bf16_any_cols_block_per_row_f747(
     int rows,
     int cols,
     float amax_min) {
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kUnroll = Config::kUnroll;  // steps that a loop does in a trip
-  constexpr int kGroup = Config::kGroup;  // columns
-  constexpr int kGroupVectors = kGroup / kVector;  // lanes that own one
+  constexpr int kThreadsPerRow = Config::kThreadsPerRow, kVector = Config::kVector, kUnroll = Config::kUnroll,
+      kGroup = Config::kGroup, kGroupVectors = kGroup / kVector;
 
   const int lane = threadIdx.x;
   const int row = blockIdx.x;
@@ -825,34 +821,34 @@ struct Tuned {
 };
 inline constexpr Tuned kTuned[] = {
     {   1,  6144, 16, 0u, 0u, false, {{64, 1, false, 0, 0, 0, 1, 24},
-     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_e85d<Cols6144_e3fc>>}},
+     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_166f<Cols6144_e3fc>>}},
     {  16,  6144, 16, 0u, 0u, false, {{64, 1, false, 0, 0, 0, 1, 24, 1024},
-     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_20f4<Cols6144_3170>>}},
+     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_de5e<Cols6144_3170>>}},
     {  64,  6144, 16, 0u, 0u, false, {{128, 1, false, 0, 0, 0, 1, 12, 2048},
-     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_20f4<Cols6144_e1f5>>}},
+     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_de5e<Cols6144_e1f5>>}},
     { 256,  6144, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 3},
-     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_e85d<Cols6144_6b63>>}},
+     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_166f<Cols6144_6b63>>}},
     {1024,  6144, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 3},
-     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_e85d<Cols6144_6b63>>}},
+     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_166f<Cols6144_6b63>>}},
     {4096,  6144, 16, 0u, 0u, false, {{128, 1, false, 0, 0, 0, 1, 3},
-     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_e85d<Cols6144_28e4>>}},
+     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_166f<Cols6144_28e4>>}},
     {   1, 12288, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 6},
-     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_e85d<Cols12288_03c4>>}},
+     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_166f<Cols12288_03c4>>}},
     {  16, 12288, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 6},
-     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_e85d<Cols12288_03c4>>}},
+     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_166f<Cols12288_03c4>>}},
     {  64, 12288, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 6},
-     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_e85d<Cols12288_03c4>>}},
+     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_166f<Cols12288_03c4>>}},
     { 256, 12288, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 3},
-     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_e85d<Cols12288_1627>>}},
+     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_166f<Cols12288_1627>>}},
     {1024, 12288, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 3},
-     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_e85d<Cols12288_1627>>}},
+     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_166f<Cols12288_1627>>}},
     {4096, 12288, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 3},
-     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_e85d<Cols12288_1627>>}},
+     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_166f<Cols12288_1627>>}},
 };
 
-// The kernels for any cols, by the bits of `absent` that are compiled out.
+// For any cols.
 inline constexpr Kernel kGeneral[] = {
-    {{256}, run_any_cols<silu_mul_to_fp8_group_fwd_bf16_any_cols_block_per_row_f747<AnyCols_f834>>},
+    {{256}, run_any_cols<silu_mul_to_fp8_group_fwd_bf16_any_cols_block_per_row_7cae<AnyCols_f834>>},
 };
 
 // Bits of `absent`: none.
@@ -917,7 +913,7 @@ inline cudaError_t silu_mul_to_fp8_group_fwd_bf16_pitched(
       reinterpret_cast<k::float8_e4m3*>(q), scale, reinterpret_cast<const k::bfloat16*>(gate),
       reinterpret_cast<const k::bfloat16*>(up), q_pitch, scale_pitch, gate_pitch, up_pitch, rows, cols, amax_min,
       stream};
-  const k::Kernel* kernel = &k::kGeneral[absent & k::kCompiledOut];
+  const k::Kernel* kernel = &k::kGeneral[0];
   const int align = k::alignment(
       k::address(q) | k::address(gate) | k::address(up) | k::pitch_bytes(q_pitch, 1) |
       k::pitch_bytes(gate_pitch, 2) | k::pitch_bytes(up_pitch, 2));

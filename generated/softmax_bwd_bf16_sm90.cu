@@ -199,6 +199,7 @@ struct Plain {
   using Store = Default;  // how rows are written
   using Chain = InOrder;  // how a kernel overlaps with its neighbours in the stream
   using Params = InTurn;  // whether column parameters are asked for ahead of the rows
+  enum : int { kCluster = 1 };  // blocks that share a row, or add their column sums
 };
 
 // All kLanes neighbouring lanes, a power of two, end with the combined state; the lanes of `mask` take part. A state is
@@ -247,7 +248,12 @@ struct Streaming {
   }
 };
 
-// What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row.
+// What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row. In kernels:
+// kVector   elements per access
+// kVectors  vectors of a row
+// kSteps    vectors a thread owns
+// kEven     all threads own kSteps of them
+// kUnroll   steps that a loop does in a trip
 struct Cols4096_e9d8 : Plain { using Store = Streaming;
   enum : int { kCols = 4096, kThreads = 64, kThreadsPerRow = 64, kVector = 4 };
 };
@@ -257,7 +263,7 @@ struct AnyCols_fee7 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256,
 // softmax backward: a block owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-softmax_bwd_bf16_block_per_row_92a3(
+softmax_bwd_bf16_block_per_row_bbf1(
     bfloat16* __restrict__ dx,
     Input<Config, bfloat16> dy,
     Input<Config, bfloat16> y,
@@ -265,16 +271,13 @@ softmax_bwd_bf16_block_per_row_92a3(
     long long dy_pitch,
     long long y_pitch,
     int rows) {
-  constexpr int kCols = Config::kCols;
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  constexpr int kVectors = kCols / kVector;  // vectors of a row
-  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Config::kThreadsPerRow, kVector = Config::kVector,
+      kWarpsPerRow = kThreadsPerRow / 32, kVectors = kCols / kVector,
+      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
   struct Look1 {  // state of look 1: sum(dy * y)
     float dy_y_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -370,7 +373,7 @@ softmax_bwd_bf16_block_per_row_92a3(
 // softmax backward, any number of columns: a block owns a row; each row is read twice.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-softmax_bwd_bf16_any_cols_block_per_row_df2c(
+softmax_bwd_bf16_any_cols_block_per_row_3bd0(
     bfloat16* __restrict__ dx,
     Input<Config, bfloat16> dy,
     Input<Config, bfloat16> y,
@@ -379,13 +382,11 @@ softmax_bwd_bf16_any_cols_block_per_row_df2c(
     long long y_pitch,
     int rows,
     int cols) {
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kUnroll = Config::kUnroll;  // steps that a loop does in a trip
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
+  constexpr int kThreadsPerRow = Config::kThreadsPerRow, kVector = Config::kVector, kUnroll = Config::kUnroll,
+      kWarpsPerRow = kThreadsPerRow / 32;
   struct Look1 {  // state of look 1: sum(dy * y)
     float dy_y_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -626,14 +627,13 @@ struct Tuned {
 };
 inline constexpr Tuned kTuned[] = {
     {8192, 4096, 8, 0u, 0u, false, {{64, 1, false, 0, 0, 16},
-     run<softmax_bwd_bf16_block_per_row_92a3<Cols4096_e9d8>>}},
+     run<softmax_bwd_bf16_block_per_row_bbf1<Cols4096_e9d8>>}},
 };
 
-// The kernels for any cols, by the bits of `absent` that are compiled out: of two, the first reads vectors and asks that
-// rows start alike, the other takes any alignment.
+// For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.
 inline constexpr Kernel kGeneral[] = {
-    {{256}, run_any_cols<softmax_bwd_bf16_any_cols_block_per_row_df2c<AnyCols_54f6>>},
-    {{256}, run_any_cols<softmax_bwd_bf16_any_cols_block_per_row_df2c<AnyCols_fee7>>},
+    {{256}, run_any_cols<softmax_bwd_bf16_any_cols_block_per_row_3bd0<AnyCols_54f6>>},
+    {{256}, run_any_cols<softmax_bwd_bf16_any_cols_block_per_row_3bd0<AnyCols_fee7>>},
 };
 
 // Bits of `absent`: none.
@@ -697,7 +697,7 @@ inline cudaError_t softmax_bwd_bf16_pitched(
   const bool alike =
       (k::address(dy) - k::address(dx)) % 16 == 0 && (k::address(y) - k::address(dx)) % 16 == 0 &&
       (k::pitch_bytes(dy_pitch - dx_pitch, 2)) % 16 == 0 && (k::pitch_bytes(y_pitch - dx_pitch, 2)) % 16 == 0;
-  const k::Kernel* kernel = &k::kGeneral[2 * (absent & k::kCompiledOut) + (alike ? 0 : 1)];
+  const k::Kernel* kernel = &k::kGeneral[alike ? 0 : 1];
   const int align = k::alignment(
       k::address(dx) | k::address(dy) | k::address(y) | k::pitch_bytes(dx_pitch, 2) | k::pitch_bytes(dy_pitch, 2) |
       k::pitch_bytes(y_pitch, 2));

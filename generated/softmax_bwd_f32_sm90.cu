@@ -187,6 +187,7 @@ struct Plain {
   using Store = Default;  // how rows are written
   using Chain = InOrder;  // how a kernel overlaps with its neighbours in the stream
   using Params = InTurn;  // whether column parameters are asked for ahead of the rows
+  enum : int { kCluster = 1 };  // blocks that share a row, or add their column sums
 };
 
 // All kLanes neighbouring lanes, a power of two, end with the combined state; the lanes of `mask` take part. A state is
@@ -273,7 +274,13 @@ __device__ __forceinline__ void pack(Vec<float, N>& vec, const float (&values)[N
   for (int i = 0; i < N; ++i) vec.bits[i] = __float_as_uint(values[i]);
 }
 
-// What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row.
+// What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row. In kernels:
+// kCluster  blocks that share a row
+// kVector   elements per access
+// kVectors  vectors of a row
+// kSteps    vectors a thread owns
+// kEven     all threads own kSteps of them
+// kUnroll   steps that a loop does in a trip
 struct Cols32000_e4a9 : Plain { using Load = EvictLast;
   enum : int { kCols = 32000, kThreads = 512, kCluster = 2, kVector = 4 };
 };
@@ -283,7 +290,7 @@ struct AnyCols_fee7 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256,
 // softmax backward: the blocks of a cluster own a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-softmax_bwd_f32_cluster_per_row_51e1(
+softmax_bwd_f32_cluster_per_row_ca53(
     float* __restrict__ dx,
     Input<Config, float> dy,
     Input<Config, float> y,
@@ -291,18 +298,13 @@ softmax_bwd_f32_cluster_per_row_51e1(
     long long dy_pitch,
     long long y_pitch,
     int rows) {
-  constexpr int kCols = Config::kCols;
-  constexpr int kThreads = Config::kThreads;
-  constexpr int kCluster = Config::kCluster;  // blocks that share a row
-  constexpr int kWarps = kThreads / 32;
-  constexpr int kThreadsPerRow = kCluster * kThreads;
-  constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kVectors = kCols / kVector;  // vectors of a row
-  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
+  constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kCluster = Config::kCluster, kWarps = kThreads / 32,
+      kThreadsPerRow = kCluster * kThreads, kVector = Config::kVector, kVectors = kCols / kVector,
+      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
   struct Look1 {  // state of look 1: sum(dy * y)
     float dy_y_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -383,7 +385,7 @@ softmax_bwd_f32_cluster_per_row_51e1(
 // softmax backward, any number of columns: a block owns a row; each row is read twice.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-softmax_bwd_f32_any_cols_block_per_row_d57f(
+softmax_bwd_f32_any_cols_block_per_row_5140(
     float* __restrict__ dx,
     Input<Config, float> dy,
     Input<Config, float> y,
@@ -392,13 +394,11 @@ softmax_bwd_f32_any_cols_block_per_row_d57f(
     long long y_pitch,
     int rows,
     int cols) {
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kUnroll = Config::kUnroll;  // steps that a loop does in a trip
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
+  constexpr int kThreadsPerRow = Config::kThreadsPerRow, kVector = Config::kVector, kUnroll = Config::kUnroll,
+      kWarpsPerRow = kThreadsPerRow / 32;
   struct Look1 {  // state of look 1: sum(dy * y)
     float dy_y_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -639,14 +639,13 @@ struct Tuned {
 };
 inline constexpr Tuned kTuned[] = {
     {4096, 32000, 16, 0u, 0u, false, {{512, 1, false, 0, 0, 0, 2},
-     run<softmax_bwd_f32_cluster_per_row_51e1<Cols32000_e4a9>>}},
+     run<softmax_bwd_f32_cluster_per_row_ca53<Cols32000_e4a9>>}},
 };
 
-// The kernels for any cols, by the bits of `absent` that are compiled out: of two, the first reads vectors and asks that
-// rows start alike, the other takes any alignment.
+// For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.
 inline constexpr Kernel kGeneral[] = {
-    {{256}, run_any_cols<softmax_bwd_f32_any_cols_block_per_row_d57f<AnyCols_3be0>>},
-    {{256}, run_any_cols<softmax_bwd_f32_any_cols_block_per_row_d57f<AnyCols_fee7>>},
+    {{256}, run_any_cols<softmax_bwd_f32_any_cols_block_per_row_5140<AnyCols_3be0>>},
+    {{256}, run_any_cols<softmax_bwd_f32_any_cols_block_per_row_5140<AnyCols_fee7>>},
 };
 
 // Bits of `absent`: none.
@@ -709,7 +708,7 @@ inline cudaError_t softmax_bwd_f32_pitched(
   const bool alike =
       (k::address(dy) - k::address(dx)) % 16 == 0 && (k::address(y) - k::address(dx)) % 16 == 0 &&
       (k::pitch_bytes(dy_pitch - dx_pitch, 4)) % 16 == 0 && (k::pitch_bytes(y_pitch - dx_pitch, 4)) % 16 == 0;
-  const k::Kernel* kernel = &k::kGeneral[2 * (absent & k::kCompiledOut) + (alike ? 0 : 1)];
+  const k::Kernel* kernel = &k::kGeneral[alike ? 0 : 1];
   const int align = k::alignment(
       k::address(dx) | k::address(dy) | k::address(y) | k::pitch_bytes(dx_pitch, 4) | k::pitch_bytes(dy_pitch, 4) |
       k::pitch_bytes(y_pitch, 4));

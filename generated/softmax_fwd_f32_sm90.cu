@@ -12,7 +12,7 @@
 // tuned by  normgen 0.1.0
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // verified  NVIDIA H200, driver for CUDA 13.0: 4 calls, 1 to 4096 rows, 19 families of rows, own pitches of y, x
-// note      emitted as another text than the one that was tuned: 8192 x 4096, 4096 x 131072
+// note      emitted as another text than the one that was tuned: all
 //
 //   rows x cols              kernel           threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
 //   8192 x 4096              block_per_row    64       1           4       65.98     169.5 / 103.5  4068  97.7 %   1.08x       66.33     fresh
@@ -354,6 +354,7 @@ struct Plain {
   using Store = Default;  // how rows are written
   using Chain = InOrder;  // how a kernel overlaps with its neighbours in the stream
   using Params = InTurn;  // whether column parameters are asked for ahead of the rows
+  enum : int { kCluster = 1 };  // blocks that share a row, or add their column sums
 };
 
 // Warps first, then every warp combines the warps' states redundantly: one barrier, no broadcast.
@@ -365,7 +366,13 @@ __device__ __forceinline__ State reduce_row(State s, State* slots) {
   return reduce_lanes<lanes_for(kWarps)>(share_of_slots<kWarps>(slots));
 }
 
-// What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row.
+// What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row. In kernels:
+// kVector   elements per access
+// kUnroll   steps that a loop does in a trip
+// kVectors  vectors of a row
+// kSteps    vectors a thread owns
+// kEven     all threads own kSteps of them
+// kCluster  blocks that share a row
 struct Cols4096_d5f8 : Plain {
   enum : int { kCols = 4096, kThreads = 64, kThreadsPerRow = 64, kVector = 4, kUnroll = 4 };
 };
@@ -378,23 +385,18 @@ struct AnyCols_fee7 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256,
 // softmax forward: a block owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-softmax_fwd_f32_block_per_row_a039(
+softmax_fwd_f32_block_per_row_53c1(
     float* __restrict__ y,
     Input<Config, float> x,
     long long y_pitch,
     long long x_pitch,
     int rows) {
-  constexpr int kCols = Config::kCols;
-  constexpr int kThreads = Config::kThreads;
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kVector = Config::kVector;  // elements per access
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kUnroll = Config::kUnroll;  // steps that a loop does in a trip
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  constexpr int kVectors = kCols / kVector;  // vectors of a row
-  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
+  constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kThreadsPerRow = Config::kThreadsPerRow,
+      kVector = Config::kVector, kUnroll = Config::kUnroll, kWarpsPerRow = kThreadsPerRow / 32,
+      kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
   struct Look1 {  // state of look 1: online_softmax(x)
     float row_max, row_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -482,24 +484,19 @@ softmax_fwd_f32_block_per_row_a039(
 // softmax forward: the blocks of a cluster own a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-softmax_fwd_f32_cluster_per_row_6860(
+softmax_fwd_f32_cluster_per_row_c8b5(
     float* __restrict__ y,
     Input<Config, float> x,
     long long y_pitch,
     long long x_pitch,
     int rows) {
-  constexpr int kCols = Config::kCols;
-  constexpr int kThreads = Config::kThreads;
-  constexpr int kCluster = Config::kCluster;  // blocks that share a row
-  constexpr int kWarps = kThreads / 32;
-  constexpr int kThreadsPerRow = kCluster * kThreads;
-  constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kVectors = kCols / kVector;  // vectors of a row
-  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
+  constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kCluster = Config::kCluster, kWarps = kThreads / 32,
+      kThreadsPerRow = kCluster * kThreads, kVector = Config::kVector, kVectors = kCols / kVector,
+      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
   struct Look1 {  // state of look 1: online_softmax(x)
     float row_max, row_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -608,20 +605,18 @@ softmax_fwd_f32_cluster_per_row_6860(
 // softmax forward, any number of columns: a block owns a row; each row is read 3 times.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-softmax_fwd_f32_any_cols_block_per_row_83ed(
+softmax_fwd_f32_any_cols_block_per_row_bdbd(
     float* __restrict__ y,
     Input<Config, float> x,
     long long y_pitch,
     long long x_pitch,
     int rows,
     int cols) {
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kUnroll = Config::kUnroll;  // steps that a loop does in a trip
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
+  constexpr int kThreadsPerRow = Config::kThreadsPerRow, kVector = Config::kVector, kUnroll = Config::kUnroll,
+      kWarpsPerRow = kThreadsPerRow / 32;
   struct Look1 {  // state of look 1: max(x)
     float row_max;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -901,16 +896,15 @@ struct Tuned {
 };
 inline constexpr Tuned kTuned[] = {
     {8192,   4096, 16, 0u, 0u, false, {{64, 1, false, 0, 0, 0, 1, 1, 16384},
-     run<softmax_fwd_f32_block_per_row_a039<Cols4096_d5f8>>}},
+     run<softmax_fwd_f32_block_per_row_53c1<Cols4096_d5f8>>}},
     {4096, 131072, 16, 0u, 0u, false, {{512, 1, false, 0, 0, 2, 8},
-     run<softmax_fwd_f32_cluster_per_row_6860<Cols131072_51c7>>}},
+     run<softmax_fwd_f32_cluster_per_row_c8b5<Cols131072_51c7>>}},
 };
 
-// The kernels for any cols, by the bits of `absent` that are compiled out: of two, the first reads vectors and asks that
-// rows start alike, the other takes any alignment.
+// For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.
 inline constexpr Kernel kGeneral[] = {
-    {{256}, run_any_cols<softmax_fwd_f32_any_cols_block_per_row_83ed<AnyCols_3be0>>},
-    {{256}, run_any_cols<softmax_fwd_f32_any_cols_block_per_row_83ed<AnyCols_fee7>>},
+    {{256}, run_any_cols<softmax_fwd_f32_any_cols_block_per_row_bdbd<AnyCols_3be0>>},
+    {{256}, run_any_cols<softmax_fwd_f32_any_cols_block_per_row_bdbd<AnyCols_fee7>>},
 };
 
 // Bits of `absent`: none.
@@ -972,7 +966,7 @@ inline cudaError_t softmax_fwd_f32_pitched(
       y, x, y_pitch, x_pitch, rows, cols, stream};
   const bool alike =
       (k::address(x) - k::address(y)) % 16 == 0 && (k::pitch_bytes(x_pitch - y_pitch, 4)) % 16 == 0;
-  const k::Kernel* kernel = &k::kGeneral[2 * (absent & k::kCompiledOut) + (alike ? 0 : 1)];
+  const k::Kernel* kernel = &k::kGeneral[alike ? 0 : 1];
   const int align = k::alignment(
       k::address(y) | k::address(x) | k::pitch_bytes(y_pitch, 4) | k::pitch_bytes(x_pitch, 4));
   const int tuned = k::select(rows, cols, align, absent, alike);

@@ -13,6 +13,7 @@
 //           up; any value passes in 0.022 of the elements, which have no finite bound; any value passes in 0.014 of
 //           the elements, which have no finite bound; any value passes in 0.019 of the elements, which have no finite
 //           bound; any value passes in 0.026 of the elements, which have no finite bound
+// note      emitted as another text than the one that was tuned: all
 //
 //   rows x cols              kernel          threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
 //   1 x 11008                block_per_part  128      1           4       1.546     5.369 / 3.822  43    97.9 %   1.00x       1.611     fresh
@@ -239,9 +240,16 @@ struct Plain {
   using Store = Default;  // how rows are written
   using Chain = InOrder;  // how a kernel overlaps with its neighbours in the stream
   using Params = InTurn;  // whether column parameters are asked for ahead of the rows
+  enum : int { kCluster = 1 };  // blocks that share a row, or add their column sums
 };
 
-// What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row.
+// What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row. In kernels:
+// kParts    blocks that share a row
+// kVector   elements per access
+// kVectors  vectors of a row
+// kSteps    vectors a thread owns
+// kEven     all threads own kSteps of them
+// kUnroll   steps that a loop does in a trip
 struct Cols11008_14d8 : Plain { enum : int { kCols = 11008, kThreads = 128, kParts = 24, kVector = 4 }; };
 struct Cols11008_63c9 : Plain { enum : int { kCols = 11008, kThreads = 256, kParts = 6, kVector = 8 }; };
 struct Cols11008_61ba : Plain { using Load = NoAllocate;
@@ -253,7 +261,7 @@ struct AnyCols_fee7 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256,
 // swiglu forward: a block owns a part of a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-swiglu_fwd_bf16_block_per_part_4fc9(
+swiglu_fwd_bf16_block_per_part_81c5(
     bfloat16* __restrict__ y,
     Input<Config, bfloat16> gate,
     Input<Config, bfloat16> up,
@@ -261,17 +269,13 @@ swiglu_fwd_bf16_block_per_part_4fc9(
     long long gate_pitch,
     long long up_pitch,
     int rows) {
-  constexpr int kCols = Config::kCols;
-  constexpr int kThreads = Config::kThreads;
-  constexpr int kParts = Config::kParts;  // blocks that share a row
-  constexpr int kThreadsPerRow = kParts * kThreads;
-  constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kVectors = kCols / kVector;  // vectors of a row
-  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
+  constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kParts = Config::kParts,
+      kThreadsPerRow = kParts * kThreads, kVector = Config::kVector, kVectors = kCols / kVector,
+      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
 
   const int lane = static_cast<int>(blockIdx.x % kParts * kThreads + threadIdx.x);
   const int row = blockIdx.x / kParts;
@@ -322,7 +326,7 @@ swiglu_fwd_bf16_block_per_part_4fc9(
 // swiglu forward, any number of columns: a block owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-swiglu_fwd_bf16_any_cols_block_per_row_bff1(
+swiglu_fwd_bf16_any_cols_block_per_row_92e1(
     bfloat16* __restrict__ y,
     Input<Config, bfloat16> gate,
     Input<Config, bfloat16> up,
@@ -331,12 +335,10 @@ swiglu_fwd_bf16_any_cols_block_per_row_bff1(
     long long up_pitch,
     int rows,
     int cols) {
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kUnroll = Config::kUnroll;  // steps that a loop does in a trip
+  constexpr int kThreadsPerRow = Config::kThreadsPerRow, kVector = Config::kVector, kUnroll = Config::kUnroll;
 
   const int lane = threadIdx.x;
   const int row = blockIdx.x;
@@ -539,24 +541,23 @@ struct Tuned {
 };
 inline constexpr Tuned kTuned[] = {
     {   1, 11008,  8, 0u, 0u, false, {{128, 1, false, 0, 0, 0, 1, 24},
-     run<swiglu_fwd_bf16_block_per_part_4fc9<Cols11008_14d8>>}},
+     run<swiglu_fwd_bf16_block_per_part_81c5<Cols11008_14d8>>}},
     {  16, 11008, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 6},
-     run<swiglu_fwd_bf16_block_per_part_4fc9<Cols11008_63c9>>}},
+     run<swiglu_fwd_bf16_block_per_part_81c5<Cols11008_63c9>>}},
     {  64, 11008, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 6},
-     run<swiglu_fwd_bf16_block_per_part_4fc9<Cols11008_63c9>>}},
+     run<swiglu_fwd_bf16_block_per_part_81c5<Cols11008_63c9>>}},
     { 256, 11008, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 3},
-     run<swiglu_fwd_bf16_block_per_part_4fc9<Cols11008_61ba>>}},
+     run<swiglu_fwd_bf16_block_per_part_81c5<Cols11008_61ba>>}},
     {1024, 11008, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 3},
-     run<swiglu_fwd_bf16_block_per_part_4fc9<Cols11008_61ba>>}},
+     run<swiglu_fwd_bf16_block_per_part_81c5<Cols11008_61ba>>}},
     {4096, 11008, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 3},
-     run<swiglu_fwd_bf16_block_per_part_4fc9<Cols11008_61ba>>}},
+     run<swiglu_fwd_bf16_block_per_part_81c5<Cols11008_61ba>>}},
 };
 
-// The kernels for any cols, by the bits of `absent` that are compiled out: of two, the first reads vectors and asks that
-// rows start alike, the other takes any alignment.
+// For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.
 inline constexpr Kernel kGeneral[] = {
-    {{256}, run_any_cols<swiglu_fwd_bf16_any_cols_block_per_row_bff1<AnyCols_54f6>>},
-    {{256}, run_any_cols<swiglu_fwd_bf16_any_cols_block_per_row_bff1<AnyCols_fee7>>},
+    {{256}, run_any_cols<swiglu_fwd_bf16_any_cols_block_per_row_92e1<AnyCols_54f6>>},
+    {{256}, run_any_cols<swiglu_fwd_bf16_any_cols_block_per_row_92e1<AnyCols_fee7>>},
 };
 
 // Bits of `absent`: none.
@@ -620,7 +621,7 @@ inline cudaError_t swiglu_fwd_bf16_pitched(
   const bool alike =
       (k::address(gate) - k::address(y)) % 16 == 0 && (k::address(up) - k::address(y)) % 16 == 0 &&
       (k::pitch_bytes(gate_pitch - y_pitch, 2)) % 16 == 0 && (k::pitch_bytes(up_pitch - y_pitch, 2)) % 16 == 0;
-  const k::Kernel* kernel = &k::kGeneral[2 * (absent & k::kCompiledOut) + (alike ? 0 : 1)];
+  const k::Kernel* kernel = &k::kGeneral[alike ? 0 : 1];
   const int align = k::alignment(
       k::address(y) | k::address(gate) | k::address(up) | k::pitch_bytes(y_pitch, 2) |
       k::pitch_bytes(gate_pitch, 2) | k::pitch_bytes(up_pitch, 2));

@@ -96,6 +96,10 @@ class DType:
         """Whether the value is neither infinite, NaN nor lost as 0 in this format."""
         return value == 0 or self.smallest_subnormal <= abs(value) <= self.largest
 
+    def has(self, value: float) -> bool:
+        """Whether a number of this format is exactly the value."""
+        return not self.is_integer and float(self.stored(value)) == value
+
     def __str__(self) -> str:
         return self.name
 

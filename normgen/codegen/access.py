@@ -6,9 +6,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
+import sympy as sp
+
+from normgen.codegen.printer import Printer
 from normgen.codegen.reductions import CONSTANTS, State, state_of
 from normgen.codegen.spelling import unmarked
-from normgen.codegen.statements import Comment, Do, Let, Statement
+from normgen.codegen.statements import Comment, Do, If, Let, Statement
 from normgen.dtypes import F32
 from normgen.problem.scales import WORD, ScaleLayout
 from normgen.problem.tensors import TensorUse
@@ -116,16 +119,31 @@ class Access:
     def sites(self) -> tuple[Site, ...]:
         return (self.vector_site, EDGE) if self.plan.cut.edged else (self.vector_site,)
 
+    def unless_null(self, tensor: str, read: str, site: Site | None = None) -> str:
+        """The read where there is something to read; of a vector at `site`, or of a row's only value."""
+        use = self.plan.problem.tensor(tensor)
+        if use.null_as is None and not use.witness:
+            return read
+        number = Printer({}).text(sp.sympify(use.null_as or 0))  # a gradient that nobody wants is added to 0
+        instead = f"filled<{use.dtype.ctype}, {site.width}>({number})" if site else number
+        return f"{use.witness or tensor} != nullptr ? {read} : {instead}"
+
+    def if_wanted(self, tensor: str, *statements: Statement) -> tuple[Statement, ...]:
+        """What writes a tensor, which the caller of a kernel of any columns may not want."""
+        witness = self.plan.problem.tensor(tensor).witness
+        return (If(f"{witness} != nullptr", statements, alone=len(statements) == 1),) if witness else statements
+
     def read_elem(self, tensor: str, site: Site, *, hinted: bool = True) -> str:
         read = "read_first" if self.plan.problem.tensor(tensor).under else "read"
-        return f"{read}<{site.width}{', Load' if hinted else ''}>({tensor}_row + {site.at})"
+        text = f"{read}<{site.width}{', Load' if hinted else ''}>({tensor}_row + {site.at})"
+        return self.unless_null(tensor, text, site)
 
     def write_elem(self, tensor: str, site: Site) -> str:
         return f"write<Store>({self.plan.problem.tensor(tensor).memory}_row + {site.at}, {tensor}_vec)"
 
     def read_row_value(self, tensor: str, row: str) -> str:
         is_float = self.plan.problem.tensor(tensor).dtype is F32
-        return f"{tensor}[{row}]" if is_float else f"row_value(&{tensor}[{row}])"
+        return self.unless_null(tensor, f"{tensor}[{row}]" if is_float else f"row_value(&{tensor}[{row}])")
 
     def write_row_value(self, tensor: str, row: str, value: str, *, accumulate: bool = False) -> str:
         value = f"{self.read_row_value(tensor, row)} + {value}" if accumulate else value
@@ -148,10 +166,11 @@ class Access:
 
     def read_param(self, tensor: str, site: Site) -> str:
         start = f"{tensor}_row" if self.plan.problem.tensor(tensor).kind.by_batch else tensor
+        read = f"read<{site.width}>({start} + {site.at})"
         if site is SHIFTED:  # such a row meets the parameters between two of their vectors
             inside = "false" if self.plan.problem.any_cols else "step >= kFirstInside && step < kWholeSteps"
-            return f"read_window<kVector>({start}, column, {self.cols}, {inside})"
-        return f"read<{site.width}>({start} + {site.at})"
+            read = f"read_window<kVector>({start}, column, {self.cols}, {inside})"
+        return self.unless_null(tensor, read, site)
 
     def edge_reads(self, name: str) -> tuple[Statement, ...]:
         """Reads of this lane's element of the edge, of all held tensors."""
@@ -301,7 +320,8 @@ class Access:
 
     @property
     def first_elem(self) -> TensorUse:
-        return next(t for t in self.plan.problem.elem_tensors if not t.is_written)
+        read = [t for t in self.plan.problem.elem_tensors if not t.is_written]
+        return next((t for t in read if t.null_as is None), read[0])
 
     def shift(self, row: str) -> list[Statement]:
         """How the row at pointer `row` is cut."""

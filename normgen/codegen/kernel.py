@@ -77,12 +77,13 @@ class MainKernel:
                     ctype=f"{const}{t.dtype.ctype}*",
                     source=Source.TENSOR,
                     key=t.name,
-                    nullable=t.nullable,
+                    nullable=t.may_be_null,
                     stable=t.name in problem.stable_tensors,
                 )
             )
         for t in problem.pitched_tensors:
-            params.append(Param(name=f"{t.name}_pitch", ctype="long long", source=Source.PITCH, key=t.name))
+            pitch = f"{t.name}_pitch"
+            params.append(Param(name=pitch, ctype="long long", source=Source.PITCH, key=t.name, nullable=t.may_be_null))
         params.append(Param(name="rows", ctype="int", source=Source.ROWS))
         if problem.any_cols:
             params.append(Param(name="cols", ctype="int", source=Source.COLS))
@@ -120,7 +121,7 @@ class MainKernel:
         start = f"{load.of}_row" if self.plan.kinds[load.of].is_matrix else load.of
         cols = self.access.cols
         column = {Column.FIRST: "", Column.MIDDLE: f" + {cols} / 2", Column.LAST: f" + {cols} - 1"}[load.column]
-        return f"element(read<1>({start}{column}), 0)"
+        return self.access.unless_null(load.of, f"element(read<1>({start}{column}), 0)")
 
     def row_stores(self) -> list[Statement]:
         stores: list[Statement] = []
@@ -130,7 +131,8 @@ class MainKernel:
             value = self.access.names[store.value]
             write = Do(self.access.write_row_value(store.tensor, "row", value, accumulate=store.accumulate))
             nullable = self.plan.problem.tensor(store.tensor).nullable
-            stores.append(If(f"{store.tensor} != nullptr", (write,), alone=True) if nullable else write)
+            wanted = (If(f"{store.tensor} != nullptr", (write,), alone=True),) if nullable else (write,)
+            stores += self.access.if_wanted(store.tensor, *wanted)
         who = "lane == 0 && active" if self.plan.idle_rows else "lane == 0"
         return [Gap(), If(who, tuple(stores)), Gap()] if stores else []
 

@@ -34,7 +34,7 @@ class Param:
     source: Source
     key: str = ""
     offset: int = 0
-    nullable: bool = False  # a statistic that the caller may not want: the kernel looks before it writes
+    nullable: bool = False  # the kernel takes null: of a statistic or gradient nobody wants, of an optional input
     stable: bool = False  # a dependent launch may read it while kernels before it still run: none of them writes it
 
 

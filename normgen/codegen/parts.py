@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import textwrap
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 from normgen.codegen.access import asking, policy
 from normgen.codegen.chain import CHAINS, chain_of
@@ -12,7 +14,7 @@ from normgen.codegen.kernel import KernelText, MainKernel
 from normgen.codegen.library import File, needed
 from normgen.codegen.module import Kernel, Launch, Module
 from normgen.codegen.spelling import Spelling, marked, unmarked
-from normgen.codegen.statements import WIDTH, broken, identifiers, pruned, reads_of, text_of
+from normgen.codegen.statements import WIDTH, Do, Let, Statement, broken, identifiers, pruned, reads_of, text_of
 from normgen.codegen.templates import environment, tidy
 from normgen.problem.problem import Problem
 from normgen.program.ir import RowProgram
@@ -23,11 +25,12 @@ from normgen.schedule.plan import Plan, plan_of
 from normgen.schedule.schedule import Schedule
 
 # library/plain.cuh
-PLAIN = {
+PLAIN: dict[str, str | int] = {
     "Load": policy(LoadHint.DEFAULT),
     "Store": policy(StoreHint.DEFAULT),
     "Chain": CHAINS[DependentLaunch.OFF],
     "Params": asking(Schedule().params),
+    "kCluster": 1,
 }
 
 
@@ -44,11 +47,13 @@ class Parts:
     """A module before its pieces are printed: what a header needs to merge several modules into one text.
 
     library  the files of the device library that the kernels need
+    legend   (constant, what it is) of each constant of the kernels that is not said by its name
     texts    of each kernel, a template of a Config: the same for all schedules of one strategy
     config   the one that the schedule asks for
     """
 
     library: tuple[File, ...]
+    legend: tuple[tuple[str, str], ...]
     texts: tuple[str, ...]
     config: Config
     kernels: tuple[Kernel, ...]
@@ -69,7 +74,7 @@ class Parts:
         )
         return Module(
             instructions=f"{tidy(hardware)}\n" if hardware else "",
-            text=tidy("\n".join([portable, self.config.text, "", self.text])),
+            text=tidy("\n".join([portable, *legend_lines(self.legend), "", self.config.text, "", self.text])),
             kernels=self.kernels,
             min_arch=self.min_arch,
             workspace_fixed_bytes=self.workspace_fixed_bytes,
@@ -130,6 +135,7 @@ def marked_parts(plan: Plan) -> Parts:
     read = identifiers(config.text).union(*(reads_of(t.body) | identifiers(" ".join(t.params)) for t in texts))
     return Parts(
         library=tuple(needed(read)),
+        legend=tuple(found for text in texts for found in legend_of(text.body)),
         texts=tuple(text for _, text in printed),
         config=config,
         kernels=tuple(replace(k, name=n, config=config.name) for k, (n, _) in zip(kernels, printed, strict=True)),
@@ -154,7 +160,11 @@ def digest(text: str) -> str:
 def config_of(problem: Problem, values: dict[str, int | str]) -> Config:
     """The type that tells a kernel its sizes and hints, named after the columns and what it says."""
     first = {name: values[name] for name in ("kCols", "kThreads") if name in values}
-    numbers = [f"{name} = {value}" for name, value in (first | values).items() if isinstance(value, int)]
+    numbers = [
+        f"{name} = {value}"
+        for name, value in (first | values).items()
+        if isinstance(value, int) and value != PLAIN.get(name)
+    ]
     chosen = {name: value for name, value in values.items() if isinstance(value, str) and value != PLAIN.get(name)}
     types = "".join(f" using {name} = {value};" for name, value in chosen.items())
     sizes = f"enum : int {{ {', '.join(numbers)} }};"  # constants without storage: NVRTC would give static members some
@@ -170,7 +180,31 @@ def print_kernel(kernel: KernelText) -> str:
     """The kernel in its frame."""
     frame = environment().get_template("kernel.cu.j2")
     comment = [line for text in kernel.comment for line in broken(f"// {text}", "// ")]
-    return frame.render(kernel=kernel, comment=comment, body=text_of(kernel.body, indent=2))
+    return frame.render(kernel=kernel, comment=comment, body=text_of(gathered(kernel.body), indent=2))
+
+
+def legend_of(body: Sequence[Statement]) -> list[tuple[str, str]]:
+    """What the constants of a kernel are, where one says so."""
+    return [(s.name, s.comment) for s in body if isinstance(s, Let) and s.is_constant and s.comment]
+
+
+def legend_lines(legend: Iterable[tuple[str, str]]) -> list[str]:
+    """A comment with a line for each constant; kernels may differ in what one means to them."""
+    said: dict[str, dict[str, None]] = {}
+    for name, comment in legend:
+        said.setdefault(name, {})[comment] = None
+    width = max(map(len, said), default=0)
+    lines = (f"// {name.ljust(width)}  {'; or '.join(comments)}" for name, comments in said.items())
+    return [part for line in lines for part in broken(line, f"//{' ' * (width + 3)}")]
+
+
+def gathered(body: Sequence[Statement]) -> tuple[Statement, ...]:
+    """The body with its constants side by side, without their comments, behind its types."""
+    constants = [s for s in body if isinstance(s, Let) and s.is_constant]
+    types = [replace(s, comment="") for s in constants if s.declaration.startswith("using ")]
+    runs = groupby((s for s in constants if not s.declaration.startswith("using ")), lambda s: s.declaration.split()[1])
+    numbers = [Do(f"constexpr {kind} {', '.join(f'{s.name} = {s.value}' for s in run)}") for kind, run in runs]
+    return (*types, *numbers, *(s for s in body if s not in constants))
 
 
 def launch_of(plan: Plan) -> Launch:

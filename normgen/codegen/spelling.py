@@ -64,7 +64,13 @@ def unmarked(text: str) -> str:
 def marked(problem: Problem, program: RowProgram) -> tuple[Problem, RowProgram]:
     """Both with marks for names. Thousands of schedules share a problem and a few programs."""
     tensors = tuple(
-        replace(t, name=mark(t.name), over=mark(t.over) if t.over else "", under=mark(t.under) if t.under else "")
+        replace(
+            t,
+            name=mark(t.name),
+            over=mark(t.over) if t.over else "",
+            under=mark(t.under) if t.under else "",
+            witness=mark(t.witness) if t.witness else "",
+        )
         for t in problem.tensors
     )
     symbols = {symbol(name): symbol(mark(name)) for name in value_kinds(program)}

@@ -53,6 +53,11 @@ class Let:
     def name(self) -> str:
         return str(_IDENTIFIER.findall(self.declaration.split("[")[0])[-1])
 
+    @property
+    def is_constant(self) -> bool:
+        """Whether it is known when the text is compiled, or a type."""
+        return self.declaration.startswith(("constexpr ", "using "))
+
     @cached_property
     def reads(self) -> frozenset[str]:
         return identifiers(f"{self.declaration} {self.value}") - {self.name}

@@ -193,7 +193,7 @@ def _argument(
         tensor = values.get(key)
         return ctypes.c_void_p(tensor.address + param.offset if tensor is not None else None)
     if param.source is Source.PITCH:
-        tensor = values[key]
+        tensor = values.get(key)
         return _number(param, tensor.pitch if tensor is not None else 0)
     if param.source is Source.SCALAR:
         return _number(param, scalars[key])

@@ -145,6 +145,7 @@ def _emitted_anew(entries: Sequence[Entry]) -> list[str]:
     tuned = [e for e in entries if e.record.text]
     other = [e for e in tuned if identity_of(emit(e.problem, e.record.schedule)) != e.record.text]
     shapes = ", ".join(f"{e.problem.rows} x {e.problem.cols}" for e in other)
+    shapes = "all" if len(other) == len(entries) > 1 else shapes
     return _wrapped(f"emitted as another text than the one that was tuned: {shapes}", "note      ") if other else []
 
 
@@ -167,11 +168,13 @@ _HEAD = (
 def _table(group: Group, general: Sequence[Schedule]) -> list[str]:
     said = ["(any other)"] if len(general) == 1 else ["(any other, rows alike)", "(any other)"]
     others = [(what, *_sizes(schedule), *"------", "not tuned") for what, schedule in zip(said, general, strict=True)]
-    rows = [_HEAD, *(_row(entry) for entry in group.entries), *others]
+    absent = _absent_in_all(group.entries)
+    rows = [_HEAD, *(_row(entry, absent) for entry in group.entries), *others]
     said_columns = [column for column in zip(*rows, strict=True) if set(column[1:]) != {"-"}]
     widths = [max(map(len, column)) for column in said_columns]
     table = zip(*said_columns, strict=True)
-    return ["  " + "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in table]
+    timed = [f"all timed without {' and '.join(absent)}:", ""] if absent else []
+    return timed + ["  " + "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in table]
 
 
 def _sizes(schedule: Schedule) -> tuple[str, ...]:
@@ -179,10 +182,16 @@ def _sizes(schedule: Schedule) -> tuple[str, ...]:
     return (schedule.strategy, str(schedule.threads), str(schedule.rows_per_block), str(schedule.vector))
 
 
-def _row(entry: Entry) -> tuple[str, ...]:
+def _absent_in_all(entries: Sequence[Entry]) -> tuple[str, ...]:
+    """The tensors that no line was timed with: said once, above the table."""
+    first = entries[0].problem.absent if len(entries) > 1 else ()
+    return tuple(name for name in first if all(name in e.problem.absent for e in entries))
+
+
+def _row(entry: Entry, absent: Sequence[str]) -> tuple[str, ...]:
     record, problem = entry.record, entry.problem
     size = f"{problem.rows} x {problem.cols}"
-    size += "".join(f" no {name}" for name in problem.absent)
+    size += "".join(f" no {name}" for name in problem.absent if name not in absent)
     size += f" pitch {problem.pitch}" if problem.pitch != problem.cols else ""
     shape = (size, *_sizes(record.schedule))
     if not record.measured:

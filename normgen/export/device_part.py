@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 from normgen.codegen.chain import chain_of, declare
 from normgen.codegen.library import File, in_order, needed
 from normgen.codegen.module import Kernel
-from normgen.codegen.parts import Parts
+from normgen.codegen.parts import Parts, legend_lines
 from normgen.codegen.statements import identifiers
 from normgen.codegen.templates import tidy
 from normgen.pipeline import answered, emit_parts, planned
 from normgen.problem.problem import Problem
 from normgen.schedule.schedule import Schedule
 
-SIZES = "// What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row."
+SIZES = "// What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row. In kernels:"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,10 +93,11 @@ def device_part(wanted: Sequence[tuple[Problem, Schedule]]) -> DevicePart:
     library = _library(emitted.values())
     strategies = dict.fromkeys(text for c in emitted.values() for text in c.parts.texts)
     configs = dict.fromkeys(c.parts.config.text for c in emitted.values())
+    legend = legend_lines(found for c in emitted.values() for found in c.parts.legend)
     return DevicePart(
         kernels=tuple(emitted[name] for name in names),
         library=tuple(library),
-        text=tidy("\n".join([SIZES, *configs, "", *strategies])),
+        text=tidy("\n".join([SIZES, *legend, *configs, "", *strategies])),
         min_arch=max(c.parts.min_arch for c in emitted.values()),
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import combinations
 
 from normgen.device import Device, device_from
@@ -53,7 +54,7 @@ class Group:
 
     name      layernorm_fwd_f32: header, namespace and launch function are named after it
     problem   with every optional parameter there: its tensors are the launch function's arguments
-    optional  parameters (inputs) that may be null; kernels are compiled with or without each of them
+    optional  parameters (inputs) that may be null; tuned kernels are compiled with or without each of them
     nullable  optional statistics that a kernel may have been compiled without
     entries   the tuned shapes; none in a header of a set whose arch has no record: it has general kernels
     archs     all archs of the set that the header belongs to, ascending; none for a header by itself
@@ -75,18 +76,22 @@ class Group:
         """Bit i: tensor i of `optional` + `nullable` is compiled out."""
         return sum(1 << i for i, name in enumerate((*self.optional, *self.nullable)) if name in problem.absent)
 
-    def fallbacks(self) -> list[Problem]:
-        """Any number of columns: one problem per set of absent parameters, in the order of their bits."""
-        subsets = [s for n in range(len(self.optional) + 1) for s in combinations(self.optional, n)]
-        problems = [
-            rebuilt(
-                self.problem,
-                without=(*self.problem.absent, *subset),
-                align=max(t.dtype.bytes for t in self.problem.tensors),
-            )
-            for subset in subsets
-        ]
-        return sorted(problems, key=self.absent_bits)
+    @cached_property
+    def general(self) -> tuple[Problem, ...]:
+        """Any number of columns: a problem that takes null for what may be null.
+
+        With an optional tensor that must not be null, one for each set of absent ones, in the order of their bits.
+        """
+        general = self._any_cols()
+        may_be_null = {name for t in general.tensors for name in (t.name, t.of) if t.may_be_null}
+        if may_be_null.issuperset(self.optional):
+            return (general,)
+        subsets = (s for n in range(len(self.optional) + 1) for s in combinations(self.optional, n))
+        return tuple(sorted(map(self._any_cols, subsets), key=self.absent_bits))
+
+    def _any_cols(self, without: Sequence[str] = ()) -> Problem:
+        align = max(t.dtype.bytes for t in self.problem.tensors)
+        return rebuilt(self.problem, without=(*self.problem.absent, *without), align=align)
 
 
 def rebuilt(problem: Problem, *, without: Sequence[str], align: int) -> Problem:

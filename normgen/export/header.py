@@ -81,7 +81,7 @@ def halves(group: Group) -> Halves:
     """What a header holds, worked out."""
     tuned = [(e.problem, e.record.schedule) for e in group.entries]
     schedules = fallback_schedules(group.problem)
-    device = device_part([*tuned, *((p, s) for p in group.fallbacks() for s in schedules)])
+    device = device_part([*tuned, *((p, s) for p in group.general for s in schedules)])
     host = host_part(group, device.kernels[: len(tuned)], device.kernels[len(tuned) :], ways=len(schedules))
     return Halves(group=group, general=schedules, device=device, host=host)
 

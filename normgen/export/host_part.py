@@ -54,7 +54,8 @@ class HostPart:
     runners: tuple[Runner, ...]
     tuned: tuple[tuple[str, ...], ...]  # lines of kTuned, cut where a line may break
     general: tuple[tuple[str, ...], ...]  # lines of kGeneral
-    ways: int  # lines of kGeneral for each set of parameters
+    general_said: str  # what kGeneral holds
+    general_index: str  # the line of a call
     pointers: tuple[str, ...]  # bits of `absent`
     compiled_out: int  # of them, those that kernels take no null pointer for
     tensors: tuple[str, ...]  # arguments of the functions: the pitched one has the pitches behind the tensors
@@ -114,6 +115,7 @@ def host_part(group: Group, tuned: Sequence[Compiled], general: Sequence[Compile
     names = (*sizes, *scalars, *(["workspace"] if workspace else []), "stream")
     runners = _runners(compiled)
     kernels = {c.main.expression: _kernel_line(c, runners, finishes=finishes, workspace=workspace) for c in compiled}
+    several = len(general) > ways
     shapes = _aligned([_shape(group, entry) for entry in group.entries])
     return HostPart(
         members=(*(_declaration(t, t.dtype.ctype) for t in passed), *strides, *tail, "cudaStream_t stream"),
@@ -133,7 +135,8 @@ def host_part(group: Group, tuned: Sequence[Compiled], general: Sequence[Compile
         packed=(*declared, *tail, "cudaStream_t stream = nullptr"),
         bits=tuple(_bits(problem)),
         alike=tuple(_alike(problem)) if ways > 1 or any(e.record.schedule.peels for e in group.entries) else (),
-        ways=ways,
+        general_said=_general_said(several, ways),
+        general_index=_general_index(several, ways),
         invalid=(*(f"{size} < {0 if size == 'rows' else 1}" for size in sizes), *_invalid(problem, pitches, widths)),
         general_align=_general_align(problem, general),
         missing=tuple(_missing(group, launches_empty=launches_empty, workspace=workspace)),
@@ -231,6 +234,20 @@ def _invalid(problem: Problem, pitches: Iterable[str], widths: Iterable[str]) ->
     yield from (f"{pitch} < {width}" for pitch, width in zip(pitches, widths, strict=True))
     packed = (t.name for t in problem.tensors if t.layout is ScaleLayout.PACKED)
     yield from (f"{mark(name)}_pitch % {WORD} != 0" for name in packed)
+
+
+def _general_said(several: bool, ways: int) -> str:
+    said = "The kernels for any cols, by the bits of `absent` that are compiled out" if several else "For any cols"
+    two = ": of two, the first reads vectors and asks that rows start alike, the other takes any alignment"
+    return said + (two if ways > 1 else "") + "."
+
+
+def _general_index(several: bool, ways: int) -> str:
+    """Where in kGeneral the kernel of a call stands: see `_general_said`."""
+    way = "alike ? 0 : 1" if ways > 1 else "0"
+    if not several:
+        return way
+    return f"{ways} * (absent & k::kCompiledOut) + ({way})" if ways > 1 else "absent & k::kCompiledOut"
 
 
 def _general_align(problem: Problem, general: Sequence[Compiled]) -> int:

@@ -25,6 +25,7 @@ from normgen.problem.tensors import (
     stored_dtypes,
     tensors_in_place,
     tensors_laid_out,
+    tensors_that_may_be_null,
 )
 from normgen.spec.spec import OUTPUTS, READ, Role, Spec
 
@@ -39,7 +40,8 @@ class Problem:
     rows_per_batch  rows that share a row of each tensor of batches: row r has number r // rows_per_batch of them, and
               the last batch may be shorter. A run-time argument of the kernel, as rows is. 0: no tensor has batches
     align     bytes every base pointer is a multiple of; one of row values of its element's size
-    any_cols  cols is a run-time argument of the kernel (the general fallback), not a constant
+    any_cols  cols is a run-time argument of the kernel (the general fallback), not a constant; such a kernel takes null
+              for optional tensors whose `absent` formula is a number, and writes no gradient of them then
     accumulate  the written gradients are added to, not overwritten
     deterministic  the same bits in every run: no atomics on sums. Only set where there are sums over rows; all else
                 is summed in a fixed order anyway
@@ -368,6 +370,7 @@ def make_problem(
         raise UsageError(rule, received=f"spec '{spec.name}' draws them")
     tensors = tensors_in_place(tensors, in_place or {}, accumulate=accumulate)
     tensors = tensors_laid_out(tensors, layout or {})
+    tensors = tensors_that_may_be_null(spec, tensors) if any_cols else tensors
     return Problem(
         spec=spec,
         direction=Direction(direction),

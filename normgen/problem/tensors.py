@@ -10,6 +10,8 @@ from normgen.dtypes import F8E8M0, F32, DType
 from normgen.dtypes import dtype as dtype_named
 from normgen.errors import UsageError, did_you_mean
 from normgen.problem.scales import ScaleLayout
+from normgen.spec.checks import absent_key, parse_all
+from normgen.spec.formula import constant_of
 from normgen.spec.spec import OUTPUTS, READ, Kind, Role, Spec, Tensor
 
 
@@ -22,6 +24,8 @@ class TensorUse:
     over      written in place: the read tensor whose memory it takes, or ""
     under     read, then overwritten: the written tensor that takes its memory, or ""
     nullable  a written row statistic the caller may pass as null
+    null_as   read, of any columns: the number that a null pointer stands for; None where the pointer must not be null
+    witness   the gradient of such a tensor: the pointer that is null where nothing is to be written, or ""
     group     columns of a group, of a tensor with a value for each; `layout`: how these lie in memory
     """
 
@@ -34,6 +38,8 @@ class TensorUse:
     over: str = ""
     under: str = ""
     nullable: bool = False
+    null_as: float | None = None
+    witness: str = ""
     group: int = 0
     layout: ScaleLayout = ScaleLayout.ROW_MAJOR
 
@@ -54,6 +60,11 @@ class TensorUse:
     def memory(self) -> str:
         """The tensor under whose name the caller passes the memory."""
         return self.over or self.name
+
+    @property
+    def may_be_null(self) -> bool:
+        """Whether the kernel takes a null pointer for it."""
+        return self.nullable or self.null_as is not None or bool(self.witness)
 
     @property
     def is_const(self) -> bool:
@@ -190,6 +201,31 @@ def _stored_once(
         if number is not None and not tensor.optional:
             alike.setdefault((number, stored[tensor.name].name), []).append(tensor.name)
     return {first: tuple(others) for first, *others in alike.values() if others}
+
+
+def tensors_that_may_be_null(spec: Spec, tensors: tuple[TensorUse, ...]) -> tuple[TensorUse, ...]:
+    """The tensors of a kernel of any columns, with `null_as` and `witness`.
+
+    An optional tensor must not be null where its `absent` formula is no number that its dtype holds, where it is
+    overwritten, and where its gradient is a total or one of batches.
+    """
+    trees, read = parse_all(spec), {t.name for t in tensors}
+    numbers = {t.name: constant_of(trees[absent_key(t.name)]) for t in spec.tensors if t.absent is not None}
+    refused = {t.of for t in tensors if t.is_written and (t.is_total or t.kind.by_batch)}
+    refused |= {t.name for t in tensors if t.under or (t.kind.by_col and not t.dtype.has(numbers.get(t.name) or 0))}
+    null_as = {name: number for name, number in numbers.items() if name not in refused}
+    return tuple(
+        replace(
+            t,
+            null_as=None if t.is_written else null_as.get(t.name),
+            witness=_witness(t, read) if t.is_written and null_as.get(t.of) is not None else "",
+        )
+        for t in tensors
+    )
+
+
+def _witness(gradient: TensorUse, read: Collection[str]) -> str:
+    return gradient.of if gradient.of in read else gradient.name
 
 
 def tensors_in_place(

@@ -15,6 +15,7 @@ that every formula knows (`cols`, `inf`, `row`, `col`), stand in `spec/functions
 from __future__ import annotations
 
 import ast
+import math
 import re
 import warnings
 from collections.abc import Iterator
@@ -22,7 +23,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from normgen.errors import SpecError, did_you_mean
-from normgen.spec.functions import CAST, COLS, FUNCTIONS, REDUCTIONS, TOTAL
+from normgen.spec.functions import CAST, COLS, FUNCTIONS, INFINITY, REDUCTIONS, TOTAL
 from normgen.spec.instead import AXES, instead_of_form, instead_of_function
 
 LONGEST_TEXT = 2000
@@ -128,6 +129,16 @@ def group_of(expression: Expression) -> int:
         case Call(function=function, args=(_, Number(value=size))) if function in REDUCTIONS:
             return int(size)
     return 0
+
+
+def constant_of(expression: Expression) -> float | None:
+    """The number that the expression is; None of one that is to be computed."""
+    match expression:
+        case Number(value=value):
+            return float(value)
+        case Name(name=name) if name == INFINITY:
+            return math.inf
+    return None
 
 
 def totalled(expression: Expression) -> Expression | None:

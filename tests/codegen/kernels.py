@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from normgen.codegen.module import Module
@@ -134,3 +135,9 @@ KERNELS = {
         direction="backward",
     ),
 }  # fmt: skip
+
+
+def has_row_barriers_in(text: str) -> bool:
+    """Whether the rows of a block wait at a barrier each, by a kernel's text and the sizes of its Config."""
+    least, threads = re.search(r"kWarps >= (\d+)\) named_barrier\(", text), re.search(r"kThreadsPerRow = (\d+)", text)
+    return least is not None and threads is not None and int(threads[1]) >= 32 * int(least[1])

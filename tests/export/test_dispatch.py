@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
+from itertools import chain, combinations
 from pathlib import Path
 
 import pytest
@@ -70,12 +72,16 @@ def calls_of(group: Group) -> list[Call]:
         for e in group.entries
     ]
     general = [
-        Call(rows=rows, cols=cols, null=nulls(group, p.absent), odd=odd, apart=apart)
-        for p in group.fallbacks()
+        Call(rows=rows, cols=cols, null=nulls(group, absent), odd=odd, apart=apart)
+        for absent in subsets(group.optional)
         for apart in (0, 4)  # where rows start alike vectors are read, else single elements
         for rows, cols, odd in ((0, 33, 0), (5, 33, 0), (2**31 - 1, 100, 4))
     ]
     return [*tuned, *general]
+
+
+def subsets(names: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    return chain.from_iterable(combinations(names, count) for count in range(len(names) + 1))
 
 
 def nulls(group: Group, absent: tuple[str, ...]) -> frozenset[str]:
@@ -93,11 +99,11 @@ def test_a_call_zeroes_and_launches_what_the_emitter_says_with_its_own_arguments
     host = halves(group).host
     scalars = [name for name in ("eps",) if f"þ{name}!" in host.names]
     modules = [(e.problem, emit_parts(e.problem, e.record.schedule)) for e in group.entries]
-    general = [(p, emit_parts(p, s)) for p in group.fallbacks() for s in fallback_schedules(p)]
+    general = [(p, emit_parts(p, s)) for p in group.general for s in fallback_schedules(p)]
     known = {program.linked(k, "sm90"): k for _, parts in (*modules, *general) for k in parts.kernels}
     assert len(known) == len(program.kernels)
     calls = calls_of(group)
-    of_calls = [*modules, *(pair for pair in general for _ in range(3))]
+    of_calls = [*modules, *(pair for _ in subsets(group.optional) for pair in general for _ in range(3))]
     answers = program.asks([c.words(group, scalars, workspace=host.workspace) for c in calls], known)
     for call, (problem, parts), answer in zip(calls, of_calls, answers, strict=True):
         nothing = call.rows == 0 and not host.launches_empty
@@ -141,7 +147,7 @@ def test_a_set_calls_the_newest_header_that_the_code_for_the_device_was_compiled
     groups = groups_of(BOTH, lambda r: load(r.problem.op), form.archs)
     program = Program(tmp_path, headers_of(BOTH, form=form), "rmsnorm_bwd_f32.cu", "normgen::rmsnorm_bwd_f32", *passes)
     made = {g.arch: [emit_parts(e.problem, e.record.schedule) for e in g.entries] for g in groups}
-    general = {g.arch: [emit_parts(p, s) for p in g.fallbacks() for s in fallback_schedules(p)] for g in groups}
+    general = {g.arch: [emit_parts(p, s) for p in g.general for s in fallback_schedules(p)] for g in groups}
     known = {
         program.linked(k, f"sm{arch}"): k
         for arch in made

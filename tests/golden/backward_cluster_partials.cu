@@ -76,6 +76,11 @@ __device__ __forceinline__ void dependency_trigger() {
   asm volatile("griddepcontrol.launch_dependents;");
 }
 
+// Waits for that many threads, whole warps, at barrier `id` of 1 to 15.
+__device__ __forceinline__ void named_barrier(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" :: "r"(id), "r"(threads) : "memory");
+}
+
 // The widest type that memory of that many bytes is accessed as, and its bits in registers.
 template <int kBytes> struct WordOf { using type = uint4; };
 template <> struct WordOf<8> { using type = uint2; };
@@ -231,25 +236,9 @@ struct Early : InOrder {
   static __device__ __forceinline__ void wait_for_partner() { dependency_wait(); }
 };
 
-// As Early; the next kernel may start at once, and waits where it must.
-struct EarlyAtStart : Early {
-  static __device__ __forceinline__ void at_start() { dependency_trigger(); }
-};
-
-// As Early; the next kernel may start once this one has asked for its rows.
-struct EarlyAtLoads : Early {
-  static __device__ __forceinline__ void at_loads() { dependency_trigger(); }
-};
-
 // As Early; the next kernel may start as the blocks of this one end.
 struct EarlyAtEnd : Early {
   static __device__ __forceinline__ void at_end() { dependency_trigger(); }
-};
-
-// Only a call's second kernel starts early, behind its first one.
-struct EarlyPartner : InOrder {
-  static __device__ __forceinline__ void wait_for_partner() { dependency_wait(); }
-  static __device__ __forceinline__ void at_start() { dependency_trigger(); }
 };
 
 // Partial rows of column sums: each block has left one row of kTensors times kPitch float32 cells. kThreads threads add
@@ -298,6 +287,7 @@ struct Plain {
   using Store = Default;  // how rows are written
   using Chain = InOrder;  // how a kernel overlaps with its neighbours in the stream
   using Params = InTurn;  // whether column parameters are asked for ahead of the rows
+  enum : int { kCluster = 1 };  // blocks that share a row, or add their column sums
 };
 
 // All kLanes neighbouring lanes, a power of two, end with the combined state; the lanes of `mask` take part. A state is
@@ -307,6 +297,14 @@ __device__ __forceinline__ State reduce_lanes(State s, unsigned mask = 0xfffffff
   #pragma unroll
   for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset, mask));
   return s;
+}
+
+// A barrier for the kWarps warps of row number `slot` of a block. Only wide rows have one each: a barrier whose number
+// the hardware learns at run time is a slow one, and narrow rows share that of the block.
+template <int kWarps>
+__device__ __forceinline__ void rows_meet(int slot) {
+  if constexpr (kWarps >= 8) named_barrier(1 + slot, kWarps * 32);
+  else __syncthreads();
 }
 
 // The largest power of two up to n, and up to a warp: how many lanes combine n states.
@@ -325,12 +323,12 @@ __device__ __forceinline__ State share_of_slots(const State* slots) {
   return total;
 }
 
-// Warps first, then every warp combines the warps' states redundantly: one barrier, no broadcast.
+// As reduce_row, for row number `slot` of a block that works on several.
 template <int kWarps, typename State>
-__device__ __forceinline__ State reduce_row(State s, State* slots) {
+__device__ __forceinline__ State reduce_row_beside(State s, State* slots, int slot) {
   s = reduce_lanes<32>(s);
   if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32 % kWarps] = s;
-  __syncthreads();
+  rows_meet<kWarps>(slot);
   return reduce_lanes<lanes_for(kWarps)>(share_of_slots<kWarps>(slots));
 }
 
@@ -343,16 +341,28 @@ __device__ __forceinline__ void write_element(T* elements, int at, float value) 
   write(elements + at, vec);
 }
 
-struct Cols1024_6431 : Plain { using Chain = EarlyAtEnd;
+// kCluster    blocks that add their column sums; or blocks that fill a partial row together
+// kVector     elements per access
+// kVectors    vectors of a row
+// kSteps      vectors a thread owns
+// kEven       all threads own kSteps of them
+// kPitch      columns of a row of float32 sums, padded
+// kTensors    tensors that are summed over rows
+// kGroups     row groups of a block that keep sums of their own
+// kSumWidth   columns a thread adds at a time
+// kSumVector  columns whose sums lie kSumVectors cells apart
+// kCells      sums that a block adds
+
+struct Cols1024_180b : Plain { using Chain = EarlyAtEnd;
   enum : int { kCols = 1024, kThreads = 256, kThreadsPerRow = 64, kCluster = 2, kRowsPerBlock = 4, kVector = 8,
-      kGroups = 4, kCells = 8 };
+      kGroups = 4, kSumVector = 8, kCells = 8 };
 };
 
 // rmsnorm backward: several warps own a row, a block works on several rows, the blocks of a cluster share their column
 // sums; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_bwd_bf16_block_per_row_a4f9(
+rmsnorm_bwd_bf16_block_per_row_cfc1(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     Input<Config, bfloat16> dy,
@@ -364,23 +374,16 @@ rmsnorm_bwd_bf16_block_per_row_a4f9(
     long long x_pitch,
     int rows,
     float* partials) {
-  constexpr int kCols = Config::kCols;
-  constexpr int kThreads = Config::kThreads;
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kCluster = Config::kCluster;  // blocks that add their column sums
-  constexpr int kRowsPerBlock = Config::kRowsPerBlock;
-  constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  constexpr int kVectors = kCols / kVector;  // vectors of a row
-  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
-  constexpr int kPitch = (kCols + 31) / 32 * 32;  // columns of a row of float32 sums, padded
-  constexpr int kTensors = 1;  // tensors that are summed over rows
-  constexpr int kGroups = Config::kGroups;  // row groups of a block that keep sums of their own
-  constexpr int kSumWidth = kCols % 4 == 0 ? 4 : 1;  // columns a thread adds at a time
+  constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kThreadsPerRow = Config::kThreadsPerRow,
+      kCluster = Config::kCluster, kRowsPerBlock = Config::kRowsPerBlock, kVector = Config::kVector,
+      kWarpsPerRow = kThreadsPerRow / 32, kVectors = kCols / kVector,
+      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
+  constexpr int kPitch = (kCols + 31) / 32 * 32, kTensors = 1, kGroups = Config::kGroups,
+      kSumWidth = kCols % 4 == 0 ? 4 : 1;
   struct Look1 {  // state of look 1: sum(dxhat * xhat)
     float dxhat_xhat_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -472,7 +475,7 @@ rmsnorm_bwd_bf16_block_per_row_a4f9(
       }
     }
 
-    look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[parity][slot]);
+    look1 = reduce_row_beside<kWarpsPerRow>(look1, look1_slots[parity][slot], slot);
     const float row_dxhat_xhat_mean = look1.dxhat_xhat_sum / kCols;
 
     // Last look: the outputs
@@ -532,19 +535,14 @@ rmsnorm_bwd_bf16_block_per_row_a4f9(
 // Adds the partial rows that a kernel's blocks left, cell by cell and always in the same order.
 template <class Config>
 __global__ void __launch_bounds__(512)
-rmsnorm_bwd_bf16_finish_f9d9(
+rmsnorm_bwd_bf16_finish_bb2c(
     bfloat16* __restrict__ dweight,
     Input<Config, float> partials,
     int blocks) {
-  constexpr int kCols = Config::kCols;
-  constexpr int kPitch = (kCols + 31) / 32 * 32;  // columns of a row of float32 sums, padded
-  constexpr int kVector = Config::kVector;
-  constexpr int kVectors = kCols / kVector;
-  constexpr int kCluster = Config::kCluster;  // blocks that fill a partial row together
-  constexpr int kThreads = 512;
-  constexpr int kTensors = 1;  // tensors that are summed over rows
-  constexpr int kCells = Config::kCells;  // sums that a block adds
   using Chain = typename Config::Chain;
+  constexpr int kCols = Config::kCols, kPitch = (kCols + 31) / 32 * 32, kSumVector = Config::kSumVector,
+      kSumVectors = kCols / kSumVector, kCluster = Config::kCluster, kThreads = 512, kTensors = 1,
+      kCells = Config::kCells;
   __shared__ float warp_sums[kThreads / 32][kCells];
 
   const int partial_rows = blocks / kCluster;
@@ -554,7 +552,7 @@ rmsnorm_bwd_bf16_finish_f9d9(
   Chain::wait_for_partner();
 
   add_partial_rows<kThreads, kCells, kTensors, kPitch>(partials, partial_rows, 0, cell, warp_sums);
-  const int column = cell % kVectors * kVector + cell / kVectors;
+  const int column = kSumVector == 1 ? cell : cell % kSumVectors * kSumVector + cell / kSumVectors;
   if (threadIdx.x < kCells && cell < kCols) {
     const float total = total_of_warps(warp_sums, threadIdx.x);
     write_element(dweight, column, total);

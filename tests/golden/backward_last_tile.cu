@@ -126,6 +126,7 @@ struct Plain {
   using Store = Default;  // how rows are written
   using Chain = InOrder;  // how a kernel overlaps with its neighbours in the stream
   using Params = InTurn;  // whether column parameters are asked for ahead of the rows
+  enum : int { kCluster = 1 };  // blocks that share a row, or add their column sums
 };
 
 // All kLanes neighbouring lanes, a power of two, end with the combined state; the lanes of `mask` take part. A state is
@@ -209,6 +210,16 @@ __device__ __forceinline__ void write_element(T* elements, int at, float value) 
   write(elements + at, vec);
 }
 
+// kVector       elements per access
+// kVectors      vectors of a row
+// kSteps        vectors a thread owns
+// kEven         all threads own kSteps of them
+// kPitch        columns of a row of float32 sums, padded
+// kTensors      tensors that are summed over rows
+// kTileSums     cells of a tile that one block adds
+// kTiles        tiles of a partial row
+// kTicketWords  from one tile's ticket to the next
+
 struct Cols768_9892 : Plain {
   enum : int { kCols = 768, kThreads = 64, kThreadsPerRow = 64, kVector = 4, kTileSums = 128, kTiles = 6 };
 };
@@ -216,7 +227,7 @@ struct Cols768_9892 : Plain {
 // rmsnorm backward: a block owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_bwd_f32_block_per_row_6918(
+rmsnorm_bwd_f32_block_per_row_ba39(
     float* __restrict__ dx,
     float* __restrict__ dweight,
     Input<Config, float> dy,
@@ -229,22 +240,15 @@ rmsnorm_bwd_f32_block_per_row_6918(
     int rows,
     unsigned* tickets,
     float* partials) {
-  constexpr int kCols = Config::kCols;
-  constexpr int kThreads = Config::kThreads;
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32;
-  constexpr int kVectors = kCols / kVector;  // vectors of a row
-  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
-  constexpr int kPitch = (kCols + 31) / 32 * 32;  // columns of a row of float32 sums, padded
-  constexpr int kTensors = 1;  // tensors that are summed over rows
-  constexpr int kTileSums = Config::kTileSums;  // cells of a tile that one block adds
-  constexpr int kTiles = Config::kTiles;  // tiles of a partial row
-  constexpr int kTicketWords = 32;  // from one tile's ticket to the next
+  constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kThreadsPerRow = Config::kThreadsPerRow,
+      kVector = Config::kVector, kWarpsPerRow = kThreadsPerRow / 32, kVectors = kCols / kVector,
+      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
+  constexpr int kPitch = (kCols + 31) / 32 * 32, kTensors = 1, kTileSums = Config::kTileSums, kTiles = Config::kTiles,
+      kTicketWords = 32;
   struct Look1 {  // state of look 1: sum(dxhat * xhat)
     float dxhat_xhat_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {

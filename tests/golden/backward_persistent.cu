@@ -182,6 +182,7 @@ struct Plain {
   using Store = Default;  // how rows are written
   using Chain = InOrder;  // how a kernel overlaps with its neighbours in the stream
   using Params = InTurn;  // whether column parameters are asked for ahead of the rows
+  enum : int { kCluster = 1 };  // blocks that share a row, or add their column sums
 };
 
 // All kLanes neighbouring lanes, a power of two, end with the combined state; the lanes of `mask` take part. A state is
@@ -202,15 +203,26 @@ __device__ __forceinline__ void write_element(T* elements, int at, float value) 
   write(elements + at, vec);
 }
 
-struct Cols768_f621 : Plain {
-  enum : int { kCols = 768, kThreads = 128, kThreadsPerRow = 32, kRowsPerBlock = 4, kVector = 8, kGroups = 4, kCells = 8
-      };
+// kVector     elements per access
+// kVectors    vectors of a row
+// kSteps      vectors a thread owns
+// kEven       all threads own kSteps of them
+// kPitch      columns of a row of float32 sums, padded
+// kTensors    tensors that are summed over rows
+// kGroups     row groups of a block that keep sums of their own
+// kSumVector  columns whose sums lie kSumVectors cells apart
+// kCluster    blocks that fill a partial row together
+// kCells      sums that a block adds
+
+struct Cols768_ba62 : Plain {
+  enum : int { kCols = 768, kThreads = 128, kThreadsPerRow = 32, kRowsPerBlock = 4, kVector = 8, kGroups = 4,
+      kSumVector = 8, kCells = 8 };
 };
 
 // layernorm backward: lanes of a warp own a row, a block works on several rows; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_bwd_bf16_warp_per_row_e6fc(
+layernorm_bwd_bf16_warp_per_row_ffb0(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
@@ -224,20 +236,14 @@ layernorm_bwd_bf16_warp_per_row_e6fc(
     long long x_pitch,
     int rows,
     float* partials) {
-  constexpr int kCols = Config::kCols;
-  constexpr int kThreads = Config::kThreads;
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kRowsPerBlock = Config::kRowsPerBlock;
-  constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kVectors = kCols / kVector;  // vectors of a row
-  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
-  constexpr int kPitch = (kCols + 31) / 32 * 32;  // columns of a row of float32 sums, padded
-  constexpr int kTensors = 2;  // tensors that are summed over rows
-  constexpr int kGroups = Config::kGroups;  // row groups of a block that keep sums of their own
+  constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kThreadsPerRow = Config::kThreadsPerRow,
+      kRowsPerBlock = Config::kRowsPerBlock, kVector = Config::kVector, kVectors = kCols / kVector,
+      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
+  constexpr int kPitch = (kCols + 31) / 32 * 32, kTensors = 2, kGroups = Config::kGroups;
   struct Look1 {  // state of look 1: sum(dxhat * xhat), sum(dxhat)
     float dxhat_xhat_sum, dxhat_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
@@ -410,21 +416,18 @@ layernorm_bwd_bf16_warp_per_row_e6fc(
 // Adds the partial rows that a kernel's blocks left, cell by cell and always in the same order.
 template <class Config>
 __global__ void __launch_bounds__(512)
-layernorm_bwd_bf16_finish_6b9a(
+layernorm_bwd_bf16_finish_a406(
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
     Input<Config, float> partials,
-    int partial_rows) {
-  constexpr int kCols = Config::kCols;
-  constexpr int kPitch = (kCols + 31) / 32 * 32;  // columns of a row of float32 sums, padded
-  constexpr int kVector = Config::kVector;
-  constexpr int kVectors = kCols / kVector;
-  constexpr int kThreads = 512;
-  constexpr int kTensors = 2;  // tensors that are summed over rows
-  constexpr int kCells = Config::kCells;  // sums that a block adds
+    int blocks) {
   using Chain = typename Config::Chain;
+  constexpr int kCols = Config::kCols, kPitch = (kCols + 31) / 32 * 32, kSumVector = Config::kSumVector,
+      kSumVectors = kCols / kSumVector, kCluster = Config::kCluster, kThreads = 512, kTensors = 2,
+      kCells = Config::kCells;
   __shared__ float warp_sums[kThreads / 32][kCells];
 
+  const int partial_rows = blocks / kCluster;
   const int tensor = blockIdx.x % kTensors;
   const int cell = blockIdx.x / kTensors * kCells + threadIdx.x % kCells;
 
@@ -432,7 +435,7 @@ layernorm_bwd_bf16_finish_6b9a(
   Chain::wait_for_partner();
 
   add_partial_rows<kThreads, kCells, kTensors, kPitch>(partials, partial_rows, tensor, cell, warp_sums);
-  const int column = cell % kVectors * kVector + cell / kVectors;
+  const int column = kSumVector == 1 ? cell : cell % kSumVectors * kSumVector + cell / kSumVectors;
   if (threadIdx.x < kCells && cell < kCols) {
     const float total = total_of_warps(warp_sums, threadIdx.x);
     if (tensor == 0) {

@@ -163,6 +163,7 @@ struct Plain {
   using Store = Default;  // how rows are written
   using Chain = InOrder;  // how a kernel overlaps with its neighbours in the stream
   using Params = InTurn;  // whether column parameters are asked for ahead of the rows
+  enum : int { kCluster = 1 };  // blocks that share a row, or add their column sums
 };
 
 // All kLanes neighbouring lanes, a power of two, end with the combined state; the lanes of `mask` take part. A state is
@@ -174,6 +175,12 @@ __device__ __forceinline__ State reduce_lanes(State s, unsigned mask = 0xfffffff
   return s;
 }
 
+// kVector   elements per access
+// kUnroll   steps that a loop does in a trip
+// kVectors  vectors of a row
+// kSteps    vectors a thread owns
+// kEven     all threads own kSteps of them
+
 struct Cols123_873b : Plain {
   enum : int { kCols = 123, kThreads = 32, kThreadsPerRow = 32, kVector = 2, kUnroll = 1 };
 };
@@ -181,7 +188,7 @@ struct Cols123_873b : Plain {
 // layernorm forward: lanes of a warp own a row; each row is read twice.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_f16_warp_per_row_82fa(
+layernorm_fwd_f16_warp_per_row_d7d3(
     float16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -192,16 +199,12 @@ layernorm_fwd_f16_warp_per_row_82fa(
     long long x_pitch,
     int rows,
     float eps) {
-  constexpr int kCols = Config::kCols;
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow;
-  constexpr int kVector = Config::kVector;  // elements per access
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kUnroll = Config::kUnroll;  // steps that a loop does in a trip
-  constexpr int kVectors = kCols / kVector;  // vectors of a row
-  constexpr int kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;  // vectors a thread owns
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;  // all threads own kSteps of them
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Config::kThreadsPerRow, kVector = Config::kVector,
+      kUnroll = Config::kUnroll, kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
   struct Look1 {  // state of look 1: welford(x)
     float x_count, mean, var_sum;
     static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {

@@ -16,7 +16,8 @@ class Straight(Gather):
 
     def add(self, index: int, term: str, site: Site) -> Statement:
         column = site.at if site.at == "edge" else f"{site.at} + i"
-        return Do(f"atomicAdd({self.base} + {self.line}{self.cells.start(index)}{column}, {term})")
+        added = Do(f"atomicAdd({self.base} + {self.line}{self.cells.start(index)}{column}, {term})")
+        return self.access.if_wanted(self.cells.names[index], added)[0]
 
     @property
     def line(self) -> str:
@@ -75,11 +76,15 @@ class Ticket(Finish):
             total, at = f"{cells.names[index]}_total", f"{cells.line}{cells.start(index)}cell"
             every.append(Do(f"{total} += __ldcg(sums + {at})") if store in over_all else self._read(total, at))
             every.append(Do(f"sums[{at}] = 0.0f"))
-            every += cells.write(store, total) if store not in over_all else []
+            every += [] if store in over_all else cells.access.if_wanted(store.tensor, *cells.write(store, total))
         if not batched:
             return every
         totals = [Do(f"float {store.tensor}_total = 0.0f") for store in over_all]
-        written = [one for store in over_all for one in cells.write(store, f"{store.tensor}_total")]
+        written = [
+            one
+            for store in over_all
+            for one in cells.access.if_wanted(store.tensor, *cells.write(store, f"{store.tensor}_total"))
+        ]
         return [*totals, For("for (int batch = 0; batch < max(batches, 1); ++batch)", tuple(every)), *written]
 
     def _read(self, total: str, at: str) -> Statement:

@@ -48,11 +48,11 @@ class TwoKernels(PartialRows):
         cells, plan = self.cells, self.cells.plan
         columns = [plan.problem.tensor(s.tensor) for s in cells.stores]
         outputs = [*columns, *(plan.problem.tensor(s.tensor) for s in cells.totals)]
-        cluster, launched = plan.schedule.cluster, plan.schedule.dependent_launch
+        launched = plan.schedule.dependent_launch
         params = [
             *(Param(name=t.name, ctype=f"{t.dtype.ctype}*", source=Source.TENSOR, key=t.name) for t in outputs),
             Param(name="partials", ctype="const float*", source=Source.WORKSPACE),
-            Param(name="blocks" if cluster > 1 else "partial_rows", ctype="int", source=Source.BLOCKS),
+            Param(name="blocks", ctype="int", source=Source.BLOCKS),
         ]
         for tensor in (plan.problem.tensor(store.tensor) for store in cells.batched):
             params.append(Param(name=f"{tensor.name}_pitch", ctype="long long", source=Source.PITCH, key=tensor.name))
@@ -70,7 +70,7 @@ class TwoKernels(PartialRows):
             *self._second_constants(cells_each, blocks),
             Do("__shared__ float warp_sums[kThreads / 32][kCells]"),
             Gap(),
-            *([Let("const int partial_rows", "blocks / kCluster")] if cluster > 1 else []),
+            Let("const int partial_rows", "blocks / kCluster"),
             *(self._own_batch() if cells.sums.by_batch else []),
             *(self._own_cell() if columns else []),
             Gap(),
@@ -93,8 +93,8 @@ class TwoKernels(PartialRows):
         return [
             setting("kCols", plan.problem.cols),
             constant("kPitch", PITCH, "columns of a row of float32 sums, padded"),
-            setting("kVector", plan.cut.vector),
-            constant("kVectors", "kCols / kVector"),
+            setting("kSumVector", cells.vector, "columns whose sums lie kSumVectors cells apart"),
+            constant("kSumVectors", "kCols / kSumVector"),
             setting("kCluster", plan.schedule.cluster, "blocks that fill a partial row together"),
             constant("kThreads", str(FINISH_THREADS)),
             constant("kTensors", str(len(cells.stores)), "tensors that are summed over rows"),
@@ -143,7 +143,7 @@ class TwoKernels(PartialRows):
         return [
             *found,
             Do(f"add_partial_rows<{sizes}>({first}, {rows}, {tensor}, cell, warp_sums)"),
-            Let("const int column", cells.column_of_cell),
+            Let("const int column", f"kSumVector == 1 ? cell : {cells.column('kSumVector', 'kSumVectors')}"),
             If("threadIdx.x < kCells && cell < kCols", tuple(writes)),
         ]
 
@@ -151,11 +151,10 @@ class TwoKernels(PartialRows):
         """The blocks behind those of the columns add the totals' rows, which lie behind the partial rows."""
         cells = self.cells
         block = f"({self._block} - kColumnBlocks)" if cells.stores else "blockIdx.x"
-        blocks = "blocks" if cells.plan.schedule.cluster > 1 else "partial_rows"
         found: list[Statement] = [
             Let("const int index", f"{block} * kCells + threadIdx.x % kCells"),
-            Let("const float* partial_totals", self.totals(blocks)),
-            Do(f"add_partial_rows<kThreads, kCells, 1, kTotalPitch>(partial_totals, {blocks}, 0, index, warp_sums)"),
+            Let("const float* partial_totals", self.totals("blocks")),
+            Do("add_partial_rows<kThreads, kCells, 1, kTotalPitch>(partial_totals, blocks, 0, index, warp_sums)"),
             Let("const float total", "total_of_warps(warp_sums, threadIdx.x % kCells)"),
             If("threadIdx.x < kCells", tuple(cells.write_totals("index", "total"))),
         ]

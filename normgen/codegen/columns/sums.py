@@ -53,11 +53,20 @@ class Cells:
         return [store for store in self.stores if store.kind.by_batch]
 
     @property
+    def vector(self) -> int:
+        """Columns of a vector whose sums lie kCols / vector cells apart; 1: each column's sum lies in its own cell."""
+        apart = self.sums.in_registers and not self.plan.cut.shifted
+        return self.plan.cut.vector if apart else 1
+
+    @property
     def column_of_cell(self) -> str:
-        if not (self.sums.in_registers and self.plan.cut.vector > 1 and not self.plan.cut.shifted):
-            return "cell"
-        column = "cell % kVectors * kVector + cell / kVectors"
-        return f"cell < kVectors * kVector ? {column} : cell" if self.plan.cut.edged else column
+        return self.column("kVector", "kVectors") if self.vector > 1 else "cell"
+
+    def column(self, vector: str, vectors: str) -> str:
+        """The column of a cell by the names of two constants: columns of a vector, and whole vectors."""
+        column = f"cell % {vectors} * {vector} + cell / {vectors}"
+        edged = self.plan.cut.edged and not self.plan.cut.shifted
+        return f"cell < {vectors} * {vector} ? {column} : cell" if edged else column
 
     def write(self, store: Store, value: str) -> list[Statement]:
         """Round one column's total to its stored dtype and write (or add) it: that of batch `batch`, if it has any."""

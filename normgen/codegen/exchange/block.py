@@ -29,7 +29,7 @@ class Block(Exchange):
         slots = f"{state.variable}_slots"
         slots += "[parity]" if self.plan.double_slots else ""
         slots += "[slot]" if self.plan.idle_rows else ""
-        tree, own = (f"{self.function}_alone", ", slot") if self.plan.row_barriers else (self.function, "")
+        tree, own = (f"{self.function}_beside", ", slot") if self.plan.idle_rows else (self.function, "")
         return [Do(f"{state.variable} = {tree}<kWarpsPerRow>({state.variable}, {slots}{own})")]
 
     def next_row(self) -> list[Statement]:

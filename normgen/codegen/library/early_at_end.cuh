@@ -1,0 +1,9 @@
+#pragma once
+
+#include "dependent_launch.cuh"
+#include "early.cuh"
+
+// As Early; the next kernel may start as the blocks of this one end.
+struct EarlyAtEnd : Early {
+  static __device__ __forceinline__ void at_end() { dependency_trigger(); }
+};

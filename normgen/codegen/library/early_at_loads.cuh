@@ -1,0 +1,9 @@
+#pragma once
+
+#include "dependent_launch.cuh"
+#include "early.cuh"
+
+// As Early; the next kernel may start once this one has asked for its rows.
+struct EarlyAtLoads : Early {
+  static __device__ __forceinline__ void at_loads() { dependency_trigger(); }
+};

@@ -1,0 +1,10 @@
+#pragma once
+
+#include "dependent_launch.cuh"
+#include "in_order.cuh"
+
+// Only a call's second kernel starts early, behind its first one.
+struct EarlyPartner : InOrder {
+  static __device__ __forceinline__ void wait_for_partner() { dependency_wait(); }
+  static __device__ __forceinline__ void at_start() { dependency_trigger(); }
+};
