@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 
 from normgen.device import TARGETS, Device
@@ -104,8 +105,14 @@ def gpu_slug(device: Device) -> str:
 
 def read(path: Path) -> Reading:
     """Every record of a file; lines that are none come back as `damaged`. A missing file is empty."""
-    lines = read_lines(path, parse_line)
+    lines = read_lines(path, _record_of)
     return Reading(records=lines.found, damaged=lines.damaged)
+
+
+@lru_cache(maxsize=1024)
+def _record_of(line: str) -> Record:
+    """As `parse_line`: each lookup reads the files anew, most of whose lines this process has seen."""
+    return parse_line(line)
 
 
 def kept(path: Path) -> tuple[Record, ...]:

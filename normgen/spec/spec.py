@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Flag, StrEnum, auto
-from functools import reduce
-from operator import or_
 from typing import Any
 
 from normgen.dtypes import DTYPES
@@ -100,9 +98,12 @@ class Kind(Flag):
 
 def join(kinds: Iterable[Kind]) -> Kind:
     """The kind of an expression over values of these kinds: row with col gives elem, and so does row with batches."""
-    found = reduce(or_, kinds, Kind.SCALAR)
-    found = found & ~Kind.BATCH if found.by_row else found
-    return found & ~Kind.GROUP if found.by_col else found
+    bits = 0  # not `Kind |= Kind`: emitting a kernel joins hundreds of times, and enum's operators take 2 µs each
+    for kind in kinds:
+        bits |= kind._value_
+    bits &= ~Kind.BATCH._value_ if bits & Kind.ROW._value_ else -1
+    bits &= ~Kind.GROUP._value_ if bits & Kind.COL._value_ else -1
+    return Kind(bits)
 
 
 class Role(StrEnum):

@@ -19,6 +19,7 @@ from normgen.schedule.default import fallback_schedules
 from normgen.schedule.knobs import Columns, Hold
 from normgen.schedule.schedule import Schedule
 from normgen.spec.reader import load
+from tests.samples import sized
 
 from .cases import layernorm_records, record
 from .driven import CLUSTERS as FITTING
@@ -136,10 +137,14 @@ BOTH = [  # clusters and chains have instructions that sm_80 does not
 ]
 SM80_FIRST = ("-gencode=arch=compute_80,code=sm_80", "-gencode=arch=compute_90,code=sm_90")
 NO_IMAGE = 209  # cudaErrorNoKernelImageForDevice
+BUILDS = [  # in a normal run the first and the last: both orders of passes, both forms
+    pytest.param(passes, shared, id=f"{'shared_library' if shared else 'self_contained'}-{order}")
+    for order, passes in (("sm80_first", SM80_FIRST), ("sm90_first", SM80_FIRST[::-1]))
+    for shared in (False, True)
+]
 
 
-@pytest.mark.parametrize("passes", [SM80_FIRST, SM80_FIRST[::-1]], ids=["sm80_first", "sm90_first"])
-@pytest.mark.parametrize("shared", [False, True], ids=["self_contained", "shared_library"])
+@pytest.mark.parametrize(("passes", "shared"), BUILDS[:: sized(3, 1)])
 def test_a_set_calls_the_newest_header_that_the_code_for_the_device_was_compiled_for(
     passes: tuple[str, str], shared: bool, tmp_path: Path
 ) -> None:
