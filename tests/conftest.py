@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import shutil
 from pathlib import Path
 
 import pytest
@@ -49,14 +48,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache of this test alone: of all that others have built, the CPU executor's runtime, which takes 3 s."""
-    from normgen.cpu.compiler import require_compiler, runtime_library
-    from normgen.files.private import make_private
+    """A cache of this test alone."""
+    from tests.caches import with_runtime
 
-    runtime = runtime_library(require_compiler())
-    folder = tmp_path / "cache"
-    make_private(folder / "cpu")
-    for file in (runtime, *runtime.parent.glob(f"{runtime.name.partition('.')[0]}.json")):
-        shutil.copy2(file, folder / "cpu")
+    folder = with_runtime(tmp_path / "cache")
     monkeypatch.setenv("NORMGEN_CACHE_DIR", str(folder))
     return folder

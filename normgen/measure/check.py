@@ -127,9 +127,10 @@ class _Setting:
 
     def download(self, rows: NDArray[np.intp] | None = None) -> Outputs:
         """The outputs: all bytes, or, where rows are lines of memory, those of these rows and the guard bytes."""
-        laid_out = dict(self.call.problem.layout)
+        problem = self.call.problem
+        lines = {t.name for t in problem.tensors if t.kind.by_row} - set(dict(problem.layout))
         for name in self.outputs.buffers:
-            self._mirrors[name].download(None if name in laid_out else rows)
+            self._mirrors[name].download(rows if name in lines else None)
         return self.outputs
 
 

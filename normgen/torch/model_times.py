@@ -90,8 +90,9 @@ class ModelTimes:
     def share(self, step: str, contender: str) -> Ratio | None:
         """Of what an ideal norm would save, what this one saves; None where a copy saves nothing that can be told."""
         times = self.ms[step]
-        saved = {"a_base": times[contender], "b_base": times[IDEAL]}
-        return price_ratio(times[AS_IT_IS], times[AGAIN], **saved) if IDEAL in times else None
+        if IDEAL not in times:
+            return None
+        return price_ratio(times[AS_IT_IS], times[AGAIN], a_base=times[contender], b_base=times[IDEAL])
 
     def as_dict(self) -> dict[str, Any]:
         """The object `normgen bench --model NAME --json -` prints."""

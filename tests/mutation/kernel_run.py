@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.caches import with_runtime
 from tests.mutation.arguments import Argument, argument_for, arguments
 from tests.mutation.cases import CASES
 from tests.mutation.judge import Outcome, Task, Verdict, judge_all
@@ -49,6 +50,7 @@ class WrongBaseline(Exception):
 @contextmanager
 def scratch_folder() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="normgen-mutation-", ignore_cleanup_errors=True) as folder:
+        with_runtime(Path(folder) / "cache")
         yield Path(folder)
 
 

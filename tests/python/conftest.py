@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
+from tests.caches import with_runtime
 from tests.python.devices import NEEDS_COMPILER, OnCpu, OnGpu, Place
 
 
@@ -21,5 +20,5 @@ def place(request: pytest.FixtureRequest) -> Place:
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """One cache for all tests of this folder, so that each kernel is compiled once."""
-    folder: Path = tmp_path_factory.getbasetemp() / "kernel-cache"
+    folder = with_runtime(tmp_path_factory.getbasetemp() / "kernel-cache")
     monkeypatch.setenv("NORMGEN_CACHE_DIR", str(folder))

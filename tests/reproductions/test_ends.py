@@ -17,6 +17,7 @@ import pytest
 
 from normgen.cli.main import INTERRUPTED, UNREAD
 from normgen.tuning import predicted
+from tests.caches import with_runtime
 from tests.killing.harness import PATHS, faults_of_a_kill, faults_of_an_interrupt, moment, whole_run_s
 from tests.reproductions.commands import normgen, spec_file, tune_few
 from tests.reproductions.test_numerics import needs_compiler
@@ -72,7 +73,7 @@ def test_low_an_interrupt_before_the_first_compiled_candidate_ends_with_130(
 @pytest.mark.parametrize("path", PATHS)
 def test_low_a_killed_or_interrupted_tune_loses_nothing_and_leaves_nobody(path: str, tmp_path: Path) -> None:
     """A sample of `python -m tests.killing`; no worker of a killed tune prints a traceback."""
-    cache = tmp_path / "cache"
+    cache = with_runtime(tmp_path / "cache")
     length_s, rng = whole_run_s(tmp_path, cache, path), Random(4)
     behind_one, half_way = (1, 0.0), (0, length_s / 2)  # long before the end on any machine
     killed, interrupted = ([behind_one], [half_way]) if not is_full() else ([behind_one, half_way],) * 2

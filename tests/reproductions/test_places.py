@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.caches import with_runtime
 from tests.reproductions.places import FOLDERS, MOUNTED, commands
 
 UNSHARE = ("unshare", "--map-root-user", "--mount")
@@ -36,6 +37,7 @@ def used(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("used")
     for folder in FOLDERS:
         (root / folder).mkdir(mode=0o700)
+    with_runtime(root / "cache")
     own = {"NORMGEN_STATE_DIR": str(root / "state"), "NORMGEN_CACHE_DIR": str(root / "cache")}
     command = [sys.executable, "-m", "normgen", *commands(root)["tune"]]
     subprocess.run(command, check=True, capture_output=True, env={**os.environ, **own})
