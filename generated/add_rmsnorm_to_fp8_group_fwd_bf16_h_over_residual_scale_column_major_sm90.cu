@@ -18,7 +18,6 @@
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // verified  NVIDIA H200, driver for CUDA 13.0: 4 to 5 calls, 1 to 4096 rows, 18 families of rows, own pitches of y, q,
 //           scale, x, residual
-// note      emitted as another text than the one that was tuned: all
 //
 //   rows x cols  kernel         threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
 //   1 x 4096     block_per_row  512      1           8       3.002     6.422 / 3.421  15    68.7 %   1.00x       2.708     fresh

@@ -20,16 +20,15 @@
 // tuned by  normgen 0.1.0
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // verified  NVIDIA H200, driver for CUDA 13.0: 4 calls, 1 to 524 rows, 19 families of rows, own pitches of dlogits, x
-// note      emitted as another text than the one that was tuned: all
 //
 // all timed without lse:
 //
-//   rows x cols              kernel         threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
-//   4096 x 32000             block_per_row  512      1           8       171.1     361.5 / 189.8  3065  72.5 %   1.00x       171.9     fresh
-//   4096 x 128256            block_per_row  1024     1           8       758.8     1503 / 744.1   2769  64.3 %   1.00x       764       fresh
-//   4096 x 151936            block_per_row  1024     1           8       905.2     1784 / 879.3   2750  65.8 %   1.00x       908.2     fresh
-//   (any other, rows alike)  block_per_row  256      1           8       -         -              -     -        -           -         not tuned
-//   (any other)              block_per_row  256      1           1       -         -              -     -        -           -         not tuned
+//   rows x cols              kernel           threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
+//   4096 x 32000             block_per_row    256      1           8       156.5     347.9 / 191.7  3351  79.1 %   1.05x       164.6     fresh
+//   4096 x 128256            cluster_per_row  512      1           8       659.3     1406 / 747.4   3187  74.0 %   1.12x       678.3     fresh
+//   4096 x 151936            block_per_row    1024     1           8       870       1752 / 880.8   2861  68.5 %   1.00x       872.1     fresh
+//   (any other, rows alike)  block_per_row    256      1           8       -         -              -     -        -           -         not tuned
+//   (any other)              block_per_row    256      1           1       -         -              -     -        -           -         not tuned
 //
 // times     price: what the kernel adds to a chain of a kernel that writes its main input and one that reads its
 //           outputs; chain: with / without the kernel; fresh: all but the main input comes from DRAM
@@ -133,6 +132,49 @@ __device__ __forceinline__ void bulk_load_by(
                "[%0], [%1], %2, [%3], %4;"
                :: "r"(static_cast<unsigned>(__cvta_generic_to_shared(shared))), "l"(global), "r"(bytes),
                   "r"(static_cast<unsigned>(__cvta_generic_to_shared(barrier))), "l"(Hint::l2_policy()) : "memory");
+}
+
+// This block's rank in its cluster.
+__device__ __forceinline__ unsigned cluster_rank() {
+  unsigned rank;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+
+// All threads of all blocks of a cluster arrive, then wait. What a thread wrote before it arrived, the others see after
+// they have waited.
+__device__ __forceinline__ void cluster_arrive() {
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void cluster_wait() {
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+// Where block `rank` of the cluster has the shared variable `own`.
+template <typename T>
+__device__ __forceinline__ unsigned cluster_address(const T* own, unsigned rank) {
+  unsigned remote;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;"
+      : "=r"(remote) : "r"(static_cast<unsigned>(__cvta_generic_to_shared(own))), "r"(rank));
+  return remote;
+}
+
+// Writes `value` to where block `rank` of the cluster has the shared variable `own`. Nobody waits for the store: its
+// bytes count at that block's `mbarrier` as they arrive.
+template <typename T>
+__device__ __forceinline__ void cluster_send(T* own, unsigned rank, const T& value, unsigned long long* mbarrier) {
+  const unsigned remote = cluster_address(own, rank), counted = cluster_address(mbarrier, rank);
+  const float* words = reinterpret_cast<const float*>(&value);
+  #pragma unroll
+  for (unsigned i = 0; i < sizeof(T) / 4; ++i) {
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];"
+                 :: "r"(remote + 4 * i), "r"(__float_as_uint(words[i])), "r"(counted) : "memory");
+  }
+}
+
+// The other blocks of the cluster see the mbarriers that this thread has set up, behind the next cluster barrier.
+__device__ __forceinline__ void mbarrier_cluster_fence() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
 // Shared memory whose size the launch decides.
@@ -318,6 +360,50 @@ __device__ __forceinline__ void pack(Vec<bfloat16, N>& vec, const float (&values
   }
 }
 
+// All kLanes neighbouring lanes, a power of two, end with the combined state; the lanes of `mask` take part. A state is
+// a struct of floats that knows how two combine, and how to get that of the lane whose number differs by `offset`.
+template <int kLanes, typename State>
+__device__ __forceinline__ State reduce_lanes(State s, unsigned mask = 0xffffffffu) {
+  #pragma unroll
+  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset, mask));
+  return s;
+}
+
+// The largest power of two up to n, and up to a warp: how many lanes combine n states.
+__host__ __device__ constexpr int lanes_for(int n) { return n < 2 ? 1 : n >= 32 ? 32 : 2 * lanes_for(n / 2); }
+
+// What this lane combines of kStates states: lanes_for(kStates) lanes take turns at them.
+template <int kStates, typename State>
+__device__ __forceinline__ State share_of_slots(const State* slots) {
+  constexpr int kLanes = lanes_for(kStates);
+  const int own = threadIdx.x % kLanes;
+  State total = slots[own];
+  #pragma unroll
+  for (int i = kLanes; i < kStates; i += kLanes) {
+    if (kStates % kLanes == 0 || own + i < kStates) total = State::combine(total, slots[own + i]);
+  }
+  return total;
+}
+
+// Every warp sends its state to each block of the cluster, then every warp combines all of the states. A cluster
+// barrier would wait for all loads and stores of the rows in flight; an mbarrier waits for the states only. Exchanges
+// take turns at two sets of slots: number n uses set n % 2, and waits for phase n / 2 % 2 of that set's mbarrier. A set
+// is written again after the states of the next exchange have come, and every warp sends those after it has read it.
+template <int kWarps, int kCluster, typename State>
+__device__ __forceinline__ State exchange_cluster(
+    State s, State (&slots)[2][kWarps * kCluster], unsigned long long (&full)[2], unsigned exchange) {
+  constexpr int kStates = kWarps * kCluster;
+  State* set = slots[exchange % 2];
+  unsigned long long* arrived = &full[exchange % 2];
+  s = reduce_lanes<32>(s);
+  const unsigned lane = threadIdx.x % 32;
+  if (threadIdx.x == 0) mbarrier_expect_bytes(arrived, kStates * static_cast<unsigned>(sizeof(State)));
+  __syncwarp();  // all lanes have read the slots of the last exchange
+  if (lane < kCluster) cluster_send(set + cluster_rank() * kWarps + threadIdx.x / 32, lane, s, arrived);
+  mbarrier_wait(arrived, exchange / 2 % 2);
+  return reduce_lanes<lanes_for(kStates)>(share_of_slots<kStates>(set));
+}
+
 // How a kernel and its neighbours in the stream overlap: not at all.
 // wait              before the first access to what the kernels in front write, or still read
 // wait_for_partner  in a call's second kernel, before the first access to what the first one writes
@@ -371,31 +457,6 @@ struct Plain {
   enum : int { kCluster = 1 };  // blocks that share a row, or add their column sums
 };
 
-// All kLanes neighbouring lanes, a power of two, end with the combined state; the lanes of `mask` take part. A state is
-// a struct of floats that knows how two combine, and how to get that of the lane whose number differs by `offset`.
-template <int kLanes, typename State>
-__device__ __forceinline__ State reduce_lanes(State s, unsigned mask = 0xffffffffu) {
-  #pragma unroll
-  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset, mask));
-  return s;
-}
-
-// The largest power of two up to n, and up to a warp: how many lanes combine n states.
-__host__ __device__ constexpr int lanes_for(int n) { return n < 2 ? 1 : n >= 32 ? 32 : 2 * lanes_for(n / 2); }
-
-// What this lane combines of kStates states: lanes_for(kStates) lanes take turns at them.
-template <int kStates, typename State>
-__device__ __forceinline__ State share_of_slots(const State* slots) {
-  constexpr int kLanes = lanes_for(kStates);
-  const int own = threadIdx.x % kLanes;
-  State total = slots[own];
-  #pragma unroll
-  for (int i = kLanes; i < kStates; i += kLanes) {
-    if (kStates % kLanes == 0 || own + i < kStates) total = State::combine(total, slots[own + i]);
-  }
-  return total;
-}
-
 // Warps first, then every warp combines the warps' states redundantly: one barrier, no broadcast.
 template <int kWarps, typename State>
 __device__ __forceinline__ State reduce_row(State s, State* slots) {
@@ -424,13 +485,12 @@ __device__ __forceinline__ void write_row_value(T* address, float value) {
 // kSteps       vectors a thread owns
 // kEven        all threads own kSteps of them
 // kCopiedCols  columns of a row that the copy engine brings
+// kCluster     blocks that share a row
 // kHeldSteps   vectors of a thread in registers
-struct Cols32000_3c13 : Plain { using Load = EvictLast;
-  enum : int { kCols = 32000, kThreads = 512, kThreadsPerRow = 512, kVector = 8, kUnroll = 4 };
+struct Cols32000_9c37 : Plain { using Load = EvictLast;
+  enum : int { kCols = 32000, kThreads = 256, kThreadsPerRow = 256, kVector = 8, kUnroll = 4 };
 };
-struct Cols128256_9550 : Plain { using Load = EvictLast;
-  enum : int { kCols = 128256, kThreads = 1024, kThreadsPerRow = 1024, kVector = 8, kHeldSteps = 7 };
-};
+struct Cols128256_0ea7 : Plain { enum : int { kCols = 128256, kThreads = 512, kCluster = 2, kVector = 8 }; };
 struct Cols151936_9592 : Plain { using Load = EvictLast;
   enum : int { kCols = 151936, kThreads = 1024, kThreadsPerRow = 1024, kVector = 8, kHeldSteps = 7 };
 };
@@ -565,6 +625,183 @@ cross_entropy_grad_fwd_bf16_without_lse_block_per_row_8518(
       pack(dlogits_vec, dlogits_values);
       write<Store>(dlogits_row + vector * kVector, dlogits_vec);
     }
+  }
+
+  Chain::at_end();
+}
+
+// cross_entropy_grad forward: the blocks of a cluster own a row; each row is read once.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+cross_entropy_grad_fwd_bf16_without_lse_cluster_per_row_36ea(
+    bfloat16* __restrict__ dlogits,
+    float* __restrict__ loss,
+    Input<Config, bfloat16> x,
+    Input<Config, int64> label,
+    Input<Config, float> grad_scale,
+    long long dlogits_pitch,
+    long long x_pitch,
+    int rows,
+    float ignore_index,
+    float label_smoothing,
+    float z_loss) {
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kCluster = Config::kCluster, kWarps = kThreads / 32,
+      kThreadsPerRow = kCluster * kThreads, kVector = Config::kVector, kVectors = kCols / kVector,
+      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
+  struct Look1 {  // state of look 1: online_softmax(x), sum(x), sum(where(col == label, x, 0))
+    float x_max, row_sum, x_sum, right_sum;
+    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
+      const float x_max_new_max = maximum(a.x_max, b.x_max);
+      return {x_max_new_max,
+          exp_approximate(a.x_max - x_max_new_max) * a.row_sum + exp_approximate(b.x_max - x_max_new_max) * b.row_sum,
+          a.x_sum + b.x_sum, a.right_sum + b.right_sum};
+    }
+    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
+      return {__shfl_xor_sync(mask, s.x_max, offset), __shfl_xor_sync(mask, s.row_sum, offset),
+          __shfl_xor_sync(mask, s.x_sum, offset), __shfl_xor_sync(mask, s.right_sum, offset)};
+    }
+  };
+  __shared__ Look1 look1_slots[2][kCluster * kWarps];
+  __shared__ unsigned long long look1_full[2];
+  __shared__ unsigned long long arrived;
+
+  const int lane = static_cast<int>(cluster_rank() * kThreads + threadIdx.x);
+  unsigned trip = 0;
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < 2; ++i) {
+      mbarrier_init(&look1_full[i], 1);
+    }
+    mbarrier_cluster_fence();
+  }
+  cluster_arrive();  // a block may write to another only once that one has started
+  bfloat16* x_shared = reinterpret_cast<bfloat16*>(dynamic_shared());
+
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
+
+  if (threadIdx.x == 0) {
+    mbarrier_init(&arrived, 1);
+    mbarrier_fence();
+  }
+  __syncthreads();  // others wait only for a barrier that is set up
+
+  // One thread asks for a row; the slot's barrier counts down the bytes that arrive.
+  const auto fetch = [&](int row) {
+    const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
+    int own_vectors = 0;
+    for (int step = 0; step < kSteps; ++step) {
+      const int first = (step * kCluster + static_cast<int>(cluster_rank())) * kThreads;
+      if (first < kVectors) own_vectors += min(kThreads, kVectors - first);
+    }
+    mbarrier_expect_bytes(&arrived, own_vectors * kVector * sizeof(bfloat16));
+    for (int step = 0; step < kSteps; ++step) {
+      const int first = (step * kCluster + static_cast<int>(cluster_rank())) * kThreads;
+      if (first >= kVectors) break;
+      const int count = min(kThreads, kVectors - first) * kVector;
+      bulk_load(x_shared + step * kThreads * kVector, x_row + first * kVector, count * sizeof(bfloat16), &arrived);
+    }
+  };
+  float label_next;
+  const auto fetch_values = [&](int row) {
+    label_next = row_value(&label[row]);
+  };
+  if (threadIdx.x == 0 && blockIdx.x / kCluster < rows) fetch(blockIdx.x / kCluster);
+  if (blockIdx.x / kCluster < rows) fetch_values(blockIdx.x / kCluster);
+  unsigned phase = 0;
+
+  cluster_wait();
+
+  for (int row = blockIdx.x / kCluster; row < rows; row += gridDim.x / kCluster) {
+    bfloat16* dlogits_row = dlogits + static_cast<long long>(row) * dlogits_pitch;
+    const float row_label = label_next;
+    const float grad_scale_value = grad_scale[0];
+    const float row_is_counted = static_cast<float>(row_label != ignore_index);
+
+    Vec<bfloat16, kVector> x_held[kSteps];
+    const unsigned next_row = row + gridDim.x / kCluster;
+    if (next_row < rows) fetch_values(next_row);
+
+    mbarrier_wait(&arrived, phase);
+
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        x_held[step] = read<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector);
+      }
+    }
+
+    Look1 look1 = {-3.402823466e+38f, 0.0f, 0.0f, 0.0f};  // the lowest finite number: -inf - -inf is NaN
+
+    // Look 1: online_softmax(x), sum(x), sum(where(col == label, x, 0))
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        float x_max_new_max = look1.x_max;
+        #pragma unroll
+        for (int i = 0; i < kVector; ++i) {
+          const float x_i = element(x_held[step], i);
+          x_max_new_max = maximum(x_max_new_max, x_i);
+        }
+        look1.row_sum = exp_approximate(look1.x_max - x_max_new_max) * look1.row_sum;
+        look1.x_max = x_max_new_max;
+        #pragma unroll
+        for (int i = 0; i < kVector; ++i) {
+          const int col = vector * kVector + i;
+          const float x_i = element(x_held[step], i);
+          look1.row_sum += exp_approximate(x_i - look1.x_max);
+          look1.x_sum += x_i;
+          look1.right_sum += static_cast<float>(col) == row_label ? x_i : 0.0f;
+        }
+      }
+    }
+
+    look1 = exchange_cluster<kWarps, kCluster>(look1, look1_slots, look1_full, trip);
+    const float row_max = look1.x_max;
+    const float row_lse = logf(look1.row_sum) + row_max;
+    const float row_smooth_part = look1.x_sum / kCols - row_max;
+    const float row_smooth = label_smoothing > 0.0f ? label_smoothing * (logf(look1.row_sum) - row_smooth_part) : 0.0f;
+    const float row_right_part = look1.right_sum - row_max;
+    const float row_right = (1.0f - label_smoothing) * (logf(look1.row_sum) - row_right_part);
+    const float row_loss_part = z_loss * row_lse;
+    const float row_loss_part2 = row_smooth + row_right;
+    const float row_loss = row_is_counted != 0.0f ? row_lse * row_loss_part + row_loss_part2 : 0.0f;
+    const float row_sum_inverse = 1.0f / look1.row_sum;
+    // Every thread of the row has passed a barrier since it read its slots.
+    const unsigned refill_row = row + gridDim.x / kCluster;
+    if (threadIdx.x == 0 && refill_row < rows) fetch(refill_row);
+
+    if (lane == 0) {
+      loss[row] = row_loss;
+    }
+
+    // Last look: the outputs
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        float dlogits_values[kVector];
+        #pragma unroll
+        for (int i = 0; i < kVector; ++i) {
+          const int col = vector * kVector + i;
+          const float x_i = element(x_held[step], i);
+          const float share_i = exp_approximate(x_i - row_max) * row_sum_inverse * (2.0f * z_loss * row_lse + 1.0f);
+          const float wanted_i = (static_cast<float>(col) == row_label ? 1.0f - label_smoothing : 0.0f) +
+              label_smoothing / kCols;
+          dlogits_values[i] = row_is_counted != 0.0f ? (share_i - wanted_i) * grad_scale_value : 0.0f;
+        }
+        Vec<bfloat16, kVector> dlogits_vec;
+        pack(dlogits_vec, dlogits_values);
+        write<Store>(dlogits_row + vector * kVector, dlogits_vec);
+      }
+    }
+
+    phase ^= 1;
+    ++trip;
   }
 
   Chain::at_end();
@@ -1054,10 +1291,25 @@ inline cudaError_t launch_on(cudaStream_t stream, void (*kernel)(Params...), con
   return cudaLaunchKernelEx(&how.config, kernel, static_cast<Params>(given)...);
 }
 
+// As grid; of clusters that loop over rows, no more than fit the device at a time: 132 SMs need not hold 33 clusters of
+// 4, and one that waits for another to end would double the time.
+inline cudaError_t fitting_grid(const void* kernel, const Launch& launch, int rows, int* blocks) {
+  cudaError_t status = grid(launch, rows, blocks);
+  if (status != cudaSuccess || launch.cluster == 1 || launch.persistent == 0) return status;
+  status = allow(kernel, launch);
+  int clusters = 0;
+  const LaunchConfig how(launch, launch.cluster, nullptr);
+  if (status == cudaSuccess) status = cudaOccupancyMaxActiveClusters(&clusters, kernel, &how.config);
+  clusters -= clusters % launch.period;
+  const int most = (clusters < launch.period ? launch.period : clusters) * launch.cluster;
+  if (*blocks > most) *blocks = most;
+  return status;
+}
+
 template <auto kMain>
 inline cudaError_t run_without_lse(const Kernel& kernel, const Arguments& call) {
   int blocks = 0;
-  cudaError_t status = grid(kernel.launch, call.rows, &blocks);
+  cudaError_t status = fitting_grid(reinterpret_cast<const void*>(kMain), kernel.launch, call.rows, &blocks);
   if (status != cudaSuccess) return status;
   return launch_on(
       call.stream, kMain, kernel.launch, blocks,
@@ -1068,7 +1320,7 @@ inline cudaError_t run_without_lse(const Kernel& kernel, const Arguments& call) 
 template <auto kMain>
 inline cudaError_t run_any_cols(const Kernel& kernel, const Arguments& call) {
   int blocks = 0;
-  cudaError_t status = grid(kernel.launch, call.rows, &blocks);
+  cudaError_t status = fitting_grid(reinterpret_cast<const void*>(kMain), kernel.launch, call.rows, &blocks);
   if (status != cudaSuccess) return status;
   return launch_on(
       call.stream, kMain, kernel.launch, blocks,
@@ -1086,10 +1338,10 @@ struct Tuned {
   Kernel kernel;
 };
 inline constexpr Tuned kTuned[] = {
-    {4096,  32000, 16, 0u, 0u, false, {{512, 1, false, 0, 0, 0, 1, 1, 65536},
-     run_without_lse<cross_entropy_grad_fwd_bf16_without_lse_block_per_row_8518<Cols32000_3c13>>}},
-    {4096, 128256, 16, 0u, 0u, false, {{1024, 1, false, 0, 0, 0, 1, 1, 147456},
-     run_without_lse<cross_entropy_grad_fwd_bf16_without_lse_block_per_row_e4f7<Cols128256_9550>>}},
+    {4096,  32000, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 1, 65536},
+     run_without_lse<cross_entropy_grad_fwd_bf16_without_lse_block_per_row_8518<Cols32000_9c37>>}},
+    {4096, 128256, 16, 0u, 0u, false, {{512, 1, false, 0, 0, 2, 2, 1, 131072},
+     run_without_lse<cross_entropy_grad_fwd_bf16_without_lse_cluster_per_row_36ea<Cols128256_0ea7>>}},
     {4096, 151936, 16, 0u, 0u, false, {{1024, 1, false, 0, 0, 0, 1, 1, 196608},
      run_without_lse<cross_entropy_grad_fwd_bf16_without_lse_block_per_row_e4f7<Cols151936_9592>>}},
 };

@@ -15,7 +15,6 @@
 // tuned by  normgen 0.1.0
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // verified  NVIDIA H200, driver for CUDA 13.0: 4 to 5 calls, 1 to 4096 rows, 18 families of rows, own pitches of q, x
-// note      emitted as another text than the one that was tuned: all
 //
 //   rows x cols  kernel         threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
 //   4096 x 768   warp_per_row   64       2           8       4.208     11.28 / 7.062  2243  60.0 %   1.01x       5.747     fresh

@@ -12,7 +12,6 @@
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // verified  NVIDIA H200, driver for CUDA 13.0: 4 calls, 1 to 3276 rows, 18 families of rows, own pitches of q, scale,
 //           x
-// note      emitted as another text than the one that was tuned: all
 //
 //   rows x cols  kernel          threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
 //   1 x 5120     block_per_part  256      1           8       1.156     3.676 / 2.521  13    88.8 %   1.00x       1.405     fresh

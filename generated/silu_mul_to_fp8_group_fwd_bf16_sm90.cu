@@ -18,7 +18,6 @@
 //           in 0.022 of the elements, which have no finite bound; any value passes in 0.014 of the elements, which
 //           have no finite bound; any value passes in 0.034 of the elements, which have no finite bound; any value
 //           passes in 0.032 of the elements, which have no finite bound
-// note      emitted as another text than the one that was tuned: all
 //
 //   rows x cols   kernel          threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
 //   1 x 6144      block_per_part  64       1           4       1.737     5.056 / 3.318  18    83.9 %   1.04x       1.774     fresh

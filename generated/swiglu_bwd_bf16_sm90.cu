@@ -12,10 +12,9 @@
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // verified  NVIDIA H200, driver for CUDA 13.0: 4 calls, 1 to 1524 rows, 18 families of rows, own pitches of dgate,
 //           dup, dy, gate, up; any value passes in 0.034 of the elements, which have no finite bound
-// note      emitted as another text than the one that was tuned: 4096 x 11008
 //
 //   rows x cols              kernel          threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
-//   4096 x 11008             block_per_part  256      1           8       111.8     205.3 / 93.49  4033  95.9 %   1.00x       112.6     fresh
+//   4096 x 11008             block_per_part  128      1           4       105.8     200.6 / 94.72  4260  101.2 %  1.05x       107.5     fresh
 //   (any other, rows alike)  block_per_row   256      1           8       -         -              -     -        -           -         not tuned
 //   (any other)              block_per_row   256      1           1       -         -              -     -        -           -         not tuned
 //
@@ -86,28 +85,6 @@ __device__ __forceinline__ float exp_approximate(float x) {
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(value) : "f"(x * 1.442695041f));
   return value;
 }
-
-// Leaves no line in L1.
-struct NoAllocate {
-  template <int kBytes>
-  static __device__ __forceinline__ void load(const void* address, unsigned* bits) {
-    if constexpr (kBytes == 16) {
-      asm("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-          : "=r"(bits[0]), "=r"(bits[1]), "=r"(bits[2]), "=r"(bits[3]) : "l"(address));
-    } else if constexpr (kBytes == 8) {
-      asm("ld.global.L1::no_allocate.v2.u32 {%0, %1}, [%2];"
-          : "=r"(bits[0]), "=r"(bits[1]) : "l"(address));
-    } else if constexpr (kBytes == 4) {
-      asm("ld.global.L1::no_allocate.u32 %0, [%1];"
-          : "=r"(bits[0]) : "l"(address));
-    } else {
-      unsigned short half;
-      if constexpr (kBytes == 2) asm("ld.global.L1::no_allocate.u16 %0, [%1];" : "=h"(half) : "l"(address));
-      else asm("ld.global.L1::no_allocate.u8 %0, [%1];" : "=h"(half) : "l"(address));
-      bits[0] = half;
-    }
-  }
-};
 
 // 1 / x by the hardware's reciprocal: off by 1 unit in the last place at most.
 __device__ __forceinline__ float reciprocal_approximate(float x) {
@@ -244,9 +221,7 @@ struct Plain {
 // kSteps    vectors a thread owns
 // kEven     all threads own kSteps of them
 // kUnroll   steps that a loop does in a trip
-struct Cols11008_61ba : Plain { using Load = NoAllocate;
-  enum : int { kCols = 11008, kThreads = 256, kParts = 3, kVector = 8 };
-};
+struct Cols11008_a9de : Plain { enum : int { kCols = 11008, kThreads = 128, kParts = 22, kVector = 4 }; };
 struct AnyCols_54f6 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 8, kUnroll = 1 }; };
 struct AnyCols_fee7 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 1, kUnroll = 1 }; };
 
@@ -575,8 +550,8 @@ struct Tuned {
   Kernel kernel;
 };
 inline constexpr Tuned kTuned[] = {
-    {4096, 11008, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 3},
-     run<swiglu_bwd_bf16_block_per_part_5e96<Cols11008_61ba>>}},
+    {4096, 11008, 8, 0u, 0u, false, {{128, 1, false, 0, 0, 0, 1, 22},
+     run<swiglu_bwd_bf16_block_per_part_5e96<Cols11008_a9de>>}},
 };
 
 // For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.

@@ -13,15 +13,14 @@
 //           up; any value passes in 0.022 of the elements, which have no finite bound; any value passes in 0.014 of
 //           the elements, which have no finite bound; any value passes in 0.019 of the elements, which have no finite
 //           bound; any value passes in 0.026 of the elements, which have no finite bound
-// note      emitted as another text than the one that was tuned: all
 //
 //   rows x cols              kernel          threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
-//   1 x 11008                block_per_part  128      1           4       1.546     5.369 / 3.822  43    97.9 %   1.00x       1.611     fresh
-//   16 x 11008               block_per_part  256      1           8       2.199     6.389 / 4.185  480   99.6 %   1.00x       2.111     fresh
-//   64 x 11008               block_per_part  256      1           8       2.659     7.197 / 4.537  1590  105.3 %  1.00x       2.834     fresh
-//   256 x 11008              block_per_part  256      1           8       5.232     11.96 / 6.727  3232  95.1 %   1.00x       6.319     fresh
-//   1024 x 11008             block_per_part  256      1           8       14.58     31.99 / 17.43  4638  110.3 %  1.00x       18.38     fresh
-//   4096 x 11008             block_per_part  256      1           8       67.16     141 / 73.78    4028  96.3 %   1.00x       68.44     fresh
+//   1 x 11008                block_per_part  256      1           4       1.61      5.39 / 3.78    41    105.1 %  1.04x       1.698     fresh
+//   16 x 11008               block_per_part  64       1           4       2.151     6.305 / 4.155  491   102.0 %  1.03x       2.072     fresh
+//   64 x 11008               block_per_part  256      1           8       2.684     7.274 / 4.587  1575  105.1 %  1.00x       2.905     fresh
+//   256 x 11008              block_per_part  128      1           8       4.881     11.67 / 6.78   3464  101.5 %  1.00x       5.813     fresh
+//   1024 x 11008             block_per_part  128      1           8       14.34     31.51 / 17.15  4717  111.7 %  1.00x       18.03     fresh
+//   4096 x 11008             block_per_part  64       1           4       64.08     137.2 / 73.12  4222  101.0 %  1.04x       64.09     fresh
 //   (any other, rows alike)  block_per_row   256      1           8       -         -              -     -        -           -         not tuned
 //   (any other)              block_per_row   256      1           1       -         -              -     -        -           -         not tuned
 //
@@ -250,11 +249,14 @@ struct Plain {
 // kSteps    vectors a thread owns
 // kEven     all threads own kSteps of them
 // kUnroll   steps that a loop does in a trip
-struct Cols11008_14d8 : Plain { enum : int { kCols = 11008, kThreads = 128, kParts = 24, kVector = 4 }; };
+struct Cols11008_b040 : Plain { enum : int { kCols = 11008, kThreads = 256, kParts = 11, kVector = 4 }; };
+struct Cols11008_3490 : Plain { enum : int { kCols = 11008, kThreads = 64, kParts = 43, kVector = 4 }; };
 struct Cols11008_63c9 : Plain { enum : int { kCols = 11008, kThreads = 256, kParts = 6, kVector = 8 }; };
-struct Cols11008_61ba : Plain { using Load = NoAllocate;
-  enum : int { kCols = 11008, kThreads = 256, kParts = 3, kVector = 8 };
+struct Cols11008_0615 : Plain { enum : int { kCols = 11008, kThreads = 128, kParts = 11, kVector = 8 }; };
+struct Cols11008_efb6 : Plain { using Load = NoAllocate;
+  enum : int { kCols = 11008, kThreads = 128, kParts = 11, kVector = 8 };
 };
+struct Cols11008_5200 : Plain { enum : int { kCols = 11008, kThreads = 64, kParts = 22, kVector = 4 }; };
 struct AnyCols_54f6 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 8, kUnroll = 1 }; };
 struct AnyCols_fee7 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 1, kUnroll = 1 }; };
 
@@ -540,18 +542,18 @@ struct Tuned {
   Kernel kernel;
 };
 inline constexpr Tuned kTuned[] = {
-    {   1, 11008,  8, 0u, 0u, false, {{128, 1, false, 0, 0, 0, 1, 24},
-     run<swiglu_fwd_bf16_block_per_part_81c5<Cols11008_14d8>>}},
-    {  16, 11008, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 6},
-     run<swiglu_fwd_bf16_block_per_part_81c5<Cols11008_63c9>>}},
+    {   1, 11008,  8, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 11},
+     run<swiglu_fwd_bf16_block_per_part_81c5<Cols11008_b040>>}},
+    {  16, 11008,  8, 0u, 0u, false, {{64, 1, false, 0, 0, 0, 1, 43},
+     run<swiglu_fwd_bf16_block_per_part_81c5<Cols11008_3490>>}},
     {  64, 11008, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 6},
      run<swiglu_fwd_bf16_block_per_part_81c5<Cols11008_63c9>>}},
-    { 256, 11008, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 3},
-     run<swiglu_fwd_bf16_block_per_part_81c5<Cols11008_61ba>>}},
-    {1024, 11008, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 3},
-     run<swiglu_fwd_bf16_block_per_part_81c5<Cols11008_61ba>>}},
-    {4096, 11008, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 3},
-     run<swiglu_fwd_bf16_block_per_part_81c5<Cols11008_61ba>>}},
+    { 256, 11008, 16, 0u, 0u, false, {{128, 1, false, 0, 0, 0, 1, 11},
+     run<swiglu_fwd_bf16_block_per_part_81c5<Cols11008_0615>>}},
+    {1024, 11008, 16, 0u, 0u, false, {{128, 1, false, 0, 0, 0, 1, 11},
+     run<swiglu_fwd_bf16_block_per_part_81c5<Cols11008_efb6>>}},
+    {4096, 11008,  8, 0u, 0u, false, {{64, 1, false, 0, 0, 0, 1, 22},
+     run<swiglu_fwd_bf16_block_per_part_81c5<Cols11008_5200>>}},
 };
 
 // For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.

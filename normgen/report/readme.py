@@ -143,6 +143,19 @@ def ladders_part(root: Path) -> str:
     return ladder_page([(load_ladder(one.ladder), one) for one in found])
 
 
+def models_part(root: Path) -> str:
+    """Steps of whole models with each library's norms, as `normgen bench --model` found them."""
+    rows = []
+    for file in sorted((root / "generated" / "evidence").glob("model_*.json")):
+        found = json.loads(file.read_text(encoding="utf-8"))
+        for step, contenders in found["steps"].items():
+            for name, one in contenders.items():
+                ends = (one["of_torch"], one["share_of_ideal"])
+                said = ["" if e is None else f"{e[0]:.3f} [{e[1]:.3f}, {e[2]:.3f}]" for e in ends]
+                rows.append((found["model"], step, name, f"{one['median_ms']:.1f}", *said))
+    return markdown_table(("model", "step", "norms", "ms", "of torch", "share of what copies save"), rows)
+
+
 _MANY = 16  # values without a gap, of which the first and the last are named
 
 
@@ -191,6 +204,7 @@ PARTS: dict[str, Callable[[Path], str]] = {
     "ladders": ladders_part,
     "knobs": knobs_part,
     "api": api_part,
+    "models": models_part,
 }
 DOCUMENTS = (
     "README.md",
