@@ -281,7 +281,8 @@ class _Lowering:
         args = [self.part(owner, arg) if arg.is_extended_real is False else arg for arg in args]
         make = MEANINGS[function].make
         found = make(*args)
-        if isinstance(found, Opaque):
+        # exp(log(cast(x))) is cast(x) to sympy, and NaN where x is negative to a kernel.
+        if isinstance(found, Opaque) and not any(arg.has(found) for arg in args):
             return found
         is_kept = found.func is make and set(found.args) == set(args)
         return found if is_kept else make(*(self.part(owner, arg) for arg in args))
@@ -300,7 +301,8 @@ class _Lowering:
         kind = self.kind_of(arg)
         if kind.by_col and not kind.by_row:
             raise self.error(owner, f"{call.function} reduces a row, so it reads a row input")
-        if not kind.by_col:
+        # A row of groups is what may be left of an elem without its absent input.
+        if not kind.by_col and not (kind is Kind.GROUPS and not group):
             return self.of_constant(owner, call.function, arg, count=sp.Integer(group) if group else COLS)
         key = (f"{monoid.name} {group}", arg)
         if key not in self.shared:

@@ -215,6 +215,7 @@ DOCUMENTS = (
     "docs/reference.md",
     "docs/knobs.md",
     "docs/api.md",
+    "docs/frameworks.md",
 )
 SCHEMA = "normgen/records/schema.json"
 PICTURE = "docs/prices.svg"

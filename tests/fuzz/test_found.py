@@ -10,10 +10,11 @@ import pytest
 
 from normgen.dtypes import DTYPES
 from normgen.measure.calls import calls
+from normgen.measure.cpu_check import check_on_cpu
 from normgen.pipeline import emit
 from normgen.program.lower import lower
 from normgen.program.rewrites.reductions import variance
-from normgen.program.source import written_program
+from normgen.program.source import problem_for, written_program
 from normgen.schedule.default import default_schedule
 from normgen.spec.reader import parse
 from normgen.verify.bounded import Bounded
@@ -141,3 +142,28 @@ def test_a_kernel_of_any_cols_is_called_with_whole_groups() -> None:
     widths = {call.problem.cols for call in calls(problem, emit(problem, default_schedule(problem, H200)), sm_count=4)}
     assert len(widths) > 1
     assert not any(cols % 8 for cols in widths)
+
+
+@pytest.mark.parametrize(
+    ("g", "m"),
+    [
+        ("absmax(x, 8)", "sum(z + g * 2)"),  # without z, a sum over a row of what groups share
+        ("max(z * 0 + sum(x), 8)", "sum(x)"),  # without z, a value of groups that a whole row shares
+    ],
+)
+def test_what_is_left_without_an_absent_input_has_a_smaller_kind_and_is_right(g: str, m: str) -> None:
+    text = (
+        'name = "t"\n[tensors]\nx = "input"\nz = { role = "input", optional = true, absent = "0" }\n'
+        'g = "group_statistic"\nm = "row_output"\ny = "output"\n'
+        f'[formulas]\ng = "{g}"\nm = "{m}"\ny = "x * 2"\n'
+    )
+    problem = problem_for(parse(text), shape=(24, 64), dtype="f32", without=["z"])
+    checked = check_on_cpu(problem, emit(problem, default_schedule(problem, H200)))
+    assert checked.ok, checked.summary
+
+
+def test_a_function_of_its_inverse_is_kept_where_it_reads_a_cast() -> None:
+    """exp(log(a)) is a to algebra; where a is negative it is NaN."""
+    program = lower(parse(Found({"y": "exp(log(cast(x, bf16)))"}).asked.text))
+    assert "log" in str(program)
+    assert "exp" in str(program)
