@@ -126,12 +126,17 @@ class Access:
             return read
         number = Printer({}).text(sp.sympify(use.null_as or 0))  # a gradient that nobody wants is added to 0
         instead = f"filled<{use.dtype.ctype}, {site.width}>({number})" if site else number
-        return f"{use.witness or tensor} != nullptr ? {read} : {instead}"
+        return f"{self._witness(tensor) or tensor} != nullptr ? {read} : {instead}"
 
     def if_wanted(self, tensor: str, *statements: Statement) -> tuple[Statement, ...]:
         """What writes a tensor, which the caller of a kernel of any columns may not want."""
-        witness = self.plan.problem.tensor(tensor).witness
+        witness = self._witness(tensor)
         return (If(f"{witness} != nullptr", statements, alone=len(statements) == 1),) if witness else statements
+
+    def _witness(self, tensor: str) -> str:
+        """The pointer that says whether a gradient is wanted; one that lies over an input has that one's."""
+        name = self.plan.problem.tensor(tensor).witness
+        return self.plan.problem.tensor(name).memory if name else ""
 
     def read_elem(self, tensor: str, site: Site, *, hinted: bool = True) -> str:
         read = "read_first" if self.plan.problem.tensor(tensor).under else "read"

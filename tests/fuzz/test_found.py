@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from normgen.cuda.compiler import compile_module
 from normgen.dtypes import DTYPES
 from normgen.measure.calls import calls
 from normgen.measure.cpu_check import check_on_cpu
@@ -167,3 +168,14 @@ def test_a_function_of_its_inverse_is_kept_where_it_reads_a_cast() -> None:
     program = lower(parse(Found({"y": "exp(log(cast(x, bf16)))"}).asked.text))
     assert "log" in str(program)
     assert "exp" in str(program)
+
+
+def test_a_gradient_over_an_input_may_be_one_of_an_optional_input_at_any_cols() -> None:
+    """The general kernel asks a pointer whether a gradient is wanted; one in place has none of its own."""
+    text = (
+        'name = "t"\n[tensors]\nx = "input"\nz = { role = "input", optional = true, absent = "0" }\ny = "output"\n'
+        '[formulas]\ny = "x * x + z"\n'
+    )
+    problem = problem_for(parse(text), shape=(24, 256), dtype="f32", direction="backward", in_place={"dz": "x"})
+    general = replace(problem, any_cols=True)
+    assert compile_module(emit(general, default_schedule(general, H200)), 90).data
