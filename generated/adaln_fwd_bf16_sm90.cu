@@ -773,7 +773,7 @@ inline constexpr Kernel kGeneral[] = {
 };
 
 // Bits of `absent`: 1u mean, 2u rstd.
-constexpr unsigned kCompiledOut = 0u;  // kernels take no null pointer for these
+[[maybe_unused]] constexpr unsigned kCompiledOut = 0u;  // kernels take no null pointer for these
 
 // The factor between two row counts.
 constexpr double ratio(int one, int other) {
@@ -828,7 +828,7 @@ inline cudaError_t adaln_fwd_bf16_pitched(
   const bool missing =
       y == nullptr || x == nullptr || scale == nullptr || shift == nullptr;
   if (missing) return cudaErrorInvalidValue;
-  const unsigned absent =
+  [[maybe_unused]] const unsigned absent =
       (mean == nullptr ? 1u : 0u) | (rstd == nullptr ? 2u : 0u);
   const k::Arguments call{
       reinterpret_cast<k::bfloat16*>(y), mean, rstd, reinterpret_cast<const k::bfloat16*>(x),

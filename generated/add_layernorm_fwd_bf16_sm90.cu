@@ -1124,7 +1124,7 @@ inline constexpr Kernel kGeneral[] = {
 };
 
 // Bits of `absent`: 1u x_bias, 2u residual2, 4u weight, 8u bias, 16u mean, 32u rstd.
-constexpr unsigned kCompiledOut = 15u;  // kernels take no null pointer for these
+[[maybe_unused]] constexpr unsigned kCompiledOut = 15u;  // kernels take no null pointer for these
 
 // The factor between two row counts.
 constexpr double ratio(int one, int other) {
@@ -1181,7 +1181,7 @@ inline cudaError_t add_layernorm_fwd_bf16_pitched(
   const bool missing =
       h == nullptr || y == nullptr || x == nullptr || residual == nullptr;
   if (missing) return cudaErrorInvalidValue;
-  const unsigned absent =
+  [[maybe_unused]] const unsigned absent =
       (x_bias == nullptr ? 1u : 0u) | (residual2 == nullptr ? 2u : 0u) | (weight == nullptr ? 4u : 0u) |
       (bias == nullptr ? 8u : 0u) | (mean == nullptr ? 16u : 0u) | (rstd == nullptr ? 32u : 0u);
   const k::Arguments call{

@@ -943,7 +943,7 @@ inline constexpr Kernel kGeneral[] = {
 };
 
 // Bits of `absent`: 1u weight.
-constexpr unsigned kCompiledOut = 1u;  // kernels take no null pointer for these
+[[maybe_unused]] constexpr unsigned kCompiledOut = 1u;  // kernels take no null pointer for these
 
 // The factor between two row counts.
 constexpr double ratio(int one, int other) {
@@ -1019,7 +1019,7 @@ inline cudaError_t add_rmsnorm_bwd_bf16_pitched(
       (rows > 0 && h == nullptr) || (rows > 0 && rstd == nullptr) || (weight != nullptr && dweight == nullptr) ||
       workspace == nullptr;
   if (missing) return cudaErrorInvalidValue;
-  const unsigned absent =
+  [[maybe_unused]] const unsigned absent =
       (weight == nullptr ? 1u : 0u);
   const k::Arguments call{
       reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<k::bfloat16*>(dweight),

@@ -1001,7 +1001,7 @@ inline constexpr Kernel kGeneral[] = {
 };
 
 // Bits of `absent`: 1u weight, 2u rstd.
-constexpr unsigned kCompiledOut = 1u;  // kernels take no null pointer for these
+[[maybe_unused]] constexpr unsigned kCompiledOut = 1u;  // kernels take no null pointer for these
 
 // The factor between two row counts.
 constexpr double ratio(int one, int other) {
@@ -1055,7 +1055,7 @@ inline cudaError_t add_rmsnorm_fwd_bf16_h_over_residual_y_over_x_pitched(
   const bool missing =
       x == nullptr || residual == nullptr;
   if (missing) return cudaErrorInvalidValue;
-  const unsigned absent =
+  [[maybe_unused]] const unsigned absent =
       (weight == nullptr ? 1u : 0u) | (rstd == nullptr ? 2u : 0u);
   const k::Arguments call{
       rstd, reinterpret_cast<k::bfloat16*>(x), reinterpret_cast<k::bfloat16*>(residual),

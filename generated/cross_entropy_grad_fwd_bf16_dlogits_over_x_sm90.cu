@@ -1164,7 +1164,7 @@ inline constexpr Kernel kGeneral[] = {
 };
 
 // Bits of `absent`: 1u grad_scale.
-constexpr unsigned kCompiledOut = 1u;  // kernels take no null pointer for these
+[[maybe_unused]] constexpr unsigned kCompiledOut = 1u;  // kernels take no null pointer for these
 
 // The factor between two row counts.
 constexpr double ratio(int one, int other) {
@@ -1218,7 +1218,7 @@ inline cudaError_t cross_entropy_grad_fwd_bf16_dlogits_over_x_pitched(
   const bool missing =
       loss == nullptr || lse == nullptr || x == nullptr || label == nullptr;
   if (missing) return cudaErrorInvalidValue;
-  const unsigned absent =
+  [[maybe_unused]] const unsigned absent =
       (grad_scale == nullptr ? 1u : 0u);
   const k::Arguments call{
       loss, lse, reinterpret_cast<k::bfloat16*>(x), reinterpret_cast<const k::int64*>(label), grad_scale, x_pitch,

@@ -1353,7 +1353,7 @@ inline constexpr Kernel kGeneral[] = {
 };
 
 // Bits of `absent`: 1u grad_scale.
-constexpr unsigned kCompiledOut = 1u;  // kernels take no null pointer for these
+[[maybe_unused]] constexpr unsigned kCompiledOut = 1u;  // kernels take no null pointer for these
 
 // The factor between two row counts.
 constexpr double ratio(int one, int other) {
@@ -1407,7 +1407,7 @@ inline cudaError_t cross_entropy_grad_fwd_bf16_pitched(
   const bool missing =
       dlogits == nullptr || loss == nullptr || lse == nullptr || x == nullptr || label == nullptr;
   if (missing) return cudaErrorInvalidValue;
-  const unsigned absent =
+  [[maybe_unused]] const unsigned absent =
       (grad_scale == nullptr ? 1u : 0u);
   const k::Arguments call{
       reinterpret_cast<k::bfloat16*>(dlogits), loss, lse, reinterpret_cast<const k::bfloat16*>(x),

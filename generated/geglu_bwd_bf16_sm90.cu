@@ -562,7 +562,7 @@ inline constexpr Kernel kGeneral[] = {
 };
 
 // Bits of `absent`: none.
-constexpr unsigned kCompiledOut = 0u;  // kernels take no null pointer for these
+[[maybe_unused]] constexpr unsigned kCompiledOut = 0u;  // kernels take no null pointer for these
 
 // The factor between two row counts.
 constexpr double ratio(int one, int other) {
@@ -617,7 +617,7 @@ inline cudaError_t geglu_bwd_bf16_pitched(
   const bool missing =
       dgate == nullptr || dup == nullptr || dy == nullptr || gate == nullptr || up == nullptr;
   if (missing) return cudaErrorInvalidValue;
-  constexpr unsigned absent = 0;
+  [[maybe_unused]] constexpr unsigned absent = 0;
   const k::Arguments call{
       reinterpret_cast<k::bfloat16*>(dgate), reinterpret_cast<k::bfloat16*>(dup),
       reinterpret_cast<const k::bfloat16*>(dy), reinterpret_cast<const k::bfloat16*>(gate),

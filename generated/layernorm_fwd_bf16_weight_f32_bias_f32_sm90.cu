@@ -835,7 +835,7 @@ inline constexpr Kernel kGeneral[] = {
 };
 
 // Bits of `absent`: 1u weight, 2u bias, 4u mean, 8u rstd.
-constexpr unsigned kCompiledOut = 3u;  // kernels take no null pointer for these
+[[maybe_unused]] constexpr unsigned kCompiledOut = 3u;  // kernels take no null pointer for these
 
 // The factor between two row counts.
 constexpr double ratio(int one, int other) {
@@ -889,7 +889,7 @@ inline cudaError_t layernorm_fwd_bf16_weight_f32_bias_f32_pitched(
   const bool missing =
       y == nullptr || x == nullptr;
   if (missing) return cudaErrorInvalidValue;
-  const unsigned absent =
+  [[maybe_unused]] const unsigned absent =
       (weight == nullptr ? 1u : 0u) | (bias == nullptr ? 2u : 0u) | (mean == nullptr ? 4u : 0u) |
       (rstd == nullptr ? 8u : 0u);
   const k::Arguments call{

@@ -924,7 +924,7 @@ inline constexpr Kernel kGeneral[] = {
 };
 
 // Bits of `absent`: 1u weight, 2u bias.
-constexpr unsigned kCompiledOut = 3u;  // kernels take no null pointer for these
+[[maybe_unused]] constexpr unsigned kCompiledOut = 3u;  // kernels take no null pointer for these
 
 // The factor between two row counts.
 constexpr double ratio(int one, int other) {
@@ -978,7 +978,7 @@ inline cudaError_t layernorm_to_int8_fwd_bf16_pitched(
   const bool missing =
       q == nullptr || x == nullptr || scale == nullptr;
   if (missing) return cudaErrorInvalidValue;
-  const unsigned absent =
+  [[maybe_unused]] const unsigned absent =
       (weight == nullptr ? 1u : 0u) | (bias == nullptr ? 2u : 0u);
   const k::Arguments call{
       reinterpret_cast<k::int8*>(q), reinterpret_cast<const k::bfloat16*>(x),

@@ -696,7 +696,7 @@ inline constexpr Kernel kGeneral[] = {
 };
 
 // Bits of `absent`: none.
-constexpr unsigned kCompiledOut = 0u;  // kernels take no null pointer for these
+[[maybe_unused]] constexpr unsigned kCompiledOut = 0u;  // kernels take no null pointer for these
 
 // The factor between two row counts.
 constexpr double ratio(int one, int other) {
@@ -750,7 +750,7 @@ inline cudaError_t quantize_to_fp8_group_fwd_bf16_pitched(
   const bool missing =
       q == nullptr || scale == nullptr || x == nullptr;
   if (missing) return cudaErrorInvalidValue;
-  constexpr unsigned absent = 0;
+  [[maybe_unused]] constexpr unsigned absent = 0;
   const k::Arguments call{
       reinterpret_cast<k::float8_e4m3*>(q), scale, reinterpret_cast<const k::bfloat16*>(x), q_pitch, scale_pitch,
       x_pitch, rows, cols, amax_min, stream};

@@ -818,7 +818,7 @@ inline constexpr Kernel kGeneral[] = {
 };
 
 // Bits of `absent`: 1u weight.
-constexpr unsigned kCompiledOut = 1u;  // kernels take no null pointer for these
+[[maybe_unused]] constexpr unsigned kCompiledOut = 1u;  // kernels take no null pointer for these
 
 // The factor between two row counts.
 constexpr double ratio(int one, int other) {
@@ -893,7 +893,7 @@ inline cudaError_t rmsnorm_bwd_f32_pitched(
       (rows > 0 && dx == nullptr) || (rows > 0 && dy == nullptr) || (rows > 0 && x == nullptr) ||
       (rows > 0 && rstd == nullptr) || (weight != nullptr && dweight == nullptr) || workspace == nullptr;
   if (missing) return cudaErrorInvalidValue;
-  const unsigned absent =
+  [[maybe_unused]] const unsigned absent =
       (weight == nullptr ? 1u : 0u);
   const k::Arguments call{
       dx, dweight, dy, x, weight, rstd, dx_pitch, dy_pitch, x_pitch, rows, cols, workspace, stream};

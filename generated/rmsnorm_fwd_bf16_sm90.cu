@@ -2132,7 +2132,7 @@ inline constexpr Kernel kGeneral[] = {
 };
 
 // Bits of `absent`: 1u weight, 2u rstd.
-constexpr unsigned kCompiledOut = 1u;  // kernels take no null pointer for these
+[[maybe_unused]] constexpr unsigned kCompiledOut = 1u;  // kernels take no null pointer for these
 
 // The factor between two row counts.
 constexpr double ratio(int one, int other) {
@@ -2185,7 +2185,7 @@ inline cudaError_t rmsnorm_fwd_bf16_pitched(
   const bool missing =
       y == nullptr || x == nullptr;
   if (missing) return cudaErrorInvalidValue;
-  const unsigned absent =
+  [[maybe_unused]] const unsigned absent =
       (weight == nullptr ? 1u : 0u) | (rstd == nullptr ? 2u : 0u);
   const k::Arguments call{
       reinterpret_cast<k::bfloat16*>(y), rstd, reinterpret_cast<const k::bfloat16*>(x),

@@ -996,7 +996,7 @@ inline constexpr Kernel kGeneral[] = {
 };
 
 // Bits of `absent`: 1u weight, 2u rstd.
-constexpr unsigned kCompiledOut = 1u;  // kernels take no null pointer for these
+[[maybe_unused]] constexpr unsigned kCompiledOut = 1u;  // kernels take no null pointer for these
 
 // The factor between two row counts.
 constexpr double ratio(int one, int other) {
@@ -1049,7 +1049,7 @@ inline cudaError_t rmsnorm_fwd_f32_pitched(
   const bool missing =
       y == nullptr || x == nullptr;
   if (missing) return cudaErrorInvalidValue;
-  const unsigned absent =
+  [[maybe_unused]] const unsigned absent =
       (weight == nullptr ? 1u : 0u) | (rstd == nullptr ? 2u : 0u);
   const k::Arguments call{
       y, rstd, x, weight, y_pitch, x_pitch, rows, cols, eps, stream};

@@ -900,7 +900,7 @@ inline constexpr Kernel kGeneral[] = {
 };
 
 // Bits of `absent`: 1u weight, 2u scale_ub.
-constexpr unsigned kCompiledOut = 3u;  // kernels take no null pointer for these
+[[maybe_unused]] constexpr unsigned kCompiledOut = 3u;  // kernels take no null pointer for these
 
 // The factor between two row counts.
 constexpr double ratio(int one, int other) {
@@ -955,7 +955,7 @@ inline cudaError_t rmsnorm_to_fp8_token_fwd_bf16_pitched(
   const bool missing =
       y == nullptr || q == nullptr || scale == nullptr || x == nullptr;
   if (missing) return cudaErrorInvalidValue;
-  const unsigned absent =
+  [[maybe_unused]] const unsigned absent =
       (weight == nullptr ? 1u : 0u) | (scale_ub == nullptr ? 2u : 0u);
   const k::Arguments call{
       reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<k::float8_e4m3*>(q), scale,

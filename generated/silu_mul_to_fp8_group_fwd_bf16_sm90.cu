@@ -851,7 +851,7 @@ inline constexpr Kernel kGeneral[] = {
 };
 
 // Bits of `absent`: none.
-constexpr unsigned kCompiledOut = 0u;  // kernels take no null pointer for these
+[[maybe_unused]] constexpr unsigned kCompiledOut = 0u;  // kernels take no null pointer for these
 
 // The factor between two row counts.
 constexpr double ratio(int one, int other) {
@@ -907,7 +907,7 @@ inline cudaError_t silu_mul_to_fp8_group_fwd_bf16_pitched(
   const bool missing =
       q == nullptr || scale == nullptr || gate == nullptr || up == nullptr;
   if (missing) return cudaErrorInvalidValue;
-  constexpr unsigned absent = 0;
+  [[maybe_unused]] constexpr unsigned absent = 0;
   const k::Arguments call{
       reinterpret_cast<k::float8_e4m3*>(q), scale, reinterpret_cast<const k::bfloat16*>(gate),
       reinterpret_cast<const k::bfloat16*>(up), q_pitch, scale_pitch, gate_pitch, up_pitch, rows, cols, amax_min,

@@ -637,7 +637,7 @@ inline constexpr Kernel kGeneral[] = {
 };
 
 // Bits of `absent`: none.
-constexpr unsigned kCompiledOut = 0u;  // kernels take no null pointer for these
+[[maybe_unused]] constexpr unsigned kCompiledOut = 0u;  // kernels take no null pointer for these
 
 // The factor between two row counts.
 constexpr double ratio(int one, int other) {
@@ -690,7 +690,7 @@ inline cudaError_t softmax_bwd_bf16_pitched(
   const bool missing =
       dx == nullptr || dy == nullptr || y == nullptr;
   if (missing) return cudaErrorInvalidValue;
-  constexpr unsigned absent = 0;
+  [[maybe_unused]] constexpr unsigned absent = 0;
   const k::Arguments call{
       reinterpret_cast<k::bfloat16*>(dx), reinterpret_cast<const k::bfloat16*>(dy),
       reinterpret_cast<const k::bfloat16*>(y), dx_pitch, dy_pitch, y_pitch, rows, cols, stream};

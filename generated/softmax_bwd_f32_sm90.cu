@@ -649,7 +649,7 @@ inline constexpr Kernel kGeneral[] = {
 };
 
 // Bits of `absent`: none.
-constexpr unsigned kCompiledOut = 0u;  // kernels take no null pointer for these
+[[maybe_unused]] constexpr unsigned kCompiledOut = 0u;  // kernels take no null pointer for these
 
 // The factor between two row counts.
 constexpr double ratio(int one, int other) {
@@ -702,7 +702,7 @@ inline cudaError_t softmax_bwd_f32_pitched(
   const bool missing =
       dx == nullptr || dy == nullptr || y == nullptr;
   if (missing) return cudaErrorInvalidValue;
-  constexpr unsigned absent = 0;
+  [[maybe_unused]] constexpr unsigned absent = 0;
   const k::Arguments call{
       dx, dy, y, dx_pitch, dy_pitch, y_pitch, rows, cols, stream};
   const bool alike =

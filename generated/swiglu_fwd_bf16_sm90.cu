@@ -563,7 +563,7 @@ inline constexpr Kernel kGeneral[] = {
 };
 
 // Bits of `absent`: none.
-constexpr unsigned kCompiledOut = 0u;  // kernels take no null pointer for these
+[[maybe_unused]] constexpr unsigned kCompiledOut = 0u;  // kernels take no null pointer for these
 
 // The factor between two row counts.
 constexpr double ratio(int one, int other) {
@@ -616,7 +616,7 @@ inline cudaError_t swiglu_fwd_bf16_pitched(
   const bool missing =
       y == nullptr || gate == nullptr || up == nullptr;
   if (missing) return cudaErrorInvalidValue;
-  constexpr unsigned absent = 0;
+  [[maybe_unused]] constexpr unsigned absent = 0;
   const k::Arguments call{
       reinterpret_cast<k::bfloat16*>(y), reinterpret_cast<const k::bfloat16*>(gate),
       reinterpret_cast<const k::bfloat16*>(up), y_pitch, gate_pitch, up_pitch, rows, cols, stream};

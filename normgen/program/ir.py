@@ -319,7 +319,9 @@ def _broken_rules(statement: Statement, read: Kind) -> Iterator[str]:
             if kind is Kind.SCALAR and read.is_groups:
                 yield "a total adds values of rows or of elements"
         case Map(kind=kind):
-            is_broadcast = read is Kind.SCALAR or kind.is_elem or (read is Kind.ROW and kind.is_groups)
+            is_broadcast = (
+                read is Kind.SCALAR or kind.is_elem or (kind.is_groups and read.by_row and not read.within_row)
+            )
             if read is not kind and not is_broadcast:
                 yield f"this map's kind is {read}"
         case Store(kind=kind):

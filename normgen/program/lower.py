@@ -302,7 +302,7 @@ class _Lowering:
         if kind.by_col and not kind.by_row:
             raise self.error(owner, f"{call.function} reduces a row, so it reads a row input")
         # A row of groups is what may be left of an elem without its absent input.
-        if not kind.by_col and not (kind is Kind.GROUPS and not group):
+        if not kind.by_col and not (kind.is_groups and not group):
             return self.of_constant(owner, call.function, arg, count=sp.Integer(group) if group else COLS)
         key = (f"{monoid.name} {group}", arg)
         if key not in self.shared:

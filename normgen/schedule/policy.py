@@ -77,8 +77,9 @@ def searched_cut(problem: Problem, s: Schedule, _: Device) -> str | None:
     wide_is_legal = row_bytes % 16 == 0 and problem.align % 16 == 0
     if "vector" not in asked and s.vector * problem.dtype.bytes < 8 and wide_is_legal:
         return "not searched: accesses below 8 bytes where 16 are possible"  # 1.025 x
-    if s.parts > 1 and s.parts != -(-vectors_per_row(problem, s) // (s.threads_per_row * steps_per_lane(problem, s))):
-        return "not searched: more parts of a row than its steps ask for"
+    asked_for = -(-vectors_per_row(problem, s) // (s.threads_per_row * steps_per_lane(problem, s)))
+    if s.parts > 1.25 * asked_for:
+        return "not searched: more parts of a row by a quarter than its steps ask for"
     if "threads_per_row" not in asked and held_bytes_per_thread(problem, s) > 256 and s.threads_per_row < 512:
         return "not searched: more than 256 bytes of a row for each of less than 512 threads"  # 1.055 x
     return None

@@ -119,7 +119,7 @@ class Operators:
             shaped=[
                 place
                 for place, (tensor, name) in enumerate(zip(self.calls.reads, asked, strict=True))
-                if tensor.kind in (Kind.SCALAR, Kind.BATCHES) and name in stored
+                if (tensor.kind is Kind.SCALAR or tensor.kind.by_batch) and name in stored
             ],
         )
 

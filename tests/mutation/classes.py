@@ -125,7 +125,7 @@ SIZES = (
     C("held_steps_less", "kHeldSteps", r"(\bkHeldSteps = )(\d+)\b", one_less),
     C("warps_halved", "kWarps, kWarpsPerRow", r"(\bkWarps(?:PerRow)? = \w+) / 32\b", r"\1 / 64"),
     C("pitch_of_sums_halved", "kPitch", r"(kPitch = \(kCols \+ 31\)) / 32", r"\1 / 64"),
-    C("row_sums_halved", "kVectors of the kernel that adds", r"(kVectors = kCols / kVector);", r"\1 / 2;"),
+    C("row_sums_halved", "kSumVectors of the kernel that adds", r"(kSumVectors = kCols / kSumVector)\b", r"\1 / 2"),
     C("steps_rounded_down", "the last steps are left out", r"(\w*[vV]ector\w*) \+ kThreadsPerRow - 1\)", r"\1)"),
 )  # fmt: skip
 

@@ -313,7 +313,7 @@ CHANGES: tuple[Change, ...] = (
     *changes(
         "export/templates/host.cu.j2",
         SHAPES,
-        (" + (alike ? 0 : 1)", " + (alike ? 1 : 0)"),
+        ("(alike || !tuned.alike)", "(!alike || !tuned.alike)"),
         ("if (tuned >= 0) kernel", "if (tuned > 0) kernel"),
     ),
     *changes(

@@ -207,7 +207,7 @@ def test_every_kernel_is_in_one_part() -> None:
 @pytest.mark.parametrize("part", PARTS)
 def test_every_wrong_kernel_of_a_sample_is_killed(part: str) -> None:
     names = set(itertools.chain(*PARTS[part]))
-    results = judged(sample([mutant for mutant in chosen(all_sites()) if mutant.case in names], SAMPLED, seed=1))
+    results = judged(sample([mutant for mutant in chosen(all_sites()) if mutant.case in names], SAMPLED, seed=2))
     assert share_killed(results) == 1, "\n".join([summary(results), *survivors(results)])
     assert refuted_arguments(results, arguments()) == []
 
