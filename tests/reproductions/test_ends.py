@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
@@ -118,12 +119,14 @@ def test_low_a_killed_process_leaves_no_compiler_nor_what_that_started(number: i
     compiler.chmod(0o755)
     program = "from pathlib import Path; from normgen.cpu.compiler import Compiler, compile_file; "
     program += f"compile_file(Compiler(command=({str(compiler)!r},), version='1'), Path('a'), Path('b'), (), ())"
-    owner = subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.DEVNULL)
-    wait_for(pids.exists)
-    started = [int(pid) for pid in pids.read_text().split()]
-    assert all(map(_runs, started))
-    owner.send_signal(number)
-    owner.wait(60)
+    # Where the tests run in the background, a shell may have told all of them to ignore Ctrl-C.
+    heeding = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    with subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.DEVNULL, preexec_fn=heeding) as owner:
+        wait_for(pids.exists)
+        started = [int(pid) for pid in pids.read_text().split()]
+        assert all(map(_runs, started))
+        owner.send_signal(number)
+        owner.wait(60)
     wait_for(lambda: not any(map(_runs, started)))
 
 
