@@ -153,8 +153,10 @@ def timed(name: str, task: Task, device: Any, *, rounds: int, compiled: bool) ->
     norms = dict(report.replaced)
     contenders, failed = _contenders(model, norms)
     generator = torch.Generator().manual_seed(0)
-    tokens = torch.randint(0, model.config.vocab_size, task.train, generator=generator).to(device)
-    prompt = tokens.new_tensor(torch.randint(0, model.config.vocab_size, task.decode, generator=generator).tolist())
+    tokens, prompt = (
+        torch.randint(0, model.config.vocab_size, size, generator=generator).to(device)
+        for size in (task.train, task.decode)
+    )
 
     def training() -> Any:
         return _train(model, tokens)
@@ -291,15 +293,11 @@ def _compiled(model: Module, tokens: Tensor, device: Any, rounds: int) -> dict[s
     """The training step under torch.compile: one copy of the model for each, since a compiler keeps what it saw."""
     model.zero_grad(set_to_none=True)
     made = {}
-    for name, opaque in ((AS_IT_IS, True), (OURS, True), (FORMULAS, False)):
-        other = copy.deepcopy(model)
-        if name != AS_IT_IS:
-            replace(other, opaque=opaque)
-        made[name] = other
-        other.compile()
-    twin = copy.deepcopy(model)
-    twin.compile()
-    made[AGAIN] = twin
+    for name, opaque in ((AS_IT_IS, None), (OURS, True), (FORMULAS, False), (AGAIN, None)):
+        made[name] = copy.deepcopy(model)
+        if opaque is not None:
+            replace(made[name], opaque=opaque)
+        made[name].compile()
     return _interleaved(made, lambda other: _train(other, tokens), device, rounds)
 
 
