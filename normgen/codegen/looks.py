@@ -78,6 +78,7 @@ class Looks:
             peek=(*groups.peek, *peek),
             move=(*groups.move, *steps.move),
             elem=(*self.elements(loads, maps, vectors, site), *steps.elem),
+            tail=steps.after,
         )
 
     def elements(
