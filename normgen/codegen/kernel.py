@@ -287,7 +287,7 @@ class MainKernel:
         found.append(setting("kRowsPerBlock", s.rows_per_block))
         found.append(setting("kVector", s.vector, "elements per access"))
         sums = f"kVector < {RUNNING_SUMS} ? kVector : {RUNNING_SUMS}"
-        found.append(constant("kSums", sums, "running sums that a vector adds to"))
+        found.append(constant("kRunningSums", sums, "running sums that a vector adds to"))
         found.append(type_setting("Load", policy(s.load)))
         found.append(type_setting("Store", policy(s.store)))
         found.append(chain_setting(plan))

@@ -54,7 +54,9 @@ class State:
         """Before the look: the state of no element, and the running sums of a thread."""
         lowest = "the lowest finite number: -inf - -inf is NaN" if CONSTANTS[LOWEST.name] in self.identity else ""
         why = "short chains of additions: few roundings, and none waits for another"
-        sums = [Do(f"float {self.sums(name)}[kSums] = {{}}", "" if i else why) for i, name in enumerate(self.added)]
+        sums = [
+            Do(f"float {self.sums(name)}[kRunningSums] = {{}}", "" if i else why) for i, name in enumerate(self.added)
+        ]
         return [Do(f"{self.type} {self.variable} = {{{', '.join(self.identity)}}}", lowest), *sums]
 
     def sums(self, component: str) -> str:
@@ -126,7 +128,7 @@ def steps_of(state: State, reduces: tuple[Reduce, ...], names: Mapping[str, str]
     move: list[Statement] = []
     elem: list[Statement] = []
     after: list[Statement] = []
-    running = "i % kSums" if by_vector else "0"
+    running = "i % kRunningSums" if by_vector else "0"
     for reduce in reduces:
         prefix = _let_prefix(reduce, reduces)
         own = {
@@ -148,8 +150,8 @@ def steps_of(state: State, reduces: tuple[Reduce, ...], names: Mapping[str, str]
         in_vector = dict(own)
         if vector.added:
             sums = f"{prefix}{vector.added}s"
-            in_vector[symbol(vector.added)] = f"{sums}[i % kSums]"
-            before.append(Do(f"float {sums}[kSums] = {{}}"))
+            in_vector[symbol(vector.added)] = f"{sums}[i % kRunningSums]"
+            before.append(Do(f"float {sums}[kRunningSums] = {{}}"))
             after.append(Do(f"{own[symbol(vector.added)]} += sum_in_pairs({sums})"))
         elem += _step(reduce, vector.step, in_vector, names, prefix)
     return Steps(before=tuple(before), peek=tuple(peek), move=tuple(move), elem=tuple(elem), after=tuple(after))

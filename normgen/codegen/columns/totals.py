@@ -46,12 +46,12 @@ class Totals:
         added = tuple(Do(f"{name}_sum += {printer.text(term)}") for name, term in terms)
         who = "lane == 0 && active" if self.plan.idle_rows else "lane == 0"
         # A row's part is added up by itself first: its chain of additions is short.
-        parts = [Do(f"float {name}_part[kSums] = {{}}") for name, _ in self.of_elements]
+        parts = [Do(f"float {name}_part[kRunningSums] = {{}}") for name, _ in self.of_elements]
         return [*([If(who, added)] if added else []), *parts]
 
     def elements(self, printer: Printer, site: Site) -> list[Statement]:
         """What one element adds."""
-        part = "0" if site is EDGE else f"{site.index} % kSums"
+        part = "0" if site is EDGE else f"{site.index} % kRunningSums"
         return [Do(f"{name}_part[{part}] += {printer.text(term)}") for name, term in self.of_elements]
 
     def after_last_look(self) -> list[Statement]:
