@@ -142,6 +142,11 @@ class Schedule:
         return self.varied(**{name: getattr(other, name) for name in _OF_ORDER})
 
     @property
+    def running_sums(self) -> int:
+        """The sums that the elements of a thread's vectors are added to in turn; Welford's recurrence has one state."""
+        return 1 if self.variance is Variance.WELFORD else min(self.vector, RUNNING_SUMS)
+
+    @property
     def threads(self) -> int:
         """Threads per block."""
         return self.threads_per_row * self.rows_per_block
