@@ -27,6 +27,7 @@ from normgen.suites.jobs import MAX_ATTEMPTS, JobStore, StorageError
 from normgen.suites.shared_study import SharedStudy, delete_studies, study_names
 from normgen.suites.worker import Configuration, study_name
 from tests.suites import postgres
+from tests.suites.claiming import claim_all
 
 TASKS = [(f"job {n}", {"n": n}) for n in range(6)]
 
@@ -45,13 +46,6 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
         return f"sqlite:///{tmp_path}/jobs.sqlite"
     found: str = request.getfixturevalue("server")
     return found
-
-
-def claim_all(url: str, suite: str, answers: Any) -> None:
-    store = JobStore(url)
-    while (job := store.claim(suite)) is not None:
-        answers.put((os.getpid(), job.number))
-        assert store.finish(job, "{}")
 
 
 def test_of_several_processes_each_job_goes_to_one(url: str) -> None:
