@@ -52,13 +52,13 @@ def planned(problem: Problem, schedule: Schedule) -> Plan:
 
 def programs_of(problem: Problem, schedule: Schedule) -> list[tuple[str, RowProgram]]:
     """The program as its author wrote it and after every pass, named: what `normgen show --ir` prints."""
-    return list(_programs(answered(problem, schedule), schedule.variance, schedule.softmax, schedule.arithmetic))
+    written = written_program(answered(problem, schedule))
+    return list(_programs(written, schedule.variance, schedule.softmax, schedule.arithmetic))
 
 
-@lru_cache(maxsize=32)
+@lru_cache(maxsize=128)
 def _programs(
-    problem: Problem, variance: Variance, softmax: Softmax, arithmetic: Arithmetic
+    written: RowProgram, variance: Variance, softmax: Softmax, arithmetic: Arithmetic
 ) -> tuple[tuple[str, RowProgram], ...]:
     """Thousands of schedules share a few programs, and a program takes four times as long as its text."""
-    choices = Schedule(variance=variance, softmax=softmax, arithmetic=arithmetic)
-    return tuple(passed(written_program(problem), choices))
+    return tuple(passed(written, Schedule(variance=variance, softmax=softmax, arithmetic=arithmetic)))

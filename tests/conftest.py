@@ -22,6 +22,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--full"):
         samples.take_whole()
+    from tests.caches import keep_runtime
+
+    keep_runtime(config.add_cleanup)
 
 
 @functools.cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import subprocess
 import sys
@@ -56,6 +57,7 @@ LATE = {
     ("bench.accuracy.measure", "bench.peers.host"): "it imports torch, which is not always there",
     ("cli.bench_command", "torch.host_times"): "it imports torch, which is not always there",
     ("cli.bench_command", "torch.model_times"): "it imports torch, which is not always there",
+    ("cli.tune", "suites.crew"): "it imports SQLAlchemy, a fifth of a tune's start, for suites alone",
 }
 MOST_FILES = 14  # of one folder
 MOST_LOOSE = 7  # on top
@@ -66,7 +68,11 @@ def module_of(file: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def imported(file: Path, *, late: bool = False) -> set[str]:
+MODULES = {module_of(file) for file in FILES}
+
+
+@functools.cache
+def imported(file: Path, *, late: bool = False) -> frozenset[str]:
     """Modules of normgen that a file imports, for type checkers too; late: only those in functions."""
     found: set[str] = set()
     tree = ast.parse(file.read_text(encoding="utf-8"))
@@ -79,9 +85,8 @@ def imported(file: Path, *, late: bool = False) -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{file}: imports are absolute"
             found |= {f"{node.module}.{alias.name}" for alias in node.names}
-    known = {module_of(f) for f in FILES}
     names = {name.removeprefix("normgen.") for name in found if name.startswith("normgen.")}
-    return {name if name in known else name.rpartition(".")[0] for name in names} - {""}
+    return frozenset(name if name in MODULES else name.rpartition(".")[0] for name in names) - {""}
 
 
 def layer(module: str) -> str:

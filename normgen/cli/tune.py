@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -26,11 +26,13 @@ from normgen.cli.text.suite import SuiteTerminal, suite_text
 from normgen.cuda.driver import device_facts, devices
 from normgen.device import target
 from normgen.errors import FileError, NoDeviceError, NothingValidError, UsageError
-from normgen.suites.crew import Plan, suite_id, tasks_of, tune_suite
 from normgen.suites.rows import tune_rows
 from normgen.suites.suite import load_suite
 from normgen.tuning.result import Result
 from normgen.tuning.tuner import tune as run
+
+if TYPE_CHECKING:
+    from normgen.suites.crew import Plan
 
 INTERRUPTED = 130
 MOST_JOBS = 1024
@@ -107,6 +109,8 @@ def _tune_rows(as_json: bool, options: dict[str, Any], arguments: dict[str, Any]
 
 
 def _tune_suite(as_json: bool, suite: str, options: dict[str, Any]) -> int:
+    from normgen.suites.crew import tune_suite
+
     plan = _plan(suite, options)
     with SuiteTerminal([label for label, _ in plan.tasks]) as progress:
         result = tune_suite(plan, progress)
@@ -117,6 +121,8 @@ def _tune_suite(as_json: bool, suite: str, options: dict[str, Any]) -> int:
 
 
 def _plan(name: str, options: dict[str, Any]) -> Plan:
+    from normgen.suites.crew import Plan, suite_id, tasks_of
+
     suite = load_suite(name)
     suite = suite.only(options["only"]) if options["only"] else suite
     found = _devices(options["device"], options["gpus"])

@@ -235,7 +235,7 @@ class Problem:
         columns = (t.name for t in self.tensors if t.is_parameter)
         return frozenset(columns) if self.stable_parameters else frozenset()
 
-    @property
+    @cached_property
     def compulsory_bytes(self) -> int:
         """Bytes that must move: every tensor once."""
         return sum(math.prod(self.shape_of(t)) * t.dtype.bytes for t in self.tensors)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import replace
-from functools import cache
+from functools import cache, lru_cache
 from typing import Unpack
 
 from normgen.errors import ProgramError, SpecError, UsageError
 from normgen.problem.problem import Problem, check_flow, make_problem
 from normgen.problem.question import Asked, Direction
 from normgen.program.functions import with_dtypes
-from normgen.program.gradient.differentiate import backward_tensors, differentiate
+from normgen.program.gradient.differentiate import GradientTensor, backward_tensors, differentiate
 from normgen.program.ir import Map, Reduce, RowProgram, Statement, stage_of
 from normgen.program.lower import formula_of, lower
 from normgen.spec.spec import Kind, Spec
@@ -22,8 +22,7 @@ def written_program(problem: Problem) -> RowProgram:
     """The problem's program as its author wrote it (backward: as derived from that), before any rewrite."""
     spec = problem.spec
     present = frozenset(t.name for t in spec.tensors) - set(problem.absent)
-    forward = lower(spec, present=present)
-    forward = _with_dtypes(forward, problem)
+    forward = _with_dtypes(_lowered(spec, present), problem)
     if problem.direction is Direction.FORWARD:
         return forward
     written = {t.name for t in problem.tensors if t.is_written}
@@ -32,7 +31,25 @@ def written_program(problem: Problem) -> RowProgram:
     wrt = tuple(name for name in (*(ld.name for ld in forward.loads), *unread) if f"d{name}" in written)
     computed = {t.name for t in (*spec.outputs, *spec.statistics)}
     saved = tuple(t.name for t in problem.tensors if t.name in computed and not t.is_written)
-    return differentiate(forward, wrt=wrt, saved=saved, cotangents=given, accumulate=problem.accumulate, unread=unread)
+    return _derived(forward, wrt, saved, given, problem.accumulate, tuple(unread.items()))
+
+
+# Problems of other shapes and dtypes have the same few programs, and a derivation takes longer than a kernel's text.
+@lru_cache(maxsize=256)
+def _lowered(spec: Spec, present: frozenset[str]) -> RowProgram:
+    return lower(spec, present=present)
+
+
+@lru_cache(maxsize=256)
+def _derived(
+    forward: RowProgram,
+    wrt: tuple[str, ...],
+    saved: tuple[str, ...],
+    given: tuple[str, ...],
+    accumulate: bool,
+    unread: tuple[tuple[str, Kind], ...],
+) -> RowProgram:
+    return differentiate(forward, wrt=wrt, saved=saved, cotangents=given, accumulate=accumulate, unread=dict(unread))
 
 
 def _with_dtypes(program: RowProgram, problem: Problem) -> RowProgram:
@@ -100,6 +117,21 @@ def _with_line(error: ProgramError, spec: Spec, present: frozenset[str]) -> Prog
     return SpecError(error.rule, file=file, line=formula.line, received=error.received, hint=error.hint)
 
 
+@lru_cache(maxsize=256)
+def _gradient_tensors(
+    spec: Spec, there: frozenset[str], saved: tuple[str, ...], gradients: tuple[str, ...] | None
+) -> tuple[GradientTensor, ...]:
+    """The tensors of a backward problem: derived once for all its shapes and dtypes, on which they do not depend."""
+    forward = _lowered(spec, there)
+    unread = _unread(spec, there, forward)
+    loaded = (*(ld.name for ld in forward.loads), *unread)
+    wrt = tuple(n for n in loaded if spec.tensor(n).has_gradient) if gradients is None else gradients
+    try:
+        return backward_tensors(forward, saved, wrt=wrt, cotangents=_cotangents(spec, there), unread=unread)
+    except ProgramError as error:
+        raise _with_line(error, spec, there) from None
+
+
 def problem_for(
     spec: Spec,
     *,
@@ -124,15 +156,7 @@ def problem_for(
     check_flow(spec, question.get("without", ()))
     there = frozenset(t.name for t in spec.tensors) - set(question.get("without", ()))
     kept = tuple(n for n in (spec.saved if saved is None else saved) if n in there)
-    forward = lower(spec, present=there)
-    unread = _unread(spec, there, forward)
-    loaded = (*(ld.name for ld in forward.loads), *unread)
-    wrt = tuple(n for n in loaded if spec.tensor(n).has_gradient) if gradients is None else tuple(gradients)
-    given = _cotangents(spec, there)
-    try:
-        tensors = backward_tensors(forward, kept, wrt=wrt, cotangents=given, unread=unread)
-    except ProgramError as error:
-        raise _with_line(error, spec, there) from None
+    tensors = _gradient_tensors(spec, there, kept, None if gradients is None else tuple(gradients))
     backward = question.copy()
     backward["gradients"] = [t.of for t in tensors if t.is_written]
     reads = [t.name for t in tensors if not t.is_written and t.name in there]

@@ -10,6 +10,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +83,12 @@ def load(path_or_name: str | Path, folders: Sequence[str | Path] = ()) -> Spec:
 
 def parse(text: str, *, file: str = "<spec>") -> Spec:
     """The checked spec of a TOML text; `file` is what error messages call it."""
-    text = text.replace("\r\n", "\n")
+    return _parsed(text.replace("\r\n", "\n"), file)
+
+
+@lru_cache(maxsize=256)
+def _parsed(text: str, file: str) -> Spec:
+    """Most commands, and every call of an operator, ask for the same few specs again."""
     data = parse_toml(text, file=file)
     return replace(_Reader(data, key_lines(text), file).read(_digest(data)), text=text)
 

@@ -138,11 +138,12 @@ def test_a_set_compiles_for_one_of_its_archs_alone_and_its_headers_refuse_the_ot
     one = record("rmsnorm", shape="4096x4096", direction="backward", schedule=CLUSTERS)
     for header in headers_of([one], form=SET):
         put(header, tmp_path)
-    for arch in ("-arch=sm_80", "-arch=sm_90", "-arch=sm_75"):
+    sm80, sm90, sm75 = (f"-arch=compute_{number}" for number in (80, 90, 75))
+    for arch in (sm80, sm90, sm75):
         done = nvcc(arch, "-c", tmp_path / "rmsnorm_bwd_f32.cu", "-o", tmp_path / "set.o")
         assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    assert nvcc("-arch=sm_80", "-c", tmp_path / "rmsnorm_bwd_f32_sm80.cu", "-o", tmp_path / "one.o").returncode == 0
-    for arch, name in (("-arch=sm_80", "rmsnorm_bwd_f32_sm90.cu"), ("-arch=sm_90", "rmsnorm_bwd_f32_sm80.cu")):
+    assert nvcc(sm80, "-c", tmp_path / "rmsnorm_bwd_f32_sm80.cu", "-o", tmp_path / "one.o").returncode == 0
+    for arch, name in ((sm80, "rmsnorm_bwd_f32_sm90.cu"), (sm90, "rmsnorm_bwd_f32_sm80.cu")):
         assert "for these GPUs include rmsnorm_bwd_f32.cu" in nvcc(arch, "-c", tmp_path / name).stderr
 
 

@@ -109,7 +109,7 @@ def test_a_header_compiles_whose_spec_has_the_headers_own_words_for_names(spec: 
     for header in headers_of(made, spec=spec, form=Form(archs=(80, 90), shared_library=True)):
         path = put(header, tmp_path)
         if "_sm" not in path.name and path.suffix == ".cu":  # the file that picks among the others
-            done = nvcc("-arch=sm_80", "-c", path, "-o", tmp_path / "header.o")
+            done = nvcc("-arch=compute_80", "-c", path, "-o", tmp_path / "header.o")
             assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     for header in headers_of(made, spec=spec):
         done = nvcc("-c", put(header, tmp_path), "-o", tmp_path / "header.o")
@@ -154,7 +154,7 @@ def test_a_header_with_a_dependent_launch_compiles_for_sm_90_and_refuses_older_g
     (header,) = headers_of([record(shape="4096x512", direction="backward", schedule=DEPENDENT)])
     path = put(header, tmp_path)
     assert nvcc("-c", path, "-o", tmp_path / "header.o").returncode == 0
-    older = nvcc("-arch=sm_80", "-c", path, "-o", tmp_path / "header.o")
+    older = nvcc("-arch=compute_80", "-c", path, "-o", tmp_path / "header.o")
     assert "layernorm_bwd_f32 needs sm_90 or newer" in older.stderr
 
 

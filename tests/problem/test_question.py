@@ -18,7 +18,7 @@ from normgen.records.record import ProblemKey
 from normgen.spec.reader import load
 from normgen.spec.spec import Role
 from tests.codegen.in_place import pairs_of
-from tests.samples import CORE
+from tests.samples import CORE, sized
 
 DTYPES = ("f32", "f16", "bf16")
 # Those that the others are like: with optional outputs, labels, groups, values of rows, single numbers.
@@ -73,7 +73,7 @@ def from_words(op: str, words: list[str]) -> Problem:
     return found[0]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=sized(300, 600), deadline=None)
 @given(problems())
 def test_a_question_survives_json_a_command_line_and_a_records_key(problem: Problem) -> None:
     asked, spec = problem.question, problem.spec

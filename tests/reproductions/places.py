@@ -1,13 +1,16 @@
-"""M9: commands in a place that is full, read-only or damaged: `python -m tests.reproductions.places KIND FOLDER ROOT`.
+"""M9: commands in places that fail: `python -m tests.reproductions.places PLACE KIND,FOLDER ...`.
 
-Full and read-only are real file systems, mounted in a mount namespace of this process: run it by `unshare -rm`. ROOT
-has the FOLDERS, and a file `record.jsonl`. Prints one JSON object a command: {command, code, out, err}.
+Full and read-only are real file systems, mounted in a mount namespace of this process: run it by `unshare -rm`. Each
+KIND,FOLDER is tried in a copy of PLACE, which has the FOLDERS and a file `record.jsonl`: PLACE-KIND-FOLDER. Prints one
+JSON object a command: {case, command, code, out, err}.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
+import multiprocessing
 import os
 import random
 import shutil
@@ -54,15 +57,33 @@ def damage(folder: Path) -> None:
         path.write_bytes(rng.randbytes(path.stat().st_size))
 
 
-def main(kind: str, name: str, place: str) -> None:
-    root = Path(place)
+def root_of(place: Path, case: str) -> Path:
+    return place.with_name(f"{place.name}-{case.replace(',', '-')}")
+
+
+def tried(place: Path, case: str) -> None:
+    kind, _, name = case.partition(",")
+    root = root_of(place, case)
+    shutil.copytree(place, root)
     os.environ |= {"NORMGEN_STATE_DIR": str(root / "state"), "NORMGEN_CACHE_DIR": str(root / "cache")}
     if kind in MOUNTED:
         mount(root / name, kind)
     else:
         damage(root / name)
     for command, arguments in commands(root).items():
-        print(json.dumps({"command": command, **asdict(normgen(*arguments))}))
+        print(json.dumps({"case": case, "command": command, **asdict(normgen(*arguments))}), flush=True)
+
+
+def main(place: str, *cases: str) -> None:
+    """Each case in a process of its own, which starts with the commands imported."""
+    for command in commands(Path(place)):
+        importlib.import_module(f"normgen.cli.{command}")
+    for case in cases:
+        process = multiprocessing.get_context("fork").Process(target=tried, args=(Path(place), case))
+        process.start()
+        process.join()
+        if process.exitcode:
+            sys.exit(f"{case}: exit code {process.exitcode}")
 
 
 if __name__ == "__main__":

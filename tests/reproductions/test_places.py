@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.caches import with_runtime
-from tests.reproductions.places import FOLDERS, MOUNTED, commands
+from tests.reproductions.places import FOLDERS, MOUNTED, commands, root_of
 
 UNSHARE = ("unshare", "--map-root-user", "--mount")
 # (kind, folder) -> the exit code of each command where it is not 0: without the place, it says so before the work
@@ -45,25 +45,37 @@ def used(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.mark.parametrize("folder", FOLDERS)
-@pytest.mark.parametrize("kind", [*MOUNTED, "noise"])
-def test_m9_a_place_that_fails_costs_a_line_and_no_result(kind: str, folder: str, used: Path, tmp_path: Path) -> None:
-    if kind in MOUNTED and not can_mount():
-        pytest.skip("this user may mount nothing here")
-    shutil.copytree(used, tmp_path, dirs_exist_ok=True)
-    command = [sys.executable, "-m", "tests.reproductions.places", kind, folder, str(tmp_path)]
-    done = subprocess.run(
-        [*(UNSHARE if kind in MOUNTED else ()), *command], capture_output=True, text=True, check=False
-    )
+@pytest.fixture(scope="module")
+def told(used: Path) -> dict[str, dict[str, dict[str, Any]]]:
+    """What the commands said in each place that fails, by KIND,FOLDER: those that this user may make."""
+    may = can_mount()
+    cases = [f"{kind},{folder}" for kind in (*(MOUNTED if may else ()), "noise") for folder in FOLDERS]
+    command = [*(UNSHARE if may else ()), sys.executable, "-m", "tests.reproductions.places", str(used), *cases]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
-    found: dict[str, dict[str, Any]] = {line["command"]: line for line in map(json.loads, done.stdout.splitlines())}
+    found: dict[str, dict[str, dict[str, Any]]] = {case: {} for case in cases}
+    for line in map(json.loads, done.stdout.splitlines()):
+        found[line["case"]][line["command"]] = line
+    return found
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+@pytest.mark.parametrize("kind", [*MOUNTED, "noise"])
+def test_m9_a_place_that_fails_costs_a_line_and_no_result(
+    kind: str, folder: str, told: dict[str, dict[str, dict[str, Any]]], used: Path
+) -> None:
+    case = f"{kind},{folder}"
+    if case not in told:
+        pytest.skip("this user may mount nothing here")
+    found, place = told[case], root_of(used, case) / folder
+    assert list(found) == list(commands(used))
     expected = CODES.get((kind, folder), {})
     for name, line in found.items():
         assert line["code"] == expected.get(name, 0), line["err"]
         assert "Traceback" not in line["err"]
         if line["code"]:
-            assert str(tmp_path / folder) in line["err"] or "--output" in line["err"]
+            assert str(place) in line["err"] or "--output" in line["err"]
     if not found["tune"]["code"]:
         result = json.loads(found["tune"]["out"])
         assert "verified on the CPU executor" in found["tune"]["err"]

@@ -18,6 +18,7 @@ from normgen.studies.replay import EVALUATIONS, Landscape, exact_random, follow,
 from normgen.studies.sweep_file import Point, Sweep, SweepWriter, header_of, read_sweep
 from normgen.tuning.search import surrogate
 from normgen.tuning.search.strategies import Random, Surrogate
+from tests.samples import sized
 from tests.tuning.test_search import DEFAULT, LEGAL, OPTIMUM, PREDICTED, truth
 
 
@@ -40,7 +41,8 @@ LAND = landscape()
 
 
 def test_ours_is_near_the_optimum_after_fifty_evaluations_in_the_worst_seed_and_ahead_of_the_others() -> None:
-    ours, chance, tpe = (replay(LAND, name, seeds=3, workers=1) for name in ("normgen", "random", "tpe"))
+    ours, chance = (replay(LAND, name, seeds=3, workers=1) for name in ("normgen", "random"))
+    tpe = replay(LAND, "tpe", seeds=sized(1, 3), workers=1)  # seven eighths of the time
     assert ours.worst[50] >= 0.98
     for n in (25, 50, 100):
         assert ours.median[n] > chance.median[n]

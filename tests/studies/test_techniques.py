@@ -69,8 +69,13 @@ def test_every_value_that_is_searched_has_words_or_is_plain(searched: dict[str, 
 
 @pytest.mark.parametrize("name", TECHNIQUES)
 def test_schedules_near_by_have_values_of_the_knobs(name: str) -> None:
+    seen: set[tuple[str, object]] = set()
     for schedule in _neighbours(TECHNIQUES[name], SUMMED):
-        assert schedule_from(schedule.as_dict()) == schedule
+        knobs = schedule.as_dict()
+        if not knobs.items() <= seen:  # each value is judged by itself, and is in thousands of schedules
+            assert schedule_from(knobs) == schedule
+            seen |= knobs.items()
+    assert seen
 
 
 @pytest.mark.parametrize("rows_per_block", [1, 2])

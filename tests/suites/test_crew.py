@@ -23,7 +23,7 @@ H200 = TARGETS["h200"]
 WORKER = (sys.executable, "-m", "tests.suites.fake_worker")
 
 
-def task(rows: int, trials: int = 8) -> tuple[str, dict[str, Any]]:
+def task(rows: int, trials: int = 4) -> tuple[str, dict[str, Any]]:
     plain = {"op": "rmsnorm", "without": ["rstd"], "trials": trials, "budget_s": 60.0, "seed": 0}
     return f"rmsnorm {rows}x256", {**plain, "shape": f"{rows}x256"}
 

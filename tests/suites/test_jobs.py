@@ -27,6 +27,7 @@ from normgen.suites.jobs import MAX_ATTEMPTS, JobStore, StorageError
 from normgen.suites.shared_study import SharedStudy, delete_studies, study_names
 from normgen.suites.worker import Configuration, study_name
 from tests.suites import postgres
+from tests.suites.claiming import claim_all
 
 TASKS = [(f"job {n}", {"n": n}) for n in range(6)]
 
@@ -45,13 +46,6 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
         return f"sqlite:///{tmp_path}/jobs.sqlite"
     found: str = request.getfixturevalue("server")
     return found
-
-
-def claim_all(url: str, suite: str, answers: Any) -> None:
-    store = JobStore(url)
-    while (job := store.claim(suite)) is not None:
-        answers.put((os.getpid(), job.number))
-        assert store.finish(job, "{}")
 
 
 def test_of_several_processes_each_job_goes_to_one(url: str) -> None:
@@ -189,7 +183,7 @@ def recorded(url: str, name: str) -> tuple[Record, ...]:
 
 def suite_tasks() -> list[tuple[str, dict[str, Any]]]:
     plain = {"op": "rmsnorm", "without": ["rstd"], "trials": 16, "budget_s": 60.0, "seed": 0}
-    return [(f"rmsnorm {rows}x256", {**plain, "shape": f"{rows}x256"}) for rows in (64, 128, 256, 512)]
+    return [(f"rmsnorm {rows}x256", {**plain, "shape": f"{rows}x256"}) for rows in (64, 128, 256)]
 
 
 def test_hosts_share_a_suite_and_one_that_is_killed_loses_nothing(server: str, tmp_path: Path) -> None:
@@ -216,9 +210,9 @@ def test_hosts_share_a_suite_and_one_that_is_killed_loses_nothing(server: str, t
         close(worker)
     events = [json.loads(line) for text in said for line in text.splitlines()]
     found = store.jobs(suite)
-    assert [job.status for job in found] == ["done"] * 4
+    assert [job.status for job in found] == ["done"] * 3
     assert [job.attempts for job in found] == [2 if job.number == taken.number else 1 for job in found]
-    assert sorted(e["job"] for e in events if e["event"] == "done") == [0, 1, 2, 3]
+    assert sorted(e["job"] for e in events if e["event"] == "done") == [0, 1, 2]
     assert any("recorded by another process" in e["text"] for e in events if e["event"] == "note")
     for job in found:
         winner = parse_line(job.result)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from normgen.cli.text.result import LiveLine
-from normgen.suites.crew import SuiteResult
 from normgen.text import figure, table
 from normgen.tuning.result import NOT_MEASURED
+
+if TYPE_CHECKING:
+    from normgen.suites.crew import SuiteResult
 
 
 class SuiteTerminal(LiveLine):
