@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from normgen.cli.options import json_option, parse_device, seed_option, show, target_option
+from normgen.cli.options import NewFile, json_option, parse_device, seed_option, show, target_option
 from normgen.cli.text.ladder import climb_text, list_text
 from normgen.cli.text.result import LiveLine
 from normgen.cuda.driver import find_gpu
@@ -36,8 +36,8 @@ PLACE = Place(context=Context.ALONE, setting=Setting.COLD)  # as the sources tim
 @click.option("--rung", "rungs", multiple=True, help="Only this rung; repeat for several.")
 @click.option("--cuda", is_flag=True, help="The emitted kernels of the rungs too.")
 @click.option("--diff", "diff", is_flag=True, help="How each rung's kernel differs from that of the rung before.")
-@click.option("--plot", "picture", type=click.Path(dir_okay=False, path_type=Path), help="Write time over launches.")
-@click.option("--page", "document", type=click.Path(dir_okay=False, path_type=Path), help="Write docs/ladder.md.")
+@click.option("--plot", "picture", type=NewFile(), help="Write time over launches.")
+@click.option("--page", "document", type=NewFile(), help="Write docs/ladder.md.")
 @click.option(
     "--from", "source", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Show what --json printed."
 )

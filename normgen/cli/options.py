@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import re
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,7 +24,29 @@ _PLAIN = (
     *("shape", "dtype", "direction", "pitch", "batches", "align"),
     *("accumulate", "deterministic", "batch_invariant", "stable_parameters"),
 )
+STDOUT = "-"
 Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+class NewFile(click.Path):
+    """A file that a command writes. Its folder must be there: a path that was mistyped makes none."""
+
+    def __init__(self) -> None:
+        super().__init__(dir_okay=False, path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        path = Path(os.fsdecode(super().convert(value, param, ctx)))
+        if not path.parent.is_dir():
+            hint = f"mkdir -p {shlex.quote(str(path.parent))}"
+            raise UsageError("the folder of a file to write must exist", received=str(path), hint=hint)
+        return path
+
+
+def file_or_stdout(context: click.Context, parameter: click.Parameter, text: str | None) -> str | None:
+    """The text itself: a file to write, or - for stdout."""
+    if text and text != STDOUT:
+        NewFile().convert(text, parameter, context)
+    return text
 
 
 def problem_options(command: Command) -> Command:
@@ -40,7 +64,7 @@ def _problem_options(command: Command, *, is_required: bool) -> Command:
         click.option(
             "--op", default="layernorm", show_default=True, callback=_op, help="A built-in spec, or a TOML file."
         ),
-        click.option("--shape", required=is_required, help="[.., cols], for example 8x1024x768."),
+        click.option("--shape", required=is_required, callback=_shape, help="[.., cols], for example 8x1024x768."),
         click.option(
             "--dtype",
             default="f32",
@@ -64,6 +88,13 @@ def _problem_options(command: Command, *, is_required: bool) -> Command:
         click.option("--stable-parameters", is_flag=True, help="Promise: no kernel still running writes parameters."),
     )
     return functools.reduce(lambda wrapped, option: option(wrapped), reversed(options), command)
+
+
+def _shape(_: click.Context, __: click.Parameter, text: str | None) -> str | None:
+    """The text itself; of a number alone it is said that it means one row."""
+    if text and re.fullmatch(r"[0-9]{1,9}", text):
+        click.echo(f"--shape {text} is one row of {text} columns; 8x{text} are eight", err=True)
+    return text
 
 
 def _op(_: click.Context, __: click.Parameter, name: str) -> str:
