@@ -148,7 +148,10 @@ def show(what: dict[str, Any] | str) -> None:
 
 
 def problem_arguments(options: dict[str, Any]) -> dict[str, Any]:
-    """The keyword arguments of make_problem and tune from the command line's."""
+    """The keyword arguments of make_problem and tune from the command line's.
+
+    Raises UsageError for an output that is named twice.
+    """
     plain = {name: options[name] for name in _PLAIN}
     named = {"dtypes": parse_pairs(options["dtypes"]), "without": parse_names(options["without"])}
     for option in ("in_place", "layout"):
@@ -168,7 +171,7 @@ def parse_names(text: str) -> tuple[str, ...]:
 
 
 def parse_pairs(text: str) -> dict[str, str]:
-    """`a=1 b=2` or `a=1,b=2`."""
+    """`a=1 b=2` or `a=1,b=2`. Raises UsageError for another text."""
     pairs: dict[str, str] = {}
     for part in parse_names(text):
         name, equals, value = part.partition("=")
@@ -179,7 +182,7 @@ def parse_pairs(text: str) -> dict[str, str]:
 
 
 def parse_seconds(text: str) -> float:
-    """`60s`, `2m`, `1.5` (seconds)."""
+    """`60s`, `2m`, `1.5` (seconds). Raises UsageError for another text and for too long a time."""
     found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)(s|m|h)?", text.strip())
     if found is None:
         raise UsageError("a time is a number with s, m or h", received=text, hint="for example 60s or 2m")

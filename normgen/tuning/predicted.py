@@ -138,6 +138,8 @@ def first_right(run: Run, ranked: list[Predicted]) -> list[Predicted]:
     """The ranking from the first kernel on that the CPU executor finds right; wrong ones are recorded and left out.
 
     The first is checked even if the budget is over.
+
+    Raises NothingValidError if none is.
     """
     if why := cpu_check.why_unchecked(run.problem):
         return unchecked(run, ranked, why)
@@ -179,7 +181,10 @@ def way(candidate: Predicted) -> tuple[str, ...]:
 
 
 def unchecked(run: Run, ranked: list[Predicted], why: str) -> list[Predicted]:
-    """The ranking without a check, and a line that says so: only formulas as written, no rewrite may lose accuracy."""
+    """The ranking without a check, and a line that says so: only formulas as written, no rewrite may lose accuracy.
+
+    Raises NothingValidError if no such schedule was compiled.
+    """
     as_written = Schedule()
     trusted = [
         c for c in ranked if (c.schedule.variance, c.schedule.softmax) == (as_written.variance, as_written.softmax)

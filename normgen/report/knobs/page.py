@@ -41,8 +41,8 @@ def _rows(knob: Knob, found: Evidence) -> Iterator[tuple[str, ...]]:
         won, ratios = found.winners.get(known), found.ratios.get(known, ())
         if name in knob.words or name in knob.elsewhere or won or ratios:
             yield (
-                f"`{knob.name}={name}`",
-                knob.words.get(name, "plain" if value == knob.plain else ""),
+                f"`{knob.name}={name}`" + (" (plain)" if value == knob.plain else ""),
+                knob.words.get(name, ""),
                 f"sm_{knob.least_arch[name]}" if name in knob.least_arch else "",
                 ", ".join(f"`{other}`" for other in knob.elsewhere.get(name, ())),
                 _won(won),
