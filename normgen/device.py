@@ -117,7 +117,10 @@ OLDER = {"v100": 70, "titanv": 70, "p100": 60, "p40": 61, "p4": 61, "gtx1080": 6
 
 
 def target(name: str) -> Device:
-    """The named target a machine without a GPU compiles and predicts for."""
+    """The named target a machine without a GPU compiles and predicts for.
+
+    Raises UsageError for an unknown name, and for a GPU that CUDA 13 does not compile for.
+    """
     found = TARGETS.get(name.lower())
     if found is None and (older := OLDER.get(name.lower())):
         hint = "the oldest architecture is sm_75 (--target t4), the oldest that CUDA 13 compiles for"

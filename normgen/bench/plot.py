@@ -72,7 +72,10 @@ def require_matplotlib() -> Any:
 
 
 def plot(results: Results, path: Path) -> None:
-    """Write the picture to `path`; its suffix says the format."""
+    """Write the picture to `path`; its suffix says the format.
+
+    Raises UsageError for results without a time, and for a file that cannot be written.
+    """
     figures, drawn = require_matplotlib(), panels(results)
     if not drawn:
         raise UsageError("a plot needs at least one time", received=f"{len(results.entries)} entries without any")

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from normgen.cli import bench_command as command
-from normgen.cli.options import parse_names, parse_seconds, seed_option
+from normgen.cli.options import NewFile, file_or_stdout, parse_names, parse_seconds, seed_option
 from normgen.errors import UsageError
 from normgen.records.place import Context, Setting
 
@@ -17,7 +17,12 @@ from normgen.records.place import Context, Setting
 @click.command()
 @click.argument("suite", required=False)
 @click.option("--peers", help="torch,compile,liger,quack,flashinfer,triton or none (default: every installed one).")
-@click.option("--json", "json_to", help="File the results are written to after every entry; - prints them at the end.")
+@click.option(
+    "--json",
+    "json_to",
+    callback=file_or_stdout,
+    help="File the results are written to after every entry; - prints them at the end.",
+)
 @click.option("--only", help="Entries whose label contains this: 'rmsnorm*bf16'.")
 @click.option("--skip", help="Entries whose label does not contain this.")
 @click.option("--resume", is_flag=True, help="Go on with the file of --json: what has a time there is kept.")
@@ -25,7 +30,7 @@ from normgen.records.place import Context, Setting
 @click.option("--budget", default="20s", show_default=True, help="Time for each tuning.")
 @click.option("--limit", help="Begin no entry after this time: 8m.")
 @click.option("--records", multiple=True, type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--plot", "picture", type=click.Path(dir_okay=False, path_type=Path), help="Draw % of roof over cols.")
+@click.option("--plot", "picture", type=NewFile(), help="Draw % of roof over cols.")
 @click.option("--compile-mode", default="max-autotune-no-cudagraphs", show_default=True, help="Of torch.compile.")
 @click.option("--setting", type=click.Choice([s.value for s in Setting]), help="Instead of the suite's.")
 @click.option("--context", type=click.Choice([c.value for c in Context]), help="Instead of the suite's.")

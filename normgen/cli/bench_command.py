@@ -20,6 +20,7 @@ from normgen.bench.result import Results, Run, from_json
 from normgen.bench.runner import DEVICE_LOST, INTERRUPTED, Wish
 from normgen.bench.table import results_text
 from normgen.bench.transfer import Transfer
+from normgen.cli.options import STDOUT
 from normgen.cli.text.result import Terminal
 from normgen.cuda.driver import find_gpu
 from normgen.device import Device
@@ -31,7 +32,6 @@ from normgen.suites.bands import parse_rows
 from normgen.suites.suite import load_suite
 
 EXIT_INTERRUPTED = 130
-STDOUT = "-"
 
 
 class Found(Protocol):

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from normgen.cli.options import json_option, parse_device, seed_option, show, target_option
+from normgen.cli.options import NewFile, json_option, parse_device, seed_option, show, target_option
 from normgen.cli.text.ladder import climb_text, list_text
 from normgen.cli.text.result import LiveLine
 from normgen.cuda.driver import find_gpu
@@ -36,14 +36,20 @@ PLACE = Place(context=Context.ALONE, setting=Setting.COLD)  # as the sources tim
 @click.option("--rung", "rungs", multiple=True, help="Only this rung; repeat for several.")
 @click.option("--cuda", is_flag=True, help="The emitted kernels of the rungs too.")
 @click.option("--diff", "diff", is_flag=True, help="How each rung's kernel differs from that of the rung before.")
-@click.option("--plot", "picture", type=click.Path(dir_okay=False, path_type=Path), help="Write time over launches.")
-@click.option("--page", "document", type=click.Path(dir_okay=False, path_type=Path), help="Write docs/ladder.md.")
+@click.option("--plot", "picture", type=NewFile(), help="Write time over launches.")
+@click.option("--page", "document", type=NewFile(), help="Write docs/ladder.md.")
 @click.option(
-    "--from", "source", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Show what --json printed."
+    "--from",
+    "sources",
+    multiple=True,
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Show what --json printed; repeat to join files.",
 )
 @click.option("--samples", type=click.IntRange(min=6), default=60, show_default=True, help="Replays of a kernel.")
 @seed_option
-def ladder(names: tuple[str, ...], as_json: bool, source: Path | None, seed: int, samples: int, **options: Any) -> None:
+def ladder(
+    names: tuple[str, ...], as_json: bool, sources: tuple[Path, ...], seed: int, samples: int, **options: Any
+) -> None:
     """The classic optimisation ladders: without LADDER all of them and their rungs, with it each rung proven and timed.
 
     LADDER is a name, a TOML file, or all. A GPU measures every launch of the source, alone with data in DRAM; without
@@ -53,12 +59,15 @@ def ladder(names: tuple[str, ...], as_json: bool, source: Path | None, seed: int
     \b
     --json prints {ladders: [...]}: without LADDER their data, with it what `normgen.ladder.climb` says.
     """
-    if not names and source is None:
+    if not names and not sources:
         every = [load_ladder(name) for name in list_ladders()]
         show({"ladders": [asdict(one) for one in every]} if as_json else list_text(every))
         return
     chosen = [load_ladder(n) for name in names for n in (list_ladders() if name == "all" else [name])]
-    found = _read(source, chosen) if source else _climbed(chosen, seed=seed, samples=samples, **options)
+    if sources:
+        found = [one for source in sources for one in _read(source, chosen)]
+    else:
+        found = _climbed(chosen, seed=seed, samples=samples, **options)
     for one, climbed in found if not as_json else []:
         show(climb_text(one, climbed) + _kernels(one, climbed, options) + "\n")
     if as_json:

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from normgen.errors import TRACEBACK, UsageError, as_normgen_error
+from normgen.errors import TRACEBACK, UsageError, as_normgen_error, did_you_mean
 from normgen.files.names import escaped, is_plain
 from normgen.files.shipped import VERSION
 
@@ -74,6 +74,12 @@ class Commands(click.Group):
         module, _, attribute = COMMANDS[name][0].partition(":")
         command: click.Command = getattr(imported(f"normgen.cli.{module}"), attribute)
         return command
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        """Raises UsageError for an unknown command, with the nearest one."""
+        if args[0] not in COMMANDS and not args[0].startswith("-"):
+            raise UsageError("unknown command", received=args[0], hint=did_you_mean(args[0], COMMANDS))
+        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Click would end with 1 where the reader of the output went away."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import re
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,7 +24,29 @@ _PLAIN = (
     *("shape", "dtype", "direction", "pitch", "batches", "align"),
     *("accumulate", "deterministic", "batch_invariant", "stable_parameters"),
 )
+STDOUT = "-"
 Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+class NewFile(click.Path):
+    """A file that a command writes. Its folder must be there: a path that was mistyped makes none."""
+
+    def __init__(self) -> None:
+        super().__init__(dir_okay=False, path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        path = Path(os.fsdecode(super().convert(value, param, ctx)))
+        if not path.parent.is_dir():
+            hint = f"mkdir -p {shlex.quote(str(path.parent))}"
+            raise UsageError("the folder of a file to write must exist", received=str(path), hint=hint)
+        return path
+
+
+def file_or_stdout(context: click.Context, parameter: click.Parameter, text: str | None) -> str | None:
+    """The text itself: a file to write, or - for stdout."""
+    if text and text != STDOUT:
+        NewFile().convert(text, parameter, context)
+    return text
 
 
 def problem_options(command: Command) -> Command:
@@ -40,7 +64,7 @@ def _problem_options(command: Command, *, is_required: bool) -> Command:
         click.option(
             "--op", default="layernorm", show_default=True, callback=_op, help="A built-in spec, or a TOML file."
         ),
-        click.option("--shape", required=is_required, help="[.., cols], for example 8x1024x768."),
+        click.option("--shape", required=is_required, callback=_shape, help="[.., cols], for example 8x1024x768."),
         click.option(
             "--dtype",
             default="f32",
@@ -64,6 +88,13 @@ def _problem_options(command: Command, *, is_required: bool) -> Command:
         click.option("--stable-parameters", is_flag=True, help="Promise: no kernel still running writes parameters."),
     )
     return functools.reduce(lambda wrapped, option: option(wrapped), reversed(options), command)
+
+
+def _shape(_: click.Context, __: click.Parameter, text: str | None) -> str | None:
+    """The text itself; of a number alone it is said that it means one row."""
+    if text and re.fullmatch(r"[0-9]{1,9}", text):
+        click.echo(f"--shape {text} is one row of {text} columns; 8x{text} are eight", err=True)
+    return text
 
 
 def _op(_: click.Context, __: click.Parameter, name: str) -> str:
@@ -117,7 +148,10 @@ def show(what: dict[str, Any] | str) -> None:
 
 
 def problem_arguments(options: dict[str, Any]) -> dict[str, Any]:
-    """The keyword arguments of make_problem and tune from the command line's."""
+    """The keyword arguments of make_problem and tune from the command line's.
+
+    Raises UsageError for an output that is named twice.
+    """
     plain = {name: options[name] for name in _PLAIN}
     named = {"dtypes": parse_pairs(options["dtypes"]), "without": parse_names(options["without"])}
     for option in ("in_place", "layout"):
@@ -137,7 +171,7 @@ def parse_names(text: str) -> tuple[str, ...]:
 
 
 def parse_pairs(text: str) -> dict[str, str]:
-    """`a=1 b=2` or `a=1,b=2`."""
+    """`a=1 b=2` or `a=1,b=2`. Raises UsageError for another text."""
     pairs: dict[str, str] = {}
     for part in parse_names(text):
         name, equals, value = part.partition("=")
@@ -148,7 +182,7 @@ def parse_pairs(text: str) -> dict[str, str]:
 
 
 def parse_seconds(text: str) -> float:
-    """`60s`, `2m`, `1.5` (seconds)."""
+    """`60s`, `2m`, `1.5` (seconds). Raises UsageError for another text and for too long a time."""
     found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)(s|m|h)?", text.strip())
     if found is None:
         raise UsageError("a time is a number with s, m or h", received=text, hint="for example 60s or 2m")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from normgen.cli.options import json_option, show
+from normgen.cli.options import NewFile, json_option, show
 from normgen.files.private import write_output
 from normgen.report.evidence import gather
 from normgen.report.page import render
@@ -15,13 +15,7 @@ from normgen.report.plots import draw
 
 @click.command()
 @click.argument("files", nargs=-1, type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option(
-    "--out",
-    type=click.Path(dir_okay=False, path_type=Path),
-    default=Path("report.html"),
-    show_default=True,
-    help="Page.",
-)
+@click.option("--out", type=NewFile(), default=Path("report.html"), show_default=True, help="Page.")
 @click.option("--png", type=click.Path(file_okay=False, path_type=Path), help="Folder for the same plots as PNG.")
 @json_option
 def report(files: tuple[Path, ...], out: Path, png: Path | None, as_json: bool) -> None:

@@ -22,6 +22,7 @@ from normgen.bench.accuracy.cells import (
 )
 from normgen.bench.accuracy.table import fill, torch_versions
 from normgen.cli.options import (
+    NewFile,
     json_option,
     parse_device,
     parse_names,
@@ -64,7 +65,7 @@ from normgen.studies.sweep_file import read_sweep
 @place_options
 @click.option("--limit", type=click.IntRange(min=1), help="Measure a stratified sample of so many schedules.")
 @click.option("--best", type=click.IntRange(min=0), default=0, help="And so many that the cost model calls fastest.")
-@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="File (default: named by the problem).")
+@click.option("--out", type=NewFile(), help="File (default: named by the problem).")
 @click.option("--device", type=int, default=0, show_default=True, help="Number of a GPU.")
 @seed_option
 def sweep(
@@ -113,7 +114,7 @@ def sweep(
 @click.option("--strategy", "names", multiple=True, help="normgen, random, tpe; repeat for several (default: all).")
 @click.option("--seeds", type=click.IntRange(min=1), default=50, show_default=True)
 @click.option("--workers", type=click.IntRange(min=1), help="Processes (default: the cores of this machine).")
-@click.option("--page", type=click.Path(dir_okay=False, path_type=Path), help="Write the tables as Markdown too.")
+@click.option("--page", type=NewFile(), help="Write the tables as Markdown too.")
 def replay(
     as_json: bool, files: tuple[Path, ...], names: tuple[str, ...], seeds: int, workers: int | None, page: Path | None
 ) -> None:
@@ -198,7 +199,7 @@ def explain(
     help="Only say how good the model's first choice is on a sweep or candidates.jsonl; repeat for several.",
 )  # fmt: skip
 @click.option("--from", "start_file", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Start here.")
-@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="File (default: named by the GPU).")
+@click.option("--out", type=NewFile(), help="File (default: named by the GPU).")
 def calibrate(
     as_json: bool,
     device: int,
@@ -305,7 +306,7 @@ def repeat(
 
 
 @study.command()
-@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+@click.argument("file", type=NewFile())
 @json_option
 @click.option("--ops", default=",".join(OPS), show_default=True)
 @click.option("--directions", default=",".join(d.value for d in Direction), show_default=True)
@@ -319,7 +320,7 @@ def repeat(
 )  # fmt: skip
 @click.option("--device", help="Number of a GPU, or cpu (default: the first GPU, else cpu).")
 @click.option("--workers", type=click.IntRange(min=1), help="Processes (default: the cores of this machine).")
-@click.option("--page", type=click.Path(dir_okay=False, path_type=Path), help="Write the table as Markdown too.")
+@click.option("--page", type=NewFile(), help="Write the table as Markdown too.")
 @seed_option
 @click.pass_context
 def accuracy(

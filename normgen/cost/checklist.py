@@ -62,7 +62,7 @@ def lane_addresses(s: Schedule, width: int, pitch: int) -> list[int]:
 
 
 def sectors(addresses: Sequence[int], width: int) -> int:
-    """Sectors of memory that a warp's access touches."""
+    """Sectors of 32 bytes that an access of a warp touches: byte addresses of its lanes, `width` bytes each."""
     return len({(at + byte) // SECTOR for at in addresses for byte in range(0, width, min(width, SECTOR))})
 
 

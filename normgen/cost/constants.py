@@ -108,7 +108,7 @@ def _shipped(name: str) -> Constants:
 
 
 def read_constants(path: Path) -> Constants:
-    """The constants of a file that `normgen calibrate` wrote."""
+    """The constants of a file that `normgen calibrate` wrote. Raises UsageError for another file."""
     try:
         plain = parse_json(path.read_bytes())
         return constants_from(plain["constants"])

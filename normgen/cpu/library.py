@@ -48,6 +48,19 @@ class FaultRecord(ctypes.Structure):
     )
 
 
+class Traced(ctypes.Structure):
+    """One step of one thread."""
+
+    _fields_ = (
+        ("address", ctypes.c_uint64),
+        ("bytes", ctypes.c_int),
+        ("kind", ctypes.c_int),
+        ("block", ctypes.c_int),
+        ("thread", ctypes.c_int),
+        ("other", ctypes.c_int),
+    )
+
+
 class Launch(ctypes.Structure):
     """One kernel launch."""
 
@@ -65,6 +78,8 @@ class Launch(ctypes.Structure):
         ("dependent", ctypes.c_int),
         ("seed", ctypes.c_uint32),
         ("time_limit_s", ctypes.c_double),
+        ("trace", ctypes.POINTER(Traced)),
+        ("trace_capacity", ctypes.c_int64),
     )
 
 
@@ -76,6 +91,7 @@ class Report(ctypes.Structure):
         ("blocks_run", ctypes.c_int),
         ("switches", ctypes.c_uint64),
         ("accesses", ctypes.c_uint64),
+        ("traced", ctypes.c_uint64),
         ("faults", FaultRecord * MAX_FAULTS),
     )
 

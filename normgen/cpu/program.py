@@ -16,11 +16,12 @@ from normgen.cpu.fault import Fault, make_faults
 from normgen.cpu.library import LAUNCH_LOCK, Launch, Region, Report, load_runtime, load_unit
 from normgen.cpu.symbols import find_frames
 from normgen.cpu.tensors import Array, Placed, place
+from normgen.cpu.trace import Step, room_for_steps, steps_of
 from normgen.cpu.unit import text_name
 from normgen.errors import UsageError
 
-_WORKSPACE = "the workspace"  # no tensor has a space in its name
-_WORKSPACE_CELL_BYTES = 4  # it holds float32 sums and 32-bit counters
+WORKSPACE = "the workspace"  # no tensor has a space in its name
+CELL_BYTES = 4  # it holds float32 sums and 32-bit counters
 _CTYPES: dict[str, Any] = {
     "float": ctypes.c_float,
     "double": ctypes.c_double,
@@ -38,12 +39,14 @@ class Run:
 
     blocks    blocks that ran to their end, over all kernels
     accesses  loads and stores checked, outside of threads' own local memory
+    steps     what threads did, in order; () unless the run was traced
     """
 
     faults: tuple[Fault, ...]
     blocks: int
     accesses: int
     seconds: float
+    steps: tuple[Step, ...] = ()
 
     @property
     def is_clean(self) -> bool:
@@ -72,6 +75,7 @@ class Program:
         sm_count: int = 4,
         workspace: Array | None = None,
         time_limit_s: float = 60.0,
+        trace: bool = False,
     ) -> Run:
         """Launch every kernel in order; written arrays are written in place.
 
@@ -82,6 +86,7 @@ class Program:
         workspace  when not given: zeros, then NaN bytes in the part that holds anything at the first call
         seed       shuffles the order of blocks and threads; 0 keeps it
         time_limit_s  seconds of computing; waiting on a busy machine does not count
+        trace         keep every step of every thread: for small runs
 
         A fault ends the run after its kernel. Raises UsageError when an argument is missing or unfit.
         """
@@ -95,10 +100,11 @@ class Program:
         first_grid = self.module.kernels[0].launch.grid(rows=rows, sm_count=sm_count, batches=batches)
         sizes = {Source.ROWS: rows, Source.COLS: cols, Source.BLOCKS: first_grid, Source.BATCHES: batches}
         sizes |= {Source.ROWS_PER_BATCH: rows_per_batch} if rows_per_batch else {}
-        placed = place({**tensors, _WORKSPACE: workspace})
+        placed = place({**tensors, WORKSPACE: workspace})
         values = {**dict.fromkeys(tensors), **placed}
         faults: tuple[Fault, ...] = ()
         blocks = accesses = 0
+        steps: list[Step] = []
         written: set[str] = set()
         for number, kernel in enumerate(self.module.kernels):
             grid = kernel.launch.grid(rows=rows, sm_count=sm_count, batches=batches)
@@ -107,7 +113,9 @@ class Program:
                 continue
             arguments = [_argument(param, values, sizes=sizes, scalars=scalars or {}) for param in kernel.params]
             left = max(0.001, time_limit_s - (time.thread_time() - computed))
-            report = self._launch(number, kernel, arguments, placed, grid=grid, seed=seed, time_limit_s=left)
+            launch = self._launch_of(number, kernel, arguments, placed, grid=grid, seed=seed, time_limit_s=left)
+            report = self._launched(launch, trace=trace)
+            steps += steps_of(number, launch, report, placed) if trace else []
             written |= _written_keys(kernel)
             blocks += report.blocks_run
             accesses += report.accesses
@@ -116,9 +124,10 @@ class Program:
                 break
         for name in written & placed.keys():
             placed[name].write_back()
-        return Run(faults=faults, blocks=blocks, accesses=accesses, seconds=time.monotonic() - started)
+        seconds = time.monotonic() - started
+        return Run(faults=faults, blocks=blocks, accesses=accesses, seconds=seconds, steps=tuple(steps))
 
-    def _launch(
+    def _launch_of(
         self,
         number: int,
         kernel: Kernel,
@@ -128,13 +137,13 @@ class Program:
         grid: int,
         seed: int,
         time_limit_s: float,
-    ) -> Report:
-        runtime, unit = load_runtime(self.runtime), load_unit(self.unit)
+    ) -> Launch:
+        unit = load_unit(self.unit)
         shared = unit[f"normgen_shared_of_{self.index}"]
         shared.restype = ctypes.c_void_p
         pointers = (ctypes.c_void_p * max(1, len(arguments)))(*(ctypes.addressof(value) for value in arguments))
         regions = _regions(kernel, placed)
-        launch = Launch(
+        return Launch(
             entry=ctypes.cast(unit[f"normgen_entry_{self.index}_{number}"], ctypes.c_void_p),
             shared_begin=shared(0),
             shared_end=shared(1),
@@ -149,7 +158,11 @@ class Program:
             seed=seed,
             time_limit_s=time_limit_s,
         )
-        report = Report()
+
+    def _launched(self, launch: Launch, *, trace: bool) -> Report:
+        runtime, report = load_runtime(self.runtime), Report()
+        if trace:
+            room_for_steps(launch)
         with LAUNCH_LOCK:
             runtime.normgen_cpu_launch(ctypes.byref(launch), ctypes.byref(report))
         return report
@@ -182,7 +195,7 @@ def _argument(
     scalars: Mapping[str, float],
 ) -> Any:
     """The ctypes value of one kernel parameter."""
-    key = _WORKSPACE if param.source is Source.WORKSPACE else param.key
+    key = WORKSPACE if param.source is Source.WORKSPACE else param.key
     known: Mapping[str, Any] = scalars if param.source is Source.SCALAR else values
     if param.source not in sizes and key not in known and not param.nullable:
         raise UsageError(
@@ -214,7 +227,7 @@ def _number(param: Param, value: float) -> Any:
 def _pointer_params(kernel: Kernel) -> list[tuple[str, bool]]:
     """(tensor, written) of every pointer parameter."""
     return [
-        (_WORKSPACE if param.source is Source.WORKSPACE else param.key, "const" not in param.ctype)
+        (WORKSPACE if param.source is Source.WORKSPACE else param.key, "const" not in param.ctype)
         for param in kernel.params
         if param.source in (Source.TENSOR, Source.WORKSPACE)
     ]
@@ -238,7 +251,7 @@ def _regions(kernel: Kernel, placed: Mapping[str, Placed]) -> Any:
                 pitch_bytes=placed[key].pitch_bytes,
                 writable=int(key in written),
                 stable=int(key in stable),
-                cell_bytes=_WORKSPACE_CELL_BYTES if key == _WORKSPACE else placed[key].original.itemsize,
+                cell_bytes=CELL_BYTES if key == WORKSPACE else placed[key].original.itemsize,
                 name=key.encode(),
             )
             for key in keys

@@ -72,7 +72,10 @@ class Read:
 
 
 def read(capsule: Any) -> Read:
-    """The facts of an unconsumed "dltensor" capsule; its memory stays the producer's while the capsule lives."""
+    """The facts of an unconsumed "dltensor" capsule; its memory stays the producer's while the capsule lives.
+
+    Raises UsageError for another capsule.
+    """
     if not _capsule_is(capsule, _NAME):
         raise UsageError("__dlpack__ must give an unused 'dltensor' capsule", received=repr(capsule))
     tensor = ctypes.cast(_capsule_pointer(capsule, _NAME), ctypes.POINTER(_Managed)).contents.tensor

@@ -62,7 +62,10 @@ class DeviceBuffer(Owned):
         memset(self.handle, byte, self.size, stream=stream, device=self.device)
 
     def copy_from(self, other: DeviceBuffer, *, stream: Stream | int = 0) -> None:
-        """Copy another buffer of the same size, device to device, in stream order."""
+        """Copy another buffer of the same size, device to device, in stream order.
+
+        Raises UsageError for one of another size.
+        """
         if other.size != self.size:
             raise UsageError("a copy needs two buffers of one size", received=f"{other.size} to {self.size} bytes")
         copy(self.handle, other.handle, self.size, stream=stream, device=self.device)

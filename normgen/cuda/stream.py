@@ -105,7 +105,10 @@ def wait_for_stream(waiting: int, other: int, *, device: int) -> None:
 
 
 def stream_handle(stream: Any) -> int:
-    """The driver's handle of a stream: ours, an int, torch's, cupy's, or `__cuda_stream__`; None: the default one."""
+    """The driver's handle of a stream: ours, an int, torch's, cupy's, or `__cuda_stream__`; None: the default one.
+
+    Raises UsageError for anything else.
+    """
     if stream is None:
         return 0
     if isinstance(stream, int):

@@ -25,6 +25,8 @@ def check_compiles(
     A machine that cannot compile it, for want of NVRTC, says so in one line on stderr.
 
     Errors: CompileError with NVRTC's log.
+
+    Raises CompileError with the compiler's log.
     """
     try:
         if arch not in nvrtc.supported_archs():

@@ -114,6 +114,8 @@ def groups_of(records: Iterable[Record], spec_of: SpecOf, archs: Sequence[int] =
     """One group per operation, direction, dtypes and arch, in the order of their file names.
 
     With `archs`, only of these, and one for each of them wherever one of them has a record.
+
+    Raises UsageError for records that one header cannot serve.
     """
     by_slot: dict[tuple[str, int], list[Entry]] = {}
     bases: dict[str, Problem] = {}

@@ -62,7 +62,10 @@ class Calls(Forms):
         )
 
     def checked(self, arrays: Sequence[Array | None]) -> Array:
-        """As in `Forms`; besides, the sizes of tensors of batches and of single numbers."""
+        """As in `Forms`; besides, the sizes of tensors of batches and of single numbers.
+
+        Raises UsageError for other shapes.
+        """
         first = super().checked(arrays)
         sizes, cols = first.shape[:-1], first.shape[-1]
         for read, array in zip(self.reads, arrays, strict=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Sequence
 
 from normgen.device import Device, target
@@ -56,7 +57,7 @@ def _ladder_part(ladder: Ladder, found: Climb) -> list[str]:
     device, before = target("h200"), ""
     for rung in ladder.rungs:
         one = climbed.get(rung.name)
-        lines += [f"### {ladder.name}/{rung.name}: {rung.title}", "", rung.idea, ""]
+        lines += [f"### {ladder.name}/{rung.name}: {rung.title}", "", _literal(rung.idea), ""]
         if rung.missing:
             lines += [f"Not in the language: {rung.missing}.", ""]
             continue
@@ -67,12 +68,17 @@ def _ladder_part(ladder: Ladder, found: Climb) -> list[str]:
     return lines[:-1]
 
 
+def _literal(text: str) -> str:
+    """The text as Markdown that shows it as it is: `__restrict__` is a name, and no emphasis."""
+    return re.sub(r"([_*<])", r"\\\1", text)
+
+
 def _facts(rung: Rung, found: Climbed | None) -> list[str]:
     several = "; ".join(f"{k.op}: `{k.knobs}`" for k in rung.kernels)
     knobs = several or (f"`{rung.knobs}`" if rung.knobs else "none but those of a launch")
-    lines = [f"* Knobs on `plain`: {knobs}", f"* Look at: {rung.look}"]
+    lines = [f"* Knobs on `plain`: {knobs}", f"* Look at: {_literal(rung.look)}"]
     if found is not None:
-        state = f"{found.state}: {found.reason}" if found.reason else found.state
+        state = f"{found.state}: {_literal(found.reason)}" if found.reason else found.state
         lines.append(f"* Check at {found.block}: {state}")
     if found is not None and found.state == WRONG:
         lines += ["", "```", *found.checked, "```"]

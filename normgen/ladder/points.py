@@ -30,7 +30,7 @@ class Asked:
 
 
 def parsed(text: str) -> Asked:
-    """`plain,vector=4` or `vector=4 hold=shared`, which starts from the default."""
+    """`plain,vector=4` or `vector=4 hold=shared`, which starts from the default. Raises UsageError for another text."""
     point = ""
     knobs: dict[str, str] = {}
     for part in text.replace(",", " ").split():
@@ -58,6 +58,8 @@ def named_point(problem: Problem, device: Device, name: str) -> Schedule:
     """The schedule of that name: default, plain, record, FILE.jsonl, a rung, or the id that a record has as its `text`.
 
     A rung is LADDER/RUNG, or LADDER/RUNG/BLOCK for another of its launches than the source's fastest.
+
+    Raises UsageError for an unknown name.
     """
     if name == "default":
         return default_schedule(problem, device)

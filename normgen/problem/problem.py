@@ -297,7 +297,10 @@ def sizes_of(text: str | int | tuple[int, ...]) -> tuple[int, ...]:
 
 
 def fold_shape(shape: tuple[int, ...]) -> tuple[int, int]:
-    """[.., cols] -> (rows, cols); every dimension but the last folds into rows."""
+    """[.., cols] -> (rows, cols); every dimension but the last folds into rows.
+
+    Raises UsageError for cols < 1, negative sizes and sizes beyond 31 bits.
+    """
     if not shape or shape[-1] < 1 or any(n < 0 for n in shape):
         raise UsageError("a shape needs cols >= 1 and no negative size", received=str(shape))
     rows, cols = math.prod(shape[:-1]), shape[-1]

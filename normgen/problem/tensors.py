@@ -97,7 +97,10 @@ class TensorUse:
 
 
 def stored_dtypes(spec: Spec, first: Any, given: Mapping[str, Any]) -> dict[str, DType]:
-    """Stored dtype of every tensor: given by name, else that of the tensor it follows, else `first`."""
+    """Stored dtype of every tensor: given by name, else that of the tensor it follows, else `first`.
+
+    Raises UsageError for a dtype that a tensor is not stored in.
+    """
     stored = followed_dtypes(spec, dtype_named(first), {name: dtype_named(value) for name, value in given.items()})
     for tensor in spec.tensors:
         allowed = ("f32",) if tensor.role is Role.STATISTIC else tensor.dtypes
@@ -159,7 +162,10 @@ def backward_tensors(
     gradients: Collection[str] | None,
     equal: Collection[tuple[str, ...]],
 ) -> tuple[TensorUse, ...]:
-    """dx, dweight, ... written; dy, then the forward's tensors read. A gradient is stored like its tensor."""
+    """dx, dweight, ... written; dy, then the forward's tensors read. A gradient is stored like its tensor.
+
+    Raises UsageError for gradients that the problem does not have.
+    """
     sources = by_role(here, *READ)
     wrt = [t for t in sources if t.has_gradient and (gradients is None or t.name in gradients)]
     outputs = [t for t in by_role(here, *OUTPUTS) if t.has_gradient]
@@ -235,6 +241,8 @@ def tensors_in_place(
 
     Errors: UsageError for a name that is not written or not read, for two tensors that differ in shape or dtype, for
     memory that two tensors would take.
+
+    Raises UsageError for tensors that cannot share memory.
     """
     named = {t.name: t for t in tensors}
     for written, read in in_place.items():
@@ -264,6 +272,8 @@ def tensors_laid_out(tensors: tuple[TensorUse, ...], layout: Mapping[str, str]) 
     """The tensors, those of groups that `layout` names in that layout.
 
     Errors: UsageError for a name that has no groups, an unknown layout, words of what is no f8e8m0.
+
+    Raises UsageError for an unknown tensor or layout.
     """
     known = {t.name: t for t in tensors if t.kind.is_groups}
     for name, said in layout.items():

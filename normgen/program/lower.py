@@ -53,6 +53,8 @@ def lower(spec: Spec, *, present: frozenset[str] | None = None) -> RowProgram:
     or, when written, not stored.
 
     Errors: UsageError for an unknown or a missing tensor; SpecError for a formula that cannot be lowered.
+
+    Raises UsageError for a name in `present` that the spec does not have.
     """
     names = {t.name for t in spec.tensors}
     present = frozenset(names) if present is None else present

@@ -147,6 +147,8 @@ def problem_for(
 
     Errors: UsageError for names and sizes that do not fit; SpecError as `check_flow`, and for a formula without a
     derivative; ProgramError for a gradient with a constant that no float32 holds.
+
+    Raises UsageError for arguments that do not fit the direction.
     """
     direction, gradients = question.get("direction", "forward"), question.get("gradients")
     if direction != Direction.BACKWARD:

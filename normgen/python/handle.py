@@ -226,6 +226,8 @@ def general_schedules(problem: Problem, facts: Device) -> Iterator[tuple[Problem
     """What covers the layouts a tuned kernel does not, fastest first; the last covers every layout.
 
     First vectors with peeled heads (where rows of all tensors start alike), then element by element.
+
+    Raises NothingValidError if none is legal.
     """
     if problem.spec.group:
         yield from _whole_groups(problem, facts)

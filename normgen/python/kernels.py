@@ -304,6 +304,8 @@ class Kernel:
         """What a call on arrays without gaps is launched with, and the bytes of its workspace.
 
         Tensors have the address 0, the workspace too.
+
+        Raises UsageError for kernels that only Python launches.
         """
         batches = rows // rows_per_batch if rows_per_batch else 1
         size = self.module.workspace_bytes(rows=rows, sm_count=self._executor.sm_count, batches=batches)

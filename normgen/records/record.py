@@ -211,7 +211,7 @@ class Record:
 
     @property
     def default_cost_us(self) -> float | None:
-        """The default schedule's `cost_us` in the same run."""
+        """The cost of the default schedule in the same run, in µs: its T - T0, or alone its time."""
         if self.default_us is None:
             return None
         us = self.default_us - (self.chain_us.median if self.chain_us else 0.0)

@@ -19,7 +19,7 @@ Definition = ast.FunctionDef | ast.ClassDef
 
 
 def api_part(_: Path) -> str:
-    """A section for each package that is there."""
+    """docs/api.md: a section of public names for each package that is installed."""
     return "\n".join(line for name in PACKAGES if _file(name).is_file() for line in _package(name)).rstrip() + "\n"
 
 

@@ -27,6 +27,7 @@ from normgen.program.source import problem_for
 from normgen.records.record import Record
 from normgen.records.winners import kept
 from normgen.report.api import api_part
+from normgen.report.knobs.page import knobs_part
 from normgen.report.language import dtypes_part, functions_part, roles_part
 from normgen.report.picture import dots_of, svg
 from normgen.report.techniques import markdown_table, techniques_part
@@ -154,32 +155,6 @@ def models_part(root: Path) -> str:
                 said = ["" if e is None else f"{e[0]:.3f} [{e[1]:.3f}, {e[2]:.3f}]" for e in ends]
                 rows.append((found["model"], step, name, f"{one['median_ms']:.1f}", *said))
     return markdown_table(("model", "step", "norms", "ms", "of torch", "share of what copies save"), rows)
-
-
-_MANY = 16  # values without a gap, of which the first and the last are named
-
-
-def knobs_part(_: Path) -> str:
-    """Every knob: what it decides, its values and what they are good for, and what others call them."""
-    lines: list[str] = []
-    for knob in TABLE:
-        values = ", ".join(f"**{value}**" if value == knob.plain else str(value) for value in knob.values)
-        if knob.values == tuple(range(1, 1 + len(knob.values))) and len(knob.values) > _MANY:
-            values = f"**{knob.plain}** to {knob.values[-1]}"
-        lines += [f"### {knob.name}", "", f"{knob.meaning}. Values (plain in bold): {values}.", ""]
-        named = [value for value in map(str, knob.values) if value in knob.words or value in knob.elsewhere]
-        rows: list[tuple[str, ...]] = [
-            (
-                f"`{knob.name}={value}`",
-                knob.words.get(value, "" if value != str(knob.plain) else "plain"),
-                f"sm_{knob.least_arch[value]}" if value in knob.least_arch else "",
-                ", ".join(f"`{name}`" for name in knob.elsewhere.get(value, ())),
-            )
-            for value in named
-        ]
-        head = ("value", "what it does", "from", "called elsewhere")
-        lines += [markdown_table(head, rows)] if rows else []
-    return "\n".join(lines).rstrip() + "\n"
 
 
 def commands_part(_: Path) -> str:

@@ -35,7 +35,7 @@ def techniques_part(root: Path) -> str:
 
 def _of_gpu(records: Path, evidence: Path) -> str:
     counts, total = usage(kept(records))
-    lines, misfiled = _lines(evidence)
+    lines, misfiled = ablation_lines(evidence)
     head = ("technique", "what it is", "winners", "shape", "with, µs", "without, µs", "gain", "without it")
     rows = [row for name in counts if counts[name] for row in _rows(name, f"{counts[name]} of {total}", lines)]
     unused = ", ".join(f"`{name}`" for name, count in counts.items() if not count)
@@ -52,7 +52,7 @@ def usage(records: tuple[Record, ...]) -> tuple[dict[str, int], int]:
     return counts, len(present)
 
 
-def _lines(evidence: Path) -> tuple[list[Line], list[Line]]:
+def ablation_lines(evidence: Path) -> tuple[list[Line], list[Line]]:
     """The lines of a recorded ablation that measured their technique, and those that measured something else.
 
     No lines where it was not run. Raises UsageError for another file.

@@ -185,6 +185,8 @@ def sorted_formulas(spec: Spec, trees: Mapping[str, Expression]) -> tuple[str, .
     """The keys of `trees`, each after what it reads, otherwise in the author's order.
 
     Errors: SpecError that names the cycle.
+
+    Raises SpecError for formulas that depend on themselves.
     """
     lines = {key: formula.line for key, formula in _all_formulas(spec)}
     order: list[str] = []

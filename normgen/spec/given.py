@@ -18,6 +18,8 @@ def spec_of(given: Given, folders: Sequence[str | Path] = ()) -> Spec:
     """The checked spec. A text is what has more than one line; a mapping has the keys of a spec's file.
 
     Errors: SpecError with file and line, of a mapping in the text that it makes; UsageError for what is no spec.
+
+    Raises UsageError for anything else, SpecError for a spec that is wrong.
     """
     if isinstance(given, Spec):
         return given

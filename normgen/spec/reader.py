@@ -68,6 +68,8 @@ def load(path_or_name: str | Path, folders: Sequence[str | Path] = ()) -> Spec:
     backward kernels [space.backward], does not name takes its default values.
 
     Errors: SpecError with file and line; UsageError when there is no such file or name.
+
+    Raises UsageError for an unknown name, SpecError with file and line for a spec that is wrong.
     """
     known = list_presets() | list_specs(folders)
     is_path = isinstance(path_or_name, Path) or path_or_name.endswith(".toml") or "/" in path_or_name

@@ -128,7 +128,7 @@ class Role(StrEnum):
 
     @property
     def words(self) -> str:
-        """What it is for."""
+        """What a tensor of this role is for."""
         return ROLES[self][1]
 
     @property

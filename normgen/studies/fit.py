@@ -60,7 +60,10 @@ class Measured:
 
 
 def read_measured(paths: Sequence[Path], *, thinned: bool = True) -> list[Measured]:
-    """Problems and their timed schedules from sweeps and files of records; `thinned`: as many as a fit needs."""
+    """Problems and their timed schedules from sweeps and files of records; `thinned`: as many as a fit needs.
+
+    Raises UsageError for files without measured schedules.
+    """
     found: dict[str, tuple[Problem, Device, Place, dict[Schedule, float]]] = {}
 
     def add(key: Mapping[str, object], place: Place, device: Mapping[str, object], s: Schedule, us: float) -> None:

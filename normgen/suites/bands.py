@@ -110,7 +110,7 @@ def row_counts(first: int, last: int, *, step: int = STEP) -> tuple[int, ...]:
 
 
 def parse_rows(text: str) -> tuple[int, int]:
-    """`1..16384`. Raises UsageError."""
+    """(1, 16384) of `1..16384`. Raises UsageError for another text, and for more rows than a problem has."""
     found = re.fullmatch(r"([1-9][0-9]{0,9})\.\.([1-9][0-9]{0,9})", text.strip())
     first, last = (int(found[1]), int(found[2])) if found else (1, 0)
     if not first <= last <= MOST_ROWS:

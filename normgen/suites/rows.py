@@ -75,6 +75,8 @@ def tune_rows(
     terms   as of `tune`; the budget and the trials are those of each row count
 
     The winners go to this user's records, where `normgen.kernel(..., rows="any")` finds them. Errors: as `tune`.
+
+    Raises UsageError for a shape that says the rows too.
     """
     cols = sizes_of(str(shape).removeprefix("*x"))
     if len(cols) != 1:

@@ -132,6 +132,8 @@ def load_suite(path_or_name: str | Path) -> Suite:
     """The checked suite of a TOML file, or the built-in one of that name.
 
     Errors: SpecError with file and line; UsageError when there is no such file or name.
+
+    Raises UsageError for an unknown name.
     """
     known = list_suites()
     is_path = isinstance(path_or_name, Path) or path_or_name.endswith(".toml") or "/" in path_or_name

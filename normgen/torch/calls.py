@@ -25,7 +25,10 @@ _NAMES = {getattr(torch, d.torch): d.name for d in DTYPES.values() if hasattr(to
 
 
 def name_of(dtype: Any) -> str:
-    """Our name of a torch dtype. float64, which no kernel stores, has float32's: formulas then run in float64."""
+    """Our name of a torch dtype. float64, which no kernel stores, has float32's: formulas then run in float64.
+
+    Raises UsageError for a dtype that normgen does not have.
+    """
     name = "f32" if dtype == torch.float64 else _NAMES.get(dtype)
     if name is None:
         raise UsageError("a tensor is stored in one of normgen's dtypes", received=str(dtype))

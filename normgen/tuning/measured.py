@@ -71,11 +71,11 @@ def measure_on_gpu(run: Run, using: Processes) -> tuple[tuple[Record, ...], bool
     policy = Policy()
     run.memory = memory_of(run, policy)
     bench = judge.bench_at(using.post, run.problem, run.device, place=run.place, seed=run.seed, note=run.note)
-    run.progress.phase("enumerate")
+    run.begin("enumerate")
     with run.clock.phase("enumerate"):
         copy = study_copy(run)
         search, default, incumbent = prepare(run, copy=copy)
-    run.progress.phase("prepare data")
+    run.begin("prepare data")
     with run.clock.phase("wait for the device"):
         assert bench.roofs, "a bench times its roofs"
     campaign = Campaign(

@@ -33,13 +33,13 @@ def predict_without_gpu(run: Run) -> tuple[tuple[Record, ...], bool]:
     interrupted = False
     settled: list[Settled] = []
     with CompilePool(cache=CubinCache()) as pool:
-        run.progress.phase("enumerate")
+        run.begin("enumerate", min(run.trials, COMPILED))
         with run.clock.phase("enumerate"):
             search, default, _ = prepare(run)
         builder = Builder(run.problem, emit=emit, submit=lambda m: pool.submit(m, run.device.arch))
         if run.storage:
             run.note("nothing is measured without a GPU: no study was written to the storage")
-        run.progress.phase("compile")
+        run.begin("compile", min(run.trials, COMPILED))
         if run.clock.left_s > 0:
             proposals = search.ask(min(run.trials, COMPILED))
         else:
@@ -56,6 +56,7 @@ def predict_without_gpu(run: Run) -> tuple[tuple[Record, ...], bool]:
     if not ranked:
         raise NothingValidError("no schedule compiled and fits the target", received=run.counted)
     run.progress.phase("verify on the CPU")
+    run.progress.standing(_standing(run, 0, len(ranked), ranked[0]))
     with run.clock.phase("verify on the CPU"):
         ranked = first_right(run, ranked) if not interrupted else unchecked(run, ranked, "interrupted")
     for candidate in ranked:
@@ -137,6 +138,8 @@ def first_right(run: Run, ranked: list[Predicted]) -> list[Predicted]:
     """The ranking from the first kernel on that the CPU executor finds right; wrong ones are recorded and left out.
 
     The first is checked even if the budget is over.
+
+    Raises NothingValidError if none is.
     """
     if why := cpu_check.why_unchecked(run.problem):
         return unchecked(run, ranked, why)
@@ -178,7 +181,10 @@ def way(candidate: Predicted) -> tuple[str, ...]:
 
 
 def unchecked(run: Run, ranked: list[Predicted], why: str) -> list[Predicted]:
-    """The ranking without a check, and a line that says so: only formulas as written, no rewrite may lose accuracy."""
+    """The ranking without a check, and a line that says so: only formulas as written, no rewrite may lose accuracy.
+
+    Raises NothingValidError if no such schedule was compiled.
+    """
     as_written = Schedule()
     trusted = [
         c for c in ranked if (c.schedule.variance, c.schedule.softmax) == (as_written.variance, as_written.softmax)

@@ -28,7 +28,7 @@ from normgen.schedule.schedule import Schedule
 from normgen.spec.reader import is_built_in
 from normgen.tuning import resume as resuming
 from normgen.tuning.candidate import Candidate, Settled
-from normgen.tuning.progress import Progress
+from normgen.tuning.progress import Progress, Standing
 
 
 class Study(Protocol):
@@ -117,6 +117,12 @@ class Run:
     def candidates_path(self) -> Path:
         """The file of this run's records."""
         return self.folder / "candidates.jsonl"
+
+    def begin(self, phase: str, trials: int = 0) -> None:
+        """Tell of a phase of so many trials at most, and of the time left."""
+        self.progress.phase(phase)
+        left_s = max(0.0, self.clock.left_s)
+        self.progress.standing(Standing(trials=0, trials_max=trials or self.trials, left_s=left_s))
 
     def note(self, text: str) -> None:
         """Say it now and keep it for the result."""

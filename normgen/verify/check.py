@@ -100,6 +100,8 @@ def prepare(
     start   what accumulated gradients held before the run (`Outputs.start`)
     rows    numbers of the rows to look at (`pick_rows`, `pick_slabs`); None: every row. Column outputs sum all rows.
     repeated_to  column outputs sum so many rows, in which the rows of `inputs` come again and again
+
+    Raises UsageError for accumulated gradients without their start.
     """
     if problem.accumulate and not start:
         raise UsageError("accumulated gradients are checked with the Outputs of make_outputs", received="no start")

@@ -295,6 +295,8 @@ def draw_inputs(
     numbers of 8 bits are any, others the number of a column or -1. In a
     backward problem saved statistics and saved outputs come from the float64 forward, rounded to their dtype.
     `pitches` are those of tensors that do not have the problem's.
+
+    Raises UsageError for an unknown family of rows.
     """
     pitches = pitches or {}
     for name in chosen:

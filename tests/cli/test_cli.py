@@ -89,7 +89,7 @@ def test_help_answers_in_less_than_0_15_s() -> None:
         (("show", "--shape", "8x8", "--schedule", "vector"), "expected name=value"),
         (("show", "--shape", "8x7", "--schedule", "vector=4 edges=exact"), "received: "),
         (("verify", "--shape", "8x8", "--without", "weigth"), "did you mean 'weight'?"),
-        (("dance",), "No such command 'dance'"),
+        (("dance",), "unknown command\n  received: dance"),
     ],
 )
 def test_wrong_usage_ends_with_2_and_says_what_is_wrong(
@@ -320,10 +320,10 @@ def test_report_writes_a_page_and_names_damaged_lines(capsys: pytest.CaptureFixt
 
     source = made.write(tmp_path / "a.jsonl", made.candidates(made.key()))
     source.write_text(source.read_text() + "damaged\n")
-    code, out, err = run(capsys, "report", str(source), "--out", str(tmp_path / "new" / "report.html"))
-    assert (code, out) == (0, f"{tmp_path / 'new' / 'report.html'}\n")
+    code, out, err = run(capsys, "report", str(source), "--out", str(tmp_path / "report.html"))
+    assert (code, out) == (0, f"{tmp_path / 'report.html'}\n")
     assert "a.jsonl:13: set aside: not JSON" in err
-    assert "layernorm" in (tmp_path / "new" / "report.html").read_text()
+    assert "layernorm" in (tmp_path / "report.html").read_text()
 
 
 def test_report_of_nothing_is_exit_3_and_of_no_records_exit_2(
@@ -436,3 +436,25 @@ def test_commands_that_print_have_json(capsys: pytest.CaptureFixture[str], tmp_p
     spec = json.loads(run(capsys, "spec", "check", str(list_specs()["rmsnorm"]), "--json")[1])
     assert spec["name"] == "rmsnorm"
     assert spec["program"].startswith("program rmsnorm")
+
+
+def test_a_file_to_write_needs_a_folder_that_is_there(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    away = tmp_path / "away" / "file"
+    commands = (("report", "--out"), ("bench", "decode_h200", "--json"), ("ladder", "reduce", "--page"))
+    for words in (*commands, ("ladder", "reduce", "--plot"), ("sweep", "--shape", "8x96", "--out")):
+        assert run(capsys, *words, str(away))[0] == 2
+        _, _, said = run(capsys, *words, str(away))
+        assert f"must exist\n  received: {away}\n  hint: mkdir -p {away.parent}" in said
+    assert not away.parent.exists()
+
+
+def test_a_shape_of_one_number_says_that_it_is_one_row(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, said = run(capsys, "show", "--shape", "96", "--print-schedule")
+    assert (code, said) == (0, "--shape 96 is one row of 96 columns; 8x96 are eight\n")
+    assert "rows_per_block" in out
+
+
+def test_an_unknown_command_gets_the_nearest_one(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, said = run(capsys, "tun")
+    assert code == 2
+    assert "error: unknown command\n  received: tun\n  hint: did you mean 'tune'?" in said

@@ -90,6 +90,8 @@ def test_the_progress_line_has_trials_best_bandwidth_roof_and_time_left() -> Non
         "search  48/128 trials  best 14.00 µs  3595 GB/s  97.9 % of roof  31 s left  vector=4"
     )
     assert progress_line("compile", None) == "compile"
+    begun = Standing(trials=0, trials_max=40, left_s=58.6)
+    assert progress_line("enumerate", begun) == "enumerate  0/40 trials  59 s left"
 
 
 def test_off_a_terminal_only_notes_are_printed_and_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:

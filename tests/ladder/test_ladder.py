@@ -22,6 +22,7 @@ from normgen.ladder.rungs import Ladder, list_ladders, load_ladder, parse_ladder
 from normgen.program.rewrites.reductions import applicable
 from normgen.program.source import written_program
 from normgen.records.place import Context, Place, Setting
+from normgen.report.readme import ROOT
 from normgen.schedule.space import knob_values
 
 H200 = target("h200")
@@ -235,3 +236,28 @@ def test_layernorms_ladder_is_measured_and_each_version_is_faster_than_the_first
     best = {name: rung.best.us for name, rung in found.items() if rung.best and rung.best.us}
     assert len(best) == 4
     assert all(us < best["v1"] / 2 for name, us in best.items() if name != "v1")
+
+
+def test_the_page_has_every_rung_that_the_language_has_with_its_times() -> None:
+    found: dict[str, Climb] = {}
+    for file in sorted((ROOT / "generated" / "evidence").glob("ladder_*.json")):
+        found |= {one["ladder"]: Climb.of(one) for one in json.loads(file.read_text(encoding="utf-8"))["ladders"]}
+    for ladder in map(load_ladder, NAMES):
+        climbed = {rung.name: rung for rung in found[ladder.name].rungs}
+        for rung in ladder.rungs:
+            assert rung.name in climbed, (
+                f"{ladder.name}/{rung.name}: normgen ladder all --json, then normgen.report.readme"
+            )
+            assert len(climbed[rung.name].launches) == len(rung.blocks), rung.name
+
+
+def test_files_of_several_climbs_are_joined(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    ground = Ground(device=H200, place=ALONE)
+    words = ["ladder", "--json"]
+    for name, rung in (("reduce", "block"), ("llmc", "forward_alone")):
+        file = tmp_path / f"{name}.json"
+        file.write_text(json.dumps({"ladders": [climb(load_ladder(name), ground, rungs=[rung]).as_dict()]}))
+        words += ["--from", str(file)]
+    code, out, _ = run(capsys, *words)
+    assert code == 0
+    assert [one["ladder"] for one in json.loads(out)["ladders"]] == ["reduce", "llmc"]

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from normgen.bench.result import from_json
+from normgen.cpu import find_compiler
 from normgen.device import Device, target
 from normgen.errors import UsageError
 from normgen.pipeline import emit
@@ -30,7 +31,8 @@ def test_the_derived_parts_are_what_the_code_and_the_records_say() -> None:
     found: list[str] = []
     for name in DOCUMENTS:
         text = (ROOT / name).read_text(encoding="utf-8")
-        assert rendered(text) == text, "run: python -m normgen.report.readme"
+        if name != "docs/knobs.md" or find_compiler():  # its pictures are of kernels that ran
+            assert rendered(text) == text, "run: python -m normgen.report.readme"
         found += re.findall(r"<!-- derived: (\w+) -->", text)
     assert sorted(found) == sorted(PARTS)
 

@@ -164,7 +164,7 @@ def progress_line(phase: str, standing: Standing | None) -> str:
         parts += [f"best {figure(standing.best_us)} µs", f"{figure(standing.gb_per_s)} GB/s"]
     if standing.percent_of_roof is not None:
         parts.append(f"{figure(standing.percent_of_roof, 3)} % of roof")
-    return "  ".join([*parts, f"{standing.left_s:.0f} s left", standing.best])
+    return "  ".join([*parts, f"{standing.left_s:.0f} s left", standing.best]).rstrip()
 
 
 def comparison_text(found: Comparison) -> str:

@@ -82,6 +82,7 @@ void normgen_cpu_mbarrier_cluster_fence();
 void normgen_cpu_mbarrier_init(unsigned long long* mbarrier, unsigned count);
 void normgen_cpu_mbarrier_arrive(unsigned long long* mbarrier, unsigned bytes);
 void normgen_cpu_mbarrier_wait(unsigned long long* mbarrier, unsigned parity);
+void normgen_cpu_dependency_trigger();
 void normgen_cpu_prefetch(const void* from, unsigned bytes);
 void normgen_cpu_bulk_load(void* to, const void* from, unsigned bytes, unsigned long long* mbarrier);
 float normgen_cpu_atomic_add_float(float* target, float value);

@@ -137,4 +137,4 @@ NORMGEN_INLINE void opaque(unsigned&) {}
 NORMGEN_INLINE void settled(unsigned&) {}
 NORMGEN_INLINE void named_barrier(int id, int threads) { normgen_cpu_named_barrier(id, threads); }
 NORMGEN_INLINE void dependency_wait() { normgen_cpu_dependency_wait(); }
-NORMGEN_INLINE void dependency_trigger() {}
+NORMGEN_INLINE void dependency_trigger() { normgen_cpu_dependency_trigger(); }

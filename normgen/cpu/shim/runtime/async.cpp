@@ -204,6 +204,7 @@ NORMGEN_API void normgen_cpu_prefetch(const void* from, unsigned bytes) {
   check_alignment(address, 16, "the address of a bulk prefetch", pc);
   if (bytes % 16 != 0) fatal_fault(kMisaligned, pc, "a bulk prefetch takes a multiple of 16 bytes, and this one %u", bytes);
   Fiber& fiber = *machine.current;
+  trace_step(address, bytes, kTracedPrefetch);
   const bool met = std::exchange(fiber.dependency_met, true);
   check_access(address, bytes, kRead, false, pc);
   fiber.dependency_met = met;

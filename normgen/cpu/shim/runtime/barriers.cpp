@@ -188,6 +188,7 @@ NORMGEN_API void normgen_cpu_cluster_load(const void* own, unsigned rank, void* 
   const uintptr_t pc = NORMGEN_CALLER;
   const uintptr_t address = reinterpret_cast<uintptr_t>(own);
   Block& target = block_of_cluster(address, rank, kRead, pc);
+  trace_step(address, bytes, kRead);
   if (&target == machine.current->block) {
     check_access(address, bytes, kRead, true, pc);
     std::memcpy(value, own, bytes);

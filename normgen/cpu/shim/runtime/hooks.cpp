@@ -12,6 +12,7 @@ namespace {
 inline void hook(void* pointer, size_t bytes, int access, bool aligned, uintptr_t pc) {
   const uintptr_t address = reinterpret_cast<uintptr_t>(pointer);
   if (address - machine.stack_begin < kStackBytes || machine.current == nullptr) return;
+  trace_step(address, bytes, access);
   check_access(address, bytes, access, aligned, pc);
 }
 
@@ -41,6 +42,7 @@ template <typename T>
 T atomic_add(T* target, T value, uintptr_t pc) {
   if (time_is_up) fault_timeout(pc);
   const uintptr_t address = reinterpret_cast<uintptr_t>(target);
+  trace_step(address, sizeof(T), kAtomic);
   check_access(address, sizeof(T), kAtomic, true, pc);
   // Blocks count each other with integers; a sum of floats tells nobody that it is complete.
   if (std::is_integral<T>::value && !in_shared(address)) meet_at_counter(address);
@@ -120,7 +122,11 @@ NORMGEN_API int normgen_cpu_atomic_add_int(int* target, int value) { return atom
 NORMGEN_API unsigned normgen_cpu_atomic_add_unsigned(unsigned* target, unsigned value) {
   return atomic_add(target, value, NORMGEN_CALLER);
 }
-NORMGEN_API void normgen_cpu_dependency_wait() { machine.current->dependency_met = true; }
+NORMGEN_API void normgen_cpu_dependency_wait() {
+  trace_step(0, 0, kTracedWait);
+  machine.current->dependency_met = true;
+}
+NORMGEN_API void normgen_cpu_dependency_trigger() { trace_step(0, 0, kTracedTrigger); }
 NORMGEN_API unsigned normgen_cpu_thread_index() { return static_cast<unsigned>(machine.current->thread); }
 NORMGEN_API unsigned normgen_cpu_block_index() { return static_cast<unsigned>(machine.current->block->index); }
 NORMGEN_API unsigned normgen_cpu_block_dim() { return static_cast<unsigned>(machine.launch.threads); }

@@ -285,7 +285,18 @@ void check_access(uintptr_t address, size_t bytes, int access, bool aligned, uin
   if ((access & kWrite) != 0) check_shared_write(block, index, bytes, access, 0, pc);
 }
 
+void trace_step(uintptr_t address, size_t bytes, int kind, int other) {
+  const Launch& launch = machine.launch;
+  if (launch.trace == nullptr) return;
+  const uint64_t number = machine.report->traced++;
+  if (number >= static_cast<uint64_t>(launch.trace_capacity)) return;
+  const Fiber& fiber = *machine.current;
+  if (address != 0 && in_shared(address)) other = 1;
+  launch.trace[number] = Traced{address, static_cast<int>(bytes), kind, fiber.block->index, fiber.thread, other};
+}
+
 void mark_in_flight(const Copy& copy, uintptr_t pc) {
+  trace_step(reinterpret_cast<uintptr_t>(copy.from), copy.bytes, kTracedCopy);
   check_access(reinterpret_cast<uintptr_t>(copy.from), copy.bytes, kRead, false, pc);
   check_shared_extent(reinterpret_cast<uintptr_t>(copy.to), copy.bytes, kWrite, pc);
   Block& block = *machine.current->block;

@@ -72,6 +72,14 @@ struct FaultRecord {
   char message[256];
 };
 
+enum TraceKind : int { kTracedCopy = 8, kTracedPrefetch, kTracedShuffle, kTracedWait, kTracedTrigger };  // beside Access
+
+struct Traced {  // one step of one thread, in the order in which steps happened
+  uint64_t address;
+  int bytes, kind, block, thread;
+  int other;  // of a shuffle: the thread whose value it takes; of an access: whether it is of shared memory
+};
+
 struct Launch {
   void (*entry)(void**);
   unsigned char* shared_begin;
@@ -81,12 +89,14 @@ struct Launch {
   int region_count, grid, threads, cluster, dynamic_bytes, dependent;
   uint32_t seed;
   double time_limit_s;
+  Traced* trace;  // null where nobody asks for the steps
+  int64_t trace_capacity;
 };
 
 constexpr int kMaxFaults = 64;
 struct Report {
   int fault_count, blocks_run;
-  uint64_t switches, accesses;
+  uint64_t switches, accesses, traced;  // traced: steps, also those beyond the capacity
   FaultRecord faults[kMaxFaults];
 };
 
@@ -271,6 +281,7 @@ void report_stall();
 // memory.cpp
 enum Access { kRead = 1, kWrite = 2, kAtomic = 4 };
 void check_access(uintptr_t address, size_t bytes, int access, bool aligned, uintptr_t pc);
+void trace_step(uintptr_t address, size_t bytes, int kind, int other = 0);
 bool in_shared(uintptr_t address);
 void check_shared_extent(uintptr_t address, size_t bytes, int access, uintptr_t pc);
 size_t shadow_index(uintptr_t address);

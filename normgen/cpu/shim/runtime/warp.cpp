@@ -123,6 +123,7 @@ NORMGEN_API void normgen_cpu_syncwarp(unsigned mask) {
 }
 
 NORMGEN_API void normgen_cpu_shuffle(unsigned mask, int source, const void* in, void* out, int bytes) {
+  trace_step(0, static_cast<size_t>(bytes), kTracedShuffle, machine.current->warp() * kWarp + source);
   collective(Request{1, mask, source, bytes, 0, in, out}, NORMGEN_CALLER);
 }
 

@@ -1,0 +1,66 @@
+"""docs/knobs.md: each knob with its picture, and its values with what they are good for and when they win."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from normgen.report.knobs.pictures import PICTURES, pictures
+from normgen.report.knobs.worth import Evidence, Ratio, Winners, evidence
+from normgen.report.techniques import markdown_table
+from normgen.schedule.knobs import TABLE, Knob
+
+MANY = 16  # values without a gap, of which the first and the last are named
+HEAD = ("value", "what it does", "from", "called elsewhere", "winners", "when it wins: cost without / with")
+
+
+def knobs_part(root: Path) -> str:
+    """Every knob, in the order of the table."""
+    drawn, found = pictures(), evidence(root)
+    return "\n".join(_knob(knob, drawn.get(knob.name), found) for knob in TABLE).rstrip() + "\n"
+
+
+def _knob(knob: Knob, picture: str | None, found: Evidence) -> str:
+    values = ", ".join(f"**{value}**" if value == knob.plain else str(value) for value in knob.values)
+    if knob.values == tuple(range(1, 1 + len(knob.values))) and len(knob.values) > MANY:
+        values = f"**{knob.plain}** to {knob.values[-1]}"
+    lines = [f"### {knob.name}", "", f"{knob.meaning}. Values (plain in bold): {values}.", ""]
+    if "" in knob.words and knob.words[""] != knob.meaning:
+        lines += [f"Beyond the plain value: {knob.words['']}.", ""]
+    lines += ["```text", picture, "```", ""] if picture else [f"No picture: {PICTURES[knob.name]}.", ""]
+    rows = list(_rows(knob, found))
+    kept = [number for number in range(len(HEAD)) if any(row[number] for row in rows)]
+    shown = [tuple(row[number] for number in kept) for row in rows]
+    return "\n".join([*lines, markdown_table(tuple(HEAD[number] for number in kept), shown)] if rows else lines)
+
+
+def _rows(knob: Knob, found: Evidence) -> Iterator[tuple[str, ...]]:
+    """A line for each value that has words, another name, a winner or a figure."""
+    for value in knob.values:
+        name, known = str(value), (knob.name, value)
+        won, ratios = found.winners.get(known), found.ratios.get(known, ())
+        if name in knob.words or name in knob.elsewhere or won or ratios:
+            yield (
+                f"`{knob.name}={name}`" + (" (plain)" if value == knob.plain else ""),
+                knob.words.get(name, ""),
+                f"sm_{knob.least_arch[name]}" if name in knob.least_arch else "",
+                ", ".join(f"`{other}`" for other in knob.elsewhere.get(name, ())),
+                _won(won),
+                _wins(ratios),
+            )
+
+
+def _won(won: Winners | None) -> str:
+    if won is None:
+        return "none"
+    cols = f"{won.least_cols}" if won.least_cols == won.most_cols else f"{won.least_cols} to {won.most_cols}"
+    return f"{won.count} of {won.of}: {cols} cols"
+
+
+def _wins(ratios: tuple[Ratio, ...]) -> str:
+    """The largest ratio, and the least where there are several."""
+    if not ratios:
+        return "not measured apart"
+    most, least = ratios[0], ratios[-1]
+    text = f"{most.ratio:.3f} x: {most.where}"
+    return text if len(ratios) == 1 else f"{text}; least {least.ratio:.3f} x: {least.where}"
