@@ -12,7 +12,7 @@ from dataclasses import replace
 from normgen.codegen.access import EDGE, SHIFTED, Access, Site
 from normgen.codegen.columns import Columns
 from normgen.codegen.groups import Groups
-from normgen.codegen.printer import Printer
+from normgen.codegen.printer import PRODUCT, Printer
 from normgen.codegen.reductions import steps_of
 from normgen.codegen.statements import Do, Gap, If, Let, Statement
 from normgen.codegen.transport.transport import Transport
@@ -122,7 +122,9 @@ class Looks:
                 before = f"{store.tensor}_before"
                 read = self.access.read_elem(store.tensor, site, hinted=False)
                 head.append(Let(f"const {self.access.vec(store.tensor, site)} {before}", read))
-                text = f"element({before}, {site.index}) + {text}"
+                # its terms, added one by one, would each round at the size of what was there
+                added = printer.operand(source.expr, PRODUCT) if source else text
+                text = f"element({before}, {site.index}) + {added}"
             elem.append(Do(f"{store.tensor}_values[{site.index}] = {text}"))
             tail += self.stores(store, site)
         return Walk(head=head, elem=elem, tail=tail)

@@ -164,6 +164,7 @@ READ = tuple(role for role in Role if not role.is_written)
 ROW_FAMILIES = (
     "normal",
     "large_mean",
+    "some_mean",
     "near_level",
     "sparse_steps",
     "fine_noise",
@@ -180,6 +181,7 @@ ROW_FAMILIES = (
     "inf",
     "nan",
     "tail",
+    "stretch",
     "masked",
 )  # the adversarial rows that an accuracy contract may be restricted to
 

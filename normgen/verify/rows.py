@@ -2,6 +2,7 @@
 
 normal       standard normal
 large_mean   mean 10^4 times the standard deviation (or 1 / (8 u) of a coarser dtype): breaks E[x²] - mean²
+some_mean    mean 2, 8 or 32 times the standard deviation: an error that may hide in a larger mean shows
 near_level   50 with noise of a quarter unit roundoff: as stored, one element in a hundred is a step off
 sparse_steps 1000, one element in a hundred the next number of the dtype: mean/std is 2500 in bf16
 fine_noise   mean/std = 1 / (8 u) with u of the dtype: noise of a few steps between its numbers
@@ -18,6 +19,8 @@ mixed_sign   ±c alternating, 1 % noise: sums cancel
 inf          standard normal, one +inf or -inf; every third row, from the second on, has nothing but -inf
 nan          standard normal, one NaN
 tail         0 but for the last column: breaks masked tails
+stretch      0 but for 20 to 24 in a sixteenth of the columns, by turns, the last one first: what a kernel does to a
+             part of the row alone shows, in exponentials too, as a sum of all columns has a wider bound
 masked       standard normal, some columns the lowest finite number of the dtype; every second row has nothing else
 """
 
@@ -55,6 +58,11 @@ def _normal(rng: np.random.Generator, rows: int, cols: int, _: DType) -> Array:
 def _large_mean(rng: np.random.Generator, rows: int, cols: int, dtype: DType) -> Array:
     mean = min(1e4, 1 / (8 * dtype.unit_roundoff)) * rng.choice([-1.0, 1.0], (rows, 1))
     return rng.standard_normal((rows, cols)) + mean
+
+
+def _some_mean(rng: np.random.Generator, rows: int, cols: int, _: DType) -> Array:
+    mean = 2.0 * 4.0 ** (np.arange(rows)[:, None] % 3) * rng.choice([-1.0, 1.0], (rows, 1))
+    return np.asarray(rng.standard_normal((rows, cols)) + mean)
 
 
 def _near_level(rng: np.random.Generator, rows: int, cols: int, dtype: DType) -> Array:
@@ -149,6 +157,12 @@ def _tail(rng: np.random.Generator, rows: int, cols: int, _: DType) -> Array:
     return x
 
 
+def _stretch(rng: np.random.Generator, rows: int, cols: int, _: DType) -> Array:
+    parts = min(cols, 16)
+    of_column, of_row = np.arange(cols) * parts // cols, (np.arange(rows)[:, None] - 1) % parts
+    return np.where(of_column == of_row, rng.uniform(20.0, 24.0, (rows, cols)), 0.0)
+
+
 def _masked(rng: np.random.Generator, rows: int, cols: int, dtype: DType) -> Array:
     x = rng.standard_normal((rows, cols))
     hidden = rng.random((rows, cols)) < rng.uniform(0.2, 0.9, (rows, 1))
@@ -159,6 +173,7 @@ def _masked(rng: np.random.Generator, rows: int, cols: int, dtype: DType) -> Arr
 DRAWS: dict[str, Draw] = {
     "normal": _normal,
     "large_mean": _large_mean,
+    "some_mean": _some_mean,
     "near_level": _near_level,
     "sparse_steps": _sparse_steps,
     "fine_noise": _level(1 / 8),
@@ -175,6 +190,7 @@ DRAWS: dict[str, Draw] = {
     "inf": _inf,
     "nan": _nan,
     "tail": _tail,
+    "stretch": _stretch,
     "masked": _masked,
 }
 ALL: tuple[str, ...] = tuple(DRAWS)

@@ -11,6 +11,7 @@ import pytest
 from normgen.cpu.build import build
 from normgen.cpu.compiler import find_compiler
 from normgen.device import target
+from normgen.measure.cpu_check import check_on_cpu
 from normgen.pipeline import emit
 from normgen.program.evaluate import evaluate
 from normgen.program.ir import value_kinds
@@ -75,3 +76,20 @@ def test_the_kernel_computes_the_derived_program(name: str) -> None:
     assert set(got) == {"dx", "dw"}
     for tensor, value in got.items():
         np.testing.assert_allclose(value, want[tensor], atol=2e-5 * np.abs(want[tensor]).max(), rtol=0, err_msg=tensor)
+
+
+@pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler on this machine")
+@pytest.mark.parametrize("formula", ["h * rsqrt(mean(h*h) + 1e-5) * w", "clamp(h, -1, 1) * sigmoid(h) + w"])
+def test_a_gradient_is_computed_before_it_is_added_to_what_was_there(formula: str) -> None:
+    """Three terms that are added one by one round three times at the size of what was there."""
+    spec = parse(
+        'name = "made"\n[tensors]\nx = "input"\nr = "input"\nw = "parameter"\n'
+        'h = { role = "output", optional = true }\ny = "output"\n'
+        f'[formulas]\nh = "x + r"\ny = "{formula}"\n'
+    )
+    problem = problem_for(spec, shape=(40, COLS), direction="backward", accumulate=True)
+    module = emit(problem, default_schedule(problem, target("h200")))
+    assert "_before, i) + (" in " ".join(module.text.split())
+    found = check_on_cpu(problem, module)
+    assert found.ok, found.summary
+    assert max(found.error.values()) < 0.7

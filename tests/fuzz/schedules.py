@@ -7,7 +7,7 @@ from random import Random
 from typing import Any
 
 from normgen.device import TARGETS, Device
-from normgen.errors import NormgenError
+from normgen.errors import NormgenError, NothingValidError
 from normgen.problem.problem import Problem
 from normgen.problem.question import Direction
 from normgen.problem.scales import ScaleLayout
@@ -58,8 +58,12 @@ class Legal:
 
 def draw_legal(rng: Random, device: Device = H200) -> Legal:
     """A random walk over legal points, from the default one: most random points are not legal."""
-    problem = _problem(rng)
-    return Legal(problem, walk(problem, rng, device))
+    while True:
+        problem = _problem(rng)
+        try:
+            return Legal(problem, walk(problem, rng, device))
+        except NothingValidError:
+            continue  # groups of 128 elements need vectors, which rows an odd pitch apart have not
 
 
 def walk(problem: Problem, rng: Random, device: Device = H200) -> Schedule:

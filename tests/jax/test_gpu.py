@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +15,9 @@ import jax.numpy as jnp  # noqa: E402
 import normgen.jax as nj  # noqa: E402
 from normgen.jax import target  # noqa: E402
 from normgen.python import xla  # noqa: E402
+from tests.jax.children import run  # noqa: E402
 
 pytestmark = pytest.mark.gpu
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(autouse=True)
@@ -79,19 +76,6 @@ for _ in range(20):
 for a, b in zip(jax.tree.leaves(first), jax.tree.leaves(again), strict=True):
     np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 """
-
-
-def run(program: str, *words: str, **environment: str) -> str:
-    paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH", ""))))
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", program, *words],
-        env={**os.environ, "PYTHONPATH": paths, "XLA_PYTHON_CLIENT_PREALLOCATE": "false", **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 @pytest.mark.parametrize("which", ["", "+CUSTOM_CALL"])

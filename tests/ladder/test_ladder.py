@@ -96,7 +96,9 @@ def test_layernorms_rungs_are_right_but_those_that_cancel_and_these_on_rows_of_a
         if rung.state == WRONG:
             wrong = [line for line in rung.checked if " bad, in rows of " in line]
             assert wrong
-            assert all(re.findall(r"in rows of (\w+) \(", line) == ["large_mean"] for line in wrong)
+            families = [set(re.findall(r"(\w+) \(\S+ x the bound", line)) for line in wrong]
+            assert any("large_mean" in named for named in families)
+            assert all(named <= {"large_mean", "constant"} for named in families), "\n".join(wrong)
     assert Climb.of(json.loads(json.dumps(found.as_dict()))) == replace(found, rungs=_as_json(found))
     v2 = next(rung for rung in found.rungs if rung.name == "v2")
     assert [k["problem"].split()[0] for k in v2.kernels] == ["row_mean", "row_rstd", "normalise"]

@@ -153,9 +153,9 @@ def tried(
             unchanged = [
                 pool.submit(in_a_tree, lambda t, s=s: _passes(t, s, limit_s), " ".join(s), total) for s in suites
             ]
-            for future in unchanged:
-                future.result()
             mutants = [pool.submit(in_a_tree, lambda t, c=c: _tried(t, c, limit_s), c.name, total) for c in changes]
+            for future in unchanged:  # mutants need not wait for them, nor mean anything if one fails
+                future.result()
             return [future.result() for future in mutants]
         finally:
             pool.shutdown(wait=False, cancel_futures=True)

@@ -58,10 +58,14 @@ def held(problem: Problem, name: str) -> tuple[str, ...]:
     """The families that a right schedule of this name is inside the bound on.
 
     Not `large_steps` with one chain of thousands of Welford steps: the mean stands still once its steps are less than
-    half a spacing.
+    half a spacing. Nor rows of equal terms but for a few, where one chain of ten thousands of them corrects a mean: it
+    rounds them alike, and the formula has no such sum.
     """
-    lost = {"welford": ("large_steps",) if problem.cols > 1000 else ()}
-    return tuple(f for f in default_families(problem) if f not in lost.get(name.split()[0], ()))
+    lost = {
+        "welford serial": ("large_steps",) if problem.cols > 1000 else (),
+        "corrected_two_pass serial": ("tail", "stretch") if problem.cols > 10000 else (),
+    }
+    return tuple(f for f in default_families(problem) if f not in lost.get(name, ()))
 
 
 def correct(problem: Problem) -> dict[str, Run]:
@@ -132,7 +136,8 @@ def test_a_known_chain_length_tells_sum_of_squares_apart_at_65536_cols() -> None
     for variance in ("two_pass", "shifted", "welford_lanes"):
         run = lambda i, v=variance: schedules.layernorm(i, 1e-5, v, SUMS["lanes"])  # noqa: E731
         assert verdict(problem, run, chain=chain, families=held(problem, variance)).ok
-    wrong = verdict(problem, lambda i: schedules.layernorm(i, 1e-5, "sum_of_squares", SUMS["lanes"]), chain=chain)
+    squares = lambda i: schedules.layernorm(i, 1e-5, "sum_of_squares", SUMS["lanes"])  # noqa: E731
+    wrong = verdict(problem, squares, chain=chain, families=("large_mean",))
     assert wrong.tensor("y").ratios["large_mean"] > 100
 
 

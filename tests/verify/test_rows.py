@@ -33,6 +33,10 @@ def test_each_family_is_what_it_says_once_stored(cols: int, stored_as: str) -> N
     assert np.all(np.isinf(np.delete(of["inf"], np.s_[1::3], axis=0)).sum(axis=1) == 1)
     assert np.all(np.isnan(of["nan"]).sum(axis=1) == 1)
     assert np.all((np.abs(of["tiny"]) >= d.smallest_normal / 2) & (np.abs(of["tiny"]) <= 4 * d.smallest_normal))
+    in_stretch = (of["stretch"] >= 20) & (of["stretch"] <= 24)
+    assert np.all(in_stretch | (of["stretch"] == 0))
+    assert in_stretch[0, -1]
+    assert np.all(in_stretch.any(axis=1) & (in_stretch.sum(axis=1) <= max(1, -(-cols // 16))))
     for name in set(ALL) - {"inf", "nan"}:
         assert np.all(np.isfinite(of[name])), name
     assert np.all(of["large_constant"] == of["large_constant"][:, :1])
@@ -47,11 +51,19 @@ def test_each_family_is_what_it_says_once_stored(cols: int, stored_as: str) -> N
         for name, ratio in (("fine_noise", 1 / 8), ("step_noise", 1), ("large_steps", 8)):
             mean_over_std = np.abs(of[name].mean(axis=1)) / of[name].std(axis=1) * d.unit_roundoff
             assert np.all((mean_over_std > ratio / 2) & (mean_over_std < ratio * 2.1)), name
+        spread = np.abs(of["some_mean"].mean(axis=1)) / of["some_mean"].std(axis=1)
+        assert np.all((spread > 1.7) & (spread < 40))
         assert set(of["outlier_first"][:, 0]) == {1000.0, -1000.0}
         assert np.all(np.abs(of["large_mean"].mean(axis=1)) > 20 * of["large_mean"].std(axis=1))
         assert np.all(of["large_mean"].std(axis=1) > 0.5)
         assert np.all(np.abs(of["one_outlier"]).max(axis=1) > 100 * np.median(np.abs(of["one_outlier"]), axis=1))
         assert np.all(np.sign(of["mixed_sign"][:, 1:]) == -np.sign(of["mixed_sign"][:, :-1]))
+
+
+@pytest.mark.parametrize("cols", [1, 5, 16, 100, 6144])
+def test_sixteen_stretches_are_a_whole_row(cols: int) -> None:
+    x = draw_rows(("stretch",) * min(cols, 16), cols, DTYPES["f32"], np.random.default_rng(0))
+    assert np.all((x != 0).sum(axis=0) == 1)
 
 
 @pytest.mark.parametrize("op", made.BUILT_IN, ids=lambda op: op.name)
@@ -131,7 +143,7 @@ def test_the_same_seed_gives_the_same_bits_and_another_seed_others() -> None:
     for name, array in one.arrays.items():
         assert array.tobytes() == same.arrays[name].tobytes()
     assert one.arrays["x"].tobytes() != other.arrays["x"].tobytes()
-    picked = {family for s in range(80) for family in make_inputs(made.forward(made.SOFTMAX, 1, 3), seed=s).families}
+    picked = {family for s in range(200) for family in make_inputs(made.forward(made.SOFTMAX, 1, 3), seed=s).families}
     assert picked == set(ALL)
 
 
