@@ -87,10 +87,12 @@ def test_a_first_choice_that_is_wrong_is_said_with_the_reason(run: Run, monkeypa
     assert "\n" not in said[0]
 
 
-def test_without_a_compiler_only_formulas_as_written_are_considered(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_compiler_only_methods_that_look_twice_are_considered(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(cpu_check, "has_compiler", lambda: False)
     records, _ = predicted.predict_without_gpu(run)
-    assert {r.schedule.variance for r in records} == {"two_pass"}
+    assert {r.schedule.variance for r in records} <= {"two_pass", "corrected_two_pass"}
     assert any("not verified" in note and "C++ compiler" in note for note in run.notes)
 
 
@@ -165,7 +167,7 @@ def test_an_interrupt_while_compiling_keeps_what_is_compiled(run: Run, monkeypat
     records, interrupted = predicted.predict_without_gpu(run)
     assert interrupted
     assert 1 <= len(records) <= 3
-    assert {r.schedule.variance for r in records} == {"two_pass"}
+    assert {r.schedule.variance for r in records} <= {"two_pass", "corrected_two_pass"}
     assert any("interrupted" in note for note in run.notes)
 
 
