@@ -21,7 +21,7 @@ import torch
 from normgen.operators.forms import Uses
 from normgen.spec.spec import Spec
 
-_CALL_US = 41.0  # host time that an opaque call costs beyond a compiled one (H200, 1x1024 bf16 rmsnorm)
+_CALL_US = 41.0  # host time that an opaque call costs beyond a compiled one, at most (H200, 1x1024 bf16 rmsnorm)
 _US_PER_BYTE = 0.25e-6  # of large calls, ours (H200, the same evidence)
 _OF_GROUPS, _OF_WIDE, _OF_OTHERS = 1.3, 0.6, 0.2  # what a compiler's program takes longer, as shares of our price
 _WIDE = 16384  # columns

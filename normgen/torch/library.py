@@ -17,9 +17,11 @@ from normgen.operators.forms import Form, writes_of
 from normgen.problem.question import Direction
 from normgen.spec.reader import is_built_in
 from normgen.spec.spec import Kind, Spec
-from normgen.torch.calls import Calls, Values, name_of
+from normgen.torch.calls import Calls, Ready, Values, name_of
 from normgen.torch.choosing import least_elements
 
+_MOST_SHAPES = 1024  # that an operator remembers: shapes that never repeat must not fill the memory
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
 _LIBRARY = torch.library.Library("normgen", "FRAGMENT")
 
 
@@ -75,7 +77,7 @@ class Operators:
         self.plain = self.saving if self.plainly == self.written else self._forward(base, self.plainly)
         if self.plain is not self.saving:
             error = refusal("this operator keeps nothing for a backward pass", f"normgen::{base} for {base}_saving")
-            torch.library.register_autograd(f"normgen::{base}", _raising(error), lib=_LIBRARY)
+            _LIBRARY.impl(base, self._without_gradient(error), "Autograd", with_keyset=True)
         self.decomposed = self._composite(f"{base}_decomposed")
 
     # What a call's context keeps for its backward pass; the context is torch's, of an operator or of a Function.
@@ -176,8 +178,23 @@ class Operators:
         return f"({', '.join((*tensors, *scalars, 'ScalarType out_dtype_'))}) -> {results}"
 
     def _forward(self, name: str, written: tuple[str, ...]) -> Any:
+        likely: dict[Any, Ready] = {}
+        first = next(i for i, t in enumerate(self.calls.reads) if t.kind.is_elem)
+        count = len(self._takes)
+
         def run(*args: Any) -> Any:
-            return alone(self.calls.forward(written, *self._split(args)))
+            tensors, scalars, dtype = args[:count], args[count:-1], args[-1]
+            key = (dtype, tensors[first].shape, *[t is None for t in tensors])
+            ready = likely.get(key)
+            results = NotImplemented if ready is None else ready.repeated(tensors, scalars)
+            if results is NotImplemented:
+                ready = self.calls.prepared(written, tensors, dtype)
+                results = ready(tensors, scalars)
+                if ready.is_kernel:
+                    if len(likely) >= _MOST_SHAPES:
+                        likely.clear()
+                    likely[key] = ready
+            return alone(results)
 
         def like(*args: Any) -> Any:
             tensors, _, dtype = self._split(args)
@@ -197,8 +214,36 @@ class Operators:
             found = self.calls.of_all(form, given, info.batch_size, kernel)
             return alone(found), alone((0,) * len(found))
 
+        if written == self.plainly:
+            self._run_plain = run
         defined = _defined(name, self._schema(written), run, like, of_all)
         return defined
+
+    def _without_gradient(self, error: UsageError) -> Callable[..., Any]:
+        """What autograd does with `plain`: on plain tensors the kernel, with no second way through the dispatcher."""
+
+        def below(keyset: Any, *args: Any) -> Any:
+            with torch._C._AutoDispatchBelowAutograd():
+                return self.plain.redispatch(keyset & torch._C._after_autograd_keyset, *args)
+
+        class Refused(torch.autograd.Function):
+            @staticmethod
+            def forward(_: Any, *args: Any) -> Any:
+                return below(*args)
+
+            @staticmethod
+            def backward(_: Any, *_cotangents: Any) -> Any:
+                raise error
+
+        def run(keyset: Any, *args: Any) -> Any:
+            if torch.is_grad_enabled() and torch._C._any_requires_grad(*args):
+                return Refused.apply(keyset, *args)
+            is_seen = torch._C._len_torch_dispatch_stack() or torch._C._functorch.peek_interpreter_stack() is not None
+            if is_seen or any(type(t) not in _PLAIN for t in args[: len(self._takes)] if t is not None):
+                return below(keyset, *args)
+            return self._run_plain(*args)
+
+        return run
 
     def _composite(self, name: str) -> Any:
         def run(*args: Any) -> Any:
