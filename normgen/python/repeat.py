@@ -154,7 +154,7 @@ def is_readable(given: Any) -> bool:
     if kind not in _admitted:
         capsule, torch = getattr(kind, _EXCHANGE, None), sys.modules.get("torch")
         usual = getattr(getattr(torch, "Tensor", None), "__torch_dispatch__", None)
-        is_plain = capsule is not None and getattr(kind, "__torch_dispatch__", None) is usual
+        is_plain = capsule is not None and getattr(kind, "__torch_dispatch__", None) in (None, usual)
         _admitted[kind] = is_plain and _launcher is not None and _launcher.admit(kind, capsule)
     return _admitted[kind]
 
