@@ -21,14 +21,16 @@ def handle(
     deterministic: bool,
     stable_parameters: bool,
     device: int,
+    any_rows: bool = False,
 ) -> Kernel:
-    """A kernel of the spec for these rows; it takes any other number of them too.
+    """A kernel of the spec for these rows; it takes any other number of them too. `any_rows`: by a schedule of theirs.
 
     Warns, and raises, as `normgen.kernel`.
     """
     return kernel(
         spec,
         shape=(max(rows, 1), cols),
+        rows="any" if any_rows else None,
         dtype=dtypes[spec.inputs[0].name],
         dtypes=dtypes,
         direction=direction.value,

@@ -15,12 +15,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from normgen.operators.table import TABLE
-from normgen.torch.comparing import Comparison
+from normgen.torch.choosing import Site, sites
 from normgen.torch.functional import cross_entropy, function
-from normgen.torch.fusing import Fused, fused
 from normgen.torch.modules import LayerNorm, RMSNorm, Softmax
 from normgen.torch.operators import Operator, operator
 from normgen.torch.patching import Norm, Report, replace, restore
+from normgen.torch.tracing.comparing import Comparison
+from normgen.torch.tracing.fusing import Fused, fused
 
 __all__ = [
     "TABLE",
@@ -31,12 +32,14 @@ __all__ = [
     "Operator",
     "RMSNorm",
     "Report",
+    "Site",
     "Softmax",
     "cross_entropy",
     "fused",
     "operator",
     "replace",
     "restore",
+    "sites",
     *TABLE,
 ]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -40,9 +40,16 @@ class Calls(Forms):
 
     without_gradient = "detach them, or call it under torch.no_grad()"
 
-    def __init__(self, spec: Spec, *, deterministic: bool | None = None, stable_parameters: bool = False) -> None:
+    def __init__(
+        self,
+        spec: Spec,
+        *,
+        deterministic: bool | None = None,
+        stable_parameters: bool = False,
+        any_rows: bool = False,
+    ) -> None:
         super().__init__(spec)
-        self._deterministic, self._stable = deterministic, stable_parameters
+        self._deterministic, self._stable, self._any_rows = deterministic, stable_parameters, any_rows
         self._ready: dict[tuple[Any, ...], Ready] = {}
         self.function = functools.cache(lambda form: torch_function(self.problem(form).problem))
         self._rows = functools.cache(lambda form: [i for i, u in enumerate(self.problem(form).reads) if u.kind.is_elem])
@@ -54,7 +61,7 @@ class Calls(Forms):
     def prepared(self, written: tuple[str, ...], tensors: Values, dtype: Any) -> Ready:
         """What computes a forward call of tensors with these shapes and dtypes. UsageError where they do not fit."""
         first = self.checked(tensors)
-        key = (written, dtype, *_sizes(first), *[None if t is None else t.dtype for t in tensors])
+        key = (written, dtype, *self._sizes(first), *[None if t is None else t.dtype for t in tensors])
         found = self._ready.get(key)
         if found is None:
             form = Form(direction=Direction.FORWARD, written=written, dtypes=self.dtypes(tensors), out=name_of(dtype))
@@ -66,18 +73,21 @@ class Calls(Forms):
 
         `given` in the order of what it reads; the gradient of an output that is not there, None, is 0.
         """
-        first = next(given[i] for i in self._rows(form) if given[i] is not None)
-        tensors: Sequence[Value] = given
-        for tensor in given:
-            if tensor is None:
-                names = self.problem(form).reads
-                tensors = [_zeros(use, first) if t is None else t for use, t in zip(names, given, strict=True)]
-                break
-        key = (form, torch.are_deterministic_algorithms_enabled(), *_sizes(first), *[t.dtype for t in tensors])
+        tensors: tuple[Value, ...] = tuple(given)
+        if any(tensor is None for tensor in given):
+            first = next(given[i] for i in self._rows(form) if given[i] is not None)
+            names = self.problem(form).reads
+            tensors = tuple(_zeros(use, first) if t is None else t for use, t in zip(names, given, strict=True))
+        return self.behind(form, tensors)(tensors, scalars)
+
+    def behind(self, form: Form, tensors: Values) -> Ready:
+        """What computes a backward call of these tensors, as `backward` takes them, all of them there."""
+        first = tensors[self._rows(form)[0]]
+        key = (form, torch.are_deterministic_algorithms_enabled(), *self._sizes(first), *[t.dtype for t in tensors])
         found = self._ready.get(key)
         if found is None:
             found = self._ready[key] = self._made(form, first, tensors)
-        return found(tensors, scalars)
+        return found
 
     def like(self, form: Form, given: Mapping[str, Value]) -> Values:
         """New tensors of the shapes and dtypes that a call of this form returns."""
@@ -99,8 +109,46 @@ class Calls(Forms):
         found = function(given, dict(zip((name for name, _ in self.spec.scalars), scalars, strict=True)))
         return tuple(found[use.name] for use in self.problem(form).writes)
 
+    def of_all(
+        self,
+        form: Form,
+        given: Mapping[str, tuple[Value | None, int | None]],
+        size: int,
+        kernel: Callable[[Mapping[str, Value | None]], Values],
+    ) -> Values:
+        """What `size` examples write, under vmap: results have the examples first.
+
+        One call of `kernel` on the rows of all, where that is what a call for each is; else a call for each.
+
+        given  name -> the tensor, and which of its sizes counts examples: None, it is every example's
+        """
+        uses = self.problem(form)
+        if not size or not self._is_one_call(form, [u for u in uses.reads if given[u.name][1] is not None]):
+            each = [
+                kernel({name: t if dim is None or t is None else t.select(dim, i) for name, (t, dim) in given.items()})
+                for i in range(size)
+            ]
+            return tuple(torch.stack(found) for found in zip(*each, strict=True))
+        first, at = next(given[u.name] for u in uses.reads if u.kind.is_elem and given[u.name][0] is not None)
+        assert first is not None
+        rows = (first if at is None else first.select(at, 0)).shape[:-1]
+        found = kernel({use.name: _of_all(use, *given[use.name], size) for use in uses.reads})
+        return tuple(t.reshape(size, *rows, *t.shape[1:]) for t in found)
+
+    def _is_one_call(self, form: Form, apart: Sequence[TensorUse]) -> bool:
+        """Whether a call on the rows of all examples is what calls on the rows of each are."""
+        by_row = all(use.kind.by_row or use.kind.by_batch for use in apart)
+        by_row = by_row and all(use.kind.by_row for use in self.problem(form).writes)
+        return by_row and not self.function(form).numbers_rows
+
     def dtypes(self, tensors: Values) -> tuple[str, ...]:
         return tuple("" if t is None else name_of(t.dtype) for t in tensors)
+
+    def _sizes(self, first: Value) -> tuple[int, int, int]:
+        """Device, columns, and the rows: those that share a handle, or whether there are any."""
+        cols = first.shape[-1]
+        rows = first.numel() // cols
+        return first.get_device(), cols, (rows > 0 if self._any_rows else band(rows))
 
     def _made(self, form: Form, first: Value, tensors: Sequence[Value]) -> Ready:
         uses = self.problem(form)
@@ -122,6 +170,7 @@ class Calls(Forms):
                 deterministic=torch.are_deterministic_algorithms_enabled() if chosen is None else chosen,
                 stable_parameters=self._stable,
                 device=first.get_device(),
+                any_rows=self._any_rows,
             )
             if rows and takes_a_kernel(first, here)
             else self.function(form)
@@ -144,35 +193,53 @@ class Ready:
         own = [i for i, (name, memory) in enumerate(results) if name == memory]
         self._own = own if len(own) < len(results) else None
         self._named: tuple[Any, dict[str, float]] = (None, {})
+        self._repeated = made.repeated if isinstance(made, Kernel) else None
+
+    @property
+    def is_kernel(self) -> bool:
+        return self._repeated is not None
 
     def __call__(self, tensors: Sequence[Value | None], scalars: tuple[float, ...]) -> Values:
-        given = tensors if self._here is None else [tensors[i] for i in self._here]
+        found = self.repeated(tensors, scalars)
+        if found is not NotImplemented:
+            return found  # type: ignore[no-any-return]
+        given, named = self._given(tensors), self._by_name(scalars)
+        if isinstance(self._made, TorchFunction):
+            with torch.no_grad():
+                made = self._made(dict(zip(self._reads, given, strict=True)), named)
+            return tuple(made[name] for name in self._writes)
+        results = self._made(*[_regular(t, is_matrix=m) for t, m in zip(given, self._is_matrix, strict=True)], **named)
+        return self._own_of(results)
+
+    def repeated(self, tensors: Sequence[Value | None], scalars: tuple[float, ...]) -> Any:
+        """As a call, if the kernel has launched one like it; NotImplemented otherwise, and of formulas."""
+        if self._repeated is None:
+            return NotImplemented
+        results = self._repeated(self._given(tensors), self._by_name(scalars), None)
+        return results if results is NotImplemented else self._own_of(results)
+
+    def _given(self, tensors: Sequence[Value | None]) -> tuple[Value, ...]:
+        if self._here is None:
+            return tensors if type(tensors) is tuple else tuple(tensors)
+        return tuple([tensors[i] for i in self._here])
+
+    def _by_name(self, scalars: tuple[float, ...]) -> dict[str, float]:
         values, named = self._named
         if values != scalars:
             named = dict(zip(self._scalars, scalars, strict=True))
             self._named = scalars, named
-        if isinstance(self._made, TorchFunction):
-            with torch.no_grad():
-                found = self._made(dict(zip(self._reads, given, strict=True)), named)
-            return tuple(found[name] for name in self._writes)
-        for tensor in given:
-            if not tensor.is_contiguous():  # type: ignore[union-attr]
-                given = [_regular(t, is_matrix=m) for t, m in zip(given, self._is_matrix, strict=True)]
-                break
-        results = self._made(*given, **named)
-        if not isinstance(results, tuple):
+        return named
+
+    def _own_of(self, results: Any) -> Values:
+        """What is written, of a handle's results: some have an array of another."""
+        if type(results) is not tuple:
             return (results,)
-        return results if self._own is None else tuple(results[i] for i in self._own)
+        return results if self._own is None else tuple([results[i] for i in self._own])
 
 
 def takes_a_kernel(first: Value, tensors: Sequence[Value]) -> bool:
     """Whether our kernels run where these tensors are, and store what is in them."""
     return bool(first.is_cuda) and all(t.dtype != torch.float64 for t in tensors)
-
-
-def _sizes(first: Value) -> tuple[int, int, int]:
-    cols = first.shape[-1]
-    return first.get_device(), cols, band(first.numel() // cols)
 
 
 def _regular(tensor: Value, *, is_matrix: bool) -> Value:
@@ -187,6 +254,15 @@ def _regular(tensor: Value, *, is_matrix: bool) -> Value:
         if flat.shape[0] == 1 or flat.stride(0) >= flat.shape[1]:
             return tensor
     return tensor.contiguous()
+
+
+def _of_all(use: TensorUse, tensor: Value | None, dim: int | None, size: int) -> Value | None:
+    """Rows, or batches, of every example one behind the other: [rows, ..], [batches, cols]; else as it is."""
+    if tensor is None or not (use.kind.by_row or use.kind.by_batch):
+        return tensor
+    every = tensor.expand(size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+    last = every.shape[-1:] if use.kind.is_matrix or use.group else ()
+    return every.reshape(-1, *last)
 
 
 def _shape(use: TensorUse, first: Value, batches: Any = 1) -> Any:

@@ -56,7 +56,7 @@ def cross_entropy(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
-    opaque: bool = True,
+    opaque: bool | None = None,
 ) -> Tensor:
     """Cross entropy of logits [.., cols] with labels [..], as torch's, and z_loss * log(sum(exp(input)))**2 beside it.
 

@@ -6,7 +6,7 @@ Defined with `torch.library.Library`, whose operators cost a call half of what t
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,8 +17,11 @@ from normgen.operators.forms import Form, writes_of
 from normgen.problem.question import Direction
 from normgen.spec.reader import is_built_in
 from normgen.spec.spec import Kind, Spec
-from normgen.torch.calls import Calls, Values, name_of
+from normgen.torch.calls import Calls, Ready, Values, name_of
+from normgen.torch.choosing import least_elements
 
+_MOST_SHAPES = 1024  # that an operator remembers: shapes that never repeat must not fill the memory
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
 _LIBRARY = torch.library.Library("normgen", "FRAGMENT")
 
 
@@ -74,7 +77,7 @@ class Operators:
         self.plain = self.saving if self.plainly == self.written else self._forward(base, self.plainly)
         if self.plain is not self.saving:
             error = refusal("this operator keeps nothing for a backward pass", f"normgen::{base} for {base}_saving")
-            torch.library.register_autograd(f"normgen::{base}", _raising(error), lib=_LIBRARY)
+            _LIBRARY.impl(base, self._without_gradient(error), "Autograd", with_keyset=True)
         self.decomposed = self._composite(f"{base}_decomposed")
 
     # What a call's context keeps for its backward pass; the context is torch's, of an operator or of a Function.
@@ -83,16 +86,21 @@ class Operators:
         self, ctx: Any, needs: Sequence[bool], tensors: Values, results: Values, scalars: tuple[float, ...], dtype: Any
     ) -> None:
         """Note in `ctx` what the gradients need. Raises UsageError where there is no such gradient."""
-        key = (tuple(needs), dtype, *[None if t is None else t.dtype for t in tensors])
-        kept = self._kept.get(key)
-        if kept is None:
-            kept = self._kept[key] = self.what_is_kept(needs, tensors, dtype)
+        kept = self.kept(needs, tensors, dtype)
         known = (*tensors, *results)
         ctx.save_for_backward(*[known[place] for place in kept.places])
         ctx.kept, ctx.scalars = kept, scalars
         ctx.shapes = [(place, tensors[place].shape) for place in kept.shaped]
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(*[known[place] for place in kept.statistics])
+
+    def kept(self, needs: Sequence[bool], tensors: Values, dtype: Any) -> Kept:
+        """`what_is_kept`, remembered."""
+        key = (tuple(needs), dtype, *[None if t is None else t.dtype for t in tensors])
+        found = self._kept.get(key)
+        if found is None:
+            found = self._kept[key] = self.what_is_kept(needs, tensors, dtype)
+        return found
 
     def what_is_kept(self, needs: Sequence[bool], tensors: Values, dtype: Any) -> Kept:
         """What the gradients of such a call need. Raises UsageError where there is no such gradient."""
@@ -123,6 +131,10 @@ class Operators:
             ],
         )
 
+    def transformed(self, tensors: Values, scalars: tuple[float, ...], dtype: Any) -> Any:
+        """As `saving`, under transforms of torch.func."""
+        return _Transformed.apply(self, scalars, dtype, *tensors)
+
     def gradients(self, ctx: Any, cotangents: Sequence[Any], run: Callable[..., Values]) -> list[Any]:
         """The gradient of every read tensor, None of one that is not asked for; `run` finds those that are stored."""
         kept = ctx.kept
@@ -139,10 +151,17 @@ class Operators:
         self.keep(ctx, ctx.needs_input_grad[: len(tensors)], tensors, results, scalars, dtype)
 
     def _gradients(self, ctx: Any, *cotangents: Any) -> tuple[Any, ...]:
-        found = self.gradients(ctx, cotangents, self._run_backward)
+        found = self.gradients(ctx, cotangents, self.run_backward)
         return (*found, *[None] * (len(ctx.scalars) + 1))
 
     # forward
+
+    @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+    def least_elements(self, dtypes: tuple[Any, ...], dtype: Any) -> tuple[int, int]:
+        """`choosing.least_elements` of a call with these dtypes, which a compiler takes as it is."""
+        named = tuple("" if d is None else name_of(d) for d in dtypes)
+        form = Form(direction=Direction.FORWARD, written=self.plainly, dtypes=named, out=name_of(dtype))
+        return least_elements(self.calls.spec, self.calls.problem(form))
 
     def _split(self, args: Sequence[Any]) -> tuple[Values, tuple[float, ...], Any]:
         count = len(self._takes)
@@ -159,8 +178,23 @@ class Operators:
         return f"({', '.join((*tensors, *scalars, 'ScalarType out_dtype_'))}) -> {results}"
 
     def _forward(self, name: str, written: tuple[str, ...]) -> Any:
+        likely: dict[Any, Ready] = {}
+        first = next(i for i, t in enumerate(self.calls.reads) if t.kind.is_elem)
+        count = len(self._takes)
+
         def run(*args: Any) -> Any:
-            return alone(self.calls.forward(written, *self._split(args)))
+            tensors, scalars, dtype = args[:count], args[count:-1], args[-1]
+            key = (dtype, tensors[first].shape, *[t is None for t in tensors])
+            ready = likely.get(key)
+            results = NotImplemented if ready is None else ready.repeated(tensors, scalars)
+            if results is NotImplemented:
+                ready = self.calls.prepared(written, tensors, dtype)
+                results = ready(tensors, scalars)
+                if ready.is_kernel:
+                    if len(likely) >= _MOST_SHAPES:
+                        likely.clear()
+                    likely[key] = ready
+            return alone(results)
 
         def like(*args: Any) -> Any:
             tensors, _, dtype = self._split(args)
@@ -168,7 +202,48 @@ class Operators:
             given = dict(zip(self._takes, tensors, strict=True))
             return alone(self.calls.like(self._form(written, tensors, dtype), given))
 
-        return _defined(name, self._schema(written), run, like)
+        def of_all(info: Any, in_dims: Sequence[Any], *args: Any) -> Any:
+            tensors, scalars, dtype = self._split(args)
+            form = self._form(written, tensors, dtype)
+            given = dict(zip(self._takes, zip(tensors, in_dims, strict=False), strict=True))
+
+            def kernel(whole: Mapping[str, Any]) -> Values:
+                found = defined(*(whole.get(name) for name in self._takes), *scalars, dtype)
+                return found if isinstance(found, tuple) else (found,)
+
+            found = self.calls.of_all(form, given, info.batch_size, kernel)
+            return alone(found), alone((0,) * len(found))
+
+        if written == self.plainly:
+            self._run_plain = run
+        defined = _defined(name, self._schema(written), run, like, of_all)
+        return defined
+
+    def _without_gradient(self, error: UsageError) -> Callable[..., Any]:
+        """What autograd does with `plain`: on plain tensors the kernel, with no second way through the dispatcher."""
+
+        def below(keyset: Any, *args: Any) -> Any:
+            with torch._C._AutoDispatchBelowAutograd():
+                return self.plain.redispatch(keyset & torch._C._after_autograd_keyset, *args)
+
+        class Refused(torch.autograd.Function):
+            @staticmethod
+            def forward(_: Any, *args: Any) -> Any:
+                return below(*args)
+
+            @staticmethod
+            def backward(_: Any, *_cotangents: Any) -> Any:
+                raise error
+
+        def run(keyset: Any, *args: Any) -> Any:
+            if torch.is_grad_enabled() and torch._C._any_requires_grad(*args):
+                return Refused.apply(keyset, *args)
+            is_seen = torch._C._len_torch_dispatch_stack() or torch._C._functorch.peek_interpreter_stack() is not None
+            if is_seen or any(type(t) not in _PLAIN for t in args[: len(self._takes)] if t is not None):
+                return below(keyset, *args)
+            return self._run_plain(*args)
+
+        return run
 
     def _composite(self, name: str) -> Any:
         def run(*args: Any) -> Any:
@@ -208,16 +283,70 @@ class Operators:
             reads = [given.get(use.name) for use in self.calls.problem(form).reads]
             return list(self.calls.backward(form, reads, scalars))
 
-        found = _defined(name, schema, run, like)
+        def of_all(info: Any, in_dims: Sequence[Any], *args: Any) -> Any:
+            form, given, _ = split(args)
+            dims = dict(zip(names, in_dims, strict=False))
+            reads = {use.name: (given[use.name], dims[use.name]) for use in self.calls.problem(form).reads}
+
+            def kernel(whole: Mapping[str, Any]) -> Values:
+                return tuple(found(*(whole.get(name, given[name]) for name in names), *args[len(names) :]))
+
+            made = self.calls.of_all(form, reads, info.batch_size, kernel)
+            return list(made), [0] * len(made)
+
+        found = _defined(name, schema, run, like, of_all)
         error = no_second(self.calls.spec.name)
         torch.library.register_autograd(f"normgen::{name}", _raising(error), lib=_LIBRARY)
         self._backward_takes = names
         return found
 
-    def _run_backward(self, form: Form, reads: Sequence[Any], scalars: tuple[float, ...]) -> Values:
+    def run_backward(self, form: Form, reads: Sequence[Any], scalars: tuple[float, ...]) -> Values:
         given = dict(zip((use.name for use in self.calls.problem(form).reads), reads, strict=True))
         values = [given.get(name) for name in self._backward_takes]
         return tuple(self.backward(*values, *scalars, ",".join(form.gradients), ",".join(form.dtypes), form.out))
+
+
+class _Transformed(torch.autograd.Function):
+    """The operator `saving` for torch.func, whose transforms take no gradient that an operator was registered with."""
+
+    generate_vmap_rule = True  # that of the operators, which it calls
+
+    @staticmethod
+    def forward(operators: Operators, scalars: tuple[float, ...], dtype: Any, *tensors: Any) -> Any:
+        return operators.saving(*tensors, *scalars, dtype)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        operators, scalars, dtype, *tensors = inputs
+        ctx.operators = operators
+        results = output if isinstance(output, tuple) else (output,)
+        operators.keep(ctx, ctx.needs_input_grad[3:], tuple(tensors), results, scalars, dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Any) -> Any:
+        def run(form: Form, reads: Sequence[Any], scalars: tuple[float, ...]) -> Values:
+            found = _TransformedBackward.apply(ctx.operators, form, scalars, *reads)
+            return found if isinstance(found, tuple) else (found,)
+
+        return None, None, None, *ctx.operators.gradients(ctx, cotangents, run)
+
+
+class _TransformedBackward(torch.autograd.Function):
+    """The operator `backward` for torch.func."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(operators: Operators, form: Form, scalars: tuple[float, ...], *reads: Any) -> Any:
+        return alone(operators.run_backward(form, reads, scalars))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], _: Any) -> None:
+        ctx.spec = inputs[0].calls.spec.name
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> Any:
+        raise no_second(ctx.spec)
 
 
 def alone(results: Values) -> Any:
@@ -241,11 +370,14 @@ def _raising(error: UsageError) -> Callable[..., Any]:
     return backward
 
 
-def _defined(name: str, schema: str, run: Callable[..., Any], like: Callable[..., Any]) -> Any:
+def _defined(
+    name: str, schema: str, run: Callable[..., Any], like: Callable[..., Any], of_all: Callable[..., Any]
+) -> Any:
     _LIBRARY.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))
     for backend in ("CPU", "CUDA"):
         _LIBRARY.impl(name, run, backend)
     torch.library.register_fake(f"normgen::{name}", like, lib=_LIBRARY)
+    torch.library.register_vmap(f"normgen::{name}", of_all, lib=_LIBRARY)
     return getattr(torch.ops.normgen, name).default
 
 
@@ -253,15 +385,20 @@ _known: dict[str, Operators] = {}
 
 
 def operators_of(
-    spec: Spec, returns: Collection[str], deterministic: bool | None, stable_parameters: bool
+    spec: Spec,
+    returns: Collection[str],
+    deterministic: bool | None,
+    stable_parameters: bool,
+    any_rows: bool = False,
 ) -> Operators:
     """Those of these options, registered when they are first asked for: a name is registered once a process."""
     extra = sorted(t.name for t in (*spec.outputs, *spec.statistics) if t.optional and t.name in returns)
     options = [*extra, *([] if deterministic is None else [f"{deterministic}"]), *(["stable"] * stable_parameters)]
+    options += ["any rows"] * any_rows
     name = spec.name
     if options or not is_built_in(spec):
         name += "_" + hashlib.sha256(" ".join((spec.sha256, *options)).encode()).hexdigest()[:12]
     if name not in _known:
-        calls = Calls(spec, deterministic=deterministic, stable_parameters=stable_parameters)
+        calls = Calls(spec, deterministic=deterministic, stable_parameters=stable_parameters, any_rows=any_rows)
         _known[name] = Operators(calls, returns, name)
     return _known[name]

@@ -12,6 +12,7 @@ import copy
 import functools
 import importlib
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -22,13 +23,14 @@ import torch
 from normgen.errors import NoDeviceError, UsageError, did_you_mean
 from normgen.records.statistics import Ratio, median, paired_ratio, price_ratio
 from normgen.text import figure, table
+from normgen.torch.choosing import sites
 from normgen.torch.patching import Norm, replace, restore
 
 Module = Any
 Tensor = Any
 Forwards = Mapping[str, Callable[[Tensor], Tensor] | None]  # by the name of a module; None: its class's
 
-AS_IT_IS, AGAIN, OURS, FORMULAS, LIGER, IDEAL = "torch", "torch again", "ours", "ours, not opaque", "liger", "copies"
+AS_IT_IS, AGAIN, OURS, OPAQUE, LIGER, IDEAL = "torch", "torch again", "ours", "ours, opaque", "liger", "copies"
 WARM_UP = 3  # rounds: the first ones compile and load
 DECODE_STEPS = 8  # of one sample: tokens one after the other
 
@@ -167,10 +169,11 @@ def timed(name: str, task: Task, device: Any, *, rounds: int, compiled: bool) ->
         run()  # where nothing is replaced: what a step allocates is there from now on
         ms[step] = _interleaved(contenders, functools.partial(_under, model, run), device, rounds)
     errors = _errors(model, contenders, tokens[:1], failed)
+    listed = str(report).splitlines()
     if compiled:
-        ms["train, compiled"] = _compiled(model, tokens, device, rounds)
-    sites = str(report).splitlines()
-    return ModelTimes(name=name, versions=versions, sites=sites, ms=ms, errors=errors, failed=failed)
+        ms["train, compiled"], ran = _compiled(model, tokens, device, rounds)
+        listed += [f"compiled: {line}" for line in ran]
+    return ModelTimes(name=name, versions=versions, sites=listed, ms=ms, errors=errors, failed=failed)
 
 
 def _model(task: Task, device: Any) -> tuple[Module, dict[str, str]]:
@@ -289,16 +292,24 @@ def _wait(device: Any) -> None:
         torch.cuda.synchronize(device)
 
 
-def _compiled(model: Module, tokens: Tensor, device: Any, rounds: int) -> dict[str, list[float]]:
-    """The training step under torch.compile: one copy of the model for each, since a compiler keeps what it saw."""
+def _compiled(model: Module, tokens: Tensor, device: Any, rounds: int) -> tuple[dict[str, list[float]], list[str]]:
+    """(The training step under torch.compile, what ran at the sites of ours).
+
+    One copy of the model for each, since a compiler keeps what it saw.
+    """
     model.zero_grad(set_to_none=True)
     made = {}
-    for name, opaque in ((AS_IT_IS, None), (OURS, True), (FORMULAS, False), (AGAIN, None)):
+    ran: list[str] = []
+    for name, opaque in ((AS_IT_IS, None), (OURS, None), (OPAQUE, True), (AGAIN, None)):
         made[name] = copy.deepcopy(model)
-        if opaque is not None:
+        if name in (OURS, OPAQUE):
             replace(made[name], opaque=opaque)
         made[name].compile()
-    return _interleaved(made, lambda other: _train(other, tokens), device, rounds)
+        if name == OURS:
+            _train(made[name], tokens)
+            what = Counter((site.function, site.kernel) for site in sites())
+            ran = [f"{n} x {of}: {'kernel' if kernel else 'formulas'}" for (of, kernel), n in what.items()]
+    return _interleaved(made, lambda other: _train(other, tokens), device, rounds), ran
 
 
 def _errors(

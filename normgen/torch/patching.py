@@ -64,20 +64,29 @@ class Norm:
 class Forward:
     """In the place of a module's forward: our function where it computes the same, else what the module did."""
 
-    def __init__(self, module: Module, norm: Norm, *, opaque: bool) -> None:
+    def __init__(self, module: Module, norm: Norm, *, name: str, opaque: bool | None) -> None:
+        self.name = name
         self.module, self.norm, self.original, self.opaque = module, norm, module.forward, opaque
         self.function = function(norm.function)
+        operator = self.function.operator  # type: ignore[attr-defined]
+        # The operator's tensors as places among (the rows, the parameters), None of one that is absent.
+        self.places, self.scalars, *_ = operator.bound(*range(1 + len(norm.parameters)), eps=norm.eps)
 
     def __call__(self, *args: Any, **named: Any) -> Tensor:
-        (x,) = (*args, *named.values())
-        norm, module = self.norm, self.module
-        parameters = [getattr(module, name) for name in norm.parameters]
-        dtype = norm.dtypes.get((x.dtype, parameters[0].dtype if parameters else x.dtype))
+        (x,) = (*args, *named.values()) if named else args
+        norm, known, given = self.norm, self.module._parameters, [x]
+        for name in norm.parameters:
+            parameter = known.get(name)  # not so of one that is parametrized, or a part of a flat one
+            given.append(getattr(self.module, name) if parameter is None else parameter)
+        dtype = norm.dtypes.get((x.dtype, given[-1].dtype))
         if dtype is None:
             return self.original(x)
-        if norm.in_float32 and x.is_cuda and torch.is_autocast_enabled("cuda"):
+        if norm.in_float32 and torch._C._is_any_autocast_enabled() and x.is_cuda and torch.is_autocast_enabled("cuda"):
             dtype = None
-        return self.function(x, *parameters, eps=norm.eps, dtype=dtype, opaque=self.opaque)
+        tensors = tuple([None if place is None else given[place] for place in self.places])
+        return self.function.operator.run(  # type: ignore[attr-defined]
+            tensors, self.scalars, dtype, self.opaque, self.name
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,14 +102,14 @@ class Report:
         return "\n".join((*lines, *(f"left: {name}: {why}" for name, why in self.left.items())))
 
 
-def replace(model: Module, *, opaque: bool = True) -> Report:
+def replace(model: Module, *, opaque: bool | None = None) -> Report:
     """Let the norms of a model compute by our kernels, and say which.
 
     A module is one of our norms if its forward, run in float64 on rows that tell formulas apart, gives what one of our
     formulas gives with its parameters and one of its numbers as eps, and if it rounds in bf16 where that one does. Its
     class, parameters, state and hooks stay as they are: its `forward` alone is another one, until `restore`. Pairs of
     dtypes in which a module rounds differently are left to it, call by call. `opaque` is that of `operator`: what a
-    compiler sees in their place.
+    compiler sees in their place, which `sites` says per module once it has compiled them.
 
     Looked at are modules without children and buffers whose parameters are [cols], and those called norms that have
     other ones, which are left.
@@ -115,7 +124,7 @@ def replace(model: Module, *, opaque: bool = True) -> Report:
         if isinstance(found, str):
             left[name] = f"{type(module).__name__}: {found}"
         else:
-            module.forward = Forward(module, found, opaque=opaque)
+            module.forward = Forward(module, found, name=name, opaque=opaque)
             replaced[name] = found
     return Report(replaced=replaced, left=left)
 

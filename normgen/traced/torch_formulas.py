@@ -136,6 +136,11 @@ class TorchFunction:
     replay: Replay
     is_exact: bool = False
 
+    @property
+    def numbers_rows(self) -> bool:
+        """Whether what a row becomes depends on which of the rows it is."""
+        return bool(self.randoms) or "row" in self.replay.used
+
     def __call__(
         self, tensors: Tensors, scalars: Mapping[str, float] | None = None, rows_per_batch: int = 0
     ) -> Tensors:

@@ -203,7 +203,7 @@ def test_any_text_is_an_operator_in_one_call(device: str, tmp_path: object) -> N
     exact = torch.autograd.grad(want, (x, weight), by.double())
     for got, wanted in zip(torch.autograd.grad(y, (x, weight), by), exact, strict=True):
         torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)
-    assert str(inspect.signature(made.function)) == "(x, weight=None, limit=2.0, *, dtype=None, opaque=True)"
+    assert str(inspect.signature(made.function)) == "(x, weight=None, limit=2.0, *, dtype=None, opaque=None)"
 
 
 def test_a_spec_may_name_its_tensors_as_we_name_our_options() -> None:
@@ -256,7 +256,7 @@ def test_the_emitted_text_gets_what_it_asks_for_and_its_results_have_their_names
     monkeypatch.setattr(calls, "takes_a_kernel", lambda *_: True)
     monkeypatch.setattr(calls, "handle", on_the_cpu)
     monkeypatch.setattr(made.operator._calls, "_ready", {})
-    monkeypatch.setattr(made.operator, "_ready", {})
+    monkeypatch.setattr(made.operator._eager, "_steps", {})
     by_kernel = results(made(**arguments(function, leaves)))
     found = torch.autograd.grad(by_kernel, [leaves[name] for name in wrt], by)
     assert all(type(ready._made).__name__ == "Wrapped" for ready in made.operator._calls._ready.values())

@@ -15,7 +15,7 @@ import torch.nn.functional as F  # noqa: E402
 
 import normgen.torch as ng  # noqa: E402
 from normgen.errors import UsageError, VerificationError  # noqa: E402
-from normgen.torch import aten, fusing  # noqa: E402
+from normgen.torch.tracing import aten, fusing  # noqa: E402
 
 Tensor = Any
 COLS = 64

@@ -99,6 +99,12 @@ def test_torchs_checks_of_an_operator_pass(device: str) -> None:
     norm, loss = ng.operator("add_rmsnorm").operators, ng.operator("cross_entropy").operators
     torch.library.opcheck(norm.saving, (x, residual, weight, 1e-6, torch.float32))
     torch.library.opcheck(norm.plain, (*detached, 1e-6, torch.float32))
+    for _ in range(2):
+        with torch.no_grad():
+            norm.plain(x, residual, weight, 1e-6, torch.float32)
+        y, _ = norm.plain(x, residual, weight, 1e-6, torch.float32)
+        with pytest.raises(UsageError, match=r"keeps nothing for a backward pass\n.*for add_rmsnorm_saving"):
+            y.sum().backward()
     torch.library.opcheck(loss.decomposed, (x, label, -100.0, 0.1, 0.0, torch.float32))
 
 

@@ -22,8 +22,8 @@ from normgen.spec.spec import Role
 from normgen.torch.calls import name_of
 from normgen.torch.operators import Operator
 from normgen.torch.patching import telling_rows
-from normgen.torch.recording import COLS
-from normgen.torch.tracing import Traced
+from normgen.torch.tracing.recording import COLS
+from normgen.torch.tracing.values import Traced
 from normgen.traced.torch_formulas import torch_function
 
 Tensor = Any

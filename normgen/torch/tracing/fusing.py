@@ -13,10 +13,12 @@ import torch
 
 from normgen.errors import UsageError, VerificationError, did_you_mean
 from normgen.spec.spec import Role
-from normgen.torch.comparing import Comparison, compared
 from normgen.torch.operators import Operator, operator
-from normgen.torch.recording import COLS, recorded
-from normgen.torch.tracing import Read, Traced, names_for, traced
+from normgen.torch.tracing.comparing import Comparison, compared
+from normgen.torch.tracing.formulas import names_for
+from normgen.torch.tracing.recording import COLS, recorded
+from normgen.torch.tracing.values import Read, Traced
+from normgen.torch.tracing.walk import traced
 
 Tensor = Any
 Facts = tuple[Any, ...]

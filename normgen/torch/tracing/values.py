@@ -1,0 +1,87 @@
+"""What tracing knows of a function: its tensors as expressions, what a kernel reads, and what is found of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from normgen.spec.formula import Expression
+from normgen.spec.spec import Role, Spec
+from normgen.torch.tracing.recording import Dims, Node, Recorded
+
+NARROW = (torch.float16, torch.bfloat16)
+VIEWS = ("view", "view_copy", "reshape", "_unsafe_view", "expand", "expand_copy", "unsqueeze", "unsqueeze_copy")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Value:
+    """A tensor of the function, as an expression.
+
+    dims      what each of its sizes counts
+    dtype     torch's, in which the function has it
+    held_in   the narrowest dtype that is known to hold the expression's values as they are
+    is_whole  its values are whole numbers, or conditions
+    is_total  the expression is one of all rows; `below`: the total that it is divided by, if any
+    """
+
+    tree: Expression
+    dims: Dims
+    dtype: Any
+    held_in: Any = None
+    is_whole: bool = False
+    is_total: bool = False
+    below: Expression | None = None
+
+    @property
+    def axes(self) -> tuple[int, ...]:
+        return tuple(axis for dim in self.dims for axis in dim)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Read:
+    """A tensor that the kernel reads: an argument of the function, in the shape that its role has.
+
+    place  of the argument
+    dims   of the argument; `spread`: the axes that it has none of, and is expanded along
+    """
+
+    place: int
+    name: str
+    role: Role
+    dims: Dims
+    spread: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traced:
+    """A function's spec, and what stands around the kernel.
+
+    rows_of  the argument that has the rows' sizes
+    reads    in the order in which the operator takes them
+    returns  the names of what the kernel writes
+    tail     from the kernel's results and the arguments to the function's results; None: the kernel's, as they are
+    tree     how the tail's results are put together; None: it does that
+    """
+
+    recorded: Recorded
+    rows_of: int
+    spec: Spec
+    reads: tuple[Read, ...]
+    returns: tuple[str, ...]
+    tail: Any
+    tree: Any = None
+
+
+def called(node: Node) -> str:
+    """The name of its operation, without overload."""
+    target = node.target
+    found = target.overloadpacket.__name__ if isinstance(target, torch._ops.OpOverload) else target.__name__
+    return str(found)
+
+
+def shape_of(node: Node) -> tuple[Any, ...]:
+    found = node.meta["val"]
+    found = found[0] if isinstance(found, tuple | list) else found
+    return tuple(size.node.expr if isinstance(size, torch.SymInt) else size for size in found.shape)

@@ -1,0 +1,92 @@
+"""What a compiler gets in the place of a call, and that it is said."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+import normgen.torch as ng  # noqa: E402
+from normgen.torch import choosing  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def _none_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choosing, "_sites", {})
+    torch.compiler.reset()
+
+
+def graph_of(call: Any, *tensors: torch.Tensor, dynamic: bool = False) -> str:
+    """The compiled call's operators; its results are the call's."""
+    codes: list[str] = []
+
+    def backend(graph: Any, _inputs: Any) -> Any:
+        codes.append(graph.code)
+        return graph.forward
+
+    compiled = torch.compile(call, backend=backend, fullgraph=True, dynamic=dynamic)
+    torch.testing.assert_close(compiled(*tensors), call(*tensors), rtol=1e-5, atol=1e-5)
+    return codes[-1]
+
+
+def test_a_plain_norm_is_left_to_the_compiler_and_a_caller_may_say_otherwise() -> None:
+    x, weight = torch.randn(3, 64), torch.randn(64)
+    assert "rmsnorm_decomposed" in graph_of(lambda x, w: ng.rms_norm(x, w), x, weight)
+    (site,) = ng.sites()
+    assert (site.function, site.kernel, site.asked) == ("rms_norm", False, False)
+    assert site.where.startswith(f"{__file__}:")
+    assert str(site) == f"{site.where}: rms_norm: the formulas, fused by the compiler"
+    for opaque in (True, False):
+        code = graph_of(lambda x, w, opaque=opaque: ng.rms_norm(x, w, opaque=opaque), x, weight)
+        assert ("rmsnorm_decomposed" not in code) is opaque
+        assert (ng.sites()[-1].kernel, ng.sites()[-1].asked) == (opaque, True)
+    assert str(ng.sites()[0]).endswith("rms_norm: the formulas, fused by the compiler")
+
+
+# op, elements per row -> the rows from on which its kernel is worth a call: 41 us over 0.25 ps a byte, of what
+# the compiler's program takes longer, as a share of the bytes of the rows, less one pass over what it writes
+WORTH = [
+    ("rmsnorm", 4096, None),  # 0.2 * 4 - 2 < 0
+    ("softmax", 4096, None),
+    ("softmax", 32768, 12513),  # 164e6 bytes / (0.6 * 4 - 2)
+    ("cross_entropy", 4096, 100098),  # 164e6 / (0.2 * 2)
+    ("cross_entropy", 131072, 1043),  # 164e6 / (0.6 * 2)
+    ("rmsnorm_to_fp8_group", 8192, 6904),  # 164e6 / (1.3 * 3 - 1)
+]
+
+
+@pytest.mark.parametrize(("op", "cols", "rows"), WORTH)
+def test_a_kernel_is_worth_its_call_by_the_documented_estimate(op: str, cols: int, rows: int | None) -> None:
+    made = ng.operator(op)
+    reads = made.operators.calls.reads
+    dtypes = {"x": torch.bfloat16, "label": torch.int64, "weight": torch.bfloat16}
+    least = made.operators.least_elements(tuple(dtypes.get(t.name) for t in reads), torch.bfloat16)
+    for count in (1, (rows or 1 << 30) - 1, rows or 1 << 31):
+        first = torch.empty(count, cols, dtype=torch.bfloat16, device="meta")
+        assert choosing.is_worth_a_call(least, first) is (rows is not None and count >= rows)
+
+
+def test_sizes_that_are_symbols_are_asked_without_being_fixed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choosing, "_CALL_US", 1e-9)
+    op = ng.operator("quantize_to_int8_group")
+
+    def call(x: torch.Tensor) -> Any:
+        return op(x)
+
+    code = graph_of(call, torch.randn(3, 256), dynamic=True)
+    assert "decomposed" not in code
+    assert ng.sites()[0].kernel
+
+
+def test_modules_that_were_replaced_are_said_by_their_names() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(48, 48), torch.nn.LayerNorm(48), torch.nn.LayerNorm(48))
+    ng.replace(model)
+    ng.restore(model[2])
+    ng.replace(torch.nn.ModuleDict({"last": model[2]}), opaque=True)
+    graph_of(model, torch.randn(5, 48))
+    assert {str(site) for site in ng.sites()} == {
+        "1: layer_norm: the formulas, fused by the compiler",
+        "last: layer_norm: our kernel, as asked for",
+    }
