@@ -27,7 +27,7 @@ from normgen.program.source import problem_for
 from normgen.records.record import Record
 from normgen.records.winners import kept
 from normgen.report.api import api_part
-from normgen.report.language import dtypes_part, functions_part, roles_part
+from normgen.report.language import bits_part, dtypes_part, functions_part, roles_part
 from normgen.report.picture import dots_of, svg
 from normgen.report.techniques import markdown_table, techniques_part
 from normgen.schedule.default import default_schedule
@@ -201,6 +201,7 @@ PARTS: dict[str, Callable[[Path], str]] = {
     "roles": roles_part,
     "functions": functions_part,
     "dtypes": dtypes_part,
+    "bits": bits_part,
     "ladders": ladders_part,
     "knobs": knobs_part,
     "api": api_part,
