@@ -54,6 +54,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # Imports of ours inside functions, and why each stands there.
 LATE = {
     ("bench.peers.bench", "bench.peers.device"): "it imports torch, which a bench without peers does without",
+    ("bench.accuracy.bits", "bench.peers.host"): "it imports torch, which is not always there",
     ("bench.accuracy.measure", "bench.peers.host"): "it imports torch, which is not always there",
     ("cli.bench_command", "torch.host_times"): "it imports torch, which is not always there",
     ("cli.bench_command", "torch.model_times"): "it imports torch, which is not always there",

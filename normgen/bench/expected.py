@@ -98,7 +98,7 @@ def chunks_of(problem: Problem, *, seed: int) -> tuple[Chunk, ...]:
 def _by_rows(problem: Problem, sample: Inputs, picked: NDArray[np.intp]) -> dict[str, tuple[Array, Array]]:
     """Reference and bound of the picked rows."""
     rows = replace(problem, rows_per_batch=1) if problem.rows_per_batch else problem
-    batches = picked // problem.rows_per_batch if problem.rows_per_batch else picked
+    batches = problem.batch_of(picked) if problem.rows_per_batch else picked
     tensors = tuple(t for t in problem.tensors if not t.is_over_rows)
     return _gathered(tensors, *_inputs_of(rows, sample, picked, batches), None)
 

@@ -83,7 +83,7 @@ def _problem_options(command: Command, *, is_required: bool) -> Command:
             "--layout", multiple=True, help="scale=column_major, or packed: how an output of groups lies in memory."
         ),
         click.option("--pitch", type=int, help="Elements from row start to row start (default: cols)."),
-        click.option("--batches", type=int, help="Of equally many rows (default: the first of three sizes or more)."),
+        click.option("--batches", type=int, help="How many; or heads (default: first, or last, size of rows)."),
         click.option("--align", type=int, default=16, show_default=True, help="Bytes that divide base pointers."),
         click.option("--stable-parameters", is_flag=True, help="Promise: no kernel still running writes parameters."),
     )

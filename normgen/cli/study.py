@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from normgen.bench.accuracy.bits import PAIRS, VALUES, Beside, check_known, run_pairs
 from normgen.bench.accuracy.cells import (
     COLS,
     CPU_ELEMENTS,
@@ -20,6 +21,7 @@ from normgen.bench.accuracy.cells import (
     Asked,
     Measured,
 )
+from normgen.bench.accuracy.kernels import OnCpu, OnGpu
 from normgen.bench.accuracy.table import fill, torch_versions
 from normgen.cli.options import (
     NewFile,
@@ -378,6 +380,35 @@ def accuracy(
         click.echo(f"{file}: {len(table.cells)} cells on {table.head['where']}, {counts}")
     if table.over:
         ctx.exit(VerificationError.exit_code)
+
+
+@study.command()
+@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+@json_option
+@click.option("--specs", default="", help="Only these presets, by commas.")
+@click.option("--values", type=click.IntRange(min=1), default=VALUES, show_default=True, help="Of each output.")
+@click.option("--device", help="Number of a GPU, or cpu (default: the first GPU, else cpu).")
+@seed_option
+def bits(file: Path, as_json: bool, specs: str, values: int, device: str | None, seed: int) -> None:
+    """Presets beside the libraries whose bits they have: what share of each output's elements differs, into FILE.
+
+    A library that is not installed, or does not run here, is named with the reason. On the CPU executor 10^5 values
+    take seconds. --json prints what FILE holds.
+    """
+    gpu = find_gpu(parse_device(device))
+    wanted = parse_names(specs)
+    check_known(wanted)
+    pairs = tuple(pair for pair in PAIRS if not wanted or pair.spec in wanted)
+    place = OnCpu() if gpu is None else OnGpu(gpu[0])
+
+    def tell(found: Beside) -> None:
+        said = ", ".join(f"{name} {d.elements} of {d.of} ({d.share:.2g})" for name, d in found.outputs.items())
+        click.echo(f"{found.spec} beside {found.library}'s {found.function}: {said or found.note}", err=as_json)
+
+    text = run_pairs(pairs, place, values=values, seed=seed, tell=tell).to_json()
+    write_output(file, text)
+    if as_json:
+        click.echo(text, nl=False)
 
 
 def _sizes(text: str) -> tuple[int, ...]:

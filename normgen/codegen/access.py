@@ -146,7 +146,14 @@ class Access:
     def write_elem(self, tensor: str, site: Site) -> str:
         return f"write<Store>({self.plan.problem.tensor(tensor).memory}_row + {site.at}, {tensor}_vec)"
 
+    @property
+    def _row_number(self) -> str:
+        """What makes the number of a batch, or of a head, of that of a row."""
+        return "% batches" if self.plan.problem.spec.has_heads else "/ rows_per_batch"
+
     def read_row_value(self, tensor: str, row: str) -> str:
+        if self.plan.problem.tensor(tensor).kind.by_batch:
+            row = "batch" if self.plan.walks_batches else f"({row}) {self._row_number}"
         is_float = self.plan.problem.tensor(tensor).dtype is F32
         return self.unless_null(tensor, f"{tensor}[{row}]" if is_float else f"row_value(&{tensor}[{row}])")
 
@@ -243,17 +250,39 @@ class Access:
     @property
     def end(self) -> str:
         """What the rows end at: all of them, or those of the batch that a walker stays in."""
-        return "batch_end" if self.plan.walks_batches else "rows"
+        return "batch_end" if self.plan.walks_batches and not self._walks_heads else "rows"
+
+    @property
+    def last(self) -> str:
+        """The last of a walker's rows: idle ones recompute it, and no other walker writes there."""
+        return "batch_last" if self._walks_heads else f"{self.end} - 1"
+
+    @property
+    def _walks_heads(self) -> bool:
+        """Whether a walker stays in a head, whose rows lie `batches` apart."""
+        return self.plan.walks_batches and self.plan.problem.spec.has_heads
+
+    @property
+    def _apart(self) -> str:
+        """What numbers of a walker's rows are multiplied by."""
+        return " * batches" if self._walks_heads else ""
 
     def batch(self) -> list[Statement]:
         """The batch of a walker whose rows are all of one batch: each has as many blocks as the others."""
         if not self.plan.walks_batches:
             return []
         rest = "rows - batch_start < rows_per_batch"
-        return [
+        own: list[Statement] = [
             Let("const int batch_blocks", "gridDim.x / max(batches, 1)", "each batch of rows has blocks of its own"),
             Let("const int batch", "blockIdx.x / batch_blocks"),
             Let("const int batch_block", "blockIdx.x % batch_blocks"),
+        ]
+        if self._walks_heads:
+            why = "a head's rows are batch, batch + batches, batch + 2 * batches and so on"
+            last = Let("const int batch_last", "batch + (rows - 1 - batch) / max(batches, 1) * batches")
+            return [Comment(f"The batches are heads: {why}."), *own, *([last] if self.plan.idle_rows else [])]
+        return [
+            *own,
             Let("const int batch_start", "batch * rows_per_batch"),
             Let("const int batch_end", f"{rest} ? rows : batch_start + rows_per_batch", "the last one may be shorter"),
         ]
@@ -267,13 +296,15 @@ class Access:
     def first_tile(self) -> str:
         if self.plan.walks_batches:
             own = "batch_block * kRowsPerBlock" if self.plan.idle_rows else self._walker_of("batch_block")
-            return f"batch_start + {own}"
+            start = "batch" if self._walks_heads else "batch_start"
+            return f"{start} + ({own}){self._apart}" if self._apart else f"{start} + {own}"
         return "blockIdx.x * kRowsPerBlock" if self.plan.idle_rows else self.walker
 
     @property
     def tile_stride(self) -> str:
         blocks = "batch_blocks" if self.plan.walks_batches else "gridDim.x"
-        return f"{blocks} * kRowsPerBlock" if self.plan.idle_rows else self._walker_of(blocks)
+        stride = f"{blocks} * kRowsPerBlock" if self.plan.idle_rows else self._walker_of(blocks)
+        return f"{stride}{self._apart}"
 
     @property
     def valid_row(self) -> str:
@@ -283,9 +314,9 @@ class Access:
         """Which row this is."""
         found: list[Statement] = []
         if self.plan.loops_rows:
-            found += [Let("const int row", "first_row + slot")] if self.plan.idle_rows else []
+            found += [Let("const int row", f"first_row + slot{self._apart}")] if self.plan.idle_rows else []
         if self.plan.idle_rows:
-            other = "own_row" if self.plan.one_shift else f"{self.end} - 1"
+            other = "own_row" if self.plan.one_shift else self.last
             what = "their lane's first row" if self.plan.one_shift else "the last row"
             why = f"idle rows recompute {what} and store nothing"
             found.append(Let("const bool active", f"row < {self.end}", why))
@@ -296,8 +327,8 @@ class Access:
         """Within a function that fetches a tile: the thread's row, and what declares it."""
         if not self.plan.idle_rows:
             return self.tile, []
-        row = f"first_row + slot < {self.end} ? first_row + slot : own_row"
-        row = row if self.plan.one_shift else f"min(first_row + slot, {self.end} - 1)"
+        own = f"first_row + slot{self._apart}"
+        row = f"{own} < {self.end} ? {own} : own_row" if self.plan.one_shift else f"min({own}, {self.last})"
         return "fetched_row", [Let("const int fetched_row", row)]
 
     def row_pointer(self, tensor: TensorUse, row: str) -> Let:
@@ -315,8 +346,9 @@ class Access:
     def row_starts(self) -> list[Statement]:
         """Where the row starts in each tensor of rows, and its batch's in each tensor of batches; how it is cut."""
         problem = self.plan.problem
-        batch = Let("const int batch", f"{self.valid_row} / rows_per_batch")
-        found: list[Statement] = [batch] if problem.rows_per_batch and not self.plan.walks_batches else []
+        batch = Let("const int batch", f"{self.valid_row} {self._row_number}")
+        is_read = any(t.kind.by_batch for t in problem.pitched_tensors)
+        found: list[Statement] = [batch] if is_read and not self.plan.walks_batches else []
         for tensor in problem.pitched_tensors:
             found.append(self.row_pointer(tensor, "batch" if tensor.kind.by_batch else self.valid_row))
         if self.plan.cut.shifted and not self.plan.one_shift:
@@ -346,8 +378,8 @@ class Access:
         plan = self.plan
         if plan.one_shift:
             x = self.first_elem.name
-            last = f"{self.end} - 1"
-            first = f"min(static_cast<int>({self.first_tile} + slot), {last})" if plan.idle_rows else self.first_tile
+            slot = f"{self.first_tile} + slot{self._apart}"
+            first = f"min(static_cast<int>({slot}), {self.last})" if plan.idle_rows else self.first_tile
             return [
                 Comment("The grid's stride is a multiple of the vector: all rows of this lane shift alike."),
                 Let("const int own_row", first),

@@ -88,9 +88,10 @@ class MainKernel:
         params.append(Param(name="rows", ctype="int", source=Source.ROWS))
         if problem.any_cols:
             params.append(Param(name="cols", ctype="int", source=Source.COLS))
-        if problem.rows_per_batch:
+        heads = problem.rows_per_batch and problem.spec.has_heads
+        if problem.rows_per_batch and not heads:
             params.append(Param(name="rows_per_batch", ctype="int", source=Source.ROWS_PER_BATCH))
-        if problem.sums_batches:
+        if problem.sums_batches or heads:
             params.append(Param(name="batches", ctype="int", source=Source.BATCHES))
         params += [Param(name=s, ctype="float", source=Source.SCALAR, key=s) for s in self.plan.program.scalars]
         return (*params, *self.columns.params())

@@ -77,6 +77,7 @@ class HostPart:
     workspace: bool
     loops_clusters: bool  # some kernel is a persistent grid of clusters
     batches: bool  # sums for each batch of rows: grids and workspaces grow with them
+    shares: str  # the argument that says how many batches there are
 
     @property
     def called(self) -> tuple[str, ...]:
@@ -108,7 +109,8 @@ def host_part(group: Group, tuned: Sequence[Compiled], general: Sequence[Compile
     workspace = any(p.source is Source.WORKSPACE for c in compiled for k in c.parts.kernels for p in k.params)
     launches_empty = any(c.main.launch.min_blocks for c in general)
     finishes = any(len(c.parts.kernels) > 1 for c in compiled)
-    sizes = ("rows", "cols", *(["rows_per_batch"] if problem.rows_per_batch else []))
+    shares = "heads" if problem.spec.has_heads else "rows_per_batch"
+    sizes = ("rows", "cols", *([shares] if problem.rows_per_batch else []))
     tail = [*(f"int {s}" for s in sizes), *(f"float {s}" for s in scalars), *(["void* workspace"] if workspace else [])]
     declared = [_declaration(t, t.dtype.cuda_ctype) for t in passed]
     strides = [f"long long {pitch}" for pitch in pitches]
@@ -148,6 +150,7 @@ def host_part(group: Group, tuned: Sequence[Compiled], general: Sequence[Compile
         workspace=workspace,
         loops_clusters=any(c.main.launch.loops_clusters for c in compiled),
         batches=problem.sums_batches,
+        shares=shares,
     )
 
 
@@ -229,6 +232,8 @@ def _width(tensor: TensorUse) -> str:
 def _invalid(problem: Problem, pitches: Iterable[str], widths: Iterable[str]) -> Iterator[str]:
     if group := problem.spec.group:
         yield f"cols % {group} != 0"
+    if problem.rows_per_batch and problem.spec.has_heads:
+        yield "rows % heads != 0"
     if problem.spec.numbers_columns:
         yield f"cols > {MOST_NUMBERED}"
     yield from (f"{pitch} < {width}" for pitch, width in zip(pitches, widths, strict=True))
@@ -304,7 +309,7 @@ def _missing(group: Group, *, launches_empty: bool, workspace: bool) -> list[str
     return [*found, "workspace == nullptr"] if workspace else found
 
 
-def _argument(param: Param) -> str:
+def _argument(param: Param, *, sums_batches: bool) -> str:
     match param.source:
         case Source.TENSOR | Source.SCALAR:
             return f"call.{mark(param.key)}"
@@ -316,7 +321,7 @@ def _argument(param: Param) -> str:
         case Source.BLOCKS:
             return "blocks"
         case Source.BATCHES:
-            return "batches"
+            return "batches" if sums_batches else "call.heads"
         case _:
             return f"call.{param.source.value}"
 
@@ -326,7 +331,12 @@ def _steps(compiled: Compiled) -> tuple[Step, ...]:
     finish = "kernel.finish.blocks" + (" * shares(batches)" if compiled.problem.sums_batches else "")
     fields = (("kMain", "kernel.launch", "blocks"), ("kFinish", "kernel.finish", finish))
     return tuple(
-        Step(kernel=name, launch=launch, blocks=blocks, arguments=tuple(map(_argument, kernel.params)))
+        Step(
+            kernel=name,
+            launch=launch,
+            blocks=blocks,
+            arguments=tuple(_argument(param, sums_batches=compiled.problem.sums_batches) for param in kernel.params),
+        )
         for kernel, (name, launch, blocks) in zip(compiled.parts.kernels, fields, strict=False)
     )
 
@@ -369,11 +379,15 @@ def _doc(group: Group, workspace: bool) -> list[str]:
         for t in problem.tensors
         if t.also
     ]
-    if problem.rows_per_batch:
+    has_heads = problem.spec.has_heads
+    if problem.rows_per_batch and has_heads:
+        said.append("heads: row r takes row r % heads of each tensor of heads, and rows is a multiple of it.")
+    elif problem.rows_per_batch:
         said.append("rows_per_batch: row r takes row r / rows_per_batch of each tensor of batches.")
     if problem.sums_batches:
         summed = " and ".join(mark(t.name) for t in problem.tensors if t.is_row_sum and t.kind.by_batch)
-        said.append(f"{summed}: row b is the sum over the rows of batch b; of 0 rows there are no batches.")
+        over = "head b" if has_heads else "batch b; of 0 rows there are no batches"
+        said.append(f"{summed}: row b is the sum over the rows of {over}.")
     if null:
         said.append(
             f"May be null: {', '.join(null)}." + " A parameter that is null has no gradient." * _backward(group)
@@ -385,7 +399,7 @@ def _doc(group: Group, workspace: bool) -> list[str]:
             "launched early (programmatic dependent launch) read them before the kernels in front have ended."
         )
     if workspace:
-        sizes = "rows, cols, rows_per_batch" if problem.sums_batches else "rows, cols"
+        sizes = f"rows, cols, {'heads' if has_heads else 'rows_per_batch'}" if problem.sums_batches else "rows, cols"
         said.append(f"workspace: {group.name}_workspace_bytes({sizes}) bytes, aligned as by cudaMalloc.")
     return [*said, "Asynchronous on `stream`; allocates nothing."]
 

@@ -73,10 +73,14 @@ class Calls(Forms):
                 continue
             wrong = None
             if read.kind.by_batch:
-                starts = itertools.accumulate(sizes, operator.mul, initial=1)
-                of_rows = first.ndim == 2 and array.shape[0] and sizes[0] % array.shape[0] == 0
-                if array.ndim != 2 or array.shape[1] != cols or not (of_rows or array.shape[0] in starts):
-                    wrong = f"[batches, {cols}], its batches the first sizes of {first.shape}"
+                first_or_last, turned = ("last", sizes[::-1]) if read.kind.by_head else ("first", sizes)
+                starts = itertools.accumulate(turned, operator.mul, initial=1)
+                of_rows = first.ndim == 2 and array.ndim and array.shape[0] and sizes[0] % array.shape[0] == 0
+                widths = (cols,) * read.kind.by_col
+                if array.shape[1:] != widths or not array.ndim or not (of_rows or array.shape[0] in starts):
+                    what = read.kind.axes[0]
+                    shape = ", ".join(map(str, (what, *widths)))
+                    wrong = f"[{shape}], its {what} the {first_or_last} sizes of the rows of {first.shape}"
             elif not read.kind.axes and array.size != 1:
                 wrong = "one number"
             if wrong:
@@ -121,7 +125,8 @@ class Calls(Forms):
         """Whether a call on the rows of all examples is what calls on the rows of each are."""
         uses = self.problem(form)
         apart = [use for use, batched in zip(uses.reads, is_batched, strict=True) if batched]
-        by_row = all(use.kind.by_row or use.kind.by_batch for use in apart) and all(u.kind.by_row for u in uses.writes)
+        of_rows = (use.kind.by_row or (use.kind.by_batch and not use.kind.by_head) for use in apart)
+        by_row = all(of_rows) and all(u.kind.by_row for u in uses.writes)
         return by_row and not self.function(form).numbers_rows
 
     def _launched(self, form: Form, scalars: Scalars, arrays: Sequence[Array]) -> Arrays:
@@ -163,7 +168,7 @@ def _no_second(spec: str, primals: Any, tangents: Any) -> Any:  # noqa: ARG001
 
 def _of_all(use: TensorUse, array: Array, size: int, *, is_batched: bool) -> Array:
     """Rows, or batches, of every example one behind the other; what is the same in each row as it is."""
-    if not (use.kind.by_row or use.kind.by_batch):
+    if use.kind.by_head or not (use.kind.by_row or use.kind.by_batch):
         return array
     every = array if is_batched else jnp.broadcast_to(array, (size, *array.shape))
-    return every.reshape(-1, every.shape[-1]) if use.kind.by_batch else every
+    return every.reshape(-1, *every.shape[-1:] * use.kind.by_col) if use.kind.by_batch else every

@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from normgen.dtypes import DType
 from normgen.dtypes import dtype as dtype_named
@@ -38,7 +39,8 @@ class Problem:
               no pointer of its own
     pitch     distance between row starts of every tensor of rows or batches, in elements; >= cols
     rows_per_batch  rows that share a row of each tensor of batches: row r has number r // rows_per_batch of them, and
-              the last batch may be shorter. A run-time argument of the kernel, as rows is. 0: no tensor has batches
+              the last batch may be shorter. A run-time argument of the kernel, as rows is. 0: no tensor has batches.
+              Of heads, which are the batches of a spec that has those, row r has number r % batches
     align     bytes every base pointer is a multiple of; one of row values of its element's size
     any_cols  cols is a run-time argument of the kernel (the general fallback), not a constant; such a kernel takes null
               for optional tensors whose `absent` formula is a number, and writes no gradient of them then
@@ -75,8 +77,12 @@ class Problem:
 
     @property
     def batches(self) -> int:
-        """Rows of every tensor of batches; 1 without any."""
+        """Rows of every tensor of batches, or of heads; 1 without any."""
         return -(-self.rows // self.rows_per_batch) if self.rows_per_batch else 1
+
+    def batch_of(self, rows: NDArray[np.intp]) -> NDArray[np.intp]:
+        """The batch, or the head, of each row."""
+        return rows % max(1, self.batches) if self.spec.has_heads else rows // self.rows_per_batch
 
     def shape_of(self, tensor: TensorUse) -> tuple[int, ...]:
         """As `TensorUse.shape`, in this problem."""
@@ -337,7 +343,7 @@ def make_problem(
     dtypes     tensor name -> dtype, where it differs (mixed precision)
     without    optional tensors that are not there
     batches    of equally many rows, where a tensor has a row for each (default: the first size of a shape of three or
-               more, else 1)
+               more, else 1); of heads how many there are (default: the last size but one of three or more)
     reads      backward only: the forward's tensors that the kernel reads (default: inputs, parameters, what is saved)
     gradients  backward only: the tensors to differentiate with respect to (default: every input and parameter)
     equal      backward only: tensors that have the same gradient. It is stored once for those of one dtype, unless it
@@ -397,10 +403,12 @@ def _rows_per_batch(spec: Spec, tensors: Iterable[TensorUse], sizes: tuple[int, 
     rows = math.prod(sizes[:-1])
     if batches is not None and not any(t.kind.by_batch for t in spec.tensors):
         rule = f"spec '{spec.name}' has no tensor with a row for each batch"
-        raise UsageError(rule, received=f"batches {batches}", hint='give a tensor the role "batch_parameter"')
-    count = batches if batches is not None else sizes[0] if len(sizes) > 2 else 1
+        hint = 'give a tensor the role "batch_parameter", or "head_parameter"'
+        raise UsageError(rule, received=f"batches {batches}", hint=hint)
+    own, what = (sizes[-2:-1], "heads") if spec.has_heads else (sizes[:1], "batches")
+    count = batches if batches is not None else own[0] if len(sizes) > 2 else 1
     if batches is not None and (count < 1 or rows % count):
-        raise UsageError("the batches have equally many rows", received=f"{rows} rows in {count} batches")
+        raise UsageError(f"the {what} have equally many rows", received=f"{rows} rows in {count} {what}")
     return max(1, rows // max(1, count)) if any(t.kind.by_batch for t in tensors) else 0
 
 

@@ -31,7 +31,8 @@ class Asked(TypedDict, total=False):
     in_place   written tensor -> the read tensor whose memory it takes: {"h": "residual"}
     layout     written tensor of groups -> how it lies in memory (`ScaleLayout`): {"scale": "column_major"}
     pitch, align, accumulate, deterministic, batch_invariant, stable_parameters   as in `Problem`
-    batches    of equally many rows, where a tensor has a row for each (default: the first size of three or more)
+    batches    of equally many rows, where a tensor has a row for each (default: the first size of three or more);
+               heads, where one has a row for each of those (default: the last size but one of three or more)
     """
 
     dtype: Any
@@ -60,7 +61,7 @@ class Question:
     gradients  backward: the tensors to differentiate by, where not all of them are; else None
     in_place   (written tensor, the read tensor whose memory it takes)
     layout     (tensor of groups, its layout), of those that are not row-major
-    batches    of equally many rows; 1 where no tensor has a row for each
+    batches    of equally many rows, or heads; 1 where no tensor has a row for each
     The other fields are those of `Problem`.
     """
 

@@ -35,8 +35,9 @@ def evaluate(
     """Run `program` in `dtype` arithmetic and return what it stores, by tensor name.
 
     inputs    every loaded tensor: elem [rows, cols], row [rows], col [cols], batches [batches, cols], each of equally
-              many rows; random numbers [rows, cols] by the name of their value; and, for a store that accumulates, the
-              tensor's value before
+              many rows, or heads [heads, cols]; a number of each batch or head as each row has it, [rows]; random
+              numbers [rows, cols] by the name of their value; and, for a store that accumulates, the tensor's value
+              before
     scalars   the program's run-time numbers
     keep_all  also return every value of the program by its name
     Errors: ProgramError when an input or a scalar is missing.
@@ -80,6 +81,7 @@ class _Run:
         self.rows, self.cols = _size(program, inputs)
         self.group = next((r.group for r in program.reduces if r.group), 0)
         of_batches = [ld.name for ld in program.loads if ld.kind.by_batch]
+        self.in_turn = any(ld.kind.by_head for ld in program.loads)
         self.batches = max(1, len(_find(inputs, of_batches[0], "tensor"))) if of_batches else 1
         lowest = np.finfo(np.float32).min
         self.values: dict[sp.Symbol, Array] = {COLS: np.asarray(self.cols, dtype), LOWEST: np.asarray(lowest, dtype)}
@@ -93,8 +95,9 @@ class _Run:
         return (self.of_batches(found) if kind.by_batch else found).reshape(self.shape(kind))
 
     def of_batches(self, found: Array) -> Array:
-        """[rows, cols] of a tensor of batches, [batches, cols]."""
-        return np.repeat(found, self.rows // max(1, len(found)), axis=0)
+        """[rows, cols] of a tensor of batches, [batches, cols], or of heads, whose rows take turns."""
+        times = self.rows // max(1, len(found))
+        return np.tile(found, (times, 1)) if self.in_turn else np.repeat(found, times, axis=0)
 
     def element(self, name: str, column: Column) -> Array:
         """One element of each row of a tensor, [rows, 1]."""
@@ -127,8 +130,10 @@ class _Run:
             self.values[symbol(statement.names[0])] = np.broadcast_to(found, grouped[0].shape).reshape(elems[0].shape)
             return
         if statement.kind.by_batch:
-            (elem,) = (e.reshape(self.batches, self.rows // self.batches, self.cols) for e in elems)
-            self.values[symbol(statement.names[0])] = self.of_batches(elem.sum(axis=1))
+            sizes = (self.batches, self.rows // self.batches)
+            sizes, axis = (sizes[::-1], 0) if self.in_turn else (sizes, 1)
+            (elem,) = (e.reshape(*sizes, self.cols) for e in elems)
+            self.values[symbol(statement.names[0])] = self.of_batches(elem.sum(axis=axis))
             return
         results = reduce_axis(statement.monoid, elems, 1 if statement.kind.by_row else 0)
         if guard := statement.guard:

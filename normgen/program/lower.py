@@ -106,13 +106,13 @@ class _Lowering:
             self.kinds[name], self.values[name] = Kind.SCALAR, symbol(name)
         for tensor in self.spec.tensors:
             if not tensor.role.is_written and tensor.name in self.present:
-                self.kinds[tensor.name], self.values[tensor.name] = tensor.kind, symbol(tensor.name)
+                self.kinds[tensor.name], self.values[tensor.name] = tensor.kind.in_rows, symbol(tensor.name)
             elif tensor.absent is not None:
                 self.formulas[tensor.name] = Formula(name=tensor.name, text=tensor.absent, line=tensor.line)
 
     def loads(self) -> tuple[Load, ...]:
         read = (t for t in self.spec.tensors if not t.role.is_written and t.name in self.present)
-        return tuple(Load(t.name, t.kind) for t in read)
+        return tuple(Load(t.name, t.kind.in_rows) for t in read)
 
     def store(self, tensor: Tensor) -> Store:
         """Store a written tensor; a value of a smaller kind, or a constant, is broadcast first."""

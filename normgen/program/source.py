@@ -100,7 +100,7 @@ def _unread(spec: Spec, present: Collection[str], forward: RowProgram) -> dict[s
     """Inputs and parameters that only absent statistics read: they are there, and their gradients are 0."""
     loaded = {ld.name for ld in forward.loads}
     given = (t for t in spec.tensors if not t.role.is_written and t.has_gradient and t.name in present)
-    return {t.name: t.kind for t in given if t.name not in loaded}
+    return {t.name: t.kind.in_rows for t in given if t.name not in loaded}
 
 
 def _cotangents(spec: Spec, present: Collection[str]) -> tuple[str, ...]:

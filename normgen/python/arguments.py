@@ -25,8 +25,8 @@ from normgen.spec.spec import Kind
 class Placed:
     """One array as the kernel sees it.
 
-    rows    how many rows it has; None for a tensor [cols] or [batches, cols]
-    batches  how many rows a tensor [batches, cols] has; None for another one
+    rows    how many rows it has; None for a tensor [cols], and for one of batches or of heads
+    batches  how many batches, or heads, a tensor of those has; None for another one
     pitch   distance of row starts in elements (1 for tensors [rows] and [cols])
     misfit  why the kernel, right for its problem, does not cover this layout; empty if it does
     """
@@ -87,12 +87,16 @@ class Expectation:
         if kind.is_matrix:
             rows = placed.batches if kind.by_batch else placed.rows
             return Reach(rows=rows or 0, pitch=placed.pitch * size, width=self.cols * size)
-        width = (self.cols if kind.by_col else placed.rows or 0 if kind.by_row else 1) * size
+        width = (self.cols if kind.by_col else 1) * size
+        width *= (placed.rows or 0) if kind.by_row else (placed.batches or 0) if kind.by_batch else 1
         return Reach(rows=1 if width else 0, pitch=width, width=width)
 
     def place(self, view: ArrayView, *, device: int) -> Placed:
         """Check one array. Raises UsageError with what was expected and what came."""
         self._check_kind(view, device)
+        if self.tensor.kind.by_batch and not self.tensor.kind.by_col:
+            self._check_contiguous(view)
+            return Placed(rows=None, pitch=1, batches=math.prod(view.shape))
         if self.tensor.kind.by_batch:
             found = self._place_elem(view)
             return replace(found, rows=None, batches=found.rows)
@@ -227,25 +231,28 @@ def expectations(problem: Problem, schedule: Schedule, module: Module) -> dict[s
 
 
 def rows_per_batch(problem: Problem, views: Mapping[str, ArrayView], placed: Mapping[str, Placed], rows: int) -> int:
-    """How many rows share a row of each tensor [batches, cols]; 1 where there is none.
+    """How many rows share a row of each tensor [batches, cols], or [heads, cols]; 1 where there is none.
 
     Raises UsageError unless all of them have as many batches, of equally many rows, and these are the first sizes of
-    every array of rows that has more than two: batches of 4 in [4, 10, cols], not batches of 5.
+    every array of rows that has more than two: batches of 4 in [4, 10, cols], not batches of 5. Heads are the last
+    sizes before the columns.
     """
     counts = {name: place.batches for name, place in placed.items() if place.batches is not None}
+    what, where = ("heads", "last") if problem.spec.has_heads else ("batches", "first")
     if len(set(counts.values())) > 1:
         listed = ", ".join(f"{name} {batches}" for name, batches in counts.items())
-        raise UsageError("all tensors must have the same number of batches", received=listed)
+        raise UsageError(f"all tensors must have the same number of {what}", received=listed)
     if not rows:
         return 1  # of batches of none
     name, batches = next(iter(counts.items()), ("", 1))
     if batches < 1 or rows % batches:
-        raise UsageError("the batches have equally many rows", received=f"{rows} rows, {batches} batches of '{name}'")
+        raise UsageError(f"the {what} have equally many rows", received=f"{rows} rows, {batches} {what} of '{name}'")
     for other in (other for other, place in placed.items() if place.rows is not None):
         sizes = views[other].shape[: -1 if problem.tensor(other).kind.within_row else None]
+        sizes = sizes[::-1] if problem.spec.has_heads else sizes
         if len(sizes) > 1 and batches not in itertools.accumulate(sizes, operator.mul, initial=1):
-            received = f"{batches} batches of '{name}', '{other}' of shape {views[other].shape}"
-            raise UsageError("the batches are the first sizes of an array of rows", received=received)
+            received = f"{batches} {what} of '{name}', '{other}' of shape {views[other].shape}"
+            raise UsageError(f"the {what} are the {where} sizes of an array of rows", received=received)
     return rows // batches
 
 

@@ -240,14 +240,15 @@ class Kernel:
             )
 
     def _allocate(self, first: Any, views: Mapping[str, ArrayView]) -> list[tuple[str, Any]]:
-        """New outputs; [.., cols] like the first row input, statistics [..], of batches [batches, cols]."""
+        """New outputs; [.., cols] like the first row input, statistics [..], [batches, cols], [heads, cols]."""
         if self.problem.accumulate:
             gradients = ", ".join(t.name for t in self._writes)
             raise UsageError(
                 "an accumulating kernel adds to gradients that the caller gives", received=f"no {gradients}"
             )
         shape = next((views[t.name].shape for t in self._reads if t.kind.is_elem), ())
-        batches = next((math.prod(views[t.name].shape[:-1]) for t in self._reads if t.kind.by_batch), 1)
+        shared = ((t.kind, views[t.name].shape) for t in self._reads if t.kind.by_batch)
+        batches = next((math.prod(sizes[:-1] if kind.by_col else sizes) for kind, sizes in shared), 1)
 
         def made(tensor: TensorUse) -> Any:
             if tensor.layout is not ScaleLayout.ROW_MAJOR:

@@ -28,7 +28,7 @@ from normgen.records.record import Record
 from normgen.records.winners import kept
 from normgen.report.api import api_part
 from normgen.report.knobs.page import knobs_part
-from normgen.report.language import dtypes_part, functions_part, roles_part
+from normgen.report.language import bits_part, dtypes_part, functions_part, roles_part
 from normgen.report.picture import dots_of, svg
 from normgen.report.techniques import markdown_table, techniques_part
 from normgen.schedule.default import default_schedule
@@ -176,6 +176,7 @@ PARTS: dict[str, Callable[[Path], str]] = {
     "roles": roles_part,
     "functions": functions_part,
     "dtypes": dtypes_part,
+    "bits": bits_part,
     "ladders": ladders_part,
     "knobs": knobs_part,
     "api": api_part,

@@ -35,6 +35,7 @@ def check_spec(spec: Spec, *, scalar_lines: Mapping[str, int]) -> dict[str, Kind
     _check_names(spec, trees)
     _check_casts(spec, trees)
     _check_groups(spec)
+    _check_shares(spec)
     _check_seeds(spec, trees)
     _check_totals(spec, trees)
     order = sorted_formulas(spec, trees)
@@ -127,6 +128,17 @@ def _check_groups(spec: Spec) -> None:
             rule = f"{tensor.role} '{tensor.name}' has a value for each group of columns, and no formula has groups"
             hint = "reduce them: absmax(y, 128)"
             raise SpecError(rule, file=spec.file, line=tensor.line, hint=hint)
+
+
+def _check_shares(spec: Spec) -> None:
+    """Rows are shared out in one way: a kernel that sums them walks the rows of one share after the other."""
+    of_heads = next((t for t in spec.tensors if t.kind.by_head), None)
+    other = next((t for t in spec.tensors if t.kind.by_batch and not t.kind.by_head), None)
+    if of_heads and other:
+        rule = "the rows of a spec are those of batches or of heads, not both"
+        received = f"{of_heads.role} '{of_heads.name}', {other.role} '{other.name}'"
+        hint = "a row_input, or an input, has a value for each row whatever its batch and its head"
+        raise SpecError(rule, file=spec.file, line=max(of_heads.line, other.line), received=received, hint=hint)
 
 
 def draws(spec: Spec) -> dict[tuple[str, int], int]:
@@ -247,7 +259,7 @@ def _check_depth(spec: Spec, trees: Mapping[str, Expression], order: tuple[str, 
 
 
 def _checked_kinds(spec: Spec, trees: Mapping[str, Expression], order: tuple[str, ...]) -> dict[str, Kind]:
-    kinds = {t.name: t.kind for t in spec.tensors if not t.role.is_written}
+    kinds = {t.name: t.kind.in_rows for t in spec.tensors if not t.role.is_written}
     kinds |= dict.fromkeys((*(n for n, _ in spec.scalars), *CONSTANTS), Kind.SCALAR)
     kinds |= {"row": Kind.ROW, "col": Kind.COL}
     formulas = dict(_all_formulas(spec))

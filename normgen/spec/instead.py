@@ -18,9 +18,10 @@ _NO_SUMS_OF_COLUMNS = (
     "not supported: sums over the rows of a column in a forward pass; "
     "the gradient of b in y = x + b is one, and total(x) adds all rows to one number"
 )
-_NO_MAPS = (
-    "not supported: parameters by an index of their own; there is one value for each column (parameter), for each "
-    "batch and column (batch_parameter) or for each row (row_input)"
+_MAPS = (
+    "the role says the index: one value for each column (parameter), for each batch and column (batch_parameter: "
+    "row / rows per batch), for each head and column (head_parameter: row % heads), for each row (row_input), batch "
+    "(batch_input) or head (head_input); one for each group of columns is repeated to a value for each column"
 )
 _ROLE_IS_SHAPE = "the role says the shape: docs/language.md lists them"
 AXES = "a reduction runs over the columns of each row; total(x) adds all rows"
@@ -81,7 +82,7 @@ _ROLES = {
     **dict.fromkeys(
         ("column_output", "col_output", "column_statistic", "col_statistic", "parameter_output"), _NO_SUMS_OF_COLUMNS
     ),
-    **dict.fromkeys(("group_parameter", "group_input", "head_parameter", "channel_parameter"), _NO_MAPS),
+    **dict.fromkeys(("group_parameter", "group_input", "channel_parameter", "period_parameter"), _MAPS),
     **dict.fromkeys(("weight", "bias", "col_input", "column_input"), 'write "parameter": one value for each column'),
     **dict.fromkeys(("residual", "gate", "activation"), 'write "input": one value for each row and column'),
     "mask": '{ role = "input", dtypes = ["bool"] } is a mask of elements',
@@ -91,10 +92,11 @@ _ROLES = {
     "loss": 'write "row_output", or "scalar_output" for the total of all rows',
 }
 _KEYS = {
-    "per": 'role = "batch_parameter" has a row for each batch',
+    "per": _MAPS,
     "batch": 'role = "batch_parameter" has a row for each batch',
-    "index": _NO_MAPS,
-    "map": _NO_MAPS,
+    **dict.fromkeys(("head", "heads"), 'role = "head_parameter" has a row for each head'),
+    "index": _MAPS,
+    "map": _MAPS,
     "group": "a reduction says its groups: absmax(y, 128)",
     "dtype": 'dtypes = ["..."]',
     **dict.fromkeys(("shape", "axis", "dim", "dims", "axes"), _ROLE_IS_SHAPE),

@@ -28,7 +28,7 @@ from normgen.spec.toml_lines import KeyPath, key_lines, parse_toml, read_text
 
 _TOP_KEYS = ("name", "summary", "paper", "tensors", "scalars", "formulas", "space", "backward", "accuracy")
 _OWN = (  # float32 unless they say otherwise
-    *(Role.ROW_INPUT, Role.SCALAR_INPUT, Role.SCALAR_PARAMETER),
+    *(Role.ROW_INPUT, Role.BATCH_INPUT, Role.HEAD_INPUT, Role.SCALAR_INPUT, Role.SCALAR_PARAMETER),
     *(Role.ROW_OUTPUT, Role.SCALAR_OUTPUT, Role.GROUP_STATISTIC),
 )
 _FIXED = {

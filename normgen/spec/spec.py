@@ -13,7 +13,8 @@ from normgen.dtypes import DTYPES
 class Kind(Flag):
     """The axes a value varies along: elem [rows, cols], groups [rows, cols / G], row [rows], col [cols], scalar [].
 
-    A batch is a run of rows of one length: batches [batches, cols] has a value for each batch and column.
+    Rows may be shared out: a batch is a run of rows of one length, a head every n-th row of n heads. batches
+    [batches, cols] and heads [heads, cols] have a value for each of these and each column; `by_batch` asks for either.
     Joining values unites their axes (what varies by column varies by group as well, what varies by row by batch), a
     reduction drops one. Code asks for an axis, not for a kind's name, so that one more axis is one more member here.
     """
@@ -23,9 +24,11 @@ class Kind(Flag):
     COL = auto()
     GROUP = auto()
     BATCH = auto()
+    HEAD = auto()
     ELEM = ROW | COL
     GROUPS = ROW | GROUP
     BATCHES = BATCH | COL
+    HEADS = HEAD | COL
 
     @property
     def by_row(self) -> bool:
@@ -37,8 +40,18 @@ class Kind(Flag):
 
     @property
     def by_batch(self) -> bool:
-        """Varies from batch to batch, and not within one."""
-        return bool(self._value_ & Kind.BATCH._value_)
+        """Varies from batch to batch, or from head to head, and not within one."""
+        return bool(self._value_ & (Kind.BATCH._value_ | Kind.HEAD._value_))
+
+    @property
+    def in_rows(self) -> Kind:
+        """What a formula reads of a tensor of this kind: a batch's or a head's number is one of each of its rows."""
+        return Kind.ROW if self.by_batch and not self.within_row else self
+
+    @property
+    def by_head(self) -> bool:
+        """Varies from head to head: row r is of head r % heads."""
+        return bool(self._value_ & Kind.HEAD._value_)
 
     @property
     def within_row(self) -> bool:
@@ -67,8 +80,8 @@ class Kind(Flag):
 
     @property
     def is_matrix(self) -> bool:
-        """A value for each column of rows, or of batches: a tensor of this kind has a pitch."""
-        return self is Kind.ELEM or self is Kind.BATCHES
+        """A value for each column of rows, of batches or of heads: a tensor of this kind has a pitch."""
+        return self is Kind.ELEM or self is Kind.BATCHES or self is Kind.HEADS
 
     @property
     def is_row(self) -> bool:
@@ -77,11 +90,11 @@ class Kind(Flag):
 
     @property
     def axes(self) -> tuple[str, ...]:
-        first = ("rows",) * self.by_row + ("batches",) * self.by_batch
+        first = ("rows",) * self.by_row + ("heads" if self.by_head else "batches",) * self.by_batch
         return first + ("cols",) * self.by_col + ("groups",) * self.is_groups
 
     def shape(self, rows: int, cols: int, group: int = 0, batches: int = 1) -> tuple[int, ...]:
-        """`group` columns make a group."""
+        """`group` columns make a group; `batches`: how many there are, or how many heads."""
         first = (rows,) * self.by_row + (batches,) * self.by_batch
         return first + (cols,) * self.by_col + ((cols // group,) if self.is_groups else ())
 
@@ -101,7 +114,7 @@ def join(kinds: Iterable[Kind]) -> Kind:
     bits = 0  # not `Kind |= Kind`: emitting a kernel joins hundreds of times, and enum's operators take 2 µs each
     for kind in kinds:
         bits |= kind._value_
-    bits &= ~Kind.BATCH._value_ if bits & Kind.ROW._value_ else -1
+    bits &= ~(Kind.BATCH._value_ | Kind.HEAD._value_) if bits & Kind.ROW._value_ else -1
     bits &= ~Kind.GROUP._value_ if bits & Kind.COL._value_ else -1
     return Kind(bits)
 
@@ -112,7 +125,10 @@ class Role(StrEnum):
     INPUT = "input"
     PARAMETER = "parameter"
     BATCH_PARAMETER = "batch_parameter"
+    HEAD_PARAMETER = "head_parameter"
     ROW_INPUT = "row_input"
+    BATCH_INPUT = "batch_input"
+    HEAD_INPUT = "head_input"
     SCALAR_INPUT = "scalar_input"
     SCALAR_PARAMETER = "scalar_parameter"
     SEED = "seed"
@@ -140,7 +156,13 @@ ROLES: dict[Role, tuple[Kind, str]] = {
     Role.INPUT: (Kind.ELEM, "read: what is normalised, a residual, a gate"),
     Role.PARAMETER: (Kind.COL, "read: a weight or a bias per column"),
     Role.BATCH_PARAMETER: (Kind.BATCHES, "read: a scale or a shift per column, another one in each batch of rows"),
+    Role.HEAD_PARAMETER: (
+        Kind.HEADS,
+        "read: a weight or a bias per column, another one for each head: row r is of head r % heads",
+    ),
     Role.ROW_INPUT: (Kind.ROW, "read: a scale or a label per row, a mean that another kernel found"),
+    Role.BATCH_INPUT: (Kind.BATCH, "read: a number for each batch of rows; it has no gradient"),
+    Role.HEAD_INPUT: (Kind.HEAD, "read: a number for each head, such as a channel's weight; it has no gradient"),
     Role.SCALAR_INPUT: (Kind.SCALAR, "read: one number on the device, such as a static scale; it has no gradient"),
     Role.SCALAR_PARAMETER: (Kind.SCALAR, "read: one learned number on the device; its gradient sums rows and columns"),
     Role.SEED: (Kind.SCALAR, "read: 64 bits on the device, i64, for `random(seed)` alone"),
@@ -205,8 +227,8 @@ class Tensor:
 
     @property
     def has_gradient(self) -> bool:
-        """Whether a tensor has one: labels, masks, columns that were found and scalar inputs have none."""
-        if self.role is Role.SCALAR_INPUT:
+        """Whether a tensor has one: labels, masks, columns that were found, numbers from outside have none."""
+        if self.role in (Role.SCALAR_INPUT, Role.BATCH_INPUT, Role.HEAD_INPUT):
             return False
         return not self.dtypes or not all(DTYPES[name].is_integer for name in self.dtypes)
 
@@ -250,6 +272,11 @@ class Spec:
 
     def tensor(self, name: str) -> Tensor:
         return next(t for t in self.tensors if t.name == name)
+
+    @property
+    def has_heads(self) -> bool:
+        """Whether its rows are those of heads in turn, not of batches one behind the other: none has both."""
+        return any(t.kind.by_head for t in self.tensors)
 
     @property
     def inputs(self) -> tuple[Tensor, ...]:

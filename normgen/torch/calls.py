@@ -95,8 +95,8 @@ class Calls(Forms):
         here = [given[use.name] for use in uses.reads if given.get(use.name) is not None]
         first = next(given[u.name] for u in uses.reads if u.kind.is_elem and given.get(u.name) is not None)
         is_double = any(t.dtype == torch.float64 for t in here)
-        batched = (given[u.name] for u in uses.reads if u.kind.by_batch)
-        batches = next((t.numel() // first.shape[-1] for t in batched), 1)
+        shared = ((u.kind, given[u.name]) for u in uses.reads if u.kind.by_batch)
+        batches = next((t.numel() // (first.shape[-1] if kind.by_col else 1) for kind, t in shared), 1)
         return tuple(
             first.new_empty(_shape(u, first, batches), dtype=_torch_dtype(u, is_double=is_double)) for u in uses.writes
         )

@@ -172,7 +172,8 @@ class JaxFunction:
         if "col" in self.replay.used:
             given["col"] = jnp.arange(cols)[None, :]
         values = self.replay(do, given)
-        batches = next((arrays[t.name].size // cols for t in self.reads if t.kind.by_batch), 1)
+        shared = (t for t in self.reads if t.kind.by_batch)
+        batches = next((arrays[t.name].size // (cols if t.kind.by_col else 1) for t in shared), 1)
         return {t.name: do.stored(_written(t, values[t.name], shape, rows, batches), t.dtype) for t in self.writes}
 
 
@@ -193,8 +194,9 @@ def _read(use: TensorUse, array: Array, do: JaxArithmetic, rows: int) -> Array:
     if use.kind.is_elem:
         return value.reshape(rows, do.cols)
     if use.kind.by_batch:
-        value = value.reshape(-1, 1, do.cols)
-        return jnp.broadcast_to(value, (len(value), rows // len(value), do.cols)).reshape(rows, do.cols)
+        value = value.reshape(-1, do.cols if use.kind.by_col else 1)
+        each = rows // len(value)
+        return jnp.tile(value, (each, 1)) if use.kind.by_head else jnp.repeat(value, each, 0)
     if use.kind is Kind.SCALAR:
         return value.reshape(())
     return value.reshape(rows, 1) if use.kind.by_row else value.reshape(1, do.cols)
@@ -203,7 +205,8 @@ def _read(use: TensorUse, array: Array, do: JaxArithmetic, rows: int) -> Array:
 def _written(use: TensorUse, value: Array, shape: tuple[int, ...], rows: int, batches: int) -> Array:
     cols = shape[-1]
     if use.kind.by_batch:  # what each row adds
-        return jnp.broadcast_to(value, (rows, cols)).reshape(batches, rows // batches, cols).sum(1)
+        sizes, axis = ((rows // batches, batches), 0) if use.kind.by_head else ((batches, rows // batches), 1)
+        return jnp.broadcast_to(value, (rows, cols)).reshape(*sizes, cols).sum(axis)
     if use.group:  # each column has its group's value
         return jnp.broadcast_to(value, (rows, cols))[:, :: use.group].reshape(*shape[:-1], cols // use.group)
     if use.kind.is_elem:

@@ -5,6 +5,7 @@ Run eagerly it is one kernel an operation: for tensors that none of our kernels 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -166,15 +167,22 @@ class TorchFunction:
         if "col" in self.replay.used:
             given["col"] = torch.arange(cols, device=first.device).unsqueeze(0)
         values = self.replay(do, given)
-        batches = [tensors[t.name].numel() // cols for t in self.reads if t.kind.by_batch]
-        each = rows_per_batch or (rows // batches[0] if batches and batches[0] else rows)
-        return {t.name: self._written(t, values[t.name], do, shape, rows, each) for t in self.writes}
+        shared = (t for t in self.reads if t.kind.by_batch)
+        batches = next((tensors[t.name].numel() // (cols if t.kind.by_col else 1) for t in shared), 1)
+        each = rows_per_batch or (rows // batches if batches else rows)
+        return {t.name: self._written(t, values[t.name], do, shape, (each, batches)) for t in self.writes}
 
-    def _written(self, use: TensorUse, value: Tensor, do: TorchArithmetic, shape: Any, rows: int, each: int) -> Tensor:
+    def _written(
+        self, use: TensorUse, value: Tensor, do: TorchArithmetic, shape: Any, shares: tuple[int, int]
+    ) -> Tensor:
+        rows, (each, batches) = math.prod(shape[:-1]), shares
         if use.kind.by_batch:  # what each row adds; the last batch may be shorter
-            missing = -rows % each if each else 0
-            value = torch.nn.functional.pad(value.expand(rows, do.cols), (0, 0, 0, missing))
-            value = value.reshape(-1, each, do.cols).sum(1)
+            value = value.expand(rows, do.cols)
+            if use.kind.by_head:
+                value = value.reshape(-1, batches, do.cols).sum(0)
+            else:
+                missing = -rows % each if each else 0
+                value = torch.nn.functional.pad(value, (0, 0, 0, missing)).reshape(-1, each, do.cols).sum(1)
         elif use.group:  # each column has its group's value
             value = value.expand(rows, do.cols)[:, :: use.group].reshape(*shape[:-1], -1)
         elif use.kind.is_elem:
@@ -231,9 +239,11 @@ def _read(use: TensorUse, tensor: Tensor, do: TorchArithmetic, rows: int, rows_p
     if use.kind.is_elem:
         return value.reshape(rows, do.cols)
     if use.kind.by_batch:
-        value = value.reshape(-1, 1, do.cols)
+        width = do.cols if use.kind.by_col else 1
+        value = value.reshape(-1, 1, width)
         each = rows_per_batch or rows // value.shape[0]
-        return value.expand(-1, each, do.cols).reshape(-1, do.cols)[:rows]
+        value = value.transpose(0, 1).expand(each, -1, -1) if use.kind.by_head else value.expand(-1, each, -1)
+        return value.reshape(-1, width)[:rows]
     if use.kind is Kind.SCALAR:
         return value.reshape(())
     return value.reshape(rows, 1) if use.kind.by_row else value.reshape(1, do.cols)

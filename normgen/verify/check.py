@@ -318,7 +318,7 @@ class _Model:
     def _part(self, evaluation: Walk[Bounded], tensor: TensorUse, block: NDArray[np.intp]) -> ColumnSum:
         rows = len(block)
         if not tensor.is_total:
-            batches = block // self.problem.rows_per_batch if tensor.kind.by_batch else np.zeros(rows, np.intp)
+            batches = self.problem.batch_of(block) if tensor.kind.by_batch else np.zeros(rows, np.intp)
             term = evaluation.column_term(tensor.name)
             return self.arithmetic.column_part(term, batches, self._sums(tensor))
         added, of_elements = evaluation.total_term(tensor.name)

@@ -379,14 +379,15 @@ class Float32Error:
         return ColumnSum(total, size, square, carried, self.depth if of_elements else 0.0, is_random)
 
     def column_part(self, arg: Bounded, batches: NDArray[np.intp], count: int) -> ColumnSum:
-        """The rows of `arg`, of these batches in ascending order, as part of a sum over the rows of each of `count`."""
+        """The rows of `arg`, of these batches, as part of a sum over the rows of each of `count`."""
         t = spread_over_rows(arg.value, len(batches))
         error = spread_over_rows(np.zeros(()) if arg.error is None else arg.error, len(batches))
-        met, first = np.unique(batches, return_index=True)
+        in_order = np.argsort(batches, kind="stable")
+        met, first = np.unique(batches[in_order], return_index=True)
 
         def summed(term: Array) -> Array:
             found = np.zeros((count, term.shape[1]))
-            found[met] = np.add.reduceat(term, first, axis=0) if count > 1 else term.sum(axis=0)
+            found[met] = np.add.reduceat(term[in_order], first, axis=0) if count > 1 else term.sum(axis=0)
             return found
 
         return ColumnSum(summed(t), summed(np.abs(t)), summed(np.square(t)), summed(error))

@@ -449,13 +449,14 @@ def interpret(
 ) -> dict[str, Array]:
     """The spec's written tensors (or the formulas in `names`) in float64, forward.
 
-    inputs: x: [rows, cols], parameters: [cols], of batches: [batches, cols], each of equally many rows; missing
-    optional tensors take their `absent` formula.
+    inputs: x: [rows, cols], parameters: [cols], of batches: [batches, cols], each of equally many rows, of heads:
+    [heads, cols], whose rows take turns, or [batches], [heads]; missing optional tensors take their `absent` formula.
     Returns elem outputs [rows, cols], row statistics [rows] and scalar outputs [].
     """
     shape = np.shape(inputs[spec.inputs[0].name])
     of_batch = {t.name: np.asarray(inputs[t.name]) for t in spec.tensors if t.kind.by_batch and t.name in inputs}
-    repeated = {n: np.repeat(value, shape[0] // max(1, len(value)), axis=0) for n, value in of_batch.items()}
+    repeated = {n: _each_row(value, shape[0], in_turn=spec.has_heads) for n, value in of_batch.items()}
+    repeated = {n: value if value.ndim > 1 else value[:, None] for n, value in repeated.items()}
     known = as_values({**inputs, **repeated}, shape[-1], {**dict(spec.scalars), **(scalars or {})})
     known |= drawn(spec, seeds_of(spec, inputs), np.arange(shape[0]), shape[-1])
     walk = Evaluation(Float64(cols=shape[-1]), spec_formulas(spec, inputs), known, file=spec.file or spec.name)
@@ -464,6 +465,12 @@ def interpret(
         found = {name: walk.value(name) for name in wanted}
     kinds = {t.name: t.kind for t in spec.tensors}
     return {name: _in_kind_shape(value, shape, kinds.get(name, Kind.ELEM)) for name, value in found.items()}
+
+
+def _each_row(value: Array, rows: int, *, in_turn: bool) -> Array:
+    """What each row has of a value of batches, one behind the other, or of heads, which take turns."""
+    share = np.arange(rows) % max(1, len(value)) if in_turn else np.arange(rows) // max(1, rows // max(1, len(value)))
+    return np.asarray(value[share])
 
 
 def _in_kind_shape(value: Array, shape: tuple[int, ...], kind: Kind) -> Array:

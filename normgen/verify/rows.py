@@ -290,7 +290,7 @@ def _empty_pages(size: int) -> NDArray[np.uint8]:
 def of_rows(array: Stored, tensor: TensorUse, problem: Problem, rows: NDArray[np.intp]) -> Stored:
     """What a tensor's array has for rows of these numbers: its own rows, those of their batches, or all that it is."""
     if tensor.kind.by_batch:
-        return array[rows // problem.rows_per_batch]
+        return array[problem.batch_of(rows)]
     return array[rows] if tensor.kind.by_row else array
 
 
@@ -357,7 +357,7 @@ def draw_tensor(tensor: TensorUse, problem: Problem, of_row: tuple[str, ...], rn
         centre = 0.0 if tensor.name == "bias" or (declared is not None and declared.absent in ("0", "0.0")) else 1.0
         return centre + 0.2 * rng.standard_normal(problem.shape_of(tensor))
     if not tensor.kind.by_col:
-        return rng.standard_normal(rows if tensor.kind.by_row else 1)
+        return rng.standard_normal(math.prod(problem.shape_of(tensor)))
     if tensor.name != problem.spec.inputs[0].name:
         return rng.standard_normal((rows, cols))
     return draw_rows(of_row, cols, tensor.dtype, rng)

@@ -42,12 +42,13 @@ GATED = parse("""
     shift = { role = "batch_parameter", optional = true, absent = "0" }
     weight = "parameter"
     row_scale = "row_input"
+    sample = "batch_input"
     rms = "statistic"
     y = "output"
     [formulas]
     h = "x * (1 + gate) + shift"
     rms = "sqrt(mean((h - mean(h))**2) + 1e-5)"
-    y = "h / rms * weight * row_scale"
+    y = "h / rms * weight * row_scale * sample"
     [backward]
     saved = ["rms"]
     """)
@@ -96,20 +97,20 @@ SUMMED = (
 )
 
 
-def cases(direction: str) -> list[Case]:
+def cases(direction: str, shipped: Spec = ADALN, other: Spec = GATED) -> list[Case]:
     """Each way once with the spec that ships, every second one with the other."""
     found: list[Case] = []
-    for spec, ways in ((ADALN, list(WAYS)), (GATED, list(WAYS)[1::2])):
+    for spec, ways in ((shipped, list(WAYS)), (other, list(WAYS)[1::2])):
         for number, name in enumerate(ways):
             shape, dtype, knobs = WAYS[name]
             asked = {"direction": "backward"} if direction == "backward" else {}
             problem = problem_for(spec, shape=shape, dtype=dtype, **LAYOUT.get(name, {}), **asked)
             schedule = Schedule(**knobs)
-            if spec is GATED:
+            if spec is other:
                 schedule = replace(schedule, params=PARAMS.get(name, "late"))
             if direction == "backward":
                 schedule = replace(schedule, variance=Schedule().variance)
-                schedule = next(summed(problem, schedule, number + (spec is GATED)))
+                schedule = next(summed(problem, schedule, number + (spec is other)))
             assert refusal(problem, schedule, DEVICE) is None, (name, refusal(problem, schedule, DEVICE))
             found.append((problem, schedule))
     return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import math
 import shutil
 import struct
 import subprocess
@@ -47,13 +48,20 @@ class Call:
     def words(self, group: Group, scalars: Sequence[str], *, workspace: bool) -> str:
         tensors = [self.address(group, t.name) for t in group.problem.passed_tensors]
         pitches = [self.pitch() for _ in group.problem.pitched_tensors]
-        sizes = [self.rows, self.cols, *([ROWS_PER_BATCH] if group.problem.rows_per_batch else [])]
+        has_heads = group.problem.spec.has_heads
+        shares = heads_of(self.rows) if has_heads else ROWS_PER_BATCH
+        sizes = [self.rows, self.cols, *([shares] if group.problem.rows_per_batch else [])]
         tail = [*sizes, *(scalar(s) for s in scalars), *([WORKSPACE] if workspace else []), 7]
         return " ".join(map(str, ["call", WORKSPACE, *tensors, *pitches, *tail]))
 
 
-def batches_of(rows: int) -> int:
-    return -(-rows // ROWS_PER_BATCH)
+def batches_of(rows: int, problem: Problem) -> int:
+    return heads_of(rows) if problem.spec.has_heads else -(-rows // ROWS_PER_BATCH)
+
+
+def heads_of(rows: int) -> int:
+    """As many as divide the rows; of no rows too there are some."""
+    return math.gcd(rows, 8)
 
 
 def scalar(name: str) -> int:
@@ -62,7 +70,7 @@ def scalar(name: str) -> int:
 
 def expected(group: Group, call: Call, problem: Problem, parts: Parts) -> list[str]:
     """What the runtime must be asked: the workspace zeroed, then the kernels, as the emitter's own words say."""
-    first, batches = parts.kernels[0].launch, batches_of(call.rows)
+    first, batches = parts.kernels[0].launch, batches_of(call.rows, problem)
     blocks = first.grid(rows=call.rows, sm_count=SM_COUNT, batches=batches)
     if first.loops_clusters:
         blocks = first.fitting(blocks, clusters=CLUSTERS, batches=batches)
@@ -95,7 +103,7 @@ def value(param: Param, group: Group, call: Call, blocks: int) -> int:
         case Source.ROWS_PER_BATCH:
             return ROWS_PER_BATCH
         case Source.BATCHES:
-            return batches_of(call.rows)
+            return batches_of(call.rows, group.problem)
         case Source.SCALAR:
             (bits,) = struct.unpack("<i", struct.pack("<f", scalar(param.key)))
             return int(bits)

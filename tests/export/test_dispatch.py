@@ -29,6 +29,7 @@ from .test_headers import CHAINED, CLUSTERS, DEPENDENT, PAIRS, needs_nvcc
 pytestmark = needs_nvcc
 SUMS = Schedule(threads_per_row=128, vector=4, hold=Hold.REGISTERS, persistent=2, unroll=0)
 LAST_TILE = Schedule(**{**SUMS.as_dict(), "columns": Columns.PARTIALS_LAST_TILE})
+OF_HEADS = {"op": "head_layernorm", "dtype": "bf16"}
 ATOMIC = Schedule(**{**SUMS.as_dict(), "columns": Columns.REGISTER_ATOMIC})
 
 
@@ -56,6 +57,12 @@ CASES = {
         backward("8x64x512", ATOMIC, "adaln", dtype="bf16"),
         backward("8x512x2048", replace(SUMS, cluster=2), "adaln", dtype="bf16"),
         backward("8x64x256", replace(SUMS, cluster=2, columns=Columns.CLUSTER_PARTIALS), "adaln", dtype="bf16"),
+    ],
+    "heads": [record("head_layernorm", shape=s, dtype="bf16") for s in ("64x8x128", "9x8x128")],
+    "sums_of_heads": [
+        backward("64x8x1024", SUMS, **OF_HEADS),
+        backward("64x8x512", ATOMIC, **OF_HEADS),
+        backward("64x8x256", replace(SUMS, cluster=2, columns=Columns.CLUSTER_PARTIALS), **OF_HEADS),
     ],
     "no_parameter": [record("softmax", shape="64x4096", dtype="f16")],
 }
@@ -100,11 +107,13 @@ def test_a_call_zeroes_and_launches_what_the_emitter_says_with_its_own_arguments
     host = halves(group).host
     scalars = [name for name in ("eps",) if f"þ{name}!" in host.names]
     modules = [(e.problem, emit_parts(e.problem, e.record.schedule)) for e in group.entries]
-    general = [(p, emit_parts(p, s)) for p in group.general for s in fallback_schedules(p)]
-    known = {program.linked(k, "sm90"): k for _, parts in (*modules, *general) for k in parts.kernels}
+    ways = [[(p, emit_parts(p, s)) for s in fallback_schedules(p)] for p in group.general]
+    known = {program.linked(k, "sm90"): k for _, parts in (*modules, *chain(*ways)) for k in parts.kernels}
     assert len(known) == len(program.kernels)
+    absent = len(list(subsets(group.optional)))
+    every = ways if len(ways) > 1 else ways * absent  # one for each set of null parameters, or one for all of them
     calls = calls_of(group)
-    of_calls = [*modules, *(pair for _ in subsets(group.optional) for pair in general for _ in range(3))]
+    of_calls = [*modules, *(pair for general in every for pair in general for _ in range(3))]
     answers = program.asks([c.words(group, scalars, workspace=host.workspace) for c in calls], known)
     for call, (problem, parts), answer in zip(calls, of_calls, answers, strict=True):
         nothing = call.rows == 0 and not host.launches_empty

@@ -21,7 +21,7 @@ from tests.codegen.in_place import pairs_of
 
 H200 = TARGETS["h200"]
 GROUP = 8
-BATCHED = 3  # one of so many specs that read b has another b for each batch
+BATCHED = 3  # one of so many specs that read b has another b for each batch, or for each head
 NUMBERS = ("0", "1", "2", "3", "0.5", "0.1", "1e-5", "1e30", "1e-30", "-1", "-2.5", "7", "cols", "col", "row", "inf")
 INFINITIES = ("inf", "-inf")
 INDICES = ("0", "2", "-1", "row", "row % cols", "argmax(x)", "argmin(x)", "floor(mean(abs(x)))", "300", "label")
@@ -127,7 +127,8 @@ def draw(rng: Random) -> Asked:
     has_groups = any(f", {GROUP})" in text for text in formulas.values())
     cols, seed = rng.choice(WHOLE_GROUPS if has_groups else COLS), rng.randrange(1 << 30)
     text = "\n".join(lines) + "\n"
-    text = text.replace('b = "parameter"', 'b = "batch_parameter"') if seed % BATCHED == 0 else text
+    shared = ("batch_parameter", "head_parameter")[seed // BATCHED % 2]
+    text = text.replace('b = "parameter"', f'b = "{shared}"') if seed % BATCHED == 0 else text
     more = _promises(rng, direction, cols) if rng.random() < 0.4 else {}
     absent = [name for name in ("z", "w") if f"\n{name} = " in text and rng.random() < 0.2]
     return Asked(text, cols, dtype, direction, seed, more | ({"without": absent} if absent else {}))

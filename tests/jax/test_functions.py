@@ -154,6 +154,22 @@ def test_under_vmap_batches_keep_their_own_rows() -> None:
 
 
 @pytest.mark.usefixtures("device")
+def test_heads_take_turns_as_rows_under_vmap_too() -> None:
+    draw, norm = np.random.default_rng(8), nj.operator("head_layernorm", returns=("y",))
+    x, weights, bias = (jnp.asarray(draw.standard_normal(s), np.float32) for s in ((4, 5, 3, 32), (4, 3, 32), (3, 32)))
+
+    def plain(x: jax.Array, weight: jax.Array, bias: jax.Array) -> jax.Array:
+        centred = x - x.mean(-1, keepdims=True)
+        return centred * jax.lax.rsqrt((centred**2).mean(-1, keepdims=True) + 1e-5) * weight + bias
+
+    for axes, weight in (((0, None, None), weights[0]), ((0, 0, None), weights)):
+        check_close(jax.vmap(norm, axes)(x, weight, bias), jax.vmap(plain, axes)(x, weight, bias))
+    loss = lambda call: jax.grad(lambda *given: (call(*given) ** 2).sum(), (0, 1, 2))  # noqa: E731
+    for got, want in zip(loss(norm)(x, weights[0], bias), loss(plain)(x, weights[0], bias), strict=True):
+        check_close(got, want)
+
+
+@pytest.mark.usefixtures("device")
 def test_under_vmap_rows_that_are_numbered_are_numbered_in_each_example() -> None:
     x = jnp.asarray(np.random.default_rng(4).standard_normal((3, 5, 7)), np.float32)
     check_close(jax.vmap(nj.causal_softmax)(x), jnp.stack([nj.causal_softmax(one) for one in x]))

@@ -51,6 +51,7 @@ VERIFIED = ("tests/records/test_verified.py",)
 POSITIONS = ("tests/codegen/test_positions.py", "tests/spec/test_functions.py")
 RANDOM = ("tests/codegen/test_random.py",)
 BATCHES = ("tests/codegen/test_batches.py", "tests/python/test_batches.py")
+HEADS = ("tests/codegen/test_heads.py", "tests/python/test_heads.py")
 LAYOUTS = ("tests/codegen/test_scale_layouts.py",)
 LAID_OUT = ("tests/python/test_scale_layouts.py",)
 CALLS = ("tests/measure/test_calls.py::test_what_was_verified_is_what_the_calls_were",)
@@ -143,7 +144,21 @@ CHANGES: tuple[Change, ...] = (
         ('f"Params::to_l2({p.name}, kCols)"', 'f"Params::to_l2({p.name}, 2 * kCols)"'),
     ),
     *changes("codegen/kernel.py", BATCHES, (" and not problem.rows_per_batch else 1", " else 1")),
-    *changes("verify/rows.py", BATCHES, ("array[rows // problem.rows_per_batch]", "array[rows * 0]")),
+    *changes("verify/rows.py", BATCHES, ("array[problem.batch_of(rows)]", "array[rows * 0]")),
+    *changes(
+        "problem/problem.py",
+        HEADS,
+        ("rows % max(1, self.batches) if self.spec.has_heads", "rows % 2 if self.spec.has_heads"),
+        ("own, what = (sizes[-2:-1], ", "own, what = (sizes[:1], "),
+    ),
+    *changes("verify/error_model.py", HEADS, ("term[in_order]", "term")),
+    *changes(
+        "codegen/access.py",
+        HEADS,
+        ("(rows - 1 - batch) / max(batches, 1) * batches", "(rows - 1 - batch)"),
+        ('return f"{stride}{self._apart}"', "return stride"),
+    ),
+    *changes("python/arguments.py", HEADS, ("sizes = sizes[::-1] if problem.spec.has_heads else sizes", "")),
     *changes("python/arguments.py", BATCHES, ("operator.mul, initial=1", "operator.mul")),
     *changes(
         "problem/problem.py",

@@ -246,6 +246,22 @@ WORKS: dict[str, Asked] = {
         "m = mean(x); y = (x - m) * rsqrt(mean((x - m)**2) + 1e-6) * (1 + scale) + shift",
         gradients="dx dscale dshift",
     ),
+    "norm of heads, a weight for each head and column": asked(
+        "x input, w head_parameter, b head_parameter, y output",
+        "m = mean(x); y = (x - m) * rsqrt(mean((x - m)**2) + 1e-5) * w + b",
+        gradients="dx dw db",
+    ),
+    "norm of heads, a weight for each head": asked(
+        "x input, w head_input, y output", f"y = {_NORM} * w", gradients="dx"
+    ),
+    "GroupNorm, weights by the channel of a row": asked(
+        "x input, w head_input, b head_input, y output",
+        "m = mean(x); y = (x - m) * rsqrt(mean((x - m)**2) + 1e-5) * w + b",
+        gradients="dx",
+    ),
+    "a path dropped in each batch": asked(
+        "x input, r input, keep batch_input, y output", "y = where(keep, x / 0.9, 0) + r", gradients="dx dr"
+    ),
     "RMSNorm, then RoPE: the halves of a row are two inputs": asked(
         "a input, b input, c input, s input, ya output, yb output",
         "r = rsqrt((sum(a * a) + sum(b * b)) / (2 * cols) + 1e-6);"
@@ -368,11 +384,11 @@ REFUSED: dict[str, Asked] = {
     "GEMM": asked(
         "x input, w input, y output", "y = matmul(x, w)", refused="unknown function", hint="not supported: pro"
     ),
-    "GroupNorm, weights by the channel of a row": asked(
+    "parameters by an index of their own": asked(
         "x input, y output",
         "m = mean(x); y = (x - m) * rsqrt(mean((x - m)**2) + 1e-5) * w",
         rest=_GROUP_INDEX,
         refused="unknown key 'index' in [tensors.w]",
-        hint="not supported: parameters by an index",
+        hint="the role says the index: one value for each column",
     ),
 }

@@ -44,7 +44,8 @@ def drawn(spec: Spec) -> dict[str, Array]:
         if tensor.role.is_written:
             continue
         rows, cols = (4 if tensor.kind.by_batch else ROWS), COLS
-        shape = {Kind.ROW: (rows, 1), Kind.COL: (cols,), Kind.SCALAR: ()}.get(tensor.kind, (rows, cols))
+        apart = {Kind.ROW: (rows, 1), Kind.COL: (cols,), Kind.SCALAR: (), Kind.BATCH: (rows,), Kind.HEAD: (rows,)}
+        shape = apart.get(tensor.kind, (rows, cols))
         is_whole = all(DTYPES[name].is_integer for name in tensor.dtypes)
         drawn = rng.integers(0, 2 if tensor.kind.is_elem else cols, shape) if is_whole else rng.standard_normal(shape)
         values[tensor.name] = np.asarray(drawn, np.float64)
@@ -61,7 +62,10 @@ def test_what_works_computes_its_formulas(what: str) -> None:
     program = written_program(problem_of(spec, "forward"))
     numbers = random_numbers(spec, seeds_of(spec, values), np.arange(ROWS), COLS)
     randoms = {random.name: numbers[f"random {random.draw}"] for random in program.randoms}
-    got = evaluate(program, {**values, **randoms}, dict(spec.scalars))
+    numbers = {t.name: values[t.name] for t in spec.tensors if t.kind in (Kind.BATCH, Kind.HEAD)}
+    spread = np.tile if spec.has_heads else np.repeat
+    of_rows = {name: spread(value, ROWS // len(value)) for name, value in numbers.items()}
+    got = evaluate(program, {**values, **of_rows, **randoms}, dict(spec.scalars))
     if "f8e4m3) *" in WORKS[what].text:  # a rounding of float64 is another one than that of float32
         return
     close = 1e-6 if "cast(" in WORKS[what].text else 1e-11

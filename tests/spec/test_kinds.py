@@ -24,6 +24,11 @@ def test_what_varies_by_row_varies_by_batch() -> None:
     assert join([Kind.BATCHES, Kind.COL, Kind.SCALAR]) is Kind.BATCHES
     for other in (Kind.ROW, Kind.GROUPS, Kind.ELEM):
         assert join([Kind.BATCHES, other]) is Kind.ELEM
+        assert join([Kind.HEADS, other]) is Kind.ELEM
+    assert join([Kind.HEADS, Kind.COL]) is Kind.HEADS
+    assert Kind.HEADS.shape(6, 5, batches=3) == (3, 5)
+    assert Kind.HEADS.axes == ("heads", "cols")
+    assert [kind.in_rows for kind in (Kind.HEAD, Kind.BATCH, Kind.HEADS)] == [Kind.ROW, Kind.ROW, Kind.HEADS]
     assert Kind.BATCHES.axes == ("batches", "cols")
     assert Kind.BATCHES.shape(6, 5, batches=2) == (2, 5)
     assert Kind.BATCHES.broadcast_shape(6, 5) == (6, 5)  # as the rows have it

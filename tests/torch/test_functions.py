@@ -168,6 +168,19 @@ def test_a_parameter_of_batches_has_a_gradient_of_its_shape(size: tuple[int, ...
     torch.testing.assert_close(alone, dy.sum(1).reshape(size))
 
 
+def test_a_parameter_of_heads_has_a_gradient_for_each_head() -> None:
+    norm = ng.operator("head_layernorm", returns=("y",))
+    x, dy = torch.randn(2, 5, 3, 8), torch.randn(2, 5, 3, 8)
+    x, weight, bias = (t.requires_grad_() for t in (x, torch.randn(3, 8), torch.randn(3, 8)))
+    found = torch.autograd.grad(norm(x, weight, bias), (x, weight, bias), dy)
+    want = torch.nn.functional.layer_norm(x, (8,)) * weight + bias
+    for gradient, exact in zip(found, torch.autograd.grad(want, (x, weight, bias), dy), strict=True):
+        torch.testing.assert_close(gradient, exact, rtol=1e-4, atol=1e-5)
+    empty = norm(x[:, :0], weight, bias)
+    assert empty.shape == (2, 0, 3, 8)
+    assert torch.equal(torch.autograd.grad(empty.sum(), bias)[0], torch.zeros(3, 8))
+
+
 TEXT = """
 name = "clipped_norm"
 [tensors]

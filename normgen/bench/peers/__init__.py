@@ -45,6 +45,7 @@ _MODULES = {
     "liger": ("liger", ("torch", "liger_kernel")),
     "quack": ("quack", ("torch", "quack")),
     "flashinfer": ("flashinfer", ("torch", "flashinfer")),
+    "transformers": ("transformers", ("torch", "transformers")),
     "triton": ("triton_tutorial", ("torch", "flash_attn")),
 }
 NAMES: tuple[str, ...] = tuple(_MODULES)

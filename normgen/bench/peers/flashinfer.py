@@ -101,6 +101,43 @@ def _rms_norm_to_fp8(problem: Problem) -> Function:
     return run
 
 
+def _add_rms_norm_to_fp8(problem: Problem) -> Function:
+    _in_place(problem, h="residual")
+    _without(problem, "rstd")
+    eps = scalar(problem, "eps")
+
+    def run(t: Tensors) -> Tensors:
+        q = torch.empty_like(t["x"], dtype=torch.float8_e4m3fn)
+        flashinfer.norm.fused_add_rmsnorm_quant(q, t["x"], t["residual"], t["weight"], t["scale"], eps)
+        return {"h": t["residual"], "q": q}
+
+    return run
+
+
+def _quantize_to_8_bit_group(problem: Problem) -> Function:
+    """Scales row by row, multiplied by; needs cuda.tile, and a GPU that its compiler knows."""
+    require_layout(problem)
+    dtype = getattr(torch, problem.tensor("q").dtype.torch)
+
+    def run(t: Tensors) -> Tensors:
+        q, scale = flashinfer.quantization.per_token_group_quant_8bit(
+            t["x"], problem.spec.group, 1e-10, dst_dtype=dtype
+        )
+        return {"q": q, "scale": scale}
+
+    return run
+
+
+def _quantize_to_mxfp8(problem: Problem) -> Function:
+    require_layout(problem)
+
+    def run(t: Tensors) -> Tensors:
+        q, scale = flashinfer.mxfp8_quantize(t["x"], is_sf_swizzled_layout=False)
+        return {"q": q, "scale": scale}
+
+    return run
+
+
 def _in_place(problem: Problem, **over: str) -> None:
     """Raises NotOfferedError unless the problem's outputs take the places that the library's take."""
     if dict(problem.in_place) != over:
@@ -118,6 +155,11 @@ _FUNCTIONS: dict[tuple[str, str], Callable[[Problem], Function]] = {
     ("rmsnorm", "forward"): _rms_norm,
     ("add_rmsnorm", "forward"): _add_rms_norm,
     ("add_rmsnorm_to_fp8_group", "forward"): _add_rms_norm_to_fp8_group,
+    ("flashinfer_add_rmsnorm_to_fp8", "forward"): _add_rms_norm_to_fp8,
+    ("flashinfer_quantize_to_fp8_group", "forward"): _quantize_to_8_bit_group,
+    ("flashinfer_quantize_to_int8_group", "forward"): _quantize_to_8_bit_group,
+    ("flashinfer_quantize_to_mxfp8", "forward"): _quantize_to_mxfp8,
+    ("flashinfer_rmsnorm_to_fp8", "forward"): _rms_norm_to_fp8,
     ("gemma_rmsnorm", "forward"): _gemma_rms_norm,
     ("quantize_to_fp8_group", "forward"): _quantize_to_fp8_group,
     ("rmsnorm_to_fp8", "forward"): _rms_norm_to_fp8,

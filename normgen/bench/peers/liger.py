@@ -23,7 +23,7 @@ from normgen.bench.peers.common import Function, on_sets, pick, require, scalar,
 from normgen.errors import NotOfferedError
 from normgen.problem.problem import Problem
 
-_GEMMA = 1  # liger_kernel.ops.rms_norm's number for the casting mode; its backward takes no name
+_LLAMA, _GEMMA = 0, 1  # liger_kernel.ops.rms_norm's numbers of casting modes; its backward takes no names
 
 
 def versions() -> dict[str, str]:
@@ -53,6 +53,18 @@ def _rms_norm(problem: Problem) -> Function:
     def run(t: Tensors) -> Tensors:
         y, _, rstd, *_ = rms_norm_forward(t["x"], t.get("weight"), eps, 0.0, _GEMMA, None)
         return {"y": y, "rstd": rstd}
+
+    return run
+
+
+def _llama_rms_norm(problem: Problem) -> Function:
+    eps = scalar(problem, "eps")
+    if "h" in problem.present:
+        raise NotOfferedError("has no h")
+
+    def run(t: Tensors) -> Tensors:
+        y, *_ = rms_norm_forward(t["x"], t.get("weight"), eps, 0.0, _LLAMA, None)
+        return {"y": y}
 
     return run
 
@@ -203,6 +215,7 @@ def _module(name: str) -> Any:
 
 _FUNCTIONS: dict[tuple[str, str], Callable[[Problem], Function]] = {
     ("layernorm", "forward"): _layer_norm,
+    ("llama_rmsnorm", "forward"): _llama_rms_norm,
     ("rmsnorm", "forward"): _rms_norm,
     ("softmax", "forward"): _softmax,
     ("layernorm", "backward"): _layer_norm_backward,

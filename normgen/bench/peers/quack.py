@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 from collections.abc import Callable, Sequence
 
 from quack.rmsnorm import layernorm_bwd, layernorm_fwd, rmsnorm_bwd, rmsnorm_fwd
 from quack.softmax import softmax_bwd, softmax_fwd
 
 from normgen.bench.peers import Call, Options, Tensors
-from normgen.bench.peers.common import Function, on_sets, pick, require, scalar, versions_of
+from normgen.bench.peers.common import Function, on_sets, pick, require, require_layout, scalar, versions_of
+from normgen.errors import NotOfferedError
 from normgen.problem.problem import Problem
+
+# Where QuACK's quantiser has been, the newest place first.
+_MX = ("quack.blockscaled.quantize", "quack.blockscaled.quantize_utils", "quack.mx_utils")
 
 
 def versions() -> dict[str, str]:
@@ -65,9 +71,25 @@ def _rms_norm_backward(_: Problem) -> Function:
     return run
 
 
+def _quantize_to_mxfp8(problem: Problem) -> Function:
+    """Of torch's operations, as QuACK has it."""
+    require_layout(problem)
+    place = next((place for place in _MX if importlib.util.find_spec(place) is not None), None)
+    if place is None:
+        raise NotOfferedError("has no to_mx", received=", ".join(_MX))
+    to_mx = importlib.import_module(place).to_mx
+
+    def run(t: Tensors) -> Tensors:
+        q, scale = to_mx(t["x"])
+        return {"q": q, "scale": scale}
+
+    return run
+
+
 _FUNCTIONS: dict[tuple[str, str], Callable[[Problem], Function]] = {
     ("layernorm", "forward"): _layer_norm,
     ("rmsnorm", "forward"): _rms_norm,
+    ("quack_quantize_to_mxfp8", "forward"): _quantize_to_mxfp8,
     ("softmax", "forward"): lambda _: lambda t: {"y": softmax_fwd(t["x"])},
     ("layernorm", "backward"): _layer_norm_backward,
     ("rmsnorm", "backward"): _rms_norm_backward,

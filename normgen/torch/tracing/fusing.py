@@ -66,7 +66,7 @@ def _shaped(read: Read, found: Traced) -> Callable[[Tensor, Tensor], Tensor] | N
         return None if len(read.dims) == 1 else lambda tensor, _: tensor.reshape(-1)
     if read.role in (Role.SCALAR_INPUT, Role.SCALAR_PARAMETER):
         return None if not read.dims else lambda tensor, _: tensor.reshape(())
-    if read.role is Role.BATCH_PARAMETER:
+    if read.role in (Role.BATCH_PARAMETER, Role.HEAD_PARAMETER):
         is_flat = len(read.dims) == 2 and all(read.dims)
         return None if is_flat else lambda tensor, _: tensor.reshape(-1, tensor.shape[-1])
     wanted = plain if read.role is Role.INPUT else plain[:-1]
@@ -299,8 +299,9 @@ def fused(function: Any = None, *examples: Any, rounding: str = "casts") -> Any:
 
     On a CUDA device a kernel runs, forward and backward, also under autocast and torch.compile; on the CPU, in
     float64, and for subclasses of tensors the function itself does. Tensors are [.., cols], all of one shape; [cols];
-    [batches, cols], by their first sizes; [..], values of rows; one number; or such that spread to the rows. Anything
-    else is a constant of the kernel. Totals of all rows, and what follows from them, are part of it: `loss.mean()`.
+    [batches, cols], by their first sizes, or [heads, cols], by their last; [..], values of rows; one number; or such
+    that spread to the rows. Anything else is a constant of the kernel. Totals of all rows, and what follows from them,
+    are part of it: `loss.mean()`.
 
     Raises UsageError with the line of what is not row-wise, asks for data, or is not in the language, and
     VerificationError where the spec and the function differ on the rows that compare them.

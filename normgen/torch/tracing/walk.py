@@ -66,11 +66,17 @@ class Walk(Operations):
         if COLS in axes:
             if not rows:
                 return (Role.PARAMETER if self.row_axes else Role.INPUT), False
-            is_batch = rows == self.row_axes[: len(rows)] and dtype.is_floating_point
-            return (Role.BATCH_PARAMETER, False) if is_batch else (Role.INPUT, True)
+            return self.role_of_shared(rows) if dtype.is_floating_point else (Role.INPUT, True)
         if rows:
             return Role.ROW_INPUT, True
         return (Role.SCALAR_PARAMETER if dtype.is_floating_point else Role.SCALAR_INPUT), False
+
+    def role_of_shared(self, rows: tuple[Any, ...]) -> tuple[Role, bool]:
+        """Of values for each column and some axes of the rows: the first are batches, the last heads, not both."""
+        of = {Role.BATCH_PARAMETER: self.row_axes[: len(rows)], Role.HEAD_PARAMETER: self.row_axes[-len(rows) :]}
+        taken = {read.role for read in self.reads.values()} & of.keys()
+        role = next((role for role, axes in of.items() if rows == axes and taken <= {role}), None)
+        return (role, False) if role else (Role.INPUT, True)
 
     # operations
 
