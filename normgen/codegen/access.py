@@ -261,43 +261,44 @@ class Access:
     @property
     def tile(self) -> str:
         """The variable for the first row of a tile; a tile of one row is that row."""
-        return "first_row" if self.plan.idle_rows else "row"
+        return "first_row" if self.plan.rows_beside else "row"
 
     @property
     def first_tile(self) -> str:
         if self.plan.walks_batches:
-            own = "batch_block * kRowsPerBlock" if self.plan.idle_rows else self._walker_of("batch_block")
+            own = "batch_block * kRowsPerBlock" if self.plan.rows_beside else self._walker_of("batch_block")
             return f"batch_start + {own}"
-        return "blockIdx.x * kRowsPerBlock" if self.plan.idle_rows else self.walker
+        return "blockIdx.x * kRowsPerBlock" if self.plan.rows_beside else self.walker
 
     @property
     def tile_stride(self) -> str:
         blocks = "batch_blocks" if self.plan.walks_batches else "gridDim.x"
-        return f"{blocks} * kRowsPerBlock" if self.plan.idle_rows else self._walker_of(blocks)
+        return f"{blocks} * kRowsPerBlock" if self.plan.rows_beside else self._walker_of(blocks)
 
     @property
     def valid_row(self) -> str:
-        return "valid_row" if self.plan.idle_rows else "row"
+        return "valid_row" if self.plan.rows_beside else "row"
 
     def row_index(self) -> list[Statement]:
         """Which row this is."""
         found: list[Statement] = []
         if self.plan.loops_rows:
-            found += [Let("const int row", "first_row + slot")] if self.plan.idle_rows else []
-        if self.plan.idle_rows:
+            found += [Let("const int row", "first_row + slot")] if self.plan.rows_beside else []
+        if self.plan.rows_beside:
             other = "own_row" if self.plan.one_shift else f"{self.end} - 1"
             what = "their lane's first row" if self.plan.one_shift else "the last row"
             why = f"idle rows recompute {what} and store nothing"
-            found.append(Let("const bool active", f"row < {self.end}", why))
+            found.append(Let("const bool active", f"kRowsPerBlock == 1 || row < {self.end}", why))
             found.append(Let("const int valid_row", f"active ? row : {other}"))
         return found
 
     def fetched_row(self) -> tuple[str, list[Statement]]:
         """Within a function that fetches a tile: the thread's row, and what declares it."""
-        if not self.plan.idle_rows:
+        if not self.plan.rows_beside:
             return self.tile, []
         row = f"first_row + slot < {self.end} ? first_row + slot : own_row"
-        row = row if self.plan.one_shift else f"min(first_row + slot, {self.end} - 1)"
+        last = f"kRowsPerBlock == 1 ? first_row : min(first_row + slot, {self.end} - 1)"
+        row = row if self.plan.one_shift else last
         return "fetched_row", [Let("const int fetched_row", row)]
 
     def row_pointer(self, tensor: TensorUse, row: str) -> Let:

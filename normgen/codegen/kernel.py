@@ -9,6 +9,7 @@ from normgen.codegen.access import EDGE, Access, asking, policy
 from normgen.codegen.chain import AT_END, AT_LOADS, chain_comment, chain_of, chain_setting, declare, start_of_chain
 from normgen.codegen.columns import Columns
 from normgen.codegen.exchange import exchange_of
+from normgen.codegen.exchange.team import team_constants
 from normgen.codegen.looks import Looks
 from normgen.codegen.module import Param, Source
 from normgen.codegen.printer import Printer
@@ -133,7 +134,7 @@ class MainKernel:
             nullable = self.plan.problem.tensor(store.tensor).nullable
             wanted = (If(f"{store.tensor} != nullptr", (write,), alone=True),) if nullable else (write,)
             stores += self.access.if_wanted(store.tensor, *wanted)
-        who = "lane == 0 && active" if self.plan.idle_rows else "lane == 0"
+        who = "lane == 0 && active" if self.plan.rows_beside else "lane == 0"
         return [Gap(), If(who, tuple(stores)), Gap()] if stores else []
 
     # ---- before, within and behind the row loop ----------------------------------------------------------------
@@ -159,16 +160,16 @@ class MainKernel:
     def thread(self) -> list[Statement]:
         """Which lane of which row a thread is."""
         plan, s = self.plan, self.plan.schedule
-        lane = "threadIdx.x % kThreadsPerRow" if plan.idle_rows else "threadIdx.x"
-        if s.row_cluster > 1:
+        lane = "Team::lane()"
+        if not plan.has_team and s.row_cluster > 1:
             lane = "static_cast<int>(cluster_rank() * kThreads + threadIdx.x)"
         if s.parts > 1:
             lane = "static_cast<int>(blockIdx.x % kParts * kThreads + threadIdx.x)"
         found: list[Statement] = [Let("const int lane", lane)]
-        if plan.idle_rows:
-            found.append(Let("const int slot", "threadIdx.x / kThreadsPerRow", "this thread's row within the block"))
+        if plan.rows_beside:
+            found.append(Let("const int slot", "Team::slot()", "this thread's row within the block"))
         if not plan.loops_rows:
-            start = "blockIdx.x * kRowsPerBlock + slot" if plan.idle_rows else self.access.walker
+            start = "Team::tile() * kRowsPerBlock + slot" if plan.rows_beside else self.access.walker
             found.append(Let("const int row", start))
         if plan.problem.any_cols:
             vectors = "cols / kVector" if plan.cut.shifted else "vectors"
@@ -273,17 +274,16 @@ class MainKernel:
         plan, s, problem = self.plan, self.plan.schedule, self.plan.problem
         found: list[Let] = [] if problem.any_cols else [setting("kCols", problem.cols)]
         found.append(setting("kThreads", s.threads))
-        if s.row_cluster > 1:
+        if plan.has_team:
+            found += team_constants(plan)
+        elif s.row_cluster > 1:
             found.append(setting("kCluster", s.cluster, "blocks that share a row"))
             found += [constant("kWarps", "kThreads / 32"), constant("kThreadsPerRow", "kCluster * kThreads")]
         elif s.parts > 1:
             found.append(setting("kParts", s.parts, "blocks that share a row"))
             found.append(constant("kThreadsPerRow", "kParts * kThreads"))
-        else:
-            found.append(setting("kThreadsPerRow", s.threads_per_row))
         if plan.sums and plan.sums.way is Way.CLUSTER_PARTIALS:
             found.append(setting("kCluster", s.cluster, "blocks that add their column sums"))
-        found.append(setting("kRowsPerBlock", s.rows_per_block))
         found.append(setting("kVector", s.vector, "elements per access"))
         found.append(type_setting("Load", policy(s.load)))
         found.append(type_setting("Store", policy(s.store)))
@@ -313,16 +313,11 @@ class MainKernel:
     def comment(self) -> tuple[str, ...]:
         """What the kernel does, whatever its Config."""
         plan, s = self.plan, self.plan.schedule
-        owner = {
-            "thread_per_row": "one thread owns a row",
-            "warp_per_row": "lanes of a warp own a row",
-            "block_per_row": "several warps own a row" if plan.idle_rows else "a block owns a row",
-            "cluster_per_row": "the blocks of a cluster own a row",
-            "block_per_part": "a block owns a part of a row",
-        }[s.strategy]
+        owner = "the blocks of a cluster own a row" if s.parts == 1 else "a block owns a part of a row"
+        owner = "a team of threads owns a row" if plan.has_team else owner
         reads = sum(any(load.kind.is_elem for load in loads) for loads in plan.look_loads)
         reads = reads if plan.places == (Place.RELOAD,) else 1
-        beside = ", a block works on several rows" if plan.idle_rows else ""
+        beside = ""
         if plan.sums and plan.sums.way is Way.CLUSTER_PARTIALS:
             beside += ", the blocks of a cluster share their column sums"
         times = {1: "once", 2: "twice"}.get(reads, f"{reads} times")

@@ -84,11 +84,13 @@ class Parts:
         )
 
 
-def strategy_name(problem: Problem, schedule: Schedule) -> str:
-    """For example layernorm_fwd_bf16_without_bias_warp_per_row; absent tensors are named."""
+def strategy_name(plan: Plan) -> str:
+    """For example layernorm_fwd_bf16_without_bias_team_per_row; absent tensors are named."""
+    problem = plan.problem
     cols = "_any_cols" if problem.any_cols else ""
     absent = "".join(f"_without_{name}" for name in problem.absent)
-    return f"{problem.name}{cols}{absent}_{schedule.strategy}"
+    strategy = "team_per_row" if plan.has_team else plan.schedule.strategy
+    return f"{problem.name}{cols}{absent}_{strategy}"
 
 
 def parts_of(problem: Problem, program: RowProgram, schedule: Schedule) -> Parts:
@@ -112,7 +114,7 @@ def spelled_parts(parts: Parts) -> Parts:
 
 def marked_parts(plan: Plan) -> Parts:
     """The pieces of the text, built around whatever names the problem and the program have."""
-    plain = strategy_name(plan.problem, plan.schedule)
+    plain = strategy_name(plan)
     main = MainKernel(plan, plain)
     texts, kernels = [main.text()], [Kernel(name=plain, params=main.params, launch=launch_of(plan))]
     second = main.columns.second_kernel(f"{plan.problem.name}_finish")

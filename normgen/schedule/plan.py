@@ -426,6 +426,16 @@ class Plan:
         """Whether a block's last rows may lie behind the problem's."""
         return self.schedule.rows_per_block > 1
 
+    @property
+    def has_team(self) -> bool:
+        """Whether Config names the threads that share a row: one text for lanes of a warp, a block, or a cluster."""
+        return self.schedule.row_blocks == 1 or (self.exchange is Exchange.CLUSTER and not self.loops_rows)
+
+    @property
+    def rows_beside(self) -> bool:
+        """Whether the text is for blocks with several rows side by side, too: Config says how many there are."""
+        return self.idle_rows or (self.has_team and not self.problem.any_cols and not self.one_shift)
+
     # ---- how threads combine -----------------------------------------------------------------------------------
 
     @cached_property
@@ -457,8 +467,8 @@ class Plan:
     @property
     def double_slots(self) -> bool:
         """With a single barrier per row, a fast warp could overwrite slots a slow warp still reads: alternate them."""
-        waits = self.exchange in (Exchange.BLOCK, Exchange.COOPERATIVE_BLOCK)
-        return waits and self.loops_rows and sum(not is_spared(look) for look in self.looks) == 1
+        waits = (Exchange.BLOCK, Exchange.COOPERATIVE_BLOCK, Exchange.LANES, Exchange.COOPERATIVE_WARP)
+        return self.exchange in waits and self.loops_rows and sum(not is_spared(look) for look in self.looks) == 1
 
     # ---- rows in flight ----------------------------------------------------------------------------------------
 
