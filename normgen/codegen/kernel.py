@@ -142,7 +142,8 @@ class MainKernel:
     def prologue(self) -> list[Statement]:
         plan, s = self.plan, self.plan.schedule
         waits = self.start_of_chain() if plan.loops_rows else []
-        params = self.looks.early_params() if s.keeps_params and not plan.reads_params_ahead else []
+        is_kept = s.keeps_params or (plan.config_params and plan.loops_rows)
+        params = self.looks.early_params() if is_kept and not plan.reads_params_ahead else []
         return [
             *self.thread(),
             *self.access.batch(),
@@ -198,7 +199,7 @@ class MainKernel:
     def work(self) -> list[Statement]:
         """Everything a row needs once its index is known."""
         plan, s = self.plan, self.plan.schedule
-        is_early = plan.config_params or s.params.read_early
+        is_early = s.params.read_early or (plan.config_params and not plan.loops_rows)
         early = self.looks.early_params() if is_early and not plan.reads_params_ahead else []
         return [
             Gap(),
@@ -220,11 +221,13 @@ class MainKernel:
 
     def pack_params(self) -> list[Statement]:
         """Kept parameters stay as they are stored."""
-        if not self.plan.packs_params:
+        if not (self.plan.packs_params or (self.plan.config_params and self.plan.loops_rows)):
             return []
-        narrow = [p for p in self.plan.early_params if self.plan.problem.tensor(p.name).dtype.bytes < 4]
+        params = self.plan.config_params or self.plan.early_params
+        narrow = [p for p in params if self.plan.problem.tensor(p.name).dtype.bytes < 4]
         stay = [Do(f"stay_packed({p.name}_held[step])") for p in narrow]
-        return Walk(head=stay, always=True).statements(self.access)
+        staying = Walk(head=stay, always=True).statements(self.access)
+        return [If("kPackedParams", tuple(staying)), Gap()] if staying and self.plan.config_params else staying
 
     def reductions(self) -> list[Statement]:
         """Look by look: the threads' states, the row's, and the row values that follow."""
@@ -291,8 +294,11 @@ class MainKernel:
         found.append(type_setting("Params", asking(s.params)))
         found.append(setting("kUnroll", plan.unroll, "steps that a loop does in a trip"))
         early = "column parameters wait in registers, or are read where they are used"
-        is_early = int(s.params.read_early)
+        is_early = int(s.params.read_early or s.keeps_params)
         found.append(Setting("constexpr bool kEarlyParams", "Config::kEarlyParams", early, is_early))
+        packed = "column parameters stay as they are stored while they wait in registers"
+        is_packed = int(plan.packs_params)
+        found.append(Setting("constexpr bool kPackedParams", "Config::kPackedParams", packed, is_packed))
         # Off the 16-byte grid a window may start within the parameter's first word; a batch's row may lie off it too.
         first = 0 if problem.align % 16 == 0 and not problem.rows_per_batch else 1
         found.append(setting("kFirstInside", first, "first step whose windows of parameters begin within these"))

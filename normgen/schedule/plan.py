@@ -365,17 +365,19 @@ class Plan:
     def config_params(self) -> tuple[Load, ...]:
         """Column parameters of which the Config says whether they are read early: the kernel has text for both.
 
-        Registers can hold them where every loop over vectors is unrolled.
+        Registers can hold them where every loop over vectors is unrolled. Where a block walks rows, early is before
+        the first of them.
         """
         p, s = self.problem, self.schedule
-        either = not s.keeps_params and not p.stable_tensors
         unrolled = not p.any_cols and s.unroll == 0 and not self.is_hybrid
-        return self.col_params if either and unrolled and not self.loops_rows else ()
+        either = not s.params.read_early and self.has_team if self.loops_rows else not s.keeps_params
+        return self.col_params if either and unrolled and not p.stable_tensors else ()
 
     @cached_property
     def asked_params(self) -> tuple[Load, ...]:
         """Column parameters that the kernel can ask for ahead of its row; the Config says whether it does."""
-        return self.config_params or (self.col_params if self.schedule.params is Params.PREFETCHED else ())
+        is_asked = self.schedule.params is Params.PREFETCHED or (self.config_params and not self.loops_rows)
+        return self.col_params if is_asked else ()
 
     @cached_property
     def fetched_rows(self) -> tuple[Load, ...]:
