@@ -297,7 +297,7 @@ class Access:
         if not self.plan.rows_beside:
             return self.tile, []
         row = f"first_row + slot < {self.end} ? first_row + slot : own_row"
-        last = f"kRowsPerBlock == 1 ? first_row : min(first_row + slot, {self.end} - 1)"
+        last = f"Team::row(first_row, {self.end})"
         row = row if self.plan.one_shift else last
         return "fetched_row", [Let("const int fetched_row", row)]
 

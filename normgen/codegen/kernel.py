@@ -192,6 +192,7 @@ class MainKernel:
             *self.access.row_index(),
             *self.access.row_starts(),
             *waits,
+            *self.transport.ask(),
             *self.row_values(0),
             *self.work(),
         ]

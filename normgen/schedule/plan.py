@@ -504,6 +504,12 @@ class Plan:
         return self.schedule.stages > 1 and self.schedule.hold is Hold.REGISTERS and not self.copies
 
     @property
+    def walks_registers(self) -> bool:
+        """Whether rows that a block walks come straight to registers: one text for this row's loads and the next's."""
+        direct = not self.copies and self.places == (Place.REGISTERS,) and self.loops_rows
+        return self.fetches_ahead or (direct and bool(self.held) and self.unroll == 0 and not self.problem.any_cols)
+
+    @property
     def reads_params_ahead(self) -> bool:
         """Column parameters are read before the kernels in front have ended: the caller promises they do not change."""
         s = self.schedule

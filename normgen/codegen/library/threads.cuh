@@ -8,6 +8,10 @@ struct Threads {
   static __device__ __forceinline__ int lane() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
   static __device__ __forceinline__ int slot() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
   static __device__ __forceinline__ unsigned tile() { return blockIdx.x; }
+  // The team's row in the tile of rows that starts at `first`; idle teams work on the last row.
+  static __device__ __forceinline__ int row(int first, int rows) {
+    return kRows == 1 ? first : min(first + slot(), rows - 1);
+  }
   // Before their first exchange the blocks of a team say that they have started, and wait until all of them have.
   static __device__ __forceinline__ void announce() {}
   static __device__ __forceinline__ void meet() {}
