@@ -21,6 +21,7 @@ from normgen.codegen.statements import (
     Let,
     Setting,
     Statement,
+    Struct,
     constant,
     pruned,
     setting,
@@ -37,7 +38,10 @@ from normgen.spec.spec import Kind
 
 @dataclass(frozen=True, kw_only=True)
 class KernelText:
-    """One kernel, ready to print: `bounds` are those of its launch, which read what `config` has of Config."""
+    """One kernel, ready to print: `bounds` are those of its launch, which read what `config` has of Config.
+
+    types  the states of its looks, which stand before it: kernels of one header share them
+    """
 
     name: str
     comment: tuple[str, ...]
@@ -45,6 +49,7 @@ class KernelText:
     bounds: str
     config: Mapping[str, int | str]
     body: tuple[Statement, ...]
+    types: tuple[Struct, ...] = ()
 
     @property
     def settings(self) -> dict[str, int | str]:
@@ -344,7 +349,6 @@ class MainKernel:
         row = self.row()
         body = [
             *self.constants(),
-            *(state.struct(shuffled=self.exchange.shuffles) for state in self.states),
             *self.exchange.slots(self.states),
             *self.transport.shared(),
             Gap(),
@@ -362,4 +366,5 @@ class MainKernel:
             bounds="Config::kThreads" + (", Config::kBlocksPerSm" if s.blocks_per_sm else ""),
             config=config,
             body=pruned(body),
+            types=tuple(state.struct(shuffled=self.exchange.shuffles) for state in self.states),
         )
