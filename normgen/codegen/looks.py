@@ -155,7 +155,9 @@ class Looks:
         return [
             Do(f"{self.access.vec(tensor, site)} {tensor}_vec"),
             Do(f"pack({tensor}_vec, {tensor}_values)"),
-            *self.access.if_wanted(store.tensor, If("active", (write,), alone=True) if self.plan.rows_beside else write),
+            *self.access.if_wanted(
+                store.tensor, If("active", (write,), alone=True) if self.plan.rows_beside else write
+            ),
         ]
 
     def early_params(self) -> list[Statement]:

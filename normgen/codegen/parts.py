@@ -79,9 +79,10 @@ class Parts:
             "\n".join(file.text for file in self.library if file.is_hardware is is_hardware)
             for is_hardware in (True, False)
         )
+        legend = legend_lines(self.legend)
         return Module(
             instructions=f"{tidy(hardware)}\n" if hardware else "",
-            text=tidy("\n".join([portable, *legend_lines(self.legend), "", self.config.text, "", *self.every_type, self.text])),
+            text=tidy("\n".join([portable, *legend, "", self.config.text, "", *self.every_type, self.text])),
             kernels=self.kernels,
             min_arch=self.min_arch,
             workspace_fixed_bytes=self.workspace_fixed_bytes,

@@ -11,30 +11,28 @@ from normgen.codegen.statements import Do, Let, Setting, Statement, constant, ty
 from normgen.schedule.plan import Exchange as Way
 from normgen.schedule.plan import Plan
 
-# The library's type of a way to combine; of a block that has a row to itself, and of one with several.
-TYPES = {
-    Way.LANES: ("Lanes", "Lanes"),
-    Way.BLOCK: ("Block", "Beside"),
-    Way.COOPERATIVE_WARP: ("LaneTiles", "LaneTiles"),
-    Way.COOPERATIVE_BLOCK: ("BlockTiles", "BesideTiles"),
-    Way.CLUSTER: ("ClusterTeam", "ClusterTeam"),
-}
+COOPERATIVE = (Way.COOPERATIVE_WARP, Way.COOPERATIVE_BLOCK)
 
 
 def team_setting(plan: Plan) -> Setting:
     """The team of a kernel's Config; `Threads` where its threads combine in no way of the library's teams."""
-    s = plan.schedule
-    alone, beside = TYPES.get(plan.exchange, ("Threads", "Threads"))
-    kind = beside if plan.idle_rows else alone
-    sizes = [s.threads_per_row] if kind in ("Block", "BlockTiles") else [s.threads_per_row, s.rows_per_block]
-    sizes = [s.row_cluster, s.threads] if kind == "ClusterTeam" else sizes
-    return type_setting("Team", f"{kind}<{', '.join(map(str, sizes))}>")
+    s, way = plan.schedule, plan.exchange
+    sizes = [s.threads_per_row, s.rows_per_block]
+    kind = "Threads"
+    if way is Way.CLUSTER:
+        kind, sizes = "ClusterTeam", [s.row_cluster, s.threads]
+    elif way in (Way.LANES, Way.COOPERATIVE_WARP):
+        kind = "Lanes"
+    elif way in (Way.BLOCK, Way.COOPERATIVE_BLOCK):
+        kind, sizes = ("Beside", sizes) if plan.idle_rows else ("Block", sizes[:1])
+    arguments = [*map(str, sizes), *(["OwnTile"] if way in COOPERATIVE else [])]
+    return type_setting("Team", f"{kind}<{', '.join(arguments)}>")
 
 
 def team_constants(plan: Plan) -> list[Let]:
     return [
         team_setting(plan),
-        constant("kThreadsPerRow", "Team::kThreads"),
+        constant("kThreadsPerRow", "Team::kSize"),
         constant("kRowsPerBlock", "Team::kRows"),
     ]
 
@@ -64,7 +62,7 @@ class Team(Exchange):
         return [*meet, Do(f"{state.variable} = Team::reduce({state.variable}, {slots})")]
 
     def by_any(self, condition: str) -> str:
-        return f"Team::any({condition})"
+        return f"kThreadsPerRow < 32 ? __any_sync(0xffffffffu, {condition}) : {condition}"
 
     def next_row(self) -> list[Statement]:
         return [Do("parity ^= 1")] if self.plan.double_slots else []
