@@ -33,6 +33,7 @@ from normgen.codegen.walk import Walk
 from normgen.program.ir import Column, Load, Map
 from normgen.schedule.knobs import Columns as Way
 from normgen.schedule.plan import Place, Plan, is_spared
+from normgen.schedule.schedule import RUNNING_SUMS
 from normgen.spec.spec import Kind
 
 
@@ -239,10 +240,10 @@ class MainKernel:
         """Look by look: the threads' states, the row's, and the row values that follow."""
         found: list[Statement] = []
         for look, state in enumerate(self.states):
-            reduction = [*self.look_at(look), *self.exchange.combine(state, is_first=look == 0)]
+            reduction = [*self.look_at(look), *state.end(), *self.exchange.combine(state, is_first=look == 0)]
             found += [
                 Gap(),
-                state.start(),
+                *state.start(),
                 *self.guarded(look, reduction),
                 *self.row_values(look + 1),
                 *(self.transport.after_first_look() if look == 0 else []),
@@ -294,6 +295,8 @@ class MainKernel:
         if plan.sums and plan.sums.way is Way.CLUSTER_PARTIALS:
             found.append(setting("kCluster", s.cluster, "blocks that add their column sums"))
         found.append(setting("kVector", s.vector, "elements per access"))
+        sums = f"kVector < {RUNNING_SUMS} ? kVector : {RUNNING_SUMS}"
+        found.append(constant("kRunningSums", sums, "running sums that a vector adds to"))
         found.append(type_setting("Load", policy(s.load)))
         found.append(type_setting("Store", policy(s.store)))
         found.append(chain_setting(plan))

@@ -6,7 +6,7 @@ registers or in its own slots of shared memory needs no barrier between looks.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from normgen.codegen.access import EDGE, SHIFTED, Access, Site
@@ -73,11 +73,13 @@ class Looks:
         peek: tuple[Statement, ...] = ()
         if steps.peek:
             peek = (*values({n for r in group if r.monoid.vector_step for n in used_names(r)}), *steps.peek)
+        stored = self.written(self.plan.early_stores if look == 0 else (), {}, site)
         return Walk(
-            head=(*head, *steps.before, *groups.before),
+            head=(*head, *steps.before, *groups.before, *stored.head),
             peek=(*groups.peek, *peek),
             move=(*groups.move, *steps.move),
-            elem=(*self.elements(loads, maps, vectors, site), *steps.elem),
+            elem=(*self.elements(loads, maps, vectors, site), *stored.elem, *steps.elem),
+            tail=(*stored.tail, *steps.after),
         )
 
     def elements(
@@ -99,12 +101,20 @@ class Looks:
 
     def outputs(self, maps: list[Map], head: list[Statement], elem: list[Statement], site: Site) -> Walk:
         """The last look: what is stored and what is summed over rows; `elem` reads its elements."""
-        printer = Printer(self.access.names)
-        stored = {s.value for s in self.plan.elem_stores}
+        stored = {s.value for s in self.plan.late_stores}
         inlined = {m.name: m for m in maps if m.name in stored and not self.is_read_in_loop(m.name, maps)}
         elem += self.element_maps(m for m in maps if m.name not in inlined)
+        written = self.written(self.plan.late_stores, inlined, site)
+        elem += [*written.elem, *self.columns.elements(Printer(self.access.names), site)]
+        return Walk(head=(*head, *written.head), elem=elem, tail=written.tail)
+
+    def written(self, stores: Iterable[Store], inlined: Mapping[str, Map], site: Site) -> Walk:
+        """What a walk does for the outputs that it writes; of `inlined` values the formula is written where they go."""
+        printer = Printer(self.access.names)
+        head: list[Statement] = []
+        elem: list[Statement] = []
         tail: list[Statement] = []
-        for store in self.plan.elem_stores:
+        for store in stores:
             source = inlined.get(store.value)
             text = printer.text(source.expr) if source else self.access.names[store.value]
             head.append(Do(f"float {store.tensor}_values[{site.width}]"))
@@ -115,7 +125,6 @@ class Looks:
                 text = f"element({before}, {site.index}) + {text}"
             elem.append(Do(f"{store.tensor}_values[{site.index}] = {text}"))
             tail += self.stores(store, site)
-        elem += self.columns.elements(printer, site)
         return Walk(head=head, elem=elem, tail=tail)
 
     def is_read_in_loop(self, name: str, maps: list[Map]) -> bool:

@@ -10,7 +10,7 @@ import sympy as sp
 from normgen.codegen.printer import FormulaPrinter, Printer
 from normgen.codegen.statements import Do, Let, Statement, Struct, broken, text_of
 from normgen.program.ir import Reduce
-from normgen.program.monoid import LOWEST, Recipe, symbol
+from normgen.program.monoid import LOWEST, SUM, Recipe, symbol
 
 CONSTANTS = {LOWEST.name: "-3.402823466e+38f"}
 
@@ -26,6 +26,7 @@ class State:
     identity: tuple[str, ...]
     lets: tuple[Let, ...]  # of combine
     combined: tuple[str, ...]
+    added: tuple[str, ...]  # components that elements are only added to
 
     def struct(self, *, shuffled: bool) -> Struct:
         """The type; the library's trees call its `combine`, those of lanes `shuffle_xor` as well."""
@@ -49,9 +50,22 @@ class State:
             )
         )
 
-    def start(self) -> Do:
+    def start(self) -> list[Statement]:
+        """Before the look: the state of no element, and the running sums of a thread."""
         lowest = "the lowest finite number: -inf - -inf is NaN" if CONSTANTS[LOWEST.name] in self.identity else ""
-        return Do(f"{self.type} {self.variable} = {{{', '.join(self.identity)}}}", lowest)
+        why = "short chains of additions: few roundings, and none waits for another"
+        sums = [
+            Do(f"float {self.sums(name)}[kRunningSums] = {{}}", "" if i else why) for i, name in enumerate(self.added)
+        ]
+        return [Do(f"{self.type} {self.variable} = {{{', '.join(self.identity)}}}", lowest), *sums]
+
+    def sums(self, component: str) -> str:
+        """The running sums of one component."""
+        return f"{self.variable}_{component}"
+
+    def end(self) -> list[Statement]:
+        """After the look: what a thread has added up."""
+        return [Do(f"{self.variable}.{name} = sum_in_pairs({self.sums(name)})") for name in self.added]
 
 
 def _body(statements: Sequence[Statement]) -> list[str]:
@@ -82,6 +96,7 @@ def state_of(look: int, reduces: tuple[Reduce, ...], values: Iterable[str]) -> S
         identity=tuple(printer.text(e) for r in reduces for e in r.monoid.identity),
         lets=tuple(lets),
         combined=tuple(combined),
+        added=tuple(name for r in reduces for name in r.names if r.monoid == SUM),
     )
 
 
@@ -93,12 +108,14 @@ class Steps:
     peek    once per element, in a pass of its own; empty: no reduction of this look needs it
     move    once per vector, between the passes
     elem    once per element
+    after   once per vector, behind its elements
     """
 
     before: tuple[Statement, ...] = ()
     peek: tuple[Statement, ...] = ()
     move: tuple[Statement, ...] = ()
     elem: tuple[Statement, ...]
+    after: tuple[Statement, ...] = ()
 
 
 def steps_of(state: State, reduces: tuple[Reduce, ...], names: Mapping[str, str], *, by_vector: bool) -> Steps:
@@ -110,10 +127,12 @@ def steps_of(state: State, reduces: tuple[Reduce, ...], names: Mapping[str, str]
     peek: list[Statement] = []
     move: list[Statement] = []
     elem: list[Statement] = []
+    after: list[Statement] = []
+    running = "i % kRunningSums" if by_vector else "0"
     for reduce in reduces:
         prefix = _let_prefix(reduce, reduces)
         own = {
-            symbol(component): f"{state.variable}.{name}"
+            symbol(component): f"{state.sums(name)}[{running}]" if name in state.added else f"{state.variable}.{name}"
             for component, name in zip(reduce.monoid.state, reduce.names, strict=True)
         }
         vector = reduce.monoid.vector_step if by_vector else None
@@ -128,8 +147,14 @@ def steps_of(state: State, reduces: tuple[Reduce, ...], names: Mapping[str, str]
         lines, arguments, texts = _arguments(reduce, peeked, names, prefix)
         peek += [*lines, Do(f"{reference} = {_renamed(peeked, known, arguments, texts, prefix).texts[0]}")]
         move += _renamed(vector.move, known, {}, names, prefix).assignments(list(own.values()))
-        elem += _step(reduce, vector.step, own, names, prefix)
-    return Steps(before=tuple(before), peek=tuple(peek), move=tuple(move), elem=tuple(elem))
+        in_vector = dict(own)
+        if vector.added:
+            sums = f"{prefix}{vector.added}s"
+            in_vector[symbol(vector.added)] = f"{sums}[i % kRunningSums]"
+            before.append(Do(f"float {sums}[kRunningSums] = {{}}"))
+            after.append(Do(f"{own[symbol(vector.added)]} += sum_in_pairs({sums})"))
+        elem += _step(reduce, vector.step, in_vector, names, prefix)
+    return Steps(before=tuple(before), peek=tuple(peek), move=tuple(move), elem=tuple(elem), after=tuple(after))
 
 
 def single_step(reduce: Reduce, variable: str, names: Mapping[str, str]) -> list[Statement]:

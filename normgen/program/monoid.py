@@ -42,6 +42,7 @@ class VectorStep:
     peek       the reference, argument symbols             -> the reference when it has seen one more element
     move       state components, the reference             -> the same state relative to the reference
     step       state components and argument symbols       -> the moved state after one more element
+    added      a component that the step only adds to: a vector may add its own terms up before; "": there is none
     """
 
     reference: str
@@ -49,6 +50,7 @@ class VectorStep:
     peek: sp.Expr
     move: Recipe
     step: Recipe
+    added: str = ""
 
 
 @dataclass(frozen=True)
@@ -149,6 +151,7 @@ def _online_softmax() -> Monoid:
             peek=sp.Max(new_max, _x),
             move=Recipe((new_max, total * sp.exp(top - new_max))),
             step=Recipe((top, total + sp.exp(_x - top))),
+            added="sum",
         ),
         doc="(max, Σ exp(x - max)): Milakov and Gimelshein 2018, alg. 3; its sum moves to a new maximum once a vector",
     )

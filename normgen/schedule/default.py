@@ -34,7 +34,7 @@ from normgen.schedule.plan import (
     steps_per_lane,
     sums_in_registers,
 )
-from normgen.schedule.policy import CHAINED_BYTES
+from normgen.schedule.policy import CHAINED_BYTES, shows_in_float32
 from normgen.schedule.schedule import Schedule
 from normgen.schedule.space import is_approximate
 
@@ -61,14 +61,16 @@ def default_schedule(problem: Problem, device: Device) -> Schedule:
     # One look and one exchange less pay from 16 KiB on: 1 % at 8192x4096 bf16, where two looks win, 4 to 14 % above.
     long = problem.cols * problem.row_input_bytes >= 16384
     known = applicable(written_program(problem))
-    softmax = Softmax.ONLINE if long and Softmax.ONLINE in known["softmax"] else Softmax.TWO_PASS
+    online = [Softmax.ONLINE] if long and Softmax.ONLINE in known["softmax"] else []
     # One exchange less where nothing hides it: 6 to 15 % of layernorm's decode shapes in place.
     few = problem.rows < device.sm_count and not problem.any_cols and not problem.sums_rows
     guarded = few and Variance.GUARDED in known["variance"]
-    variances = (Variance.GUARDED, Variance.TWO_PASS) if guarded else (Variance.TWO_PASS,)
-    plain = (cut.varied(arithmetic=arithmetic, softmax=softmax) for cut in candidates)
-    for schedule in (cut.varied(variance=variance) for cut in plain for variance in variances):
-        if refusal(problem, schedule, device) is None:
+    looks_once = [Variance.GUARDED] if guarded else []
+    looks_twice = [v for v in (Variance.TWO_PASS, Variance.CORRECTED_TWO_PASS) if v in known["variance"]]
+    methods = list(itertools.product([*looks_once, *looks_twice], [*online, Softmax.TWO_PASS]))
+    for cut, (variance, softmax) in itertools.product(candidates, methods):
+        schedule = cut.varied(arithmetic=arithmetic, variance=variance, softmax=softmax)
+        if shows_in_float32(problem, schedule) is None and refusal(problem, schedule, device) is None:
             return schedule
     raise NothingValidError("no schedule is legal for this problem", received=str(problem))
 

@@ -258,6 +258,24 @@ class Plan:
         return tuple(s for s in self.program.stores if s.kind.is_elem)
 
     @cached_property
+    def early_stores(self) -> tuple[Store, ...]:
+        """Element outputs that the first look computes anyway: they leave while the row is still being reduced.
+
+        Not where the row is read again, whose place one may take. One that takes an input's place waits for the
+        exchange where neighbours read words that they share.
+        """
+        if not self.looks or Place.RELOAD in self.places:
+            return ()
+        known = {value.name for part in self.elementwise(self.look_roots(0)) for value in part}
+        shared = {written for written, _ in self.problem.in_place} if self.cut.shifted or self.cut.edged else set()
+        return tuple(s for s in self.elem_stores if s.value in known and s.tensor not in shared)
+
+    @cached_property
+    def late_stores(self) -> tuple[Store, ...]:
+        """Element outputs that the last look writes."""
+        return tuple(s for s in self.elem_stores if s not in self.early_stores)
+
+    @cached_property
     def group_stores(self) -> tuple[Store, ...]:
         return tuple(s for s in self.program.stores if s.kind.is_groups)
 
@@ -274,7 +292,7 @@ class Plan:
     @property
     def has_last_look(self) -> bool:
         """Whether the row is looked at once its values are known."""
-        return bool(self.elem_stores or self.program.col_terms or self.elem_totals)
+        return bool(self.late_stores or self.program.col_terms or self.elem_totals)
 
     def grouped(self, roots: set[str]) -> list[Reduce | Map]:
         """The reductions over groups, and the maps of their values, that a loop must run to have `roots`."""
@@ -324,7 +342,7 @@ class Plan:
         """Names the loop of look `look` (0-based; the last one writes) starts from."""
         if look < len(self.looks):
             return {n for r in self.looks[look] for n in used_names(r)}
-        roots = {s.value for s in (*self.elem_stores, *self.group_stores)}
+        roots = {s.value for s in (*self.late_stores, *self.group_stores)}
         return roots.union(*(names_of(term) for _, term in (*self.program.col_terms, *self.elem_totals)))
 
     @cached_property

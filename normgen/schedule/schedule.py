@@ -28,6 +28,8 @@ from normgen.schedule.knobs import (
     knob_value,
 )
 
+RUNNING_SUMS = 4  # that a thread's vectors add to, at most: short chains of additions, none of which waits for another
+
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:

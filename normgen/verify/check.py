@@ -14,7 +14,8 @@ from normgen.dtypes import DType
 from normgen.errors import UsageError
 from normgen.problem.problem import Problem
 from normgen.problem.tensors import TensorUse
-from normgen.schedule.schedule import Schedule
+from normgen.schedule.knobs import Variance
+from normgen.schedule.schedule import RUNNING_SUMS, Schedule
 from normgen.verify.bounded import Bounded, whole
 from normgen.verify.error_model import ColumnSum, Float32Error, stored
 from normgen.verify.interpret import Array, constants, drawn, seeds_of
@@ -193,14 +194,16 @@ def _span(rows: NDArray[np.intp]) -> slice | NDArray[np.intp]:
 
 
 def longest_chain(problem: Problem, schedule: Schedule) -> int:
-    """The most terms one thread adds up in a row sum of this schedule.
+    """The most terms added up one after the other in a row sum of this schedule; the rest of a sum is a tree.
 
+    A thread has up to RUNNING_SUMS running sums, which share each vector's elements (Welford's recurrence has one).
     A vector more for each ragged end; then what a lane adds of the warps' sums before a tree of 32 or fewer lanes.
     """
     step = schedule.threads_per_row * schedule.row_blocks * schedule.vector
+    each = -(-schedule.vector // (1 if schedule.variance is Variance.WELFORD else RUNNING_SUMS))
     warps = -(-schedule.threads_per_row // 32) * schedule.row_blocks
     lanes = min(32, 1 << (warps.bit_length() - 1))
-    return min(problem.cols, (-(-problem.cols // step) + 2) * schedule.vector + -(-warps // lanes) - 1)
+    return min(problem.cols, (-(-problem.cols // step) + 2) * each + -(-warps // lanes) - 1)
 
 
 def pick_rows(families: tuple[str, ...], count: int | None, *, seed: int = 0) -> NDArray[np.intp]:

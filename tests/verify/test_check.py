@@ -10,6 +10,7 @@ import pytest
 from normgen.dtypes import FLOATS
 from normgen.problem.problem import Problem
 from normgen.problem.question import Direction
+from normgen.schedule.knobs import Variance
 from normgen.schedule.schedule import Schedule
 from normgen.verify import (
     Inputs,
@@ -207,8 +208,9 @@ def test_a_backward_without_a_reference_is_checked_by_its_derived_program_or_giv
 def test_the_longest_chain_of_a_schedule_counts_its_terms_a_thread() -> None:
     problem = made.forward(made.ROW_SUM, 1, 4096)
     assert longest_chain(problem, Schedule(threads_per_row=1)) == 4096
-    assert longest_chain(problem, Schedule(threads_per_row=32, vector=4)) == 128 + 8
-    assert longest_chain(problem, Schedule(threads_per_row=256, cluster=2, vector=8)) == 8 + 16
+    assert longest_chain(problem, Schedule(threads_per_row=32, vector=4)) == 32 + 2
+    assert longest_chain(problem, Schedule(threads_per_row=256, cluster=2, vector=8)) == 2 + 4
+    assert longest_chain(problem, Schedule(threads_per_row=256, vector=4, variance=Variance.WELFORD)) == 16 + 8
 
 
 def test_picked_rows_hold_the_ends_and_every_family() -> None:

@@ -6,6 +6,7 @@ number per total on, as it does with sums of columns.
 
 from __future__ import annotations
 
+from normgen.codegen.access import EDGE, Site
 from normgen.codegen.columns.sums import Cells, Finish
 from normgen.codegen.printer import Printer
 from normgen.codegen.statements import Comment, Do, For, If, Let, Statement, constant, loop
@@ -45,15 +46,16 @@ class Totals:
         added = tuple(Do(f"{name}_sum += {printer.text(term)}") for name, term in terms)
         who = "lane == 0 && active" if self.plan.rows_beside else "lane == 0"
         # A row's part is added up by itself first: its chain of additions is short.
-        parts = [Do(f"float {name}_part = 0.0f") for name, _ in self.of_elements]
+        parts = [Do(f"float {name}_part[kRunningSums] = {{}}") for name, _ in self.of_elements]
         return [*([If(who, added)] if added else []), *parts]
 
-    def elements(self, printer: Printer) -> list[Statement]:
+    def elements(self, printer: Printer, site: Site) -> list[Statement]:
         """What one element adds."""
-        return [Do(f"{name}_part += {printer.text(term)}") for name, term in self.of_elements]
+        part = "0" if site is EDGE else f"{site.index} % kRunningSums"
+        return [Do(f"{name}_part[{part}] += {printer.text(term)}") for name, term in self.of_elements]
 
     def after_last_look(self) -> list[Statement]:
-        added = [Do(f"{name}_sum += {name}_part") for name, _ in self.of_elements]
+        added = [Do(f"{name}_sum += sum_in_pairs({name}_part)") for name, _ in self.of_elements]
         return [If("active", (one,), alone=True) for one in added] if self.plan.rows_beside else [*added]
 
     def epilogue(self) -> list[Statement]:
