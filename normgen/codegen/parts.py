@@ -128,7 +128,8 @@ def spelled_types(spelling: Spelling, types: tuple[str, ...], text: str) -> tupl
     for number, (marked_type, spelled) in enumerate(zip(types, texts, strict=True)):
         if spelled != unmarked(marked_type):
             name = spelled.split()[1]
-            texts[number], kernel = (t.replace(name, f"{name}_{digest(spelled)}") for t in (spelled, kernel))
+            own = f"{name}_{digest(spelled)}"
+            texts[number], kernel = (re.sub(rf"\b{name}\b", own, t) for t in (spelled, kernel))
     return tuple(texts), kernel
 
 
@@ -181,7 +182,7 @@ def named_by_text(kernel: KernelText) -> tuple[tuple[str, ...], tuple[str, str]]
         types.append(re.sub(rf"\b{plain}\b", name, text_of([struct])))
         text = re.sub(rf"\b{plain}\b", name, text)
     name = f"{kernel.name}_{digest(text)}"
-    return tuple(types), (name, text.replace(kernel.name, name))
+    return tuple(types), (name, re.sub(rf"\b{kernel.name}\(", f"{name}(", text))
 
 
 def digest(text: str) -> str:
