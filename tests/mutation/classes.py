@@ -152,7 +152,7 @@ ARITHMETIC = (
     C("exponential_base", "powers of two", r"\bexpf\(", "exp2f("),
     C("identity_large", "a finite number instead of -inf", LEAST, "-1.0e30f"),
     C("identity_zero", "0 instead of -inf", LEAST, "0.0f"),
-    C("identity_one", "a sum starts at 1", r"(Look\d look\d = \{)0\.0f", r"\g<1>1.0f"),
+    C("identity_one", "a sum starts at 1", r"(Look\d\w* look\d = \{)0\.0f", r"\g<1>1.0f"),
     C("maximum_is_minimum", "minimum instead of maximum", r"\bmaximum\(", "minimum("),
     C("maximum_without_nan", "a maximum that ignores NaN", r"\bmaximum\(", "fmaxf("),
     C("accumulation_dropped", "gradients replace what is there", r"element\(\w+_before, \w\) \+ ", ""),

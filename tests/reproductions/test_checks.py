@@ -32,7 +32,7 @@ MUTANTS = [
     ("backward_persistent", "min(first + slot(), rows - 1)", "min(first + slot(), rows + 1)", "WRONG"),
     ("backward_persistent", "if (active) dbias_sum[step][i] += dy_i", "dbias_sum[step][i] += dy_i", "WRONG"),
     ("ring", "if (lane == 0 && first_row < rows) fetch", "if (lane == 0 && first_row < rows - 1) fetch", AT_1_ROW),
-    ("norm_ring", "&& row < rows) fetch", "&& row < rows - 1) fetch", "WRONG"),
+    ("norm_ring", "&& first_row < rows) fetch", "&& first_row < rows - 1) fetch", "WRONG"),
     ("ring", "refill_row < rows", "refill_row < rows - 1", "WRONG"),
     ("ring", "phase ^= 1", "phase ^= 0", "WRONG"),
     ("backward_persistent", "first_row += gridDim.x", "first_row += 2 * gridDim.x", "WRONG"),
