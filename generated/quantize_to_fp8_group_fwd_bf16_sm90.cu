@@ -361,6 +361,23 @@ __device__ __forceinline__ float reduce_group(float value) {
   return value;
 }
 
+// A team: the threads that share a row. They are neighbours in a block, which has kRowsPerBlock rows side by side.
+template <int kThreadsPerRow, int kRowsPerBlock>
+struct Threads {
+  enum : int { kSize = kThreadsPerRow, kRows = kRowsPerBlock };
+  // This thread's number in its team, and its team's in the block; which tile of rows is the block's.
+  static __device__ __forceinline__ int lane() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
+  static __device__ __forceinline__ int slot() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
+  static __device__ __forceinline__ unsigned tile() { return blockIdx.x; }
+  // The team's row of the tile that starts at row `first`; idle teams take the last row.
+  static __device__ __forceinline__ int row(int first, int rows) {
+    return kRows == 1 ? first : min(first + slot(), rows - 1);
+  }
+  // Blocks that are a team say that they have started, and wait for each other before they combine.
+  static __device__ __forceinline__ void announce() {}
+  static __device__ __forceinline__ void meet() {}
+};
+
 // What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row. In kernels:
 // kParts         blocks that share a row
 // kVector        elements per access
@@ -383,8 +400,8 @@ struct Cols5120_369b : Plain { using Load = EvictLast;
 struct Cols5120_403b : Plain { using Load = NoAllocate;
   enum : int { kCols = 5120, kThreads = 32, kParts = 4, kVector = 8, kGroup = 128 };
 };
-struct AnyCols_f834 : Plain {
-  enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 4, kUnroll = 1, kGroup = 128 };
+struct AnyCols_577b : Plain { using Team = Threads<256, 1>;
+  enum : int { kThreads = 256, kVector = 4, kUnroll = 1, kGroup = 128 };
 };
 
 // quantize_to_fp8_group forward: a block owns a part of a row; each row is read once.
@@ -463,10 +480,10 @@ quantize_to_fp8_group_fwd_bf16_block_per_part_4876(
   Chain::at_end();
 }
 
-// quantize_to_fp8_group forward, any number of columns: a block owns a row; each row is read once.
+// quantize_to_fp8_group forward, any number of columns: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-quantize_to_fp8_group_fwd_bf16_any_cols_block_per_row_cd29(
+quantize_to_fp8_group_fwd_bf16_any_cols_team_per_row_3ab0(
     float8_e4m3* __restrict__ q,
     float* __restrict__ scale,
     Input<Config, bfloat16> x,
@@ -476,13 +493,14 @@ quantize_to_fp8_group_fwd_bf16_any_cols_block_per_row_cd29(
     int rows,
     int cols,
     float amax_min) {
+  using Team = typename Config::Team;
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow, kVector = Config::kVector, kUnroll = Config::kUnroll,
+  constexpr int kThreadsPerRow = Team::kSize, kVector = Config::kVector, kUnroll = Config::kUnroll,
       kGroup = Config::kGroup, kGroupVectors = kGroup / kVector;
 
-  const int lane = threadIdx.x;
+  const int lane = Team::lane();
   const int row = blockIdx.x;
   const int vectors = cols / kVector;
   const int steps = (vectors + kThreadsPerRow - 1) / kThreadsPerRow;
@@ -692,7 +710,7 @@ inline constexpr Tuned kTuned[] = {
 
 // For any cols.
 inline constexpr Kernel kGeneral[] = {
-    {{256}, run_any_cols<quantize_to_fp8_group_fwd_bf16_any_cols_block_per_row_cd29<AnyCols_f834>>},
+    {{256}, run_any_cols<quantize_to_fp8_group_fwd_bf16_any_cols_team_per_row_3ab0<AnyCols_577b>>},
 };
 
 // Bits of `absent`: none.

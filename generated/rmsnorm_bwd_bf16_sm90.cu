@@ -64,6 +64,11 @@ namespace normgen {
 namespace sm90 {  // the GPU these shapes were tuned on; the code itself runs on sm_90 and newer
 namespace rmsnorm_bwd_bf16_detail {
 
+// Waits for that many threads, whole warps, at barrier `id` of 1 to 15.
+__device__ __forceinline__ void named_barrier(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" :: "r"(id), "r"(threads) : "memory");
+}
+
 struct bfloat16 {
   unsigned short bits;
 };
@@ -201,11 +206,6 @@ __device__ __forceinline__ unsigned char* dynamic_shared() {
   return bytes;
 }
 
-// Waits for that many threads, whole warps, at barrier `id` of 1 to 15.
-__device__ __forceinline__ void named_barrier(int id, int threads) {
-  asm volatile("bar.sync %0, %1;" :: "r"(id), "r"(threads) : "memory");
-}
-
 // Leaves no line in L1.
 struct NoAllocate {
   template <int kBytes>
@@ -225,6 +225,82 @@ struct NoAllocate {
       else asm("ld.global.L1::no_allocate.u8 %0, [%1];" : "=h"(half) : "l"(address));
       bits[0] = half;
     }
+  }
+};
+
+// The compiler no longer knows where the bits come from.
+__device__ __forceinline__ void opaque(unsigned& bits) { asm volatile("" : "+r"(bits)); }
+
+// The lanes that a shuffle names: all of the warp.
+struct WholeWarp {
+  template <int kLanes>
+  static __device__ __forceinline__ unsigned lanes() { return 0xffffffffu; }
+};
+
+// All kLanes neighbouring lanes, a power of two, end with the combined state. A state is a struct of floats that knows
+// how two combine, and how to get that of the lane whose number differs by `offset`.
+template <int kLanes, class Named = WholeWarp, typename State>
+__device__ __forceinline__ State reduce_lanes(State s) {
+  const unsigned mask = Named::template lanes<kLanes>();
+  #pragma unroll
+  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset, mask));
+  return s;
+}
+
+// A barrier for the kWarps warps of row number `slot` of a block. Only wide rows have one each: a barrier whose number
+// the hardware learns at run time is a slow one, and narrow rows share that of the block.
+template <int kWarps>
+__device__ __forceinline__ void rows_meet(int slot) {
+  if constexpr (kWarps >= 8) named_barrier(1 + slot, kWarps * 32);
+  else __syncthreads();
+}
+
+// The largest power of two up to n, and up to a warp: how many lanes combine n states.
+__host__ __device__ constexpr int lanes_for(int n) { return n < 2 ? 1 : n >= 32 ? 32 : 2 * lanes_for(n / 2); }
+
+// What this lane combines of kStates states: lanes_for(kStates) lanes take turns at them.
+template <int kStates, typename State>
+__device__ __forceinline__ State share_of_slots(const State* slots) {
+  constexpr int kLanes = lanes_for(kStates);
+  const int own = threadIdx.x % kLanes;
+  State total = slots[own];
+  #pragma unroll
+  for (int i = kLanes; i < kStates; i += kLanes) {
+    if (kStates % kLanes == 0 || own + i < kStates) total = State::combine(total, slots[own + i]);
+  }
+  return total;
+}
+
+// A team: the threads that share a row. They are neighbours in a block, which has kRowsPerBlock rows side by side.
+template <int kThreadsPerRow, int kRowsPerBlock>
+struct Threads {
+  enum : int { kSize = kThreadsPerRow, kRows = kRowsPerBlock };
+  // This thread's number in its team, and its team's in the block; which tile of rows is the block's.
+  static __device__ __forceinline__ int lane() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
+  static __device__ __forceinline__ int slot() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
+  static __device__ __forceinline__ unsigned tile() { return blockIdx.x; }
+  // The team's row of the tile that starts at row `first`; idle teams take the last row.
+  static __device__ __forceinline__ int row(int first, int rows) {
+    return kRows == 1 ? first : min(first + slot(), rows - 1);
+  }
+  // Blocks that are a team say that they have started, and wait for each other before they combine.
+  static __device__ __forceinline__ void announce() {}
+  static __device__ __forceinline__ void meet() {}
+};
+
+// Several warps are a team, and a block has several teams. They combine as the warps of a Block do.
+template <int kThreadsPerRow, int kRowsPerBlock, class Named = WholeWarp>
+struct Beside : Threads<kThreadsPerRow, kRowsPerBlock> {
+  enum : int { kWarps = kThreadsPerRow / 32 };
+  template <typename State> using Slots = State[kRowsPerBlock][kWarps];
+  template <typename State>
+  static __device__ __forceinline__ State reduce(State s, State (&slots)[kRowsPerBlock][kWarps]) {
+    const int slot = threadIdx.x / kThreadsPerRow;
+    State* own = slots[slot];
+    s = reduce_lanes<32, Named>(s);
+    if (threadIdx.x % 32 == 0) own[threadIdx.x / 32 % kWarps] = s;
+    rows_meet<kWarps>(slot);
+    return reduce_lanes<lanes_for(kWarps), Named>(share_of_slots<kWarps>(own));
   }
 };
 
@@ -317,6 +393,20 @@ __device__ __forceinline__ void pack(Vec<bfloat16, N>& vec, const float (&values
   }
 }
 
+// A block is a team. Warps first, then every warp combines the warps' states redundantly: one barrier, no broadcast.
+template <int kThreadsPerRow, class Named = WholeWarp>
+struct Block : Threads<kThreadsPerRow, 1> {
+  enum : int { kWarps = kThreadsPerRow / 32 };
+  template <typename State> using Slots = State[kWarps];
+  template <typename State>
+  static __device__ __forceinline__ State reduce(State s, State (&slots)[kWarps]) {
+    s = reduce_lanes<32, Named>(s);
+    if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32 % kWarps] = s;
+    __syncthreads();
+    return reduce_lanes<lanes_for(kWarps), Named>(share_of_slots<kWarps>(slots));
+  }
+};
+
 // Copies N elements to a slot of shared memory, past the registers.
 template <int N, typename T>
 __device__ __forceinline__ void copy_async(T* slot, const T* elements) {
@@ -356,31 +446,6 @@ struct EarlyAtEnd : Early {
   static __device__ __forceinline__ void at_end() { dependency_trigger(); }
 };
 
-// All kLanes neighbouring lanes, a power of two, end with the combined state; the lanes of `mask` take part. A state is
-// a struct of floats that knows how two combine, and how to get that of the lane whose number differs by `offset`.
-template <int kLanes, typename State>
-__device__ __forceinline__ State reduce_lanes(State s, unsigned mask = 0xffffffffu) {
-  #pragma unroll
-  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset, mask));
-  return s;
-}
-
-// The largest power of two up to n, and up to a warp: how many lanes combine n states.
-__host__ __device__ constexpr int lanes_for(int n) { return n < 2 ? 1 : n >= 32 ? 32 : 2 * lanes_for(n / 2); }
-
-// What this lane combines of kStates states: lanes_for(kStates) lanes take turns at them.
-template <int kStates, typename State>
-__device__ __forceinline__ State share_of_slots(const State* slots) {
-  constexpr int kLanes = lanes_for(kStates);
-  const int own = threadIdx.x % kLanes;
-  State total = slots[own];
-  #pragma unroll
-  for (int i = kLanes; i < kStates; i += kLanes) {
-    if (kStates % kLanes == 0 || own + i < kStates) total = State::combine(total, slots[own + i]);
-  }
-  return total;
-}
-
 // Every warp sends its state to each block of the cluster, then every warp combines all of the states. A cluster
 // barrier would wait for all loads and stores of the rows in flight; an mbarrier waits for the states only. Exchanges
 // take turns at two sets of slots: number n uses set n % 2, and waits for phase n / 2 % 2 of that set's mbarrier. A set
@@ -415,6 +480,16 @@ __device__ __forceinline__ Vec<T, N> filled(float value) {
 struct InTurn {
   template <typename T>
   static __device__ __forceinline__ void to_l2(const T*, int) {}
+};
+
+// Lanes of a warp are a team: they combine by shuffles alone.
+template <int kThreadsPerRow, int kRowsPerBlock, class Named = WholeWarp>
+struct Lanes : Threads<kThreadsPerRow, kRowsPerBlock> {
+  template <typename State> struct Slots {};
+  template <typename State>
+  static __device__ __forceinline__ State reduce(State s, Slots<State>&) {
+    return reduce_lanes<kThreadsPerRow, Named>(s);
+  }
 };
 
 // Partial rows of column sums: each block has left one row of kTensors times kPitch float32 cells. kThreads threads add
@@ -503,30 +578,12 @@ __device__ __forceinline__ Vec<T, N> read_window(const T* elements, int first, i
   }
 }
 
-// Warps first, then every warp combines the warps' states redundantly: one barrier, no broadcast.
-template <int kWarps, typename State>
-__device__ __forceinline__ State reduce_row(State s, State* slots) {
-  s = reduce_lanes<32>(s);
-  if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32 % kWarps] = s;
-  __syncthreads();
-  return reduce_lanes<lanes_for(kWarps)>(share_of_slots<kWarps>(slots));
-}
-
-// A barrier for the kWarps warps of row number `slot` of a block. Only wide rows have one each: a barrier whose number
-// the hardware learns at run time is a slow one, and narrow rows share that of the block.
-template <int kWarps>
-__device__ __forceinline__ void rows_meet(int slot) {
-  if constexpr (kWarps >= 8) named_barrier(1 + slot, kWarps * 32);
-  else __syncthreads();
-}
-
-// As reduce_row, for row number `slot` of a block that works on several.
-template <int kWarps, typename State>
-__device__ __forceinline__ State reduce_row_beside(State s, State* slots, int slot) {
-  s = reduce_lanes<32>(s);
-  if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32 % kWarps] = s;
-  rows_meet<kWarps>(slot);
-  return reduce_lanes<lanes_for(kWarps)>(share_of_slots<kWarps>(slots));
+// Hides from the compiler what the vector holds: it would convert kept parameters to floats once, for all rows, and
+// keep those, in twice the registers.
+template <int N, typename T>
+__device__ __forceinline__ void stay_packed(Vec<T, N>& vec) {
+  #pragma unroll
+  for (int i = 0; i < Vec<T, N>::kRegisters; ++i) opaque(vec.bits[i]);
 }
 
 // Used once: evict first (ld.global.cs, st.global.cs).
@@ -540,6 +597,20 @@ struct Streaming {
     __stcs(static_cast<Word<kBytes>*>(address), join<kBytes>(bits));
   }
 };
+
+// The sum of N terms, N a power of two, as a tree: log2(N) roundings on the way of each term.
+template <int N>
+__device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
+  float sums[N];
+  #pragma unroll
+  for (int k = 0; k < N; ++k) sums[k] = terms[k];
+  #pragma unroll
+  for (int n = N / 2; n > 0; n /= 2) {
+    #pragma unroll
+    for (int k = 0; k < n; ++k) sums[k] += sums[k + n];
+  }
+  return sums[0];
+}
 
 // Whether this block is the last of the grid to take a ticket. What the others wrote before they took theirs is seen.
 // `is_last` is a variable in shared memory.
@@ -561,58 +632,72 @@ __device__ __forceinline__ void write_element(T* elements, int at, float value) 
 }
 
 // What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row. In kernels:
-// kVector       elements per access
-// kVectors      vectors of a row
-// kSteps        vectors a thread owns
-// kEven         all threads own kSteps of them
-// kPitch        columns of a row of float32 sums, padded
-// kTensors      tensors that are summed over rows
-// kGroups       row groups of a block that keep sums of their own
-// kSumVector    columns whose sums lie kSumVectors cells apart
-// kCluster      blocks that fill a partial row together; or blocks that share a row
-// kCells        sums that a block adds
-// kFirstInside  first step whose windows of parameters begin within these
-// kWholeSteps   steps in which each thread has a vector, and the row one more behind it, however the row is aligned
-// kStages       row tiles in shared memory
-// kUnroll       steps that a loop does in a trip
-struct Cols128_8dd0 : Plain { using Load = NoAllocate;
-  enum : int { kCols = 128, kThreads = 256, kThreadsPerRow = 8, kRowsPerBlock = 32, kVector = 8, kGroups = 8,
+// kVector        elements per access
+// kRunningSums   running sums that a vector adds to
+// kEarlyParams   column parameters wait in registers, or are read where they are used
+// kPackedParams  column parameters stay as they are stored while they wait in registers
+// kVectors       vectors of a row
+// kSteps         vectors a thread owns
+// kEven          all threads own kSteps of them
+// kAhead         the next row is loaded while the present one is computed
+// kPitch         columns of a row of float32 sums, padded
+// kTensors       tensors that are summed over rows
+// kGroups        row groups of a block that keep sums of their own
+// kSumVector     columns whose sums lie kSumVectors cells apart
+// kCluster       blocks that fill a partial row together; or blocks that share a row
+// kCells         sums that a block adds
+// kFirstInside   first step whose windows of parameters begin within these
+// kWholeSteps    steps in which each thread has a vector, and the row one more behind it, however the row is aligned
+// kStages        row tiles in shared memory
+// kUnroll        steps that a loop does in a trip
+struct Cols128_8df4 : Plain { using Team = Lanes<8, 32>; using Load = NoAllocate;
+  enum : int { kCols = 128, kThreads = 256, kVector = 8, kEarlyParams = 1, kPackedParams = 0, kAhead = 0, kGroups = 8,
       kSumVector = 8, kCells = 8 };
 };
-struct Cols128_b14c : Plain { using Chain = EarlyAtEnd;
-  enum : int { kCols = 128, kThreads = 256, kThreadsPerRow = 8, kRowsPerBlock = 32, kVector = 4, kGroups = 8,
+struct Cols128_411b : Plain { using Team = Lanes<8, 32>; using Chain = EarlyAtEnd;
+  enum : int { kCols = 128, kThreads = 256, kVector = 4, kEarlyParams = 0, kPackedParams = 0, kAhead = 1, kGroups = 8,
       kSumVector = 4, kCells = 8 };
 };
-struct Cols768_174e : Plain {
-  enum : int { kCols = 768, kThreads = 512, kThreadsPerRow = 32, kRowsPerBlock = 16, kVector = 8, kGroups = 16,
+struct Cols768_557c : Plain { using Team = Lanes<32, 16>;
+  enum : int { kCols = 768, kThreads = 512, kVector = 8, kEarlyParams = 1, kPackedParams = 0, kAhead = 0, kGroups = 16,
       kSumVector = 8, kCells = 8 };
 };
-struct Cols1024_a598 : Plain {
-  enum : int { kCols = 1024, kThreads = 128, kThreadsPerRow = 64, kRowsPerBlock = 2, kVector = 8, kGroups = 2,
+struct Cols1024_0cfc : Plain { using Team = Beside<64, 2>;
+  enum : int { kCols = 1024, kThreads = 128, kVector = 8, kEarlyParams = 1, kPackedParams = 0, kAhead = 1, kGroups = 2,
       kSumVector = 8, kCells = 8 };
 };
-struct Cols4096_ad18 : Plain { using Load = NoAllocate;
-  enum : int { kCols = 4096, kThreads = 512, kThreadsPerRow = 256, kRowsPerBlock = 2, kVector = 4, kGroups = 2,
+struct Cols4096_fdc7 : Plain { using Team = Beside<256, 2>; using Load = NoAllocate;
+  enum : int { kCols = 4096, kThreads = 512, kVector = 4, kEarlyParams = 1, kPackedParams = 0, kAhead = 1, kGroups = 2,
       kSumVector = 4, kCells = 16 };
 };
-struct Cols4097_4918 : Plain { using Load = NoAllocate; using Chain = EarlyAtEnd;
-  enum : int { kCols = 4097, kThreads = 512, kThreadsPerRow = 256, kRowsPerBlock = 2, kVector = 4, kFirstInside = 0,
-      kGroups = 2, kSumVector = 1, kCells = 16 };
+struct Cols4097_8681 : Plain { using Team = Beside<256, 2>; using Load = NoAllocate; using Chain = EarlyAtEnd;
+  enum : int { kCols = 4097, kThreads = 512, kVector = 4, kEarlyParams = 1, kPackedParams = 0, kFirstInside = 0,
+      kAhead = 1, kGroups = 2, kSumVector = 1, kCells = 16 };
 };
-struct Cols8192_08e7 : Plain { using Store = Streaming;
-  enum : int { kCols = 8192, kThreads = 512, kThreadsPerRow = 512, kVector = 8, kStages = 2, kSumVector = 8, kCells = 32
-      };
+struct Cols8192_6d8d : Plain { using Team = Block<512>; using Store = Streaming;
+  enum : int { kCols = 8192, kThreads = 512, kVector = 8, kEarlyParams = 1, kPackedParams = 0, kStages = 2,
+      kSumVector = 8, kCells = 32 };
 };
 struct Cols32768_6ee0 : Plain {
   enum : int { kCols = 32768, kThreads = 1024, kCluster = 2, kVector = 8, kStages = 3, kSumVector = 8, kCells = 32 };
 };
-struct AnyCols_54f6 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 8, kUnroll = 1 }; };
-struct AnyCols_fee7 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 1, kUnroll = 1 }; };
+struct AnyCols_224d : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 8, kUnroll = 1 }; };
+struct AnyCols_0595 : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 1, kUnroll = 1 }; };
 
-// rmsnorm backward: lanes of a warp own a row, a block works on several rows; each row is read once.
+struct Look1_d77f {  // state of look 1: sum(dxhat * xhat)
+  float dxhat_xhat_sum;
+  static __device__ __forceinline__ Look1_d77f combine(const Look1_d77f& a, const Look1_d77f& b) {
+    return {a.dxhat_xhat_sum + b.dxhat_xhat_sum};
+  }
+  static __device__ __forceinline__ Look1_d77f shuffle_xor(const Look1_d77f& s, int offset, unsigned mask) {
+    return {__shfl_xor_sync(mask, s.dxhat_xhat_sum, offset)};
+  }
+};
+
+// rmsnorm backward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_bwd_bf16_warp_per_row_5323(
+rmsnorm_bwd_bf16_team_per_row_4b19(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     Input<Config, bfloat16> dy,
@@ -624,37 +709,33 @@ rmsnorm_bwd_bf16_warp_per_row_5323(
     long long x_pitch,
     int rows,
     float* partials) {
+  using Team = typename Config::Team;
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kThreadsPerRow = Config::kThreadsPerRow,
-      kRowsPerBlock = Config::kRowsPerBlock, kVector = Config::kVector, kVectors = kCols / kVector,
-      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
+  constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kThreadsPerRow = Team::kSize,
+      kRowsPerBlock = Team::kRows, kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4;
+  constexpr bool kEarlyParams = Config::kEarlyParams, kPackedParams = Config::kPackedParams;
+  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0, kAhead = Config::kAhead;
   constexpr int kPitch = (kCols + 31) / 32 * 32, kTensors = 1, kGroups = Config::kGroups;
-  struct Look1 {  // state of look 1: sum(dxhat * xhat)
-    float dxhat_xhat_sum;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.dxhat_xhat_sum + b.dxhat_xhat_sum};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.dxhat_xhat_sum, offset)};
-    }
-  };
+  __shared__ typename Team::template Slots<Look1_d77f> look1_slots[2];
 
-  const int lane = threadIdx.x % kThreadsPerRow;
-  const int slot = threadIdx.x / kThreadsPerRow;  // this thread's row within the block
+  const int lane = Team::lane();
+  const int slot = Team::slot();  // this thread's row within the block
+  int parity = 0;
 
   Chain::at_start();
   Chain::wait();  // nothing before it depends on the kernels in front of this one
 
   Vec<bfloat16, kVector> weight_held[kSteps];
-
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      weight_held[step] = read<kVector>(weight + vector * kVector);
+  if (kEarlyParams) {
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        weight_held[step] = read<kVector>(weight + vector * kVector);
+      }
     }
   }
 
@@ -662,35 +743,62 @@ rmsnorm_bwd_bf16_warp_per_row_5323(
   float dweight_sum[kSteps][kVector] = {};
   float (*group_sums)[kTensors][kPitch] = reinterpret_cast<float (*)[kTensors][kPitch]>(dynamic_shared());
 
-  for (int first_row = blockIdx.x * kRowsPerBlock; first_row < rows; first_row += gridDim.x * kRowsPerBlock) {
-    const int row = first_row + slot;
-    const bool active = row < rows;  // idle rows recompute the last row and store nothing
-    const int valid_row = active ? row : rows - 1;
-    bfloat16* dx_row = dx + static_cast<long long>(valid_row) * dx_pitch;
-    const bfloat16* dy_row = dy + static_cast<long long>(valid_row) * dy_pitch;
-    const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
-    const float row_rstd = rstd[valid_row];
+  Vec<bfloat16, kVector> dy_next[kSteps];
+  Vec<bfloat16, kVector> x_next[kSteps];
+  float rstd_next;
+  // Starts the loads of a row.
+  const auto fetch = [&](int row) {
+    const bfloat16* dy_row = dy + static_cast<long long>(row) * dy_pitch;
+    const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
+    rstd_next = rstd[row];
 
-    Vec<bfloat16, kVector> dy_held[kSteps];
-    Vec<bfloat16, kVector> x_held[kSteps];
-
-    // The row of dy and x is read once and waits in registers; each thread reads back its own part.
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        dy_held[step] = read<kVector, Load>(dy_row + vector * kVector);
-        x_held[step] = read<kVector, Load>(x_row + vector * kVector);
+        dy_next[step] = read<kVector, Load>(dy_row + vector * kVector);
+        x_next[step] = read<kVector, Load>(x_row + vector * kVector);
+      }
+    }
+  };
+  if (kAhead && blockIdx.x * kRowsPerBlock < rows) fetch(Team::row(blockIdx.x * kRowsPerBlock, rows));
+
+  for (int first_row = blockIdx.x * kRowsPerBlock; first_row < rows; first_row += gridDim.x * kRowsPerBlock) {
+    const int row = first_row + slot;
+    const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+    const int valid_row = active ? row : rows - 1;
+    bfloat16* dx_row = dx + static_cast<long long>(valid_row) * dx_pitch;
+    if (!kAhead) fetch(valid_row);
+    const float row_rstd = rstd_next;
+
+    Vec<bfloat16, kVector> dy_held[kSteps];
+    Vec<bfloat16, kVector> x_held[kSteps];
+
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      dy_held[step] = dy_next[step];
+      x_held[step] = x_next[step];
+    }
+
+    const unsigned next_row = first_row + gridDim.x * kRowsPerBlock;
+    if (kAhead && next_row < rows) fetch(Team::row(next_row, rows));
+    if (kPackedParams) {
+      #pragma unroll
+      for (int step = 0; step < kSteps; ++step) {
+        stay_packed(weight_held[step]);
       }
     }
 
-    Look1 look1 = {0.0f};
+    Look1_d77f look1 = {0.0f};
+    // short chains of additions: few roundings, and none waits for another
+    float look1_dxhat_xhat_sum[kRunningSums] = {};
 
     // Look 1: sum(dxhat * xhat)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
+        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + vector * kVector);
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
           const float dy_i = element(dy_held[step], i);
@@ -698,12 +806,13 @@ rmsnorm_bwd_bf16_warp_per_row_5323(
           const float weight_i = element(weight_held[step], i);
           const float dxhat_i = dy_i * weight_i;
           const float xhat_i = x_i * row_rstd;
-          look1.dxhat_xhat_sum += dxhat_i * xhat_i;
+          look1_dxhat_xhat_sum[i % kRunningSums] += dxhat_i * xhat_i;
         }
       }
     }
 
-    look1 = reduce_lanes<kThreadsPerRow>(look1);
+    look1.dxhat_xhat_sum = sum_in_pairs(look1_dxhat_xhat_sum);
+    look1 = Team::reduce(look1, look1_slots[parity]);
     const float row_dxhat_xhat_mean = look1.dxhat_xhat_sum / kCols;
 
     // Last look: the outputs
@@ -711,6 +820,7 @@ rmsnorm_bwd_bf16_warp_per_row_5323(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
+        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + vector * kVector);
         float dx_values[kVector];
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -727,16 +837,20 @@ rmsnorm_bwd_bf16_warp_per_row_5323(
         if (active) write<Store>(dx_row + vector * kVector, dx_vec);
       }
     }
+
+    parity ^= 1;
   }
 
   // Lanes that own the same columns of several rows add their sums.
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
+  if (kThreadsPerRow < 32) {
     #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
+    for (int step = 0; step < kSteps; ++step) {
       #pragma unroll
-      for (int offset = kThreadsPerRow; offset < 32; offset *= 2) {
-        dweight_sum[step][i] += __shfl_xor_sync(0xffffffffu, dweight_sum[step][i], offset);
+      for (int i = 0; i < kVector; ++i) {
+        #pragma unroll
+        for (int offset = kThreadsPerRow; offset < 32; offset *= 2) {
+          dweight_sum[step][i] += __shfl_xor_sync(0xffffffffu, dweight_sum[step][i], offset);
+        }
       }
     }
   }
@@ -745,10 +859,11 @@ rmsnorm_bwd_bf16_warp_per_row_5323(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    if (threadIdx.x % 32 < kThreadsPerRow && (kEven || vector < kVectors)) {
+    if ((kThreadsPerRow >= 32 || threadIdx.x % 32 < kThreadsPerRow) && (kEven || vector < kVectors)) {
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
-        group_sums[threadIdx.x / 32][0][i * kVectors + vector] = dweight_sum[step][i];
+        group_sums[kThreadsPerRow < 32 ? static_cast<int>(threadIdx.x / 32) : slot][0][i * kVectors + vector] =
+            dweight_sum[step][i];
       }
     }
   }
@@ -795,10 +910,10 @@ rmsnorm_bwd_bf16_finish_bb2c(
   }
 }
 
-// rmsnorm backward: lanes of a warp own a row, a block works on several rows; each row is read once.
+// rmsnorm backward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_bwd_bf16_warp_per_row_0061(
+rmsnorm_bwd_bf16_team_per_row_a0aa(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     Input<Config, bfloat16> dy,
@@ -810,365 +925,21 @@ rmsnorm_bwd_bf16_warp_per_row_0061(
     long long x_pitch,
     int rows,
     float* partials) {
+  using Team = typename Config::Team;
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kThreadsPerRow = Config::kThreadsPerRow,
-      kRowsPerBlock = Config::kRowsPerBlock, kVector = Config::kVector, kVectors = kCols / kVector,
-      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
+  constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kThreadsPerRow = Team::kSize,
+      kRowsPerBlock = Team::kRows, kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4;
+  constexpr bool kEarlyParams = Config::kEarlyParams, kPackedParams = Config::kPackedParams;
+  constexpr int kFirstInside = Config::kFirstInside, kVectors = kCols / kVector,
+      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow, kWholeSteps = (kVectors - 2) / kThreadsPerRow;
+  constexpr bool kAhead = Config::kAhead;
   constexpr int kPitch = (kCols + 31) / 32 * 32, kTensors = 1, kGroups = Config::kGroups;
-  struct Look1 {  // state of look 1: sum(dxhat * xhat)
-    float dxhat_xhat_sum;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.dxhat_xhat_sum + b.dxhat_xhat_sum};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.dxhat_xhat_sum, offset)};
-    }
-  };
+  __shared__ typename Team::template Slots<Look1_d77f> look1_slots[2];
 
-  const int lane = threadIdx.x % kThreadsPerRow;
-  const int slot = threadIdx.x / kThreadsPerRow;  // this thread's row within the block
-
-  Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
-
-  // This thread's sums over its rows, one for each of its columns.
-  float dweight_sum[kSteps][kVector] = {};
-  float (*group_sums)[kTensors][kPitch] = reinterpret_cast<float (*)[kTensors][kPitch]>(dynamic_shared());
-
-  Vec<bfloat16, kVector> dy_next[kSteps];
-  Vec<bfloat16, kVector> x_next[kSteps];
-  float rstd_next;
-  // The next row is loaded while the present one is computed.
-  const auto fetch = [&](int first_row) {
-    const int fetched_row = min(first_row + slot, rows - 1);
-    const bfloat16* dy_row = dy + static_cast<long long>(fetched_row) * dy_pitch;
-    const bfloat16* x_row = x + static_cast<long long>(fetched_row) * x_pitch;
-    rstd_next = rstd[fetched_row];
-
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      if (kEven || vector < kVectors) {
-        dy_next[step] = read<kVector, Load>(dy_row + vector * kVector);
-        x_next[step] = read<kVector, Load>(x_row + vector * kVector);
-      }
-    }
-  };
-  if (blockIdx.x * kRowsPerBlock < rows) fetch(blockIdx.x * kRowsPerBlock);
-
-  for (int first_row = blockIdx.x * kRowsPerBlock; first_row < rows; first_row += gridDim.x * kRowsPerBlock) {
-    const int row = first_row + slot;
-    const bool active = row < rows;  // idle rows recompute the last row and store nothing
-    const int valid_row = active ? row : rows - 1;
-    bfloat16* dx_row = dx + static_cast<long long>(valid_row) * dx_pitch;
-    const float row_rstd = rstd_next;
-
-    Vec<bfloat16, kVector> dy_held[kSteps];
-    Vec<bfloat16, kVector> x_held[kSteps];
-
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      dy_held[step] = dy_next[step];
-      x_held[step] = x_next[step];
-    }
-
-    const unsigned next_row = first_row + gridDim.x * kRowsPerBlock;
-    if (next_row < rows) fetch(next_row);
-
-    Look1 look1 = {0.0f};
-
-    // Look 1: sum(dxhat * xhat)
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      if (kEven || vector < kVectors) {
-        const Vec<bfloat16, kVector> weight_vec = read<kVector>(weight + vector * kVector);
-        #pragma unroll
-        for (int i = 0; i < kVector; ++i) {
-          const float dy_i = element(dy_held[step], i);
-          const float x_i = element(x_held[step], i);
-          const float weight_i = element(weight_vec, i);
-          const float dxhat_i = dy_i * weight_i;
-          const float xhat_i = x_i * row_rstd;
-          look1.dxhat_xhat_sum += dxhat_i * xhat_i;
-        }
-      }
-    }
-
-    look1 = reduce_lanes<kThreadsPerRow>(look1);
-    const float row_dxhat_xhat_mean = look1.dxhat_xhat_sum / kCols;
-
-    // Last look: the outputs
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      if (kEven || vector < kVectors) {
-        const Vec<bfloat16, kVector> weight_vec = read<kVector>(weight + vector * kVector);
-        float dx_values[kVector];
-        #pragma unroll
-        for (int i = 0; i < kVector; ++i) {
-          const float dy_i = element(dy_held[step], i);
-          const float x_i = element(x_held[step], i);
-          const float weight_i = element(weight_vec, i);
-          const float dxhat_i = dy_i * weight_i;
-          const float xhat_i = x_i * row_rstd;
-          dx_values[i] = (dxhat_i - xhat_i * row_dxhat_xhat_mean) * row_rstd;
-          if (active) dweight_sum[step][i] += dy_i * xhat_i;
-        }
-        Vec<bfloat16, kVector> dx_vec;
-        pack(dx_vec, dx_values);
-        if (active) write<Store>(dx_row + vector * kVector, dx_vec);
-      }
-    }
-  }
-
-  // Lanes that own the same columns of several rows add their sums.
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      #pragma unroll
-      for (int offset = kThreadsPerRow; offset < 32; offset *= 2) {
-        dweight_sum[step][i] += __shfl_xor_sync(0xffffffffu, dweight_sum[step][i], offset);
-      }
-    }
-  }
-
-  // Each row group of the block leaves its sums in shared memory.
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (threadIdx.x % 32 < kThreadsPerRow && (kEven || vector < kVectors)) {
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        group_sums[threadIdx.x / 32][0][i * kVectors + vector] = dweight_sum[step][i];
-      }
-    }
-  }
-
-  float* partial_row = partials + static_cast<long long>(blockIdx.x) * kTensors * kPitch;
-  __syncthreads();
-  // The sums of the row groups are added in a fixed order.
-  for (int cell = threadIdx.x; cell < kCols; cell += kThreads) {
-    float dweight_total = group_sums[0][0][cell];
-    #pragma unroll
-    for (int group = 1; group < kGroups; ++group) {
-      dweight_total += group_sums[group][0][cell];
-    }
-    partial_row[cell] = dweight_total;
-  }
-
-  Chain::at_end();
-}
-
-// rmsnorm backward: several warps own a row, a block works on several rows; each row is read once.
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_bwd_bf16_block_per_row_2675(
-    bfloat16* __restrict__ dx,
-    bfloat16* __restrict__ dweight,
-    Input<Config, bfloat16> dy,
-    Input<Config, bfloat16> x,
-    Input<Config, bfloat16> weight,
-    Input<Config, float> rstd,
-    long long dx_pitch,
-    long long dy_pitch,
-    long long x_pitch,
-    int rows,
-    float* partials) {
-  using Load = typename Config::Load;
-  using Store = typename Config::Store;
-  using Chain = typename Config::Chain;
-  constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kThreadsPerRow = Config::kThreadsPerRow,
-      kRowsPerBlock = Config::kRowsPerBlock, kVector = Config::kVector, kWarpsPerRow = kThreadsPerRow / 32,
-      kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  constexpr int kPitch = (kCols + 31) / 32 * 32, kTensors = 1, kGroups = Config::kGroups;
-  struct Look1 {  // state of look 1: sum(dxhat * xhat)
-    float dxhat_xhat_sum;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.dxhat_xhat_sum + b.dxhat_xhat_sum};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.dxhat_xhat_sum, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[2][kRowsPerBlock][kWarpsPerRow];
-
-  const int lane = threadIdx.x % kThreadsPerRow;
-  const int slot = threadIdx.x / kThreadsPerRow;  // this thread's row within the block
-  int parity = 0;
-
-  Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
-
-  Vec<bfloat16, kVector> weight_held[kSteps];
-
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      weight_held[step] = read<kVector>(weight + vector * kVector);
-    }
-  }
-
-  // This thread's sums over its rows, one for each of its columns.
-  float dweight_sum[kSteps][kVector] = {};
-  float (*group_sums)[kTensors][kPitch] = reinterpret_cast<float (*)[kTensors][kPitch]>(dynamic_shared());
-
-  Vec<bfloat16, kVector> dy_next[kSteps];
-  Vec<bfloat16, kVector> x_next[kSteps];
-  float rstd_next;
-  // The next row is loaded while the present one is computed.
-  const auto fetch = [&](int first_row) {
-    const int fetched_row = min(first_row + slot, rows - 1);
-    const bfloat16* dy_row = dy + static_cast<long long>(fetched_row) * dy_pitch;
-    const bfloat16* x_row = x + static_cast<long long>(fetched_row) * x_pitch;
-    rstd_next = rstd[fetched_row];
-
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      if (kEven || vector < kVectors) {
-        dy_next[step] = read<kVector, Load>(dy_row + vector * kVector);
-        x_next[step] = read<kVector, Load>(x_row + vector * kVector);
-      }
-    }
-  };
-  if (blockIdx.x * kRowsPerBlock < rows) fetch(blockIdx.x * kRowsPerBlock);
-
-  for (int first_row = blockIdx.x * kRowsPerBlock; first_row < rows; first_row += gridDim.x * kRowsPerBlock) {
-    const int row = first_row + slot;
-    const bool active = row < rows;  // idle rows recompute the last row and store nothing
-    const int valid_row = active ? row : rows - 1;
-    bfloat16* dx_row = dx + static_cast<long long>(valid_row) * dx_pitch;
-    const float row_rstd = rstd_next;
-
-    Vec<bfloat16, kVector> dy_held[kSteps];
-    Vec<bfloat16, kVector> x_held[kSteps];
-
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      dy_held[step] = dy_next[step];
-      x_held[step] = x_next[step];
-    }
-
-    const unsigned next_row = first_row + gridDim.x * kRowsPerBlock;
-    if (next_row < rows) fetch(next_row);
-
-    Look1 look1 = {0.0f};
-
-    // Look 1: sum(dxhat * xhat)
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      if (kEven || vector < kVectors) {
-        #pragma unroll
-        for (int i = 0; i < kVector; ++i) {
-          const float dy_i = element(dy_held[step], i);
-          const float x_i = element(x_held[step], i);
-          const float weight_i = element(weight_held[step], i);
-          const float dxhat_i = dy_i * weight_i;
-          const float xhat_i = x_i * row_rstd;
-          look1.dxhat_xhat_sum += dxhat_i * xhat_i;
-        }
-      }
-    }
-
-    look1 = reduce_row_beside<kWarpsPerRow>(look1, look1_slots[parity][slot], slot);
-    const float row_dxhat_xhat_mean = look1.dxhat_xhat_sum / kCols;
-
-    // Last look: the outputs
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      if (kEven || vector < kVectors) {
-        float dx_values[kVector];
-        #pragma unroll
-        for (int i = 0; i < kVector; ++i) {
-          const float dy_i = element(dy_held[step], i);
-          const float x_i = element(x_held[step], i);
-          const float weight_i = element(weight_held[step], i);
-          const float dxhat_i = dy_i * weight_i;
-          const float xhat_i = x_i * row_rstd;
-          dx_values[i] = (dxhat_i - xhat_i * row_dxhat_xhat_mean) * row_rstd;
-          if (active) dweight_sum[step][i] += dy_i * xhat_i;
-        }
-        Vec<bfloat16, kVector> dx_vec;
-        pack(dx_vec, dx_values);
-        if (active) write<Store>(dx_row + vector * kVector, dx_vec);
-      }
-    }
-
-    parity ^= 1;
-  }
-
-  // Each row group of the block leaves its sums in shared memory.
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        group_sums[slot][0][i * kVectors + vector] = dweight_sum[step][i];
-      }
-    }
-  }
-
-  float* partial_row = partials + static_cast<long long>(blockIdx.x) * kTensors * kPitch;
-  __syncthreads();
-  // The sums of the row groups are added in a fixed order.
-  for (int cell = threadIdx.x; cell < kCols; cell += kThreads) {
-    float dweight_total = group_sums[0][0][cell];
-    #pragma unroll
-    for (int group = 1; group < kGroups; ++group) {
-      dweight_total += group_sums[group][0][cell];
-    }
-    partial_row[cell] = dweight_total;
-  }
-
-  Chain::at_end();
-}
-
-// rmsnorm backward: several warps own a row, a block works on several rows; each row is read once.
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_bwd_bf16_block_per_row_9a3c(
-    bfloat16* __restrict__ dx,
-    bfloat16* __restrict__ dweight,
-    Input<Config, bfloat16> dy,
-    Input<Config, bfloat16> x,
-    Input<Config, bfloat16> weight,
-    Input<Config, float> rstd,
-    long long dx_pitch,
-    long long dy_pitch,
-    long long x_pitch,
-    int rows,
-    float* partials) {
-  using Load = typename Config::Load;
-  using Store = typename Config::Store;
-  using Chain = typename Config::Chain;
-  constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kThreadsPerRow = Config::kThreadsPerRow,
-      kRowsPerBlock = Config::kRowsPerBlock, kVector = Config::kVector, kFirstInside = Config::kFirstInside,
-      kWarpsPerRow = kThreadsPerRow / 32, kVectors = kCols / kVector,
-      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow, kWholeSteps = (kVectors - 2) / kThreadsPerRow,
-      kPitch = (kCols + 31) / 32 * 32, kTensors = 1, kGroups = Config::kGroups;
-  struct Look1 {  // state of look 1: sum(dxhat * xhat)
-    float dxhat_xhat_sum;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.dxhat_xhat_sum + b.dxhat_xhat_sum};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.dxhat_xhat_sum, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[2][kRowsPerBlock][kWarpsPerRow];
-
-  const int lane = threadIdx.x % kThreadsPerRow;
-  const int slot = threadIdx.x / kThreadsPerRow;  // this thread's row within the block
+  const int lane = Team::lane();
+  const int slot = Team::slot();  // this thread's row within the block
   // The grid's stride is a multiple of the vector: all rows of this lane shift alike.
   const int own_row = min(static_cast<int>(blockIdx.x * kRowsPerBlock + slot), rows - 1);
   // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
@@ -1186,17 +957,18 @@ rmsnorm_bwd_bf16_block_per_row_9a3c(
 
   Vec<bfloat16, kVector> weight_held[kSteps];
   Vec<bfloat16, 1> weight_edge = {};
-
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (step < kWholeSteps || vector < vectors) {
-      const int column = head + vector * kVector;
-      weight_held[step] = read_window<kVector>(weight, column, kCols, step >= kFirstInside && step < kWholeSteps);
+  if (kEarlyParams) {
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (step < kWholeSteps || vector < vectors) {
+        const int column = head + vector * kVector;
+        weight_held[step] = read_window<kVector>(weight, column, kCols, step >= kFirstInside && step < kWholeSteps);
+      }
     }
-  }
-  if (has_edge) {
-    weight_edge = read<1>(weight + edge);
+    if (has_edge) {
+      weight_edge = read<1>(weight + edge);
+    }
   }
 
   // This thread's sums over its rows, one for each of its columns.
@@ -1209,7 +981,7 @@ rmsnorm_bwd_bf16_block_per_row_9a3c(
   Vec<bfloat16, 1> dy_edge_next = {};
   Vec<bfloat16, 1> x_edge_next = {};
   float rstd_next;
-  // The next row is loaded while the present one is computed.
+  // Starts the loads of a row.
   const auto fetch = [&](int first_row) {
     const int fetched_row = first_row + slot < rows ? first_row + slot : own_row;
     const bfloat16* dy_row = dy + static_cast<long long>(fetched_row) * dy_pitch;
@@ -1230,13 +1002,15 @@ rmsnorm_bwd_bf16_block_per_row_9a3c(
       x_edge_next = read<1, Load>(x_row + edge);
     }
   };
-  if (blockIdx.x * kRowsPerBlock < rows) fetch(blockIdx.x * kRowsPerBlock);
+  if (kAhead && blockIdx.x * kRowsPerBlock < rows) fetch(blockIdx.x * kRowsPerBlock);
 
   for (int first_row = blockIdx.x * kRowsPerBlock; first_row < rows; first_row += gridDim.x * kRowsPerBlock) {
     const int row = first_row + slot;
-    const bool active = row < rows;  // idle rows recompute their lane's first row and store nothing
+    // idle rows recompute their lane's first row and store nothing
+    const bool active = kRowsPerBlock == 1 || row < rows;
     const int valid_row = active ? row : own_row;
     bfloat16* dx_row = dx + static_cast<long long>(valid_row) * dx_pitch;
+    if (!kAhead) fetch(first_row);
     const float row_rstd = rstd_next;
 
     Vec<bfloat16, kVector> dy_held[kSteps];
@@ -1253,15 +1027,26 @@ rmsnorm_bwd_bf16_block_per_row_9a3c(
     dy_edge = dy_edge_next;
     x_edge = x_edge_next;
     const unsigned next_row = first_row + gridDim.x * kRowsPerBlock;
-    if (next_row < rows) fetch(next_row);
+    if (kAhead && next_row < rows) fetch(next_row);
+    if (kPackedParams) {
+      #pragma unroll
+      for (int step = 0; step < kSteps; ++step) {
+        stay_packed(weight_held[step]);
+      }
+    }
 
-    Look1 look1 = {0.0f};
+    Look1_d77f look1 = {0.0f};
+    // short chains of additions: few roundings, and none waits for another
+    float look1_dxhat_xhat_sum[kRunningSums] = {};
 
     // Look 1: sum(dxhat * xhat)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (step < kWholeSteps || vector < vectors) {
+        const int column = head + vector * kVector;
+        if (!kEarlyParams) weight_held[step] =
+            read_window<kVector>(weight, column, kCols, step >= kFirstInside && step < kWholeSteps);
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
           const float dy_i = element(dy_held[step], i);
@@ -1269,20 +1054,22 @@ rmsnorm_bwd_bf16_block_per_row_9a3c(
           const float weight_i = element(weight_held[step], i);
           const float dxhat_i = dy_i * weight_i;
           const float xhat_i = x_i * row_rstd;
-          look1.dxhat_xhat_sum += dxhat_i * xhat_i;
+          look1_dxhat_xhat_sum[i % kRunningSums] += dxhat_i * xhat_i;
         }
       }
     }
     if (has_edge) {
+      if (!kEarlyParams) weight_edge = read<1>(weight + edge);
       const float dy_i = element(dy_edge, 0);
       const float x_i = element(x_edge, 0);
       const float weight_i = element(weight_edge, 0);
       const float dxhat_i = dy_i * weight_i;
       const float xhat_i = x_i * row_rstd;
-      look1.dxhat_xhat_sum += dxhat_i * xhat_i;
+      look1_dxhat_xhat_sum[0] += dxhat_i * xhat_i;
     }
 
-    look1 = reduce_row_beside<kWarpsPerRow>(look1, look1_slots[parity][slot], slot);
+    look1.dxhat_xhat_sum = sum_in_pairs(look1_dxhat_xhat_sum);
+    look1 = Team::reduce(look1, look1_slots[parity]);
     const float row_dxhat_xhat_mean = look1.dxhat_xhat_sum / kCols;
 
     // Last look: the outputs
@@ -1291,6 +1078,8 @@ rmsnorm_bwd_bf16_block_per_row_9a3c(
       const int vector = lane + step * kThreadsPerRow;
       if (step < kWholeSteps || vector < vectors) {
         const int column = head + vector * kVector;
+        if (!kEarlyParams) weight_held[step] =
+            read_window<kVector>(weight, column, kCols, step >= kFirstInside && step < kWholeSteps);
         float dx_values[kVector];
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -1308,6 +1097,7 @@ rmsnorm_bwd_bf16_block_per_row_9a3c(
       }
     }
     if (has_edge) {
+      if (!kEarlyParams) weight_edge = read<1>(weight + edge);
       float dx_values[1];
       const float dy_i = element(dy_edge, 0);
       const float x_i = element(x_edge, 0);
@@ -1355,10 +1145,10 @@ rmsnorm_bwd_bf16_block_per_row_9a3c(
   Chain::at_end();
 }
 
-// rmsnorm backward: a block owns a row; each row is read once.
+// rmsnorm backward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_bwd_bf16_block_per_row_664d(
+rmsnorm_bwd_bf16_team_per_row_d9e4(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     Input<Config, bfloat16> dy,
@@ -1370,25 +1160,19 @@ rmsnorm_bwd_bf16_block_per_row_664d(
     long long x_pitch,
     int rows,
     float* partials) {
+  using Team = typename Config::Team;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kThreadsPerRow = Config::kThreadsPerRow,
-      kVector = Config::kVector, kWarpsPerRow = kThreadsPerRow / 32, kVectors = kCols / kVector,
-      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kThreadsPerRow = Team::kSize,
+      kRowsPerBlock = Team::kRows, kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4;
+  constexpr bool kEarlyParams = Config::kEarlyParams, kPackedParams = Config::kPackedParams;
+  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
   constexpr int kStages = Config::kStages, kPitch = (kCols + 31) / 32 * 32, kTensors = 1;
-  struct Look1 {  // state of look 1: sum(dxhat * xhat)
-    float dxhat_xhat_sum;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.dxhat_xhat_sum + b.dxhat_xhat_sum};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.dxhat_xhat_sum, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[2][kWarpsPerRow];
+  __shared__ typename Team::template Slots<Look1_d77f> look1_slots[2];
 
-  const int lane = threadIdx.x;
+  const int lane = Team::lane();
+  const int slot = Team::slot();  // this thread's row within the block
   int parity = 0;
   bfloat16* dy_shared = reinterpret_cast<bfloat16*>(dynamic_shared());
   bfloat16* x_shared = reinterpret_cast<bfloat16*>(dy_shared + kStages * kSteps * kThreads * kVector);
@@ -1397,9 +1181,10 @@ rmsnorm_bwd_bf16_block_per_row_664d(
   Chain::wait();  // nothing before it depends on the kernels in front of this one
 
   // Each thread copies its own vectors to its own slots, so that no barrier is needed to read them.
-  const auto fetch = [&](int row, int stage) {
-    const bfloat16* dy_row = dy + static_cast<long long>(row) * dy_pitch;
-    const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
+  const auto fetch = [&](int first_row, int stage) {
+    const int fetched_row = Team::row(first_row, rows);
+    const bfloat16* dy_row = dy + static_cast<long long>(fetched_row) * dy_pitch;
+    const bfloat16* x_row = x + static_cast<long long>(fetched_row) * x_pitch;
 
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
@@ -1413,38 +1198,43 @@ rmsnorm_bwd_bf16_block_per_row_664d(
     }
   };
   float rstd_next;
-  const auto fetch_values = [&](int row) {
-    rstd_next = rstd[row];
+  const auto fetch_values = [&](int first_row) {
+    const int fetched_row = Team::row(first_row, rows);
+    rstd_next = rstd[fetched_row];
   };
   #pragma unroll 1
   for (int stage = 0; stage < kStages; ++stage) {
-    const int row = blockIdx.x + stage * gridDim.x;
-    if (row < rows) fetch(row, stage);
+    const int first_row = blockIdx.x * kRowsPerBlock + stage * gridDim.x * kRowsPerBlock;
+    if (first_row < rows) fetch(first_row, stage);
     cp_async_commit();
   }
-  if (blockIdx.x < rows) fetch_values(blockIdx.x);
+  if (blockIdx.x * kRowsPerBlock < rows) fetch_values(blockIdx.x * kRowsPerBlock);
   int stage = 0;
 
   Vec<bfloat16, kVector> weight_held[kSteps];
-
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      weight_held[step] = read<kVector>(weight + vector * kVector);
+  if (kEarlyParams) {
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        weight_held[step] = read<kVector>(weight + vector * kVector);
+      }
     }
   }
 
   // This thread's sums over its rows, one for each of its columns.
   float dweight_sum[kSteps][kVector] = {};
 
-  for (int row = blockIdx.x; row < rows; row += gridDim.x) {
-    bfloat16* dx_row = dx + static_cast<long long>(row) * dx_pitch;
+  for (int first_row = blockIdx.x * kRowsPerBlock; first_row < rows; first_row += gridDim.x * kRowsPerBlock) {
+    const int row = first_row + slot;
+    const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+    const int valid_row = active ? row : rows - 1;
+    bfloat16* dx_row = dx + static_cast<long long>(valid_row) * dx_pitch;
     const float row_rstd = rstd_next;
 
     Vec<bfloat16, kVector> dy_held[kSteps];
     Vec<bfloat16, kVector> x_held[kSteps];
-    const unsigned next_row = row + gridDim.x;
+    const unsigned next_row = first_row + gridDim.x * kRowsPerBlock;
     if (next_row < rows) fetch_values(next_row);
 
     cp_async_wait<kStages - 1>();
@@ -1458,17 +1248,26 @@ rmsnorm_bwd_bf16_block_per_row_664d(
       }
     }
 
-    const unsigned refill_row = row + kStages * gridDim.x;
+    const unsigned refill_row = first_row + kStages * gridDim.x * kRowsPerBlock;
     if (refill_row < rows) fetch(refill_row, stage);
     cp_async_commit();
+    if (kPackedParams) {
+      #pragma unroll
+      for (int step = 0; step < kSteps; ++step) {
+        stay_packed(weight_held[step]);
+      }
+    }
 
-    Look1 look1 = {0.0f};
+    Look1_d77f look1 = {0.0f};
+    // short chains of additions: few roundings, and none waits for another
+    float look1_dxhat_xhat_sum[kRunningSums] = {};
 
     // Look 1: sum(dxhat * xhat)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
+        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + vector * kVector);
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
           const float dy_i = element(dy_held[step], i);
@@ -1476,12 +1275,13 @@ rmsnorm_bwd_bf16_block_per_row_664d(
           const float weight_i = element(weight_held[step], i);
           const float dxhat_i = dy_i * weight_i;
           const float xhat_i = x_i * row_rstd;
-          look1.dxhat_xhat_sum += dxhat_i * xhat_i;
+          look1_dxhat_xhat_sum[i % kRunningSums] += dxhat_i * xhat_i;
         }
       }
     }
 
-    look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[parity]);
+    look1.dxhat_xhat_sum = sum_in_pairs(look1_dxhat_xhat_sum);
+    look1 = Team::reduce(look1, look1_slots[parity]);
     const float row_dxhat_xhat_mean = look1.dxhat_xhat_sum / kCols;
 
     // Last look: the outputs
@@ -1489,6 +1289,7 @@ rmsnorm_bwd_bf16_block_per_row_664d(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
+        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + vector * kVector);
         float dx_values[kVector];
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -1498,11 +1299,11 @@ rmsnorm_bwd_bf16_block_per_row_664d(
           const float dxhat_i = dy_i * weight_i;
           const float xhat_i = x_i * row_rstd;
           dx_values[i] = (dxhat_i - xhat_i * row_dxhat_xhat_mean) * row_rstd;
-          dweight_sum[step][i] += dy_i * xhat_i;
+          if (active) dweight_sum[step][i] += dy_i * xhat_i;
         }
         Vec<bfloat16, kVector> dx_vec;
         pack(dx_vec, dx_values);
-        write<Store>(dx_row + vector * kVector, dx_vec);
+        if (active) write<Store>(dx_row + vector * kVector, dx_vec);
       }
     }
 
@@ -1530,7 +1331,7 @@ rmsnorm_bwd_bf16_block_per_row_664d(
 // rmsnorm backward: the blocks of a cluster own a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_bwd_bf16_cluster_per_row_c66c(
+rmsnorm_bwd_bf16_cluster_per_row_4e0b(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     Input<Config, bfloat16> dy,
@@ -1545,20 +1346,11 @@ rmsnorm_bwd_bf16_cluster_per_row_c66c(
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kCluster = Config::kCluster, kWarps = kThreads / 32,
-      kThreadsPerRow = kCluster * kThreads, kVector = Config::kVector, kVectors = kCols / kVector,
-      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+      kThreadsPerRow = kCluster * kThreads, kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4,
+      kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
   constexpr int kStages = Config::kStages, kPitch = (kCols + 31) / 32 * 32, kTensors = 1;
-  struct Look1 {  // state of look 1: sum(dxhat * xhat)
-    float dxhat_xhat_sum;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.dxhat_xhat_sum + b.dxhat_xhat_sum};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.dxhat_xhat_sum, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[2][kCluster * kWarps];
+  __shared__ Look1_d77f look1_slots[2][kCluster * kWarps];
   __shared__ unsigned long long look1_full[2];
   __shared__ unsigned long long arrived[kStages];
 
@@ -1631,7 +1423,9 @@ rmsnorm_bwd_bf16_cluster_per_row_c66c(
 
     mbarrier_wait(&arrived[stage], phase);
 
-    Look1 look1 = {0.0f};
+    Look1_d77f look1 = {0.0f};
+    // short chains of additions: few roundings, and none waits for another
+    float look1_dxhat_xhat_sum[kRunningSums] = {};
 
     // Look 1: sum(dxhat * xhat)
     #pragma unroll
@@ -1650,11 +1444,12 @@ rmsnorm_bwd_bf16_cluster_per_row_c66c(
           const float weight_i = element(weight_vec, i);
           const float dxhat_i = dy_i * weight_i;
           const float xhat_i = x_i * row_rstd;
-          look1.dxhat_xhat_sum += dxhat_i * xhat_i;
+          look1_dxhat_xhat_sum[i % kRunningSums] += dxhat_i * xhat_i;
         }
       }
     }
 
+    look1.dxhat_xhat_sum = sum_in_pairs(look1_dxhat_xhat_sum);
     look1 = exchange_cluster<kWarps, kCluster>(look1, look1_slots, look1_full, trip);
     const float row_dxhat_xhat_mean = look1.dxhat_xhat_sum / kCols;
 
@@ -1712,10 +1507,10 @@ rmsnorm_bwd_bf16_cluster_per_row_c66c(
   Chain::at_end();
 }
 
-// rmsnorm backward, any number of columns: a block owns a row; each row is read twice.
+// rmsnorm backward, any number of columns: a team of threads owns a row; each row is read twice.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_bwd_bf16_any_cols_block_per_row_4b42(
+rmsnorm_bwd_bf16_any_cols_team_per_row_6c75(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     Input<Config, bfloat16> dy,
@@ -1729,23 +1524,15 @@ rmsnorm_bwd_bf16_any_cols_block_per_row_4b42(
     int cols,
     unsigned* ticket,
     float* sums) {
+  using Team = typename Config::Team;
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kThreads = Config::kThreads, kThreadsPerRow = Config::kThreadsPerRow, kVector = Config::kVector,
-      kUnroll = Config::kUnroll, kWarpsPerRow = kThreadsPerRow / 32;
-  struct Look1 {  // state of look 1: sum(dxhat * xhat)
-    float dxhat_xhat_sum;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.dxhat_xhat_sum + b.dxhat_xhat_sum};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.dxhat_xhat_sum, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[2][kWarpsPerRow];
+  constexpr int kThreads = Config::kThreads, kThreadsPerRow = Team::kSize, kVector = Config::kVector,
+      kRunningSums = kVector < 4 ? kVector : 4, kUnroll = Config::kUnroll;
+  __shared__ typename Team::template Slots<Look1_d77f> look1_slots[2];
 
-  const int lane = threadIdx.x;
+  const int lane = Team::lane();
   const int steps = (cols / kVector + kThreadsPerRow - 1) / kThreadsPerRow;
   int parity = 0;
 
@@ -1764,7 +1551,9 @@ rmsnorm_bwd_bf16_any_cols_block_per_row_4b42(
     const bool has_edge = edge < cols;
     const float row_rstd = rstd[row];
 
-    Look1 look1 = {0.0f};
+    Look1_d77f look1 = {0.0f};
+    // short chains of additions: few roundings, and none waits for another
+    float look1_dxhat_xhat_sum[kRunningSums] = {};
 
     // Look 1: sum(dxhat * xhat)
     #pragma unroll kUnroll
@@ -1783,7 +1572,7 @@ rmsnorm_bwd_bf16_any_cols_block_per_row_4b42(
           const float weight_i = element(weight_vec, i);
           const float dxhat_i = dy_i * weight_i;
           const float xhat_i = x_i * row_rstd;
-          look1.dxhat_xhat_sum += dxhat_i * xhat_i;
+          look1_dxhat_xhat_sum[i % kRunningSums] += dxhat_i * xhat_i;
         }
       }
     }
@@ -1796,10 +1585,158 @@ rmsnorm_bwd_bf16_any_cols_block_per_row_4b42(
       const float weight_i = element(weight_vec, 0);
       const float dxhat_i = dy_i * weight_i;
       const float xhat_i = x_i * row_rstd;
-      look1.dxhat_xhat_sum += dxhat_i * xhat_i;
+      look1_dxhat_xhat_sum[0] += dxhat_i * xhat_i;
     }
 
-    look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[parity]);
+    look1.dxhat_xhat_sum = sum_in_pairs(look1_dxhat_xhat_sum);
+    look1 = Team::reduce(look1, look1_slots[parity]);
+    const float row_dxhat_xhat_mean = look1.dxhat_xhat_sum / cols;
+
+    // Last look: the outputs
+    #pragma unroll kUnroll
+    for (int step = 0; step < steps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (vector < vectors) {
+        const int column = head + vector * kVector;
+        const Vec<bfloat16, kVector> dy_vec = read<kVector, Load>(dy_row + column);
+        const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + column);
+        const Vec<bfloat16, kVector> weight_vec = weight != nullptr ?
+            read_window<kVector>(weight, column, cols, false) : filled<bfloat16, kVector>(1.0f);
+        float dx_values[kVector];
+        #pragma unroll
+        for (int i = 0; i < kVector; ++i) {
+          const float dy_i = element(dy_vec, i);
+          const float x_i = element(x_vec, i);
+          const float weight_i = element(weight_vec, i);
+          const float dxhat_i = dy_i * weight_i;
+          const float xhat_i = x_i * row_rstd;
+          dx_values[i] = (dxhat_i - xhat_i * row_dxhat_xhat_mean) * row_rstd;
+          if (weight != nullptr) atomicAdd(sums + column + i, dy_i * xhat_i);
+        }
+        Vec<bfloat16, kVector> dx_vec;
+        pack(dx_vec, dx_values);
+        write<Store>(dx_row + column, dx_vec);
+      }
+    }
+    if (has_edge) {
+      const Vec<bfloat16, 1> dy_vec = read<1, Load>(dy_row + edge);
+      const Vec<bfloat16, 1> x_vec = read<1, Load>(x_row + edge);
+      const Vec<bfloat16, 1> weight_vec = weight != nullptr ? read<1>(weight + edge) : filled<bfloat16, 1>(1.0f);
+      float dx_values[1];
+      const float dy_i = element(dy_vec, 0);
+      const float x_i = element(x_vec, 0);
+      const float weight_i = element(weight_vec, 0);
+      const float dxhat_i = dy_i * weight_i;
+      const float xhat_i = x_i * row_rstd;
+      dx_values[0] = (dxhat_i - xhat_i * row_dxhat_xhat_mean) * row_rstd;
+      if (weight != nullptr) atomicAdd(sums + edge, dy_i * xhat_i);
+      Vec<bfloat16, 1> dx_vec;
+      pack(dx_vec, dx_values);
+      write<Store>(dx_row + edge, dx_vec);
+    }
+
+    parity ^= 1;
+  }
+
+  // The last block to arrive finishes and leaves the workspace ready for the next call.
+  __shared__ bool is_last;
+  __threadfence();
+  if (takes_last_ticket(ticket, is_last)) {
+    for (int cell = threadIdx.x; cell < cols; cell += kThreads) {
+      const int column = cell;
+      const float dweight_total = __ldcg(sums + cell);
+      sums[cell] = 0.0f;
+      if (weight != nullptr) write_element(dweight, column, dweight_total);
+    }
+    if (threadIdx.x == 0) *ticket = 0;
+  }
+
+  Chain::at_end();
+}
+
+// rmsnorm backward, any number of columns: a team of threads owns a row; each row is read twice.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+rmsnorm_bwd_bf16_any_cols_team_per_row_08ae(
+    bfloat16* __restrict__ dx,
+    bfloat16* __restrict__ dweight,
+    Input<Config, bfloat16> dy,
+    Input<Config, bfloat16> x,
+    Input<Config, bfloat16> weight,
+    Input<Config, float> rstd,
+    long long dx_pitch,
+    long long dy_pitch,
+    long long x_pitch,
+    int rows,
+    int cols,
+    unsigned* ticket,
+    float* sums) {
+  using Team = typename Config::Team;
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  constexpr int kThreads = Config::kThreads, kThreadsPerRow = Team::kSize, kVector = Config::kVector,
+      kRunningSums = kVector < 4 ? kVector : 4, kUnroll = Config::kUnroll;
+  __shared__ typename Team::template Slots<Look1_d77f> look1_slots[2];
+
+  const int lane = Team::lane();
+  const int steps = (cols / kVector + kThreadsPerRow - 1) / kThreadsPerRow;
+  int parity = 0;
+
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
+
+  for (int row = blockIdx.x; row < rows; row += gridDim.x) {
+    bfloat16* dx_row = dx + static_cast<long long>(row) * dx_pitch;
+    const bfloat16* dy_row = dy + static_cast<long long>(row) * dy_pitch;
+    const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
+    // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
+    const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(dy_row) / sizeof(bfloat16) % kVector);
+    const int head = (kVector - shift) % kVector;
+    const int vectors = (cols - head) / kVector;
+    const int edge = lane < head ? lane : lane + vectors * kVector;
+    const bool has_edge = edge < cols;
+    const float row_rstd = rstd[row];
+
+    Look1_d77f look1 = {0.0f};
+    // short chains of additions: few roundings, and none waits for another
+    float look1_dxhat_xhat_sum[kRunningSums] = {};
+
+    // Look 1: sum(dxhat * xhat)
+    #pragma unroll kUnroll
+    for (int step = 0; step < steps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (vector < vectors) {
+        const int column = head + vector * kVector;
+        const Vec<bfloat16, kVector> dy_vec = read<kVector>(dy_row + column);
+        const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + column);
+        const Vec<bfloat16, kVector> weight_vec = weight != nullptr ?
+            read_window<kVector>(weight, column, cols, false) : filled<bfloat16, kVector>(1.0f);
+        #pragma unroll
+        for (int i = 0; i < kVector; ++i) {
+          const float dy_i = element(dy_vec, i);
+          const float x_i = element(x_vec, i);
+          const float weight_i = element(weight_vec, i);
+          const float dxhat_i = dy_i * weight_i;
+          const float xhat_i = x_i * row_rstd;
+          look1_dxhat_xhat_sum[0] += dxhat_i * xhat_i;
+        }
+      }
+    }
+    if (has_edge) {
+      const Vec<bfloat16, 1> dy_vec = read<1>(dy_row + edge);
+      const Vec<bfloat16, 1> x_vec = read<1>(x_row + edge);
+      const Vec<bfloat16, 1> weight_vec = weight != nullptr ? read<1>(weight + edge) : filled<bfloat16, 1>(1.0f);
+      const float dy_i = element(dy_vec, 0);
+      const float x_i = element(x_vec, 0);
+      const float weight_i = element(weight_vec, 0);
+      const float dxhat_i = dy_i * weight_i;
+      const float xhat_i = x_i * row_rstd;
+      look1_dxhat_xhat_sum[0] += dxhat_i * xhat_i;
+    }
+
+    look1.dxhat_xhat_sum = sum_in_pairs(look1_dxhat_xhat_sum);
+    look1 = Team::reduce(look1, look1_slots[parity]);
     const float row_dxhat_xhat_mean = look1.dxhat_xhat_sum / cols;
 
     // Last look: the outputs
@@ -2052,34 +1989,34 @@ struct Tuned {
 };
 inline constexpr Tuned kTuned[] = {
     {  65536,   128, 16, 0u, 0u, false, {{256, 32, false, 0, 1, 3, 1, 1, 4096}, {512, 1, false, 16}, {0, 0, 512},
-     run_and_finish<rmsnorm_bwd_bf16_warp_per_row_5323<Cols128_8dd0>, rmsnorm_bwd_bf16_finish_bb2c<Cols128_8dd0>>}},
+     run_and_finish<rmsnorm_bwd_bf16_team_per_row_4b19<Cols128_8df4>, rmsnorm_bwd_bf16_finish_bb2c<Cols128_8df4>>}},
     {1048576,   128, 16, 0u, 0u, false, {{256, 32, true, 0, 1, 3, 1, 1, 4096}, {512, 1, true, 16}, {0, 0, 512},
-     run_and_finish<rmsnorm_bwd_bf16_warp_per_row_0061<Cols128_b14c>, rmsnorm_bwd_bf16_finish_bb2c<Cols128_b14c>>}},
+     run_and_finish<rmsnorm_bwd_bf16_team_per_row_4b19<Cols128_411b>, rmsnorm_bwd_bf16_finish_bb2c<Cols128_411b>>}},
     {   8192,   768, 16, 0u, 0u, false, {{512, 16, false, 0, 1, 1, 1, 1, 49152}, {512, 1, false, 96}, {0, 0, 3072},
-     run_and_finish<rmsnorm_bwd_bf16_warp_per_row_5323<Cols768_174e>, rmsnorm_bwd_bf16_finish_bb2c<Cols768_174e>>}},
+     run_and_finish<rmsnorm_bwd_bf16_team_per_row_4b19<Cols768_557c>, rmsnorm_bwd_bf16_finish_bb2c<Cols768_557c>>}},
     {  65536,  1024, 16, 0u, 0u, false, {{128, 2, false, 0, 1, 4, 1, 1, 8192}, {512, 1, false, 128}, {0, 0, 4096},
-     run_and_finish<rmsnorm_bwd_bf16_block_per_row_2675<Cols1024_a598>,
-     rmsnorm_bwd_bf16_finish_bb2c<Cols1024_a598>>}},
+     run_and_finish<rmsnorm_bwd_bf16_team_per_row_4b19<Cols1024_0cfc>,
+     rmsnorm_bwd_bf16_finish_bb2c<Cols1024_0cfc>>}},
     {   4096,  4096, 16, 0u, 0u, false, {{512, 2, false, 0, 1, 1, 1, 1, 32768}, {512, 1, false, 256},
-     {0, 0, 16384}, run_and_finish<rmsnorm_bwd_bf16_block_per_row_2675<Cols4096_ad18>,
-     rmsnorm_bwd_bf16_finish_bb2c<Cols4096_ad18>>}},
+     {0, 0, 16384}, run_and_finish<rmsnorm_bwd_bf16_team_per_row_4b19<Cols4096_fdc7>,
+     rmsnorm_bwd_bf16_finish_bb2c<Cols4096_fdc7>>}},
     {   4096,  4097,  2, 0u, 0u,  true, {{512, 2, true, 0, 1, 1, 1, 1, 33024, 2}, {512, 1, true, 258},
-     {0, 0, 16512}, run_and_finish<rmsnorm_bwd_bf16_block_per_row_9a3c<Cols4097_4918>,
-     rmsnorm_bwd_bf16_finish_bb2c<Cols4097_4918>>}},
+     {0, 0, 16512}, run_and_finish<rmsnorm_bwd_bf16_team_per_row_a0aa<Cols4097_8681>,
+     rmsnorm_bwd_bf16_finish_bb2c<Cols4097_8681>>}},
     {  16384,  8192, 16, 0u, 0u, false, {{512, 1, false, 0, 1, 1, 1, 1, 65536}, {512, 1, false, 256},
-     {0, 0, 32768}, run_and_finish<rmsnorm_bwd_bf16_block_per_row_664d<Cols8192_08e7>,
-     rmsnorm_bwd_bf16_finish_bb2c<Cols8192_08e7>>}},
+     {0, 0, 32768}, run_and_finish<rmsnorm_bwd_bf16_team_per_row_d9e4<Cols8192_6d8d>,
+     rmsnorm_bwd_bf16_finish_bb2c<Cols8192_6d8d>>}},
     {   2048, 32768, 16, 0u, 0u, false, {{1024, 1, false, 0, 1, 1, 2, 1, 196608}, {512, 1, false, 1024},
-     {0, 0, 65536}, run_and_finish<rmsnorm_bwd_bf16_cluster_per_row_c66c<Cols32768_6ee0>,
+     {0, 0, 65536}, run_and_finish<rmsnorm_bwd_bf16_cluster_per_row_4e0b<Cols32768_6ee0>,
      rmsnorm_bwd_bf16_finish_bb2c<Cols32768_6ee0>>}},
 };
 
 // For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.
 inline constexpr Kernel kGeneral[] = {
     {{256, 1, false, 0, 1}, {}, {128, 4, 0},
-     run_any_cols<rmsnorm_bwd_bf16_any_cols_block_per_row_4b42<AnyCols_54f6>>},
+     run_any_cols<rmsnorm_bwd_bf16_any_cols_team_per_row_6c75<AnyCols_224d>>},
     {{256, 1, false, 0, 1}, {}, {128, 4, 0},
-     run_any_cols<rmsnorm_bwd_bf16_any_cols_block_per_row_4b42<AnyCols_fee7>>},
+     run_any_cols<rmsnorm_bwd_bf16_any_cols_team_per_row_08ae<AnyCols_0595>>},
 };
 
 // Bits of `absent`: 1u weight.

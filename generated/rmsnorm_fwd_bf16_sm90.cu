@@ -408,6 +408,90 @@ __device__ __forceinline__ void pack(Vec<bfloat16, N>& vec, const float (&values
   }
 }
 
+// The lanes that a shuffle names: all of the warp.
+struct WholeWarp {
+  template <int kLanes>
+  static __device__ __forceinline__ unsigned lanes() { return 0xffffffffu; }
+};
+
+// All kLanes neighbouring lanes, a power of two, end with the combined state. A state is a struct of floats that knows
+// how two combine, and how to get that of the lane whose number differs by `offset`.
+template <int kLanes, class Named = WholeWarp, typename State>
+__device__ __forceinline__ State reduce_lanes(State s) {
+  const unsigned mask = Named::template lanes<kLanes>();
+  #pragma unroll
+  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset, mask));
+  return s;
+}
+
+// The largest power of two up to n, and up to a warp: how many lanes combine n states.
+__host__ __device__ constexpr int lanes_for(int n) { return n < 2 ? 1 : n >= 32 ? 32 : 2 * lanes_for(n / 2); }
+
+// What this lane combines of kStates states: lanes_for(kStates) lanes take turns at them.
+template <int kStates, typename State>
+__device__ __forceinline__ State share_of_slots(const State* slots) {
+  constexpr int kLanes = lanes_for(kStates);
+  const int own = threadIdx.x % kLanes;
+  State total = slots[own];
+  #pragma unroll
+  for (int i = kLanes; i < kStates; i += kLanes) {
+    if (kStates % kLanes == 0 || own + i < kStates) total = State::combine(total, slots[own + i]);
+  }
+  return total;
+}
+
+// A team: the threads that share a row. They are neighbours in a block, which has kRowsPerBlock rows side by side.
+template <int kThreadsPerRow, int kRowsPerBlock>
+struct Threads {
+  enum : int { kSize = kThreadsPerRow, kRows = kRowsPerBlock };
+  // This thread's number in its team, and its team's in the block; which tile of rows is the block's.
+  static __device__ __forceinline__ int lane() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
+  static __device__ __forceinline__ int slot() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
+  static __device__ __forceinline__ unsigned tile() { return blockIdx.x; }
+  // The team's row of the tile that starts at row `first`; idle teams take the last row.
+  static __device__ __forceinline__ int row(int first, int rows) {
+    return kRows == 1 ? first : min(first + slot(), rows - 1);
+  }
+  // Blocks that are a team say that they have started, and wait for each other before they combine.
+  static __device__ __forceinline__ void announce() {}
+  static __device__ __forceinline__ void meet() {}
+};
+
+// A block is a team. Warps first, then every warp combines the warps' states redundantly: one barrier, no broadcast.
+template <int kThreadsPerRow, class Named = WholeWarp>
+struct Block : Threads<kThreadsPerRow, 1> {
+  enum : int { kWarps = kThreadsPerRow / 32 };
+  template <typename State> using Slots = State[kWarps];
+  template <typename State>
+  static __device__ __forceinline__ State reduce(State s, State (&slots)[kWarps]) {
+    s = reduce_lanes<32, Named>(s);
+    if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32 % kWarps] = s;
+    __syncthreads();
+    return reduce_lanes<lanes_for(kWarps), Named>(share_of_slots<kWarps>(slots));
+  }
+};
+
+// The blocks of a cluster are a team. Every warp leaves its state in each block, then every warp combines all of them:
+// one barrier. A block may write to another only once that one has started.
+template <int kBlocks, int kBlockThreads>
+struct ClusterTeam : Threads<kBlocks * kBlockThreads, 1> {
+  enum : int { kWarps = kBlockThreads / 32, kStates = kWarps * kBlocks };
+  static __device__ __forceinline__ int lane() { return cluster_rank() * kBlockThreads + threadIdx.x; }
+  static __device__ __forceinline__ unsigned tile() { return blockIdx.x / kBlocks; }
+  static __device__ __forceinline__ void announce() { cluster_arrive(); }
+  static __device__ __forceinline__ void meet() { cluster_wait(); }
+  template <typename State> using Slots = State[kStates];
+  template <typename State>
+  static __device__ __forceinline__ State reduce(State s, State (&slots)[kStates]) {
+    s = reduce_lanes<32>(s);
+    const unsigned lane = threadIdx.x % 32;
+    if (lane < kBlocks) cluster_store(slots + cluster_rank() * kWarps + threadIdx.x / 32, lane, s);
+    cluster_arrive();
+    cluster_wait();
+    return reduce_lanes<lanes_for(kStates)>(share_of_slots<kStates>(slots));
+  }
+};
+
 // Copies N elements to a slot of shared memory, past the registers.
 template <int N, typename T>
 __device__ __forceinline__ void copy_async(T* slot, const T* elements) {
@@ -447,31 +531,6 @@ struct EarlyAtLoads : Early {
   static __device__ __forceinline__ void at_loads() { dependency_trigger(); }
 };
 
-// All kLanes neighbouring lanes, a power of two, end with the combined state; the lanes of `mask` take part. A state is
-// a struct of floats that knows how two combine, and how to get that of the lane whose number differs by `offset`.
-template <int kLanes, typename State>
-__device__ __forceinline__ State reduce_lanes(State s, unsigned mask = 0xffffffffu) {
-  #pragma unroll
-  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset, mask));
-  return s;
-}
-
-// The largest power of two up to n, and up to a warp: how many lanes combine n states.
-__host__ __device__ constexpr int lanes_for(int n) { return n < 2 ? 1 : n >= 32 ? 32 : 2 * lanes_for(n / 2); }
-
-// What this lane combines of kStates states: lanes_for(kStates) lanes take turns at them.
-template <int kStates, typename State>
-__device__ __forceinline__ State share_of_slots(const State* slots) {
-  constexpr int kLanes = lanes_for(kStates);
-  const int own = threadIdx.x % kLanes;
-  State total = slots[own];
-  #pragma unroll
-  for (int i = kLanes; i < kStates; i += kLanes) {
-    if (kStates % kLanes == 0 || own + i < kStates) total = State::combine(total, slots[own + i]);
-  }
-  return total;
-}
-
 // Every warp sends its state to each block of the cluster, then every warp combines all of the states. A cluster
 // barrier would wait for all loads and stores of the rows in flight; an mbarrier waits for the states only. Exchanges
 // take turns at two sets of slots: number n uses set n % 2, and waits for phase n / 2 % 2 of that set's mbarrier. A set
@@ -506,6 +565,25 @@ __device__ __forceinline__ Vec<T, N> filled(float value) {
 struct InTurn {
   template <typename T>
   static __device__ __forceinline__ void to_l2(const T*, int) {}
+};
+
+// Lanes of a warp are a team: they combine by shuffles alone.
+template <int kThreadsPerRow, int kRowsPerBlock, class Named = WholeWarp>
+struct Lanes : Threads<kThreadsPerRow, kRowsPerBlock> {
+  template <typename State> struct Slots {};
+  template <typename State>
+  static __device__ __forceinline__ State reduce(State s, Slots<State>&) {
+    return reduce_lanes<kThreadsPerRow, Named>(s);
+  }
+};
+
+// As the shuffles of CUDA's cooperative groups, which name only the lanes of their tile. The headers of cooperative
+// groups are not included: they would take more than half of the time that a header compiles.
+struct OwnTile {
+  template <int kLanes>
+  static __device__ __forceinline__ unsigned lanes() {
+    return (0xffffffffu >> (32 - kLanes)) << threadIdx.x % 32 / kLanes * kLanes;
+  }
 };
 
 // What a Config names but where it says otherwise. Its sizes are counted in elements, threads, rows or blocks.
@@ -560,44 +638,6 @@ __device__ __forceinline__ Vec<T, N> read_window(const T* elements, int first, i
   }
 }
 
-// Every warp leaves its state in each block of the cluster, then every warp combines all of them: one barrier.
-template <int kWarps, int kCluster, typename State>
-__device__ __forceinline__ State reduce_cluster(State s, State* slots) {
-  constexpr int kStates = kWarps * kCluster;
-  s = reduce_lanes<32>(s);
-  const unsigned lane = threadIdx.x % 32;
-  if (lane < kCluster) cluster_store(slots + cluster_rank() * kWarps + threadIdx.x / 32, lane, s);
-  cluster_arrive();
-  cluster_wait();
-  return reduce_lanes<lanes_for(kStates)>(share_of_slots<kStates>(slots));
-}
-
-// Warps first, then every warp combines the warps' states redundantly: one barrier, no broadcast.
-template <int kWarps, typename State>
-__device__ __forceinline__ State reduce_row(State s, State* slots) {
-  s = reduce_lanes<32>(s);
-  if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32 % kWarps] = s;
-  __syncthreads();
-  return reduce_lanes<lanes_for(kWarps)>(share_of_slots<kWarps>(slots));
-}
-
-// As reduce_lanes, by the shuffles of CUDA's cooperative groups, which name only the lanes of their tile. The headers
-// of cooperative groups are not included: they would take more than half of the time that a header compiles.
-template <int kLanes, typename State>
-__device__ __forceinline__ State reduce_tile(const State& s) {
-  constexpr unsigned kTile = 0xffffffffu >> (32 - kLanes);
-  return reduce_lanes<kLanes>(s, kTile << threadIdx.x % 32 / kLanes * kLanes);
-}
-
-// As reduce_row, by reduce_tile.
-template <int kWarps, typename State>
-__device__ __forceinline__ State reduce_tiles(State s, State* slots) {
-  s = reduce_tile<32>(s);
-  if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32 % kWarps] = s;
-  __syncthreads();
-  return reduce_tile<lanes_for(kWarps)>(share_of_slots<kWarps>(slots));
-}
-
 // Hides from the compiler what the vector holds: it would convert kept parameters to floats once, for all rows, and
 // keep those, in twice the registers.
 template <int N, typename T>
@@ -618,100 +658,129 @@ struct Streaming {
   }
 };
 
+// The sum of N terms, N a power of two, as a tree: log2(N) roundings on the way of each term.
+template <int N>
+__device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
+  float sums[N];
+  #pragma unroll
+  for (int k = 0; k < N; ++k) sums[k] = terms[k];
+  #pragma unroll
+  for (int n = N / 2; n > 0; n /= 2) {
+    #pragma unroll
+    for (int k = 0; k < n; ++k) sums[k] += sums[k + n];
+  }
+  return sums[0];
+}
+
 // What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row. In kernels:
-// kVector       elements per access
-// kEarlyParams  column parameters wait in registers, or are read where they are used
-// kVectors      vectors of a row
-// kSteps        vectors a thread owns
-// kEven         all threads own kSteps of them
-// kFirstInside  first step whose windows of parameters begin within these
-// kWholeSteps   steps in which each thread has a vector, and the row one more behind it, however the row is aligned
-// kCluster      blocks that share a row
-// kUnroll       steps that a loop does in a trip
-// kStages       row tiles in shared memory
-struct Cols64_b730 : Plain { using Load = NoAllocate; using Store = Streaming;
-  enum : int { kCols = 64, kThreads = 128, kThreadsPerRow = 8, kRowsPerBlock = 16, kVector = 8, kEarlyParams = 1 };
+// kVector        elements per access
+// kRunningSums   running sums that a vector adds to
+// kEarlyParams   column parameters wait in registers, or are read where they are used
+// kVectors       vectors of a row
+// kSteps         vectors a thread owns
+// kEven          all threads own kSteps of them
+// kPackedParams  column parameters stay as they are stored while they wait in registers
+// kAhead         the next row is loaded while the present one is computed
+// kFirstInside   first step whose windows of parameters begin within these
+// kWholeSteps    steps in which each thread has a vector, and the row one more behind it, however the row is aligned
+// kUnroll        steps that a loop does in a trip
+// kCluster       blocks that share a row
+// kStages        row tiles in shared memory
+struct Cols64_09ca : Plain { using Team = Lanes<8, 16>; using Load = NoAllocate; using Store = Streaming;
+  enum : int { kCols = 64, kThreads = 128, kVector = 8, kEarlyParams = 1 };
 };
-struct Cols128_de26 : Plain { using Load = NoAllocate;
-  enum : int { kCols = 128, kThreads = 128, kThreadsPerRow = 8, kRowsPerBlock = 16, kVector = 8, kEarlyParams = 1 };
+struct Cols128_5429 : Plain { using Team = Lanes<8, 16>; using Load = NoAllocate;
+  enum : int { kCols = 128, kThreads = 128, kVector = 8, kEarlyParams = 1 };
 };
-struct Cols128_2152 : Plain { using Load = NoAllocate; using Store = Streaming;
-  enum : int { kCols = 128, kThreads = 128, kThreadsPerRow = 16, kRowsPerBlock = 8, kVector = 8, kEarlyParams = 1 };
+struct Cols128_b978 : Plain { using Team = Lanes<16, 8>; using Load = NoAllocate; using Store = Streaming;
+  enum : int { kCols = 128, kThreads = 128, kVector = 8, kEarlyParams = 1 };
 };
-struct Cols256_abd4 : Plain { using Load = NoAllocate;
-  enum : int { kCols = 256, kThreads = 256, kThreadsPerRow = 8, kRowsPerBlock = 32, kVector = 8 };
+struct Cols256_7060 : Plain { using Team = Lanes<8, 32>; using Load = NoAllocate;
+  enum : int { kCols = 256, kThreads = 256, kVector = 8, kEarlyParams = 1, kPackedParams = 0, kAhead = 1 };
 };
-struct Cols2048_360c : Plain { using Load = EvictLast; using Params = Ahead;
-  enum : int { kCols = 2048, kThreads = 256, kThreadsPerRow = 256, kVector = 4, kEarlyParams = 1 };
+struct Cols2048_8c98 : Plain { using Team = Block<256>; using Load = EvictLast; using Params = Ahead;
+  enum : int { kCols = 2048, kThreads = 256, kVector = 4, kEarlyParams = 1 };
 };
-struct Cols2048_cbda : Plain { using Load = NoAllocate; using Params = Ahead;
-  enum : int { kCols = 2048, kThreads = 256, kThreadsPerRow = 256, kVector = 8, kEarlyParams = 1 };
+struct Cols2048_bfaf : Plain { using Team = Block<256>; using Load = NoAllocate; using Params = Ahead;
+  enum : int { kCols = 2048, kThreads = 256, kVector = 8, kEarlyParams = 1 };
 };
-struct Cols4095_eea7 : Plain {
-  enum : int { kCols = 4095, kThreads = 128, kThreadsPerRow = 128, kVector = 8, kEarlyParams = 1, kFirstInside = 0 };
+struct Cols4095_2501 : Plain { using Team = Block<128>;
+  enum : int { kCols = 4095, kThreads = 128, kVector = 8, kEarlyParams = 1, kFirstInside = 0 };
 };
-struct Cols4096_88ad : Plain { using Params = Ahead;
-  enum : int { kCols = 4096, kThreads = 512, kThreadsPerRow = 512, kVector = 4, kEarlyParams = 1 };
+struct Cols4096_6ca1 : Plain { using Team = Block<512>; using Params = Ahead;
+  enum : int { kCols = 4096, kThreads = 512, kVector = 4, kEarlyParams = 1 };
 };
-struct Cols4096_6f9d : Plain { using Load = NoAllocate; using Params = Ahead;
-  enum : int { kCols = 4096, kThreads = 512, kThreadsPerRow = 512, kVector = 8, kEarlyParams = 1 };
+struct Cols4096_5dd3 : Plain { using Team = Block<512>; using Load = NoAllocate; using Params = Ahead;
+  enum : int { kCols = 4096, kThreads = 512, kVector = 8, kEarlyParams = 1 };
 };
-struct Cols4096_ac3b : Plain { using Load = NoAllocate;
-  enum : int { kCols = 4096, kThreads = 64, kThreadsPerRow = 64, kVector = 8, kEarlyParams = 0 };
+struct Cols4096_56b4 : Plain { using Team = Block<64>; using Load = NoAllocate;
+  enum : int { kCols = 4096, kThreads = 64, kVector = 8, kEarlyParams = 0 };
 };
-struct Cols4096_7a64 : Plain { using Load = NoAllocate; using Store = Streaming;
-  enum : int { kCols = 4096, kThreads = 64, kThreadsPerRow = 64, kVector = 4 };
+struct Cols4096_2532 : Plain { using Team = Block<64>; using Load = NoAllocate; using Store = Streaming;
+  enum : int { kCols = 4096, kThreads = 64, kVector = 4, kEarlyParams = 1, kPackedParams = 1, kAhead = 1 };
 };
-struct Cols4096_2013 : Plain { using Load = NoAllocate; using Store = Streaming;
-  enum : int { kCols = 4096, kThreads = 256, kThreadsPerRow = 256, kVector = 8, kEarlyParams = 1, kFirstInside = 1 };
+struct Cols4096_e1ad : Plain { using Team = Block<256>; using Load = NoAllocate; using Store = Streaming;
+  enum : int { kCols = 4096, kThreads = 256, kVector = 8, kEarlyParams = 1, kFirstInside = 1 };
 };
-struct Cols5120_f60e : Plain { using Params = Ahead;
-  enum : int { kCols = 5120, kThreads = 512, kThreadsPerRow = 512, kVector = 4, kEarlyParams = 1 };
+struct Cols5120_970b : Plain { using Team = Block<512>; using Params = Ahead;
+  enum : int { kCols = 5120, kThreads = 512, kVector = 4, kEarlyParams = 1 };
 };
-struct Cols5120_d060 : Plain { using Load = EvictLast;
-  enum : int { kCols = 5120, kThreads = 64, kThreadsPerRow = 64, kVector = 8, kEarlyParams = 0 };
+struct Cols5120_7e90 : Plain { using Team = Block<64>; using Load = EvictLast;
+  enum : int { kCols = 5120, kThreads = 64, kVector = 8, kEarlyParams = 0 };
 };
-struct Cols7168_749b : Plain {
-  enum : int { kCols = 7168, kThreads = 512, kThreadsPerRow = 512, kVector = 4, kEarlyParams = 1 };
+struct Cols7168_5b47 : Plain { using Team = Block<512>;
+  enum : int { kCols = 7168, kThreads = 512, kVector = 4, kEarlyParams = 1 };
 };
-struct Cols7168_8e4d : Plain { using Chain = EarlyAtLoads;
-  enum : int { kCols = 7168, kThreads = 512, kThreadsPerRow = 512, kVector = 8, kEarlyParams = 1 };
+struct Cols7168_4cab : Plain { using Team = Block<512>; using Chain = EarlyAtLoads;
+  enum : int { kCols = 7168, kThreads = 512, kVector = 8, kEarlyParams = 1 };
 };
-struct Cols8191_7107 : Plain { using Chain = EarlyAtLoads;
-  enum : int { kCols = 8191, kThreads = 256, kThreadsPerRow = 256, kVector = 8, kEarlyParams = 1, kFirstInside = 0 };
+struct Cols8191_d6f0 : Plain { using Team = Block<256>; using Chain = EarlyAtLoads;
+  enum : int { kCols = 8191, kThreads = 256, kVector = 8, kEarlyParams = 1, kFirstInside = 0 };
 };
-struct Cols8192_277d : Plain { using Load = NoAllocate; using Params = Ahead;
-  enum : int { kCols = 8192, kThreads = 512, kThreadsPerRow = 512, kVector = 8, kEarlyParams = 1 };
+struct Cols8192_9fd5 : Plain { using Team = Block<512>; using Load = NoAllocate; using Params = Ahead;
+  enum : int { kCols = 8192, kThreads = 512, kVector = 8, kEarlyParams = 1 };
 };
-struct Cols8192_669b : Plain { using Params = Ahead;
-  enum : int { kCols = 8192, kThreads = 512, kThreadsPerRow = 512, kVector = 4, kEarlyParams = 1 };
+struct Cols8192_fe45 : Plain { using Team = Block<512>; using Params = Ahead;
+  enum : int { kCols = 8192, kThreads = 512, kVector = 4, kEarlyParams = 1 };
 };
-struct Cols8192_3267 : Plain { using Load = NoAllocate; using Params = Ahead;
-  enum : int { kCols = 8192, kThreads = 512, kThreadsPerRow = 512, kVector = 4, kEarlyParams = 1 };
+struct Cols8192_40bc : Plain { using Team = Block<512>; using Load = NoAllocate; using Params = Ahead;
+  enum : int { kCols = 8192, kThreads = 512, kVector = 4, kEarlyParams = 1 };
 };
-struct Cols8192_f2a9 : Plain { using Load = EvictLast; using Chain = EarlyAtLoads;
-  enum : int { kCols = 8192, kThreads = 256, kThreadsPerRow = 256, kVector = 8, kEarlyParams = 1 };
+struct Cols8192_3736 : Plain { using Team = Block<256>; using Load = EvictLast; using Chain = EarlyAtLoads;
+  enum : int { kCols = 8192, kThreads = 256, kVector = 8, kEarlyParams = 1 };
 };
-struct Cols16384_0792 : Plain { using Load = NoAllocate;
-  enum : int { kCols = 16384, kThreads = 128, kCluster = 8, kVector = 4, kEarlyParams = 1 };
+struct Cols16384_a733 : Plain { using Team = ClusterTeam<8, 128>; using Load = NoAllocate;
+  enum : int { kCols = 16384, kThreads = 128, kVector = 4, kEarlyParams = 1 };
 };
-struct Cols16384_147f : Plain { using Load = NoAllocate; using Params = Ahead;
-  enum : int { kCols = 16384, kThreads = 512, kThreadsPerRow = 512, kVector = 4, kEarlyParams = 1 };
+struct Cols16384_6614 : Plain { using Team = Block<512>; using Load = NoAllocate; using Params = Ahead;
+  enum : int { kCols = 16384, kThreads = 512, kVector = 4, kEarlyParams = 1 };
 };
-struct Cols16384_d52d : Plain { enum : int { kCols = 16384, kThreads = 128, kThreadsPerRow = 128, kVector = 8 }; };
-struct Cols32768_4533 : Plain { using Load = EvictLast;
-  enum : int { kCols = 32768, kThreads = 1024, kThreadsPerRow = 1024, kVector = 4, kUnroll = 4 };
+struct Cols16384_1415 : Plain { using Team = Block<128>;
+  enum : int { kCols = 16384, kThreads = 128, kVector = 8, kEarlyParams = 1, kPackedParams = 1 };
+};
+struct Cols32768_8274 : Plain { using Team = Block<1024, OwnTile>; using Load = EvictLast;
+  enum : int { kCols = 32768, kThreads = 1024, kVector = 4, kUnroll = 4 };
 };
 struct Cols131072_32ad : Plain { using Load = EvictLast;
   enum : int { kCols = 131072, kThreads = 128, kCluster = 8, kVector = 8, kStages = 2 };
 };
-struct AnyCols_54f6 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 8, kUnroll = 1 }; };
-struct AnyCols_fee7 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 1, kUnroll = 1 }; };
+struct AnyCols_224d : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 8, kUnroll = 1 }; };
+struct AnyCols_0595 : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 1, kUnroll = 1 }; };
 
-// rmsnorm forward: lanes of a warp own a row, a block works on several rows; each row is read once.
+struct Look1_57d9 {  // state of look 1: sum(x**2)
+  float x_squares;
+  static __device__ __forceinline__ Look1_57d9 combine(const Look1_57d9& a, const Look1_57d9& b) {
+    return {a.x_squares + b.x_squares};
+  }
+  static __device__ __forceinline__ Look1_57d9 shuffle_xor(const Look1_57d9& s, int offset, unsigned mask) {
+    return {__shfl_xor_sync(mask, s.x_squares, offset)};
+  }
+};
+
+// rmsnorm forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_bf16_warp_per_row_060f(
+rmsnorm_fwd_bf16_team_per_row_4852(
     bfloat16* __restrict__ y,
     float* __restrict__ rstd,
     Input<Config, bfloat16> x,
@@ -720,30 +789,23 @@ rmsnorm_fwd_bf16_warp_per_row_060f(
     long long x_pitch,
     int rows,
     float eps) {
+  using Team = typename Config::Team;
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   using Params = typename Config::Params;
-  constexpr int kCols = Config::kCols, kThreadsPerRow = Config::kThreadsPerRow, kRowsPerBlock = Config::kRowsPerBlock,
-      kVector = Config::kVector;
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
+      kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4;
   constexpr bool kEarlyParams = Config::kEarlyParams;
   constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  struct Look1 {  // state of look 1: sum(x**2)
-    float x_squares;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.x_squares + b.x_squares};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.x_squares, offset)};
-    }
-  };
+  __shared__ typename Team::template Slots<Look1_57d9> look1_slots;
 
-  const int lane = threadIdx.x % kThreadsPerRow;
-  const int slot = threadIdx.x / kThreadsPerRow;  // this thread's row within the block
-  const int row = blockIdx.x * kRowsPerBlock + slot;
+  const int lane = Team::lane();
+  const int slot = Team::slot();  // this thread's row within the block
+  const int row = Team::tile() * kRowsPerBlock + slot;
 
-  const bool active = row < rows;  // idle rows recompute the last row and store nothing
+  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
   const int valid_row = active ? row : rows - 1;
   bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
   const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
@@ -775,8 +837,10 @@ rmsnorm_fwd_bf16_warp_per_row_060f(
   }
 
   Chain::at_loads();
+  Team::announce();
 
-  Look1 look1 = {0.0f};
+  Look1_57d9 look1 = {0.0f};
+  float look1_x_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
 
   // Look 1: sum(x**2)
   #pragma unroll
@@ -786,12 +850,14 @@ rmsnorm_fwd_bf16_warp_per_row_060f(
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_held[step], i);
-        look1.x_squares += x_i * x_i;
+        look1_x_squares[i % kRunningSums] += x_i * x_i;
       }
     }
   }
 
-  look1 = reduce_lanes<kThreadsPerRow>(look1);
+  look1.x_squares = sum_in_pairs(look1_x_squares);
+  Team::meet();
+  look1 = Team::reduce(look1, look1_slots);
   const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
 
   if (lane == 0 && active) {
@@ -820,10 +886,10 @@ rmsnorm_fwd_bf16_warp_per_row_060f(
   Chain::at_end();
 }
 
-// rmsnorm forward: lanes of a warp own a row, a block works on several rows; each row is read once.
+// rmsnorm forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_bf16_warp_per_row_48f0(
+rmsnorm_fwd_bf16_team_per_row_23b2(
     bfloat16* __restrict__ y,
     float* __restrict__ rstd,
     Input<Config, bfloat16> x,
@@ -832,166 +898,23 @@ rmsnorm_fwd_bf16_warp_per_row_48f0(
     long long x_pitch,
     int rows,
     float eps) {
+  using Team = typename Config::Team;
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kCols = Config::kCols, kThreadsPerRow = Config::kThreadsPerRow, kRowsPerBlock = Config::kRowsPerBlock,
-      kVector = Config::kVector, kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  struct Look1 {  // state of look 1: sum(x**2)
-    float x_squares;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.x_squares + b.x_squares};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.x_squares, offset)};
-    }
-  };
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
+      kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4;
+  constexpr bool kEarlyParams = Config::kEarlyParams, kPackedParams = Config::kPackedParams;
+  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0, kAhead = Config::kAhead;
+  __shared__ typename Team::template Slots<Look1_57d9> look1_slots[2];
 
-  const int lane = threadIdx.x % kThreadsPerRow;
-  const int slot = threadIdx.x / kThreadsPerRow;  // this thread's row within the block
+  const int lane = Team::lane();
+  const int slot = Team::slot();  // this thread's row within the block
+  int parity = 0;
 
   Chain::at_start();
   Chain::wait();  // nothing before it depends on the kernels in front of this one
-
-  Vec<bfloat16, kVector> weight_held[kSteps];
-
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      weight_held[step] = read<kVector>(weight + vector * kVector);
-    }
-  }
-
-  Vec<bfloat16, kVector> x_next[kSteps];
-  // The next row is loaded while the present one is computed.
-  const auto fetch = [&](int first_row) {
-    const int fetched_row = min(first_row + slot, rows - 1);
-    const bfloat16* x_row = x + static_cast<long long>(fetched_row) * x_pitch;
-
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      if (kEven || vector < kVectors) {
-        x_next[step] = read<kVector, Load>(x_row + vector * kVector);
-      }
-    }
-  };
-  if (blockIdx.x * kRowsPerBlock < rows) fetch(blockIdx.x * kRowsPerBlock);
-
-  for (int first_row = blockIdx.x * kRowsPerBlock; first_row < rows; first_row += gridDim.x * kRowsPerBlock) {
-    const int row = first_row + slot;
-    const bool active = row < rows;  // idle rows recompute the last row and store nothing
-    const int valid_row = active ? row : rows - 1;
-    bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
-
-    Vec<bfloat16, kVector> x_held[kSteps];
-
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      x_held[step] = x_next[step];
-    }
-
-    const unsigned next_row = first_row + gridDim.x * kRowsPerBlock;
-    if (next_row < rows) fetch(next_row);
-
-    Look1 look1 = {0.0f};
-
-    // Look 1: sum(x**2)
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      if (kEven || vector < kVectors) {
-        #pragma unroll
-        for (int i = 0; i < kVector; ++i) {
-          const float x_i = element(x_held[step], i);
-          look1.x_squares += x_i * x_i;
-        }
-      }
-    }
-
-    look1 = reduce_lanes<kThreadsPerRow>(look1);
-    const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
-
-    if (lane == 0 && active) {
-      if (rstd != nullptr) rstd[row] = row_rstd;
-    }
-
-    // Last look: the outputs
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      if (kEven || vector < kVectors) {
-        float y_values[kVector];
-        #pragma unroll
-        for (int i = 0; i < kVector; ++i) {
-          const float x_i = element(x_held[step], i);
-          const float weight_i = element(weight_held[step], i);
-          y_values[i] = x_i * row_rstd * weight_i;
-        }
-        Vec<bfloat16, kVector> y_vec;
-        pack(y_vec, y_values);
-        if (active) write<Store>(y_row + vector * kVector, y_vec);
-      }
-    }
-  }
-
-  Chain::at_end();
-}
-
-// rmsnorm forward: a block owns a row; each row is read once.
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_bf16_block_per_row_628d(
-    bfloat16* __restrict__ y,
-    float* __restrict__ rstd,
-    Input<Config, bfloat16> x,
-    Input<Config, bfloat16> weight,
-    long long y_pitch,
-    long long x_pitch,
-    int rows,
-    float eps) {
-  using Load = typename Config::Load;
-  using Store = typename Config::Store;
-  using Chain = typename Config::Chain;
-  using Params = typename Config::Params;
-  constexpr int kCols = Config::kCols, kThreadsPerRow = Config::kThreadsPerRow, kVector = Config::kVector;
-  constexpr bool kEarlyParams = Config::kEarlyParams;
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32, kVectors = kCols / kVector,
-      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  struct Look1 {  // state of look 1: sum(x**2)
-    float x_squares;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.x_squares + b.x_squares};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.x_squares, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[kWarpsPerRow];
-
-  const int lane = threadIdx.x;
-  const int row = blockIdx.x;
-
-  bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
-
-  Params::to_l2(weight, kCols);
-  Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
-
-  Vec<bfloat16, kVector> x_held[kSteps];
-
-  // The row of x is read once and waits in registers; each thread reads back its own part.
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      x_held[step] = read<kVector, Load>(x_row + vector * kVector);
-    }
-  }
 
   Vec<bfloat16, kVector> weight_held[kSteps];
   if (kEarlyParams) {
@@ -1004,56 +927,97 @@ rmsnorm_fwd_bf16_block_per_row_628d(
     }
   }
 
-  Chain::at_loads();
+  Vec<bfloat16, kVector> x_next[kSteps];
+  // Starts the loads of a row.
+  const auto fetch = [&](int row) {
+    const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
 
-  Look1 look1 = {0.0f};
-
-  // Look 1: sum(x**2)
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        look1.x_squares += x_i * x_i;
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        x_next[step] = read<kVector, Load>(x_row + vector * kVector);
       }
     }
-  }
+  };
+  if (kAhead && blockIdx.x * kRowsPerBlock < rows) fetch(Team::row(blockIdx.x * kRowsPerBlock, rows));
 
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
-  const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
+  for (int first_row = blockIdx.x * kRowsPerBlock; first_row < rows; first_row += gridDim.x * kRowsPerBlock) {
+    const int row = first_row + slot;
+    const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+    const int valid_row = active ? row : rows - 1;
+    bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
+    if (!kAhead) fetch(valid_row);
 
-  if (lane == 0) {
-    if (rstd != nullptr) rstd[row] = row_rstd;
-  }
+    Vec<bfloat16, kVector> x_held[kSteps];
 
-  // Last look: the outputs
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + vector * kVector);
-      float y_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        const float weight_i = element(weight_held[step], i);
-        y_values[i] = x_i * row_rstd * weight_i;
-      }
-      Vec<bfloat16, kVector> y_vec;
-      pack(y_vec, y_values);
-      write<Store>(y_row + vector * kVector, y_vec);
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      x_held[step] = x_next[step];
     }
+
+    const unsigned next_row = first_row + gridDim.x * kRowsPerBlock;
+    if (kAhead && next_row < rows) fetch(Team::row(next_row, rows));
+    if (kPackedParams) {
+      #pragma unroll
+      for (int step = 0; step < kSteps; ++step) {
+        stay_packed(weight_held[step]);
+      }
+    }
+
+    Look1_57d9 look1 = {0.0f};
+    float look1_x_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+
+    // Look 1: sum(x**2)
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        #pragma unroll
+        for (int i = 0; i < kVector; ++i) {
+          const float x_i = element(x_held[step], i);
+          look1_x_squares[i % kRunningSums] += x_i * x_i;
+        }
+      }
+    }
+
+    look1.x_squares = sum_in_pairs(look1_x_squares);
+    look1 = Team::reduce(look1, look1_slots[parity]);
+    const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
+
+    if (lane == 0 && active) {
+      if (rstd != nullptr) rstd[row] = row_rstd;
+    }
+
+    // Last look: the outputs
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + vector * kVector);
+        float y_values[kVector];
+        #pragma unroll
+        for (int i = 0; i < kVector; ++i) {
+          const float x_i = element(x_held[step], i);
+          const float weight_i = element(weight_held[step], i);
+          y_values[i] = x_i * row_rstd * weight_i;
+        }
+        Vec<bfloat16, kVector> y_vec;
+        pack(y_vec, y_values);
+        if (active) write<Store>(y_row + vector * kVector, y_vec);
+      }
+    }
+
+    parity ^= 1;
   }
 
   Chain::at_end();
 }
 
-// rmsnorm forward: a block owns a row; each row is read once.
+// rmsnorm forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_bf16_block_per_row_7311(
+rmsnorm_fwd_bf16_team_per_row_7f5e(
     bfloat16* __restrict__ y,
     float* __restrict__ rstd,
     Input<Config, bfloat16> x,
@@ -1062,30 +1026,26 @@ rmsnorm_fwd_bf16_block_per_row_7311(
     long long x_pitch,
     int rows,
     float eps) {
+  using Team = typename Config::Team;
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   using Params = typename Config::Params;
-  constexpr int kCols = Config::kCols, kThreadsPerRow = Config::kThreadsPerRow, kVector = Config::kVector;
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
+      kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4;
   constexpr bool kEarlyParams = Config::kEarlyParams;
-  constexpr int kFirstInside = Config::kFirstInside, kWarpsPerRow = kThreadsPerRow / 32, kVectors = kCols / kVector,
+  constexpr int kFirstInside = Config::kFirstInside, kVectors = kCols / kVector,
       kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow, kWholeSteps = (kVectors - 2) / kThreadsPerRow;
-  struct Look1 {  // state of look 1: sum(x**2)
-    float x_squares;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.x_squares + b.x_squares};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.x_squares, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[kWarpsPerRow];
+  __shared__ typename Team::template Slots<Look1_57d9> look1_slots;
 
-  const int lane = threadIdx.x;
-  const int row = blockIdx.x;
+  const int lane = Team::lane();
+  const int slot = Team::slot();  // this thread's row within the block
+  const int row = Team::tile() * kRowsPerBlock + slot;
 
-  bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
+  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const int valid_row = active ? row : rows - 1;
+  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
+  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
   // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
   const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(x_row) / sizeof(bfloat16) % kVector);
   const int head = (kVector - shift) % kVector;
@@ -1130,8 +1090,10 @@ rmsnorm_fwd_bf16_block_per_row_7311(
   }
 
   Chain::at_loads();
+  Team::announce();
 
-  Look1 look1 = {0.0f};
+  Look1_57d9 look1 = {0.0f};
+  float look1_x_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
 
   // Look 1: sum(x**2)
   #pragma unroll
@@ -1141,19 +1103,21 @@ rmsnorm_fwd_bf16_block_per_row_7311(
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_held[step], i);
-        look1.x_squares += x_i * x_i;
+        look1_x_squares[i % kRunningSums] += x_i * x_i;
       }
     }
   }
   if (has_edge) {
     const float x_i = element(x_edge, 0);
-    look1.x_squares += x_i * x_i;
+    look1_x_squares[0] += x_i * x_i;
   }
 
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
+  look1.x_squares = sum_in_pairs(look1_x_squares);
+  Team::meet();
+  look1 = Team::reduce(look1, look1_slots);
   const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
 
-  if (lane == 0) {
+  if (lane == 0 && active) {
     if (rstd != nullptr) rstd[row] = row_rstd;
   }
 
@@ -1174,7 +1138,7 @@ rmsnorm_fwd_bf16_block_per_row_7311(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      write<Store>(y_row + column, y_vec);
+      if (active) write<Store>(y_row + column, y_vec);
     }
   }
   if (has_edge) {
@@ -1185,16 +1149,16 @@ rmsnorm_fwd_bf16_block_per_row_7311(
     y_values[0] = x_i * row_rstd * weight_i;
     Vec<bfloat16, 1> y_vec;
     pack(y_vec, y_values);
-    write<Store>(y_row + edge, y_vec);
+    if (active) write<Store>(y_row + edge, y_vec);
   }
 
   Chain::at_end();
 }
 
-// rmsnorm forward: a block owns a row; each row is read once.
+// rmsnorm forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_bf16_block_per_row_6215(
+rmsnorm_fwd_bf16_team_per_row_92ff(
     bfloat16* __restrict__ y,
     float* __restrict__ rstd,
     Input<Config, bfloat16> x,
@@ -1203,171 +1167,39 @@ rmsnorm_fwd_bf16_block_per_row_6215(
     long long x_pitch,
     int rows,
     float eps) {
-  using Load = typename Config::Load;
+  using Team = typename Config::Team;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kCols = Config::kCols, kThreadsPerRow = Config::kThreadsPerRow, kVector = Config::kVector,
-      kWarpsPerRow = kThreadsPerRow / 32, kVectors = kCols / kVector,
-      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  struct Look1 {  // state of look 1: sum(x**2)
-    float x_squares;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.x_squares + b.x_squares};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.x_squares, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[2][kWarpsPerRow];
-
-  const int lane = threadIdx.x;
-  int parity = 0;
-
-  Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
-
-  Vec<bfloat16, kVector> weight_held[kSteps];
-
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      weight_held[step] = read<kVector>(weight + vector * kVector);
-    }
-  }
-
-  Vec<bfloat16, kVector> x_next[kSteps];
-  // The next row is loaded while the present one is computed.
-  const auto fetch = [&](int row) {
-    const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
-
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      if (kEven || vector < kVectors) {
-        x_next[step] = read<kVector, Load>(x_row + vector * kVector);
-      }
-    }
-  };
-  if (blockIdx.x < rows) fetch(blockIdx.x);
-
-  for (int row = blockIdx.x; row < rows; row += gridDim.x) {
-    bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
-
-    Vec<bfloat16, kVector> x_held[kSteps];
-
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      x_held[step] = x_next[step];
-    }
-
-    const unsigned next_row = row + gridDim.x;
-    if (next_row < rows) fetch(next_row);
-
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      stay_packed(weight_held[step]);
-    }
-
-    Look1 look1 = {0.0f};
-
-    // Look 1: sum(x**2)
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      if (kEven || vector < kVectors) {
-        #pragma unroll
-        for (int i = 0; i < kVector; ++i) {
-          const float x_i = element(x_held[step], i);
-          look1.x_squares += x_i * x_i;
-        }
-      }
-    }
-
-    look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[parity]);
-    const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
-
-    if (lane == 0) {
-      if (rstd != nullptr) rstd[row] = row_rstd;
-    }
-
-    // Last look: the outputs
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      if (kEven || vector < kVectors) {
-        float y_values[kVector];
-        #pragma unroll
-        for (int i = 0; i < kVector; ++i) {
-          const float x_i = element(x_held[step], i);
-          const float weight_i = element(weight_held[step], i);
-          y_values[i] = x_i * row_rstd * weight_i;
-        }
-        Vec<bfloat16, kVector> y_vec;
-        pack(y_vec, y_values);
-        write<Store>(y_row + vector * kVector, y_vec);
-      }
-    }
-
-    parity ^= 1;
-  }
-
-  Chain::at_end();
-}
-
-// rmsnorm forward: the blocks of a cluster own a row; each row is read once.
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_bf16_cluster_per_row_9d2d(
-    bfloat16* __restrict__ y,
-    float* __restrict__ rstd,
-    Input<Config, bfloat16> x,
-    Input<Config, bfloat16> weight,
-    long long y_pitch,
-    long long x_pitch,
-    int rows,
-    float eps) {
-  using Load = typename Config::Load;
-  using Store = typename Config::Store;
-  using Chain = typename Config::Chain;
-  using Params = typename Config::Params;
-  constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kCluster = Config::kCluster, kWarps = kThreads / 32,
-      kThreadsPerRow = kCluster * kThreads, kVector = Config::kVector;
-  constexpr bool kEarlyParams = Config::kEarlyParams;
+  constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kThreadsPerRow = Team::kSize,
+      kRowsPerBlock = Team::kRows, kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4;
+  constexpr bool kEarlyParams = Config::kEarlyParams, kPackedParams = Config::kPackedParams;
   constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  struct Look1 {  // state of look 1: sum(x**2)
-    float x_squares;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.x_squares + b.x_squares};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.x_squares, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[kCluster * kWarps];
+  __shared__ typename Team::template Slots<Look1_57d9> look1_slots[2];
 
-  const int lane = static_cast<int>(cluster_rank() * kThreads + threadIdx.x);
-  const int row = blockIdx.x / kCluster;
+  const int lane = Team::lane();
+  const int slot = Team::slot();  // this thread's row within the block
+  int parity = 0;
+  bfloat16* x_shared = reinterpret_cast<bfloat16*>(dynamic_shared());
 
-  bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
-
-  Params::to_l2(weight, kCols);
   Chain::at_start();
   Chain::wait();  // nothing before it depends on the kernels in front of this one
 
-  Vec<bfloat16, kVector> x_held[kSteps];
+  // Each thread copies its own vectors to its own slots, so that no barrier is needed to read them.
+  const auto fetch = [&](int first_row) {
+    const int fetched_row = Team::row(first_row, rows);
+    const bfloat16* x_row = x + static_cast<long long>(fetched_row) * x_pitch;
 
-  // The row of x is read once and waits in registers; each thread reads back its own part.
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      x_held[step] = read<kVector, Load>(x_row + vector * kVector);
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        copy_async<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector, x_row + vector * kVector);
+      }
     }
-  }
+  };
+  if (blockIdx.x * kRowsPerBlock < rows) fetch(blockIdx.x * kRowsPerBlock);
+  cp_async_commit();
 
   Vec<bfloat16, kVector> weight_held[kSteps];
   if (kEarlyParams) {
@@ -1380,117 +1212,11 @@ rmsnorm_fwd_bf16_cluster_per_row_9d2d(
     }
   }
 
-  Chain::at_loads();
-  cluster_arrive();  // a block may write to another only once that one has started
-
-  Look1 look1 = {0.0f};
-
-  // Look 1: sum(x**2)
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        look1.x_squares += x_i * x_i;
-      }
-    }
-  }
-
-  cluster_wait();
-  look1 = reduce_cluster<kWarps, kCluster>(look1, look1_slots);
-  const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
-
-  if (lane == 0) {
-    if (rstd != nullptr) rstd[row] = row_rstd;
-  }
-
-  // Last look: the outputs
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + vector * kVector);
-      float y_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        const float weight_i = element(weight_held[step], i);
-        y_values[i] = x_i * row_rstd * weight_i;
-      }
-      Vec<bfloat16, kVector> y_vec;
-      pack(y_vec, y_values);
-      write<Store>(y_row + vector * kVector, y_vec);
-    }
-  }
-
-  Chain::at_end();
-}
-
-// rmsnorm forward: a block owns a row; each row is read once.
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_bf16_block_per_row_4aa8(
-    bfloat16* __restrict__ y,
-    float* __restrict__ rstd,
-    Input<Config, bfloat16> x,
-    Input<Config, bfloat16> weight,
-    long long y_pitch,
-    long long x_pitch,
-    int rows,
-    float eps) {
-  using Store = typename Config::Store;
-  using Chain = typename Config::Chain;
-  constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kThreadsPerRow = Config::kThreadsPerRow,
-      kVector = Config::kVector, kWarpsPerRow = kThreadsPerRow / 32, kVectors = kCols / kVector,
-      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  struct Look1 {  // state of look 1: sum(x**2)
-    float x_squares;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.x_squares + b.x_squares};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.x_squares, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[2][kWarpsPerRow];
-
-  const int lane = threadIdx.x;
-  int parity = 0;
-  bfloat16* x_shared = reinterpret_cast<bfloat16*>(dynamic_shared());
-
-  Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
-
-  // Each thread copies its own vectors to its own slots, so that no barrier is needed to read them.
-  const auto fetch = [&](int row) {
-    const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
-
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      if (kEven || vector < kVectors) {
-        copy_async<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector, x_row + vector * kVector);
-      }
-    }
-  };
-  if (blockIdx.x < rows) fetch(blockIdx.x);
-  cp_async_commit();
-
-  Vec<bfloat16, kVector> weight_held[kSteps];
-
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      weight_held[step] = read<kVector>(weight + vector * kVector);
-    }
-  }
-
-  for (int row = blockIdx.x; row < rows; row += gridDim.x) {
-    bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
+  for (int first_row = blockIdx.x * kRowsPerBlock; first_row < rows; first_row += gridDim.x * kRowsPerBlock) {
+    const int row = first_row + slot;
+    const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+    const int valid_row = active ? row : rows - 1;
+    bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
 
     Vec<bfloat16, kVector> x_held[kSteps];
 
@@ -1504,16 +1230,18 @@ rmsnorm_fwd_bf16_block_per_row_4aa8(
       }
     }
 
-    const unsigned refill_row = row + gridDim.x;
+    const unsigned refill_row = first_row + gridDim.x * kRowsPerBlock;
     if (refill_row < rows) fetch(refill_row);
     cp_async_commit();
-
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      stay_packed(weight_held[step]);
+    if (kPackedParams) {
+      #pragma unroll
+      for (int step = 0; step < kSteps; ++step) {
+        stay_packed(weight_held[step]);
+      }
     }
 
-    Look1 look1 = {0.0f};
+    Look1_57d9 look1 = {0.0f};
+    float look1_x_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
 
     // Look 1: sum(x**2)
     #pragma unroll
@@ -1523,15 +1251,16 @@ rmsnorm_fwd_bf16_block_per_row_4aa8(
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
           const float x_i = element(x_held[step], i);
-          look1.x_squares += x_i * x_i;
+          look1_x_squares[i % kRunningSums] += x_i * x_i;
         }
       }
     }
 
-    look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[parity]);
+    look1.x_squares = sum_in_pairs(look1_x_squares);
+    look1 = Team::reduce(look1, look1_slots[parity]);
     const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
 
-    if (lane == 0) {
+    if (lane == 0 && active) {
       if (rstd != nullptr) rstd[row] = row_rstd;
     }
 
@@ -1540,6 +1269,7 @@ rmsnorm_fwd_bf16_block_per_row_4aa8(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
+        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + vector * kVector);
         float y_values[kVector];
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -1549,7 +1279,7 @@ rmsnorm_fwd_bf16_block_per_row_4aa8(
         }
         Vec<bfloat16, kVector> y_vec;
         pack(y_vec, y_values);
-        write<Store>(y_row + vector * kVector, y_vec);
+        if (active) write<Store>(y_row + vector * kVector, y_vec);
       }
     }
 
@@ -1559,10 +1289,10 @@ rmsnorm_fwd_bf16_block_per_row_4aa8(
   Chain::at_end();
 }
 
-// rmsnorm forward: a block owns a row; each row is read once.
+// rmsnorm forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_bf16_block_per_row_a232(
+rmsnorm_fwd_bf16_team_per_row_b5b9(
     bfloat16* __restrict__ y,
     float* __restrict__ rstd,
     Input<Config, bfloat16> x,
@@ -1571,30 +1301,25 @@ rmsnorm_fwd_bf16_block_per_row_a232(
     long long x_pitch,
     int rows,
     float eps) {
+  using Team = typename Config::Team;
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kThreadsPerRow = Config::kThreadsPerRow,
-      kVector = Config::kVector, kUnroll = Config::kUnroll, kWarpsPerRow = kThreadsPerRow / 32,
-      kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kThreadsPerRow = Team::kSize,
+      kRowsPerBlock = Team::kRows, kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4,
+      kUnroll = Config::kUnroll, kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  struct Look1 {  // state of look 1: sum(x**2)
-    float x_squares;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.x_squares + b.x_squares};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.x_squares, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[kWarpsPerRow];
+  __shared__ typename Team::template Slots<Look1_57d9> look1_slots;
 
-  const int lane = threadIdx.x;
-  const int row = blockIdx.x;
+  const int lane = Team::lane();
+  const int slot = Team::slot();  // this thread's row within the block
+  const int row = Team::tile() * kRowsPerBlock + slot;
   bfloat16* x_shared = reinterpret_cast<bfloat16*>(dynamic_shared());
 
-  bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
+  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const int valid_row = active ? row : rows - 1;
+  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
+  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
 
   Chain::at_start();
   Chain::wait();  // nothing before it depends on the kernels in front of this one
@@ -1609,8 +1334,10 @@ rmsnorm_fwd_bf16_block_per_row_a232(
   }
 
   Chain::at_loads();
+  Team::announce();
 
-  Look1 look1 = {0.0f};
+  Look1_57d9 look1 = {0.0f};
+  float look1_x_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
 
   // Look 1: sum(x**2)
   #pragma unroll kUnroll
@@ -1621,15 +1348,17 @@ rmsnorm_fwd_bf16_block_per_row_a232(
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
-        look1.x_squares += x_i * x_i;
+        look1_x_squares[i % kRunningSums] += x_i * x_i;
       }
     }
   }
 
-  look1 = reduce_tiles<kWarpsPerRow>(look1, look1_slots);
+  look1.x_squares = sum_in_pairs(look1_x_squares);
+  Team::meet();
+  look1 = Team::reduce(look1, look1_slots);
   const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
 
-  if (lane == 0) {
+  if (lane == 0 && active) {
     if (rstd != nullptr) rstd[row] = row_rstd;
   }
 
@@ -1649,7 +1378,7 @@ rmsnorm_fwd_bf16_block_per_row_a232(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      write<Store>(y_row + vector * kVector, y_vec);
+      if (active) write<Store>(y_row + vector * kVector, y_vec);
     }
   }
 
@@ -1659,7 +1388,7 @@ rmsnorm_fwd_bf16_block_per_row_a232(
 // rmsnorm forward: the blocks of a cluster own a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_bf16_cluster_per_row_576b(
+rmsnorm_fwd_bf16_cluster_per_row_9441(
     bfloat16* __restrict__ y,
     float* __restrict__ rstd,
     Input<Config, bfloat16> x,
@@ -1672,20 +1401,11 @@ rmsnorm_fwd_bf16_cluster_per_row_576b(
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kCluster = Config::kCluster, kWarps = kThreads / 32,
-      kThreadsPerRow = kCluster * kThreads, kVector = Config::kVector, kVectors = kCols / kVector,
-      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+      kThreadsPerRow = kCluster * kThreads, kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4,
+      kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
   constexpr int kStages = Config::kStages;
-  struct Look1 {  // state of look 1: sum(x**2)
-    float x_squares;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.x_squares + b.x_squares};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.x_squares, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[2][kCluster * kWarps];
+  __shared__ Look1_57d9 look1_slots[2][kCluster * kWarps];
   __shared__ unsigned long long look1_full[2];
   __shared__ unsigned long long arrived[kStages];
 
@@ -1763,7 +1483,8 @@ rmsnorm_fwd_bf16_cluster_per_row_576b(
       }
     }
 
-    Look1 look1 = {0.0f};
+    Look1_57d9 look1 = {0.0f};
+    float look1_x_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
 
     // Look 1: sum(x**2)
     #pragma unroll
@@ -1773,11 +1494,12 @@ rmsnorm_fwd_bf16_cluster_per_row_576b(
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
           const float x_i = element(x_held[step], i);
-          look1.x_squares += x_i * x_i;
+          look1_x_squares[i % kRunningSums] += x_i * x_i;
         }
       }
     }
 
+    look1.x_squares = sum_in_pairs(look1_x_squares);
     look1 = exchange_cluster<kWarps, kCluster>(look1, look1_slots, look1_full, trip);
     const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
     // Every thread of the row has passed a barrier since it read its slots.
@@ -1816,10 +1538,10 @@ rmsnorm_fwd_bf16_cluster_per_row_576b(
   Chain::at_end();
 }
 
-// rmsnorm forward, any number of columns: a block owns a row; each row is read twice.
+// rmsnorm forward, any number of columns: a team of threads owns a row; each row is read twice.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_bf16_any_cols_block_per_row_c0fc(
+rmsnorm_fwd_bf16_any_cols_team_per_row_179a(
     bfloat16* __restrict__ y,
     float* __restrict__ rstd,
     Input<Config, bfloat16> x,
@@ -1829,23 +1551,15 @@ rmsnorm_fwd_bf16_any_cols_block_per_row_c0fc(
     int rows,
     int cols,
     float eps) {
+  using Team = typename Config::Team;
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow, kVector = Config::kVector, kUnroll = Config::kUnroll,
-      kWarpsPerRow = kThreadsPerRow / 32;
-  struct Look1 {  // state of look 1: sum(x**2)
-    float x_squares;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.x_squares + b.x_squares};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.x_squares, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[kWarpsPerRow];
+  constexpr int kThreadsPerRow = Team::kSize, kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4,
+      kUnroll = Config::kUnroll;
+  __shared__ typename Team::template Slots<Look1_57d9> look1_slots;
 
-  const int lane = threadIdx.x;
+  const int lane = Team::lane();
   const int row = blockIdx.x;
   const int steps = (cols / kVector + kThreadsPerRow - 1) / kThreadsPerRow;
 
@@ -1861,7 +1575,10 @@ rmsnorm_fwd_bf16_any_cols_block_per_row_c0fc(
   Chain::at_start();
   Chain::wait();  // nothing before it depends on the kernels in front of this one
 
-  Look1 look1 = {0.0f};
+  Team::announce();
+
+  Look1_57d9 look1 = {0.0f};
+  float look1_x_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
 
   // Look 1: sum(x**2)
   #pragma unroll kUnroll
@@ -1873,17 +1590,126 @@ rmsnorm_fwd_bf16_any_cols_block_per_row_c0fc(
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
-        look1.x_squares += x_i * x_i;
+        look1_x_squares[i % kRunningSums] += x_i * x_i;
       }
     }
   }
   if (has_edge) {
     const Vec<bfloat16, 1> x_vec = read<1>(x_row + edge);
     const float x_i = element(x_vec, 0);
-    look1.x_squares += x_i * x_i;
+    look1_x_squares[0] += x_i * x_i;
   }
 
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
+  look1.x_squares = sum_in_pairs(look1_x_squares);
+  Team::meet();
+  look1 = Team::reduce(look1, look1_slots);
+  const float row_rstd = rsqrtf(eps + look1.x_squares / cols);
+
+  if (lane == 0) {
+    if (rstd != nullptr) rstd[row] = row_rstd;
+  }
+
+  // Last look: the outputs
+  #pragma unroll kUnroll
+  for (int step = 0; step < steps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (vector < vectors) {
+      const int column = head + vector * kVector;
+      const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + column);
+      const Vec<bfloat16, kVector> weight_vec = weight != nullptr ? read_window<kVector>(weight, column, cols, false) :
+          filled<bfloat16, kVector>(1.0f);
+      float y_values[kVector];
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_vec, i);
+        const float weight_i = element(weight_vec, i);
+        y_values[i] = x_i * row_rstd * weight_i;
+      }
+      Vec<bfloat16, kVector> y_vec;
+      pack(y_vec, y_values);
+      write<Store>(y_row + column, y_vec);
+    }
+  }
+  if (has_edge) {
+    const Vec<bfloat16, 1> x_vec = read<1, Load>(x_row + edge);
+    const Vec<bfloat16, 1> weight_vec = weight != nullptr ? read<1>(weight + edge) : filled<bfloat16, 1>(1.0f);
+    float y_values[1];
+    const float x_i = element(x_vec, 0);
+    const float weight_i = element(weight_vec, 0);
+    y_values[0] = x_i * row_rstd * weight_i;
+    Vec<bfloat16, 1> y_vec;
+    pack(y_vec, y_values);
+    write<Store>(y_row + edge, y_vec);
+  }
+
+  Chain::at_end();
+}
+
+// rmsnorm forward, any number of columns: a team of threads owns a row; each row is read twice.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+rmsnorm_fwd_bf16_any_cols_team_per_row_1a3c(
+    bfloat16* __restrict__ y,
+    float* __restrict__ rstd,
+    Input<Config, bfloat16> x,
+    Input<Config, bfloat16> weight,
+    long long y_pitch,
+    long long x_pitch,
+    int rows,
+    int cols,
+    float eps) {
+  using Team = typename Config::Team;
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  constexpr int kThreadsPerRow = Team::kSize, kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4,
+      kUnroll = Config::kUnroll;
+  __shared__ typename Team::template Slots<Look1_57d9> look1_slots;
+
+  const int lane = Team::lane();
+  const int row = blockIdx.x;
+  const int steps = (cols / kVector + kThreadsPerRow - 1) / kThreadsPerRow;
+
+  bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
+  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
+  // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
+  const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(x_row) / sizeof(bfloat16) % kVector);
+  const int head = (kVector - shift) % kVector;
+  const int vectors = (cols - head) / kVector;
+  const int edge = lane < head ? lane : lane + vectors * kVector;
+  const bool has_edge = edge < cols;
+
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
+
+  Team::announce();
+
+  Look1_57d9 look1 = {0.0f};
+  float look1_x_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+
+  // Look 1: sum(x**2)
+  #pragma unroll kUnroll
+  for (int step = 0; step < steps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (vector < vectors) {
+      const int column = head + vector * kVector;
+      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + column);
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_vec, i);
+        look1_x_squares[0] += x_i * x_i;
+      }
+    }
+  }
+  if (has_edge) {
+    const Vec<bfloat16, 1> x_vec = read<1>(x_row + edge);
+    const float x_i = element(x_vec, 0);
+    look1_x_squares[0] += x_i * x_i;
+  }
+
+  look1.x_squares = sum_in_pairs(look1_x_squares);
+  Team::meet();
+  look1 = Team::reduce(look1, look1_slots);
   const float row_rstd = rsqrtf(eps + look1.x_squares / cols);
 
   if (lane == 0) {
@@ -2090,45 +1916,45 @@ struct Tuned {
   Kernel kernel;
 };
 inline constexpr Tuned kTuned[] = {
-    {524288,     64, 16, 0u, 2u, false, {{128, 16}, run<rmsnorm_fwd_bf16_warp_per_row_060f<Cols64_b730>>}},
-    { 65536,    128, 16, 0u, 2u, false, {{128, 16}, run<rmsnorm_fwd_bf16_warp_per_row_060f<Cols128_de26>>}},
-    {262144,    128, 16, 0u, 2u, false, {{128, 8}, run<rmsnorm_fwd_bf16_warp_per_row_060f<Cols128_2152>>}},
+    {524288,     64, 16, 0u, 2u, false, {{128, 16}, run<rmsnorm_fwd_bf16_team_per_row_4852<Cols64_09ca>>}},
+    { 65536,    128, 16, 0u, 2u, false, {{128, 16}, run<rmsnorm_fwd_bf16_team_per_row_4852<Cols128_5429>>}},
+    {262144,    128, 16, 0u, 2u, false, {{128, 8}, run<rmsnorm_fwd_bf16_team_per_row_4852<Cols128_b978>>}},
     { 32768,    256, 16, 0u, 2u, false, {{256, 32, false, 0, 0, 2},
-     run<rmsnorm_fwd_bf16_warp_per_row_48f0<Cols256_abd4>>}},
-    {     1,   2048,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_block_per_row_628d<Cols2048_360c>>}},
-    {    64,   2048, 16, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_block_per_row_628d<Cols2048_cbda>>}},
-    { 16384,   4095,  2, 0u, 2u,  true, {{128}, run<rmsnorm_fwd_bf16_block_per_row_7311<Cols4095_eea7>>}},
-    {     1,   4096,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_block_per_row_628d<Cols4096_88ad>>}},
-    {     8,   4096,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_block_per_row_628d<Cols4096_88ad>>}},
-    {    16,   4096, 16, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_block_per_row_628d<Cols4096_6f9d>>}},
-    {  4096,   4096, 16, 0u, 2u, false, {{64}, run<rmsnorm_fwd_bf16_block_per_row_628d<Cols4096_ac3b>>}},
+     run<rmsnorm_fwd_bf16_team_per_row_23b2<Cols256_7060>>}},
+    {     1,   2048,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_4852<Cols2048_8c98>>}},
+    {    64,   2048, 16, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_4852<Cols2048_bfaf>>}},
+    { 16384,   4095,  2, 0u, 2u,  true, {{128}, run<rmsnorm_fwd_bf16_team_per_row_7f5e<Cols4095_2501>>}},
+    {     1,   4096,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_4852<Cols4096_6ca1>>}},
+    {     8,   4096,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_4852<Cols4096_6ca1>>}},
+    {    16,   4096, 16, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_4852<Cols4096_5dd3>>}},
+    {  4096,   4096, 16, 0u, 2u, false, {{64}, run<rmsnorm_fwd_bf16_team_per_row_4852<Cols4096_56b4>>}},
     {  8192,   4096,  8, 0u, 2u, false, {{64, 1, false, 0, 0, 16},
-     run<rmsnorm_fwd_bf16_block_per_row_6215<Cols4096_7a64>>}},
-    {  8192,   4096,  2, 0u, 2u,  true, {{256}, run<rmsnorm_fwd_bf16_block_per_row_7311<Cols4096_2013>>}},
-    {    32,   5120,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_block_per_row_628d<Cols5120_f60e>>}},
-    {  2048,   5120, 16, 0u, 2u, false, {{64}, run<rmsnorm_fwd_bf16_block_per_row_628d<Cols5120_d060>>}},
-    {     1,   7168,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_block_per_row_628d<Cols7168_749b>>}},
-    {  8192,   7168, 16, 0u, 2u, false, {{512, 1, true}, run<rmsnorm_fwd_bf16_block_per_row_628d<Cols7168_8e4d>>}},
-    {  8192,   8191,  2, 0u, 2u,  true, {{256, 1, true}, run<rmsnorm_fwd_bf16_block_per_row_7311<Cols8191_7107>>}},
-    {     1,   8192, 16, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_block_per_row_628d<Cols8192_277d>>}},
-    {    16,   8192,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_block_per_row_628d<Cols8192_669b>>}},
-    {    64,   8192,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_block_per_row_628d<Cols8192_3267>>}},
-    { 16384,   8192, 16, 0u, 2u, false, {{256, 1, true}, run<rmsnorm_fwd_bf16_block_per_row_628d<Cols8192_f2a9>>}},
+     run<rmsnorm_fwd_bf16_team_per_row_23b2<Cols4096_2532>>}},
+    {  8192,   4096,  2, 0u, 2u,  true, {{256}, run<rmsnorm_fwd_bf16_team_per_row_7f5e<Cols4096_e1ad>>}},
+    {    32,   5120,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_4852<Cols5120_970b>>}},
+    {  2048,   5120, 16, 0u, 2u, false, {{64}, run<rmsnorm_fwd_bf16_team_per_row_4852<Cols5120_7e90>>}},
+    {     1,   7168,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_4852<Cols7168_5b47>>}},
+    {  8192,   7168, 16, 0u, 2u, false, {{512, 1, true}, run<rmsnorm_fwd_bf16_team_per_row_4852<Cols7168_4cab>>}},
+    {  8192,   8191,  2, 0u, 2u,  true, {{256, 1, true}, run<rmsnorm_fwd_bf16_team_per_row_7f5e<Cols8191_d6f0>>}},
+    {     1,   8192, 16, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_4852<Cols8192_9fd5>>}},
+    {    16,   8192,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_4852<Cols8192_fe45>>}},
+    {    64,   8192,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_4852<Cols8192_40bc>>}},
+    { 16384,   8192, 16, 0u, 2u, false, {{256, 1, true}, run<rmsnorm_fwd_bf16_team_per_row_4852<Cols8192_3736>>}},
     {     1,  16384,  8, 0u, 2u, false, {{128, 1, false, 0, 0, 0, 8},
-     run<rmsnorm_fwd_bf16_cluster_per_row_9d2d<Cols16384_0792>>}},
-    {    64,  16384,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_block_per_row_628d<Cols16384_147f>>}},
+     run<rmsnorm_fwd_bf16_team_per_row_4852<Cols16384_a733>>}},
+    {    64,  16384,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_4852<Cols16384_6614>>}},
     {  4096,  16384, 16, 0u, 2u, false, {{128, 1, false, 0, 0, 8, 1, 1, 32768},
-     run<rmsnorm_fwd_bf16_block_per_row_4aa8<Cols16384_d52d>>}},
+     run<rmsnorm_fwd_bf16_team_per_row_92ff<Cols16384_1415>>}},
     {  8192,  32768,  8, 0u, 2u, false, {{1024, 1, false, 0, 0, 0, 1, 1, 65536},
-     run<rmsnorm_fwd_bf16_block_per_row_a232<Cols32768_4533>>}},
+     run<rmsnorm_fwd_bf16_team_per_row_b5b9<Cols32768_8274>>}},
     {  4096, 131072, 16, 0u, 2u, false, {{128, 1, false, 0, 0, 8, 8, 1, 65536},
-     run<rmsnorm_fwd_bf16_cluster_per_row_576b<Cols131072_32ad>>}},
+     run<rmsnorm_fwd_bf16_cluster_per_row_9441<Cols131072_32ad>>}},
 };
 
 // For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.
 inline constexpr Kernel kGeneral[] = {
-    {{256}, run_any_cols<rmsnorm_fwd_bf16_any_cols_block_per_row_c0fc<AnyCols_54f6>>},
-    {{256}, run_any_cols<rmsnorm_fwd_bf16_any_cols_block_per_row_c0fc<AnyCols_fee7>>},
+    {{256}, run_any_cols<rmsnorm_fwd_bf16_any_cols_team_per_row_179a<AnyCols_224d>>},
+    {{256}, run_any_cols<rmsnorm_fwd_bf16_any_cols_team_per_row_1a3c<AnyCols_0595>>},
 };
 
 // Bits of `absent`: 1u weight, 2u rstd.

@@ -58,6 +58,11 @@ namespace normgen {
 namespace sm90 {  // the GPU these shapes were tuned on; the code itself runs on sm_90 and newer
 namespace softmax_fwd_bf16_detail {
 
+// Waits for that many threads, whole warps, at barrier `id` of 1 to 15.
+__device__ __forceinline__ void named_barrier(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" :: "r"(id), "r"(threads) : "memory");
+}
+
 struct bfloat16 {
   unsigned short bits;
 };
@@ -258,11 +263,6 @@ __device__ __forceinline__ float minimum(float a, float b) {
 #endif
 }
 
-// Waits for that many threads, whole warps, at barrier `id` of 1 to 15.
-__device__ __forceinline__ void named_barrier(int id, int threads) {
-  asm volatile("bar.sync %0, %1;" :: "r"(id), "r"(threads) : "memory");
-}
-
 // Leaves no line in L1.
 struct NoAllocate {
   template <int kBytes>
@@ -282,6 +282,79 @@ struct NoAllocate {
       else asm("ld.global.L1::no_allocate.u8 %0, [%1];" : "=h"(half) : "l"(address));
       bits[0] = half;
     }
+  }
+};
+
+// The lanes that a shuffle names: all of the warp.
+struct WholeWarp {
+  template <int kLanes>
+  static __device__ __forceinline__ unsigned lanes() { return 0xffffffffu; }
+};
+
+// All kLanes neighbouring lanes, a power of two, end with the combined state. A state is a struct of floats that knows
+// how two combine, and how to get that of the lane whose number differs by `offset`.
+template <int kLanes, class Named = WholeWarp, typename State>
+__device__ __forceinline__ State reduce_lanes(State s) {
+  const unsigned mask = Named::template lanes<kLanes>();
+  #pragma unroll
+  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset, mask));
+  return s;
+}
+
+// A barrier for the kWarps warps of row number `slot` of a block. Only wide rows have one each: a barrier whose number
+// the hardware learns at run time is a slow one, and narrow rows share that of the block.
+template <int kWarps>
+__device__ __forceinline__ void rows_meet(int slot) {
+  if constexpr (kWarps >= 8) named_barrier(1 + slot, kWarps * 32);
+  else __syncthreads();
+}
+
+// The largest power of two up to n, and up to a warp: how many lanes combine n states.
+__host__ __device__ constexpr int lanes_for(int n) { return n < 2 ? 1 : n >= 32 ? 32 : 2 * lanes_for(n / 2); }
+
+// What this lane combines of kStates states: lanes_for(kStates) lanes take turns at them.
+template <int kStates, typename State>
+__device__ __forceinline__ State share_of_slots(const State* slots) {
+  constexpr int kLanes = lanes_for(kStates);
+  const int own = threadIdx.x % kLanes;
+  State total = slots[own];
+  #pragma unroll
+  for (int i = kLanes; i < kStates; i += kLanes) {
+    if (kStates % kLanes == 0 || own + i < kStates) total = State::combine(total, slots[own + i]);
+  }
+  return total;
+}
+
+// A team: the threads that share a row. They are neighbours in a block, which has kRowsPerBlock rows side by side.
+template <int kThreadsPerRow, int kRowsPerBlock>
+struct Threads {
+  enum : int { kSize = kThreadsPerRow, kRows = kRowsPerBlock };
+  // This thread's number in its team, and its team's in the block; which tile of rows is the block's.
+  static __device__ __forceinline__ int lane() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
+  static __device__ __forceinline__ int slot() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
+  static __device__ __forceinline__ unsigned tile() { return blockIdx.x; }
+  // The team's row of the tile that starts at row `first`; idle teams take the last row.
+  static __device__ __forceinline__ int row(int first, int rows) {
+    return kRows == 1 ? first : min(first + slot(), rows - 1);
+  }
+  // Blocks that are a team say that they have started, and wait for each other before they combine.
+  static __device__ __forceinline__ void announce() {}
+  static __device__ __forceinline__ void meet() {}
+};
+
+// Several warps are a team, and a block has several teams. They combine as the warps of a Block do.
+template <int kThreadsPerRow, int kRowsPerBlock, class Named = WholeWarp>
+struct Beside : Threads<kThreadsPerRow, kRowsPerBlock> {
+  enum : int { kWarps = kThreadsPerRow / 32 };
+  template <typename State> using Slots = State[kRowsPerBlock][kWarps];
+  template <typename State>
+  static __device__ __forceinline__ State reduce(State s, State (&slots)[kRowsPerBlock][kWarps]) {
+    const int slot = threadIdx.x / kThreadsPerRow;
+    State* own = slots[slot];
+    s = reduce_lanes<32, Named>(s);
+    if (threadIdx.x % 32 == 0) own[threadIdx.x / 32 % kWarps] = s;
+    rows_meet<kWarps>(slot);
+    return reduce_lanes<lanes_for(kWarps), Named>(share_of_slots<kWarps>(own));
   }
 };
 
@@ -374,6 +447,20 @@ __device__ __forceinline__ void pack(Vec<bfloat16, N>& vec, const float (&values
   }
 }
 
+// A block is a team. Warps first, then every warp combines the warps' states redundantly: one barrier, no broadcast.
+template <int kThreadsPerRow, class Named = WholeWarp>
+struct Block : Threads<kThreadsPerRow, 1> {
+  enum : int { kWarps = kThreadsPerRow / 32 };
+  template <typename State> using Slots = State[kWarps];
+  template <typename State>
+  static __device__ __forceinline__ State reduce(State s, State (&slots)[kWarps]) {
+    s = reduce_lanes<32, Named>(s);
+    if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32 % kWarps] = s;
+    __syncthreads();
+    return reduce_lanes<lanes_for(kWarps), Named>(share_of_slots<kWarps>(slots));
+  }
+};
+
 // Copies N elements to a slot of shared memory, past the registers.
 template <int N, typename T>
 __device__ __forceinline__ void copy_async(T* slot, const T* elements) {
@@ -382,31 +469,6 @@ __device__ __forceinline__ void copy_async(T* slot, const T* elements) {
   for (int i = 0; i < Vec<T, N>::kBytes; i += kBytes) {
     cp_async<kBytes>(reinterpret_cast<unsigned char*>(slot) + i, reinterpret_cast<const unsigned char*>(elements) + i);
   }
-}
-
-// All kLanes neighbouring lanes, a power of two, end with the combined state; the lanes of `mask` take part. A state is
-// a struct of floats that knows how two combine, and how to get that of the lane whose number differs by `offset`.
-template <int kLanes, typename State>
-__device__ __forceinline__ State reduce_lanes(State s, unsigned mask = 0xffffffffu) {
-  #pragma unroll
-  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset, mask));
-  return s;
-}
-
-// The largest power of two up to n, and up to a warp: how many lanes combine n states.
-__host__ __device__ constexpr int lanes_for(int n) { return n < 2 ? 1 : n >= 32 ? 32 : 2 * lanes_for(n / 2); }
-
-// What this lane combines of kStates states: lanes_for(kStates) lanes take turns at them.
-template <int kStates, typename State>
-__device__ __forceinline__ State share_of_slots(const State* slots) {
-  constexpr int kLanes = lanes_for(kStates);
-  const int own = threadIdx.x % kLanes;
-  State total = slots[own];
-  #pragma unroll
-  for (int i = kLanes; i < kStates; i += kLanes) {
-    if (kStates % kLanes == 0 || own + i < kStates) total = State::combine(total, slots[own + i]);
-  }
-  return total;
 }
 
 // Every warp sends its state to each block of the cluster, then every warp combines all of the states. A cluster
@@ -451,6 +513,15 @@ struct InTurn {
   static __device__ __forceinline__ void to_l2(const T*, int) {}
 };
 
+// As the shuffles of CUDA's cooperative groups, which name only the lanes of their tile. The headers of cooperative
+// groups are not included: they would take more than half of the time that a header compiles.
+struct OwnTile {
+  template <int kLanes>
+  static __device__ __forceinline__ unsigned lanes() {
+    return (0xffffffffu >> (32 - kLanes)) << threadIdx.x % 32 / kLanes * kLanes;
+  }
+};
+
 // What a Config names but where it says otherwise. Its sizes are counted in elements, threads, rows or blocks.
 struct Plain {
   using Load = Default;   // how rows are read
@@ -460,116 +531,113 @@ struct Plain {
   enum : int { kCluster = 1 };  // blocks that share a row, or add their column sums
 };
 
-// Warps first, then every warp combines the warps' states redundantly: one barrier, no broadcast.
-template <int kWarps, typename State>
-__device__ __forceinline__ State reduce_row(State s, State* slots) {
-  s = reduce_lanes<32>(s);
-  if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32 % kWarps] = s;
-  __syncthreads();
-  return reduce_lanes<lanes_for(kWarps)>(share_of_slots<kWarps>(slots));
-}
-
-// A barrier for the kWarps warps of row number `slot` of a block. Only wide rows have one each: a barrier whose number
-// the hardware learns at run time is a slow one, and narrow rows share that of the block.
-template <int kWarps>
-__device__ __forceinline__ void rows_meet(int slot) {
-  if constexpr (kWarps >= 8) named_barrier(1 + slot, kWarps * 32);
-  else __syncthreads();
-}
-
-// As reduce_row, for row number `slot` of a block that works on several.
-template <int kWarps, typename State>
-__device__ __forceinline__ State reduce_row_beside(State s, State* slots, int slot) {
-  s = reduce_lanes<32>(s);
-  if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32 % kWarps] = s;
-  rows_meet<kWarps>(slot);
-  return reduce_lanes<lanes_for(kWarps)>(share_of_slots<kWarps>(slots));
-}
-
-// As reduce_lanes, by the shuffles of CUDA's cooperative groups, which name only the lanes of their tile. The headers
-// of cooperative groups are not included: they would take more than half of the time that a header compiles.
-template <int kLanes, typename State>
-__device__ __forceinline__ State reduce_tile(const State& s) {
-  constexpr unsigned kTile = 0xffffffffu >> (32 - kLanes);
-  return reduce_lanes<kLanes>(s, kTile << threadIdx.x % 32 / kLanes * kLanes);
-}
-
-// As reduce_row, by reduce_tile.
-template <int kWarps, typename State>
-__device__ __forceinline__ State reduce_tiles(State s, State* slots) {
-  s = reduce_tile<32>(s);
-  if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32 % kWarps] = s;
-  __syncthreads();
-  return reduce_tile<lanes_for(kWarps)>(share_of_slots<kWarps>(slots));
+// The sum of N terms, N a power of two, as a tree: log2(N) roundings on the way of each term.
+template <int N>
+__device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
+  float sums[N];
+  #pragma unroll
+  for (int k = 0; k < N; ++k) sums[k] = terms[k];
+  #pragma unroll
+  for (int n = N / 2; n > 0; n /= 2) {
+    #pragma unroll
+    for (int k = 0; k < n; ++k) sums[k] += sums[k + n];
+  }
+  return sums[0];
 }
 
 // What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row. In kernels:
-// kVector      elements per access
-// kVectors     vectors of a row
-// kSteps       vectors a thread owns
-// kEven        all threads own kSteps of them
-// kUnroll      steps that a loop does in a trip
-// kWholeSteps  steps in which each thread has a vector, and the row one more behind it, however the row is aligned
-// kCluster     blocks that share a row
-// kStages      row tiles in shared memory
-struct Cols2048_94e7 : Plain { using Load = NoAllocate;
-  enum : int { kCols = 2048, kThreads = 128, kThreadsPerRow = 64, kRowsPerBlock = 2, kVector = 4 };
+// kVector       elements per access
+// kRunningSums  running sums that a vector adds to
+// kVectors      vectors of a row
+// kSteps        vectors a thread owns
+// kEven         all threads own kSteps of them
+// kUnroll       steps that a loop does in a trip
+// kWholeSteps   steps in which each thread has a vector, and the row one more behind it, however the row is aligned
+// kCluster      blocks that share a row
+// kStages       row tiles in shared memory
+struct Cols2048_3361 : Plain { using Team = Beside<64, 2>; using Load = NoAllocate;
+  enum : int { kCols = 2048, kThreads = 128, kVector = 4 };
 };
-struct Cols32000_2313 : Plain { using Load = EvictLast;
-  enum : int { kCols = 32000, kThreads = 1024, kThreadsPerRow = 1024, kVector = 8 };
+struct Cols32000_1517 : Plain { using Team = Block<1024, OwnTile>; using Load = EvictLast;
+  enum : int { kCols = 32000, kThreads = 1024, kVector = 8 };
 };
-struct Cols32768_4be5 : Plain { using Load = EvictLast;
-  enum : int { kCols = 32768, kThreads = 1024, kThreadsPerRow = 1024, kVector = 8, kUnroll = 4 };
+struct Cols32768_cd04 : Plain { using Team = Block<1024>; using Load = EvictLast;
+  enum : int { kCols = 32768, kThreads = 1024, kVector = 8, kUnroll = 4 };
 };
-struct Cols50257_9cb6 : Plain { enum : int { kCols = 50257, kThreads = 512, kThreadsPerRow = 512, kVector = 8 }; };
+struct Cols50257_e53d : Plain { using Team = Block<512>; enum : int { kCols = 50257, kThreads = 512, kVector = 8 }; };
 struct Cols128256_438e : Plain { using Load = EvictLast;
   enum : int { kCols = 128256, kThreads = 512, kCluster = 4, kVector = 8, kStages = 2 };
 };
-struct AnyCols_54f6 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 8, kUnroll = 1 }; };
-struct AnyCols_fee7 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 1, kUnroll = 1 }; };
+struct AnyCols_224d : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 8, kUnroll = 1 }; };
+struct AnyCols_0595 : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 1, kUnroll = 1 }; };
 
-// softmax forward: several warps own a row, a block works on several rows; each row is read once.
+struct Look1_697e {  // state of look 1: max(x)
+  float row_max;
+  static __device__ __forceinline__ Look1_697e combine(const Look1_697e& a, const Look1_697e& b) {
+    return {maximum(a.row_max, b.row_max)};
+  }
+  static __device__ __forceinline__ Look1_697e shuffle_xor(const Look1_697e& s, int offset, unsigned mask) {
+    return {__shfl_xor_sync(mask, s.row_max, offset)};
+  }
+};
+
+struct Look2_f039 {  // state of look 2: sum(exp_approximate(x - row_max))
+  float row_sum;
+  static __device__ __forceinline__ Look2_f039 combine(const Look2_f039& a, const Look2_f039& b) {
+    return {a.row_sum + b.row_sum};
+  }
+  static __device__ __forceinline__ Look2_f039 shuffle_xor(const Look2_f039& s, int offset, unsigned mask) {
+    return {__shfl_xor_sync(mask, s.row_sum, offset)};
+  }
+};
+
+struct Look1_e134 {  // state of look 1: online_softmax(x)
+  float row_max, row_sum;
+  static __device__ __forceinline__ Look1_e134 combine(const Look1_e134& a, const Look1_e134& b) {
+    const float new_max = maximum(a.row_max, b.row_max);
+    return {new_max,
+        exp_approximate(a.row_max - new_max) * a.row_sum + exp_approximate(b.row_max - new_max) * b.row_sum};
+  }
+  static __device__ __forceinline__ Look1_e134 shuffle_xor(const Look1_e134& s, int offset, unsigned mask) {
+    return {__shfl_xor_sync(mask, s.row_max, offset), __shfl_xor_sync(mask, s.row_sum, offset)};
+  }
+};
+
+struct Look2_2916 {  // state of look 2: sum(exp(x - row_max))
+  float row_sum;
+  static __device__ __forceinline__ Look2_2916 combine(const Look2_2916& a, const Look2_2916& b) {
+    return {a.row_sum + b.row_sum};
+  }
+  static __device__ __forceinline__ Look2_2916 shuffle_xor(const Look2_2916& s, int offset, unsigned mask) {
+    return {__shfl_xor_sync(mask, s.row_sum, offset)};
+  }
+};
+
+// softmax forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-softmax_fwd_bf16_block_per_row_1976(
+softmax_fwd_bf16_team_per_row_f922(
     bfloat16* __restrict__ y,
     Input<Config, bfloat16> x,
     long long y_pitch,
     long long x_pitch,
     int rows) {
+  using Team = typename Config::Team;
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kCols = Config::kCols, kThreadsPerRow = Config::kThreadsPerRow, kRowsPerBlock = Config::kRowsPerBlock,
-      kVector = Config::kVector, kWarpsPerRow = kThreadsPerRow / 32, kVectors = kCols / kVector,
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
+      kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4, kVectors = kCols / kVector,
       kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  struct Look1 {  // state of look 1: max(x)
-    float row_max;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {maximum(a.row_max, b.row_max)};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.row_max, offset)};
-    }
-  };
-  struct Look2 {  // state of look 2: sum(exp_approximate(x - row_max))
-    float row_sum;
-    static __device__ __forceinline__ Look2 combine(const Look2& a, const Look2& b) {
-      return {a.row_sum + b.row_sum};
-    }
-    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.row_sum, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[kRowsPerBlock][kWarpsPerRow];
-  __shared__ Look2 look2_slots[kRowsPerBlock][kWarpsPerRow];
+  __shared__ typename Team::template Slots<Look1_697e> look1_slots;
+  __shared__ typename Team::template Slots<Look2_f039> look2_slots;
 
-  const int lane = threadIdx.x % kThreadsPerRow;
-  const int slot = threadIdx.x / kThreadsPerRow;  // this thread's row within the block
-  const int row = blockIdx.x * kRowsPerBlock + slot;
+  const int lane = Team::lane();
+  const int slot = Team::slot();  // this thread's row within the block
+  const int row = Team::tile() * kRowsPerBlock + slot;
 
-  const bool active = row < rows;  // idle rows recompute the last row and store nothing
+  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
   const int valid_row = active ? row : rows - 1;
   bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
   const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
@@ -589,8 +657,9 @@ softmax_fwd_bf16_block_per_row_1976(
   }
 
   Chain::at_loads();
+  Team::announce();
 
-  Look1 look1 = {__int_as_float(0xff800000)};
+  Look1_697e look1 = {__int_as_float(0xff800000)};
 
   // Look 1: max(x)
   #pragma unroll
@@ -605,9 +674,11 @@ softmax_fwd_bf16_block_per_row_1976(
     }
   }
 
-  look1 = reduce_row_beside<kWarpsPerRow>(look1, look1_slots[slot], slot);
+  Team::meet();
+  look1 = Team::reduce(look1, look1_slots);
 
-  Look2 look2 = {0.0f};
+  Look2_f039 look2 = {0.0f};
+  float look2_row_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
 
   // Look 2: sum(exp_approximate(x - row_max))
   #pragma unroll
@@ -617,12 +688,13 @@ softmax_fwd_bf16_block_per_row_1976(
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_held[step], i);
-        look2.row_sum += exp_approximate(x_i - look1.row_max);
+        look2_row_sum[i % kRunningSums] += exp_approximate(x_i - look1.row_max);
       }
     }
   }
 
-  look2 = reduce_row_beside<kWarpsPerRow>(look2, look2_slots[slot], slot);
+  look2.row_sum = sum_in_pairs(look2_row_sum);
+  look2 = Team::reduce(look2, look2_slots);
   const float row_sum_inverse = 1.0f / look2.row_sum;
 
   // Last look: the outputs
@@ -645,40 +717,33 @@ softmax_fwd_bf16_block_per_row_1976(
   Chain::at_end();
 }
 
-// softmax forward: a block owns a row; each row is read once.
+// softmax forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-softmax_fwd_bf16_block_per_row_61bc(
+softmax_fwd_bf16_team_per_row_6246(
     bfloat16* __restrict__ y,
     Input<Config, bfloat16> x,
     long long y_pitch,
     long long x_pitch,
     int rows) {
+  using Team = typename Config::Team;
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kCols = Config::kCols, kThreadsPerRow = Config::kThreadsPerRow, kVector = Config::kVector,
-      kWarpsPerRow = kThreadsPerRow / 32, kVectors = kCols / kVector,
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
+      kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4, kVectors = kCols / kVector,
       kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  struct Look1 {  // state of look 1: online_softmax(x)
-    float row_max, row_sum;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      const float new_max = maximum(a.row_max, b.row_max);
-      return {new_max,
-          exp_approximate(a.row_max - new_max) * a.row_sum + exp_approximate(b.row_max - new_max) * b.row_sum};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.row_max, offset), __shfl_xor_sync(mask, s.row_sum, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[kWarpsPerRow];
+  __shared__ typename Team::template Slots<Look1_e134> look1_slots;
 
-  const int lane = threadIdx.x;
-  const int row = blockIdx.x;
+  const int lane = Team::lane();
+  const int slot = Team::slot();  // this thread's row within the block
+  const int row = Team::tile() * kRowsPerBlock + slot;
 
-  bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
+  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const int valid_row = active ? row : rows - 1;
+  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
+  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
 
   Chain::at_start();
   Chain::wait();  // nothing before it depends on the kernels in front of this one
@@ -695,8 +760,9 @@ softmax_fwd_bf16_block_per_row_61bc(
   }
 
   Chain::at_loads();
+  Team::announce();
 
-  Look1 look1 = {-3.402823466e+38f, 0.0f};  // the lowest finite number: -inf - -inf is NaN
+  Look1_e134 look1 = {-3.402823466e+38f, 0.0f};  // the lowest finite number: -inf - -inf is NaN
 
   // Look 1: online_softmax(x)
   #pragma unroll
@@ -704,6 +770,7 @@ softmax_fwd_bf16_block_per_row_61bc(
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       float new_max = look1.row_max;
+      float sums[kRunningSums] = {};
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_held[step], i);
@@ -714,12 +781,14 @@ softmax_fwd_bf16_block_per_row_61bc(
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_held[step], i);
-        look1.row_sum += exp_approximate(x_i - look1.row_max);
+        sums[i % kRunningSums] += exp_approximate(x_i - look1.row_max);
       }
+      look1.row_sum += sum_in_pairs(sums);
     }
   }
 
-  look1 = reduce_tiles<kWarpsPerRow>(look1, look1_slots);
+  Team::meet();
+  look1 = Team::reduce(look1, look1_slots);
   const float row_sum_inverse = 1.0f / look1.row_sum;
 
   // Last look: the outputs
@@ -735,48 +804,41 @@ softmax_fwd_bf16_block_per_row_61bc(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      write<Store>(y_row + vector * kVector, y_vec);
+      if (active) write<Store>(y_row + vector * kVector, y_vec);
     }
   }
 
   Chain::at_end();
 }
 
-// softmax forward: a block owns a row; each row is read once.
+// softmax forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-softmax_fwd_bf16_block_per_row_2624(
+softmax_fwd_bf16_team_per_row_5529(
     bfloat16* __restrict__ y,
     Input<Config, bfloat16> x,
     long long y_pitch,
     long long x_pitch,
     int rows) {
+  using Team = typename Config::Team;
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kThreadsPerRow = Config::kThreadsPerRow,
-      kVector = Config::kVector, kUnroll = Config::kUnroll, kWarpsPerRow = kThreadsPerRow / 32,
-      kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kThreadsPerRow = Team::kSize,
+      kRowsPerBlock = Team::kRows, kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4,
+      kUnroll = Config::kUnroll, kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  struct Look1 {  // state of look 1: online_softmax(x)
-    float row_max, row_sum;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      const float new_max = maximum(a.row_max, b.row_max);
-      return {new_max,
-          exp_approximate(a.row_max - new_max) * a.row_sum + exp_approximate(b.row_max - new_max) * b.row_sum};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.row_max, offset), __shfl_xor_sync(mask, s.row_sum, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[kWarpsPerRow];
+  __shared__ typename Team::template Slots<Look1_e134> look1_slots;
 
-  const int lane = threadIdx.x;
-  const int row = blockIdx.x;
+  const int lane = Team::lane();
+  const int slot = Team::slot();  // this thread's row within the block
+  const int row = Team::tile() * kRowsPerBlock + slot;
   bfloat16* x_shared = reinterpret_cast<bfloat16*>(dynamic_shared());
 
-  bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
+  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const int valid_row = active ? row : rows - 1;
+  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
+  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
 
   Chain::at_start();
   Chain::wait();  // nothing before it depends on the kernels in front of this one
@@ -791,8 +853,9 @@ softmax_fwd_bf16_block_per_row_2624(
   }
 
   Chain::at_loads();
+  Team::announce();
 
-  Look1 look1 = {-3.402823466e+38f, 0.0f};  // the lowest finite number: -inf - -inf is NaN
+  Look1_e134 look1 = {-3.402823466e+38f, 0.0f};  // the lowest finite number: -inf - -inf is NaN
 
   // Look 1: online_softmax(x)
   #pragma unroll kUnroll
@@ -801,6 +864,7 @@ softmax_fwd_bf16_block_per_row_2624(
     if (kEven || vector < kVectors) {
       const Vec<bfloat16, kVector> x_vec = read<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector);
       float new_max = look1.row_max;
+      float sums[kRunningSums] = {};
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
@@ -811,12 +875,14 @@ softmax_fwd_bf16_block_per_row_2624(
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
-        look1.row_sum += exp_approximate(x_i - look1.row_max);
+        sums[i % kRunningSums] += exp_approximate(x_i - look1.row_max);
       }
+      look1.row_sum += sum_in_pairs(sums);
     }
   }
 
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
+  Team::meet();
+  look1 = Team::reduce(look1, look1_slots);
   const float row_sum_inverse = 1.0f / look1.row_sum;
 
   // Last look: the outputs
@@ -833,47 +899,41 @@ softmax_fwd_bf16_block_per_row_2624(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      write<Store>(y_row + vector * kVector, y_vec);
+      if (active) write<Store>(y_row + vector * kVector, y_vec);
     }
   }
 
   Chain::at_end();
 }
 
-// softmax forward: a block owns a row; each row is read once.
+// softmax forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-softmax_fwd_bf16_block_per_row_84cd(
+softmax_fwd_bf16_team_per_row_1ee3(
     bfloat16* __restrict__ y,
     Input<Config, bfloat16> x,
     long long y_pitch,
     long long x_pitch,
     int rows) {
+  using Team = typename Config::Team;
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kThreadsPerRow = Config::kThreadsPerRow,
-      kVector = Config::kVector, kWarpsPerRow = kThreadsPerRow / 32, kVectors = kCols / kVector,
-      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow, kWholeSteps = (kVectors - 2) / kThreadsPerRow;
-  struct Look1 {  // state of look 1: online_softmax(x)
-    float row_max, row_sum;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      const float new_max = maximum(a.row_max, b.row_max);
-      return {new_max,
-          exp_approximate(a.row_max - new_max) * a.row_sum + exp_approximate(b.row_max - new_max) * b.row_sum};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.row_max, offset), __shfl_xor_sync(mask, s.row_sum, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[kWarpsPerRow];
+  constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kThreadsPerRow = Team::kSize,
+      kRowsPerBlock = Team::kRows, kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4,
+      kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow,
+      kWholeSteps = (kVectors - 2) / kThreadsPerRow;
+  __shared__ typename Team::template Slots<Look1_e134> look1_slots;
 
-  const int lane = threadIdx.x;
-  const int row = blockIdx.x;
+  const int lane = Team::lane();
+  const int slot = Team::slot();  // this thread's row within the block
+  const int row = Team::tile() * kRowsPerBlock + slot;
   bfloat16* x_shared = reinterpret_cast<bfloat16*>(dynamic_shared());
 
-  bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
+  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const int valid_row = active ? row : rows - 1;
+  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
+  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
   // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
   const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(x_row) / sizeof(bfloat16) % kVector);
   const int head = (kVector - shift) % kVector;
@@ -903,8 +963,9 @@ softmax_fwd_bf16_block_per_row_84cd(
   Chain::at_loads();
 
   cp_async_wait<0>();
+  Team::announce();
 
-  Look1 look1 = {-3.402823466e+38f, 0.0f};  // the lowest finite number: -inf - -inf is NaN
+  Look1_e134 look1 = {-3.402823466e+38f, 0.0f};  // the lowest finite number: -inf - -inf is NaN
 
   // Look 1: online_softmax(x)
   #pragma unroll
@@ -913,6 +974,7 @@ softmax_fwd_bf16_block_per_row_84cd(
     if (step < kWholeSteps || vector < vectors) {
       const Vec<bfloat16, kVector> x_vec = read<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector);
       float new_max = look1.row_max;
+      float sums[kRunningSums] = {};
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
@@ -923,8 +985,9 @@ softmax_fwd_bf16_block_per_row_84cd(
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
-        look1.row_sum += exp_approximate(x_i - look1.row_max);
+        sums[i % kRunningSums] += exp_approximate(x_i - look1.row_max);
       }
+      look1.row_sum += sum_in_pairs(sums);
     }
   }
   if (has_edge) {
@@ -934,7 +997,8 @@ softmax_fwd_bf16_block_per_row_84cd(
     look1.row_max = new_max;
   }
 
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
+  Team::meet();
+  look1 = Team::reduce(look1, look1_slots);
   const float row_sum_inverse = 1.0f / look1.row_sum;
 
   // Last look: the outputs
@@ -952,7 +1016,7 @@ softmax_fwd_bf16_block_per_row_84cd(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      write<Store>(y_row + column, y_vec);
+      if (active) write<Store>(y_row + column, y_vec);
     }
   }
   if (has_edge) {
@@ -961,7 +1025,7 @@ softmax_fwd_bf16_block_per_row_84cd(
     y_values[0] = exp_approximate(x_i - look1.row_max) * row_sum_inverse;
     Vec<bfloat16, 1> y_vec;
     pack(y_vec, y_values);
-    write<Store>(y_row + edge, y_vec);
+    if (active) write<Store>(y_row + edge, y_vec);
   }
 
   Chain::at_end();
@@ -970,7 +1034,7 @@ softmax_fwd_bf16_block_per_row_84cd(
 // softmax forward: the blocks of a cluster own a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-softmax_fwd_bf16_cluster_per_row_4229(
+softmax_fwd_bf16_cluster_per_row_203a(
     bfloat16* __restrict__ y,
     Input<Config, bfloat16> x,
     long long y_pitch,
@@ -980,22 +1044,11 @@ softmax_fwd_bf16_cluster_per_row_4229(
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kCluster = Config::kCluster, kWarps = kThreads / 32,
-      kThreadsPerRow = kCluster * kThreads, kVector = Config::kVector, kVectors = kCols / kVector,
-      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+      kThreadsPerRow = kCluster * kThreads, kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4,
+      kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
   constexpr int kStages = Config::kStages;
-  struct Look1 {  // state of look 1: online_softmax(x)
-    float row_max, row_sum;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      const float new_max = maximum(a.row_max, b.row_max);
-      return {new_max,
-          exp_approximate(a.row_max - new_max) * a.row_sum + exp_approximate(b.row_max - new_max) * b.row_sum};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.row_max, offset), __shfl_xor_sync(mask, s.row_sum, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[2][kCluster * kWarps];
+  __shared__ Look1_e134 look1_slots[2][kCluster * kWarps];
   __shared__ unsigned long long look1_full[2];
   __shared__ unsigned long long arrived[kStages];
 
@@ -1063,7 +1116,7 @@ softmax_fwd_bf16_cluster_per_row_4229(
       }
     }
 
-    Look1 look1 = {-3.402823466e+38f, 0.0f};  // the lowest finite number: -inf - -inf is NaN
+    Look1_e134 look1 = {-3.402823466e+38f, 0.0f};  // the lowest finite number: -inf - -inf is NaN
 
     // Look 1: online_softmax(x)
     #pragma unroll
@@ -1071,6 +1124,7 @@ softmax_fwd_bf16_cluster_per_row_4229(
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         float new_max = look1.row_max;
+        float sums[kRunningSums] = {};
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
           const float x_i = element(x_held[step], i);
@@ -1081,8 +1135,9 @@ softmax_fwd_bf16_cluster_per_row_4229(
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
           const float x_i = element(x_held[step], i);
-          look1.row_sum += exp_approximate(x_i - look1.row_max);
+          sums[i % kRunningSums] += exp_approximate(x_i - look1.row_max);
         }
+        look1.row_sum += sum_in_pairs(sums);
       }
     }
 
@@ -1119,43 +1174,26 @@ softmax_fwd_bf16_cluster_per_row_4229(
   Chain::at_end();
 }
 
-// softmax forward, any number of columns: a block owns a row; each row is read 3 times.
+// softmax forward, any number of columns: a team of threads owns a row; each row is read 3 times.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-softmax_fwd_bf16_any_cols_block_per_row_5305(
+softmax_fwd_bf16_any_cols_team_per_row_d8d3(
     bfloat16* __restrict__ y,
     Input<Config, bfloat16> x,
     long long y_pitch,
     long long x_pitch,
     int rows,
     int cols) {
+  using Team = typename Config::Team;
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow, kVector = Config::kVector, kUnroll = Config::kUnroll,
-      kWarpsPerRow = kThreadsPerRow / 32;
-  struct Look1 {  // state of look 1: max(x)
-    float row_max;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {maximum(a.row_max, b.row_max)};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.row_max, offset)};
-    }
-  };
-  struct Look2 {  // state of look 2: sum(exp(x - row_max))
-    float row_sum;
-    static __device__ __forceinline__ Look2 combine(const Look2& a, const Look2& b) {
-      return {a.row_sum + b.row_sum};
-    }
-    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.row_sum, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[kWarpsPerRow];
-  __shared__ Look2 look2_slots[kWarpsPerRow];
+  constexpr int kThreadsPerRow = Team::kSize, kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4,
+      kUnroll = Config::kUnroll;
+  __shared__ typename Team::template Slots<Look1_697e> look1_slots;
+  __shared__ typename Team::template Slots<Look2_2916> look2_slots;
 
-  const int lane = threadIdx.x;
+  const int lane = Team::lane();
   const int row = blockIdx.x;
   const int steps = (cols / kVector + kThreadsPerRow - 1) / kThreadsPerRow;
 
@@ -1171,7 +1209,9 @@ softmax_fwd_bf16_any_cols_block_per_row_5305(
   Chain::at_start();
   Chain::wait();  // nothing before it depends on the kernels in front of this one
 
-  Look1 look1 = {__int_as_float(0xff800000)};
+  Team::announce();
+
+  Look1_697e look1 = {__int_as_float(0xff800000)};
 
   // Look 1: max(x)
   #pragma unroll kUnroll
@@ -1193,9 +1233,11 @@ softmax_fwd_bf16_any_cols_block_per_row_5305(
     look1.row_max = maximum(look1.row_max, x_i);
   }
 
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
+  Team::meet();
+  look1 = Team::reduce(look1, look1_slots);
 
-  Look2 look2 = {0.0f};
+  Look2_2916 look2 = {0.0f};
+  float look2_row_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
 
   // Look 2: sum(exp(x - row_max))
   #pragma unroll kUnroll
@@ -1207,17 +1249,138 @@ softmax_fwd_bf16_any_cols_block_per_row_5305(
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
-        look2.row_sum += expf(x_i - look1.row_max);
+        look2_row_sum[i % kRunningSums] += expf(x_i - look1.row_max);
       }
     }
   }
   if (has_edge) {
     const Vec<bfloat16, 1> x_vec = read<1>(x_row + edge);
     const float x_i = element(x_vec, 0);
-    look2.row_sum += expf(x_i - look1.row_max);
+    look2_row_sum[0] += expf(x_i - look1.row_max);
   }
 
-  look2 = reduce_row<kWarpsPerRow>(look2, look2_slots);
+  look2.row_sum = sum_in_pairs(look2_row_sum);
+  look2 = Team::reduce(look2, look2_slots);
+  const float row_sum_inverse = 1.0f / look2.row_sum;
+
+  // Last look: the outputs
+  #pragma unroll kUnroll
+  for (int step = 0; step < steps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (vector < vectors) {
+      const int column = head + vector * kVector;
+      const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + column);
+      float y_values[kVector];
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_vec, i);
+        y_values[i] = expf(x_i - look1.row_max) * row_sum_inverse;
+      }
+      Vec<bfloat16, kVector> y_vec;
+      pack(y_vec, y_values);
+      write<Store>(y_row + column, y_vec);
+    }
+  }
+  if (has_edge) {
+    const Vec<bfloat16, 1> x_vec = read<1, Load>(x_row + edge);
+    float y_values[1];
+    const float x_i = element(x_vec, 0);
+    y_values[0] = expf(x_i - look1.row_max) * row_sum_inverse;
+    Vec<bfloat16, 1> y_vec;
+    pack(y_vec, y_values);
+    write<Store>(y_row + edge, y_vec);
+  }
+
+  Chain::at_end();
+}
+
+// softmax forward, any number of columns: a team of threads owns a row; each row is read 3 times.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+softmax_fwd_bf16_any_cols_team_per_row_030e(
+    bfloat16* __restrict__ y,
+    Input<Config, bfloat16> x,
+    long long y_pitch,
+    long long x_pitch,
+    int rows,
+    int cols) {
+  using Team = typename Config::Team;
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  constexpr int kThreadsPerRow = Team::kSize, kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4,
+      kUnroll = Config::kUnroll;
+  __shared__ typename Team::template Slots<Look1_697e> look1_slots;
+  __shared__ typename Team::template Slots<Look2_2916> look2_slots;
+
+  const int lane = Team::lane();
+  const int row = blockIdx.x;
+  const int steps = (cols / kVector + kThreadsPerRow - 1) / kThreadsPerRow;
+
+  bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
+  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
+  // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
+  const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(x_row) / sizeof(bfloat16) % kVector);
+  const int head = (kVector - shift) % kVector;
+  const int vectors = (cols - head) / kVector;
+  const int edge = lane < head ? lane : lane + vectors * kVector;
+  const bool has_edge = edge < cols;
+
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
+
+  Team::announce();
+
+  Look1_697e look1 = {__int_as_float(0xff800000)};
+
+  // Look 1: max(x)
+  #pragma unroll kUnroll
+  for (int step = 0; step < steps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (vector < vectors) {
+      const int column = head + vector * kVector;
+      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + column);
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_vec, i);
+        look1.row_max = maximum(look1.row_max, x_i);
+      }
+    }
+  }
+  if (has_edge) {
+    const Vec<bfloat16, 1> x_vec = read<1>(x_row + edge);
+    const float x_i = element(x_vec, 0);
+    look1.row_max = maximum(look1.row_max, x_i);
+  }
+
+  Team::meet();
+  look1 = Team::reduce(look1, look1_slots);
+
+  Look2_2916 look2 = {0.0f};
+  float look2_row_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+
+  // Look 2: sum(exp(x - row_max))
+  #pragma unroll kUnroll
+  for (int step = 0; step < steps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (vector < vectors) {
+      const int column = head + vector * kVector;
+      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + column);
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_vec, i);
+        look2_row_sum[0] += expf(x_i - look1.row_max);
+      }
+    }
+  }
+  if (has_edge) {
+    const Vec<bfloat16, 1> x_vec = read<1>(x_row + edge);
+    const float x_i = element(x_vec, 0);
+    look2_row_sum[0] += expf(x_i - look1.row_max);
+  }
+
+  look2.row_sum = sum_in_pairs(look2_row_sum);
+  look2 = Team::reduce(look2, look2_slots);
   const float row_sum_inverse = 1.0f / look2.row_sum;
 
   // Last look: the outputs
@@ -1412,20 +1575,20 @@ struct Tuned {
   Kernel kernel;
 };
 inline constexpr Tuned kTuned[] = {
-    { 8192,   2048,  8, 0u, 0u, false, {{128, 2}, run<softmax_fwd_bf16_block_per_row_1976<Cols2048_94e7>>}},
-    { 4096,  32000, 16, 0u, 0u, false, {{1024}, run<softmax_fwd_bf16_block_per_row_61bc<Cols32000_2313>>}},
+    { 8192,   2048,  8, 0u, 0u, false, {{128, 2}, run<softmax_fwd_bf16_team_per_row_f922<Cols2048_3361>>}},
+    { 4096,  32000, 16, 0u, 0u, false, {{1024}, run<softmax_fwd_bf16_team_per_row_6246<Cols32000_1517>>}},
     {16384,  32768, 16, 0u, 0u, false, {{1024, 1, false, 0, 0, 0, 1, 1, 65536},
-     run<softmax_fwd_bf16_block_per_row_2624<Cols32768_4be5>>}},
+     run<softmax_fwd_bf16_team_per_row_5529<Cols32768_cd04>>}},
     { 2048,  50257, 16, 0u, 0u,  true, {{512, 1, false, 0, 0, 0, 1, 1, 106496},
-     run<softmax_fwd_bf16_block_per_row_84cd<Cols50257_9cb6>>}},
+     run<softmax_fwd_bf16_team_per_row_1ee3<Cols50257_e53d>>}},
     { 4096, 128256, 16, 0u, 0u, false, {{512, 1, false, 0, 0, 2, 4, 1, 131072},
-     run<softmax_fwd_bf16_cluster_per_row_4229<Cols128256_438e>>}},
+     run<softmax_fwd_bf16_cluster_per_row_203a<Cols128256_438e>>}},
 };
 
 // For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.
 inline constexpr Kernel kGeneral[] = {
-    {{256}, run_any_cols<softmax_fwd_bf16_any_cols_block_per_row_5305<AnyCols_54f6>>},
-    {{256}, run_any_cols<softmax_fwd_bf16_any_cols_block_per_row_5305<AnyCols_fee7>>},
+    {{256}, run_any_cols<softmax_fwd_bf16_any_cols_team_per_row_d8d3<AnyCols_224d>>},
+    {{256}, run_any_cols<softmax_fwd_bf16_any_cols_team_per_row_030e<AnyCols_0595>>},
 };
 
 // Bits of `absent`: none.
