@@ -262,13 +262,15 @@ class Plan:
         """Element outputs that the first look computes anyway: they leave while the row is still being reduced.
 
         Not where the row is read again, whose place one may take. One that takes an input's place waits for the
-        exchange where neighbours read words that they share.
+        exchange where other threads read of that input, too: words that neighbours share, or a pivot.
         """
         if not self.looks or Place.RELOAD in self.places:
             return ()
         known = {value.name for part in self.elementwise(self.look_roots(0)) for value in part}
-        shared = {written for written, _ in self.problem.in_place} if self.cut.shifted or self.cut.edged else set()
-        return tuple(s for s in self.elem_stores if s.value in known and s.tensor not in shared)
+        apart = not (self.cut.shifted or self.cut.edged)
+        pivots = {load.of for load in self.program.loads}
+        late = {written for written, read in self.problem.in_place if not apart or read in pivots}
+        return tuple(s for s in self.elem_stores if s.value in known and s.tensor not in late)
 
     @cached_property
     def late_stores(self) -> tuple[Store, ...]:

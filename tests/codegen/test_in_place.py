@@ -145,6 +145,38 @@ def test_lanes_that_shuffle_do_not_overwrite_a_pivot() -> None:
     assert refusal(residual, replace(lanes, variance="two_pass"), H200) is None
 
 
+EXCHANGE = "look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);"
+
+
+def stored_early(problem: Problem, schedule: Schedule) -> bool:
+    """Whether h is written before the first exchange of its row."""
+    text = emit(problem, schedule).text
+    return text.index(", h_vec);") < text.index(EXCHANGE)
+
+
+def test_what_the_first_look_knows_is_written_there() -> None:
+    block = Schedule(threads_per_row=64, vector=2, hold="registers", unroll=0)
+    apart = problem_for(ADD_RMSNORM, shape="9x384")
+    over = problem_for(ADD_RMSNORM, shape="9x384", in_place={"h": "residual"})
+    assert stored_early(apart, block)
+    assert stored_early(over, block)
+    assert not stored_early(apart, replace(block, hold="reload", unroll=1)), "the row is read again"
+    ragged = problem_for(ADD_RMSNORM, shape="9x383", in_place={"h": "residual"}, align=4)
+    assert not stored_early(ragged, replace(block, edges="peel")), "neighbours read words that they share"
+
+
+ADD_LAYERNORM = load("add_layernorm")
+
+
+@needs_compiler
+def test_a_pivot_is_read_before_what_it_is_part_of_is_overwritten() -> None:
+    problem = problem_for(ADD_LAYERNORM, shape="9x384", without=("mean", "rstd"), in_place={"h": "residual"})
+    shifted = replace(PIVOT, rows_per_block=1)
+    assert not stored_early(problem, shifted)
+    assert stored_early(problem, replace(shifted, variance="two_pass"))
+    assert check_on_cpu(problem, emit(problem, shifted)).ok
+
+
 @pytest.mark.parametrize("hint", [Load.DEFAULT, Load.EVICT_FIRST, Load.NO_ALLOCATE])
 def test_what_is_overwritten_is_not_read_through_the_read_only_cache(hint: Load) -> None:
     schedule = Schedule(threads_per_row=64, vector=4, load=hint, unroll=1)
