@@ -766,137 +766,6 @@ add_rmsnorm_fwd_bf16_any_cols_team_per_row_7da4(
   Chain::at_end();
 }
 
-// add_rmsnorm forward, any number of columns: a team of threads owns a row; each row is read twice.
-// h takes the place of residual.
-// y takes the place of x.
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-add_rmsnorm_fwd_bf16_any_cols_team_per_row_f592(
-    float* __restrict__ rstd,
-    bfloat16* x,
-    bfloat16* residual,
-    Input<Config, bfloat16> weight,
-    long long x_pitch,
-    long long residual_pitch,
-    int rows,
-    int cols,
-    float eps) {
-  using Team = typename Config::Team;
-  using Load = typename Config::Load;
-  using Store = typename Config::Store;
-  using Chain = typename Config::Chain;
-  constexpr int kThreadsPerRow = Team::kSize, kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4,
-      kUnroll = Config::kUnroll;
-  __shared__ typename Team::template Slots<Look1_efa7> look1_slots;
-
-  const int lane = Team::lane();
-  const int row = blockIdx.x;
-  const int steps = (cols / kVector + kThreadsPerRow - 1) / kThreadsPerRow;
-
-  bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
-  bfloat16* residual_row = residual + static_cast<long long>(row) * residual_pitch;
-  // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
-  const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(x_row) / sizeof(bfloat16) % kVector);
-  const int head = (kVector - shift) % kVector;
-  const int vectors = (cols - head) / kVector;
-  const int edge = lane < head ? lane : lane + vectors * kVector;
-  const bool has_edge = edge < cols;
-
-  Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
-
-  Team::announce();
-
-  Look1_efa7 look1 = {0.0f};
-  float look1_h_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
-
-  // Look 1: sum(h**2)
-  #pragma unroll kUnroll
-  for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (vector < vectors) {
-      const int column = head + vector * kVector;
-      const Vec<bfloat16, kVector> x_vec = read_first<kVector>(x_row + column);
-      const Vec<bfloat16, kVector> residual_vec = read_first<kVector>(residual_row + column);
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_vec, i);
-        const float residual_i = element(residual_vec, i);
-        const float h_i = x_i + residual_i;
-        look1_h_squares[0] += h_i * h_i;
-      }
-    }
-  }
-  if (has_edge) {
-    const Vec<bfloat16, 1> x_vec = read_first<1>(x_row + edge);
-    const Vec<bfloat16, 1> residual_vec = read_first<1>(residual_row + edge);
-    const float x_i = element(x_vec, 0);
-    const float residual_i = element(residual_vec, 0);
-    const float h_i = x_i + residual_i;
-    look1_h_squares[0] += h_i * h_i;
-  }
-
-  look1.h_squares = sum_in_pairs(look1_h_squares);
-  Team::meet();
-  look1 = Team::reduce(look1, look1_slots);
-  const float row_rstd = rsqrtf(eps + look1.h_squares / cols);
-
-  if (lane == 0) {
-    if (rstd != nullptr) rstd[row] = row_rstd;
-  }
-
-  // Last look: the outputs
-  #pragma unroll kUnroll
-  for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (vector < vectors) {
-      const int column = head + vector * kVector;
-      const Vec<bfloat16, kVector> x_vec = read_first<kVector, Load>(x_row + column);
-      const Vec<bfloat16, kVector> residual_vec = read_first<kVector, Load>(residual_row + column);
-      const Vec<bfloat16, kVector> weight_vec = weight != nullptr ? read_window<kVector>(weight, column, cols, false) :
-          filled<bfloat16, kVector>(1.0f);
-      float h_values[kVector];
-      float y_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_vec, i);
-        const float residual_i = element(residual_vec, i);
-        const float weight_i = element(weight_vec, i);
-        const float h_i = x_i + residual_i;
-        h_values[i] = h_i;
-        y_values[i] = h_i * row_rstd * weight_i;
-      }
-      Vec<bfloat16, kVector> h_vec;
-      pack(h_vec, h_values);
-      write<Store>(residual_row + column, h_vec);
-      Vec<bfloat16, kVector> y_vec;
-      pack(y_vec, y_values);
-      write<Store>(x_row + column, y_vec);
-    }
-  }
-  if (has_edge) {
-    const Vec<bfloat16, 1> x_vec = read_first<1, Load>(x_row + edge);
-    const Vec<bfloat16, 1> residual_vec = read_first<1, Load>(residual_row + edge);
-    const Vec<bfloat16, 1> weight_vec = weight != nullptr ? read<1>(weight + edge) : filled<bfloat16, 1>(1.0f);
-    float h_values[1];
-    float y_values[1];
-    const float x_i = element(x_vec, 0);
-    const float residual_i = element(residual_vec, 0);
-    const float weight_i = element(weight_vec, 0);
-    const float h_i = x_i + residual_i;
-    h_values[0] = h_i;
-    y_values[0] = h_i * row_rstd * weight_i;
-    Vec<bfloat16, 1> h_vec;
-    pack(h_vec, h_values);
-    write<Store>(residual_row + edge, h_vec);
-    Vec<bfloat16, 1> y_vec;
-    pack(y_vec, y_values);
-    write<Store>(x_row + edge, y_vec);
-  }
-
-  Chain::at_end();
-}
-
 }  // namespace add_rmsnorm_fwd_bf16_h_over_residual_y_over_x_detail
 }  // namespace sm90
 }  // namespace normgen
@@ -1061,7 +930,7 @@ inline constexpr Tuned kTuned[] = {
 // For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.
 inline constexpr Kernel kGeneral[] = {
     {{256}, run_any_cols<add_rmsnorm_fwd_bf16_any_cols_team_per_row_7da4<AnyCols_224d>>},
-    {{256}, run_any_cols<add_rmsnorm_fwd_bf16_any_cols_team_per_row_f592<AnyCols_0595>>},
+    {{256}, run_any_cols<add_rmsnorm_fwd_bf16_any_cols_team_per_row_7da4<AnyCols_0595>>},
 };
 
 // Bits of `absent`: 1u weight, 2u rstd.

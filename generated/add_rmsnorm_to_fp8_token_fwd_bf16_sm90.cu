@@ -663,7 +663,7 @@ add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_7369(
 // add_rmsnorm_to_fp8_token forward, any number of columns: a team of threads owns a row; each row is read 3 times.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-add_rmsnorm_to_fp8_token_fwd_bf16_any_cols_team_per_row_3f92(
+add_rmsnorm_to_fp8_token_fwd_bf16_any_cols_team_per_row_f9bd(
     bfloat16* __restrict__ h,
     bfloat16* __restrict__ y,
     float8_e4m3* __restrict__ q,
@@ -723,7 +723,7 @@ add_rmsnorm_to_fp8_token_fwd_bf16_any_cols_team_per_row_3f92(
         const float x_i = element(x_vec, i);
         const float residual_i = element(residual_vec, i);
         const float h_i = x_i + residual_i;
-        look1_h_squares[0] += h_i * h_i;
+        look1_h_squares[i % kRunningSums] += h_i * h_i;
       }
     }
   }
@@ -989,7 +989,7 @@ inline constexpr Tuned kTuned[] = {
 
 // For any cols.
 inline constexpr Kernel kGeneral[] = {
-    {{256}, run_any_cols<add_rmsnorm_to_fp8_token_fwd_bf16_any_cols_team_per_row_3f92<AnyCols_0595>>},
+    {{256}, run_any_cols<add_rmsnorm_to_fp8_token_fwd_bf16_any_cols_team_per_row_f9bd<AnyCols_0595>>},
 };
 
 // Bits of `absent`: 1u weight, 2u scale_ub.

@@ -656,128 +656,6 @@ gate_rmsnorm_fwd_bf16_any_cols_team_per_row_1196(
   Chain::at_end();
 }
 
-// gate_rmsnorm forward, any number of columns: a team of threads owns a row; each row is read twice.
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-gate_rmsnorm_fwd_bf16_any_cols_team_per_row_883d(
-    bfloat16* __restrict__ y,
-    float* __restrict__ rstd,
-    Input<Config, bfloat16> x,
-    Input<Config, bfloat16> z,
-    Input<Config, bfloat16> weight,
-    long long y_pitch,
-    long long x_pitch,
-    long long z_pitch,
-    int rows,
-    int cols,
-    float eps) {
-  using Team = typename Config::Team;
-  using Load = typename Config::Load;
-  using Store = typename Config::Store;
-  using Chain = typename Config::Chain;
-  constexpr int kThreadsPerRow = Team::kSize, kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4,
-      kUnroll = Config::kUnroll;
-  __shared__ typename Team::template Slots<Look1_efa7> look1_slots;
-
-  const int lane = Team::lane();
-  const int row = blockIdx.x;
-  const int steps = (cols / kVector + kThreadsPerRow - 1) / kThreadsPerRow;
-
-  bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
-  const bfloat16* z_row = z + static_cast<long long>(row) * z_pitch;
-  // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
-  const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(x_row) / sizeof(bfloat16) % kVector);
-  const int head = (kVector - shift) % kVector;
-  const int vectors = (cols - head) / kVector;
-  const int edge = lane < head ? lane : lane + vectors * kVector;
-  const bool has_edge = edge < cols;
-
-  Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
-
-  Team::announce();
-
-  Look1_efa7 look1 = {0.0f};
-  float look1_h_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
-
-  // Look 1: sum(h**2)
-  #pragma unroll kUnroll
-  for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (vector < vectors) {
-      const int column = head + vector * kVector;
-      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + column);
-      const Vec<bfloat16, kVector> z_vec = read<kVector>(z_row + column);
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_vec, i);
-        const float z_i = element(z_vec, i);
-        const float h_i = x_i * (z_i / (expf(-z_i) + 1.0f));
-        look1_h_squares[0] += h_i * h_i;
-      }
-    }
-  }
-  if (has_edge) {
-    const Vec<bfloat16, 1> x_vec = read<1>(x_row + edge);
-    const Vec<bfloat16, 1> z_vec = read<1>(z_row + edge);
-    const float x_i = element(x_vec, 0);
-    const float z_i = element(z_vec, 0);
-    const float h_i = x_i * (z_i / (expf(-z_i) + 1.0f));
-    look1_h_squares[0] += h_i * h_i;
-  }
-
-  look1.h_squares = sum_in_pairs(look1_h_squares);
-  Team::meet();
-  look1 = Team::reduce(look1, look1_slots);
-  const float row_rstd = rsqrtf(eps + look1.h_squares / cols);
-
-  if (lane == 0) {
-    if (rstd != nullptr) rstd[row] = row_rstd;
-  }
-
-  // Last look: the outputs
-  #pragma unroll kUnroll
-  for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (vector < vectors) {
-      const int column = head + vector * kVector;
-      const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + column);
-      const Vec<bfloat16, kVector> z_vec = read<kVector, Load>(z_row + column);
-      const Vec<bfloat16, kVector> weight_vec = weight != nullptr ? read_window<kVector>(weight, column, cols, false) :
-          filled<bfloat16, kVector>(1.0f);
-      float y_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_vec, i);
-        const float z_i = element(z_vec, i);
-        const float weight_i = element(weight_vec, i);
-        const float h_i = x_i * (z_i / (expf(-z_i) + 1.0f));
-        y_values[i] = h_i * row_rstd * weight_i;
-      }
-      Vec<bfloat16, kVector> y_vec;
-      pack(y_vec, y_values);
-      write<Store>(y_row + column, y_vec);
-    }
-  }
-  if (has_edge) {
-    const Vec<bfloat16, 1> x_vec = read<1, Load>(x_row + edge);
-    const Vec<bfloat16, 1> z_vec = read<1, Load>(z_row + edge);
-    const Vec<bfloat16, 1> weight_vec = weight != nullptr ? read<1>(weight + edge) : filled<bfloat16, 1>(1.0f);
-    float y_values[1];
-    const float x_i = element(x_vec, 0);
-    const float z_i = element(z_vec, 0);
-    const float weight_i = element(weight_vec, 0);
-    const float h_i = x_i * (z_i / (expf(-z_i) + 1.0f));
-    y_values[0] = h_i * row_rstd * weight_i;
-    Vec<bfloat16, 1> y_vec;
-    pack(y_vec, y_values);
-    write<Store>(y_row + edge, y_vec);
-  }
-
-  Chain::at_end();
-}
-
 }  // namespace gate_rmsnorm_fwd_bf16_detail
 }  // namespace sm90
 }  // namespace normgen
@@ -936,7 +814,7 @@ inline constexpr Tuned kTuned[] = {
 // For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.
 inline constexpr Kernel kGeneral[] = {
     {{256}, run_any_cols<gate_rmsnorm_fwd_bf16_any_cols_team_per_row_1196<AnyCols_224d>>},
-    {{256}, run_any_cols<gate_rmsnorm_fwd_bf16_any_cols_team_per_row_883d<AnyCols_0595>>},
+    {{256}, run_any_cols<gate_rmsnorm_fwd_bf16_any_cols_team_per_row_1196<AnyCols_0595>>},
 };
 
 // Bits of `absent`: 1u weight, 2u rstd.

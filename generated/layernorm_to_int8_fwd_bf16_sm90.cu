@@ -566,7 +566,7 @@ layernorm_to_int8_fwd_bf16_team_per_row_de12(
 // layernorm_to_int8 forward, any number of columns: a team of threads owns a row; each row is read 3 times.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_to_int8_fwd_bf16_any_cols_team_per_row_3614(
+layernorm_to_int8_fwd_bf16_any_cols_team_per_row_9ebe(
     int8* __restrict__ q,
     Input<Config, bfloat16> x,
     Input<Config, bfloat16> weight,
@@ -614,7 +614,7 @@ layernorm_to_int8_fwd_bf16_any_cols_team_per_row_3614(
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
-        look1_x_sum[0] += x_i;
+        look1_x_sum[i % kRunningSums] += x_i;
       }
     }
   }
@@ -636,7 +636,7 @@ layernorm_to_int8_fwd_bf16_any_cols_team_per_row_3614(
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
-        look2_var_sum[0] += (x_i - row_mean) * (x_i - row_mean);
+        look2_var_sum[i % kRunningSums] += (x_i - row_mean) * (x_i - row_mean);
       }
     }
   }
@@ -831,7 +831,7 @@ inline constexpr Tuned kTuned[] = {
 
 // For any cols.
 inline constexpr Kernel kGeneral[] = {
-    {{256}, run_any_cols<layernorm_to_int8_fwd_bf16_any_cols_team_per_row_3614<AnyCols_0595>>},
+    {{256}, run_any_cols<layernorm_to_int8_fwd_bf16_any_cols_team_per_row_9ebe<AnyCols_0595>>},
 };
 
 // Bits of `absent`: 1u weight, 2u bias.

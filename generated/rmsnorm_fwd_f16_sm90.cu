@@ -639,113 +639,6 @@ rmsnorm_fwd_f16_any_cols_team_per_row_3859(
   Chain::at_end();
 }
 
-// rmsnorm forward, any number of columns: a team of threads owns a row; each row is read twice.
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_f16_any_cols_team_per_row_348e(
-    float16* __restrict__ y,
-    float* __restrict__ rstd,
-    Input<Config, float16> x,
-    Input<Config, float16> weight,
-    long long y_pitch,
-    long long x_pitch,
-    int rows,
-    int cols,
-    float eps) {
-  using Team = typename Config::Team;
-  using Load = typename Config::Load;
-  using Store = typename Config::Store;
-  using Chain = typename Config::Chain;
-  constexpr int kThreadsPerRow = Team::kSize, kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4,
-      kUnroll = Config::kUnroll;
-  __shared__ typename Team::template Slots<Look1_57d9> look1_slots;
-
-  const int lane = Team::lane();
-  const int row = blockIdx.x;
-  const int steps = (cols / kVector + kThreadsPerRow - 1) / kThreadsPerRow;
-
-  float16* y_row = y + static_cast<long long>(row) * y_pitch;
-  const float16* x_row = x + static_cast<long long>(row) * x_pitch;
-  // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
-  const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(x_row) / sizeof(float16) % kVector);
-  const int head = (kVector - shift) % kVector;
-  const int vectors = (cols - head) / kVector;
-  const int edge = lane < head ? lane : lane + vectors * kVector;
-  const bool has_edge = edge < cols;
-
-  Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
-
-  Team::announce();
-
-  Look1_57d9 look1 = {0.0f};
-  float look1_x_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
-
-  // Look 1: sum(x**2)
-  #pragma unroll kUnroll
-  for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (vector < vectors) {
-      const int column = head + vector * kVector;
-      const Vec<float16, kVector> x_vec = read<kVector>(x_row + column);
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_vec, i);
-        look1_x_squares[0] += x_i * x_i;
-      }
-    }
-  }
-  if (has_edge) {
-    const Vec<float16, 1> x_vec = read<1>(x_row + edge);
-    const float x_i = element(x_vec, 0);
-    look1_x_squares[0] += x_i * x_i;
-  }
-
-  look1.x_squares = sum_in_pairs(look1_x_squares);
-  Team::meet();
-  look1 = Team::reduce(look1, look1_slots);
-  const float row_rstd = rsqrtf(eps + look1.x_squares / cols);
-
-  if (lane == 0) {
-    if (rstd != nullptr) rstd[row] = row_rstd;
-  }
-
-  // Last look: the outputs
-  #pragma unroll kUnroll
-  for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (vector < vectors) {
-      const int column = head + vector * kVector;
-      const Vec<float16, kVector> x_vec = read<kVector, Load>(x_row + column);
-      const Vec<float16, kVector> weight_vec = weight != nullptr ? read_window<kVector>(weight, column, cols, false) :
-          filled<float16, kVector>(1.0f);
-      float y_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_vec, i);
-        const float weight_i = element(weight_vec, i);
-        y_values[i] = x_i * row_rstd * weight_i;
-      }
-      Vec<float16, kVector> y_vec;
-      pack(y_vec, y_values);
-      write<Store>(y_row + column, y_vec);
-    }
-  }
-  if (has_edge) {
-    const Vec<float16, 1> x_vec = read<1, Load>(x_row + edge);
-    const Vec<float16, 1> weight_vec = weight != nullptr ? read<1>(weight + edge) : filled<float16, 1>(1.0f);
-    float y_values[1];
-    const float x_i = element(x_vec, 0);
-    const float weight_i = element(weight_vec, 0);
-    y_values[0] = x_i * row_rstd * weight_i;
-    Vec<float16, 1> y_vec;
-    pack(y_vec, y_values);
-    write<Store>(y_row + edge, y_vec);
-  }
-
-  Chain::at_end();
-}
-
 }  // namespace rmsnorm_fwd_f16_detail
 }  // namespace sm90
 }  // namespace normgen
@@ -902,7 +795,7 @@ inline constexpr Tuned kTuned[] = {
 // For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.
 inline constexpr Kernel kGeneral[] = {
     {{256}, run_any_cols<rmsnorm_fwd_f16_any_cols_team_per_row_3859<AnyCols_224d>>},
-    {{256}, run_any_cols<rmsnorm_fwd_f16_any_cols_team_per_row_348e<AnyCols_0595>>},
+    {{256}, run_any_cols<rmsnorm_fwd_f16_any_cols_team_per_row_3859<AnyCols_0595>>},
 };
 
 // Bits of `absent`: 1u weight, 2u rstd.

@@ -556,7 +556,7 @@ rmsnorm_to_fp8_fwd_bf16_team_per_row_ecdf(
 // rmsnorm_to_fp8 forward, any number of columns: a team of threads owns a row; each row is read twice.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_to_fp8_fwd_bf16_any_cols_team_per_row_bf81(
+rmsnorm_to_fp8_fwd_bf16_any_cols_team_per_row_b9bc(
     float8_e4m3* __restrict__ q,
     Input<Config, bfloat16> x,
     Input<Config, bfloat16> weight,
@@ -602,7 +602,7 @@ rmsnorm_to_fp8_fwd_bf16_any_cols_team_per_row_bf81(
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
-        look1_x_squares[0] += x_i * x_i;
+        look1_x_squares[i % kRunningSums] += x_i * x_i;
       }
     }
   }
@@ -797,7 +797,7 @@ inline constexpr Tuned kTuned[] = {
 
 // For any cols.
 inline constexpr Kernel kGeneral[] = {
-    {{256}, run_any_cols<rmsnorm_to_fp8_fwd_bf16_any_cols_team_per_row_bf81<AnyCols_0595>>},
+    {{256}, run_any_cols<rmsnorm_to_fp8_fwd_bf16_any_cols_team_per_row_b9bc<AnyCols_0595>>},
 };
 
 // Bits of `absent`: 1u weight.

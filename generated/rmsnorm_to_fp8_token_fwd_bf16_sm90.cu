@@ -636,7 +636,7 @@ rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_583f(
 // rmsnorm_to_fp8_token forward, any number of columns: a team of threads owns a row; each row is read 3 times.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_to_fp8_token_fwd_bf16_any_cols_team_per_row_7bbd(
+rmsnorm_to_fp8_token_fwd_bf16_any_cols_team_per_row_65e7(
     bfloat16* __restrict__ y,
     float8_e4m3* __restrict__ q,
     float* __restrict__ scale,
@@ -687,7 +687,7 @@ rmsnorm_to_fp8_token_fwd_bf16_any_cols_team_per_row_7bbd(
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
-        look1_x_squares[0] += x_i * x_i;
+        look1_x_squares[i % kRunningSums] += x_i * x_i;
       }
     }
   }
@@ -938,7 +938,7 @@ inline constexpr Tuned kTuned[] = {
 
 // For any cols.
 inline constexpr Kernel kGeneral[] = {
-    {{256}, run_any_cols<rmsnorm_to_fp8_token_fwd_bf16_any_cols_team_per_row_7bbd<AnyCols_0595>>},
+    {{256}, run_any_cols<rmsnorm_to_fp8_token_fwd_bf16_any_cols_team_per_row_65e7<AnyCols_0595>>},
 };
 
 // Bits of `absent`: 1u weight, 2u scale_ub.

@@ -529,111 +529,6 @@ softmax_bwd_bf16_any_cols_team_per_row_7570(
   Chain::at_end();
 }
 
-// softmax backward, any number of columns: a team of threads owns a row; each row is read twice.
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-softmax_bwd_bf16_any_cols_team_per_row_3643(
-    bfloat16* __restrict__ dx,
-    Input<Config, bfloat16> dy,
-    Input<Config, bfloat16> y,
-    long long dx_pitch,
-    long long dy_pitch,
-    long long y_pitch,
-    int rows,
-    int cols) {
-  using Team = typename Config::Team;
-  using Load = typename Config::Load;
-  using Store = typename Config::Store;
-  using Chain = typename Config::Chain;
-  constexpr int kThreadsPerRow = Team::kSize, kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4,
-      kUnroll = Config::kUnroll;
-  __shared__ typename Team::template Slots<Look1_7593> look1_slots;
-
-  const int lane = Team::lane();
-  const int row = blockIdx.x;
-  const int steps = (cols / kVector + kThreadsPerRow - 1) / kThreadsPerRow;
-
-  bfloat16* dx_row = dx + static_cast<long long>(row) * dx_pitch;
-  const bfloat16* dy_row = dy + static_cast<long long>(row) * dy_pitch;
-  const bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
-  // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
-  const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(dy_row) / sizeof(bfloat16) % kVector);
-  const int head = (kVector - shift) % kVector;
-  const int vectors = (cols - head) / kVector;
-  const int edge = lane < head ? lane : lane + vectors * kVector;
-  const bool has_edge = edge < cols;
-
-  Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
-
-  Team::announce();
-
-  Look1_7593 look1 = {0.0f};
-  float look1_dy_y_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
-
-  // Look 1: sum(dy * y)
-  #pragma unroll kUnroll
-  for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (vector < vectors) {
-      const int column = head + vector * kVector;
-      const Vec<bfloat16, kVector> dy_vec = read<kVector>(dy_row + column);
-      const Vec<bfloat16, kVector> y_vec = read<kVector>(y_row + column);
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float dy_i = element(dy_vec, i);
-        const float y_i = element(y_vec, i);
-        look1_dy_y_sum[0] += dy_i * y_i;
-      }
-    }
-  }
-  if (has_edge) {
-    const Vec<bfloat16, 1> dy_vec = read<1>(dy_row + edge);
-    const Vec<bfloat16, 1> y_vec = read<1>(y_row + edge);
-    const float dy_i = element(dy_vec, 0);
-    const float y_i = element(y_vec, 0);
-    look1_dy_y_sum[0] += dy_i * y_i;
-  }
-
-  look1.dy_y_sum = sum_in_pairs(look1_dy_y_sum);
-  Team::meet();
-  look1 = Team::reduce(look1, look1_slots);
-
-  // Last look: the outputs
-  #pragma unroll kUnroll
-  for (int step = 0; step < steps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (vector < vectors) {
-      const int column = head + vector * kVector;
-      const Vec<bfloat16, kVector> dy_vec = read<kVector, Load>(dy_row + column);
-      const Vec<bfloat16, kVector> y_vec = read<kVector, Load>(y_row + column);
-      float dx_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float dy_i = element(dy_vec, i);
-        const float y_i = element(y_vec, i);
-        dx_values[i] = (dy_i - look1.dy_y_sum) * y_i;
-      }
-      Vec<bfloat16, kVector> dx_vec;
-      pack(dx_vec, dx_values);
-      write<Store>(dx_row + column, dx_vec);
-    }
-  }
-  if (has_edge) {
-    const Vec<bfloat16, 1> dy_vec = read<1, Load>(dy_row + edge);
-    const Vec<bfloat16, 1> y_vec = read<1, Load>(y_row + edge);
-    float dx_values[1];
-    const float dy_i = element(dy_vec, 0);
-    const float y_i = element(y_vec, 0);
-    dx_values[0] = (dy_i - look1.dy_y_sum) * y_i;
-    Vec<bfloat16, 1> dx_vec;
-    pack(dx_vec, dx_values);
-    write<Store>(dx_row + edge, dx_vec);
-  }
-
-  Chain::at_end();
-}
-
 }  // namespace softmax_bwd_bf16_detail
 }  // namespace sm90
 }  // namespace normgen
@@ -789,7 +684,7 @@ inline constexpr Tuned kTuned[] = {
 // For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.
 inline constexpr Kernel kGeneral[] = {
     {{256}, run_any_cols<softmax_bwd_bf16_any_cols_team_per_row_7570<AnyCols_224d>>},
-    {{256}, run_any_cols<softmax_bwd_bf16_any_cols_team_per_row_3643<AnyCols_0595>>},
+    {{256}, run_any_cols<softmax_bwd_bf16_any_cols_team_per_row_7570<AnyCols_0595>>},
 };
 
 // Bits of `absent`: none.

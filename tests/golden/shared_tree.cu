@@ -191,7 +191,7 @@ struct Look1_ba7b {  // state of look 1: sum(x), sum(x**2)
 // layernorm forward: a team of threads owns a row; each row is read twice.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_f32_team_per_row_302e(
+layernorm_fwd_f32_team_per_row_263c(
     float* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -237,8 +237,8 @@ layernorm_fwd_f32_team_per_row_302e(
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
-        look1_x_sum[0] += x_i;
-        look1_x_squares[0] += x_i * x_i;
+        look1_x_sum[i % kRunningSums] += x_i;
+        look1_x_squares[i % kRunningSums] += x_i * x_i;
       }
     }
   }
