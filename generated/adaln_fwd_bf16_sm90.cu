@@ -14,17 +14,18 @@
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // verified  NVIDIA H200, driver for CUDA 13.0: 10 calls, 1 to 4096 rows, 18 families of rows, own pitches of y, x,
 //           scale, shift, null mean, rstd
+// note      emitted as another text than the one that was tuned: 4096 x 3072
 //
-//   rows x cols                  kernel         threads  rows/block  vector  price us  chain us      GB/s  of roof  vs default  alone us  timed
-//   4096 x 3072 no mean no rstd  block_per_row  64       1           8       11.83     30.6 / 18.77  4258  90.3 %   1.06x       16.06     fresh
-//   (any other, rows alike)      block_per_row  256      1           8       -         -             -     -        -           -         not tuned
-//   (any other)                  block_per_row  256      1           1       -         -             -     -        -           -         not tuned
+//   rows x cols                  kernel         threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
+//   4096 x 3072 no mean no rstd  block_per_row  64       1           8       10.9      29.32 / 18.43  4622  88.6 %   1.08x       16.6      fresh
+//   (any other, rows alike)      block_per_row  256      1           8       -         -              -     -        -           -         not tuned
+//   (any other)                  block_per_row  256      1           1       -         -              -     -        -           -         not tuned
 //
 // times     price: what the kernel adds to a chain of a kernel that writes its main input and one that reads its
 //           outputs; chain: with / without the kernel; fresh: all but the main input comes from DRAM
 //
 // accuracy  largest error against the float64 reference, as a fraction of the bound for float32 arithmetic and the
-//           stored dtype, over adversarial rows, on the GPU: y 0.99, mean 0.0015, rstd 0.0079
+//           stored dtype, over adversarial rows, on the GPU: y 0.99, mean 0.0015, rstd 0.0065
 // records   records/h200.jsonl: schedule, command and all figures of each line of the table; `normgen show` with --op,
 //           --shape, --dtype and --schedule prints its kernel and Config alone, byte for byte as they stand here
 //
@@ -192,6 +193,69 @@ __device__ __forceinline__ void pack(Vec<bfloat16, N>& vec, const float (&values
   }
 }
 
+// The lanes that a shuffle names: all of the warp.
+struct WholeWarp {
+  template <int kLanes>
+  static __device__ __forceinline__ unsigned lanes() { return 0xffffffffu; }
+};
+
+// All kLanes neighbouring lanes, a power of two, end with the combined state. A state is a struct of floats that knows
+// how two combine, and how to get that of the lane whose number differs by `offset`.
+template <int kLanes, class Named = WholeWarp, typename State>
+__device__ __forceinline__ State reduce_lanes(State s) {
+  const unsigned mask = Named::template lanes<kLanes>();
+  #pragma unroll
+  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset, mask));
+  return s;
+}
+
+// The largest power of two up to n, and up to a warp: how many lanes combine n states.
+__host__ __device__ constexpr int lanes_for(int n) { return n < 2 ? 1 : n >= 32 ? 32 : 2 * lanes_for(n / 2); }
+
+// What this lane combines of kStates states: lanes_for(kStates) lanes take turns at them.
+template <int kStates, typename State>
+__device__ __forceinline__ State share_of_slots(const State* slots) {
+  constexpr int kLanes = lanes_for(kStates);
+  const int own = threadIdx.x % kLanes;
+  State total = slots[own];
+  #pragma unroll
+  for (int i = kLanes; i < kStates; i += kLanes) {
+    if (kStates % kLanes == 0 || own + i < kStates) total = State::combine(total, slots[own + i]);
+  }
+  return total;
+}
+
+// A team: the threads that share a row. They are neighbours in a block, which has kRowsPerBlock rows side by side.
+template <int kThreadsPerRow, int kRowsPerBlock>
+struct Threads {
+  enum : int { kSize = kThreadsPerRow, kRows = kRowsPerBlock };
+  // This thread's number in its team, and its team's in the block; which tile of rows is the block's.
+  static __device__ __forceinline__ int lane() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
+  static __device__ __forceinline__ int slot() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
+  static __device__ __forceinline__ unsigned tile() { return blockIdx.x; }
+  // The team's row of the tile that starts at row `first`; idle teams take the last row.
+  static __device__ __forceinline__ int row(int first, int rows) {
+    return kRows == 1 ? first : min(first + slot(), rows - 1);
+  }
+  // Blocks that are a team say that they have started, and wait for each other before they combine.
+  static __device__ __forceinline__ void announce() {}
+  static __device__ __forceinline__ void meet() {}
+};
+
+// A block is a team. Warps first, then every warp combines the warps' states redundantly: one barrier, no broadcast.
+template <int kThreadsPerRow, class Named = WholeWarp>
+struct Block : Threads<kThreadsPerRow, 1> {
+  enum : int { kWarps = kThreadsPerRow / 32 };
+  template <typename State> using Slots = State[kWarps];
+  template <typename State>
+  static __device__ __forceinline__ State reduce(State s, State (&slots)[kWarps]) {
+    s = reduce_lanes<32, Named>(s);
+    if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32 % kWarps] = s;
+    __syncthreads();
+    return reduce_lanes<lanes_for(kWarps), Named>(share_of_slots<kWarps>(slots));
+  }
+};
+
 // How a kernel and its neighbours in the stream overlap: not at all.
 // wait              before the first access to what the kernels in front write, or still read
 // wait_for_partner  in a call's second kernel, before the first access to what the first one writes
@@ -267,56 +331,57 @@ __device__ __forceinline__ Vec<T, N> read_window(const T* elements, int first, i
   }
 }
 
-// All kLanes neighbouring lanes, a power of two, end with the combined state; the lanes of `mask` take part. A state is
-// a struct of floats that knows how two combine, and how to get that of the lane whose number differs by `offset`.
-template <int kLanes, typename State>
-__device__ __forceinline__ State reduce_lanes(State s, unsigned mask = 0xffffffffu) {
+// The sum of N terms, N a power of two, as a tree: log2(N) roundings on the way of each term.
+template <int N>
+__device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
+  float sums[N];
   #pragma unroll
-  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset, mask));
-  return s;
-}
-
-// The largest power of two up to n, and up to a warp: how many lanes combine n states.
-__host__ __device__ constexpr int lanes_for(int n) { return n < 2 ? 1 : n >= 32 ? 32 : 2 * lanes_for(n / 2); }
-
-// What this lane combines of kStates states: lanes_for(kStates) lanes take turns at them.
-template <int kStates, typename State>
-__device__ __forceinline__ State share_of_slots(const State* slots) {
-  constexpr int kLanes = lanes_for(kStates);
-  const int own = threadIdx.x % kLanes;
-  State total = slots[own];
+  for (int k = 0; k < N; ++k) sums[k] = terms[k];
   #pragma unroll
-  for (int i = kLanes; i < kStates; i += kLanes) {
-    if (kStates % kLanes == 0 || own + i < kStates) total = State::combine(total, slots[own + i]);
+  for (int n = N / 2; n > 0; n /= 2) {
+    #pragma unroll
+    for (int k = 0; k < n; ++k) sums[k] += sums[k + n];
   }
-  return total;
-}
-
-// Warps first, then every warp combines the warps' states redundantly: one barrier, no broadcast.
-template <int kWarps, typename State>
-__device__ __forceinline__ State reduce_row(State s, State* slots) {
-  s = reduce_lanes<32>(s);
-  if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32 % kWarps] = s;
-  __syncthreads();
-  return reduce_lanes<lanes_for(kWarps)>(share_of_slots<kWarps>(slots));
+  return sums[0];
 }
 
 // What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row. In kernels:
-// kVector   elements per access
-// kVectors  vectors of a row
-// kSteps    vectors a thread owns
-// kEven     all threads own kSteps of them
-// kUnroll   steps that a loop does in a trip
-struct Cols3072_649c : Plain { using Load = NoAllocate;
-  enum : int { kCols = 3072, kThreads = 64, kThreadsPerRow = 64, kVector = 8 };
+// kVector       elements per access
+// kRunningSums  running sums that a vector adds to
+// kVectors      vectors of a row
+// kSteps        vectors a thread owns
+// kEven         all threads own kSteps of them
+// kUnroll       steps that a loop does in a trip
+struct Cols3072_985c : Plain { using Team = Block<64>; using Load = NoAllocate;
+  enum : int { kCols = 3072, kThreads = 64, kVector = 8 };
 };
-struct AnyCols_54f6 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 8, kUnroll = 1 }; };
-struct AnyCols_fee7 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 1, kUnroll = 1 }; };
+struct AnyCols_224d : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 8, kUnroll = 1 }; };
+struct AnyCols_0595 : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 1, kUnroll = 1 }; };
 
-// adaln forward: a block owns a row; each row is read once.
+struct Look1_5b01 {  // state of look 1: sum(x)
+  float x_sum;
+  static __device__ __forceinline__ Look1_5b01 combine(const Look1_5b01& a, const Look1_5b01& b) {
+    return {a.x_sum + b.x_sum};
+  }
+  static __device__ __forceinline__ Look1_5b01 shuffle_xor(const Look1_5b01& s, int offset, unsigned mask) {
+    return {__shfl_xor_sync(mask, s.x_sum, offset)};
+  }
+};
+
+struct Look2_1fb7 {  // state of look 2: sum((x - mean)**2)
+  float var_sum;
+  static __device__ __forceinline__ Look2_1fb7 combine(const Look2_1fb7& a, const Look2_1fb7& b) {
+    return {a.var_sum + b.var_sum};
+  }
+  static __device__ __forceinline__ Look2_1fb7 shuffle_xor(const Look2_1fb7& s, int offset, unsigned mask) {
+    return {__shfl_xor_sync(mask, s.var_sum, offset)};
+  }
+};
+
+// adaln forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-adaln_fwd_bf16_block_per_row_ed6e(
+adaln_fwd_bf16_team_per_row_35d9(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -330,40 +395,26 @@ adaln_fwd_bf16_block_per_row_ed6e(
     int rows,
     int rows_per_batch,
     float eps) {
+  using Team = typename Config::Team;
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kCols = Config::kCols, kThreadsPerRow = Config::kThreadsPerRow, kVector = Config::kVector,
-      kWarpsPerRow = kThreadsPerRow / 32, kVectors = kCols / kVector,
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
+      kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4, kVectors = kCols / kVector,
       kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  struct Look1 {  // state of look 1: sum(x)
-    float x_sum;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.x_sum + b.x_sum};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.x_sum, offset)};
-    }
-  };
-  struct Look2 {  // state of look 2: sum((x - mean)**2)
-    float var_sum;
-    static __device__ __forceinline__ Look2 combine(const Look2& a, const Look2& b) {
-      return {a.var_sum + b.var_sum};
-    }
-    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.var_sum, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[kWarpsPerRow];
-  __shared__ Look2 look2_slots[kWarpsPerRow];
+  __shared__ typename Team::template Slots<Look1_5b01> look1_slots;
+  __shared__ typename Team::template Slots<Look2_1fb7> look2_slots;
 
-  const int lane = threadIdx.x;
-  const int row = blockIdx.x;
+  const int lane = Team::lane();
+  const int slot = Team::slot();  // this thread's row within the block
+  const int row = Team::tile() * kRowsPerBlock + slot;
 
-  const int batch = row / rows_per_batch;
-  bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
+  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const int valid_row = active ? row : rows - 1;
+  const int batch = valid_row / rows_per_batch;
+  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
+  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
   const bfloat16* scale_row = scale + static_cast<long long>(batch) * scale_pitch;
   const bfloat16* shift_row = shift + static_cast<long long>(batch) * shift_pitch;
 
@@ -382,8 +433,10 @@ adaln_fwd_bf16_block_per_row_ed6e(
   }
 
   Chain::at_loads();
+  Team::announce();
 
-  Look1 look1 = {0.0f};
+  Look1_5b01 look1 = {0.0f};
+  float look1_x_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
 
   // Look 1: sum(x)
   #pragma unroll
@@ -393,15 +446,18 @@ adaln_fwd_bf16_block_per_row_ed6e(
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_held[step], i);
-        look1.x_sum += x_i;
+        look1_x_sum[i % kRunningSums] += x_i;
       }
     }
   }
 
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
+  look1.x_sum = sum_in_pairs(look1_x_sum);
+  Team::meet();
+  look1 = Team::reduce(look1, look1_slots);
   const float row_mean = look1.x_sum / kCols;
 
-  Look2 look2 = {0.0f};
+  Look2_1fb7 look2 = {0.0f};
+  float look2_var_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
 
   // Look 2: sum((x - mean)**2)
   #pragma unroll
@@ -411,16 +467,17 @@ adaln_fwd_bf16_block_per_row_ed6e(
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_held[step], i);
-        look2.var_sum += (x_i - row_mean) * (x_i - row_mean);
+        look2_var_sum[i % kRunningSums] += (x_i - row_mean) * (x_i - row_mean);
       }
     }
   }
 
-  look2 = reduce_row<kWarpsPerRow>(look2, look2_slots);
+  look2.var_sum = sum_in_pairs(look2_var_sum);
+  look2 = Team::reduce(look2, look2_slots);
   const float row_var = look2.var_sum / kCols;
   const float row_rstd = rsqrtf(eps + row_var);
 
-  if (lane == 0) {
+  if (lane == 0 && active) {
     if (mean != nullptr) mean[row] = row_mean;
     if (rstd != nullptr) rstd[row] = row_rstd;
   }
@@ -442,17 +499,17 @@ adaln_fwd_bf16_block_per_row_ed6e(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      write<Store>(y_row + vector * kVector, y_vec);
+      if (active) write<Store>(y_row + vector * kVector, y_vec);
     }
   }
 
   Chain::at_end();
 }
 
-// adaln forward, any number of columns: a block owns a row; each row is read 3 times.
+// adaln forward, any number of columns: a team of threads owns a row; each row is read 3 times.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-adaln_fwd_bf16_any_cols_block_per_row_8ca9(
+adaln_fwd_bf16_any_cols_team_per_row_adba(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -467,33 +524,16 @@ adaln_fwd_bf16_any_cols_block_per_row_8ca9(
     int cols,
     int rows_per_batch,
     float eps) {
+  using Team = typename Config::Team;
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow, kVector = Config::kVector, kUnroll = Config::kUnroll,
-      kWarpsPerRow = kThreadsPerRow / 32;
-  struct Look1 {  // state of look 1: sum(x)
-    float x_sum;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.x_sum + b.x_sum};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.x_sum, offset)};
-    }
-  };
-  struct Look2 {  // state of look 2: sum((x - mean)**2)
-    float var_sum;
-    static __device__ __forceinline__ Look2 combine(const Look2& a, const Look2& b) {
-      return {a.var_sum + b.var_sum};
-    }
-    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.var_sum, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[kWarpsPerRow];
-  __shared__ Look2 look2_slots[kWarpsPerRow];
+  constexpr int kThreadsPerRow = Team::kSize, kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4,
+      kUnroll = Config::kUnroll;
+  __shared__ typename Team::template Slots<Look1_5b01> look1_slots;
+  __shared__ typename Team::template Slots<Look2_1fb7> look2_slots;
 
-  const int lane = threadIdx.x;
+  const int lane = Team::lane();
   const int row = blockIdx.x;
   const int steps = (cols / kVector + kThreadsPerRow - 1) / kThreadsPerRow;
 
@@ -512,7 +552,10 @@ adaln_fwd_bf16_any_cols_block_per_row_8ca9(
   Chain::at_start();
   Chain::wait();  // nothing before it depends on the kernels in front of this one
 
-  Look1 look1 = {0.0f};
+  Team::announce();
+
+  Look1_5b01 look1 = {0.0f};
+  float look1_x_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
 
   // Look 1: sum(x)
   #pragma unroll kUnroll
@@ -524,20 +567,23 @@ adaln_fwd_bf16_any_cols_block_per_row_8ca9(
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
-        look1.x_sum += x_i;
+        look1_x_sum[i % kRunningSums] += x_i;
       }
     }
   }
   if (has_edge) {
     const Vec<bfloat16, 1> x_vec = read<1>(x_row + edge);
     const float x_i = element(x_vec, 0);
-    look1.x_sum += x_i;
+    look1_x_sum[0] += x_i;
   }
 
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
+  look1.x_sum = sum_in_pairs(look1_x_sum);
+  Team::meet();
+  look1 = Team::reduce(look1, look1_slots);
   const float row_mean = look1.x_sum / cols;
 
-  Look2 look2 = {0.0f};
+  Look2_1fb7 look2 = {0.0f};
+  float look2_var_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
 
   // Look 2: sum((x - mean)**2)
   #pragma unroll kUnroll
@@ -549,17 +595,18 @@ adaln_fwd_bf16_any_cols_block_per_row_8ca9(
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
-        look2.var_sum += (x_i - row_mean) * (x_i - row_mean);
+        look2_var_sum[i % kRunningSums] += (x_i - row_mean) * (x_i - row_mean);
       }
     }
   }
   if (has_edge) {
     const Vec<bfloat16, 1> x_vec = read<1>(x_row + edge);
     const float x_i = element(x_vec, 0);
-    look2.var_sum += (x_i - row_mean) * (x_i - row_mean);
+    look2_var_sum[0] += (x_i - row_mean) * (x_i - row_mean);
   }
 
-  look2 = reduce_row<kWarpsPerRow>(look2, look2_slots);
+  look2.var_sum = sum_in_pairs(look2_var_sum);
+  look2 = Team::reduce(look2, look2_slots);
   const float row_var = look2.var_sum / cols;
   const float row_rstd = rsqrtf(eps + row_var);
 
@@ -763,13 +810,13 @@ struct Tuned {
   Kernel kernel;
 };
 inline constexpr Tuned kTuned[] = {
-    {4096, 3072, 16, 0u, 3u, false, {{64}, run<adaln_fwd_bf16_block_per_row_ed6e<Cols3072_649c>>}},
+    {4096, 3072, 16, 0u, 3u, false, {{64}, run<adaln_fwd_bf16_team_per_row_35d9<Cols3072_985c>>}},
 };
 
 // For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.
 inline constexpr Kernel kGeneral[] = {
-    {{256}, run_any_cols<adaln_fwd_bf16_any_cols_block_per_row_8ca9<AnyCols_54f6>>},
-    {{256}, run_any_cols<adaln_fwd_bf16_any_cols_block_per_row_8ca9<AnyCols_fee7>>},
+    {{256}, run_any_cols<adaln_fwd_bf16_any_cols_team_per_row_adba<AnyCols_224d>>},
+    {{256}, run_any_cols<adaln_fwd_bf16_any_cols_team_per_row_adba<AnyCols_0595>>},
 };
 
 // Bits of `absent`: 1u mean, 2u rstd.

@@ -19,7 +19,7 @@
 // note      emitted as another text than the one that was tuned: 4096 x 4096
 //
 //   rows x cols              kernel         threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
-//   4096 x 4096              block_per_row  256      1           8       34.57     58.97 / 24.41  3883  87.8 %   1.00x       39.28     fresh
+//   4096 x 4096              block_per_row  512      2           4       32.37     56.57 / 24.22  4148  93.7 %   1.07x       37.29     fresh
 //   (any other, rows alike)  block_per_row  256      1           8       -         -              -     -        -           -         not tuned
 //   (any other)              block_per_row  256      1           1       -         -              -     -        -           -         not tuned
 //
@@ -58,6 +58,11 @@ namespace normgen {
 namespace sm90 {  // the GPU these shapes were tuned on; the code itself runs on sm_90 and newer
 namespace add_rmsnorm_bwd_bf16_detail {
 
+// Waits for that many threads, whole warps, at barrier `id` of 1 to 15.
+__device__ __forceinline__ void named_barrier(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" :: "r"(id), "r"(threads) : "memory");
+}
+
 struct bfloat16 {
   unsigned short bits;
 };
@@ -94,6 +99,12 @@ __device__ __forceinline__ void dependency_trigger() {
   asm volatile("griddepcontrol.launch_dependents;");
 }
 
+// Shared memory whose size the launch decides.
+__device__ __forceinline__ unsigned char* dynamic_shared() {
+  extern __shared__ __align__(128) unsigned char bytes[];
+  return bytes;
+}
+
 // Leaves no line in L1.
 struct NoAllocate {
   template <int kBytes>
@@ -113,6 +124,82 @@ struct NoAllocate {
       else asm("ld.global.L1::no_allocate.u8 %0, [%1];" : "=h"(half) : "l"(address));
       bits[0] = half;
     }
+  }
+};
+
+// The compiler no longer knows where the bits come from.
+__device__ __forceinline__ void opaque(unsigned& bits) { asm volatile("" : "+r"(bits)); }
+
+// The lanes that a shuffle names: all of the warp.
+struct WholeWarp {
+  template <int kLanes>
+  static __device__ __forceinline__ unsigned lanes() { return 0xffffffffu; }
+};
+
+// All kLanes neighbouring lanes, a power of two, end with the combined state. A state is a struct of floats that knows
+// how two combine, and how to get that of the lane whose number differs by `offset`.
+template <int kLanes, class Named = WholeWarp, typename State>
+__device__ __forceinline__ State reduce_lanes(State s) {
+  const unsigned mask = Named::template lanes<kLanes>();
+  #pragma unroll
+  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset, mask));
+  return s;
+}
+
+// A barrier for the kWarps warps of row number `slot` of a block. Only wide rows have one each: a barrier whose number
+// the hardware learns at run time is a slow one, and narrow rows share that of the block.
+template <int kWarps>
+__device__ __forceinline__ void rows_meet(int slot) {
+  if constexpr (kWarps >= 8) named_barrier(1 + slot, kWarps * 32);
+  else __syncthreads();
+}
+
+// The largest power of two up to n, and up to a warp: how many lanes combine n states.
+__host__ __device__ constexpr int lanes_for(int n) { return n < 2 ? 1 : n >= 32 ? 32 : 2 * lanes_for(n / 2); }
+
+// What this lane combines of kStates states: lanes_for(kStates) lanes take turns at them.
+template <int kStates, typename State>
+__device__ __forceinline__ State share_of_slots(const State* slots) {
+  constexpr int kLanes = lanes_for(kStates);
+  const int own = threadIdx.x % kLanes;
+  State total = slots[own];
+  #pragma unroll
+  for (int i = kLanes; i < kStates; i += kLanes) {
+    if (kStates % kLanes == 0 || own + i < kStates) total = State::combine(total, slots[own + i]);
+  }
+  return total;
+}
+
+// A team: the threads that share a row. They are neighbours in a block, which has kRowsPerBlock rows side by side.
+template <int kThreadsPerRow, int kRowsPerBlock>
+struct Threads {
+  enum : int { kSize = kThreadsPerRow, kRows = kRowsPerBlock };
+  // This thread's number in its team, and its team's in the block; which tile of rows is the block's.
+  static __device__ __forceinline__ int lane() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
+  static __device__ __forceinline__ int slot() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
+  static __device__ __forceinline__ unsigned tile() { return blockIdx.x; }
+  // The team's row of the tile that starts at row `first`; idle teams take the last row.
+  static __device__ __forceinline__ int row(int first, int rows) {
+    return kRows == 1 ? first : min(first + slot(), rows - 1);
+  }
+  // Blocks that are a team say that they have started, and wait for each other before they combine.
+  static __device__ __forceinline__ void announce() {}
+  static __device__ __forceinline__ void meet() {}
+};
+
+// Several warps are a team, and a block has several teams. They combine as the warps of a Block do.
+template <int kThreadsPerRow, int kRowsPerBlock, class Named = WholeWarp>
+struct Beside : Threads<kThreadsPerRow, kRowsPerBlock> {
+  enum : int { kWarps = kThreadsPerRow / 32 };
+  template <typename State> using Slots = State[kRowsPerBlock][kWarps];
+  template <typename State>
+  static __device__ __forceinline__ State reduce(State s, State (&slots)[kRowsPerBlock][kWarps]) {
+    const int slot = threadIdx.x / kThreadsPerRow;
+    State* own = slots[slot];
+    s = reduce_lanes<32, Named>(s);
+    if (threadIdx.x % 32 == 0) own[threadIdx.x / 32 % kWarps] = s;
+    rows_meet<kWarps>(slot);
+    return reduce_lanes<lanes_for(kWarps), Named>(share_of_slots<kWarps>(own));
   }
 };
 
@@ -204,6 +291,20 @@ __device__ __forceinline__ void pack(Vec<bfloat16, N>& vec, const float (&values
     for (int i = 0; i + 1 < N; i += 2) vec.bits[i / 2] = floats_to_bfloat162(values[i], values[i + 1]);
   }
 }
+
+// A block is a team. Warps first, then every warp combines the warps' states redundantly: one barrier, no broadcast.
+template <int kThreadsPerRow, class Named = WholeWarp>
+struct Block : Threads<kThreadsPerRow, 1> {
+  enum : int { kWarps = kThreadsPerRow / 32 };
+  template <typename State> using Slots = State[kWarps];
+  template <typename State>
+  static __device__ __forceinline__ State reduce(State s, State (&slots)[kWarps]) {
+    s = reduce_lanes<32, Named>(s);
+    if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32 % kWarps] = s;
+    __syncthreads();
+    return reduce_lanes<lanes_for(kWarps), Named>(share_of_slots<kWarps>(slots));
+  }
+};
 
 // How a kernel and its neighbours in the stream overlap: not at all.
 // wait              before the first access to what the kernels in front write, or still read
@@ -337,38 +438,26 @@ __device__ __forceinline__ Vec<T, N> read_window(const T* elements, int first, i
   }
 }
 
-// All kLanes neighbouring lanes, a power of two, end with the combined state; the lanes of `mask` take part. A state is
-// a struct of floats that knows how two combine, and how to get that of the lane whose number differs by `offset`.
-template <int kLanes, typename State>
-__device__ __forceinline__ State reduce_lanes(State s, unsigned mask = 0xffffffffu) {
+// Hides from the compiler what the vector holds: it would convert kept parameters to floats once, for all rows, and
+// keep those, in twice the registers.
+template <int N, typename T>
+__device__ __forceinline__ void stay_packed(Vec<T, N>& vec) {
   #pragma unroll
-  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset, mask));
-  return s;
+  for (int i = 0; i < Vec<T, N>::kRegisters; ++i) opaque(vec.bits[i]);
 }
 
-// The largest power of two up to n, and up to a warp: how many lanes combine n states.
-__host__ __device__ constexpr int lanes_for(int n) { return n < 2 ? 1 : n >= 32 ? 32 : 2 * lanes_for(n / 2); }
-
-// What this lane combines of kStates states: lanes_for(kStates) lanes take turns at them.
-template <int kStates, typename State>
-__device__ __forceinline__ State share_of_slots(const State* slots) {
-  constexpr int kLanes = lanes_for(kStates);
-  const int own = threadIdx.x % kLanes;
-  State total = slots[own];
+// The sum of N terms, N a power of two, as a tree: log2(N) roundings on the way of each term.
+template <int N>
+__device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
+  float sums[N];
   #pragma unroll
-  for (int i = kLanes; i < kStates; i += kLanes) {
-    if (kStates % kLanes == 0 || own + i < kStates) total = State::combine(total, slots[own + i]);
+  for (int k = 0; k < N; ++k) sums[k] = terms[k];
+  #pragma unroll
+  for (int n = N / 2; n > 0; n /= 2) {
+    #pragma unroll
+    for (int k = 0; k < n; ++k) sums[k] += sums[k + n];
   }
-  return total;
-}
-
-// Warps first, then every warp combines the warps' states redundantly: one barrier, no broadcast.
-template <int kWarps, typename State>
-__device__ __forceinline__ State reduce_row(State s, State* slots) {
-  s = reduce_lanes<32>(s);
-  if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32 % kWarps] = s;
-  __syncthreads();
-  return reduce_lanes<lanes_for(kWarps)>(share_of_slots<kWarps>(slots));
+  return sums[0];
 }
 
 // Whether this block is the last of the grid to take a ticket. What the others wrote before they took theirs is seen.
@@ -391,26 +480,42 @@ __device__ __forceinline__ void write_element(T* elements, int at, float value) 
 }
 
 // What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row. In kernels:
-// kVector     elements per access
-// kVectors    vectors of a row
-// kSteps      vectors a thread owns
-// kEven       all threads own kSteps of them
-// kPitch      columns of a row of float32 sums, padded
-// kTensors    tensors that are summed over rows
-// kSumVector  columns whose sums lie kSumVectors cells apart
-// kCluster    blocks that fill a partial row together
-// kCells      sums that a block adds
-// kUnroll     steps that a loop does in a trip
-struct Cols4096_cec1 : Plain { using Load = NoAllocate; using Chain = EarlyAtEnd;
-  enum : int { kCols = 4096, kThreads = 256, kThreadsPerRow = 256, kVector = 8, kSumVector = 8, kCells = 16 };
+// kVector        elements per access
+// kRunningSums   running sums that a vector adds to
+// kEarlyParams   column parameters wait in registers, or are read where they are used
+// kPackedParams  column parameters stay as they are stored while they wait in registers
+// kVectors       vectors of a row
+// kSteps         vectors a thread owns
+// kEven          all threads own kSteps of them
+// kAhead         the next row is loaded while the present one is computed
+// kPitch         columns of a row of float32 sums, padded
+// kTensors       tensors that are summed over rows
+// kGroups        row groups of a block that keep sums of their own
+// kSumVector     columns whose sums lie kSumVectors cells apart
+// kCluster       blocks that fill a partial row together
+// kCells         sums that a block adds
+// kUnroll        steps that a loop does in a trip
+struct Cols4096_422c : Plain { using Team = Beside<256, 2>; using Load = NoAllocate; using Chain = EarlyAtEnd;
+  enum : int { kCols = 4096, kThreads = 512, kVector = 4, kEarlyParams = 1, kPackedParams = 0, kAhead = 1, kGroups = 2,
+      kSumVector = 4, kCells = 16 };
 };
-struct AnyCols_54f6 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 8, kUnroll = 1 }; };
-struct AnyCols_fee7 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 1, kUnroll = 1 }; };
+struct AnyCols_224d : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 8, kUnroll = 1 }; };
+struct AnyCols_0595 : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 1, kUnroll = 1 }; };
 
-// add_rmsnorm backward: a block owns a row; each row is read once.
+struct Look1_ce4b {  // state of look 1: sum(dhhat * hhat)
+  float dhhat_hhat_sum;
+  static __device__ __forceinline__ Look1_ce4b combine(const Look1_ce4b& a, const Look1_ce4b& b) {
+    return {a.dhhat_hhat_sum + b.dhhat_hhat_sum};
+  }
+  static __device__ __forceinline__ Look1_ce4b shuffle_xor(const Look1_ce4b& s, int offset, unsigned mask) {
+    return {__shfl_xor_sync(mask, s.dhhat_hhat_sum, offset)};
+  }
+};
+
+// add_rmsnorm backward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-add_rmsnorm_bwd_bf16_block_per_row_8d54(
+add_rmsnorm_bwd_bf16_team_per_row_4c86(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     Input<Config, bfloat16> dh,
@@ -424,49 +529,45 @@ add_rmsnorm_bwd_bf16_block_per_row_8d54(
     long long h_pitch,
     int rows,
     float* partials) {
+  using Team = typename Config::Team;
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kCols = Config::kCols, kThreadsPerRow = Config::kThreadsPerRow, kVector = Config::kVector,
-      kWarpsPerRow = kThreadsPerRow / 32, kVectors = kCols / kVector,
-      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  constexpr int kPitch = (kCols + 31) / 32 * 32, kTensors = 1;
-  struct Look1 {  // state of look 1: sum(dhhat * hhat)
-    float dhhat_hhat_sum;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.dhhat_hhat_sum + b.dhhat_hhat_sum};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.dhhat_hhat_sum, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[2][kWarpsPerRow];
+  constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kThreadsPerRow = Team::kSize,
+      kRowsPerBlock = Team::kRows, kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4;
+  constexpr bool kEarlyParams = Config::kEarlyParams, kPackedParams = Config::kPackedParams;
+  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0, kAhead = Config::kAhead;
+  constexpr int kPitch = (kCols + 31) / 32 * 32, kTensors = 1, kGroups = Config::kGroups;
+  __shared__ typename Team::template Slots<Look1_ce4b> look1_slots[2];
 
-  const int lane = threadIdx.x;
+  const int lane = Team::lane();
+  const int slot = Team::slot();  // this thread's row within the block
   int parity = 0;
 
   Chain::at_start();
   Chain::wait();  // nothing before it depends on the kernels in front of this one
 
   Vec<bfloat16, kVector> weight_held[kSteps];
-
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      weight_held[step] = read<kVector>(weight + vector * kVector);
+  if (kEarlyParams) {
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        weight_held[step] = read<kVector>(weight + vector * kVector);
+      }
     }
   }
 
   // This thread's sums over its rows, one for each of its columns.
   float dweight_sum[kSteps][kVector] = {};
+  float (*group_sums)[kTensors][kPitch] = reinterpret_cast<float (*)[kTensors][kPitch]>(dynamic_shared());
 
   Vec<bfloat16, kVector> dh_next[kSteps];
   Vec<bfloat16, kVector> dy_next[kSteps];
   Vec<bfloat16, kVector> h_next[kSteps];
   float rstd_next;
-  // The next row is loaded while the present one is computed.
+  // Starts the loads of a row.
   const auto fetch = [&](int row) {
     const bfloat16* dh_row = dh + static_cast<long long>(row) * dh_pitch;
     const bfloat16* dy_row = dy + static_cast<long long>(row) * dy_pitch;
@@ -483,10 +584,14 @@ add_rmsnorm_bwd_bf16_block_per_row_8d54(
       }
     }
   };
-  if (blockIdx.x < rows) fetch(blockIdx.x);
+  if (kAhead && blockIdx.x * kRowsPerBlock < rows) fetch(Team::row(blockIdx.x * kRowsPerBlock, rows));
 
-  for (int row = blockIdx.x; row < rows; row += gridDim.x) {
-    bfloat16* dx_row = dx + static_cast<long long>(row) * dx_pitch;
+  for (int first_row = blockIdx.x * kRowsPerBlock; first_row < rows; first_row += gridDim.x * kRowsPerBlock) {
+    const int row = first_row + slot;
+    const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+    const int valid_row = active ? row : rows - 1;
+    bfloat16* dx_row = dx + static_cast<long long>(valid_row) * dx_pitch;
+    if (!kAhead) fetch(valid_row);
     const float row_rstd = rstd_next;
 
     Vec<bfloat16, kVector> dh_held[kSteps];
@@ -500,16 +605,25 @@ add_rmsnorm_bwd_bf16_block_per_row_8d54(
       h_held[step] = h_next[step];
     }
 
-    const unsigned next_row = row + gridDim.x;
-    if (next_row < rows) fetch(next_row);
+    const unsigned next_row = first_row + gridDim.x * kRowsPerBlock;
+    if (kAhead && next_row < rows) fetch(Team::row(next_row, rows));
+    if (kPackedParams) {
+      #pragma unroll
+      for (int step = 0; step < kSteps; ++step) {
+        stay_packed(weight_held[step]);
+      }
+    }
 
-    Look1 look1 = {0.0f};
+    Look1_ce4b look1 = {0.0f};
+    // short chains of additions: few roundings, and none waits for another
+    float look1_dhhat_hhat_sum[kRunningSums] = {};
 
     // Look 1: sum(dhhat * hhat)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
+        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + vector * kVector);
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
           const float dy_i = element(dy_held[step], i);
@@ -517,12 +631,13 @@ add_rmsnorm_bwd_bf16_block_per_row_8d54(
           const float h_i = element(h_held[step], i);
           const float dhhat_i = dy_i * weight_i;
           const float hhat_i = h_i * row_rstd;
-          look1.dhhat_hhat_sum += dhhat_i * hhat_i;
+          look1_dhhat_hhat_sum[i % kRunningSums] += dhhat_i * hhat_i;
         }
       }
     }
 
-    look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[parity]);
+    look1.dhhat_hhat_sum = sum_in_pairs(look1_dhhat_hhat_sum);
+    look1 = Team::reduce(look1, look1_slots[parity]);
     const float row_rstd_dhhat_hhat_sum = row_rstd * look1.dhhat_hhat_sum / kCols;
 
     // Last look: the outputs
@@ -530,6 +645,7 @@ add_rmsnorm_bwd_bf16_block_per_row_8d54(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
+        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + vector * kVector);
         float dx_values[kVector];
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -540,29 +656,54 @@ add_rmsnorm_bwd_bf16_block_per_row_8d54(
           const float dhhat_i = dy_i * weight_i;
           const float hhat_i = h_i * row_rstd;
           dx_values[i] = dh_i + dhhat_i * row_rstd - hhat_i * row_rstd_dhhat_hhat_sum;
-          dweight_sum[step][i] += dy_i * hhat_i;
+          if (active) dweight_sum[step][i] += dy_i * hhat_i;
         }
         Vec<bfloat16, kVector> dx_vec;
         pack(dx_vec, dx_values);
-        write<Store>(dx_row + vector * kVector, dx_vec);
+        if (active) write<Store>(dx_row + vector * kVector, dx_vec);
       }
     }
 
     parity ^= 1;
   }
 
-  float* partial_row = partials + static_cast<long long>(blockIdx.x) * kTensors * kPitch;
+  // Lanes that own the same columns of several rows add their sums.
+  if (kThreadsPerRow < 32) {
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        #pragma unroll
+        for (int offset = kThreadsPerRow; offset < 32; offset *= 2) {
+          dweight_sum[step][i] += __shfl_xor_sync(0xffffffffu, dweight_sum[step][i], offset);
+        }
+      }
+    }
+  }
 
-  // The block hands one sum per column on.
+  // Each row group of the block leaves its sums in shared memory.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
+    if ((kThreadsPerRow >= 32 || threadIdx.x % 32 < kThreadsPerRow) && (kEven || vector < kVectors)) {
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
-        partial_row[i * kVectors + vector] = dweight_sum[step][i];
+        group_sums[kThreadsPerRow < 32 ? static_cast<int>(threadIdx.x / 32) : slot][0][i * kVectors + vector] =
+            dweight_sum[step][i];
       }
     }
+  }
+
+  float* partial_row = partials + static_cast<long long>(blockIdx.x) * kTensors * kPitch;
+  __syncthreads();
+  // The sums of the row groups are added in a fixed order.
+  for (int cell = threadIdx.x; cell < kCols; cell += kThreads) {
+    float dweight_total = group_sums[0][0][cell];
+    #pragma unroll
+    for (int group = 1; group < kGroups; ++group) {
+      dweight_total += group_sums[group][0][cell];
+    }
+    partial_row[cell] = dweight_total;
   }
 
   Chain::at_end();
@@ -595,10 +736,10 @@ add_rmsnorm_bwd_bf16_finish_d26f(
   }
 }
 
-// add_rmsnorm backward, any number of columns: a block owns a row; each row is read twice.
+// add_rmsnorm backward, any number of columns: a team of threads owns a row; each row is read twice.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-add_rmsnorm_bwd_bf16_any_cols_block_per_row_0cee(
+add_rmsnorm_bwd_bf16_any_cols_team_per_row_84c5(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     Input<Config, bfloat16> dh,
@@ -614,23 +755,15 @@ add_rmsnorm_bwd_bf16_any_cols_block_per_row_0cee(
     int cols,
     unsigned* ticket,
     float* sums) {
+  using Team = typename Config::Team;
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kThreads = Config::kThreads, kThreadsPerRow = Config::kThreadsPerRow, kVector = Config::kVector,
-      kUnroll = Config::kUnroll, kWarpsPerRow = kThreadsPerRow / 32;
-  struct Look1 {  // state of look 1: sum(dhhat * hhat)
-    float dhhat_hhat_sum;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.dhhat_hhat_sum + b.dhhat_hhat_sum};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.dhhat_hhat_sum, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[2][kWarpsPerRow];
+  constexpr int kThreads = Config::kThreads, kThreadsPerRow = Team::kSize, kVector = Config::kVector,
+      kRunningSums = kVector < 4 ? kVector : 4, kUnroll = Config::kUnroll;
+  __shared__ typename Team::template Slots<Look1_ce4b> look1_slots[2];
 
-  const int lane = threadIdx.x;
+  const int lane = Team::lane();
   const int steps = (cols / kVector + kThreadsPerRow - 1) / kThreadsPerRow;
   int parity = 0;
 
@@ -650,7 +783,9 @@ add_rmsnorm_bwd_bf16_any_cols_block_per_row_0cee(
     const bool has_edge = edge < cols;
     const float row_rstd = rstd[row];
 
-    Look1 look1 = {0.0f};
+    Look1_ce4b look1 = {0.0f};
+    // short chains of additions: few roundings, and none waits for another
+    float look1_dhhat_hhat_sum[kRunningSums] = {};
 
     // Look 1: sum(dhhat * hhat)
     #pragma unroll kUnroll
@@ -669,7 +804,7 @@ add_rmsnorm_bwd_bf16_any_cols_block_per_row_0cee(
           const float h_i = element(h_vec, i);
           const float dhhat_i = dy_i * weight_i;
           const float hhat_i = h_i * row_rstd;
-          look1.dhhat_hhat_sum += dhhat_i * hhat_i;
+          look1_dhhat_hhat_sum[i % kRunningSums] += dhhat_i * hhat_i;
         }
       }
     }
@@ -682,10 +817,11 @@ add_rmsnorm_bwd_bf16_any_cols_block_per_row_0cee(
       const float h_i = element(h_vec, 0);
       const float dhhat_i = dy_i * weight_i;
       const float hhat_i = h_i * row_rstd;
-      look1.dhhat_hhat_sum += dhhat_i * hhat_i;
+      look1_dhhat_hhat_sum[0] += dhhat_i * hhat_i;
     }
 
-    look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[parity]);
+    look1.dhhat_hhat_sum = sum_in_pairs(look1_dhhat_hhat_sum);
+    look1 = Team::reduce(look1, look1_slots[parity]);
     const float row_rstd_dhhat_hhat_sum = row_rstd * look1.dhhat_hhat_sum / cols;
 
     // Last look: the outputs
@@ -929,17 +1065,17 @@ struct Tuned {
   Kernel kernel;
 };
 inline constexpr Tuned kTuned[] = {
-    {4096, 4096, 16, 0u, 0u, false, {{256, 1, true, 0, 1, 2}, {512, 1, true, 256}, {0, 0, 16384},
-     run_and_finish<add_rmsnorm_bwd_bf16_block_per_row_8d54<Cols4096_cec1>,
-     add_rmsnorm_bwd_bf16_finish_d26f<Cols4096_cec1>>}},
+    {4096, 4096, 16, 0u, 0u, false, {{512, 2, true, 0, 1, 1, 1, 1, 32768}, {512, 1, true, 256}, {0, 0, 16384},
+     run_and_finish<add_rmsnorm_bwd_bf16_team_per_row_4c86<Cols4096_422c>,
+     add_rmsnorm_bwd_bf16_finish_d26f<Cols4096_422c>>}},
 };
 
 // For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.
 inline constexpr Kernel kGeneral[] = {
     {{256, 1, false, 0, 1}, {}, {128, 4, 0},
-     run_any_cols<add_rmsnorm_bwd_bf16_any_cols_block_per_row_0cee<AnyCols_54f6>>},
+     run_any_cols<add_rmsnorm_bwd_bf16_any_cols_team_per_row_84c5<AnyCols_224d>>},
     {{256, 1, false, 0, 1}, {}, {128, 4, 0},
-     run_any_cols<add_rmsnorm_bwd_bf16_any_cols_block_per_row_0cee<AnyCols_fee7>>},
+     run_any_cols<add_rmsnorm_bwd_bf16_any_cols_team_per_row_84c5<AnyCols_0595>>},
 };
 
 // Bits of `absent`: 1u weight.

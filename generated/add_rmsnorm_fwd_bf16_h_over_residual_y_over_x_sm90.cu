@@ -20,17 +20,17 @@
 //
 // all timed without rstd:
 //
-//   rows x cols              kernel           threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
-//   1 x 4096                 block_per_row    512      1           8       2.378     5.784 / 3.408  17    84.0 %   1.00x       2.114     fresh
-//   16 x 4096                block_per_row    512      1           8       2.365     6.501 / 4.139  225   75.0 %   1.00x       2.415     fresh
-//   64 x 4096                block_per_row    512      1           8       2.571     6.961 / 4.391  819   80.2 %   1.00x       2.73      fresh
-//   4096 x 4096              block_per_row    128      1           8       40.87     69.6 / 28.69   3284  83.5 %   1.00x       35.18     fresh
-//   1 x 7168                 cluster_per_row  128      1           4       2.497     6.27 / 3.772   29    72.3 %   1.07x       2.51      fresh
-//   16 x 7168                block_per_row    512      1           8       3.018     7.263 / 4.248  309   64.5 %   1.00x       3.111     fresh
-//   64 x 7168                block_per_row    512      1           8       3.223     7.809 / 4.583  1143  71.8 %   1.00x       3.652     fresh
-//   4096 x 7168              block_per_row    256      1           8       60.76     122.3 / 61.48  3866  89.0 %   1.00x       60.05     fresh
-//   (any other, rows alike)  block_per_row    256      1           8       -         -              -     -        -           -         not tuned
-//   (any other)              block_per_row    256      1           1       -         -              -     -        -           -         not tuned
+//   rows x cols              kernel         threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
+//   1 x 4096                 block_per_row  512      1           8       2.378     5.784 / 3.408  17    84.0 %   1.00x       2.114     fresh
+//   16 x 4096                block_per_row  512      1           8       1.81      5.286 / 3.474  294   77.9 %   1.01x       1.917     fresh
+//   64 x 4096                block_per_row  512      1           8       2.1       5.9 / 3.793    1002  82.6 %   1.01x       2.569     fresh
+//   4096 x 4096              block_per_row  64       1           4       35.72     63.95 / 28.24  3757  95.8 %   1.17x       35.75     fresh
+//   1 x 7168                 block_per_row  256      1           4       1.926     4.997 / 3.069  37    67.7 %   1.10x       2.3       fresh
+//   16 x 7168                block_per_row  512      1           4       2.324     6.017 / 3.693  401   67.3 %   1.00x       2.834     fresh
+//   64 x 7168                block_per_row  512      1           4       2.572     6.512 / 3.938  1432  76.2 %   1.01x       3.362     fresh
+//   4096 x 7168              block_per_row  256      1           4       55.93     116.4 / 60.43  4200  96.2 %   1.06x       58.34     fresh
+//   (any other, rows alike)  block_per_row  256      1           8       -         -              -     -        -           -         not tuned
+//   (any other)              block_per_row  256      1           1       -         -              -     -        -           -         not tuned
 //
 // times     price: what the kernel adds to a chain of a kernel that writes its main input and one that reads its
 //           outputs; chain: with / without the kernel; fresh: all but the main input comes from DRAM
@@ -111,42 +111,6 @@ __device__ __forceinline__ unsigned floats_to_bfloat162(float low, float high) {
 #endif
 }
 
-// This block's rank in its cluster.
-__device__ __forceinline__ unsigned cluster_rank() {
-  unsigned rank;
-  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  return rank;
-}
-
-// All threads of all blocks of a cluster arrive, then wait. What a thread wrote before it arrived, the others see after
-// they have waited.
-__device__ __forceinline__ void cluster_arrive() {
-  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-}
-__device__ __forceinline__ void cluster_wait() {
-  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-
-// Where block `rank` of the cluster has the shared variable `own`.
-template <typename T>
-__device__ __forceinline__ unsigned cluster_address(const T* own, unsigned rank) {
-  unsigned remote;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;"
-      : "=r"(remote) : "r"(static_cast<unsigned>(__cvta_generic_to_shared(own))), "r"(rank));
-  return remote;
-}
-
-// Writes `value` to where block `rank` of the cluster has the shared variable `own`.
-template <typename T>
-__device__ __forceinline__ void cluster_store(T* own, unsigned rank, const T& value) {
-  const unsigned remote = cluster_address(own, rank);
-  const float* words = reinterpret_cast<const float*>(&value);
-  #pragma unroll
-  for (unsigned i = 0; i < sizeof(T) / 4; ++i) {
-    asm volatile("st.shared::cluster.f32 [%0], %1;" :: "r"(remote + 4 * i), "f"(words[i]) : "memory");
-  }
-}
-
 // Programmatic dependent launch: wait until the kernel before this one has ended and its writes are visible.
 __device__ __forceinline__ void dependency_wait() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -156,6 +120,41 @@ __device__ __forceinline__ void dependency_wait() {
 __device__ __forceinline__ void dependency_trigger() {
   asm volatile("griddepcontrol.launch_dependents;");
 }
+
+// A load whose lines L2 keeps by `policy` (ld.global.L2::cache_hint: sm_80).
+template <int kBytes>
+__device__ __forceinline__ void load_by_policy(const void* address, unsigned* bits, unsigned long long policy) {
+  if constexpr (kBytes == 16) {
+    asm("ld.global.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
+        : "=r"(bits[0]), "=r"(bits[1]), "=r"(bits[2]), "=r"(bits[3]) : "l"(address), "l"(policy));
+  } else if constexpr (kBytes == 8) {
+    asm("ld.global.L2::cache_hint.v2.u32 {%0, %1}, [%2], %3;"
+        : "=r"(bits[0]), "=r"(bits[1]) : "l"(address), "l"(policy));
+  } else if constexpr (kBytes == 4) {
+    asm("ld.global.L2::cache_hint.u32 %0, [%1], %2;" : "=r"(bits[0]) : "l"(address), "l"(policy));
+  } else {
+    unsigned short half;
+    if constexpr (kBytes == 2) {
+      asm("ld.global.L2::cache_hint.u16 %0, [%1], %2;" : "=h"(half) : "l"(address), "l"(policy));
+    } else {
+      asm("ld.global.L2::cache_hint.u8 %0, [%1], %2;" : "=h"(half) : "l"(address), "l"(policy));
+    }
+    bits[0] = half;
+  }
+}
+
+// Last to leave L2 (createpolicy: sm_80).
+struct EvictLast {
+  static __device__ __forceinline__ unsigned long long l2_policy() {
+    unsigned long long policy;
+    asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+  }
+  template <int kBytes>
+  static __device__ __forceinline__ void load(const void* address, unsigned* bits) {
+    load_by_policy<kBytes>(address, bits, l2_policy());
+  }
+};
 
 // Leaves no line in L1.
 struct NoAllocate {
@@ -178,6 +177,9 @@ struct NoAllocate {
     }
   }
 };
+
+// The compiler no longer knows where the bits come from.
+__device__ __forceinline__ void opaque(unsigned& bits) { asm volatile("" : "+r"(bits)); }
 
 // The bits have been read: no store that follows moves ahead of it, and what read them not behind it. To the compiler a
 // load with a cache hint is a function of the address alone.
@@ -271,6 +273,69 @@ __device__ __forceinline__ void pack(Vec<bfloat16, N>& vec, const float (&values
     for (int i = 0; i + 1 < N; i += 2) vec.bits[i / 2] = floats_to_bfloat162(values[i], values[i + 1]);
   }
 }
+
+// The lanes that a shuffle names: all of the warp.
+struct WholeWarp {
+  template <int kLanes>
+  static __device__ __forceinline__ unsigned lanes() { return 0xffffffffu; }
+};
+
+// All kLanes neighbouring lanes, a power of two, end with the combined state. A state is a struct of floats that knows
+// how two combine, and how to get that of the lane whose number differs by `offset`.
+template <int kLanes, class Named = WholeWarp, typename State>
+__device__ __forceinline__ State reduce_lanes(State s) {
+  const unsigned mask = Named::template lanes<kLanes>();
+  #pragma unroll
+  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset, mask));
+  return s;
+}
+
+// The largest power of two up to n, and up to a warp: how many lanes combine n states.
+__host__ __device__ constexpr int lanes_for(int n) { return n < 2 ? 1 : n >= 32 ? 32 : 2 * lanes_for(n / 2); }
+
+// What this lane combines of kStates states: lanes_for(kStates) lanes take turns at them.
+template <int kStates, typename State>
+__device__ __forceinline__ State share_of_slots(const State* slots) {
+  constexpr int kLanes = lanes_for(kStates);
+  const int own = threadIdx.x % kLanes;
+  State total = slots[own];
+  #pragma unroll
+  for (int i = kLanes; i < kStates; i += kLanes) {
+    if (kStates % kLanes == 0 || own + i < kStates) total = State::combine(total, slots[own + i]);
+  }
+  return total;
+}
+
+// A team: the threads that share a row. They are neighbours in a block, which has kRowsPerBlock rows side by side.
+template <int kThreadsPerRow, int kRowsPerBlock>
+struct Threads {
+  enum : int { kSize = kThreadsPerRow, kRows = kRowsPerBlock };
+  // This thread's number in its team, and its team's in the block; which tile of rows is the block's.
+  static __device__ __forceinline__ int lane() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
+  static __device__ __forceinline__ int slot() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
+  static __device__ __forceinline__ unsigned tile() { return blockIdx.x; }
+  // The team's row of the tile that starts at row `first`; idle teams take the last row.
+  static __device__ __forceinline__ int row(int first, int rows) {
+    return kRows == 1 ? first : min(first + slot(), rows - 1);
+  }
+  // Blocks that are a team say that they have started, and wait for each other before they combine.
+  static __device__ __forceinline__ void announce() {}
+  static __device__ __forceinline__ void meet() {}
+};
+
+// A block is a team. Warps first, then every warp combines the warps' states redundantly: one barrier, no broadcast.
+template <int kThreadsPerRow, class Named = WholeWarp>
+struct Block : Threads<kThreadsPerRow, 1> {
+  enum : int { kWarps = kThreadsPerRow / 32 };
+  template <typename State> using Slots = State[kWarps];
+  template <typename State>
+  static __device__ __forceinline__ State reduce(State s, State (&slots)[kWarps]) {
+    s = reduce_lanes<32, Named>(s);
+    if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32 % kWarps] = s;
+    __syncthreads();
+    return reduce_lanes<lanes_for(kWarps), Named>(share_of_slots<kWarps>(slots));
+  }
+};
 
 // How a kernel and its neighbours in the stream overlap: not at all.
 // wait              before the first access to what the kernels in front write, or still read
@@ -379,84 +444,90 @@ __device__ __forceinline__ Vec<T, N> read_window(const T* elements, int first, i
   }
 }
 
-// All kLanes neighbouring lanes, a power of two, end with the combined state; the lanes of `mask` take part. A state is
-// a struct of floats that knows how two combine, and how to get that of the lane whose number differs by `offset`.
-template <int kLanes, typename State>
-__device__ __forceinline__ State reduce_lanes(State s, unsigned mask = 0xffffffffu) {
+// Hides from the compiler what the vector holds: it would convert kept parameters to floats once, for all rows, and
+// keep those, in twice the registers.
+template <int N, typename T>
+__device__ __forceinline__ void stay_packed(Vec<T, N>& vec) {
   #pragma unroll
-  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset, mask));
-  return s;
+  for (int i = 0; i < Vec<T, N>::kRegisters; ++i) opaque(vec.bits[i]);
 }
 
-// The largest power of two up to n, and up to a warp: how many lanes combine n states.
-__host__ __device__ constexpr int lanes_for(int n) { return n < 2 ? 1 : n >= 32 ? 32 : 2 * lanes_for(n / 2); }
-
-// What this lane combines of kStates states: lanes_for(kStates) lanes take turns at them.
-template <int kStates, typename State>
-__device__ __forceinline__ State share_of_slots(const State* slots) {
-  constexpr int kLanes = lanes_for(kStates);
-  const int own = threadIdx.x % kLanes;
-  State total = slots[own];
-  #pragma unroll
-  for (int i = kLanes; i < kStates; i += kLanes) {
-    if (kStates % kLanes == 0 || own + i < kStates) total = State::combine(total, slots[own + i]);
+// Used once: evict first (ld.global.cs, st.global.cs).
+struct Streaming {
+  template <int kBytes>
+  static __device__ __forceinline__ void load(const void* address, unsigned* bits) {
+    split(__ldcs(static_cast<const Word<kBytes>*>(address)), bits);
   }
-  return total;
-}
+  template <int kBytes>
+  static __device__ __forceinline__ void store(void* address, const unsigned* bits) {
+    __stcs(static_cast<Word<kBytes>*>(address), join<kBytes>(bits));
+  }
+};
 
-// Every warp leaves its state in each block of the cluster, then every warp combines all of them: one barrier.
-template <int kWarps, int kCluster, typename State>
-__device__ __forceinline__ State reduce_cluster(State s, State* slots) {
-  constexpr int kStates = kWarps * kCluster;
-  s = reduce_lanes<32>(s);
-  const unsigned lane = threadIdx.x % 32;
-  if (lane < kCluster) cluster_store(slots + cluster_rank() * kWarps + threadIdx.x / 32, lane, s);
-  cluster_arrive();
-  cluster_wait();
-  return reduce_lanes<lanes_for(kStates)>(share_of_slots<kStates>(slots));
-}
-
-// Warps first, then every warp combines the warps' states redundantly: one barrier, no broadcast.
-template <int kWarps, typename State>
-__device__ __forceinline__ State reduce_row(State s, State* slots) {
-  s = reduce_lanes<32>(s);
-  if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32 % kWarps] = s;
-  __syncthreads();
-  return reduce_lanes<lanes_for(kWarps)>(share_of_slots<kWarps>(slots));
+// The sum of N terms, N a power of two, as a tree: log2(N) roundings on the way of each term.
+template <int N>
+__device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
+  float sums[N];
+  #pragma unroll
+  for (int k = 0; k < N; ++k) sums[k] = terms[k];
+  #pragma unroll
+  for (int n = N / 2; n > 0; n /= 2) {
+    #pragma unroll
+    for (int k = 0; k < n; ++k) sums[k] += sums[k + n];
+  }
+  return sums[0];
 }
 
 // What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row. In kernels:
-// kVector       elements per access
-// kEarlyParams  column parameters wait in registers, or are read where they are used
-// kVectors      vectors of a row
-// kSteps        vectors a thread owns
-// kEven         all threads own kSteps of them
-// kCluster      blocks that share a row
-// kUnroll       steps that a loop does in a trip
-struct Cols4096_a1e9 : Plain { using Params = Ahead;
-  enum : int { kCols = 4096, kThreads = 512, kThreadsPerRow = 512, kVector = 8, kEarlyParams = 1 };
+// kVector        elements per access
+// kRunningSums   running sums that a vector adds to
+// kEarlyParams   column parameters wait in registers, or are read where they are used
+// kVectors       vectors of a row
+// kSteps         vectors a thread owns
+// kEven          all threads own kSteps of them
+// kPackedParams  column parameters stay as they are stored while they wait in registers
+// kAhead         the next row is loaded while the present one is computed
+// kUnroll        steps that a loop does in a trip
+struct Cols4096_45a8 : Plain { using Team = Block<512>; using Params = Ahead;
+  enum : int { kCols = 4096, kThreads = 512, kVector = 8, kEarlyParams = 1 };
 };
-struct Cols4096_b793 : Plain { using Load = NoAllocate; using Chain = EarlyAtLoads;
-  enum : int { kCols = 4096, kThreads = 128, kThreadsPerRow = 128, kVector = 8, kEarlyParams = 1 };
+struct Cols4096_9794 : Plain { using Team = Block<512>;
+  enum : int { kCols = 4096, kThreads = 512, kVector = 8, kEarlyParams = 0 };
 };
-struct Cols7168_43b7 : Plain {
-  enum : int { kCols = 7168, kThreads = 128, kCluster = 8, kVector = 4, kEarlyParams = 1 };
+struct Cols4096_df92 : Plain { using Team = Block<512>; using Load = NoAllocate;
+  enum : int { kCols = 4096, kThreads = 512, kVector = 8, kEarlyParams = 1 };
 };
-struct Cols7168_df07 : Plain { using Params = Ahead;
-  enum : int { kCols = 7168, kThreads = 512, kThreadsPerRow = 512, kVector = 8, kEarlyParams = 1 };
+struct Cols4096_56e8 : Plain { using Team = Block<64>; using Store = Streaming;
+  enum : int { kCols = 4096, kThreads = 64, kVector = 4, kEarlyParams = 1, kPackedParams = 1, kAhead = 1 };
 };
-struct Cols7168_0979 : Plain { using Load = NoAllocate; using Chain = EarlyAtLoads;
-  enum : int { kCols = 7168, kThreads = 256, kThreadsPerRow = 256, kVector = 8, kEarlyParams = 1 };
+struct Cols7168_d1cf : Plain { using Team = Block<256>; using Params = Ahead;
+  enum : int { kCols = 7168, kThreads = 256, kVector = 4, kEarlyParams = 1 };
 };
-struct AnyCols_54f6 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 8, kUnroll = 1 }; };
-struct AnyCols_fee7 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 1, kUnroll = 1 }; };
+struct Cols7168_5b47 : Plain { using Team = Block<512>;
+  enum : int { kCols = 7168, kThreads = 512, kVector = 4, kEarlyParams = 1 };
+};
+struct Cols7168_d43b : Plain { using Team = Block<256>; using Load = EvictLast; using Store = Streaming; using Chain = EarlyAtLoads;
+  enum : int { kCols = 7168, kThreads = 256, kVector = 4, kEarlyParams = 1 };
+};
+struct AnyCols_224d : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 8, kUnroll = 1 }; };
+struct AnyCols_0595 : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 1, kUnroll = 1 }; };
 
-// add_rmsnorm forward: a block owns a row; each row is read once.
+struct Look1_efa7 {  // state of look 1: sum(h**2)
+  float h_squares;
+  static __device__ __forceinline__ Look1_efa7 combine(const Look1_efa7& a, const Look1_efa7& b) {
+    return {a.h_squares + b.h_squares};
+  }
+  static __device__ __forceinline__ Look1_efa7 shuffle_xor(const Look1_efa7& s, int offset, unsigned mask) {
+    return {__shfl_xor_sync(mask, s.h_squares, offset)};
+  }
+};
+
+// add_rmsnorm forward: a team of threads owns a row; each row is read once.
 // h takes the place of residual.
 // y takes the place of x.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-add_rmsnorm_fwd_bf16_block_per_row_4945(
+add_rmsnorm_fwd_bf16_team_per_row_4b15(
     float* __restrict__ rstd,
     bfloat16* x,
     bfloat16* residual,
@@ -465,154 +536,26 @@ add_rmsnorm_fwd_bf16_block_per_row_4945(
     long long residual_pitch,
     int rows,
     float eps) {
+  using Team = typename Config::Team;
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   using Params = typename Config::Params;
-  constexpr int kCols = Config::kCols, kThreadsPerRow = Config::kThreadsPerRow, kVector = Config::kVector;
-  constexpr bool kEarlyParams = Config::kEarlyParams;
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32, kVectors = kCols / kVector,
-      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  struct Look1 {  // state of look 1: sum(h**2)
-    float h_squares;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.h_squares + b.h_squares};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.h_squares, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[kWarpsPerRow];
-
-  const int lane = threadIdx.x;
-  const int row = blockIdx.x;
-
-  bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
-  bfloat16* residual_row = residual + static_cast<long long>(row) * residual_pitch;
-
-  Params::to_l2(weight, kCols);
-  Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
-
-  Vec<bfloat16, kVector> x_held[kSteps];
-  Vec<bfloat16, kVector> residual_held[kSteps];
-
-  // The row of x and residual is read once and waits in registers; each thread reads back its own part.
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      x_held[step] = read_first<kVector, Load>(x_row + vector * kVector);
-      residual_held[step] = read_first<kVector, Load>(residual_row + vector * kVector);
-    }
-  }
-
-  Vec<bfloat16, kVector> weight_held[kSteps];
-  if (kEarlyParams) {
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + vector * kVector);
-      }
-    }
-  }
-
-  Chain::at_loads();
-
-  Look1 look1 = {0.0f};
-
-  // Look 1: sum(h**2)
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        const float residual_i = element(residual_held[step], i);
-        const float h_i = x_i + residual_i;
-        look1.h_squares += h_i * h_i;
-      }
-    }
-  }
-
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
-  const float row_rstd = rsqrtf(eps + look1.h_squares / kCols);
-
-  if (lane == 0) {
-    if (rstd != nullptr) rstd[row] = row_rstd;
-  }
-
-  // Last look: the outputs
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + vector * kVector);
-      float h_values[kVector];
-      float y_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        const float residual_i = element(residual_held[step], i);
-        const float weight_i = element(weight_held[step], i);
-        const float h_i = x_i + residual_i;
-        h_values[i] = h_i;
-        y_values[i] = h_i * row_rstd * weight_i;
-      }
-      Vec<bfloat16, kVector> h_vec;
-      pack(h_vec, h_values);
-      write<Store>(residual_row + vector * kVector, h_vec);
-      Vec<bfloat16, kVector> y_vec;
-      pack(y_vec, y_values);
-      write<Store>(x_row + vector * kVector, y_vec);
-    }
-  }
-
-  Chain::at_end();
-}
-
-// add_rmsnorm forward: the blocks of a cluster own a row; each row is read once.
-// h takes the place of residual.
-// y takes the place of x.
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-add_rmsnorm_fwd_bf16_cluster_per_row_df8d(
-    float* __restrict__ rstd,
-    bfloat16* x,
-    bfloat16* residual,
-    Input<Config, bfloat16> weight,
-    long long x_pitch,
-    long long residual_pitch,
-    int rows,
-    float eps) {
-  using Load = typename Config::Load;
-  using Store = typename Config::Store;
-  using Chain = typename Config::Chain;
-  using Params = typename Config::Params;
-  constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kCluster = Config::kCluster, kWarps = kThreads / 32,
-      kThreadsPerRow = kCluster * kThreads, kVector = Config::kVector;
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
+      kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4;
   constexpr bool kEarlyParams = Config::kEarlyParams;
   constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  struct Look1 {  // state of look 1: sum(h**2)
-    float h_squares;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.h_squares + b.h_squares};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.h_squares, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[kCluster * kWarps];
+  __shared__ typename Team::template Slots<Look1_efa7> look1_slots;
 
-  const int lane = static_cast<int>(cluster_rank() * kThreads + threadIdx.x);
-  const int row = blockIdx.x / kCluster;
+  const int lane = Team::lane();
+  const int slot = Team::slot();  // this thread's row within the block
+  const int row = Team::tile() * kRowsPerBlock + slot;
 
-  bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
-  bfloat16* residual_row = residual + static_cast<long long>(row) * residual_pitch;
+  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const int valid_row = active ? row : rows - 1;
+  bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+  bfloat16* residual_row = residual + static_cast<long long>(valid_row) * residual_pitch;
 
   Params::to_l2(weight, kCols);
   Chain::at_start();
@@ -643,30 +586,37 @@ add_rmsnorm_fwd_bf16_cluster_per_row_df8d(
   }
 
   Chain::at_loads();
-  cluster_arrive();  // a block may write to another only once that one has started
+  Team::announce();
 
-  Look1 look1 = {0.0f};
+  Look1_efa7 look1 = {0.0f};
+  float look1_h_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
 
   // Look 1: sum(h**2)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
+      float h_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_held[step], i);
         const float residual_i = element(residual_held[step], i);
         const float h_i = x_i + residual_i;
-        look1.h_squares += h_i * h_i;
+        h_values[i] = h_i;
+        look1_h_squares[i % kRunningSums] += h_i * h_i;
       }
+      Vec<bfloat16, kVector> h_vec;
+      pack(h_vec, h_values);
+      if (active) write<Store>(residual_row + vector * kVector, h_vec);
     }
   }
 
-  cluster_wait();
-  look1 = reduce_cluster<kWarps, kCluster>(look1, look1_slots);
+  look1.h_squares = sum_in_pairs(look1_h_squares);
+  Team::meet();
+  look1 = Team::reduce(look1, look1_slots);
   const float row_rstd = rsqrtf(eps + look1.h_squares / kCols);
 
-  if (lane == 0) {
+  if (lane == 0 && active) {
     if (rstd != nullptr) rstd[row] = row_rstd;
   }
 
@@ -676,7 +626,6 @@ add_rmsnorm_fwd_bf16_cluster_per_row_df8d(
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       if (!kEarlyParams) weight_held[step] = read<kVector>(weight + vector * kVector);
-      float h_values[kVector];
       float y_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -684,27 +633,285 @@ add_rmsnorm_fwd_bf16_cluster_per_row_df8d(
         const float residual_i = element(residual_held[step], i);
         const float weight_i = element(weight_held[step], i);
         const float h_i = x_i + residual_i;
-        h_values[i] = h_i;
         y_values[i] = h_i * row_rstd * weight_i;
       }
-      Vec<bfloat16, kVector> h_vec;
-      pack(h_vec, h_values);
-      write<Store>(residual_row + vector * kVector, h_vec);
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      write<Store>(x_row + vector * kVector, y_vec);
+      if (active) write<Store>(x_row + vector * kVector, y_vec);
     }
   }
 
   Chain::at_end();
 }
 
-// add_rmsnorm forward, any number of columns: a block owns a row; each row is read twice.
+// add_rmsnorm forward: a team of threads owns a row; each row is read once.
 // h takes the place of residual.
 // y takes the place of x.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-add_rmsnorm_fwd_bf16_any_cols_block_per_row_32d8(
+add_rmsnorm_fwd_bf16_team_per_row_b7c7(
+    float* __restrict__ rstd,
+    bfloat16* x,
+    bfloat16* residual,
+    Input<Config, bfloat16> weight,
+    long long x_pitch,
+    long long residual_pitch,
+    int rows,
+    float eps) {
+  using Team = typename Config::Team;
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
+      kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4;
+  constexpr bool kEarlyParams = Config::kEarlyParams, kPackedParams = Config::kPackedParams;
+  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0, kAhead = Config::kAhead;
+  __shared__ typename Team::template Slots<Look1_efa7> look1_slots[2];
+
+  const int lane = Team::lane();
+  const int slot = Team::slot();  // this thread's row within the block
+  int parity = 0;
+
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
+
+  Vec<bfloat16, kVector> weight_held[kSteps];
+  if (kEarlyParams) {
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        weight_held[step] = read<kVector>(weight + vector * kVector);
+      }
+    }
+  }
+
+  Vec<bfloat16, kVector> x_next[kSteps];
+  Vec<bfloat16, kVector> residual_next[kSteps];
+  // Starts the loads of a row.
+  const auto fetch = [&](int row) {
+    bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
+    bfloat16* residual_row = residual + static_cast<long long>(row) * residual_pitch;
+
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        x_next[step] = read_first<kVector, Load>(x_row + vector * kVector);
+        residual_next[step] = read_first<kVector, Load>(residual_row + vector * kVector);
+      }
+    }
+  };
+  if (kAhead && blockIdx.x * kRowsPerBlock < rows) fetch(Team::row(blockIdx.x * kRowsPerBlock, rows));
+
+  for (int first_row = blockIdx.x * kRowsPerBlock; first_row < rows; first_row += gridDim.x * kRowsPerBlock) {
+    const int row = first_row + slot;
+    const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+    const int valid_row = active ? row : rows - 1;
+    bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+    bfloat16* residual_row = residual + static_cast<long long>(valid_row) * residual_pitch;
+    if (!kAhead) fetch(valid_row);
+
+    Vec<bfloat16, kVector> x_held[kSteps];
+    Vec<bfloat16, kVector> residual_held[kSteps];
+
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      x_held[step] = x_next[step];
+      residual_held[step] = residual_next[step];
+    }
+
+    const unsigned next_row = first_row + gridDim.x * kRowsPerBlock;
+    if (kAhead && next_row < rows) fetch(Team::row(next_row, rows));
+    if (kPackedParams) {
+      #pragma unroll
+      for (int step = 0; step < kSteps; ++step) {
+        stay_packed(weight_held[step]);
+      }
+    }
+
+    Look1_efa7 look1 = {0.0f};
+    float look1_h_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+
+    // Look 1: sum(h**2)
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        float h_values[kVector];
+        #pragma unroll
+        for (int i = 0; i < kVector; ++i) {
+          const float x_i = element(x_held[step], i);
+          const float residual_i = element(residual_held[step], i);
+          const float h_i = x_i + residual_i;
+          h_values[i] = h_i;
+          look1_h_squares[i % kRunningSums] += h_i * h_i;
+        }
+        Vec<bfloat16, kVector> h_vec;
+        pack(h_vec, h_values);
+        if (active) write<Store>(residual_row + vector * kVector, h_vec);
+      }
+    }
+
+    look1.h_squares = sum_in_pairs(look1_h_squares);
+    look1 = Team::reduce(look1, look1_slots[parity]);
+    const float row_rstd = rsqrtf(eps + look1.h_squares / kCols);
+
+    if (lane == 0 && active) {
+      if (rstd != nullptr) rstd[row] = row_rstd;
+    }
+
+    // Last look: the outputs
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + vector * kVector);
+        float y_values[kVector];
+        #pragma unroll
+        for (int i = 0; i < kVector; ++i) {
+          const float x_i = element(x_held[step], i);
+          const float residual_i = element(residual_held[step], i);
+          const float weight_i = element(weight_held[step], i);
+          const float h_i = x_i + residual_i;
+          y_values[i] = h_i * row_rstd * weight_i;
+        }
+        Vec<bfloat16, kVector> y_vec;
+        pack(y_vec, y_values);
+        if (active) write<Store>(x_row + vector * kVector, y_vec);
+      }
+    }
+
+    parity ^= 1;
+  }
+
+  Chain::at_end();
+}
+
+// add_rmsnorm forward: a team of threads owns a row; each row is read once.
+// h takes the place of residual.
+// y takes the place of x.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+add_rmsnorm_fwd_bf16_without_rstd_team_per_row_4dff(
+    bfloat16* x,
+    bfloat16* residual,
+    Input<Config, bfloat16> weight,
+    long long x_pitch,
+    long long residual_pitch,
+    int rows,
+    float eps) {
+  using Team = typename Config::Team;
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  using Params = typename Config::Params;
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
+      kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4;
+  constexpr bool kEarlyParams = Config::kEarlyParams;
+  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
+  __shared__ typename Team::template Slots<Look1_efa7> look1_slots;
+
+  const int lane = Team::lane();
+  const int slot = Team::slot();  // this thread's row within the block
+  const int row = Team::tile() * kRowsPerBlock + slot;
+
+  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const int valid_row = active ? row : rows - 1;
+  bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+  bfloat16* residual_row = residual + static_cast<long long>(valid_row) * residual_pitch;
+
+  Params::to_l2(weight, kCols);
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
+
+  Vec<bfloat16, kVector> x_held[kSteps];
+  Vec<bfloat16, kVector> residual_held[kSteps];
+
+  // The row of x and residual is read once and waits in registers; each thread reads back its own part.
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      x_held[step] = read_first<kVector, Load>(x_row + vector * kVector);
+      residual_held[step] = read_first<kVector, Load>(residual_row + vector * kVector);
+    }
+  }
+
+  Vec<bfloat16, kVector> weight_held[kSteps];
+  if (kEarlyParams) {
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        weight_held[step] = read<kVector>(weight + vector * kVector);
+      }
+    }
+  }
+
+  Chain::at_loads();
+  Team::announce();
+
+  Look1_efa7 look1 = {0.0f};
+  float look1_h_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+
+  // Look 1: sum(h**2)
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      float h_values[kVector];
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        const float residual_i = element(residual_held[step], i);
+        const float h_i = x_i + residual_i;
+        h_values[i] = h_i;
+        look1_h_squares[i % kRunningSums] += h_i * h_i;
+      }
+      Vec<bfloat16, kVector> h_vec;
+      pack(h_vec, h_values);
+      if (active) write<Store>(residual_row + vector * kVector, h_vec);
+    }
+  }
+
+  look1.h_squares = sum_in_pairs(look1_h_squares);
+  Team::meet();
+  look1 = Team::reduce(look1, look1_slots);
+  const float row_rstd = rsqrtf(eps + look1.h_squares / kCols);
+
+  // Last look: the outputs
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + vector * kVector);
+      float y_values[kVector];
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        const float residual_i = element(residual_held[step], i);
+        const float weight_i = element(weight_held[step], i);
+        const float h_i = x_i + residual_i;
+        y_values[i] = h_i * row_rstd * weight_i;
+      }
+      Vec<bfloat16, kVector> y_vec;
+      pack(y_vec, y_values);
+      if (active) write<Store>(x_row + vector * kVector, y_vec);
+    }
+  }
+
+  Chain::at_end();
+}
+
+// add_rmsnorm forward, any number of columns: a team of threads owns a row; each row is read twice.
+// h takes the place of residual.
+// y takes the place of x.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+add_rmsnorm_fwd_bf16_any_cols_team_per_row_7da4(
     float* __restrict__ rstd,
     bfloat16* x,
     bfloat16* residual,
@@ -714,23 +921,15 @@ add_rmsnorm_fwd_bf16_any_cols_block_per_row_32d8(
     int rows,
     int cols,
     float eps) {
+  using Team = typename Config::Team;
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow, kVector = Config::kVector, kUnroll = Config::kUnroll,
-      kWarpsPerRow = kThreadsPerRow / 32;
-  struct Look1 {  // state of look 1: sum(h**2)
-    float h_squares;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.h_squares + b.h_squares};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.h_squares, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[kWarpsPerRow];
+  constexpr int kThreadsPerRow = Team::kSize, kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4,
+      kUnroll = Config::kUnroll;
+  __shared__ typename Team::template Slots<Look1_efa7> look1_slots;
 
-  const int lane = threadIdx.x;
+  const int lane = Team::lane();
   const int row = blockIdx.x;
   const int steps = (cols / kVector + kThreadsPerRow - 1) / kThreadsPerRow;
 
@@ -746,7 +945,10 @@ add_rmsnorm_fwd_bf16_any_cols_block_per_row_32d8(
   Chain::at_start();
   Chain::wait();  // nothing before it depends on the kernels in front of this one
 
-  Look1 look1 = {0.0f};
+  Team::announce();
+
+  Look1_efa7 look1 = {0.0f};
+  float look1_h_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
 
   // Look 1: sum(h**2)
   #pragma unroll kUnroll
@@ -761,7 +963,7 @@ add_rmsnorm_fwd_bf16_any_cols_block_per_row_32d8(
         const float x_i = element(x_vec, i);
         const float residual_i = element(residual_vec, i);
         const float h_i = x_i + residual_i;
-        look1.h_squares += h_i * h_i;
+        look1_h_squares[i % kRunningSums] += h_i * h_i;
       }
     }
   }
@@ -771,10 +973,12 @@ add_rmsnorm_fwd_bf16_any_cols_block_per_row_32d8(
     const float x_i = element(x_vec, 0);
     const float residual_i = element(residual_vec, 0);
     const float h_i = x_i + residual_i;
-    look1.h_squares += h_i * h_i;
+    look1_h_squares[0] += h_i * h_i;
   }
 
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
+  look1.h_squares = sum_in_pairs(look1_h_squares);
+  Team::meet();
+  look1 = Team::reduce(look1, look1_slots);
   const float row_rstd = rsqrtf(eps + look1.h_squares / cols);
 
   if (lane == 0) {
@@ -963,6 +1167,16 @@ inline cudaError_t run(const Kernel& kernel, const Arguments& call) {
 }
 
 template <auto kMain>
+inline cudaError_t run_without_rstd(const Kernel& kernel, const Arguments& call) {
+  int blocks = 0;
+  cudaError_t status = grid(kernel.launch, call.rows, &blocks);
+  if (status != cudaSuccess) return status;
+  return launch_on(
+      call.stream, kMain, kernel.launch, blocks,
+      call.x, call.residual, call.weight, call.x_pitch, call.residual_pitch, call.rows, call.eps);
+}
+
+template <auto kMain>
 inline cudaError_t run_any_cols(const Kernel& kernel, const Arguments& call) {
   int blocks = 0;
   cudaError_t status = grid(kernel.launch, call.rows, &blocks);
@@ -983,21 +1197,22 @@ struct Tuned {
   Kernel kernel;
 };
 inline constexpr Tuned kTuned[] = {
-    {   1, 4096, 16, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_block_per_row_4945<Cols4096_a1e9>>}},
-    {  16, 4096, 16, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_block_per_row_4945<Cols4096_a1e9>>}},
-    {  64, 4096, 16, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_block_per_row_4945<Cols4096_a1e9>>}},
-    {4096, 4096, 16, 0u, 2u, false, {{128, 1, true}, run<add_rmsnorm_fwd_bf16_block_per_row_4945<Cols4096_b793>>}},
-    {   1, 7168,  8, 0u, 2u, false, {{128, 1, false, 0, 0, 0, 8},
-     run<add_rmsnorm_fwd_bf16_cluster_per_row_df8d<Cols7168_43b7>>}},
-    {  16, 7168, 16, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_block_per_row_4945<Cols7168_df07>>}},
-    {  64, 7168, 16, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_block_per_row_4945<Cols7168_df07>>}},
-    {4096, 7168, 16, 0u, 2u, false, {{256, 1, true}, run<add_rmsnorm_fwd_bf16_block_per_row_4945<Cols7168_0979>>}},
+    {   1, 4096, 16, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_team_per_row_4b15<Cols4096_45a8>>}},
+    {  16, 4096, 16, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_team_per_row_4b15<Cols4096_9794>>}},
+    {  64, 4096, 16, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_team_per_row_4b15<Cols4096_df92>>}},
+    {4096, 4096,  8, 0u, 2u, false, {{64, 1, false, 0, 0, 16},
+     run<add_rmsnorm_fwd_bf16_team_per_row_b7c7<Cols4096_56e8>>}},
+    {   1, 7168,  8, 2u, 2u, false, {{256},
+     run_without_rstd<add_rmsnorm_fwd_bf16_without_rstd_team_per_row_4dff<Cols7168_d1cf>>}},
+    {  16, 7168,  8, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_team_per_row_4b15<Cols7168_5b47>>}},
+    {  64, 7168,  8, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_team_per_row_4b15<Cols7168_5b47>>}},
+    {4096, 7168,  8, 0u, 2u, false, {{256, 1, true}, run<add_rmsnorm_fwd_bf16_team_per_row_4b15<Cols7168_d43b>>}},
 };
 
 // For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.
 inline constexpr Kernel kGeneral[] = {
-    {{256}, run_any_cols<add_rmsnorm_fwd_bf16_any_cols_block_per_row_32d8<AnyCols_54f6>>},
-    {{256}, run_any_cols<add_rmsnorm_fwd_bf16_any_cols_block_per_row_32d8<AnyCols_fee7>>},
+    {{256}, run_any_cols<add_rmsnorm_fwd_bf16_any_cols_team_per_row_7da4<AnyCols_224d>>},
+    {{256}, run_any_cols<add_rmsnorm_fwd_bf16_any_cols_team_per_row_7da4<AnyCols_0595>>},
 };
 
 // Bits of `absent`: 1u weight, 2u rstd.

@@ -12,25 +12,25 @@
 // spec      add_rmsnorm, sha256:7523c8f345c5255466b0cdbaa806711acbbf35d7619edb0c907922ee86dd60b5
 // tuned by  normgen 0.1.0
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
-// verified  NVIDIA H200, driver for CUDA 13.0: 5 calls, 1 to 4096 rows, 18 families of rows, own pitches of h, y, x,
-//           residual, null rstd
+// verified  NVIDIA H200, driver for CUDA 13.0: 5 to 6 calls, 1 to 4096 rows, 18 families of rows, own pitches of h, y,
+//           x, residual, null rstd
 // note      emitted as another text than the one that was tuned: all
 //
 // all timed without rstd:
 //
 //   rows x cols              kernel         threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
 //   1 x 4096                 block_per_row  512      1           8       2.435     5.83 / 3.394   17    82.2 %   1.00x       2.201     fresh
-//   16 x 4096                block_per_row  256      1           8       2.382     6.591 / 4.206  223   75.4 %   1.02x       2.439     fresh
-//   64 x 4096                block_per_row  512      1           8       2.706     7.142 / 4.435  778   79.6 %   1.00x       2.772     fresh
-//   256 x 4096               block_per_row  128      1           8       4.073     9.26 / 5.185   2062  80.0 %   1.00x       4.643     fresh
-//   1024 x 4096              block_per_row  128      1           8       8.497     17.52 / 9.028  3950  98.9 %   1.00x       10.12     fresh
-//   4096 x 4096              block_per_row  128      1           8       40.67     69.47 / 28.8   3300  96.9 %   1.00x       35.28     fresh
-//   1 x 7168                 block_per_row  512      1           8       2.63      6.402 / 3.772  27    64.4 %   1.00x       2.659     fresh
-//   16 x 7168                block_per_row  512      1           8       2.884     7.144 / 4.262  323   66.7 %   1.00x       2.942     fresh
-//   64 x 7168                block_per_row  512      1           8       3.117     7.684 / 4.569  1182  77.7 %   1.00x       3.379     fresh
-//   256 x 7168               block_per_row  256      1           8       5.435     11.62 / 6.185  2704  81.5 %   1.00x       6.316     fresh
-//   1024 x 7168              block_per_row  256      1           8       13.03     26.65 / 13.62  4507  100.8 %  1.00x       16.41     fresh
-//   4096 x 7168              block_per_row  256      1           8       61.38     123 / 61.52    3827  95.0 %   1.00x       60.49     fresh
+//   16 x 4096                block_per_row  512      1           8       1.902     5.429 / 3.526  280   75.9 %   1.02x       2.305     fresh
+//   64 x 4096                block_per_row  512      1           8       2.089     5.826 / 3.735  1008  84.9 %   1.02x       2.517     fresh
+//   256 x 4096               block_per_row  256      1           8       3.099     7.613 / 4.513  2710  94.7 %   1.06x       3.958     fresh
+//   1024 x 4096              block_per_row  128      2           8       7.241     15.52 / 8.276  4635  111.4 %  1.06x       9.46      fresh
+//   4096 x 4096              block_per_row  128      1           4       38.83     67.09 / 28.24  3457  102.2 %  1.09x       35.19     fresh
+//   1 x 7168                 block_per_row  256      1           4       1.971     5.035 / 3.064  36    66.0 %   1.05x       2.367     fresh
+//   16 x 7168                block_per_row  512      1           8       2.311     5.978 / 3.654  403   65.8 %   1.01x       2.385     fresh
+//   64 x 7168                block_per_row  256      1           4       2.548     6.436 / 3.885  1446  80.6 %   1.01x       3.151     fresh
+//   256 x 7168               block_per_row  256      1           4       4.164     9.581 / 5.421  3529  98.4 %   1.07x       5.352     fresh
+//   1024 x 7168              block_per_row  256      1           4       12.55     26.03 / 13.47  4680  104.3 %  1.07x       16.71     fresh
+//   4096 x 7168              block_per_row  256      1           4       59.24     120.7 / 61.42  3965  98.3 %   1.05x       58.59     fresh
 //   (any other, rows alike)  block_per_row  256      1           8       -         -              -     -        -           -         not tuned
 //   (any other)              block_per_row  256      1           1       -         -              -     -        -           -         not tuned
 //
@@ -61,12 +61,12 @@
 struct __nv_bfloat16;  // cuda_bf16.h has it, and takes as long to compile as cuda_runtime.h
 #endif
 
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
-#error "add_rmsnorm_fwd_bf16 needs sm_90 or newer: compile with -arch=sm_90"
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 750
+#error "add_rmsnorm_fwd_bf16 needs sm_75 or newer: compile with -arch=sm_90"
 #endif
 
 namespace normgen {
-namespace sm90 {  // the GPU these shapes were tuned on; the code itself runs on sm_90 and newer
+namespace sm90 {  // the GPU these shapes were tuned on; the code itself runs on sm_75 and newer
 namespace add_rmsnorm_fwd_bf16_detail {
 
 // Parameters are on their way from DRAM to L2 while the kernel waits for its rows. The first block asks for all `count`
@@ -86,6 +86,11 @@ struct Ahead {
 #endif
   }
 };
+
+// Waits for that many threads, whole warps, at barrier `id` of 1 to 15.
+__device__ __forceinline__ void named_barrier(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" :: "r"(id), "r"(threads) : "memory");
+}
 
 struct bfloat16 {
   unsigned short bits;
@@ -113,16 +118,6 @@ __device__ __forceinline__ unsigned floats_to_bfloat162(float low, float high) {
 #endif
 }
 
-// Programmatic dependent launch: wait until the kernel before this one has ended and its writes are visible.
-__device__ __forceinline__ void dependency_wait() {
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-}
-
-// Programmatic dependent launch: let the kernel behind this one start as soon as blocks leave room.
-__device__ __forceinline__ void dependency_trigger() {
-  asm volatile("griddepcontrol.launch_dependents;");
-}
-
 // Leaves no line in L1.
 struct NoAllocate {
   template <int kBytes>
@@ -142,6 +137,82 @@ struct NoAllocate {
       else asm("ld.global.L1::no_allocate.u8 %0, [%1];" : "=h"(half) : "l"(address));
       bits[0] = half;
     }
+  }
+};
+
+// The compiler no longer knows where the bits come from.
+__device__ __forceinline__ void opaque(unsigned& bits) { asm volatile("" : "+r"(bits)); }
+
+// The lanes that a shuffle names: all of the warp.
+struct WholeWarp {
+  template <int kLanes>
+  static __device__ __forceinline__ unsigned lanes() { return 0xffffffffu; }
+};
+
+// All kLanes neighbouring lanes, a power of two, end with the combined state. A state is a struct of floats that knows
+// how two combine, and how to get that of the lane whose number differs by `offset`.
+template <int kLanes, class Named = WholeWarp, typename State>
+__device__ __forceinline__ State reduce_lanes(State s) {
+  const unsigned mask = Named::template lanes<kLanes>();
+  #pragma unroll
+  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset, mask));
+  return s;
+}
+
+// A barrier for the kWarps warps of row number `slot` of a block. Only wide rows have one each: a barrier whose number
+// the hardware learns at run time is a slow one, and narrow rows share that of the block.
+template <int kWarps>
+__device__ __forceinline__ void rows_meet(int slot) {
+  if constexpr (kWarps >= 8) named_barrier(1 + slot, kWarps * 32);
+  else __syncthreads();
+}
+
+// The largest power of two up to n, and up to a warp: how many lanes combine n states.
+__host__ __device__ constexpr int lanes_for(int n) { return n < 2 ? 1 : n >= 32 ? 32 : 2 * lanes_for(n / 2); }
+
+// What this lane combines of kStates states: lanes_for(kStates) lanes take turns at them.
+template <int kStates, typename State>
+__device__ __forceinline__ State share_of_slots(const State* slots) {
+  constexpr int kLanes = lanes_for(kStates);
+  const int own = threadIdx.x % kLanes;
+  State total = slots[own];
+  #pragma unroll
+  for (int i = kLanes; i < kStates; i += kLanes) {
+    if (kStates % kLanes == 0 || own + i < kStates) total = State::combine(total, slots[own + i]);
+  }
+  return total;
+}
+
+// A team: the threads that share a row. They are neighbours in a block, which has kRowsPerBlock rows side by side.
+template <int kThreadsPerRow, int kRowsPerBlock>
+struct Threads {
+  enum : int { kSize = kThreadsPerRow, kRows = kRowsPerBlock };
+  // This thread's number in its team, and its team's in the block; which tile of rows is the block's.
+  static __device__ __forceinline__ int lane() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
+  static __device__ __forceinline__ int slot() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
+  static __device__ __forceinline__ unsigned tile() { return blockIdx.x; }
+  // The team's row of the tile that starts at row `first`; idle teams take the last row.
+  static __device__ __forceinline__ int row(int first, int rows) {
+    return kRows == 1 ? first : min(first + slot(), rows - 1);
+  }
+  // Blocks that are a team say that they have started, and wait for each other before they combine.
+  static __device__ __forceinline__ void announce() {}
+  static __device__ __forceinline__ void meet() {}
+};
+
+// Several warps are a team, and a block has several teams. They combine as the warps of a Block do.
+template <int kThreadsPerRow, int kRowsPerBlock, class Named = WholeWarp>
+struct Beside : Threads<kThreadsPerRow, kRowsPerBlock> {
+  enum : int { kWarps = kThreadsPerRow / 32 };
+  template <typename State> using Slots = State[kRowsPerBlock][kWarps];
+  template <typename State>
+  static __device__ __forceinline__ State reduce(State s, State (&slots)[kRowsPerBlock][kWarps]) {
+    const int slot = threadIdx.x / kThreadsPerRow;
+    State* own = slots[slot];
+    s = reduce_lanes<32, Named>(s);
+    if (threadIdx.x % 32 == 0) own[threadIdx.x / 32 % kWarps] = s;
+    rows_meet<kWarps>(slot);
+    return reduce_lanes<lanes_for(kWarps), Named>(share_of_slots<kWarps>(own));
   }
 };
 
@@ -234,6 +305,31 @@ __device__ __forceinline__ void pack(Vec<bfloat16, N>& vec, const float (&values
   }
 }
 
+// A block is a team. Warps first, then every warp combines the warps' states redundantly: one barrier, no broadcast.
+template <int kThreadsPerRow, class Named = WholeWarp>
+struct Block : Threads<kThreadsPerRow, 1> {
+  enum : int { kWarps = kThreadsPerRow / 32 };
+  template <typename State> using Slots = State[kWarps];
+  template <typename State>
+  static __device__ __forceinline__ State reduce(State s, State (&slots)[kWarps]) {
+    s = reduce_lanes<32, Named>(s);
+    if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32 % kWarps] = s;
+    __syncthreads();
+    return reduce_lanes<lanes_for(kWarps), Named>(share_of_slots<kWarps>(slots));
+  }
+};
+
+// N elements that all have that value.
+template <typename T, int N>
+__device__ __forceinline__ Vec<T, N> filled(float value) {
+  float values[N];
+  #pragma unroll
+  for (int i = 0; i < N; ++i) values[i] = value;
+  Vec<T, N> vec;
+  pack(vec, values);
+  return vec;
+}
+
 // How a kernel and its neighbours in the stream overlap: not at all.
 // wait              before the first access to what the kernels in front write, or still read
 // wait_for_partner  in a call's second kernel, before the first access to what the first one writes
@@ -250,29 +346,6 @@ struct InOrder {
 };
 
 template <class Config, typename T> using Input = typename Config::Chain::template Pointer<T>;
-
-// Starts while the kernel in front still runs (programmatic dependent launch).
-struct Early : InOrder {
-  template <typename T> using Pointer = const T*;
-  static __device__ __forceinline__ void wait() { dependency_wait(); }
-  static __device__ __forceinline__ void wait_for_partner() { dependency_wait(); }
-};
-
-// As Early; the next kernel may start once this one has asked for its rows.
-struct EarlyAtLoads : Early {
-  static __device__ __forceinline__ void at_loads() { dependency_trigger(); }
-};
-
-// N elements that all have that value.
-template <typename T, int N>
-__device__ __forceinline__ Vec<T, N> filled(float value) {
-  float values[N];
-  #pragma unroll
-  for (int i = 0; i < N; ++i) values[i] = value;
-  Vec<T, N> vec;
-  pack(vec, values);
-  return vec;
-}
 
 // Parameters are read in their turn.
 struct InTurn {
@@ -332,75 +405,94 @@ __device__ __forceinline__ Vec<T, N> read_window(const T* elements, int first, i
   }
 }
 
-// All kLanes neighbouring lanes, a power of two, end with the combined state; the lanes of `mask` take part. A state is
-// a struct of floats that knows how two combine, and how to get that of the lane whose number differs by `offset`.
-template <int kLanes, typename State>
-__device__ __forceinline__ State reduce_lanes(State s, unsigned mask = 0xffffffffu) {
+// Hides from the compiler what the vector holds: it would convert kept parameters to floats once, for all rows, and
+// keep those, in twice the registers.
+template <int N, typename T>
+__device__ __forceinline__ void stay_packed(Vec<T, N>& vec) {
   #pragma unroll
-  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset, mask));
-  return s;
+  for (int i = 0; i < Vec<T, N>::kRegisters; ++i) opaque(vec.bits[i]);
 }
 
-// The largest power of two up to n, and up to a warp: how many lanes combine n states.
-__host__ __device__ constexpr int lanes_for(int n) { return n < 2 ? 1 : n >= 32 ? 32 : 2 * lanes_for(n / 2); }
-
-// What this lane combines of kStates states: lanes_for(kStates) lanes take turns at them.
-template <int kStates, typename State>
-__device__ __forceinline__ State share_of_slots(const State* slots) {
-  constexpr int kLanes = lanes_for(kStates);
-  const int own = threadIdx.x % kLanes;
-  State total = slots[own];
-  #pragma unroll
-  for (int i = kLanes; i < kStates; i += kLanes) {
-    if (kStates % kLanes == 0 || own + i < kStates) total = State::combine(total, slots[own + i]);
+// Used once: evict first (ld.global.cs, st.global.cs).
+struct Streaming {
+  template <int kBytes>
+  static __device__ __forceinline__ void load(const void* address, unsigned* bits) {
+    split(__ldcs(static_cast<const Word<kBytes>*>(address)), bits);
   }
-  return total;
-}
+  template <int kBytes>
+  static __device__ __forceinline__ void store(void* address, const unsigned* bits) {
+    __stcs(static_cast<Word<kBytes>*>(address), join<kBytes>(bits));
+  }
+};
 
-// Warps first, then every warp combines the warps' states redundantly: one barrier, no broadcast.
-template <int kWarps, typename State>
-__device__ __forceinline__ State reduce_row(State s, State* slots) {
-  s = reduce_lanes<32>(s);
-  if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32 % kWarps] = s;
-  __syncthreads();
-  return reduce_lanes<lanes_for(kWarps)>(share_of_slots<kWarps>(slots));
+// The sum of N terms, N a power of two, as a tree: log2(N) roundings on the way of each term.
+template <int N>
+__device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
+  float sums[N];
+  #pragma unroll
+  for (int k = 0; k < N; ++k) sums[k] = terms[k];
+  #pragma unroll
+  for (int n = N / 2; n > 0; n /= 2) {
+    #pragma unroll
+    for (int k = 0; k < n; ++k) sums[k] += sums[k + n];
+  }
+  return sums[0];
 }
 
 // What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row. In kernels:
-// kVector       elements per access
-// kEarlyParams  column parameters wait in registers, or are read where they are used
-// kVectors      vectors of a row
-// kSteps        vectors a thread owns
-// kEven         all threads own kSteps of them
-// kUnroll       steps that a loop does in a trip
-struct Cols4096_a1e9 : Plain { using Params = Ahead;
-  enum : int { kCols = 4096, kThreads = 512, kThreadsPerRow = 512, kVector = 8, kEarlyParams = 1 };
+// kVector        elements per access
+// kRunningSums   running sums that a vector adds to
+// kEarlyParams   column parameters wait in registers, or are read where they are used
+// kVectors       vectors of a row
+// kSteps         vectors a thread owns
+// kEven          all threads own kSteps of them
+// kPackedParams  column parameters stay as they are stored while they wait in registers
+// kAhead         the next row is loaded while the present one is computed
+// kUnroll        steps that a loop does in a trip
+struct Cols4096_45a8 : Plain { using Team = Block<512>; using Params = Ahead;
+  enum : int { kCols = 4096, kThreads = 512, kVector = 8, kEarlyParams = 1 };
 };
-struct Cols4096_495a : Plain {
-  enum : int { kCols = 4096, kThreads = 256, kThreadsPerRow = 256, kVector = 8, kEarlyParams = 1 };
+struct Cols4096_cb17 : Plain { using Team = Block<512>; using Load = NoAllocate;
+  enum : int { kCols = 4096, kThreads = 512, kVector = 8, kEarlyParams = 0 };
 };
-struct Cols4096_c5de : Plain { using Load = NoAllocate;
-  enum : int { kCols = 4096, kThreads = 128, kThreadsPerRow = 128, kVector = 8, kEarlyParams = 1 };
+struct Cols4096_0193 : Plain { using Team = Block<256>;
+  enum : int { kCols = 4096, kThreads = 256, kVector = 8, kEarlyParams = 0 };
 };
-struct Cols4096_b793 : Plain { using Load = NoAllocate; using Chain = EarlyAtLoads;
-  enum : int { kCols = 4096, kThreads = 128, kThreadsPerRow = 128, kVector = 8, kEarlyParams = 1 };
+struct Cols4096_1610 : Plain { using Team = Beside<64, 2>; using Load = NoAllocate;
+  enum : int { kCols = 4096, kThreads = 128, kVector = 8, kEarlyParams = 1 };
 };
-struct Cols7168_df07 : Plain { using Params = Ahead;
-  enum : int { kCols = 7168, kThreads = 512, kThreadsPerRow = 512, kVector = 8, kEarlyParams = 1 };
+struct Cols4096_3264 : Plain { using Team = Block<128>; using Load = NoAllocate; using Store = Streaming;
+  enum : int { kCols = 4096, kThreads = 128, kVector = 4, kEarlyParams = 1, kPackedParams = 1, kAhead = 1 };
 };
-struct Cols7168_2e74 : Plain { using Load = NoAllocate;
-  enum : int { kCols = 7168, kThreads = 256, kThreadsPerRow = 256, kVector = 8, kEarlyParams = 1 };
+struct Cols7168_fe33 : Plain { using Team = Block<256>; using Load = NoAllocate;
+  enum : int { kCols = 7168, kThreads = 256, kVector = 4, kEarlyParams = 1 };
 };
-struct Cols7168_0979 : Plain { using Load = NoAllocate; using Chain = EarlyAtLoads;
-  enum : int { kCols = 7168, kThreads = 256, kThreadsPerRow = 256, kVector = 8, kEarlyParams = 1 };
+struct Cols7168_da00 : Plain { using Team = Block<512>; using Params = Ahead;
+  enum : int { kCols = 7168, kThreads = 512, kVector = 8, kEarlyParams = 1 };
 };
-struct AnyCols_54f6 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 8, kUnroll = 1 }; };
-struct AnyCols_fee7 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 1, kUnroll = 1 }; };
+struct Cols7168_1639 : Plain { using Team = Block<256>;
+  enum : int { kCols = 7168, kThreads = 256, kVector = 4, kEarlyParams = 1 };
+};
+struct Cols7168_4b77 : Plain { using Team = Block<256>; using Load = NoAllocate;
+  enum : int { kCols = 7168, kThreads = 256, kVector = 4, kEarlyParams = 0 };
+};
+struct AnyCols_224d : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 8, kUnroll = 1 }; };
+struct AnyCols_0595 : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 1, kUnroll = 1 }; };
 
-// add_rmsnorm forward: a block owns a row; each row is read once.
+struct Look1_efa7 {  // state of look 1: sum(h**2)
+  float h_squares;
+  static __device__ __forceinline__ Look1_efa7 combine(const Look1_efa7& a, const Look1_efa7& b) {
+    return {a.h_squares + b.h_squares};
+  }
+  static __device__ __forceinline__ Look1_efa7 shuffle_xor(const Look1_efa7& s, int offset, unsigned mask) {
+    return {__shfl_xor_sync(mask, s.h_squares, offset)};
+  }
+};
+
+// add_rmsnorm forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-add_rmsnorm_fwd_bf16_block_per_row_1d55(
+add_rmsnorm_fwd_bf16_team_per_row_1204(
     bfloat16* __restrict__ h,
     bfloat16* __restrict__ y,
     float* __restrict__ rstd,
@@ -413,33 +505,28 @@ add_rmsnorm_fwd_bf16_block_per_row_1d55(
     long long residual_pitch,
     int rows,
     float eps) {
+  using Team = typename Config::Team;
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   using Params = typename Config::Params;
-  constexpr int kCols = Config::kCols, kThreadsPerRow = Config::kThreadsPerRow, kVector = Config::kVector;
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
+      kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4;
   constexpr bool kEarlyParams = Config::kEarlyParams;
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32, kVectors = kCols / kVector,
-      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  struct Look1 {  // state of look 1: sum(h**2)
-    float h_squares;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.h_squares + b.h_squares};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.h_squares, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[kWarpsPerRow];
+  __shared__ typename Team::template Slots<Look1_efa7> look1_slots;
 
-  const int lane = threadIdx.x;
-  const int row = blockIdx.x;
+  const int lane = Team::lane();
+  const int slot = Team::slot();  // this thread's row within the block
+  const int row = Team::tile() * kRowsPerBlock + slot;
 
-  bfloat16* h_row = h + static_cast<long long>(row) * h_pitch;
-  bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
-  const bfloat16* residual_row = residual + static_cast<long long>(row) * residual_pitch;
+  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const int valid_row = active ? row : rows - 1;
+  bfloat16* h_row = h + static_cast<long long>(valid_row) * h_pitch;
+  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
+  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+  const bfloat16* residual_row = residual + static_cast<long long>(valid_row) * residual_pitch;
 
   Params::to_l2(weight, kCols);
   Chain::at_start();
@@ -470,28 +557,37 @@ add_rmsnorm_fwd_bf16_block_per_row_1d55(
   }
 
   Chain::at_loads();
+  Team::announce();
 
-  Look1 look1 = {0.0f};
+  Look1_efa7 look1 = {0.0f};
+  float look1_h_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
 
   // Look 1: sum(h**2)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
+      float h_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_held[step], i);
         const float residual_i = element(residual_held[step], i);
         const float h_i = x_i + residual_i;
-        look1.h_squares += h_i * h_i;
+        h_values[i] = h_i;
+        look1_h_squares[i % kRunningSums] += h_i * h_i;
       }
+      Vec<bfloat16, kVector> h_vec;
+      pack(h_vec, h_values);
+      if (active) write<Store>(h_row + vector * kVector, h_vec);
     }
   }
 
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
+  look1.h_squares = sum_in_pairs(look1_h_squares);
+  Team::meet();
+  look1 = Team::reduce(look1, look1_slots);
   const float row_rstd = rsqrtf(eps + look1.h_squares / kCols);
 
-  if (lane == 0) {
+  if (lane == 0 && active) {
     if (rstd != nullptr) rstd[row] = row_rstd;
   }
 
@@ -501,7 +597,6 @@ add_rmsnorm_fwd_bf16_block_per_row_1d55(
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       if (!kEarlyParams) weight_held[step] = read<kVector>(weight + vector * kVector);
-      float h_values[kVector];
       float y_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -509,25 +604,168 @@ add_rmsnorm_fwd_bf16_block_per_row_1d55(
         const float residual_i = element(residual_held[step], i);
         const float weight_i = element(weight_held[step], i);
         const float h_i = x_i + residual_i;
-        h_values[i] = h_i;
         y_values[i] = h_i * row_rstd * weight_i;
       }
-      Vec<bfloat16, kVector> h_vec;
-      pack(h_vec, h_values);
-      write<Store>(h_row + vector * kVector, h_vec);
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      write<Store>(y_row + vector * kVector, y_vec);
+      if (active) write<Store>(y_row + vector * kVector, y_vec);
     }
   }
 
   Chain::at_end();
 }
 
-// add_rmsnorm forward, any number of columns: a block owns a row; each row is read twice.
+// add_rmsnorm forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-add_rmsnorm_fwd_bf16_any_cols_block_per_row_9ede(
+add_rmsnorm_fwd_bf16_team_per_row_484a(
+    bfloat16* __restrict__ h,
+    bfloat16* __restrict__ y,
+    float* __restrict__ rstd,
+    Input<Config, bfloat16> x,
+    Input<Config, bfloat16> residual,
+    Input<Config, bfloat16> weight,
+    long long h_pitch,
+    long long y_pitch,
+    long long x_pitch,
+    long long residual_pitch,
+    int rows,
+    float eps) {
+  using Team = typename Config::Team;
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
+      kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4;
+  constexpr bool kEarlyParams = Config::kEarlyParams, kPackedParams = Config::kPackedParams;
+  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0, kAhead = Config::kAhead;
+  __shared__ typename Team::template Slots<Look1_efa7> look1_slots[2];
+
+  const int lane = Team::lane();
+  const int slot = Team::slot();  // this thread's row within the block
+  int parity = 0;
+
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
+
+  Vec<bfloat16, kVector> weight_held[kSteps];
+  if (kEarlyParams) {
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        weight_held[step] = read<kVector>(weight + vector * kVector);
+      }
+    }
+  }
+
+  Vec<bfloat16, kVector> x_next[kSteps];
+  Vec<bfloat16, kVector> residual_next[kSteps];
+  // Starts the loads of a row.
+  const auto fetch = [&](int row) {
+    const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
+    const bfloat16* residual_row = residual + static_cast<long long>(row) * residual_pitch;
+
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        x_next[step] = read<kVector, Load>(x_row + vector * kVector);
+        residual_next[step] = read<kVector, Load>(residual_row + vector * kVector);
+      }
+    }
+  };
+  if (kAhead && blockIdx.x * kRowsPerBlock < rows) fetch(Team::row(blockIdx.x * kRowsPerBlock, rows));
+
+  for (int first_row = blockIdx.x * kRowsPerBlock; first_row < rows; first_row += gridDim.x * kRowsPerBlock) {
+    const int row = first_row + slot;
+    const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+    const int valid_row = active ? row : rows - 1;
+    bfloat16* h_row = h + static_cast<long long>(valid_row) * h_pitch;
+    bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
+    if (!kAhead) fetch(valid_row);
+
+    Vec<bfloat16, kVector> x_held[kSteps];
+    Vec<bfloat16, kVector> residual_held[kSteps];
+
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      x_held[step] = x_next[step];
+      residual_held[step] = residual_next[step];
+    }
+
+    const unsigned next_row = first_row + gridDim.x * kRowsPerBlock;
+    if (kAhead && next_row < rows) fetch(Team::row(next_row, rows));
+    if (kPackedParams) {
+      #pragma unroll
+      for (int step = 0; step < kSteps; ++step) {
+        stay_packed(weight_held[step]);
+      }
+    }
+
+    Look1_efa7 look1 = {0.0f};
+    float look1_h_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+
+    // Look 1: sum(h**2)
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        float h_values[kVector];
+        #pragma unroll
+        for (int i = 0; i < kVector; ++i) {
+          const float x_i = element(x_held[step], i);
+          const float residual_i = element(residual_held[step], i);
+          const float h_i = x_i + residual_i;
+          h_values[i] = h_i;
+          look1_h_squares[i % kRunningSums] += h_i * h_i;
+        }
+        Vec<bfloat16, kVector> h_vec;
+        pack(h_vec, h_values);
+        if (active) write<Store>(h_row + vector * kVector, h_vec);
+      }
+    }
+
+    look1.h_squares = sum_in_pairs(look1_h_squares);
+    look1 = Team::reduce(look1, look1_slots[parity]);
+    const float row_rstd = rsqrtf(eps + look1.h_squares / kCols);
+
+    if (lane == 0 && active) {
+      if (rstd != nullptr) rstd[row] = row_rstd;
+    }
+
+    // Last look: the outputs
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + vector * kVector);
+        float y_values[kVector];
+        #pragma unroll
+        for (int i = 0; i < kVector; ++i) {
+          const float x_i = element(x_held[step], i);
+          const float residual_i = element(residual_held[step], i);
+          const float weight_i = element(weight_held[step], i);
+          const float h_i = x_i + residual_i;
+          y_values[i] = h_i * row_rstd * weight_i;
+        }
+        Vec<bfloat16, kVector> y_vec;
+        pack(y_vec, y_values);
+        if (active) write<Store>(y_row + vector * kVector, y_vec);
+      }
+    }
+
+    parity ^= 1;
+  }
+
+  Chain::at_end();
+}
+
+// add_rmsnorm forward, any number of columns: a team of threads owns a row; each row is read twice.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+add_rmsnorm_fwd_bf16_any_cols_team_per_row_7d05(
     bfloat16* __restrict__ h,
     bfloat16* __restrict__ y,
     float* __restrict__ rstd,
@@ -541,23 +779,15 @@ add_rmsnorm_fwd_bf16_any_cols_block_per_row_9ede(
     int rows,
     int cols,
     float eps) {
+  using Team = typename Config::Team;
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow, kVector = Config::kVector, kUnroll = Config::kUnroll,
-      kWarpsPerRow = kThreadsPerRow / 32;
-  struct Look1 {  // state of look 1: sum(h**2)
-    float h_squares;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.h_squares + b.h_squares};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.h_squares, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[kWarpsPerRow];
+  constexpr int kThreadsPerRow = Team::kSize, kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4,
+      kUnroll = Config::kUnroll;
+  __shared__ typename Team::template Slots<Look1_efa7> look1_slots;
 
-  const int lane = threadIdx.x;
+  const int lane = Team::lane();
   const int row = blockIdx.x;
   const int steps = (cols / kVector + kThreadsPerRow - 1) / kThreadsPerRow;
 
@@ -575,7 +805,10 @@ add_rmsnorm_fwd_bf16_any_cols_block_per_row_9ede(
   Chain::at_start();
   Chain::wait();  // nothing before it depends on the kernels in front of this one
 
-  Look1 look1 = {0.0f};
+  Team::announce();
+
+  Look1_efa7 look1 = {0.0f};
+  float look1_h_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
 
   // Look 1: sum(h**2)
   #pragma unroll kUnroll
@@ -590,7 +823,7 @@ add_rmsnorm_fwd_bf16_any_cols_block_per_row_9ede(
         const float x_i = element(x_vec, i);
         const float residual_i = element(residual_vec, i);
         const float h_i = x_i + residual_i;
-        look1.h_squares += h_i * h_i;
+        look1_h_squares[i % kRunningSums] += h_i * h_i;
       }
     }
   }
@@ -600,10 +833,12 @@ add_rmsnorm_fwd_bf16_any_cols_block_per_row_9ede(
     const float x_i = element(x_vec, 0);
     const float residual_i = element(residual_vec, 0);
     const float h_i = x_i + residual_i;
-    look1.h_squares += h_i * h_i;
+    look1_h_squares[0] += h_i * h_i;
   }
 
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
+  look1.h_squares = sum_in_pairs(look1_h_squares);
+  Team::meet();
+  look1 = Team::reduce(look1, look1_slots);
   const float row_rstd = rsqrtf(eps + look1.h_squares / cols);
 
   if (lane == 0) {
@@ -817,24 +1052,25 @@ struct Tuned {
   Kernel kernel;
 };
 inline constexpr Tuned kTuned[] = {
-    {   1, 4096, 16, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_block_per_row_1d55<Cols4096_a1e9>>}},
-    {  16, 4096, 16, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_block_per_row_1d55<Cols4096_495a>>}},
-    {  64, 4096, 16, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_block_per_row_1d55<Cols4096_a1e9>>}},
-    { 256, 4096, 16, 0u, 2u, false, {{128}, run<add_rmsnorm_fwd_bf16_block_per_row_1d55<Cols4096_c5de>>}},
-    {1024, 4096, 16, 0u, 2u, false, {{128}, run<add_rmsnorm_fwd_bf16_block_per_row_1d55<Cols4096_c5de>>}},
-    {4096, 4096, 16, 0u, 2u, false, {{128, 1, true}, run<add_rmsnorm_fwd_bf16_block_per_row_1d55<Cols4096_b793>>}},
-    {   1, 7168, 16, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_block_per_row_1d55<Cols7168_df07>>}},
-    {  16, 7168, 16, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_block_per_row_1d55<Cols7168_df07>>}},
-    {  64, 7168, 16, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_block_per_row_1d55<Cols7168_df07>>}},
-    { 256, 7168, 16, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_block_per_row_1d55<Cols7168_2e74>>}},
-    {1024, 7168, 16, 0u, 2u, false, {{256, 1, true}, run<add_rmsnorm_fwd_bf16_block_per_row_1d55<Cols7168_0979>>}},
-    {4096, 7168, 16, 0u, 2u, false, {{256, 1, true}, run<add_rmsnorm_fwd_bf16_block_per_row_1d55<Cols7168_0979>>}},
+    {   1, 4096, 16, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_team_per_row_1204<Cols4096_45a8>>}},
+    {  16, 4096, 16, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_team_per_row_1204<Cols4096_cb17>>}},
+    {  64, 4096, 16, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_team_per_row_1204<Cols4096_cb17>>}},
+    { 256, 4096, 16, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_1204<Cols4096_0193>>}},
+    {1024, 4096, 16, 0u, 2u, false, {{128, 2}, run<add_rmsnorm_fwd_bf16_team_per_row_1204<Cols4096_1610>>}},
+    {4096, 4096,  8, 0u, 2u, false, {{128, 1, false, 0, 0, 8},
+     run<add_rmsnorm_fwd_bf16_team_per_row_484a<Cols4096_3264>>}},
+    {   1, 7168,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_1204<Cols7168_fe33>>}},
+    {  16, 7168, 16, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_team_per_row_1204<Cols7168_da00>>}},
+    {  64, 7168,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_1204<Cols7168_1639>>}},
+    { 256, 7168,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_1204<Cols7168_1639>>}},
+    {1024, 7168,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_1204<Cols7168_4b77>>}},
+    {4096, 7168,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_1204<Cols7168_1639>>}},
 };
 
 // For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.
 inline constexpr Kernel kGeneral[] = {
-    {{256}, run_any_cols<add_rmsnorm_fwd_bf16_any_cols_block_per_row_9ede<AnyCols_54f6>>},
-    {{256}, run_any_cols<add_rmsnorm_fwd_bf16_any_cols_block_per_row_9ede<AnyCols_fee7>>},
+    {{256}, run_any_cols<add_rmsnorm_fwd_bf16_any_cols_team_per_row_7d05<AnyCols_224d>>},
+    {{256}, run_any_cols<add_rmsnorm_fwd_bf16_any_cols_team_per_row_7d05<AnyCols_0595>>},
 };
 
 // Bits of `absent`: 1u weight, 2u rstd.

@@ -291,6 +291,69 @@ __device__ __forceinline__ void pack(Vec<bfloat16, N>& vec, const float (&values
   }
 }
 
+// The lanes that a shuffle names: all of the warp.
+struct WholeWarp {
+  template <int kLanes>
+  static __device__ __forceinline__ unsigned lanes() { return 0xffffffffu; }
+};
+
+// All kLanes neighbouring lanes, a power of two, end with the combined state. A state is a struct of floats that knows
+// how two combine, and how to get that of the lane whose number differs by `offset`.
+template <int kLanes, class Named = WholeWarp, typename State>
+__device__ __forceinline__ State reduce_lanes(State s) {
+  const unsigned mask = Named::template lanes<kLanes>();
+  #pragma unroll
+  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset, mask));
+  return s;
+}
+
+// The largest power of two up to n, and up to a warp: how many lanes combine n states.
+__host__ __device__ constexpr int lanes_for(int n) { return n < 2 ? 1 : n >= 32 ? 32 : 2 * lanes_for(n / 2); }
+
+// What this lane combines of kStates states: lanes_for(kStates) lanes take turns at them.
+template <int kStates, typename State>
+__device__ __forceinline__ State share_of_slots(const State* slots) {
+  constexpr int kLanes = lanes_for(kStates);
+  const int own = threadIdx.x % kLanes;
+  State total = slots[own];
+  #pragma unroll
+  for (int i = kLanes; i < kStates; i += kLanes) {
+    if (kStates % kLanes == 0 || own + i < kStates) total = State::combine(total, slots[own + i]);
+  }
+  return total;
+}
+
+// A team: the threads that share a row. They are neighbours in a block, which has kRowsPerBlock rows side by side.
+template <int kThreadsPerRow, int kRowsPerBlock>
+struct Threads {
+  enum : int { kSize = kThreadsPerRow, kRows = kRowsPerBlock };
+  // This thread's number in its team, and its team's in the block; which tile of rows is the block's.
+  static __device__ __forceinline__ int lane() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
+  static __device__ __forceinline__ int slot() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
+  static __device__ __forceinline__ unsigned tile() { return blockIdx.x; }
+  // The team's row of the tile that starts at row `first`; idle teams take the last row.
+  static __device__ __forceinline__ int row(int first, int rows) {
+    return kRows == 1 ? first : min(first + slot(), rows - 1);
+  }
+  // Blocks that are a team say that they have started, and wait for each other before they combine.
+  static __device__ __forceinline__ void announce() {}
+  static __device__ __forceinline__ void meet() {}
+};
+
+// A block is a team. Warps first, then every warp combines the warps' states redundantly: one barrier, no broadcast.
+template <int kThreadsPerRow, class Named = WholeWarp>
+struct Block : Threads<kThreadsPerRow, 1> {
+  enum : int { kWarps = kThreadsPerRow / 32 };
+  template <typename State> using Slots = State[kWarps];
+  template <typename State>
+  static __device__ __forceinline__ State reduce(State s, State (&slots)[kWarps]) {
+    s = reduce_lanes<32, Named>(s);
+    if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32 % kWarps] = s;
+    __syncthreads();
+    return reduce_lanes<lanes_for(kWarps), Named>(share_of_slots<kWarps>(slots));
+  }
+};
+
 // How a kernel and its neighbours in the stream overlap: not at all.
 // wait              before the first access to what the kernels in front write, or still read
 // wait_for_partner  in a call's second kernel, before the first access to what the first one writes
@@ -398,42 +461,23 @@ __device__ __forceinline__ float reduce_group(float value) {
   return value;
 }
 
-// All kLanes neighbouring lanes, a power of two, end with the combined state; the lanes of `mask` take part. A state is
-// a struct of floats that knows how two combine, and how to get that of the lane whose number differs by `offset`.
-template <int kLanes, typename State>
-__device__ __forceinline__ State reduce_lanes(State s, unsigned mask = 0xffffffffu) {
+// The sum of N terms, N a power of two, as a tree: log2(N) roundings on the way of each term.
+template <int N>
+__device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
+  float sums[N];
   #pragma unroll
-  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset, mask));
-  return s;
-}
-
-// The largest power of two up to n, and up to a warp: how many lanes combine n states.
-__host__ __device__ constexpr int lanes_for(int n) { return n < 2 ? 1 : n >= 32 ? 32 : 2 * lanes_for(n / 2); }
-
-// What this lane combines of kStates states: lanes_for(kStates) lanes take turns at them.
-template <int kStates, typename State>
-__device__ __forceinline__ State share_of_slots(const State* slots) {
-  constexpr int kLanes = lanes_for(kStates);
-  const int own = threadIdx.x % kLanes;
-  State total = slots[own];
+  for (int k = 0; k < N; ++k) sums[k] = terms[k];
   #pragma unroll
-  for (int i = kLanes; i < kStates; i += kLanes) {
-    if (kStates % kLanes == 0 || own + i < kStates) total = State::combine(total, slots[own + i]);
+  for (int n = N / 2; n > 0; n /= 2) {
+    #pragma unroll
+    for (int k = 0; k < n; ++k) sums[k] += sums[k + n];
   }
-  return total;
-}
-
-// Warps first, then every warp combines the warps' states redundantly: one barrier, no broadcast.
-template <int kWarps, typename State>
-__device__ __forceinline__ State reduce_row(State s, State* slots) {
-  s = reduce_lanes<32>(s);
-  if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32 % kWarps] = s;
-  __syncthreads();
-  return reduce_lanes<lanes_for(kWarps)>(share_of_slots<kWarps>(slots));
+  return sums[0];
 }
 
 // What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row. In kernels:
 // kVector        elements per access
+// kRunningSums   running sums that a vector adds to
 // kEarlyParams   column parameters wait in registers, or are read where they are used
 // kVectors       vectors of a row
 // kSteps         vectors a thread owns
@@ -441,27 +485,37 @@ __device__ __forceinline__ State reduce_row(State s, State* slots) {
 // kGroup         columns
 // kGroupVectors  lanes that own one
 // kUnroll        steps that a loop does in a trip
-struct Cols4096_c79c : Plain { using Params = Ahead;
-  enum : int { kCols = 4096, kThreads = 512, kThreadsPerRow = 512, kVector = 8, kEarlyParams = 1, kGroup = 128 };
+struct Cols4096_9d20 : Plain { using Team = Block<512>; using Params = Ahead;
+  enum : int { kCols = 4096, kThreads = 512, kVector = 8, kEarlyParams = 1, kGroup = 128 };
 };
-struct Cols4096_dca8 : Plain { using Load = NoAllocate; using Chain = EarlyAtLoads;
-  enum : int { kCols = 4096, kThreads = 128, kThreadsPerRow = 128, kVector = 8, kEarlyParams = 1, kGroup = 128 };
+struct Cols4096_3157 : Plain { using Team = Block<128>; using Load = NoAllocate; using Chain = EarlyAtLoads;
+  enum : int { kCols = 4096, kThreads = 128, kVector = 8, kEarlyParams = 1, kGroup = 128 };
 };
-struct Cols7168_39af : Plain { using Params = Ahead;
-  enum : int { kCols = 7168, kThreads = 512, kThreadsPerRow = 512, kVector = 8, kEarlyParams = 1, kGroup = 128 };
+struct Cols7168_9642 : Plain { using Team = Block<512>; using Params = Ahead;
+  enum : int { kCols = 7168, kThreads = 512, kVector = 8, kEarlyParams = 1, kGroup = 128 };
 };
-struct Cols7168_5710 : Plain { using Load = NoAllocate; using Chain = EarlyAtLoads;
-  enum : int { kCols = 7168, kThreads = 256, kThreadsPerRow = 256, kVector = 8, kEarlyParams = 1, kGroup = 128 };
+struct Cols7168_37b6 : Plain { using Team = Block<256>; using Load = NoAllocate; using Chain = EarlyAtLoads;
+  enum : int { kCols = 7168, kThreads = 256, kVector = 8, kEarlyParams = 1, kGroup = 128 };
 };
-struct AnyCols_f834 : Plain {
-  enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 4, kUnroll = 1, kGroup = 128 };
+struct AnyCols_848d : Plain { using Team = Block<256>;
+  enum : int { kThreads = 256, kVector = 4, kUnroll = 1, kGroup = 128 };
 };
 
-// add_rmsnorm_to_fp8_group forward: a block owns a row; each row is read once.
+struct Look1_efa7 {  // state of look 1: sum(h**2)
+  float h_squares;
+  static __device__ __forceinline__ Look1_efa7 combine(const Look1_efa7& a, const Look1_efa7& b) {
+    return {a.h_squares + b.h_squares};
+  }
+  static __device__ __forceinline__ Look1_efa7 shuffle_xor(const Look1_efa7& s, int offset, unsigned mask) {
+    return {__shfl_xor_sync(mask, s.h_squares, offset)};
+  }
+};
+
+// add_rmsnorm_to_fp8_group forward: a team of threads owns a row; each row is read once.
 // h takes the place of residual.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-add_rmsnorm_to_fp8_group_fwd_bf16_block_per_row_4384(
+add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_f794(
     bfloat16* __restrict__ y,
     float8_e4m3* __restrict__ q,
     float* __restrict__ scale,
@@ -476,35 +530,30 @@ add_rmsnorm_to_fp8_group_fwd_bf16_block_per_row_4384(
     int rows,
     float eps,
     float amax_min) {
+  using Team = typename Config::Team;
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   using Params = typename Config::Params;
-  constexpr int kCols = Config::kCols, kThreadsPerRow = Config::kThreadsPerRow, kVector = Config::kVector;
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
+      kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4;
   constexpr bool kEarlyParams = Config::kEarlyParams;
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32, kVectors = kCols / kVector,
-      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
   constexpr int kGroup = Config::kGroup, kGroupVectors = kGroup / kVector;
-  struct Look1 {  // state of look 1: sum(h**2)
-    float h_squares;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.h_squares + b.h_squares};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.h_squares, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[kWarpsPerRow];
+  __shared__ typename Team::template Slots<Look1_efa7> look1_slots;
 
-  const int lane = threadIdx.x;
-  const int row = blockIdx.x;
+  const int lane = Team::lane();
+  const int slot = Team::slot();  // this thread's row within the block
+  const int row = Team::tile() * kRowsPerBlock + slot;
 
-  bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
-  float8_e4m3* q_row = q + static_cast<long long>(row) * q_pitch;
-  float* scale_row = scale + static_cast<long long>(row) * scale_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
-  bfloat16* residual_row = residual + static_cast<long long>(row) * residual_pitch;
+  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const int valid_row = active ? row : rows - 1;
+  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
+  float8_e4m3* q_row = q + static_cast<long long>(valid_row) * q_pitch;
+  float* scale_row = scale + static_cast<long long>(valid_row) * scale_pitch;
+  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+  bfloat16* residual_row = residual + static_cast<long long>(valid_row) * residual_pitch;
 
   Params::to_l2(weight, kCols);
   Chain::at_start();
@@ -535,25 +584,34 @@ add_rmsnorm_to_fp8_group_fwd_bf16_block_per_row_4384(
   }
 
   Chain::at_loads();
+  Team::announce();
 
-  Look1 look1 = {0.0f};
+  Look1_efa7 look1 = {0.0f};
+  float look1_h_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
 
   // Look 1: sum(h**2)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
+      float h_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_held[step], i);
         const float residual_i = element(residual_held[step], i);
         const float h_i = x_i + residual_i;
-        look1.h_squares += h_i * h_i;
+        h_values[i] = h_i;
+        look1_h_squares[i % kRunningSums] += h_i * h_i;
       }
+      Vec<bfloat16, kVector> h_vec;
+      pack(h_vec, h_values);
+      if (active) write<Store>(residual_row + vector * kVector, h_vec);
     }
   }
 
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
+  look1.h_squares = sum_in_pairs(look1_h_squares);
+  Team::meet();
+  look1 = Team::reduce(look1, look1_slots);
   const float row_rstd = rsqrtf(eps + look1.h_squares / kCols);
 
   // Last look: the outputs
@@ -562,7 +620,6 @@ add_rmsnorm_to_fp8_group_fwd_bf16_block_per_row_4384(
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       if (!kEarlyParams) weight_held[step] = read<kVector>(weight + vector * kVector);
-      float h_values[kVector];
       float y_values[kVector];
       float q_values[kVector];
       float y_absmax_g = 0.0f;
@@ -578,7 +635,7 @@ add_rmsnorm_to_fp8_group_fwd_bf16_block_per_row_4384(
       y_absmax_g = reduce_group<kGroupVectors, Maximum>(y_absmax_g);
       const float scale_g = maximum(amax_min, y_absmax_g) / 448.0f;
       const float scale_inverse_g = 1.0f / scale_g;
-      if (vector % kGroupVectors == 0) {
+      if (vector % kGroupVectors == 0 && active) {
         scale_row[vector / kGroupVectors] = scale_g;
       }
       #pragma unroll
@@ -588,30 +645,26 @@ add_rmsnorm_to_fp8_group_fwd_bf16_block_per_row_4384(
         const float weight_i = element(weight_held[step], i);
         const float h_i = x_i + residual_i;
         const float y_i = h_i * row_rstd * weight_i;
-        h_values[i] = h_i;
         y_values[i] = y_i;
         q_values[i] = y_i * scale_inverse_g;
       }
-      Vec<bfloat16, kVector> h_vec;
-      pack(h_vec, h_values);
-      write<Store>(residual_row + vector * kVector, h_vec);
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      write<Store>(y_row + vector * kVector, y_vec);
+      if (active) write<Store>(y_row + vector * kVector, y_vec);
       Vec<float8_e4m3, kVector> q_vec;
       pack(q_vec, q_values);
-      write<Store>(q_row + vector * kVector, q_vec);
+      if (active) write<Store>(q_row + vector * kVector, q_vec);
     }
   }
 
   Chain::at_end();
 }
 
-// add_rmsnorm_to_fp8_group forward, any number of columns: a block owns a row; each row is read twice.
+// add_rmsnorm_to_fp8_group forward, any number of columns: a team of threads owns a row; each row is read twice.
 // h takes the place of residual.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-add_rmsnorm_to_fp8_group_fwd_bf16_any_cols_block_per_row_ddcc(
+add_rmsnorm_to_fp8_group_fwd_bf16_any_cols_team_per_row_3b24(
     bfloat16* __restrict__ y,
     float8_e4m3* __restrict__ q,
     float* __restrict__ scale,
@@ -627,23 +680,15 @@ add_rmsnorm_to_fp8_group_fwd_bf16_any_cols_block_per_row_ddcc(
     int cols,
     float eps,
     float amax_min) {
+  using Team = typename Config::Team;
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow, kVector = Config::kVector, kUnroll = Config::kUnroll,
-      kWarpsPerRow = kThreadsPerRow / 32, kGroup = Config::kGroup, kGroupVectors = kGroup / kVector;
-  struct Look1 {  // state of look 1: sum(h**2)
-    float h_squares;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.h_squares + b.h_squares};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.h_squares, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[kWarpsPerRow];
+  constexpr int kThreadsPerRow = Team::kSize, kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4,
+      kUnroll = Config::kUnroll, kGroup = Config::kGroup, kGroupVectors = kGroup / kVector;
+  __shared__ typename Team::template Slots<Look1_efa7> look1_slots;
 
-  const int lane = threadIdx.x;
+  const int lane = Team::lane();
   const int row = blockIdx.x;
   const int vectors = cols / kVector;
   const int steps = (vectors + kThreadsPerRow - 1) / kThreadsPerRow;
@@ -657,7 +702,10 @@ add_rmsnorm_to_fp8_group_fwd_bf16_any_cols_block_per_row_ddcc(
   Chain::at_start();
   Chain::wait();  // nothing before it depends on the kernels in front of this one
 
-  Look1 look1 = {0.0f};
+  Team::announce();
+
+  Look1_efa7 look1 = {0.0f};
+  float look1_h_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
 
   // Look 1: sum(h**2)
   #pragma unroll kUnroll
@@ -671,12 +719,14 @@ add_rmsnorm_to_fp8_group_fwd_bf16_any_cols_block_per_row_ddcc(
         const float x_i = element(x_vec, i);
         const float residual_i = element(residual_vec, i);
         const float h_i = x_i + residual_i;
-        look1.h_squares += h_i * h_i;
+        look1_h_squares[i % kRunningSums] += h_i * h_i;
       }
     }
   }
 
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
+  look1.h_squares = sum_in_pairs(look1_h_squares);
+  Team::meet();
+  look1 = Team::reduce(look1, look1_slots);
   const float row_rstd = rsqrtf(eps + look1.h_squares / cols);
 
   // Last look: the outputs
@@ -891,26 +941,26 @@ struct Tuned {
 };
 inline constexpr Tuned kTuned[] = {
     {   1, 4096, 16, 0u, 0u, false, {{512},
-     run<add_rmsnorm_to_fp8_group_fwd_bf16_block_per_row_4384<Cols4096_c79c>>}},
+     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_f794<Cols4096_9d20>>}},
     {  16, 4096, 16, 0u, 0u, false, {{512},
-     run<add_rmsnorm_to_fp8_group_fwd_bf16_block_per_row_4384<Cols4096_c79c>>}},
+     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_f794<Cols4096_9d20>>}},
     {  64, 4096, 16, 0u, 0u, false, {{512},
-     run<add_rmsnorm_to_fp8_group_fwd_bf16_block_per_row_4384<Cols4096_c79c>>}},
+     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_f794<Cols4096_9d20>>}},
     {4096, 4096, 16, 0u, 0u, false, {{128, 1, true},
-     run<add_rmsnorm_to_fp8_group_fwd_bf16_block_per_row_4384<Cols4096_dca8>>}},
+     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_f794<Cols4096_3157>>}},
     {   1, 7168, 16, 0u, 0u, false, {{512},
-     run<add_rmsnorm_to_fp8_group_fwd_bf16_block_per_row_4384<Cols7168_39af>>}},
+     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_f794<Cols7168_9642>>}},
     {  16, 7168, 16, 0u, 0u, false, {{512},
-     run<add_rmsnorm_to_fp8_group_fwd_bf16_block_per_row_4384<Cols7168_39af>>}},
+     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_f794<Cols7168_9642>>}},
     {  64, 7168, 16, 0u, 0u, false, {{512},
-     run<add_rmsnorm_to_fp8_group_fwd_bf16_block_per_row_4384<Cols7168_39af>>}},
+     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_f794<Cols7168_9642>>}},
     {4096, 7168, 16, 0u, 0u, false, {{256, 1, true},
-     run<add_rmsnorm_to_fp8_group_fwd_bf16_block_per_row_4384<Cols7168_5710>>}},
+     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_f794<Cols7168_37b6>>}},
 };
 
 // For any cols.
 inline constexpr Kernel kGeneral[] = {
-    {{256}, run_any_cols<add_rmsnorm_to_fp8_group_fwd_bf16_any_cols_block_per_row_ddcc<AnyCols_f834>>},
+    {{256}, run_any_cols<add_rmsnorm_to_fp8_group_fwd_bf16_any_cols_team_per_row_3b24<AnyCols_848d>>},
 };
 
 // Bits of `absent`: 1u weight.

@@ -20,13 +20,14 @@
 // tuned by  normgen 0.1.0
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // verified  NVIDIA H200, driver for CUDA 13.0: 4 calls, 1 to 524 rows, 19 families of rows, own pitches of dlogits, x
+// note      emitted as another text than the one that was tuned: all
 //
 // all timed without lse:
 //
 //   rows x cols              kernel           threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
-//   4096 x 32000             block_per_row    256      1           8       156.5     347.9 / 191.7  3351  79.1 %   1.05x       164.6     fresh
-//   4096 x 128256            cluster_per_row  512      1           8       659.3     1406 / 747.4   3187  74.0 %   1.12x       678.3     fresh
-//   4096 x 151936            block_per_row    1024     1           8       870       1752 / 880.8   2861  68.5 %   1.00x       872.1     fresh
+//   4096 x 32000             block_per_row    256      1           8       157.6     348.1 / 189.9  3327  78.5 %   1.05x       167.9     fresh
+//   4096 x 128256            cluster_per_row  512      1           8       684.7     1428 / 743.4   3069  71.2 %   1.11x       699.6     fresh
+//   4096 x 151936            block_per_row    1024     1           8       813       1693 / 879.3   3062  73.3 %   1.11x       815.4     fresh
 //   (any other, rows alike)  block_per_row    256      1           8       -         -              -     -        -           -         not tuned
 //   (any other)              block_per_row    256      1           1       -         -              -     -        -           -         not tuned
 //
@@ -34,7 +35,7 @@
 //           outputs; chain: with / without the kernel; fresh: all but the main input comes from DRAM
 //
 // accuracy  largest error against the float64 reference, as a fraction of the bound for float32 arithmetic and the
-//           stored dtype, over adversarial rows, on the GPU: dlogits 0.96, loss 0.0029
+//           stored dtype, over adversarial rows, on the GPU: dlogits 0.96, loss 0.0043
 // records   records/h200.jsonl: schedule, command and all figures of each line of the table; `normgen show` with --op,
 //           --shape, --dtype and --schedule prints its kernel and Config alone, byte for byte as they stand here
 //
@@ -360,10 +361,17 @@ __device__ __forceinline__ void pack(Vec<bfloat16, N>& vec, const float (&values
   }
 }
 
-// All kLanes neighbouring lanes, a power of two, end with the combined state; the lanes of `mask` take part. A state is
-// a struct of floats that knows how two combine, and how to get that of the lane whose number differs by `offset`.
-template <int kLanes, typename State>
-__device__ __forceinline__ State reduce_lanes(State s, unsigned mask = 0xffffffffu) {
+// The lanes that a shuffle names: all of the warp.
+struct WholeWarp {
+  template <int kLanes>
+  static __device__ __forceinline__ unsigned lanes() { return 0xffffffffu; }
+};
+
+// All kLanes neighbouring lanes, a power of two, end with the combined state. A state is a struct of floats that knows
+// how two combine, and how to get that of the lane whose number differs by `offset`.
+template <int kLanes, class Named = WholeWarp, typename State>
+__device__ __forceinline__ State reduce_lanes(State s) {
+  const unsigned mask = Named::template lanes<kLanes>();
   #pragma unroll
   for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset, mask));
   return s;
@@ -384,6 +392,37 @@ __device__ __forceinline__ State share_of_slots(const State* slots) {
   }
   return total;
 }
+
+// A team: the threads that share a row. They are neighbours in a block, which has kRowsPerBlock rows side by side.
+template <int kThreadsPerRow, int kRowsPerBlock>
+struct Threads {
+  enum : int { kSize = kThreadsPerRow, kRows = kRowsPerBlock };
+  // This thread's number in its team, and its team's in the block; which tile of rows is the block's.
+  static __device__ __forceinline__ int lane() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
+  static __device__ __forceinline__ int slot() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
+  static __device__ __forceinline__ unsigned tile() { return blockIdx.x; }
+  // The team's row of the tile that starts at row `first`; idle teams take the last row.
+  static __device__ __forceinline__ int row(int first, int rows) {
+    return kRows == 1 ? first : min(first + slot(), rows - 1);
+  }
+  // Blocks that are a team say that they have started, and wait for each other before they combine.
+  static __device__ __forceinline__ void announce() {}
+  static __device__ __forceinline__ void meet() {}
+};
+
+// A block is a team. Warps first, then every warp combines the warps' states redundantly: one barrier, no broadcast.
+template <int kThreadsPerRow, class Named = WholeWarp>
+struct Block : Threads<kThreadsPerRow, 1> {
+  enum : int { kWarps = kThreadsPerRow / 32 };
+  template <typename State> using Slots = State[kWarps];
+  template <typename State>
+  static __device__ __forceinline__ State reduce(State s, State (&slots)[kWarps]) {
+    s = reduce_lanes<32, Named>(s);
+    if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32 % kWarps] = s;
+    __syncthreads();
+    return reduce_lanes<lanes_for(kWarps), Named>(share_of_slots<kWarps>(slots));
+  }
+};
 
 // Every warp sends its state to each block of the cluster, then every warp combines all of the states. A cluster
 // barrier would wait for all loads and stores of the rows in flight; an mbarrier waits for the states only. Exchanges
@@ -457,15 +496,6 @@ struct Plain {
   enum : int { kCluster = 1 };  // blocks that share a row, or add their column sums
 };
 
-// Warps first, then every warp combines the warps' states redundantly: one barrier, no broadcast.
-template <int kWarps, typename State>
-__device__ __forceinline__ State reduce_row(State s, State* slots) {
-  s = reduce_lanes<32>(s);
-  if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32 % kWarps] = s;
-  __syncthreads();
-  return reduce_lanes<lanes_for(kWarps)>(share_of_slots<kWarps>(slots));
-}
-
 // One value of a row, stored as a T, in float32.
 template <typename T>
 __device__ __forceinline__ float row_value(const T* value) { return element(read<1>(value), 0); }
@@ -478,29 +508,89 @@ __device__ __forceinline__ void write_row_value(T* address, float value) {
   write(address, vec);
 }
 
+// The sum of N terms, N a power of two, as a tree: log2(N) roundings on the way of each term.
+template <int N>
+__device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
+  float sums[N];
+  #pragma unroll
+  for (int k = 0; k < N; ++k) sums[k] = terms[k];
+  #pragma unroll
+  for (int n = N / 2; n > 0; n /= 2) {
+    #pragma unroll
+    for (int k = 0; k < n; ++k) sums[k] += sums[k + n];
+  }
+  return sums[0];
+}
+
 // What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row. In kernels:
-// kVector      elements per access
-// kUnroll      steps that a loop does in a trip
-// kVectors     vectors of a row
-// kSteps       vectors a thread owns
-// kEven        all threads own kSteps of them
-// kCopiedCols  columns of a row that the copy engine brings
-// kCluster     blocks that share a row
-// kHeldSteps   vectors of a thread in registers
-struct Cols32000_9c37 : Plain { using Load = EvictLast;
-  enum : int { kCols = 32000, kThreads = 256, kThreadsPerRow = 256, kVector = 8, kUnroll = 4 };
+// kVector       elements per access
+// kRunningSums  running sums that a vector adds to
+// kUnroll       steps that a loop does in a trip
+// kVectors      vectors of a row
+// kSteps        vectors a thread owns
+// kEven         all threads own kSteps of them
+// kCopiedCols   columns of a row that the copy engine brings
+// kCluster      blocks that share a row
+// kHeldSteps    vectors of a thread in registers
+struct Cols32000_10f4 : Plain { using Team = Block<256>; using Load = EvictLast;
+  enum : int { kCols = 32000, kThreads = 256, kVector = 8, kUnroll = 4 };
 };
 struct Cols128256_0ea7 : Plain { enum : int { kCols = 128256, kThreads = 512, kCluster = 2, kVector = 8 }; };
-struct Cols151936_9592 : Plain { using Load = EvictLast;
-  enum : int { kCols = 151936, kThreads = 1024, kThreadsPerRow = 1024, kVector = 8, kHeldSteps = 7 };
+struct Cols151936_26e9 : Plain { using Team = Block<1024>;
+  enum : int { kCols = 151936, kThreads = 1024, kVector = 8, kUnroll = 4, kHeldSteps = 7 };
 };
-struct AnyCols_54f6 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 8, kUnroll = 1 }; };
-struct AnyCols_fee7 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 1, kUnroll = 1 }; };
+struct AnyCols_224d : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 8, kUnroll = 1 }; };
+struct AnyCols_0595 : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 1, kUnroll = 1 }; };
 
-// cross_entropy_grad forward: a block owns a row; each row is read once.
+struct Look1_33d7 {  // state of look 1: max(x), sum(x), sum(where(col == label, x, 0))
+  float x_max, x_sum, right_sum;
+  static __device__ __forceinline__ Look1_33d7 combine(const Look1_33d7& a, const Look1_33d7& b) {
+    return {maximum(a.x_max, b.x_max), a.x_sum + b.x_sum, a.right_sum + b.right_sum};
+  }
+  static __device__ __forceinline__ Look1_33d7 shuffle_xor(const Look1_33d7& s, int offset, unsigned mask) {
+    return {__shfl_xor_sync(mask, s.x_max, offset), __shfl_xor_sync(mask, s.x_sum, offset),
+        __shfl_xor_sync(mask, s.right_sum, offset)};
+  }
+};
+
+struct Look2_f039 {  // state of look 2: sum(exp_approximate(x - row_max))
+  float row_sum;
+  static __device__ __forceinline__ Look2_f039 combine(const Look2_f039& a, const Look2_f039& b) {
+    return {a.row_sum + b.row_sum};
+  }
+  static __device__ __forceinline__ Look2_f039 shuffle_xor(const Look2_f039& s, int offset, unsigned mask) {
+    return {__shfl_xor_sync(mask, s.row_sum, offset)};
+  }
+};
+
+struct Look1_ae77 {  // state of look 1: online_softmax(x), sum(x), sum(where(col == label, x, 0))
+  float x_max, row_sum, x_sum, right_sum;
+  static __device__ __forceinline__ Look1_ae77 combine(const Look1_ae77& a, const Look1_ae77& b) {
+    const float x_max_new_max = maximum(a.x_max, b.x_max);
+    return {x_max_new_max,
+        exp_approximate(a.x_max - x_max_new_max) * a.row_sum + exp_approximate(b.x_max - x_max_new_max) * b.row_sum,
+        a.x_sum + b.x_sum, a.right_sum + b.right_sum};
+  }
+  static __device__ __forceinline__ Look1_ae77 shuffle_xor(const Look1_ae77& s, int offset, unsigned mask) {
+    return {__shfl_xor_sync(mask, s.x_max, offset), __shfl_xor_sync(mask, s.row_sum, offset),
+        __shfl_xor_sync(mask, s.x_sum, offset), __shfl_xor_sync(mask, s.right_sum, offset)};
+  }
+};
+
+struct Look2_2916 {  // state of look 2: sum(exp(x - row_max))
+  float row_sum;
+  static __device__ __forceinline__ Look2_2916 combine(const Look2_2916& a, const Look2_2916& b) {
+    return {a.row_sum + b.row_sum};
+  }
+  static __device__ __forceinline__ Look2_2916 shuffle_xor(const Look2_2916& s, int offset, unsigned mask) {
+    return {__shfl_xor_sync(mask, s.row_sum, offset)};
+  }
+};
+
+// cross_entropy_grad forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-cross_entropy_grad_fwd_bf16_without_lse_block_per_row_8518(
+cross_entropy_grad_fwd_bf16_without_lse_team_per_row_b663(
     bfloat16* __restrict__ dlogits,
     float* __restrict__ loss,
     Input<Config, bfloat16> x,
@@ -512,41 +602,33 @@ cross_entropy_grad_fwd_bf16_without_lse_block_per_row_8518(
     float ignore_index,
     float label_smoothing,
     float z_loss) {
+  using Team = typename Config::Team;
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kThreadsPerRow = Config::kThreadsPerRow,
-      kVector = Config::kVector, kUnroll = Config::kUnroll, kWarpsPerRow = kThreadsPerRow / 32,
-      kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kThreadsPerRow = Team::kSize,
+      kRowsPerBlock = Team::kRows, kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4,
+      kUnroll = Config::kUnroll, kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
   constexpr int kCopiedCols = kCols;
-  struct Look1 {  // state of look 1: online_softmax(x), sum(x), sum(where(col == label, x, 0))
-    float x_max, row_sum, x_sum, right_sum;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      const float x_max_new_max = maximum(a.x_max, b.x_max);
-      return {x_max_new_max,
-          exp_approximate(a.x_max - x_max_new_max) * a.row_sum + exp_approximate(b.x_max - x_max_new_max) * b.row_sum,
-          a.x_sum + b.x_sum, a.right_sum + b.right_sum};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.x_max, offset), __shfl_xor_sync(mask, s.row_sum, offset),
-          __shfl_xor_sync(mask, s.x_sum, offset), __shfl_xor_sync(mask, s.right_sum, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[kWarpsPerRow];
+  __shared__ typename Team::template Slots<Look1_33d7> look1_slots;
+  __shared__ typename Team::template Slots<Look2_f039> look2_slots;
   __shared__ unsigned long long arrived;
 
-  const int lane = threadIdx.x;
-  const int row = blockIdx.x;
+  const int lane = Team::lane();
+  const int slot = Team::slot();  // this thread's row within the block
+  const int row = Team::tile() * kRowsPerBlock + slot;
   bfloat16* x_shared = reinterpret_cast<bfloat16*>(dynamic_shared());
 
-  bfloat16* dlogits_row = dlogits + static_cast<long long>(row) * dlogits_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
+  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const int valid_row = active ? row : rows - 1;
+  bfloat16* dlogits_row = dlogits + static_cast<long long>(valid_row) * dlogits_pitch;
+  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
 
   Chain::at_start();
   Chain::wait();  // nothing before it depends on the kernels in front of this one
 
-  const float row_label = row_value(&label[row]);
+  const float row_label = row_value(&label[valid_row]);
   const float grad_scale_value = grad_scale[0];
   const float row_is_counted = static_cast<float>(row_label != ignore_index);
 
@@ -561,47 +643,65 @@ cross_entropy_grad_fwd_bf16_without_lse_block_per_row_8518(
   Chain::at_loads();
 
   mbarrier_wait(&arrived, 0);
+  Team::announce();
 
-  Look1 look1 = {-3.402823466e+38f, 0.0f, 0.0f, 0.0f};  // the lowest finite number: -inf - -inf is NaN
+  Look1_33d7 look1 = {__int_as_float(0xff800000), 0.0f, 0.0f};
+  float look1_x_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+  float look1_right_sum[kRunningSums] = {};
 
-  // Look 1: online_softmax(x), sum(x), sum(where(col == label, x, 0))
+  // Look 1: max(x), sum(x), sum(where(col == label, x, 0))
   #pragma unroll kUnroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       const Vec<bfloat16, kVector> x_vec = read<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector);
-      float x_max_new_max = look1.x_max;
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_vec, i);
-        x_max_new_max = maximum(x_max_new_max, x_i);
-      }
-      look1.row_sum = exp_approximate(look1.x_max - x_max_new_max) * look1.row_sum;
-      look1.x_max = x_max_new_max;
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const int col = vector * kVector + i;
         const float x_i = element(x_vec, i);
-        look1.row_sum += exp_approximate(x_i - look1.x_max);
-        look1.x_sum += x_i;
-        look1.right_sum += static_cast<float>(col) == row_label ? x_i : 0.0f;
+        look1.x_max = maximum(look1.x_max, x_i);
+        look1_x_sum[i % kRunningSums] += x_i;
+        look1_right_sum[i % kRunningSums] += static_cast<float>(col) == row_label ? x_i : 0.0f;
       }
     }
   }
 
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
+  look1.x_sum = sum_in_pairs(look1_x_sum);
+  look1.right_sum = sum_in_pairs(look1_right_sum);
+  Team::meet();
+  look1 = Team::reduce(look1, look1_slots);
   const float row_max = look1.x_max;
-  const float row_lse = logf(look1.row_sum) + row_max;
   const float row_smooth_part = look1.x_sum / kCols - row_max;
-  const float row_smooth = label_smoothing > 0.0f ? label_smoothing * (logf(look1.row_sum) - row_smooth_part) : 0.0f;
   const float row_right_part = look1.right_sum - row_max;
-  const float row_right = (1.0f - label_smoothing) * (logf(look1.row_sum) - row_right_part);
+
+  Look2_f039 look2 = {0.0f};
+  float look2_row_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+
+  // Look 2: sum(exp_approximate(x - row_max))
+  #pragma unroll kUnroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector);
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_vec, i);
+        look2_row_sum[i % kRunningSums] += exp_approximate(x_i - row_max);
+      }
+    }
+  }
+
+  look2.row_sum = sum_in_pairs(look2_row_sum);
+  look2 = Team::reduce(look2, look2_slots);
+  const float row_lse = row_max + logf(look2.row_sum);
+  const float row_smooth = label_smoothing > 0.0f ? label_smoothing * (logf(look2.row_sum) - row_smooth_part) : 0.0f;
+  const float row_right = (1.0f - label_smoothing) * (logf(look2.row_sum) - row_right_part);
   const float row_loss_part = z_loss * row_lse;
   const float row_loss_part2 = row_smooth + row_right;
   const float row_loss = row_is_counted != 0.0f ? row_lse * row_loss_part + row_loss_part2 : 0.0f;
-  const float row_sum_inverse = 1.0f / look1.row_sum;
+  const float row_sum_inverse = 1.0f / look2.row_sum;
 
-  if (lane == 0) {
+  if (lane == 0 && active) {
     loss[row] = row_loss;
   }
 
@@ -623,7 +723,7 @@ cross_entropy_grad_fwd_bf16_without_lse_block_per_row_8518(
       }
       Vec<bfloat16, kVector> dlogits_vec;
       pack(dlogits_vec, dlogits_values);
-      write<Store>(dlogits_row + vector * kVector, dlogits_vec);
+      if (active) write<Store>(dlogits_row + vector * kVector, dlogits_vec);
     }
   }
 
@@ -633,7 +733,7 @@ cross_entropy_grad_fwd_bf16_without_lse_block_per_row_8518(
 // cross_entropy_grad forward: the blocks of a cluster own a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-cross_entropy_grad_fwd_bf16_without_lse_cluster_per_row_36ea(
+cross_entropy_grad_fwd_bf16_without_lse_cluster_per_row_4dbb(
     bfloat16* __restrict__ dlogits,
     float* __restrict__ loss,
     Input<Config, bfloat16> x,
@@ -648,23 +748,10 @@ cross_entropy_grad_fwd_bf16_without_lse_cluster_per_row_36ea(
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kCluster = Config::kCluster, kWarps = kThreads / 32,
-      kThreadsPerRow = kCluster * kThreads, kVector = Config::kVector, kVectors = kCols / kVector,
-      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+      kThreadsPerRow = kCluster * kThreads, kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4,
+      kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  struct Look1 {  // state of look 1: online_softmax(x), sum(x), sum(where(col == label, x, 0))
-    float x_max, row_sum, x_sum, right_sum;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      const float x_max_new_max = maximum(a.x_max, b.x_max);
-      return {x_max_new_max,
-          exp_approximate(a.x_max - x_max_new_max) * a.row_sum + exp_approximate(b.x_max - x_max_new_max) * b.row_sum,
-          a.x_sum + b.x_sum, a.right_sum + b.right_sum};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.x_max, offset), __shfl_xor_sync(mask, s.row_sum, offset),
-          __shfl_xor_sync(mask, s.x_sum, offset), __shfl_xor_sync(mask, s.right_sum, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[2][kCluster * kWarps];
+  __shared__ Look1_ae77 look1_slots[2][kCluster * kWarps];
   __shared__ unsigned long long look1_full[2];
   __shared__ unsigned long long arrived;
 
@@ -734,7 +821,9 @@ cross_entropy_grad_fwd_bf16_without_lse_cluster_per_row_36ea(
       }
     }
 
-    Look1 look1 = {-3.402823466e+38f, 0.0f, 0.0f, 0.0f};  // the lowest finite number: -inf - -inf is NaN
+    Look1_ae77 look1 = {-3.402823466e+38f, 0.0f, 0.0f, 0.0f};  // the lowest finite number: -inf - -inf is NaN
+    float look1_x_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+    float look1_right_sum[kRunningSums] = {};
 
     // Look 1: online_softmax(x), sum(x), sum(where(col == label, x, 0))
     #pragma unroll
@@ -742,6 +831,7 @@ cross_entropy_grad_fwd_bf16_without_lse_cluster_per_row_36ea(
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         float x_max_new_max = look1.x_max;
+        float x_max_sums[kRunningSums] = {};
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
           const float x_i = element(x_held[step], i);
@@ -753,13 +843,16 @@ cross_entropy_grad_fwd_bf16_without_lse_cluster_per_row_36ea(
         for (int i = 0; i < kVector; ++i) {
           const int col = vector * kVector + i;
           const float x_i = element(x_held[step], i);
-          look1.row_sum += exp_approximate(x_i - look1.x_max);
-          look1.x_sum += x_i;
-          look1.right_sum += static_cast<float>(col) == row_label ? x_i : 0.0f;
+          x_max_sums[i % kRunningSums] += exp_approximate(x_i - look1.x_max);
+          look1_x_sum[i % kRunningSums] += x_i;
+          look1_right_sum[i % kRunningSums] += static_cast<float>(col) == row_label ? x_i : 0.0f;
         }
+        look1.row_sum += sum_in_pairs(x_max_sums);
       }
     }
 
+    look1.x_sum = sum_in_pairs(look1_x_sum);
+    look1.right_sum = sum_in_pairs(look1_right_sum);
     look1 = exchange_cluster<kWarps, kCluster>(look1, look1_slots, look1_full, trip);
     const float row_max = look1.x_max;
     const float row_lse = logf(look1.row_sum) + row_max;
@@ -807,10 +900,10 @@ cross_entropy_grad_fwd_bf16_without_lse_cluster_per_row_36ea(
   Chain::at_end();
 }
 
-// cross_entropy_grad forward: a block owns a row; each row is read once.
+// cross_entropy_grad forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-cross_entropy_grad_fwd_bf16_without_lse_block_per_row_e4f7(
+cross_entropy_grad_fwd_bf16_without_lse_team_per_row_128d(
     bfloat16* __restrict__ dlogits,
     float* __restrict__ loss,
     Input<Config, bfloat16> x,
@@ -822,41 +915,32 @@ cross_entropy_grad_fwd_bf16_without_lse_block_per_row_e4f7(
     float ignore_index,
     float label_smoothing,
     float z_loss) {
+  using Team = typename Config::Team;
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kThreadsPerRow = Config::kThreadsPerRow,
-      kVector = Config::kVector, kWarpsPerRow = kThreadsPerRow / 32, kVectors = kCols / kVector,
-      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kThreadsPerRow = Team::kSize,
+      kRowsPerBlock = Team::kRows, kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4,
+      kUnroll = Config::kUnroll, kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
   constexpr int kHeldSteps = Config::kHeldSteps, kCopiedCols = kCols - kHeldSteps * kThreadsPerRow * kVector;
-  struct Look1 {  // state of look 1: online_softmax(x), sum(x), sum(where(col == label, x, 0))
-    float x_max, row_sum, x_sum, right_sum;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      const float x_max_new_max = maximum(a.x_max, b.x_max);
-      return {x_max_new_max,
-          exp_approximate(a.x_max - x_max_new_max) * a.row_sum + exp_approximate(b.x_max - x_max_new_max) * b.row_sum,
-          a.x_sum + b.x_sum, a.right_sum + b.right_sum};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.x_max, offset), __shfl_xor_sync(mask, s.row_sum, offset),
-          __shfl_xor_sync(mask, s.x_sum, offset), __shfl_xor_sync(mask, s.right_sum, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[kWarpsPerRow];
+  __shared__ typename Team::template Slots<Look1_ae77> look1_slots;
   __shared__ unsigned long long arrived;
 
-  const int lane = threadIdx.x;
-  const int row = blockIdx.x;
+  const int lane = Team::lane();
+  const int slot = Team::slot();  // this thread's row within the block
+  const int row = Team::tile() * kRowsPerBlock + slot;
   bfloat16* x_shared = reinterpret_cast<bfloat16*>(dynamic_shared());
 
-  bfloat16* dlogits_row = dlogits + static_cast<long long>(row) * dlogits_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
+  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const int valid_row = active ? row : rows - 1;
+  bfloat16* dlogits_row = dlogits + static_cast<long long>(valid_row) * dlogits_pitch;
+  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
 
   Chain::at_start();
   Chain::wait();  // nothing before it depends on the kernels in front of this one
 
-  const float row_label = row_value(&label[row]);
+  const float row_label = row_value(&label[valid_row]);
   const float grad_scale_value = grad_scale[0];
   const float row_is_counted = static_cast<float>(row_label != ignore_index);
 
@@ -866,7 +950,7 @@ cross_entropy_grad_fwd_bf16_without_lse_block_per_row_e4f7(
     mbarrier_init(&arrived, 1);
     mbarrier_fence();
     mbarrier_expect_bytes(&arrived, kCopiedCols * sizeof(bfloat16));
-    bulk_load_by<Load>(x_shared, x_row + kCols - kCopiedCols, kCopiedCols * sizeof(bfloat16), &arrived);
+    bulk_load(x_shared, x_row + kCols - kCopiedCols, kCopiedCols * sizeof(bfloat16), &arrived);
   }
   __syncthreads();  // others wait only for a barrier that is set up
 
@@ -880,8 +964,11 @@ cross_entropy_grad_fwd_bf16_without_lse_block_per_row_e4f7(
   }
 
   Chain::at_loads();
+  Team::announce();
 
-  Look1 look1 = {-3.402823466e+38f, 0.0f, 0.0f, 0.0f};  // the lowest finite number: -inf - -inf is NaN
+  Look1_ae77 look1 = {-3.402823466e+38f, 0.0f, 0.0f, 0.0f};  // the lowest finite number: -inf - -inf is NaN
+  float look1_x_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+  float look1_right_sum[kRunningSums] = {};
 
   // Look 1: online_softmax(x), sum(x), sum(where(col == label, x, 0))
   #pragma unroll
@@ -889,6 +976,7 @@ cross_entropy_grad_fwd_bf16_without_lse_block_per_row_e4f7(
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       float x_max_new_max = look1.x_max;
+      float x_max_sums[kRunningSums] = {};
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_held[step], i);
@@ -900,22 +988,24 @@ cross_entropy_grad_fwd_bf16_without_lse_block_per_row_e4f7(
       for (int i = 0; i < kVector; ++i) {
         const int col = vector * kVector + i;
         const float x_i = element(x_held[step], i);
-        look1.row_sum += exp_approximate(x_i - look1.x_max);
-        look1.x_sum += x_i;
-        look1.right_sum += static_cast<float>(col) == row_label ? x_i : 0.0f;
+        x_max_sums[i % kRunningSums] += exp_approximate(x_i - look1.x_max);
+        look1_x_sum[i % kRunningSums] += x_i;
+        look1_right_sum[i % kRunningSums] += static_cast<float>(col) == row_label ? x_i : 0.0f;
       }
+      look1.row_sum += sum_in_pairs(x_max_sums);
     }
   }
 
   mbarrier_wait(&arrived, 0);
 
-  #pragma unroll
+  #pragma unroll kUnroll
   for (int step = kHeldSteps; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       const Vec<bfloat16, kVector> x_vec =
           read<kVector>(x_shared + ((step - kHeldSteps) * kThreads + threadIdx.x) * kVector);
       float x_max_new_max = look1.x_max;
+      float x_max_sums[kRunningSums] = {};
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
@@ -927,14 +1017,18 @@ cross_entropy_grad_fwd_bf16_without_lse_block_per_row_e4f7(
       for (int i = 0; i < kVector; ++i) {
         const int col = vector * kVector + i;
         const float x_i = element(x_vec, i);
-        look1.row_sum += exp_approximate(x_i - look1.x_max);
-        look1.x_sum += x_i;
-        look1.right_sum += static_cast<float>(col) == row_label ? x_i : 0.0f;
+        x_max_sums[i % kRunningSums] += exp_approximate(x_i - look1.x_max);
+        look1_x_sum[i % kRunningSums] += x_i;
+        look1_right_sum[i % kRunningSums] += static_cast<float>(col) == row_label ? x_i : 0.0f;
       }
+      look1.row_sum += sum_in_pairs(x_max_sums);
     }
   }
 
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
+  look1.x_sum = sum_in_pairs(look1_x_sum);
+  look1.right_sum = sum_in_pairs(look1_right_sum);
+  Team::meet();
+  look1 = Team::reduce(look1, look1_slots);
   const float row_max = look1.x_max;
   const float row_lse = logf(look1.row_sum) + row_max;
   const float row_smooth_part = look1.x_sum / kCols - row_max;
@@ -946,7 +1040,7 @@ cross_entropy_grad_fwd_bf16_without_lse_block_per_row_e4f7(
   const float row_loss = row_is_counted != 0.0f ? row_lse * row_loss_part + row_loss_part2 : 0.0f;
   const float row_sum_inverse = 1.0f / look1.row_sum;
 
-  if (lane == 0) {
+  if (lane == 0 && active) {
     loss[row] = row_loss;
   }
 
@@ -967,11 +1061,11 @@ cross_entropy_grad_fwd_bf16_without_lse_block_per_row_e4f7(
       }
       Vec<bfloat16, kVector> dlogits_vec;
       pack(dlogits_vec, dlogits_values);
-      write<Store>(dlogits_row + vector * kVector, dlogits_vec);
+      if (active) write<Store>(dlogits_row + vector * kVector, dlogits_vec);
     }
   }
 
-  #pragma unroll
+  #pragma unroll kUnroll
   for (int step = kHeldSteps; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
@@ -989,17 +1083,17 @@ cross_entropy_grad_fwd_bf16_without_lse_block_per_row_e4f7(
       }
       Vec<bfloat16, kVector> dlogits_vec;
       pack(dlogits_vec, dlogits_values);
-      write<Store>(dlogits_row + vector * kVector, dlogits_vec);
+      if (active) write<Store>(dlogits_row + vector * kVector, dlogits_vec);
     }
   }
 
   Chain::at_end();
 }
 
-// cross_entropy_grad forward, any number of columns: a block owns a row; each row is read 3 times.
+// cross_entropy_grad forward, any number of columns: a team of threads owns a row; each row is read 3 times.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-cross_entropy_grad_fwd_bf16_any_cols_block_per_row_d131(
+cross_entropy_grad_fwd_bf16_any_cols_team_per_row_2bee(
     bfloat16* __restrict__ dlogits,
     float* __restrict__ loss,
     float* __restrict__ lse,
@@ -1013,34 +1107,16 @@ cross_entropy_grad_fwd_bf16_any_cols_block_per_row_d131(
     float ignore_index,
     float label_smoothing,
     float z_loss) {
+  using Team = typename Config::Team;
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow, kVector = Config::kVector, kUnroll = Config::kUnroll,
-      kWarpsPerRow = kThreadsPerRow / 32;
-  struct Look1 {  // state of look 1: max(x), sum(x), sum(where(col == label, x, 0))
-    float x_max, x_sum, right_sum;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {maximum(a.x_max, b.x_max), a.x_sum + b.x_sum, a.right_sum + b.right_sum};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.x_max, offset), __shfl_xor_sync(mask, s.x_sum, offset),
-          __shfl_xor_sync(mask, s.right_sum, offset)};
-    }
-  };
-  struct Look2 {  // state of look 2: sum(exp(x - row_max))
-    float row_sum;
-    static __device__ __forceinline__ Look2 combine(const Look2& a, const Look2& b) {
-      return {a.row_sum + b.row_sum};
-    }
-    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.row_sum, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[kWarpsPerRow];
-  __shared__ Look2 look2_slots[kWarpsPerRow];
+  constexpr int kThreadsPerRow = Team::kSize, kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4,
+      kUnroll = Config::kUnroll;
+  __shared__ typename Team::template Slots<Look1_33d7> look1_slots;
+  __shared__ typename Team::template Slots<Look2_2916> look2_slots;
 
-  const int lane = threadIdx.x;
+  const int lane = Team::lane();
   const int row = blockIdx.x;
   const int steps = (cols / kVector + kThreadsPerRow - 1) / kThreadsPerRow;
 
@@ -1060,7 +1136,11 @@ cross_entropy_grad_fwd_bf16_any_cols_block_per_row_d131(
   const float grad_scale_value = grad_scale != nullptr ? grad_scale[0] : 1.0f;
   const float row_is_counted = static_cast<float>(row_label != ignore_index);
 
-  Look1 look1 = {__int_as_float(0xff800000), 0.0f, 0.0f};
+  Team::announce();
+
+  Look1_33d7 look1 = {__int_as_float(0xff800000), 0.0f, 0.0f};
+  float look1_x_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+  float look1_right_sum[kRunningSums] = {};
 
   // Look 1: max(x), sum(x), sum(where(col == label, x, 0))
   #pragma unroll kUnroll
@@ -1074,8 +1154,8 @@ cross_entropy_grad_fwd_bf16_any_cols_block_per_row_d131(
         const int col = column + i;
         const float x_i = element(x_vec, i);
         look1.x_max = maximum(look1.x_max, x_i);
-        look1.x_sum += x_i;
-        look1.right_sum += static_cast<float>(col) == row_label ? x_i : 0.0f;
+        look1_x_sum[i % kRunningSums] += x_i;
+        look1_right_sum[i % kRunningSums] += static_cast<float>(col) == row_label ? x_i : 0.0f;
       }
     }
   }
@@ -1084,16 +1164,20 @@ cross_entropy_grad_fwd_bf16_any_cols_block_per_row_d131(
     const int col = edge;
     const float x_i = element(x_vec, 0);
     look1.x_max = maximum(look1.x_max, x_i);
-    look1.x_sum += x_i;
-    look1.right_sum += static_cast<float>(col) == row_label ? x_i : 0.0f;
+    look1_x_sum[0] += x_i;
+    look1_right_sum[0] += static_cast<float>(col) == row_label ? x_i : 0.0f;
   }
 
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
+  look1.x_sum = sum_in_pairs(look1_x_sum);
+  look1.right_sum = sum_in_pairs(look1_right_sum);
+  Team::meet();
+  look1 = Team::reduce(look1, look1_slots);
   const float row_max = look1.x_max;
   const float row_smooth_part = look1.x_sum / cols - row_max;
   const float row_right_part = look1.right_sum - row_max;
 
-  Look2 look2 = {0.0f};
+  Look2_2916 look2 = {0.0f};
+  float look2_row_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
 
   // Look 2: sum(exp(x - row_max))
   #pragma unroll kUnroll
@@ -1105,17 +1189,18 @@ cross_entropy_grad_fwd_bf16_any_cols_block_per_row_d131(
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
-        look2.row_sum += expf(x_i - row_max);
+        look2_row_sum[i % kRunningSums] += expf(x_i - row_max);
       }
     }
   }
   if (has_edge) {
     const Vec<bfloat16, 1> x_vec = read<1>(x_row + edge);
     const float x_i = element(x_vec, 0);
-    look2.row_sum += expf(x_i - row_max);
+    look2_row_sum[0] += expf(x_i - row_max);
   }
 
-  look2 = reduce_row<kWarpsPerRow>(look2, look2_slots);
+  look2.row_sum = sum_in_pairs(look2_row_sum);
+  look2 = Team::reduce(look2, look2_slots);
   const float row_lse = row_max + logf(look2.row_sum);
   const float row_smooth = label_smoothing > 0.0f ? label_smoothing * (logf(look2.row_sum) - row_smooth_part) : 0.0f;
   const float row_right = (1.0f - label_smoothing) * (logf(look2.row_sum) - row_right_part);
@@ -1339,17 +1424,17 @@ struct Tuned {
 };
 inline constexpr Tuned kTuned[] = {
     {4096,  32000, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 1, 65536},
-     run_without_lse<cross_entropy_grad_fwd_bf16_without_lse_block_per_row_8518<Cols32000_9c37>>}},
+     run_without_lse<cross_entropy_grad_fwd_bf16_without_lse_team_per_row_b663<Cols32000_10f4>>}},
     {4096, 128256, 16, 0u, 0u, false, {{512, 1, false, 0, 0, 2, 2, 1, 131072},
-     run_without_lse<cross_entropy_grad_fwd_bf16_without_lse_cluster_per_row_36ea<Cols128256_0ea7>>}},
+     run_without_lse<cross_entropy_grad_fwd_bf16_without_lse_cluster_per_row_4dbb<Cols128256_0ea7>>}},
     {4096, 151936, 16, 0u, 0u, false, {{1024, 1, false, 0, 0, 0, 1, 1, 196608},
-     run_without_lse<cross_entropy_grad_fwd_bf16_without_lse_block_per_row_e4f7<Cols151936_9592>>}},
+     run_without_lse<cross_entropy_grad_fwd_bf16_without_lse_team_per_row_128d<Cols151936_26e9>>}},
 };
 
 // For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.
 inline constexpr Kernel kGeneral[] = {
-    {{256}, run_any_cols<cross_entropy_grad_fwd_bf16_any_cols_block_per_row_d131<AnyCols_54f6>>},
-    {{256}, run_any_cols<cross_entropy_grad_fwd_bf16_any_cols_block_per_row_d131<AnyCols_fee7>>},
+    {{256}, run_any_cols<cross_entropy_grad_fwd_bf16_any_cols_team_per_row_2bee<AnyCols_224d>>},
+    {{256}, run_any_cols<cross_entropy_grad_fwd_bf16_any_cols_team_per_row_2bee<AnyCols_0595>>},
 };
 
 // Bits of `absent`: 1u grad_scale.

@@ -17,7 +17,7 @@
 // note      emitted as another text than the one that was tuned: 4096 x 4096
 //
 //   rows x cols              kernel         threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
-//   4096 x 4096 no rstd      block_per_row  128      1           8       32.49     57.18 / 24.69  3098  68.4 %   1.00x       33.93     fresh
+//   4096 x 4096 no rstd      block_per_row  256      1           4       21.79     45.92 / 24.14  4619  101.6 %  1.27x       28.72     fresh
 //   (any other, rows alike)  block_per_row  256      1           8       -         -              -     -        -           -         not tuned
 //   (any other)              block_per_row  256      1           1       -         -              -     -        -           -         not tuned
 //
@@ -25,7 +25,7 @@
 //           outputs; chain: with / without the kernel; fresh: all but the main input comes from DRAM
 //
 // accuracy  largest error against the float64 reference, as a fraction of the bound for float32 arithmetic and the
-//           stored dtype, over adversarial rows, on the GPU: y 0.99, rstd 0.0095
+//           stored dtype, over adversarial rows, on the GPU: y 0.99, rstd 0.0086
 // records   records/h200.jsonl: schedule, command and all figures of each line of the table; `normgen show` with --op,
 //           --shape, --dtype and --schedule prints its kernel and Config alone, byte for byte as they stand here
 //
@@ -48,12 +48,12 @@
 struct __nv_bfloat16;  // cuda_bf16.h has it, and takes as long to compile as cuda_runtime.h
 #endif
 
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
-#error "gate_rmsnorm_fwd_bf16 needs sm_90 or newer: compile with -arch=sm_90"
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 750
+#error "gate_rmsnorm_fwd_bf16 needs sm_75 or newer: compile with -arch=sm_90"
 #endif
 
 namespace normgen {
-namespace sm90 {  // the GPU these shapes were tuned on; the code itself runs on sm_90 and newer
+namespace sm90 {  // the GPU these shapes were tuned on; the code itself runs on sm_75 and newer
 namespace gate_rmsnorm_fwd_bf16_detail {
 
 struct bfloat16 {
@@ -80,16 +80,6 @@ __device__ __forceinline__ unsigned floats_to_bfloat162(float low, float high) {
 #else
   return float_to_bfloat16(low) | (static_cast<unsigned>(float_to_bfloat16(high)) << 16);
 #endif
-}
-
-// Programmatic dependent launch: wait until the kernel before this one has ended and its writes are visible.
-__device__ __forceinline__ void dependency_wait() {
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-}
-
-// Programmatic dependent launch: let the kernel behind this one start as soon as blocks leave room.
-__device__ __forceinline__ void dependency_trigger() {
-  asm volatile("griddepcontrol.launch_dependents;");
 }
 
 // e^x by the hardware's power of two: off by 2 + 1.2 |x| units in the last place at most; 0 where that is subnormal.
@@ -120,6 +110,9 @@ struct NoAllocate {
     }
   }
 };
+
+// The compiler no longer knows where the bits come from.
+__device__ __forceinline__ void opaque(unsigned& bits) { asm volatile("" : "+r"(bits)); }
 
 // 1 / x by the hardware's reciprocal: off by 1 unit in the last place at most.
 __device__ __forceinline__ float reciprocal_approximate(float x) {
@@ -217,6 +210,80 @@ __device__ __forceinline__ void pack(Vec<bfloat16, N>& vec, const float (&values
   }
 }
 
+// The lanes that a shuffle names: all of the warp.
+struct WholeWarp {
+  template <int kLanes>
+  static __device__ __forceinline__ unsigned lanes() { return 0xffffffffu; }
+};
+
+// All kLanes neighbouring lanes, a power of two, end with the combined state. A state is a struct of floats that knows
+// how two combine, and how to get that of the lane whose number differs by `offset`.
+template <int kLanes, class Named = WholeWarp, typename State>
+__device__ __forceinline__ State reduce_lanes(State s) {
+  const unsigned mask = Named::template lanes<kLanes>();
+  #pragma unroll
+  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset, mask));
+  return s;
+}
+
+// The largest power of two up to n, and up to a warp: how many lanes combine n states.
+__host__ __device__ constexpr int lanes_for(int n) { return n < 2 ? 1 : n >= 32 ? 32 : 2 * lanes_for(n / 2); }
+
+// What this lane combines of kStates states: lanes_for(kStates) lanes take turns at them.
+template <int kStates, typename State>
+__device__ __forceinline__ State share_of_slots(const State* slots) {
+  constexpr int kLanes = lanes_for(kStates);
+  const int own = threadIdx.x % kLanes;
+  State total = slots[own];
+  #pragma unroll
+  for (int i = kLanes; i < kStates; i += kLanes) {
+    if (kStates % kLanes == 0 || own + i < kStates) total = State::combine(total, slots[own + i]);
+  }
+  return total;
+}
+
+// A team: the threads that share a row. They are neighbours in a block, which has kRowsPerBlock rows side by side.
+template <int kThreadsPerRow, int kRowsPerBlock>
+struct Threads {
+  enum : int { kSize = kThreadsPerRow, kRows = kRowsPerBlock };
+  // This thread's number in its team, and its team's in the block; which tile of rows is the block's.
+  static __device__ __forceinline__ int lane() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
+  static __device__ __forceinline__ int slot() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
+  static __device__ __forceinline__ unsigned tile() { return blockIdx.x; }
+  // The team's row of the tile that starts at row `first`; idle teams take the last row.
+  static __device__ __forceinline__ int row(int first, int rows) {
+    return kRows == 1 ? first : min(first + slot(), rows - 1);
+  }
+  // Blocks that are a team say that they have started, and wait for each other before they combine.
+  static __device__ __forceinline__ void announce() {}
+  static __device__ __forceinline__ void meet() {}
+};
+
+// A block is a team. Warps first, then every warp combines the warps' states redundantly: one barrier, no broadcast.
+template <int kThreadsPerRow, class Named = WholeWarp>
+struct Block : Threads<kThreadsPerRow, 1> {
+  enum : int { kWarps = kThreadsPerRow / 32 };
+  template <typename State> using Slots = State[kWarps];
+  template <typename State>
+  static __device__ __forceinline__ State reduce(State s, State (&slots)[kWarps]) {
+    s = reduce_lanes<32, Named>(s);
+    if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32 % kWarps] = s;
+    __syncthreads();
+    return reduce_lanes<lanes_for(kWarps), Named>(share_of_slots<kWarps>(slots));
+  }
+};
+
+// N elements that all have that value.
+template <typename T, int N>
+__device__ __forceinline__ Vec<T, N> filled(float value) {
+  float values[N];
+  #pragma unroll
+  for (int i = 0; i < N; ++i) values[i] = value;
+  Vec<T, N> vec;
+  pack(vec, values);
+  return vec;
+}
+
 // How a kernel and its neighbours in the stream overlap: not at all.
 // wait              before the first access to what the kernels in front write, or still read
 // wait_for_partner  in a call's second kernel, before the first access to what the first one writes
@@ -233,29 +300,6 @@ struct InOrder {
 };
 
 template <class Config, typename T> using Input = typename Config::Chain::template Pointer<T>;
-
-// Starts while the kernel in front still runs (programmatic dependent launch).
-struct Early : InOrder {
-  template <typename T> using Pointer = const T*;
-  static __device__ __forceinline__ void wait() { dependency_wait(); }
-  static __device__ __forceinline__ void wait_for_partner() { dependency_wait(); }
-};
-
-// As Early; the next kernel may start once this one has asked for its rows.
-struct EarlyAtLoads : Early {
-  static __device__ __forceinline__ void at_loads() { dependency_trigger(); }
-};
-
-// N elements that all have that value.
-template <typename T, int N>
-__device__ __forceinline__ Vec<T, N> filled(float value) {
-  float values[N];
-  #pragma unroll
-  for (int i = 0; i < N; ++i) values[i] = value;
-  Vec<T, N> vec;
-  pack(vec, values);
-  return vec;
-}
 
 // Parameters are read in their turn.
 struct InTurn {
@@ -315,57 +359,58 @@ __device__ __forceinline__ Vec<T, N> read_window(const T* elements, int first, i
   }
 }
 
-// All kLanes neighbouring lanes, a power of two, end with the combined state; the lanes of `mask` take part. A state is
-// a struct of floats that knows how two combine, and how to get that of the lane whose number differs by `offset`.
-template <int kLanes, typename State>
-__device__ __forceinline__ State reduce_lanes(State s, unsigned mask = 0xffffffffu) {
+// Hides from the compiler what the vector holds: it would convert kept parameters to floats once, for all rows, and
+// keep those, in twice the registers.
+template <int N, typename T>
+__device__ __forceinline__ void stay_packed(Vec<T, N>& vec) {
   #pragma unroll
-  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset, mask));
-  return s;
+  for (int i = 0; i < Vec<T, N>::kRegisters; ++i) opaque(vec.bits[i]);
 }
 
-// The largest power of two up to n, and up to a warp: how many lanes combine n states.
-__host__ __device__ constexpr int lanes_for(int n) { return n < 2 ? 1 : n >= 32 ? 32 : 2 * lanes_for(n / 2); }
-
-// What this lane combines of kStates states: lanes_for(kStates) lanes take turns at them.
-template <int kStates, typename State>
-__device__ __forceinline__ State share_of_slots(const State* slots) {
-  constexpr int kLanes = lanes_for(kStates);
-  const int own = threadIdx.x % kLanes;
-  State total = slots[own];
+// The sum of N terms, N a power of two, as a tree: log2(N) roundings on the way of each term.
+template <int N>
+__device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
+  float sums[N];
   #pragma unroll
-  for (int i = kLanes; i < kStates; i += kLanes) {
-    if (kStates % kLanes == 0 || own + i < kStates) total = State::combine(total, slots[own + i]);
+  for (int k = 0; k < N; ++k) sums[k] = terms[k];
+  #pragma unroll
+  for (int n = N / 2; n > 0; n /= 2) {
+    #pragma unroll
+    for (int k = 0; k < n; ++k) sums[k] += sums[k + n];
   }
-  return total;
-}
-
-// Warps first, then every warp combines the warps' states redundantly: one barrier, no broadcast.
-template <int kWarps, typename State>
-__device__ __forceinline__ State reduce_row(State s, State* slots) {
-  s = reduce_lanes<32>(s);
-  if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32 % kWarps] = s;
-  __syncthreads();
-  return reduce_lanes<lanes_for(kWarps)>(share_of_slots<kWarps>(slots));
+  return sums[0];
 }
 
 // What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row. In kernels:
-// kVector       elements per access
-// kEarlyParams  column parameters wait in registers, or are read where they are used
-// kVectors      vectors of a row
-// kSteps        vectors a thread owns
-// kEven         all threads own kSteps of them
-// kUnroll       steps that a loop does in a trip
-struct Cols4096_b793 : Plain { using Load = NoAllocate; using Chain = EarlyAtLoads;
-  enum : int { kCols = 4096, kThreads = 128, kThreadsPerRow = 128, kVector = 8, kEarlyParams = 1 };
+// kVector        elements per access
+// kRunningSums   running sums that a vector adds to
+// kEarlyParams   column parameters wait in registers, or are read where they are used
+// kPackedParams  column parameters stay as they are stored while they wait in registers
+// kVectors       vectors of a row
+// kSteps         vectors a thread owns
+// kEven          all threads own kSteps of them
+// kAhead         the next row is loaded while the present one is computed
+// kUnroll        steps that a loop does in a trip
+struct Cols4096_c27d : Plain { using Team = Block<256>; using Load = NoAllocate;
+  enum : int { kCols = 4096, kThreads = 256, kVector = 4, kEarlyParams = 0, kPackedParams = 0, kAhead = 1 };
 };
-struct AnyCols_54f6 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 8, kUnroll = 1 }; };
-struct AnyCols_fee7 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 1, kUnroll = 1 }; };
+struct AnyCols_224d : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 8, kUnroll = 1 }; };
+struct AnyCols_0595 : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 1, kUnroll = 1 }; };
 
-// gate_rmsnorm forward: a block owns a row; each row is read once.
+struct Look1_efa7 {  // state of look 1: sum(h**2)
+  float h_squares;
+  static __device__ __forceinline__ Look1_efa7 combine(const Look1_efa7& a, const Look1_efa7& b) {
+    return {a.h_squares + b.h_squares};
+  }
+  static __device__ __forceinline__ Look1_efa7 shuffle_xor(const Look1_efa7& s, int offset, unsigned mask) {
+    return {__shfl_xor_sync(mask, s.h_squares, offset)};
+  }
+};
+
+// gate_rmsnorm forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-gate_rmsnorm_fwd_bf16_block_per_row_0637(
+gate_rmsnorm_fwd_bf16_team_per_row_6518(
     bfloat16* __restrict__ y,
     float* __restrict__ rstd,
     Input<Config, bfloat16> x,
@@ -376,49 +421,23 @@ gate_rmsnorm_fwd_bf16_block_per_row_0637(
     long long z_pitch,
     int rows,
     float eps) {
+  using Team = typename Config::Team;
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  using Params = typename Config::Params;
-  constexpr int kCols = Config::kCols, kThreadsPerRow = Config::kThreadsPerRow, kVector = Config::kVector;
-  constexpr bool kEarlyParams = Config::kEarlyParams;
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32, kVectors = kCols / kVector,
-      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  struct Look1 {  // state of look 1: sum(h**2)
-    float h_squares;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.h_squares + b.h_squares};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.h_squares, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[kWarpsPerRow];
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
+      kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4;
+  constexpr bool kEarlyParams = Config::kEarlyParams, kPackedParams = Config::kPackedParams;
+  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0, kAhead = Config::kAhead;
+  __shared__ typename Team::template Slots<Look1_efa7> look1_slots[2];
 
-  const int lane = threadIdx.x;
-  const int row = blockIdx.x;
+  const int lane = Team::lane();
+  const int slot = Team::slot();  // this thread's row within the block
+  int parity = 0;
 
-  bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
-  const bfloat16* z_row = z + static_cast<long long>(row) * z_pitch;
-
-  Params::to_l2(weight, kCols);
   Chain::at_start();
   Chain::wait();  // nothing before it depends on the kernels in front of this one
-
-  Vec<bfloat16, kVector> x_held[kSteps];
-  Vec<bfloat16, kVector> z_held[kSteps];
-
-  // The row of x and z is read once and waits in registers; each thread reads back its own part.
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      x_held[step] = read<kVector, Load>(x_row + vector * kVector);
-      z_held[step] = read<kVector, Load>(z_row + vector * kVector);
-    }
-  }
 
   Vec<bfloat16, kVector> weight_held[kSteps];
   if (kEarlyParams) {
@@ -431,60 +450,106 @@ gate_rmsnorm_fwd_bf16_block_per_row_0637(
     }
   }
 
-  Chain::at_loads();
+  Vec<bfloat16, kVector> x_next[kSteps];
+  Vec<bfloat16, kVector> z_next[kSteps];
+  // Starts the loads of a row.
+  const auto fetch = [&](int row) {
+    const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
+    const bfloat16* z_row = z + static_cast<long long>(row) * z_pitch;
 
-  Look1 look1 = {0.0f};
-
-  // Look 1: sum(h**2)
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        const float z_i = element(z_held[step], i);
-        const float h_i = x_i * (z_i * reciprocal_approximate(exp_approximate(-z_i) + 1.0f));
-        look1.h_squares += h_i * h_i;
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        x_next[step] = read<kVector, Load>(x_row + vector * kVector);
+        z_next[step] = read<kVector, Load>(z_row + vector * kVector);
       }
     }
-  }
+  };
+  if (kAhead && blockIdx.x * kRowsPerBlock < rows) fetch(Team::row(blockIdx.x * kRowsPerBlock, rows));
 
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
-  const float row_rstd = rsqrtf(eps + look1.h_squares / kCols);
+  for (int first_row = blockIdx.x * kRowsPerBlock; first_row < rows; first_row += gridDim.x * kRowsPerBlock) {
+    const int row = first_row + slot;
+    const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+    const int valid_row = active ? row : rows - 1;
+    bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
+    if (!kAhead) fetch(valid_row);
 
-  if (lane == 0) {
-    if (rstd != nullptr) rstd[row] = row_rstd;
-  }
+    Vec<bfloat16, kVector> x_held[kSteps];
+    Vec<bfloat16, kVector> z_held[kSteps];
 
-  // Last look: the outputs
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + vector * kVector);
-      float y_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        const float z_i = element(z_held[step], i);
-        const float weight_i = element(weight_held[step], i);
-        const float h_i = x_i * (z_i * reciprocal_approximate(exp_approximate(-z_i) + 1.0f));
-        y_values[i] = h_i * row_rstd * weight_i;
-      }
-      Vec<bfloat16, kVector> y_vec;
-      pack(y_vec, y_values);
-      write<Store>(y_row + vector * kVector, y_vec);
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      x_held[step] = x_next[step];
+      z_held[step] = z_next[step];
     }
+
+    const unsigned next_row = first_row + gridDim.x * kRowsPerBlock;
+    if (kAhead && next_row < rows) fetch(Team::row(next_row, rows));
+    if (kPackedParams) {
+      #pragma unroll
+      for (int step = 0; step < kSteps; ++step) {
+        stay_packed(weight_held[step]);
+      }
+    }
+
+    Look1_efa7 look1 = {0.0f};
+    float look1_h_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+
+    // Look 1: sum(h**2)
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        #pragma unroll
+        for (int i = 0; i < kVector; ++i) {
+          const float x_i = element(x_held[step], i);
+          const float z_i = element(z_held[step], i);
+          const float h_i = x_i * (z_i * reciprocal_approximate(exp_approximate(-z_i) + 1.0f));
+          look1_h_squares[i % kRunningSums] += h_i * h_i;
+        }
+      }
+    }
+
+    look1.h_squares = sum_in_pairs(look1_h_squares);
+    look1 = Team::reduce(look1, look1_slots[parity]);
+    const float row_rstd = rsqrtf(eps + look1.h_squares / kCols);
+
+    if (lane == 0 && active) {
+      if (rstd != nullptr) rstd[row] = row_rstd;
+    }
+
+    // Last look: the outputs
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + vector * kVector);
+        float y_values[kVector];
+        #pragma unroll
+        for (int i = 0; i < kVector; ++i) {
+          const float x_i = element(x_held[step], i);
+          const float z_i = element(z_held[step], i);
+          const float weight_i = element(weight_held[step], i);
+          const float h_i = x_i * (z_i * reciprocal_approximate(exp_approximate(-z_i) + 1.0f));
+          y_values[i] = h_i * row_rstd * weight_i;
+        }
+        Vec<bfloat16, kVector> y_vec;
+        pack(y_vec, y_values);
+        if (active) write<Store>(y_row + vector * kVector, y_vec);
+      }
+    }
+
+    parity ^= 1;
   }
 
   Chain::at_end();
 }
 
-// gate_rmsnorm forward, any number of columns: a block owns a row; each row is read twice.
+// gate_rmsnorm forward, any number of columns: a team of threads owns a row; each row is read twice.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-gate_rmsnorm_fwd_bf16_any_cols_block_per_row_6db0(
+gate_rmsnorm_fwd_bf16_any_cols_team_per_row_1196(
     bfloat16* __restrict__ y,
     float* __restrict__ rstd,
     Input<Config, bfloat16> x,
@@ -496,23 +561,15 @@ gate_rmsnorm_fwd_bf16_any_cols_block_per_row_6db0(
     int rows,
     int cols,
     float eps) {
+  using Team = typename Config::Team;
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow, kVector = Config::kVector, kUnroll = Config::kUnroll,
-      kWarpsPerRow = kThreadsPerRow / 32;
-  struct Look1 {  // state of look 1: sum(h**2)
-    float h_squares;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.h_squares + b.h_squares};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.h_squares, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[kWarpsPerRow];
+  constexpr int kThreadsPerRow = Team::kSize, kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4,
+      kUnroll = Config::kUnroll;
+  __shared__ typename Team::template Slots<Look1_efa7> look1_slots;
 
-  const int lane = threadIdx.x;
+  const int lane = Team::lane();
   const int row = blockIdx.x;
   const int steps = (cols / kVector + kThreadsPerRow - 1) / kThreadsPerRow;
 
@@ -529,7 +586,10 @@ gate_rmsnorm_fwd_bf16_any_cols_block_per_row_6db0(
   Chain::at_start();
   Chain::wait();  // nothing before it depends on the kernels in front of this one
 
-  Look1 look1 = {0.0f};
+  Team::announce();
+
+  Look1_efa7 look1 = {0.0f};
+  float look1_h_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
 
   // Look 1: sum(h**2)
   #pragma unroll kUnroll
@@ -544,7 +604,7 @@ gate_rmsnorm_fwd_bf16_any_cols_block_per_row_6db0(
         const float x_i = element(x_vec, i);
         const float z_i = element(z_vec, i);
         const float h_i = x_i * (z_i / (expf(-z_i) + 1.0f));
-        look1.h_squares += h_i * h_i;
+        look1_h_squares[i % kRunningSums] += h_i * h_i;
       }
     }
   }
@@ -554,10 +614,12 @@ gate_rmsnorm_fwd_bf16_any_cols_block_per_row_6db0(
     const float x_i = element(x_vec, 0);
     const float z_i = element(z_vec, 0);
     const float h_i = x_i * (z_i / (expf(-z_i) + 1.0f));
-    look1.h_squares += h_i * h_i;
+    look1_h_squares[0] += h_i * h_i;
   }
 
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
+  look1.h_squares = sum_in_pairs(look1_h_squares);
+  Team::meet();
+  look1 = Team::reduce(look1, look1_slots);
   const float row_rstd = rsqrtf(eps + look1.h_squares / cols);
 
   if (lane == 0) {
@@ -758,14 +820,14 @@ struct Tuned {
   Kernel kernel;
 };
 inline constexpr Tuned kTuned[] = {
-    {4096, 4096, 16, 0u, 2u, false, {{128, 1, true},
-     run<gate_rmsnorm_fwd_bf16_block_per_row_0637<Cols4096_b793>>}},
+    {4096, 4096, 8, 0u, 2u, false, {{256, 1, false, 0, 0, 4},
+     run<gate_rmsnorm_fwd_bf16_team_per_row_6518<Cols4096_c27d>>}},
 };
 
 // For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.
 inline constexpr Kernel kGeneral[] = {
-    {{256}, run_any_cols<gate_rmsnorm_fwd_bf16_any_cols_block_per_row_6db0<AnyCols_54f6>>},
-    {{256}, run_any_cols<gate_rmsnorm_fwd_bf16_any_cols_block_per_row_6db0<AnyCols_fee7>>},
+    {{256}, run_any_cols<gate_rmsnorm_fwd_bf16_any_cols_team_per_row_1196<AnyCols_224d>>},
+    {{256}, run_any_cols<gate_rmsnorm_fwd_bf16_any_cols_team_per_row_1196<AnyCols_0595>>},
 };
 
 // Bits of `absent`: 1u weight, 2u rstd.

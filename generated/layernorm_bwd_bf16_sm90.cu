@@ -20,14 +20,14 @@
 // note      emitted as another text than the one that was tuned: all
 //
 //   rows x cols              kernel           threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
-//   262144 x 256             warp_per_row     512      32          8       99.69     203.8 / 104.2  4060  95.4 %   1.06x       99.84     fresh
-//   8192 x 768               warp_per_row     128      4           8       12.44     22.48 / 10.04  3040  68.9 %   1.00x       14.96     fresh
-//   8192 x 1023              warp_per_row     128      4           4       18.05     30.64 / 12.61  2790  60.6 %   1.05x       19.73     fresh
-//   4096 x 1024              block_per_row    256      4           8       9.587     17.02 / 7.434  2629  66.2 %   1.00x       11.16     fresh
-//   32768 x 1024             block_per_row    256      4           8       53.88     108.4 / 54.54  3742  88.7 %   1.05x       56.55     fresh
-//   4096 x 4096              block_per_row    512      2           8       26.8      51.13 / 24.3   3758  82.7 %   1.08x       31.39     fresh
-//   16384 x 8192             block_per_row    512      1           8       191.5     390.8 / 199.2  4205  98.0 %   1.11x       191.9     fresh
-//   2048 x 16384             cluster_per_row  512      1           8       56.95     110.9 / 53.95  3537  84.5 %   1.05x       55.42     fresh
+//   262144 x 256             warp_per_row     256      16          8       99.8      204.2 / 104.4  4056  95.8 %   1.05x       99.96     fresh
+//   8192 x 768               warp_per_row     128      4           8       13.62     24.47 / 10.84  2776  65.6 %   1.01x       15.25     fresh
+//   8192 x 1023              warp_per_row     128      4           4       17.93     30.58 / 12.64  2809  61.1 %   1.05x       19.71     fresh
+//   4096 x 1024              block_per_row    512      8           8       9.56      17.03 / 7.466  2637  66.0 %   1.02x       11.3      fresh
+//   32768 x 1024             block_per_row    256      4           8       53.19     108 / 54.78    3790  89.5 %   1.04x       56.02     fresh
+//   4096 x 4096              block_per_row    512      2           8       26.28     50.48 / 24.17  3833  84.2 %   1.08x       31.23     fresh
+//   16384 x 8192             block_per_row    512      1           8       193       394.4 / 201.5  4173  97.0 %   1.09x       194.2     fresh
+//   2048 x 16384             cluster_per_row  512      1           8       56.98     111.1 / 54.12  3535  84.4 %   1.05x       55.85     fresh
 //   (any other, rows alike)  block_per_row    256      1           8       -         -              -     -        -           -         not tuned
 //   (any other)              block_per_row    256      1           1       -         -              -     -        -           -         not tuned
 //
@@ -65,6 +65,11 @@ struct __nv_bfloat16;  // cuda_bf16.h has it, and takes as long to compile as cu
 namespace normgen {
 namespace sm90 {  // the GPU these shapes were tuned on; the code itself runs on sm_90 and newer
 namespace layernorm_bwd_bf16_detail {
+
+// Waits for that many threads, whole warps, at barrier `id` of 1 to 15.
+__device__ __forceinline__ void named_barrier(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" :: "r"(id), "r"(threads) : "memory");
+}
 
 struct bfloat16 {
   unsigned short bits;
@@ -184,11 +189,6 @@ __device__ __forceinline__ unsigned char* dynamic_shared() {
   return bytes;
 }
 
-// Waits for that many threads, whole warps, at barrier `id` of 1 to 15.
-__device__ __forceinline__ void named_barrier(int id, int threads) {
-  asm volatile("bar.sync %0, %1;" :: "r"(id), "r"(threads) : "memory");
-}
-
 // Leaves no line in L1.
 struct NoAllocate {
   template <int kBytes>
@@ -208,6 +208,82 @@ struct NoAllocate {
       else asm("ld.global.L1::no_allocate.u8 %0, [%1];" : "=h"(half) : "l"(address));
       bits[0] = half;
     }
+  }
+};
+
+// The compiler no longer knows where the bits come from.
+__device__ __forceinline__ void opaque(unsigned& bits) { asm volatile("" : "+r"(bits)); }
+
+// The lanes that a shuffle names: all of the warp.
+struct WholeWarp {
+  template <int kLanes>
+  static __device__ __forceinline__ unsigned lanes() { return 0xffffffffu; }
+};
+
+// All kLanes neighbouring lanes, a power of two, end with the combined state. A state is a struct of floats that knows
+// how two combine, and how to get that of the lane whose number differs by `offset`.
+template <int kLanes, class Named = WholeWarp, typename State>
+__device__ __forceinline__ State reduce_lanes(State s) {
+  const unsigned mask = Named::template lanes<kLanes>();
+  #pragma unroll
+  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset, mask));
+  return s;
+}
+
+// A barrier for the kWarps warps of row number `slot` of a block. Only wide rows have one each: a barrier whose number
+// the hardware learns at run time is a slow one, and narrow rows share that of the block.
+template <int kWarps>
+__device__ __forceinline__ void rows_meet(int slot) {
+  if constexpr (kWarps >= 8) named_barrier(1 + slot, kWarps * 32);
+  else __syncthreads();
+}
+
+// The largest power of two up to n, and up to a warp: how many lanes combine n states.
+__host__ __device__ constexpr int lanes_for(int n) { return n < 2 ? 1 : n >= 32 ? 32 : 2 * lanes_for(n / 2); }
+
+// What this lane combines of kStates states: lanes_for(kStates) lanes take turns at them.
+template <int kStates, typename State>
+__device__ __forceinline__ State share_of_slots(const State* slots) {
+  constexpr int kLanes = lanes_for(kStates);
+  const int own = threadIdx.x % kLanes;
+  State total = slots[own];
+  #pragma unroll
+  for (int i = kLanes; i < kStates; i += kLanes) {
+    if (kStates % kLanes == 0 || own + i < kStates) total = State::combine(total, slots[own + i]);
+  }
+  return total;
+}
+
+// A team: the threads that share a row. They are neighbours in a block, which has kRowsPerBlock rows side by side.
+template <int kThreadsPerRow, int kRowsPerBlock>
+struct Threads {
+  enum : int { kSize = kThreadsPerRow, kRows = kRowsPerBlock };
+  // This thread's number in its team, and its team's in the block; which tile of rows is the block's.
+  static __device__ __forceinline__ int lane() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
+  static __device__ __forceinline__ int slot() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
+  static __device__ __forceinline__ unsigned tile() { return blockIdx.x; }
+  // The team's row of the tile that starts at row `first`; idle teams take the last row.
+  static __device__ __forceinline__ int row(int first, int rows) {
+    return kRows == 1 ? first : min(first + slot(), rows - 1);
+  }
+  // Blocks that are a team say that they have started, and wait for each other before they combine.
+  static __device__ __forceinline__ void announce() {}
+  static __device__ __forceinline__ void meet() {}
+};
+
+// Several warps are a team, and a block has several teams. They combine as the warps of a Block do.
+template <int kThreadsPerRow, int kRowsPerBlock, class Named = WholeWarp>
+struct Beside : Threads<kThreadsPerRow, kRowsPerBlock> {
+  enum : int { kWarps = kThreadsPerRow / 32 };
+  template <typename State> using Slots = State[kRowsPerBlock][kWarps];
+  template <typename State>
+  static __device__ __forceinline__ State reduce(State s, State (&slots)[kRowsPerBlock][kWarps]) {
+    const int slot = threadIdx.x / kThreadsPerRow;
+    State* own = slots[slot];
+    s = reduce_lanes<32, Named>(s);
+    if (threadIdx.x % 32 == 0) own[threadIdx.x / 32 % kWarps] = s;
+    rows_meet<kWarps>(slot);
+    return reduce_lanes<lanes_for(kWarps), Named>(share_of_slots<kWarps>(own));
   }
 };
 
@@ -300,6 +376,20 @@ __device__ __forceinline__ void pack(Vec<bfloat16, N>& vec, const float (&values
   }
 }
 
+// A block is a team. Warps first, then every warp combines the warps' states redundantly: one barrier, no broadcast.
+template <int kThreadsPerRow, class Named = WholeWarp>
+struct Block : Threads<kThreadsPerRow, 1> {
+  enum : int { kWarps = kThreadsPerRow / 32 };
+  template <typename State> using Slots = State[kWarps];
+  template <typename State>
+  static __device__ __forceinline__ State reduce(State s, State (&slots)[kWarps]) {
+    s = reduce_lanes<32, Named>(s);
+    if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32 % kWarps] = s;
+    __syncthreads();
+    return reduce_lanes<lanes_for(kWarps), Named>(share_of_slots<kWarps>(slots));
+  }
+};
+
 // How a kernel and its neighbours in the stream overlap: not at all.
 // wait              before the first access to what the kernels in front write, or still read
 // wait_for_partner  in a call's second kernel, before the first access to what the first one writes
@@ -328,31 +418,6 @@ struct Early : InOrder {
 struct EarlyAtEnd : Early {
   static __device__ __forceinline__ void at_end() { dependency_trigger(); }
 };
-
-// All kLanes neighbouring lanes, a power of two, end with the combined state; the lanes of `mask` take part. A state is
-// a struct of floats that knows how two combine, and how to get that of the lane whose number differs by `offset`.
-template <int kLanes, typename State>
-__device__ __forceinline__ State reduce_lanes(State s, unsigned mask = 0xffffffffu) {
-  #pragma unroll
-  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset, mask));
-  return s;
-}
-
-// The largest power of two up to n, and up to a warp: how many lanes combine n states.
-__host__ __device__ constexpr int lanes_for(int n) { return n < 2 ? 1 : n >= 32 ? 32 : 2 * lanes_for(n / 2); }
-
-// What this lane combines of kStates states: lanes_for(kStates) lanes take turns at them.
-template <int kStates, typename State>
-__device__ __forceinline__ State share_of_slots(const State* slots) {
-  constexpr int kLanes = lanes_for(kStates);
-  const int own = threadIdx.x % kLanes;
-  State total = slots[own];
-  #pragma unroll
-  for (int i = kLanes; i < kStates; i += kLanes) {
-    if (kStates % kLanes == 0 || own + i < kStates) total = State::combine(total, slots[own + i]);
-  }
-  return total;
-}
 
 // Every warp sends its state to each block of the cluster, then every warp combines all of the states. A cluster
 // barrier would wait for all loads and stores of the rows in flight; an mbarrier waits for the states only. Exchanges
@@ -388,6 +453,16 @@ __device__ __forceinline__ Vec<T, N> filled(float value) {
 struct InTurn {
   template <typename T>
   static __device__ __forceinline__ void to_l2(const T*, int) {}
+};
+
+// Lanes of a warp are a team: they combine by shuffles alone.
+template <int kThreadsPerRow, int kRowsPerBlock, class Named = WholeWarp>
+struct Lanes : Threads<kThreadsPerRow, kRowsPerBlock> {
+  template <typename State> struct Slots {};
+  template <typename State>
+  static __device__ __forceinline__ State reduce(State s, Slots<State>&) {
+    return reduce_lanes<kThreadsPerRow, Named>(s);
+  }
 };
 
 // Partial rows of column sums: each block has left one row of kTensors times kPitch float32 cells. kThreads threads add
@@ -476,30 +551,12 @@ __device__ __forceinline__ Vec<T, N> read_window(const T* elements, int first, i
   }
 }
 
-// Warps first, then every warp combines the warps' states redundantly: one barrier, no broadcast.
-template <int kWarps, typename State>
-__device__ __forceinline__ State reduce_row(State s, State* slots) {
-  s = reduce_lanes<32>(s);
-  if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32 % kWarps] = s;
-  __syncthreads();
-  return reduce_lanes<lanes_for(kWarps)>(share_of_slots<kWarps>(slots));
-}
-
-// A barrier for the kWarps warps of row number `slot` of a block. Only wide rows have one each: a barrier whose number
-// the hardware learns at run time is a slow one, and narrow rows share that of the block.
-template <int kWarps>
-__device__ __forceinline__ void rows_meet(int slot) {
-  if constexpr (kWarps >= 8) named_barrier(1 + slot, kWarps * 32);
-  else __syncthreads();
-}
-
-// As reduce_row, for row number `slot` of a block that works on several.
-template <int kWarps, typename State>
-__device__ __forceinline__ State reduce_row_beside(State s, State* slots, int slot) {
-  s = reduce_lanes<32>(s);
-  if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32 % kWarps] = s;
-  rows_meet<kWarps>(slot);
-  return reduce_lanes<lanes_for(kWarps)>(share_of_slots<kWarps>(slots));
+// Hides from the compiler what the vector holds: it would convert kept parameters to floats once, for all rows, and
+// keep those, in twice the registers.
+template <int N, typename T>
+__device__ __forceinline__ void stay_packed(Vec<T, N>& vec) {
+  #pragma unroll
+  for (int i = 0; i < Vec<T, N>::kRegisters; ++i) opaque(vec.bits[i]);
 }
 
 // Used once: evict first (ld.global.cs, st.global.cs).
@@ -513,6 +570,20 @@ struct Streaming {
     __stcs(static_cast<Word<kBytes>*>(address), join<kBytes>(bits));
   }
 };
+
+// The sum of N terms, N a power of two, as a tree: log2(N) roundings on the way of each term.
+template <int N>
+__device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
+  float sums[N];
+  #pragma unroll
+  for (int k = 0; k < N; ++k) sums[k] = terms[k];
+  #pragma unroll
+  for (int n = N / 2; n > 0; n /= 2) {
+    #pragma unroll
+    for (int k = 0; k < n; ++k) sums[k] += sums[k + n];
+  }
+  return sums[0];
+}
 
 // Whether this block is the last of the grid to take a ticket. What the others wrote before they took theirs is seen.
 // `is_last` is a variable in shared memory.
@@ -534,59 +605,73 @@ __device__ __forceinline__ void write_element(T* elements, int at, float value) 
 }
 
 // What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row. In kernels:
-// kVector       elements per access
-// kVectors      vectors of a row
-// kSteps        vectors a thread owns
-// kEven         all threads own kSteps of them
-// kPitch        columns of a row of float32 sums, padded
-// kTensors      tensors that are summed over rows
-// kGroups       row groups of a block that keep sums of their own
-// kSumVector    columns whose sums lie kSumVectors cells apart
-// kCluster      blocks that fill a partial row together; or blocks that share a row
-// kCells        sums that a block adds
-// kFirstInside  first step whose windows of parameters begin within these
-// kWholeSteps   steps in which each thread has a vector, and the row one more behind it, however the row is aligned
-// kStages       row tiles in shared memory
-// kCopiedCols   columns of a row that the copy engine brings
-// kUnroll       steps that a loop does in a trip
-struct Cols256_093f : Plain {
-  enum : int { kCols = 256, kThreads = 512, kThreadsPerRow = 16, kRowsPerBlock = 32, kVector = 8, kGroups = 16,
+// kVector        elements per access
+// kRunningSums   running sums that a vector adds to
+// kEarlyParams   column parameters wait in registers, or are read where they are used
+// kPackedParams  column parameters stay as they are stored while they wait in registers
+// kVectors       vectors of a row
+// kSteps         vectors a thread owns
+// kEven          all threads own kSteps of them
+// kAhead         the next row is loaded while the present one is computed
+// kPitch         columns of a row of float32 sums, padded
+// kTensors       tensors that are summed over rows
+// kGroups        row groups of a block that keep sums of their own
+// kSumVector     columns whose sums lie kSumVectors cells apart
+// kCluster       blocks that fill a partial row together; or blocks that share a row
+// kCells         sums that a block adds
+// kFirstInside   first step whose windows of parameters begin within these
+// kWholeSteps    steps in which each thread has a vector, and the row one more behind it, however the row is aligned
+// kStages        row tiles in shared memory
+// kCopiedCols    columns of a row that the copy engine brings
+// kUnroll        steps that a loop does in a trip
+struct Cols256_4b18 : Plain { using Team = Lanes<16, 16>;
+  enum : int { kCols = 256, kThreads = 256, kVector = 8, kEarlyParams = 1, kPackedParams = 0, kAhead = 1, kGroups = 8,
       kSumVector = 8, kCells = 8 };
 };
-struct Cols768_5676 : Plain { using Load = NoAllocate; using Chain = EarlyAtEnd;
-  enum : int { kCols = 768, kThreads = 128, kThreadsPerRow = 32, kRowsPerBlock = 4, kVector = 8, kGroups = 4,
+struct Cols768_b00a : Plain { using Team = Lanes<32, 4>; using Load = NoAllocate;
+  enum : int { kCols = 768, kThreads = 128, kVector = 8, kEarlyParams = 1, kPackedParams = 0, kAhead = 1, kGroups = 4,
       kSumVector = 8, kCells = 8 };
 };
-struct Cols1023_6f8e : Plain { using Load = NoAllocate; using Chain = EarlyAtEnd;
-  enum : int { kCols = 1023, kThreads = 128, kThreadsPerRow = 32, kRowsPerBlock = 4, kVector = 4, kFirstInside = 0,
-      kGroups = 4, kSumVector = 1, kCells = 8 };
+struct Cols1023_7d0a : Plain { using Team = Lanes<32, 4>; using Load = NoAllocate; using Chain = EarlyAtEnd;
+  enum : int { kCols = 1023, kThreads = 128, kVector = 4, kEarlyParams = 1, kPackedParams = 0, kFirstInside = 0,
+      kAhead = 1, kGroups = 4, kSumVector = 1, kCells = 8 };
 };
-struct Cols1024_80d1 : Plain { using Load = NoAllocate; using Chain = EarlyAtEnd;
-  enum : int { kCols = 1024, kThreads = 256, kThreadsPerRow = 64, kRowsPerBlock = 4, kVector = 8, kGroups = 4,
+struct Cols1024_62f2 : Plain { using Team = Beside<64, 8>; using Load = NoAllocate; using Chain = EarlyAtEnd;
+  enum : int { kCols = 1024, kThreads = 512, kVector = 8, kEarlyParams = 1, kPackedParams = 0, kAhead = 1, kGroups = 8,
       kSumVector = 8, kCells = 8 };
 };
-struct Cols1024_022d : Plain { using Load = NoAllocate; using Store = Streaming;
-  enum : int { kCols = 1024, kThreads = 256, kThreadsPerRow = 64, kRowsPerBlock = 4, kVector = 8, kGroups = 4,
+struct Cols1024_46d4 : Plain { using Team = Beside<64, 4>; using Load = NoAllocate; using Store = Streaming;
+  enum : int { kCols = 1024, kThreads = 256, kVector = 8, kEarlyParams = 1, kPackedParams = 0, kAhead = 1, kGroups = 4,
       kSumVector = 8, kCells = 8 };
 };
-struct Cols4096_9a16 : Plain { using Load = NoAllocate; using Chain = EarlyAtEnd;
-  enum : int { kCols = 4096, kThreads = 512, kThreadsPerRow = 256, kRowsPerBlock = 2, kVector = 8, kGroups = 2,
+struct Cols4096_46d8 : Plain { using Team = Beside<256, 2>; using Load = NoAllocate; using Chain = EarlyAtEnd;
+  enum : int { kCols = 4096, kThreads = 512, kVector = 8, kEarlyParams = 1, kPackedParams = 0, kAhead = 1, kGroups = 2,
       kSumVector = 8, kCells = 32 };
 };
-struct Cols8192_907a : Plain { using Chain = EarlyAtEnd;
-  enum : int { kCols = 8192, kThreads = 512, kThreadsPerRow = 512, kVector = 8, kStages = 4, kSumVector = 8, kCells = 32
-      };
+struct Cols8192_e8c6 : Plain { using Team = Block<512>; using Chain = EarlyAtEnd;
+  enum : int { kCols = 8192, kThreads = 512, kVector = 8, kEarlyParams = 1, kPackedParams = 0, kStages = 4,
+      kSumVector = 8, kCells = 32 };
 };
-struct Cols16384_7803 : Plain { using Chain = EarlyAtEnd;
-  enum : int { kCols = 16384, kThreads = 512, kCluster = 2, kVector = 8, kStages = 3, kSumVector = 8, kCells = 32 };
+struct Cols16384_f0b1 : Plain { using Chain = EarlyAtEnd;
+  enum : int { kCols = 16384, kThreads = 512, kCluster = 2, kVector = 8, kStages = 4, kSumVector = 8, kCells = 32 };
 };
-struct AnyCols_54f6 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 8, kUnroll = 1 }; };
-struct AnyCols_fee7 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 1, kUnroll = 1 }; };
+struct AnyCols_224d : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 8, kUnroll = 1 }; };
+struct AnyCols_0595 : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 1, kUnroll = 1 }; };
 
-// layernorm backward: lanes of a warp own a row, a block works on several rows; each row is read once.
+struct Look1_b44d {  // state of look 1: sum(dxhat * xhat), sum(dxhat)
+  float dxhat_xhat_sum, dxhat_sum;
+  static __device__ __forceinline__ Look1_b44d combine(const Look1_b44d& a, const Look1_b44d& b) {
+    return {a.dxhat_xhat_sum + b.dxhat_xhat_sum, a.dxhat_sum + b.dxhat_sum};
+  }
+  static __device__ __forceinline__ Look1_b44d shuffle_xor(const Look1_b44d& s, int offset, unsigned mask) {
+    return {__shfl_xor_sync(mask, s.dxhat_xhat_sum, offset), __shfl_xor_sync(mask, s.dxhat_sum, offset)};
+  }
+};
+
+// layernorm backward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_bwd_bf16_warp_per_row_ffb0(
+layernorm_bwd_bf16_team_per_row_ed07(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
@@ -600,37 +685,33 @@ layernorm_bwd_bf16_warp_per_row_ffb0(
     long long x_pitch,
     int rows,
     float* partials) {
+  using Team = typename Config::Team;
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kThreadsPerRow = Config::kThreadsPerRow,
-      kRowsPerBlock = Config::kRowsPerBlock, kVector = Config::kVector, kVectors = kCols / kVector,
-      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
+  constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kThreadsPerRow = Team::kSize,
+      kRowsPerBlock = Team::kRows, kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4;
+  constexpr bool kEarlyParams = Config::kEarlyParams, kPackedParams = Config::kPackedParams;
+  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0, kAhead = Config::kAhead;
   constexpr int kPitch = (kCols + 31) / 32 * 32, kTensors = 2, kGroups = Config::kGroups;
-  struct Look1 {  // state of look 1: sum(dxhat * xhat), sum(dxhat)
-    float dxhat_xhat_sum, dxhat_sum;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.dxhat_xhat_sum + b.dxhat_xhat_sum, a.dxhat_sum + b.dxhat_sum};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.dxhat_xhat_sum, offset), __shfl_xor_sync(mask, s.dxhat_sum, offset)};
-    }
-  };
+  __shared__ typename Team::template Slots<Look1_b44d> look1_slots[2];
 
-  const int lane = threadIdx.x % kThreadsPerRow;
-  const int slot = threadIdx.x / kThreadsPerRow;  // this thread's row within the block
+  const int lane = Team::lane();
+  const int slot = Team::slot();  // this thread's row within the block
+  int parity = 0;
 
   Chain::at_start();
   Chain::wait();  // nothing before it depends on the kernels in front of this one
 
   Vec<bfloat16, kVector> weight_held[kSteps];
-
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      weight_held[step] = read<kVector>(weight + vector * kVector);
+  if (kEarlyParams) {
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        weight_held[step] = read<kVector>(weight + vector * kVector);
+      }
     }
   }
 
@@ -643,13 +724,12 @@ layernorm_bwd_bf16_warp_per_row_ffb0(
   Vec<bfloat16, kVector> x_next[kSteps];
   float mean_next;
   float rstd_next;
-  // The next row is loaded while the present one is computed.
-  const auto fetch = [&](int first_row) {
-    const int fetched_row = min(first_row + slot, rows - 1);
-    const bfloat16* dy_row = dy + static_cast<long long>(fetched_row) * dy_pitch;
-    const bfloat16* x_row = x + static_cast<long long>(fetched_row) * x_pitch;
-    mean_next = mean[fetched_row];
-    rstd_next = rstd[fetched_row];
+  // Starts the loads of a row.
+  const auto fetch = [&](int row) {
+    const bfloat16* dy_row = dy + static_cast<long long>(row) * dy_pitch;
+    const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
+    mean_next = mean[row];
+    rstd_next = rstd[row];
 
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
@@ -660,13 +740,14 @@ layernorm_bwd_bf16_warp_per_row_ffb0(
       }
     }
   };
-  if (blockIdx.x * kRowsPerBlock < rows) fetch(blockIdx.x * kRowsPerBlock);
+  if (kAhead && blockIdx.x * kRowsPerBlock < rows) fetch(Team::row(blockIdx.x * kRowsPerBlock, rows));
 
   for (int first_row = blockIdx.x * kRowsPerBlock; first_row < rows; first_row += gridDim.x * kRowsPerBlock) {
     const int row = first_row + slot;
-    const bool active = row < rows;  // idle rows recompute the last row and store nothing
+    const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
     const int valid_row = active ? row : rows - 1;
     bfloat16* dx_row = dx + static_cast<long long>(valid_row) * dx_pitch;
+    if (!kAhead) fetch(valid_row);
     const float row_mean = mean_next;
     const float row_rstd = rstd_next;
 
@@ -680,15 +761,25 @@ layernorm_bwd_bf16_warp_per_row_ffb0(
     }
 
     const unsigned next_row = first_row + gridDim.x * kRowsPerBlock;
-    if (next_row < rows) fetch(next_row);
+    if (kAhead && next_row < rows) fetch(Team::row(next_row, rows));
+    if (kPackedParams) {
+      #pragma unroll
+      for (int step = 0; step < kSteps; ++step) {
+        stay_packed(weight_held[step]);
+      }
+    }
 
-    Look1 look1 = {0.0f, 0.0f};
+    Look1_b44d look1 = {0.0f, 0.0f};
+    // short chains of additions: few roundings, and none waits for another
+    float look1_dxhat_xhat_sum[kRunningSums] = {};
+    float look1_dxhat_sum[kRunningSums] = {};
 
     // Look 1: sum(dxhat * xhat), sum(dxhat)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
+        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + vector * kVector);
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
           const float dy_i = element(dy_held[step], i);
@@ -696,13 +787,15 @@ layernorm_bwd_bf16_warp_per_row_ffb0(
           const float weight_i = element(weight_held[step], i);
           const float dxhat_i = dy_i * weight_i;
           const float xhat_i = (x_i - row_mean) * row_rstd;
-          look1.dxhat_xhat_sum += dxhat_i * xhat_i;
-          look1.dxhat_sum += dxhat_i;
+          look1_dxhat_xhat_sum[i % kRunningSums] += dxhat_i * xhat_i;
+          look1_dxhat_sum[i % kRunningSums] += dxhat_i;
         }
       }
     }
 
-    look1 = reduce_lanes<kThreadsPerRow>(look1);
+    look1.dxhat_xhat_sum = sum_in_pairs(look1_dxhat_xhat_sum);
+    look1.dxhat_sum = sum_in_pairs(look1_dxhat_sum);
+    look1 = Team::reduce(look1, look1_slots[parity]);
     const float row_dxhat_xhat_mean = look1.dxhat_xhat_sum / kCols;
     const float row_dxhat_mean = look1.dxhat_sum / kCols;
 
@@ -711,6 +804,7 @@ layernorm_bwd_bf16_warp_per_row_ffb0(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
+        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + vector * kVector);
         float dx_values[kVector];
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -728,17 +822,21 @@ layernorm_bwd_bf16_warp_per_row_ffb0(
         if (active) write<Store>(dx_row + vector * kVector, dx_vec);
       }
     }
+
+    parity ^= 1;
   }
 
   // Lanes that own the same columns of several rows add their sums.
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
+  if (kThreadsPerRow < 32) {
     #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
+    for (int step = 0; step < kSteps; ++step) {
       #pragma unroll
-      for (int offset = kThreadsPerRow; offset < 32; offset *= 2) {
-        dweight_sum[step][i] += __shfl_xor_sync(0xffffffffu, dweight_sum[step][i], offset);
-        dbias_sum[step][i] += __shfl_xor_sync(0xffffffffu, dbias_sum[step][i], offset);
+      for (int i = 0; i < kVector; ++i) {
+        #pragma unroll
+        for (int offset = kThreadsPerRow; offset < 32; offset *= 2) {
+          dweight_sum[step][i] += __shfl_xor_sync(0xffffffffu, dweight_sum[step][i], offset);
+          dbias_sum[step][i] += __shfl_xor_sync(0xffffffffu, dbias_sum[step][i], offset);
+        }
       }
     }
   }
@@ -747,11 +845,13 @@ layernorm_bwd_bf16_warp_per_row_ffb0(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    if (threadIdx.x % 32 < kThreadsPerRow && (kEven || vector < kVectors)) {
+    if ((kThreadsPerRow >= 32 || threadIdx.x % 32 < kThreadsPerRow) && (kEven || vector < kVectors)) {
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
-        group_sums[threadIdx.x / 32][0][i * kVectors + vector] = dweight_sum[step][i];
-        group_sums[threadIdx.x / 32][1][i * kVectors + vector] = dbias_sum[step][i];
+        group_sums[kThreadsPerRow < 32 ? static_cast<int>(threadIdx.x / 32) : slot][0][i * kVectors + vector] =
+            dweight_sum[step][i];
+        group_sums[kThreadsPerRow < 32 ? static_cast<int>(threadIdx.x / 32) : slot][1][i * kVectors + vector] =
+            dbias_sum[step][i];
       }
     }
   }
@@ -811,10 +911,10 @@ layernorm_bwd_bf16_finish_a406(
   }
 }
 
-// layernorm backward: lanes of a warp own a row, a block works on several rows; each row is read once.
+// layernorm backward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_bwd_bf16_warp_per_row_45c2(
+layernorm_bwd_bf16_team_per_row_5208(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
@@ -828,26 +928,21 @@ layernorm_bwd_bf16_warp_per_row_45c2(
     long long x_pitch,
     int rows,
     float* partials) {
+  using Team = typename Config::Team;
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kThreadsPerRow = Config::kThreadsPerRow,
-      kRowsPerBlock = Config::kRowsPerBlock, kVector = Config::kVector, kFirstInside = Config::kFirstInside,
-      kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow,
-      kWholeSteps = (kVectors - 2) / kThreadsPerRow, kPitch = (kCols + 31) / 32 * 32, kTensors = 2,
-      kGroups = Config::kGroups;
-  struct Look1 {  // state of look 1: sum(dxhat * xhat), sum(dxhat)
-    float dxhat_xhat_sum, dxhat_sum;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.dxhat_xhat_sum + b.dxhat_xhat_sum, a.dxhat_sum + b.dxhat_sum};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.dxhat_xhat_sum, offset), __shfl_xor_sync(mask, s.dxhat_sum, offset)};
-    }
-  };
+  constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kThreadsPerRow = Team::kSize,
+      kRowsPerBlock = Team::kRows, kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4;
+  constexpr bool kEarlyParams = Config::kEarlyParams, kPackedParams = Config::kPackedParams;
+  constexpr int kFirstInside = Config::kFirstInside, kVectors = kCols / kVector,
+      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow, kWholeSteps = (kVectors - 2) / kThreadsPerRow;
+  constexpr bool kAhead = Config::kAhead;
+  constexpr int kPitch = (kCols + 31) / 32 * 32, kTensors = 2, kGroups = Config::kGroups;
+  __shared__ typename Team::template Slots<Look1_b44d> look1_slots[2];
 
-  const int lane = threadIdx.x % kThreadsPerRow;
-  const int slot = threadIdx.x / kThreadsPerRow;  // this thread's row within the block
+  const int lane = Team::lane();
+  const int slot = Team::slot();  // this thread's row within the block
   // The grid's stride is a multiple of the vector: all rows of this lane shift alike.
   const int own_row = min(static_cast<int>(blockIdx.x * kRowsPerBlock + slot), rows - 1);
   // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
@@ -858,23 +953,25 @@ layernorm_bwd_bf16_warp_per_row_45c2(
   const int vectors = (kCols - head) / kVector;
   const int edge = lane < head ? lane : lane + vectors * kVector;
   const bool has_edge = edge < kCols;
+  int parity = 0;
 
   Chain::at_start();
   Chain::wait();  // nothing before it depends on the kernels in front of this one
 
   Vec<bfloat16, kVector> weight_held[kSteps];
   Vec<bfloat16, 1> weight_edge = {};
-
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (step < kWholeSteps || vector < vectors) {
-      const int column = head + vector * kVector;
-      weight_held[step] = read_window<kVector>(weight, column, kCols, step >= kFirstInside && step < kWholeSteps);
+  if (kEarlyParams) {
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (step < kWholeSteps || vector < vectors) {
+        const int column = head + vector * kVector;
+        weight_held[step] = read_window<kVector>(weight, column, kCols, step >= kFirstInside && step < kWholeSteps);
+      }
     }
-  }
-  if (has_edge) {
-    weight_edge = read<1>(weight + edge);
+    if (has_edge) {
+      weight_edge = read<1>(weight + edge);
+    }
   }
 
   // This thread's sums over its rows, one for each of its columns.
@@ -890,7 +987,7 @@ layernorm_bwd_bf16_warp_per_row_45c2(
   Vec<bfloat16, 1> x_edge_next = {};
   float mean_next;
   float rstd_next;
-  // The next row is loaded while the present one is computed.
+  // Starts the loads of a row.
   const auto fetch = [&](int first_row) {
     const int fetched_row = first_row + slot < rows ? first_row + slot : own_row;
     const bfloat16* dy_row = dy + static_cast<long long>(fetched_row) * dy_pitch;
@@ -912,13 +1009,15 @@ layernorm_bwd_bf16_warp_per_row_45c2(
       x_edge_next = read<1, Load>(x_row + edge);
     }
   };
-  if (blockIdx.x * kRowsPerBlock < rows) fetch(blockIdx.x * kRowsPerBlock);
+  if (kAhead && blockIdx.x * kRowsPerBlock < rows) fetch(blockIdx.x * kRowsPerBlock);
 
   for (int first_row = blockIdx.x * kRowsPerBlock; first_row < rows; first_row += gridDim.x * kRowsPerBlock) {
     const int row = first_row + slot;
-    const bool active = row < rows;  // idle rows recompute their lane's first row and store nothing
+    // idle rows recompute their lane's first row and store nothing
+    const bool active = kRowsPerBlock == 1 || row < rows;
     const int valid_row = active ? row : own_row;
     bfloat16* dx_row = dx + static_cast<long long>(valid_row) * dx_pitch;
+    if (!kAhead) fetch(first_row);
     const float row_mean = mean_next;
     const float row_rstd = rstd_next;
 
@@ -936,15 +1035,27 @@ layernorm_bwd_bf16_warp_per_row_45c2(
     dy_edge = dy_edge_next;
     x_edge = x_edge_next;
     const unsigned next_row = first_row + gridDim.x * kRowsPerBlock;
-    if (next_row < rows) fetch(next_row);
+    if (kAhead && next_row < rows) fetch(next_row);
+    if (kPackedParams) {
+      #pragma unroll
+      for (int step = 0; step < kSteps; ++step) {
+        stay_packed(weight_held[step]);
+      }
+    }
 
-    Look1 look1 = {0.0f, 0.0f};
+    Look1_b44d look1 = {0.0f, 0.0f};
+    // short chains of additions: few roundings, and none waits for another
+    float look1_dxhat_xhat_sum[kRunningSums] = {};
+    float look1_dxhat_sum[kRunningSums] = {};
 
     // Look 1: sum(dxhat * xhat), sum(dxhat)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (step < kWholeSteps || vector < vectors) {
+        const int column = head + vector * kVector;
+        if (!kEarlyParams) weight_held[step] =
+            read_window<kVector>(weight, column, kCols, step >= kFirstInside && step < kWholeSteps);
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
           const float dy_i = element(dy_held[step], i);
@@ -952,22 +1063,25 @@ layernorm_bwd_bf16_warp_per_row_45c2(
           const float weight_i = element(weight_held[step], i);
           const float dxhat_i = dy_i * weight_i;
           const float xhat_i = (x_i - row_mean) * row_rstd;
-          look1.dxhat_xhat_sum += dxhat_i * xhat_i;
-          look1.dxhat_sum += dxhat_i;
+          look1_dxhat_xhat_sum[i % kRunningSums] += dxhat_i * xhat_i;
+          look1_dxhat_sum[i % kRunningSums] += dxhat_i;
         }
       }
     }
     if (has_edge) {
+      if (!kEarlyParams) weight_edge = read<1>(weight + edge);
       const float dy_i = element(dy_edge, 0);
       const float x_i = element(x_edge, 0);
       const float weight_i = element(weight_edge, 0);
       const float dxhat_i = dy_i * weight_i;
       const float xhat_i = (x_i - row_mean) * row_rstd;
-      look1.dxhat_xhat_sum += dxhat_i * xhat_i;
-      look1.dxhat_sum += dxhat_i;
+      look1_dxhat_xhat_sum[0] += dxhat_i * xhat_i;
+      look1_dxhat_sum[0] += dxhat_i;
     }
 
-    look1 = reduce_lanes<kThreadsPerRow>(look1);
+    look1.dxhat_xhat_sum = sum_in_pairs(look1_dxhat_xhat_sum);
+    look1.dxhat_sum = sum_in_pairs(look1_dxhat_sum);
+    look1 = Team::reduce(look1, look1_slots[parity]);
     const float row_dxhat_xhat_mean = look1.dxhat_xhat_sum / kCols;
     const float row_dxhat_mean = look1.dxhat_sum / kCols;
 
@@ -977,6 +1091,8 @@ layernorm_bwd_bf16_warp_per_row_45c2(
       const int vector = lane + step * kThreadsPerRow;
       if (step < kWholeSteps || vector < vectors) {
         const int column = head + vector * kVector;
+        if (!kEarlyParams) weight_held[step] =
+            read_window<kVector>(weight, column, kCols, step >= kFirstInside && step < kWholeSteps);
         float dx_values[kVector];
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -995,6 +1111,7 @@ layernorm_bwd_bf16_warp_per_row_45c2(
       }
     }
     if (has_edge) {
+      if (!kEarlyParams) weight_edge = read<1>(weight + edge);
       float dx_values[1];
       const float dy_i = element(dy_edge, 0);
       const float x_i = element(x_edge, 0);
@@ -1008,6 +1125,8 @@ layernorm_bwd_bf16_warp_per_row_45c2(
       pack(dx_vec, dx_values);
       if (active) write<Store>(dx_row + edge, dx_vec);
     }
+
+    parity ^= 1;
   }
 
   // Each row group of the block leaves its sums in shared memory.
@@ -1049,10 +1168,10 @@ layernorm_bwd_bf16_warp_per_row_45c2(
   Chain::at_end();
 }
 
-// layernorm backward: several warps own a row, a block works on several rows; each row is read once.
+// layernorm backward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_bwd_bf16_block_per_row_8763(
+layernorm_bwd_bf16_team_per_row_127d(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
@@ -1066,211 +1185,20 @@ layernorm_bwd_bf16_block_per_row_8763(
     long long x_pitch,
     int rows,
     float* partials) {
-  using Load = typename Config::Load;
+  using Team = typename Config::Team;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kThreadsPerRow = Config::kThreadsPerRow,
-      kRowsPerBlock = Config::kRowsPerBlock, kVector = Config::kVector, kWarpsPerRow = kThreadsPerRow / 32,
-      kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  constexpr int kPitch = (kCols + 31) / 32 * 32, kTensors = 2, kGroups = Config::kGroups;
-  struct Look1 {  // state of look 1: sum(dxhat * xhat), sum(dxhat)
-    float dxhat_xhat_sum, dxhat_sum;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.dxhat_xhat_sum + b.dxhat_xhat_sum, a.dxhat_sum + b.dxhat_sum};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.dxhat_xhat_sum, offset), __shfl_xor_sync(mask, s.dxhat_sum, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[2][kRowsPerBlock][kWarpsPerRow];
-
-  const int lane = threadIdx.x % kThreadsPerRow;
-  const int slot = threadIdx.x / kThreadsPerRow;  // this thread's row within the block
-  int parity = 0;
-
-  Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
-
-  Vec<bfloat16, kVector> weight_held[kSteps];
-
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      weight_held[step] = read<kVector>(weight + vector * kVector);
-    }
-  }
-
-  // This thread's sums over its rows, one for each of its columns.
-  float dweight_sum[kSteps][kVector] = {};
-  float dbias_sum[kSteps][kVector] = {};
-  float (*group_sums)[kTensors][kPitch] = reinterpret_cast<float (*)[kTensors][kPitch]>(dynamic_shared());
-
-  Vec<bfloat16, kVector> dy_next[kSteps];
-  Vec<bfloat16, kVector> x_next[kSteps];
-  float mean_next;
-  float rstd_next;
-  // The next row is loaded while the present one is computed.
-  const auto fetch = [&](int first_row) {
-    const int fetched_row = min(first_row + slot, rows - 1);
-    const bfloat16* dy_row = dy + static_cast<long long>(fetched_row) * dy_pitch;
-    const bfloat16* x_row = x + static_cast<long long>(fetched_row) * x_pitch;
-    mean_next = mean[fetched_row];
-    rstd_next = rstd[fetched_row];
-
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      if (kEven || vector < kVectors) {
-        dy_next[step] = read<kVector, Load>(dy_row + vector * kVector);
-        x_next[step] = read<kVector, Load>(x_row + vector * kVector);
-      }
-    }
-  };
-  if (blockIdx.x * kRowsPerBlock < rows) fetch(blockIdx.x * kRowsPerBlock);
-
-  for (int first_row = blockIdx.x * kRowsPerBlock; first_row < rows; first_row += gridDim.x * kRowsPerBlock) {
-    const int row = first_row + slot;
-    const bool active = row < rows;  // idle rows recompute the last row and store nothing
-    const int valid_row = active ? row : rows - 1;
-    bfloat16* dx_row = dx + static_cast<long long>(valid_row) * dx_pitch;
-    const float row_mean = mean_next;
-    const float row_rstd = rstd_next;
-
-    Vec<bfloat16, kVector> dy_held[kSteps];
-    Vec<bfloat16, kVector> x_held[kSteps];
-
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      dy_held[step] = dy_next[step];
-      x_held[step] = x_next[step];
-    }
-
-    const unsigned next_row = first_row + gridDim.x * kRowsPerBlock;
-    if (next_row < rows) fetch(next_row);
-
-    Look1 look1 = {0.0f, 0.0f};
-
-    // Look 1: sum(dxhat * xhat), sum(dxhat)
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      if (kEven || vector < kVectors) {
-        #pragma unroll
-        for (int i = 0; i < kVector; ++i) {
-          const float dy_i = element(dy_held[step], i);
-          const float x_i = element(x_held[step], i);
-          const float weight_i = element(weight_held[step], i);
-          const float dxhat_i = dy_i * weight_i;
-          const float xhat_i = (x_i - row_mean) * row_rstd;
-          look1.dxhat_xhat_sum += dxhat_i * xhat_i;
-          look1.dxhat_sum += dxhat_i;
-        }
-      }
-    }
-
-    look1 = reduce_row_beside<kWarpsPerRow>(look1, look1_slots[parity][slot], slot);
-    const float row_dxhat_xhat_mean = look1.dxhat_xhat_sum / kCols;
-    const float row_dxhat_mean = look1.dxhat_sum / kCols;
-
-    // Last look: the outputs
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      if (kEven || vector < kVectors) {
-        float dx_values[kVector];
-        #pragma unroll
-        for (int i = 0; i < kVector; ++i) {
-          const float dy_i = element(dy_held[step], i);
-          const float x_i = element(x_held[step], i);
-          const float weight_i = element(weight_held[step], i);
-          const float dxhat_i = dy_i * weight_i;
-          const float xhat_i = (x_i - row_mean) * row_rstd;
-          dx_values[i] = (dxhat_i - xhat_i * row_dxhat_xhat_mean - row_dxhat_mean) * row_rstd;
-          if (active) dweight_sum[step][i] += dy_i * xhat_i;
-          if (active) dbias_sum[step][i] += dy_i;
-        }
-        Vec<bfloat16, kVector> dx_vec;
-        pack(dx_vec, dx_values);
-        if (active) write<Store>(dx_row + vector * kVector, dx_vec);
-      }
-    }
-
-    parity ^= 1;
-  }
-
-  // Each row group of the block leaves its sums in shared memory.
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        group_sums[slot][0][i * kVectors + vector] = dweight_sum[step][i];
-        group_sums[slot][1][i * kVectors + vector] = dbias_sum[step][i];
-      }
-    }
-  }
-
-  float* partial_row = partials + static_cast<long long>(blockIdx.x) * kTensors * kPitch;
-  __syncthreads();
-  // The sums of the row groups are added in a fixed order.
-  for (int cell = threadIdx.x; cell < kCols; cell += kThreads) {
-    float dweight_total = group_sums[0][0][cell];
-    #pragma unroll
-    for (int group = 1; group < kGroups; ++group) {
-      dweight_total += group_sums[group][0][cell];
-    }
-    partial_row[cell] = dweight_total;
-    float dbias_total = group_sums[0][1][cell];
-    #pragma unroll
-    for (int group = 1; group < kGroups; ++group) {
-      dbias_total += group_sums[group][1][cell];
-    }
-    partial_row[kPitch + cell] = dbias_total;
-  }
-
-  Chain::at_end();
-}
-
-// layernorm backward: a block owns a row; each row is read once.
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-layernorm_bwd_bf16_block_per_row_055b(
-    bfloat16* __restrict__ dx,
-    bfloat16* __restrict__ dweight,
-    bfloat16* __restrict__ dbias,
-    Input<Config, bfloat16> dy,
-    Input<Config, bfloat16> x,
-    Input<Config, bfloat16> weight,
-    Input<Config, float> mean,
-    Input<Config, float> rstd,
-    long long dx_pitch,
-    long long dy_pitch,
-    long long x_pitch,
-    int rows,
-    float* partials) {
-  using Store = typename Config::Store;
-  using Chain = typename Config::Chain;
-  constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kThreadsPerRow = Config::kThreadsPerRow,
-      kVector = Config::kVector, kWarpsPerRow = kThreadsPerRow / 32, kVectors = kCols / kVector,
-      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kThreadsPerRow = Team::kSize,
+      kRowsPerBlock = Team::kRows, kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4;
+  constexpr bool kEarlyParams = Config::kEarlyParams, kPackedParams = Config::kPackedParams;
+  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
   constexpr int kStages = Config::kStages, kCopiedCols = kCols, kPitch = (kCols + 31) / 32 * 32, kTensors = 2;
-  struct Look1 {  // state of look 1: sum(dxhat * xhat), sum(dxhat)
-    float dxhat_xhat_sum, dxhat_sum;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.dxhat_xhat_sum + b.dxhat_xhat_sum, a.dxhat_sum + b.dxhat_sum};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.dxhat_xhat_sum, offset), __shfl_xor_sync(mask, s.dxhat_sum, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[2][kWarpsPerRow];
+  __shared__ typename Team::template Slots<Look1_b44d> look1_slots[2];
   __shared__ unsigned long long arrived[kStages];
 
-  const int lane = threadIdx.x;
+  const int lane = Team::lane();
+  const int slot = Team::slot();  // this thread's row within the block
   int parity = 0;
   bfloat16* dy_shared = reinterpret_cast<bfloat16*>(dynamic_shared());
   bfloat16* x_shared = reinterpret_cast<bfloat16*>(dy_shared + kStages * kSteps * kThreads * kVector);
@@ -1287,9 +1215,10 @@ layernorm_bwd_bf16_block_per_row_055b(
   __syncthreads();  // others wait only for a barrier that is set up
 
   // One thread asks for a row; the slot's barrier counts down the bytes that arrive.
-  const auto fetch = [&](int row, int stage) {
-    const bfloat16* dy_row = dy + static_cast<long long>(row) * dy_pitch;
-    const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
+  const auto fetch = [&](int first_row, int stage) {
+    const int fetched_row = Team::row(first_row, rows);
+    const bfloat16* dy_row = dy + static_cast<long long>(fetched_row) * dy_pitch;
+    const bfloat16* x_row = x + static_cast<long long>(fetched_row) * x_pitch;
     mbarrier_expect_bytes(&arrived[stage], kCopiedCols * (sizeof(bfloat16) + sizeof(bfloat16)));
     bulk_load(dy_shared + (stage) * kSteps * kThreadsPerRow * kVector, dy_row, kCopiedCols * sizeof(bfloat16),
         &arrived[stage]);
@@ -1298,26 +1227,28 @@ layernorm_bwd_bf16_block_per_row_055b(
   };
   float mean_next;
   float rstd_next;
-  const auto fetch_values = [&](int row) {
-    mean_next = mean[row];
-    rstd_next = rstd[row];
+  const auto fetch_values = [&](int first_row) {
+    const int fetched_row = Team::row(first_row, rows);
+    mean_next = mean[fetched_row];
+    rstd_next = rstd[fetched_row];
   };
   #pragma unroll 1
   for (int stage = 0; stage < kStages; ++stage) {
-    const int row = blockIdx.x + stage * gridDim.x;
-    if (threadIdx.x == 0 && row < rows) fetch(row, stage);
+    const int first_row = blockIdx.x * kRowsPerBlock + stage * gridDim.x * kRowsPerBlock;
+    if (threadIdx.x == 0 && first_row < rows) fetch(first_row, stage);
   }
-  if (blockIdx.x < rows) fetch_values(blockIdx.x);
+  if (blockIdx.x * kRowsPerBlock < rows) fetch_values(blockIdx.x * kRowsPerBlock);
   int stage = 0;
   unsigned phase = 0;
 
   Vec<bfloat16, kVector> weight_held[kSteps];
-
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      weight_held[step] = read<kVector>(weight + vector * kVector);
+  if (kEarlyParams) {
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        weight_held[step] = read<kVector>(weight + vector * kVector);
+      }
     }
   }
 
@@ -1325,14 +1256,17 @@ layernorm_bwd_bf16_block_per_row_055b(
   float dweight_sum[kSteps][kVector] = {};
   float dbias_sum[kSteps][kVector] = {};
 
-  for (int row = blockIdx.x; row < rows; row += gridDim.x) {
-    bfloat16* dx_row = dx + static_cast<long long>(row) * dx_pitch;
+  for (int first_row = blockIdx.x * kRowsPerBlock; first_row < rows; first_row += gridDim.x * kRowsPerBlock) {
+    const int row = first_row + slot;
+    const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+    const int valid_row = active ? row : rows - 1;
+    bfloat16* dx_row = dx + static_cast<long long>(valid_row) * dx_pitch;
     const float row_mean = mean_next;
     const float row_rstd = rstd_next;
 
     Vec<bfloat16, kVector> dy_held[kSteps];
     Vec<bfloat16, kVector> x_held[kSteps];
-    const unsigned next_row = row + gridDim.x;
+    const unsigned next_row = first_row + gridDim.x * kRowsPerBlock;
     if (next_row < rows) fetch_values(next_row);
 
     mbarrier_wait(&arrived[stage], phase);
@@ -1346,13 +1280,24 @@ layernorm_bwd_bf16_block_per_row_055b(
       }
     }
 
-    Look1 look1 = {0.0f, 0.0f};
+    if (kPackedParams) {
+      #pragma unroll
+      for (int step = 0; step < kSteps; ++step) {
+        stay_packed(weight_held[step]);
+      }
+    }
+
+    Look1_b44d look1 = {0.0f, 0.0f};
+    // short chains of additions: few roundings, and none waits for another
+    float look1_dxhat_xhat_sum[kRunningSums] = {};
+    float look1_dxhat_sum[kRunningSums] = {};
 
     // Look 1: sum(dxhat * xhat), sum(dxhat)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
+        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + vector * kVector);
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
           const float dy_i = element(dy_held[step], i);
@@ -1360,17 +1305,19 @@ layernorm_bwd_bf16_block_per_row_055b(
           const float weight_i = element(weight_held[step], i);
           const float dxhat_i = dy_i * weight_i;
           const float xhat_i = (x_i - row_mean) * row_rstd;
-          look1.dxhat_xhat_sum += dxhat_i * xhat_i;
-          look1.dxhat_sum += dxhat_i;
+          look1_dxhat_xhat_sum[i % kRunningSums] += dxhat_i * xhat_i;
+          look1_dxhat_sum[i % kRunningSums] += dxhat_i;
         }
       }
     }
 
-    look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[parity]);
+    look1.dxhat_xhat_sum = sum_in_pairs(look1_dxhat_xhat_sum);
+    look1.dxhat_sum = sum_in_pairs(look1_dxhat_sum);
+    look1 = Team::reduce(look1, look1_slots[parity]);
     const float row_dxhat_xhat_mean = look1.dxhat_xhat_sum / kCols;
     const float row_dxhat_mean = look1.dxhat_sum / kCols;
     // Every thread of the row has passed a barrier since it read its slots.
-    const unsigned refill_row = row + kStages * gridDim.x;
+    const unsigned refill_row = first_row + kStages * gridDim.x * kRowsPerBlock;
     if (threadIdx.x == 0 && refill_row < rows) fetch(refill_row, stage);
 
     // Last look: the outputs
@@ -1378,6 +1325,7 @@ layernorm_bwd_bf16_block_per_row_055b(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
+        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + vector * kVector);
         float dx_values[kVector];
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -1387,12 +1335,12 @@ layernorm_bwd_bf16_block_per_row_055b(
           const float dxhat_i = dy_i * weight_i;
           const float xhat_i = (x_i - row_mean) * row_rstd;
           dx_values[i] = (dxhat_i - xhat_i * row_dxhat_xhat_mean - row_dxhat_mean) * row_rstd;
-          dweight_sum[step][i] += dy_i * xhat_i;
-          dbias_sum[step][i] += dy_i;
+          if (active) dweight_sum[step][i] += dy_i * xhat_i;
+          if (active) dbias_sum[step][i] += dy_i;
         }
         Vec<bfloat16, kVector> dx_vec;
         pack(dx_vec, dx_values);
-        write<Store>(dx_row + vector * kVector, dx_vec);
+        if (active) write<Store>(dx_row + vector * kVector, dx_vec);
       }
     }
 
@@ -1424,7 +1372,7 @@ layernorm_bwd_bf16_block_per_row_055b(
 // layernorm backward: the blocks of a cluster own a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_bwd_bf16_cluster_per_row_fc7d(
+layernorm_bwd_bf16_cluster_per_row_a698(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
@@ -1441,20 +1389,11 @@ layernorm_bwd_bf16_cluster_per_row_fc7d(
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kCluster = Config::kCluster, kWarps = kThreads / 32,
-      kThreadsPerRow = kCluster * kThreads, kVector = Config::kVector, kVectors = kCols / kVector,
-      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+      kThreadsPerRow = kCluster * kThreads, kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4,
+      kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
   constexpr int kStages = Config::kStages, kPitch = (kCols + 31) / 32 * 32, kTensors = 2;
-  struct Look1 {  // state of look 1: sum(dxhat * xhat), sum(dxhat)
-    float dxhat_xhat_sum, dxhat_sum;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.dxhat_xhat_sum + b.dxhat_xhat_sum, a.dxhat_sum + b.dxhat_sum};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.dxhat_xhat_sum, offset), __shfl_xor_sync(mask, s.dxhat_sum, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[2][kCluster * kWarps];
+  __shared__ Look1_b44d look1_slots[2][kCluster * kWarps];
   __shared__ unsigned long long look1_full[2];
   __shared__ unsigned long long arrived[kStages];
 
@@ -1552,7 +1491,10 @@ layernorm_bwd_bf16_cluster_per_row_fc7d(
       }
     }
 
-    Look1 look1 = {0.0f, 0.0f};
+    Look1_b44d look1 = {0.0f, 0.0f};
+    // short chains of additions: few roundings, and none waits for another
+    float look1_dxhat_xhat_sum[kRunningSums] = {};
+    float look1_dxhat_sum[kRunningSums] = {};
 
     // Look 1: sum(dxhat * xhat), sum(dxhat)
     #pragma unroll
@@ -1566,12 +1508,14 @@ layernorm_bwd_bf16_cluster_per_row_fc7d(
           const float weight_i = element(weight_held[step], i);
           const float dxhat_i = dy_i * weight_i;
           const float xhat_i = (x_i - row_mean) * row_rstd;
-          look1.dxhat_xhat_sum += dxhat_i * xhat_i;
-          look1.dxhat_sum += dxhat_i;
+          look1_dxhat_xhat_sum[i % kRunningSums] += dxhat_i * xhat_i;
+          look1_dxhat_sum[i % kRunningSums] += dxhat_i;
         }
       }
     }
 
+    look1.dxhat_xhat_sum = sum_in_pairs(look1_dxhat_xhat_sum);
+    look1.dxhat_sum = sum_in_pairs(look1_dxhat_sum);
     look1 = exchange_cluster<kWarps, kCluster>(look1, look1_slots, look1_full, trip);
     const float row_dxhat_xhat_mean = look1.dxhat_xhat_sum / kCols;
     const float row_dxhat_mean = look1.dxhat_sum / kCols;
@@ -1627,10 +1571,10 @@ layernorm_bwd_bf16_cluster_per_row_fc7d(
   Chain::at_end();
 }
 
-// layernorm backward, any number of columns: a block owns a row; each row is read twice.
+// layernorm backward, any number of columns: a team of threads owns a row; each row is read twice.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_bwd_bf16_any_cols_block_per_row_70c4(
+layernorm_bwd_bf16_any_cols_team_per_row_389d(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
@@ -1646,23 +1590,15 @@ layernorm_bwd_bf16_any_cols_block_per_row_70c4(
     int cols,
     unsigned* ticket,
     float* sums) {
+  using Team = typename Config::Team;
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kThreads = Config::kThreads, kThreadsPerRow = Config::kThreadsPerRow, kVector = Config::kVector,
-      kUnroll = Config::kUnroll, kWarpsPerRow = kThreadsPerRow / 32;
-  struct Look1 {  // state of look 1: sum(dxhat * xhat), sum(dxhat)
-    float dxhat_xhat_sum, dxhat_sum;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.dxhat_xhat_sum + b.dxhat_xhat_sum, a.dxhat_sum + b.dxhat_sum};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.dxhat_xhat_sum, offset), __shfl_xor_sync(mask, s.dxhat_sum, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[2][kWarpsPerRow];
+  constexpr int kThreads = Config::kThreads, kThreadsPerRow = Team::kSize, kVector = Config::kVector,
+      kRunningSums = kVector < 4 ? kVector : 4, kUnroll = Config::kUnroll;
+  __shared__ typename Team::template Slots<Look1_b44d> look1_slots[2];
 
-  const int lane = threadIdx.x;
+  const int lane = Team::lane();
   const int steps = (cols / kVector + kThreadsPerRow - 1) / kThreadsPerRow;
   int parity = 0;
 
@@ -1682,7 +1618,10 @@ layernorm_bwd_bf16_any_cols_block_per_row_70c4(
     const float row_mean = mean[row];
     const float row_rstd = rstd[row];
 
-    Look1 look1 = {0.0f, 0.0f};
+    Look1_b44d look1 = {0.0f, 0.0f};
+    // short chains of additions: few roundings, and none waits for another
+    float look1_dxhat_xhat_sum[kRunningSums] = {};
+    float look1_dxhat_sum[kRunningSums] = {};
 
     // Look 1: sum(dxhat * xhat), sum(dxhat)
     #pragma unroll kUnroll
@@ -1701,8 +1640,8 @@ layernorm_bwd_bf16_any_cols_block_per_row_70c4(
           const float weight_i = element(weight_vec, i);
           const float dxhat_i = dy_i * weight_i;
           const float xhat_i = (x_i - row_mean) * row_rstd;
-          look1.dxhat_xhat_sum += dxhat_i * xhat_i;
-          look1.dxhat_sum += dxhat_i;
+          look1_dxhat_xhat_sum[i % kRunningSums] += dxhat_i * xhat_i;
+          look1_dxhat_sum[i % kRunningSums] += dxhat_i;
         }
       }
     }
@@ -1715,11 +1654,13 @@ layernorm_bwd_bf16_any_cols_block_per_row_70c4(
       const float weight_i = element(weight_vec, 0);
       const float dxhat_i = dy_i * weight_i;
       const float xhat_i = (x_i - row_mean) * row_rstd;
-      look1.dxhat_xhat_sum += dxhat_i * xhat_i;
-      look1.dxhat_sum += dxhat_i;
+      look1_dxhat_xhat_sum[0] += dxhat_i * xhat_i;
+      look1_dxhat_sum[0] += dxhat_i;
     }
 
-    look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[parity]);
+    look1.dxhat_xhat_sum = sum_in_pairs(look1_dxhat_xhat_sum);
+    look1.dxhat_sum = sum_in_pairs(look1_dxhat_sum);
+    look1 = Team::reduce(look1, look1_slots[parity]);
     const float row_dxhat_xhat_mean = look1.dxhat_xhat_sum / cols;
     const float row_dxhat_mean = look1.dxhat_sum / cols;
 
@@ -1980,38 +1921,38 @@ struct Tuned {
   Kernel kernel;
 };
 inline constexpr Tuned kTuned[] = {
-    {262144,   256, 16, 0u, 0u, false, {{512, 32, false, 0, 1, 1, 1, 1, 32768}, {512, 1, false, 64}, {0, 0, 2048},
-     run_and_finish<layernorm_bwd_bf16_warp_per_row_ffb0<Cols256_093f>,
-     layernorm_bwd_bf16_finish_a406<Cols256_093f>>}},
-    {  8192,   768, 16, 0u, 0u, false, {{128, 4, true, 0, 1, 3, 1, 1, 24576}, {512, 1, true, 192}, {0, 0, 6144},
-     run_and_finish<layernorm_bwd_bf16_warp_per_row_ffb0<Cols768_5676>,
-     layernorm_bwd_bf16_finish_a406<Cols768_5676>>}},
+    {262144,   256, 16, 0u, 0u, false, {{256, 16, false, 0, 1, 2, 1, 1, 16384}, {512, 1, false, 64}, {0, 0, 2048},
+     run_and_finish<layernorm_bwd_bf16_team_per_row_ed07<Cols256_4b18>,
+     layernorm_bwd_bf16_finish_a406<Cols256_4b18>>}},
+    {  8192,   768, 16, 0u, 0u, false, {{128, 4, false, 0, 1, 3, 1, 1, 24576}, {512, 1, false, 192}, {0, 0, 6144},
+     run_and_finish<layernorm_bwd_bf16_team_per_row_ed07<Cols768_b00a>,
+     layernorm_bwd_bf16_finish_a406<Cols768_b00a>>}},
     {  8192,  1023,  2, 0u, 0u,  true, {{128, 4, true, 0, 1, 2, 1, 1, 32768}, {512, 1, true, 256}, {0, 0, 8192},
-     run_and_finish<layernorm_bwd_bf16_warp_per_row_45c2<Cols1023_6f8e>,
-     layernorm_bwd_bf16_finish_a406<Cols1023_6f8e>>}},
-    {  4096,  1024, 16, 0u, 0u, false, {{256, 4, true, 0, 1, 2, 1, 1, 32768}, {512, 1, true, 256}, {0, 0, 8192},
-     run_and_finish<layernorm_bwd_bf16_block_per_row_8763<Cols1024_80d1>,
-     layernorm_bwd_bf16_finish_a406<Cols1024_80d1>>}},
+     run_and_finish<layernorm_bwd_bf16_team_per_row_5208<Cols1023_7d0a>,
+     layernorm_bwd_bf16_finish_a406<Cols1023_7d0a>>}},
+    {  4096,  1024, 16, 0u, 0u, false, {{512, 8, true, 0, 1, 1, 1, 1, 65536}, {512, 1, true, 256}, {0, 0, 8192},
+     run_and_finish<layernorm_bwd_bf16_team_per_row_ed07<Cols1024_62f2>,
+     layernorm_bwd_bf16_finish_a406<Cols1024_62f2>>}},
     { 32768,  1024, 16, 0u, 0u, false, {{256, 4, false, 0, 1, 2, 1, 1, 32768}, {512, 1, false, 256}, {0, 0, 8192},
-     run_and_finish<layernorm_bwd_bf16_block_per_row_8763<Cols1024_022d>,
-     layernorm_bwd_bf16_finish_a406<Cols1024_022d>>}},
+     run_and_finish<layernorm_bwd_bf16_team_per_row_ed07<Cols1024_46d4>,
+     layernorm_bwd_bf16_finish_a406<Cols1024_46d4>>}},
     {  4096,  4096, 16, 0u, 0u, false, {{512, 2, true, 0, 1, 1, 1, 1, 65536}, {512, 1, true, 256}, {0, 0, 32768},
-     run_and_finish<layernorm_bwd_bf16_block_per_row_8763<Cols4096_9a16>,
-     layernorm_bwd_bf16_finish_a406<Cols4096_9a16>>}},
+     run_and_finish<layernorm_bwd_bf16_team_per_row_ed07<Cols4096_46d8>,
+     layernorm_bwd_bf16_finish_a406<Cols4096_46d8>>}},
     { 16384,  8192, 16, 0u, 0u, false, {{512, 1, true, 0, 1, 1, 1, 1, 131072}, {512, 1, true, 512}, {0, 0, 65536},
-     run_and_finish<layernorm_bwd_bf16_block_per_row_055b<Cols8192_907a>,
-     layernorm_bwd_bf16_finish_a406<Cols8192_907a>>}},
-    {  2048, 16384, 16, 0u, 0u, false, {{512, 1, true, 0, 1, 1, 2, 1, 98304}, {512, 1, true, 1024}, {0, 0, 65536},
-     run_and_finish<layernorm_bwd_bf16_cluster_per_row_fc7d<Cols16384_7803>,
-     layernorm_bwd_bf16_finish_a406<Cols16384_7803>>}},
+     run_and_finish<layernorm_bwd_bf16_team_per_row_127d<Cols8192_e8c6>,
+     layernorm_bwd_bf16_finish_a406<Cols8192_e8c6>>}},
+    {  2048, 16384, 16, 0u, 0u, false, {{512, 1, true, 0, 1, 1, 2, 1, 131072}, {512, 1, true, 1024}, {0, 0, 65536},
+     run_and_finish<layernorm_bwd_bf16_cluster_per_row_a698<Cols16384_f0b1>,
+     layernorm_bwd_bf16_finish_a406<Cols16384_f0b1>>}},
 };
 
 // For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.
 inline constexpr Kernel kGeneral[] = {
     {{256, 1, false, 0, 1}, {}, {128, 8, 0},
-     run_any_cols<layernorm_bwd_bf16_any_cols_block_per_row_70c4<AnyCols_54f6>>},
+     run_any_cols<layernorm_bwd_bf16_any_cols_team_per_row_389d<AnyCols_224d>>},
     {{256, 1, false, 0, 1}, {}, {128, 8, 0},
-     run_any_cols<layernorm_bwd_bf16_any_cols_block_per_row_70c4<AnyCols_fee7>>},
+     run_any_cols<layernorm_bwd_bf16_any_cols_team_per_row_389d<AnyCols_0595>>},
 };
 
 // Bits of `absent`: 1u weight, 2u bias.

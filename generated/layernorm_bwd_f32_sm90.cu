@@ -20,7 +20,7 @@
 // note      emitted as another text than the one that was tuned: 8192 x 768
 //
 //   rows x cols              kernel         threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
-//   8192 x 768               block_per_row  256      4           2       19.62     38.78 / 19.16  3852  86.7 %   1.01x       23.26     fresh
+//   8192 x 768               block_per_row  256      4           4       19.39     38.51 / 19.09  3897  88.0 %   1.02x       23.05     fresh
 //   (any other, rows alike)  block_per_row  256      1           4       -         -              -     -        -           -         not tuned
 //   (any other)              block_per_row  256      1           1       -         -              -     -        -           -         not tuned
 //
@@ -57,15 +57,15 @@ namespace normgen {
 namespace sm90 {  // the GPU these shapes were tuned on; the code itself runs on sm_75 and newer
 namespace layernorm_bwd_f32_detail {
 
+// Waits for that many threads, whole warps, at barrier `id` of 1 to 15.
+__device__ __forceinline__ void named_barrier(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" :: "r"(id), "r"(threads) : "memory");
+}
+
 // Shared memory whose size the launch decides.
 __device__ __forceinline__ unsigned char* dynamic_shared() {
   extern __shared__ __align__(128) unsigned char bytes[];
   return bytes;
-}
-
-// Waits for that many threads, whole warps, at barrier `id` of 1 to 15.
-__device__ __forceinline__ void named_barrier(int id, int threads) {
-  asm volatile("bar.sync %0, %1;" :: "r"(id), "r"(threads) : "memory");
 }
 
 // Leaves no line in L1.
@@ -87,6 +87,93 @@ struct NoAllocate {
       else asm("ld.global.L1::no_allocate.u8 %0, [%1];" : "=h"(half) : "l"(address));
       bits[0] = half;
     }
+  }
+};
+
+// The lanes that a shuffle names: all of the warp.
+struct WholeWarp {
+  template <int kLanes>
+  static __device__ __forceinline__ unsigned lanes() { return 0xffffffffu; }
+};
+
+// All kLanes neighbouring lanes, a power of two, end with the combined state. A state is a struct of floats that knows
+// how two combine, and how to get that of the lane whose number differs by `offset`.
+template <int kLanes, class Named = WholeWarp, typename State>
+__device__ __forceinline__ State reduce_lanes(State s) {
+  const unsigned mask = Named::template lanes<kLanes>();
+  #pragma unroll
+  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset, mask));
+  return s;
+}
+
+// A barrier for the kWarps warps of row number `slot` of a block. Only wide rows have one each: a barrier whose number
+// the hardware learns at run time is a slow one, and narrow rows share that of the block.
+template <int kWarps>
+__device__ __forceinline__ void rows_meet(int slot) {
+  if constexpr (kWarps >= 8) named_barrier(1 + slot, kWarps * 32);
+  else __syncthreads();
+}
+
+// The largest power of two up to n, and up to a warp: how many lanes combine n states.
+__host__ __device__ constexpr int lanes_for(int n) { return n < 2 ? 1 : n >= 32 ? 32 : 2 * lanes_for(n / 2); }
+
+// What this lane combines of kStates states: lanes_for(kStates) lanes take turns at them.
+template <int kStates, typename State>
+__device__ __forceinline__ State share_of_slots(const State* slots) {
+  constexpr int kLanes = lanes_for(kStates);
+  const int own = threadIdx.x % kLanes;
+  State total = slots[own];
+  #pragma unroll
+  for (int i = kLanes; i < kStates; i += kLanes) {
+    if (kStates % kLanes == 0 || own + i < kStates) total = State::combine(total, slots[own + i]);
+  }
+  return total;
+}
+
+// A team: the threads that share a row. They are neighbours in a block, which has kRowsPerBlock rows side by side.
+template <int kThreadsPerRow, int kRowsPerBlock>
+struct Threads {
+  enum : int { kSize = kThreadsPerRow, kRows = kRowsPerBlock };
+  // This thread's number in its team, and its team's in the block; which tile of rows is the block's.
+  static __device__ __forceinline__ int lane() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
+  static __device__ __forceinline__ int slot() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
+  static __device__ __forceinline__ unsigned tile() { return blockIdx.x; }
+  // The team's row of the tile that starts at row `first`; idle teams take the last row.
+  static __device__ __forceinline__ int row(int first, int rows) {
+    return kRows == 1 ? first : min(first + slot(), rows - 1);
+  }
+  // Blocks that are a team say that they have started, and wait for each other before they combine.
+  static __device__ __forceinline__ void announce() {}
+  static __device__ __forceinline__ void meet() {}
+};
+
+// Several warps are a team, and a block has several teams. They combine as the warps of a Block do.
+template <int kThreadsPerRow, int kRowsPerBlock, class Named = WholeWarp>
+struct Beside : Threads<kThreadsPerRow, kRowsPerBlock> {
+  enum : int { kWarps = kThreadsPerRow / 32 };
+  template <typename State> using Slots = State[kRowsPerBlock][kWarps];
+  template <typename State>
+  static __device__ __forceinline__ State reduce(State s, State (&slots)[kRowsPerBlock][kWarps]) {
+    const int slot = threadIdx.x / kThreadsPerRow;
+    State* own = slots[slot];
+    s = reduce_lanes<32, Named>(s);
+    if (threadIdx.x % 32 == 0) own[threadIdx.x / 32 % kWarps] = s;
+    rows_meet<kWarps>(slot);
+    return reduce_lanes<lanes_for(kWarps), Named>(share_of_slots<kWarps>(own));
+  }
+};
+
+// A block is a team. Warps first, then every warp combines the warps' states redundantly: one barrier, no broadcast.
+template <int kThreadsPerRow, class Named = WholeWarp>
+struct Block : Threads<kThreadsPerRow, 1> {
+  enum : int { kWarps = kThreadsPerRow / 32 };
+  template <typename State> using Slots = State[kWarps];
+  template <typename State>
+  static __device__ __forceinline__ State reduce(State s, State (&slots)[kWarps]) {
+    s = reduce_lanes<32, Named>(s);
+    if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32 % kWarps] = s;
+    __syncthreads();
+    return reduce_lanes<lanes_for(kWarps), Named>(share_of_slots<kWarps>(slots));
   }
 };
 
@@ -282,55 +369,18 @@ __device__ __forceinline__ Vec<T, N> read_window(const T* elements, int first, i
   }
 }
 
-// All kLanes neighbouring lanes, a power of two, end with the combined state; the lanes of `mask` take part. A state is
-// a struct of floats that knows how two combine, and how to get that of the lane whose number differs by `offset`.
-template <int kLanes, typename State>
-__device__ __forceinline__ State reduce_lanes(State s, unsigned mask = 0xffffffffu) {
+// The sum of N terms, N a power of two, as a tree: log2(N) roundings on the way of each term.
+template <int N>
+__device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
+  float sums[N];
   #pragma unroll
-  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset, mask));
-  return s;
-}
-
-// The largest power of two up to n, and up to a warp: how many lanes combine n states.
-__host__ __device__ constexpr int lanes_for(int n) { return n < 2 ? 1 : n >= 32 ? 32 : 2 * lanes_for(n / 2); }
-
-// What this lane combines of kStates states: lanes_for(kStates) lanes take turns at them.
-template <int kStates, typename State>
-__device__ __forceinline__ State share_of_slots(const State* slots) {
-  constexpr int kLanes = lanes_for(kStates);
-  const int own = threadIdx.x % kLanes;
-  State total = slots[own];
+  for (int k = 0; k < N; ++k) sums[k] = terms[k];
   #pragma unroll
-  for (int i = kLanes; i < kStates; i += kLanes) {
-    if (kStates % kLanes == 0 || own + i < kStates) total = State::combine(total, slots[own + i]);
+  for (int n = N / 2; n > 0; n /= 2) {
+    #pragma unroll
+    for (int k = 0; k < n; ++k) sums[k] += sums[k + n];
   }
-  return total;
-}
-
-// Warps first, then every warp combines the warps' states redundantly: one barrier, no broadcast.
-template <int kWarps, typename State>
-__device__ __forceinline__ State reduce_row(State s, State* slots) {
-  s = reduce_lanes<32>(s);
-  if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32 % kWarps] = s;
-  __syncthreads();
-  return reduce_lanes<lanes_for(kWarps)>(share_of_slots<kWarps>(slots));
-}
-
-// A barrier for the kWarps warps of row number `slot` of a block. Only wide rows have one each: a barrier whose number
-// the hardware learns at run time is a slow one, and narrow rows share that of the block.
-template <int kWarps>
-__device__ __forceinline__ void rows_meet(int slot) {
-  if constexpr (kWarps >= 8) named_barrier(1 + slot, kWarps * 32);
-  else __syncthreads();
-}
-
-// As reduce_row, for row number `slot` of a block that works on several.
-template <int kWarps, typename State>
-__device__ __forceinline__ State reduce_row_beside(State s, State* slots, int slot) {
-  s = reduce_lanes<32>(s);
-  if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32 % kWarps] = s;
-  rows_meet<kWarps>(slot);
-  return reduce_lanes<lanes_for(kWarps)>(share_of_slots<kWarps>(slots));
+  return sums[0];
 }
 
 // Whether this block is the last of the grid to take a ticket. What the others wrote before they took theirs is seen.
@@ -353,28 +403,41 @@ __device__ __forceinline__ void write_element(T* elements, int at, float value) 
 }
 
 // What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row. In kernels:
-// kVector     elements per access
-// kVectors    vectors of a row
-// kSteps      vectors a thread owns
-// kEven       all threads own kSteps of them
-// kPitch      columns of a row of float32 sums, padded
-// kTensors    tensors that are summed over rows
-// kGroups     row groups of a block that keep sums of their own
-// kSumVector  columns whose sums lie kSumVectors cells apart
-// kCluster    blocks that fill a partial row together
-// kCells      sums that a block adds
-// kUnroll     steps that a loop does in a trip
-struct Cols768_c538 : Plain { using Load = NoAllocate;
-  enum : int { kCols = 768, kThreads = 256, kThreadsPerRow = 64, kRowsPerBlock = 4, kVector = 2, kGroups = 4,
-      kSumVector = 2, kCells = 8 };
+// kVector       elements per access
+// kRunningSums  running sums that a vector adds to
+// kEarlyParams  column parameters wait in registers, or are read where they are used
+// kVectors      vectors of a row
+// kSteps        vectors a thread owns
+// kEven         all threads own kSteps of them
+// kAhead        the next row is loaded while the present one is computed
+// kPitch        columns of a row of float32 sums, padded
+// kTensors      tensors that are summed over rows
+// kGroups       row groups of a block that keep sums of their own
+// kSumVector    columns whose sums lie kSumVectors cells apart
+// kCluster      blocks that fill a partial row together
+// kCells        sums that a block adds
+// kUnroll       steps that a loop does in a trip
+struct Cols768_a240 : Plain { using Team = Beside<64, 4>; using Load = NoAllocate;
+  enum : int { kCols = 768, kThreads = 256, kVector = 4, kEarlyParams = 1, kAhead = 1, kGroups = 4, kSumVector = 4,
+      kCells = 8 };
 };
-struct AnyCols_3be0 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 4, kUnroll = 1 }; };
-struct AnyCols_fee7 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 1, kUnroll = 1 }; };
+struct AnyCols_ba44 : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 4, kUnroll = 1 }; };
+struct AnyCols_0595 : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 1, kUnroll = 1 }; };
 
-// layernorm backward: several warps own a row, a block works on several rows; each row is read once.
+struct Look1_b44d {  // state of look 1: sum(dxhat * xhat), sum(dxhat)
+  float dxhat_xhat_sum, dxhat_sum;
+  static __device__ __forceinline__ Look1_b44d combine(const Look1_b44d& a, const Look1_b44d& b) {
+    return {a.dxhat_xhat_sum + b.dxhat_xhat_sum, a.dxhat_sum + b.dxhat_sum};
+  }
+  static __device__ __forceinline__ Look1_b44d shuffle_xor(const Look1_b44d& s, int offset, unsigned mask) {
+    return {__shfl_xor_sync(mask, s.dxhat_xhat_sum, offset), __shfl_xor_sync(mask, s.dxhat_sum, offset)};
+  }
+};
+
+// layernorm backward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_bwd_f32_block_per_row_7aa3(
+layernorm_bwd_f32_team_per_row_2ad1(
     float* __restrict__ dx,
     float* __restrict__ dweight,
     float* __restrict__ dbias,
@@ -388,39 +451,33 @@ layernorm_bwd_f32_block_per_row_7aa3(
     long long x_pitch,
     int rows,
     float* partials) {
+  using Team = typename Config::Team;
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kThreadsPerRow = Config::kThreadsPerRow,
-      kRowsPerBlock = Config::kRowsPerBlock, kVector = Config::kVector, kWarpsPerRow = kThreadsPerRow / 32,
-      kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
+  constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kThreadsPerRow = Team::kSize,
+      kRowsPerBlock = Team::kRows, kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4;
+  constexpr bool kEarlyParams = Config::kEarlyParams;
+  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0, kAhead = Config::kAhead;
   constexpr int kPitch = (kCols + 31) / 32 * 32, kTensors = 2, kGroups = Config::kGroups;
-  struct Look1 {  // state of look 1: sum(dxhat * xhat), sum(dxhat)
-    float dxhat_xhat_sum, dxhat_sum;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.dxhat_xhat_sum + b.dxhat_xhat_sum, a.dxhat_sum + b.dxhat_sum};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.dxhat_xhat_sum, offset), __shfl_xor_sync(mask, s.dxhat_sum, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[2][kRowsPerBlock][kWarpsPerRow];
+  __shared__ typename Team::template Slots<Look1_b44d> look1_slots[2];
 
-  const int lane = threadIdx.x % kThreadsPerRow;
-  const int slot = threadIdx.x / kThreadsPerRow;  // this thread's row within the block
+  const int lane = Team::lane();
+  const int slot = Team::slot();  // this thread's row within the block
   int parity = 0;
 
   Chain::at_start();
   Chain::wait();  // nothing before it depends on the kernels in front of this one
 
   Vec<float, kVector> weight_held[kSteps];
-
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      weight_held[step] = read<kVector>(weight + vector * kVector);
+  if (kEarlyParams) {
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        weight_held[step] = read<kVector>(weight + vector * kVector);
+      }
     }
   }
 
@@ -433,13 +490,12 @@ layernorm_bwd_f32_block_per_row_7aa3(
   Vec<float, kVector> x_next[kSteps];
   float mean_next;
   float rstd_next;
-  // The next row is loaded while the present one is computed.
-  const auto fetch = [&](int first_row) {
-    const int fetched_row = min(first_row + slot, rows - 1);
-    const float* dy_row = dy + static_cast<long long>(fetched_row) * dy_pitch;
-    const float* x_row = x + static_cast<long long>(fetched_row) * x_pitch;
-    mean_next = mean[fetched_row];
-    rstd_next = rstd[fetched_row];
+  // Starts the loads of a row.
+  const auto fetch = [&](int row) {
+    const float* dy_row = dy + static_cast<long long>(row) * dy_pitch;
+    const float* x_row = x + static_cast<long long>(row) * x_pitch;
+    mean_next = mean[row];
+    rstd_next = rstd[row];
 
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
@@ -450,13 +506,14 @@ layernorm_bwd_f32_block_per_row_7aa3(
       }
     }
   };
-  if (blockIdx.x * kRowsPerBlock < rows) fetch(blockIdx.x * kRowsPerBlock);
+  if (kAhead && blockIdx.x * kRowsPerBlock < rows) fetch(Team::row(blockIdx.x * kRowsPerBlock, rows));
 
   for (int first_row = blockIdx.x * kRowsPerBlock; first_row < rows; first_row += gridDim.x * kRowsPerBlock) {
     const int row = first_row + slot;
-    const bool active = row < rows;  // idle rows recompute the last row and store nothing
+    const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
     const int valid_row = active ? row : rows - 1;
     float* dx_row = dx + static_cast<long long>(valid_row) * dx_pitch;
+    if (!kAhead) fetch(valid_row);
     const float row_mean = mean_next;
     const float row_rstd = rstd_next;
 
@@ -470,15 +527,19 @@ layernorm_bwd_f32_block_per_row_7aa3(
     }
 
     const unsigned next_row = first_row + gridDim.x * kRowsPerBlock;
-    if (next_row < rows) fetch(next_row);
+    if (kAhead && next_row < rows) fetch(Team::row(next_row, rows));
 
-    Look1 look1 = {0.0f, 0.0f};
+    Look1_b44d look1 = {0.0f, 0.0f};
+    // short chains of additions: few roundings, and none waits for another
+    float look1_dxhat_xhat_sum[kRunningSums] = {};
+    float look1_dxhat_sum[kRunningSums] = {};
 
     // Look 1: sum(dxhat * xhat), sum(dxhat)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
+        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + vector * kVector);
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
           const float dy_i = element(dy_held[step], i);
@@ -486,13 +547,15 @@ layernorm_bwd_f32_block_per_row_7aa3(
           const float weight_i = element(weight_held[step], i);
           const float dxhat_i = dy_i * weight_i;
           const float xhat_i = (x_i - row_mean) * row_rstd;
-          look1.dxhat_xhat_sum += dxhat_i * xhat_i;
-          look1.dxhat_sum += dxhat_i;
+          look1_dxhat_xhat_sum[i % kRunningSums] += dxhat_i * xhat_i;
+          look1_dxhat_sum[i % kRunningSums] += dxhat_i;
         }
       }
     }
 
-    look1 = reduce_row_beside<kWarpsPerRow>(look1, look1_slots[parity][slot], slot);
+    look1.dxhat_xhat_sum = sum_in_pairs(look1_dxhat_xhat_sum);
+    look1.dxhat_sum = sum_in_pairs(look1_dxhat_sum);
+    look1 = Team::reduce(look1, look1_slots[parity]);
     const float row_dxhat_xhat_mean = look1.dxhat_xhat_sum / kCols;
     const float row_dxhat_mean = look1.dxhat_sum / kCols;
 
@@ -501,6 +564,7 @@ layernorm_bwd_f32_block_per_row_7aa3(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
+        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + vector * kVector);
         float dx_values[kVector];
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -522,15 +586,32 @@ layernorm_bwd_f32_block_per_row_7aa3(
     parity ^= 1;
   }
 
+  // Lanes that own the same columns of several rows add their sums.
+  if (kThreadsPerRow < 32) {
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        #pragma unroll
+        for (int offset = kThreadsPerRow; offset < 32; offset *= 2) {
+          dweight_sum[step][i] += __shfl_xor_sync(0xffffffffu, dweight_sum[step][i], offset);
+          dbias_sum[step][i] += __shfl_xor_sync(0xffffffffu, dbias_sum[step][i], offset);
+        }
+      }
+    }
+  }
+
   // Each row group of the block leaves its sums in shared memory.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
+    if ((kThreadsPerRow >= 32 || threadIdx.x % 32 < kThreadsPerRow) && (kEven || vector < kVectors)) {
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
-        group_sums[slot][0][i * kVectors + vector] = dweight_sum[step][i];
-        group_sums[slot][1][i * kVectors + vector] = dbias_sum[step][i];
+        group_sums[kThreadsPerRow < 32 ? static_cast<int>(threadIdx.x / 32) : slot][0][i * kVectors + vector] =
+            dweight_sum[step][i];
+        group_sums[kThreadsPerRow < 32 ? static_cast<int>(threadIdx.x / 32) : slot][1][i * kVectors + vector] =
+            dbias_sum[step][i];
       }
     }
   }
@@ -590,10 +671,10 @@ layernorm_bwd_f32_finish_b05c(
   }
 }
 
-// layernorm backward, any number of columns: a block owns a row; each row is read twice.
+// layernorm backward, any number of columns: a team of threads owns a row; each row is read twice.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_bwd_f32_any_cols_block_per_row_0682(
+layernorm_bwd_f32_any_cols_team_per_row_5414(
     float* __restrict__ dx,
     float* __restrict__ dweight,
     float* __restrict__ dbias,
@@ -609,23 +690,15 @@ layernorm_bwd_f32_any_cols_block_per_row_0682(
     int cols,
     unsigned* ticket,
     float* sums) {
+  using Team = typename Config::Team;
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kThreads = Config::kThreads, kThreadsPerRow = Config::kThreadsPerRow, kVector = Config::kVector,
-      kUnroll = Config::kUnroll, kWarpsPerRow = kThreadsPerRow / 32;
-  struct Look1 {  // state of look 1: sum(dxhat * xhat), sum(dxhat)
-    float dxhat_xhat_sum, dxhat_sum;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.dxhat_xhat_sum + b.dxhat_xhat_sum, a.dxhat_sum + b.dxhat_sum};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.dxhat_xhat_sum, offset), __shfl_xor_sync(mask, s.dxhat_sum, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[2][kWarpsPerRow];
+  constexpr int kThreads = Config::kThreads, kThreadsPerRow = Team::kSize, kVector = Config::kVector,
+      kRunningSums = kVector < 4 ? kVector : 4, kUnroll = Config::kUnroll;
+  __shared__ typename Team::template Slots<Look1_b44d> look1_slots[2];
 
-  const int lane = threadIdx.x;
+  const int lane = Team::lane();
   const int steps = (cols / kVector + kThreadsPerRow - 1) / kThreadsPerRow;
   int parity = 0;
 
@@ -645,7 +718,10 @@ layernorm_bwd_f32_any_cols_block_per_row_0682(
     const float row_mean = mean[row];
     const float row_rstd = rstd[row];
 
-    Look1 look1 = {0.0f, 0.0f};
+    Look1_b44d look1 = {0.0f, 0.0f};
+    // short chains of additions: few roundings, and none waits for another
+    float look1_dxhat_xhat_sum[kRunningSums] = {};
+    float look1_dxhat_sum[kRunningSums] = {};
 
     // Look 1: sum(dxhat * xhat), sum(dxhat)
     #pragma unroll kUnroll
@@ -664,8 +740,8 @@ layernorm_bwd_f32_any_cols_block_per_row_0682(
           const float weight_i = element(weight_vec, i);
           const float dxhat_i = dy_i * weight_i;
           const float xhat_i = (x_i - row_mean) * row_rstd;
-          look1.dxhat_xhat_sum += dxhat_i * xhat_i;
-          look1.dxhat_sum += dxhat_i;
+          look1_dxhat_xhat_sum[i % kRunningSums] += dxhat_i * xhat_i;
+          look1_dxhat_sum[i % kRunningSums] += dxhat_i;
         }
       }
     }
@@ -678,11 +754,13 @@ layernorm_bwd_f32_any_cols_block_per_row_0682(
       const float weight_i = element(weight_vec, 0);
       const float dxhat_i = dy_i * weight_i;
       const float xhat_i = (x_i - row_mean) * row_rstd;
-      look1.dxhat_xhat_sum += dxhat_i * xhat_i;
-      look1.dxhat_sum += dxhat_i;
+      look1_dxhat_xhat_sum[0] += dxhat_i * xhat_i;
+      look1_dxhat_sum[0] += dxhat_i;
     }
 
-    look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[parity]);
+    look1.dxhat_xhat_sum = sum_in_pairs(look1_dxhat_xhat_sum);
+    look1.dxhat_sum = sum_in_pairs(look1_dxhat_sum);
+    look1 = Team::reduce(look1, look1_slots[parity]);
     const float row_dxhat_xhat_mean = look1.dxhat_xhat_sum / cols;
     const float row_dxhat_mean = look1.dxhat_sum / cols;
 
@@ -928,17 +1006,17 @@ struct Tuned {
   Kernel kernel;
 };
 inline constexpr Tuned kTuned[] = {
-    {8192, 768, 8, 0u, 0u, false, {{256, 4, false, 0, 1, 2, 1, 1, 24576}, {512, 1, false, 192}, {0, 0, 6144},
-     run_and_finish<layernorm_bwd_f32_block_per_row_7aa3<Cols768_c538>,
-     layernorm_bwd_f32_finish_b05c<Cols768_c538>>}},
+    {8192, 768, 16, 0u, 0u, false, {{256, 4, false, 0, 1, 2, 1, 1, 24576}, {512, 1, false, 192}, {0, 0, 6144},
+     run_and_finish<layernorm_bwd_f32_team_per_row_2ad1<Cols768_a240>,
+     layernorm_bwd_f32_finish_b05c<Cols768_a240>>}},
 };
 
 // For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.
 inline constexpr Kernel kGeneral[] = {
     {{256, 1, false, 0, 1}, {}, {128, 8, 0},
-     run_any_cols<layernorm_bwd_f32_any_cols_block_per_row_0682<AnyCols_3be0>>},
+     run_any_cols<layernorm_bwd_f32_any_cols_team_per_row_5414<AnyCols_ba44>>},
     {{256, 1, false, 0, 1}, {}, {128, 8, 0},
-     run_any_cols<layernorm_bwd_f32_any_cols_block_per_row_0682<AnyCols_fee7>>},
+     run_any_cols<layernorm_bwd_f32_any_cols_team_per_row_5414<AnyCols_0595>>},
 };
 
 // Bits of `absent`: 1u weight, 2u bias.

@@ -13,25 +13,25 @@
 // spec      layernorm, sha256:c7f98664fa697e8d2c11aca162704a6c7e5feee81c124c1b0764ef3ccc150a41
 // tuned by  normgen 0.1.0
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
-// verified  NVIDIA H200, driver for CUDA 13.0: 7 to 9 calls, 1 to 16384 rows, 18 families of rows, own pitches of y,
+// verified  NVIDIA H200, driver for CUDA 13.0: 4 to 9 calls, 1 to 16384 rows, 18 families of rows, own pitches of y,
 //           x, null mean, rstd
 // note      emitted as another text than the one that was tuned: all
 //
 //   rows x cols                kernel           threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
-//   8192 x 768                 warp_per_row     256      8           8       6.363     17.15 / 10.79  3966  77.5 %   1.01x       8.429     fresh
-//   8192 x 1000                warp_per_row     64       2           8       7.952     20.87 / 12.92  4129  75.3 %   1.09x       10.44     fresh
-//   16384 x 1000               warp_per_row     128      4           8       14.52     38.45 / 23.95  4522  93.0 %   1.07x       18.4      fresh
-//   16384 x 1023               warp_per_row     32       1           4       17.14     42.13 / 24.99  3920  78.4 %   1.29x       21.91     fresh
-//   4096 x 3072                block_per_row    128      1           8       10.3      28.65 / 18.36  4890  92.2 %   1.15x       15.43     fresh
+//   8192 x 768                 warp_per_row     128      4           8       5.78      15.98 / 10.19  4366  74.5 %   1.08x       8.196     fresh
+//   8192 x 1000                warp_per_row     64       2           4       7.014     19.44 / 12.41  4682  72.2 %   1.22x       10.42     fresh
+//   16384 x 1000               warp_per_row     128      4           8       14.22     37.72 / 23.52  4617  90.4 %   1.13x       18.25     fresh
+//   16384 x 1023               warp_per_row     32       1           4       16.88     41.05 / 24.16  3980  77.7 %   1.27x       21.49     fresh
+//   4096 x 3072                block_per_row    64       1           4       10.5      28.85 / 18.35  4799  90.4 %   1.16x       15.52     fresh
 //   1 x 4096 no mean no rstd   block_per_row    512      1           4       1.87      5.124 / 3.254  18    80.8 %   1.04x       2.102     fresh
-//   64 x 4096 no mean no rstd  block_per_row    256      1           4       2.232     6.505 / 4.277  477   75.0 %   1.07x       2.538     fresh
-//   4096 x 4096                block_per_row    128      1           8       14.84     39.41 / 24.57  4527  94.6 %   1.00x       17.72     fresh
-//   8192 x 4097                block_per_row    128      1           8       36.78     90.42 / 53.54  3653  86.7 %   1.10x       40.06     fresh
-//   4096 x 6144                block_per_row    128      1           8       22.7      61.48 / 38.75  4436  101.3 %  1.22x       25.68     fresh
-//   16 x 8192 no mean no rstd  block_per_row    512      1           8       2.293     6.39 / 4.097   243   79.8 %   1.06x       2.762     fresh
-//   16384 x 8192               block_per_row    256      1           8       130.2     325.4 / 194.5  4124  97.8 %   1.06x       127.2     fresh
-//   4 x 16384 no mean no rstd  cluster_per_row  128      1           4       2.887     6.865 / 3.977  114   65.9 %   1.13x       2.791     fresh
-//   2048 x 65536               cluster_per_row  128      1           8       137.8     334.1 / 196    3897  92.2 %   1.10x       136.1     fresh
+//   64 x 4096 no mean no rstd  block_per_row    256      1           4       1.883     5.417 / 3.531  565   70.6 %   1.01x       2.116     fresh
+//   4096 x 4096                warp_per_row     64       2           8       13.31     37.74 / 24.41  5044  99.6 %   1.16x       19.42     fresh
+//   8192 x 4097                block_per_row    128      1           8       34.84     88.73 / 53.91  3856  88.2 %   1.13x       38.3      fresh
+//   4096 x 6144                block_per_row    128      1           8       22.1      61.79 / 39.67  4557  99.9 %   1.17x       25.54     fresh
+//   16 x 8192 no mean no rstd  block_per_row    256      1           8       1.934     5.339 / 3.402  288   76.6 %   1.02x       2.334     fresh
+//   16384 x 8192               block_per_row    256      1           8       130       325.3 / 195.3  4132  97.3 %   1.05x       126.8     fresh
+//   4 x 16384 no mean no rstd  cluster_per_row  128      1           4       2.438     5.681 / 3.244  134   61.2 %   1.02x       2.683     fresh
+//   2048 x 65536               cluster_per_row  128      1           8       136       332.8 / 195.9  3949  92.6 %   1.10x       135.2     fresh
 //   (any other, rows alike)    block_per_row    256      1           8       -         -              -     -        -           -         not tuned
 //   (any other)                block_per_row    256      1           1       -         -              -     -        -           -         not tuned
 //
@@ -397,6 +397,90 @@ __device__ __forceinline__ void pack(Vec<bfloat16, N>& vec, const float (&values
   }
 }
 
+// The lanes that a shuffle names: all of the warp.
+struct WholeWarp {
+  template <int kLanes>
+  static __device__ __forceinline__ unsigned lanes() { return 0xffffffffu; }
+};
+
+// All kLanes neighbouring lanes, a power of two, end with the combined state. A state is a struct of floats that knows
+// how two combine, and how to get that of the lane whose number differs by `offset`.
+template <int kLanes, class Named = WholeWarp, typename State>
+__device__ __forceinline__ State reduce_lanes(State s) {
+  const unsigned mask = Named::template lanes<kLanes>();
+  #pragma unroll
+  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset, mask));
+  return s;
+}
+
+// The largest power of two up to n, and up to a warp: how many lanes combine n states.
+__host__ __device__ constexpr int lanes_for(int n) { return n < 2 ? 1 : n >= 32 ? 32 : 2 * lanes_for(n / 2); }
+
+// What this lane combines of kStates states: lanes_for(kStates) lanes take turns at them.
+template <int kStates, typename State>
+__device__ __forceinline__ State share_of_slots(const State* slots) {
+  constexpr int kLanes = lanes_for(kStates);
+  const int own = threadIdx.x % kLanes;
+  State total = slots[own];
+  #pragma unroll
+  for (int i = kLanes; i < kStates; i += kLanes) {
+    if (kStates % kLanes == 0 || own + i < kStates) total = State::combine(total, slots[own + i]);
+  }
+  return total;
+}
+
+// A team: the threads that share a row. They are neighbours in a block, which has kRowsPerBlock rows side by side.
+template <int kThreadsPerRow, int kRowsPerBlock>
+struct Threads {
+  enum : int { kSize = kThreadsPerRow, kRows = kRowsPerBlock };
+  // This thread's number in its team, and its team's in the block; which tile of rows is the block's.
+  static __device__ __forceinline__ int lane() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
+  static __device__ __forceinline__ int slot() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
+  static __device__ __forceinline__ unsigned tile() { return blockIdx.x; }
+  // The team's row of the tile that starts at row `first`; idle teams take the last row.
+  static __device__ __forceinline__ int row(int first, int rows) {
+    return kRows == 1 ? first : min(first + slot(), rows - 1);
+  }
+  // Blocks that are a team say that they have started, and wait for each other before they combine.
+  static __device__ __forceinline__ void announce() {}
+  static __device__ __forceinline__ void meet() {}
+};
+
+// A block is a team. Warps first, then every warp combines the warps' states redundantly: one barrier, no broadcast.
+template <int kThreadsPerRow, class Named = WholeWarp>
+struct Block : Threads<kThreadsPerRow, 1> {
+  enum : int { kWarps = kThreadsPerRow / 32 };
+  template <typename State> using Slots = State[kWarps];
+  template <typename State>
+  static __device__ __forceinline__ State reduce(State s, State (&slots)[kWarps]) {
+    s = reduce_lanes<32, Named>(s);
+    if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32 % kWarps] = s;
+    __syncthreads();
+    return reduce_lanes<lanes_for(kWarps), Named>(share_of_slots<kWarps>(slots));
+  }
+};
+
+// The blocks of a cluster are a team. Every warp leaves its state in each block, then every warp combines all of them:
+// one barrier. A block may write to another only once that one has started.
+template <int kBlocks, int kBlockThreads>
+struct ClusterTeam : Threads<kBlocks * kBlockThreads, 1> {
+  enum : int { kWarps = kBlockThreads / 32, kStates = kWarps * kBlocks };
+  static __device__ __forceinline__ int lane() { return cluster_rank() * kBlockThreads + threadIdx.x; }
+  static __device__ __forceinline__ unsigned tile() { return blockIdx.x / kBlocks; }
+  static __device__ __forceinline__ void announce() { cluster_arrive(); }
+  static __device__ __forceinline__ void meet() { cluster_wait(); }
+  template <typename State> using Slots = State[kStates];
+  template <typename State>
+  static __device__ __forceinline__ State reduce(State s, State (&slots)[kStates]) {
+    s = reduce_lanes<32>(s);
+    const unsigned lane = threadIdx.x % 32;
+    if (lane < kBlocks) cluster_store(slots + cluster_rank() * kWarps + threadIdx.x / 32, lane, s);
+    cluster_arrive();
+    cluster_wait();
+    return reduce_lanes<lanes_for(kStates)>(share_of_slots<kStates>(slots));
+  }
+};
+
 // How a kernel and its neighbours in the stream overlap: not at all.
 // wait              before the first access to what the kernels in front write, or still read
 // wait_for_partner  in a call's second kernel, before the first access to what the first one writes
@@ -425,31 +509,6 @@ struct Early : InOrder {
 struct EarlyAtLoads : Early {
   static __device__ __forceinline__ void at_loads() { dependency_trigger(); }
 };
-
-// All kLanes neighbouring lanes, a power of two, end with the combined state; the lanes of `mask` take part. A state is
-// a struct of floats that knows how two combine, and how to get that of the lane whose number differs by `offset`.
-template <int kLanes, typename State>
-__device__ __forceinline__ State reduce_lanes(State s, unsigned mask = 0xffffffffu) {
-  #pragma unroll
-  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset, mask));
-  return s;
-}
-
-// The largest power of two up to n, and up to a warp: how many lanes combine n states.
-__host__ __device__ constexpr int lanes_for(int n) { return n < 2 ? 1 : n >= 32 ? 32 : 2 * lanes_for(n / 2); }
-
-// What this lane combines of kStates states: lanes_for(kStates) lanes take turns at them.
-template <int kStates, typename State>
-__device__ __forceinline__ State share_of_slots(const State* slots) {
-  constexpr int kLanes = lanes_for(kStates);
-  const int own = threadIdx.x % kLanes;
-  State total = slots[own];
-  #pragma unroll
-  for (int i = kLanes; i < kStates; i += kLanes) {
-    if (kStates % kLanes == 0 || own + i < kStates) total = State::combine(total, slots[own + i]);
-  }
-  return total;
-}
 
 // Every warp sends its state to each block of the cluster, then every warp combines all of the states. A cluster
 // barrier would wait for all loads and stores of the rows in flight; an mbarrier waits for the states only. Exchanges
@@ -485,6 +544,16 @@ __device__ __forceinline__ Vec<T, N> filled(float value) {
 struct InTurn {
   template <typename T>
   static __device__ __forceinline__ void to_l2(const T*, int) {}
+};
+
+// Lanes of a warp are a team: they combine by shuffles alone.
+template <int kThreadsPerRow, int kRowsPerBlock, class Named = WholeWarp>
+struct Lanes : Threads<kThreadsPerRow, kRowsPerBlock> {
+  template <typename State> struct Slots {};
+  template <typename State>
+  static __device__ __forceinline__ State reduce(State s, Slots<State>&) {
+    return reduce_lanes<kThreadsPerRow, Named>(s);
+  }
 };
 
 // What a Config names but where it says otherwise. Its sizes are counted in elements, threads, rows or blocks.
@@ -539,27 +608,6 @@ __device__ __forceinline__ Vec<T, N> read_window(const T* elements, int first, i
   }
 }
 
-// Every warp leaves its state in each block of the cluster, then every warp combines all of them: one barrier.
-template <int kWarps, int kCluster, typename State>
-__device__ __forceinline__ State reduce_cluster(State s, State* slots) {
-  constexpr int kStates = kWarps * kCluster;
-  s = reduce_lanes<32>(s);
-  const unsigned lane = threadIdx.x % 32;
-  if (lane < kCluster) cluster_store(slots + cluster_rank() * kWarps + threadIdx.x / 32, lane, s);
-  cluster_arrive();
-  cluster_wait();
-  return reduce_lanes<lanes_for(kStates)>(share_of_slots<kStates>(slots));
-}
-
-// Warps first, then every warp combines the warps' states redundantly: one barrier, no broadcast.
-template <int kWarps, typename State>
-__device__ __forceinline__ State reduce_row(State s, State* slots) {
-  s = reduce_lanes<32>(s);
-  if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32 % kWarps] = s;
-  __syncthreads();
-  return reduce_lanes<lanes_for(kWarps)>(share_of_slots<kWarps>(slots));
-}
-
 // Hides from the compiler what the vector holds: it would convert kept parameters to floats once, for all rows, and
 // keep those, in twice the registers.
 template <int N, typename T>
@@ -580,66 +628,125 @@ struct Streaming {
   }
 };
 
+// The sum of N terms, N a power of two, as a tree: log2(N) roundings on the way of each term.
+template <int N>
+__device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
+  float sums[N];
+  #pragma unroll
+  for (int k = 0; k < N; ++k) sums[k] = terms[k];
+  #pragma unroll
+  for (int n = N / 2; n > 0; n /= 2) {
+    #pragma unroll
+    for (int k = 0; k < n; ++k) sums[k] += sums[k + n];
+  }
+  return sums[0];
+}
+
 // What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row. In kernels:
-// kVector       elements per access
-// kVectors      vectors of a row
-// kSteps        vectors a thread owns
-// kEven         all threads own kSteps of them
-// kEarlyParams  column parameters wait in registers, or are read where they are used
-// kFirstInside  first step whose windows of parameters begin within these
-// kWholeSteps   steps in which each thread has a vector, and the row one more behind it, however the row is aligned
-// kCluster      blocks that share a row
-// kStages       row tiles in shared memory
-// kUnroll       steps that a loop does in a trip
-struct Cols768_3a9b : Plain {
-  enum : int { kCols = 768, kThreads = 256, kThreadsPerRow = 32, kRowsPerBlock = 8, kVector = 8 };
+// kVector        elements per access
+// kRunningSums   running sums that a vector adds to
+// kEarlyParams   column parameters wait in registers, or are read where they are used
+// kPackedParams  column parameters stay as they are stored while they wait in registers
+// kVectors       vectors of a row
+// kSteps         vectors a thread owns
+// kEven          all threads own kSteps of them
+// kAhead         the next row is loaded while the present one is computed
+// kFirstInside   first step whose windows of parameters begin within these
+// kWholeSteps    steps in which each thread has a vector, and the row one more behind it, however the row is aligned
+// kCluster       blocks that share a row
+// kStages        row tiles in shared memory
+// kUnroll        steps that a loop does in a trip
+struct Cols768_c277 : Plain { using Team = Lanes<32, 4>;
+  enum : int { kCols = 768, kThreads = 128, kVector = 8, kEarlyParams = 0, kPackedParams = 0, kAhead = 1 };
 };
-struct Cols1000_0057 : Plain {
-  enum : int { kCols = 1000, kThreads = 64, kThreadsPerRow = 32, kRowsPerBlock = 2, kVector = 8, kEarlyParams = 1 };
+struct Cols1000_a5d7 : Plain { using Team = Lanes<32, 2>;
+  enum : int { kCols = 1000, kThreads = 64, kVector = 4, kEarlyParams = 1, kPackedParams = 0, kAhead = 1 };
 };
-struct Cols1000_30a7 : Plain { using Load = NoAllocate; using Chain = EarlyAtLoads;
-  enum : int { kCols = 1000, kThreads = 128, kThreadsPerRow = 32, kRowsPerBlock = 4, kVector = 8, kEarlyParams = 1 };
+struct Cols1000_177c : Plain { using Team = Lanes<32, 4>; using Load = NoAllocate; using Chain = EarlyAtLoads;
+  enum : int { kCols = 1000, kThreads = 128, kVector = 8, kEarlyParams = 1 };
 };
-struct Cols1023_e71a : Plain { using Load = NoAllocate;
-  enum : int { kCols = 1023, kThreads = 32, kThreadsPerRow = 32, kVector = 4, kFirstInside = 0 };
+struct Cols1023_e132 : Plain { using Team = Lanes<32, 1>; using Load = NoAllocate;
+  enum : int { kCols = 1023, kThreads = 32, kVector = 4, kEarlyParams = 1, kPackedParams = 1, kFirstInside = 0,
+      kAhead = 1 };
 };
-struct Cols3072_c4a7 : Plain { using Load = NoAllocate;
-  enum : int { kCols = 3072, kThreads = 128, kThreadsPerRow = 128, kVector = 8, kEarlyParams = 0 };
+struct Cols3072_6538 : Plain { using Team = Block<64>; using Load = NoAllocate;
+  enum : int { kCols = 3072, kThreads = 64, kVector = 4, kEarlyParams = 0 };
 };
-struct Cols4096_88ad : Plain { using Params = Ahead;
-  enum : int { kCols = 4096, kThreads = 512, kThreadsPerRow = 512, kVector = 4, kEarlyParams = 1 };
+struct Cols4096_6ca1 : Plain { using Team = Block<512>; using Params = Ahead;
+  enum : int { kCols = 4096, kThreads = 512, kVector = 4, kEarlyParams = 1 };
 };
-struct Cols4096_e432 : Plain { using Params = Ahead;
-  enum : int { kCols = 4096, kThreads = 256, kThreadsPerRow = 256, kVector = 4, kEarlyParams = 1 };
+struct Cols4096_270c : Plain { using Team = Block<256>;
+  enum : int { kCols = 4096, kThreads = 256, kVector = 4, kEarlyParams = 1 };
 };
-struct Cols4096_b793 : Plain { using Load = NoAllocate; using Chain = EarlyAtLoads;
-  enum : int { kCols = 4096, kThreads = 128, kThreadsPerRow = 128, kVector = 8, kEarlyParams = 1 };
+struct Cols4096_4532 : Plain { using Team = Lanes<32, 2>; using Load = NoAllocate;
+  enum : int { kCols = 4096, kThreads = 64, kVector = 8, kEarlyParams = 0, kPackedParams = 0, kAhead = 1 };
 };
-struct Cols4097_faa2 : Plain { using Load = NoAllocate; using Store = Streaming;
-  enum : int { kCols = 4097, kThreads = 128, kThreadsPerRow = 128, kVector = 8, kFirstInside = 0 };
+struct Cols4097_150a : Plain { using Team = Block<128>; using Load = NoAllocate; using Store = Streaming;
+  enum : int { kCols = 4097, kThreads = 128, kVector = 8, kEarlyParams = 1, kPackedParams = 1, kFirstInside = 0,
+      kAhead = 1 };
 };
-struct Cols6144_049c : Plain { using Load = NoAllocate; using Store = Streaming; using Chain = EarlyAtLoads;
-  enum : int { kCols = 6144, kThreads = 128, kThreadsPerRow = 128, kVector = 8, kEarlyParams = 1 };
+struct Cols6144_33f2 : Plain { using Team = Block<128>; using Load = NoAllocate; using Store = Streaming; using Chain = EarlyAtLoads;
+  enum : int { kCols = 6144, kThreads = 128, kVector = 8, kEarlyParams = 1 };
 };
-struct Cols8192_6937 : Plain {
-  enum : int { kCols = 8192, kThreads = 512, kThreadsPerRow = 512, kVector = 8, kEarlyParams = 1 };
+struct Cols8192_3426 : Plain { using Team = Block<256>; using Params = Ahead;
+  enum : int { kCols = 8192, kThreads = 256, kVector = 8, kEarlyParams = 1 };
 };
-struct Cols8192_ae49 : Plain { using Load = EvictLast; using Chain = EarlyAtLoads;
-  enum : int { kCols = 8192, kThreads = 256, kThreadsPerRow = 256, kVector = 8, kEarlyParams = 0 };
+struct Cols8192_743e : Plain { using Team = Block<256>; using Load = EvictLast; using Chain = EarlyAtLoads;
+  enum : int { kCols = 8192, kThreads = 256, kVector = 8, kEarlyParams = 0 };
 };
-struct Cols16384_dad7 : Plain { using Load = EvictLast; using Store = Streaming;
-  enum : int { kCols = 16384, kThreads = 128, kCluster = 4, kVector = 4, kEarlyParams = 1 };
+struct Cols16384_084c : Plain { using Team = ClusterTeam<8, 128>; using Load = NoAllocate; using Store = Streaming;
+  enum : int { kCols = 16384, kThreads = 128, kVector = 4, kEarlyParams = 1 };
 };
 struct Cols65536_7ed0 : Plain { using Load = EvictLast; using Store = Streaming;
   enum : int { kCols = 65536, kThreads = 128, kCluster = 8, kVector = 8, kStages = 2 };
 };
-struct AnyCols_54f6 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 8, kUnroll = 1 }; };
-struct AnyCols_fee7 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 1, kUnroll = 1 }; };
+struct AnyCols_224d : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 8, kUnroll = 1 }; };
+struct AnyCols_0595 : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 1, kUnroll = 1 }; };
 
-// layernorm forward: lanes of a warp own a row, a block works on several rows; each row is read once.
+struct Look1_5b01 {  // state of look 1: sum(x)
+  float x_sum;
+  static __device__ __forceinline__ Look1_5b01 combine(const Look1_5b01& a, const Look1_5b01& b) {
+    return {a.x_sum + b.x_sum};
+  }
+  static __device__ __forceinline__ Look1_5b01 shuffle_xor(const Look1_5b01& s, int offset, unsigned mask) {
+    return {__shfl_xor_sync(mask, s.x_sum, offset)};
+  }
+};
+
+struct Look2_1fb7 {  // state of look 2: sum((x - mean)**2)
+  float var_sum;
+  static __device__ __forceinline__ Look2_1fb7 combine(const Look2_1fb7& a, const Look2_1fb7& b) {
+    return {a.var_sum + b.var_sum};
+  }
+  static __device__ __forceinline__ Look2_1fb7 shuffle_xor(const Look2_1fb7& s, int offset, unsigned mask) {
+    return {__shfl_xor_sync(mask, s.var_sum, offset)};
+  }
+};
+
+struct Look1_a922 {  // state of look 1: sum(x), sum(x**2)
+  float x_rough_sum, x_squares;
+  static __device__ __forceinline__ Look1_a922 combine(const Look1_a922& a, const Look1_a922& b) {
+    return {a.x_rough_sum + b.x_rough_sum, a.x_squares + b.x_squares};
+  }
+  static __device__ __forceinline__ Look1_a922 shuffle_xor(const Look1_a922& s, int offset, unsigned mask) {
+    return {__shfl_xor_sync(mask, s.x_rough_sum, offset), __shfl_xor_sync(mask, s.x_squares, offset)};
+  }
+};
+
+struct Look2_ee66 {  // state of look 2: sum(x - x_rough_mean), sum((x - x_rough_mean)**2)
+  float x_shifted_sum, x_shifted_squares;
+  static __device__ __forceinline__ Look2_ee66 combine(const Look2_ee66& a, const Look2_ee66& b) {
+    return {a.x_shifted_sum + b.x_shifted_sum, a.x_shifted_squares + b.x_shifted_squares};
+  }
+  static __device__ __forceinline__ Look2_ee66 shuffle_xor(const Look2_ee66& s, int offset, unsigned mask) {
+    return {__shfl_xor_sync(mask, s.x_shifted_sum, offset), __shfl_xor_sync(mask, s.x_shifted_squares, offset)};
+  }
+};
+
+// layernorm forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_bf16_warp_per_row_0e1d(
+layernorm_fwd_bf16_team_per_row_a93e(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -650,42 +757,41 @@ layernorm_fwd_bf16_warp_per_row_0e1d(
     long long x_pitch,
     int rows,
     float eps) {
+  using Team = typename Config::Team;
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kCols = Config::kCols, kThreadsPerRow = Config::kThreadsPerRow, kRowsPerBlock = Config::kRowsPerBlock,
-      kVector = Config::kVector, kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  struct Look1 {  // state of look 1: sum(x)
-    float x_sum;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.x_sum + b.x_sum};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.x_sum, offset)};
-    }
-  };
-  struct Look2 {  // state of look 2: sum((x - mean)**2)
-    float var_sum;
-    static __device__ __forceinline__ Look2 combine(const Look2& a, const Look2& b) {
-      return {a.var_sum + b.var_sum};
-    }
-    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.var_sum, offset)};
-    }
-  };
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
+      kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4;
+  constexpr bool kEarlyParams = Config::kEarlyParams, kPackedParams = Config::kPackedParams;
+  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0, kAhead = Config::kAhead;
+  __shared__ typename Team::template Slots<Look1_5b01> look1_slots;
+  __shared__ typename Team::template Slots<Look2_1fb7> look2_slots;
 
-  const int lane = threadIdx.x % kThreadsPerRow;
-  const int slot = threadIdx.x / kThreadsPerRow;  // this thread's row within the block
+  const int lane = Team::lane();
+  const int slot = Team::slot();  // this thread's row within the block
 
   Chain::at_start();
   Chain::wait();  // nothing before it depends on the kernels in front of this one
 
+  Vec<bfloat16, kVector> weight_held[kSteps];
+  Vec<bfloat16, kVector> bias_held[kSteps];
+  if (kEarlyParams) {
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        weight_held[step] = read<kVector>(weight + vector * kVector);
+        bias_held[step] = read<kVector>(bias + vector * kVector);
+      }
+    }
+  }
+
   Vec<bfloat16, kVector> x_next[kSteps];
-  // The next row is loaded while the present one is computed.
-  const auto fetch = [&](int first_row) {
-    const int fetched_row = min(first_row + slot, rows - 1);
-    const bfloat16* x_row = x + static_cast<long long>(fetched_row) * x_pitch;
+  // Starts the loads of a row.
+  const auto fetch = [&](int row) {
+    const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
 
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
@@ -695,13 +801,14 @@ layernorm_fwd_bf16_warp_per_row_0e1d(
       }
     }
   };
-  if (blockIdx.x * kRowsPerBlock < rows) fetch(blockIdx.x * kRowsPerBlock);
+  if (kAhead && blockIdx.x * kRowsPerBlock < rows) fetch(Team::row(blockIdx.x * kRowsPerBlock, rows));
 
   for (int first_row = blockIdx.x * kRowsPerBlock; first_row < rows; first_row += gridDim.x * kRowsPerBlock) {
     const int row = first_row + slot;
-    const bool active = row < rows;  // idle rows recompute the last row and store nothing
+    const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
     const int valid_row = active ? row : rows - 1;
     bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
+    if (!kAhead) fetch(valid_row);
 
     Vec<bfloat16, kVector> x_held[kSteps];
 
@@ -711,9 +818,17 @@ layernorm_fwd_bf16_warp_per_row_0e1d(
     }
 
     const unsigned next_row = first_row + gridDim.x * kRowsPerBlock;
-    if (next_row < rows) fetch(next_row);
+    if (kAhead && next_row < rows) fetch(Team::row(next_row, rows));
+    if (kPackedParams) {
+      #pragma unroll
+      for (int step = 0; step < kSteps; ++step) {
+        stay_packed(weight_held[step]);
+        stay_packed(bias_held[step]);
+      }
+    }
 
-    Look1 look1 = {0.0f};
+    Look1_5b01 look1 = {0.0f};
+    float look1_x_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
 
     // Look 1: sum(x)
     #pragma unroll
@@ -723,15 +838,17 @@ layernorm_fwd_bf16_warp_per_row_0e1d(
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
           const float x_i = element(x_held[step], i);
-          look1.x_sum += x_i;
+          look1_x_sum[i % kRunningSums] += x_i;
         }
       }
     }
 
-    look1 = reduce_lanes<kThreadsPerRow>(look1);
+    look1.x_sum = sum_in_pairs(look1_x_sum);
+    look1 = Team::reduce(look1, look1_slots);
     const float row_mean = look1.x_sum / kCols;
 
-    Look2 look2 = {0.0f};
+    Look2_1fb7 look2 = {0.0f};
+    float look2_var_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
 
     // Look 2: sum((x - mean)**2)
     #pragma unroll
@@ -741,12 +858,13 @@ layernorm_fwd_bf16_warp_per_row_0e1d(
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
           const float x_i = element(x_held[step], i);
-          look2.var_sum += (x_i - row_mean) * (x_i - row_mean);
+          look2_var_sum[i % kRunningSums] += (x_i - row_mean) * (x_i - row_mean);
         }
       }
     }
 
-    look2 = reduce_lanes<kThreadsPerRow>(look2);
+    look2.var_sum = sum_in_pairs(look2_var_sum);
+    look2 = Team::reduce(look2, look2_slots);
     const float row_var = look2.var_sum / kCols;
     const float row_rstd = rsqrtf(eps + row_var);
 
@@ -760,14 +878,14 @@ layernorm_fwd_bf16_warp_per_row_0e1d(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        const Vec<bfloat16, kVector> weight_vec = read<kVector>(weight + vector * kVector);
-        const Vec<bfloat16, kVector> bias_vec = read<kVector>(bias + vector * kVector);
+        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + vector * kVector);
+        if (!kEarlyParams) bias_held[step] = read<kVector>(bias + vector * kVector);
         float y_values[kVector];
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
           const float x_i = element(x_held[step], i);
-          const float weight_i = element(weight_vec, i);
-          const float bias_i = element(bias_vec, i);
+          const float weight_i = element(weight_held[step], i);
+          const float bias_i = element(bias_held[step], i);
           y_values[i] = (x_i - row_mean) * row_rstd * weight_i + bias_i;
         }
         Vec<bfloat16, kVector> y_vec;
@@ -780,10 +898,10 @@ layernorm_fwd_bf16_warp_per_row_0e1d(
   Chain::at_end();
 }
 
-// layernorm forward: lanes of a warp own a row, a block works on several rows; each row is read once.
+// layernorm forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_bf16_warp_per_row_34aa(
+layernorm_fwd_bf16_team_per_row_178e(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -794,39 +912,24 @@ layernorm_fwd_bf16_warp_per_row_34aa(
     long long x_pitch,
     int rows,
     float eps) {
+  using Team = typename Config::Team;
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   using Params = typename Config::Params;
-  constexpr int kCols = Config::kCols, kThreadsPerRow = Config::kThreadsPerRow, kRowsPerBlock = Config::kRowsPerBlock,
-      kVector = Config::kVector;
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
+      kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4;
   constexpr bool kEarlyParams = Config::kEarlyParams;
   constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  struct Look1 {  // state of look 1: sum(x), sum(x**2)
-    float x_rough_sum, x_squares;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.x_rough_sum + b.x_rough_sum, a.x_squares + b.x_squares};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.x_rough_sum, offset), __shfl_xor_sync(mask, s.x_squares, offset)};
-    }
-  };
-  struct Look2 {  // state of look 2: sum(x - x_rough_mean), sum((x - x_rough_mean)**2)
-    float x_shifted_sum, x_shifted_squares;
-    static __device__ __forceinline__ Look2 combine(const Look2& a, const Look2& b) {
-      return {a.x_shifted_sum + b.x_shifted_sum, a.x_shifted_squares + b.x_shifted_squares};
-    }
-    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.x_shifted_sum, offset), __shfl_xor_sync(mask, s.x_shifted_squares, offset)};
-    }
-  };
+  __shared__ typename Team::template Slots<Look1_a922> look1_slots;
+  __shared__ typename Team::template Slots<Look2_ee66> look2_slots;
 
-  const int lane = threadIdx.x % kThreadsPerRow;
-  const int slot = threadIdx.x / kThreadsPerRow;  // this thread's row within the block
-  const int row = blockIdx.x * kRowsPerBlock + slot;
+  const int lane = Team::lane();
+  const int slot = Team::slot();  // this thread's row within the block
+  const int row = Team::tile() * kRowsPerBlock + slot;
 
-  const bool active = row < rows;  // idle rows recompute the last row and store nothing
+  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
   const int valid_row = active ? row : rows - 1;
   bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
   const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
@@ -861,8 +964,11 @@ layernorm_fwd_bf16_warp_per_row_34aa(
   }
 
   Chain::at_loads();
+  Team::announce();
 
-  Look1 look1 = {0.0f, 0.0f};
+  Look1_a922 look1 = {0.0f, 0.0f};
+  float look1_x_rough_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+  float look1_x_squares[kRunningSums] = {};
 
   // Look 1: sum(x), sum(x**2)
   #pragma unroll
@@ -872,19 +978,24 @@ layernorm_fwd_bf16_warp_per_row_34aa(
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_held[step], i);
-        look1.x_rough_sum += x_i;
-        look1.x_squares += x_i * x_i;
+        look1_x_rough_sum[i % kRunningSums] += x_i;
+        look1_x_squares[i % kRunningSums] += x_i * x_i;
       }
     }
   }
 
-  look1 = reduce_lanes<kThreadsPerRow>(look1);
+  look1.x_rough_sum = sum_in_pairs(look1_x_rough_sum);
+  look1.x_squares = sum_in_pairs(look1_x_squares);
+  Team::meet();
+  look1 = Team::reduce(look1, look1_slots);
   const float row_x_rough_mean = look1.x_rough_sum / kCols;
   const float row_x_left = look1.x_squares - row_x_rough_mean * row_x_rough_mean * kCols;
   const float row_x_margin = row_x_left - 0.75f * look1.x_squares;
 
-  Look2 look2 = {0.0f, 0.0f};
-  if (!(row_x_margin >= 0.0f)) {
+  Look2_ee66 look2 = {0.0f, 0.0f};
+  float look2_x_shifted_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+  float look2_x_shifted_squares[kRunningSums] = {};
+  if (kThreadsPerRow < 32 ? __any_sync(0xffffffffu, !(row_x_margin >= 0.0f)) : !(row_x_margin >= 0.0f)) {
     // Look 2: sum(x - x_rough_mean), sum((x - x_rough_mean)**2)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
@@ -893,13 +1004,15 @@ layernorm_fwd_bf16_warp_per_row_34aa(
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
           const float x_i = element(x_held[step], i);
-          look2.x_shifted_sum += x_i - row_x_rough_mean;
-          look2.x_shifted_squares += (x_i - row_x_rough_mean) * (x_i - row_x_rough_mean);
+          look2_x_shifted_sum[i % kRunningSums] += x_i - row_x_rough_mean;
+          look2_x_shifted_squares[i % kRunningSums] += (x_i - row_x_rough_mean) * (x_i - row_x_rough_mean);
         }
       }
     }
 
-    look2 = reduce_lanes<kThreadsPerRow>(look2);
+    look2.x_shifted_sum = sum_in_pairs(look2_x_shifted_sum);
+    look2.x_shifted_squares = sum_in_pairs(look2_x_shifted_squares);
+    look2 = Team::reduce(look2, look2_slots);
   }
   if (row_x_margin >= 0.0f) {
     look2.x_shifted_sum = 0.0f;
@@ -940,10 +1053,10 @@ layernorm_fwd_bf16_warp_per_row_34aa(
   Chain::at_end();
 }
 
-// layernorm forward: lanes of a warp own a row; each row is read once.
+// layernorm forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_bf16_warp_per_row_d017(
+layernorm_fwd_bf16_team_per_row_7359(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -954,32 +1067,20 @@ layernorm_fwd_bf16_warp_per_row_d017(
     long long x_pitch,
     int rows,
     float eps) {
+  using Team = typename Config::Team;
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kCols = Config::kCols, kThreadsPerRow = Config::kThreadsPerRow, kVector = Config::kVector,
-      kFirstInside = Config::kFirstInside, kVectors = kCols / kVector,
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kVector = Config::kVector,
+      kRunningSums = kVector < 4 ? kVector : 4;
+  constexpr bool kEarlyParams = Config::kEarlyParams, kPackedParams = Config::kPackedParams;
+  constexpr int kFirstInside = Config::kFirstInside, kVectors = kCols / kVector,
       kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow, kWholeSteps = (kVectors - 2) / kThreadsPerRow;
-  struct Look1 {  // state of look 1: sum(x)
-    float x_sum;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.x_sum + b.x_sum};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.x_sum, offset)};
-    }
-  };
-  struct Look2 {  // state of look 2: sum((x - mean)**2)
-    float var_sum;
-    static __device__ __forceinline__ Look2 combine(const Look2& a, const Look2& b) {
-      return {a.var_sum + b.var_sum};
-    }
-    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.var_sum, offset)};
-    }
-  };
+  constexpr bool kAhead = Config::kAhead;
+  __shared__ typename Team::template Slots<Look1_5b01> look1_slots;
+  __shared__ typename Team::template Slots<Look2_1fb7> look2_slots;
 
-  const int lane = threadIdx.x;
+  const int lane = Team::lane();
   // The grid's stride is a multiple of the vector: all rows of this lane shift alike.
   const int own_row = blockIdx.x;
   // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
@@ -998,24 +1099,25 @@ layernorm_fwd_bf16_warp_per_row_d017(
   Vec<bfloat16, 1> weight_edge = {};
   Vec<bfloat16, kVector> bias_held[kSteps];
   Vec<bfloat16, 1> bias_edge = {};
-
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (step < kWholeSteps || vector < vectors) {
-      const int column = head + vector * kVector;
-      weight_held[step] = read_window<kVector>(weight, column, kCols, step >= kFirstInside && step < kWholeSteps);
-      bias_held[step] = read_window<kVector>(bias, column, kCols, step >= kFirstInside && step < kWholeSteps);
+  if (kEarlyParams) {
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (step < kWholeSteps || vector < vectors) {
+        const int column = head + vector * kVector;
+        weight_held[step] = read_window<kVector>(weight, column, kCols, step >= kFirstInside && step < kWholeSteps);
+        bias_held[step] = read_window<kVector>(bias, column, kCols, step >= kFirstInside && step < kWholeSteps);
+      }
     }
-  }
-  if (has_edge) {
-    weight_edge = read<1>(weight + edge);
-    bias_edge = read<1>(bias + edge);
+    if (has_edge) {
+      weight_edge = read<1>(weight + edge);
+      bias_edge = read<1>(bias + edge);
+    }
   }
 
   Vec<bfloat16, kVector> x_next[kSteps];
   Vec<bfloat16, 1> x_edge_next = {};
-  // The next row is loaded while the present one is computed.
+  // Starts the loads of a row.
   const auto fetch = [&](int row) {
     const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
 
@@ -1031,10 +1133,11 @@ layernorm_fwd_bf16_warp_per_row_d017(
       x_edge_next = read<1, Load>(x_row + edge);
     }
   };
-  if (blockIdx.x < rows) fetch(blockIdx.x);
+  if (kAhead && blockIdx.x < rows) fetch(blockIdx.x);
 
   for (int row = blockIdx.x; row < rows; row += gridDim.x) {
     bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
+    if (!kAhead) fetch(row);
 
     Vec<bfloat16, kVector> x_held[kSteps];
     Vec<bfloat16, 1> x_edge = {};
@@ -1046,15 +1149,17 @@ layernorm_fwd_bf16_warp_per_row_d017(
 
     x_edge = x_edge_next;
     const unsigned next_row = row + gridDim.x;
-    if (next_row < rows) fetch(next_row);
-
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      stay_packed(weight_held[step]);
-      stay_packed(bias_held[step]);
+    if (kAhead && next_row < rows) fetch(next_row);
+    if (kPackedParams) {
+      #pragma unroll
+      for (int step = 0; step < kSteps; ++step) {
+        stay_packed(weight_held[step]);
+        stay_packed(bias_held[step]);
+      }
     }
 
-    Look1 look1 = {0.0f};
+    Look1_5b01 look1 = {0.0f};
+    float look1_x_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
 
     // Look 1: sum(x)
     #pragma unroll
@@ -1064,19 +1169,21 @@ layernorm_fwd_bf16_warp_per_row_d017(
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
           const float x_i = element(x_held[step], i);
-          look1.x_sum += x_i;
+          look1_x_sum[i % kRunningSums] += x_i;
         }
       }
     }
     if (has_edge) {
       const float x_i = element(x_edge, 0);
-      look1.x_sum += x_i;
+      look1_x_sum[0] += x_i;
     }
 
-    look1 = reduce_lanes<kThreadsPerRow>(look1);
+    look1.x_sum = sum_in_pairs(look1_x_sum);
+    look1 = Team::reduce(look1, look1_slots);
     const float row_mean = look1.x_sum / kCols;
 
-    Look2 look2 = {0.0f};
+    Look2_1fb7 look2 = {0.0f};
+    float look2_var_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
 
     // Look 2: sum((x - mean)**2)
     #pragma unroll
@@ -1086,16 +1193,17 @@ layernorm_fwd_bf16_warp_per_row_d017(
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
           const float x_i = element(x_held[step], i);
-          look2.var_sum += (x_i - row_mean) * (x_i - row_mean);
+          look2_var_sum[i % kRunningSums] += (x_i - row_mean) * (x_i - row_mean);
         }
       }
     }
     if (has_edge) {
       const float x_i = element(x_edge, 0);
-      look2.var_sum += (x_i - row_mean) * (x_i - row_mean);
+      look2_var_sum[0] += (x_i - row_mean) * (x_i - row_mean);
     }
 
-    look2 = reduce_lanes<kThreadsPerRow>(look2);
+    look2.var_sum = sum_in_pairs(look2_var_sum);
+    look2 = Team::reduce(look2, look2_slots);
     const float row_var = look2.var_sum / kCols;
     const float row_rstd = rsqrtf(eps + row_var);
 
@@ -1110,6 +1218,10 @@ layernorm_fwd_bf16_warp_per_row_d017(
       const int vector = lane + step * kThreadsPerRow;
       if (step < kWholeSteps || vector < vectors) {
         const int column = head + vector * kVector;
+        if (!kEarlyParams) weight_held[step] =
+            read_window<kVector>(weight, column, kCols, step >= kFirstInside && step < kWholeSteps);
+        if (!kEarlyParams) bias_held[step] =
+            read_window<kVector>(bias, column, kCols, step >= kFirstInside && step < kWholeSteps);
         float y_values[kVector];
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -1124,6 +1236,8 @@ layernorm_fwd_bf16_warp_per_row_d017(
       }
     }
     if (has_edge) {
+      if (!kEarlyParams) weight_edge = read<1>(weight + edge);
+      if (!kEarlyParams) bias_edge = read<1>(bias + edge);
       float y_values[1];
       const float x_i = element(x_edge, 0);
       const float weight_i = element(weight_edge, 0);
@@ -1138,10 +1252,10 @@ layernorm_fwd_bf16_warp_per_row_d017(
   Chain::at_end();
 }
 
-// layernorm forward: a block owns a row; each row is read once.
+// layernorm forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_bf16_block_per_row_d584(
+layernorm_fwd_bf16_team_per_row_e05d(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -1152,41 +1266,27 @@ layernorm_fwd_bf16_block_per_row_d584(
     long long x_pitch,
     int rows,
     float eps) {
+  using Team = typename Config::Team;
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   using Params = typename Config::Params;
-  constexpr int kCols = Config::kCols, kThreadsPerRow = Config::kThreadsPerRow, kVector = Config::kVector;
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
+      kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4;
   constexpr bool kEarlyParams = Config::kEarlyParams;
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32, kVectors = kCols / kVector,
-      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  struct Look1 {  // state of look 1: sum(x)
-    float x_sum;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.x_sum + b.x_sum};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.x_sum, offset)};
-    }
-  };
-  struct Look2 {  // state of look 2: sum((x - mean)**2)
-    float var_sum;
-    static __device__ __forceinline__ Look2 combine(const Look2& a, const Look2& b) {
-      return {a.var_sum + b.var_sum};
-    }
-    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.var_sum, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[kWarpsPerRow];
-  __shared__ Look2 look2_slots[kWarpsPerRow];
+  __shared__ typename Team::template Slots<Look1_5b01> look1_slots;
+  __shared__ typename Team::template Slots<Look2_1fb7> look2_slots;
 
-  const int lane = threadIdx.x;
-  const int row = blockIdx.x;
+  const int lane = Team::lane();
+  const int slot = Team::slot();  // this thread's row within the block
+  const int row = Team::tile() * kRowsPerBlock + slot;
 
-  bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
+  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const int valid_row = active ? row : rows - 1;
+  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
+  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
 
   Params::to_l2(weight, kCols);
   Params::to_l2(bias, kCols);
@@ -1218,8 +1318,10 @@ layernorm_fwd_bf16_block_per_row_d584(
   }
 
   Chain::at_loads();
+  Team::announce();
 
-  Look1 look1 = {0.0f};
+  Look1_5b01 look1 = {0.0f};
+  float look1_x_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
 
   // Look 1: sum(x)
   #pragma unroll
@@ -1229,15 +1331,18 @@ layernorm_fwd_bf16_block_per_row_d584(
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_held[step], i);
-        look1.x_sum += x_i;
+        look1_x_sum[i % kRunningSums] += x_i;
       }
     }
   }
 
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
+  look1.x_sum = sum_in_pairs(look1_x_sum);
+  Team::meet();
+  look1 = Team::reduce(look1, look1_slots);
   const float row_mean = look1.x_sum / kCols;
 
-  Look2 look2 = {0.0f};
+  Look2_1fb7 look2 = {0.0f};
+  float look2_var_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
 
   // Look 2: sum((x - mean)**2)
   #pragma unroll
@@ -1247,16 +1352,17 @@ layernorm_fwd_bf16_block_per_row_d584(
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_held[step], i);
-        look2.var_sum += (x_i - row_mean) * (x_i - row_mean);
+        look2_var_sum[i % kRunningSums] += (x_i - row_mean) * (x_i - row_mean);
       }
     }
   }
 
-  look2 = reduce_row<kWarpsPerRow>(look2, look2_slots);
+  look2.var_sum = sum_in_pairs(look2_var_sum);
+  look2 = Team::reduce(look2, look2_slots);
   const float row_var = look2.var_sum / kCols;
   const float row_rstd = rsqrtf(eps + row_var);
 
-  if (lane == 0) {
+  if (lane == 0 && active) {
     if (mean != nullptr) mean[row] = row_mean;
     if (rstd != nullptr) rstd[row] = row_rstd;
   }
@@ -1278,20 +1384,18 @@ layernorm_fwd_bf16_block_per_row_d584(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      write<Store>(y_row + vector * kVector, y_vec);
+      if (active) write<Store>(y_row + vector * kVector, y_vec);
     }
   }
 
   Chain::at_end();
 }
 
-// layernorm forward: a block owns a row; each row is read once.
+// layernorm forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_bf16_block_per_row_1a85(
+layernorm_fwd_bf16_without_mean_without_rstd_team_per_row_59f2(
     bfloat16* __restrict__ y,
-    float* __restrict__ mean,
-    float* __restrict__ rstd,
     Input<Config, bfloat16> x,
     Input<Config, bfloat16> weight,
     Input<Config, bfloat16> bias,
@@ -1299,411 +1403,27 @@ layernorm_fwd_bf16_block_per_row_1a85(
     long long x_pitch,
     int rows,
     float eps) {
+  using Team = typename Config::Team;
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   using Params = typename Config::Params;
-  constexpr int kCols = Config::kCols, kThreadsPerRow = Config::kThreadsPerRow, kVector = Config::kVector;
-  constexpr bool kEarlyParams = Config::kEarlyParams;
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32, kVectors = kCols / kVector,
-      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  struct Look1 {  // state of look 1: sum(x), sum(x**2)
-    float x_rough_sum, x_squares;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.x_rough_sum + b.x_rough_sum, a.x_squares + b.x_squares};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.x_rough_sum, offset), __shfl_xor_sync(mask, s.x_squares, offset)};
-    }
-  };
-  struct Look2 {  // state of look 2: sum(x - x_rough_mean), sum((x - x_rough_mean)**2)
-    float x_shifted_sum, x_shifted_squares;
-    static __device__ __forceinline__ Look2 combine(const Look2& a, const Look2& b) {
-      return {a.x_shifted_sum + b.x_shifted_sum, a.x_shifted_squares + b.x_shifted_squares};
-    }
-    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.x_shifted_sum, offset), __shfl_xor_sync(mask, s.x_shifted_squares, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[kWarpsPerRow];
-  __shared__ Look2 look2_slots[kWarpsPerRow];
-
-  const int lane = threadIdx.x;
-  const int row = blockIdx.x;
-
-  bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
-
-  Params::to_l2(weight, kCols);
-  Params::to_l2(bias, kCols);
-  Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
-
-  Vec<bfloat16, kVector> x_held[kSteps];
-
-  // The row of x is read once and waits in registers; each thread reads back its own part.
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      x_held[step] = read<kVector, Load>(x_row + vector * kVector);
-    }
-  }
-
-  Vec<bfloat16, kVector> weight_held[kSteps];
-  Vec<bfloat16, kVector> bias_held[kSteps];
-  if (kEarlyParams) {
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + vector * kVector);
-        bias_held[step] = read<kVector>(bias + vector * kVector);
-      }
-    }
-  }
-
-  Chain::at_loads();
-
-  Look1 look1 = {0.0f, 0.0f};
-
-  // Look 1: sum(x), sum(x**2)
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        look1.x_rough_sum += x_i;
-        look1.x_squares += x_i * x_i;
-      }
-    }
-  }
-
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
-  const float row_x_rough_mean = look1.x_rough_sum / kCols;
-  const float row_x_left = look1.x_squares - row_x_rough_mean * row_x_rough_mean * kCols;
-  const float row_x_margin = row_x_left - 0.75f * look1.x_squares;
-
-  Look2 look2 = {0.0f, 0.0f};
-  if (!(row_x_margin >= 0.0f)) {
-    // Look 2: sum(x - x_rough_mean), sum((x - x_rough_mean)**2)
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      if (kEven || vector < kVectors) {
-        #pragma unroll
-        for (int i = 0; i < kVector; ++i) {
-          const float x_i = element(x_held[step], i);
-          look2.x_shifted_sum += x_i - row_x_rough_mean;
-          look2.x_shifted_squares += (x_i - row_x_rough_mean) * (x_i - row_x_rough_mean);
-        }
-      }
-    }
-
-    look2 = reduce_row<kWarpsPerRow>(look2, look2_slots);
-  }
-  if (row_x_margin >= 0.0f) {
-    look2.x_shifted_sum = 0.0f;
-    look2.x_shifted_squares = row_x_left;
-  }
-  const float row_x_shifted_mean = look2.x_shifted_sum / kCols;
-  const float row_mean = row_x_rough_mean + row_x_shifted_mean;
-  const float row_var_sum = maximum(look2.x_shifted_squares - row_x_shifted_mean * row_x_shifted_mean * kCols, 0.0f);
-  const float row_var = row_var_sum / kCols;
-  const float row_rstd = rsqrtf(eps + row_var);
-
-  if (lane == 0) {
-    if (mean != nullptr) mean[row] = row_mean;
-    if (rstd != nullptr) rstd[row] = row_rstd;
-  }
-
-  // Last look: the outputs
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + vector * kVector);
-      if (!kEarlyParams) bias_held[step] = read<kVector>(bias + vector * kVector);
-      float y_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        const float weight_i = element(weight_held[step], i);
-        const float bias_i = element(bias_held[step], i);
-        y_values[i] = (x_i - row_mean) * row_rstd * weight_i + bias_i;
-      }
-      Vec<bfloat16, kVector> y_vec;
-      pack(y_vec, y_values);
-      write<Store>(y_row + vector * kVector, y_vec);
-    }
-  }
-
-  Chain::at_end();
-}
-
-// layernorm forward: a block owns a row; each row is read once.
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_bf16_block_per_row_429e(
-    bfloat16* __restrict__ y,
-    float* __restrict__ mean,
-    float* __restrict__ rstd,
-    Input<Config, bfloat16> x,
-    Input<Config, bfloat16> weight,
-    Input<Config, bfloat16> bias,
-    long long y_pitch,
-    long long x_pitch,
-    int rows,
-    float eps) {
-  using Load = typename Config::Load;
-  using Store = typename Config::Store;
-  using Chain = typename Config::Chain;
-  constexpr int kCols = Config::kCols, kThreadsPerRow = Config::kThreadsPerRow, kVector = Config::kVector,
-      kFirstInside = Config::kFirstInside, kWarpsPerRow = kThreadsPerRow / 32, kVectors = kCols / kVector,
-      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow, kWholeSteps = (kVectors - 2) / kThreadsPerRow;
-  struct Look1 {  // state of look 1: sum(x), sum(x**2)
-    float x_rough_sum, x_squares;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.x_rough_sum + b.x_rough_sum, a.x_squares + b.x_squares};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.x_rough_sum, offset), __shfl_xor_sync(mask, s.x_squares, offset)};
-    }
-  };
-  struct Look2 {  // state of look 2: sum(x - x_rough_mean), sum((x - x_rough_mean)**2)
-    float x_shifted_sum, x_shifted_squares;
-    static __device__ __forceinline__ Look2 combine(const Look2& a, const Look2& b) {
-      return {a.x_shifted_sum + b.x_shifted_sum, a.x_shifted_squares + b.x_shifted_squares};
-    }
-    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.x_shifted_sum, offset), __shfl_xor_sync(mask, s.x_shifted_squares, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[2][kWarpsPerRow];
-  __shared__ Look2 look2_slots[2][kWarpsPerRow];
-
-  const int lane = threadIdx.x;
-  // The grid's stride is a multiple of the vector: all rows of this lane shift alike.
-  const int own_row = blockIdx.x;
-  // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
-  const int shift =
-      static_cast<int>(reinterpret_cast<unsigned long long>(x + static_cast<long long>(own_row) *
-      x_pitch) / sizeof(bfloat16) % kVector);
-  const int head = (kVector - shift) % kVector;
-  const int vectors = (kCols - head) / kVector;
-  const int edge = lane < head ? lane : lane + vectors * kVector;
-  const bool has_edge = edge < kCols;
-  int parity = 0;
-
-  Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
-
-  Vec<bfloat16, kVector> weight_held[kSteps];
-  Vec<bfloat16, 1> weight_edge = {};
-  Vec<bfloat16, kVector> bias_held[kSteps];
-  Vec<bfloat16, 1> bias_edge = {};
-
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (step < kWholeSteps || vector < vectors) {
-      const int column = head + vector * kVector;
-      weight_held[step] = read_window<kVector>(weight, column, kCols, step >= kFirstInside && step < kWholeSteps);
-      bias_held[step] = read_window<kVector>(bias, column, kCols, step >= kFirstInside && step < kWholeSteps);
-    }
-  }
-  if (has_edge) {
-    weight_edge = read<1>(weight + edge);
-    bias_edge = read<1>(bias + edge);
-  }
-
-  Vec<bfloat16, kVector> x_next[kSteps];
-  Vec<bfloat16, 1> x_edge_next = {};
-  // The next row is loaded while the present one is computed.
-  const auto fetch = [&](int row) {
-    const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
-
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      if (step < kWholeSteps || vector < vectors) {
-        const int column = head + vector * kVector;
-        x_next[step] = read<kVector, Load>(x_row + column);
-      }
-    }
-    if (has_edge) {
-      x_edge_next = read<1, Load>(x_row + edge);
-    }
-  };
-  if (blockIdx.x < rows) fetch(blockIdx.x);
-
-  for (int row = blockIdx.x; row < rows; row += gridDim.x) {
-    bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
-
-    Vec<bfloat16, kVector> x_held[kSteps];
-    Vec<bfloat16, 1> x_edge = {};
-
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      x_held[step] = x_next[step];
-    }
-
-    x_edge = x_edge_next;
-    const unsigned next_row = row + gridDim.x;
-    if (next_row < rows) fetch(next_row);
-
-    Look1 look1 = {0.0f, 0.0f};
-
-    // Look 1: sum(x), sum(x**2)
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      if (step < kWholeSteps || vector < vectors) {
-        #pragma unroll
-        for (int i = 0; i < kVector; ++i) {
-          const float x_i = element(x_held[step], i);
-          look1.x_rough_sum += x_i;
-          look1.x_squares += x_i * x_i;
-        }
-      }
-    }
-    if (has_edge) {
-      const float x_i = element(x_edge, 0);
-      look1.x_rough_sum += x_i;
-      look1.x_squares += x_i * x_i;
-    }
-
-    look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[parity]);
-    const float row_x_rough_mean = look1.x_rough_sum / kCols;
-    const float row_x_left = look1.x_squares - row_x_rough_mean * row_x_rough_mean * kCols;
-    const float row_x_margin = row_x_left - 0.75f * look1.x_squares;
-
-    Look2 look2 = {0.0f, 0.0f};
-    if (!(row_x_margin >= 0.0f)) {
-      // Look 2: sum(x - x_rough_mean), sum((x - x_rough_mean)**2)
-      #pragma unroll
-      for (int step = 0; step < kSteps; ++step) {
-        const int vector = lane + step * kThreadsPerRow;
-        if (step < kWholeSteps || vector < vectors) {
-          #pragma unroll
-          for (int i = 0; i < kVector; ++i) {
-            const float x_i = element(x_held[step], i);
-            look2.x_shifted_sum += x_i - row_x_rough_mean;
-            look2.x_shifted_squares += (x_i - row_x_rough_mean) * (x_i - row_x_rough_mean);
-          }
-        }
-      }
-      if (has_edge) {
-        const float x_i = element(x_edge, 0);
-        look2.x_shifted_sum += x_i - row_x_rough_mean;
-        look2.x_shifted_squares += (x_i - row_x_rough_mean) * (x_i - row_x_rough_mean);
-      }
-
-      look2 = reduce_row<kWarpsPerRow>(look2, look2_slots[parity]);
-    }
-    if (row_x_margin >= 0.0f) {
-      look2.x_shifted_sum = 0.0f;
-      look2.x_shifted_squares = row_x_left;
-    }
-    const float row_x_shifted_mean = look2.x_shifted_sum / kCols;
-    const float row_mean = row_x_rough_mean + row_x_shifted_mean;
-    const float row_var_sum = maximum(look2.x_shifted_squares - row_x_shifted_mean * row_x_shifted_mean * kCols, 0.0f);
-    const float row_var = row_var_sum / kCols;
-    const float row_rstd = rsqrtf(eps + row_var);
-
-    if (lane == 0) {
-      if (mean != nullptr) mean[row] = row_mean;
-      if (rstd != nullptr) rstd[row] = row_rstd;
-    }
-
-    // Last look: the outputs
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      if (step < kWholeSteps || vector < vectors) {
-        const int column = head + vector * kVector;
-        float y_values[kVector];
-        #pragma unroll
-        for (int i = 0; i < kVector; ++i) {
-          const float x_i = element(x_held[step], i);
-          const float weight_i = element(weight_held[step], i);
-          const float bias_i = element(bias_held[step], i);
-          y_values[i] = (x_i - row_mean) * row_rstd * weight_i + bias_i;
-        }
-        Vec<bfloat16, kVector> y_vec;
-        pack(y_vec, y_values);
-        write<Store>(y_row + column, y_vec);
-      }
-    }
-    if (has_edge) {
-      float y_values[1];
-      const float x_i = element(x_edge, 0);
-      const float weight_i = element(weight_edge, 0);
-      const float bias_i = element(bias_edge, 0);
-      y_values[0] = (x_i - row_mean) * row_rstd * weight_i + bias_i;
-      Vec<bfloat16, 1> y_vec;
-      pack(y_vec, y_values);
-      write<Store>(y_row + edge, y_vec);
-    }
-
-    parity ^= 1;
-  }
-
-  Chain::at_end();
-}
-
-// layernorm forward: the blocks of a cluster own a row; each row is read once.
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_bf16_cluster_per_row_a04f(
-    bfloat16* __restrict__ y,
-    float* __restrict__ mean,
-    float* __restrict__ rstd,
-    Input<Config, bfloat16> x,
-    Input<Config, bfloat16> weight,
-    Input<Config, bfloat16> bias,
-    long long y_pitch,
-    long long x_pitch,
-    int rows,
-    float eps) {
-  using Load = typename Config::Load;
-  using Store = typename Config::Store;
-  using Chain = typename Config::Chain;
-  using Params = typename Config::Params;
-  constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kCluster = Config::kCluster, kWarps = kThreads / 32,
-      kThreadsPerRow = kCluster * kThreads, kVector = Config::kVector;
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
+      kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4;
   constexpr bool kEarlyParams = Config::kEarlyParams;
   constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  struct Look1 {  // state of look 1: sum(x), sum(x**2)
-    float x_rough_sum, x_squares;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.x_rough_sum + b.x_rough_sum, a.x_squares + b.x_squares};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.x_rough_sum, offset), __shfl_xor_sync(mask, s.x_squares, offset)};
-    }
-  };
-  struct Look2 {  // state of look 2: sum(x - x_rough_mean), sum((x - x_rough_mean)**2)
-    float x_shifted_sum, x_shifted_squares;
-    static __device__ __forceinline__ Look2 combine(const Look2& a, const Look2& b) {
-      return {a.x_shifted_sum + b.x_shifted_sum, a.x_shifted_squares + b.x_shifted_squares};
-    }
-    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.x_shifted_sum, offset), __shfl_xor_sync(mask, s.x_shifted_squares, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[kCluster * kWarps];
-  __shared__ Look2 look2_slots[kCluster * kWarps];
+  __shared__ typename Team::template Slots<Look1_a922> look1_slots;
+  __shared__ typename Team::template Slots<Look2_ee66> look2_slots;
 
-  const int lane = static_cast<int>(cluster_rank() * kThreads + threadIdx.x);
-  const int row = blockIdx.x / kCluster;
+  const int lane = Team::lane();
+  const int slot = Team::slot();  // this thread's row within the block
+  const int row = Team::tile() * kRowsPerBlock + slot;
 
-  bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
+  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const int valid_row = active ? row : rows - 1;
+  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
+  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
 
   Params::to_l2(weight, kCols);
   Params::to_l2(bias, kCols);
@@ -1735,9 +1455,11 @@ layernorm_fwd_bf16_cluster_per_row_a04f(
   }
 
   Chain::at_loads();
-  cluster_arrive();  // a block may write to another only once that one has started
+  Team::announce();
 
-  Look1 look1 = {0.0f, 0.0f};
+  Look1_a922 look1 = {0.0f, 0.0f};
+  float look1_x_rough_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+  float look1_x_squares[kRunningSums] = {};
 
   // Look 1: sum(x), sum(x**2)
   #pragma unroll
@@ -1747,20 +1469,24 @@ layernorm_fwd_bf16_cluster_per_row_a04f(
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_held[step], i);
-        look1.x_rough_sum += x_i;
-        look1.x_squares += x_i * x_i;
+        look1_x_rough_sum[i % kRunningSums] += x_i;
+        look1_x_squares[i % kRunningSums] += x_i * x_i;
       }
     }
   }
 
-  cluster_wait();
-  look1 = reduce_cluster<kWarps, kCluster>(look1, look1_slots);
+  look1.x_rough_sum = sum_in_pairs(look1_x_rough_sum);
+  look1.x_squares = sum_in_pairs(look1_x_squares);
+  Team::meet();
+  look1 = Team::reduce(look1, look1_slots);
   const float row_x_rough_mean = look1.x_rough_sum / kCols;
   const float row_x_left = look1.x_squares - row_x_rough_mean * row_x_rough_mean * kCols;
   const float row_x_margin = row_x_left - 0.75f * look1.x_squares;
 
-  Look2 look2 = {0.0f, 0.0f};
-  if (!(row_x_margin >= 0.0f)) {
+  Look2_ee66 look2 = {0.0f, 0.0f};
+  float look2_x_shifted_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+  float look2_x_shifted_squares[kRunningSums] = {};
+  if (kThreadsPerRow < 32 ? __any_sync(0xffffffffu, !(row_x_margin >= 0.0f)) : !(row_x_margin >= 0.0f)) {
     // Look 2: sum(x - x_rough_mean), sum((x - x_rough_mean)**2)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
@@ -1769,13 +1495,15 @@ layernorm_fwd_bf16_cluster_per_row_a04f(
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
           const float x_i = element(x_held[step], i);
-          look2.x_shifted_sum += x_i - row_x_rough_mean;
-          look2.x_shifted_squares += (x_i - row_x_rough_mean) * (x_i - row_x_rough_mean);
+          look2_x_shifted_sum[i % kRunningSums] += x_i - row_x_rough_mean;
+          look2_x_shifted_squares[i % kRunningSums] += (x_i - row_x_rough_mean) * (x_i - row_x_rough_mean);
         }
       }
     }
 
-    look2 = reduce_cluster<kWarps, kCluster>(look2, look2_slots);
+    look2.x_shifted_sum = sum_in_pairs(look2_x_shifted_sum);
+    look2.x_shifted_squares = sum_in_pairs(look2_x_shifted_squares);
+    look2 = Team::reduce(look2, look2_slots);
   }
   if (row_x_margin >= 0.0f) {
     look2.x_shifted_sum = 0.0f;
@@ -1786,11 +1514,6 @@ layernorm_fwd_bf16_cluster_per_row_a04f(
   const float row_var_sum = maximum(look2.x_shifted_squares - row_x_shifted_mean * row_x_shifted_mean * kCols, 0.0f);
   const float row_var = row_var_sum / kCols;
   const float row_rstd = rsqrtf(eps + row_var);
-
-  if (lane == 0) {
-    if (mean != nullptr) mean[row] = row_mean;
-    if (rstd != nullptr) rstd[row] = row_rstd;
-  }
 
   // Last look: the outputs
   #pragma unroll
@@ -1809,7 +1532,7 @@ layernorm_fwd_bf16_cluster_per_row_a04f(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      write<Store>(y_row + vector * kVector, y_vec);
+      if (active) write<Store>(y_row + vector * kVector, y_vec);
     }
   }
 
@@ -1819,7 +1542,7 @@ layernorm_fwd_bf16_cluster_per_row_a04f(
 // layernorm forward: the blocks of a cluster own a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_bf16_cluster_per_row_0aed(
+layernorm_fwd_bf16_cluster_per_row_48f8(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -1834,30 +1557,12 @@ layernorm_fwd_bf16_cluster_per_row_0aed(
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kCluster = Config::kCluster, kWarps = kThreads / 32,
-      kThreadsPerRow = kCluster * kThreads, kVector = Config::kVector, kVectors = kCols / kVector,
-      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+      kThreadsPerRow = kCluster * kThreads, kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4,
+      kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
   constexpr int kStages = Config::kStages;
-  struct Look1 {  // state of look 1: sum(x)
-    float x_sum;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.x_sum + b.x_sum};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.x_sum, offset)};
-    }
-  };
-  struct Look2 {  // state of look 2: sum((x - mean)**2)
-    float var_sum;
-    static __device__ __forceinline__ Look2 combine(const Look2& a, const Look2& b) {
-      return {a.var_sum + b.var_sum};
-    }
-    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.var_sum, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[2][kCluster * kWarps];
-  __shared__ Look2 look2_slots[2][kCluster * kWarps];
+  __shared__ Look1_5b01 look1_slots[2][kCluster * kWarps];
+  __shared__ Look2_1fb7 look2_slots[2][kCluster * kWarps];
   __shared__ unsigned long long look1_full[2];
   __shared__ unsigned long long look2_full[2];
   __shared__ unsigned long long arrived[kStages];
@@ -1940,7 +1645,8 @@ layernorm_fwd_bf16_cluster_per_row_0aed(
       }
     }
 
-    Look1 look1 = {0.0f};
+    Look1_5b01 look1 = {0.0f};
+    float look1_x_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
 
     // Look 1: sum(x)
     #pragma unroll
@@ -1950,18 +1656,20 @@ layernorm_fwd_bf16_cluster_per_row_0aed(
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
           const float x_i = element(x_held[step], i);
-          look1.x_sum += x_i;
+          look1_x_sum[i % kRunningSums] += x_i;
         }
       }
     }
 
+    look1.x_sum = sum_in_pairs(look1_x_sum);
     look1 = exchange_cluster<kWarps, kCluster>(look1, look1_slots, look1_full, trip);
     const float row_mean = look1.x_sum / kCols;
     // Every thread of the row has passed a barrier since it read its slots.
     const unsigned refill_row = row + kStages * gridDim.x / kCluster;
     if (threadIdx.x == 0 && refill_row < rows) fetch(refill_row, stage);
 
-    Look2 look2 = {0.0f};
+    Look2_1fb7 look2 = {0.0f};
+    float look2_var_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
 
     // Look 2: sum((x - mean)**2)
     #pragma unroll
@@ -1971,11 +1679,12 @@ layernorm_fwd_bf16_cluster_per_row_0aed(
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
           const float x_i = element(x_held[step], i);
-          look2.var_sum += (x_i - row_mean) * (x_i - row_mean);
+          look2_var_sum[i % kRunningSums] += (x_i - row_mean) * (x_i - row_mean);
         }
       }
     }
 
+    look2.var_sum = sum_in_pairs(look2_var_sum);
     look2 = exchange_cluster<kWarps, kCluster>(look2, look2_slots, look2_full, trip);
     const float row_var = look2.var_sum / kCols;
     const float row_rstd = rsqrtf(eps + row_var);
@@ -2014,10 +1723,10 @@ layernorm_fwd_bf16_cluster_per_row_0aed(
   Chain::at_end();
 }
 
-// layernorm forward, any number of columns: a block owns a row; each row is read 3 times.
+// layernorm forward, any number of columns: a team of threads owns a row; each row is read 3 times.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_bf16_any_cols_block_per_row_9901(
+layernorm_fwd_bf16_any_cols_team_per_row_894c(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -2029,33 +1738,16 @@ layernorm_fwd_bf16_any_cols_block_per_row_9901(
     int rows,
     int cols,
     float eps) {
+  using Team = typename Config::Team;
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow, kVector = Config::kVector, kUnroll = Config::kUnroll,
-      kWarpsPerRow = kThreadsPerRow / 32;
-  struct Look1 {  // state of look 1: sum(x)
-    float x_sum;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.x_sum + b.x_sum};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.x_sum, offset)};
-    }
-  };
-  struct Look2 {  // state of look 2: sum((x - mean)**2)
-    float var_sum;
-    static __device__ __forceinline__ Look2 combine(const Look2& a, const Look2& b) {
-      return {a.var_sum + b.var_sum};
-    }
-    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.var_sum, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[kWarpsPerRow];
-  __shared__ Look2 look2_slots[kWarpsPerRow];
+  constexpr int kThreadsPerRow = Team::kSize, kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4,
+      kUnroll = Config::kUnroll;
+  __shared__ typename Team::template Slots<Look1_5b01> look1_slots;
+  __shared__ typename Team::template Slots<Look2_1fb7> look2_slots;
 
-  const int lane = threadIdx.x;
+  const int lane = Team::lane();
   const int row = blockIdx.x;
   const int steps = (cols / kVector + kThreadsPerRow - 1) / kThreadsPerRow;
 
@@ -2071,7 +1763,10 @@ layernorm_fwd_bf16_any_cols_block_per_row_9901(
   Chain::at_start();
   Chain::wait();  // nothing before it depends on the kernels in front of this one
 
-  Look1 look1 = {0.0f};
+  Team::announce();
+
+  Look1_5b01 look1 = {0.0f};
+  float look1_x_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
 
   // Look 1: sum(x)
   #pragma unroll kUnroll
@@ -2083,20 +1778,23 @@ layernorm_fwd_bf16_any_cols_block_per_row_9901(
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
-        look1.x_sum += x_i;
+        look1_x_sum[i % kRunningSums] += x_i;
       }
     }
   }
   if (has_edge) {
     const Vec<bfloat16, 1> x_vec = read<1>(x_row + edge);
     const float x_i = element(x_vec, 0);
-    look1.x_sum += x_i;
+    look1_x_sum[0] += x_i;
   }
 
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
+  look1.x_sum = sum_in_pairs(look1_x_sum);
+  Team::meet();
+  look1 = Team::reduce(look1, look1_slots);
   const float row_mean = look1.x_sum / cols;
 
-  Look2 look2 = {0.0f};
+  Look2_1fb7 look2 = {0.0f};
+  float look2_var_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
 
   // Look 2: sum((x - mean)**2)
   #pragma unroll kUnroll
@@ -2108,17 +1806,18 @@ layernorm_fwd_bf16_any_cols_block_per_row_9901(
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
-        look2.var_sum += (x_i - row_mean) * (x_i - row_mean);
+        look2_var_sum[i % kRunningSums] += (x_i - row_mean) * (x_i - row_mean);
       }
     }
   }
   if (has_edge) {
     const Vec<bfloat16, 1> x_vec = read<1>(x_row + edge);
     const float x_i = element(x_vec, 0);
-    look2.var_sum += (x_i - row_mean) * (x_i - row_mean);
+    look2_var_sum[0] += (x_i - row_mean) * (x_i - row_mean);
   }
 
-  look2 = reduce_row<kWarpsPerRow>(look2, look2_slots);
+  look2.var_sum = sum_in_pairs(look2_var_sum);
+  look2 = Team::reduce(look2, look2_slots);
   const float row_var = look2.var_sum / cols;
   const float row_rstd = rsqrtf(eps + row_var);
 
@@ -2315,6 +2014,16 @@ inline cudaError_t run(const Kernel& kernel, const Arguments& call) {
 }
 
 template <auto kMain>
+inline cudaError_t run_without_mean_without_rstd(const Kernel& kernel, const Arguments& call) {
+  int blocks = 0;
+  cudaError_t status = fitting_grid(reinterpret_cast<const void*>(kMain), kernel.launch, call.rows, &blocks);
+  if (status != cudaSuccess) return status;
+  return launch_on(
+      call.stream, kMain, kernel.launch, blocks,
+      call.y, call.x, call.weight, call.bias, call.y_pitch, call.x_pitch, call.rows, call.eps);
+}
+
+template <auto kMain>
 inline cudaError_t run_any_cols(const Kernel& kernel, const Arguments& call) {
   int blocks = 0;
   cudaError_t status = fitting_grid(reinterpret_cast<const void*>(kMain), kernel.launch, call.rows, &blocks);
@@ -2335,34 +2044,36 @@ struct Tuned {
   Kernel kernel;
 };
 inline constexpr Tuned kTuned[] = {
-    { 8192,   768, 16, 0u,  0u, false, {{256, 8, false, 0, 0, 4},
-     run<layernorm_fwd_bf16_warp_per_row_0e1d<Cols768_3a9b>>}},
-    { 8192,  1000, 16, 0u,  0u, false, {{64, 2}, run<layernorm_fwd_bf16_warp_per_row_34aa<Cols1000_0057>>}},
-    {16384,  1000, 16, 0u,  0u, false, {{128, 4, true}, run<layernorm_fwd_bf16_warp_per_row_34aa<Cols1000_30a7>>}},
-    {16384,  1023,  2, 0u,  0u,  true, {{32, 1, false, 0, 0, 16, 1, 1, 0, 4},
-     run<layernorm_fwd_bf16_warp_per_row_d017<Cols1023_e71a>>}},
-    { 4096,  3072, 16, 0u,  0u, false, {{128}, run<layernorm_fwd_bf16_block_per_row_d584<Cols3072_c4a7>>}},
-    {    1,  4096,  8, 0u, 12u, false, {{512}, run<layernorm_fwd_bf16_block_per_row_1a85<Cols4096_88ad>>}},
-    {   64,  4096,  8, 0u, 12u, false, {{256}, run<layernorm_fwd_bf16_block_per_row_1a85<Cols4096_e432>>}},
-    { 4096,  4096, 16, 0u,  0u, false, {{128, 1, true},
-     run<layernorm_fwd_bf16_block_per_row_d584<Cols4096_b793>>}},
-    { 8192,  4097,  2, 0u,  0u,  true, {{128, 1, false, 0, 0, 8, 1, 1, 0, 8},
-     run<layernorm_fwd_bf16_block_per_row_429e<Cols4097_faa2>>}},
-    { 4096,  6144, 16, 0u,  0u, false, {{128, 1, true},
-     run<layernorm_fwd_bf16_block_per_row_1a85<Cols6144_049c>>}},
-    {   16,  8192, 16, 0u, 12u, false, {{512}, run<layernorm_fwd_bf16_block_per_row_1a85<Cols8192_6937>>}},
-    {16384,  8192, 16, 0u,  0u, false, {{256, 1, true},
-     run<layernorm_fwd_bf16_block_per_row_d584<Cols8192_ae49>>}},
-    {    4, 16384,  8, 0u, 12u, false, {{128, 1, false, 0, 0, 0, 4},
-     run<layernorm_fwd_bf16_cluster_per_row_a04f<Cols16384_dad7>>}},
-    { 2048, 65536, 16, 0u,  0u, false, {{128, 1, false, 0, 0, 8, 8, 1, 32768},
-     run<layernorm_fwd_bf16_cluster_per_row_0aed<Cols65536_7ed0>>}},
+    { 8192,   768, 16,  0u,  0u, false, {{128, 4, false, 0, 0, 8},
+     run<layernorm_fwd_bf16_team_per_row_a93e<Cols768_c277>>}},
+    { 8192,  1000, 16,  0u,  0u, false, {{64, 2, false, 0, 0, 8},
+     run<layernorm_fwd_bf16_team_per_row_a93e<Cols1000_a5d7>>}},
+    {16384,  1000, 16,  0u,  0u, false, {{128, 4, true},
+     run<layernorm_fwd_bf16_team_per_row_178e<Cols1000_177c>>}},
+    {16384,  1023,  2,  0u,  0u,  true, {{32, 1, false, 0, 0, 16, 1, 1, 0, 4},
+     run<layernorm_fwd_bf16_team_per_row_7359<Cols1023_e132>>}},
+    { 4096,  3072, 16,  0u,  0u, false, {{64}, run<layernorm_fwd_bf16_team_per_row_178e<Cols3072_6538>>}},
+    {    1,  4096,  8,  0u, 12u, false, {{512}, run<layernorm_fwd_bf16_team_per_row_178e<Cols4096_6ca1>>}},
+    {   64,  4096,  8,  0u, 12u, false, {{256}, run<layernorm_fwd_bf16_team_per_row_178e<Cols4096_270c>>}},
+    { 4096,  4096, 16,  0u,  0u, false, {{64, 2, false, 0, 0, 4},
+     run<layernorm_fwd_bf16_team_per_row_a93e<Cols4096_4532>>}},
+    { 8192,  4097,  2,  0u,  0u,  true, {{128, 1, false, 0, 0, 8, 1, 1, 0, 8},
+     run<layernorm_fwd_bf16_team_per_row_7359<Cols4097_150a>>}},
+    { 4096,  6144, 16,  0u,  0u, false, {{128, 1, true},
+     run<layernorm_fwd_bf16_team_per_row_178e<Cols6144_33f2>>}},
+    {   16,  8192, 16,  0u, 12u, false, {{256}, run<layernorm_fwd_bf16_team_per_row_178e<Cols8192_3426>>}},
+    {16384,  8192, 16,  0u,  0u, false, {{256, 1, true},
+     run<layernorm_fwd_bf16_team_per_row_e05d<Cols8192_743e>>}},
+    {    4, 16384,  8, 12u, 12u, false, {{128, 1, false, 0, 0, 0, 8}, run_without_mean_without_rstd<
+     layernorm_fwd_bf16_without_mean_without_rstd_team_per_row_59f2<Cols16384_084c>>}},
+    { 2048, 65536, 16,  0u,  0u, false, {{128, 1, false, 0, 0, 8, 8, 1, 32768},
+     run<layernorm_fwd_bf16_cluster_per_row_48f8<Cols65536_7ed0>>}},
 };
 
 // For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.
 inline constexpr Kernel kGeneral[] = {
-    {{256}, run_any_cols<layernorm_fwd_bf16_any_cols_block_per_row_9901<AnyCols_54f6>>},
-    {{256}, run_any_cols<layernorm_fwd_bf16_any_cols_block_per_row_9901<AnyCols_fee7>>},
+    {{256}, run_any_cols<layernorm_fwd_bf16_any_cols_team_per_row_894c<AnyCols_224d>>},
+    {{256}, run_any_cols<layernorm_fwd_bf16_any_cols_team_per_row_894c<AnyCols_0595>>},
 };
 
 // Bits of `absent`: 1u weight, 2u bias, 4u mean, 8u rstd.

@@ -13,13 +13,13 @@
 // spec      layernorm, sha256:c7f98664fa697e8d2c11aca162704a6c7e5feee81c124c1b0764ef3ccc150a41
 // tuned by  normgen 0.1.0
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
-// verified  NVIDIA H200, driver for CUDA 13.0: 7 calls, 1 to 16384 rows, 18 families of rows, own pitches of y, x,
-//           null mean, rstd
+// verified  NVIDIA H200, driver for CUDA 13.0: 7 to 8 calls, 1 to 16384 rows, 18 families of rows, own pitches of y,
+//           x, null mean, rstd
 // note      emitted as another text than the one that was tuned: all
 //
 //   rows x cols              kernel         threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
-//   8192 x 768               warp_per_row   32       1           4       11.08     29.93 / 18.82  4548  100.4 %  1.11x       14.68     fresh
-//   32768 x 1024             block_per_row  64       1           4       66.59     170.6 / 104.1  4035  97.4 %   1.06x       66.11     fresh
+//   8192 x 768               warp_per_row   64       2           4       10.27     28.33 / 18.05  4908  100.1 %  1.11x       14.29     fresh
+//   32768 x 1024             block_per_row  128      1           4       64.86     169.2 / 104.3  4143  98.9 %   1.08x       65.31     fresh
 //   (any other, rows alike)  block_per_row  256      1           4       -         -              -     -        -           -         not tuned
 //   (any other)              block_per_row  256      1           1       -         -              -     -        -           -         not tuned
 //
@@ -27,7 +27,7 @@
 //           outputs; chain: with / without the kernel; fresh: all but the main input comes from DRAM
 //
 // accuracy  largest error against the float64 reference, as a fraction of the bound for float32 arithmetic and the
-//           stored dtype, over adversarial rows, on the GPU: y 0.04, mean 0.018, rstd 0.1
+//           stored dtype, over adversarial rows, on the GPU: y 0.04, mean 0.0059, rstd 0.1
 // records   records/h200.jsonl: schedule, command and all figures of each line of the table; `normgen show` with --op,
 //           --shape, --dtype and --schedule prints its kernel and Config alone, byte for byte as they stand here
 //
@@ -96,6 +96,69 @@ struct NoAllocate {
       else asm("ld.global.L1::no_allocate.u8 %0, [%1];" : "=h"(half) : "l"(address));
       bits[0] = half;
     }
+  }
+};
+
+// The lanes that a shuffle names: all of the warp.
+struct WholeWarp {
+  template <int kLanes>
+  static __device__ __forceinline__ unsigned lanes() { return 0xffffffffu; }
+};
+
+// All kLanes neighbouring lanes, a power of two, end with the combined state. A state is a struct of floats that knows
+// how two combine, and how to get that of the lane whose number differs by `offset`.
+template <int kLanes, class Named = WholeWarp, typename State>
+__device__ __forceinline__ State reduce_lanes(State s) {
+  const unsigned mask = Named::template lanes<kLanes>();
+  #pragma unroll
+  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset, mask));
+  return s;
+}
+
+// The largest power of two up to n, and up to a warp: how many lanes combine n states.
+__host__ __device__ constexpr int lanes_for(int n) { return n < 2 ? 1 : n >= 32 ? 32 : 2 * lanes_for(n / 2); }
+
+// What this lane combines of kStates states: lanes_for(kStates) lanes take turns at them.
+template <int kStates, typename State>
+__device__ __forceinline__ State share_of_slots(const State* slots) {
+  constexpr int kLanes = lanes_for(kStates);
+  const int own = threadIdx.x % kLanes;
+  State total = slots[own];
+  #pragma unroll
+  for (int i = kLanes; i < kStates; i += kLanes) {
+    if (kStates % kLanes == 0 || own + i < kStates) total = State::combine(total, slots[own + i]);
+  }
+  return total;
+}
+
+// A team: the threads that share a row. They are neighbours in a block, which has kRowsPerBlock rows side by side.
+template <int kThreadsPerRow, int kRowsPerBlock>
+struct Threads {
+  enum : int { kSize = kThreadsPerRow, kRows = kRowsPerBlock };
+  // This thread's number in its team, and its team's in the block; which tile of rows is the block's.
+  static __device__ __forceinline__ int lane() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
+  static __device__ __forceinline__ int slot() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
+  static __device__ __forceinline__ unsigned tile() { return blockIdx.x; }
+  // The team's row of the tile that starts at row `first`; idle teams take the last row.
+  static __device__ __forceinline__ int row(int first, int rows) {
+    return kRows == 1 ? first : min(first + slot(), rows - 1);
+  }
+  // Blocks that are a team say that they have started, and wait for each other before they combine.
+  static __device__ __forceinline__ void announce() {}
+  static __device__ __forceinline__ void meet() {}
+};
+
+// A block is a team. Warps first, then every warp combines the warps' states redundantly: one barrier, no broadcast.
+template <int kThreadsPerRow, class Named = WholeWarp>
+struct Block : Threads<kThreadsPerRow, 1> {
+  enum : int { kWarps = kThreadsPerRow / 32 };
+  template <typename State> using Slots = State[kWarps];
+  template <typename State>
+  static __device__ __forceinline__ State reduce(State s, State (&slots)[kWarps]) {
+    s = reduce_lanes<32, Named>(s);
+    if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32 % kWarps] = s;
+    __syncthreads();
+    return reduce_lanes<lanes_for(kWarps), Named>(share_of_slots<kWarps>(slots));
   }
 };
 
@@ -205,6 +268,16 @@ struct InTurn {
   static __device__ __forceinline__ void to_l2(const T*, int) {}
 };
 
+// Lanes of a warp are a team: they combine by shuffles alone.
+template <int kThreadsPerRow, int kRowsPerBlock, class Named = WholeWarp>
+struct Lanes : Threads<kThreadsPerRow, kRowsPerBlock> {
+  template <typename State> struct Slots {};
+  template <typename State>
+  static __device__ __forceinline__ State reduce(State s, Slots<State>&) {
+    return reduce_lanes<kThreadsPerRow, Named>(s);
+  }
+};
+
 // What a Config names but where it says otherwise. Its sizes are counted in elements, threads, rows or blocks.
 struct Plain {
   using Load = Default;   // how rows are read
@@ -257,60 +330,82 @@ __device__ __forceinline__ Vec<T, N> read_window(const T* elements, int first, i
   }
 }
 
-// All kLanes neighbouring lanes, a power of two, end with the combined state; the lanes of `mask` take part. A state is
-// a struct of floats that knows how two combine, and how to get that of the lane whose number differs by `offset`.
-template <int kLanes, typename State>
-__device__ __forceinline__ State reduce_lanes(State s, unsigned mask = 0xffffffffu) {
+// The sum of N terms, N a power of two, as a tree: log2(N) roundings on the way of each term.
+template <int N>
+__device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
+  float sums[N];
   #pragma unroll
-  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset, mask));
-  return s;
-}
-
-// The largest power of two up to n, and up to a warp: how many lanes combine n states.
-__host__ __device__ constexpr int lanes_for(int n) { return n < 2 ? 1 : n >= 32 ? 32 : 2 * lanes_for(n / 2); }
-
-// What this lane combines of kStates states: lanes_for(kStates) lanes take turns at them.
-template <int kStates, typename State>
-__device__ __forceinline__ State share_of_slots(const State* slots) {
-  constexpr int kLanes = lanes_for(kStates);
-  const int own = threadIdx.x % kLanes;
-  State total = slots[own];
+  for (int k = 0; k < N; ++k) sums[k] = terms[k];
   #pragma unroll
-  for (int i = kLanes; i < kStates; i += kLanes) {
-    if (kStates % kLanes == 0 || own + i < kStates) total = State::combine(total, slots[own + i]);
+  for (int n = N / 2; n > 0; n /= 2) {
+    #pragma unroll
+    for (int k = 0; k < n; ++k) sums[k] += sums[k + n];
   }
-  return total;
-}
-
-// Warps first, then every warp combines the warps' states redundantly: one barrier, no broadcast.
-template <int kWarps, typename State>
-__device__ __forceinline__ State reduce_row(State s, State* slots) {
-  s = reduce_lanes<32>(s);
-  if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32 % kWarps] = s;
-  __syncthreads();
-  return reduce_lanes<lanes_for(kWarps)>(share_of_slots<kWarps>(slots));
+  return sums[0];
 }
 
 // What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row. In kernels:
 // kVector       elements per access
+// kRunningSums  running sums that a vector adds to
+// kEarlyParams  column parameters wait in registers, or are read where they are used
 // kVectors      vectors of a row
 // kSteps        vectors a thread owns
 // kEven         all threads own kSteps of them
-// kEarlyParams  column parameters wait in registers, or are read where they are used
+// kAhead        the next row is loaded while the present one is computed
 // kUnroll       steps that a loop does in a trip
-struct Cols768_2716 : Plain { using Load = NoAllocate;
-  enum : int { kCols = 768, kThreads = 32, kThreadsPerRow = 32, kVector = 4 };
+struct Cols768_669d : Plain { using Team = Lanes<32, 2>; using Load = NoAllocate;
+  enum : int { kCols = 768, kThreads = 64, kVector = 4, kEarlyParams = 1, kAhead = 1 };
 };
-struct Cols1024_e9ff : Plain {
-  enum : int { kCols = 1024, kThreads = 64, kThreadsPerRow = 64, kVector = 4, kEarlyParams = 0 };
+struct Cols1024_ee37 : Plain { using Team = Block<128>;
+  enum : int { kCols = 1024, kThreads = 128, kVector = 4, kEarlyParams = 1 };
 };
-struct AnyCols_3be0 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 4, kUnroll = 1 }; };
-struct AnyCols_fee7 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 1, kUnroll = 1 }; };
+struct AnyCols_ba44 : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 4, kUnroll = 1 }; };
+struct AnyCols_0595 : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 1, kUnroll = 1 }; };
 
-// layernorm forward: lanes of a warp own a row; each row is read once.
+struct Look1_5b01 {  // state of look 1: sum(x)
+  float x_sum;
+  static __device__ __forceinline__ Look1_5b01 combine(const Look1_5b01& a, const Look1_5b01& b) {
+    return {a.x_sum + b.x_sum};
+  }
+  static __device__ __forceinline__ Look1_5b01 shuffle_xor(const Look1_5b01& s, int offset, unsigned mask) {
+    return {__shfl_xor_sync(mask, s.x_sum, offset)};
+  }
+};
+
+struct Look2_1fb7 {  // state of look 2: sum((x - mean)**2)
+  float var_sum;
+  static __device__ __forceinline__ Look2_1fb7 combine(const Look2_1fb7& a, const Look2_1fb7& b) {
+    return {a.var_sum + b.var_sum};
+  }
+  static __device__ __forceinline__ Look2_1fb7 shuffle_xor(const Look2_1fb7& s, int offset, unsigned mask) {
+    return {__shfl_xor_sync(mask, s.var_sum, offset)};
+  }
+};
+
+struct Look1_a922 {  // state of look 1: sum(x), sum(x**2)
+  float x_rough_sum, x_squares;
+  static __device__ __forceinline__ Look1_a922 combine(const Look1_a922& a, const Look1_a922& b) {
+    return {a.x_rough_sum + b.x_rough_sum, a.x_squares + b.x_squares};
+  }
+  static __device__ __forceinline__ Look1_a922 shuffle_xor(const Look1_a922& s, int offset, unsigned mask) {
+    return {__shfl_xor_sync(mask, s.x_rough_sum, offset), __shfl_xor_sync(mask, s.x_squares, offset)};
+  }
+};
+
+struct Look2_ee66 {  // state of look 2: sum(x - x_rough_mean), sum((x - x_rough_mean)**2)
+  float x_shifted_sum, x_shifted_squares;
+  static __device__ __forceinline__ Look2_ee66 combine(const Look2_ee66& a, const Look2_ee66& b) {
+    return {a.x_shifted_sum + b.x_shifted_sum, a.x_shifted_squares + b.x_shifted_squares};
+  }
+  static __device__ __forceinline__ Look2_ee66 shuffle_xor(const Look2_ee66& s, int offset, unsigned mask) {
+    return {__shfl_xor_sync(mask, s.x_shifted_sum, offset), __shfl_xor_sync(mask, s.x_shifted_squares, offset)};
+  }
+};
+
+// layernorm forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_f32_warp_per_row_3a93(
+layernorm_fwd_f32_team_per_row_32ef(
     float* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -321,50 +416,39 @@ layernorm_fwd_f32_warp_per_row_3a93(
     long long x_pitch,
     int rows,
     float eps) {
+  using Team = typename Config::Team;
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kCols = Config::kCols, kThreadsPerRow = Config::kThreadsPerRow, kVector = Config::kVector,
-      kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  struct Look1 {  // state of look 1: sum(x)
-    float x_sum;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.x_sum + b.x_sum};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.x_sum, offset)};
-    }
-  };
-  struct Look2 {  // state of look 2: sum((x - mean)**2)
-    float var_sum;
-    static __device__ __forceinline__ Look2 combine(const Look2& a, const Look2& b) {
-      return {a.var_sum + b.var_sum};
-    }
-    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.var_sum, offset)};
-    }
-  };
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
+      kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4;
+  constexpr bool kEarlyParams = Config::kEarlyParams;
+  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0, kAhead = Config::kAhead;
+  __shared__ typename Team::template Slots<Look1_5b01> look1_slots;
+  __shared__ typename Team::template Slots<Look2_1fb7> look2_slots;
 
-  const int lane = threadIdx.x;
+  const int lane = Team::lane();
+  const int slot = Team::slot();  // this thread's row within the block
 
   Chain::at_start();
   Chain::wait();  // nothing before it depends on the kernels in front of this one
 
   Vec<float, kVector> weight_held[kSteps];
   Vec<float, kVector> bias_held[kSteps];
-
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      weight_held[step] = read<kVector>(weight + vector * kVector);
-      bias_held[step] = read<kVector>(bias + vector * kVector);
+  if (kEarlyParams) {
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        weight_held[step] = read<kVector>(weight + vector * kVector);
+        bias_held[step] = read<kVector>(bias + vector * kVector);
+      }
     }
   }
 
   Vec<float, kVector> x_next[kSteps];
-  // The next row is loaded while the present one is computed.
+  // Starts the loads of a row.
   const auto fetch = [&](int row) {
     const float* x_row = x + static_cast<long long>(row) * x_pitch;
 
@@ -376,10 +460,14 @@ layernorm_fwd_f32_warp_per_row_3a93(
       }
     }
   };
-  if (blockIdx.x < rows) fetch(blockIdx.x);
+  if (kAhead && blockIdx.x * kRowsPerBlock < rows) fetch(Team::row(blockIdx.x * kRowsPerBlock, rows));
 
-  for (int row = blockIdx.x; row < rows; row += gridDim.x) {
-    float* y_row = y + static_cast<long long>(row) * y_pitch;
+  for (int first_row = blockIdx.x * kRowsPerBlock; first_row < rows; first_row += gridDim.x * kRowsPerBlock) {
+    const int row = first_row + slot;
+    const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+    const int valid_row = active ? row : rows - 1;
+    float* y_row = y + static_cast<long long>(valid_row) * y_pitch;
+    if (!kAhead) fetch(valid_row);
 
     Vec<float, kVector> x_held[kSteps];
 
@@ -388,10 +476,11 @@ layernorm_fwd_f32_warp_per_row_3a93(
       x_held[step] = x_next[step];
     }
 
-    const unsigned next_row = row + gridDim.x;
-    if (next_row < rows) fetch(next_row);
+    const unsigned next_row = first_row + gridDim.x * kRowsPerBlock;
+    if (kAhead && next_row < rows) fetch(Team::row(next_row, rows));
 
-    Look1 look1 = {0.0f};
+    Look1_5b01 look1 = {0.0f};
+    float look1_x_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
 
     // Look 1: sum(x)
     #pragma unroll
@@ -401,15 +490,17 @@ layernorm_fwd_f32_warp_per_row_3a93(
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
           const float x_i = element(x_held[step], i);
-          look1.x_sum += x_i;
+          look1_x_sum[i % kRunningSums] += x_i;
         }
       }
     }
 
-    look1 = reduce_lanes<kThreadsPerRow>(look1);
+    look1.x_sum = sum_in_pairs(look1_x_sum);
+    look1 = Team::reduce(look1, look1_slots);
     const float row_mean = look1.x_sum / kCols;
 
-    Look2 look2 = {0.0f};
+    Look2_1fb7 look2 = {0.0f};
+    float look2_var_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
 
     // Look 2: sum((x - mean)**2)
     #pragma unroll
@@ -419,16 +510,17 @@ layernorm_fwd_f32_warp_per_row_3a93(
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
           const float x_i = element(x_held[step], i);
-          look2.var_sum += (x_i - row_mean) * (x_i - row_mean);
+          look2_var_sum[i % kRunningSums] += (x_i - row_mean) * (x_i - row_mean);
         }
       }
     }
 
-    look2 = reduce_lanes<kThreadsPerRow>(look2);
+    look2.var_sum = sum_in_pairs(look2_var_sum);
+    look2 = Team::reduce(look2, look2_slots);
     const float row_var = look2.var_sum / kCols;
     const float row_rstd = rsqrtf(eps + row_var);
 
-    if (lane == 0) {
+    if (lane == 0 && active) {
       if (mean != nullptr) mean[row] = row_mean;
       if (rstd != nullptr) rstd[row] = row_rstd;
     }
@@ -438,6 +530,8 @@ layernorm_fwd_f32_warp_per_row_3a93(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
+        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + vector * kVector);
+        if (!kEarlyParams) bias_held[step] = read<kVector>(bias + vector * kVector);
         float y_values[kVector];
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -448,7 +542,7 @@ layernorm_fwd_f32_warp_per_row_3a93(
         }
         Vec<float, kVector> y_vec;
         pack(y_vec, y_values);
-        write<Store>(y_row + vector * kVector, y_vec);
+        if (active) write<Store>(y_row + vector * kVector, y_vec);
       }
     }
   }
@@ -456,10 +550,10 @@ layernorm_fwd_f32_warp_per_row_3a93(
   Chain::at_end();
 }
 
-// layernorm forward: a block owns a row; each row is read once.
+// layernorm forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_f32_block_per_row_b5a3(
+layernorm_fwd_f32_team_per_row_1b38(
     float* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -470,41 +564,27 @@ layernorm_fwd_f32_block_per_row_b5a3(
     long long x_pitch,
     int rows,
     float eps) {
+  using Team = typename Config::Team;
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   using Params = typename Config::Params;
-  constexpr int kCols = Config::kCols, kThreadsPerRow = Config::kThreadsPerRow, kVector = Config::kVector;
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
+      kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4;
   constexpr bool kEarlyParams = Config::kEarlyParams;
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32, kVectors = kCols / kVector,
-      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  struct Look1 {  // state of look 1: sum(x), sum(x**2)
-    float x_rough_sum, x_squares;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.x_rough_sum + b.x_rough_sum, a.x_squares + b.x_squares};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.x_rough_sum, offset), __shfl_xor_sync(mask, s.x_squares, offset)};
-    }
-  };
-  struct Look2 {  // state of look 2: sum(x - x_rough_mean), sum((x - x_rough_mean)**2)
-    float x_shifted_sum, x_shifted_squares;
-    static __device__ __forceinline__ Look2 combine(const Look2& a, const Look2& b) {
-      return {a.x_shifted_sum + b.x_shifted_sum, a.x_shifted_squares + b.x_shifted_squares};
-    }
-    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.x_shifted_sum, offset), __shfl_xor_sync(mask, s.x_shifted_squares, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[kWarpsPerRow];
-  __shared__ Look2 look2_slots[kWarpsPerRow];
+  __shared__ typename Team::template Slots<Look1_a922> look1_slots;
+  __shared__ typename Team::template Slots<Look2_ee66> look2_slots;
 
-  const int lane = threadIdx.x;
-  const int row = blockIdx.x;
+  const int lane = Team::lane();
+  const int slot = Team::slot();  // this thread's row within the block
+  const int row = Team::tile() * kRowsPerBlock + slot;
 
-  float* y_row = y + static_cast<long long>(row) * y_pitch;
-  const float* x_row = x + static_cast<long long>(row) * x_pitch;
+  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const int valid_row = active ? row : rows - 1;
+  float* y_row = y + static_cast<long long>(valid_row) * y_pitch;
+  const float* x_row = x + static_cast<long long>(valid_row) * x_pitch;
 
   Params::to_l2(weight, kCols);
   Params::to_l2(bias, kCols);
@@ -536,8 +616,11 @@ layernorm_fwd_f32_block_per_row_b5a3(
   }
 
   Chain::at_loads();
+  Team::announce();
 
-  Look1 look1 = {0.0f, 0.0f};
+  Look1_a922 look1 = {0.0f, 0.0f};
+  float look1_x_rough_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+  float look1_x_squares[kRunningSums] = {};
 
   // Look 1: sum(x), sum(x**2)
   #pragma unroll
@@ -547,19 +630,24 @@ layernorm_fwd_f32_block_per_row_b5a3(
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_held[step], i);
-        look1.x_rough_sum += x_i;
-        look1.x_squares += x_i * x_i;
+        look1_x_rough_sum[i % kRunningSums] += x_i;
+        look1_x_squares[i % kRunningSums] += x_i * x_i;
       }
     }
   }
 
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
+  look1.x_rough_sum = sum_in_pairs(look1_x_rough_sum);
+  look1.x_squares = sum_in_pairs(look1_x_squares);
+  Team::meet();
+  look1 = Team::reduce(look1, look1_slots);
   const float row_x_rough_mean = look1.x_rough_sum / kCols;
   const float row_x_left = look1.x_squares - row_x_rough_mean * row_x_rough_mean * kCols;
   const float row_x_margin = row_x_left - 0.75f * look1.x_squares;
 
-  Look2 look2 = {0.0f, 0.0f};
-  if (!(row_x_margin >= 0.0f)) {
+  Look2_ee66 look2 = {0.0f, 0.0f};
+  float look2_x_shifted_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+  float look2_x_shifted_squares[kRunningSums] = {};
+  if (kThreadsPerRow < 32 ? __any_sync(0xffffffffu, !(row_x_margin >= 0.0f)) : !(row_x_margin >= 0.0f)) {
     // Look 2: sum(x - x_rough_mean), sum((x - x_rough_mean)**2)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
@@ -568,13 +656,15 @@ layernorm_fwd_f32_block_per_row_b5a3(
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
           const float x_i = element(x_held[step], i);
-          look2.x_shifted_sum += x_i - row_x_rough_mean;
-          look2.x_shifted_squares += (x_i - row_x_rough_mean) * (x_i - row_x_rough_mean);
+          look2_x_shifted_sum[i % kRunningSums] += x_i - row_x_rough_mean;
+          look2_x_shifted_squares[i % kRunningSums] += (x_i - row_x_rough_mean) * (x_i - row_x_rough_mean);
         }
       }
     }
 
-    look2 = reduce_row<kWarpsPerRow>(look2, look2_slots);
+    look2.x_shifted_sum = sum_in_pairs(look2_x_shifted_sum);
+    look2.x_shifted_squares = sum_in_pairs(look2_x_shifted_squares);
+    look2 = Team::reduce(look2, look2_slots);
   }
   if (row_x_margin >= 0.0f) {
     look2.x_shifted_sum = 0.0f;
@@ -586,7 +676,7 @@ layernorm_fwd_f32_block_per_row_b5a3(
   const float row_var = row_var_sum / kCols;
   const float row_rstd = rsqrtf(eps + row_var);
 
-  if (lane == 0) {
+  if (lane == 0 && active) {
     if (mean != nullptr) mean[row] = row_mean;
     if (rstd != nullptr) rstd[row] = row_rstd;
   }
@@ -608,17 +698,17 @@ layernorm_fwd_f32_block_per_row_b5a3(
       }
       Vec<float, kVector> y_vec;
       pack(y_vec, y_values);
-      write<Store>(y_row + vector * kVector, y_vec);
+      if (active) write<Store>(y_row + vector * kVector, y_vec);
     }
   }
 
   Chain::at_end();
 }
 
-// layernorm forward, any number of columns: a block owns a row; each row is read 3 times.
+// layernorm forward, any number of columns: a team of threads owns a row; each row is read 3 times.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_f32_any_cols_block_per_row_e665(
+layernorm_fwd_f32_any_cols_team_per_row_957b(
     float* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -630,33 +720,16 @@ layernorm_fwd_f32_any_cols_block_per_row_e665(
     int rows,
     int cols,
     float eps) {
+  using Team = typename Config::Team;
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow, kVector = Config::kVector, kUnroll = Config::kUnroll,
-      kWarpsPerRow = kThreadsPerRow / 32;
-  struct Look1 {  // state of look 1: sum(x)
-    float x_sum;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.x_sum + b.x_sum};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.x_sum, offset)};
-    }
-  };
-  struct Look2 {  // state of look 2: sum((x - mean)**2)
-    float var_sum;
-    static __device__ __forceinline__ Look2 combine(const Look2& a, const Look2& b) {
-      return {a.var_sum + b.var_sum};
-    }
-    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.var_sum, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[kWarpsPerRow];
-  __shared__ Look2 look2_slots[kWarpsPerRow];
+  constexpr int kThreadsPerRow = Team::kSize, kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4,
+      kUnroll = Config::kUnroll;
+  __shared__ typename Team::template Slots<Look1_5b01> look1_slots;
+  __shared__ typename Team::template Slots<Look2_1fb7> look2_slots;
 
-  const int lane = threadIdx.x;
+  const int lane = Team::lane();
   const int row = blockIdx.x;
   const int steps = (cols / kVector + kThreadsPerRow - 1) / kThreadsPerRow;
 
@@ -672,7 +745,10 @@ layernorm_fwd_f32_any_cols_block_per_row_e665(
   Chain::at_start();
   Chain::wait();  // nothing before it depends on the kernels in front of this one
 
-  Look1 look1 = {0.0f};
+  Team::announce();
+
+  Look1_5b01 look1 = {0.0f};
+  float look1_x_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
 
   // Look 1: sum(x)
   #pragma unroll kUnroll
@@ -684,20 +760,23 @@ layernorm_fwd_f32_any_cols_block_per_row_e665(
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
-        look1.x_sum += x_i;
+        look1_x_sum[i % kRunningSums] += x_i;
       }
     }
   }
   if (has_edge) {
     const Vec<float, 1> x_vec = read<1>(x_row + edge);
     const float x_i = element(x_vec, 0);
-    look1.x_sum += x_i;
+    look1_x_sum[0] += x_i;
   }
 
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
+  look1.x_sum = sum_in_pairs(look1_x_sum);
+  Team::meet();
+  look1 = Team::reduce(look1, look1_slots);
   const float row_mean = look1.x_sum / cols;
 
-  Look2 look2 = {0.0f};
+  Look2_1fb7 look2 = {0.0f};
+  float look2_var_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
 
   // Look 2: sum((x - mean)**2)
   #pragma unroll kUnroll
@@ -709,17 +788,18 @@ layernorm_fwd_f32_any_cols_block_per_row_e665(
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
-        look2.var_sum += (x_i - row_mean) * (x_i - row_mean);
+        look2_var_sum[i % kRunningSums] += (x_i - row_mean) * (x_i - row_mean);
       }
     }
   }
   if (has_edge) {
     const Vec<float, 1> x_vec = read<1>(x_row + edge);
     const float x_i = element(x_vec, 0);
-    look2.var_sum += (x_i - row_mean) * (x_i - row_mean);
+    look2_var_sum[0] += (x_i - row_mean) * (x_i - row_mean);
   }
 
-  look2 = reduce_row<kWarpsPerRow>(look2, look2_slots);
+  look2.var_sum = sum_in_pairs(look2_var_sum);
+  look2 = Team::reduce(look2, look2_slots);
   const float row_var = look2.var_sum / cols;
   const float row_rstd = rsqrtf(eps + row_var);
 
@@ -921,15 +1001,15 @@ struct Tuned {
   Kernel kernel;
 };
 inline constexpr Tuned kTuned[] = {
-    { 8192,  768, 16, 0u, 0u, false, {{32, 1, false, 0, 0, 16},
-     run<layernorm_fwd_f32_warp_per_row_3a93<Cols768_2716>>}},
-    {32768, 1024, 16, 0u, 0u, false, {{64}, run<layernorm_fwd_f32_block_per_row_b5a3<Cols1024_e9ff>>}},
+    { 8192,  768, 16, 0u, 0u, false, {{64, 2, false, 0, 0, 8},
+     run<layernorm_fwd_f32_team_per_row_32ef<Cols768_669d>>}},
+    {32768, 1024, 16, 0u, 0u, false, {{128}, run<layernorm_fwd_f32_team_per_row_1b38<Cols1024_ee37>>}},
 };
 
 // For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.
 inline constexpr Kernel kGeneral[] = {
-    {{256}, run_any_cols<layernorm_fwd_f32_any_cols_block_per_row_e665<AnyCols_3be0>>},
-    {{256}, run_any_cols<layernorm_fwd_f32_any_cols_block_per_row_e665<AnyCols_fee7>>},
+    {{256}, run_any_cols<layernorm_fwd_f32_any_cols_team_per_row_957b<AnyCols_ba44>>},
+    {{256}, run_any_cols<layernorm_fwd_f32_any_cols_team_per_row_957b<AnyCols_0595>>},
 };
 
 // Bits of `absent`: 1u weight, 2u bias, 4u mean, 8u rstd.

@@ -14,11 +14,12 @@
 // spec      layernorm_to_int8, sha256:0b462d33f4955a0f9ff0c4b5087dfd6d81209df54845a8f043c0d06976a27b0f
 // tuned by  normgen 0.1.0
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
-// verified  NVIDIA H200, driver for CUDA 13.0: 4 to 5 calls, 1 to 4096 rows, 18 families of rows, own pitches of q, x
+// verified  NVIDIA H200, driver for CUDA 13.0: 4 to 6 calls, 1 to 4096 rows, 18 families of rows, own pitches of q, x
+// note      emitted as another text than the one that was tuned: all
 //
 //   rows x cols  kernel         threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
-//   4096 x 768   warp_per_row   64       2           8       4.208     11.28 / 7.062  2243  60.0 %   1.01x       5.747     fresh
-//   4096 x 4096  block_per_row  128      1           8       12.29     35.28 / 23     4096  70.9 %   1.00x       15.3      fresh
+//   4096 x 768   warp_per_row   128      4           8       3.457     9.809 / 6.354  2731  61.9 %   1.10x       4.787     fresh
+//   4096 x 4096  block_per_row  128      1           4       11.66     34.16 / 22.52  4319  74.2 %   1.09x       14.7      fresh
 //   (any other)  block_per_row  256      1           1       -         -              -     -        -           -         not tuned
 //
 // times     price: what the kernel adds to a chain of a kernel that writes its main input and one that reads its
@@ -48,12 +49,12 @@
 struct __nv_bfloat16;  // cuda_bf16.h has it, and takes as long to compile as cuda_runtime.h
 #endif
 
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
-#error "layernorm_to_int8_fwd_bf16 needs sm_90 or newer: compile with -arch=sm_90"
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 750
+#error "layernorm_to_int8_fwd_bf16 needs sm_75 or newer: compile with -arch=sm_90"
 #endif
 
 namespace normgen {
-namespace sm90 {  // the GPU these shapes were tuned on; the code itself runs on sm_90 and newer
+namespace sm90 {  // the GPU these shapes were tuned on; the code itself runs on sm_75 and newer
 namespace layernorm_to_int8_fwd_bf16_detail {
 
 struct bfloat16 {
@@ -82,14 +83,25 @@ __device__ __forceinline__ unsigned floats_to_bfloat162(float low, float high) {
 #endif
 }
 
-// Programmatic dependent launch: wait until the kernel before this one has ended and its writes are visible.
-__device__ __forceinline__ void dependency_wait() {
-  asm volatile("griddepcontrol.wait;" ::: "memory");
+// IEEE 754-2019 maximum and minimum: unlike fmaxf and fminf they return NaN when either operand is NaN.
+__device__ __forceinline__ float maximum(float a, float b) {
+#if __CUDA_ARCH__ >= 800
+  float value;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(value) : "f"(a), "f"(b));
+  return value;
+#else
+  return a > b || a != a ? a : b;
+#endif
 }
 
-// Programmatic dependent launch: let the kernel behind this one start as soon as blocks leave room.
-__device__ __forceinline__ void dependency_trigger() {
-  asm volatile("griddepcontrol.launch_dependents;");
+__device__ __forceinline__ float minimum(float a, float b) {
+#if __CUDA_ARCH__ >= 800
+  float value;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(value) : "f"(a), "f"(b));
+  return value;
+#else
+  return a < b || a != a ? a : b;
+#endif
 }
 
 // The nearest whole number, the even one of two; what is too large becomes the largest one, NaN becomes 0.
@@ -138,6 +150,9 @@ struct NoAllocate {
     }
   }
 };
+
+// The compiler no longer knows where the bits come from.
+__device__ __forceinline__ void opaque(unsigned& bits) { asm volatile("" : "+r"(bits)); }
 
 // The widest type that memory of that many bytes is accessed as, and its bits in registers.
 template <int kBytes> struct WordOf { using type = uint4; };
@@ -228,6 +243,80 @@ __device__ __forceinline__ void pack(Vec<bfloat16, N>& vec, const float (&values
   }
 }
 
+// The lanes that a shuffle names: all of the warp.
+struct WholeWarp {
+  template <int kLanes>
+  static __device__ __forceinline__ unsigned lanes() { return 0xffffffffu; }
+};
+
+// All kLanes neighbouring lanes, a power of two, end with the combined state. A state is a struct of floats that knows
+// how two combine, and how to get that of the lane whose number differs by `offset`.
+template <int kLanes, class Named = WholeWarp, typename State>
+__device__ __forceinline__ State reduce_lanes(State s) {
+  const unsigned mask = Named::template lanes<kLanes>();
+  #pragma unroll
+  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset, mask));
+  return s;
+}
+
+// The largest power of two up to n, and up to a warp: how many lanes combine n states.
+__host__ __device__ constexpr int lanes_for(int n) { return n < 2 ? 1 : n >= 32 ? 32 : 2 * lanes_for(n / 2); }
+
+// What this lane combines of kStates states: lanes_for(kStates) lanes take turns at them.
+template <int kStates, typename State>
+__device__ __forceinline__ State share_of_slots(const State* slots) {
+  constexpr int kLanes = lanes_for(kStates);
+  const int own = threadIdx.x % kLanes;
+  State total = slots[own];
+  #pragma unroll
+  for (int i = kLanes; i < kStates; i += kLanes) {
+    if (kStates % kLanes == 0 || own + i < kStates) total = State::combine(total, slots[own + i]);
+  }
+  return total;
+}
+
+// A team: the threads that share a row. They are neighbours in a block, which has kRowsPerBlock rows side by side.
+template <int kThreadsPerRow, int kRowsPerBlock>
+struct Threads {
+  enum : int { kSize = kThreadsPerRow, kRows = kRowsPerBlock };
+  // This thread's number in its team, and its team's in the block; which tile of rows is the block's.
+  static __device__ __forceinline__ int lane() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
+  static __device__ __forceinline__ int slot() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
+  static __device__ __forceinline__ unsigned tile() { return blockIdx.x; }
+  // The team's row of the tile that starts at row `first`; idle teams take the last row.
+  static __device__ __forceinline__ int row(int first, int rows) {
+    return kRows == 1 ? first : min(first + slot(), rows - 1);
+  }
+  // Blocks that are a team say that they have started, and wait for each other before they combine.
+  static __device__ __forceinline__ void announce() {}
+  static __device__ __forceinline__ void meet() {}
+};
+
+// A block is a team. Warps first, then every warp combines the warps' states redundantly: one barrier, no broadcast.
+template <int kThreadsPerRow, class Named = WholeWarp>
+struct Block : Threads<kThreadsPerRow, 1> {
+  enum : int { kWarps = kThreadsPerRow / 32 };
+  template <typename State> using Slots = State[kWarps];
+  template <typename State>
+  static __device__ __forceinline__ State reduce(State s, State (&slots)[kWarps]) {
+    s = reduce_lanes<32, Named>(s);
+    if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32 % kWarps] = s;
+    __syncthreads();
+    return reduce_lanes<lanes_for(kWarps), Named>(share_of_slots<kWarps>(slots));
+  }
+};
+
+// N elements that all have that value.
+template <typename T, int N>
+__device__ __forceinline__ Vec<T, N> filled(float value) {
+  float values[N];
+  #pragma unroll
+  for (int i = 0; i < N; ++i) values[i] = value;
+  Vec<T, N> vec;
+  pack(vec, values);
+  return vec;
+}
+
 // How a kernel and its neighbours in the stream overlap: not at all.
 // wait              before the first access to what the kernels in front write, or still read
 // wait_for_partner  in a call's second kernel, before the first access to what the first one writes
@@ -244,29 +333,6 @@ struct InOrder {
 };
 
 template <class Config, typename T> using Input = typename Config::Chain::template Pointer<T>;
-
-// Starts while the kernel in front still runs (programmatic dependent launch).
-struct Early : InOrder {
-  template <typename T> using Pointer = const T*;
-  static __device__ __forceinline__ void wait() { dependency_wait(); }
-  static __device__ __forceinline__ void wait_for_partner() { dependency_wait(); }
-};
-
-// As Early; the next kernel may start once this one has asked for its rows.
-struct EarlyAtLoads : Early {
-  static __device__ __forceinline__ void at_loads() { dependency_trigger(); }
-};
-
-// N elements that all have that value.
-template <typename T, int N>
-__device__ __forceinline__ Vec<T, N> filled(float value) {
-  float values[N];
-  #pragma unroll
-  for (int i = 0; i < N; ++i) values[i] = value;
-  Vec<T, N> vec;
-  pack(vec, values);
-  return vec;
-}
 
 // Parameters are read in their turn.
 struct InTurn {
@@ -293,6 +359,16 @@ __device__ __forceinline__ void pack(Vec<int8, N>& vec, const float (&values)[N]
   }
 }
 
+// Lanes of a warp are a team: they combine by shuffles alone.
+template <int kThreadsPerRow, int kRowsPerBlock, class Named = WholeWarp>
+struct Lanes : Threads<kThreadsPerRow, kRowsPerBlock> {
+  template <typename State> struct Slots {};
+  template <typename State>
+  static __device__ __forceinline__ State reduce(State s, Slots<State>&) {
+    return reduce_lanes<kThreadsPerRow, Named>(s);
+  }
+};
+
 // What a Config names but where it says otherwise. Its sizes are counted in elements, threads, rows or blocks.
 struct Plain {
   using Load = Default;   // how rows are read
@@ -302,59 +378,90 @@ struct Plain {
   enum : int { kCluster = 1 };  // blocks that share a row, or add their column sums
 };
 
-// All kLanes neighbouring lanes, a power of two, end with the combined state; the lanes of `mask` take part. A state is
-// a struct of floats that knows how two combine, and how to get that of the lane whose number differs by `offset`.
-template <int kLanes, typename State>
-__device__ __forceinline__ State reduce_lanes(State s, unsigned mask = 0xffffffffu) {
+// Hides from the compiler what the vector holds: it would convert kept parameters to floats once, for all rows, and
+// keep those, in twice the registers.
+template <int N, typename T>
+__device__ __forceinline__ void stay_packed(Vec<T, N>& vec) {
   #pragma unroll
-  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset, mask));
-  return s;
+  for (int i = 0; i < Vec<T, N>::kRegisters; ++i) opaque(vec.bits[i]);
 }
 
-// The largest power of two up to n, and up to a warp: how many lanes combine n states.
-__host__ __device__ constexpr int lanes_for(int n) { return n < 2 ? 1 : n >= 32 ? 32 : 2 * lanes_for(n / 2); }
-
-// What this lane combines of kStates states: lanes_for(kStates) lanes take turns at them.
-template <int kStates, typename State>
-__device__ __forceinline__ State share_of_slots(const State* slots) {
-  constexpr int kLanes = lanes_for(kStates);
-  const int own = threadIdx.x % kLanes;
-  State total = slots[own];
+// The sum of N terms, N a power of two, as a tree: log2(N) roundings on the way of each term.
+template <int N>
+__device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
+  float sums[N];
   #pragma unroll
-  for (int i = kLanes; i < kStates; i += kLanes) {
-    if (kStates % kLanes == 0 || own + i < kStates) total = State::combine(total, slots[own + i]);
+  for (int k = 0; k < N; ++k) sums[k] = terms[k];
+  #pragma unroll
+  for (int n = N / 2; n > 0; n /= 2) {
+    #pragma unroll
+    for (int k = 0; k < n; ++k) sums[k] += sums[k + n];
   }
-  return total;
-}
-
-// Warps first, then every warp combines the warps' states redundantly: one barrier, no broadcast.
-template <int kWarps, typename State>
-__device__ __forceinline__ State reduce_row(State s, State* slots) {
-  s = reduce_lanes<32>(s);
-  if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32 % kWarps] = s;
-  __syncthreads();
-  return reduce_lanes<lanes_for(kWarps)>(share_of_slots<kWarps>(slots));
+  return sums[0];
 }
 
 // What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row. In kernels:
-// kVector       elements per access
-// kEarlyParams  column parameters wait in registers, or are read where they are used
-// kVectors      vectors of a row
-// kSteps        vectors a thread owns
-// kEven         all threads own kSteps of them
-// kUnroll       steps that a loop does in a trip
-struct Cols768_7b8a : Plain {
-  enum : int { kCols = 768, kThreads = 64, kThreadsPerRow = 32, kRowsPerBlock = 2, kVector = 8, kEarlyParams = 1 };
+// kVector        elements per access
+// kRunningSums   running sums that a vector adds to
+// kEarlyParams   column parameters wait in registers, or are read where they are used
+// kVectors       vectors of a row
+// kSteps         vectors a thread owns
+// kEven          all threads own kSteps of them
+// kPackedParams  column parameters stay as they are stored while they wait in registers
+// kAhead         the next row is loaded while the present one is computed
+// kUnroll        steps that a loop does in a trip
+struct Cols768_0199 : Plain { using Team = Lanes<32, 4>; using Load = NoAllocate;
+  enum : int { kCols = 768, kThreads = 128, kVector = 8, kEarlyParams = 0 };
 };
-struct Cols4096_b793 : Plain { using Load = NoAllocate; using Chain = EarlyAtLoads;
-  enum : int { kCols = 4096, kThreads = 128, kThreadsPerRow = 128, kVector = 8, kEarlyParams = 1 };
+struct Cols4096_30df : Plain { using Team = Block<128>;
+  enum : int { kCols = 4096, kThreads = 128, kVector = 4, kEarlyParams = 1, kPackedParams = 1, kAhead = 1 };
 };
-struct AnyCols_fee7 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 1, kUnroll = 1 }; };
+struct AnyCols_0595 : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 1, kUnroll = 1 }; };
 
-// layernorm_to_int8 forward: lanes of a warp own a row, a block works on several rows; each row is read once.
+struct Look1_5b01 {  // state of look 1: sum(x)
+  float x_sum;
+  static __device__ __forceinline__ Look1_5b01 combine(const Look1_5b01& a, const Look1_5b01& b) {
+    return {a.x_sum + b.x_sum};
+  }
+  static __device__ __forceinline__ Look1_5b01 shuffle_xor(const Look1_5b01& s, int offset, unsigned mask) {
+    return {__shfl_xor_sync(mask, s.x_sum, offset)};
+  }
+};
+
+struct Look2_1fb7 {  // state of look 2: sum((x - mean)**2)
+  float var_sum;
+  static __device__ __forceinline__ Look2_1fb7 combine(const Look2_1fb7& a, const Look2_1fb7& b) {
+    return {a.var_sum + b.var_sum};
+  }
+  static __device__ __forceinline__ Look2_1fb7 shuffle_xor(const Look2_1fb7& s, int offset, unsigned mask) {
+    return {__shfl_xor_sync(mask, s.var_sum, offset)};
+  }
+};
+
+struct Look1_a922 {  // state of look 1: sum(x), sum(x**2)
+  float x_rough_sum, x_squares;
+  static __device__ __forceinline__ Look1_a922 combine(const Look1_a922& a, const Look1_a922& b) {
+    return {a.x_rough_sum + b.x_rough_sum, a.x_squares + b.x_squares};
+  }
+  static __device__ __forceinline__ Look1_a922 shuffle_xor(const Look1_a922& s, int offset, unsigned mask) {
+    return {__shfl_xor_sync(mask, s.x_rough_sum, offset), __shfl_xor_sync(mask, s.x_squares, offset)};
+  }
+};
+
+struct Look2_ee66 {  // state of look 2: sum(x - x_rough_mean), sum((x - x_rough_mean)**2)
+  float x_shifted_sum, x_shifted_squares;
+  static __device__ __forceinline__ Look2_ee66 combine(const Look2_ee66& a, const Look2_ee66& b) {
+    return {a.x_shifted_sum + b.x_shifted_sum, a.x_shifted_squares + b.x_shifted_squares};
+  }
+  static __device__ __forceinline__ Look2_ee66 shuffle_xor(const Look2_ee66& s, int offset, unsigned mask) {
+    return {__shfl_xor_sync(mask, s.x_shifted_sum, offset), __shfl_xor_sync(mask, s.x_shifted_squares, offset)};
+  }
+};
+
+// layernorm_to_int8 forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_to_int8_fwd_bf16_warp_per_row_a04f(
+layernorm_to_int8_fwd_bf16_team_per_row_de12(
     int8* __restrict__ q,
     Input<Config, bfloat16> x,
     Input<Config, bfloat16> weight,
@@ -364,39 +471,24 @@ layernorm_to_int8_fwd_bf16_warp_per_row_a04f(
     long long x_pitch,
     int rows,
     float eps) {
+  using Team = typename Config::Team;
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   using Params = typename Config::Params;
-  constexpr int kCols = Config::kCols, kThreadsPerRow = Config::kThreadsPerRow, kRowsPerBlock = Config::kRowsPerBlock,
-      kVector = Config::kVector;
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
+      kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4;
   constexpr bool kEarlyParams = Config::kEarlyParams;
   constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  struct Look1 {  // state of look 1: sum(x)
-    float x_sum;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.x_sum + b.x_sum};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.x_sum, offset)};
-    }
-  };
-  struct Look2 {  // state of look 2: sum((x - mean)**2)
-    float var_sum;
-    static __device__ __forceinline__ Look2 combine(const Look2& a, const Look2& b) {
-      return {a.var_sum + b.var_sum};
-    }
-    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.var_sum, offset)};
-    }
-  };
+  __shared__ typename Team::template Slots<Look1_5b01> look1_slots;
+  __shared__ typename Team::template Slots<Look2_1fb7> look2_slots;
 
-  const int lane = threadIdx.x % kThreadsPerRow;
-  const int slot = threadIdx.x / kThreadsPerRow;  // this thread's row within the block
-  const int row = blockIdx.x * kRowsPerBlock + slot;
+  const int lane = Team::lane();
+  const int slot = Team::slot();  // this thread's row within the block
+  const int row = Team::tile() * kRowsPerBlock + slot;
 
-  const bool active = row < rows;  // idle rows recompute the last row and store nothing
+  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
   const int valid_row = active ? row : rows - 1;
   int8* q_row = q + static_cast<long long>(valid_row) * q_pitch;
   const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
@@ -434,8 +526,10 @@ layernorm_to_int8_fwd_bf16_warp_per_row_a04f(
   }
 
   Chain::at_loads();
+  Team::announce();
 
-  Look1 look1 = {0.0f};
+  Look1_5b01 look1 = {0.0f};
+  float look1_x_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
 
   // Look 1: sum(x)
   #pragma unroll
@@ -445,15 +539,18 @@ layernorm_to_int8_fwd_bf16_warp_per_row_a04f(
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_held[step], i);
-        look1.x_sum += x_i;
+        look1_x_sum[i % kRunningSums] += x_i;
       }
     }
   }
 
-  look1 = reduce_lanes<kThreadsPerRow>(look1);
+  look1.x_sum = sum_in_pairs(look1_x_sum);
+  Team::meet();
+  look1 = Team::reduce(look1, look1_slots);
   const float row_mean = look1.x_sum / kCols;
 
-  Look2 look2 = {0.0f};
+  Look2_1fb7 look2 = {0.0f};
+  float look2_var_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
 
   // Look 2: sum((x - mean)**2)
   #pragma unroll
@@ -463,12 +560,13 @@ layernorm_to_int8_fwd_bf16_warp_per_row_a04f(
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_held[step], i);
-        look2.var_sum += (x_i - row_mean) * (x_i - row_mean);
+        look2_var_sum[i % kRunningSums] += (x_i - row_mean) * (x_i - row_mean);
       }
     }
   }
 
-  look2 = reduce_lanes<kThreadsPerRow>(look2);
+  look2.var_sum = sum_in_pairs(look2_var_sum);
+  look2 = Team::reduce(look2, look2_slots);
   const float row_var = look2.var_sum / kCols;
   const float row_rstd = rsqrtf(eps + row_var);
 
@@ -497,10 +595,10 @@ layernorm_to_int8_fwd_bf16_warp_per_row_a04f(
   Chain::at_end();
 }
 
-// layernorm_to_int8 forward: a block owns a row; each row is read once.
+// layernorm_to_int8 forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_to_int8_fwd_bf16_block_per_row_1435(
+layernorm_to_int8_fwd_bf16_team_per_row_e2a5(
     int8* __restrict__ q,
     Input<Config, bfloat16> x,
     Input<Config, bfloat16> weight,
@@ -510,60 +608,24 @@ layernorm_to_int8_fwd_bf16_block_per_row_1435(
     long long x_pitch,
     int rows,
     float eps) {
+  using Team = typename Config::Team;
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  using Params = typename Config::Params;
-  constexpr int kCols = Config::kCols, kThreadsPerRow = Config::kThreadsPerRow, kVector = Config::kVector;
-  constexpr bool kEarlyParams = Config::kEarlyParams;
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32, kVectors = kCols / kVector,
-      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  struct Look1 {  // state of look 1: sum(x)
-    float x_sum;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.x_sum + b.x_sum};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.x_sum, offset)};
-    }
-  };
-  struct Look2 {  // state of look 2: sum((x - mean)**2)
-    float var_sum;
-    static __device__ __forceinline__ Look2 combine(const Look2& a, const Look2& b) {
-      return {a.var_sum + b.var_sum};
-    }
-    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.var_sum, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[kWarpsPerRow];
-  __shared__ Look2 look2_slots[kWarpsPerRow];
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
+      kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4;
+  constexpr bool kEarlyParams = Config::kEarlyParams, kPackedParams = Config::kPackedParams;
+  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0, kAhead = Config::kAhead;
+  __shared__ typename Team::template Slots<Look1_a922> look1_slots[2];
+  __shared__ typename Team::template Slots<Look2_ee66> look2_slots[2];
 
-  const int lane = threadIdx.x;
-  const int row = blockIdx.x;
+  const int lane = Team::lane();
+  const int slot = Team::slot();  // this thread's row within the block
+  int parity = 0;
 
-  int8* q_row = q + static_cast<long long>(row) * q_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
-
-  Params::to_l2(weight, kCols);
-  Params::to_l2(bias, kCols);
   Chain::at_start();
   Chain::wait();  // nothing before it depends on the kernels in front of this one
-
-  const float scale_value = scale[0];
-  const float scale_inverse = 1.0f / scale_value;
-
-  Vec<bfloat16, kVector> x_held[kSteps];
-
-  // The row of x is read once and waits in registers; each thread reads back its own part.
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      x_held[step] = read<kVector, Load>(x_row + vector * kVector);
-    }
-  }
 
   Vec<bfloat16, kVector> weight_held[kSteps];
   Vec<bfloat16, kVector> bias_held[kSteps];
@@ -578,74 +640,137 @@ layernorm_to_int8_fwd_bf16_block_per_row_1435(
     }
   }
 
-  Chain::at_loads();
+  Vec<bfloat16, kVector> x_next[kSteps];
+  // Starts the loads of a row.
+  const auto fetch = [&](int row) {
+    const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
 
-  Look1 look1 = {0.0f};
-
-  // Look 1: sum(x)
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        look1.x_sum += x_i;
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        x_next[step] = read<kVector, Load>(x_row + vector * kVector);
       }
     }
-  }
+  };
+  if (kAhead && blockIdx.x * kRowsPerBlock < rows) fetch(Team::row(blockIdx.x * kRowsPerBlock, rows));
 
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
-  const float row_mean = look1.x_sum / kCols;
+  for (int first_row = blockIdx.x * kRowsPerBlock; first_row < rows; first_row += gridDim.x * kRowsPerBlock) {
+    const int row = first_row + slot;
+    const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+    const int valid_row = active ? row : rows - 1;
+    int8* q_row = q + static_cast<long long>(valid_row) * q_pitch;
+    if (!kAhead) fetch(valid_row);
+    const float scale_value = scale[0];
+    const float scale_inverse = 1.0f / scale_value;
 
-  Look2 look2 = {0.0f};
+    Vec<bfloat16, kVector> x_held[kSteps];
 
-  // Look 2: sum((x - mean)**2)
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      x_held[step] = x_next[step];
+    }
+
+    const unsigned next_row = first_row + gridDim.x * kRowsPerBlock;
+    if (kAhead && next_row < rows) fetch(Team::row(next_row, rows));
+    if (kPackedParams) {
       #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        look2.var_sum += (x_i - row_mean) * (x_i - row_mean);
+      for (int step = 0; step < kSteps; ++step) {
+        stay_packed(weight_held[step]);
+        stay_packed(bias_held[step]);
       }
     }
-  }
 
-  look2 = reduce_row<kWarpsPerRow>(look2, look2_slots);
-  const float row_var = look2.var_sum / kCols;
-  const float row_rstd = rsqrtf(eps + row_var);
+    Look1_a922 look1 = {0.0f, 0.0f};
+    float look1_x_rough_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+    float look1_x_squares[kRunningSums] = {};
 
-  // Last look: the outputs
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + vector * kVector);
-      if (!kEarlyParams) bias_held[step] = read<kVector>(bias + vector * kVector);
-      float q_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        const float weight_i = element(weight_held[step], i);
-        const float bias_i = element(bias_held[step], i);
-        const float y_i = (x_i - row_mean) * row_rstd * weight_i + bias_i;
-        q_values[i] = y_i * scale_inverse;
+    // Look 1: sum(x), sum(x**2)
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        #pragma unroll
+        for (int i = 0; i < kVector; ++i) {
+          const float x_i = element(x_held[step], i);
+          look1_x_rough_sum[i % kRunningSums] += x_i;
+          look1_x_squares[i % kRunningSums] += x_i * x_i;
+        }
       }
-      Vec<int8, kVector> q_vec;
-      pack(q_vec, q_values);
-      write<Store>(q_row + vector * kVector, q_vec);
     }
+
+    look1.x_rough_sum = sum_in_pairs(look1_x_rough_sum);
+    look1.x_squares = sum_in_pairs(look1_x_squares);
+    look1 = Team::reduce(look1, look1_slots[parity]);
+    const float row_x_rough_mean = look1.x_rough_sum / kCols;
+    const float row_x_left = look1.x_squares - row_x_rough_mean * row_x_rough_mean * kCols;
+    const float row_x_margin = row_x_left - 0.75f * look1.x_squares;
+
+    Look2_ee66 look2 = {0.0f, 0.0f};
+    // short chains of additions: few roundings, and none waits for another
+    float look2_x_shifted_sum[kRunningSums] = {};
+    float look2_x_shifted_squares[kRunningSums] = {};
+    if (kThreadsPerRow < 32 ? __any_sync(0xffffffffu, !(row_x_margin >= 0.0f)) : !(row_x_margin >= 0.0f)) {
+      // Look 2: sum(x - x_rough_mean), sum((x - x_rough_mean)**2)
+      #pragma unroll
+      for (int step = 0; step < kSteps; ++step) {
+        const int vector = lane + step * kThreadsPerRow;
+        if (kEven || vector < kVectors) {
+          #pragma unroll
+          for (int i = 0; i < kVector; ++i) {
+            const float x_i = element(x_held[step], i);
+            look2_x_shifted_sum[i % kRunningSums] += x_i - row_x_rough_mean;
+            look2_x_shifted_squares[i % kRunningSums] += (x_i - row_x_rough_mean) * (x_i - row_x_rough_mean);
+          }
+        }
+      }
+
+      look2.x_shifted_sum = sum_in_pairs(look2_x_shifted_sum);
+      look2.x_shifted_squares = sum_in_pairs(look2_x_shifted_squares);
+      look2 = Team::reduce(look2, look2_slots[parity]);
+    }
+    if (row_x_margin >= 0.0f) {
+      look2.x_shifted_sum = 0.0f;
+      look2.x_shifted_squares = row_x_left;
+    }
+    const float row_x_shifted_mean = look2.x_shifted_sum / kCols;
+    const float row_mean = row_x_rough_mean + row_x_shifted_mean;
+    const float row_var_sum = maximum(look2.x_shifted_squares - row_x_shifted_mean * row_x_shifted_mean * kCols, 0.0f);
+    const float row_var = row_var_sum / kCols;
+    const float row_rstd = rsqrtf(eps + row_var);
+
+    // Last look: the outputs
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + vector * kVector);
+        if (!kEarlyParams) bias_held[step] = read<kVector>(bias + vector * kVector);
+        float q_values[kVector];
+        #pragma unroll
+        for (int i = 0; i < kVector; ++i) {
+          const float x_i = element(x_held[step], i);
+          const float weight_i = element(weight_held[step], i);
+          const float bias_i = element(bias_held[step], i);
+          const float y_i = (x_i - row_mean) * row_rstd * weight_i + bias_i;
+          q_values[i] = y_i * scale_inverse;
+        }
+        Vec<int8, kVector> q_vec;
+        pack(q_vec, q_values);
+        if (active) write<Store>(q_row + vector * kVector, q_vec);
+      }
+    }
+
+    parity ^= 1;
   }
 
   Chain::at_end();
 }
 
-// layernorm_to_int8 forward, any number of columns: a block owns a row; each row is read 3 times.
+// layernorm_to_int8 forward, any number of columns: a team of threads owns a row; each row is read 3 times.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_to_int8_fwd_bf16_any_cols_block_per_row_d661(
+layernorm_to_int8_fwd_bf16_any_cols_team_per_row_9ebe(
     int8* __restrict__ q,
     Input<Config, bfloat16> x,
     Input<Config, bfloat16> weight,
@@ -656,33 +781,16 @@ layernorm_to_int8_fwd_bf16_any_cols_block_per_row_d661(
     int rows,
     int cols,
     float eps) {
+  using Team = typename Config::Team;
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow, kVector = Config::kVector, kUnroll = Config::kUnroll,
-      kWarpsPerRow = kThreadsPerRow / 32;
-  struct Look1 {  // state of look 1: sum(x)
-    float x_sum;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.x_sum + b.x_sum};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.x_sum, offset)};
-    }
-  };
-  struct Look2 {  // state of look 2: sum((x - mean)**2)
-    float var_sum;
-    static __device__ __forceinline__ Look2 combine(const Look2& a, const Look2& b) {
-      return {a.var_sum + b.var_sum};
-    }
-    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.var_sum, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[kWarpsPerRow];
-  __shared__ Look2 look2_slots[kWarpsPerRow];
+  constexpr int kThreadsPerRow = Team::kSize, kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4,
+      kUnroll = Config::kUnroll;
+  __shared__ typename Team::template Slots<Look1_5b01> look1_slots;
+  __shared__ typename Team::template Slots<Look2_1fb7> look2_slots;
 
-  const int lane = threadIdx.x;
+  const int lane = Team::lane();
   const int row = blockIdx.x;
   const int vectors = cols / kVector;
   const int steps = (vectors + kThreadsPerRow - 1) / kThreadsPerRow;
@@ -696,7 +804,10 @@ layernorm_to_int8_fwd_bf16_any_cols_block_per_row_d661(
   const float scale_value = scale[0];
   const float scale_inverse = 1.0f / scale_value;
 
-  Look1 look1 = {0.0f};
+  Team::announce();
+
+  Look1_5b01 look1 = {0.0f};
+  float look1_x_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
 
   // Look 1: sum(x)
   #pragma unroll kUnroll
@@ -707,15 +818,18 @@ layernorm_to_int8_fwd_bf16_any_cols_block_per_row_d661(
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
-        look1.x_sum += x_i;
+        look1_x_sum[i % kRunningSums] += x_i;
       }
     }
   }
 
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
+  look1.x_sum = sum_in_pairs(look1_x_sum);
+  Team::meet();
+  look1 = Team::reduce(look1, look1_slots);
   const float row_mean = look1.x_sum / cols;
 
-  Look2 look2 = {0.0f};
+  Look2_1fb7 look2 = {0.0f};
+  float look2_var_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
 
   // Look 2: sum((x - mean)**2)
   #pragma unroll kUnroll
@@ -726,12 +840,13 @@ layernorm_to_int8_fwd_bf16_any_cols_block_per_row_d661(
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
-        look2.var_sum += (x_i - row_mean) * (x_i - row_mean);
+        look2_var_sum[i % kRunningSums] += (x_i - row_mean) * (x_i - row_mean);
       }
     }
   }
 
-  look2 = reduce_row<kWarpsPerRow>(look2, look2_slots);
+  look2.var_sum = sum_in_pairs(look2_var_sum);
+  look2 = Team::reduce(look2, look2_slots);
   const float row_var = look2.var_sum / cols;
   const float row_rstd = rsqrtf(eps + row_var);
 
@@ -913,14 +1028,14 @@ struct Tuned {
   Kernel kernel;
 };
 inline constexpr Tuned kTuned[] = {
-    {4096,  768, 16, 0u, 0u, false, {{64, 2}, run<layernorm_to_int8_fwd_bf16_warp_per_row_a04f<Cols768_7b8a>>}},
-    {4096, 4096, 16, 0u, 0u, false, {{128, 1, true},
-     run<layernorm_to_int8_fwd_bf16_block_per_row_1435<Cols4096_b793>>}},
+    {4096,  768, 16, 0u, 0u, false, {{128, 4}, run<layernorm_to_int8_fwd_bf16_team_per_row_de12<Cols768_0199>>}},
+    {4096, 4096, 16, 0u, 0u, false, {{128, 1, false, 0, 0, 4},
+     run<layernorm_to_int8_fwd_bf16_team_per_row_e2a5<Cols4096_30df>>}},
 };
 
 // For any cols.
 inline constexpr Kernel kGeneral[] = {
-    {{256}, run_any_cols<layernorm_to_int8_fwd_bf16_any_cols_block_per_row_d661<AnyCols_fee7>>},
+    {{256}, run_any_cols<layernorm_to_int8_fwd_bf16_any_cols_team_per_row_9ebe<AnyCols_0595>>},
 };
 
 // Bits of `absent`: 1u weight, 2u bias.

@@ -15,7 +15,7 @@
 // note      emitted as another text than the one that was tuned: 4096 x 151936
 //
 //   rows x cols              kernel         threads  rows/block  vector  price us  chain us      GB/s  of roof  vs default  alone us  timed
-//   4096 x 151936            block_per_row  1024     1           8       606.4     1497 / 890.2  4105  98.8 %   1.00x       610.5     fresh
+//   4096 x 151936            block_per_row  1024     1           8       607.2     1499 / 891.9  4099  98.1 %   1.01x       612.2     fresh
 //   (any other, rows alike)  block_per_row  256      1           8       -         -             -     -        -           -         not tuned
 //   (any other)              block_per_row  256      1           1       -         -             -     -        -           -         not tuned
 //
@@ -281,6 +281,69 @@ __device__ __forceinline__ void pack(Vec<bfloat16, N>& vec, const float (&values
   }
 }
 
+// The lanes that a shuffle names: all of the warp.
+struct WholeWarp {
+  template <int kLanes>
+  static __device__ __forceinline__ unsigned lanes() { return 0xffffffffu; }
+};
+
+// All kLanes neighbouring lanes, a power of two, end with the combined state. A state is a struct of floats that knows
+// how two combine, and how to get that of the lane whose number differs by `offset`.
+template <int kLanes, class Named = WholeWarp, typename State>
+__device__ __forceinline__ State reduce_lanes(State s) {
+  const unsigned mask = Named::template lanes<kLanes>();
+  #pragma unroll
+  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset, mask));
+  return s;
+}
+
+// The largest power of two up to n, and up to a warp: how many lanes combine n states.
+__host__ __device__ constexpr int lanes_for(int n) { return n < 2 ? 1 : n >= 32 ? 32 : 2 * lanes_for(n / 2); }
+
+// What this lane combines of kStates states: lanes_for(kStates) lanes take turns at them.
+template <int kStates, typename State>
+__device__ __forceinline__ State share_of_slots(const State* slots) {
+  constexpr int kLanes = lanes_for(kStates);
+  const int own = threadIdx.x % kLanes;
+  State total = slots[own];
+  #pragma unroll
+  for (int i = kLanes; i < kStates; i += kLanes) {
+    if (kStates % kLanes == 0 || own + i < kStates) total = State::combine(total, slots[own + i]);
+  }
+  return total;
+}
+
+// A team: the threads that share a row. They are neighbours in a block, which has kRowsPerBlock rows side by side.
+template <int kThreadsPerRow, int kRowsPerBlock>
+struct Threads {
+  enum : int { kSize = kThreadsPerRow, kRows = kRowsPerBlock };
+  // This thread's number in its team, and its team's in the block; which tile of rows is the block's.
+  static __device__ __forceinline__ int lane() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
+  static __device__ __forceinline__ int slot() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
+  static __device__ __forceinline__ unsigned tile() { return blockIdx.x; }
+  // The team's row of the tile that starts at row `first`; idle teams take the last row.
+  static __device__ __forceinline__ int row(int first, int rows) {
+    return kRows == 1 ? first : min(first + slot(), rows - 1);
+  }
+  // Blocks that are a team say that they have started, and wait for each other before they combine.
+  static __device__ __forceinline__ void announce() {}
+  static __device__ __forceinline__ void meet() {}
+};
+
+// A block is a team. Warps first, then every warp combines the warps' states redundantly: one barrier, no broadcast.
+template <int kThreadsPerRow, class Named = WholeWarp>
+struct Block : Threads<kThreadsPerRow, 1> {
+  enum : int { kWarps = kThreadsPerRow / 32 };
+  template <typename State> using Slots = State[kWarps];
+  template <typename State>
+  static __device__ __forceinline__ State reduce(State s, State (&slots)[kWarps]) {
+    s = reduce_lanes<32, Named>(s);
+    if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32 % kWarps] = s;
+    __syncthreads();
+    return reduce_lanes<lanes_for(kWarps), Named>(share_of_slots<kWarps>(slots));
+  }
+};
+
 // How a kernel and its neighbours in the stream overlap: not at all.
 // wait              before the first access to what the kernels in front write, or still read
 // wait_for_partner  in a call's second kernel, before the first access to what the first one writes
@@ -313,91 +376,97 @@ struct Plain {
   enum : int { kCluster = 1 };  // blocks that share a row, or add their column sums
 };
 
-// All kLanes neighbouring lanes, a power of two, end with the combined state; the lanes of `mask` take part. A state is
-// a struct of floats that knows how two combine, and how to get that of the lane whose number differs by `offset`.
-template <int kLanes, typename State>
-__device__ __forceinline__ State reduce_lanes(State s, unsigned mask = 0xffffffffu) {
+// The sum of N terms, N a power of two, as a tree: log2(N) roundings on the way of each term.
+template <int N>
+__device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
+  float sums[N];
   #pragma unroll
-  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset, mask));
-  return s;
-}
-
-// The largest power of two up to n, and up to a warp: how many lanes combine n states.
-__host__ __device__ constexpr int lanes_for(int n) { return n < 2 ? 1 : n >= 32 ? 32 : 2 * lanes_for(n / 2); }
-
-// What this lane combines of kStates states: lanes_for(kStates) lanes take turns at them.
-template <int kStates, typename State>
-__device__ __forceinline__ State share_of_slots(const State* slots) {
-  constexpr int kLanes = lanes_for(kStates);
-  const int own = threadIdx.x % kLanes;
-  State total = slots[own];
+  for (int k = 0; k < N; ++k) sums[k] = terms[k];
   #pragma unroll
-  for (int i = kLanes; i < kStates; i += kLanes) {
-    if (kStates % kLanes == 0 || own + i < kStates) total = State::combine(total, slots[own + i]);
+  for (int n = N / 2; n > 0; n /= 2) {
+    #pragma unroll
+    for (int k = 0; k < n; ++k) sums[k] += sums[k + n];
   }
-  return total;
-}
-
-// Warps first, then every warp combines the warps' states redundantly: one barrier, no broadcast.
-template <int kWarps, typename State>
-__device__ __forceinline__ State reduce_row(State s, State* slots) {
-  s = reduce_lanes<32>(s);
-  if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32 % kWarps] = s;
-  __syncthreads();
-  return reduce_lanes<lanes_for(kWarps)>(share_of_slots<kWarps>(slots));
+  return sums[0];
 }
 
 // What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row. In kernels:
-// kVector      elements per access
-// kUnroll      steps that a loop does in a trip
-// kVectors     vectors of a row
-// kSteps       vectors a thread owns
-// kEven        all threads own kSteps of them
-// kHeldSteps   vectors of a thread in registers
-// kCopiedCols  columns of a row that the copy engine brings
-struct Cols151936_0d64 : Plain { using Load = EvictLast;
-  enum : int { kCols = 151936, kThreads = 1024, kThreadsPerRow = 1024, kVector = 8, kUnroll = 4, kHeldSteps = 7 };
+// kVector       elements per access
+// kRunningSums  running sums that a vector adds to
+// kUnroll       steps that a loop does in a trip
+// kVectors      vectors of a row
+// kSteps        vectors a thread owns
+// kEven         all threads own kSteps of them
+// kHeldSteps    vectors of a thread in registers
+// kCopiedCols   columns of a row that the copy engine brings
+struct Cols151936_2d34 : Plain { using Team = Block<1024>; using Load = EvictLast;
+  enum : int { kCols = 151936, kThreads = 1024, kVector = 8, kUnroll = 4, kHeldSteps = 7 };
 };
-struct AnyCols_54f6 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 8, kUnroll = 1 }; };
-struct AnyCols_fee7 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 1, kUnroll = 1 }; };
+struct AnyCols_224d : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 8, kUnroll = 1 }; };
+struct AnyCols_0595 : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 1, kUnroll = 1 }; };
 
-// log_softmax forward: a block owns a row; each row is read once.
+struct Look1_e134 {  // state of look 1: online_softmax(x)
+  float row_max, row_sum;
+  static __device__ __forceinline__ Look1_e134 combine(const Look1_e134& a, const Look1_e134& b) {
+    const float new_max = maximum(a.row_max, b.row_max);
+    return {new_max,
+        exp_approximate(a.row_max - new_max) * a.row_sum + exp_approximate(b.row_max - new_max) * b.row_sum};
+  }
+  static __device__ __forceinline__ Look1_e134 shuffle_xor(const Look1_e134& s, int offset, unsigned mask) {
+    return {__shfl_xor_sync(mask, s.row_max, offset), __shfl_xor_sync(mask, s.row_sum, offset)};
+  }
+};
+
+struct Look1_697e {  // state of look 1: max(x)
+  float row_max;
+  static __device__ __forceinline__ Look1_697e combine(const Look1_697e& a, const Look1_697e& b) {
+    return {maximum(a.row_max, b.row_max)};
+  }
+  static __device__ __forceinline__ Look1_697e shuffle_xor(const Look1_697e& s, int offset, unsigned mask) {
+    return {__shfl_xor_sync(mask, s.row_max, offset)};
+  }
+};
+
+struct Look2_2916 {  // state of look 2: sum(exp(x - row_max))
+  float row_sum;
+  static __device__ __forceinline__ Look2_2916 combine(const Look2_2916& a, const Look2_2916& b) {
+    return {a.row_sum + b.row_sum};
+  }
+  static __device__ __forceinline__ Look2_2916 shuffle_xor(const Look2_2916& s, int offset, unsigned mask) {
+    return {__shfl_xor_sync(mask, s.row_sum, offset)};
+  }
+};
+
+// log_softmax forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-log_softmax_fwd_bf16_block_per_row_100c(
+log_softmax_fwd_bf16_team_per_row_678e(
     bfloat16* __restrict__ y,
     Input<Config, bfloat16> x,
     long long y_pitch,
     long long x_pitch,
     int rows) {
+  using Team = typename Config::Team;
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kThreadsPerRow = Config::kThreadsPerRow,
-      kVector = Config::kVector, kUnroll = Config::kUnroll, kWarpsPerRow = kThreadsPerRow / 32,
-      kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kThreadsPerRow = Team::kSize,
+      kRowsPerBlock = Team::kRows, kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4,
+      kUnroll = Config::kUnroll, kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
   constexpr int kHeldSteps = Config::kHeldSteps, kCopiedCols = kCols - kHeldSteps * kThreadsPerRow * kVector;
-  struct Look1 {  // state of look 1: online_softmax(x)
-    float row_max, row_sum;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      const float new_max = maximum(a.row_max, b.row_max);
-      return {new_max,
-          exp_approximate(a.row_max - new_max) * a.row_sum + exp_approximate(b.row_max - new_max) * b.row_sum};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.row_max, offset), __shfl_xor_sync(mask, s.row_sum, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[kWarpsPerRow];
+  __shared__ typename Team::template Slots<Look1_e134> look1_slots;
   __shared__ unsigned long long arrived;
 
-  const int lane = threadIdx.x;
-  const int row = blockIdx.x;
+  const int lane = Team::lane();
+  const int slot = Team::slot();  // this thread's row within the block
+  const int row = Team::tile() * kRowsPerBlock + slot;
   bfloat16* x_shared = reinterpret_cast<bfloat16*>(dynamic_shared());
 
-  bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
+  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const int valid_row = active ? row : rows - 1;
+  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
+  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
 
   Chain::at_start();
   Chain::wait();  // nothing before it depends on the kernels in front of this one
@@ -422,8 +491,9 @@ log_softmax_fwd_bf16_block_per_row_100c(
   }
 
   Chain::at_loads();
+  Team::announce();
 
-  Look1 look1 = {-3.402823466e+38f, 0.0f};  // the lowest finite number: -inf - -inf is NaN
+  Look1_e134 look1 = {-3.402823466e+38f, 0.0f};  // the lowest finite number: -inf - -inf is NaN
 
   // Look 1: online_softmax(x)
   #pragma unroll
@@ -431,6 +501,7 @@ log_softmax_fwd_bf16_block_per_row_100c(
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       float new_max = look1.row_max;
+      float sums[kRunningSums] = {};
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_held[step], i);
@@ -441,8 +512,9 @@ log_softmax_fwd_bf16_block_per_row_100c(
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_held[step], i);
-        look1.row_sum += exp_approximate(x_i - look1.row_max);
+        sums[i % kRunningSums] += exp_approximate(x_i - look1.row_max);
       }
+      look1.row_sum += sum_in_pairs(sums);
     }
   }
 
@@ -455,6 +527,7 @@ log_softmax_fwd_bf16_block_per_row_100c(
       const Vec<bfloat16, kVector> x_vec =
           read<kVector>(x_shared + ((step - kHeldSteps) * kThreads + threadIdx.x) * kVector);
       float new_max = look1.row_max;
+      float sums[kRunningSums] = {};
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
@@ -465,12 +538,14 @@ log_softmax_fwd_bf16_block_per_row_100c(
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
-        look1.row_sum += exp_approximate(x_i - look1.row_max);
+        sums[i % kRunningSums] += exp_approximate(x_i - look1.row_max);
       }
+      look1.row_sum += sum_in_pairs(sums);
     }
   }
 
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
+  Team::meet();
+  look1 = Team::reduce(look1, look1_slots);
 
   // Last look: the outputs
   #pragma unroll
@@ -486,7 +561,7 @@ log_softmax_fwd_bf16_block_per_row_100c(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      write<Store>(y_row + vector * kVector, y_vec);
+      if (active) write<Store>(y_row + vector * kVector, y_vec);
     }
   }
 
@@ -505,50 +580,33 @@ log_softmax_fwd_bf16_block_per_row_100c(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      write<Store>(y_row + vector * kVector, y_vec);
+      if (active) write<Store>(y_row + vector * kVector, y_vec);
     }
   }
 
   Chain::at_end();
 }
 
-// log_softmax forward, any number of columns: a block owns a row; each row is read 3 times.
+// log_softmax forward, any number of columns: a team of threads owns a row; each row is read 3 times.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-log_softmax_fwd_bf16_any_cols_block_per_row_adab(
+log_softmax_fwd_bf16_any_cols_team_per_row_a245(
     bfloat16* __restrict__ y,
     Input<Config, bfloat16> x,
     long long y_pitch,
     long long x_pitch,
     int rows,
     int cols) {
+  using Team = typename Config::Team;
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow, kVector = Config::kVector, kUnroll = Config::kUnroll,
-      kWarpsPerRow = kThreadsPerRow / 32;
-  struct Look1 {  // state of look 1: max(x)
-    float row_max;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {maximum(a.row_max, b.row_max)};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.row_max, offset)};
-    }
-  };
-  struct Look2 {  // state of look 2: sum(exp(x - row_max))
-    float row_sum;
-    static __device__ __forceinline__ Look2 combine(const Look2& a, const Look2& b) {
-      return {a.row_sum + b.row_sum};
-    }
-    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.row_sum, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[kWarpsPerRow];
-  __shared__ Look2 look2_slots[kWarpsPerRow];
+  constexpr int kThreadsPerRow = Team::kSize, kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4,
+      kUnroll = Config::kUnroll;
+  __shared__ typename Team::template Slots<Look1_697e> look1_slots;
+  __shared__ typename Team::template Slots<Look2_2916> look2_slots;
 
-  const int lane = threadIdx.x;
+  const int lane = Team::lane();
   const int row = blockIdx.x;
   const int steps = (cols / kVector + kThreadsPerRow - 1) / kThreadsPerRow;
 
@@ -564,7 +622,9 @@ log_softmax_fwd_bf16_any_cols_block_per_row_adab(
   Chain::at_start();
   Chain::wait();  // nothing before it depends on the kernels in front of this one
 
-  Look1 look1 = {__int_as_float(0xff800000)};
+  Team::announce();
+
+  Look1_697e look1 = {__int_as_float(0xff800000)};
 
   // Look 1: max(x)
   #pragma unroll kUnroll
@@ -586,9 +646,11 @@ log_softmax_fwd_bf16_any_cols_block_per_row_adab(
     look1.row_max = maximum(look1.row_max, x_i);
   }
 
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
+  Team::meet();
+  look1 = Team::reduce(look1, look1_slots);
 
-  Look2 look2 = {0.0f};
+  Look2_2916 look2 = {0.0f};
+  float look2_row_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
 
   // Look 2: sum(exp(x - row_max))
   #pragma unroll kUnroll
@@ -600,17 +662,18 @@ log_softmax_fwd_bf16_any_cols_block_per_row_adab(
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
-        look2.row_sum += expf(x_i - look1.row_max);
+        look2_row_sum[i % kRunningSums] += expf(x_i - look1.row_max);
       }
     }
   }
   if (has_edge) {
     const Vec<bfloat16, 1> x_vec = read<1>(x_row + edge);
     const float x_i = element(x_vec, 0);
-    look2.row_sum += expf(x_i - look1.row_max);
+    look2_row_sum[0] += expf(x_i - look1.row_max);
   }
 
-  look2 = reduce_row<kWarpsPerRow>(look2, look2_slots);
+  look2.row_sum = sum_in_pairs(look2_row_sum);
+  look2 = Team::reduce(look2, look2_slots);
 
   // Last look: the outputs
   #pragma unroll kUnroll
@@ -792,13 +855,13 @@ struct Tuned {
 };
 inline constexpr Tuned kTuned[] = {
     {4096, 151936, 16, 0u, 0u, false, {{1024, 1, false, 0, 0, 0, 1, 1, 196608},
-     run<log_softmax_fwd_bf16_block_per_row_100c<Cols151936_0d64>>}},
+     run<log_softmax_fwd_bf16_team_per_row_678e<Cols151936_2d34>>}},
 };
 
 // For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.
 inline constexpr Kernel kGeneral[] = {
-    {{256}, run_any_cols<log_softmax_fwd_bf16_any_cols_block_per_row_adab<AnyCols_54f6>>},
-    {{256}, run_any_cols<log_softmax_fwd_bf16_any_cols_block_per_row_adab<AnyCols_fee7>>},
+    {{256}, run_any_cols<log_softmax_fwd_bf16_any_cols_team_per_row_a245<AnyCols_224d>>},
+    {{256}, run_any_cols<log_softmax_fwd_bf16_any_cols_team_per_row_a245<AnyCols_0595>>},
 };
 
 // Bits of `absent`: none.

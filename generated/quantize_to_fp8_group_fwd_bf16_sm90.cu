@@ -15,11 +15,11 @@
 //
 //   rows x cols  kernel          threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
 //   1 x 5120     block_per_part  256      1           8       1.156     3.676 / 2.521  13    88.8 %   1.00x       1.405     fresh
-//   16 x 5120    block_per_part  128      1           4       1.877     5.775 / 3.901  132   88.6 %   1.00x       1.935     fresh
-//   64 x 5120    block_per_part  256      1           8       1.7       6.068 / 4.366  584   89.4 %   1.00x       2.212     fresh
-//   256 x 5120   block_per_part  256      1           8       2.184     7.505 / 5.32   1819  89.0 %   1.00x       2.87      fresh
-//   1024 x 5120  block_per_part  64       1           8       4.385     13.48 / 9.077  3624  80.5 %   1.04x       6.364     fresh
-//   4096 x 5120  block_per_part  32       1           8       11.98     42.34 / 30.37  5304  93.1 %   1.04x       18.62     fresh
+//   16 x 5120    block_per_part  256      1           4       1.425     4.681 / 3.256  174   89.5 %   1.04x       1.616     fresh
+//   64 x 5120    block_per_part  256      1           8       1.39      5.116 / 3.716  715   87.8 %   1.05x       1.838     fresh
+//   256 x 5120   block_per_part  128      1           8       1.839     6.441 / 4.602  2160  91.0 %   1.02x       2.557     fresh
+//   1024 x 5120  block_per_part  64       1           8       4.008     12.37 / 8.357  3965  77.8 %   1.05x       6.032     fresh
+//   4096 x 5120  block_per_part  128      1           8       11.21     40.99 / 29.78  5671  97.7 %   1.07x       18.25     fresh
 //   (any other)  block_per_row   256      1           4       -         -              -     -        -           -         not tuned
 //
 // times     price: what the kernel adds to a chain of a kernel that writes its main input and one that reads its
@@ -361,6 +361,23 @@ __device__ __forceinline__ float reduce_group(float value) {
   return value;
 }
 
+// A team: the threads that share a row. They are neighbours in a block, which has kRowsPerBlock rows side by side.
+template <int kThreadsPerRow, int kRowsPerBlock>
+struct Threads {
+  enum : int { kSize = kThreadsPerRow, kRows = kRowsPerBlock };
+  // This thread's number in its team, and its team's in the block; which tile of rows is the block's.
+  static __device__ __forceinline__ int lane() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
+  static __device__ __forceinline__ int slot() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
+  static __device__ __forceinline__ unsigned tile() { return blockIdx.x; }
+  // The team's row of the tile that starts at row `first`; idle teams take the last row.
+  static __device__ __forceinline__ int row(int first, int rows) {
+    return kRows == 1 ? first : min(first + slot(), rows - 1);
+  }
+  // Blocks that are a team say that they have started, and wait for each other before they combine.
+  static __device__ __forceinline__ void announce() {}
+  static __device__ __forceinline__ void meet() {}
+};
+
 // What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row. In kernels:
 // kParts         blocks that share a row
 // kVector        elements per access
@@ -371,20 +388,20 @@ __device__ __forceinline__ float reduce_group(float value) {
 // kGroupVectors  lanes that own one
 // kUnroll        steps that a loop does in a trip
 struct Cols5120_aca3 : Plain { enum : int { kCols = 5120, kThreads = 256, kParts = 3, kVector = 8, kGroup = 128 }; };
-struct Cols5120_7596 : Plain { using Load = NoAllocate;
-  enum : int { kCols = 5120, kThreads = 128, kParts = 12, kVector = 4, kGroup = 128 };
+struct Cols5120_af4b : Plain { using Load = EvictLast;
+  enum : int { kCols = 5120, kThreads = 256, kParts = 5, kVector = 4, kGroup = 128 };
 };
-struct Cols5120_03a6 : Plain { using Load = NoAllocate;
-  enum : int { kCols = 5120, kThreads = 256, kParts = 3, kVector = 8, kGroup = 128 };
+struct Cols5120_5643 : Plain { using Load = EvictLast;
+  enum : int { kCols = 5120, kThreads = 128, kParts = 5, kVector = 8, kGroup = 128 };
 };
 struct Cols5120_369b : Plain { using Load = EvictLast;
   enum : int { kCols = 5120, kThreads = 64, kParts = 2, kVector = 8, kGroup = 128 };
 };
-struct Cols5120_403b : Plain { using Load = NoAllocate;
-  enum : int { kCols = 5120, kThreads = 32, kParts = 4, kVector = 8, kGroup = 128 };
+struct Cols5120_b6d3 : Plain { using Load = NoAllocate;
+  enum : int { kCols = 5120, kThreads = 128, kParts = 3, kVector = 8, kGroup = 128 };
 };
-struct AnyCols_f834 : Plain {
-  enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 4, kUnroll = 1, kGroup = 128 };
+struct AnyCols_577b : Plain { using Team = Threads<256, 1>;
+  enum : int { kThreads = 256, kVector = 4, kUnroll = 1, kGroup = 128 };
 };
 
 // quantize_to_fp8_group forward: a block owns a part of a row; each row is read once.
@@ -463,10 +480,10 @@ quantize_to_fp8_group_fwd_bf16_block_per_part_4876(
   Chain::at_end();
 }
 
-// quantize_to_fp8_group forward, any number of columns: a block owns a row; each row is read once.
+// quantize_to_fp8_group forward, any number of columns: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-quantize_to_fp8_group_fwd_bf16_any_cols_block_per_row_cd29(
+quantize_to_fp8_group_fwd_bf16_any_cols_team_per_row_3ab0(
     float8_e4m3* __restrict__ q,
     float* __restrict__ scale,
     Input<Config, bfloat16> x,
@@ -476,13 +493,14 @@ quantize_to_fp8_group_fwd_bf16_any_cols_block_per_row_cd29(
     int rows,
     int cols,
     float amax_min) {
+  using Team = typename Config::Team;
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow, kVector = Config::kVector, kUnroll = Config::kUnroll,
+  constexpr int kThreadsPerRow = Team::kSize, kVector = Config::kVector, kUnroll = Config::kUnroll,
       kGroup = Config::kGroup, kGroupVectors = kGroup / kVector;
 
-  const int lane = threadIdx.x;
+  const int lane = Team::lane();
   const int row = blockIdx.x;
   const int vectors = cols / kVector;
   const int steps = (vectors + kThreadsPerRow - 1) / kThreadsPerRow;
@@ -678,21 +696,21 @@ struct Tuned {
 inline constexpr Tuned kTuned[] = {
     {   1, 5120, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 3},
      run<quantize_to_fp8_group_fwd_bf16_block_per_part_4876<Cols5120_aca3>>}},
-    {  16, 5120, 16, 0u, 0u, false, {{128, 1, false, 0, 0, 0, 1, 12},
-     run<quantize_to_fp8_group_fwd_bf16_block_per_part_4876<Cols5120_7596>>}},
+    {  16, 5120, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 5},
+     run<quantize_to_fp8_group_fwd_bf16_block_per_part_4876<Cols5120_af4b>>}},
     {  64, 5120, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 3},
      run<quantize_to_fp8_group_fwd_bf16_block_per_part_4876<Cols5120_aca3>>}},
-    { 256, 5120, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 3},
-     run<quantize_to_fp8_group_fwd_bf16_block_per_part_4876<Cols5120_03a6>>}},
+    { 256, 5120, 16, 0u, 0u, false, {{128, 1, false, 0, 0, 0, 1, 5},
+     run<quantize_to_fp8_group_fwd_bf16_block_per_part_4876<Cols5120_5643>>}},
     {1024, 5120, 16, 0u, 0u, false, {{64, 1, false, 0, 0, 0, 1, 2},
      run<quantize_to_fp8_group_fwd_bf16_block_per_part_4876<Cols5120_369b>>}},
-    {4096, 5120, 16, 0u, 0u, false, {{32, 1, false, 0, 0, 0, 1, 4},
-     run<quantize_to_fp8_group_fwd_bf16_block_per_part_4876<Cols5120_403b>>}},
+    {4096, 5120, 16, 0u, 0u, false, {{128, 1, false, 0, 0, 0, 1, 3},
+     run<quantize_to_fp8_group_fwd_bf16_block_per_part_4876<Cols5120_b6d3>>}},
 };
 
 // For any cols.
 inline constexpr Kernel kGeneral[] = {
-    {{256}, run_any_cols<quantize_to_fp8_group_fwd_bf16_any_cols_block_per_row_cd29<AnyCols_f834>>},
+    {{256}, run_any_cols<quantize_to_fp8_group_fwd_bf16_any_cols_team_per_row_3ab0<AnyCols_577b>>},
 };
 
 // Bits of `absent`: none.

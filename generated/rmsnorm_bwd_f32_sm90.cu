@@ -17,10 +17,10 @@
 //           rows of inf, nan were not tried
 // note      emitted as another text than the one that was tuned: 8192 x 4096
 //
-//   rows x cols              kernel         threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
-//   8192 x 4096              block_per_row  256      1           2       99.43     204.3 / 104.8  4050  95.7 %   1.24x       105.1     fresh
-//   (any other, rows alike)  block_per_row  256      1           4       -         -              -     -        -           -         not tuned
-//   (any other)              block_per_row  256      1           1       -         -              -     -        -           -         not tuned
+//   rows x cols              kernel           threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
+//   8192 x 4096              cluster_per_row  128      1           2       99.3      203.8 / 104.5  4055  95.7 %   1.22x       103       fresh
+//   (any other, rows alike)  block_per_row    256      1           4       -         -              -     -        -           -         not tuned
+//   (any other)              block_per_row    256      1           1       -         -              -     -        -           -         not tuned
 //
 // times     price: what the kernel adds to a chain of a kernel that writes its main input and one that reads its
 //           outputs; chain: with / without the kernel; fresh: all but the main input comes from DRAM
@@ -47,13 +47,141 @@
 #include <cstddef>
 #endif
 
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 750
-#error "rmsnorm_bwd_f32 needs sm_75 or newer: compile with -arch=sm_90"
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+#error "rmsnorm_bwd_f32 needs sm_90 or newer: compile with -arch=sm_90"
 #endif
 
 namespace normgen {
-namespace sm90 {  // the GPU these shapes were tuned on; the code itself runs on sm_75 and newer
+namespace sm90 {  // the GPU these shapes were tuned on; the code itself runs on sm_90 and newer
 namespace rmsnorm_bwd_f32_detail {
+
+// This block's rank in its cluster.
+__device__ __forceinline__ unsigned cluster_rank() {
+  unsigned rank;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+
+// All threads of all blocks of a cluster arrive, then wait. What a thread wrote before it arrived, the others see after
+// they have waited.
+__device__ __forceinline__ void cluster_arrive() {
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void cluster_wait() {
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+// Where block `rank` of the cluster has the shared variable `own`.
+template <typename T>
+__device__ __forceinline__ unsigned cluster_address(const T* own, unsigned rank) {
+  unsigned remote;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;"
+      : "=r"(remote) : "r"(static_cast<unsigned>(__cvta_generic_to_shared(own))), "r"(rank));
+  return remote;
+}
+
+__device__ __forceinline__ void mbarrier_init(unsigned long long* barrier, unsigned arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;"
+               :: "r"(static_cast<unsigned>(__cvta_generic_to_shared(barrier))), "r"(arrivals) : "memory");
+}
+
+// Arrives, and makes the phase wait for that many bytes more.
+__device__ __forceinline__ void mbarrier_expect_bytes(unsigned long long* barrier, unsigned bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
+               :: "r"(static_cast<unsigned>(__cvta_generic_to_shared(barrier))), "r"(bytes) : "memory");
+}
+
+// Waits for the end of the barrier's phase of that parity; the first phase has parity 0.
+__device__ __forceinline__ void mbarrier_wait(unsigned long long* barrier, unsigned parity) {
+  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(barrier));
+  unsigned done;
+  do {
+    asm volatile("{\n.reg .pred done;\n"
+                 "mbarrier.try_wait.parity.shared::cta.b64 done, [%1], %2;\n"
+                 "selp.u32 %0, 1, 0, done;\n}" : "=r"(done) : "r"(address), "r"(parity) : "memory");
+  } while (done == 0);
+}
+
+// Writes `value` to where block `rank` of the cluster has the shared variable `own`. Nobody waits for the store: its
+// bytes count at that block's `mbarrier` as they arrive.
+template <typename T>
+__device__ __forceinline__ void cluster_send(T* own, unsigned rank, const T& value, unsigned long long* mbarrier) {
+  const unsigned remote = cluster_address(own, rank), counted = cluster_address(mbarrier, rank);
+  const float* words = reinterpret_cast<const float*>(&value);
+  #pragma unroll
+  for (unsigned i = 0; i < sizeof(T) / 4; ++i) {
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];"
+                 :: "r"(remote + 4 * i), "r"(__float_as_uint(words[i])), "r"(counted) : "memory");
+  }
+}
+
+// The other blocks of the cluster see the mbarriers that this thread has set up, behind the next cluster barrier.
+__device__ __forceinline__ void mbarrier_cluster_fence() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+// The lanes that a shuffle names: all of the warp.
+struct WholeWarp {
+  template <int kLanes>
+  static __device__ __forceinline__ unsigned lanes() { return 0xffffffffu; }
+};
+
+// All kLanes neighbouring lanes, a power of two, end with the combined state. A state is a struct of floats that knows
+// how two combine, and how to get that of the lane whose number differs by `offset`.
+template <int kLanes, class Named = WholeWarp, typename State>
+__device__ __forceinline__ State reduce_lanes(State s) {
+  const unsigned mask = Named::template lanes<kLanes>();
+  #pragma unroll
+  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset, mask));
+  return s;
+}
+
+// The largest power of two up to n, and up to a warp: how many lanes combine n states.
+__host__ __device__ constexpr int lanes_for(int n) { return n < 2 ? 1 : n >= 32 ? 32 : 2 * lanes_for(n / 2); }
+
+// What this lane combines of kStates states: lanes_for(kStates) lanes take turns at them.
+template <int kStates, typename State>
+__device__ __forceinline__ State share_of_slots(const State* slots) {
+  constexpr int kLanes = lanes_for(kStates);
+  const int own = threadIdx.x % kLanes;
+  State total = slots[own];
+  #pragma unroll
+  for (int i = kLanes; i < kStates; i += kLanes) {
+    if (kStates % kLanes == 0 || own + i < kStates) total = State::combine(total, slots[own + i]);
+  }
+  return total;
+}
+
+// A team: the threads that share a row. They are neighbours in a block, which has kRowsPerBlock rows side by side.
+template <int kThreadsPerRow, int kRowsPerBlock>
+struct Threads {
+  enum : int { kSize = kThreadsPerRow, kRows = kRowsPerBlock };
+  // This thread's number in its team, and its team's in the block; which tile of rows is the block's.
+  static __device__ __forceinline__ int lane() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
+  static __device__ __forceinline__ int slot() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
+  static __device__ __forceinline__ unsigned tile() { return blockIdx.x; }
+  // The team's row of the tile that starts at row `first`; idle teams take the last row.
+  static __device__ __forceinline__ int row(int first, int rows) {
+    return kRows == 1 ? first : min(first + slot(), rows - 1);
+  }
+  // Blocks that are a team say that they have started, and wait for each other before they combine.
+  static __device__ __forceinline__ void announce() {}
+  static __device__ __forceinline__ void meet() {}
+};
+
+// A block is a team. Warps first, then every warp combines the warps' states redundantly: one barrier, no broadcast.
+template <int kThreadsPerRow, class Named = WholeWarp>
+struct Block : Threads<kThreadsPerRow, 1> {
+  enum : int { kWarps = kThreadsPerRow / 32 };
+  template <typename State> using Slots = State[kWarps];
+  template <typename State>
+  static __device__ __forceinline__ State reduce(State s, State (&slots)[kWarps]) {
+    s = reduce_lanes<32, Named>(s);
+    if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32 % kWarps] = s;
+    __syncthreads();
+    return reduce_lanes<lanes_for(kWarps), Named>(share_of_slots<kWarps>(slots));
+  }
+};
 
 // The widest type that memory of that many bytes is accessed as, and its bits in registers.
 template <int kBytes> struct WordOf { using type = uint4; };
@@ -88,6 +216,25 @@ struct Default {
     *static_cast<Word<kBytes>*>(address) = join<kBytes>(bits);
   }
 };
+
+// Every warp sends its state to each block of the cluster, then every warp combines all of the states. A cluster
+// barrier would wait for all loads and stores of the rows in flight; an mbarrier waits for the states only. Exchanges
+// take turns at two sets of slots: number n uses set n % 2, and waits for phase n / 2 % 2 of that set's mbarrier. A set
+// is written again after the states of the next exchange have come, and every warp sends those after it has read it.
+template <int kWarps, int kCluster, typename State>
+__device__ __forceinline__ State exchange_cluster(
+    State s, State (&slots)[2][kWarps * kCluster], unsigned long long (&full)[2], unsigned exchange) {
+  constexpr int kStates = kWarps * kCluster;
+  State* set = slots[exchange % 2];
+  unsigned long long* arrived = &full[exchange % 2];
+  s = reduce_lanes<32>(s);
+  const unsigned lane = threadIdx.x % 32;
+  if (threadIdx.x == 0) mbarrier_expect_bytes(arrived, kStates * static_cast<unsigned>(sizeof(State)));
+  __syncwarp();  // all lanes have read the slots of the last exchange
+  if (lane < kCluster) cluster_send(set + cluster_rank() * kWarps + threadIdx.x / 32, lane, s, arrived);
+  mbarrier_wait(arrived, exchange / 2 % 2);
+  return reduce_lanes<lanes_for(kStates)>(share_of_slots<kStates>(set));
+}
 
 // N elements as they are stored, in 32-bit registers; moved by the widest words that fit, at most 16 bytes each.
 template <typename T, int N>
@@ -247,38 +394,30 @@ __device__ __forceinline__ Vec<T, N> read_window(const T* elements, int first, i
   }
 }
 
-// All kLanes neighbouring lanes, a power of two, end with the combined state; the lanes of `mask` take part. A state is
-// a struct of floats that knows how two combine, and how to get that of the lane whose number differs by `offset`.
-template <int kLanes, typename State>
-__device__ __forceinline__ State reduce_lanes(State s, unsigned mask = 0xffffffffu) {
-  #pragma unroll
-  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset, mask));
-  return s;
-}
-
-// The largest power of two up to n, and up to a warp: how many lanes combine n states.
-__host__ __device__ constexpr int lanes_for(int n) { return n < 2 ? 1 : n >= 32 ? 32 : 2 * lanes_for(n / 2); }
-
-// What this lane combines of kStates states: lanes_for(kStates) lanes take turns at them.
-template <int kStates, typename State>
-__device__ __forceinline__ State share_of_slots(const State* slots) {
-  constexpr int kLanes = lanes_for(kStates);
-  const int own = threadIdx.x % kLanes;
-  State total = slots[own];
-  #pragma unroll
-  for (int i = kLanes; i < kStates; i += kLanes) {
-    if (kStates % kLanes == 0 || own + i < kStates) total = State::combine(total, slots[own + i]);
+// Used once: evict first (ld.global.cs, st.global.cs).
+struct Streaming {
+  template <int kBytes>
+  static __device__ __forceinline__ void load(const void* address, unsigned* bits) {
+    split(__ldcs(static_cast<const Word<kBytes>*>(address)), bits);
   }
-  return total;
-}
+  template <int kBytes>
+  static __device__ __forceinline__ void store(void* address, const unsigned* bits) {
+    __stcs(static_cast<Word<kBytes>*>(address), join<kBytes>(bits));
+  }
+};
 
-// Warps first, then every warp combines the warps' states redundantly: one barrier, no broadcast.
-template <int kWarps, typename State>
-__device__ __forceinline__ State reduce_row(State s, State* slots) {
-  s = reduce_lanes<32>(s);
-  if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32 % kWarps] = s;
-  __syncthreads();
-  return reduce_lanes<lanes_for(kWarps)>(share_of_slots<kWarps>(slots));
+// The sum of N terms, N a power of two, as a tree: log2(N) roundings on the way of each term.
+template <int N>
+__device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
+  float sums[N];
+  #pragma unroll
+  for (int k = 0; k < N; ++k) sums[k] = terms[k];
+  #pragma unroll
+  for (int n = N / 2; n > 0; n /= 2) {
+    #pragma unroll
+    for (int k = 0; k < n; ++k) sums[k] += sums[k + n];
+  }
+  return sums[0];
 }
 
 // Whether this block is the last of the grid to take a ticket. What the others wrote before they took theirs is seen.
@@ -301,26 +440,38 @@ __device__ __forceinline__ void write_element(T* elements, int at, float value) 
 }
 
 // What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row. In kernels:
-// kVector     elements per access
-// kVectors    vectors of a row
-// kSteps      vectors a thread owns
-// kEven       all threads own kSteps of them
-// kPitch      columns of a row of float32 sums, padded
-// kTensors    tensors that are summed over rows
-// kSumVector  columns whose sums lie kSumVectors cells apart
-// kCluster    blocks that fill a partial row together
-// kCells      sums that a block adds
-// kUnroll     steps that a loop does in a trip
-struct Cols4096_7219 : Plain {
-  enum : int { kCols = 4096, kThreads = 256, kThreadsPerRow = 256, kVector = 2, kSumVector = 2, kCells = 16 };
+// kCluster      blocks that share a row; or blocks that fill a partial row together
+// kVector       elements per access
+// kRunningSums  running sums that a vector adds to
+// kVectors      vectors of a row
+// kSteps        vectors a thread owns
+// kEven         all threads own kSteps of them
+// kAhead        the next row is loaded while the present one is computed
+// kPitch        columns of a row of float32 sums, padded
+// kTensors      tensors that are summed over rows
+// kSumVector    columns whose sums lie kSumVectors cells apart
+// kCells        sums that a block adds
+// kUnroll       steps that a loop does in a trip
+struct Cols4096_9f2f : Plain { using Store = Streaming;
+  enum : int { kCols = 4096, kThreads = 128, kCluster = 2, kVector = 2, kAhead = 1, kSumVector = 2, kCells = 16 };
 };
-struct AnyCols_3be0 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 4, kUnroll = 1 }; };
-struct AnyCols_fee7 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 1, kUnroll = 1 }; };
+struct AnyCols_ba44 : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 4, kUnroll = 1 }; };
+struct AnyCols_0595 : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 1, kUnroll = 1 }; };
 
-// rmsnorm backward: a block owns a row; each row is read once.
+struct Look1_d77f {  // state of look 1: sum(dxhat * xhat)
+  float dxhat_xhat_sum;
+  static __device__ __forceinline__ Look1_d77f combine(const Look1_d77f& a, const Look1_d77f& b) {
+    return {a.dxhat_xhat_sum + b.dxhat_xhat_sum};
+  }
+  static __device__ __forceinline__ Look1_d77f shuffle_xor(const Look1_d77f& s, int offset, unsigned mask) {
+    return {__shfl_xor_sync(mask, s.dxhat_xhat_sum, offset)};
+  }
+};
+
+// rmsnorm backward: the blocks of a cluster own a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_bwd_f32_block_per_row_bb7f(
+rmsnorm_bwd_f32_cluster_per_row_e5bb(
     float* __restrict__ dx,
     float* __restrict__ dweight,
     Input<Config, float> dy,
@@ -335,80 +486,93 @@ rmsnorm_bwd_f32_block_per_row_bb7f(
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kCols = Config::kCols, kThreadsPerRow = Config::kThreadsPerRow, kVector = Config::kVector,
-      kWarpsPerRow = kThreadsPerRow / 32, kVectors = kCols / kVector,
-      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
+  constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kCluster = Config::kCluster, kWarps = kThreads / 32,
+      kThreadsPerRow = kCluster * kThreads, kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4,
+      kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0, kAhead = Config::kAhead;
   constexpr int kPitch = (kCols + 31) / 32 * 32, kTensors = 1;
-  struct Look1 {  // state of look 1: sum(dxhat * xhat)
-    float dxhat_xhat_sum;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.dxhat_xhat_sum + b.dxhat_xhat_sum};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.dxhat_xhat_sum, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[2][kWarpsPerRow];
+  __shared__ Look1_d77f look1_slots[2][kCluster * kWarps];
+  __shared__ unsigned long long look1_full[2];
 
-  const int lane = threadIdx.x;
-  int parity = 0;
+  const int lane = static_cast<int>(cluster_rank() * kThreads + threadIdx.x);
+  unsigned trip = 0;
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < 2; ++i) {
+      mbarrier_init(&look1_full[i], 1);
+    }
+    mbarrier_cluster_fence();
+  }
+  cluster_arrive();  // a block may write to another only once that one has started
 
   Chain::at_start();
   Chain::wait();  // nothing before it depends on the kernels in front of this one
 
-  Vec<float, kVector> weight_held[kSteps];
-
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      weight_held[step] = read<kVector>(weight + vector * kVector);
-    }
-  }
-
   // This thread's sums over its rows, one for each of its columns.
   float dweight_sum[kSteps][kVector] = {};
 
-  for (int row = blockIdx.x; row < rows; row += gridDim.x) {
-    float* dx_row = dx + static_cast<long long>(row) * dx_pitch;
+  Vec<float, kVector> dy_next[kSteps];
+  Vec<float, kVector> x_next[kSteps];
+  float rstd_next;
+  // Starts the loads of a row.
+  const auto fetch = [&](int row) {
     const float* dy_row = dy + static_cast<long long>(row) * dy_pitch;
     const float* x_row = x + static_cast<long long>(row) * x_pitch;
-    const float row_rstd = rstd[row];
+    rstd_next = rstd[row];
 
-    Vec<float, kVector> dy_held[kSteps];
-    Vec<float, kVector> x_held[kSteps];
-
-    // The row of dy and x is read once and waits in registers; each thread reads back its own part.
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        dy_held[step] = read<kVector, Load>(dy_row + vector * kVector);
-        x_held[step] = read<kVector, Load>(x_row + vector * kVector);
+        dy_next[step] = read<kVector, Load>(dy_row + vector * kVector);
+        x_next[step] = read<kVector, Load>(x_row + vector * kVector);
       }
     }
+  };
+  if (kAhead && blockIdx.x / kCluster < rows) fetch(blockIdx.x / kCluster);
 
-    Look1 look1 = {0.0f};
+  cluster_wait();
+
+  for (int row = blockIdx.x / kCluster; row < rows; row += gridDim.x / kCluster) {
+    float* dx_row = dx + static_cast<long long>(row) * dx_pitch;
+    if (!kAhead) fetch(row);
+    const float row_rstd = rstd_next;
+
+    Vec<float, kVector> dy_held[kSteps];
+    Vec<float, kVector> x_held[kSteps];
+
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      dy_held[step] = dy_next[step];
+      x_held[step] = x_next[step];
+    }
+
+    const unsigned next_row = row + gridDim.x / kCluster;
+    if (kAhead && next_row < rows) fetch(next_row);
+
+    Look1_d77f look1 = {0.0f};
+    // short chains of additions: few roundings, and none waits for another
+    float look1_dxhat_xhat_sum[kRunningSums] = {};
 
     // Look 1: sum(dxhat * xhat)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
+        const Vec<float, kVector> weight_vec = read<kVector>(weight + vector * kVector);
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
           const float dy_i = element(dy_held[step], i);
           const float x_i = element(x_held[step], i);
-          const float weight_i = element(weight_held[step], i);
+          const float weight_i = element(weight_vec, i);
           const float dxhat_i = dy_i * weight_i;
           const float xhat_i = x_i * row_rstd;
-          look1.dxhat_xhat_sum += dxhat_i * xhat_i;
+          look1_dxhat_xhat_sum[i % kRunningSums] += dxhat_i * xhat_i;
         }
       }
     }
 
-    look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[parity]);
+    look1.dxhat_xhat_sum = sum_in_pairs(look1_dxhat_xhat_sum);
+    look1 = exchange_cluster<kWarps, kCluster>(look1, look1_slots, look1_full, trip);
     const float row_dxhat_xhat_mean = look1.dxhat_xhat_sum / kCols;
 
     // Last look: the outputs
@@ -416,12 +580,13 @@ rmsnorm_bwd_f32_block_per_row_bb7f(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
+        const Vec<float, kVector> weight_vec = read<kVector>(weight + vector * kVector);
         float dx_values[kVector];
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
           const float dy_i = element(dy_held[step], i);
           const float x_i = element(x_held[step], i);
-          const float weight_i = element(weight_held[step], i);
+          const float weight_i = element(weight_vec, i);
           const float dxhat_i = dy_i * weight_i;
           const float xhat_i = x_i * row_rstd;
           dx_values[i] = (dxhat_i - xhat_i * row_dxhat_xhat_mean) * row_rstd;
@@ -433,10 +598,10 @@ rmsnorm_bwd_f32_block_per_row_bb7f(
       }
     }
 
-    parity ^= 1;
+    ++trip;
   }
 
-  float* partial_row = partials + static_cast<long long>(blockIdx.x) * kTensors * kPitch;
+  float* partial_row = partials + static_cast<long long>(blockIdx.x / kCluster) * kTensors * kPitch;
 
   // The block hands one sum per column on.
   #pragma unroll
@@ -480,10 +645,10 @@ rmsnorm_bwd_f32_finish_c6a4(
   }
 }
 
-// rmsnorm backward, any number of columns: a block owns a row; each row is read twice.
+// rmsnorm backward, any number of columns: a team of threads owns a row; each row is read twice.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_bwd_f32_any_cols_block_per_row_6d52(
+rmsnorm_bwd_f32_any_cols_team_per_row_7398(
     float* __restrict__ dx,
     float* __restrict__ dweight,
     Input<Config, float> dy,
@@ -497,23 +662,15 @@ rmsnorm_bwd_f32_any_cols_block_per_row_6d52(
     int cols,
     unsigned* ticket,
     float* sums) {
+  using Team = typename Config::Team;
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kThreads = Config::kThreads, kThreadsPerRow = Config::kThreadsPerRow, kVector = Config::kVector,
-      kUnroll = Config::kUnroll, kWarpsPerRow = kThreadsPerRow / 32;
-  struct Look1 {  // state of look 1: sum(dxhat * xhat)
-    float dxhat_xhat_sum;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.dxhat_xhat_sum + b.dxhat_xhat_sum};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.dxhat_xhat_sum, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[2][kWarpsPerRow];
+  constexpr int kThreads = Config::kThreads, kThreadsPerRow = Team::kSize, kVector = Config::kVector,
+      kRunningSums = kVector < 4 ? kVector : 4, kUnroll = Config::kUnroll;
+  __shared__ typename Team::template Slots<Look1_d77f> look1_slots[2];
 
-  const int lane = threadIdx.x;
+  const int lane = Team::lane();
   const int steps = (cols / kVector + kThreadsPerRow - 1) / kThreadsPerRow;
   int parity = 0;
 
@@ -532,7 +689,9 @@ rmsnorm_bwd_f32_any_cols_block_per_row_6d52(
     const bool has_edge = edge < cols;
     const float row_rstd = rstd[row];
 
-    Look1 look1 = {0.0f};
+    Look1_d77f look1 = {0.0f};
+    // short chains of additions: few roundings, and none waits for another
+    float look1_dxhat_xhat_sum[kRunningSums] = {};
 
     // Look 1: sum(dxhat * xhat)
     #pragma unroll kUnroll
@@ -551,7 +710,7 @@ rmsnorm_bwd_f32_any_cols_block_per_row_6d52(
           const float weight_i = element(weight_vec, i);
           const float dxhat_i = dy_i * weight_i;
           const float xhat_i = x_i * row_rstd;
-          look1.dxhat_xhat_sum += dxhat_i * xhat_i;
+          look1_dxhat_xhat_sum[i % kRunningSums] += dxhat_i * xhat_i;
         }
       }
     }
@@ -564,10 +723,11 @@ rmsnorm_bwd_f32_any_cols_block_per_row_6d52(
       const float weight_i = element(weight_vec, 0);
       const float dxhat_i = dy_i * weight_i;
       const float xhat_i = x_i * row_rstd;
-      look1.dxhat_xhat_sum += dxhat_i * xhat_i;
+      look1_dxhat_xhat_sum[0] += dxhat_i * xhat_i;
     }
 
-    look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[parity]);
+    look1.dxhat_xhat_sum = sum_in_pairs(look1_dxhat_xhat_sum);
+    look1 = Team::reduce(look1, look1_slots[parity]);
     const float row_dxhat_xhat_mean = look1.dxhat_xhat_sum / cols;
 
     // Last look: the outputs
@@ -763,6 +923,21 @@ inline cudaError_t launch_on(cudaStream_t stream, void (*kernel)(Params...), con
   return cudaLaunchKernelEx(&how.config, kernel, static_cast<Params>(given)...);
 }
 
+// As grid; of clusters that loop over rows, no more than fit the device at a time: 132 SMs need not hold 33 clusters of
+// 4, and one that waits for another to end would double the time.
+inline cudaError_t fitting_grid(const void* kernel, const Launch& launch, int rows, int* blocks) {
+  cudaError_t status = grid(launch, rows, blocks);
+  if (status != cudaSuccess || launch.cluster == 1 || launch.persistent == 0) return status;
+  status = allow(kernel, launch);
+  int clusters = 0;
+  const LaunchConfig how(launch, launch.cluster, nullptr);
+  if (status == cudaSuccess) status = cudaOccupancyMaxActiveClusters(&clusters, kernel, &how.config);
+  clusters -= clusters % launch.period;
+  const int most = (clusters < launch.period ? launch.period : clusters) * launch.cluster;
+  if (*blocks > most) *blocks = most;
+  return status;
+}
+
 template <typename T>
 inline T* at(void* workspace, std::size_t offset) {
   return reinterpret_cast<T*>(static_cast<unsigned char*>(workspace) + offset);
@@ -771,7 +946,7 @@ inline T* at(void* workspace, std::size_t offset) {
 template <auto kMain, auto kFinish>
 inline cudaError_t run_and_finish(const Kernel& kernel, const Arguments& call) {
   int blocks = 0;
-  cudaError_t status = grid(kernel.launch, call.rows, &blocks);
+  cudaError_t status = fitting_grid(reinterpret_cast<const void*>(kMain), kernel.launch, call.rows, &blocks);
   if (status != cudaSuccess) return status;
   status = launch_on(
       call.stream, kMain, kernel.launch, blocks,
@@ -786,7 +961,7 @@ inline cudaError_t run_and_finish(const Kernel& kernel, const Arguments& call) {
 template <auto kMain>
 inline cudaError_t run_any_cols(const Kernel& kernel, const Arguments& call) {
   int blocks = 0;
-  cudaError_t status = grid(kernel.launch, call.rows, &blocks);
+  cudaError_t status = fitting_grid(reinterpret_cast<const void*>(kMain), kernel.launch, call.rows, &blocks);
   if (status != cudaSuccess) return status;
   return launch_on(
       call.stream, kMain, kernel.launch, blocks,
@@ -804,17 +979,17 @@ struct Tuned {
   Kernel kernel;
 };
 inline constexpr Tuned kTuned[] = {
-    {8192, 4096, 8, 0u, 0u, false, {{256, 1, false, 0, 1, 2}, {512, 1, false, 256}, {0, 0, 16384},
-     run_and_finish<rmsnorm_bwd_f32_block_per_row_bb7f<Cols4096_7219>,
-     rmsnorm_bwd_f32_finish_c6a4<Cols4096_7219>>}},
+    {8192, 4096, 8, 0u, 0u, false, {{128, 1, false, 0, 1, 3, 2}, {512, 1, false, 256}, {0, 0, 8192},
+     run_and_finish<rmsnorm_bwd_f32_cluster_per_row_e5bb<Cols4096_9f2f>,
+     rmsnorm_bwd_f32_finish_c6a4<Cols4096_9f2f>>}},
 };
 
 // For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.
 inline constexpr Kernel kGeneral[] = {
     {{256, 1, false, 0, 1}, {}, {128, 4, 0},
-     run_any_cols<rmsnorm_bwd_f32_any_cols_block_per_row_6d52<AnyCols_3be0>>},
+     run_any_cols<rmsnorm_bwd_f32_any_cols_team_per_row_7398<AnyCols_ba44>>},
     {{256, 1, false, 0, 1}, {}, {128, 4, 0},
-     run_any_cols<rmsnorm_bwd_f32_any_cols_block_per_row_6d52<AnyCols_fee7>>},
+     run_any_cols<rmsnorm_bwd_f32_any_cols_team_per_row_7398<AnyCols_0595>>},
 };
 
 // Bits of `absent`: 1u weight.

@@ -18,33 +18,33 @@
 // all timed without rstd:
 //
 //   rows x cols              kernel           threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
-//   524288 x 64              warp_per_row     128      16          8       31.41     84.04 / 52.59  4273  103.7 %  1.37x       33.51     fresh
-//   65536 x 128              warp_per_row     128      16          8       7.127     20.2 / 13.07   4708  88.4 %   1.09x       10.46     fresh
-//   262144 x 128             warp_per_row     128      8           8       30.09     84.4 / 54.28   4460  104.5 %  1.23x       33.91     fresh
-//   32768 x 256              warp_per_row     256      32          8       6.949     20.2 / 13.24   4829  91.2 %   1.07x       10.79     fresh
+//   524288 x 64              warp_per_row     128      16          8       29.77     83.3 / 53.52   4508  103.2 %  1.36x       33.06     fresh
+//   65536 x 128              warp_per_row     128      16          8       6.78      19.34 / 12.57  4949  87.1 %   1.10x       9.524     fresh
+//   262144 x 128             warp_per_row     128      8           8       29.62     83.19 / 53.59  4531  103.6 %  1.20x       33.02     fresh
+//   32768 x 256              warp_per_row     256      32          8       5.957     18.53 / 12.58  5633  87.3 %   1.09x       9.879     fresh
 //   1 x 2048                 block_per_row    256      1           4       1.544     4.433 / 2.89   8     90.8 %   1.01x       1.594     fresh
-//   64 x 2048                block_per_row    256      1           8       1.954     6.034 / 4.081  270   85.8 %   1.00x       2.091     fresh
-//   16384 x 4095             block_per_row    128      1           8       67.06     166.7 / 99.7   4002  95.2 %   1.06x       66.44     fresh
+//   64 x 2048                block_per_row    256      1           4       1.578     4.976 / 3.395  335   81.9 %   1.02x       2.091     fresh
+//   16384 x 4095             block_per_row    256      1           8       66.65     170.7 / 104    4026  96.1 %   1.07x       67.21     fresh
 //   1 x 4096                 block_per_row    512      1           4       1.679     4.931 / 3.252  15    89.7 %   1.02x       1.934     fresh
-//   8 x 4096                 block_per_row    512      1           4       1.769     5.709 / 3.938  79    88.4 %   1.01x       1.991     fresh
-//   16 x 4096                block_per_row    512      1           8       1.961     5.912 / 3.952  138   86.3 %   1.00x       2.124     fresh
-//   4096 x 4096              block_per_row    64       1           8       13.2      38.34 / 25.12  5085  102.8 %  1.03x       19.06     fresh
-//   8192 x 4096 pitch 5120   block_per_row    64       1           4       31.9      99.9 / 68.05   4208  103.3 %  1.11x       35.21     fresh
-//   8192 x 4096              block_per_row    256      1           8       34.13     87.55 / 53.4   3933  92.6 %   1.14x       35.56     fresh
-//   32 x 5120                block_per_row    512      1           4       2.116     6.29 / 4.173   314   78.4 %   1.18x       2.416     fresh
-//   2048 x 5120              block_per_row    64       1           8       8.76      25.18 / 16.4   4789  102.6 %  1.07x       12.37     fresh
+//   8 x 4096                 block_per_row    512      1           4       1.349     4.507 / 3.158  103   89.3 %   1.01x       2         fresh
+//   16 x 4096                block_per_row    512      1           8       1.595     4.847 / 3.252  169   80.2 %   1.00x       2.073     fresh
+//   4096 x 4096              block_per_row    128      1           8       13.21     37.34 / 24.14  5082  100.8 %  1.00x       18.22     fresh
+//   8192 x 4096 pitch 5120   block_per_row    64       1           4       31.13     99.11 / 67.93  4312  104.2 %  1.11x       35.42     fresh
+//   8192 x 4096              block_per_row    256      1           8       32.69     86.2 / 53.53   4106  93.0 %   1.17x       35.28     fresh
+//   32 x 5120                block_per_row    256      1           4       1.788     5.269 / 3.481  372   73.0 %   1.19x       2.101     fresh
+//   2048 x 5120              block_per_row    128      1           8       8.565     24.33 / 15.76  4898  101.7 %  1.06x       12.22     fresh
 //   1 x 7168                 block_per_row    512      1           4       1.968     5.763 / 3.793  22    84.7 %   1.12x       2.247     fresh
-//   8192 x 7168              block_per_row    512      1           8       57.2      148.8 / 91.49  4106  99.2 %   1.05x       57.24     fresh
-//   8192 x 8191              block_per_row    256      1           8       67.11     169 / 101.9    4000  95.2 %   1.07x       68.03     fresh
-//   1 x 8192                 block_per_row    512      1           8       1.924     5.788 / 3.865  26    87.0 %   1.01x       2.102     fresh
-//   16 x 8192                block_per_row    512      1           4       2.023     6.15 / 4.126   267   81.4 %   1.03x       2.535     fresh
-//   64 x 8192                block_per_row    512      1           4       2.185     6.576 / 4.398  967   84.2 %   1.04x       2.723     fresh
-//   16384 x 8192             block_per_row    256      1           8       129       324.2 / 195.2  4161  98.7 %   1.07x       126.7     fresh
-//   1 x 16384                cluster_per_row  128      1           4       2.313     6.219 / 3.909  43    72.4 %   1.00x       2.365     fresh
-//   64 x 16384               block_per_row    512      1           4       2.962     7.938 / 4.973  1427  74.2 %   1.14x       3.584     fresh
-//   4096 x 16384             block_per_row    128      1           8       66.2      166.6 / 100.4  4056  96.9 %   1.05x       66.86     fresh
-//   8192 x 32768             block_per_row    1024     1           4       252.1     641.4 / 388.9  4260  103.1 %  1.01x       255.3     fresh
-//   4096 x 131072            cluster_per_row  128      1           8       520.4     1288 / 767.9   4127  99.1 %   1.10x       524.6     fresh
+//   8192 x 7168              block_per_row    512      1           8       57.3      149 / 91.75    4100  98.2 %   1.05x       57.84     fresh
+//   8192 x 8191              block_per_row    256      1           8       67.45     171.4 / 104    3980  94.8 %   1.07x       67.88     fresh
+//   1 x 8192                 block_per_row    512      1           4       1.559     4.662 / 3.103  32    81.9 %   1.03x       2.023     fresh
+//   16 x 8192                block_per_row    512      1           4       1.658     5.055 / 3.396  326   75.3 %   1.04x       2.483     fresh
+//   64 x 8192                block_per_row    512      1           8       1.829     5.543 / 3.714  1156  79.6 %   1.03x       2.705     fresh
+//   16384 x 8192             block_per_row    256      1           8       128.3     324.7 / 196.2  4185  98.8 %   1.07x       126       fresh
+//   1 x 16384                cluster_per_row  128      1           4       1.975     5.12 / 3.146   50    65.1 %   1.01x       2.033     fresh
+//   64 x 16384               block_per_row    512      1           8       2.63      6.872 / 4.257  1607  71.4 %   1.12x       3.547     fresh
+//   4096 x 16384             block_per_row    512      1           4       65.25     165.2 / 99.94  4114  97.8 %   1.06x       64.33     fresh
+//   8192 x 32768             block_per_row    1024     1           4       251.2     640.5 / 389.1  4274  102.7 %  1.01x       254.2     fresh
+//   4096 x 131072            cluster_per_row  128      1           8       513.9     1287 / 773.2   4179  100.1 %  1.11x       517.2     fresh
 //   (any other, rows alike)  block_per_row    256      1           8       -         -              -     -        -           -         not tuned
 //   (any other)              block_per_row    256      1           1       -         -              -     -        -           -         not tuned
 //
@@ -52,7 +52,7 @@
 //           outputs; chain: with / without the kernel; fresh: all but the main input comes from DRAM
 //
 // accuracy  largest error against the float64 reference, as a fraction of the bound for float32 arithmetic and the
-//           stored dtype, over adversarial rows, on the GPU: y 1, rstd 0.047
+//           stored dtype, over adversarial rows, on the GPU: y 1, rstd 0.04
 // records   records/h200.jsonl: schedule, command and all figures of each line of the table; `normgen show` with --op,
 //           --shape, --dtype and --schedule prints its kernel and Config alone, byte for byte as they stand here
 //
@@ -224,25 +224,6 @@ __device__ __forceinline__ void cluster_store(T* own, unsigned rank, const T& va
   }
 }
 
-// Copies 4, 8 or 16 bytes to shared memory past the registers; 16 bytes leave no line in L1.
-template <int kBytes>
-__device__ __forceinline__ void cp_async(void* shared, const void* global) {
-  const unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(shared));
-  if (kBytes == 16) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(to), "l"(global) : "memory");
-  } else {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" :: "r"(to), "l"(global), "n"(kBytes) : "memory");
-  }
-}
-
-__device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-
-// Waits until all but the newest kGroups groups of this thread's copies have arrived.
-template <int kGroups>
-__device__ __forceinline__ void cp_async_wait() {
-  asm volatile("cp.async.wait_group %0;" :: "n"(kGroups) : "memory");
-}
-
 // Programmatic dependent launch: wait until the kernel before this one has ended and its writes are visible.
 __device__ __forceinline__ void dependency_wait() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -408,15 +389,89 @@ __device__ __forceinline__ void pack(Vec<bfloat16, N>& vec, const float (&values
   }
 }
 
-// Copies N elements to a slot of shared memory, past the registers.
-template <int N, typename T>
-__device__ __forceinline__ void copy_async(T* slot, const T* elements) {
-  constexpr int kBytes = Vec<T, N>::kWordBytes;
+// The lanes that a shuffle names: all of the warp.
+struct WholeWarp {
+  template <int kLanes>
+  static __device__ __forceinline__ unsigned lanes() { return 0xffffffffu; }
+};
+
+// All kLanes neighbouring lanes, a power of two, end with the combined state. A state is a struct of floats that knows
+// how two combine, and how to get that of the lane whose number differs by `offset`.
+template <int kLanes, class Named = WholeWarp, typename State>
+__device__ __forceinline__ State reduce_lanes(State s) {
+  const unsigned mask = Named::template lanes<kLanes>();
   #pragma unroll
-  for (int i = 0; i < Vec<T, N>::kBytes; i += kBytes) {
-    cp_async<kBytes>(reinterpret_cast<unsigned char*>(slot) + i, reinterpret_cast<const unsigned char*>(elements) + i);
-  }
+  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset, mask));
+  return s;
 }
+
+// The largest power of two up to n, and up to a warp: how many lanes combine n states.
+__host__ __device__ constexpr int lanes_for(int n) { return n < 2 ? 1 : n >= 32 ? 32 : 2 * lanes_for(n / 2); }
+
+// What this lane combines of kStates states: lanes_for(kStates) lanes take turns at them.
+template <int kStates, typename State>
+__device__ __forceinline__ State share_of_slots(const State* slots) {
+  constexpr int kLanes = lanes_for(kStates);
+  const int own = threadIdx.x % kLanes;
+  State total = slots[own];
+  #pragma unroll
+  for (int i = kLanes; i < kStates; i += kLanes) {
+    if (kStates % kLanes == 0 || own + i < kStates) total = State::combine(total, slots[own + i]);
+  }
+  return total;
+}
+
+// A team: the threads that share a row. They are neighbours in a block, which has kRowsPerBlock rows side by side.
+template <int kThreadsPerRow, int kRowsPerBlock>
+struct Threads {
+  enum : int { kSize = kThreadsPerRow, kRows = kRowsPerBlock };
+  // This thread's number in its team, and its team's in the block; which tile of rows is the block's.
+  static __device__ __forceinline__ int lane() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
+  static __device__ __forceinline__ int slot() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
+  static __device__ __forceinline__ unsigned tile() { return blockIdx.x; }
+  // The team's row of the tile that starts at row `first`; idle teams take the last row.
+  static __device__ __forceinline__ int row(int first, int rows) {
+    return kRows == 1 ? first : min(first + slot(), rows - 1);
+  }
+  // Blocks that are a team say that they have started, and wait for each other before they combine.
+  static __device__ __forceinline__ void announce() {}
+  static __device__ __forceinline__ void meet() {}
+};
+
+// A block is a team. Warps first, then every warp combines the warps' states redundantly: one barrier, no broadcast.
+template <int kThreadsPerRow, class Named = WholeWarp>
+struct Block : Threads<kThreadsPerRow, 1> {
+  enum : int { kWarps = kThreadsPerRow / 32 };
+  template <typename State> using Slots = State[kWarps];
+  template <typename State>
+  static __device__ __forceinline__ State reduce(State s, State (&slots)[kWarps]) {
+    s = reduce_lanes<32, Named>(s);
+    if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32 % kWarps] = s;
+    __syncthreads();
+    return reduce_lanes<lanes_for(kWarps), Named>(share_of_slots<kWarps>(slots));
+  }
+};
+
+// The blocks of a cluster are a team. Every warp leaves its state in each block, then every warp combines all of them:
+// one barrier. A block may write to another only once that one has started.
+template <int kBlocks, int kBlockThreads>
+struct ClusterTeam : Threads<kBlocks * kBlockThreads, 1> {
+  enum : int { kWarps = kBlockThreads / 32, kStates = kWarps * kBlocks };
+  static __device__ __forceinline__ int lane() { return cluster_rank() * kBlockThreads + threadIdx.x; }
+  static __device__ __forceinline__ unsigned tile() { return blockIdx.x / kBlocks; }
+  static __device__ __forceinline__ void announce() { cluster_arrive(); }
+  static __device__ __forceinline__ void meet() { cluster_wait(); }
+  template <typename State> using Slots = State[kStates];
+  template <typename State>
+  static __device__ __forceinline__ State reduce(State s, State (&slots)[kStates]) {
+    s = reduce_lanes<32>(s);
+    const unsigned lane = threadIdx.x % 32;
+    if (lane < kBlocks) cluster_store(slots + cluster_rank() * kWarps + threadIdx.x / 32, lane, s);
+    cluster_arrive();
+    cluster_wait();
+    return reduce_lanes<lanes_for(kStates)>(share_of_slots<kStates>(slots));
+  }
+};
 
 // How a kernel and its neighbours in the stream overlap: not at all.
 // wait              before the first access to what the kernels in front write, or still read
@@ -446,31 +501,6 @@ struct Early : InOrder {
 struct EarlyAtLoads : Early {
   static __device__ __forceinline__ void at_loads() { dependency_trigger(); }
 };
-
-// All kLanes neighbouring lanes, a power of two, end with the combined state; the lanes of `mask` take part. A state is
-// a struct of floats that knows how two combine, and how to get that of the lane whose number differs by `offset`.
-template <int kLanes, typename State>
-__device__ __forceinline__ State reduce_lanes(State s, unsigned mask = 0xffffffffu) {
-  #pragma unroll
-  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset, mask));
-  return s;
-}
-
-// The largest power of two up to n, and up to a warp: how many lanes combine n states.
-__host__ __device__ constexpr int lanes_for(int n) { return n < 2 ? 1 : n >= 32 ? 32 : 2 * lanes_for(n / 2); }
-
-// What this lane combines of kStates states: lanes_for(kStates) lanes take turns at them.
-template <int kStates, typename State>
-__device__ __forceinline__ State share_of_slots(const State* slots) {
-  constexpr int kLanes = lanes_for(kStates);
-  const int own = threadIdx.x % kLanes;
-  State total = slots[own];
-  #pragma unroll
-  for (int i = kLanes; i < kStates; i += kLanes) {
-    if (kStates % kLanes == 0 || own + i < kStates) total = State::combine(total, slots[own + i]);
-  }
-  return total;
-}
 
 // Every warp sends its state to each block of the cluster, then every warp combines all of the states. A cluster
 // barrier would wait for all loads and stores of the rows in flight; an mbarrier waits for the states only. Exchanges
@@ -506,6 +536,25 @@ __device__ __forceinline__ Vec<T, N> filled(float value) {
 struct InTurn {
   template <typename T>
   static __device__ __forceinline__ void to_l2(const T*, int) {}
+};
+
+// Lanes of a warp are a team: they combine by shuffles alone.
+template <int kThreadsPerRow, int kRowsPerBlock, class Named = WholeWarp>
+struct Lanes : Threads<kThreadsPerRow, kRowsPerBlock> {
+  template <typename State> struct Slots {};
+  template <typename State>
+  static __device__ __forceinline__ State reduce(State s, Slots<State>&) {
+    return reduce_lanes<kThreadsPerRow, Named>(s);
+  }
+};
+
+// As the shuffles of CUDA's cooperative groups, which name only the lanes of their tile. The headers of cooperative
+// groups are not included: they would take more than half of the time that a header compiles.
+struct OwnTile {
+  template <int kLanes>
+  static __device__ __forceinline__ unsigned lanes() {
+    return (0xffffffffu >> (32 - kLanes)) << threadIdx.x % 32 / kLanes * kLanes;
+  }
 };
 
 // What a Config names but where it says otherwise. Its sizes are counted in elements, threads, rows or blocks.
@@ -560,44 +609,6 @@ __device__ __forceinline__ Vec<T, N> read_window(const T* elements, int first, i
   }
 }
 
-// Every warp leaves its state in each block of the cluster, then every warp combines all of them: one barrier.
-template <int kWarps, int kCluster, typename State>
-__device__ __forceinline__ State reduce_cluster(State s, State* slots) {
-  constexpr int kStates = kWarps * kCluster;
-  s = reduce_lanes<32>(s);
-  const unsigned lane = threadIdx.x % 32;
-  if (lane < kCluster) cluster_store(slots + cluster_rank() * kWarps + threadIdx.x / 32, lane, s);
-  cluster_arrive();
-  cluster_wait();
-  return reduce_lanes<lanes_for(kStates)>(share_of_slots<kStates>(slots));
-}
-
-// Warps first, then every warp combines the warps' states redundantly: one barrier, no broadcast.
-template <int kWarps, typename State>
-__device__ __forceinline__ State reduce_row(State s, State* slots) {
-  s = reduce_lanes<32>(s);
-  if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32 % kWarps] = s;
-  __syncthreads();
-  return reduce_lanes<lanes_for(kWarps)>(share_of_slots<kWarps>(slots));
-}
-
-// As reduce_lanes, by the shuffles of CUDA's cooperative groups, which name only the lanes of their tile. The headers
-// of cooperative groups are not included: they would take more than half of the time that a header compiles.
-template <int kLanes, typename State>
-__device__ __forceinline__ State reduce_tile(const State& s) {
-  constexpr unsigned kTile = 0xffffffffu >> (32 - kLanes);
-  return reduce_lanes<kLanes>(s, kTile << threadIdx.x % 32 / kLanes * kLanes);
-}
-
-// As reduce_row, by reduce_tile.
-template <int kWarps, typename State>
-__device__ __forceinline__ State reduce_tiles(State s, State* slots) {
-  s = reduce_tile<32>(s);
-  if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32 % kWarps] = s;
-  __syncthreads();
-  return reduce_tile<lanes_for(kWarps)>(share_of_slots<kWarps>(slots));
-}
-
 // Hides from the compiler what the vector holds: it would convert kept parameters to floats once, for all rows, and
 // keep those, in twice the registers.
 template <int N, typename T>
@@ -618,100 +629,126 @@ struct Streaming {
   }
 };
 
-// What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row. In kernels:
-// kVector       elements per access
-// kEarlyParams  column parameters wait in registers, or are read where they are used
-// kVectors      vectors of a row
-// kSteps        vectors a thread owns
-// kEven         all threads own kSteps of them
-// kFirstInside  first step whose windows of parameters begin within these
-// kWholeSteps   steps in which each thread has a vector, and the row one more behind it, however the row is aligned
-// kCluster      blocks that share a row
-// kUnroll       steps that a loop does in a trip
-// kStages       row tiles in shared memory
-struct Cols64_b730 : Plain { using Load = NoAllocate; using Store = Streaming;
-  enum : int { kCols = 64, kThreads = 128, kThreadsPerRow = 8, kRowsPerBlock = 16, kVector = 8, kEarlyParams = 1 };
-};
-struct Cols128_de26 : Plain { using Load = NoAllocate;
-  enum : int { kCols = 128, kThreads = 128, kThreadsPerRow = 8, kRowsPerBlock = 16, kVector = 8, kEarlyParams = 1 };
-};
-struct Cols128_2152 : Plain { using Load = NoAllocate; using Store = Streaming;
-  enum : int { kCols = 128, kThreads = 128, kThreadsPerRow = 16, kRowsPerBlock = 8, kVector = 8, kEarlyParams = 1 };
-};
-struct Cols256_abd4 : Plain { using Load = NoAllocate;
-  enum : int { kCols = 256, kThreads = 256, kThreadsPerRow = 8, kRowsPerBlock = 32, kVector = 8 };
-};
-struct Cols2048_360c : Plain { using Load = EvictLast; using Params = Ahead;
-  enum : int { kCols = 2048, kThreads = 256, kThreadsPerRow = 256, kVector = 4, kEarlyParams = 1 };
-};
-struct Cols2048_cbda : Plain { using Load = NoAllocate; using Params = Ahead;
-  enum : int { kCols = 2048, kThreads = 256, kThreadsPerRow = 256, kVector = 8, kEarlyParams = 1 };
-};
-struct Cols4095_eea7 : Plain {
-  enum : int { kCols = 4095, kThreads = 128, kThreadsPerRow = 128, kVector = 8, kEarlyParams = 1, kFirstInside = 0 };
-};
-struct Cols4096_88ad : Plain { using Params = Ahead;
-  enum : int { kCols = 4096, kThreads = 512, kThreadsPerRow = 512, kVector = 4, kEarlyParams = 1 };
-};
-struct Cols4096_6f9d : Plain { using Load = NoAllocate; using Params = Ahead;
-  enum : int { kCols = 4096, kThreads = 512, kThreadsPerRow = 512, kVector = 8, kEarlyParams = 1 };
-};
-struct Cols4096_ac3b : Plain { using Load = NoAllocate;
-  enum : int { kCols = 4096, kThreads = 64, kThreadsPerRow = 64, kVector = 8, kEarlyParams = 0 };
-};
-struct Cols4096_7a64 : Plain { using Load = NoAllocate; using Store = Streaming;
-  enum : int { kCols = 4096, kThreads = 64, kThreadsPerRow = 64, kVector = 4 };
-};
-struct Cols4096_2013 : Plain { using Load = NoAllocate; using Store = Streaming;
-  enum : int { kCols = 4096, kThreads = 256, kThreadsPerRow = 256, kVector = 8, kEarlyParams = 1, kFirstInside = 1 };
-};
-struct Cols5120_f60e : Plain { using Params = Ahead;
-  enum : int { kCols = 5120, kThreads = 512, kThreadsPerRow = 512, kVector = 4, kEarlyParams = 1 };
-};
-struct Cols5120_d060 : Plain { using Load = EvictLast;
-  enum : int { kCols = 5120, kThreads = 64, kThreadsPerRow = 64, kVector = 8, kEarlyParams = 0 };
-};
-struct Cols7168_749b : Plain {
-  enum : int { kCols = 7168, kThreads = 512, kThreadsPerRow = 512, kVector = 4, kEarlyParams = 1 };
-};
-struct Cols7168_8e4d : Plain { using Chain = EarlyAtLoads;
-  enum : int { kCols = 7168, kThreads = 512, kThreadsPerRow = 512, kVector = 8, kEarlyParams = 1 };
-};
-struct Cols8191_7107 : Plain { using Chain = EarlyAtLoads;
-  enum : int { kCols = 8191, kThreads = 256, kThreadsPerRow = 256, kVector = 8, kEarlyParams = 1, kFirstInside = 0 };
-};
-struct Cols8192_277d : Plain { using Load = NoAllocate; using Params = Ahead;
-  enum : int { kCols = 8192, kThreads = 512, kThreadsPerRow = 512, kVector = 8, kEarlyParams = 1 };
-};
-struct Cols8192_669b : Plain { using Params = Ahead;
-  enum : int { kCols = 8192, kThreads = 512, kThreadsPerRow = 512, kVector = 4, kEarlyParams = 1 };
-};
-struct Cols8192_3267 : Plain { using Load = NoAllocate; using Params = Ahead;
-  enum : int { kCols = 8192, kThreads = 512, kThreadsPerRow = 512, kVector = 4, kEarlyParams = 1 };
-};
-struct Cols8192_f2a9 : Plain { using Load = EvictLast; using Chain = EarlyAtLoads;
-  enum : int { kCols = 8192, kThreads = 256, kThreadsPerRow = 256, kVector = 8, kEarlyParams = 1 };
-};
-struct Cols16384_0792 : Plain { using Load = NoAllocate;
-  enum : int { kCols = 16384, kThreads = 128, kCluster = 8, kVector = 4, kEarlyParams = 1 };
-};
-struct Cols16384_147f : Plain { using Load = NoAllocate; using Params = Ahead;
-  enum : int { kCols = 16384, kThreads = 512, kThreadsPerRow = 512, kVector = 4, kEarlyParams = 1 };
-};
-struct Cols16384_d52d : Plain { enum : int { kCols = 16384, kThreads = 128, kThreadsPerRow = 128, kVector = 8 }; };
-struct Cols32768_4533 : Plain { using Load = EvictLast;
-  enum : int { kCols = 32768, kThreads = 1024, kThreadsPerRow = 1024, kVector = 4, kUnroll = 4 };
-};
-struct Cols131072_32ad : Plain { using Load = EvictLast;
-  enum : int { kCols = 131072, kThreads = 128, kCluster = 8, kVector = 8, kStages = 2 };
-};
-struct AnyCols_54f6 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 8, kUnroll = 1 }; };
-struct AnyCols_fee7 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 1, kUnroll = 1 }; };
+// The sum of N terms, N a power of two, as a tree: log2(N) roundings on the way of each term.
+template <int N>
+__device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
+  float sums[N];
+  #pragma unroll
+  for (int k = 0; k < N; ++k) sums[k] = terms[k];
+  #pragma unroll
+  for (int n = N / 2; n > 0; n /= 2) {
+    #pragma unroll
+    for (int k = 0; k < n; ++k) sums[k] += sums[k + n];
+  }
+  return sums[0];
+}
 
-// rmsnorm forward: lanes of a warp own a row, a block works on several rows; each row is read once.
+// What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row. In kernels:
+// kVector        elements per access
+// kRunningSums   running sums that a vector adds to
+// kEarlyParams   column parameters wait in registers, or are read where they are used
+// kVectors       vectors of a row
+// kSteps         vectors a thread owns
+// kEven          all threads own kSteps of them
+// kFirstInside   first step whose windows of parameters begin within these
+// kWholeSteps    steps in which each thread has a vector, and the row one more behind it, however the row is aligned
+// kPackedParams  column parameters stay as they are stored while they wait in registers
+// kAhead         the next row is loaded while the present one is computed
+// kUnroll        steps that a loop does in a trip
+// kCopiedCols    columns of a row that the copy engine brings
+// kCluster       blocks that share a row
+struct Cols64_09ca : Plain { using Team = Lanes<8, 16>; using Load = NoAllocate; using Store = Streaming;
+  enum : int { kCols = 64, kThreads = 128, kVector = 8, kEarlyParams = 1 };
+};
+struct Cols128_957a : Plain { using Team = Lanes<8, 16>; using Load = EvictLast;
+  enum : int { kCols = 128, kThreads = 128, kVector = 8, kEarlyParams = 0 };
+};
+struct Cols128_b978 : Plain { using Team = Lanes<16, 8>; using Load = NoAllocate; using Store = Streaming;
+  enum : int { kCols = 128, kThreads = 128, kVector = 8, kEarlyParams = 1 };
+};
+struct Cols256_55dd : Plain { using Team = Lanes<8, 32>;
+  enum : int { kCols = 256, kThreads = 256, kVector = 8, kEarlyParams = 1 };
+};
+struct Cols2048_8c98 : Plain { using Team = Block<256>; using Load = EvictLast; using Params = Ahead;
+  enum : int { kCols = 2048, kThreads = 256, kVector = 4, kEarlyParams = 1 };
+};
+struct Cols2048_c541 : Plain { using Team = Block<256>; using Params = Ahead;
+  enum : int { kCols = 2048, kThreads = 256, kVector = 4, kEarlyParams = 1 };
+};
+struct Cols4095_c98f : Plain { using Team = Block<256>;
+  enum : int { kCols = 4095, kThreads = 256, kVector = 8, kEarlyParams = 0, kFirstInside = 0 };
+};
+struct Cols4096_6ca1 : Plain { using Team = Block<512>; using Params = Ahead;
+  enum : int { kCols = 4096, kThreads = 512, kVector = 4, kEarlyParams = 1 };
+};
+struct Cols4096_5dd3 : Plain { using Team = Block<512>; using Load = NoAllocate; using Params = Ahead;
+  enum : int { kCols = 4096, kThreads = 512, kVector = 8, kEarlyParams = 1 };
+};
+struct Cols4096_b039 : Plain { using Team = Block<128>; using Load = NoAllocate; using Chain = EarlyAtLoads;
+  enum : int { kCols = 4096, kThreads = 128, kVector = 8, kEarlyParams = 1 };
+};
+struct Cols4096_2532 : Plain { using Team = Block<64>; using Load = NoAllocate; using Store = Streaming;
+  enum : int { kCols = 4096, kThreads = 64, kVector = 4, kEarlyParams = 1, kPackedParams = 1, kAhead = 1 };
+};
+struct Cols4096_17a9 : Plain { using Team = Block<256>; using Load = NoAllocate; using Store = Streaming;
+  enum : int { kCols = 4096, kThreads = 256, kVector = 8, kEarlyParams = 0, kFirstInside = 1 };
+};
+struct Cols5120_f32c : Plain { using Team = Block<256>; using Params = Ahead;
+  enum : int { kCols = 5120, kThreads = 256, kVector = 4, kEarlyParams = 1 };
+};
+struct Cols5120_b1fa : Plain { using Team = Block<128>; using Load = EvictLast;
+  enum : int { kCols = 5120, kThreads = 128, kVector = 8, kUnroll = 4 };
+};
+struct Cols7168_5b47 : Plain { using Team = Block<512>;
+  enum : int { kCols = 7168, kThreads = 512, kVector = 4, kEarlyParams = 1 };
+};
+struct Cols7168_ba9c : Plain { using Team = Block<512>;
+  enum : int { kCols = 7168, kThreads = 512, kVector = 8, kEarlyParams = 1 };
+};
+struct Cols8191_620e : Plain { using Team = Block<256>;
+  enum : int { kCols = 8191, kThreads = 256, kVector = 8, kEarlyParams = 0, kFirstInside = 0 };
+};
+struct Cols8192_fe45 : Plain { using Team = Block<512>; using Params = Ahead;
+  enum : int { kCols = 8192, kThreads = 512, kVector = 4, kEarlyParams = 1 };
+};
+struct Cols8192_0e5a : Plain { using Team = Block<512>; using Load = NoAllocate;
+  enum : int { kCols = 8192, kThreads = 512, kVector = 8, kEarlyParams = 0 };
+};
+struct Cols8192_3736 : Plain { using Team = Block<256>; using Load = EvictLast; using Chain = EarlyAtLoads;
+  enum : int { kCols = 8192, kThreads = 256, kVector = 8, kEarlyParams = 1 };
+};
+struct Cols16384_ab46 : Plain { using Team = ClusterTeam<8, 128>; using Load = EvictLast;
+  enum : int { kCols = 16384, kThreads = 128, kVector = 4, kEarlyParams = 1 };
+};
+struct Cols16384_694b : Plain { using Team = Block<512>; using Load = NoAllocate; using Params = Ahead;
+  enum : int { kCols = 16384, kThreads = 512, kVector = 8, kEarlyParams = 1 };
+};
+struct Cols16384_6e04 : Plain { using Team = Block<512>; using Chain = EarlyAtLoads;
+  enum : int { kCols = 16384, kThreads = 512, kVector = 4, kEarlyParams = 1 };
+};
+struct Cols32768_8274 : Plain { using Team = Block<1024, OwnTile>; using Load = EvictLast;
+  enum : int { kCols = 32768, kThreads = 1024, kVector = 4, kUnroll = 4 };
+};
+struct Cols131072_3e88 : Plain { using Load = EvictLast;
+  enum : int { kCols = 131072, kThreads = 128, kCluster = 16, kVector = 8, kAhead = 1 };
+};
+struct AnyCols_224d : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 8, kUnroll = 1 }; };
+struct AnyCols_0595 : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 1, kUnroll = 1 }; };
+
+struct Look1_57d9 {  // state of look 1: sum(x**2)
+  float x_squares;
+  static __device__ __forceinline__ Look1_57d9 combine(const Look1_57d9& a, const Look1_57d9& b) {
+    return {a.x_squares + b.x_squares};
+  }
+  static __device__ __forceinline__ Look1_57d9 shuffle_xor(const Look1_57d9& s, int offset, unsigned mask) {
+    return {__shfl_xor_sync(mask, s.x_squares, offset)};
+  }
+};
+
+// rmsnorm forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_bf16_warp_per_row_060f(
+rmsnorm_fwd_bf16_team_per_row_4852(
     bfloat16* __restrict__ y,
     float* __restrict__ rstd,
     Input<Config, bfloat16> x,
@@ -720,30 +757,23 @@ rmsnorm_fwd_bf16_warp_per_row_060f(
     long long x_pitch,
     int rows,
     float eps) {
+  using Team = typename Config::Team;
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   using Params = typename Config::Params;
-  constexpr int kCols = Config::kCols, kThreadsPerRow = Config::kThreadsPerRow, kRowsPerBlock = Config::kRowsPerBlock,
-      kVector = Config::kVector;
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
+      kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4;
   constexpr bool kEarlyParams = Config::kEarlyParams;
   constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  struct Look1 {  // state of look 1: sum(x**2)
-    float x_squares;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.x_squares + b.x_squares};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.x_squares, offset)};
-    }
-  };
+  __shared__ typename Team::template Slots<Look1_57d9> look1_slots;
 
-  const int lane = threadIdx.x % kThreadsPerRow;
-  const int slot = threadIdx.x / kThreadsPerRow;  // this thread's row within the block
-  const int row = blockIdx.x * kRowsPerBlock + slot;
+  const int lane = Team::lane();
+  const int slot = Team::slot();  // this thread's row within the block
+  const int row = Team::tile() * kRowsPerBlock + slot;
 
-  const bool active = row < rows;  // idle rows recompute the last row and store nothing
+  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
   const int valid_row = active ? row : rows - 1;
   bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
   const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
@@ -775,8 +805,10 @@ rmsnorm_fwd_bf16_warp_per_row_060f(
   }
 
   Chain::at_loads();
+  Team::announce();
 
-  Look1 look1 = {0.0f};
+  Look1_57d9 look1 = {0.0f};
+  float look1_x_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
 
   // Look 1: sum(x**2)
   #pragma unroll
@@ -786,12 +818,14 @@ rmsnorm_fwd_bf16_warp_per_row_060f(
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_held[step], i);
-        look1.x_squares += x_i * x_i;
+        look1_x_squares[i % kRunningSums] += x_i * x_i;
       }
     }
   }
 
-  look1 = reduce_lanes<kThreadsPerRow>(look1);
+  look1.x_squares = sum_in_pairs(look1_x_squares);
+  Team::meet();
+  look1 = Team::reduce(look1, look1_slots);
   const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
 
   if (lane == 0 && active) {
@@ -820,10 +854,10 @@ rmsnorm_fwd_bf16_warp_per_row_060f(
   Chain::at_end();
 }
 
-// rmsnorm forward: lanes of a warp own a row, a block works on several rows; each row is read once.
+// rmsnorm forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_bf16_warp_per_row_48f0(
+rmsnorm_fwd_bf16_team_per_row_7f5e(
     bfloat16* __restrict__ y,
     float* __restrict__ rstd,
     Input<Config, bfloat16> x,
@@ -832,260 +866,26 @@ rmsnorm_fwd_bf16_warp_per_row_48f0(
     long long x_pitch,
     int rows,
     float eps) {
-  using Load = typename Config::Load;
-  using Store = typename Config::Store;
-  using Chain = typename Config::Chain;
-  constexpr int kCols = Config::kCols, kThreadsPerRow = Config::kThreadsPerRow, kRowsPerBlock = Config::kRowsPerBlock,
-      kVector = Config::kVector, kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  struct Look1 {  // state of look 1: sum(x**2)
-    float x_squares;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.x_squares + b.x_squares};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.x_squares, offset)};
-    }
-  };
-
-  const int lane = threadIdx.x % kThreadsPerRow;
-  const int slot = threadIdx.x / kThreadsPerRow;  // this thread's row within the block
-
-  Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
-
-  Vec<bfloat16, kVector> weight_held[kSteps];
-
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      weight_held[step] = read<kVector>(weight + vector * kVector);
-    }
-  }
-
-  Vec<bfloat16, kVector> x_next[kSteps];
-  // The next row is loaded while the present one is computed.
-  const auto fetch = [&](int first_row) {
-    const int fetched_row = min(first_row + slot, rows - 1);
-    const bfloat16* x_row = x + static_cast<long long>(fetched_row) * x_pitch;
-
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      if (kEven || vector < kVectors) {
-        x_next[step] = read<kVector, Load>(x_row + vector * kVector);
-      }
-    }
-  };
-  if (blockIdx.x * kRowsPerBlock < rows) fetch(blockIdx.x * kRowsPerBlock);
-
-  for (int first_row = blockIdx.x * kRowsPerBlock; first_row < rows; first_row += gridDim.x * kRowsPerBlock) {
-    const int row = first_row + slot;
-    const bool active = row < rows;  // idle rows recompute the last row and store nothing
-    const int valid_row = active ? row : rows - 1;
-    bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
-
-    Vec<bfloat16, kVector> x_held[kSteps];
-
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      x_held[step] = x_next[step];
-    }
-
-    const unsigned next_row = first_row + gridDim.x * kRowsPerBlock;
-    if (next_row < rows) fetch(next_row);
-
-    Look1 look1 = {0.0f};
-
-    // Look 1: sum(x**2)
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      if (kEven || vector < kVectors) {
-        #pragma unroll
-        for (int i = 0; i < kVector; ++i) {
-          const float x_i = element(x_held[step], i);
-          look1.x_squares += x_i * x_i;
-        }
-      }
-    }
-
-    look1 = reduce_lanes<kThreadsPerRow>(look1);
-    const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
-
-    if (lane == 0 && active) {
-      if (rstd != nullptr) rstd[row] = row_rstd;
-    }
-
-    // Last look: the outputs
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      if (kEven || vector < kVectors) {
-        float y_values[kVector];
-        #pragma unroll
-        for (int i = 0; i < kVector; ++i) {
-          const float x_i = element(x_held[step], i);
-          const float weight_i = element(weight_held[step], i);
-          y_values[i] = x_i * row_rstd * weight_i;
-        }
-        Vec<bfloat16, kVector> y_vec;
-        pack(y_vec, y_values);
-        if (active) write<Store>(y_row + vector * kVector, y_vec);
-      }
-    }
-  }
-
-  Chain::at_end();
-}
-
-// rmsnorm forward: a block owns a row; each row is read once.
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_bf16_block_per_row_628d(
-    bfloat16* __restrict__ y,
-    float* __restrict__ rstd,
-    Input<Config, bfloat16> x,
-    Input<Config, bfloat16> weight,
-    long long y_pitch,
-    long long x_pitch,
-    int rows,
-    float eps) {
+  using Team = typename Config::Team;
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   using Params = typename Config::Params;
-  constexpr int kCols = Config::kCols, kThreadsPerRow = Config::kThreadsPerRow, kVector = Config::kVector;
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
+      kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4;
   constexpr bool kEarlyParams = Config::kEarlyParams;
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32, kVectors = kCols / kVector,
-      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  struct Look1 {  // state of look 1: sum(x**2)
-    float x_squares;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.x_squares + b.x_squares};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.x_squares, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[kWarpsPerRow];
-
-  const int lane = threadIdx.x;
-  const int row = blockIdx.x;
-
-  bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
-
-  Params::to_l2(weight, kCols);
-  Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
-
-  Vec<bfloat16, kVector> x_held[kSteps];
-
-  // The row of x is read once and waits in registers; each thread reads back its own part.
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      x_held[step] = read<kVector, Load>(x_row + vector * kVector);
-    }
-  }
-
-  Vec<bfloat16, kVector> weight_held[kSteps];
-  if (kEarlyParams) {
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + vector * kVector);
-      }
-    }
-  }
-
-  Chain::at_loads();
-
-  Look1 look1 = {0.0f};
-
-  // Look 1: sum(x**2)
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        look1.x_squares += x_i * x_i;
-      }
-    }
-  }
-
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
-  const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
-
-  if (lane == 0) {
-    if (rstd != nullptr) rstd[row] = row_rstd;
-  }
-
-  // Last look: the outputs
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + vector * kVector);
-      float y_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        const float weight_i = element(weight_held[step], i);
-        y_values[i] = x_i * row_rstd * weight_i;
-      }
-      Vec<bfloat16, kVector> y_vec;
-      pack(y_vec, y_values);
-      write<Store>(y_row + vector * kVector, y_vec);
-    }
-  }
-
-  Chain::at_end();
-}
-
-// rmsnorm forward: a block owns a row; each row is read once.
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_bf16_block_per_row_7311(
-    bfloat16* __restrict__ y,
-    float* __restrict__ rstd,
-    Input<Config, bfloat16> x,
-    Input<Config, bfloat16> weight,
-    long long y_pitch,
-    long long x_pitch,
-    int rows,
-    float eps) {
-  using Load = typename Config::Load;
-  using Store = typename Config::Store;
-  using Chain = typename Config::Chain;
-  using Params = typename Config::Params;
-  constexpr int kCols = Config::kCols, kThreadsPerRow = Config::kThreadsPerRow, kVector = Config::kVector;
-  constexpr bool kEarlyParams = Config::kEarlyParams;
-  constexpr int kFirstInside = Config::kFirstInside, kWarpsPerRow = kThreadsPerRow / 32, kVectors = kCols / kVector,
+  constexpr int kFirstInside = Config::kFirstInside, kVectors = kCols / kVector,
       kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow, kWholeSteps = (kVectors - 2) / kThreadsPerRow;
-  struct Look1 {  // state of look 1: sum(x**2)
-    float x_squares;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.x_squares + b.x_squares};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.x_squares, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[kWarpsPerRow];
+  __shared__ typename Team::template Slots<Look1_57d9> look1_slots;
 
-  const int lane = threadIdx.x;
-  const int row = blockIdx.x;
+  const int lane = Team::lane();
+  const int slot = Team::slot();  // this thread's row within the block
+  const int row = Team::tile() * kRowsPerBlock + slot;
 
-  bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
+  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const int valid_row = active ? row : rows - 1;
+  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
+  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
   // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
   const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(x_row) / sizeof(bfloat16) % kVector);
   const int head = (kVector - shift) % kVector;
@@ -1130,8 +930,10 @@ rmsnorm_fwd_bf16_block_per_row_7311(
   }
 
   Chain::at_loads();
+  Team::announce();
 
-  Look1 look1 = {0.0f};
+  Look1_57d9 look1 = {0.0f};
+  float look1_x_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
 
   // Look 1: sum(x**2)
   #pragma unroll
@@ -1141,19 +943,21 @@ rmsnorm_fwd_bf16_block_per_row_7311(
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_held[step], i);
-        look1.x_squares += x_i * x_i;
+        look1_x_squares[i % kRunningSums] += x_i * x_i;
       }
     }
   }
   if (has_edge) {
     const float x_i = element(x_edge, 0);
-    look1.x_squares += x_i * x_i;
+    look1_x_squares[0] += x_i * x_i;
   }
 
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
+  look1.x_squares = sum_in_pairs(look1_x_squares);
+  Team::meet();
+  look1 = Team::reduce(look1, look1_slots);
   const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
 
-  if (lane == 0) {
+  if (lane == 0 && active) {
     if (rstd != nullptr) rstd[row] = row_rstd;
   }
 
@@ -1174,7 +978,7 @@ rmsnorm_fwd_bf16_block_per_row_7311(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      write<Store>(y_row + column, y_vec);
+      if (active) write<Store>(y_row + column, y_vec);
     }
   }
   if (has_edge) {
@@ -1185,16 +989,16 @@ rmsnorm_fwd_bf16_block_per_row_7311(
     y_values[0] = x_i * row_rstd * weight_i;
     Vec<bfloat16, 1> y_vec;
     pack(y_vec, y_values);
-    write<Store>(y_row + edge, y_vec);
+    if (active) write<Store>(y_row + edge, y_vec);
   }
 
   Chain::at_end();
 }
 
-// rmsnorm forward: a block owns a row; each row is read once.
+// rmsnorm forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_bf16_block_per_row_6215(
+rmsnorm_fwd_bf16_team_per_row_23b2(
     bfloat16* __restrict__ y,
     float* __restrict__ rstd,
     Input<Config, bfloat16> x,
@@ -1203,171 +1007,23 @@ rmsnorm_fwd_bf16_block_per_row_6215(
     long long x_pitch,
     int rows,
     float eps) {
+  using Team = typename Config::Team;
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kCols = Config::kCols, kThreadsPerRow = Config::kThreadsPerRow, kVector = Config::kVector,
-      kWarpsPerRow = kThreadsPerRow / 32, kVectors = kCols / kVector,
-      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  struct Look1 {  // state of look 1: sum(x**2)
-    float x_squares;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.x_squares + b.x_squares};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.x_squares, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[2][kWarpsPerRow];
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
+      kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4;
+  constexpr bool kEarlyParams = Config::kEarlyParams, kPackedParams = Config::kPackedParams;
+  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0, kAhead = Config::kAhead;
+  __shared__ typename Team::template Slots<Look1_57d9> look1_slots[2];
 
-  const int lane = threadIdx.x;
+  const int lane = Team::lane();
+  const int slot = Team::slot();  // this thread's row within the block
   int parity = 0;
 
   Chain::at_start();
   Chain::wait();  // nothing before it depends on the kernels in front of this one
-
-  Vec<bfloat16, kVector> weight_held[kSteps];
-
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      weight_held[step] = read<kVector>(weight + vector * kVector);
-    }
-  }
-
-  Vec<bfloat16, kVector> x_next[kSteps];
-  // The next row is loaded while the present one is computed.
-  const auto fetch = [&](int row) {
-    const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
-
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      if (kEven || vector < kVectors) {
-        x_next[step] = read<kVector, Load>(x_row + vector * kVector);
-      }
-    }
-  };
-  if (blockIdx.x < rows) fetch(blockIdx.x);
-
-  for (int row = blockIdx.x; row < rows; row += gridDim.x) {
-    bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
-
-    Vec<bfloat16, kVector> x_held[kSteps];
-
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      x_held[step] = x_next[step];
-    }
-
-    const unsigned next_row = row + gridDim.x;
-    if (next_row < rows) fetch(next_row);
-
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      stay_packed(weight_held[step]);
-    }
-
-    Look1 look1 = {0.0f};
-
-    // Look 1: sum(x**2)
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      if (kEven || vector < kVectors) {
-        #pragma unroll
-        for (int i = 0; i < kVector; ++i) {
-          const float x_i = element(x_held[step], i);
-          look1.x_squares += x_i * x_i;
-        }
-      }
-    }
-
-    look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[parity]);
-    const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
-
-    if (lane == 0) {
-      if (rstd != nullptr) rstd[row] = row_rstd;
-    }
-
-    // Last look: the outputs
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      if (kEven || vector < kVectors) {
-        float y_values[kVector];
-        #pragma unroll
-        for (int i = 0; i < kVector; ++i) {
-          const float x_i = element(x_held[step], i);
-          const float weight_i = element(weight_held[step], i);
-          y_values[i] = x_i * row_rstd * weight_i;
-        }
-        Vec<bfloat16, kVector> y_vec;
-        pack(y_vec, y_values);
-        write<Store>(y_row + vector * kVector, y_vec);
-      }
-    }
-
-    parity ^= 1;
-  }
-
-  Chain::at_end();
-}
-
-// rmsnorm forward: the blocks of a cluster own a row; each row is read once.
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_bf16_cluster_per_row_9d2d(
-    bfloat16* __restrict__ y,
-    float* __restrict__ rstd,
-    Input<Config, bfloat16> x,
-    Input<Config, bfloat16> weight,
-    long long y_pitch,
-    long long x_pitch,
-    int rows,
-    float eps) {
-  using Load = typename Config::Load;
-  using Store = typename Config::Store;
-  using Chain = typename Config::Chain;
-  using Params = typename Config::Params;
-  constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kCluster = Config::kCluster, kWarps = kThreads / 32,
-      kThreadsPerRow = kCluster * kThreads, kVector = Config::kVector;
-  constexpr bool kEarlyParams = Config::kEarlyParams;
-  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  struct Look1 {  // state of look 1: sum(x**2)
-    float x_squares;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.x_squares + b.x_squares};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.x_squares, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[kCluster * kWarps];
-
-  const int lane = static_cast<int>(cluster_rank() * kThreads + threadIdx.x);
-  const int row = blockIdx.x / kCluster;
-
-  bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
-
-  Params::to_l2(weight, kCols);
-  Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
-
-  Vec<bfloat16, kVector> x_held[kSteps];
-
-  // The row of x is read once and waits in registers; each thread reads back its own part.
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      x_held[step] = read<kVector, Load>(x_row + vector * kVector);
-    }
-  }
 
   Vec<bfloat16, kVector> weight_held[kSteps];
   if (kEarlyParams) {
@@ -1380,91 +1036,8 @@ rmsnorm_fwd_bf16_cluster_per_row_9d2d(
     }
   }
 
-  Chain::at_loads();
-  cluster_arrive();  // a block may write to another only once that one has started
-
-  Look1 look1 = {0.0f};
-
-  // Look 1: sum(x**2)
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        look1.x_squares += x_i * x_i;
-      }
-    }
-  }
-
-  cluster_wait();
-  look1 = reduce_cluster<kWarps, kCluster>(look1, look1_slots);
-  const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
-
-  if (lane == 0) {
-    if (rstd != nullptr) rstd[row] = row_rstd;
-  }
-
-  // Last look: the outputs
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + vector * kVector);
-      float y_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        const float weight_i = element(weight_held[step], i);
-        y_values[i] = x_i * row_rstd * weight_i;
-      }
-      Vec<bfloat16, kVector> y_vec;
-      pack(y_vec, y_values);
-      write<Store>(y_row + vector * kVector, y_vec);
-    }
-  }
-
-  Chain::at_end();
-}
-
-// rmsnorm forward: a block owns a row; each row is read once.
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_bf16_block_per_row_4aa8(
-    bfloat16* __restrict__ y,
-    float* __restrict__ rstd,
-    Input<Config, bfloat16> x,
-    Input<Config, bfloat16> weight,
-    long long y_pitch,
-    long long x_pitch,
-    int rows,
-    float eps) {
-  using Store = typename Config::Store;
-  using Chain = typename Config::Chain;
-  constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kThreadsPerRow = Config::kThreadsPerRow,
-      kVector = Config::kVector, kWarpsPerRow = kThreadsPerRow / 32, kVectors = kCols / kVector,
-      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  struct Look1 {  // state of look 1: sum(x**2)
-    float x_squares;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.x_squares + b.x_squares};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.x_squares, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[2][kWarpsPerRow];
-
-  const int lane = threadIdx.x;
-  int parity = 0;
-  bfloat16* x_shared = reinterpret_cast<bfloat16*>(dynamic_shared());
-
-  Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
-
-  // Each thread copies its own vectors to its own slots, so that no barrier is needed to read them.
+  Vec<bfloat16, kVector> x_next[kSteps];
+  // Starts the loads of a row.
   const auto fetch = [&](int row) {
     const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
 
@@ -1472,48 +1045,37 @@ rmsnorm_fwd_bf16_block_per_row_4aa8(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        copy_async<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector, x_row + vector * kVector);
+        x_next[step] = read<kVector, Load>(x_row + vector * kVector);
       }
     }
   };
-  if (blockIdx.x < rows) fetch(blockIdx.x);
-  cp_async_commit();
+  if (kAhead && blockIdx.x * kRowsPerBlock < rows) fetch(Team::row(blockIdx.x * kRowsPerBlock, rows));
 
-  Vec<bfloat16, kVector> weight_held[kSteps];
-
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      weight_held[step] = read<kVector>(weight + vector * kVector);
-    }
-  }
-
-  for (int row = blockIdx.x; row < rows; row += gridDim.x) {
-    bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
+  for (int first_row = blockIdx.x * kRowsPerBlock; first_row < rows; first_row += gridDim.x * kRowsPerBlock) {
+    const int row = first_row + slot;
+    const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+    const int valid_row = active ? row : rows - 1;
+    bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
+    if (!kAhead) fetch(valid_row);
 
     Vec<bfloat16, kVector> x_held[kSteps];
 
-    cp_async_wait<0>();
-
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      if (kEven || vector < kVectors) {
-        x_held[step] = read<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector);
+      x_held[step] = x_next[step];
+    }
+
+    const unsigned next_row = first_row + gridDim.x * kRowsPerBlock;
+    if (kAhead && next_row < rows) fetch(Team::row(next_row, rows));
+    if (kPackedParams) {
+      #pragma unroll
+      for (int step = 0; step < kSteps; ++step) {
+        stay_packed(weight_held[step]);
       }
     }
 
-    const unsigned refill_row = row + gridDim.x;
-    if (refill_row < rows) fetch(refill_row);
-    cp_async_commit();
-
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      stay_packed(weight_held[step]);
-    }
-
-    Look1 look1 = {0.0f};
+    Look1_57d9 look1 = {0.0f};
+    float look1_x_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
 
     // Look 1: sum(x**2)
     #pragma unroll
@@ -1523,15 +1085,16 @@ rmsnorm_fwd_bf16_block_per_row_4aa8(
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
           const float x_i = element(x_held[step], i);
-          look1.x_squares += x_i * x_i;
+          look1_x_squares[i % kRunningSums] += x_i * x_i;
         }
       }
     }
 
-    look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[parity]);
+    look1.x_squares = sum_in_pairs(look1_x_squares);
+    look1 = Team::reduce(look1, look1_slots[parity]);
     const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
 
-    if (lane == 0) {
+    if (lane == 0 && active) {
       if (rstd != nullptr) rstd[row] = row_rstd;
     }
 
@@ -1540,6 +1103,7 @@ rmsnorm_fwd_bf16_block_per_row_4aa8(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
+        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + vector * kVector);
         float y_values[kVector];
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -1549,7 +1113,7 @@ rmsnorm_fwd_bf16_block_per_row_4aa8(
         }
         Vec<bfloat16, kVector> y_vec;
         pack(y_vec, y_values);
-        write<Store>(y_row + vector * kVector, y_vec);
+        if (active) write<Store>(y_row + vector * kVector, y_vec);
       }
     }
 
@@ -1559,10 +1123,10 @@ rmsnorm_fwd_bf16_block_per_row_4aa8(
   Chain::at_end();
 }
 
-// rmsnorm forward: a block owns a row; each row is read once.
+// rmsnorm forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_bf16_block_per_row_a232(
+rmsnorm_fwd_bf16_team_per_row_b248(
     bfloat16* __restrict__ y,
     float* __restrict__ rstd,
     Input<Config, bfloat16> x,
@@ -1571,46 +1135,46 @@ rmsnorm_fwd_bf16_block_per_row_a232(
     long long x_pitch,
     int rows,
     float eps) {
+  using Team = typename Config::Team;
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kThreadsPerRow = Config::kThreadsPerRow,
-      kVector = Config::kVector, kUnroll = Config::kUnroll, kWarpsPerRow = kThreadsPerRow / 32,
-      kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kThreadsPerRow = Team::kSize,
+      kRowsPerBlock = Team::kRows, kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4,
+      kUnroll = Config::kUnroll, kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  struct Look1 {  // state of look 1: sum(x**2)
-    float x_squares;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.x_squares + b.x_squares};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.x_squares, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[kWarpsPerRow];
+  constexpr int kCopiedCols = kCols;
+  __shared__ typename Team::template Slots<Look1_57d9> look1_slots;
+  __shared__ unsigned long long arrived;
 
-  const int lane = threadIdx.x;
-  const int row = blockIdx.x;
+  const int lane = Team::lane();
+  const int slot = Team::slot();  // this thread's row within the block
+  const int row = Team::tile() * kRowsPerBlock + slot;
   bfloat16* x_shared = reinterpret_cast<bfloat16*>(dynamic_shared());
 
-  bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
+  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const int valid_row = active ? row : rows - 1;
+  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
+  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
 
   Chain::at_start();
   Chain::wait();  // nothing before it depends on the kernels in front of this one
 
-  // The row of x is read once and waits in shared memory; each thread reads back its own part.
-  #pragma unroll kUnroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      write(x_shared + (step * kThreads + threadIdx.x) * kVector, read<kVector, Load>(x_row + vector * kVector));
-    }
+  // One thread asks for a row; the barrier counts down the bytes that arrive.
+  if (threadIdx.x == 0) {
+    mbarrier_init(&arrived, 1);
+    mbarrier_fence();
+    mbarrier_expect_bytes(&arrived, kCopiedCols * sizeof(bfloat16));
+    bulk_load_by<Load>(x_shared, x_row, kCopiedCols * sizeof(bfloat16), &arrived);
   }
-
+  __syncthreads();  // others wait only for a barrier that is set up
   Chain::at_loads();
 
-  Look1 look1 = {0.0f};
+  mbarrier_wait(&arrived, 0);
+  Team::announce();
+
+  Look1_57d9 look1 = {0.0f};
+  float look1_x_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
 
   // Look 1: sum(x**2)
   #pragma unroll kUnroll
@@ -1621,15 +1185,17 @@ rmsnorm_fwd_bf16_block_per_row_a232(
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
-        look1.x_squares += x_i * x_i;
+        look1_x_squares[i % kRunningSums] += x_i * x_i;
       }
     }
   }
 
-  look1 = reduce_tiles<kWarpsPerRow>(look1, look1_slots);
+  look1.x_squares = sum_in_pairs(look1_x_squares);
+  Team::meet();
+  look1 = Team::reduce(look1, look1_slots);
   const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
 
-  if (lane == 0) {
+  if (lane == 0 && active) {
     if (rstd != nullptr) rstd[row] = row_rstd;
   }
 
@@ -1649,7 +1215,103 @@ rmsnorm_fwd_bf16_block_per_row_a232(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      write<Store>(y_row + vector * kVector, y_vec);
+      if (active) write<Store>(y_row + vector * kVector, y_vec);
+    }
+  }
+
+  Chain::at_end();
+}
+
+// rmsnorm forward: a team of threads owns a row; each row is read once.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+rmsnorm_fwd_bf16_team_per_row_b5b9(
+    bfloat16* __restrict__ y,
+    float* __restrict__ rstd,
+    Input<Config, bfloat16> x,
+    Input<Config, bfloat16> weight,
+    long long y_pitch,
+    long long x_pitch,
+    int rows,
+    float eps) {
+  using Team = typename Config::Team;
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kThreadsPerRow = Team::kSize,
+      kRowsPerBlock = Team::kRows, kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4,
+      kUnroll = Config::kUnroll, kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
+  __shared__ typename Team::template Slots<Look1_57d9> look1_slots;
+
+  const int lane = Team::lane();
+  const int slot = Team::slot();  // this thread's row within the block
+  const int row = Team::tile() * kRowsPerBlock + slot;
+  bfloat16* x_shared = reinterpret_cast<bfloat16*>(dynamic_shared());
+
+  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const int valid_row = active ? row : rows - 1;
+  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
+  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
+
+  // The row of x is read once and waits in shared memory; each thread reads back its own part.
+  #pragma unroll kUnroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      write(x_shared + (step * kThreads + threadIdx.x) * kVector, read<kVector, Load>(x_row + vector * kVector));
+    }
+  }
+
+  Chain::at_loads();
+  Team::announce();
+
+  Look1_57d9 look1 = {0.0f};
+  float look1_x_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+
+  // Look 1: sum(x**2)
+  #pragma unroll kUnroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector);
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_vec, i);
+        look1_x_squares[i % kRunningSums] += x_i * x_i;
+      }
+    }
+  }
+
+  look1.x_squares = sum_in_pairs(look1_x_squares);
+  Team::meet();
+  look1 = Team::reduce(look1, look1_slots);
+  const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
+
+  if (lane == 0 && active) {
+    if (rstd != nullptr) rstd[row] = row_rstd;
+  }
+
+  // Last look: the outputs
+  #pragma unroll kUnroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector);
+      const Vec<bfloat16, kVector> weight_vec = read<kVector>(weight + vector * kVector);
+      float y_values[kVector];
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_vec, i);
+        const float weight_i = element(weight_vec, i);
+        y_values[i] = x_i * row_rstd * weight_i;
+      }
+      Vec<bfloat16, kVector> y_vec;
+      pack(y_vec, y_values);
+      if (active) write<Store>(y_row + vector * kVector, y_vec);
     }
   }
 
@@ -1659,7 +1321,7 @@ rmsnorm_fwd_bf16_block_per_row_a232(
 // rmsnorm forward: the blocks of a cluster own a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_bf16_cluster_per_row_576b(
+rmsnorm_fwd_bf16_cluster_per_row_59b9(
     bfloat16* __restrict__ y,
     float* __restrict__ rstd,
     Input<Config, bfloat16> x,
@@ -1672,22 +1334,11 @@ rmsnorm_fwd_bf16_cluster_per_row_576b(
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kCluster = Config::kCluster, kWarps = kThreads / 32,
-      kThreadsPerRow = kCluster * kThreads, kVector = Config::kVector, kVectors = kCols / kVector,
-      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  constexpr int kStages = Config::kStages;
-  struct Look1 {  // state of look 1: sum(x**2)
-    float x_squares;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.x_squares + b.x_squares};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.x_squares, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[2][kCluster * kWarps];
+      kThreadsPerRow = kCluster * kThreads, kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4,
+      kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0, kAhead = Config::kAhead;
+  __shared__ Look1_57d9 look1_slots[2][kCluster * kWarps];
   __shared__ unsigned long long look1_full[2];
-  __shared__ unsigned long long arrived[kStages];
 
   const int lane = static_cast<int>(cluster_rank() * kThreads + threadIdx.x);
   unsigned trip = 0;
@@ -1698,72 +1349,52 @@ rmsnorm_fwd_bf16_cluster_per_row_576b(
     mbarrier_cluster_fence();
   }
   cluster_arrive();  // a block may write to another only once that one has started
-  bfloat16* x_shared = reinterpret_cast<bfloat16*>(dynamic_shared());
 
   Chain::at_start();
   Chain::wait();  // nothing before it depends on the kernels in front of this one
 
-  if (threadIdx.x == 0) {
-    for (int stage = 0; stage < kStages; ++stage) {
-      mbarrier_init(&arrived[stage], 1);
-    }
-    mbarrier_fence();
-  }
-  __syncthreads();  // others wait only for a barrier that is set up
-
-  // One thread asks for a row; the slot's barrier counts down the bytes that arrive.
-  const auto fetch = [&](int row, int stage) {
+  Vec<bfloat16, kVector> x_next[kSteps];
+  // Starts the loads of a row.
+  const auto fetch = [&](int row) {
     const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
-    int own_vectors = 0;
-    for (int step = 0; step < kSteps; ++step) {
-      const int first = (step * kCluster + static_cast<int>(cluster_rank())) * kThreads;
-      if (first < kVectors) own_vectors += min(kThreads, kVectors - first);
-    }
-    mbarrier_expect_bytes(&arrived[stage], own_vectors * kVector * sizeof(bfloat16));
-    for (int step = 0; step < kSteps; ++step) {
-      const int first = (step * kCluster + static_cast<int>(cluster_rank())) * kThreads;
-      if (first >= kVectors) break;
-      const int count = min(kThreads, kVectors - first) * kVector;
-      bulk_load_by<Load>(x_shared + (stage * kSteps + step) * kThreads * kVector, x_row + first * kVector,
-          count * sizeof(bfloat16), &arrived[stage]);
-    }
-  };
-  #pragma unroll 1
-  for (int stage = 0; stage < kStages; ++stage) {
-    const int row = blockIdx.x / kCluster + stage * gridDim.x / kCluster;
-    if (threadIdx.x == 0 && row < rows) fetch(row, stage);
-  }
-  int stage = 0;
-  unsigned phase = 0;
-
-  Vec<bfloat16, kVector> weight_held[kSteps];
-
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      weight_held[step] = read<kVector>(weight + vector * kVector);
-    }
-  }
-
-  cluster_wait();
-
-  for (int row = blockIdx.x / kCluster; row < rows; row += gridDim.x / kCluster) {
-    bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
-
-    Vec<bfloat16, kVector> x_held[kSteps];
-
-    mbarrier_wait(&arrived[stage], phase);
 
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        x_held[step] = read<kVector>(x_shared + ((stage * kSteps + step) * kThreads + threadIdx.x) * kVector);
+        x_next[step] = read<kVector, Load>(x_row + vector * kVector);
+      }
+    }
+  };
+  if (kAhead && blockIdx.x / kCluster < rows) fetch(blockIdx.x / kCluster);
+
+  cluster_wait();
+
+  for (int row = blockIdx.x / kCluster; row < rows; row += gridDim.x / kCluster) {
+    bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
+    if (!kAhead) fetch(row);
+
+    Vec<bfloat16, kVector> x_held[kSteps];
+
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      x_held[step] = x_next[step];
+    }
+
+    const unsigned next_row = row + gridDim.x / kCluster;
+    if (kAhead && next_row < rows) fetch(next_row);
+    Vec<bfloat16, kVector> weight_held[kSteps];
+
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        weight_held[step] = read<kVector>(weight + vector * kVector);
       }
     }
 
-    Look1 look1 = {0.0f};
+    Look1_57d9 look1 = {0.0f};
+    float look1_x_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
 
     // Look 1: sum(x**2)
     #pragma unroll
@@ -1773,16 +1404,14 @@ rmsnorm_fwd_bf16_cluster_per_row_576b(
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
           const float x_i = element(x_held[step], i);
-          look1.x_squares += x_i * x_i;
+          look1_x_squares[i % kRunningSums] += x_i * x_i;
         }
       }
     }
 
+    look1.x_squares = sum_in_pairs(look1_x_squares);
     look1 = exchange_cluster<kWarps, kCluster>(look1, look1_slots, look1_full, trip);
     const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
-    // Every thread of the row has passed a barrier since it read its slots.
-    const unsigned refill_row = row + kStages * gridDim.x / kCluster;
-    if (threadIdx.x == 0 && refill_row < rows) fetch(refill_row, stage);
 
     if (lane == 0) {
       if (rstd != nullptr) rstd[row] = row_rstd;
@@ -1806,20 +1435,16 @@ rmsnorm_fwd_bf16_cluster_per_row_576b(
       }
     }
 
-    if (++stage == kStages) {
-      stage = 0;
-      phase ^= 1;
-    }
     ++trip;
   }
 
   Chain::at_end();
 }
 
-// rmsnorm forward, any number of columns: a block owns a row; each row is read twice.
+// rmsnorm forward, any number of columns: a team of threads owns a row; each row is read twice.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_bf16_any_cols_block_per_row_c0fc(
+rmsnorm_fwd_bf16_any_cols_team_per_row_179a(
     bfloat16* __restrict__ y,
     float* __restrict__ rstd,
     Input<Config, bfloat16> x,
@@ -1829,23 +1454,15 @@ rmsnorm_fwd_bf16_any_cols_block_per_row_c0fc(
     int rows,
     int cols,
     float eps) {
+  using Team = typename Config::Team;
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow, kVector = Config::kVector, kUnroll = Config::kUnroll,
-      kWarpsPerRow = kThreadsPerRow / 32;
-  struct Look1 {  // state of look 1: sum(x**2)
-    float x_squares;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.x_squares + b.x_squares};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.x_squares, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[kWarpsPerRow];
+  constexpr int kThreadsPerRow = Team::kSize, kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4,
+      kUnroll = Config::kUnroll;
+  __shared__ typename Team::template Slots<Look1_57d9> look1_slots;
 
-  const int lane = threadIdx.x;
+  const int lane = Team::lane();
   const int row = blockIdx.x;
   const int steps = (cols / kVector + kThreadsPerRow - 1) / kThreadsPerRow;
 
@@ -1861,7 +1478,10 @@ rmsnorm_fwd_bf16_any_cols_block_per_row_c0fc(
   Chain::at_start();
   Chain::wait();  // nothing before it depends on the kernels in front of this one
 
-  Look1 look1 = {0.0f};
+  Team::announce();
+
+  Look1_57d9 look1 = {0.0f};
+  float look1_x_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
 
   // Look 1: sum(x**2)
   #pragma unroll kUnroll
@@ -1873,17 +1493,19 @@ rmsnorm_fwd_bf16_any_cols_block_per_row_c0fc(
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
-        look1.x_squares += x_i * x_i;
+        look1_x_squares[i % kRunningSums] += x_i * x_i;
       }
     }
   }
   if (has_edge) {
     const Vec<bfloat16, 1> x_vec = read<1>(x_row + edge);
     const float x_i = element(x_vec, 0);
-    look1.x_squares += x_i * x_i;
+    look1_x_squares[0] += x_i * x_i;
   }
 
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
+  look1.x_squares = sum_in_pairs(look1_x_squares);
+  Team::meet();
+  look1 = Team::reduce(look1, look1_slots);
   const float row_rstd = rsqrtf(eps + look1.x_squares / cols);
 
   if (lane == 0) {
@@ -2090,45 +1712,44 @@ struct Tuned {
   Kernel kernel;
 };
 inline constexpr Tuned kTuned[] = {
-    {524288,     64, 16, 0u, 2u, false, {{128, 16}, run<rmsnorm_fwd_bf16_warp_per_row_060f<Cols64_b730>>}},
-    { 65536,    128, 16, 0u, 2u, false, {{128, 16}, run<rmsnorm_fwd_bf16_warp_per_row_060f<Cols128_de26>>}},
-    {262144,    128, 16, 0u, 2u, false, {{128, 8}, run<rmsnorm_fwd_bf16_warp_per_row_060f<Cols128_2152>>}},
-    { 32768,    256, 16, 0u, 2u, false, {{256, 32, false, 0, 0, 2},
-     run<rmsnorm_fwd_bf16_warp_per_row_48f0<Cols256_abd4>>}},
-    {     1,   2048,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_block_per_row_628d<Cols2048_360c>>}},
-    {    64,   2048, 16, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_block_per_row_628d<Cols2048_cbda>>}},
-    { 16384,   4095,  2, 0u, 2u,  true, {{128}, run<rmsnorm_fwd_bf16_block_per_row_7311<Cols4095_eea7>>}},
-    {     1,   4096,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_block_per_row_628d<Cols4096_88ad>>}},
-    {     8,   4096,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_block_per_row_628d<Cols4096_88ad>>}},
-    {    16,   4096, 16, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_block_per_row_628d<Cols4096_6f9d>>}},
-    {  4096,   4096, 16, 0u, 2u, false, {{64}, run<rmsnorm_fwd_bf16_block_per_row_628d<Cols4096_ac3b>>}},
+    {524288,     64, 16, 0u, 2u, false, {{128, 16}, run<rmsnorm_fwd_bf16_team_per_row_4852<Cols64_09ca>>}},
+    { 65536,    128, 16, 0u, 2u, false, {{128, 16}, run<rmsnorm_fwd_bf16_team_per_row_4852<Cols128_957a>>}},
+    {262144,    128, 16, 0u, 2u, false, {{128, 8}, run<rmsnorm_fwd_bf16_team_per_row_4852<Cols128_b978>>}},
+    { 32768,    256, 16, 0u, 2u, false, {{256, 32}, run<rmsnorm_fwd_bf16_team_per_row_4852<Cols256_55dd>>}},
+    {     1,   2048,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_4852<Cols2048_8c98>>}},
+    {    64,   2048,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_4852<Cols2048_c541>>}},
+    { 16384,   4095,  2, 0u, 2u,  true, {{256}, run<rmsnorm_fwd_bf16_team_per_row_7f5e<Cols4095_c98f>>}},
+    {     1,   4096,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_4852<Cols4096_6ca1>>}},
+    {     8,   4096,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_4852<Cols4096_6ca1>>}},
+    {    16,   4096, 16, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_4852<Cols4096_5dd3>>}},
+    {  4096,   4096, 16, 0u, 2u, false, {{128, 1, true}, run<rmsnorm_fwd_bf16_team_per_row_4852<Cols4096_b039>>}},
     {  8192,   4096,  8, 0u, 2u, false, {{64, 1, false, 0, 0, 16},
-     run<rmsnorm_fwd_bf16_block_per_row_6215<Cols4096_7a64>>}},
-    {  8192,   4096,  2, 0u, 2u,  true, {{256}, run<rmsnorm_fwd_bf16_block_per_row_7311<Cols4096_2013>>}},
-    {    32,   5120,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_block_per_row_628d<Cols5120_f60e>>}},
-    {  2048,   5120, 16, 0u, 2u, false, {{64}, run<rmsnorm_fwd_bf16_block_per_row_628d<Cols5120_d060>>}},
-    {     1,   7168,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_block_per_row_628d<Cols7168_749b>>}},
-    {  8192,   7168, 16, 0u, 2u, false, {{512, 1, true}, run<rmsnorm_fwd_bf16_block_per_row_628d<Cols7168_8e4d>>}},
-    {  8192,   8191,  2, 0u, 2u,  true, {{256, 1, true}, run<rmsnorm_fwd_bf16_block_per_row_7311<Cols8191_7107>>}},
-    {     1,   8192, 16, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_block_per_row_628d<Cols8192_277d>>}},
-    {    16,   8192,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_block_per_row_628d<Cols8192_669b>>}},
-    {    64,   8192,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_block_per_row_628d<Cols8192_3267>>}},
-    { 16384,   8192, 16, 0u, 2u, false, {{256, 1, true}, run<rmsnorm_fwd_bf16_block_per_row_628d<Cols8192_f2a9>>}},
+     run<rmsnorm_fwd_bf16_team_per_row_23b2<Cols4096_2532>>}},
+    {  8192,   4096,  2, 0u, 2u,  true, {{256}, run<rmsnorm_fwd_bf16_team_per_row_7f5e<Cols4096_17a9>>}},
+    {    32,   5120,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_4852<Cols5120_f32c>>}},
+    {  2048,   5120, 16, 0u, 2u, false, {{128, 1, false, 0, 0, 0, 1, 1, 10240},
+     run<rmsnorm_fwd_bf16_team_per_row_b248<Cols5120_b1fa>>}},
+    {     1,   7168,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_4852<Cols7168_5b47>>}},
+    {  8192,   7168, 16, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_4852<Cols7168_ba9c>>}},
+    {  8192,   8191,  2, 0u, 2u,  true, {{256}, run<rmsnorm_fwd_bf16_team_per_row_7f5e<Cols8191_620e>>}},
+    {     1,   8192,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_4852<Cols8192_fe45>>}},
+    {    16,   8192,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_4852<Cols8192_fe45>>}},
+    {    64,   8192, 16, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_4852<Cols8192_0e5a>>}},
+    { 16384,   8192, 16, 0u, 2u, false, {{256, 1, true}, run<rmsnorm_fwd_bf16_team_per_row_4852<Cols8192_3736>>}},
     {     1,  16384,  8, 0u, 2u, false, {{128, 1, false, 0, 0, 0, 8},
-     run<rmsnorm_fwd_bf16_cluster_per_row_9d2d<Cols16384_0792>>}},
-    {    64,  16384,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_block_per_row_628d<Cols16384_147f>>}},
-    {  4096,  16384, 16, 0u, 2u, false, {{128, 1, false, 0, 0, 8, 1, 1, 32768},
-     run<rmsnorm_fwd_bf16_block_per_row_4aa8<Cols16384_d52d>>}},
+     run<rmsnorm_fwd_bf16_team_per_row_4852<Cols16384_ab46>>}},
+    {    64,  16384, 16, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_4852<Cols16384_694b>>}},
+    {  4096,  16384,  8, 0u, 2u, false, {{512, 1, true}, run<rmsnorm_fwd_bf16_team_per_row_4852<Cols16384_6e04>>}},
     {  8192,  32768,  8, 0u, 2u, false, {{1024, 1, false, 0, 0, 0, 1, 1, 65536},
-     run<rmsnorm_fwd_bf16_block_per_row_a232<Cols32768_4533>>}},
-    {  4096, 131072, 16, 0u, 2u, false, {{128, 1, false, 0, 0, 8, 8, 1, 65536},
-     run<rmsnorm_fwd_bf16_cluster_per_row_576b<Cols131072_32ad>>}},
+     run<rmsnorm_fwd_bf16_team_per_row_b5b9<Cols32768_8274>>}},
+    {  4096, 131072, 16, 0u, 2u, false, {{128, 1, false, 0, 0, 8, 16},
+     run<rmsnorm_fwd_bf16_cluster_per_row_59b9<Cols131072_3e88>>}},
 };
 
 // For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.
 inline constexpr Kernel kGeneral[] = {
-    {{256}, run_any_cols<rmsnorm_fwd_bf16_any_cols_block_per_row_c0fc<AnyCols_54f6>>},
-    {{256}, run_any_cols<rmsnorm_fwd_bf16_any_cols_block_per_row_c0fc<AnyCols_fee7>>},
+    {{256}, run_any_cols<rmsnorm_fwd_bf16_any_cols_team_per_row_179a<AnyCols_224d>>},
+    {{256}, run_any_cols<rmsnorm_fwd_bf16_any_cols_team_per_row_179a<AnyCols_0595>>},
 };
 
 // Bits of `absent`: 1u weight, 2u rstd.

@@ -16,7 +16,7 @@
 // note      emitted as another text than the one that was tuned: 8192 x 4096
 //
 //   rows x cols              kernel         threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
-//   8192 x 4096 no rstd      block_per_row  128      1           8       31.81     85.61 / 53.74  4220  99.8 %   1.10x       36.1      fresh
+//   8192 x 4096 no rstd      block_per_row  64       1           4       29.1      83.05 / 53.95  4613  105.7 %  1.18x       34.7      fresh
 //   (any other, rows alike)  block_per_row  256      1           8       -         -              -     -        -           -         not tuned
 //   (any other)              block_per_row  256      1           1       -         -              -     -        -           -         not tuned
 //
@@ -24,7 +24,7 @@
 //           outputs; chain: with / without the kernel; fresh: all but the main input comes from DRAM
 //
 // accuracy  largest error against the float64 reference, as a fraction of the bound for float32 arithmetic and the
-//           stored dtype, over adversarial rows, on the GPU: y 1, rstd 0.076
+//           stored dtype, over adversarial rows, on the GPU: y 1, rstd 0.077
 // records   records/h200.jsonl: schedule, command and all figures of each line of the table; `normgen show` with --op,
 //           --shape, --dtype and --schedule prints its kernel and Config alone, byte for byte as they stand here
 //
@@ -100,6 +100,72 @@ struct NoAllocate {
       else asm("ld.global.L1::no_allocate.u8 %0, [%1];" : "=h"(half) : "l"(address));
       bits[0] = half;
     }
+  }
+};
+
+// The compiler no longer knows where the bits come from.
+__device__ __forceinline__ void opaque(unsigned& bits) { asm volatile("" : "+r"(bits)); }
+
+// The lanes that a shuffle names: all of the warp.
+struct WholeWarp {
+  template <int kLanes>
+  static __device__ __forceinline__ unsigned lanes() { return 0xffffffffu; }
+};
+
+// All kLanes neighbouring lanes, a power of two, end with the combined state. A state is a struct of floats that knows
+// how two combine, and how to get that of the lane whose number differs by `offset`.
+template <int kLanes, class Named = WholeWarp, typename State>
+__device__ __forceinline__ State reduce_lanes(State s) {
+  const unsigned mask = Named::template lanes<kLanes>();
+  #pragma unroll
+  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset, mask));
+  return s;
+}
+
+// The largest power of two up to n, and up to a warp: how many lanes combine n states.
+__host__ __device__ constexpr int lanes_for(int n) { return n < 2 ? 1 : n >= 32 ? 32 : 2 * lanes_for(n / 2); }
+
+// What this lane combines of kStates states: lanes_for(kStates) lanes take turns at them.
+template <int kStates, typename State>
+__device__ __forceinline__ State share_of_slots(const State* slots) {
+  constexpr int kLanes = lanes_for(kStates);
+  const int own = threadIdx.x % kLanes;
+  State total = slots[own];
+  #pragma unroll
+  for (int i = kLanes; i < kStates; i += kLanes) {
+    if (kStates % kLanes == 0 || own + i < kStates) total = State::combine(total, slots[own + i]);
+  }
+  return total;
+}
+
+// A team: the threads that share a row. They are neighbours in a block, which has kRowsPerBlock rows side by side.
+template <int kThreadsPerRow, int kRowsPerBlock>
+struct Threads {
+  enum : int { kSize = kThreadsPerRow, kRows = kRowsPerBlock };
+  // This thread's number in its team, and its team's in the block; which tile of rows is the block's.
+  static __device__ __forceinline__ int lane() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
+  static __device__ __forceinline__ int slot() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
+  static __device__ __forceinline__ unsigned tile() { return blockIdx.x; }
+  // The team's row of the tile that starts at row `first`; idle teams take the last row.
+  static __device__ __forceinline__ int row(int first, int rows) {
+    return kRows == 1 ? first : min(first + slot(), rows - 1);
+  }
+  // Blocks that are a team say that they have started, and wait for each other before they combine.
+  static __device__ __forceinline__ void announce() {}
+  static __device__ __forceinline__ void meet() {}
+};
+
+// A block is a team. Warps first, then every warp combines the warps' states redundantly: one barrier, no broadcast.
+template <int kThreadsPerRow, class Named = WholeWarp>
+struct Block : Threads<kThreadsPerRow, 1> {
+  enum : int { kWarps = kThreadsPerRow / 32 };
+  template <typename State> using Slots = State[kWarps];
+  template <typename State>
+  static __device__ __forceinline__ State reduce(State s, State (&slots)[kWarps]) {
+    s = reduce_lanes<32, Named>(s);
+    if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32 % kWarps] = s;
+    __syncthreads();
+    return reduce_lanes<lanes_for(kWarps), Named>(share_of_slots<kWarps>(slots));
   }
 };
 
@@ -278,38 +344,12 @@ __device__ __forceinline__ Vec<T, N> read_window(const T* elements, int first, i
   }
 }
 
-// All kLanes neighbouring lanes, a power of two, end with the combined state; the lanes of `mask` take part. A state is
-// a struct of floats that knows how two combine, and how to get that of the lane whose number differs by `offset`.
-template <int kLanes, typename State>
-__device__ __forceinline__ State reduce_lanes(State s, unsigned mask = 0xffffffffu) {
+// Hides from the compiler what the vector holds: it would convert kept parameters to floats once, for all rows, and
+// keep those, in twice the registers.
+template <int N, typename T>
+__device__ __forceinline__ void stay_packed(Vec<T, N>& vec) {
   #pragma unroll
-  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset, mask));
-  return s;
-}
-
-// The largest power of two up to n, and up to a warp: how many lanes combine n states.
-__host__ __device__ constexpr int lanes_for(int n) { return n < 2 ? 1 : n >= 32 ? 32 : 2 * lanes_for(n / 2); }
-
-// What this lane combines of kStates states: lanes_for(kStates) lanes take turns at them.
-template <int kStates, typename State>
-__device__ __forceinline__ State share_of_slots(const State* slots) {
-  constexpr int kLanes = lanes_for(kStates);
-  const int own = threadIdx.x % kLanes;
-  State total = slots[own];
-  #pragma unroll
-  for (int i = kLanes; i < kStates; i += kLanes) {
-    if (kStates % kLanes == 0 || own + i < kStates) total = State::combine(total, slots[own + i]);
-  }
-  return total;
-}
-
-// Warps first, then every warp combines the warps' states redundantly: one barrier, no broadcast.
-template <int kWarps, typename State>
-__device__ __forceinline__ State reduce_row(State s, State* slots) {
-  s = reduce_lanes<32>(s);
-  if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32 % kWarps] = s;
-  __syncthreads();
-  return reduce_lanes<lanes_for(kWarps)>(share_of_slots<kWarps>(slots));
+  for (int i = 0; i < Vec<T, N>::kRegisters; ++i) opaque(vec.bits[i]);
 }
 
 // Used once: evict first (ld.global.cs, st.global.cs).
@@ -324,22 +364,50 @@ struct Streaming {
   }
 };
 
-// What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row. In kernels:
-// kVector   elements per access
-// kVectors  vectors of a row
-// kSteps    vectors a thread owns
-// kEven     all threads own kSteps of them
-// kUnroll   steps that a loop does in a trip
-struct Cols4096_68c2 : Plain { using Load = NoAllocate; using Store = Streaming;
-  enum : int { kCols = 4096, kThreads = 128, kThreadsPerRow = 128, kVector = 8 };
-};
-struct AnyCols_54f6 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 8, kUnroll = 1 }; };
-struct AnyCols_fee7 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 1, kUnroll = 1 }; };
+// The sum of N terms, N a power of two, as a tree: log2(N) roundings on the way of each term.
+template <int N>
+__device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
+  float sums[N];
+  #pragma unroll
+  for (int k = 0; k < N; ++k) sums[k] = terms[k];
+  #pragma unroll
+  for (int n = N / 2; n > 0; n /= 2) {
+    #pragma unroll
+    for (int k = 0; k < n; ++k) sums[k] += sums[k + n];
+  }
+  return sums[0];
+}
 
-// rmsnorm forward: a block owns a row; each row is read once.
+// What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row. In kernels:
+// kVector        elements per access
+// kRunningSums   running sums that a vector adds to
+// kEarlyParams   column parameters wait in registers, or are read where they are used
+// kPackedParams  column parameters stay as they are stored while they wait in registers
+// kVectors       vectors of a row
+// kSteps         vectors a thread owns
+// kEven          all threads own kSteps of them
+// kAhead         the next row is loaded while the present one is computed
+// kUnroll        steps that a loop does in a trip
+struct Cols4096_2532 : Plain { using Team = Block<64>; using Load = NoAllocate; using Store = Streaming;
+  enum : int { kCols = 4096, kThreads = 64, kVector = 4, kEarlyParams = 1, kPackedParams = 1, kAhead = 1 };
+};
+struct AnyCols_224d : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 8, kUnroll = 1 }; };
+struct AnyCols_0595 : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 1, kUnroll = 1 }; };
+
+struct Look1_57d9 {  // state of look 1: sum(x**2)
+  float x_squares;
+  static __device__ __forceinline__ Look1_57d9 combine(const Look1_57d9& a, const Look1_57d9& b) {
+    return {a.x_squares + b.x_squares};
+  }
+  static __device__ __forceinline__ Look1_57d9 shuffle_xor(const Look1_57d9& s, int offset, unsigned mask) {
+    return {__shfl_xor_sync(mask, s.x_squares, offset)};
+  }
+};
+
+// rmsnorm forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_f16_block_per_row_357f(
+rmsnorm_fwd_f16_team_per_row_5002(
     float16* __restrict__ y,
     float* __restrict__ rstd,
     Input<Config, float16> x,
@@ -348,42 +416,37 @@ rmsnorm_fwd_f16_block_per_row_357f(
     long long x_pitch,
     int rows,
     float eps) {
+  using Team = typename Config::Team;
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kCols = Config::kCols, kThreadsPerRow = Config::kThreadsPerRow, kVector = Config::kVector,
-      kWarpsPerRow = kThreadsPerRow / 32, kVectors = kCols / kVector,
-      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  struct Look1 {  // state of look 1: sum(x**2)
-    float x_squares;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.x_squares + b.x_squares};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.x_squares, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[2][kWarpsPerRow];
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
+      kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4;
+  constexpr bool kEarlyParams = Config::kEarlyParams, kPackedParams = Config::kPackedParams;
+  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0, kAhead = Config::kAhead;
+  __shared__ typename Team::template Slots<Look1_57d9> look1_slots[2];
 
-  const int lane = threadIdx.x;
+  const int lane = Team::lane();
+  const int slot = Team::slot();  // this thread's row within the block
   int parity = 0;
 
   Chain::at_start();
   Chain::wait();  // nothing before it depends on the kernels in front of this one
 
   Vec<float16, kVector> weight_held[kSteps];
-
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      weight_held[step] = read<kVector>(weight + vector * kVector);
+  if (kEarlyParams) {
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        weight_held[step] = read<kVector>(weight + vector * kVector);
+      }
     }
   }
 
   Vec<float16, kVector> x_next[kSteps];
-  // The next row is loaded while the present one is computed.
+  // Starts the loads of a row.
   const auto fetch = [&](int row) {
     const float16* x_row = x + static_cast<long long>(row) * x_pitch;
 
@@ -395,10 +458,14 @@ rmsnorm_fwd_f16_block_per_row_357f(
       }
     }
   };
-  if (blockIdx.x < rows) fetch(blockIdx.x);
+  if (kAhead && blockIdx.x * kRowsPerBlock < rows) fetch(Team::row(blockIdx.x * kRowsPerBlock, rows));
 
-  for (int row = blockIdx.x; row < rows; row += gridDim.x) {
-    float16* y_row = y + static_cast<long long>(row) * y_pitch;
+  for (int first_row = blockIdx.x * kRowsPerBlock; first_row < rows; first_row += gridDim.x * kRowsPerBlock) {
+    const int row = first_row + slot;
+    const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+    const int valid_row = active ? row : rows - 1;
+    float16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
+    if (!kAhead) fetch(valid_row);
 
     Vec<float16, kVector> x_held[kSteps];
 
@@ -407,10 +474,17 @@ rmsnorm_fwd_f16_block_per_row_357f(
       x_held[step] = x_next[step];
     }
 
-    const unsigned next_row = row + gridDim.x;
-    if (next_row < rows) fetch(next_row);
+    const unsigned next_row = first_row + gridDim.x * kRowsPerBlock;
+    if (kAhead && next_row < rows) fetch(Team::row(next_row, rows));
+    if (kPackedParams) {
+      #pragma unroll
+      for (int step = 0; step < kSteps; ++step) {
+        stay_packed(weight_held[step]);
+      }
+    }
 
-    Look1 look1 = {0.0f};
+    Look1_57d9 look1 = {0.0f};
+    float look1_x_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
 
     // Look 1: sum(x**2)
     #pragma unroll
@@ -420,15 +494,16 @@ rmsnorm_fwd_f16_block_per_row_357f(
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
           const float x_i = element(x_held[step], i);
-          look1.x_squares += x_i * x_i;
+          look1_x_squares[i % kRunningSums] += x_i * x_i;
         }
       }
     }
 
-    look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[parity]);
+    look1.x_squares = sum_in_pairs(look1_x_squares);
+    look1 = Team::reduce(look1, look1_slots[parity]);
     const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
 
-    if (lane == 0) {
+    if (lane == 0 && active) {
       if (rstd != nullptr) rstd[row] = row_rstd;
     }
 
@@ -437,6 +512,7 @@ rmsnorm_fwd_f16_block_per_row_357f(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
+        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + vector * kVector);
         float y_values[kVector];
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -446,7 +522,7 @@ rmsnorm_fwd_f16_block_per_row_357f(
         }
         Vec<float16, kVector> y_vec;
         pack(y_vec, y_values);
-        write<Store>(y_row + vector * kVector, y_vec);
+        if (active) write<Store>(y_row + vector * kVector, y_vec);
       }
     }
 
@@ -456,10 +532,10 @@ rmsnorm_fwd_f16_block_per_row_357f(
   Chain::at_end();
 }
 
-// rmsnorm forward, any number of columns: a block owns a row; each row is read twice.
+// rmsnorm forward, any number of columns: a team of threads owns a row; each row is read twice.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_f16_any_cols_block_per_row_5a76(
+rmsnorm_fwd_f16_any_cols_team_per_row_3859(
     float16* __restrict__ y,
     float* __restrict__ rstd,
     Input<Config, float16> x,
@@ -469,23 +545,15 @@ rmsnorm_fwd_f16_any_cols_block_per_row_5a76(
     int rows,
     int cols,
     float eps) {
+  using Team = typename Config::Team;
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow, kVector = Config::kVector, kUnroll = Config::kUnroll,
-      kWarpsPerRow = kThreadsPerRow / 32;
-  struct Look1 {  // state of look 1: sum(x**2)
-    float x_squares;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.x_squares + b.x_squares};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.x_squares, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[kWarpsPerRow];
+  constexpr int kThreadsPerRow = Team::kSize, kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4,
+      kUnroll = Config::kUnroll;
+  __shared__ typename Team::template Slots<Look1_57d9> look1_slots;
 
-  const int lane = threadIdx.x;
+  const int lane = Team::lane();
   const int row = blockIdx.x;
   const int steps = (cols / kVector + kThreadsPerRow - 1) / kThreadsPerRow;
 
@@ -501,7 +569,10 @@ rmsnorm_fwd_f16_any_cols_block_per_row_5a76(
   Chain::at_start();
   Chain::wait();  // nothing before it depends on the kernels in front of this one
 
-  Look1 look1 = {0.0f};
+  Team::announce();
+
+  Look1_57d9 look1 = {0.0f};
+  float look1_x_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
 
   // Look 1: sum(x**2)
   #pragma unroll kUnroll
@@ -513,17 +584,19 @@ rmsnorm_fwd_f16_any_cols_block_per_row_5a76(
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
-        look1.x_squares += x_i * x_i;
+        look1_x_squares[i % kRunningSums] += x_i * x_i;
       }
     }
   }
   if (has_edge) {
     const Vec<float16, 1> x_vec = read<1>(x_row + edge);
     const float x_i = element(x_vec, 0);
-    look1.x_squares += x_i * x_i;
+    look1_x_squares[0] += x_i * x_i;
   }
 
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
+  look1.x_squares = sum_in_pairs(look1_x_squares);
+  Team::meet();
+  look1 = Team::reduce(look1, look1_slots);
   const float row_rstd = rsqrtf(eps + look1.x_squares / cols);
 
   if (lane == 0) {
@@ -715,14 +788,14 @@ struct Tuned {
   Kernel kernel;
 };
 inline constexpr Tuned kTuned[] = {
-    {8192, 4096, 16, 0u, 2u, false, {{128, 1, false, 0, 0, 8},
-     run<rmsnorm_fwd_f16_block_per_row_357f<Cols4096_68c2>>}},
+    {8192, 4096, 8, 0u, 2u, false, {{64, 1, false, 0, 0, 16},
+     run<rmsnorm_fwd_f16_team_per_row_5002<Cols4096_2532>>}},
 };
 
 // For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.
 inline constexpr Kernel kGeneral[] = {
-    {{256}, run_any_cols<rmsnorm_fwd_f16_any_cols_block_per_row_5a76<AnyCols_54f6>>},
-    {{256}, run_any_cols<rmsnorm_fwd_f16_any_cols_block_per_row_5a76<AnyCols_fee7>>},
+    {{256}, run_any_cols<rmsnorm_fwd_f16_any_cols_team_per_row_3859<AnyCols_224d>>},
+    {{256}, run_any_cols<rmsnorm_fwd_f16_any_cols_team_per_row_3859<AnyCols_0595>>},
 };
 
 // Bits of `absent`: 1u weight, 2u rstd.

@@ -18,8 +18,8 @@
 // all timed without rstd:
 //
 //   rows x cols              kernel           threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
-//   8192 x 4096              block_per_row    128      2           2       66.55     171.9 / 105.5  4034  97.4 %   1.06x       67.46     fresh
-//   2048 x 262144            cluster_per_row  512      1           4       1051      2579 / 1527    4087  97.5 %   1.11x       1051      fresh
+//   8192 x 4096              block_per_row    128      2           2       65.46     169.8 / 104.4  4101  98.0 %   1.07x       67.6      fresh
+//   2048 x 262144            cluster_per_row  1024     1           4       1028      2561 / 1533    4179  99.6 %   1.13x       1034      fresh
 //   (any other, rows alike)  block_per_row    256      1           4       -         -              -     -        -           -         not tuned
 //   (any other)              block_per_row    256      1           1       -         -              -     -        -           -         not tuned
 //
@@ -27,7 +27,7 @@
 //           outputs; chain: with / without the kernel; fresh: all but the main input comes from DRAM
 //
 // accuracy  largest error against the float64 reference, as a fraction of the bound for float32 arithmetic and the
-//           stored dtype, over adversarial rows, on the GPU: y 0.15, rstd 0.011
+//           stored dtype, over adversarial rows, on the GPU: y 0.15, rstd 0.0074
 // records   records/h200.jsonl: schedule, command and all figures of each line of the table; `normgen show` with --op,
 //           --shape, --dtype and --schedule prints its kernel and Config alone, byte for byte as they stand here
 //
@@ -55,6 +55,11 @@
 namespace normgen {
 namespace sm90 {  // the GPU these shapes were tuned on; the code itself runs on sm_90 and newer
 namespace rmsnorm_fwd_f32_detail {
+
+// Waits for that many threads, whole warps, at barrier `id` of 1 to 15.
+__device__ __forceinline__ void named_barrier(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" :: "r"(id), "r"(threads) : "memory");
+}
 
 __device__ __forceinline__ void mbarrier_init(unsigned long long* barrier, unsigned arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;"
@@ -183,10 +188,92 @@ struct EvictLast {
   }
 };
 
-// Waits for that many threads, whole warps, at barrier `id` of 1 to 15.
-__device__ __forceinline__ void named_barrier(int id, int threads) {
-  asm volatile("bar.sync %0, %1;" :: "r"(id), "r"(threads) : "memory");
+// The lanes that a shuffle names: all of the warp.
+struct WholeWarp {
+  template <int kLanes>
+  static __device__ __forceinline__ unsigned lanes() { return 0xffffffffu; }
+};
+
+// All kLanes neighbouring lanes, a power of two, end with the combined state. A state is a struct of floats that knows
+// how two combine, and how to get that of the lane whose number differs by `offset`.
+template <int kLanes, class Named = WholeWarp, typename State>
+__device__ __forceinline__ State reduce_lanes(State s) {
+  const unsigned mask = Named::template lanes<kLanes>();
+  #pragma unroll
+  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset, mask));
+  return s;
 }
+
+// A barrier for the kWarps warps of row number `slot` of a block. Only wide rows have one each: a barrier whose number
+// the hardware learns at run time is a slow one, and narrow rows share that of the block.
+template <int kWarps>
+__device__ __forceinline__ void rows_meet(int slot) {
+  if constexpr (kWarps >= 8) named_barrier(1 + slot, kWarps * 32);
+  else __syncthreads();
+}
+
+// The largest power of two up to n, and up to a warp: how many lanes combine n states.
+__host__ __device__ constexpr int lanes_for(int n) { return n < 2 ? 1 : n >= 32 ? 32 : 2 * lanes_for(n / 2); }
+
+// What this lane combines of kStates states: lanes_for(kStates) lanes take turns at them.
+template <int kStates, typename State>
+__device__ __forceinline__ State share_of_slots(const State* slots) {
+  constexpr int kLanes = lanes_for(kStates);
+  const int own = threadIdx.x % kLanes;
+  State total = slots[own];
+  #pragma unroll
+  for (int i = kLanes; i < kStates; i += kLanes) {
+    if (kStates % kLanes == 0 || own + i < kStates) total = State::combine(total, slots[own + i]);
+  }
+  return total;
+}
+
+// A team: the threads that share a row. They are neighbours in a block, which has kRowsPerBlock rows side by side.
+template <int kThreadsPerRow, int kRowsPerBlock>
+struct Threads {
+  enum : int { kSize = kThreadsPerRow, kRows = kRowsPerBlock };
+  // This thread's number in its team, and its team's in the block; which tile of rows is the block's.
+  static __device__ __forceinline__ int lane() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
+  static __device__ __forceinline__ int slot() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
+  static __device__ __forceinline__ unsigned tile() { return blockIdx.x; }
+  // The team's row of the tile that starts at row `first`; idle teams take the last row.
+  static __device__ __forceinline__ int row(int first, int rows) {
+    return kRows == 1 ? first : min(first + slot(), rows - 1);
+  }
+  // Blocks that are a team say that they have started, and wait for each other before they combine.
+  static __device__ __forceinline__ void announce() {}
+  static __device__ __forceinline__ void meet() {}
+};
+
+// Several warps are a team, and a block has several teams. They combine as the warps of a Block do.
+template <int kThreadsPerRow, int kRowsPerBlock, class Named = WholeWarp>
+struct Beside : Threads<kThreadsPerRow, kRowsPerBlock> {
+  enum : int { kWarps = kThreadsPerRow / 32 };
+  template <typename State> using Slots = State[kRowsPerBlock][kWarps];
+  template <typename State>
+  static __device__ __forceinline__ State reduce(State s, State (&slots)[kRowsPerBlock][kWarps]) {
+    const int slot = threadIdx.x / kThreadsPerRow;
+    State* own = slots[slot];
+    s = reduce_lanes<32, Named>(s);
+    if (threadIdx.x % 32 == 0) own[threadIdx.x / 32 % kWarps] = s;
+    rows_meet<kWarps>(slot);
+    return reduce_lanes<lanes_for(kWarps), Named>(share_of_slots<kWarps>(own));
+  }
+};
+
+// A block is a team. Warps first, then every warp combines the warps' states redundantly: one barrier, no broadcast.
+template <int kThreadsPerRow, class Named = WholeWarp>
+struct Block : Threads<kThreadsPerRow, 1> {
+  enum : int { kWarps = kThreadsPerRow / 32 };
+  template <typename State> using Slots = State[kWarps];
+  template <typename State>
+  static __device__ __forceinline__ State reduce(State s, State (&slots)[kWarps]) {
+    s = reduce_lanes<32, Named>(s);
+    if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32 % kWarps] = s;
+    __syncthreads();
+    return reduce_lanes<lanes_for(kWarps), Named>(share_of_slots<kWarps>(slots));
+  }
+};
 
 // The widest type that memory of that many bytes is accessed as, and its bits in registers.
 template <int kBytes> struct WordOf { using type = uint4; };
@@ -221,31 +308,6 @@ struct Default {
     *static_cast<Word<kBytes>*>(address) = join<kBytes>(bits);
   }
 };
-
-// All kLanes neighbouring lanes, a power of two, end with the combined state; the lanes of `mask` take part. A state is
-// a struct of floats that knows how two combine, and how to get that of the lane whose number differs by `offset`.
-template <int kLanes, typename State>
-__device__ __forceinline__ State reduce_lanes(State s, unsigned mask = 0xffffffffu) {
-  #pragma unroll
-  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset, mask));
-  return s;
-}
-
-// The largest power of two up to n, and up to a warp: how many lanes combine n states.
-__host__ __device__ constexpr int lanes_for(int n) { return n < 2 ? 1 : n >= 32 ? 32 : 2 * lanes_for(n / 2); }
-
-// What this lane combines of kStates states: lanes_for(kStates) lanes take turns at them.
-template <int kStates, typename State>
-__device__ __forceinline__ State share_of_slots(const State* slots) {
-  constexpr int kLanes = lanes_for(kStates);
-  const int own = threadIdx.x % kLanes;
-  State total = slots[own];
-  #pragma unroll
-  for (int i = kLanes; i < kStates; i += kLanes) {
-    if (kStates % kLanes == 0 || own + i < kStates) total = State::combine(total, slots[own + i]);
-  }
-  return total;
-}
 
 // Every warp sends its state to each block of the cluster, then every warp combines all of the states. A cluster
 // barrier would wait for all loads and stores of the rows in flight; an mbarrier waits for the states only. Exchanges
@@ -390,53 +452,54 @@ __device__ __forceinline__ Vec<T, N> read_window(const T* elements, int first, i
   }
 }
 
-// Warps first, then every warp combines the warps' states redundantly: one barrier, no broadcast.
-template <int kWarps, typename State>
-__device__ __forceinline__ State reduce_row(State s, State* slots) {
-  s = reduce_lanes<32>(s);
-  if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32 % kWarps] = s;
-  __syncthreads();
-  return reduce_lanes<lanes_for(kWarps)>(share_of_slots<kWarps>(slots));
-}
-
-// A barrier for the kWarps warps of row number `slot` of a block. Only wide rows have one each: a barrier whose number
-// the hardware learns at run time is a slow one, and narrow rows share that of the block.
-template <int kWarps>
-__device__ __forceinline__ void rows_meet(int slot) {
-  if constexpr (kWarps >= 8) named_barrier(1 + slot, kWarps * 32);
-  else __syncthreads();
-}
-
-// As reduce_row, for row number `slot` of a block that works on several.
-template <int kWarps, typename State>
-__device__ __forceinline__ State reduce_row_beside(State s, State* slots, int slot) {
-  s = reduce_lanes<32>(s);
-  if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32 % kWarps] = s;
-  rows_meet<kWarps>(slot);
-  return reduce_lanes<lanes_for(kWarps)>(share_of_slots<kWarps>(slots));
+// The sum of N terms, N a power of two, as a tree: log2(N) roundings on the way of each term.
+template <int N>
+__device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
+  float sums[N];
+  #pragma unroll
+  for (int k = 0; k < N; ++k) sums[k] = terms[k];
+  #pragma unroll
+  for (int n = N / 2; n > 0; n /= 2) {
+    #pragma unroll
+    for (int k = 0; k < n; ++k) sums[k] += sums[k + n];
+  }
+  return sums[0];
 }
 
 // What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row. In kernels:
-// kVector   elements per access
-// kVectors  vectors of a row
-// kSteps    vectors a thread owns
-// kEven     all threads own kSteps of them
-// kCluster  blocks that share a row
-// kStages   row tiles in shared memory
-// kUnroll   steps that a loop does in a trip
-struct Cols4096_5cb1 : Plain {
-  enum : int { kCols = 4096, kThreads = 128, kThreadsPerRow = 64, kRowsPerBlock = 2, kVector = 2 };
+// kVector       elements per access
+// kRunningSums  running sums that a vector adds to
+// kEarlyParams  column parameters wait in registers, or are read where they are used
+// kVectors      vectors of a row
+// kSteps        vectors a thread owns
+// kEven         all threads own kSteps of them
+// kAhead        the next row is loaded while the present one is computed
+// kCluster      blocks that share a row
+// kStages       row tiles in shared memory
+// kUnroll       steps that a loop does in a trip
+struct Cols4096_df12 : Plain { using Team = Beside<64, 2>;
+  enum : int { kCols = 4096, kThreads = 128, kVector = 2, kEarlyParams = 0, kAhead = 1 };
 };
-struct Cols262144_90ea : Plain { using Load = EvictLast;
-  enum : int { kCols = 262144, kThreads = 512, kCluster = 16, kVector = 4, kStages = 2 };
+struct Cols262144_36c6 : Plain { using Load = EvictLast;
+  enum : int { kCols = 262144, kThreads = 1024, kCluster = 16, kVector = 4, kStages = 2 };
 };
-struct AnyCols_3be0 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 4, kUnroll = 1 }; };
-struct AnyCols_fee7 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 1, kUnroll = 1 }; };
+struct AnyCols_ba44 : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 4, kUnroll = 1 }; };
+struct AnyCols_0595 : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 1, kUnroll = 1 }; };
 
-// rmsnorm forward: several warps own a row, a block works on several rows; each row is read once.
+struct Look1_57d9 {  // state of look 1: sum(x**2)
+  float x_squares;
+  static __device__ __forceinline__ Look1_57d9 combine(const Look1_57d9& a, const Look1_57d9& b) {
+    return {a.x_squares + b.x_squares};
+  }
+  static __device__ __forceinline__ Look1_57d9 shuffle_xor(const Look1_57d9& s, int offset, unsigned mask) {
+    return {__shfl_xor_sync(mask, s.x_squares, offset)};
+  }
+};
+
+// rmsnorm forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_f32_block_per_row_e083(
+rmsnorm_fwd_f32_team_per_row_4466(
     float* __restrict__ y,
     float* __restrict__ rstd,
     Input<Config, float> x,
@@ -445,36 +508,39 @@ rmsnorm_fwd_f32_block_per_row_e083(
     long long x_pitch,
     int rows,
     float eps) {
+  using Team = typename Config::Team;
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kCols = Config::kCols, kThreadsPerRow = Config::kThreadsPerRow, kRowsPerBlock = Config::kRowsPerBlock,
-      kVector = Config::kVector, kWarpsPerRow = kThreadsPerRow / 32, kVectors = kCols / kVector,
-      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  struct Look1 {  // state of look 1: sum(x**2)
-    float x_squares;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.x_squares + b.x_squares};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.x_squares, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[2][kRowsPerBlock][kWarpsPerRow];
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
+      kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4;
+  constexpr bool kEarlyParams = Config::kEarlyParams;
+  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0, kAhead = Config::kAhead;
+  __shared__ typename Team::template Slots<Look1_57d9> look1_slots[2];
 
-  const int lane = threadIdx.x % kThreadsPerRow;
-  const int slot = threadIdx.x / kThreadsPerRow;  // this thread's row within the block
+  const int lane = Team::lane();
+  const int slot = Team::slot();  // this thread's row within the block
   int parity = 0;
 
   Chain::at_start();
   Chain::wait();  // nothing before it depends on the kernels in front of this one
 
+  Vec<float, kVector> weight_held[kSteps];
+  if (kEarlyParams) {
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        weight_held[step] = read<kVector>(weight + vector * kVector);
+      }
+    }
+  }
+
   Vec<float, kVector> x_next[kSteps];
-  // The next row is loaded while the present one is computed.
-  const auto fetch = [&](int first_row) {
-    const int fetched_row = min(first_row + slot, rows - 1);
-    const float* x_row = x + static_cast<long long>(fetched_row) * x_pitch;
+  // Starts the loads of a row.
+  const auto fetch = [&](int row) {
+    const float* x_row = x + static_cast<long long>(row) * x_pitch;
 
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
@@ -484,13 +550,14 @@ rmsnorm_fwd_f32_block_per_row_e083(
       }
     }
   };
-  if (blockIdx.x * kRowsPerBlock < rows) fetch(blockIdx.x * kRowsPerBlock);
+  if (kAhead && blockIdx.x * kRowsPerBlock < rows) fetch(Team::row(blockIdx.x * kRowsPerBlock, rows));
 
   for (int first_row = blockIdx.x * kRowsPerBlock; first_row < rows; first_row += gridDim.x * kRowsPerBlock) {
     const int row = first_row + slot;
-    const bool active = row < rows;  // idle rows recompute the last row and store nothing
+    const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
     const int valid_row = active ? row : rows - 1;
     float* y_row = y + static_cast<long long>(valid_row) * y_pitch;
+    if (!kAhead) fetch(valid_row);
 
     Vec<float, kVector> x_held[kSteps];
 
@@ -500,9 +567,10 @@ rmsnorm_fwd_f32_block_per_row_e083(
     }
 
     const unsigned next_row = first_row + gridDim.x * kRowsPerBlock;
-    if (next_row < rows) fetch(next_row);
+    if (kAhead && next_row < rows) fetch(Team::row(next_row, rows));
 
-    Look1 look1 = {0.0f};
+    Look1_57d9 look1 = {0.0f};
+    float look1_x_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
 
     // Look 1: sum(x**2)
     #pragma unroll
@@ -512,12 +580,13 @@ rmsnorm_fwd_f32_block_per_row_e083(
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
           const float x_i = element(x_held[step], i);
-          look1.x_squares += x_i * x_i;
+          look1_x_squares[i % kRunningSums] += x_i * x_i;
         }
       }
     }
 
-    look1 = reduce_row_beside<kWarpsPerRow>(look1, look1_slots[parity][slot], slot);
+    look1.x_squares = sum_in_pairs(look1_x_squares);
+    look1 = Team::reduce(look1, look1_slots[parity]);
     const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
 
     if (lane == 0 && active) {
@@ -529,12 +598,12 @@ rmsnorm_fwd_f32_block_per_row_e083(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        const Vec<float, kVector> weight_vec = read<kVector>(weight + vector * kVector);
+        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + vector * kVector);
         float y_values[kVector];
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
           const float x_i = element(x_held[step], i);
-          const float weight_i = element(weight_vec, i);
+          const float weight_i = element(weight_held[step], i);
           y_values[i] = x_i * row_rstd * weight_i;
         }
         Vec<float, kVector> y_vec;
@@ -552,7 +621,7 @@ rmsnorm_fwd_f32_block_per_row_e083(
 // rmsnorm forward: the blocks of a cluster own a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_f32_cluster_per_row_8b4b(
+rmsnorm_fwd_f32_cluster_per_row_11c9(
     float* __restrict__ y,
     float* __restrict__ rstd,
     Input<Config, float> x,
@@ -565,20 +634,11 @@ rmsnorm_fwd_f32_cluster_per_row_8b4b(
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kCluster = Config::kCluster, kWarps = kThreads / 32,
-      kThreadsPerRow = kCluster * kThreads, kVector = Config::kVector, kVectors = kCols / kVector,
-      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+      kThreadsPerRow = kCluster * kThreads, kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4,
+      kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
   constexpr int kStages = Config::kStages;
-  struct Look1 {  // state of look 1: sum(x**2)
-    float x_squares;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.x_squares + b.x_squares};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.x_squares, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[2][kCluster * kWarps];
+  __shared__ Look1_57d9 look1_slots[2][kCluster * kWarps];
   __shared__ unsigned long long look1_full[2];
   __shared__ unsigned long long arrived[kStages];
 
@@ -629,22 +689,21 @@ rmsnorm_fwd_f32_cluster_per_row_8b4b(
   int stage = 0;
   unsigned phase = 0;
 
-  Vec<float, kVector> weight_held[kSteps];
-
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      weight_held[step] = read<kVector>(weight + vector * kVector);
-    }
-  }
-
   cluster_wait();
 
   for (int row = blockIdx.x / kCluster; row < rows; row += gridDim.x / kCluster) {
     float* y_row = y + static_cast<long long>(row) * y_pitch;
 
     Vec<float, kVector> x_held[kSteps];
+    Vec<float, kVector> weight_held[kSteps];
+
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        weight_held[step] = read<kVector>(weight + vector * kVector);
+      }
+    }
 
     mbarrier_wait(&arrived[stage], phase);
 
@@ -656,7 +715,8 @@ rmsnorm_fwd_f32_cluster_per_row_8b4b(
       }
     }
 
-    Look1 look1 = {0.0f};
+    Look1_57d9 look1 = {0.0f};
+    float look1_x_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
 
     // Look 1: sum(x**2)
     #pragma unroll
@@ -666,11 +726,12 @@ rmsnorm_fwd_f32_cluster_per_row_8b4b(
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
           const float x_i = element(x_held[step], i);
-          look1.x_squares += x_i * x_i;
+          look1_x_squares[i % kRunningSums] += x_i * x_i;
         }
       }
     }
 
+    look1.x_squares = sum_in_pairs(look1_x_squares);
     look1 = exchange_cluster<kWarps, kCluster>(look1, look1_slots, look1_full, trip);
     const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
     // Every thread of the row has passed a barrier since it read its slots.
@@ -709,10 +770,10 @@ rmsnorm_fwd_f32_cluster_per_row_8b4b(
   Chain::at_end();
 }
 
-// rmsnorm forward, any number of columns: a block owns a row; each row is read twice.
+// rmsnorm forward, any number of columns: a team of threads owns a row; each row is read twice.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_f32_any_cols_block_per_row_7595(
+rmsnorm_fwd_f32_any_cols_team_per_row_a2a2(
     float* __restrict__ y,
     float* __restrict__ rstd,
     Input<Config, float> x,
@@ -722,23 +783,15 @@ rmsnorm_fwd_f32_any_cols_block_per_row_7595(
     int rows,
     int cols,
     float eps) {
+  using Team = typename Config::Team;
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow, kVector = Config::kVector, kUnroll = Config::kUnroll,
-      kWarpsPerRow = kThreadsPerRow / 32;
-  struct Look1 {  // state of look 1: sum(x**2)
-    float x_squares;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.x_squares + b.x_squares};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.x_squares, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[kWarpsPerRow];
+  constexpr int kThreadsPerRow = Team::kSize, kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4,
+      kUnroll = Config::kUnroll;
+  __shared__ typename Team::template Slots<Look1_57d9> look1_slots;
 
-  const int lane = threadIdx.x;
+  const int lane = Team::lane();
   const int row = blockIdx.x;
   const int steps = (cols / kVector + kThreadsPerRow - 1) / kThreadsPerRow;
 
@@ -754,7 +807,10 @@ rmsnorm_fwd_f32_any_cols_block_per_row_7595(
   Chain::at_start();
   Chain::wait();  // nothing before it depends on the kernels in front of this one
 
-  Look1 look1 = {0.0f};
+  Team::announce();
+
+  Look1_57d9 look1 = {0.0f};
+  float look1_x_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
 
   // Look 1: sum(x**2)
   #pragma unroll kUnroll
@@ -766,17 +822,19 @@ rmsnorm_fwd_f32_any_cols_block_per_row_7595(
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
-        look1.x_squares += x_i * x_i;
+        look1_x_squares[i % kRunningSums] += x_i * x_i;
       }
     }
   }
   if (has_edge) {
     const Vec<float, 1> x_vec = read<1>(x_row + edge);
     const float x_i = element(x_vec, 0);
-    look1.x_squares += x_i * x_i;
+    look1_x_squares[0] += x_i * x_i;
   }
 
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
+  look1.x_squares = sum_in_pairs(look1_x_squares);
+  Team::meet();
+  look1 = Team::reduce(look1, look1_slots);
   const float row_rstd = rsqrtf(eps + look1.x_squares / cols);
 
   if (lane == 0) {
@@ -984,15 +1042,15 @@ struct Tuned {
 };
 inline constexpr Tuned kTuned[] = {
     {8192,   4096,  8, 0u, 2u, false, {{128, 2, false, 0, 0, 8},
-     run<rmsnorm_fwd_f32_block_per_row_e083<Cols4096_5cb1>>}},
-    {2048, 262144, 16, 0u, 2u, false, {{512, 1, false, 0, 0, 2, 16, 1, 131072},
-     run<rmsnorm_fwd_f32_cluster_per_row_8b4b<Cols262144_90ea>>}},
+     run<rmsnorm_fwd_f32_team_per_row_4466<Cols4096_df12>>}},
+    {2048, 262144, 16, 0u, 2u, false, {{1024, 1, false, 0, 0, 1, 16, 1, 131072},
+     run<rmsnorm_fwd_f32_cluster_per_row_11c9<Cols262144_36c6>>}},
 };
 
 // For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.
 inline constexpr Kernel kGeneral[] = {
-    {{256}, run_any_cols<rmsnorm_fwd_f32_any_cols_block_per_row_7595<AnyCols_3be0>>},
-    {{256}, run_any_cols<rmsnorm_fwd_f32_any_cols_block_per_row_7595<AnyCols_fee7>>},
+    {{256}, run_any_cols<rmsnorm_fwd_f32_any_cols_team_per_row_a2a2<AnyCols_ba44>>},
+    {{256}, run_any_cols<rmsnorm_fwd_f32_any_cols_team_per_row_a2a2<AnyCols_0595>>},
 };
 
 // Bits of `absent`: 1u weight, 2u rstd.

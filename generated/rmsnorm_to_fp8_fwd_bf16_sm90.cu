@@ -17,14 +17,15 @@
 //           elements, which have no finite bound; any value passes in 0.019 of the elements, which have no finite
 //           bound; any value passes in 0.018 of the elements, which have no finite bound; any value passes in 0.015 of
 //           the elements, which have no finite bound
+// note      emitted as another text than the one that was tuned: all
 //
 //   rows x cols  kernel         threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
 //   1 x 4096     block_per_row  512      1           8       1.865     4.825 / 2.96   11    76.1 %   1.00x       1.922     fresh
-//   16 x 4096    block_per_row  512      1           8       2.021     5.898 / 3.874  101   85.2 %   1.00x       2.111     fresh
-//   64 x 4096    block_per_row  512      1           8       2.014     6.323 / 4.309  395   79.7 %   1.00x       2.341     fresh
-//   256 x 4096   block_per_row  128      1           8       2.37      7.424 / 5.052  1331  80.0 %   1.00x       2.902     fresh
-//   1024 x 4096  block_per_row  128      1           8       3.47      11.41 / 7.938  3628  82.5 %   1.00x       5.196     fresh
-//   4096 x 4096  block_per_row  128      1           8       8.678     31.18 / 22.52  5801  98.8 %   1.00x       13.72     fresh
+//   16 x 4096    block_per_row  512      1           4       1.642     4.851 / 3.211  125   82.8 %   1.02x       1.792     fresh
+//   64 x 4096    block_per_row  512      1           4       1.662     5.351 / 3.688  478   78.9 %   1.02x       2.05      fresh
+//   256 x 4096   block_per_row  256      1           4       1.987     6.292 / 4.305  1587  81.0 %   1.00x       2.512     fresh
+//   1024 x 4096  block_per_row  128      1           8       3.138     10.34 / 7.199  4012  84.7 %   1.01x       4.727     fresh
+//   4096 x 4096  block_per_row  128      1           8       8.557     31.11 / 22.58  5883  100.4 %  1.01x       14.01     fresh
 //   (any other)  block_per_row  256      1           1       -         -              -     -        -           -         not tuned
 //
 // times     price: what the kernel adds to a chain of a kernel that writes its main input and one that reads its
@@ -55,12 +56,12 @@ struct __nv_bfloat16;  // cuda_bf16.h has it, and takes as long to compile as cu
 struct __nv_fp8_e4m3;  // cuda_fp8.h has it, and takes as long to compile as cuda_runtime.h
 #endif
 
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
-#error "rmsnorm_to_fp8_fwd_bf16 needs sm_90 or newer: compile with -arch=sm_90"
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 890
+#error "rmsnorm_to_fp8_fwd_bf16 needs sm_89 or newer: compile with -arch=sm_90"
 #endif
 
 namespace normgen {
-namespace sm90 {  // the GPU these shapes were tuned on; the code itself runs on sm_90 and newer
+namespace sm90 {  // the GPU these shapes were tuned on; the code itself runs on sm_89 and newer
 namespace rmsnorm_to_fp8_fwd_bf16_detail {
 
 // Parameters are on their way from DRAM to L2 while the kernel waits for its rows. The first block asks for all `count`
@@ -107,15 +108,40 @@ __device__ __forceinline__ unsigned floats_to_bfloat162(float low, float high) {
 #endif
 }
 
-// Programmatic dependent launch: wait until the kernel before this one has ended and its writes are visible.
-__device__ __forceinline__ void dependency_wait() {
-  asm volatile("griddepcontrol.wait;" ::: "memory");
+// A load whose lines L2 keeps by `policy` (ld.global.L2::cache_hint: sm_80).
+template <int kBytes>
+__device__ __forceinline__ void load_by_policy(const void* address, unsigned* bits, unsigned long long policy) {
+  if constexpr (kBytes == 16) {
+    asm("ld.global.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
+        : "=r"(bits[0]), "=r"(bits[1]), "=r"(bits[2]), "=r"(bits[3]) : "l"(address), "l"(policy));
+  } else if constexpr (kBytes == 8) {
+    asm("ld.global.L2::cache_hint.v2.u32 {%0, %1}, [%2], %3;"
+        : "=r"(bits[0]), "=r"(bits[1]) : "l"(address), "l"(policy));
+  } else if constexpr (kBytes == 4) {
+    asm("ld.global.L2::cache_hint.u32 %0, [%1], %2;" : "=r"(bits[0]) : "l"(address), "l"(policy));
+  } else {
+    unsigned short half;
+    if constexpr (kBytes == 2) {
+      asm("ld.global.L2::cache_hint.u16 %0, [%1], %2;" : "=h"(half) : "l"(address), "l"(policy));
+    } else {
+      asm("ld.global.L2::cache_hint.u8 %0, [%1], %2;" : "=h"(half) : "l"(address), "l"(policy));
+    }
+    bits[0] = half;
+  }
 }
 
-// Programmatic dependent launch: let the kernel behind this one start as soon as blocks leave room.
-__device__ __forceinline__ void dependency_trigger() {
-  asm volatile("griddepcontrol.launch_dependents;");
-}
+// Last to leave L2 (createpolicy: sm_80).
+struct EvictLast {
+  static __device__ __forceinline__ unsigned long long l2_policy() {
+    unsigned long long policy;
+    asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+  }
+  template <int kBytes>
+  static __device__ __forceinline__ void load(const void* address, unsigned* bits) {
+    load_by_policy<kBytes>(address, bits, l2_policy());
+  }
+};
 
 struct float8_e4m3 {
   unsigned char bits;
@@ -263,33 +289,67 @@ __device__ __forceinline__ void pack(Vec<bfloat16, N>& vec, const float (&values
   }
 }
 
-// How a kernel and its neighbours in the stream overlap: not at all.
-// wait              before the first access to what the kernels in front write, or still read
-// wait_for_partner  in a call's second kernel, before the first access to what the first one writes
-// at_...            here the kernel behind this one may start: it takes the place of blocks as they end
-// Pointer           to what is only read: while kernels in front may still write it, it is not `__restrict__`, by which
-//                   the compiler would read it through the non-coherent cache and move loads over a wait
-struct InOrder {
-  template <typename T> using Pointer = const T* __restrict__;
-  static __device__ __forceinline__ void wait() {}
-  static __device__ __forceinline__ void wait_for_partner() {}
-  static __device__ __forceinline__ void at_start() {}
-  static __device__ __forceinline__ void at_loads() {}
-  static __device__ __forceinline__ void at_end() {}
+// The lanes that a shuffle names: all of the warp.
+struct WholeWarp {
+  template <int kLanes>
+  static __device__ __forceinline__ unsigned lanes() { return 0xffffffffu; }
 };
 
-template <class Config, typename T> using Input = typename Config::Chain::template Pointer<T>;
+// All kLanes neighbouring lanes, a power of two, end with the combined state. A state is a struct of floats that knows
+// how two combine, and how to get that of the lane whose number differs by `offset`.
+template <int kLanes, class Named = WholeWarp, typename State>
+__device__ __forceinline__ State reduce_lanes(State s) {
+  const unsigned mask = Named::template lanes<kLanes>();
+  #pragma unroll
+  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset, mask));
+  return s;
+}
 
-// Starts while the kernel in front still runs (programmatic dependent launch).
-struct Early : InOrder {
-  template <typename T> using Pointer = const T*;
-  static __device__ __forceinline__ void wait() { dependency_wait(); }
-  static __device__ __forceinline__ void wait_for_partner() { dependency_wait(); }
+// The largest power of two up to n, and up to a warp: how many lanes combine n states.
+__host__ __device__ constexpr int lanes_for(int n) { return n < 2 ? 1 : n >= 32 ? 32 : 2 * lanes_for(n / 2); }
+
+// What this lane combines of kStates states: lanes_for(kStates) lanes take turns at them.
+template <int kStates, typename State>
+__device__ __forceinline__ State share_of_slots(const State* slots) {
+  constexpr int kLanes = lanes_for(kStates);
+  const int own = threadIdx.x % kLanes;
+  State total = slots[own];
+  #pragma unroll
+  for (int i = kLanes; i < kStates; i += kLanes) {
+    if (kStates % kLanes == 0 || own + i < kStates) total = State::combine(total, slots[own + i]);
+  }
+  return total;
+}
+
+// A team: the threads that share a row. They are neighbours in a block, which has kRowsPerBlock rows side by side.
+template <int kThreadsPerRow, int kRowsPerBlock>
+struct Threads {
+  enum : int { kSize = kThreadsPerRow, kRows = kRowsPerBlock };
+  // This thread's number in its team, and its team's in the block; which tile of rows is the block's.
+  static __device__ __forceinline__ int lane() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
+  static __device__ __forceinline__ int slot() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
+  static __device__ __forceinline__ unsigned tile() { return blockIdx.x; }
+  // The team's row of the tile that starts at row `first`; idle teams take the last row.
+  static __device__ __forceinline__ int row(int first, int rows) {
+    return kRows == 1 ? first : min(first + slot(), rows - 1);
+  }
+  // Blocks that are a team say that they have started, and wait for each other before they combine.
+  static __device__ __forceinline__ void announce() {}
+  static __device__ __forceinline__ void meet() {}
 };
 
-// As Early; the next kernel may start once this one has asked for its rows.
-struct EarlyAtLoads : Early {
-  static __device__ __forceinline__ void at_loads() { dependency_trigger(); }
+// A block is a team. Warps first, then every warp combines the warps' states redundantly: one barrier, no broadcast.
+template <int kThreadsPerRow, class Named = WholeWarp>
+struct Block : Threads<kThreadsPerRow, 1> {
+  enum : int { kWarps = kThreadsPerRow / 32 };
+  template <typename State> using Slots = State[kWarps];
+  template <typename State>
+  static __device__ __forceinline__ State reduce(State s, State (&slots)[kWarps]) {
+    s = reduce_lanes<32, Named>(s);
+    if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32 % kWarps] = s;
+    __syncthreads();
+    return reduce_lanes<lanes_for(kWarps), Named>(share_of_slots<kWarps>(slots));
+  }
 };
 
 // N elements that all have that value.
@@ -322,6 +382,23 @@ __device__ __forceinline__ void pack(Vec<float8_e4m3, N>& vec, const float (&val
   }
 }
 
+// How a kernel and its neighbours in the stream overlap: not at all.
+// wait              before the first access to what the kernels in front write, or still read
+// wait_for_partner  in a call's second kernel, before the first access to what the first one writes
+// at_...            here the kernel behind this one may start: it takes the place of blocks as they end
+// Pointer           to what is only read: while kernels in front may still write it, it is not `__restrict__`, by which
+//                   the compiler would read it through the non-coherent cache and move loads over a wait
+struct InOrder {
+  template <typename T> using Pointer = const T* __restrict__;
+  static __device__ __forceinline__ void wait() {}
+  static __device__ __forceinline__ void wait_for_partner() {}
+  static __device__ __forceinline__ void at_start() {}
+  static __device__ __forceinline__ void at_loads() {}
+  static __device__ __forceinline__ void at_end() {}
+};
+
+template <class Config, typename T> using Input = typename Config::Chain::template Pointer<T>;
+
 // Parameters are read in their turn.
 struct InTurn {
   template <typename T>
@@ -337,62 +414,59 @@ struct Plain {
   enum : int { kCluster = 1 };  // blocks that share a row, or add their column sums
 };
 
-// All kLanes neighbouring lanes, a power of two, end with the combined state; the lanes of `mask` take part. A state is
-// a struct of floats that knows how two combine, and how to get that of the lane whose number differs by `offset`.
-template <int kLanes, typename State>
-__device__ __forceinline__ State reduce_lanes(State s, unsigned mask = 0xffffffffu) {
+// The sum of N terms, N a power of two, as a tree: log2(N) roundings on the way of each term.
+template <int N>
+__device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
+  float sums[N];
   #pragma unroll
-  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset, mask));
-  return s;
-}
-
-// The largest power of two up to n, and up to a warp: how many lanes combine n states.
-__host__ __device__ constexpr int lanes_for(int n) { return n < 2 ? 1 : n >= 32 ? 32 : 2 * lanes_for(n / 2); }
-
-// What this lane combines of kStates states: lanes_for(kStates) lanes take turns at them.
-template <int kStates, typename State>
-__device__ __forceinline__ State share_of_slots(const State* slots) {
-  constexpr int kLanes = lanes_for(kStates);
-  const int own = threadIdx.x % kLanes;
-  State total = slots[own];
+  for (int k = 0; k < N; ++k) sums[k] = terms[k];
   #pragma unroll
-  for (int i = kLanes; i < kStates; i += kLanes) {
-    if (kStates % kLanes == 0 || own + i < kStates) total = State::combine(total, slots[own + i]);
+  for (int n = N / 2; n > 0; n /= 2) {
+    #pragma unroll
+    for (int k = 0; k < n; ++k) sums[k] += sums[k + n];
   }
-  return total;
-}
-
-// Warps first, then every warp combines the warps' states redundantly: one barrier, no broadcast.
-template <int kWarps, typename State>
-__device__ __forceinline__ State reduce_row(State s, State* slots) {
-  s = reduce_lanes<32>(s);
-  if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32 % kWarps] = s;
-  __syncthreads();
-  return reduce_lanes<lanes_for(kWarps)>(share_of_slots<kWarps>(slots));
+  return sums[0];
 }
 
 // What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row. In kernels:
 // kVector       elements per access
+// kRunningSums  running sums that a vector adds to
 // kEarlyParams  column parameters wait in registers, or are read where they are used
 // kVectors      vectors of a row
 // kSteps        vectors a thread owns
 // kEven         all threads own kSteps of them
 // kUnroll       steps that a loop does in a trip
-struct Cols4096_a1e9 : Plain { using Params = Ahead;
-  enum : int { kCols = 4096, kThreads = 512, kThreadsPerRow = 512, kVector = 8, kEarlyParams = 1 };
+struct Cols4096_45a8 : Plain { using Team = Block<512>; using Params = Ahead;
+  enum : int { kCols = 4096, kThreads = 512, kVector = 8, kEarlyParams = 1 };
 };
-struct Cols4096_c5de : Plain { using Load = NoAllocate;
-  enum : int { kCols = 4096, kThreads = 128, kThreadsPerRow = 128, kVector = 8, kEarlyParams = 1 };
+struct Cols4096_b8ef : Plain { using Team = Block<512>; using Load = EvictLast; using Params = Ahead;
+  enum : int { kCols = 4096, kThreads = 512, kVector = 4, kEarlyParams = 1 };
 };
-struct Cols4096_b793 : Plain { using Load = NoAllocate; using Chain = EarlyAtLoads;
-  enum : int { kCols = 4096, kThreads = 128, kThreadsPerRow = 128, kVector = 8, kEarlyParams = 1 };
+struct Cols4096_f009 : Plain { using Team = Block<256>; using Load = NoAllocate;
+  enum : int { kCols = 4096, kThreads = 256, kVector = 4, kEarlyParams = 1 };
 };
-struct AnyCols_fee7 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 1, kUnroll = 1 }; };
+struct Cols4096_69b0 : Plain { using Team = Block<128>; using Load = EvictLast;
+  enum : int { kCols = 4096, kThreads = 128, kVector = 8, kEarlyParams = 1 };
+};
+struct Cols4096_4714 : Plain { using Team = Block<128>; using Load = NoAllocate;
+  enum : int { kCols = 4096, kThreads = 128, kVector = 8, kEarlyParams = 1 };
+};
+struct AnyCols_0595 : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 1, kUnroll = 1 }; };
 
-// rmsnorm_to_fp8 forward: a block owns a row; each row is read once.
+struct Look1_57d9 {  // state of look 1: sum(x**2)
+  float x_squares;
+  static __device__ __forceinline__ Look1_57d9 combine(const Look1_57d9& a, const Look1_57d9& b) {
+    return {a.x_squares + b.x_squares};
+  }
+  static __device__ __forceinline__ Look1_57d9 shuffle_xor(const Look1_57d9& s, int offset, unsigned mask) {
+    return {__shfl_xor_sync(mask, s.x_squares, offset)};
+  }
+};
+
+// rmsnorm_to_fp8 forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_to_fp8_fwd_bf16_block_per_row_0d2a(
+rmsnorm_to_fp8_fwd_bf16_team_per_row_ecdf(
     float8_e4m3* __restrict__ q,
     Input<Config, bfloat16> x,
     Input<Config, bfloat16> weight,
@@ -401,31 +475,26 @@ rmsnorm_to_fp8_fwd_bf16_block_per_row_0d2a(
     long long x_pitch,
     int rows,
     float eps) {
+  using Team = typename Config::Team;
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   using Params = typename Config::Params;
-  constexpr int kCols = Config::kCols, kThreadsPerRow = Config::kThreadsPerRow, kVector = Config::kVector;
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
+      kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4;
   constexpr bool kEarlyParams = Config::kEarlyParams;
-  constexpr int kWarpsPerRow = kThreadsPerRow / 32, kVectors = kCols / kVector,
-      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  struct Look1 {  // state of look 1: sum(x**2)
-    float x_squares;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.x_squares + b.x_squares};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.x_squares, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[kWarpsPerRow];
+  __shared__ typename Team::template Slots<Look1_57d9> look1_slots;
 
-  const int lane = threadIdx.x;
-  const int row = blockIdx.x;
+  const int lane = Team::lane();
+  const int slot = Team::slot();  // this thread's row within the block
+  const int row = Team::tile() * kRowsPerBlock + slot;
 
-  float8_e4m3* q_row = q + static_cast<long long>(row) * q_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
+  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const int valid_row = active ? row : rows - 1;
+  float8_e4m3* q_row = q + static_cast<long long>(valid_row) * q_pitch;
+  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
 
   Params::to_l2(weight, kCols);
   Chain::at_start();
@@ -457,8 +526,10 @@ rmsnorm_to_fp8_fwd_bf16_block_per_row_0d2a(
   }
 
   Chain::at_loads();
+  Team::announce();
 
-  Look1 look1 = {0.0f};
+  Look1_57d9 look1 = {0.0f};
+  float look1_x_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
 
   // Look 1: sum(x**2)
   #pragma unroll
@@ -468,12 +539,14 @@ rmsnorm_to_fp8_fwd_bf16_block_per_row_0d2a(
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_held[step], i);
-        look1.x_squares += x_i * x_i;
+        look1_x_squares[i % kRunningSums] += x_i * x_i;
       }
     }
   }
 
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
+  look1.x_squares = sum_in_pairs(look1_x_squares);
+  Team::meet();
+  look1 = Team::reduce(look1, look1_slots);
   const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
 
   // Last look: the outputs
@@ -492,17 +565,17 @@ rmsnorm_to_fp8_fwd_bf16_block_per_row_0d2a(
       }
       Vec<float8_e4m3, kVector> q_vec;
       pack(q_vec, q_values);
-      write<Store>(q_row + vector * kVector, q_vec);
+      if (active) write<Store>(q_row + vector * kVector, q_vec);
     }
   }
 
   Chain::at_end();
 }
 
-// rmsnorm_to_fp8 forward, any number of columns: a block owns a row; each row is read twice.
+// rmsnorm_to_fp8 forward, any number of columns: a team of threads owns a row; each row is read twice.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_to_fp8_fwd_bf16_any_cols_block_per_row_e718(
+rmsnorm_to_fp8_fwd_bf16_any_cols_team_per_row_b9bc(
     float8_e4m3* __restrict__ q,
     Input<Config, bfloat16> x,
     Input<Config, bfloat16> weight,
@@ -512,23 +585,15 @@ rmsnorm_to_fp8_fwd_bf16_any_cols_block_per_row_e718(
     int rows,
     int cols,
     float eps) {
+  using Team = typename Config::Team;
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow, kVector = Config::kVector, kUnroll = Config::kUnroll,
-      kWarpsPerRow = kThreadsPerRow / 32;
-  struct Look1 {  // state of look 1: sum(x**2)
-    float x_squares;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.x_squares + b.x_squares};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.x_squares, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[kWarpsPerRow];
+  constexpr int kThreadsPerRow = Team::kSize, kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4,
+      kUnroll = Config::kUnroll;
+  __shared__ typename Team::template Slots<Look1_57d9> look1_slots;
 
-  const int lane = threadIdx.x;
+  const int lane = Team::lane();
   const int row = blockIdx.x;
   const int vectors = cols / kVector;
   const int steps = (vectors + kThreadsPerRow - 1) / kThreadsPerRow;
@@ -542,7 +607,10 @@ rmsnorm_to_fp8_fwd_bf16_any_cols_block_per_row_e718(
   const float scale_value = scale[0];
   const float scale_inverse = 1.0f / scale_value;
 
-  Look1 look1 = {0.0f};
+  Team::announce();
+
+  Look1_57d9 look1 = {0.0f};
+  float look1_x_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
 
   // Look 1: sum(x**2)
   #pragma unroll kUnroll
@@ -553,12 +621,14 @@ rmsnorm_to_fp8_fwd_bf16_any_cols_block_per_row_e718(
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
-        look1.x_squares += x_i * x_i;
+        look1_x_squares[i % kRunningSums] += x_i * x_i;
       }
     }
   }
 
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
+  look1.x_squares = sum_in_pairs(look1_x_squares);
+  Team::meet();
+  look1 = Team::reduce(look1, look1_slots);
   const float row_rstd = rsqrtf(eps + look1.x_squares / cols);
 
   // Last look: the outputs
@@ -735,18 +805,17 @@ struct Tuned {
   Kernel kernel;
 };
 inline constexpr Tuned kTuned[] = {
-    {   1, 4096, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_fwd_bf16_block_per_row_0d2a<Cols4096_a1e9>>}},
-    {  16, 4096, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_fwd_bf16_block_per_row_0d2a<Cols4096_a1e9>>}},
-    {  64, 4096, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_fwd_bf16_block_per_row_0d2a<Cols4096_a1e9>>}},
-    { 256, 4096, 16, 0u, 0u, false, {{128}, run<rmsnorm_to_fp8_fwd_bf16_block_per_row_0d2a<Cols4096_c5de>>}},
-    {1024, 4096, 16, 0u, 0u, false, {{128}, run<rmsnorm_to_fp8_fwd_bf16_block_per_row_0d2a<Cols4096_c5de>>}},
-    {4096, 4096, 16, 0u, 0u, false, {{128, 1, true},
-     run<rmsnorm_to_fp8_fwd_bf16_block_per_row_0d2a<Cols4096_b793>>}},
+    {   1, 4096, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_ecdf<Cols4096_45a8>>}},
+    {  16, 4096, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_ecdf<Cols4096_b8ef>>}},
+    {  64, 4096, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_ecdf<Cols4096_b8ef>>}},
+    { 256, 4096, 16, 0u, 0u, false, {{256}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_ecdf<Cols4096_f009>>}},
+    {1024, 4096, 16, 0u, 0u, false, {{128}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_ecdf<Cols4096_69b0>>}},
+    {4096, 4096, 16, 0u, 0u, false, {{128}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_ecdf<Cols4096_4714>>}},
 };
 
 // For any cols.
 inline constexpr Kernel kGeneral[] = {
-    {{256}, run_any_cols<rmsnorm_to_fp8_fwd_bf16_any_cols_block_per_row_e718<AnyCols_fee7>>},
+    {{256}, run_any_cols<rmsnorm_to_fp8_fwd_bf16_any_cols_team_per_row_b9bc<AnyCols_0595>>},
 };
 
 // Bits of `absent`: 1u weight.

@@ -13,25 +13,25 @@
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // verified  NVIDIA H200, driver for CUDA 13.0: 4 calls, 1 to 2730 rows, 18 families of rows, own pitches of q, scale,
 //           gate, up; any value passes in 0.023 of the elements, which have no finite bound; any value passes in
-//           0.00029 of the elements, which have no finite bound; any value passes in 0.019 of the elements, which have
+//           0.00058 of the elements, which have no finite bound; any value passes in 0.02 of the elements, which have
 //           no finite bound; any value passes in 0.037 of the elements, which have no finite bound; any value passes
-//           in 0.022 of the elements, which have no finite bound; any value passes in 0.014 of the elements, which
-//           have no finite bound; any value passes in 0.034 of the elements, which have no finite bound; any value
+//           in 0.015 of the elements, which have no finite bound; any value passes in 0.035 of the elements, which
+//           have no finite bound; any value passes in 0.038 of the elements, which have no finite bound; any value
 //           passes in 0.032 of the elements, which have no finite bound
 //
 //   rows x cols   kernel          threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
 //   1 x 6144      block_per_part  64       1           4       1.737     5.056 / 3.318  18    83.9 %   1.04x       1.774     fresh
-//   16 x 6144     block_per_part  64       1           4       2.412     6.441 / 4.026  205   86.1 %   1.01x       2.281     fresh
-//   64 x 6144     block_per_part  128      1           4       2.51      6.955 / 4.436  788   86.8 %   1.02x       2.638     fresh
-//   256 x 6144    block_per_part  256      1           8       3.957     9.523 / 5.566  2000  81.0 %   1.00x       4.612     fresh
-//   1024 x 6144   block_per_part  256      1           8       9.878     20.2 / 10.33   3204  73.0 %   1.00x       10.87     fresh
-//   4096 x 6144   block_per_part  128      1           8       30.42     66.46 / 36.07  4162  88.2 %   1.02x       35.33     fresh
-//   1 x 12288     block_per_part  256      1           8       1.934     5.596 / 3.663  32    85.8 %   1.00x       2.053     fresh
-//   16 x 12288    block_per_part  256      1           8       2.28      6.594 / 4.312  434   88.0 %   1.00x       2.407     fresh
-//   64 x 12288    block_per_part  256      1           8       2.938     7.729 / 4.783  1347  88.5 %   1.00x       3.384     fresh
-//   256 x 12288   block_per_part  256      1           8       6.52      13.58 / 7.053  2428  68.9 %   1.00x       7.012     fresh
-//   1024 x 12288  block_per_part  256      1           8       18.57     36.05 / 17.47  3410  74.4 %   1.00x       19.62     fresh
-//   4096 x 12288  block_per_part  256      1           8       65.48     133.4 / 67.96  3867  92.5 %   1.00x       70.22     fresh
+//   16 x 6144     block_per_part  256      1           4       1.966     5.293 / 3.328  252   87.8 %   1.04x       1.83      fresh
+//   64 x 6144     block_per_part  256      1           4       2.002     5.83 / 3.803   988   89.3 %   1.06x       2.232     fresh
+//   256 x 6144    block_per_part  128      1           8       3.521     8.42 / 4.899   2248  81.2 %   1.03x       4.253     fresh
+//   1024 x 6144   block_per_part  128      1           8       9.197     18.8 / 9.599   3442  75.4 %   1.05x       9.618     fresh
+//   4096 x 6144   block_per_part  128      1           8       29.54     64.93 / 35.43  4286  88.7 %   1.03x       34.16     fresh
+//   1 x 12288     block_per_part  256      1           4       1.585     4.473 / 2.888  39    81.9 %   1.03x       1.596     fresh
+//   16 x 12288    block_per_part  256      1           4       1.914     5.586 / 3.668  517   89.7 %   1.04x       1.986     fresh
+//   64 x 12288    block_per_part  128      1           4       2.463     6.551 / 4.085  1606  91.5 %   1.05x       2.901     fresh
+//   256 x 12288   block_per_part  128      1           8       5.475     11.82 / 6.342  2891  76.0 %   1.13x       5.62      fresh
+//   1024 x 12288  block_per_part  64       1           8       17.36     33.86 / 16.49  3646  77.4 %   1.06x       18.31     fresh
+//   4096 x 12288  block_per_part  32       1           8       61.53     128.9 / 67.39  4116  97.8 %   1.06x       69.28     fresh
 //   (any other)   block_per_row   256      1           4       -         -              -     -        -           -         not tuned
 //
 // times     price: what the kernel adds to a chain of a kernel that writes its main input and one that reads its
@@ -62,12 +62,12 @@ struct __nv_bfloat16;  // cuda_bf16.h has it, and takes as long to compile as cu
 struct __nv_fp8_e4m3;  // cuda_fp8.h has it, and takes as long to compile as cuda_runtime.h
 #endif
 
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 890
-#error "silu_mul_to_fp8_group_fwd_bf16 needs sm_89 or newer: compile with -arch=sm_90"
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+#error "silu_mul_to_fp8_group_fwd_bf16 needs sm_90 or newer: compile with -arch=sm_90"
 #endif
 
 namespace normgen {
-namespace sm90 {  // the GPU these shapes were tuned on; the code itself runs on sm_89 and newer
+namespace sm90 {  // the GPU these shapes were tuned on; the code itself runs on sm_90 and newer
 namespace silu_mul_to_fp8_group_fwd_bf16_detail {
 
 struct bfloat16 {
@@ -96,46 +96,15 @@ __device__ __forceinline__ unsigned floats_to_bfloat162(float low, float high) {
 #endif
 }
 
-// Shared memory whose size the launch decides.
-__device__ __forceinline__ unsigned char* dynamic_shared() {
-  extern __shared__ __align__(128) unsigned char bytes[];
-  return bytes;
+// Programmatic dependent launch: wait until the kernel before this one has ended and its writes are visible.
+__device__ __forceinline__ void dependency_wait() {
+  asm volatile("griddepcontrol.wait;" ::: "memory");
 }
 
-// A load whose lines L2 keeps by `policy` (ld.global.L2::cache_hint: sm_80).
-template <int kBytes>
-__device__ __forceinline__ void load_by_policy(const void* address, unsigned* bits, unsigned long long policy) {
-  if constexpr (kBytes == 16) {
-    asm("ld.global.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
-        : "=r"(bits[0]), "=r"(bits[1]), "=r"(bits[2]), "=r"(bits[3]) : "l"(address), "l"(policy));
-  } else if constexpr (kBytes == 8) {
-    asm("ld.global.L2::cache_hint.v2.u32 {%0, %1}, [%2], %3;"
-        : "=r"(bits[0]), "=r"(bits[1]) : "l"(address), "l"(policy));
-  } else if constexpr (kBytes == 4) {
-    asm("ld.global.L2::cache_hint.u32 %0, [%1], %2;" : "=r"(bits[0]) : "l"(address), "l"(policy));
-  } else {
-    unsigned short half;
-    if constexpr (kBytes == 2) {
-      asm("ld.global.L2::cache_hint.u16 %0, [%1], %2;" : "=h"(half) : "l"(address), "l"(policy));
-    } else {
-      asm("ld.global.L2::cache_hint.u8 %0, [%1], %2;" : "=h"(half) : "l"(address), "l"(policy));
-    }
-    bits[0] = half;
-  }
+// Programmatic dependent launch: let the kernel behind this one start as soon as blocks leave room.
+__device__ __forceinline__ void dependency_trigger() {
+  asm volatile("griddepcontrol.launch_dependents;");
 }
-
-// Last to leave L2 (createpolicy: sm_80).
-struct EvictLast {
-  static __device__ __forceinline__ unsigned long long l2_policy() {
-    unsigned long long policy;
-    asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
-    return policy;
-  }
-  template <int kBytes>
-  static __device__ __forceinline__ void load(const void* address, unsigned* bits) {
-    load_by_policy<kBytes>(address, bits, l2_policy());
-  }
-};
 
 // e^x by the hardware's power of two: off by 2 + 1.2 |x| units in the last place at most; 0 where that is subnormal.
 __device__ __forceinline__ float exp_approximate(float x) {
@@ -318,6 +287,35 @@ __device__ __forceinline__ void pack(Vec<bfloat16, N>& vec, const float (&values
   }
 }
 
+// How a kernel and its neighbours in the stream overlap: not at all.
+// wait              before the first access to what the kernels in front write, or still read
+// wait_for_partner  in a call's second kernel, before the first access to what the first one writes
+// at_...            here the kernel behind this one may start: it takes the place of blocks as they end
+// Pointer           to what is only read: while kernels in front may still write it, it is not `__restrict__`, by which
+//                   the compiler would read it through the non-coherent cache and move loads over a wait
+struct InOrder {
+  template <typename T> using Pointer = const T* __restrict__;
+  static __device__ __forceinline__ void wait() {}
+  static __device__ __forceinline__ void wait_for_partner() {}
+  static __device__ __forceinline__ void at_start() {}
+  static __device__ __forceinline__ void at_loads() {}
+  static __device__ __forceinline__ void at_end() {}
+};
+
+template <class Config, typename T> using Input = typename Config::Chain::template Pointer<T>;
+
+// Starts while the kernel in front still runs (programmatic dependent launch).
+struct Early : InOrder {
+  template <typename T> using Pointer = const T*;
+  static __device__ __forceinline__ void wait() { dependency_wait(); }
+  static __device__ __forceinline__ void wait_for_partner() { dependency_wait(); }
+};
+
+// As Early; the next kernel may start once this one has asked for its rows.
+struct EarlyAtLoads : Early {
+  static __device__ __forceinline__ void at_loads() { dependency_trigger(); }
+};
+
 // Four elements share a register.
 template <int N>
 __device__ __forceinline__ float element(const Vec<float8_e4m3, N>& vec, int i) {
@@ -336,23 +334,6 @@ __device__ __forceinline__ void pack(Vec<float8_e4m3, N>& vec, const float (&val
     }
   }
 }
-
-// How a kernel and its neighbours in the stream overlap: not at all.
-// wait              before the first access to what the kernels in front write, or still read
-// wait_for_partner  in a call's second kernel, before the first access to what the first one writes
-// at_...            here the kernel behind this one may start: it takes the place of blocks as they end
-// Pointer           to what is only read: while kernels in front may still write it, it is not `__restrict__`, by which
-//                   the compiler would read it through the non-coherent cache and move loads over a wait
-struct InOrder {
-  template <typename T> using Pointer = const T* __restrict__;
-  static __device__ __forceinline__ void wait() {}
-  static __device__ __forceinline__ void wait_for_partner() {}
-  static __device__ __forceinline__ void at_start() {}
-  static __device__ __forceinline__ void at_loads() {}
-  static __device__ __forceinline__ void at_end() {}
-};
-
-template <class Config, typename T> using Input = typename Config::Chain::template Pointer<T>;
 
 // Parameters are read in their turn.
 struct InTurn {
@@ -393,6 +374,23 @@ __device__ __forceinline__ float reduce_group(float value) {
   return value;
 }
 
+// A team: the threads that share a row. They are neighbours in a block, which has kRowsPerBlock rows side by side.
+template <int kThreadsPerRow, int kRowsPerBlock>
+struct Threads {
+  enum : int { kSize = kThreadsPerRow, kRows = kRowsPerBlock };
+  // This thread's number in its team, and its team's in the block; which tile of rows is the block's.
+  static __device__ __forceinline__ int lane() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
+  static __device__ __forceinline__ int slot() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
+  static __device__ __forceinline__ unsigned tile() { return blockIdx.x; }
+  // The team's row of the tile that starts at row `first`; idle teams take the last row.
+  static __device__ __forceinline__ int row(int first, int rows) {
+    return kRows == 1 ? first : min(first + slot(), rows - 1);
+  }
+  // Blocks that are a team say that they have started, and wait for each other before they combine.
+  static __device__ __forceinline__ void announce() {}
+  static __device__ __forceinline__ void meet() {}
+};
+
 // What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row. In kernels:
 // kParts         blocks that share a row
 // kVector        elements per access
@@ -403,24 +401,32 @@ __device__ __forceinline__ float reduce_group(float value) {
 // kGroupVectors  lanes that own one
 // kUnroll        steps that a loop does in a trip
 struct Cols6144_e3fc : Plain { enum : int { kCols = 6144, kThreads = 64, kParts = 24, kVector = 4, kGroup = 128 }; };
-struct Cols6144_3170 : Plain { using Load = EvictLast;
-  enum : int { kCols = 6144, kThreads = 64, kParts = 24, kVector = 4, kUnroll = 1, kGroup = 128 };
+struct Cols6144_750e : Plain { using Load = NoAllocate;
+  enum : int { kCols = 6144, kThreads = 256, kParts = 6, kVector = 4, kGroup = 128 };
 };
-struct Cols6144_e1f5 : Plain { using Load = EvictLast;
-  enum : int { kCols = 6144, kThreads = 128, kParts = 12, kVector = 4, kUnroll = 1, kGroup = 128 };
+struct Cols6144_6cc3 : Plain { enum : int { kCols = 6144, kThreads = 256, kParts = 6, kVector = 4, kGroup = 128 }; };
+struct Cols6144_c70f : Plain { using Load = NoAllocate;
+  enum : int { kCols = 6144, kThreads = 128, kParts = 6, kVector = 8, kGroup = 128 };
 };
-struct Cols6144_6b63 : Plain { using Load = NoAllocate;
-  enum : int { kCols = 6144, kThreads = 256, kParts = 3, kVector = 8, kGroup = 128 };
+struct Cols6144_2ee7 : Plain { using Load = NoAllocate; using Chain = EarlyAtLoads;
+  enum : int { kCols = 6144, kThreads = 128, kParts = 6, kVector = 8, kGroup = 128 };
 };
-struct Cols6144_28e4 : Plain { using Load = NoAllocate;
-  enum : int { kCols = 6144, kThreads = 128, kParts = 3, kVector = 8, kGroup = 128 };
+struct Cols12288_bc99 : Plain { enum : int { kCols = 12288, kThreads = 256, kParts = 12, kVector = 4, kGroup = 128 }; };
+struct Cols12288_899a : Plain { using Load = NoAllocate;
+  enum : int { kCols = 12288, kThreads = 256, kParts = 12, kVector = 4, kGroup = 128 };
 };
-struct Cols12288_03c4 : Plain { enum : int { kCols = 12288, kThreads = 256, kParts = 6, kVector = 8, kGroup = 128 }; };
-struct Cols12288_1627 : Plain { using Load = NoAllocate;
-  enum : int { kCols = 12288, kThreads = 256, kParts = 3, kVector = 8, kGroup = 128 };
+struct Cols12288_3ae5 : Plain { enum : int { kCols = 12288, kThreads = 128, kParts = 24, kVector = 4, kGroup = 128 }; };
+struct Cols12288_e1ad : Plain { using Load = NoAllocate; using Chain = EarlyAtLoads;
+  enum : int { kCols = 12288, kThreads = 128, kParts = 12, kVector = 8, kGroup = 128 };
 };
-struct AnyCols_f834 : Plain {
-  enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 4, kUnroll = 1, kGroup = 128 };
+struct Cols12288_0bf3 : Plain { using Load = NoAllocate;
+  enum : int { kCols = 12288, kThreads = 64, kParts = 24, kVector = 8, kGroup = 128 };
+};
+struct Cols12288_3b40 : Plain { using Load = NoAllocate;
+  enum : int { kCols = 12288, kThreads = 32, kParts = 16, kVector = 8, kGroup = 128 };
+};
+struct AnyCols_577b : Plain { using Team = Threads<256, 1>;
+  enum : int { kThreads = 256, kVector = 4, kUnroll = 1, kGroup = 128 };
 };
 
 // silu_mul_to_fp8_group forward: a block owns a part of a row; each row is read once.
@@ -508,96 +514,10 @@ silu_mul_to_fp8_group_fwd_bf16_block_per_part_166f(
   Chain::at_end();
 }
 
-// silu_mul_to_fp8_group forward: a block owns a part of a row; each row is read once.
+// silu_mul_to_fp8_group forward, any number of columns: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-silu_mul_to_fp8_group_fwd_bf16_block_per_part_de5e(
-    float8_e4m3* __restrict__ q,
-    float* __restrict__ scale,
-    Input<Config, bfloat16> gate,
-    Input<Config, bfloat16> up,
-    long long q_pitch,
-    long long scale_pitch,
-    long long gate_pitch,
-    long long up_pitch,
-    int rows,
-    float amax_min) {
-  using Load = typename Config::Load;
-  using Store = typename Config::Store;
-  using Chain = typename Config::Chain;
-  constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kParts = Config::kParts,
-      kThreadsPerRow = kParts * kThreads, kVector = Config::kVector, kUnroll = Config::kUnroll,
-      kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  constexpr int kGroup = Config::kGroup, kGroupVectors = kGroup / kVector;
-
-  const int lane = static_cast<int>(blockIdx.x % kParts * kThreads + threadIdx.x);
-  const int row = blockIdx.x / kParts;
-  bfloat16* gate_shared = reinterpret_cast<bfloat16*>(dynamic_shared());
-  bfloat16* up_shared = reinterpret_cast<bfloat16*>(gate_shared + kSteps * kThreads * kVector);
-
-  float8_e4m3* q_row = q + static_cast<long long>(row) * q_pitch;
-  float* scale_row = scale + static_cast<long long>(row) * scale_pitch;
-  const bfloat16* gate_row = gate + static_cast<long long>(row) * gate_pitch;
-  const bfloat16* up_row = up + static_cast<long long>(row) * up_pitch;
-
-  Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
-
-  // The row of gate and up is read once and waits in shared memory; each thread reads back its own part.
-  #pragma unroll kUnroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      write(gate_shared + (step * kThreads + threadIdx.x) * kVector, read<kVector, Load>(gate_row + vector * kVector));
-      write(up_shared + (step * kThreads + threadIdx.x) * kVector, read<kVector, Load>(up_row + vector * kVector));
-    }
-  }
-
-  Chain::at_loads();
-
-  // One look: the outputs
-  #pragma unroll kUnroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      const Vec<bfloat16, kVector> gate_vec = read<kVector>(gate_shared + (step * kThreads + threadIdx.x) * kVector);
-      const Vec<bfloat16, kVector> up_vec = read<kVector>(up_shared + (step * kThreads + threadIdx.x) * kVector);
-      float q_values[kVector];
-      float y_absmax_g = 0.0f;
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float gate_i = element(gate_vec, i);
-        const float up_i = element(up_vec, i);
-        const float y_i = gate_i * reciprocal_approximate(exp_approximate(-gate_i) + 1.0f) * up_i;
-        y_absmax_g = maximum(y_absmax_g, fabsf(y_i));
-      }
-      y_absmax_g = reduce_group<kGroupVectors, Maximum>(y_absmax_g);
-      const float scale_g = maximum(amax_min, y_absmax_g) / 448.0f;
-      const float scale_inverse_g = 1.0f / scale_g;
-      if (vector % kGroupVectors == 0) {
-        scale_row[vector / kGroupVectors] = scale_g;
-      }
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float gate_i = element(gate_vec, i);
-        const float up_i = element(up_vec, i);
-        const float y_i = gate_i * reciprocal_approximate(exp_approximate(-gate_i) + 1.0f) * up_i;
-        q_values[i] = y_i * scale_inverse_g;
-      }
-      Vec<float8_e4m3, kVector> q_vec;
-      pack(q_vec, q_values);
-      write<Store>(q_row + vector * kVector, q_vec);
-    }
-  }
-
-  Chain::at_end();
-}
-
-// silu_mul_to_fp8_group forward, any number of columns: a block owns a row; each row is read once.
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-silu_mul_to_fp8_group_fwd_bf16_any_cols_block_per_row_7cae(
+silu_mul_to_fp8_group_fwd_bf16_any_cols_team_per_row_b1f2(
     float8_e4m3* __restrict__ q,
     float* __restrict__ scale,
     Input<Config, bfloat16> gate,
@@ -609,13 +529,14 @@ silu_mul_to_fp8_group_fwd_bf16_any_cols_block_per_row_7cae(
     int rows,
     int cols,
     float amax_min) {
+  using Team = typename Config::Team;
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow, kVector = Config::kVector, kUnroll = Config::kUnroll,
+  constexpr int kThreadsPerRow = Team::kSize, kVector = Config::kVector, kUnroll = Config::kUnroll,
       kGroup = Config::kGroup, kGroupVectors = kGroup / kVector;
 
-  const int lane = threadIdx.x;
+  const int lane = Team::lane();
   const int row = blockIdx.x;
   const int vectors = cols / kVector;
   const int steps = (vectors + kThreadsPerRow - 1) / kThreadsPerRow;
@@ -821,33 +742,33 @@ struct Tuned {
 inline constexpr Tuned kTuned[] = {
     {   1,  6144, 16, 0u, 0u, false, {{64, 1, false, 0, 0, 0, 1, 24},
      run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_166f<Cols6144_e3fc>>}},
-    {  16,  6144, 16, 0u, 0u, false, {{64, 1, false, 0, 0, 0, 1, 24, 1024},
-     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_de5e<Cols6144_3170>>}},
-    {  64,  6144, 16, 0u, 0u, false, {{128, 1, false, 0, 0, 0, 1, 12, 2048},
-     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_de5e<Cols6144_e1f5>>}},
-    { 256,  6144, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 3},
-     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_166f<Cols6144_6b63>>}},
-    {1024,  6144, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 3},
-     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_166f<Cols6144_6b63>>}},
-    {4096,  6144, 16, 0u, 0u, false, {{128, 1, false, 0, 0, 0, 1, 3},
-     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_166f<Cols6144_28e4>>}},
-    {   1, 12288, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 6},
-     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_166f<Cols12288_03c4>>}},
-    {  16, 12288, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 6},
-     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_166f<Cols12288_03c4>>}},
-    {  64, 12288, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 6},
-     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_166f<Cols12288_03c4>>}},
-    { 256, 12288, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 3},
-     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_166f<Cols12288_1627>>}},
-    {1024, 12288, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 3},
-     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_166f<Cols12288_1627>>}},
-    {4096, 12288, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 3},
-     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_166f<Cols12288_1627>>}},
+    {  16,  6144, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 6},
+     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_166f<Cols6144_750e>>}},
+    {  64,  6144, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 6},
+     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_166f<Cols6144_6cc3>>}},
+    { 256,  6144, 16, 0u, 0u, false, {{128, 1, false, 0, 0, 0, 1, 6},
+     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_166f<Cols6144_c70f>>}},
+    {1024,  6144, 16, 0u, 0u, false, {{128, 1, true, 0, 0, 0, 1, 6},
+     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_166f<Cols6144_2ee7>>}},
+    {4096,  6144, 16, 0u, 0u, false, {{128, 1, true, 0, 0, 0, 1, 6},
+     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_166f<Cols6144_2ee7>>}},
+    {   1, 12288, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 12},
+     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_166f<Cols12288_bc99>>}},
+    {  16, 12288, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 12},
+     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_166f<Cols12288_899a>>}},
+    {  64, 12288, 16, 0u, 0u, false, {{128, 1, false, 0, 0, 0, 1, 24},
+     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_166f<Cols12288_3ae5>>}},
+    { 256, 12288, 16, 0u, 0u, false, {{128, 1, true, 0, 0, 0, 1, 12},
+     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_166f<Cols12288_e1ad>>}},
+    {1024, 12288, 16, 0u, 0u, false, {{64, 1, false, 0, 0, 0, 1, 24},
+     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_166f<Cols12288_0bf3>>}},
+    {4096, 12288, 16, 0u, 0u, false, {{32, 1, false, 0, 0, 0, 1, 16},
+     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_166f<Cols12288_3b40>>}},
 };
 
 // For any cols.
 inline constexpr Kernel kGeneral[] = {
-    {{256}, run_any_cols<silu_mul_to_fp8_group_fwd_bf16_any_cols_block_per_row_7cae<AnyCols_f834>>},
+    {{256}, run_any_cols<silu_mul_to_fp8_group_fwd_bf16_any_cols_team_per_row_b1f2<AnyCols_577b>>},
 };
 
 // Bits of `absent`: none.

@@ -16,7 +16,7 @@
 // note      emitted as another text than the one that was tuned: 8192 x 4096
 //
 //   rows x cols              kernel         threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
-//   8192 x 4096              block_per_row  64       1           4       47.35     100.9 / 53.56  4252  104.0 %  1.10x       48.88     fresh
+//   8192 x 4096              block_per_row  64       1           4       46.67     100.7 / 54.08  4314  103.7 %  1.10x       49.35     fresh
 //   (any other, rows alike)  block_per_row  256      1           8       -         -              -     -        -           -         not tuned
 //   (any other)              block_per_row  256      1           1       -         -              -     -        -           -         not tuned
 //
@@ -80,6 +80,28 @@ __device__ __forceinline__ unsigned floats_to_bfloat162(float low, float high) {
   return float_to_bfloat16(low) | (static_cast<unsigned>(float_to_bfloat16(high)) << 16);
 #endif
 }
+
+// Leaves no line in L1.
+struct NoAllocate {
+  template <int kBytes>
+  static __device__ __forceinline__ void load(const void* address, unsigned* bits) {
+    if constexpr (kBytes == 16) {
+      asm("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+          : "=r"(bits[0]), "=r"(bits[1]), "=r"(bits[2]), "=r"(bits[3]) : "l"(address));
+    } else if constexpr (kBytes == 8) {
+      asm("ld.global.L1::no_allocate.v2.u32 {%0, %1}, [%2];"
+          : "=r"(bits[0]), "=r"(bits[1]) : "l"(address));
+    } else if constexpr (kBytes == 4) {
+      asm("ld.global.L1::no_allocate.u32 %0, [%1];"
+          : "=r"(bits[0]) : "l"(address));
+    } else {
+      unsigned short half;
+      if constexpr (kBytes == 2) asm("ld.global.L1::no_allocate.u16 %0, [%1];" : "=h"(half) : "l"(address));
+      else asm("ld.global.L1::no_allocate.u8 %0, [%1];" : "=h"(half) : "l"(address));
+      bits[0] = half;
+    }
+  }
+};
 
 // The widest type that memory of that many bytes is accessed as, and its bits in registers.
 template <int kBytes> struct WordOf { using type = uint4; };
@@ -170,6 +192,69 @@ __device__ __forceinline__ void pack(Vec<bfloat16, N>& vec, const float (&values
   }
 }
 
+// The lanes that a shuffle names: all of the warp.
+struct WholeWarp {
+  template <int kLanes>
+  static __device__ __forceinline__ unsigned lanes() { return 0xffffffffu; }
+};
+
+// All kLanes neighbouring lanes, a power of two, end with the combined state. A state is a struct of floats that knows
+// how two combine, and how to get that of the lane whose number differs by `offset`.
+template <int kLanes, class Named = WholeWarp, typename State>
+__device__ __forceinline__ State reduce_lanes(State s) {
+  const unsigned mask = Named::template lanes<kLanes>();
+  #pragma unroll
+  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset, mask));
+  return s;
+}
+
+// The largest power of two up to n, and up to a warp: how many lanes combine n states.
+__host__ __device__ constexpr int lanes_for(int n) { return n < 2 ? 1 : n >= 32 ? 32 : 2 * lanes_for(n / 2); }
+
+// What this lane combines of kStates states: lanes_for(kStates) lanes take turns at them.
+template <int kStates, typename State>
+__device__ __forceinline__ State share_of_slots(const State* slots) {
+  constexpr int kLanes = lanes_for(kStates);
+  const int own = threadIdx.x % kLanes;
+  State total = slots[own];
+  #pragma unroll
+  for (int i = kLanes; i < kStates; i += kLanes) {
+    if (kStates % kLanes == 0 || own + i < kStates) total = State::combine(total, slots[own + i]);
+  }
+  return total;
+}
+
+// A team: the threads that share a row. They are neighbours in a block, which has kRowsPerBlock rows side by side.
+template <int kThreadsPerRow, int kRowsPerBlock>
+struct Threads {
+  enum : int { kSize = kThreadsPerRow, kRows = kRowsPerBlock };
+  // This thread's number in its team, and its team's in the block; which tile of rows is the block's.
+  static __device__ __forceinline__ int lane() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
+  static __device__ __forceinline__ int slot() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
+  static __device__ __forceinline__ unsigned tile() { return blockIdx.x; }
+  // The team's row of the tile that starts at row `first`; idle teams take the last row.
+  static __device__ __forceinline__ int row(int first, int rows) {
+    return kRows == 1 ? first : min(first + slot(), rows - 1);
+  }
+  // Blocks that are a team say that they have started, and wait for each other before they combine.
+  static __device__ __forceinline__ void announce() {}
+  static __device__ __forceinline__ void meet() {}
+};
+
+// A block is a team. Warps first, then every warp combines the warps' states redundantly: one barrier, no broadcast.
+template <int kThreadsPerRow, class Named = WholeWarp>
+struct Block : Threads<kThreadsPerRow, 1> {
+  enum : int { kWarps = kThreadsPerRow / 32 };
+  template <typename State> using Slots = State[kWarps];
+  template <typename State>
+  static __device__ __forceinline__ State reduce(State s, State (&slots)[kWarps]) {
+    s = reduce_lanes<32, Named>(s);
+    if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32 % kWarps] = s;
+    __syncthreads();
+    return reduce_lanes<lanes_for(kWarps), Named>(share_of_slots<kWarps>(slots));
+  }
+};
+
 // How a kernel and its neighbours in the stream overlap: not at all.
 // wait              before the first access to what the kernels in front write, or still read
 // wait_for_partner  in a call's second kernel, before the first access to what the first one writes
@@ -202,40 +287,6 @@ struct Plain {
   enum : int { kCluster = 1 };  // blocks that share a row, or add their column sums
 };
 
-// All kLanes neighbouring lanes, a power of two, end with the combined state; the lanes of `mask` take part. A state is
-// a struct of floats that knows how two combine, and how to get that of the lane whose number differs by `offset`.
-template <int kLanes, typename State>
-__device__ __forceinline__ State reduce_lanes(State s, unsigned mask = 0xffffffffu) {
-  #pragma unroll
-  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset, mask));
-  return s;
-}
-
-// The largest power of two up to n, and up to a warp: how many lanes combine n states.
-__host__ __device__ constexpr int lanes_for(int n) { return n < 2 ? 1 : n >= 32 ? 32 : 2 * lanes_for(n / 2); }
-
-// What this lane combines of kStates states: lanes_for(kStates) lanes take turns at them.
-template <int kStates, typename State>
-__device__ __forceinline__ State share_of_slots(const State* slots) {
-  constexpr int kLanes = lanes_for(kStates);
-  const int own = threadIdx.x % kLanes;
-  State total = slots[own];
-  #pragma unroll
-  for (int i = kLanes; i < kStates; i += kLanes) {
-    if (kStates % kLanes == 0 || own + i < kStates) total = State::combine(total, slots[own + i]);
-  }
-  return total;
-}
-
-// Warps first, then every warp combines the warps' states redundantly: one barrier, no broadcast.
-template <int kWarps, typename State>
-__device__ __forceinline__ State reduce_row(State s, State* slots) {
-  s = reduce_lanes<32>(s);
-  if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32 % kWarps] = s;
-  __syncthreads();
-  return reduce_lanes<lanes_for(kWarps)>(share_of_slots<kWarps>(slots));
-}
-
 // Used once: evict first (ld.global.cs, st.global.cs).
 struct Streaming {
   template <int kBytes>
@@ -248,22 +299,48 @@ struct Streaming {
   }
 };
 
-// What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row. In kernels:
-// kVector   elements per access
-// kVectors  vectors of a row
-// kSteps    vectors a thread owns
-// kEven     all threads own kSteps of them
-// kUnroll   steps that a loop does in a trip
-struct Cols4096_e9d8 : Plain { using Store = Streaming;
-  enum : int { kCols = 4096, kThreads = 64, kThreadsPerRow = 64, kVector = 4 };
-};
-struct AnyCols_54f6 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 8, kUnroll = 1 }; };
-struct AnyCols_fee7 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 1, kUnroll = 1 }; };
+// The sum of N terms, N a power of two, as a tree: log2(N) roundings on the way of each term.
+template <int N>
+__device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
+  float sums[N];
+  #pragma unroll
+  for (int k = 0; k < N; ++k) sums[k] = terms[k];
+  #pragma unroll
+  for (int n = N / 2; n > 0; n /= 2) {
+    #pragma unroll
+    for (int k = 0; k < n; ++k) sums[k] += sums[k + n];
+  }
+  return sums[0];
+}
 
-// softmax backward: a block owns a row; each row is read once.
+// What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row. In kernels:
+// kVector       elements per access
+// kRunningSums  running sums that a vector adds to
+// kVectors      vectors of a row
+// kSteps        vectors a thread owns
+// kEven         all threads own kSteps of them
+// kAhead        the next row is loaded while the present one is computed
+// kUnroll       steps that a loop does in a trip
+struct Cols4096_05d0 : Plain { using Team = Block<64>; using Load = NoAllocate; using Store = Streaming;
+  enum : int { kCols = 4096, kThreads = 64, kVector = 4, kAhead = 1 };
+};
+struct AnyCols_224d : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 8, kUnroll = 1 }; };
+struct AnyCols_0595 : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 1, kUnroll = 1 }; };
+
+struct Look1_7593 {  // state of look 1: sum(dy * y)
+  float dy_y_sum;
+  static __device__ __forceinline__ Look1_7593 combine(const Look1_7593& a, const Look1_7593& b) {
+    return {a.dy_y_sum + b.dy_y_sum};
+  }
+  static __device__ __forceinline__ Look1_7593 shuffle_xor(const Look1_7593& s, int offset, unsigned mask) {
+    return {__shfl_xor_sync(mask, s.dy_y_sum, offset)};
+  }
+};
+
+// softmax backward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-softmax_bwd_bf16_block_per_row_bbf1(
+softmax_bwd_bf16_team_per_row_3988(
     bfloat16* __restrict__ dx,
     Input<Config, bfloat16> dy,
     Input<Config, bfloat16> y,
@@ -271,25 +348,18 @@ softmax_bwd_bf16_block_per_row_bbf1(
     long long dy_pitch,
     long long y_pitch,
     int rows) {
+  using Team = typename Config::Team;
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kCols = Config::kCols, kThreadsPerRow = Config::kThreadsPerRow, kVector = Config::kVector,
-      kWarpsPerRow = kThreadsPerRow / 32, kVectors = kCols / kVector,
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
+      kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4, kVectors = kCols / kVector,
       kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  struct Look1 {  // state of look 1: sum(dy * y)
-    float dy_y_sum;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.dy_y_sum + b.dy_y_sum};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.dy_y_sum, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[2][kWarpsPerRow];
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0, kAhead = Config::kAhead;
+  __shared__ typename Team::template Slots<Look1_7593> look1_slots[2];
 
-  const int lane = threadIdx.x;
+  const int lane = Team::lane();
+  const int slot = Team::slot();  // this thread's row within the block
   int parity = 0;
 
   Chain::at_start();
@@ -297,7 +367,7 @@ softmax_bwd_bf16_block_per_row_bbf1(
 
   Vec<bfloat16, kVector> dy_next[kSteps];
   Vec<bfloat16, kVector> y_next[kSteps];
-  // The next row is loaded while the present one is computed.
+  // Starts the loads of a row.
   const auto fetch = [&](int row) {
     const bfloat16* dy_row = dy + static_cast<long long>(row) * dy_pitch;
     const bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
@@ -311,10 +381,14 @@ softmax_bwd_bf16_block_per_row_bbf1(
       }
     }
   };
-  if (blockIdx.x < rows) fetch(blockIdx.x);
+  if (kAhead && blockIdx.x * kRowsPerBlock < rows) fetch(Team::row(blockIdx.x * kRowsPerBlock, rows));
 
-  for (int row = blockIdx.x; row < rows; row += gridDim.x) {
-    bfloat16* dx_row = dx + static_cast<long long>(row) * dx_pitch;
+  for (int first_row = blockIdx.x * kRowsPerBlock; first_row < rows; first_row += gridDim.x * kRowsPerBlock) {
+    const int row = first_row + slot;
+    const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+    const int valid_row = active ? row : rows - 1;
+    bfloat16* dx_row = dx + static_cast<long long>(valid_row) * dx_pitch;
+    if (!kAhead) fetch(valid_row);
 
     Vec<bfloat16, kVector> dy_held[kSteps];
     Vec<bfloat16, kVector> y_held[kSteps];
@@ -325,10 +399,11 @@ softmax_bwd_bf16_block_per_row_bbf1(
       y_held[step] = y_next[step];
     }
 
-    const unsigned next_row = row + gridDim.x;
-    if (next_row < rows) fetch(next_row);
+    const unsigned next_row = first_row + gridDim.x * kRowsPerBlock;
+    if (kAhead && next_row < rows) fetch(Team::row(next_row, rows));
 
-    Look1 look1 = {0.0f};
+    Look1_7593 look1 = {0.0f};
+    float look1_dy_y_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
 
     // Look 1: sum(dy * y)
     #pragma unroll
@@ -339,12 +414,13 @@ softmax_bwd_bf16_block_per_row_bbf1(
         for (int i = 0; i < kVector; ++i) {
           const float dy_i = element(dy_held[step], i);
           const float y_i = element(y_held[step], i);
-          look1.dy_y_sum += dy_i * y_i;
+          look1_dy_y_sum[i % kRunningSums] += dy_i * y_i;
         }
       }
     }
 
-    look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[parity]);
+    look1.dy_y_sum = sum_in_pairs(look1_dy_y_sum);
+    look1 = Team::reduce(look1, look1_slots[parity]);
 
     // Last look: the outputs
     #pragma unroll
@@ -360,7 +436,7 @@ softmax_bwd_bf16_block_per_row_bbf1(
         }
         Vec<bfloat16, kVector> dx_vec;
         pack(dx_vec, dx_values);
-        write<Store>(dx_row + vector * kVector, dx_vec);
+        if (active) write<Store>(dx_row + vector * kVector, dx_vec);
       }
     }
 
@@ -370,10 +446,10 @@ softmax_bwd_bf16_block_per_row_bbf1(
   Chain::at_end();
 }
 
-// softmax backward, any number of columns: a block owns a row; each row is read twice.
+// softmax backward, any number of columns: a team of threads owns a row; each row is read twice.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-softmax_bwd_bf16_any_cols_block_per_row_3bd0(
+softmax_bwd_bf16_any_cols_team_per_row_7570(
     bfloat16* __restrict__ dx,
     Input<Config, bfloat16> dy,
     Input<Config, bfloat16> y,
@@ -382,23 +458,15 @@ softmax_bwd_bf16_any_cols_block_per_row_3bd0(
     long long y_pitch,
     int rows,
     int cols) {
+  using Team = typename Config::Team;
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow, kVector = Config::kVector, kUnroll = Config::kUnroll,
-      kWarpsPerRow = kThreadsPerRow / 32;
-  struct Look1 {  // state of look 1: sum(dy * y)
-    float dy_y_sum;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.dy_y_sum + b.dy_y_sum};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.dy_y_sum, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[kWarpsPerRow];
+  constexpr int kThreadsPerRow = Team::kSize, kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4,
+      kUnroll = Config::kUnroll;
+  __shared__ typename Team::template Slots<Look1_7593> look1_slots;
 
-  const int lane = threadIdx.x;
+  const int lane = Team::lane();
   const int row = blockIdx.x;
   const int steps = (cols / kVector + kThreadsPerRow - 1) / kThreadsPerRow;
 
@@ -415,7 +483,10 @@ softmax_bwd_bf16_any_cols_block_per_row_3bd0(
   Chain::at_start();
   Chain::wait();  // nothing before it depends on the kernels in front of this one
 
-  Look1 look1 = {0.0f};
+  Team::announce();
+
+  Look1_7593 look1 = {0.0f};
+  float look1_dy_y_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
 
   // Look 1: sum(dy * y)
   #pragma unroll kUnroll
@@ -429,7 +500,7 @@ softmax_bwd_bf16_any_cols_block_per_row_3bd0(
       for (int i = 0; i < kVector; ++i) {
         const float dy_i = element(dy_vec, i);
         const float y_i = element(y_vec, i);
-        look1.dy_y_sum += dy_i * y_i;
+        look1_dy_y_sum[i % kRunningSums] += dy_i * y_i;
       }
     }
   }
@@ -438,10 +509,12 @@ softmax_bwd_bf16_any_cols_block_per_row_3bd0(
     const Vec<bfloat16, 1> y_vec = read<1>(y_row + edge);
     const float dy_i = element(dy_vec, 0);
     const float y_i = element(y_vec, 0);
-    look1.dy_y_sum += dy_i * y_i;
+    look1_dy_y_sum[0] += dy_i * y_i;
   }
 
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
+  look1.dy_y_sum = sum_in_pairs(look1_dy_y_sum);
+  Team::meet();
+  look1 = Team::reduce(look1, look1_slots);
 
   // Last look: the outputs
   #pragma unroll kUnroll
@@ -626,14 +699,14 @@ struct Tuned {
   Kernel kernel;
 };
 inline constexpr Tuned kTuned[] = {
-    {8192, 4096, 8, 0u, 0u, false, {{64, 1, false, 0, 0, 16},
-     run<softmax_bwd_bf16_block_per_row_bbf1<Cols4096_e9d8>>}},
+    {8192, 4096, 8, 0u, 0u, false, {{64, 1, false, 0, 0, 8},
+     run<softmax_bwd_bf16_team_per_row_3988<Cols4096_05d0>>}},
 };
 
 // For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.
 inline constexpr Kernel kGeneral[] = {
-    {{256}, run_any_cols<softmax_bwd_bf16_any_cols_block_per_row_3bd0<AnyCols_54f6>>},
-    {{256}, run_any_cols<softmax_bwd_bf16_any_cols_block_per_row_3bd0<AnyCols_fee7>>},
+    {{256}, run_any_cols<softmax_bwd_bf16_any_cols_team_per_row_7570<AnyCols_224d>>},
+    {{256}, run_any_cols<softmax_bwd_bf16_any_cols_team_per_row_7570<AnyCols_0595>>},
 };
 
 // Bits of `absent`: none.

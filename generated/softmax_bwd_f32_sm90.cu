@@ -16,7 +16,7 @@
 // note      emitted as another text than the one that was tuned: 4096 x 32000
 //
 //   rows x cols              kernel           threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
-//   4096 x 32000             cluster_per_row  512      1           4       356.3     736.7 / 380.2  4414  102.5 %  1.01x       358.9     fresh
+//   4096 x 32000             cluster_per_row  512      1           4       357.4     738.3 / 380.8  4400  102.2 %  1.01x       360.9     fresh
 //   (any other, rows alike)  block_per_row    256      1           4       -         -              -     -        -           -         not tuned
 //   (any other)              block_per_row    256      1           1       -         -              -     -        -           -         not tuned
 //
@@ -124,6 +124,90 @@ struct EvictLast {
   }
 };
 
+// The lanes that a shuffle names: all of the warp.
+struct WholeWarp {
+  template <int kLanes>
+  static __device__ __forceinline__ unsigned lanes() { return 0xffffffffu; }
+};
+
+// All kLanes neighbouring lanes, a power of two, end with the combined state. A state is a struct of floats that knows
+// how two combine, and how to get that of the lane whose number differs by `offset`.
+template <int kLanes, class Named = WholeWarp, typename State>
+__device__ __forceinline__ State reduce_lanes(State s) {
+  const unsigned mask = Named::template lanes<kLanes>();
+  #pragma unroll
+  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset, mask));
+  return s;
+}
+
+// The largest power of two up to n, and up to a warp: how many lanes combine n states.
+__host__ __device__ constexpr int lanes_for(int n) { return n < 2 ? 1 : n >= 32 ? 32 : 2 * lanes_for(n / 2); }
+
+// What this lane combines of kStates states: lanes_for(kStates) lanes take turns at them.
+template <int kStates, typename State>
+__device__ __forceinline__ State share_of_slots(const State* slots) {
+  constexpr int kLanes = lanes_for(kStates);
+  const int own = threadIdx.x % kLanes;
+  State total = slots[own];
+  #pragma unroll
+  for (int i = kLanes; i < kStates; i += kLanes) {
+    if (kStates % kLanes == 0 || own + i < kStates) total = State::combine(total, slots[own + i]);
+  }
+  return total;
+}
+
+// A team: the threads that share a row. They are neighbours in a block, which has kRowsPerBlock rows side by side.
+template <int kThreadsPerRow, int kRowsPerBlock>
+struct Threads {
+  enum : int { kSize = kThreadsPerRow, kRows = kRowsPerBlock };
+  // This thread's number in its team, and its team's in the block; which tile of rows is the block's.
+  static __device__ __forceinline__ int lane() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
+  static __device__ __forceinline__ int slot() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
+  static __device__ __forceinline__ unsigned tile() { return blockIdx.x; }
+  // The team's row of the tile that starts at row `first`; idle teams take the last row.
+  static __device__ __forceinline__ int row(int first, int rows) {
+    return kRows == 1 ? first : min(first + slot(), rows - 1);
+  }
+  // Blocks that are a team say that they have started, and wait for each other before they combine.
+  static __device__ __forceinline__ void announce() {}
+  static __device__ __forceinline__ void meet() {}
+};
+
+// A block is a team. Warps first, then every warp combines the warps' states redundantly: one barrier, no broadcast.
+template <int kThreadsPerRow, class Named = WholeWarp>
+struct Block : Threads<kThreadsPerRow, 1> {
+  enum : int { kWarps = kThreadsPerRow / 32 };
+  template <typename State> using Slots = State[kWarps];
+  template <typename State>
+  static __device__ __forceinline__ State reduce(State s, State (&slots)[kWarps]) {
+    s = reduce_lanes<32, Named>(s);
+    if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32 % kWarps] = s;
+    __syncthreads();
+    return reduce_lanes<lanes_for(kWarps), Named>(share_of_slots<kWarps>(slots));
+  }
+};
+
+// The blocks of a cluster are a team. Every warp leaves its state in each block, then every warp combines all of them:
+// one barrier. A block may write to another only once that one has started.
+template <int kBlocks, int kBlockThreads>
+struct ClusterTeam : Threads<kBlocks * kBlockThreads, 1> {
+  enum : int { kWarps = kBlockThreads / 32, kStates = kWarps * kBlocks };
+  static __device__ __forceinline__ int lane() { return cluster_rank() * kBlockThreads + threadIdx.x; }
+  static __device__ __forceinline__ unsigned tile() { return blockIdx.x / kBlocks; }
+  static __device__ __forceinline__ void announce() { cluster_arrive(); }
+  static __device__ __forceinline__ void meet() { cluster_wait(); }
+  template <typename State> using Slots = State[kStates];
+  template <typename State>
+  static __device__ __forceinline__ State reduce(State s, State (&slots)[kStates]) {
+    s = reduce_lanes<32>(s);
+    const unsigned lane = threadIdx.x % 32;
+    if (lane < kBlocks) cluster_store(slots + cluster_rank() * kWarps + threadIdx.x / 32, lane, s);
+    cluster_arrive();
+    cluster_wait();
+    return reduce_lanes<lanes_for(kStates)>(share_of_slots<kStates>(slots));
+  }
+};
+
 // The widest type that memory of that many bytes is accessed as, and its bits in registers.
 template <int kBytes> struct WordOf { using type = uint4; };
 template <> struct WordOf<8> { using type = uint2; };
@@ -190,50 +274,18 @@ struct Plain {
   enum : int { kCluster = 1 };  // blocks that share a row, or add their column sums
 };
 
-// All kLanes neighbouring lanes, a power of two, end with the combined state; the lanes of `mask` take part. A state is
-// a struct of floats that knows how two combine, and how to get that of the lane whose number differs by `offset`.
-template <int kLanes, typename State>
-__device__ __forceinline__ State reduce_lanes(State s, unsigned mask = 0xffffffffu) {
+// The sum of N terms, N a power of two, as a tree: log2(N) roundings on the way of each term.
+template <int N>
+__device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
+  float sums[N];
   #pragma unroll
-  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset, mask));
-  return s;
-}
-
-// The largest power of two up to n, and up to a warp: how many lanes combine n states.
-__host__ __device__ constexpr int lanes_for(int n) { return n < 2 ? 1 : n >= 32 ? 32 : 2 * lanes_for(n / 2); }
-
-// What this lane combines of kStates states: lanes_for(kStates) lanes take turns at them.
-template <int kStates, typename State>
-__device__ __forceinline__ State share_of_slots(const State* slots) {
-  constexpr int kLanes = lanes_for(kStates);
-  const int own = threadIdx.x % kLanes;
-  State total = slots[own];
+  for (int k = 0; k < N; ++k) sums[k] = terms[k];
   #pragma unroll
-  for (int i = kLanes; i < kStates; i += kLanes) {
-    if (kStates % kLanes == 0 || own + i < kStates) total = State::combine(total, slots[own + i]);
+  for (int n = N / 2; n > 0; n /= 2) {
+    #pragma unroll
+    for (int k = 0; k < n; ++k) sums[k] += sums[k + n];
   }
-  return total;
-}
-
-// Every warp leaves its state in each block of the cluster, then every warp combines all of them: one barrier.
-template <int kWarps, int kCluster, typename State>
-__device__ __forceinline__ State reduce_cluster(State s, State* slots) {
-  constexpr int kStates = kWarps * kCluster;
-  s = reduce_lanes<32>(s);
-  const unsigned lane = threadIdx.x % 32;
-  if (lane < kCluster) cluster_store(slots + cluster_rank() * kWarps + threadIdx.x / 32, lane, s);
-  cluster_arrive();
-  cluster_wait();
-  return reduce_lanes<lanes_for(kStates)>(share_of_slots<kStates>(slots));
-}
-
-// Warps first, then every warp combines the warps' states redundantly: one barrier, no broadcast.
-template <int kWarps, typename State>
-__device__ __forceinline__ State reduce_row(State s, State* slots) {
-  s = reduce_lanes<32>(s);
-  if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32 % kWarps] = s;
-  __syncthreads();
-  return reduce_lanes<lanes_for(kWarps)>(share_of_slots<kWarps>(slots));
+  return sums[0];
 }
 
 // N elements as they are stored, in 32-bit registers; moved by the widest words that fit, at most 16 bytes each.
@@ -275,22 +327,32 @@ __device__ __forceinline__ void pack(Vec<float, N>& vec, const float (&values)[N
 }
 
 // What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row. In kernels:
-// kCluster  blocks that share a row
-// kVector   elements per access
-// kVectors  vectors of a row
-// kSteps    vectors a thread owns
-// kEven     all threads own kSteps of them
-// kUnroll   steps that a loop does in a trip
-struct Cols32000_e4a9 : Plain { using Load = EvictLast;
-  enum : int { kCols = 32000, kThreads = 512, kCluster = 2, kVector = 4 };
+// kVector       elements per access
+// kRunningSums  running sums that a vector adds to
+// kVectors      vectors of a row
+// kSteps        vectors a thread owns
+// kEven         all threads own kSteps of them
+// kUnroll       steps that a loop does in a trip
+struct Cols32000_cde2 : Plain { using Team = ClusterTeam<2, 512>; using Load = EvictLast;
+  enum : int { kCols = 32000, kThreads = 512, kVector = 4 };
 };
-struct AnyCols_3be0 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 4, kUnroll = 1 }; };
-struct AnyCols_fee7 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 1, kUnroll = 1 }; };
+struct AnyCols_ba44 : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 4, kUnroll = 1 }; };
+struct AnyCols_0595 : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 1, kUnroll = 1 }; };
 
-// softmax backward: the blocks of a cluster own a row; each row is read once.
+struct Look1_7593 {  // state of look 1: sum(dy * y)
+  float dy_y_sum;
+  static __device__ __forceinline__ Look1_7593 combine(const Look1_7593& a, const Look1_7593& b) {
+    return {a.dy_y_sum + b.dy_y_sum};
+  }
+  static __device__ __forceinline__ Look1_7593 shuffle_xor(const Look1_7593& s, int offset, unsigned mask) {
+    return {__shfl_xor_sync(mask, s.dy_y_sum, offset)};
+  }
+};
+
+// softmax backward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-softmax_bwd_f32_cluster_per_row_ca53(
+softmax_bwd_f32_team_per_row_d795(
     float* __restrict__ dx,
     Input<Config, float> dy,
     Input<Config, float> y,
@@ -298,30 +360,25 @@ softmax_bwd_f32_cluster_per_row_ca53(
     long long dy_pitch,
     long long y_pitch,
     int rows) {
+  using Team = typename Config::Team;
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kCluster = Config::kCluster, kWarps = kThreads / 32,
-      kThreadsPerRow = kCluster * kThreads, kVector = Config::kVector, kVectors = kCols / kVector,
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
+      kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4, kVectors = kCols / kVector,
       kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  struct Look1 {  // state of look 1: sum(dy * y)
-    float dy_y_sum;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.dy_y_sum + b.dy_y_sum};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.dy_y_sum, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[kCluster * kWarps];
+  __shared__ typename Team::template Slots<Look1_7593> look1_slots;
 
-  const int lane = static_cast<int>(cluster_rank() * kThreads + threadIdx.x);
-  const int row = blockIdx.x / kCluster;
+  const int lane = Team::lane();
+  const int slot = Team::slot();  // this thread's row within the block
+  const int row = Team::tile() * kRowsPerBlock + slot;
 
-  float* dx_row = dx + static_cast<long long>(row) * dx_pitch;
-  const float* dy_row = dy + static_cast<long long>(row) * dy_pitch;
-  const float* y_row = y + static_cast<long long>(row) * y_pitch;
+  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const int valid_row = active ? row : rows - 1;
+  float* dx_row = dx + static_cast<long long>(valid_row) * dx_pitch;
+  const float* dy_row = dy + static_cast<long long>(valid_row) * dy_pitch;
+  const float* y_row = y + static_cast<long long>(valid_row) * y_pitch;
 
   Chain::at_start();
   Chain::wait();  // nothing before it depends on the kernels in front of this one
@@ -340,9 +397,10 @@ softmax_bwd_f32_cluster_per_row_ca53(
   }
 
   Chain::at_loads();
-  cluster_arrive();  // a block may write to another only once that one has started
+  Team::announce();
 
-  Look1 look1 = {0.0f};
+  Look1_7593 look1 = {0.0f};
+  float look1_dy_y_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
 
   // Look 1: sum(dy * y)
   #pragma unroll
@@ -353,13 +411,14 @@ softmax_bwd_f32_cluster_per_row_ca53(
       for (int i = 0; i < kVector; ++i) {
         const float dy_i = element(dy_held[step], i);
         const float y_i = element(y_held[step], i);
-        look1.dy_y_sum += dy_i * y_i;
+        look1_dy_y_sum[i % kRunningSums] += dy_i * y_i;
       }
     }
   }
 
-  cluster_wait();
-  look1 = reduce_cluster<kWarps, kCluster>(look1, look1_slots);
+  look1.dy_y_sum = sum_in_pairs(look1_dy_y_sum);
+  Team::meet();
+  look1 = Team::reduce(look1, look1_slots);
 
   // Last look: the outputs
   #pragma unroll
@@ -375,17 +434,17 @@ softmax_bwd_f32_cluster_per_row_ca53(
       }
       Vec<float, kVector> dx_vec;
       pack(dx_vec, dx_values);
-      write<Store>(dx_row + vector * kVector, dx_vec);
+      if (active) write<Store>(dx_row + vector * kVector, dx_vec);
     }
   }
 
   Chain::at_end();
 }
 
-// softmax backward, any number of columns: a block owns a row; each row is read twice.
+// softmax backward, any number of columns: a team of threads owns a row; each row is read twice.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-softmax_bwd_f32_any_cols_block_per_row_5140(
+softmax_bwd_f32_any_cols_team_per_row_6400(
     float* __restrict__ dx,
     Input<Config, float> dy,
     Input<Config, float> y,
@@ -394,23 +453,15 @@ softmax_bwd_f32_any_cols_block_per_row_5140(
     long long y_pitch,
     int rows,
     int cols) {
+  using Team = typename Config::Team;
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow, kVector = Config::kVector, kUnroll = Config::kUnroll,
-      kWarpsPerRow = kThreadsPerRow / 32;
-  struct Look1 {  // state of look 1: sum(dy * y)
-    float dy_y_sum;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.dy_y_sum + b.dy_y_sum};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.dy_y_sum, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[kWarpsPerRow];
+  constexpr int kThreadsPerRow = Team::kSize, kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4,
+      kUnroll = Config::kUnroll;
+  __shared__ typename Team::template Slots<Look1_7593> look1_slots;
 
-  const int lane = threadIdx.x;
+  const int lane = Team::lane();
   const int row = blockIdx.x;
   const int steps = (cols / kVector + kThreadsPerRow - 1) / kThreadsPerRow;
 
@@ -427,7 +478,10 @@ softmax_bwd_f32_any_cols_block_per_row_5140(
   Chain::at_start();
   Chain::wait();  // nothing before it depends on the kernels in front of this one
 
-  Look1 look1 = {0.0f};
+  Team::announce();
+
+  Look1_7593 look1 = {0.0f};
+  float look1_dy_y_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
 
   // Look 1: sum(dy * y)
   #pragma unroll kUnroll
@@ -441,7 +495,7 @@ softmax_bwd_f32_any_cols_block_per_row_5140(
       for (int i = 0; i < kVector; ++i) {
         const float dy_i = element(dy_vec, i);
         const float y_i = element(y_vec, i);
-        look1.dy_y_sum += dy_i * y_i;
+        look1_dy_y_sum[i % kRunningSums] += dy_i * y_i;
       }
     }
   }
@@ -450,10 +504,12 @@ softmax_bwd_f32_any_cols_block_per_row_5140(
     const Vec<float, 1> y_vec = read<1>(y_row + edge);
     const float dy_i = element(dy_vec, 0);
     const float y_i = element(y_vec, 0);
-    look1.dy_y_sum += dy_i * y_i;
+    look1_dy_y_sum[0] += dy_i * y_i;
   }
 
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
+  look1.dy_y_sum = sum_in_pairs(look1_dy_y_sum);
+  Team::meet();
+  look1 = Team::reduce(look1, look1_slots);
 
   // Last look: the outputs
   #pragma unroll kUnroll
@@ -639,13 +695,13 @@ struct Tuned {
 };
 inline constexpr Tuned kTuned[] = {
     {4096, 32000, 16, 0u, 0u, false, {{512, 1, false, 0, 0, 0, 2},
-     run<softmax_bwd_f32_cluster_per_row_ca53<Cols32000_e4a9>>}},
+     run<softmax_bwd_f32_team_per_row_d795<Cols32000_cde2>>}},
 };
 
 // For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.
 inline constexpr Kernel kGeneral[] = {
-    {{256}, run_any_cols<softmax_bwd_f32_any_cols_block_per_row_5140<AnyCols_3be0>>},
-    {{256}, run_any_cols<softmax_bwd_f32_any_cols_block_per_row_5140<AnyCols_fee7>>},
+    {{256}, run_any_cols<softmax_bwd_f32_any_cols_team_per_row_6400<AnyCols_ba44>>},
+    {{256}, run_any_cols<softmax_bwd_f32_any_cols_team_per_row_6400<AnyCols_0595>>},
 };
 
 // Bits of `absent`: none.

@@ -11,17 +11,17 @@
 // spec      softmax, sha256:c5400002ca547394ec84e5aa4b3351da738c737199bc4278c68add55f3aaf94c
 // tuned by  normgen 0.1.0
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
-// verified  NVIDIA H200, driver for CUDA 13.0: 4 to 5 calls, 1 to 8192 rows, 19 families of rows, own pitches of y, x
+// verified  NVIDIA H200, driver for CUDA 13.0: 4 calls, 1 to 8192 rows, 19 families of rows, own pitches of y, x
 // note      emitted as another text than the one that was tuned: all
 //
-//   rows x cols              kernel           threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
-//   8192 x 2048              block_per_row    128      2           4       13.18     38.26 / 25.05  5091  104.3 %  1.04x       18.46     fresh
-//   4096 x 32000             block_per_row    1024     1           8       127.4     319 / 191.2    4114  97.8 %   1.01x       126.1     fresh
-//   16384 x 32768            block_per_row    1024     1           8       498.3     1267 / 768.9   4309  103.7 %  1.01x       502.3     fresh
-//   2048 x 50257             block_per_row    512      1           8       107.1     262.2 / 155.2  3846  91.6 %   1.03x       106.8     fresh
-//   4096 x 128256            cluster_per_row  512      1           8       500.9     1253 / 751.9   4196  98.0 %   1.01x       508.1     fresh
-//   (any other, rows alike)  block_per_row    256      1           8       -         -              -     -        -           -         not tuned
-//   (any other)              block_per_row    256      1           1       -         -              -     -        -           -         not tuned
+//   rows x cols              kernel         threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
+//   8192 x 2048              warp_per_row   32       1           8       12.76     36.98 / 24.21  5260  103.6 %  1.01x       18.41     fresh
+//   4096 x 32000             block_per_row  1024     1           8       127       319 / 191.7    4128  97.7 %   1.01x       126.1     fresh
+//   16384 x 32768            block_per_row  1024     1           8       496.7     1268 / 771.4   4324  103.5 %  1.01x       502.7     fresh
+//   2048 x 50257             block_per_row  512      1           8       105.8     260.5 / 154.7  3891  91.7 %   1.02x       106.3     fresh
+//   4096 x 128256            block_per_row  1024     1           8       504.8     1261 / 757.3   4162  96.6 %   1.00x       507.4     fresh
+//   (any other, rows alike)  block_per_row  256      1           8       -         -              -     -        -           -         not tuned
+//   (any other)              block_per_row  256      1           1       -         -              -     -        -           -         not tuned
 //
 // times     price: what the kernel adds to a chain of a kernel that writes its main input and one that reads its
 //           outputs; chain: with / without the kernel; fresh: all but the main input comes from DRAM
@@ -127,49 +127,6 @@ __device__ __forceinline__ void bulk_load_by(
                   "r"(static_cast<unsigned>(__cvta_generic_to_shared(barrier))), "l"(Hint::l2_policy()) : "memory");
 }
 
-// This block's rank in its cluster.
-__device__ __forceinline__ unsigned cluster_rank() {
-  unsigned rank;
-  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  return rank;
-}
-
-// All threads of all blocks of a cluster arrive, then wait. What a thread wrote before it arrived, the others see after
-// they have waited.
-__device__ __forceinline__ void cluster_arrive() {
-  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-}
-__device__ __forceinline__ void cluster_wait() {
-  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-
-// Where block `rank` of the cluster has the shared variable `own`.
-template <typename T>
-__device__ __forceinline__ unsigned cluster_address(const T* own, unsigned rank) {
-  unsigned remote;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;"
-      : "=r"(remote) : "r"(static_cast<unsigned>(__cvta_generic_to_shared(own))), "r"(rank));
-  return remote;
-}
-
-// Writes `value` to where block `rank` of the cluster has the shared variable `own`. Nobody waits for the store: its
-// bytes count at that block's `mbarrier` as they arrive.
-template <typename T>
-__device__ __forceinline__ void cluster_send(T* own, unsigned rank, const T& value, unsigned long long* mbarrier) {
-  const unsigned remote = cluster_address(own, rank), counted = cluster_address(mbarrier, rank);
-  const float* words = reinterpret_cast<const float*>(&value);
-  #pragma unroll
-  for (unsigned i = 0; i < sizeof(T) / 4; ++i) {
-    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];"
-                 :: "r"(remote + 4 * i), "r"(__float_as_uint(words[i])), "r"(counted) : "memory");
-  }
-}
-
-// The other blocks of the cluster see the mbarriers that this thread has set up, behind the next cluster barrier.
-__device__ __forceinline__ void mbarrier_cluster_fence() {
-  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-}
-
 // Copies 4, 8 or 16 bytes to shared memory past the registers; 16 bytes leave no line in L1.
 template <int kBytes>
 __device__ __forceinline__ void cp_async(void* shared, const void* global) {
@@ -187,6 +144,16 @@ __device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commi
 template <int kGroups>
 __device__ __forceinline__ void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" :: "n"(kGroups) : "memory");
+}
+
+// Programmatic dependent launch: wait until the kernel before this one has ended and its writes are visible.
+__device__ __forceinline__ void dependency_wait() {
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+
+// Programmatic dependent launch: let the kernel behind this one start as soon as blocks leave room.
+__device__ __forceinline__ void dependency_trigger() {
+  asm volatile("griddepcontrol.launch_dependents;");
 }
 
 // Shared memory whose size the launch decides.
@@ -256,11 +223,6 @@ __device__ __forceinline__ float minimum(float a, float b) {
 #else
   return a < b || a != a ? a : b;
 #endif
-}
-
-// Waits for that many threads, whole warps, at barrier `id` of 1 to 15.
-__device__ __forceinline__ void named_barrier(int id, int threads) {
-  asm volatile("bar.sync %0, %1;" :: "r"(id), "r"(threads) : "memory");
 }
 
 // Leaves no line in L1.
@@ -374,20 +336,17 @@ __device__ __forceinline__ void pack(Vec<bfloat16, N>& vec, const float (&values
   }
 }
 
-// Copies N elements to a slot of shared memory, past the registers.
-template <int N, typename T>
-__device__ __forceinline__ void copy_async(T* slot, const T* elements) {
-  constexpr int kBytes = Vec<T, N>::kWordBytes;
-  #pragma unroll
-  for (int i = 0; i < Vec<T, N>::kBytes; i += kBytes) {
-    cp_async<kBytes>(reinterpret_cast<unsigned char*>(slot) + i, reinterpret_cast<const unsigned char*>(elements) + i);
-  }
-}
+// The lanes that a shuffle names: all of the warp.
+struct WholeWarp {
+  template <int kLanes>
+  static __device__ __forceinline__ unsigned lanes() { return 0xffffffffu; }
+};
 
-// All kLanes neighbouring lanes, a power of two, end with the combined state; the lanes of `mask` take part. A state is
-// a struct of floats that knows how two combine, and how to get that of the lane whose number differs by `offset`.
-template <int kLanes, typename State>
-__device__ __forceinline__ State reduce_lanes(State s, unsigned mask = 0xffffffffu) {
+// All kLanes neighbouring lanes, a power of two, end with the combined state. A state is a struct of floats that knows
+// how two combine, and how to get that of the lane whose number differs by `offset`.
+template <int kLanes, class Named = WholeWarp, typename State>
+__device__ __forceinline__ State reduce_lanes(State s) {
+  const unsigned mask = Named::template lanes<kLanes>();
   #pragma unroll
   for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset, mask));
   return s;
@@ -409,23 +368,45 @@ __device__ __forceinline__ State share_of_slots(const State* slots) {
   return total;
 }
 
-// Every warp sends its state to each block of the cluster, then every warp combines all of the states. A cluster
-// barrier would wait for all loads and stores of the rows in flight; an mbarrier waits for the states only. Exchanges
-// take turns at two sets of slots: number n uses set n % 2, and waits for phase n / 2 % 2 of that set's mbarrier. A set
-// is written again after the states of the next exchange have come, and every warp sends those after it has read it.
-template <int kWarps, int kCluster, typename State>
-__device__ __forceinline__ State exchange_cluster(
-    State s, State (&slots)[2][kWarps * kCluster], unsigned long long (&full)[2], unsigned exchange) {
-  constexpr int kStates = kWarps * kCluster;
-  State* set = slots[exchange % 2];
-  unsigned long long* arrived = &full[exchange % 2];
-  s = reduce_lanes<32>(s);
-  const unsigned lane = threadIdx.x % 32;
-  if (threadIdx.x == 0) mbarrier_expect_bytes(arrived, kStates * static_cast<unsigned>(sizeof(State)));
-  __syncwarp();  // all lanes have read the slots of the last exchange
-  if (lane < kCluster) cluster_send(set + cluster_rank() * kWarps + threadIdx.x / 32, lane, s, arrived);
-  mbarrier_wait(arrived, exchange / 2 % 2);
-  return reduce_lanes<lanes_for(kStates)>(share_of_slots<kStates>(set));
+// A team: the threads that share a row. They are neighbours in a block, which has kRowsPerBlock rows side by side.
+template <int kThreadsPerRow, int kRowsPerBlock>
+struct Threads {
+  enum : int { kSize = kThreadsPerRow, kRows = kRowsPerBlock };
+  // This thread's number in its team, and its team's in the block; which tile of rows is the block's.
+  static __device__ __forceinline__ int lane() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
+  static __device__ __forceinline__ int slot() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
+  static __device__ __forceinline__ unsigned tile() { return blockIdx.x; }
+  // The team's row of the tile that starts at row `first`; idle teams take the last row.
+  static __device__ __forceinline__ int row(int first, int rows) {
+    return kRows == 1 ? first : min(first + slot(), rows - 1);
+  }
+  // Blocks that are a team say that they have started, and wait for each other before they combine.
+  static __device__ __forceinline__ void announce() {}
+  static __device__ __forceinline__ void meet() {}
+};
+
+// A block is a team. Warps first, then every warp combines the warps' states redundantly: one barrier, no broadcast.
+template <int kThreadsPerRow, class Named = WholeWarp>
+struct Block : Threads<kThreadsPerRow, 1> {
+  enum : int { kWarps = kThreadsPerRow / 32 };
+  template <typename State> using Slots = State[kWarps];
+  template <typename State>
+  static __device__ __forceinline__ State reduce(State s, State (&slots)[kWarps]) {
+    s = reduce_lanes<32, Named>(s);
+    if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32 % kWarps] = s;
+    __syncthreads();
+    return reduce_lanes<lanes_for(kWarps), Named>(share_of_slots<kWarps>(slots));
+  }
+};
+
+// Copies N elements to a slot of shared memory, past the registers.
+template <int N, typename T>
+__device__ __forceinline__ void copy_async(T* slot, const T* elements) {
+  constexpr int kBytes = Vec<T, N>::kWordBytes;
+  #pragma unroll
+  for (int i = 0; i < Vec<T, N>::kBytes; i += kBytes) {
+    cp_async<kBytes>(reinterpret_cast<unsigned char*>(slot) + i, reinterpret_cast<const unsigned char*>(elements) + i);
+  }
 }
 
 // How a kernel and its neighbours in the stream overlap: not at all.
@@ -445,10 +426,41 @@ struct InOrder {
 
 template <class Config, typename T> using Input = typename Config::Chain::template Pointer<T>;
 
+// Starts while the kernel in front still runs (programmatic dependent launch).
+struct Early : InOrder {
+  template <typename T> using Pointer = const T*;
+  static __device__ __forceinline__ void wait() { dependency_wait(); }
+  static __device__ __forceinline__ void wait_for_partner() { dependency_wait(); }
+};
+
+// As Early; the next kernel may start once this one has asked for its rows.
+struct EarlyAtLoads : Early {
+  static __device__ __forceinline__ void at_loads() { dependency_trigger(); }
+};
+
 // Parameters are read in their turn.
 struct InTurn {
   template <typename T>
   static __device__ __forceinline__ void to_l2(const T*, int) {}
+};
+
+// Lanes of a warp are a team: they combine by shuffles alone.
+template <int kThreadsPerRow, int kRowsPerBlock, class Named = WholeWarp>
+struct Lanes : Threads<kThreadsPerRow, kRowsPerBlock> {
+  template <typename State> struct Slots {};
+  template <typename State>
+  static __device__ __forceinline__ State reduce(State s, Slots<State>&) {
+    return reduce_lanes<kThreadsPerRow, Named>(s);
+  }
+};
+
+// As the shuffles of CUDA's cooperative groups, which name only the lanes of their tile. The headers of cooperative
+// groups are not included: they would take more than half of the time that a header compiles.
+struct OwnTile {
+  template <int kLanes>
+  static __device__ __forceinline__ unsigned lanes() {
+    return (0xffffffffu >> (32 - kLanes)) << threadIdx.x % 32 / kLanes * kLanes;
+  }
 };
 
 // What a Config names but where it says otherwise. Its sizes are counted in elements, threads, rows or blocks.
@@ -460,116 +472,102 @@ struct Plain {
   enum : int { kCluster = 1 };  // blocks that share a row, or add their column sums
 };
 
-// Warps first, then every warp combines the warps' states redundantly: one barrier, no broadcast.
-template <int kWarps, typename State>
-__device__ __forceinline__ State reduce_row(State s, State* slots) {
-  s = reduce_lanes<32>(s);
-  if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32 % kWarps] = s;
-  __syncthreads();
-  return reduce_lanes<lanes_for(kWarps)>(share_of_slots<kWarps>(slots));
-}
-
-// A barrier for the kWarps warps of row number `slot` of a block. Only wide rows have one each: a barrier whose number
-// the hardware learns at run time is a slow one, and narrow rows share that of the block.
-template <int kWarps>
-__device__ __forceinline__ void rows_meet(int slot) {
-  if constexpr (kWarps >= 8) named_barrier(1 + slot, kWarps * 32);
-  else __syncthreads();
-}
-
-// As reduce_row, for row number `slot` of a block that works on several.
-template <int kWarps, typename State>
-__device__ __forceinline__ State reduce_row_beside(State s, State* slots, int slot) {
-  s = reduce_lanes<32>(s);
-  if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32 % kWarps] = s;
-  rows_meet<kWarps>(slot);
-  return reduce_lanes<lanes_for(kWarps)>(share_of_slots<kWarps>(slots));
-}
-
-// As reduce_lanes, by the shuffles of CUDA's cooperative groups, which name only the lanes of their tile. The headers
-// of cooperative groups are not included: they would take more than half of the time that a header compiles.
-template <int kLanes, typename State>
-__device__ __forceinline__ State reduce_tile(const State& s) {
-  constexpr unsigned kTile = 0xffffffffu >> (32 - kLanes);
-  return reduce_lanes<kLanes>(s, kTile << threadIdx.x % 32 / kLanes * kLanes);
-}
-
-// As reduce_row, by reduce_tile.
-template <int kWarps, typename State>
-__device__ __forceinline__ State reduce_tiles(State s, State* slots) {
-  s = reduce_tile<32>(s);
-  if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32 % kWarps] = s;
-  __syncthreads();
-  return reduce_tile<lanes_for(kWarps)>(share_of_slots<kWarps>(slots));
+// The sum of N terms, N a power of two, as a tree: log2(N) roundings on the way of each term.
+template <int N>
+__device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
+  float sums[N];
+  #pragma unroll
+  for (int k = 0; k < N; ++k) sums[k] = terms[k];
+  #pragma unroll
+  for (int n = N / 2; n > 0; n /= 2) {
+    #pragma unroll
+    for (int k = 0; k < n; ++k) sums[k] += sums[k + n];
+  }
+  return sums[0];
 }
 
 // What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row. In kernels:
-// kVector      elements per access
-// kVectors     vectors of a row
-// kSteps       vectors a thread owns
-// kEven        all threads own kSteps of them
-// kUnroll      steps that a loop does in a trip
-// kWholeSteps  steps in which each thread has a vector, and the row one more behind it, however the row is aligned
-// kCluster     blocks that share a row
-// kStages      row tiles in shared memory
-struct Cols2048_94e7 : Plain { using Load = NoAllocate;
-  enum : int { kCols = 2048, kThreads = 128, kThreadsPerRow = 64, kRowsPerBlock = 2, kVector = 4 };
+// kVector       elements per access
+// kRunningSums  running sums that a vector adds to
+// kVectors      vectors of a row
+// kSteps        vectors a thread owns
+// kEven         all threads own kSteps of them
+// kUnroll       steps that a loop does in a trip
+// kWholeSteps   steps in which each thread has a vector, and the row one more behind it, however the row is aligned
+// kHeldSteps    vectors of a thread in registers
+// kCopiedCols   columns of a row that the copy engine brings
+struct Cols2048_46bd : Plain { using Team = Lanes<32, 1>; using Load = NoAllocate; using Chain = EarlyAtLoads;
+  enum : int { kCols = 2048, kThreads = 32, kVector = 8 };
 };
-struct Cols32000_2313 : Plain { using Load = EvictLast;
-  enum : int { kCols = 32000, kThreads = 1024, kThreadsPerRow = 1024, kVector = 8 };
+struct Cols32000_1517 : Plain { using Team = Block<1024, OwnTile>; using Load = EvictLast;
+  enum : int { kCols = 32000, kThreads = 1024, kVector = 8 };
 };
-struct Cols32768_4be5 : Plain { using Load = EvictLast;
-  enum : int { kCols = 32768, kThreads = 1024, kThreadsPerRow = 1024, kVector = 8, kUnroll = 4 };
+struct Cols32768_cd04 : Plain { using Team = Block<1024>; using Load = EvictLast;
+  enum : int { kCols = 32768, kThreads = 1024, kVector = 8, kUnroll = 4 };
 };
-struct Cols50257_9cb6 : Plain { enum : int { kCols = 50257, kThreads = 512, kThreadsPerRow = 512, kVector = 8 }; };
-struct Cols128256_438e : Plain { using Load = EvictLast;
-  enum : int { kCols = 128256, kThreads = 512, kCluster = 4, kVector = 8, kStages = 2 };
+struct Cols50257_e53d : Plain { using Team = Block<512>; enum : int { kCols = 50257, kThreads = 512, kVector = 8 }; };
+struct Cols128256_8076 : Plain { using Team = Block<1024>; using Load = EvictLast;
+  enum : int { kCols = 128256, kThreads = 1024, kVector = 8, kHeldSteps = 7 };
 };
-struct AnyCols_54f6 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 8, kUnroll = 1 }; };
-struct AnyCols_fee7 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 1, kUnroll = 1 }; };
+struct AnyCols_224d : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 8, kUnroll = 1 }; };
+struct AnyCols_0595 : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 1, kUnroll = 1 }; };
 
-// softmax forward: several warps own a row, a block works on several rows; each row is read once.
+struct Look1_e134 {  // state of look 1: online_softmax(x)
+  float row_max, row_sum;
+  static __device__ __forceinline__ Look1_e134 combine(const Look1_e134& a, const Look1_e134& b) {
+    const float new_max = maximum(a.row_max, b.row_max);
+    return {new_max,
+        exp_approximate(a.row_max - new_max) * a.row_sum + exp_approximate(b.row_max - new_max) * b.row_sum};
+  }
+  static __device__ __forceinline__ Look1_e134 shuffle_xor(const Look1_e134& s, int offset, unsigned mask) {
+    return {__shfl_xor_sync(mask, s.row_max, offset), __shfl_xor_sync(mask, s.row_sum, offset)};
+  }
+};
+
+struct Look1_697e {  // state of look 1: max(x)
+  float row_max;
+  static __device__ __forceinline__ Look1_697e combine(const Look1_697e& a, const Look1_697e& b) {
+    return {maximum(a.row_max, b.row_max)};
+  }
+  static __device__ __forceinline__ Look1_697e shuffle_xor(const Look1_697e& s, int offset, unsigned mask) {
+    return {__shfl_xor_sync(mask, s.row_max, offset)};
+  }
+};
+
+struct Look2_2916 {  // state of look 2: sum(exp(x - row_max))
+  float row_sum;
+  static __device__ __forceinline__ Look2_2916 combine(const Look2_2916& a, const Look2_2916& b) {
+    return {a.row_sum + b.row_sum};
+  }
+  static __device__ __forceinline__ Look2_2916 shuffle_xor(const Look2_2916& s, int offset, unsigned mask) {
+    return {__shfl_xor_sync(mask, s.row_sum, offset)};
+  }
+};
+
+// softmax forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-softmax_fwd_bf16_block_per_row_1976(
+softmax_fwd_bf16_team_per_row_6246(
     bfloat16* __restrict__ y,
     Input<Config, bfloat16> x,
     long long y_pitch,
     long long x_pitch,
     int rows) {
+  using Team = typename Config::Team;
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kCols = Config::kCols, kThreadsPerRow = Config::kThreadsPerRow, kRowsPerBlock = Config::kRowsPerBlock,
-      kVector = Config::kVector, kWarpsPerRow = kThreadsPerRow / 32, kVectors = kCols / kVector,
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
+      kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4, kVectors = kCols / kVector,
       kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  struct Look1 {  // state of look 1: max(x)
-    float row_max;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {maximum(a.row_max, b.row_max)};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.row_max, offset)};
-    }
-  };
-  struct Look2 {  // state of look 2: sum(exp_approximate(x - row_max))
-    float row_sum;
-    static __device__ __forceinline__ Look2 combine(const Look2& a, const Look2& b) {
-      return {a.row_sum + b.row_sum};
-    }
-    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.row_sum, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[kRowsPerBlock][kWarpsPerRow];
-  __shared__ Look2 look2_slots[kRowsPerBlock][kWarpsPerRow];
+  __shared__ typename Team::template Slots<Look1_e134> look1_slots;
 
-  const int lane = threadIdx.x % kThreadsPerRow;
-  const int slot = threadIdx.x / kThreadsPerRow;  // this thread's row within the block
-  const int row = blockIdx.x * kRowsPerBlock + slot;
+  const int lane = Team::lane();
+  const int slot = Team::slot();  // this thread's row within the block
+  const int row = Team::tile() * kRowsPerBlock + slot;
 
-  const bool active = row < rows;  // idle rows recompute the last row and store nothing
+  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
   const int valid_row = active ? row : rows - 1;
   bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
   const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
@@ -589,41 +587,36 @@ softmax_fwd_bf16_block_per_row_1976(
   }
 
   Chain::at_loads();
+  Team::announce();
 
-  Look1 look1 = {__int_as_float(0xff800000)};
+  Look1_e134 look1 = {-3.402823466e+38f, 0.0f};  // the lowest finite number: -inf - -inf is NaN
 
-  // Look 1: max(x)
+  // Look 1: online_softmax(x)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
+      float new_max = look1.row_max;
+      float sums[kRunningSums] = {};
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_held[step], i);
-        look1.row_max = maximum(look1.row_max, x_i);
+        new_max = maximum(new_max, x_i);
       }
-    }
-  }
-
-  look1 = reduce_row_beside<kWarpsPerRow>(look1, look1_slots[slot], slot);
-
-  Look2 look2 = {0.0f};
-
-  // Look 2: sum(exp_approximate(x - row_max))
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
+      look1.row_sum = exp_approximate(look1.row_max - new_max) * look1.row_sum;
+      look1.row_max = new_max;
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_held[step], i);
-        look2.row_sum += exp_approximate(x_i - look1.row_max);
+        sums[i % kRunningSums] += exp_approximate(x_i - look1.row_max);
       }
+      look1.row_sum += sum_in_pairs(sums);
     }
   }
 
-  look2 = reduce_row_beside<kWarpsPerRow>(look2, look2_slots[slot], slot);
-  const float row_sum_inverse = 1.0f / look2.row_sum;
+  Team::meet();
+  look1 = Team::reduce(look1, look1_slots);
+  const float row_sum_inverse = 1.0f / look1.row_sum;
 
   // Last look: the outputs
   #pragma unroll
@@ -645,138 +638,34 @@ softmax_fwd_bf16_block_per_row_1976(
   Chain::at_end();
 }
 
-// softmax forward: a block owns a row; each row is read once.
+// softmax forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-softmax_fwd_bf16_block_per_row_61bc(
+softmax_fwd_bf16_team_per_row_5529(
     bfloat16* __restrict__ y,
     Input<Config, bfloat16> x,
     long long y_pitch,
     long long x_pitch,
     int rows) {
+  using Team = typename Config::Team;
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kCols = Config::kCols, kThreadsPerRow = Config::kThreadsPerRow, kVector = Config::kVector,
-      kWarpsPerRow = kThreadsPerRow / 32, kVectors = kCols / kVector,
-      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kThreadsPerRow = Team::kSize,
+      kRowsPerBlock = Team::kRows, kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4,
+      kUnroll = Config::kUnroll, kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  struct Look1 {  // state of look 1: online_softmax(x)
-    float row_max, row_sum;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      const float new_max = maximum(a.row_max, b.row_max);
-      return {new_max,
-          exp_approximate(a.row_max - new_max) * a.row_sum + exp_approximate(b.row_max - new_max) * b.row_sum};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.row_max, offset), __shfl_xor_sync(mask, s.row_sum, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[kWarpsPerRow];
+  __shared__ typename Team::template Slots<Look1_e134> look1_slots;
 
-  const int lane = threadIdx.x;
-  const int row = blockIdx.x;
-
-  bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
-
-  Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
-
-  Vec<bfloat16, kVector> x_held[kSteps];
-
-  // The row of x is read once and waits in registers; each thread reads back its own part.
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      x_held[step] = read<kVector, Load>(x_row + vector * kVector);
-    }
-  }
-
-  Chain::at_loads();
-
-  Look1 look1 = {-3.402823466e+38f, 0.0f};  // the lowest finite number: -inf - -inf is NaN
-
-  // Look 1: online_softmax(x)
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      float new_max = look1.row_max;
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        new_max = maximum(new_max, x_i);
-      }
-      look1.row_sum = exp_approximate(look1.row_max - new_max) * look1.row_sum;
-      look1.row_max = new_max;
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        look1.row_sum += exp_approximate(x_i - look1.row_max);
-      }
-    }
-  }
-
-  look1 = reduce_tiles<kWarpsPerRow>(look1, look1_slots);
-  const float row_sum_inverse = 1.0f / look1.row_sum;
-
-  // Last look: the outputs
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      float y_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        y_values[i] = exp_approximate(x_i - look1.row_max) * row_sum_inverse;
-      }
-      Vec<bfloat16, kVector> y_vec;
-      pack(y_vec, y_values);
-      write<Store>(y_row + vector * kVector, y_vec);
-    }
-  }
-
-  Chain::at_end();
-}
-
-// softmax forward: a block owns a row; each row is read once.
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-softmax_fwd_bf16_block_per_row_2624(
-    bfloat16* __restrict__ y,
-    Input<Config, bfloat16> x,
-    long long y_pitch,
-    long long x_pitch,
-    int rows) {
-  using Load = typename Config::Load;
-  using Store = typename Config::Store;
-  using Chain = typename Config::Chain;
-  constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kThreadsPerRow = Config::kThreadsPerRow,
-      kVector = Config::kVector, kUnroll = Config::kUnroll, kWarpsPerRow = kThreadsPerRow / 32,
-      kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  struct Look1 {  // state of look 1: online_softmax(x)
-    float row_max, row_sum;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      const float new_max = maximum(a.row_max, b.row_max);
-      return {new_max,
-          exp_approximate(a.row_max - new_max) * a.row_sum + exp_approximate(b.row_max - new_max) * b.row_sum};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.row_max, offset), __shfl_xor_sync(mask, s.row_sum, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[kWarpsPerRow];
-
-  const int lane = threadIdx.x;
-  const int row = blockIdx.x;
+  const int lane = Team::lane();
+  const int slot = Team::slot();  // this thread's row within the block
+  const int row = Team::tile() * kRowsPerBlock + slot;
   bfloat16* x_shared = reinterpret_cast<bfloat16*>(dynamic_shared());
 
-  bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
+  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const int valid_row = active ? row : rows - 1;
+  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
+  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
 
   Chain::at_start();
   Chain::wait();  // nothing before it depends on the kernels in front of this one
@@ -791,8 +680,9 @@ softmax_fwd_bf16_block_per_row_2624(
   }
 
   Chain::at_loads();
+  Team::announce();
 
-  Look1 look1 = {-3.402823466e+38f, 0.0f};  // the lowest finite number: -inf - -inf is NaN
+  Look1_e134 look1 = {-3.402823466e+38f, 0.0f};  // the lowest finite number: -inf - -inf is NaN
 
   // Look 1: online_softmax(x)
   #pragma unroll kUnroll
@@ -801,6 +691,7 @@ softmax_fwd_bf16_block_per_row_2624(
     if (kEven || vector < kVectors) {
       const Vec<bfloat16, kVector> x_vec = read<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector);
       float new_max = look1.row_max;
+      float sums[kRunningSums] = {};
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
@@ -811,12 +702,14 @@ softmax_fwd_bf16_block_per_row_2624(
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
-        look1.row_sum += exp_approximate(x_i - look1.row_max);
+        sums[i % kRunningSums] += exp_approximate(x_i - look1.row_max);
       }
+      look1.row_sum += sum_in_pairs(sums);
     }
   }
 
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
+  Team::meet();
+  look1 = Team::reduce(look1, look1_slots);
   const float row_sum_inverse = 1.0f / look1.row_sum;
 
   // Last look: the outputs
@@ -833,47 +726,41 @@ softmax_fwd_bf16_block_per_row_2624(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      write<Store>(y_row + vector * kVector, y_vec);
+      if (active) write<Store>(y_row + vector * kVector, y_vec);
     }
   }
 
   Chain::at_end();
 }
 
-// softmax forward: a block owns a row; each row is read once.
+// softmax forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-softmax_fwd_bf16_block_per_row_84cd(
+softmax_fwd_bf16_team_per_row_1ee3(
     bfloat16* __restrict__ y,
     Input<Config, bfloat16> x,
     long long y_pitch,
     long long x_pitch,
     int rows) {
+  using Team = typename Config::Team;
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kThreadsPerRow = Config::kThreadsPerRow,
-      kVector = Config::kVector, kWarpsPerRow = kThreadsPerRow / 32, kVectors = kCols / kVector,
-      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow, kWholeSteps = (kVectors - 2) / kThreadsPerRow;
-  struct Look1 {  // state of look 1: online_softmax(x)
-    float row_max, row_sum;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      const float new_max = maximum(a.row_max, b.row_max);
-      return {new_max,
-          exp_approximate(a.row_max - new_max) * a.row_sum + exp_approximate(b.row_max - new_max) * b.row_sum};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.row_max, offset), __shfl_xor_sync(mask, s.row_sum, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[kWarpsPerRow];
+  constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kThreadsPerRow = Team::kSize,
+      kRowsPerBlock = Team::kRows, kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4,
+      kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow,
+      kWholeSteps = (kVectors - 2) / kThreadsPerRow;
+  __shared__ typename Team::template Slots<Look1_e134> look1_slots;
 
-  const int lane = threadIdx.x;
-  const int row = blockIdx.x;
+  const int lane = Team::lane();
+  const int slot = Team::slot();  // this thread's row within the block
+  const int row = Team::tile() * kRowsPerBlock + slot;
   bfloat16* x_shared = reinterpret_cast<bfloat16*>(dynamic_shared());
 
-  bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
+  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const int valid_row = active ? row : rows - 1;
+  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
+  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
   // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
   const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(x_row) / sizeof(bfloat16) % kVector);
   const int head = (kVector - shift) % kVector;
@@ -903,8 +790,9 @@ softmax_fwd_bf16_block_per_row_84cd(
   Chain::at_loads();
 
   cp_async_wait<0>();
+  Team::announce();
 
-  Look1 look1 = {-3.402823466e+38f, 0.0f};  // the lowest finite number: -inf - -inf is NaN
+  Look1_e134 look1 = {-3.402823466e+38f, 0.0f};  // the lowest finite number: -inf - -inf is NaN
 
   // Look 1: online_softmax(x)
   #pragma unroll
@@ -913,6 +801,7 @@ softmax_fwd_bf16_block_per_row_84cd(
     if (step < kWholeSteps || vector < vectors) {
       const Vec<bfloat16, kVector> x_vec = read<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector);
       float new_max = look1.row_max;
+      float sums[kRunningSums] = {};
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
@@ -923,8 +812,9 @@ softmax_fwd_bf16_block_per_row_84cd(
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
-        look1.row_sum += exp_approximate(x_i - look1.row_max);
+        sums[i % kRunningSums] += exp_approximate(x_i - look1.row_max);
       }
+      look1.row_sum += sum_in_pairs(sums);
     }
   }
   if (has_edge) {
@@ -934,7 +824,8 @@ softmax_fwd_bf16_block_per_row_84cd(
     look1.row_max = new_max;
   }
 
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
+  Team::meet();
+  look1 = Team::reduce(look1, look1_slots);
   const float row_sum_inverse = 1.0f / look1.row_sum;
 
   // Last look: the outputs
@@ -952,7 +843,7 @@ softmax_fwd_bf16_block_per_row_84cd(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      write<Store>(y_row + column, y_vec);
+      if (active) write<Store>(y_row + column, y_vec);
     }
   }
   if (has_edge) {
@@ -961,201 +852,181 @@ softmax_fwd_bf16_block_per_row_84cd(
     y_values[0] = exp_approximate(x_i - look1.row_max) * row_sum_inverse;
     Vec<bfloat16, 1> y_vec;
     pack(y_vec, y_values);
-    write<Store>(y_row + edge, y_vec);
+    if (active) write<Store>(y_row + edge, y_vec);
   }
 
   Chain::at_end();
 }
 
-// softmax forward: the blocks of a cluster own a row; each row is read once.
+// softmax forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-softmax_fwd_bf16_cluster_per_row_4229(
+softmax_fwd_bf16_team_per_row_5179(
     bfloat16* __restrict__ y,
     Input<Config, bfloat16> x,
     long long y_pitch,
     long long x_pitch,
     int rows) {
+  using Team = typename Config::Team;
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kCluster = Config::kCluster, kWarps = kThreads / 32,
-      kThreadsPerRow = kCluster * kThreads, kVector = Config::kVector, kVectors = kCols / kVector,
-      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kThreadsPerRow = Team::kSize,
+      kRowsPerBlock = Team::kRows, kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4,
+      kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  constexpr int kStages = Config::kStages;
-  struct Look1 {  // state of look 1: online_softmax(x)
-    float row_max, row_sum;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      const float new_max = maximum(a.row_max, b.row_max);
-      return {new_max,
-          exp_approximate(a.row_max - new_max) * a.row_sum + exp_approximate(b.row_max - new_max) * b.row_sum};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.row_max, offset), __shfl_xor_sync(mask, s.row_sum, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[2][kCluster * kWarps];
-  __shared__ unsigned long long look1_full[2];
-  __shared__ unsigned long long arrived[kStages];
+  constexpr int kHeldSteps = Config::kHeldSteps, kCopiedCols = kCols - kHeldSteps * kThreadsPerRow * kVector;
+  __shared__ typename Team::template Slots<Look1_e134> look1_slots;
+  __shared__ unsigned long long arrived;
 
-  const int lane = static_cast<int>(cluster_rank() * kThreads + threadIdx.x);
-  unsigned trip = 0;
-  if (threadIdx.x == 0) {
-    for (int i = 0; i < 2; ++i) {
-      mbarrier_init(&look1_full[i], 1);
-    }
-    mbarrier_cluster_fence();
-  }
-  cluster_arrive();  // a block may write to another only once that one has started
+  const int lane = Team::lane();
+  const int slot = Team::slot();  // this thread's row within the block
+  const int row = Team::tile() * kRowsPerBlock + slot;
   bfloat16* x_shared = reinterpret_cast<bfloat16*>(dynamic_shared());
+
+  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const int valid_row = active ? row : rows - 1;
+  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
+  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
 
   Chain::at_start();
   Chain::wait();  // nothing before it depends on the kernels in front of this one
 
+  Vec<bfloat16, kVector> x_held[kHeldSteps];
+  // One thread asks for a row; the barrier counts down the bytes that arrive.
   if (threadIdx.x == 0) {
-    for (int stage = 0; stage < kStages; ++stage) {
-      mbarrier_init(&arrived[stage], 1);
-    }
+    mbarrier_init(&arrived, 1);
     mbarrier_fence();
+    mbarrier_expect_bytes(&arrived, kCopiedCols * sizeof(bfloat16));
+    bulk_load_by<Load>(x_shared, x_row + kCols - kCopiedCols, kCopiedCols * sizeof(bfloat16), &arrived);
   }
   __syncthreads();  // others wait only for a barrier that is set up
 
-  // One thread asks for a row; the slot's barrier counts down the bytes that arrive.
-  const auto fetch = [&](int row, int stage) {
-    const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
-    int own_vectors = 0;
-    for (int step = 0; step < kSteps; ++step) {
-      const int first = (step * kCluster + static_cast<int>(cluster_rank())) * kThreads;
-      if (first < kVectors) own_vectors += min(kThreads, kVectors - first);
+  // The row of x is read once and waits in registers; each thread reads back its own part.
+  #pragma unroll
+  for (int step = 0; step < kHeldSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      x_held[step] = read<kVector, Load>(x_row + vector * kVector);
     }
-    mbarrier_expect_bytes(&arrived[stage], own_vectors * kVector * sizeof(bfloat16));
-    for (int step = 0; step < kSteps; ++step) {
-      const int first = (step * kCluster + static_cast<int>(cluster_rank())) * kThreads;
-      if (first >= kVectors) break;
-      const int count = min(kThreads, kVectors - first) * kVector;
-      bulk_load_by<Load>(x_shared + (stage * kSteps + step) * kThreads * kVector, x_row + first * kVector,
-          count * sizeof(bfloat16), &arrived[stage]);
-    }
-  };
-  #pragma unroll 1
-  for (int stage = 0; stage < kStages; ++stage) {
-    const int row = blockIdx.x / kCluster + stage * gridDim.x / kCluster;
-    if (threadIdx.x == 0 && row < rows) fetch(row, stage);
   }
-  int stage = 0;
-  unsigned phase = 0;
 
-  cluster_wait();
+  Chain::at_loads();
+  Team::announce();
 
-  for (int row = blockIdx.x / kCluster; row < rows; row += gridDim.x / kCluster) {
-    bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
+  Look1_e134 look1 = {-3.402823466e+38f, 0.0f};  // the lowest finite number: -inf - -inf is NaN
 
-    Vec<bfloat16, kVector> x_held[kSteps];
-
-    mbarrier_wait(&arrived[stage], phase);
-
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      if (kEven || vector < kVectors) {
-        x_held[step] = read<kVector>(x_shared + ((stage * kSteps + step) * kThreads + threadIdx.x) * kVector);
+  // Look 1: online_softmax(x)
+  #pragma unroll
+  for (int step = 0; step < kHeldSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      float new_max = look1.row_max;
+      float sums[kRunningSums] = {};
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        new_max = maximum(new_max, x_i);
       }
-    }
-
-    Look1 look1 = {-3.402823466e+38f, 0.0f};  // the lowest finite number: -inf - -inf is NaN
-
-    // Look 1: online_softmax(x)
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      if (kEven || vector < kVectors) {
-        float new_max = look1.row_max;
-        #pragma unroll
-        for (int i = 0; i < kVector; ++i) {
-          const float x_i = element(x_held[step], i);
-          new_max = maximum(new_max, x_i);
-        }
-        look1.row_sum = exp_approximate(look1.row_max - new_max) * look1.row_sum;
-        look1.row_max = new_max;
-        #pragma unroll
-        for (int i = 0; i < kVector; ++i) {
-          const float x_i = element(x_held[step], i);
-          look1.row_sum += exp_approximate(x_i - look1.row_max);
-        }
+      look1.row_sum = exp_approximate(look1.row_max - new_max) * look1.row_sum;
+      look1.row_max = new_max;
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        sums[i % kRunningSums] += exp_approximate(x_i - look1.row_max);
       }
+      look1.row_sum += sum_in_pairs(sums);
     }
+  }
 
-    look1 = exchange_cluster<kWarps, kCluster>(look1, look1_slots, look1_full, trip);
-    const float row_sum_inverse = 1.0f / look1.row_sum;
-    // Every thread of the row has passed a barrier since it read its slots.
-    const unsigned refill_row = row + kStages * gridDim.x / kCluster;
-    if (threadIdx.x == 0 && refill_row < rows) fetch(refill_row, stage);
+  mbarrier_wait(&arrived, 0);
 
-    // Last look: the outputs
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      if (kEven || vector < kVectors) {
-        float y_values[kVector];
-        #pragma unroll
-        for (int i = 0; i < kVector; ++i) {
-          const float x_i = element(x_held[step], i);
-          y_values[i] = exp_approximate(x_i - look1.row_max) * row_sum_inverse;
-        }
-        Vec<bfloat16, kVector> y_vec;
-        pack(y_vec, y_values);
-        write<Store>(y_row + vector * kVector, y_vec);
+  #pragma unroll
+  for (int step = kHeldSteps; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      const Vec<bfloat16, kVector> x_vec =
+          read<kVector>(x_shared + ((step - kHeldSteps) * kThreads + threadIdx.x) * kVector);
+      float new_max = look1.row_max;
+      float sums[kRunningSums] = {};
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_vec, i);
+        new_max = maximum(new_max, x_i);
       }
+      look1.row_sum = exp_approximate(look1.row_max - new_max) * look1.row_sum;
+      look1.row_max = new_max;
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_vec, i);
+        sums[i % kRunningSums] += exp_approximate(x_i - look1.row_max);
+      }
+      look1.row_sum += sum_in_pairs(sums);
     }
+  }
 
-    if (++stage == kStages) {
-      stage = 0;
-      phase ^= 1;
+  Team::meet();
+  look1 = Team::reduce(look1, look1_slots);
+  const float row_sum_inverse = 1.0f / look1.row_sum;
+
+  // Last look: the outputs
+  #pragma unroll
+  for (int step = 0; step < kHeldSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      float y_values[kVector];
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        y_values[i] = exp_approximate(x_i - look1.row_max) * row_sum_inverse;
+      }
+      Vec<bfloat16, kVector> y_vec;
+      pack(y_vec, y_values);
+      if (active) write<Store>(y_row + vector * kVector, y_vec);
     }
-    ++trip;
+  }
+
+  #pragma unroll
+  for (int step = kHeldSteps; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      const Vec<bfloat16, kVector> x_vec =
+          read<kVector>(x_shared + ((step - kHeldSteps) * kThreads + threadIdx.x) * kVector);
+      float y_values[kVector];
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_vec, i);
+        y_values[i] = exp_approximate(x_i - look1.row_max) * row_sum_inverse;
+      }
+      Vec<bfloat16, kVector> y_vec;
+      pack(y_vec, y_values);
+      if (active) write<Store>(y_row + vector * kVector, y_vec);
+    }
   }
 
   Chain::at_end();
 }
 
-// softmax forward, any number of columns: a block owns a row; each row is read 3 times.
+// softmax forward, any number of columns: a team of threads owns a row; each row is read 3 times.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-softmax_fwd_bf16_any_cols_block_per_row_5305(
+softmax_fwd_bf16_any_cols_team_per_row_d8d3(
     bfloat16* __restrict__ y,
     Input<Config, bfloat16> x,
     long long y_pitch,
     long long x_pitch,
     int rows,
     int cols) {
+  using Team = typename Config::Team;
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow, kVector = Config::kVector, kUnroll = Config::kUnroll,
-      kWarpsPerRow = kThreadsPerRow / 32;
-  struct Look1 {  // state of look 1: max(x)
-    float row_max;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {maximum(a.row_max, b.row_max)};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.row_max, offset)};
-    }
-  };
-  struct Look2 {  // state of look 2: sum(exp(x - row_max))
-    float row_sum;
-    static __device__ __forceinline__ Look2 combine(const Look2& a, const Look2& b) {
-      return {a.row_sum + b.row_sum};
-    }
-    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.row_sum, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[kWarpsPerRow];
-  __shared__ Look2 look2_slots[kWarpsPerRow];
+  constexpr int kThreadsPerRow = Team::kSize, kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4,
+      kUnroll = Config::kUnroll;
+  __shared__ typename Team::template Slots<Look1_697e> look1_slots;
+  __shared__ typename Team::template Slots<Look2_2916> look2_slots;
 
-  const int lane = threadIdx.x;
+  const int lane = Team::lane();
   const int row = blockIdx.x;
   const int steps = (cols / kVector + kThreadsPerRow - 1) / kThreadsPerRow;
 
@@ -1171,7 +1042,9 @@ softmax_fwd_bf16_any_cols_block_per_row_5305(
   Chain::at_start();
   Chain::wait();  // nothing before it depends on the kernels in front of this one
 
-  Look1 look1 = {__int_as_float(0xff800000)};
+  Team::announce();
+
+  Look1_697e look1 = {__int_as_float(0xff800000)};
 
   // Look 1: max(x)
   #pragma unroll kUnroll
@@ -1193,9 +1066,11 @@ softmax_fwd_bf16_any_cols_block_per_row_5305(
     look1.row_max = maximum(look1.row_max, x_i);
   }
 
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
+  Team::meet();
+  look1 = Team::reduce(look1, look1_slots);
 
-  Look2 look2 = {0.0f};
+  Look2_2916 look2 = {0.0f};
+  float look2_row_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
 
   // Look 2: sum(exp(x - row_max))
   #pragma unroll kUnroll
@@ -1207,17 +1082,18 @@ softmax_fwd_bf16_any_cols_block_per_row_5305(
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
-        look2.row_sum += expf(x_i - look1.row_max);
+        look2_row_sum[i % kRunningSums] += expf(x_i - look1.row_max);
       }
     }
   }
   if (has_edge) {
     const Vec<bfloat16, 1> x_vec = read<1>(x_row + edge);
     const float x_i = element(x_vec, 0);
-    look2.row_sum += expf(x_i - look1.row_max);
+    look2_row_sum[0] += expf(x_i - look1.row_max);
   }
 
-  look2 = reduce_row<kWarpsPerRow>(look2, look2_slots);
+  look2.row_sum = sum_in_pairs(look2_row_sum);
+  look2 = Team::reduce(look2, look2_slots);
   const float row_sum_inverse = 1.0f / look2.row_sum;
 
   // Last look: the outputs
@@ -1367,25 +1243,10 @@ inline cudaError_t launch_on(cudaStream_t stream, void (*kernel)(Params...), con
   return cudaLaunchKernelEx(&how.config, kernel, static_cast<Params>(given)...);
 }
 
-// As grid; of clusters that loop over rows, no more than fit the device at a time: 132 SMs need not hold 33 clusters of
-// 4, and one that waits for another to end would double the time.
-inline cudaError_t fitting_grid(const void* kernel, const Launch& launch, int rows, int* blocks) {
-  cudaError_t status = grid(launch, rows, blocks);
-  if (status != cudaSuccess || launch.cluster == 1 || launch.persistent == 0) return status;
-  status = allow(kernel, launch);
-  int clusters = 0;
-  const LaunchConfig how(launch, launch.cluster, nullptr);
-  if (status == cudaSuccess) status = cudaOccupancyMaxActiveClusters(&clusters, kernel, &how.config);
-  clusters -= clusters % launch.period;
-  const int most = (clusters < launch.period ? launch.period : clusters) * launch.cluster;
-  if (*blocks > most) *blocks = most;
-  return status;
-}
-
 template <auto kMain>
 inline cudaError_t run(const Kernel& kernel, const Arguments& call) {
   int blocks = 0;
-  cudaError_t status = fitting_grid(reinterpret_cast<const void*>(kMain), kernel.launch, call.rows, &blocks);
+  cudaError_t status = grid(kernel.launch, call.rows, &blocks);
   if (status != cudaSuccess) return status;
   return launch_on(
       call.stream, kMain, kernel.launch, blocks,
@@ -1395,7 +1256,7 @@ inline cudaError_t run(const Kernel& kernel, const Arguments& call) {
 template <auto kMain>
 inline cudaError_t run_any_cols(const Kernel& kernel, const Arguments& call) {
   int blocks = 0;
-  cudaError_t status = fitting_grid(reinterpret_cast<const void*>(kMain), kernel.launch, call.rows, &blocks);
+  cudaError_t status = grid(kernel.launch, call.rows, &blocks);
   if (status != cudaSuccess) return status;
   return launch_on(
       call.stream, kMain, kernel.launch, blocks,
@@ -1412,20 +1273,20 @@ struct Tuned {
   Kernel kernel;
 };
 inline constexpr Tuned kTuned[] = {
-    { 8192,   2048,  8, 0u, 0u, false, {{128, 2}, run<softmax_fwd_bf16_block_per_row_1976<Cols2048_94e7>>}},
-    { 4096,  32000, 16, 0u, 0u, false, {{1024}, run<softmax_fwd_bf16_block_per_row_61bc<Cols32000_2313>>}},
+    { 8192,   2048, 16, 0u, 0u, false, {{32, 1, true}, run<softmax_fwd_bf16_team_per_row_6246<Cols2048_46bd>>}},
+    { 4096,  32000, 16, 0u, 0u, false, {{1024}, run<softmax_fwd_bf16_team_per_row_6246<Cols32000_1517>>}},
     {16384,  32768, 16, 0u, 0u, false, {{1024, 1, false, 0, 0, 0, 1, 1, 65536},
-     run<softmax_fwd_bf16_block_per_row_2624<Cols32768_4be5>>}},
+     run<softmax_fwd_bf16_team_per_row_5529<Cols32768_cd04>>}},
     { 2048,  50257, 16, 0u, 0u,  true, {{512, 1, false, 0, 0, 0, 1, 1, 106496},
-     run<softmax_fwd_bf16_block_per_row_84cd<Cols50257_9cb6>>}},
-    { 4096, 128256, 16, 0u, 0u, false, {{512, 1, false, 0, 0, 2, 4, 1, 131072},
-     run<softmax_fwd_bf16_cluster_per_row_4229<Cols128256_438e>>}},
+     run<softmax_fwd_bf16_team_per_row_1ee3<Cols50257_e53d>>}},
+    { 4096, 128256, 16, 0u, 0u, false, {{1024, 1, false, 0, 0, 0, 1, 1, 147456},
+     run<softmax_fwd_bf16_team_per_row_5179<Cols128256_8076>>}},
 };
 
 // For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.
 inline constexpr Kernel kGeneral[] = {
-    {{256}, run_any_cols<softmax_fwd_bf16_any_cols_block_per_row_5305<AnyCols_54f6>>},
-    {{256}, run_any_cols<softmax_fwd_bf16_any_cols_block_per_row_5305<AnyCols_fee7>>},
+    {{256}, run_any_cols<softmax_fwd_bf16_any_cols_team_per_row_d8d3<AnyCols_224d>>},
+    {{256}, run_any_cols<softmax_fwd_bf16_any_cols_team_per_row_d8d3<AnyCols_0595>>},
 };
 
 // Bits of `absent`: none.

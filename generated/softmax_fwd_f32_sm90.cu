@@ -15,8 +15,8 @@
 // note      emitted as another text than the one that was tuned: all
 //
 //   rows x cols              kernel           threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
-//   8192 x 4096              block_per_row    64       1           4       65.98     169.5 / 103.5  4068  97.7 %   1.08x       66.33     fresh
-//   4096 x 131072            cluster_per_row  512      1           4       1017      2549 / 1531    4225  101.2 %  1.10x       1013      fresh
+//   8192 x 4096              block_per_row    512      1           4       65.56     169.7 / 104.1  4095  97.8 %   1.07x       65.81     fresh
+//   4096 x 131072            cluster_per_row  512      1           2       1044      2579 / 1534    4114  98.0 %   1.07x       1044      fresh
 //   (any other, rows alike)  block_per_row    256      1           4       -         -              -     -        -           -         not tuned
 //   (any other)              block_per_row    256      1           1       -         -              -     -        -           -         not tuned
 //
@@ -24,7 +24,7 @@
 //           outputs; chain: with / without the kernel; fresh: all but the main input comes from DRAM
 //
 // accuracy  largest error against the float64 reference, as a fraction of the bound for float32 arithmetic and the
-//           stored dtype, over adversarial rows, on the GPU: y 0.011
+//           stored dtype, over adversarial rows, on the GPU: y 0.013
 // records   records/h200.jsonl: schedule, command and all figures of each line of the table; `normgen show` with --op,
 //           --shape, --dtype and --schedule prints its kernel and Config alone, byte for byte as they stand here
 //
@@ -118,31 +118,6 @@ __device__ __forceinline__ void mbarrier_cluster_fence() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-// Copies 4, 8 or 16 bytes to shared memory past the registers; 16 bytes leave no line in L1.
-template <int kBytes>
-__device__ __forceinline__ void cp_async(void* shared, const void* global) {
-  const unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(shared));
-  if (kBytes == 16) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(to), "l"(global) : "memory");
-  } else {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" :: "r"(to), "l"(global), "n"(kBytes) : "memory");
-  }
-}
-
-__device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-
-// Waits until all but the newest kGroups groups of this thread's copies have arrived.
-template <int kGroups>
-__device__ __forceinline__ void cp_async_wait() {
-  asm volatile("cp.async.wait_group %0;" :: "n"(kGroups) : "memory");
-}
-
-// Shared memory whose size the launch decides.
-__device__ __forceinline__ unsigned char* dynamic_shared() {
-  extern __shared__ __align__(128) unsigned char bytes[];
-  return bytes;
-}
-
 // A load whose lines L2 keeps by `policy` (ld.global.L2::cache_hint: sm_80).
 template <int kBytes>
 __device__ __forceinline__ void load_by_policy(const void* address, unsigned* bits, unsigned long long policy) {
@@ -199,6 +174,69 @@ __device__ __forceinline__ float minimum(float a, float b) {
 #endif
 }
 
+// The lanes that a shuffle names: all of the warp.
+struct WholeWarp {
+  template <int kLanes>
+  static __device__ __forceinline__ unsigned lanes() { return 0xffffffffu; }
+};
+
+// All kLanes neighbouring lanes, a power of two, end with the combined state. A state is a struct of floats that knows
+// how two combine, and how to get that of the lane whose number differs by `offset`.
+template <int kLanes, class Named = WholeWarp, typename State>
+__device__ __forceinline__ State reduce_lanes(State s) {
+  const unsigned mask = Named::template lanes<kLanes>();
+  #pragma unroll
+  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset, mask));
+  return s;
+}
+
+// The largest power of two up to n, and up to a warp: how many lanes combine n states.
+__host__ __device__ constexpr int lanes_for(int n) { return n < 2 ? 1 : n >= 32 ? 32 : 2 * lanes_for(n / 2); }
+
+// What this lane combines of kStates states: lanes_for(kStates) lanes take turns at them.
+template <int kStates, typename State>
+__device__ __forceinline__ State share_of_slots(const State* slots) {
+  constexpr int kLanes = lanes_for(kStates);
+  const int own = threadIdx.x % kLanes;
+  State total = slots[own];
+  #pragma unroll
+  for (int i = kLanes; i < kStates; i += kLanes) {
+    if (kStates % kLanes == 0 || own + i < kStates) total = State::combine(total, slots[own + i]);
+  }
+  return total;
+}
+
+// A team: the threads that share a row. They are neighbours in a block, which has kRowsPerBlock rows side by side.
+template <int kThreadsPerRow, int kRowsPerBlock>
+struct Threads {
+  enum : int { kSize = kThreadsPerRow, kRows = kRowsPerBlock };
+  // This thread's number in its team, and its team's in the block; which tile of rows is the block's.
+  static __device__ __forceinline__ int lane() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
+  static __device__ __forceinline__ int slot() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
+  static __device__ __forceinline__ unsigned tile() { return blockIdx.x; }
+  // The team's row of the tile that starts at row `first`; idle teams take the last row.
+  static __device__ __forceinline__ int row(int first, int rows) {
+    return kRows == 1 ? first : min(first + slot(), rows - 1);
+  }
+  // Blocks that are a team say that they have started, and wait for each other before they combine.
+  static __device__ __forceinline__ void announce() {}
+  static __device__ __forceinline__ void meet() {}
+};
+
+// A block is a team. Warps first, then every warp combines the warps' states redundantly: one barrier, no broadcast.
+template <int kThreadsPerRow, class Named = WholeWarp>
+struct Block : Threads<kThreadsPerRow, 1> {
+  enum : int { kWarps = kThreadsPerRow / 32 };
+  template <typename State> using Slots = State[kWarps];
+  template <typename State>
+  static __device__ __forceinline__ State reduce(State s, State (&slots)[kWarps]) {
+    s = reduce_lanes<32, Named>(s);
+    if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32 % kWarps] = s;
+    __syncthreads();
+    return reduce_lanes<lanes_for(kWarps), Named>(share_of_slots<kWarps>(slots));
+  }
+};
+
 // The widest type that memory of that many bytes is accessed as, and its bits in registers.
 template <int kBytes> struct WordOf { using type = uint4; };
 template <> struct WordOf<8> { using type = uint2; };
@@ -232,79 +270,6 @@ struct Default {
     *static_cast<Word<kBytes>*>(address) = join<kBytes>(bits);
   }
 };
-
-// N elements as they are stored, in 32-bit registers; moved by the widest words that fit, at most 16 bytes each.
-template <typename T, int N>
-struct Vec {
-  static constexpr int kBytes = N * static_cast<int>(sizeof(T));
-  static constexpr int kWordBytes = kBytes < 16 ? kBytes : 16;
-  static constexpr int kRegisters = kBytes < 4 ? 1 : kBytes / 4;
-  unsigned bits[kRegisters];
-};
-
-template <int N, typename Hint = Default, typename T>
-__device__ __forceinline__ Vec<T, N> read(const T* elements) {
-  constexpr int kBytes = Vec<T, N>::kWordBytes;
-  Vec<T, N> vec;
-  #pragma unroll
-  for (int i = 0; i < Vec<T, N>::kBytes; i += kBytes) {
-    Hint::template load<kBytes>(reinterpret_cast<const unsigned char*>(elements) + i, vec.bits + i / 4);
-  }
-  return vec;
-}
-
-template <typename Hint = Default, typename T, int N>
-__device__ __forceinline__ void write(T* elements, const Vec<T, N>& vec) {
-  constexpr int kBytes = Vec<T, N>::kWordBytes;
-  #pragma unroll
-  for (int i = 0; i < Vec<T, N>::kBytes; i += kBytes) {
-    Hint::template store<kBytes>(reinterpret_cast<unsigned char*>(elements) + i, vec.bits + i / 4);
-  }
-}
-
-template <int N>
-__device__ __forceinline__ float element(const Vec<float, N>& vec, int i) { return __uint_as_float(vec.bits[i]); }
-
-template <int N>
-__device__ __forceinline__ void pack(Vec<float, N>& vec, const float (&values)[N]) {
-  #pragma unroll
-  for (int i = 0; i < N; ++i) vec.bits[i] = __float_as_uint(values[i]);
-}
-
-// Copies N elements to a slot of shared memory, past the registers.
-template <int N, typename T>
-__device__ __forceinline__ void copy_async(T* slot, const T* elements) {
-  constexpr int kBytes = Vec<T, N>::kWordBytes;
-  #pragma unroll
-  for (int i = 0; i < Vec<T, N>::kBytes; i += kBytes) {
-    cp_async<kBytes>(reinterpret_cast<unsigned char*>(slot) + i, reinterpret_cast<const unsigned char*>(elements) + i);
-  }
-}
-
-// All kLanes neighbouring lanes, a power of two, end with the combined state; the lanes of `mask` take part. A state is
-// a struct of floats that knows how two combine, and how to get that of the lane whose number differs by `offset`.
-template <int kLanes, typename State>
-__device__ __forceinline__ State reduce_lanes(State s, unsigned mask = 0xffffffffu) {
-  #pragma unroll
-  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset, mask));
-  return s;
-}
-
-// The largest power of two up to n, and up to a warp: how many lanes combine n states.
-__host__ __device__ constexpr int lanes_for(int n) { return n < 2 ? 1 : n >= 32 ? 32 : 2 * lanes_for(n / 2); }
-
-// What this lane combines of kStates states: lanes_for(kStates) lanes take turns at them.
-template <int kStates, typename State>
-__device__ __forceinline__ State share_of_slots(const State* slots) {
-  constexpr int kLanes = lanes_for(kStates);
-  const int own = threadIdx.x % kLanes;
-  State total = slots[own];
-  #pragma unroll
-  for (int i = kLanes; i < kStates; i += kLanes) {
-    if (kStates % kLanes == 0 || own + i < kStates) total = State::combine(total, slots[own + i]);
-  }
-  return total;
-}
 
 // Every warp sends its state to each block of the cluster, then every warp combines all of the states. A cluster
 // barrier would wait for all loads and stores of the rows in flight; an mbarrier waits for the states only. Exchanges
@@ -357,124 +322,192 @@ struct Plain {
   enum : int { kCluster = 1 };  // blocks that share a row, or add their column sums
 };
 
-// Warps first, then every warp combines the warps' states redundantly: one barrier, no broadcast.
-template <int kWarps, typename State>
-__device__ __forceinline__ State reduce_row(State s, State* slots) {
-  s = reduce_lanes<32>(s);
-  if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32 % kWarps] = s;
-  __syncthreads();
-  return reduce_lanes<lanes_for(kWarps)>(share_of_slots<kWarps>(slots));
+// The sum of N terms, N a power of two, as a tree: log2(N) roundings on the way of each term.
+template <int N>
+__device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
+  float sums[N];
+  #pragma unroll
+  for (int k = 0; k < N; ++k) sums[k] = terms[k];
+  #pragma unroll
+  for (int n = N / 2; n > 0; n /= 2) {
+    #pragma unroll
+    for (int k = 0; k < n; ++k) sums[k] += sums[k + n];
+  }
+  return sums[0];
+}
+
+// N elements as they are stored, in 32-bit registers; moved by the widest words that fit, at most 16 bytes each.
+template <typename T, int N>
+struct Vec {
+  static constexpr int kBytes = N * static_cast<int>(sizeof(T));
+  static constexpr int kWordBytes = kBytes < 16 ? kBytes : 16;
+  static constexpr int kRegisters = kBytes < 4 ? 1 : kBytes / 4;
+  unsigned bits[kRegisters];
+};
+
+template <int N, typename Hint = Default, typename T>
+__device__ __forceinline__ Vec<T, N> read(const T* elements) {
+  constexpr int kBytes = Vec<T, N>::kWordBytes;
+  Vec<T, N> vec;
+  #pragma unroll
+  for (int i = 0; i < Vec<T, N>::kBytes; i += kBytes) {
+    Hint::template load<kBytes>(reinterpret_cast<const unsigned char*>(elements) + i, vec.bits + i / 4);
+  }
+  return vec;
+}
+
+template <typename Hint = Default, typename T, int N>
+__device__ __forceinline__ void write(T* elements, const Vec<T, N>& vec) {
+  constexpr int kBytes = Vec<T, N>::kWordBytes;
+  #pragma unroll
+  for (int i = 0; i < Vec<T, N>::kBytes; i += kBytes) {
+    Hint::template store<kBytes>(reinterpret_cast<unsigned char*>(elements) + i, vec.bits + i / 4);
+  }
+}
+
+template <int N>
+__device__ __forceinline__ float element(const Vec<float, N>& vec, int i) { return __uint_as_float(vec.bits[i]); }
+
+template <int N>
+__device__ __forceinline__ void pack(Vec<float, N>& vec, const float (&values)[N]) {
+  #pragma unroll
+  for (int i = 0; i < N; ++i) vec.bits[i] = __float_as_uint(values[i]);
 }
 
 // What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row. In kernels:
-// kVector   elements per access
-// kUnroll   steps that a loop does in a trip
-// kVectors  vectors of a row
-// kSteps    vectors a thread owns
-// kEven     all threads own kSteps of them
-// kCluster  blocks that share a row
-struct Cols4096_d5f8 : Plain {
-  enum : int { kCols = 4096, kThreads = 64, kThreadsPerRow = 64, kVector = 4, kUnroll = 4 };
+// kVector       elements per access
+// kRunningSums  running sums that a vector adds to
+// kVectors      vectors of a row
+// kSteps        vectors a thread owns
+// kEven         all threads own kSteps of them
+// kCluster      blocks that share a row
+// kAhead        the next row is loaded while the present one is computed
+// kUnroll       steps that a loop does in a trip
+struct Cols4096_8bbe : Plain { using Team = Block<512>; enum : int { kCols = 4096, kThreads = 512, kVector = 4 }; };
+struct Cols131072_57f6 : Plain { using Load = EvictLast;
+  enum : int { kCols = 131072, kThreads = 512, kCluster = 8, kVector = 2, kAhead = 1 };
 };
-struct Cols131072_51c7 : Plain { using Load = EvictLast;
-  enum : int { kCols = 131072, kThreads = 512, kCluster = 8, kVector = 4 };
-};
-struct AnyCols_3be0 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 4, kUnroll = 1 }; };
-struct AnyCols_fee7 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 1, kUnroll = 1 }; };
+struct AnyCols_ba44 : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 4, kUnroll = 1 }; };
+struct AnyCols_0595 : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 1, kUnroll = 1 }; };
 
-// softmax forward: a block owns a row; each row is read once.
+struct Look1_697e {  // state of look 1: max(x)
+  float row_max;
+  static __device__ __forceinline__ Look1_697e combine(const Look1_697e& a, const Look1_697e& b) {
+    return {maximum(a.row_max, b.row_max)};
+  }
+  static __device__ __forceinline__ Look1_697e shuffle_xor(const Look1_697e& s, int offset, unsigned mask) {
+    return {__shfl_xor_sync(mask, s.row_max, offset)};
+  }
+};
+
+struct Look2_2916 {  // state of look 2: sum(exp(x - row_max))
+  float row_sum;
+  static __device__ __forceinline__ Look2_2916 combine(const Look2_2916& a, const Look2_2916& b) {
+    return {a.row_sum + b.row_sum};
+  }
+  static __device__ __forceinline__ Look2_2916 shuffle_xor(const Look2_2916& s, int offset, unsigned mask) {
+    return {__shfl_xor_sync(mask, s.row_sum, offset)};
+  }
+};
+
+// softmax forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-softmax_fwd_f32_block_per_row_53c1(
+softmax_fwd_f32_team_per_row_94e2(
     float* __restrict__ y,
     Input<Config, float> x,
     long long y_pitch,
     long long x_pitch,
     int rows) {
+  using Team = typename Config::Team;
+  using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kThreadsPerRow = Config::kThreadsPerRow,
-      kVector = Config::kVector, kUnroll = Config::kUnroll, kWarpsPerRow = kThreadsPerRow / 32,
-      kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
+      kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4, kVectors = kCols / kVector,
+      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  struct Look1 {  // state of look 1: online_softmax(x)
-    float row_max, row_sum;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      const float new_max = maximum(a.row_max, b.row_max);
-      return {new_max, expf(a.row_max - new_max) * a.row_sum + expf(b.row_max - new_max) * b.row_sum};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.row_max, offset), __shfl_xor_sync(mask, s.row_sum, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[kWarpsPerRow];
+  __shared__ typename Team::template Slots<Look1_697e> look1_slots;
+  __shared__ typename Team::template Slots<Look2_2916> look2_slots;
 
-  const int lane = threadIdx.x;
-  const int row = blockIdx.x;
-  float* x_shared = reinterpret_cast<float*>(dynamic_shared());
+  const int lane = Team::lane();
+  const int slot = Team::slot();  // this thread's row within the block
+  const int row = Team::tile() * kRowsPerBlock + slot;
 
-  float* y_row = y + static_cast<long long>(row) * y_pitch;
-  const float* x_row = x + static_cast<long long>(row) * x_pitch;
+  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const int valid_row = active ? row : rows - 1;
+  float* y_row = y + static_cast<long long>(valid_row) * y_pitch;
+  const float* x_row = x + static_cast<long long>(valid_row) * x_pitch;
 
   Chain::at_start();
   Chain::wait();  // nothing before it depends on the kernels in front of this one
 
-  // Each thread copies its own vectors to its own slots of shared memory.
-  #pragma unroll kUnroll
+  Vec<float, kVector> x_held[kSteps];
+
+  // The row of x is read once and waits in registers; each thread reads back its own part.
+  #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      copy_async<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector, x_row + vector * kVector);
+      x_held[step] = read<kVector, Load>(x_row + vector * kVector);
     }
   }
 
-  cp_async_commit();
   Chain::at_loads();
+  Team::announce();
 
-  cp_async_wait<0>();
+  Look1_697e look1 = {__int_as_float(0xff800000)};
 
-  Look1 look1 = {-3.402823466e+38f, 0.0f};  // the lowest finite number: -inf - -inf is NaN
-
-  // Look 1: online_softmax(x)
-  #pragma unroll kUnroll
+  // Look 1: max(x)
+  #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      const Vec<float, kVector> x_vec = read<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector);
-      float new_max = look1.row_max;
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_vec, i);
-        new_max = maximum(new_max, x_i);
-      }
-      look1.row_sum = expf(look1.row_max - new_max) * look1.row_sum;
-      look1.row_max = new_max;
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_vec, i);
-        look1.row_sum += expf(x_i - look1.row_max);
+        const float x_i = element(x_held[step], i);
+        look1.row_max = maximum(look1.row_max, x_i);
       }
     }
   }
 
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
-  const float row_sum_inverse = 1.0f / look1.row_sum;
+  Team::meet();
+  look1 = Team::reduce(look1, look1_slots);
+
+  Look2_2916 look2 = {0.0f};
+  float look2_row_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+
+  // Look 2: sum(exp(x - row_max))
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        look2_row_sum[i % kRunningSums] += expf(x_i - look1.row_max);
+      }
+    }
+  }
+
+  look2.row_sum = sum_in_pairs(look2_row_sum);
+  look2 = Team::reduce(look2, look2_slots);
+  const float row_sum_inverse = 1.0f / look2.row_sum;
 
   // Last look: the outputs
-  #pragma unroll kUnroll
+  #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      const Vec<float, kVector> x_vec = read<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector);
       float y_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_vec, i);
+        const float x_i = element(x_held[step], i);
         y_values[i] = expf(x_i - look1.row_max) * row_sum_inverse;
       }
       Vec<float, kVector> y_vec;
       pack(y_vec, y_values);
-      write<Store>(y_row + vector * kVector, y_vec);
+      if (active) write<Store>(y_row + vector * kVector, y_vec);
     }
   }
 
@@ -484,7 +517,7 @@ softmax_fwd_f32_block_per_row_53c1(
 // softmax forward: the blocks of a cluster own a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-softmax_fwd_f32_cluster_per_row_c8b5(
+softmax_fwd_f32_cluster_per_row_84f1(
     float* __restrict__ y,
     Input<Config, float> x,
     long long y_pitch,
@@ -494,27 +527,22 @@ softmax_fwd_f32_cluster_per_row_c8b5(
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kCluster = Config::kCluster, kWarps = kThreads / 32,
-      kThreadsPerRow = kCluster * kThreads, kVector = Config::kVector, kVectors = kCols / kVector,
-      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  struct Look1 {  // state of look 1: online_softmax(x)
-    float row_max, row_sum;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      const float new_max = maximum(a.row_max, b.row_max);
-      return {new_max, expf(a.row_max - new_max) * a.row_sum + expf(b.row_max - new_max) * b.row_sum};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.row_max, offset), __shfl_xor_sync(mask, s.row_sum, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[2][kCluster * kWarps];
+      kThreadsPerRow = kCluster * kThreads, kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4,
+      kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0, kAhead = Config::kAhead;
+  __shared__ Look1_697e look1_slots[2][kCluster * kWarps];
+  __shared__ Look2_2916 look2_slots[2][kCluster * kWarps];
   __shared__ unsigned long long look1_full[2];
+  __shared__ unsigned long long look2_full[2];
 
   const int lane = static_cast<int>(cluster_rank() * kThreads + threadIdx.x);
   unsigned trip = 0;
   if (threadIdx.x == 0) {
     for (int i = 0; i < 2; ++i) {
       mbarrier_init(&look1_full[i], 1);
+    }
+    for (int i = 0; i < 2; ++i) {
+      mbarrier_init(&look2_full[i], 1);
     }
     mbarrier_cluster_fence();
   }
@@ -524,7 +552,7 @@ softmax_fwd_f32_cluster_per_row_c8b5(
   Chain::wait();  // nothing before it depends on the kernels in front of this one
 
   Vec<float, kVector> x_next[kSteps];
-  // The next row is loaded while the present one is computed.
+  // Starts the loads of a row.
   const auto fetch = [&](int row) {
     const float* x_row = x + static_cast<long long>(row) * x_pitch;
 
@@ -536,12 +564,13 @@ softmax_fwd_f32_cluster_per_row_c8b5(
       }
     }
   };
-  if (blockIdx.x / kCluster < rows) fetch(blockIdx.x / kCluster);
+  if (kAhead && blockIdx.x / kCluster < rows) fetch(blockIdx.x / kCluster);
 
   cluster_wait();
 
   for (int row = blockIdx.x / kCluster; row < rows; row += gridDim.x / kCluster) {
     float* y_row = y + static_cast<long long>(row) * y_pitch;
+    if (!kAhead) fetch(row);
 
     Vec<float, kVector> x_held[kSteps];
 
@@ -551,33 +580,44 @@ softmax_fwd_f32_cluster_per_row_c8b5(
     }
 
     const unsigned next_row = row + gridDim.x / kCluster;
-    if (next_row < rows) fetch(next_row);
+    if (kAhead && next_row < rows) fetch(next_row);
 
-    Look1 look1 = {-3.402823466e+38f, 0.0f};  // the lowest finite number: -inf - -inf is NaN
+    Look1_697e look1 = {__int_as_float(0xff800000)};
 
-    // Look 1: online_softmax(x)
+    // Look 1: max(x)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        float new_max = look1.row_max;
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
           const float x_i = element(x_held[step], i);
-          new_max = maximum(new_max, x_i);
-        }
-        look1.row_sum = expf(look1.row_max - new_max) * look1.row_sum;
-        look1.row_max = new_max;
-        #pragma unroll
-        for (int i = 0; i < kVector; ++i) {
-          const float x_i = element(x_held[step], i);
-          look1.row_sum += expf(x_i - look1.row_max);
+          look1.row_max = maximum(look1.row_max, x_i);
         }
       }
     }
 
     look1 = exchange_cluster<kWarps, kCluster>(look1, look1_slots, look1_full, trip);
-    const float row_sum_inverse = 1.0f / look1.row_sum;
+
+    Look2_2916 look2 = {0.0f};
+    float look2_row_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+
+    // Look 2: sum(exp(x - row_max))
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        #pragma unroll
+        for (int i = 0; i < kVector; ++i) {
+          const float x_i = element(x_held[step], i);
+          look2_row_sum[i % kRunningSums] += expf(x_i - look1.row_max);
+        }
+      }
+    }
+
+    look2.row_sum = sum_in_pairs(look2_row_sum);
+    look2 = exchange_cluster<kWarps, kCluster>(look2, look2_slots, look2_full, trip);
+    const float row_sum_inverse = 1.0f / look2.row_sum;
 
     // Last look: the outputs
     #pragma unroll
@@ -602,43 +642,26 @@ softmax_fwd_f32_cluster_per_row_c8b5(
   Chain::at_end();
 }
 
-// softmax forward, any number of columns: a block owns a row; each row is read 3 times.
+// softmax forward, any number of columns: a team of threads owns a row; each row is read 3 times.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-softmax_fwd_f32_any_cols_block_per_row_bdbd(
+softmax_fwd_f32_any_cols_team_per_row_3be9(
     float* __restrict__ y,
     Input<Config, float> x,
     long long y_pitch,
     long long x_pitch,
     int rows,
     int cols) {
+  using Team = typename Config::Team;
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow, kVector = Config::kVector, kUnroll = Config::kUnroll,
-      kWarpsPerRow = kThreadsPerRow / 32;
-  struct Look1 {  // state of look 1: max(x)
-    float row_max;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {maximum(a.row_max, b.row_max)};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.row_max, offset)};
-    }
-  };
-  struct Look2 {  // state of look 2: sum(exp(x - row_max))
-    float row_sum;
-    static __device__ __forceinline__ Look2 combine(const Look2& a, const Look2& b) {
-      return {a.row_sum + b.row_sum};
-    }
-    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.row_sum, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[kWarpsPerRow];
-  __shared__ Look2 look2_slots[kWarpsPerRow];
+  constexpr int kThreadsPerRow = Team::kSize, kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4,
+      kUnroll = Config::kUnroll;
+  __shared__ typename Team::template Slots<Look1_697e> look1_slots;
+  __shared__ typename Team::template Slots<Look2_2916> look2_slots;
 
-  const int lane = threadIdx.x;
+  const int lane = Team::lane();
   const int row = blockIdx.x;
   const int steps = (cols / kVector + kThreadsPerRow - 1) / kThreadsPerRow;
 
@@ -654,7 +677,9 @@ softmax_fwd_f32_any_cols_block_per_row_bdbd(
   Chain::at_start();
   Chain::wait();  // nothing before it depends on the kernels in front of this one
 
-  Look1 look1 = {__int_as_float(0xff800000)};
+  Team::announce();
+
+  Look1_697e look1 = {__int_as_float(0xff800000)};
 
   // Look 1: max(x)
   #pragma unroll kUnroll
@@ -676,9 +701,11 @@ softmax_fwd_f32_any_cols_block_per_row_bdbd(
     look1.row_max = maximum(look1.row_max, x_i);
   }
 
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
+  Team::meet();
+  look1 = Team::reduce(look1, look1_slots);
 
-  Look2 look2 = {0.0f};
+  Look2_2916 look2 = {0.0f};
+  float look2_row_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
 
   // Look 2: sum(exp(x - row_max))
   #pragma unroll kUnroll
@@ -690,17 +717,18 @@ softmax_fwd_f32_any_cols_block_per_row_bdbd(
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
-        look2.row_sum += expf(x_i - look1.row_max);
+        look2_row_sum[i % kRunningSums] += expf(x_i - look1.row_max);
       }
     }
   }
   if (has_edge) {
     const Vec<float, 1> x_vec = read<1>(x_row + edge);
     const float x_i = element(x_vec, 0);
-    look2.row_sum += expf(x_i - look1.row_max);
+    look2_row_sum[0] += expf(x_i - look1.row_max);
   }
 
-  look2 = reduce_row<kWarpsPerRow>(look2, look2_slots);
+  look2.row_sum = sum_in_pairs(look2_row_sum);
+  look2 = Team::reduce(look2, look2_slots);
   const float row_sum_inverse = 1.0f / look2.row_sum;
 
   // Last look: the outputs
@@ -895,16 +923,15 @@ struct Tuned {
   Kernel kernel;
 };
 inline constexpr Tuned kTuned[] = {
-    {8192,   4096, 16, 0u, 0u, false, {{64, 1, false, 0, 0, 0, 1, 1, 16384},
-     run<softmax_fwd_f32_block_per_row_53c1<Cols4096_d5f8>>}},
-    {4096, 131072, 16, 0u, 0u, false, {{512, 1, false, 0, 0, 2, 8},
-     run<softmax_fwd_f32_cluster_per_row_c8b5<Cols131072_51c7>>}},
+    {8192,   4096, 16, 0u, 0u, false, {{512}, run<softmax_fwd_f32_team_per_row_94e2<Cols4096_8bbe>>}},
+    {4096, 131072,  8, 0u, 0u, false, {{512, 1, false, 0, 0, 2, 8},
+     run<softmax_fwd_f32_cluster_per_row_84f1<Cols131072_57f6>>}},
 };
 
 // For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.
 inline constexpr Kernel kGeneral[] = {
-    {{256}, run_any_cols<softmax_fwd_f32_any_cols_block_per_row_bdbd<AnyCols_3be0>>},
-    {{256}, run_any_cols<softmax_fwd_f32_any_cols_block_per_row_bdbd<AnyCols_fee7>>},
+    {{256}, run_any_cols<softmax_fwd_f32_any_cols_team_per_row_3be9<AnyCols_ba44>>},
+    {{256}, run_any_cols<softmax_fwd_f32_any_cols_team_per_row_3be9<AnyCols_0595>>},
 };
 
 // Bits of `absent`: none.

@@ -14,7 +14,7 @@
 //           dup, dy, gate, up; any value passes in 0.034 of the elements, which have no finite bound
 //
 //   rows x cols              kernel          threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
-//   4096 x 11008             block_per_part  128      1           4       105.8     200.6 / 94.72  4260  101.2 %  1.05x       107.5     fresh
+//   4096 x 11008             block_per_part  128      1           4       105.7     198.5 / 92.79  4266  101.4 %  1.05x       106.3     fresh
 //   (any other, rows alike)  block_per_row   256      1           8       -         -              -     -        -           -         not tuned
 //   (any other)              block_per_row   256      1           1       -         -              -     -        -           -         not tuned
 //
@@ -214,6 +214,23 @@ struct Plain {
   enum : int { kCluster = 1 };  // blocks that share a row, or add their column sums
 };
 
+// A team: the threads that share a row. They are neighbours in a block, which has kRowsPerBlock rows side by side.
+template <int kThreadsPerRow, int kRowsPerBlock>
+struct Threads {
+  enum : int { kSize = kThreadsPerRow, kRows = kRowsPerBlock };
+  // This thread's number in its team, and its team's in the block; which tile of rows is the block's.
+  static __device__ __forceinline__ int lane() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
+  static __device__ __forceinline__ int slot() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
+  static __device__ __forceinline__ unsigned tile() { return blockIdx.x; }
+  // The team's row of the tile that starts at row `first`; idle teams take the last row.
+  static __device__ __forceinline__ int row(int first, int rows) {
+    return kRows == 1 ? first : min(first + slot(), rows - 1);
+  }
+  // Blocks that are a team say that they have started, and wait for each other before they combine.
+  static __device__ __forceinline__ void announce() {}
+  static __device__ __forceinline__ void meet() {}
+};
+
 // What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row. In kernels:
 // kParts    blocks that share a row
 // kVector   elements per access
@@ -222,8 +239,8 @@ struct Plain {
 // kEven     all threads own kSteps of them
 // kUnroll   steps that a loop does in a trip
 struct Cols11008_a9de : Plain { enum : int { kCols = 11008, kThreads = 128, kParts = 22, kVector = 4 }; };
-struct AnyCols_54f6 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 8, kUnroll = 1 }; };
-struct AnyCols_fee7 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 1, kUnroll = 1 }; };
+struct AnyCols_492e : Plain { using Team = Threads<256, 1>; enum : int { kThreads = 256, kVector = 8, kUnroll = 1 }; };
+struct AnyCols_b2dd : Plain { using Team = Threads<256, 1>; enum : int { kThreads = 256, kVector = 1, kUnroll = 1 }; };
 
 // swiglu backward: a block owns a part of a row; each row is read once.
 template <class Config>
@@ -305,10 +322,10 @@ swiglu_bwd_bf16_block_per_part_5e96(
   Chain::at_end();
 }
 
-// swiglu backward, any number of columns: a block owns a row; each row is read once.
+// swiglu backward, any number of columns: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-swiglu_bwd_bf16_any_cols_block_per_row_42d9(
+swiglu_bwd_bf16_any_cols_team_per_row_ada6(
     bfloat16* __restrict__ dgate,
     bfloat16* __restrict__ dup,
     Input<Config, bfloat16> dy,
@@ -321,12 +338,13 @@ swiglu_bwd_bf16_any_cols_block_per_row_42d9(
     long long up_pitch,
     int rows,
     int cols) {
+  using Team = typename Config::Team;
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow, kVector = Config::kVector, kUnroll = Config::kUnroll;
+  constexpr int kThreadsPerRow = Team::kSize, kVector = Config::kVector, kUnroll = Config::kUnroll;
 
-  const int lane = threadIdx.x;
+  const int lane = Team::lane();
   const int row = blockIdx.x;
   const int steps = (cols / kVector + kThreadsPerRow - 1) / kThreadsPerRow;
 
@@ -556,8 +574,8 @@ inline constexpr Tuned kTuned[] = {
 
 // For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.
 inline constexpr Kernel kGeneral[] = {
-    {{256}, run_any_cols<swiglu_bwd_bf16_any_cols_block_per_row_42d9<AnyCols_54f6>>},
-    {{256}, run_any_cols<swiglu_bwd_bf16_any_cols_block_per_row_42d9<AnyCols_fee7>>},
+    {{256}, run_any_cols<swiglu_bwd_bf16_any_cols_team_per_row_ada6<AnyCols_492e>>},
+    {{256}, run_any_cols<swiglu_bwd_bf16_any_cols_team_per_row_ada6<AnyCols_b2dd>>},
 };
 
 // Bits of `absent`: none.

@@ -15,12 +15,12 @@
 //           bound; any value passes in 0.026 of the elements, which have no finite bound
 //
 //   rows x cols              kernel          threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
-//   1 x 11008                block_per_part  256      1           4       1.61      5.39 / 3.78    41    105.1 %  1.04x       1.698     fresh
-//   16 x 11008               block_per_part  64       1           4       2.151     6.305 / 4.155  491   102.0 %  1.03x       2.072     fresh
-//   64 x 11008               block_per_part  256      1           8       2.684     7.274 / 4.587  1575  105.1 %  1.00x       2.905     fresh
-//   256 x 11008              block_per_part  128      1           8       4.881     11.67 / 6.78   3464  101.5 %  1.00x       5.813     fresh
-//   1024 x 11008             block_per_part  128      1           8       14.34     31.51 / 17.15  4717  111.7 %  1.00x       18.03     fresh
-//   4096 x 11008             block_per_part  64       1           4       64.08     137.2 / 73.12  4222  101.0 %  1.04x       64.09     fresh
+//   1 x 11008                block_per_part  256      1           4       1.282     4.386 / 3.105  52    103.4 %  1.02x       1.334     fresh
+//   16 x 11008               block_per_part  64       1           4       1.801     5.246 / 3.446  587   103.0 %  1.03x       1.699     fresh
+//   64 x 11008               block_per_part  256      1           8       2.307     6.186 / 3.878  1832  106.7 %  1.00x       2.546     fresh
+//   256 x 11008              block_per_part  128      1           8       4.461     10.5 / 6.048   3790  102.5 %  1.01x       5.455     fresh
+//   1024 x 11008             block_per_part  128      1           8       13.91     30.5 / 16.6    4863  111.5 %  1.00x       17.78     fresh
+//   4096 x 11008             block_per_part  64       1           4       63.96     136.3 / 72.35  4230  101.1 %  1.04x       64.11     fresh
 //   (any other, rows alike)  block_per_row   256      1           8       -         -              -     -        -           -         not tuned
 //   (any other)              block_per_row   256      1           1       -         -              -     -        -           -         not tuned
 //
@@ -242,6 +242,23 @@ struct Plain {
   enum : int { kCluster = 1 };  // blocks that share a row, or add their column sums
 };
 
+// A team: the threads that share a row. They are neighbours in a block, which has kRowsPerBlock rows side by side.
+template <int kThreadsPerRow, int kRowsPerBlock>
+struct Threads {
+  enum : int { kSize = kThreadsPerRow, kRows = kRowsPerBlock };
+  // This thread's number in its team, and its team's in the block; which tile of rows is the block's.
+  static __device__ __forceinline__ int lane() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
+  static __device__ __forceinline__ int slot() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
+  static __device__ __forceinline__ unsigned tile() { return blockIdx.x; }
+  // The team's row of the tile that starts at row `first`; idle teams take the last row.
+  static __device__ __forceinline__ int row(int first, int rows) {
+    return kRows == 1 ? first : min(first + slot(), rows - 1);
+  }
+  // Blocks that are a team say that they have started, and wait for each other before they combine.
+  static __device__ __forceinline__ void announce() {}
+  static __device__ __forceinline__ void meet() {}
+};
+
 // What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row. In kernels:
 // kParts    blocks that share a row
 // kVector   elements per access
@@ -250,15 +267,17 @@ struct Plain {
 // kEven     all threads own kSteps of them
 // kUnroll   steps that a loop does in a trip
 struct Cols11008_b040 : Plain { enum : int { kCols = 11008, kThreads = 256, kParts = 11, kVector = 4 }; };
-struct Cols11008_3490 : Plain { enum : int { kCols = 11008, kThreads = 64, kParts = 43, kVector = 4 }; };
+struct Cols11008_c38c : Plain { using Load = NoAllocate;
+  enum : int { kCols = 11008, kThreads = 64, kParts = 43, kVector = 4 };
+};
 struct Cols11008_63c9 : Plain { enum : int { kCols = 11008, kThreads = 256, kParts = 6, kVector = 8 }; };
 struct Cols11008_0615 : Plain { enum : int { kCols = 11008, kThreads = 128, kParts = 11, kVector = 8 }; };
 struct Cols11008_efb6 : Plain { using Load = NoAllocate;
   enum : int { kCols = 11008, kThreads = 128, kParts = 11, kVector = 8 };
 };
 struct Cols11008_5200 : Plain { enum : int { kCols = 11008, kThreads = 64, kParts = 22, kVector = 4 }; };
-struct AnyCols_54f6 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 8, kUnroll = 1 }; };
-struct AnyCols_fee7 : Plain { enum : int { kThreads = 256, kThreadsPerRow = 256, kVector = 1, kUnroll = 1 }; };
+struct AnyCols_492e : Plain { using Team = Threads<256, 1>; enum : int { kThreads = 256, kVector = 8, kUnroll = 1 }; };
+struct AnyCols_b2dd : Plain { using Team = Threads<256, 1>; enum : int { kThreads = 256, kVector = 1, kUnroll = 1 }; };
 
 // swiglu forward: a block owns a part of a row; each row is read once.
 template <class Config>
@@ -325,10 +344,10 @@ swiglu_fwd_bf16_block_per_part_81c5(
   Chain::at_end();
 }
 
-// swiglu forward, any number of columns: a block owns a row; each row is read once.
+// swiglu forward, any number of columns: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-swiglu_fwd_bf16_any_cols_block_per_row_92e1(
+swiglu_fwd_bf16_any_cols_team_per_row_6ffc(
     bfloat16* __restrict__ y,
     Input<Config, bfloat16> gate,
     Input<Config, bfloat16> up,
@@ -337,12 +356,13 @@ swiglu_fwd_bf16_any_cols_block_per_row_92e1(
     long long up_pitch,
     int rows,
     int cols) {
+  using Team = typename Config::Team;
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow, kVector = Config::kVector, kUnroll = Config::kUnroll;
+  constexpr int kThreadsPerRow = Team::kSize, kVector = Config::kVector, kUnroll = Config::kUnroll;
 
-  const int lane = threadIdx.x;
+  const int lane = Team::lane();
   const int row = blockIdx.x;
   const int steps = (cols / kVector + kThreadsPerRow - 1) / kThreadsPerRow;
 
@@ -545,7 +565,7 @@ inline constexpr Tuned kTuned[] = {
     {   1, 11008,  8, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 11},
      run<swiglu_fwd_bf16_block_per_part_81c5<Cols11008_b040>>}},
     {  16, 11008,  8, 0u, 0u, false, {{64, 1, false, 0, 0, 0, 1, 43},
-     run<swiglu_fwd_bf16_block_per_part_81c5<Cols11008_3490>>}},
+     run<swiglu_fwd_bf16_block_per_part_81c5<Cols11008_c38c>>}},
     {  64, 11008, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 6},
      run<swiglu_fwd_bf16_block_per_part_81c5<Cols11008_63c9>>}},
     { 256, 11008, 16, 0u, 0u, false, {{128, 1, false, 0, 0, 0, 1, 11},
@@ -558,8 +578,8 @@ inline constexpr Tuned kTuned[] = {
 
 // For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.
 inline constexpr Kernel kGeneral[] = {
-    {{256}, run_any_cols<swiglu_fwd_bf16_any_cols_block_per_row_92e1<AnyCols_54f6>>},
-    {{256}, run_any_cols<swiglu_fwd_bf16_any_cols_block_per_row_92e1<AnyCols_fee7>>},
+    {{256}, run_any_cols<swiglu_fwd_bf16_any_cols_team_per_row_6ffc<AnyCols_492e>>},
+    {{256}, run_any_cols<swiglu_fwd_bf16_any_cols_team_per_row_6ffc<AnyCols_b2dd>>},
 };
 
 // Bits of `absent`: none.

@@ -250,22 +250,22 @@ class Access:
     @property
     def end(self) -> str:
         """What the rows end at: all of them, or those of the batch that a walker stays in."""
-        return "batch_end" if self.plan.walks_batches and not self._walks_heads else "rows"
+        return "batch_end" if self.plan.walks_batches and not self.walks_heads else "rows"
 
     @property
     def last(self) -> str:
         """The last of a walker's rows: idle ones recompute it, and no other walker writes there."""
-        return "batch_last" if self._walks_heads else f"{self.end} - 1"
+        return "batch_last" if self.walks_heads else f"{self.end} - 1"
 
     @property
-    def _walks_heads(self) -> bool:
+    def walks_heads(self) -> bool:
         """Whether a walker stays in a head, whose rows lie `batches` apart."""
         return self.plan.walks_batches and self.plan.problem.spec.has_heads
 
     @property
     def _apart(self) -> str:
         """What numbers of a walker's rows are multiplied by."""
-        return " * batches" if self._walks_heads else ""
+        return " * batches" if self.walks_heads else ""
 
     def batch(self) -> list[Statement]:
         """The batch of a walker whose rows are all of one batch: each has as many blocks as the others."""
@@ -277,10 +277,10 @@ class Access:
             Let("const int batch", "blockIdx.x / batch_blocks"),
             Let("const int batch_block", "blockIdx.x % batch_blocks"),
         ]
-        if self._walks_heads:
+        if self.walks_heads:
             why = "a head's rows are batch, batch + batches, batch + 2 * batches and so on"
             last = Let("const int batch_last", "batch + (rows - 1 - batch) / max(batches, 1) * batches")
-            return [Comment(f"The batches are heads: {why}."), *own, *([last] if self.plan.idle_rows else [])]
+            return [Comment(f"The batches are heads: {why}."), *own, *([last] if self.plan.rows_beside else [])]
         return [
             *own,
             Let("const int batch_start", "batch * rows_per_batch"),
@@ -290,45 +290,46 @@ class Access:
     @property
     def tile(self) -> str:
         """The variable for the first row of a tile; a tile of one row is that row."""
-        return "first_row" if self.plan.idle_rows else "row"
+        return "first_row" if self.plan.rows_beside else "row"
 
     @property
     def first_tile(self) -> str:
         if self.plan.walks_batches:
-            own = "batch_block * kRowsPerBlock" if self.plan.idle_rows else self._walker_of("batch_block")
-            start = "batch" if self._walks_heads else "batch_start"
+            own = "batch_block * kRowsPerBlock" if self.plan.rows_beside else self._walker_of("batch_block")
+            start = "batch" if self.walks_heads else "batch_start"
             return f"{start} + ({own}){self._apart}" if self._apart else f"{start} + {own}"
-        return "blockIdx.x * kRowsPerBlock" if self.plan.idle_rows else self.walker
+        return "blockIdx.x * kRowsPerBlock" if self.plan.rows_beside else self.walker
 
     @property
     def tile_stride(self) -> str:
         blocks = "batch_blocks" if self.plan.walks_batches else "gridDim.x"
-        stride = f"{blocks} * kRowsPerBlock" if self.plan.idle_rows else self._walker_of(blocks)
+        stride = f"{blocks} * kRowsPerBlock" if self.plan.rows_beside else self._walker_of(blocks)
         return f"{stride}{self._apart}"
 
     @property
     def valid_row(self) -> str:
-        return "valid_row" if self.plan.idle_rows else "row"
+        return "valid_row" if self.plan.rows_beside else "row"
 
     def row_index(self) -> list[Statement]:
         """Which row this is."""
         found: list[Statement] = []
         if self.plan.loops_rows:
-            found += [Let("const int row", f"first_row + slot{self._apart}")] if self.plan.idle_rows else []
-        if self.plan.idle_rows:
+            found += [Let("const int row", f"first_row + slot{self._apart}")] if self.plan.rows_beside else []
+        if self.plan.rows_beside:
             other = "own_row" if self.plan.one_shift else self.last
             what = "their lane's first row" if self.plan.one_shift else "the last row"
             why = f"idle rows recompute {what} and store nothing"
-            found.append(Let("const bool active", f"row < {self.end}", why))
+            found.append(Let("const bool active", f"kRowsPerBlock == 1 || row < {self.end}", why))
             found.append(Let("const int valid_row", f"active ? row : {other}"))
         return found
 
     def fetched_row(self) -> tuple[str, list[Statement]]:
         """Within a function that fetches a tile: the thread's row, and what declares it."""
-        if not self.plan.idle_rows:
+        if not self.plan.rows_beside:
             return self.tile, []
         own = f"first_row + slot{self._apart}"
-        row = f"{own} < {self.end} ? {own} : own_row" if self.plan.one_shift else f"min({own}, {self.last})"
+        row = f"min({own}, {self.last})" if self.walks_heads else f"Team::row(first_row, {self.end})"
+        row = f"{own} < {self.end} ? {own} : own_row" if self.plan.one_shift else row
         return "fetched_row", [Let("const int fetched_row", row)]
 
     def row_pointer(self, tensor: TensorUse, row: str) -> Let:
@@ -379,7 +380,7 @@ class Access:
         if plan.one_shift:
             x = self.first_elem.name
             slot = f"{self.first_tile} + slot{self._apart}"
-            first = f"min(static_cast<int>({slot}), {self.last})" if plan.idle_rows else self.first_tile
+            first = f"min(static_cast<int>({slot}), {self.last})" if plan.rows_beside else self.first_tile
             return [
                 Comment("The grid's stride is a multiple of the vector: all rows of this lane shift alike."),
                 Let("const int own_row", first),

@@ -77,5 +77,5 @@ class Groups:
             Do(self.access.write_group_value(store.tensor, "vector / kGroupVectors", self.access.names[store.value]))
             for store in self.plan.group_stores
         ]
-        who = "vector % kGroupVectors == 0" + (" && active" if self.plan.idle_rows else "")
+        who = "vector % kGroupVectors == 0" + (" && active" if self.plan.rows_beside else "")
         return [If(who, tuple(writes))] if writes else []

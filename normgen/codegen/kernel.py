@@ -9,6 +9,7 @@ from normgen.codegen.access import EDGE, Access, asking, policy
 from normgen.codegen.chain import AT_END, AT_LOADS, chain_comment, chain_of, chain_setting, declare, start_of_chain
 from normgen.codegen.columns import Columns
 from normgen.codegen.exchange import exchange_of
+from normgen.codegen.exchange.team import team_constants
 from normgen.codegen.looks import Looks
 from normgen.codegen.module import Param, Source
 from normgen.codegen.printer import Printer
@@ -20,6 +21,7 @@ from normgen.codegen.statements import (
     Let,
     Setting,
     Statement,
+    Struct,
     constant,
     pruned,
     setting,
@@ -37,7 +39,10 @@ from normgen.spec.spec import Kind
 
 @dataclass(frozen=True, kw_only=True)
 class KernelText:
-    """One kernel, ready to print: `bounds` are those of its launch, which read what `config` has of Config."""
+    """One kernel, ready to print: `bounds` are those of its launch, which read what `config` has of Config.
+
+    types  the states of its looks, which stand before it: kernels of one header share them
+    """
 
     name: str
     comment: tuple[str, ...]
@@ -45,6 +50,7 @@ class KernelText:
     bounds: str
     config: Mapping[str, int | str]
     body: tuple[Statement, ...]
+    types: tuple[Struct, ...] = ()
 
     @property
     def settings(self) -> dict[str, int | str]:
@@ -135,7 +141,7 @@ class MainKernel:
             nullable = self.plan.problem.tensor(store.tensor).nullable
             wanted = (If(f"{store.tensor} != nullptr", (write,), alone=True),) if nullable else (write,)
             stores += self.access.if_wanted(store.tensor, *wanted)
-        who = "lane == 0 && active" if self.plan.idle_rows else "lane == 0"
+        who = "lane == 0 && active" if self.plan.rows_beside else "lane == 0"
         return [Gap(), If(who, tuple(stores)), Gap()] if stores else []
 
     # ---- before, within and behind the row loop ----------------------------------------------------------------
@@ -143,7 +149,8 @@ class MainKernel:
     def prologue(self) -> list[Statement]:
         plan, s = self.plan, self.plan.schedule
         waits = self.start_of_chain() if plan.loops_rows else []
-        params = self.looks.early_params() if s.keeps_params and not plan.reads_params_ahead else []
+        is_kept = s.keeps_params or (plan.config_params and plan.loops_rows)
+        params = self.looks.early_params() if is_kept and not plan.reads_params_ahead else []
         return [
             *self.thread(),
             *self.access.batch(),
@@ -161,16 +168,16 @@ class MainKernel:
     def thread(self) -> list[Statement]:
         """Which lane of which row a thread is."""
         plan, s = self.plan, self.plan.schedule
-        lane = "threadIdx.x % kThreadsPerRow" if plan.idle_rows else "threadIdx.x"
-        if s.row_cluster > 1:
+        lane = "Team::lane()"
+        if not plan.has_team and s.row_cluster > 1:
             lane = "static_cast<int>(cluster_rank() * kThreads + threadIdx.x)"
         if s.parts > 1:
             lane = "static_cast<int>(blockIdx.x % kParts * kThreads + threadIdx.x)"
         found: list[Statement] = [Let("const int lane", lane)]
-        if plan.idle_rows:
-            found.append(Let("const int slot", "threadIdx.x / kThreadsPerRow", "this thread's row within the block"))
+        if plan.rows_beside:
+            found.append(Let("const int slot", "Team::slot()", "this thread's row within the block"))
         if not plan.loops_rows:
-            start = "blockIdx.x * kRowsPerBlock + slot" if plan.idle_rows else self.access.walker
+            start = "Team::tile() * kRowsPerBlock + slot" if plan.rows_beside else self.access.walker
             found.append(Let("const int row", start))
         if plan.problem.any_cols:
             vectors = "cols / kVector" if plan.cut.shifted else "vectors"
@@ -192,6 +199,7 @@ class MainKernel:
             *self.access.row_index(),
             *self.access.row_starts(),
             *waits,
+            *self.transport.ask(),
             *self.row_values(0),
             *self.work(),
         ]
@@ -199,7 +207,7 @@ class MainKernel:
     def work(self) -> list[Statement]:
         """Everything a row needs once its index is known."""
         plan, s = self.plan, self.plan.schedule
-        is_early = plan.config_params or s.params.read_early
+        is_early = s.params.read_early or (plan.config_params and not plan.loops_rows)
         early = self.looks.early_params() if is_early and not plan.reads_params_ahead else []
         return [
             Gap(),
@@ -221,11 +229,13 @@ class MainKernel:
 
     def pack_params(self) -> list[Statement]:
         """Kept parameters stay as they are stored."""
-        if not self.plan.packs_params:
+        if not (self.plan.packs_params or (self.plan.config_params and self.plan.loops_rows)):
             return []
-        narrow = [p for p in self.plan.early_params if self.plan.problem.tensor(p.name).dtype.bytes < 4]
+        params = self.plan.config_params or self.plan.early_params
+        narrow = [p for p in params if self.plan.problem.tensor(p.name).dtype.bytes < 4]
         stay = [Do(f"stay_packed({p.name}_held[step])") for p in narrow]
-        return Walk(head=stay, always=True).statements(self.access)
+        staying = Walk(head=stay, always=True).statements(self.access)
+        return [If("kPackedParams", tuple(staying)), Gap()] if staying and self.plan.config_params else staying
 
     def reductions(self) -> list[Statement]:
         """Look by look: the threads' states, the row's, and the row values that follow."""
@@ -275,17 +285,16 @@ class MainKernel:
         plan, s, problem = self.plan, self.plan.schedule, self.plan.problem
         found: list[Let] = [] if problem.any_cols else [setting("kCols", problem.cols)]
         found.append(setting("kThreads", s.threads))
-        if s.row_cluster > 1:
+        if plan.has_team:
+            found += team_constants(plan)
+        elif s.row_cluster > 1:
             found.append(setting("kCluster", s.cluster, "blocks that share a row"))
             found += [constant("kWarps", "kThreads / 32"), constant("kThreadsPerRow", "kCluster * kThreads")]
         elif s.parts > 1:
             found.append(setting("kParts", s.parts, "blocks that share a row"))
             found.append(constant("kThreadsPerRow", "kParts * kThreads"))
-        else:
-            found.append(setting("kThreadsPerRow", s.threads_per_row))
         if plan.sums and plan.sums.way is Way.CLUSTER_PARTIALS:
             found.append(setting("kCluster", s.cluster, "blocks that add their column sums"))
-        found.append(setting("kRowsPerBlock", s.rows_per_block))
         found.append(setting("kVector", s.vector, "elements per access"))
         sums = f"kVector < {RUNNING_SUMS} ? kVector : {RUNNING_SUMS}"
         found.append(constant("kRunningSums", sums, "running sums that a vector adds to"))
@@ -295,8 +304,11 @@ class MainKernel:
         found.append(type_setting("Params", asking(s.params)))
         found.append(setting("kUnroll", plan.unroll, "steps that a loop does in a trip"))
         early = "column parameters wait in registers, or are read where they are used"
-        is_early = int(s.params.read_early)
+        is_early = int(s.params.read_early or s.keeps_params)
         found.append(Setting("constexpr bool kEarlyParams", "Config::kEarlyParams", early, is_early))
+        packed = "column parameters stay as they are stored while they wait in registers"
+        is_packed = int(plan.packs_params)
+        found.append(Setting("constexpr bool kPackedParams", "Config::kPackedParams", packed, is_packed))
         # Off the 16-byte grid a window may start within the parameter's first word; a batch's row may lie off it too.
         first = 0 if problem.align % 16 == 0 and not problem.rows_per_batch else 1
         found.append(setting("kFirstInside", first, "first step whose windows of parameters begin within these"))
@@ -317,16 +329,11 @@ class MainKernel:
     def comment(self) -> tuple[str, ...]:
         """What the kernel does, whatever its Config."""
         plan, s = self.plan, self.plan.schedule
-        owner = {
-            "thread_per_row": "one thread owns a row",
-            "warp_per_row": "lanes of a warp own a row",
-            "block_per_row": "several warps own a row" if plan.idle_rows else "a block owns a row",
-            "cluster_per_row": "the blocks of a cluster own a row",
-            "block_per_part": "a block owns a part of a row",
-        }[s.strategy]
+        owner = "the blocks of a cluster own a row" if s.parts == 1 else "a block owns a part of a row"
+        owner = "a team of threads owns a row" if plan.has_team else owner
         reads = sum(any(load.kind.is_elem for load in loads) for loads in plan.look_loads)
         reads = reads if plan.places == (Place.RELOAD,) else 1
-        beside = ", a block works on several rows" if plan.idle_rows else ""
+        beside = ""
         if plan.sums and plan.sums.way is Way.CLUSTER_PARTIALS:
             beside += ", the blocks of a cluster share their column sums"
         times = {1: "once", 2: "twice"}.get(reads, f"{reads} times")
@@ -346,7 +353,6 @@ class MainKernel:
         row = self.row()
         body = [
             *self.constants(),
-            *(state.struct(shuffled=self.exchange.shuffles) for state in self.states),
             *self.exchange.slots(self.states),
             *self.transport.shared(),
             Gap(),
@@ -364,4 +370,5 @@ class MainKernel:
             bounds="Config::kThreads" + (", Config::kBlocksPerSm" if s.blocks_per_sm else ""),
             config=config,
             body=pruned(body),
+            types=tuple(state.struct(shuffled=self.exchange.shuffles) for state in self.states),
         )

@@ -69,7 +69,7 @@ class Looks:
             return replace(found, head=(*found.head, *groups.before), peek=groups.peek, move=groups.move)
         group = self.plan.looks[look]
         by_vector = site is not EDGE and self.plan.cut.vector > 1
-        steps = steps_of(self.access.states[look], group, self.access.names, by_vector=by_vector)
+        steps = steps_of(self.access.states[look], group, self.access.names, site.index, by_vector=by_vector)
         peek: tuple[Statement, ...] = ()
         if steps.peek:
             peek = (*values({n for r in group if r.monoid.vector_step for n in used_names(r)}), *steps.peek)
@@ -166,7 +166,9 @@ class Looks:
         return [
             Do(f"{self.access.vec(tensor, site)} {tensor}_vec"),
             Do(f"pack({tensor}_vec, {tensor}_values)"),
-            *self.access.if_wanted(store.tensor, If("active", (write,), alone=True) if self.plan.idle_rows else write),
+            *self.access.if_wanted(
+                store.tensor, If("active", (write,), alone=True) if self.plan.rows_beside else write
+            ),
         ]
 
     def early_params(self) -> list[Statement]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -48,12 +49,14 @@ class Parts:
 
     library  the files of the device library that the kernels need
     legend   (constant, what it is) of each constant of the kernels that is not said by its name
+    types    of each kernel, what stands before it: the states of its looks
     texts    of each kernel, a template of a Config: the same for all schedules of one strategy
     config   the one that the schedule asks for
     """
 
     library: tuple[File, ...]
     legend: tuple[tuple[str, str], ...]
+    types: tuple[tuple[str, ...], ...]
     texts: tuple[str, ...]
     config: Config
     kernels: tuple[Kernel, ...]
@@ -67,14 +70,19 @@ class Parts:
     def text(self) -> str:
         return "\n".join(self.texts)
 
+    @property
+    def every_type(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(text for types in self.types for text in types))
+
     def module(self) -> Module:
         hardware, portable = (
             "\n".join(file.text for file in self.library if file.is_hardware is is_hardware)
             for is_hardware in (True, False)
         )
+        legend = legend_lines(self.legend)
         return Module(
             instructions=f"{tidy(hardware)}\n" if hardware else "",
-            text=tidy("\n".join([portable, *legend_lines(self.legend), "", self.config.text, "", self.text])),
+            text=tidy("\n".join([portable, *legend, "", self.config.text, "", *self.every_type, self.text])),
             kernels=self.kernels,
             min_arch=self.min_arch,
             workspace_fixed_bytes=self.workspace_fixed_bytes,
@@ -84,11 +92,13 @@ class Parts:
         )
 
 
-def strategy_name(problem: Problem, schedule: Schedule) -> str:
-    """For example layernorm_fwd_bf16_without_bias_warp_per_row; absent tensors are named."""
+def strategy_name(plan: Plan) -> str:
+    """For example layernorm_fwd_bf16_without_bias_team_per_row; absent tensors are named."""
+    problem = plan.problem
     cols = "_any_cols" if problem.any_cols else ""
     absent = "".join(f"_without_{name}" for name in problem.absent)
-    return f"{problem.name}{cols}{absent}_{schedule.strategy}"
+    strategy = "team_per_row" if plan.has_team else plan.schedule.strategy
+    return f"{problem.name}{cols}{absent}_{strategy}"
 
 
 def parts_of(problem: Problem, program: RowProgram, schedule: Schedule) -> Parts:
@@ -98,7 +108,8 @@ def parts_of(problem: Problem, program: RowProgram, schedule: Schedule) -> Parts
 
 def spelled_parts(parts: Parts) -> Parts:
     """Parts whose text has marks for names, with the names spelled; arguments keep the spec's names as their keys."""
-    spellings = [Spelling(text) for text in parts.texts]
+    pairs = list(zip(parts.types, parts.texts, strict=True))
+    spellings = [Spelling("\n".join([*types, text])) for types, text in pairs]
     kernels = tuple(
         replace(
             kernel,
@@ -106,13 +117,25 @@ def spelled_parts(parts: Parts) -> Parts:
         )
         for kernel, spelling in zip(parts.kernels, spellings, strict=True)
     )
-    texts = tuple(spelling.within(text) for spelling, text in zip(spellings, parts.texts, strict=True))
-    return replace(parts, texts=texts, kernels=kernels)
+    spelled = [spelled_types(spelling, *pair) for spelling, pair in zip(spellings, pairs, strict=True)]
+    return replace(parts, types=tuple(t for t, _ in spelled), texts=tuple(t for _, t in spelled), kernels=kernels)
+
+
+def spelled_types(spelling: Spelling, types: tuple[str, ...], text: str) -> tuple[tuple[str, ...], str]:
+    """A kernel and its types. Where kernels spell the members of a type in two ways, these are two types."""
+    texts = [spelling.within(t) for t in types]
+    kernel = spelling.within(text)
+    for number, (marked_type, spelled) in enumerate(zip(types, texts, strict=True)):
+        if spelled != unmarked(marked_type):
+            name = spelled.split()[1]
+            own = f"{name}_{digest(spelled)}"
+            texts[number], kernel = (re.sub(rf"\b{name}\b", own, t) for t in (spelled, kernel))
+    return tuple(texts), kernel
 
 
 def marked_parts(plan: Plan) -> Parts:
     """The pieces of the text, built around whatever names the problem and the program have."""
-    plain = strategy_name(plan.problem, plan.schedule)
+    plain = strategy_name(plan)
     main = MainKernel(plan, plain)
     texts, kernels = [main.text()], [Kernel(name=plain, params=main.params, launch=launch_of(plan))]
     second = main.columns.second_kernel(f"{plan.problem.name}_finish")
@@ -130,12 +153,15 @@ def marked_parts(plan: Plan) -> Parts:
             )
         )
     sums = plan.sums
-    printed = [named_by_text(print_kernel(text), text.name) for text in texts]
+    types, printed = zip(*(named_by_text(text) for text in texts), strict=True)
     config = config_of(plan.problem, {k: number for t in texts for k, number in t.settings.items()})
-    read = identifiers(config.text).union(*(reads_of(t.body) | identifiers(" ".join(t.params)) for t in texts))
+    read = identifiers(config.text).union(
+        *(reads_of((*t.types, *t.body)) | identifiers(" ".join(t.params)) for t in texts)
+    )
     return Parts(
         library=tuple(needed(read)),
         legend=tuple(found for text in texts for found in legend_of(text.body)),
+        types=types,
         texts=tuple(text for _, text in printed),
         config=config,
         kernels=tuple(replace(k, name=n, config=config.name) for k, (n, _) in zip(kernels, printed, strict=True)),
@@ -147,10 +173,16 @@ def marked_parts(plan: Plan) -> Parts:
     )
 
 
-def named_by_text(text: str, plain: str) -> tuple[str, str]:
-    """(The name of a kernel, the kernel of that name): the same text has the same name, whatever its Config."""
-    name = f"{plain}_{digest(text)}"
-    return name, text.replace(plain, name)
+def named_by_text(kernel: KernelText) -> tuple[tuple[str, ...], tuple[str, str]]:
+    """(Its types, (its name, its text)): the same text has the same name, whatever its Config."""
+    types, text = [], print_kernel(kernel)
+    for struct in kernel.types:
+        plain = struct.lines[0].split()[1]
+        name = f"{plain}_{digest(' '.join(struct.lines))}"
+        types.append(re.sub(rf"\b{plain}\b", name, text_of([struct])))
+        text = re.sub(rf"\b{plain}\b", name, text)
+    name = f"{kernel.name}_{digest(text)}"
+    return tuple(types), (name, re.sub(rf"\b{kernel.name}\(", f"{name}(", text))
 
 
 def digest(text: str) -> str:

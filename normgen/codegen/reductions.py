@@ -118,17 +118,19 @@ class Steps:
     after: tuple[Statement, ...] = ()
 
 
-def steps_of(state: State, reduces: tuple[Reduce, ...], names: Mapping[str, str], *, by_vector: bool) -> Steps:
+def steps_of(
+    state: State, reduces: tuple[Reduce, ...], names: Mapping[str, str], index: str, *, by_vector: bool
+) -> Steps:
     """Statements that add a vector of elements to the state, or (not `by_vector`) a single one.
 
-    `names` prints the values an argument reads.
+    `names` prints the values an argument reads, `index` is the element's in its vector: 0 of a single one at an edge.
     """
     before: list[Statement] = []
     peek: list[Statement] = []
     move: list[Statement] = []
     elem: list[Statement] = []
     after: list[Statement] = []
-    running = "i % kRunningSums" if by_vector else "0"
+    running = "0" if index == "0" else f"{index} % kRunningSums"
     for reduce in reduces:
         prefix = _let_prefix(reduce, reduces)
         own = {

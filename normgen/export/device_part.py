@@ -91,13 +91,14 @@ def device_part(wanted: Sequence[tuple[Problem, Schedule]]) -> DevicePart:
         names.append(parts.kernels[0].expression)
         emitted.setdefault(names[-1], Compiled(problem=problem, schedule=schedule, parts=parts))
     library = _library(emitted.values())
+    types = dict.fromkeys(text for c in emitted.values() for text in c.parts.every_type)
     strategies = dict.fromkeys(text for c in emitted.values() for text in c.parts.texts)
     configs = dict.fromkeys(c.parts.config.text for c in emitted.values())
     legend = legend_lines(found for c in emitted.values() for found in c.parts.legend)
     return DevicePart(
         kernels=tuple(emitted[name] for name in names),
         library=tuple(library),
-        text=tidy("\n".join([SIZES, *legend, *configs, "", *strategies])),
+        text=tidy("\n".join([SIZES, *legend, *configs, "", *types, "", *strategies])),
         min_arch=max(c.parts.min_arch for c in emitted.values()),
     )
 

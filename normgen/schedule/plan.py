@@ -385,17 +385,19 @@ class Plan:
     def config_params(self) -> tuple[Load, ...]:
         """Column parameters of which the Config says whether they are read early: the kernel has text for both.
 
-        Registers can hold them where every loop over vectors is unrolled.
+        Registers can hold them where every loop over vectors is unrolled. Where a block walks rows, early is before
+        the first of them.
         """
         p, s = self.problem, self.schedule
-        either = not s.keeps_params and not p.stable_tensors
         unrolled = not p.any_cols and s.unroll == 0 and not self.is_hybrid
-        return self.col_params if either and unrolled and not self.loops_rows else ()
+        either = not s.params.read_early and self.has_team if self.loops_rows else not s.keeps_params
+        return self.col_params if either and unrolled and not p.stable_tensors else ()
 
     @cached_property
     def asked_params(self) -> tuple[Load, ...]:
         """Column parameters that the kernel can ask for ahead of its row; the Config says whether it does."""
-        return self.config_params or (self.col_params if self.schedule.params is Params.PREFETCHED else ())
+        is_asked = self.schedule.params is Params.PREFETCHED or (self.config_params and not self.loops_rows)
+        return self.col_params if is_asked else ()
 
     @cached_property
     def fetched_rows(self) -> tuple[Load, ...]:
@@ -446,6 +448,16 @@ class Plan:
         """Whether a block's last rows may lie behind the problem's."""
         return self.schedule.rows_per_block > 1
 
+    @property
+    def has_team(self) -> bool:
+        """Whether Config names the threads that share a row: one text for lanes of a warp, a block, or a cluster."""
+        return self.schedule.row_blocks == 1 or self.exchange is Exchange.CLUSTER
+
+    @property
+    def rows_beside(self) -> bool:
+        """Whether the text is for blocks with several rows side by side, too: Config says how many there are."""
+        return self.idle_rows or (self.has_team and not self.problem.any_cols and not self.one_shift)
+
     # ---- how threads combine -----------------------------------------------------------------------------------
 
     @cached_property
@@ -454,7 +466,7 @@ class Plan:
         if not self.looks:
             return Exchange.NONE
         if s.row_blocks > 1:
-            return Exchange.CLUSTER_WALK if s.persistent else Exchange.CLUSTER
+            return Exchange.CLUSTER_WALK if self.loops_rows else Exchange.CLUSTER
         if s.threads_per_row == 1:
             return Exchange.NONE
         wide = s.threads_per_row > WARP
@@ -477,8 +489,8 @@ class Plan:
     @property
     def double_slots(self) -> bool:
         """With a single barrier per row, a fast warp could overwrite slots a slow warp still reads: alternate them."""
-        waits = self.exchange in (Exchange.BLOCK, Exchange.COOPERATIVE_BLOCK)
-        return waits and self.loops_rows and sum(not is_spared(look) for look in self.looks) == 1
+        waits = (Exchange.BLOCK, Exchange.COOPERATIVE_BLOCK, Exchange.LANES, Exchange.COOPERATIVE_WARP)
+        return self.exchange in waits and self.loops_rows and sum(not is_spared(look) for look in self.looks) == 1
 
     # ---- rows in flight ----------------------------------------------------------------------------------------
 
@@ -510,6 +522,12 @@ class Plan:
     def fetches_ahead(self) -> bool:
         """Whether the next row travels to registers while this one is computed."""
         return self.schedule.stages > 1 and self.schedule.hold is Hold.REGISTERS and not self.copies
+
+    @property
+    def walks_registers(self) -> bool:
+        """Whether rows that a block walks come straight to registers: one text for this row's loads and the next's."""
+        direct = not self.copies and self.places == (Place.REGISTERS,) and self.loops_rows
+        return self.fetches_ahead or (direct and bool(self.held) and self.unroll == 0 and not self.problem.any_cols)
 
     @property
     def reads_params_ahead(self) -> bool:

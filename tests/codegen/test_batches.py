@@ -362,7 +362,7 @@ def test_a_gradient_of_batches_reads_something_that_tells_how_many_there_are() -
     problem = problem_for(ADALN, shape="2x4x96", direction="backward", gradients=["shift"])
     assert [t.name for t in problem.tensors] == ["dshift", "dy", "shift"]
     other = problem_for(GATED, shape="2x4x96", direction="backward", gradients=["gate"])
-    assert [t.name for t in other.tensors if t.kind.by_batch] == ["dgate", "gate", "shift"]
+    assert [t.name for t in other.tensors if t.kind.by_batch] == ["dgate", "gate", "shift", "sample"]
 
 
 def test_a_reduction_reads_a_row_input() -> None:

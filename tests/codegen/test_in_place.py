@@ -145,7 +145,7 @@ def test_lanes_that_shuffle_do_not_overwrite_a_pivot() -> None:
     assert refusal(residual, replace(lanes, variance="two_pass"), H200) is None
 
 
-EXCHANGE = "look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);"
+EXCHANGE = "look1 = Team::reduce(look1, look1_slots);"
 
 
 def stored_early(problem: Problem, schedule: Schedule) -> bool:

@@ -57,8 +57,8 @@ def test_no_name_is_defined_twice() -> None:
 
 
 def test_what_is_needed_comes_with_what_that_needs_and_nothing_else() -> None:
-    names = [file.name for file in needed({"reduce_row", "int", "kVector"})]
-    assert names == ["reduce_lanes", "share_of_slots", "reduce_row"]
+    names = [file.name for file in needed({"Block", "int", "kVector"})]
+    assert names == ["reduce_lanes", "share_of_slots", "threads", "block"]
     assert {file.name for file in needed({"bfloat16"})} == {"bfloat16", "bfloat16_bits", "vec", "default", "words"}
     assert needed({"threadIdx", "x_row"}) == []
 

@@ -35,7 +35,7 @@ def test_a_threads_sum_is_that_of_its_running_sums_bit_for_bit(vector: int) -> N
         count //= 2
         sums = sums[:, :count] + sums[:, count:]
     (name,) = outputs.arrays
-    assert np.array_equal(np.asarray(outputs.arrays[name], np.float32).ravel(), sums.ravel())
+    assert np.array_equal(np.asarray(outputs.arrays[name], np.float32).ravel(), sums.ravel(), equal_nan=True)
 
 
 def test_held_rows_of_float32_are_searched_with_the_methods_that_round_least() -> None:

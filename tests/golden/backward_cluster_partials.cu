@@ -1,3 +1,8 @@
+// Waits for that many threads, whole warps, at barrier `id` of 1 to 15.
+__device__ __forceinline__ void named_barrier(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" :: "r"(id), "r"(threads) : "memory");
+}
+
 struct bfloat16 {
   unsigned short bits;
 };
@@ -76,10 +81,81 @@ __device__ __forceinline__ void dependency_trigger() {
   asm volatile("griddepcontrol.launch_dependents;");
 }
 
-// Waits for that many threads, whole warps, at barrier `id` of 1 to 15.
-__device__ __forceinline__ void named_barrier(int id, int threads) {
-  asm volatile("bar.sync %0, %1;" :: "r"(id), "r"(threads) : "memory");
+// The compiler no longer knows where the bits come from.
+__device__ __forceinline__ void opaque(unsigned& bits) { asm volatile("" : "+r"(bits)); }
+
+// The lanes that a shuffle names: all of the warp.
+struct WholeWarp {
+  template <int kLanes>
+  static __device__ __forceinline__ unsigned lanes() { return 0xffffffffu; }
+};
+
+// All kLanes neighbouring lanes, a power of two, end with the combined state. A state is a struct of floats that knows
+// how two combine, and how to get that of the lane whose number differs by `offset`.
+template <int kLanes, class Named = WholeWarp, typename State>
+__device__ __forceinline__ State reduce_lanes(State s) {
+  const unsigned mask = Named::template lanes<kLanes>();
+  #pragma unroll
+  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset, mask));
+  return s;
 }
+
+// A barrier for the kWarps warps of row number `slot` of a block. Only wide rows have one each: a barrier whose number
+// the hardware learns at run time is a slow one, and narrow rows share that of the block.
+template <int kWarps>
+__device__ __forceinline__ void rows_meet(int slot) {
+  if constexpr (kWarps >= 8) named_barrier(1 + slot, kWarps * 32);
+  else __syncthreads();
+}
+
+// The largest power of two up to n, and up to a warp: how many lanes combine n states.
+__host__ __device__ constexpr int lanes_for(int n) { return n < 2 ? 1 : n >= 32 ? 32 : 2 * lanes_for(n / 2); }
+
+// What this lane combines of kStates states: lanes_for(kStates) lanes take turns at them.
+template <int kStates, typename State>
+__device__ __forceinline__ State share_of_slots(const State* slots) {
+  constexpr int kLanes = lanes_for(kStates);
+  const int own = threadIdx.x % kLanes;
+  State total = slots[own];
+  #pragma unroll
+  for (int i = kLanes; i < kStates; i += kLanes) {
+    if (kStates % kLanes == 0 || own + i < kStates) total = State::combine(total, slots[own + i]);
+  }
+  return total;
+}
+
+// A team: the threads that share a row. They are neighbours in a block, which has kRowsPerBlock rows side by side.
+template <int kThreadsPerRow, int kRowsPerBlock>
+struct Threads {
+  enum : int { kSize = kThreadsPerRow, kRows = kRowsPerBlock };
+  // This thread's number in its team, and its team's in the block; which tile of rows is the block's.
+  static __device__ __forceinline__ int lane() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
+  static __device__ __forceinline__ int slot() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
+  static __device__ __forceinline__ unsigned tile() { return blockIdx.x; }
+  // The team's row of the tile that starts at row `first`; idle teams take the last row.
+  static __device__ __forceinline__ int row(int first, int rows) {
+    return kRows == 1 ? first : min(first + slot(), rows - 1);
+  }
+  // Blocks that are a team say that they have started, and wait for each other before they combine.
+  static __device__ __forceinline__ void announce() {}
+  static __device__ __forceinline__ void meet() {}
+};
+
+// Several warps are a team, and a block has several teams. They combine as the warps of a Block do.
+template <int kThreadsPerRow, int kRowsPerBlock, class Named = WholeWarp>
+struct Beside : Threads<kThreadsPerRow, kRowsPerBlock> {
+  enum : int { kWarps = kThreadsPerRow / 32 };
+  template <typename State> using Slots = State[kRowsPerBlock][kWarps];
+  template <typename State>
+  static __device__ __forceinline__ State reduce(State s, State (&slots)[kRowsPerBlock][kWarps]) {
+    const int slot = threadIdx.x / kThreadsPerRow;
+    State* own = slots[slot];
+    s = reduce_lanes<32, Named>(s);
+    if (threadIdx.x % 32 == 0) own[threadIdx.x / 32 % kWarps] = s;
+    rows_meet<kWarps>(slot);
+    return reduce_lanes<lanes_for(kWarps), Named>(share_of_slots<kWarps>(own));
+  }
+};
 
 // The widest type that memory of that many bytes is accessed as, and its bits in registers.
 template <int kBytes> struct WordOf { using type = uint4; };
@@ -290,46 +366,26 @@ struct Plain {
   enum : int { kCluster = 1 };  // blocks that share a row, or add their column sums
 };
 
-// All kLanes neighbouring lanes, a power of two, end with the combined state; the lanes of `mask` take part. A state is
-// a struct of floats that knows how two combine, and how to get that of the lane whose number differs by `offset`.
-template <int kLanes, typename State>
-__device__ __forceinline__ State reduce_lanes(State s, unsigned mask = 0xffffffffu) {
+// Hides from the compiler what the vector holds: it would convert kept parameters to floats once, for all rows, and
+// keep those, in twice the registers.
+template <int N, typename T>
+__device__ __forceinline__ void stay_packed(Vec<T, N>& vec) {
   #pragma unroll
-  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset, mask));
-  return s;
+  for (int i = 0; i < Vec<T, N>::kRegisters; ++i) opaque(vec.bits[i]);
 }
 
-// A barrier for the kWarps warps of row number `slot` of a block. Only wide rows have one each: a barrier whose number
-// the hardware learns at run time is a slow one, and narrow rows share that of the block.
-template <int kWarps>
-__device__ __forceinline__ void rows_meet(int slot) {
-  if constexpr (kWarps >= 8) named_barrier(1 + slot, kWarps * 32);
-  else __syncthreads();
-}
-
-// The largest power of two up to n, and up to a warp: how many lanes combine n states.
-__host__ __device__ constexpr int lanes_for(int n) { return n < 2 ? 1 : n >= 32 ? 32 : 2 * lanes_for(n / 2); }
-
-// What this lane combines of kStates states: lanes_for(kStates) lanes take turns at them.
-template <int kStates, typename State>
-__device__ __forceinline__ State share_of_slots(const State* slots) {
-  constexpr int kLanes = lanes_for(kStates);
-  const int own = threadIdx.x % kLanes;
-  State total = slots[own];
+// The sum of N terms, N a power of two, as a tree: log2(N) roundings on the way of each term.
+template <int N>
+__device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
+  float sums[N];
   #pragma unroll
-  for (int i = kLanes; i < kStates; i += kLanes) {
-    if (kStates % kLanes == 0 || own + i < kStates) total = State::combine(total, slots[own + i]);
+  for (int k = 0; k < N; ++k) sums[k] = terms[k];
+  #pragma unroll
+  for (int n = N / 2; n > 0; n /= 2) {
+    #pragma unroll
+    for (int k = 0; k < n; ++k) sums[k] += sums[k + n];
   }
-  return total;
-}
-
-// As reduce_row, for row number `slot` of a block that works on several.
-template <int kWarps, typename State>
-__device__ __forceinline__ State reduce_row_beside(State s, State* slots, int slot) {
-  s = reduce_lanes<32>(s);
-  if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32 % kWarps] = s;
-  rows_meet<kWarps>(slot);
-  return reduce_lanes<lanes_for(kWarps)>(share_of_slots<kWarps>(slots));
+  return sums[0];
 }
 
 // elements[at] = value, rounded as it is stored.
@@ -341,28 +397,42 @@ __device__ __forceinline__ void write_element(T* elements, int at, float value) 
   write(elements + at, vec);
 }
 
-// kCluster    blocks that add their column sums; or blocks that fill a partial row together
-// kVector     elements per access
-// kVectors    vectors of a row
-// kSteps      vectors a thread owns
-// kEven       all threads own kSteps of them
-// kPitch      columns of a row of float32 sums, padded
-// kTensors    tensors that are summed over rows
-// kGroups     row groups of a block that keep sums of their own
-// kSumWidth   columns a thread adds at a time
-// kSumVector  columns whose sums lie kSumVectors cells apart
-// kCells      sums that a block adds
+// kCluster       blocks that add their column sums; or blocks that fill a partial row together
+// kVector        elements per access
+// kRunningSums   running sums that a vector adds to
+// kEarlyParams   column parameters wait in registers, or are read where they are used
+// kPackedParams  column parameters stay as they are stored while they wait in registers
+// kVectors       vectors of a row
+// kSteps         vectors a thread owns
+// kEven          all threads own kSteps of them
+// kAhead         the next row is loaded while the present one is computed
+// kPitch         columns of a row of float32 sums, padded
+// kTensors       tensors that are summed over rows
+// kGroups        row groups of a block that keep sums of their own
+// kSumWidth      columns a thread adds at a time
+// kSumVector     columns whose sums lie kSumVectors cells apart
+// kCells         sums that a block adds
 
-struct Cols1024_180b : Plain { using Chain = EarlyAtEnd;
-  enum : int { kCols = 1024, kThreads = 256, kThreadsPerRow = 64, kCluster = 2, kRowsPerBlock = 4, kVector = 8,
+struct Cols1024_1ae0 : Plain { using Team = Beside<64, 4>; using Chain = EarlyAtEnd;
+  enum : int { kCols = 1024, kThreads = 256, kCluster = 2, kVector = 8, kEarlyParams = 1, kPackedParams = 0, kAhead = 1,
       kGroups = 4, kSumVector = 8, kCells = 8 };
 };
 
-// rmsnorm backward: several warps own a row, a block works on several rows, the blocks of a cluster share their column
-// sums; each row is read once.
+struct Look1_d77f {  // state of look 1: sum(dxhat * xhat)
+  float dxhat_xhat_sum;
+  static __device__ __forceinline__ Look1_d77f combine(const Look1_d77f& a, const Look1_d77f& b) {
+    return {a.dxhat_xhat_sum + b.dxhat_xhat_sum};
+  }
+  static __device__ __forceinline__ Look1_d77f shuffle_xor(const Look1_d77f& s, int offset, unsigned mask) {
+    return {__shfl_xor_sync(mask, s.dxhat_xhat_sum, offset)};
+  }
+};
+
+// rmsnorm backward: a team of threads owns a row, the blocks of a cluster share their column sums; each row is read
+// once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_bwd_bf16_block_per_row_cfc1(
+rmsnorm_bwd_bf16_team_per_row_16dc(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     Input<Config, bfloat16> dy,
@@ -374,41 +444,35 @@ rmsnorm_bwd_bf16_block_per_row_cfc1(
     long long x_pitch,
     int rows,
     float* partials) {
+  using Team = typename Config::Team;
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kThreadsPerRow = Config::kThreadsPerRow,
-      kCluster = Config::kCluster, kRowsPerBlock = Config::kRowsPerBlock, kVector = Config::kVector,
-      kWarpsPerRow = kThreadsPerRow / 32, kVectors = kCols / kVector,
-      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
+  constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kThreadsPerRow = Team::kSize,
+      kRowsPerBlock = Team::kRows, kCluster = Config::kCluster, kVector = Config::kVector,
+      kRunningSums = kVector < 4 ? kVector : 4;
+  constexpr bool kEarlyParams = Config::kEarlyParams, kPackedParams = Config::kPackedParams;
+  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0, kAhead = Config::kAhead;
   constexpr int kPitch = (kCols + 31) / 32 * 32, kTensors = 1, kGroups = Config::kGroups,
       kSumWidth = kCols % 4 == 0 ? 4 : 1;
-  struct Look1 {  // state of look 1: sum(dxhat * xhat)
-    float dxhat_xhat_sum;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.dxhat_xhat_sum + b.dxhat_xhat_sum};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.dxhat_xhat_sum, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[2][kRowsPerBlock][kWarpsPerRow];
+  __shared__ typename Team::template Slots<Look1_d77f> look1_slots[2];
 
-  const int lane = threadIdx.x % kThreadsPerRow;
-  const int slot = threadIdx.x / kThreadsPerRow;  // this thread's row within the block
+  const int lane = Team::lane();
+  const int slot = Team::slot();  // this thread's row within the block
   int parity = 0;
 
   Chain::at_start();
   Chain::wait();  // nothing before it depends on the kernels in front of this one
 
   Vec<bfloat16, kVector> weight_held[kSteps];
-
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      weight_held[step] = read<kVector>(weight + vector * kVector);
+  if (kEarlyParams) {
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        weight_held[step] = read<kVector>(weight + vector * kVector);
+      }
     }
   }
 
@@ -419,12 +483,11 @@ rmsnorm_bwd_bf16_block_per_row_cfc1(
   Vec<bfloat16, kVector> dy_next[kSteps];
   Vec<bfloat16, kVector> x_next[kSteps];
   float rstd_next;
-  // The next row is loaded while the present one is computed.
-  const auto fetch = [&](int first_row) {
-    const int fetched_row = min(first_row + slot, rows - 1);
-    const bfloat16* dy_row = dy + static_cast<long long>(fetched_row) * dy_pitch;
-    const bfloat16* x_row = x + static_cast<long long>(fetched_row) * x_pitch;
-    rstd_next = rstd[fetched_row];
+  // Starts the loads of a row.
+  const auto fetch = [&](int row) {
+    const bfloat16* dy_row = dy + static_cast<long long>(row) * dy_pitch;
+    const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
+    rstd_next = rstd[row];
 
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
@@ -435,13 +498,14 @@ rmsnorm_bwd_bf16_block_per_row_cfc1(
       }
     }
   };
-  if (blockIdx.x * kRowsPerBlock < rows) fetch(blockIdx.x * kRowsPerBlock);
+  if (kAhead && blockIdx.x * kRowsPerBlock < rows) fetch(Team::row(blockIdx.x * kRowsPerBlock, rows));
 
   for (int first_row = blockIdx.x * kRowsPerBlock; first_row < rows; first_row += gridDim.x * kRowsPerBlock) {
     const int row = first_row + slot;
-    const bool active = row < rows;  // idle rows recompute the last row and store nothing
+    const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
     const int valid_row = active ? row : rows - 1;
     bfloat16* dx_row = dx + static_cast<long long>(valid_row) * dx_pitch;
+    if (!kAhead) fetch(valid_row);
     const float row_rstd = rstd_next;
 
     Vec<bfloat16, kVector> dy_held[kSteps];
@@ -454,15 +518,24 @@ rmsnorm_bwd_bf16_block_per_row_cfc1(
     }
 
     const unsigned next_row = first_row + gridDim.x * kRowsPerBlock;
-    if (next_row < rows) fetch(next_row);
+    if (kAhead && next_row < rows) fetch(Team::row(next_row, rows));
+    if (kPackedParams) {
+      #pragma unroll
+      for (int step = 0; step < kSteps; ++step) {
+        stay_packed(weight_held[step]);
+      }
+    }
 
-    Look1 look1 = {0.0f};
+    Look1_d77f look1 = {0.0f};
+    // short chains of additions: few roundings, and none waits for another
+    float look1_dxhat_xhat_sum[kRunningSums] = {};
 
     // Look 1: sum(dxhat * xhat)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
+        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + vector * kVector);
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
           const float dy_i = element(dy_held[step], i);
@@ -470,12 +543,13 @@ rmsnorm_bwd_bf16_block_per_row_cfc1(
           const float weight_i = element(weight_held[step], i);
           const float dxhat_i = dy_i * weight_i;
           const float xhat_i = x_i * row_rstd;
-          look1.dxhat_xhat_sum += dxhat_i * xhat_i;
+          look1_dxhat_xhat_sum[i % kRunningSums] += dxhat_i * xhat_i;
         }
       }
     }
 
-    look1 = reduce_row_beside<kWarpsPerRow>(look1, look1_slots[parity][slot], slot);
+    look1.dxhat_xhat_sum = sum_in_pairs(look1_dxhat_xhat_sum);
+    look1 = Team::reduce(look1, look1_slots[parity]);
     const float row_dxhat_xhat_mean = look1.dxhat_xhat_sum / kCols;
 
     // Last look: the outputs
@@ -483,6 +557,7 @@ rmsnorm_bwd_bf16_block_per_row_cfc1(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
+        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + vector * kVector);
         float dx_values[kVector];
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -503,14 +578,29 @@ rmsnorm_bwd_bf16_block_per_row_cfc1(
     parity ^= 1;
   }
 
+  // Lanes that own the same columns of several rows add their sums.
+  if (kThreadsPerRow < 32) {
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        #pragma unroll
+        for (int offset = kThreadsPerRow; offset < 32; offset *= 2) {
+          dweight_sum[step][i] += __shfl_xor_sync(0xffffffffu, dweight_sum[step][i], offset);
+        }
+      }
+    }
+  }
+
   // Each row group of the block leaves its sums in shared memory.
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
+    if ((kThreadsPerRow >= 32 || threadIdx.x % 32 < kThreadsPerRow) && (kEven || vector < kVectors)) {
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
-        group_sums[slot][0][i * kVectors + vector] = dweight_sum[step][i];
+        group_sums[kThreadsPerRow < 32 ? static_cast<int>(threadIdx.x / 32) : slot][0][i * kVectors + vector] =
+            dweight_sum[step][i];
       }
     }
   }

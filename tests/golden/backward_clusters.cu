@@ -178,10 +178,17 @@ __device__ __forceinline__ void pack(Vec<bfloat16, N>& vec, const float (&values
   }
 }
 
-// All kLanes neighbouring lanes, a power of two, end with the combined state; the lanes of `mask` take part. A state is
-// a struct of floats that knows how two combine, and how to get that of the lane whose number differs by `offset`.
-template <int kLanes, typename State>
-__device__ __forceinline__ State reduce_lanes(State s, unsigned mask = 0xffffffffu) {
+// The lanes that a shuffle names: all of the warp.
+struct WholeWarp {
+  template <int kLanes>
+  static __device__ __forceinline__ unsigned lanes() { return 0xffffffffu; }
+};
+
+// All kLanes neighbouring lanes, a power of two, end with the combined state. A state is a struct of floats that knows
+// how two combine, and how to get that of the lane whose number differs by `offset`.
+template <int kLanes, class Named = WholeWarp, typename State>
+__device__ __forceinline__ State reduce_lanes(State s) {
+  const unsigned mask = Named::template lanes<kLanes>();
   #pragma unroll
   for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset, mask));
   return s;
@@ -288,6 +295,20 @@ struct Plain {
   enum : int { kCluster = 1 };  // blocks that share a row, or add their column sums
 };
 
+// The sum of N terms, N a power of two, as a tree: log2(N) roundings on the way of each term.
+template <int N>
+__device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
+  float sums[N];
+  #pragma unroll
+  for (int k = 0; k < N; ++k) sums[k] = terms[k];
+  #pragma unroll
+  for (int n = N / 2; n > 0; n /= 2) {
+    #pragma unroll
+    for (int k = 0; k < n; ++k) sums[k] += sums[k + n];
+  }
+  return sums[0];
+}
+
 // elements[at] = value, rounded as it is stored.
 template <typename T>
 __device__ __forceinline__ void write_element(T* elements, int at, float value) {
@@ -297,24 +318,36 @@ __device__ __forceinline__ void write_element(T* elements, int at, float value) 
   write(elements + at, vec);
 }
 
-// kCluster    blocks that share a row; or blocks that fill a partial row together
-// kVector     elements per access
-// kVectors    vectors of a row
-// kSteps      vectors a thread owns
-// kEven       all threads own kSteps of them
-// kPitch      columns of a row of float32 sums, padded
-// kTensors    tensors that are summed over rows
-// kSumVector  columns whose sums lie kSumVectors cells apart
-// kCells      sums that a block adds
+// kCluster      blocks that share a row; or blocks that fill a partial row together
+// kVector       elements per access
+// kRunningSums  running sums that a vector adds to
+// kVectors      vectors of a row
+// kSteps        vectors a thread owns
+// kEven         all threads own kSteps of them
+// kAhead        the next row is loaded while the present one is computed
+// kPitch        columns of a row of float32 sums, padded
+// kTensors      tensors that are summed over rows
+// kSumVector    columns whose sums lie kSumVectors cells apart
+// kCells        sums that a block adds
 
-struct Cols4096_8544 : Plain {
-  enum : int { kCols = 4096, kThreads = 128, kCluster = 2, kVector = 8, kSumVector = 8, kCells = 32 };
+struct Cols4096_298c : Plain {
+  enum : int { kCols = 4096, kThreads = 128, kCluster = 2, kVector = 8, kAhead = 1, kSumVector = 8, kCells = 32 };
+};
+
+struct Look1_b44d {  // state of look 1: sum(dxhat * xhat), sum(dxhat)
+  float dxhat_xhat_sum, dxhat_sum;
+  static __device__ __forceinline__ Look1_b44d combine(const Look1_b44d& a, const Look1_b44d& b) {
+    return {a.dxhat_xhat_sum + b.dxhat_xhat_sum, a.dxhat_sum + b.dxhat_sum};
+  }
+  static __device__ __forceinline__ Look1_b44d shuffle_xor(const Look1_b44d& s, int offset, unsigned mask) {
+    return {__shfl_xor_sync(mask, s.dxhat_xhat_sum, offset), __shfl_xor_sync(mask, s.dxhat_sum, offset)};
+  }
 };
 
 // layernorm backward: the blocks of a cluster own a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_bwd_bf16_cluster_per_row_66ed(
+layernorm_bwd_bf16_cluster_per_row_a02c(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
@@ -332,20 +365,11 @@ layernorm_bwd_bf16_cluster_per_row_66ed(
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kCluster = Config::kCluster, kWarps = kThreads / 32,
-      kThreadsPerRow = kCluster * kThreads, kVector = Config::kVector, kVectors = kCols / kVector,
-      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
+      kThreadsPerRow = kCluster * kThreads, kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4,
+      kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0, kAhead = Config::kAhead;
   constexpr int kPitch = (kCols + 31) / 32 * 32, kTensors = 2;
-  struct Look1 {  // state of look 1: sum(dxhat * xhat), sum(dxhat)
-    float dxhat_xhat_sum, dxhat_sum;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.dxhat_xhat_sum + b.dxhat_xhat_sum, a.dxhat_sum + b.dxhat_sum};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.dxhat_xhat_sum, offset), __shfl_xor_sync(mask, s.dxhat_sum, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[2][kCluster * kWarps];
+  __shared__ Look1_b44d look1_slots[2][kCluster * kWarps];
   __shared__ unsigned long long look1_full[2];
 
   const int lane = static_cast<int>(cluster_rank() * kThreads + threadIdx.x);
@@ -379,7 +403,7 @@ layernorm_bwd_bf16_cluster_per_row_66ed(
   Vec<bfloat16, kVector> x_next[kSteps];
   float mean_next;
   float rstd_next;
-  // The next row is loaded while the present one is computed.
+  // Starts the loads of a row.
   const auto fetch = [&](int row) {
     const bfloat16* dy_row = dy + static_cast<long long>(row) * dy_pitch;
     const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
@@ -395,12 +419,13 @@ layernorm_bwd_bf16_cluster_per_row_66ed(
       }
     }
   };
-  if (blockIdx.x / kCluster < rows) fetch(blockIdx.x / kCluster);
+  if (kAhead && blockIdx.x / kCluster < rows) fetch(blockIdx.x / kCluster);
 
   cluster_wait();
 
   for (int row = blockIdx.x / kCluster; row < rows; row += gridDim.x / kCluster) {
     bfloat16* dx_row = dx + static_cast<long long>(row) * dx_pitch;
+    if (!kAhead) fetch(row);
     const float row_mean = mean_next;
     const float row_rstd = rstd_next;
 
@@ -414,9 +439,12 @@ layernorm_bwd_bf16_cluster_per_row_66ed(
     }
 
     const unsigned next_row = row + gridDim.x / kCluster;
-    if (next_row < rows) fetch(next_row);
+    if (kAhead && next_row < rows) fetch(next_row);
 
-    Look1 look1 = {0.0f, 0.0f};
+    Look1_b44d look1 = {0.0f, 0.0f};
+    // short chains of additions: few roundings, and none waits for another
+    float look1_dxhat_xhat_sum[kRunningSums] = {};
+    float look1_dxhat_sum[kRunningSums] = {};
 
     // Look 1: sum(dxhat * xhat), sum(dxhat)
     #pragma unroll
@@ -430,12 +458,14 @@ layernorm_bwd_bf16_cluster_per_row_66ed(
           const float weight_i = element(weight_held[step], i);
           const float dxhat_i = dy_i * weight_i;
           const float xhat_i = (x_i - row_mean) * row_rstd;
-          look1.dxhat_xhat_sum += dxhat_i * xhat_i;
-          look1.dxhat_sum += dxhat_i;
+          look1_dxhat_xhat_sum[i % kRunningSums] += dxhat_i * xhat_i;
+          look1_dxhat_sum[i % kRunningSums] += dxhat_i;
         }
       }
     }
 
+    look1.dxhat_xhat_sum = sum_in_pairs(look1_dxhat_xhat_sum);
+    look1.dxhat_sum = sum_in_pairs(look1_dxhat_sum);
     look1 = exchange_cluster<kWarps, kCluster>(look1, look1_slots, look1_full, trip);
     const float row_dxhat_xhat_mean = look1.dxhat_xhat_sum / kCols;
     const float row_dxhat_mean = look1.dxhat_sum / kCols;

@@ -4,6 +4,69 @@ __device__ __forceinline__ unsigned char* dynamic_shared() {
   return bytes;
 }
 
+// The lanes that a shuffle names: all of the warp.
+struct WholeWarp {
+  template <int kLanes>
+  static __device__ __forceinline__ unsigned lanes() { return 0xffffffffu; }
+};
+
+// All kLanes neighbouring lanes, a power of two, end with the combined state. A state is a struct of floats that knows
+// how two combine, and how to get that of the lane whose number differs by `offset`.
+template <int kLanes, class Named = WholeWarp, typename State>
+__device__ __forceinline__ State reduce_lanes(State s) {
+  const unsigned mask = Named::template lanes<kLanes>();
+  #pragma unroll
+  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset, mask));
+  return s;
+}
+
+// The largest power of two up to n, and up to a warp: how many lanes combine n states.
+__host__ __device__ constexpr int lanes_for(int n) { return n < 2 ? 1 : n >= 32 ? 32 : 2 * lanes_for(n / 2); }
+
+// What this lane combines of kStates states: lanes_for(kStates) lanes take turns at them.
+template <int kStates, typename State>
+__device__ __forceinline__ State share_of_slots(const State* slots) {
+  constexpr int kLanes = lanes_for(kStates);
+  const int own = threadIdx.x % kLanes;
+  State total = slots[own];
+  #pragma unroll
+  for (int i = kLanes; i < kStates; i += kLanes) {
+    if (kStates % kLanes == 0 || own + i < kStates) total = State::combine(total, slots[own + i]);
+  }
+  return total;
+}
+
+// A team: the threads that share a row. They are neighbours in a block, which has kRowsPerBlock rows side by side.
+template <int kThreadsPerRow, int kRowsPerBlock>
+struct Threads {
+  enum : int { kSize = kThreadsPerRow, kRows = kRowsPerBlock };
+  // This thread's number in its team, and its team's in the block; which tile of rows is the block's.
+  static __device__ __forceinline__ int lane() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
+  static __device__ __forceinline__ int slot() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
+  static __device__ __forceinline__ unsigned tile() { return blockIdx.x; }
+  // The team's row of the tile that starts at row `first`; idle teams take the last row.
+  static __device__ __forceinline__ int row(int first, int rows) {
+    return kRows == 1 ? first : min(first + slot(), rows - 1);
+  }
+  // Blocks that are a team say that they have started, and wait for each other before they combine.
+  static __device__ __forceinline__ void announce() {}
+  static __device__ __forceinline__ void meet() {}
+};
+
+// A block is a team. Warps first, then every warp combines the warps' states redundantly: one barrier, no broadcast.
+template <int kThreadsPerRow, class Named = WholeWarp>
+struct Block : Threads<kThreadsPerRow, 1> {
+  enum : int { kWarps = kThreadsPerRow / 32 };
+  template <typename State> using Slots = State[kWarps];
+  template <typename State>
+  static __device__ __forceinline__ State reduce(State s, State (&slots)[kWarps]) {
+    s = reduce_lanes<32, Named>(s);
+    if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32 % kWarps] = s;
+    __syncthreads();
+    return reduce_lanes<lanes_for(kWarps), Named>(share_of_slots<kWarps>(slots));
+  }
+};
+
 // How a kernel and its neighbours in the stream overlap: not at all.
 // wait              before the first access to what the kernels in front write, or still read
 // wait_for_partner  in a call's second kernel, before the first access to what the first one writes
@@ -129,38 +192,18 @@ struct Plain {
   enum : int { kCluster = 1 };  // blocks that share a row, or add their column sums
 };
 
-// All kLanes neighbouring lanes, a power of two, end with the combined state; the lanes of `mask` take part. A state is
-// a struct of floats that knows how two combine, and how to get that of the lane whose number differs by `offset`.
-template <int kLanes, typename State>
-__device__ __forceinline__ State reduce_lanes(State s, unsigned mask = 0xffffffffu) {
+// The sum of N terms, N a power of two, as a tree: log2(N) roundings on the way of each term.
+template <int N>
+__device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
+  float sums[N];
   #pragma unroll
-  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset, mask));
-  return s;
-}
-
-// The largest power of two up to n, and up to a warp: how many lanes combine n states.
-__host__ __device__ constexpr int lanes_for(int n) { return n < 2 ? 1 : n >= 32 ? 32 : 2 * lanes_for(n / 2); }
-
-// What this lane combines of kStates states: lanes_for(kStates) lanes take turns at them.
-template <int kStates, typename State>
-__device__ __forceinline__ State share_of_slots(const State* slots) {
-  constexpr int kLanes = lanes_for(kStates);
-  const int own = threadIdx.x % kLanes;
-  State total = slots[own];
+  for (int k = 0; k < N; ++k) sums[k] = terms[k];
   #pragma unroll
-  for (int i = kLanes; i < kStates; i += kLanes) {
-    if (kStates % kLanes == 0 || own + i < kStates) total = State::combine(total, slots[own + i]);
+  for (int n = N / 2; n > 0; n /= 2) {
+    #pragma unroll
+    for (int k = 0; k < n; ++k) sums[k] += sums[k + n];
   }
-  return total;
-}
-
-// Warps first, then every warp combines the warps' states redundantly: one barrier, no broadcast.
-template <int kWarps, typename State>
-__device__ __forceinline__ State reduce_row(State s, State* slots) {
-  s = reduce_lanes<32>(s);
-  if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32 % kWarps] = s;
-  __syncthreads();
-  return reduce_lanes<lanes_for(kWarps)>(share_of_slots<kWarps>(slots));
+  return sums[0];
 }
 
 // N elements as they are stored, in 32-bit registers; moved by the widest words that fit, at most 16 bytes each.
@@ -211,23 +254,36 @@ __device__ __forceinline__ void write_element(T* elements, int at, float value) 
 }
 
 // kVector       elements per access
+// kRunningSums  running sums that a vector adds to
+// kEarlyParams  column parameters wait in registers, or are read where they are used
 // kVectors      vectors of a row
 // kSteps        vectors a thread owns
 // kEven         all threads own kSteps of them
+// kAhead        the next row is loaded while the present one is computed
 // kPitch        columns of a row of float32 sums, padded
 // kTensors      tensors that are summed over rows
 // kTileSums     cells of a tile that one block adds
 // kTiles        tiles of a partial row
 // kTicketWords  from one tile's ticket to the next
 
-struct Cols768_9892 : Plain {
-  enum : int { kCols = 768, kThreads = 64, kThreadsPerRow = 64, kVector = 4, kTileSums = 128, kTiles = 6 };
+struct Cols768_1080 : Plain { using Team = Block<64>;
+  enum : int { kCols = 768, kThreads = 64, kVector = 4, kEarlyParams = 0, kAhead = 0, kTileSums = 128, kTiles = 6 };
 };
 
-// rmsnorm backward: a block owns a row; each row is read once.
+struct Look1_d77f {  // state of look 1: sum(dxhat * xhat)
+  float dxhat_xhat_sum;
+  static __device__ __forceinline__ Look1_d77f combine(const Look1_d77f& a, const Look1_d77f& b) {
+    return {a.dxhat_xhat_sum + b.dxhat_xhat_sum};
+  }
+  static __device__ __forceinline__ Look1_d77f shuffle_xor(const Look1_d77f& s, int offset, unsigned mask) {
+    return {__shfl_xor_sync(mask, s.dxhat_xhat_sum, offset)};
+  }
+};
+
+// rmsnorm backward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_bwd_f32_block_per_row_ba39(
+rmsnorm_bwd_f32_team_per_row_242f(
     float* __restrict__ dx,
     float* __restrict__ dweight,
     Input<Config, float> dy,
@@ -240,75 +296,104 @@ rmsnorm_bwd_f32_block_per_row_ba39(
     int rows,
     unsigned* tickets,
     float* partials) {
+  using Team = typename Config::Team;
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kThreadsPerRow = Config::kThreadsPerRow,
-      kVector = Config::kVector, kWarpsPerRow = kThreadsPerRow / 32, kVectors = kCols / kVector,
-      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
+  constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kThreadsPerRow = Team::kSize,
+      kRowsPerBlock = Team::kRows, kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4;
+  constexpr bool kEarlyParams = Config::kEarlyParams;
+  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0, kAhead = Config::kAhead;
   constexpr int kPitch = (kCols + 31) / 32 * 32, kTensors = 1, kTileSums = Config::kTileSums, kTiles = Config::kTiles,
       kTicketWords = 32;
-  struct Look1 {  // state of look 1: sum(dxhat * xhat)
-    float dxhat_xhat_sum;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.dxhat_xhat_sum + b.dxhat_xhat_sum};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.dxhat_xhat_sum, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[2][kWarpsPerRow];
+  __shared__ typename Team::template Slots<Look1_d77f> look1_slots[2];
 
-  const int lane = threadIdx.x;
+  const int lane = Team::lane();
+  const int slot = Team::slot();  // this thread's row within the block
   int parity = 0;
 
   Chain::at_start();
   Chain::wait();  // nothing before it depends on the kernels in front of this one
 
-  // This thread's sums over its rows, one for each of its columns.
-  float dweight_sum[kSteps][kVector] = {};
-
-  for (int row = blockIdx.x; row < rows; row += gridDim.x) {
-    float* dx_row = dx + static_cast<long long>(row) * dx_pitch;
-    const float* dy_row = dy + static_cast<long long>(row) * dy_pitch;
-    const float* x_row = x + static_cast<long long>(row) * x_pitch;
-    const float row_rstd = rstd[row];
-
-    Vec<float, kVector> dy_held[kSteps];
-    Vec<float, kVector> x_held[kSteps];
-
-    // The row of dy and x is read once and waits in registers; each thread reads back its own part.
+  Vec<float, kVector> weight_held[kSteps];
+  if (kEarlyParams) {
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        dy_held[step] = read<kVector, Load>(dy_row + vector * kVector);
-        x_held[step] = read<kVector, Load>(x_row + vector * kVector);
+        weight_held[step] = read<kVector>(weight + vector * kVector);
       }
     }
+  }
 
-    Look1 look1 = {0.0f};
+  // This thread's sums over its rows, one for each of its columns.
+  float dweight_sum[kSteps][kVector] = {};
+
+  Vec<float, kVector> dy_next[kSteps];
+  Vec<float, kVector> x_next[kSteps];
+  float rstd_next;
+  // Starts the loads of a row.
+  const auto fetch = [&](int row) {
+    const float* dy_row = dy + static_cast<long long>(row) * dy_pitch;
+    const float* x_row = x + static_cast<long long>(row) * x_pitch;
+    rstd_next = rstd[row];
+
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        dy_next[step] = read<kVector, Load>(dy_row + vector * kVector);
+        x_next[step] = read<kVector, Load>(x_row + vector * kVector);
+      }
+    }
+  };
+  if (kAhead && blockIdx.x * kRowsPerBlock < rows) fetch(Team::row(blockIdx.x * kRowsPerBlock, rows));
+
+  for (int first_row = blockIdx.x * kRowsPerBlock; first_row < rows; first_row += gridDim.x * kRowsPerBlock) {
+    const int row = first_row + slot;
+    const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+    const int valid_row = active ? row : rows - 1;
+    float* dx_row = dx + static_cast<long long>(valid_row) * dx_pitch;
+    if (!kAhead) fetch(valid_row);
+    const float row_rstd = rstd_next;
+
+    Vec<float, kVector> dy_held[kSteps];
+    Vec<float, kVector> x_held[kSteps];
+
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      dy_held[step] = dy_next[step];
+      x_held[step] = x_next[step];
+    }
+
+    const unsigned next_row = first_row + gridDim.x * kRowsPerBlock;
+    if (kAhead && next_row < rows) fetch(Team::row(next_row, rows));
+
+    Look1_d77f look1 = {0.0f};
+    // short chains of additions: few roundings, and none waits for another
+    float look1_dxhat_xhat_sum[kRunningSums] = {};
 
     // Look 1: sum(dxhat * xhat)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        const Vec<float, kVector> weight_vec = read<kVector>(weight + vector * kVector);
+        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + vector * kVector);
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
           const float dy_i = element(dy_held[step], i);
           const float x_i = element(x_held[step], i);
-          const float weight_i = element(weight_vec, i);
+          const float weight_i = element(weight_held[step], i);
           const float dxhat_i = dy_i * weight_i;
           const float xhat_i = x_i * row_rstd;
-          look1.dxhat_xhat_sum += dxhat_i * xhat_i;
+          look1_dxhat_xhat_sum[i % kRunningSums] += dxhat_i * xhat_i;
         }
       }
     }
 
-    look1 = reduce_row<kWarpsPerRow>(look1, look1_slots[parity]);
+    look1.dxhat_xhat_sum = sum_in_pairs(look1_dxhat_xhat_sum);
+    look1 = Team::reduce(look1, look1_slots[parity]);
     const float row_dxhat_xhat_mean = look1.dxhat_xhat_sum / kCols;
 
     // Last look: the outputs
@@ -316,21 +401,21 @@ rmsnorm_bwd_f32_block_per_row_ba39(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        const Vec<float, kVector> weight_vec = read<kVector>(weight + vector * kVector);
+        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + vector * kVector);
         float dx_values[kVector];
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
           const float dy_i = element(dy_held[step], i);
           const float x_i = element(x_held[step], i);
-          const float weight_i = element(weight_vec, i);
+          const float weight_i = element(weight_held[step], i);
           const float dxhat_i = dy_i * weight_i;
           const float xhat_i = x_i * row_rstd;
           dx_values[i] = (dxhat_i - xhat_i * row_dxhat_xhat_mean) * row_rstd;
-          dweight_sum[step][i] += dy_i * xhat_i;
+          if (active) dweight_sum[step][i] += dy_i * xhat_i;
         }
         Vec<float, kVector> dx_vec;
         pack(dx_vec, dx_values);
-        write<Store>(dx_row + vector * kVector, dx_vec);
+        if (active) write<Store>(dx_row + vector * kVector, dx_vec);
       }
     }
 

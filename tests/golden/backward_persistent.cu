@@ -30,6 +30,9 @@ __device__ __forceinline__ unsigned char* dynamic_shared() {
   return bytes;
 }
 
+// The compiler no longer knows where the bits come from.
+__device__ __forceinline__ void opaque(unsigned& bits) { asm volatile("" : "+r"(bits)); }
+
 // The widest type that memory of that many bytes is accessed as, and its bits in registers.
 template <int kBytes> struct WordOf { using type = uint4; };
 template <> struct WordOf<8> { using type = uint2; };
@@ -136,6 +139,49 @@ struct InOrder {
 
 template <class Config, typename T> using Input = typename Config::Chain::template Pointer<T>;
 
+// The lanes that a shuffle names: all of the warp.
+struct WholeWarp {
+  template <int kLanes>
+  static __device__ __forceinline__ unsigned lanes() { return 0xffffffffu; }
+};
+
+// All kLanes neighbouring lanes, a power of two, end with the combined state. A state is a struct of floats that knows
+// how two combine, and how to get that of the lane whose number differs by `offset`.
+template <int kLanes, class Named = WholeWarp, typename State>
+__device__ __forceinline__ State reduce_lanes(State s) {
+  const unsigned mask = Named::template lanes<kLanes>();
+  #pragma unroll
+  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset, mask));
+  return s;
+}
+
+// A team: the threads that share a row. They are neighbours in a block, which has kRowsPerBlock rows side by side.
+template <int kThreadsPerRow, int kRowsPerBlock>
+struct Threads {
+  enum : int { kSize = kThreadsPerRow, kRows = kRowsPerBlock };
+  // This thread's number in its team, and its team's in the block; which tile of rows is the block's.
+  static __device__ __forceinline__ int lane() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
+  static __device__ __forceinline__ int slot() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
+  static __device__ __forceinline__ unsigned tile() { return blockIdx.x; }
+  // The team's row of the tile that starts at row `first`; idle teams take the last row.
+  static __device__ __forceinline__ int row(int first, int rows) {
+    return kRows == 1 ? first : min(first + slot(), rows - 1);
+  }
+  // Blocks that are a team say that they have started, and wait for each other before they combine.
+  static __device__ __forceinline__ void announce() {}
+  static __device__ __forceinline__ void meet() {}
+};
+
+// Lanes of a warp are a team: they combine by shuffles alone.
+template <int kThreadsPerRow, int kRowsPerBlock, class Named = WholeWarp>
+struct Lanes : Threads<kThreadsPerRow, kRowsPerBlock> {
+  template <typename State> struct Slots {};
+  template <typename State>
+  static __device__ __forceinline__ State reduce(State s, Slots<State>&) {
+    return reduce_lanes<kThreadsPerRow, Named>(s);
+  }
+};
+
 // Partial rows of column sums: each block has left one row of kTensors times kPitch float32 cells. kThreads threads add
 // kCells neighbouring cells of all rows, from `cell` on, always in the same order: every warp's sums in shared memory.
 template <int kThreads, int kCells, int kTensors, int kPitch>
@@ -185,13 +231,26 @@ struct Plain {
   enum : int { kCluster = 1 };  // blocks that share a row, or add their column sums
 };
 
-// All kLanes neighbouring lanes, a power of two, end with the combined state; the lanes of `mask` take part. A state is
-// a struct of floats that knows how two combine, and how to get that of the lane whose number differs by `offset`.
-template <int kLanes, typename State>
-__device__ __forceinline__ State reduce_lanes(State s, unsigned mask = 0xffffffffu) {
+// Hides from the compiler what the vector holds: it would convert kept parameters to floats once, for all rows, and
+// keep those, in twice the registers.
+template <int N, typename T>
+__device__ __forceinline__ void stay_packed(Vec<T, N>& vec) {
   #pragma unroll
-  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset, mask));
-  return s;
+  for (int i = 0; i < Vec<T, N>::kRegisters; ++i) opaque(vec.bits[i]);
+}
+
+// The sum of N terms, N a power of two, as a tree: log2(N) roundings on the way of each term.
+template <int N>
+__device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
+  float sums[N];
+  #pragma unroll
+  for (int k = 0; k < N; ++k) sums[k] = terms[k];
+  #pragma unroll
+  for (int n = N / 2; n > 0; n /= 2) {
+    #pragma unroll
+    for (int k = 0; k < n; ++k) sums[k] += sums[k + n];
+  }
+  return sums[0];
 }
 
 // elements[at] = value, rounded as it is stored.
@@ -203,26 +262,40 @@ __device__ __forceinline__ void write_element(T* elements, int at, float value) 
   write(elements + at, vec);
 }
 
-// kVector     elements per access
-// kVectors    vectors of a row
-// kSteps      vectors a thread owns
-// kEven       all threads own kSteps of them
-// kPitch      columns of a row of float32 sums, padded
-// kTensors    tensors that are summed over rows
-// kGroups     row groups of a block that keep sums of their own
-// kSumVector  columns whose sums lie kSumVectors cells apart
-// kCluster    blocks that fill a partial row together
-// kCells      sums that a block adds
+// kVector        elements per access
+// kRunningSums   running sums that a vector adds to
+// kEarlyParams   column parameters wait in registers, or are read where they are used
+// kPackedParams  column parameters stay as they are stored while they wait in registers
+// kVectors       vectors of a row
+// kSteps         vectors a thread owns
+// kEven          all threads own kSteps of them
+// kAhead         the next row is loaded while the present one is computed
+// kPitch         columns of a row of float32 sums, padded
+// kTensors       tensors that are summed over rows
+// kGroups        row groups of a block that keep sums of their own
+// kSumVector     columns whose sums lie kSumVectors cells apart
+// kCluster       blocks that fill a partial row together
+// kCells         sums that a block adds
 
-struct Cols768_ba62 : Plain {
-  enum : int { kCols = 768, kThreads = 128, kThreadsPerRow = 32, kRowsPerBlock = 4, kVector = 8, kGroups = 4,
+struct Cols768_dbbc : Plain { using Team = Lanes<32, 4>;
+  enum : int { kCols = 768, kThreads = 128, kVector = 8, kEarlyParams = 1, kPackedParams = 0, kAhead = 1, kGroups = 4,
       kSumVector = 8, kCells = 8 };
 };
 
-// layernorm backward: lanes of a warp own a row, a block works on several rows; each row is read once.
+struct Look1_b44d {  // state of look 1: sum(dxhat * xhat), sum(dxhat)
+  float dxhat_xhat_sum, dxhat_sum;
+  static __device__ __forceinline__ Look1_b44d combine(const Look1_b44d& a, const Look1_b44d& b) {
+    return {a.dxhat_xhat_sum + b.dxhat_xhat_sum, a.dxhat_sum + b.dxhat_sum};
+  }
+  static __device__ __forceinline__ Look1_b44d shuffle_xor(const Look1_b44d& s, int offset, unsigned mask) {
+    return {__shfl_xor_sync(mask, s.dxhat_xhat_sum, offset), __shfl_xor_sync(mask, s.dxhat_sum, offset)};
+  }
+};
+
+// layernorm backward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_bwd_bf16_warp_per_row_ffb0(
+layernorm_bwd_bf16_team_per_row_ed07(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
@@ -236,37 +309,33 @@ layernorm_bwd_bf16_warp_per_row_ffb0(
     long long x_pitch,
     int rows,
     float* partials) {
+  using Team = typename Config::Team;
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kThreadsPerRow = Config::kThreadsPerRow,
-      kRowsPerBlock = Config::kRowsPerBlock, kVector = Config::kVector, kVectors = kCols / kVector,
-      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
+  constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kThreadsPerRow = Team::kSize,
+      kRowsPerBlock = Team::kRows, kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4;
+  constexpr bool kEarlyParams = Config::kEarlyParams, kPackedParams = Config::kPackedParams;
+  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0, kAhead = Config::kAhead;
   constexpr int kPitch = (kCols + 31) / 32 * 32, kTensors = 2, kGroups = Config::kGroups;
-  struct Look1 {  // state of look 1: sum(dxhat * xhat), sum(dxhat)
-    float dxhat_xhat_sum, dxhat_sum;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.dxhat_xhat_sum + b.dxhat_xhat_sum, a.dxhat_sum + b.dxhat_sum};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.dxhat_xhat_sum, offset), __shfl_xor_sync(mask, s.dxhat_sum, offset)};
-    }
-  };
+  __shared__ typename Team::template Slots<Look1_b44d> look1_slots[2];
 
-  const int lane = threadIdx.x % kThreadsPerRow;
-  const int slot = threadIdx.x / kThreadsPerRow;  // this thread's row within the block
+  const int lane = Team::lane();
+  const int slot = Team::slot();  // this thread's row within the block
+  int parity = 0;
 
   Chain::at_start();
   Chain::wait();  // nothing before it depends on the kernels in front of this one
 
   Vec<bfloat16, kVector> weight_held[kSteps];
-
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      weight_held[step] = read<kVector>(weight + vector * kVector);
+  if (kEarlyParams) {
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        weight_held[step] = read<kVector>(weight + vector * kVector);
+      }
     }
   }
 
@@ -279,13 +348,12 @@ layernorm_bwd_bf16_warp_per_row_ffb0(
   Vec<bfloat16, kVector> x_next[kSteps];
   float mean_next;
   float rstd_next;
-  // The next row is loaded while the present one is computed.
-  const auto fetch = [&](int first_row) {
-    const int fetched_row = min(first_row + slot, rows - 1);
-    const bfloat16* dy_row = dy + static_cast<long long>(fetched_row) * dy_pitch;
-    const bfloat16* x_row = x + static_cast<long long>(fetched_row) * x_pitch;
-    mean_next = mean[fetched_row];
-    rstd_next = rstd[fetched_row];
+  // Starts the loads of a row.
+  const auto fetch = [&](int row) {
+    const bfloat16* dy_row = dy + static_cast<long long>(row) * dy_pitch;
+    const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
+    mean_next = mean[row];
+    rstd_next = rstd[row];
 
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
@@ -296,13 +364,14 @@ layernorm_bwd_bf16_warp_per_row_ffb0(
       }
     }
   };
-  if (blockIdx.x * kRowsPerBlock < rows) fetch(blockIdx.x * kRowsPerBlock);
+  if (kAhead && blockIdx.x * kRowsPerBlock < rows) fetch(Team::row(blockIdx.x * kRowsPerBlock, rows));
 
   for (int first_row = blockIdx.x * kRowsPerBlock; first_row < rows; first_row += gridDim.x * kRowsPerBlock) {
     const int row = first_row + slot;
-    const bool active = row < rows;  // idle rows recompute the last row and store nothing
+    const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
     const int valid_row = active ? row : rows - 1;
     bfloat16* dx_row = dx + static_cast<long long>(valid_row) * dx_pitch;
+    if (!kAhead) fetch(valid_row);
     const float row_mean = mean_next;
     const float row_rstd = rstd_next;
 
@@ -316,15 +385,25 @@ layernorm_bwd_bf16_warp_per_row_ffb0(
     }
 
     const unsigned next_row = first_row + gridDim.x * kRowsPerBlock;
-    if (next_row < rows) fetch(next_row);
+    if (kAhead && next_row < rows) fetch(Team::row(next_row, rows));
+    if (kPackedParams) {
+      #pragma unroll
+      for (int step = 0; step < kSteps; ++step) {
+        stay_packed(weight_held[step]);
+      }
+    }
 
-    Look1 look1 = {0.0f, 0.0f};
+    Look1_b44d look1 = {0.0f, 0.0f};
+    // short chains of additions: few roundings, and none waits for another
+    float look1_dxhat_xhat_sum[kRunningSums] = {};
+    float look1_dxhat_sum[kRunningSums] = {};
 
     // Look 1: sum(dxhat * xhat), sum(dxhat)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
+        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + vector * kVector);
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
           const float dy_i = element(dy_held[step], i);
@@ -332,13 +411,15 @@ layernorm_bwd_bf16_warp_per_row_ffb0(
           const float weight_i = element(weight_held[step], i);
           const float dxhat_i = dy_i * weight_i;
           const float xhat_i = (x_i - row_mean) * row_rstd;
-          look1.dxhat_xhat_sum += dxhat_i * xhat_i;
-          look1.dxhat_sum += dxhat_i;
+          look1_dxhat_xhat_sum[i % kRunningSums] += dxhat_i * xhat_i;
+          look1_dxhat_sum[i % kRunningSums] += dxhat_i;
         }
       }
     }
 
-    look1 = reduce_lanes<kThreadsPerRow>(look1);
+    look1.dxhat_xhat_sum = sum_in_pairs(look1_dxhat_xhat_sum);
+    look1.dxhat_sum = sum_in_pairs(look1_dxhat_sum);
+    look1 = Team::reduce(look1, look1_slots[parity]);
     const float row_dxhat_xhat_mean = look1.dxhat_xhat_sum / kCols;
     const float row_dxhat_mean = look1.dxhat_sum / kCols;
 
@@ -347,6 +428,7 @@ layernorm_bwd_bf16_warp_per_row_ffb0(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
+        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + vector * kVector);
         float dx_values[kVector];
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -364,17 +446,21 @@ layernorm_bwd_bf16_warp_per_row_ffb0(
         if (active) write<Store>(dx_row + vector * kVector, dx_vec);
       }
     }
+
+    parity ^= 1;
   }
 
   // Lanes that own the same columns of several rows add their sums.
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
+  if (kThreadsPerRow < 32) {
     #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
+    for (int step = 0; step < kSteps; ++step) {
       #pragma unroll
-      for (int offset = kThreadsPerRow; offset < 32; offset *= 2) {
-        dweight_sum[step][i] += __shfl_xor_sync(0xffffffffu, dweight_sum[step][i], offset);
-        dbias_sum[step][i] += __shfl_xor_sync(0xffffffffu, dbias_sum[step][i], offset);
+      for (int i = 0; i < kVector; ++i) {
+        #pragma unroll
+        for (int offset = kThreadsPerRow; offset < 32; offset *= 2) {
+          dweight_sum[step][i] += __shfl_xor_sync(0xffffffffu, dweight_sum[step][i], offset);
+          dbias_sum[step][i] += __shfl_xor_sync(0xffffffffu, dbias_sum[step][i], offset);
+        }
       }
     }
   }
@@ -383,11 +469,13 @@ layernorm_bwd_bf16_warp_per_row_ffb0(
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
-    if (threadIdx.x % 32 < kThreadsPerRow && (kEven || vector < kVectors)) {
+    if ((kThreadsPerRow >= 32 || threadIdx.x % 32 < kThreadsPerRow) && (kEven || vector < kVectors)) {
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
-        group_sums[threadIdx.x / 32][0][i * kVectors + vector] = dweight_sum[step][i];
-        group_sums[threadIdx.x / 32][1][i * kVectors + vector] = dbias_sum[step][i];
+        group_sums[kThreadsPerRow < 32 ? static_cast<int>(threadIdx.x / 32) : slot][0][i * kVectors + vector] =
+            dweight_sum[step][i];
+        group_sums[kThreadsPerRow < 32 ? static_cast<int>(threadIdx.x / 32) : slot][1][i * kVectors + vector] =
+            dbias_sum[step][i];
       }
     }
   }

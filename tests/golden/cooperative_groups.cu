@@ -4,6 +4,69 @@ __device__ __forceinline__ unsigned char* dynamic_shared() {
   return bytes;
 }
 
+// The lanes that a shuffle names: all of the warp.
+struct WholeWarp {
+  template <int kLanes>
+  static __device__ __forceinline__ unsigned lanes() { return 0xffffffffu; }
+};
+
+// All kLanes neighbouring lanes, a power of two, end with the combined state. A state is a struct of floats that knows
+// how two combine, and how to get that of the lane whose number differs by `offset`.
+template <int kLanes, class Named = WholeWarp, typename State>
+__device__ __forceinline__ State reduce_lanes(State s) {
+  const unsigned mask = Named::template lanes<kLanes>();
+  #pragma unroll
+  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset, mask));
+  return s;
+}
+
+// The largest power of two up to n, and up to a warp: how many lanes combine n states.
+__host__ __device__ constexpr int lanes_for(int n) { return n < 2 ? 1 : n >= 32 ? 32 : 2 * lanes_for(n / 2); }
+
+// What this lane combines of kStates states: lanes_for(kStates) lanes take turns at them.
+template <int kStates, typename State>
+__device__ __forceinline__ State share_of_slots(const State* slots) {
+  constexpr int kLanes = lanes_for(kStates);
+  const int own = threadIdx.x % kLanes;
+  State total = slots[own];
+  #pragma unroll
+  for (int i = kLanes; i < kStates; i += kLanes) {
+    if (kStates % kLanes == 0 || own + i < kStates) total = State::combine(total, slots[own + i]);
+  }
+  return total;
+}
+
+// A team: the threads that share a row. They are neighbours in a block, which has kRowsPerBlock rows side by side.
+template <int kThreadsPerRow, int kRowsPerBlock>
+struct Threads {
+  enum : int { kSize = kThreadsPerRow, kRows = kRowsPerBlock };
+  // This thread's number in its team, and its team's in the block; which tile of rows is the block's.
+  static __device__ __forceinline__ int lane() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
+  static __device__ __forceinline__ int slot() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
+  static __device__ __forceinline__ unsigned tile() { return blockIdx.x; }
+  // The team's row of the tile that starts at row `first`; idle teams take the last row.
+  static __device__ __forceinline__ int row(int first, int rows) {
+    return kRows == 1 ? first : min(first + slot(), rows - 1);
+  }
+  // Blocks that are a team say that they have started, and wait for each other before they combine.
+  static __device__ __forceinline__ void announce() {}
+  static __device__ __forceinline__ void meet() {}
+};
+
+// A block is a team. Warps first, then every warp combines the warps' states redundantly: one barrier, no broadcast.
+template <int kThreadsPerRow, class Named = WholeWarp>
+struct Block : Threads<kThreadsPerRow, 1> {
+  enum : int { kWarps = kThreadsPerRow / 32 };
+  template <typename State> using Slots = State[kWarps];
+  template <typename State>
+  static __device__ __forceinline__ State reduce(State s, State (&slots)[kWarps]) {
+    s = reduce_lanes<32, Named>(s);
+    if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32 % kWarps] = s;
+    __syncthreads();
+    return reduce_lanes<lanes_for(kWarps), Named>(share_of_slots<kWarps>(slots));
+  }
+};
+
 // How a kernel and its neighbours in the stream overlap: not at all.
 // wait              before the first access to what the kernels in front write, or still read
 // wait_for_partner  in a call's second kernel, before the first access to what the first one writes
@@ -20,6 +83,15 @@ struct InOrder {
 };
 
 template <class Config, typename T> using Input = typename Config::Chain::template Pointer<T>;
+
+// As the shuffles of CUDA's cooperative groups, which name only the lanes of their tile. The headers of cooperative
+// groups are not included: they would take more than half of the time that a header compiles.
+struct OwnTile {
+  template <int kLanes>
+  static __device__ __forceinline__ unsigned lanes() {
+    return (0xffffffffu >> (32 - kLanes)) << threadIdx.x % 32 / kLanes * kLanes;
+  }
+};
 
 // The widest type that memory of that many bytes is accessed as, and its bits in registers.
 template <int kBytes> struct WordOf { using type = uint4; };
@@ -70,46 +142,18 @@ struct Plain {
   enum : int { kCluster = 1 };  // blocks that share a row, or add their column sums
 };
 
-// All kLanes neighbouring lanes, a power of two, end with the combined state; the lanes of `mask` take part. A state is
-// a struct of floats that knows how two combine, and how to get that of the lane whose number differs by `offset`.
-template <int kLanes, typename State>
-__device__ __forceinline__ State reduce_lanes(State s, unsigned mask = 0xffffffffu) {
+// The sum of N terms, N a power of two, as a tree: log2(N) roundings on the way of each term.
+template <int N>
+__device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
+  float sums[N];
   #pragma unroll
-  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset, mask));
-  return s;
-}
-
-// As reduce_lanes, by the shuffles of CUDA's cooperative groups, which name only the lanes of their tile. The headers
-// of cooperative groups are not included: they would take more than half of the time that a header compiles.
-template <int kLanes, typename State>
-__device__ __forceinline__ State reduce_tile(const State& s) {
-  constexpr unsigned kTile = 0xffffffffu >> (32 - kLanes);
-  return reduce_lanes<kLanes>(s, kTile << threadIdx.x % 32 / kLanes * kLanes);
-}
-
-// The largest power of two up to n, and up to a warp: how many lanes combine n states.
-__host__ __device__ constexpr int lanes_for(int n) { return n < 2 ? 1 : n >= 32 ? 32 : 2 * lanes_for(n / 2); }
-
-// What this lane combines of kStates states: lanes_for(kStates) lanes take turns at them.
-template <int kStates, typename State>
-__device__ __forceinline__ State share_of_slots(const State* slots) {
-  constexpr int kLanes = lanes_for(kStates);
-  const int own = threadIdx.x % kLanes;
-  State total = slots[own];
+  for (int k = 0; k < N; ++k) sums[k] = terms[k];
   #pragma unroll
-  for (int i = kLanes; i < kStates; i += kLanes) {
-    if (kStates % kLanes == 0 || own + i < kStates) total = State::combine(total, slots[own + i]);
+  for (int n = N / 2; n > 0; n /= 2) {
+    #pragma unroll
+    for (int k = 0; k < n; ++k) sums[k] += sums[k + n];
   }
-  return total;
-}
-
-// As reduce_row, by reduce_tile.
-template <int kWarps, typename State>
-__device__ __forceinline__ State reduce_tiles(State s, State* slots) {
-  s = reduce_tile<32>(s);
-  if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32 % kWarps] = s;
-  __syncthreads();
-  return reduce_tile<lanes_for(kWarps)>(share_of_slots<kWarps>(slots));
+  return sums[0];
 }
 
 // N elements as they are stored, in 32-bit registers; moved by the widest words that fit, at most 16 bytes each.
@@ -150,20 +194,41 @@ __device__ __forceinline__ void pack(Vec<float, N>& vec, const float (&values)[N
   for (int i = 0; i < N; ++i) vec.bits[i] = __float_as_uint(values[i]);
 }
 
-// kVector   elements per access
-// kUnroll   steps that a loop does in a trip
-// kVectors  vectors of a row
-// kSteps    vectors a thread owns
-// kEven     all threads own kSteps of them
+// kVector       elements per access
+// kRunningSums  running sums that a vector adds to
+// kUnroll       steps that a loop does in a trip
+// kVectors      vectors of a row
+// kSteps        vectors a thread owns
+// kEven         all threads own kSteps of them
 
-struct Cols768_5aba : Plain {
-  enum : int { kCols = 768, kThreads = 128, kThreadsPerRow = 128, kVector = 2, kUnroll = 1 };
+struct Cols768_36d7 : Plain { using Team = Block<128, OwnTile>;
+  enum : int { kCols = 768, kThreads = 128, kVector = 2, kUnroll = 1 };
 };
 
-// layernorm forward: a block owns a row; each row is read once.
+struct Look1_5b01 {  // state of look 1: sum(x)
+  float x_sum;
+  static __device__ __forceinline__ Look1_5b01 combine(const Look1_5b01& a, const Look1_5b01& b) {
+    return {a.x_sum + b.x_sum};
+  }
+  static __device__ __forceinline__ Look1_5b01 shuffle_xor(const Look1_5b01& s, int offset, unsigned mask) {
+    return {__shfl_xor_sync(mask, s.x_sum, offset)};
+  }
+};
+
+struct Look2_1fb7 {  // state of look 2: sum((x - mean)**2)
+  float var_sum;
+  static __device__ __forceinline__ Look2_1fb7 combine(const Look2_1fb7& a, const Look2_1fb7& b) {
+    return {a.var_sum + b.var_sum};
+  }
+  static __device__ __forceinline__ Look2_1fb7 shuffle_xor(const Look2_1fb7& s, int offset, unsigned mask) {
+    return {__shfl_xor_sync(mask, s.var_sum, offset)};
+  }
+};
+
+// layernorm forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_f32_block_per_row_63bd(
+layernorm_fwd_f32_team_per_row_4e0d(
     float* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -174,40 +239,26 @@ layernorm_fwd_f32_block_per_row_63bd(
     long long x_pitch,
     int rows,
     float eps) {
+  using Team = typename Config::Team;
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kThreadsPerRow = Config::kThreadsPerRow,
-      kVector = Config::kVector, kUnroll = Config::kUnroll, kWarpsPerRow = kThreadsPerRow / 32,
-      kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kThreadsPerRow = Team::kSize,
+      kRowsPerBlock = Team::kRows, kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4,
+      kUnroll = Config::kUnroll, kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  struct Look1 {  // state of look 1: sum(x)
-    float x_sum;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.x_sum + b.x_sum};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.x_sum, offset)};
-    }
-  };
-  struct Look2 {  // state of look 2: sum((x - mean)**2)
-    float var_sum;
-    static __device__ __forceinline__ Look2 combine(const Look2& a, const Look2& b) {
-      return {a.var_sum + b.var_sum};
-    }
-    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.var_sum, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[kWarpsPerRow];
-  __shared__ Look2 look2_slots[kWarpsPerRow];
+  __shared__ typename Team::template Slots<Look1_5b01> look1_slots;
+  __shared__ typename Team::template Slots<Look2_1fb7> look2_slots;
 
-  const int lane = threadIdx.x;
-  const int row = blockIdx.x;
+  const int lane = Team::lane();
+  const int slot = Team::slot();  // this thread's row within the block
+  const int row = Team::tile() * kRowsPerBlock + slot;
   float* x_shared = reinterpret_cast<float*>(dynamic_shared());
 
-  float* y_row = y + static_cast<long long>(row) * y_pitch;
-  const float* x_row = x + static_cast<long long>(row) * x_pitch;
+  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const int valid_row = active ? row : rows - 1;
+  float* y_row = y + static_cast<long long>(valid_row) * y_pitch;
+  const float* x_row = x + static_cast<long long>(valid_row) * x_pitch;
 
   Chain::at_start();
   Chain::wait();  // nothing before it depends on the kernels in front of this one
@@ -222,8 +273,10 @@ layernorm_fwd_f32_block_per_row_63bd(
   }
 
   Chain::at_loads();
+  Team::announce();
 
-  Look1 look1 = {0.0f};
+  Look1_5b01 look1 = {0.0f};
+  float look1_x_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
 
   // Look 1: sum(x)
   #pragma unroll kUnroll
@@ -234,15 +287,18 @@ layernorm_fwd_f32_block_per_row_63bd(
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
-        look1.x_sum += x_i;
+        look1_x_sum[i % kRunningSums] += x_i;
       }
     }
   }
 
-  look1 = reduce_tiles<kWarpsPerRow>(look1, look1_slots);
+  look1.x_sum = sum_in_pairs(look1_x_sum);
+  Team::meet();
+  look1 = Team::reduce(look1, look1_slots);
   const float row_mean = look1.x_sum / kCols;
 
-  Look2 look2 = {0.0f};
+  Look2_1fb7 look2 = {0.0f};
+  float look2_var_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
 
   // Look 2: sum((x - mean)**2)
   #pragma unroll kUnroll
@@ -253,16 +309,17 @@ layernorm_fwd_f32_block_per_row_63bd(
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
-        look2.var_sum += (x_i - row_mean) * (x_i - row_mean);
+        look2_var_sum[i % kRunningSums] += (x_i - row_mean) * (x_i - row_mean);
       }
     }
   }
 
-  look2 = reduce_tiles<kWarpsPerRow>(look2, look2_slots);
+  look2.var_sum = sum_in_pairs(look2_var_sum);
+  look2 = Team::reduce(look2, look2_slots);
   const float row_var = look2.var_sum / kCols;
   const float row_rstd = rsqrtf(eps + row_var);
 
-  if (lane == 0) {
+  if (lane == 0 && active) {
     if (mean != nullptr) mean[row] = row_mean;
     if (rstd != nullptr) rstd[row] = row_rstd;
   }
@@ -285,7 +342,7 @@ layernorm_fwd_f32_block_per_row_63bd(
       }
       Vec<float, kVector> y_vec;
       pack(y_vec, y_values);
-      write<Store>(y_row + vector * kVector, y_vec);
+      if (active) write<Store>(y_row + vector * kVector, y_vec);
     }
   }
 

@@ -151,6 +151,49 @@ struct InOrder {
 
 template <class Config, typename T> using Input = typename Config::Chain::template Pointer<T>;
 
+// The lanes that a shuffle names: all of the warp.
+struct WholeWarp {
+  template <int kLanes>
+  static __device__ __forceinline__ unsigned lanes() { return 0xffffffffu; }
+};
+
+// All kLanes neighbouring lanes, a power of two, end with the combined state. A state is a struct of floats that knows
+// how two combine, and how to get that of the lane whose number differs by `offset`.
+template <int kLanes, class Named = WholeWarp, typename State>
+__device__ __forceinline__ State reduce_lanes(State s) {
+  const unsigned mask = Named::template lanes<kLanes>();
+  #pragma unroll
+  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset, mask));
+  return s;
+}
+
+// A team: the threads that share a row. They are neighbours in a block, which has kRowsPerBlock rows side by side.
+template <int kThreadsPerRow, int kRowsPerBlock>
+struct Threads {
+  enum : int { kSize = kThreadsPerRow, kRows = kRowsPerBlock };
+  // This thread's number in its team, and its team's in the block; which tile of rows is the block's.
+  static __device__ __forceinline__ int lane() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
+  static __device__ __forceinline__ int slot() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
+  static __device__ __forceinline__ unsigned tile() { return blockIdx.x; }
+  // The team's row of the tile that starts at row `first`; idle teams take the last row.
+  static __device__ __forceinline__ int row(int first, int rows) {
+    return kRows == 1 ? first : min(first + slot(), rows - 1);
+  }
+  // Blocks that are a team say that they have started, and wait for each other before they combine.
+  static __device__ __forceinline__ void announce() {}
+  static __device__ __forceinline__ void meet() {}
+};
+
+// Lanes of a warp are a team: they combine by shuffles alone.
+template <int kThreadsPerRow, int kRowsPerBlock, class Named = WholeWarp>
+struct Lanes : Threads<kThreadsPerRow, kRowsPerBlock> {
+  template <typename State> struct Slots {};
+  template <typename State>
+  static __device__ __forceinline__ State reduce(State s, Slots<State>&) {
+    return reduce_lanes<kThreadsPerRow, Named>(s);
+  }
+};
+
 // Parameters are read in their turn.
 struct InTurn {
   template <typename T>
@@ -166,29 +209,55 @@ struct Plain {
   enum : int { kCluster = 1 };  // blocks that share a row, or add their column sums
 };
 
-// All kLanes neighbouring lanes, a power of two, end with the combined state; the lanes of `mask` take part. A state is
-// a struct of floats that knows how two combine, and how to get that of the lane whose number differs by `offset`.
-template <int kLanes, typename State>
-__device__ __forceinline__ State reduce_lanes(State s, unsigned mask = 0xffffffffu) {
+// The sum of N terms, N a power of two, as a tree: log2(N) roundings on the way of each term.
+template <int N>
+__device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
+  float sums[N];
   #pragma unroll
-  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset, mask));
-  return s;
+  for (int k = 0; k < N; ++k) sums[k] = terms[k];
+  #pragma unroll
+  for (int n = N / 2; n > 0; n /= 2) {
+    #pragma unroll
+    for (int k = 0; k < n; ++k) sums[k] += sums[k + n];
+  }
+  return sums[0];
 }
 
 // kVector       elements per access
+// kRunningSums  running sums that a vector adds to
 // kEarlyParams  column parameters wait in registers, or are read where they are used
 // kVectors      vectors of a row
 // kSteps        vectors a thread owns
 // kEven         all threads own kSteps of them
 
-struct Cols768_6252 : Plain {
-  enum : int { kCols = 768, kThreads = 128, kThreadsPerRow = 16, kRowsPerBlock = 8, kVector = 8, kEarlyParams = 0 };
+struct Cols768_7ad9 : Plain { using Team = Lanes<16, 8>;
+  enum : int { kCols = 768, kThreads = 128, kVector = 8, kEarlyParams = 0 };
 };
 
-// layernorm forward: lanes of a warp own a row, a block works on several rows; each row is read once.
+struct Look1_a922 {  // state of look 1: sum(x), sum(x**2)
+  float x_rough_sum, x_squares;
+  static __device__ __forceinline__ Look1_a922 combine(const Look1_a922& a, const Look1_a922& b) {
+    return {a.x_rough_sum + b.x_rough_sum, a.x_squares + b.x_squares};
+  }
+  static __device__ __forceinline__ Look1_a922 shuffle_xor(const Look1_a922& s, int offset, unsigned mask) {
+    return {__shfl_xor_sync(mask, s.x_rough_sum, offset), __shfl_xor_sync(mask, s.x_squares, offset)};
+  }
+};
+
+struct Look2_ee66 {  // state of look 2: sum(x - x_rough_mean), sum((x - x_rough_mean)**2)
+  float x_shifted_sum, x_shifted_squares;
+  static __device__ __forceinline__ Look2_ee66 combine(const Look2_ee66& a, const Look2_ee66& b) {
+    return {a.x_shifted_sum + b.x_shifted_sum, a.x_shifted_squares + b.x_shifted_squares};
+  }
+  static __device__ __forceinline__ Look2_ee66 shuffle_xor(const Look2_ee66& s, int offset, unsigned mask) {
+    return {__shfl_xor_sync(mask, s.x_shifted_sum, offset), __shfl_xor_sync(mask, s.x_shifted_squares, offset)};
+  }
+};
+
+// layernorm forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_bf16_warp_per_row_c875(
+layernorm_fwd_bf16_team_per_row_178e(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -199,39 +268,24 @@ layernorm_fwd_bf16_warp_per_row_c875(
     long long x_pitch,
     int rows,
     float eps) {
+  using Team = typename Config::Team;
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   using Params = typename Config::Params;
-  constexpr int kCols = Config::kCols, kThreadsPerRow = Config::kThreadsPerRow, kRowsPerBlock = Config::kRowsPerBlock,
-      kVector = Config::kVector;
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
+      kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4;
   constexpr bool kEarlyParams = Config::kEarlyParams;
   constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  struct Look1 {  // state of look 1: sum(x), sum(x**2)
-    float x_rough_sum, x_squares;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.x_rough_sum + b.x_rough_sum, a.x_squares + b.x_squares};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.x_rough_sum, offset), __shfl_xor_sync(mask, s.x_squares, offset)};
-    }
-  };
-  struct Look2 {  // state of look 2: sum(x - x_rough_mean), sum((x - x_rough_mean)**2)
-    float x_shifted_sum, x_shifted_squares;
-    static __device__ __forceinline__ Look2 combine(const Look2& a, const Look2& b) {
-      return {a.x_shifted_sum + b.x_shifted_sum, a.x_shifted_squares + b.x_shifted_squares};
-    }
-    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.x_shifted_sum, offset), __shfl_xor_sync(mask, s.x_shifted_squares, offset)};
-    }
-  };
+  __shared__ typename Team::template Slots<Look1_a922> look1_slots;
+  __shared__ typename Team::template Slots<Look2_ee66> look2_slots;
 
-  const int lane = threadIdx.x % kThreadsPerRow;
-  const int slot = threadIdx.x / kThreadsPerRow;  // this thread's row within the block
-  const int row = blockIdx.x * kRowsPerBlock + slot;
+  const int lane = Team::lane();
+  const int slot = Team::slot();  // this thread's row within the block
+  const int row = Team::tile() * kRowsPerBlock + slot;
 
-  const bool active = row < rows;  // idle rows recompute the last row and store nothing
+  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
   const int valid_row = active ? row : rows - 1;
   bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
   const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
@@ -266,8 +320,11 @@ layernorm_fwd_bf16_warp_per_row_c875(
   }
 
   Chain::at_loads();
+  Team::announce();
 
-  Look1 look1 = {0.0f, 0.0f};
+  Look1_a922 look1 = {0.0f, 0.0f};
+  float look1_x_rough_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+  float look1_x_squares[kRunningSums] = {};
 
   // Look 1: sum(x), sum(x**2)
   #pragma unroll
@@ -277,19 +334,24 @@ layernorm_fwd_bf16_warp_per_row_c875(
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_held[step], i);
-        look1.x_rough_sum += x_i;
-        look1.x_squares += x_i * x_i;
+        look1_x_rough_sum[i % kRunningSums] += x_i;
+        look1_x_squares[i % kRunningSums] += x_i * x_i;
       }
     }
   }
 
-  look1 = reduce_lanes<kThreadsPerRow>(look1);
+  look1.x_rough_sum = sum_in_pairs(look1_x_rough_sum);
+  look1.x_squares = sum_in_pairs(look1_x_squares);
+  Team::meet();
+  look1 = Team::reduce(look1, look1_slots);
   const float row_x_rough_mean = look1.x_rough_sum / kCols;
   const float row_x_left = look1.x_squares - row_x_rough_mean * row_x_rough_mean * kCols;
   const float row_x_margin = row_x_left - 0.75f * look1.x_squares;
 
-  Look2 look2 = {0.0f, 0.0f};
-  if (__any_sync(0xffffffffu, !(row_x_margin >= 0.0f))) {
+  Look2_ee66 look2 = {0.0f, 0.0f};
+  float look2_x_shifted_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+  float look2_x_shifted_squares[kRunningSums] = {};
+  if (kThreadsPerRow < 32 ? __any_sync(0xffffffffu, !(row_x_margin >= 0.0f)) : !(row_x_margin >= 0.0f)) {
     // Look 2: sum(x - x_rough_mean), sum((x - x_rough_mean)**2)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
@@ -298,13 +360,15 @@ layernorm_fwd_bf16_warp_per_row_c875(
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
           const float x_i = element(x_held[step], i);
-          look2.x_shifted_sum += x_i - row_x_rough_mean;
-          look2.x_shifted_squares += (x_i - row_x_rough_mean) * (x_i - row_x_rough_mean);
+          look2_x_shifted_sum[i % kRunningSums] += x_i - row_x_rough_mean;
+          look2_x_shifted_squares[i % kRunningSums] += (x_i - row_x_rough_mean) * (x_i - row_x_rough_mean);
         }
       }
     }
 
-    look2 = reduce_lanes<kThreadsPerRow>(look2);
+    look2.x_shifted_sum = sum_in_pairs(look2_x_shifted_sum);
+    look2.x_shifted_squares = sum_in_pairs(look2_x_shifted_squares);
+    look2 = Team::reduce(look2, look2_slots);
   }
   if (row_x_margin >= 0.0f) {
     look2.x_shifted_sum = 0.0f;

@@ -156,6 +156,69 @@ __device__ __forceinline__ void pack(Vec<bfloat16, N>& vec, const float (&values
   }
 }
 
+// The lanes that a shuffle names: all of the warp.
+struct WholeWarp {
+  template <int kLanes>
+  static __device__ __forceinline__ unsigned lanes() { return 0xffffffffu; }
+};
+
+// All kLanes neighbouring lanes, a power of two, end with the combined state. A state is a struct of floats that knows
+// how two combine, and how to get that of the lane whose number differs by `offset`.
+template <int kLanes, class Named = WholeWarp, typename State>
+__device__ __forceinline__ State reduce_lanes(State s) {
+  const unsigned mask = Named::template lanes<kLanes>();
+  #pragma unroll
+  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset, mask));
+  return s;
+}
+
+// The largest power of two up to n, and up to a warp: how many lanes combine n states.
+__host__ __device__ constexpr int lanes_for(int n) { return n < 2 ? 1 : n >= 32 ? 32 : 2 * lanes_for(n / 2); }
+
+// What this lane combines of kStates states: lanes_for(kStates) lanes take turns at them.
+template <int kStates, typename State>
+__device__ __forceinline__ State share_of_slots(const State* slots) {
+  constexpr int kLanes = lanes_for(kStates);
+  const int own = threadIdx.x % kLanes;
+  State total = slots[own];
+  #pragma unroll
+  for (int i = kLanes; i < kStates; i += kLanes) {
+    if (kStates % kLanes == 0 || own + i < kStates) total = State::combine(total, slots[own + i]);
+  }
+  return total;
+}
+
+// A team: the threads that share a row. They are neighbours in a block, which has kRowsPerBlock rows side by side.
+template <int kThreadsPerRow, int kRowsPerBlock>
+struct Threads {
+  enum : int { kSize = kThreadsPerRow, kRows = kRowsPerBlock };
+  // This thread's number in its team, and its team's in the block; which tile of rows is the block's.
+  static __device__ __forceinline__ int lane() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
+  static __device__ __forceinline__ int slot() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
+  static __device__ __forceinline__ unsigned tile() { return blockIdx.x; }
+  // The team's row of the tile that starts at row `first`; idle teams take the last row.
+  static __device__ __forceinline__ int row(int first, int rows) {
+    return kRows == 1 ? first : min(first + slot(), rows - 1);
+  }
+  // Blocks that are a team say that they have started, and wait for each other before they combine.
+  static __device__ __forceinline__ void announce() {}
+  static __device__ __forceinline__ void meet() {}
+};
+
+// A block is a team. Warps first, then every warp combines the warps' states redundantly: one barrier, no broadcast.
+template <int kThreadsPerRow, class Named = WholeWarp>
+struct Block : Threads<kThreadsPerRow, 1> {
+  enum : int { kWarps = kThreadsPerRow / 32 };
+  template <typename State> using Slots = State[kWarps];
+  template <typename State>
+  static __device__ __forceinline__ State reduce(State s, State (&slots)[kWarps]) {
+    s = reduce_lanes<32, Named>(s);
+    if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32 % kWarps] = s;
+    __syncthreads();
+    return reduce_lanes<lanes_for(kWarps), Named>(share_of_slots<kWarps>(slots));
+  }
+};
+
 // How a kernel and its neighbours in the stream overlap: not at all.
 // wait              before the first access to what the kernels in front write, or still read
 // wait_for_partner  in a call's second kernel, before the first access to what the first one writes
@@ -188,75 +251,58 @@ struct Plain {
   enum : int { kCluster = 1 };  // blocks that share a row, or add their column sums
 };
 
-// All kLanes neighbouring lanes, a power of two, end with the combined state; the lanes of `mask` take part. A state is
-// a struct of floats that knows how two combine, and how to get that of the lane whose number differs by `offset`.
-template <int kLanes, typename State>
-__device__ __forceinline__ State reduce_lanes(State s, unsigned mask = 0xffffffffu) {
+// The sum of N terms, N a power of two, as a tree: log2(N) roundings on the way of each term.
+template <int N>
+__device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
+  float sums[N];
   #pragma unroll
-  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset, mask));
-  return s;
-}
-
-// The largest power of two up to n, and up to a warp: how many lanes combine n states.
-__host__ __device__ constexpr int lanes_for(int n) { return n < 2 ? 1 : n >= 32 ? 32 : 2 * lanes_for(n / 2); }
-
-// What this lane combines of kStates states: lanes_for(kStates) lanes take turns at them.
-template <int kStates, typename State>
-__device__ __forceinline__ State share_of_slots(const State* slots) {
-  constexpr int kLanes = lanes_for(kStates);
-  const int own = threadIdx.x % kLanes;
-  State total = slots[own];
+  for (int k = 0; k < N; ++k) sums[k] = terms[k];
   #pragma unroll
-  for (int i = kLanes; i < kStates; i += kLanes) {
-    if (kStates % kLanes == 0 || own + i < kStates) total = State::combine(total, slots[own + i]);
+  for (int n = N / 2; n > 0; n /= 2) {
+    #pragma unroll
+    for (int k = 0; k < n; ++k) sums[k] += sums[k + n];
   }
-  return total;
+  return sums[0];
 }
 
-// Warps first, then every warp combines the warps' states redundantly: one barrier, no broadcast.
-template <int kWarps, typename State>
-__device__ __forceinline__ State reduce_row(State s, State* slots) {
-  s = reduce_lanes<32>(s);
-  if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32 % kWarps] = s;
-  __syncthreads();
-  return reduce_lanes<lanes_for(kWarps)>(share_of_slots<kWarps>(slots));
-}
+// kVector       elements per access
+// kRunningSums  running sums that a vector adds to
+// kUnroll       steps that a loop does in a trip
 
-// kVector  elements per access
-// kUnroll  steps that a loop does in a trip
-
-struct AnyCols_b819 : Plain { using Load = NoAllocate;
-  enum : int { kThreads = 128, kThreadsPerRow = 128, kVector = 8, kUnroll = 1 };
+struct AnyCols_e933 : Plain { using Team = Block<128>; using Load = NoAllocate;
+  enum : int { kThreads = 128, kVector = 8, kUnroll = 1 };
 };
 
-// log_softmax forward, any number of columns: a block owns a row; each row is read twice.
+struct Look1_12dd {  // state of look 1: online_softmax(x)
+  float row_max, row_sum;
+  static __device__ __forceinline__ Look1_12dd combine(const Look1_12dd& a, const Look1_12dd& b) {
+    const float new_max = maximum(a.row_max, b.row_max);
+    return {new_max, expf(a.row_max - new_max) * a.row_sum + expf(b.row_max - new_max) * b.row_sum};
+  }
+  static __device__ __forceinline__ Look1_12dd shuffle_xor(const Look1_12dd& s, int offset, unsigned mask) {
+    return {__shfl_xor_sync(mask, s.row_max, offset), __shfl_xor_sync(mask, s.row_sum, offset)};
+  }
+};
+
+// log_softmax forward, any number of columns: a team of threads owns a row; each row is read twice.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-log_softmax_fwd_bf16_any_cols_block_per_row_1d7f(
+log_softmax_fwd_bf16_any_cols_team_per_row_3e4a(
     bfloat16* __restrict__ y,
     Input<Config, bfloat16> x,
     long long y_pitch,
     long long x_pitch,
     int rows,
     int cols) {
+  using Team = typename Config::Team;
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kThreadsPerRow = Config::kThreadsPerRow, kVector = Config::kVector, kUnroll = Config::kUnroll,
-      kWarpsPerRow = kThreadsPerRow / 32;
-  struct Look1 {  // state of look 1: online_softmax(x)
-    float row_max, row_sum;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      const float new_max = maximum(a.row_max, b.row_max);
-      return {new_max, expf(a.row_max - new_max) * a.row_sum + expf(b.row_max - new_max) * b.row_sum};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.row_max, offset), __shfl_xor_sync(mask, s.row_sum, offset)};
-    }
-  };
-  __shared__ Look1 look1_slots[kWarpsPerRow];
+  constexpr int kThreadsPerRow = Team::kSize, kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4,
+      kUnroll = Config::kUnroll;
+  __shared__ typename Team::template Slots<Look1_12dd> look1_slots;
 
-  const int lane = threadIdx.x;
+  const int lane = Team::lane();
   const int row = blockIdx.x;
   const int steps = (cols / kVector + kThreadsPerRow - 1) / kThreadsPerRow;
 
@@ -272,7 +318,9 @@ log_softmax_fwd_bf16_any_cols_block_per_row_1d7f(
   Chain::at_start();
   Chain::wait();  // nothing before it depends on the kernels in front of this one
 
-  Look1 look1 = {-3.402823466e+38f, 0.0f};  // the lowest finite number: -inf - -inf is NaN
+  Team::announce();
+
+  Look1_12dd look1 = {-3.402823466e+38f, 0.0f};  // the lowest finite number: -inf - -inf is NaN
 
   // Look 1: online_softmax(x)
   #pragma unroll kUnroll
@@ -282,6 +330,7 @@ log_softmax_fwd_bf16_any_cols_block_per_row_1d7f(
       const int column = head + vector * kVector;
       const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + column);
       float new_max = look1.row_max;
+      float sums[kRunningSums] = {};
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
@@ -292,8 +341,9 @@ log_softmax_fwd_bf16_any_cols_block_per_row_1d7f(
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
-        look1.row_sum += expf(x_i - look1.row_max);
+        sums[i % kRunningSums] += expf(x_i - look1.row_max);
       }
+      look1.row_sum += sum_in_pairs(sums);
     }
   }
   if (has_edge) {
@@ -304,7 +354,8 @@ log_softmax_fwd_bf16_any_cols_block_per_row_1d7f(
     look1.row_max = new_max;
   }
 
-  look1 = reduce_row<kWarpsPerRow>(look1, look1_slots);
+  Team::meet();
+  look1 = Team::reduce(look1, look1_slots);
 
   // Last look: the outputs
   #pragma unroll kUnroll

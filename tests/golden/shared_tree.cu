@@ -101,6 +101,37 @@ __device__ __forceinline__ State reduce_tree(State s, State* slots) {
   return s;
 }
 
+// The sum of N terms, N a power of two, as a tree: log2(N) roundings on the way of each term.
+template <int N>
+__device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
+  float sums[N];
+  #pragma unroll
+  for (int k = 0; k < N; ++k) sums[k] = terms[k];
+  #pragma unroll
+  for (int n = N / 2; n > 0; n /= 2) {
+    #pragma unroll
+    for (int k = 0; k < n; ++k) sums[k] += sums[k + n];
+  }
+  return sums[0];
+}
+
+// A team: the threads that share a row. They are neighbours in a block, which has kRowsPerBlock rows side by side.
+template <int kThreadsPerRow, int kRowsPerBlock>
+struct Threads {
+  enum : int { kSize = kThreadsPerRow, kRows = kRowsPerBlock };
+  // This thread's number in its team, and its team's in the block; which tile of rows is the block's.
+  static __device__ __forceinline__ int lane() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
+  static __device__ __forceinline__ int slot() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
+  static __device__ __forceinline__ unsigned tile() { return blockIdx.x; }
+  // The team's row of the tile that starts at row `first`; idle teams take the last row.
+  static __device__ __forceinline__ int row(int first, int rows) {
+    return kRows == 1 ? first : min(first + slot(), rows - 1);
+  }
+  // Blocks that are a team say that they have started, and wait for each other before they combine.
+  static __device__ __forceinline__ void announce() {}
+  static __device__ __forceinline__ void meet() {}
+};
+
 // N elements as they are stored, in 32-bit registers; moved by the widest words that fit, at most 16 bytes each.
 template <typename T, int N>
 struct Vec {
@@ -139,20 +170,28 @@ __device__ __forceinline__ void pack(Vec<float, N>& vec, const float (&values)[N
   for (int i = 0; i < N; ++i) vec.bits[i] = __float_as_uint(values[i]);
 }
 
-// kVector   elements per access
-// kUnroll   steps that a loop does in a trip
-// kVectors  vectors of a row
-// kSteps    vectors a thread owns
-// kEven     all threads own kSteps of them
+// kVector       elements per access
+// kRunningSums  running sums that a vector adds to
+// kUnroll       steps that a loop does in a trip
+// kVectors      vectors of a row
+// kSteps        vectors a thread owns
+// kEven         all threads own kSteps of them
 
-struct Cols768_28ac : Plain {
-  enum : int { kCols = 768, kThreads = 256, kThreadsPerRow = 256, kVector = 1, kUnroll = 1 };
+struct Cols768_3738 : Plain { using Team = Threads<256, 1>;
+  enum : int { kCols = 768, kThreads = 256, kVector = 1, kUnroll = 1 };
 };
 
-// layernorm forward: a block owns a row; each row is read twice.
+struct Look1_ba7b {  // state of look 1: sum(x), sum(x**2)
+  float x_sum, x_squares;
+  static __device__ __forceinline__ Look1_ba7b combine(const Look1_ba7b& a, const Look1_ba7b& b) {
+    return {a.x_sum + b.x_sum, a.x_squares + b.x_squares};
+  }
+};
+
+// layernorm forward: a team of threads owns a row; each row is read twice.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_f32_block_per_row_e8a9(
+layernorm_fwd_f32_team_per_row_263c(
     float* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -163,30 +202,31 @@ layernorm_fwd_f32_block_per_row_e8a9(
     long long x_pitch,
     int rows,
     float eps) {
+  using Team = typename Config::Team;
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kCols = Config::kCols, kThreadsPerRow = Config::kThreadsPerRow, kVector = Config::kVector,
-      kUnroll = Config::kUnroll, kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
+      kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4, kUnroll = Config::kUnroll,
+      kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  struct Look1 {  // state of look 1: sum(x), sum(x**2)
-    float x_sum, x_squares;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.x_sum + b.x_sum, a.x_squares + b.x_squares};
-    }
-  };
-  __shared__ Look1 look1_slots[kThreadsPerRow];
+  __shared__ Look1_ba7b look1_slots[kThreadsPerRow];
 
-  const int lane = threadIdx.x;
-  const int row = blockIdx.x;
+  const int lane = Team::lane();
+  const int slot = Team::slot();  // this thread's row within the block
+  const int row = Team::tile() * kRowsPerBlock + slot;
 
-  float* y_row = y + static_cast<long long>(row) * y_pitch;
-  const float* x_row = x + static_cast<long long>(row) * x_pitch;
+  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const int valid_row = active ? row : rows - 1;
+  float* y_row = y + static_cast<long long>(valid_row) * y_pitch;
+  const float* x_row = x + static_cast<long long>(valid_row) * x_pitch;
 
   Chain::at_start();
   Chain::wait();  // nothing before it depends on the kernels in front of this one
 
-  Look1 look1 = {0.0f, 0.0f};
+  Look1_ba7b look1 = {0.0f, 0.0f};
+  float look1_x_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+  float look1_x_squares[kRunningSums] = {};
 
   // Look 1: sum(x), sum(x**2)
   #pragma unroll kUnroll
@@ -197,19 +237,21 @@ layernorm_fwd_f32_block_per_row_e8a9(
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
-        look1.x_sum += x_i;
-        look1.x_squares += x_i * x_i;
+        look1_x_sum[i % kRunningSums] += x_i;
+        look1_x_squares[i % kRunningSums] += x_i * x_i;
       }
     }
   }
 
+  look1.x_sum = sum_in_pairs(look1_x_sum);
+  look1.x_squares = sum_in_pairs(look1_x_squares);
   look1 = reduce_tree<kThreadsPerRow>(look1, look1_slots);
   const float row_mean = look1.x_sum / kCols;
   const float row_var_sum = maximum(look1.x_squares - row_mean * row_mean * kCols, 0.0f);
   const float row_var = row_var_sum / kCols;
   const float row_rstd = rsqrtf(eps + row_var);
 
-  if (lane == 0) {
+  if (lane == 0 && active) {
     if (mean != nullptr) mean[row] = row_mean;
     if (rstd != nullptr) rstd[row] = row_rstd;
   }
@@ -232,7 +274,7 @@ layernorm_fwd_f32_block_per_row_e8a9(
       }
       Vec<float, kVector> y_vec;
       pack(y_vec, y_values);
-      write<Store>(y_row + vector * kVector, y_vec);
+      if (active) write<Store>(y_row + vector * kVector, y_vec);
     }
   }
 

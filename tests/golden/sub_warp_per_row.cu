@@ -151,6 +151,49 @@ struct InOrder {
 
 template <class Config, typename T> using Input = typename Config::Chain::template Pointer<T>;
 
+// The lanes that a shuffle names: all of the warp.
+struct WholeWarp {
+  template <int kLanes>
+  static __device__ __forceinline__ unsigned lanes() { return 0xffffffffu; }
+};
+
+// All kLanes neighbouring lanes, a power of two, end with the combined state. A state is a struct of floats that knows
+// how two combine, and how to get that of the lane whose number differs by `offset`.
+template <int kLanes, class Named = WholeWarp, typename State>
+__device__ __forceinline__ State reduce_lanes(State s) {
+  const unsigned mask = Named::template lanes<kLanes>();
+  #pragma unroll
+  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset, mask));
+  return s;
+}
+
+// A team: the threads that share a row. They are neighbours in a block, which has kRowsPerBlock rows side by side.
+template <int kThreadsPerRow, int kRowsPerBlock>
+struct Threads {
+  enum : int { kSize = kThreadsPerRow, kRows = kRowsPerBlock };
+  // This thread's number in its team, and its team's in the block; which tile of rows is the block's.
+  static __device__ __forceinline__ int lane() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
+  static __device__ __forceinline__ int slot() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
+  static __device__ __forceinline__ unsigned tile() { return blockIdx.x; }
+  // The team's row of the tile that starts at row `first`; idle teams take the last row.
+  static __device__ __forceinline__ int row(int first, int rows) {
+    return kRows == 1 ? first : min(first + slot(), rows - 1);
+  }
+  // Blocks that are a team say that they have started, and wait for each other before they combine.
+  static __device__ __forceinline__ void announce() {}
+  static __device__ __forceinline__ void meet() {}
+};
+
+// Lanes of a warp are a team: they combine by shuffles alone.
+template <int kThreadsPerRow, int kRowsPerBlock, class Named = WholeWarp>
+struct Lanes : Threads<kThreadsPerRow, kRowsPerBlock> {
+  template <typename State> struct Slots {};
+  template <typename State>
+  static __device__ __forceinline__ State reduce(State s, Slots<State>&) {
+    return reduce_lanes<kThreadsPerRow, Named>(s);
+  }
+};
+
 // Parameters are read in their turn.
 struct InTurn {
   template <typename T>
@@ -166,63 +209,73 @@ struct Plain {
   enum : int { kCluster = 1 };  // blocks that share a row, or add their column sums
 };
 
-// All kLanes neighbouring lanes, a power of two, end with the combined state; the lanes of `mask` take part. A state is
-// a struct of floats that knows how two combine, and how to get that of the lane whose number differs by `offset`.
-template <int kLanes, typename State>
-__device__ __forceinline__ State reduce_lanes(State s, unsigned mask = 0xffffffffu) {
+// The sum of N terms, N a power of two, as a tree: log2(N) roundings on the way of each term.
+template <int N>
+__device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
+  float sums[N];
   #pragma unroll
-  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset, mask));
-  return s;
+  for (int k = 0; k < N; ++k) sums[k] = terms[k];
+  #pragma unroll
+  for (int n = N / 2; n > 0; n /= 2) {
+    #pragma unroll
+    for (int k = 0; k < n; ++k) sums[k] += sums[k + n];
+  }
+  return sums[0];
 }
 
-// kVector   elements per access
-// kVectors  vectors of a row
-// kSteps    vectors a thread owns
-// kEven     all threads own kSteps of them
+// kVector       elements per access
+// kRunningSums  running sums that a vector adds to
+// kVectors      vectors of a row
+// kSteps        vectors a thread owns
+// kEven         all threads own kSteps of them
 
-struct Cols60_cf95 : Plain {
-  enum : int { kCols = 60, kThreads = 128, kThreadsPerRow = 8, kRowsPerBlock = 16, kVector = 4 };
+struct Cols60_0d00 : Plain { using Team = Lanes<8, 16>; enum : int { kCols = 60, kThreads = 128, kVector = 4 }; };
+
+struct Look1_697e {  // state of look 1: max(x)
+  float row_max;
+  static __device__ __forceinline__ Look1_697e combine(const Look1_697e& a, const Look1_697e& b) {
+    return {maximum(a.row_max, b.row_max)};
+  }
+  static __device__ __forceinline__ Look1_697e shuffle_xor(const Look1_697e& s, int offset, unsigned mask) {
+    return {__shfl_xor_sync(mask, s.row_max, offset)};
+  }
 };
 
-// softmax forward: lanes of a warp own a row, a block works on several rows; each row is read once.
+struct Look2_2916 {  // state of look 2: sum(exp(x - row_max))
+  float row_sum;
+  static __device__ __forceinline__ Look2_2916 combine(const Look2_2916& a, const Look2_2916& b) {
+    return {a.row_sum + b.row_sum};
+  }
+  static __device__ __forceinline__ Look2_2916 shuffle_xor(const Look2_2916& s, int offset, unsigned mask) {
+    return {__shfl_xor_sync(mask, s.row_sum, offset)};
+  }
+};
+
+// softmax forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-softmax_fwd_bf16_warp_per_row_c1b2(
+softmax_fwd_bf16_team_per_row_afa0(
     bfloat16* __restrict__ y,
     Input<Config, bfloat16> x,
     long long y_pitch,
     long long x_pitch,
     int rows) {
+  using Team = typename Config::Team;
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kCols = Config::kCols, kThreadsPerRow = Config::kThreadsPerRow, kRowsPerBlock = Config::kRowsPerBlock,
-      kVector = Config::kVector, kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
+      kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4, kVectors = kCols / kVector,
+      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  struct Look1 {  // state of look 1: max(x)
-    float row_max;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {maximum(a.row_max, b.row_max)};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.row_max, offset)};
-    }
-  };
-  struct Look2 {  // state of look 2: sum(exp(x - row_max))
-    float row_sum;
-    static __device__ __forceinline__ Look2 combine(const Look2& a, const Look2& b) {
-      return {a.row_sum + b.row_sum};
-    }
-    static __device__ __forceinline__ Look2 shuffle_xor(const Look2& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.row_sum, offset)};
-    }
-  };
+  __shared__ typename Team::template Slots<Look1_697e> look1_slots;
+  __shared__ typename Team::template Slots<Look2_2916> look2_slots;
 
-  const int lane = threadIdx.x % kThreadsPerRow;
-  const int slot = threadIdx.x / kThreadsPerRow;  // this thread's row within the block
-  const int row = blockIdx.x * kRowsPerBlock + slot;
+  const int lane = Team::lane();
+  const int slot = Team::slot();  // this thread's row within the block
+  const int row = Team::tile() * kRowsPerBlock + slot;
 
-  const bool active = row < rows;  // idle rows recompute the last row and store nothing
+  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
   const int valid_row = active ? row : rows - 1;
   bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
   const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
@@ -242,8 +295,9 @@ softmax_fwd_bf16_warp_per_row_c1b2(
   }
 
   Chain::at_loads();
+  Team::announce();
 
-  Look1 look1 = {__int_as_float(0xff800000)};
+  Look1_697e look1 = {__int_as_float(0xff800000)};
 
   // Look 1: max(x)
   #pragma unroll
@@ -258,9 +312,11 @@ softmax_fwd_bf16_warp_per_row_c1b2(
     }
   }
 
-  look1 = reduce_lanes<kThreadsPerRow>(look1);
+  Team::meet();
+  look1 = Team::reduce(look1, look1_slots);
 
-  Look2 look2 = {0.0f};
+  Look2_2916 look2 = {0.0f};
+  float look2_row_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
 
   // Look 2: sum(exp(x - row_max))
   #pragma unroll
@@ -270,12 +326,13 @@ softmax_fwd_bf16_warp_per_row_c1b2(
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_held[step], i);
-        look2.row_sum += expf(x_i - look1.row_max);
+        look2_row_sum[i % kRunningSums] += expf(x_i - look1.row_max);
       }
     }
   }
 
-  look2 = reduce_lanes<kThreadsPerRow>(look2);
+  look2.row_sum = sum_in_pairs(look2_row_sum);
+  look2 = Team::reduce(look2, look2_slots);
   const float row_sum_inverse = 1.0f / look2.row_sum;
 
   // Last look: the outputs

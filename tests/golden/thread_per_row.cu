@@ -64,6 +64,37 @@ struct Plain {
   enum : int { kCluster = 1 };  // blocks that share a row, or add their column sums
 };
 
+// The sum of N terms, N a power of two, as a tree: log2(N) roundings on the way of each term.
+template <int N>
+__device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
+  float sums[N];
+  #pragma unroll
+  for (int k = 0; k < N; ++k) sums[k] = terms[k];
+  #pragma unroll
+  for (int n = N / 2; n > 0; n /= 2) {
+    #pragma unroll
+    for (int k = 0; k < n; ++k) sums[k] += sums[k + n];
+  }
+  return sums[0];
+}
+
+// A team: the threads that share a row. They are neighbours in a block, which has kRowsPerBlock rows side by side.
+template <int kThreadsPerRow, int kRowsPerBlock>
+struct Threads {
+  enum : int { kSize = kThreadsPerRow, kRows = kRowsPerBlock };
+  // This thread's number in its team, and its team's in the block; which tile of rows is the block's.
+  static __device__ __forceinline__ int lane() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
+  static __device__ __forceinline__ int slot() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
+  static __device__ __forceinline__ unsigned tile() { return blockIdx.x; }
+  // The team's row of the tile that starts at row `first`; idle teams take the last row.
+  static __device__ __forceinline__ int row(int first, int rows) {
+    return kRows == 1 ? first : min(first + slot(), rows - 1);
+  }
+  // Blocks that are a team say that they have started, and wait for each other before they combine.
+  static __device__ __forceinline__ void announce() {}
+  static __device__ __forceinline__ void meet() {}
+};
+
 // N elements as they are stored, in 32-bit registers; moved by the widest words that fit, at most 16 bytes each.
 template <typename T, int N>
 struct Vec {
@@ -102,48 +133,52 @@ __device__ __forceinline__ void pack(Vec<float, N>& vec, const float (&values)[N
   for (int i = 0; i < N; ++i) vec.bits[i] = __float_as_uint(values[i]);
 }
 
-// kVector   elements per access
-// kUnroll   steps that a loop does in a trip
-// kVectors  vectors of a row
-// kSteps    vectors a thread owns
-// kEven     all threads own kSteps of them
+// kVector       elements per access
+// kRunningSums  running sums that a vector adds to
+// kUnroll       steps that a loop does in a trip
+// kVectors      vectors of a row
+// kSteps        vectors a thread owns
+// kEven         all threads own kSteps of them
 
-struct Cols8_3051 : Plain {
-  enum : int { kCols = 8, kThreads = 128, kThreadsPerRow = 1, kRowsPerBlock = 128, kVector = 4, kUnroll = 1 };
+struct Cols8_2511 : Plain { using Team = Threads<1, 128>;
+  enum : int { kCols = 8, kThreads = 128, kVector = 4, kUnroll = 1 };
 };
 
-// row_sum forward: one thread owns a row, a block works on several rows; each row is read once.
+struct Look1_3b4a {  // state of look 1: sum(x)
+  float total;
+  static __device__ __forceinline__ Look1_3b4a combine(const Look1_3b4a& a, const Look1_3b4a& b) {
+    return {a.total + b.total};
+  }
+};
+
+// row_sum forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-row_sum_fwd_f32_thread_per_row_5551(
+row_sum_fwd_f32_team_per_row_9995(
     float* __restrict__ total,
     Input<Config, float> x,
     long long x_pitch,
     int rows) {
+  using Team = typename Config::Team;
   using Chain = typename Config::Chain;
-  constexpr int kCols = Config::kCols, kThreadsPerRow = Config::kThreadsPerRow, kRowsPerBlock = Config::kRowsPerBlock,
-      kVector = Config::kVector, kUnroll = Config::kUnroll, kVectors = kCols / kVector,
-      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
+      kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4, kUnroll = Config::kUnroll,
+      kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  struct Look1 {  // state of look 1: sum(x)
-    float total;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      return {a.total + b.total};
-    }
-  };
 
-  const int lane = threadIdx.x % kThreadsPerRow;
-  const int slot = threadIdx.x / kThreadsPerRow;  // this thread's row within the block
-  const int row = blockIdx.x * kRowsPerBlock + slot;
+  const int lane = Team::lane();
+  const int slot = Team::slot();  // this thread's row within the block
+  const int row = Team::tile() * kRowsPerBlock + slot;
 
-  const bool active = row < rows;  // idle rows recompute the last row and store nothing
+  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
   const int valid_row = active ? row : rows - 1;
   const float* x_row = x + static_cast<long long>(valid_row) * x_pitch;
 
   Chain::at_start();
   Chain::wait();  // nothing before it depends on the kernels in front of this one
 
-  Look1 look1 = {0.0f};
+  Look1_3b4a look1 = {0.0f};
+  float look1_total[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
 
   // Look 1: sum(x)
   #pragma unroll kUnroll
@@ -154,10 +189,12 @@ row_sum_fwd_f32_thread_per_row_5551(
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
-        look1.total += x_i;
+        look1_total[i % kRunningSums] += x_i;
       }
     }
   }
+
+  look1.total = sum_in_pairs(look1_total);
 
   if (lane == 0 && active) {
     total[row] = look1.total;

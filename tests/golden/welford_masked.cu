@@ -151,6 +151,49 @@ struct InOrder {
 
 template <class Config, typename T> using Input = typename Config::Chain::template Pointer<T>;
 
+// The lanes that a shuffle names: all of the warp.
+struct WholeWarp {
+  template <int kLanes>
+  static __device__ __forceinline__ unsigned lanes() { return 0xffffffffu; }
+};
+
+// All kLanes neighbouring lanes, a power of two, end with the combined state. A state is a struct of floats that knows
+// how two combine, and how to get that of the lane whose number differs by `offset`.
+template <int kLanes, class Named = WholeWarp, typename State>
+__device__ __forceinline__ State reduce_lanes(State s) {
+  const unsigned mask = Named::template lanes<kLanes>();
+  #pragma unroll
+  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset, mask));
+  return s;
+}
+
+// A team: the threads that share a row. They are neighbours in a block, which has kRowsPerBlock rows side by side.
+template <int kThreadsPerRow, int kRowsPerBlock>
+struct Threads {
+  enum : int { kSize = kThreadsPerRow, kRows = kRowsPerBlock };
+  // This thread's number in its team, and its team's in the block; which tile of rows is the block's.
+  static __device__ __forceinline__ int lane() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
+  static __device__ __forceinline__ int slot() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
+  static __device__ __forceinline__ unsigned tile() { return blockIdx.x; }
+  // The team's row of the tile that starts at row `first`; idle teams take the last row.
+  static __device__ __forceinline__ int row(int first, int rows) {
+    return kRows == 1 ? first : min(first + slot(), rows - 1);
+  }
+  // Blocks that are a team say that they have started, and wait for each other before they combine.
+  static __device__ __forceinline__ void announce() {}
+  static __device__ __forceinline__ void meet() {}
+};
+
+// Lanes of a warp are a team: they combine by shuffles alone.
+template <int kThreadsPerRow, int kRowsPerBlock, class Named = WholeWarp>
+struct Lanes : Threads<kThreadsPerRow, kRowsPerBlock> {
+  template <typename State> struct Slots {};
+  template <typename State>
+  static __device__ __forceinline__ State reduce(State s, Slots<State>&) {
+    return reduce_lanes<kThreadsPerRow, Named>(s);
+  }
+};
+
 // Parameters are read in their turn.
 struct InTurn {
   template <typename T>
@@ -166,29 +209,34 @@ struct Plain {
   enum : int { kCluster = 1 };  // blocks that share a row, or add their column sums
 };
 
-// All kLanes neighbouring lanes, a power of two, end with the combined state; the lanes of `mask` take part. A state is
-// a struct of floats that knows how two combine, and how to get that of the lane whose number differs by `offset`.
-template <int kLanes, typename State>
-__device__ __forceinline__ State reduce_lanes(State s, unsigned mask = 0xffffffffu) {
-  #pragma unroll
-  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset, mask));
-  return s;
-}
-
 // kVector   elements per access
 // kUnroll   steps that a loop does in a trip
 // kVectors  vectors of a row
 // kSteps    vectors a thread owns
 // kEven     all threads own kSteps of them
 
-struct Cols123_873b : Plain {
-  enum : int { kCols = 123, kThreads = 32, kThreadsPerRow = 32, kVector = 2, kUnroll = 1 };
+struct Cols123_c42e : Plain { using Team = Lanes<32, 1>;
+  enum : int { kCols = 123, kThreads = 32, kVector = 2, kUnroll = 1 };
 };
 
-// layernorm forward: lanes of a warp own a row; each row is read twice.
+struct Look1_ee5d {  // state of look 1: welford(x)
+  float x_count, mean, var_sum;
+  static __device__ __forceinline__ Look1_ee5d combine(const Look1_ee5d& a, const Look1_ee5d& b) {
+    const float total = a.x_count + b.x_count;
+    const float delta = b.mean - a.mean;
+    const float share = b.x_count / maximum(total, 1.0f);
+    return {total, a.mean + delta * share, a.x_count * delta * delta * share + a.var_sum + b.var_sum};
+  }
+  static __device__ __forceinline__ Look1_ee5d shuffle_xor(const Look1_ee5d& s, int offset, unsigned mask) {
+    return {__shfl_xor_sync(mask, s.x_count, offset), __shfl_xor_sync(mask, s.mean, offset),
+        __shfl_xor_sync(mask, s.var_sum, offset)};
+  }
+};
+
+// layernorm forward: a team of threads owns a row; each row is read twice.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_f16_warp_per_row_d7d3(
+layernorm_fwd_f16_team_per_row_deac(
     float16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -199,39 +247,34 @@ layernorm_fwd_f16_warp_per_row_d7d3(
     long long x_pitch,
     int rows,
     float eps) {
+  using Team = typename Config::Team;
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kCols = Config::kCols, kThreadsPerRow = Config::kThreadsPerRow, kVector = Config::kVector,
-      kUnroll = Config::kUnroll, kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
+      kVector = Config::kVector, kUnroll = Config::kUnroll, kVectors = kCols / kVector,
+      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  struct Look1 {  // state of look 1: welford(x)
-    float x_count, mean, var_sum;
-    static __device__ __forceinline__ Look1 combine(const Look1& a, const Look1& b) {
-      const float total = a.x_count + b.x_count;
-      const float delta = b.mean - a.mean;
-      const float share = b.x_count / maximum(total, 1.0f);
-      return {total, a.mean + delta * share, a.x_count * delta * delta * share + a.var_sum + b.var_sum};
-    }
-    static __device__ __forceinline__ Look1 shuffle_xor(const Look1& s, int offset, unsigned mask) {
-      return {__shfl_xor_sync(mask, s.x_count, offset), __shfl_xor_sync(mask, s.mean, offset),
-          __shfl_xor_sync(mask, s.var_sum, offset)};
-    }
-  };
+  __shared__ typename Team::template Slots<Look1_ee5d> look1_slots;
 
-  const int lane = threadIdx.x;
-  const int row = blockIdx.x;
+  const int lane = Team::lane();
+  const int slot = Team::slot();  // this thread's row within the block
+  const int row = Team::tile() * kRowsPerBlock + slot;
   // The elements behind the last whole vector belong to a lane each.
   const int edge = lane + kVectors * kVector;
   const bool has_edge = edge < kCols;
 
-  float16* y_row = y + static_cast<long long>(row) * y_pitch;
-  const float16* x_row = x + static_cast<long long>(row) * x_pitch;
+  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const int valid_row = active ? row : rows - 1;
+  float16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
+  const float16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
 
   Chain::at_start();
   Chain::wait();  // nothing before it depends on the kernels in front of this one
 
-  Look1 look1 = {0.0f, 0.0f, 0.0f};
+  Team::announce();
+
+  Look1_ee5d look1 = {0.0f, 0.0f, 0.0f};
 
   // Look 1: welford(x)
   #pragma unroll kUnroll
@@ -262,11 +305,12 @@ layernorm_fwd_f16_warp_per_row_d7d3(
     look1.var_sum += (x_i - new_mean) * delta;
   }
 
-  look1 = reduce_lanes<kThreadsPerRow>(look1);
+  Team::meet();
+  look1 = Team::reduce(look1, look1_slots);
   const float row_var = look1.var_sum / kCols;
   const float row_rstd = rsqrtf(eps + row_var);
 
-  if (lane == 0) {
+  if (lane == 0 && active) {
     if (mean != nullptr) mean[row] = look1.mean;
     if (rstd != nullptr) rstd[row] = row_rstd;
   }
@@ -289,7 +333,7 @@ layernorm_fwd_f16_warp_per_row_d7d3(
       }
       Vec<float16, kVector> y_vec;
       pack(y_vec, y_values);
-      write<Store>(y_row + vector * kVector, y_vec);
+      if (active) write<Store>(y_row + vector * kVector, y_vec);
     }
   }
   if (has_edge) {
@@ -303,7 +347,7 @@ layernorm_fwd_f16_warp_per_row_d7d3(
     y_values[0] = (x_i - look1.mean) * row_rstd * weight_i + bias_i;
     Vec<float16, 1> y_vec;
     pack(y_vec, y_values);
-    write<Store>(y_row + edge, y_vec);
+    if (active) write<Store>(y_row + edge, y_vec);
   }
 
   Chain::at_end();

@@ -267,10 +267,15 @@ def test_a_kernel_with_an_unbiased_variance_is_found_wrong() -> None:
 # what is said then. None of them leaves its tensors: a GPU that faults would take the other tests with it.
 PLANTED = {
     "pitch of dx": ("backward_clusters", "(row) * dx_pitch", "(row) * x_pitch", "WRONG with pitches of their own"),
-    "pitch of y": ("block_per_row", "(row) * y_pitch", "(row) * x_pitch", "WRONG with pitches of their own"),
+    "pitch of y": (
+        "block_per_row",
+        "(valid_row) * y_pitch",
+        "(valid_row) * x_pitch",
+        "WRONG with pitches of their own",
+    ),
     "null test": ("warp_per_row", "if (rstd != nullptr)", "if (mean != nullptr)", "WRONG with null mean"),
     "null test, masked": ("welford_masked", "if (rstd != nullptr)", "if (mean != nullptr)", "WRONG with null mean"),
-    "one row": ("warp_per_row", "row < rows", "rows > 1 && row < rows", "WRONG at 1 row"),
+    "one row": ("warp_per_row", "|| row < rows", "|| (rows > 1 && row < rows)", "WRONG at 1 row"),
     "one row, a thread a row": ("thread_per_row", "row < rows", "rows > 1 && row < rows", "WRONG at 1 row"),
     "row loop": ("backward_persistent", "first_row += ", "first_row += 2 * ", "WRONG"),
     "row loop of one row": ("backward_last_tile", "row += ", "row += 2 * ", "WRONG"),

@@ -119,7 +119,7 @@ def verdict_of(case: str, old: str, new: str, scratch: Path, limit_s: float = LI
     return verdict
 
 
-START = "  Look1 look1 = {0.0f};"
+START = "  Look1_3b4a look1 = {0.0f};"
 PLANTED = [
     ("look1.total += x_i", "look1.total += 2.0f * x_i", Outcome.NUMBERS),
     ("x_row + vector * kVector", "x_row + vector * kVector + 4096 * kCols", Outcome.FAULT),

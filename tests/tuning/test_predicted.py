@@ -120,7 +120,10 @@ def test_the_cpu_check_finds_an_unbiased_variance_and_an_overrun() -> None:
     check = cpu_check.check_on_cpu(problem, wrong)
     assert not check.ok
     assert check.error["y"] > 1
-    overrun = replace(module, text=module.text.replace("const bool active = row < rows;", "const bool active = true;"))
+    overrun = replace(
+        module,
+        text=module.text.replace("const bool active = kRowsPerBlock == 1 || row < rows;", "const bool active = true;"),
+    )
     assert overrun.text != module.text
     odd = replace(problem, rows=15)
     assert cpu_check.check_on_cpu(odd, module).ok

@@ -81,7 +81,7 @@ class Columns:
             return []
         terms = [(i, term) for i, (_, term) in enumerate(self.plan.program.col_terms) if term != 0]
         added = [self.gather.add(index, printer.text(term), site) for index, term in terms]
-        added = [If("active", (one,), alone=True) for one in added] if self.plan.idle_rows else added
+        added = [If("active", (one,), alone=True) for one in added] if self.plan.rows_beside else added
         return [*added, *self.totals.elements(printer, site)]
 
     def epilogue(self) -> list[Statement]:

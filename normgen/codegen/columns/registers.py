@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from normgen.codegen.access import Site
 from normgen.codegen.columns.sums import Gather
-from normgen.codegen.statements import Comment, Do, For, Gap, Let, Statement, constant, loop, setting, when
+from normgen.codegen.statements import Comment, Do, For, Gap, If, Let, Statement, constant, loop, setting, when
 from normgen.codegen.walk import UNROLL, Walk
-from normgen.schedule.plan import WARP
 
 
 class Registers(Gather):
@@ -52,12 +51,13 @@ class Registers(Gather):
     def _leave(self) -> list[Statement]:
         """Registers -> shared memory, one row of sums per group."""
         s, shifted = self.plan.schedule, self.plan.cut.shifted
-        shares_warp = s.threads_per_row <= WARP and not shifted
-        group = "threadIdx.x / 32" if shares_warp else "slot" if s.rows_per_block > 1 else "0"
+        shares_warp = self.plan.rows_beside and not shifted
+        group = "slot" if s.rows_per_block > 1 else "0"
+        group = "kThreadsPerRow < 32 ? static_cast<int>(threadIdx.x / 32) : slot" if shares_warp else group
         cell = "column + i" if shifted else "i * kVectors + vector"
         row = f"group_sums[{group}]"
         names = list(enumerate(self.cells.names))
-        first_rows = "threadIdx.x % 32 < kThreadsPerRow" if shares_warp else ""
+        first_rows = "(kThreadsPerRow >= 32 || threadIdx.x % 32 < kThreadsPerRow)" if shares_warp else ""
         edge = [Do(f"{row}[{index}][edge] = {name}_edge_sum") for index, name in names]
         walk = Walk(
             comment="Each row group of the block leaves its sums in shared memory.",
@@ -100,6 +100,5 @@ class Registers(Gather):
         return [
             Gap(),
             Comment("Lanes that own the same columns of several rows add their sums."),
-            loop("step", "kSteps", [vectors], unroll=UNROLL),
-            *edges,
+            If("kThreadsPerRow < 32", (loop("step", "kSteps", [vectors], unroll=UNROLL), *edges)),
         ]

@@ -44,7 +44,7 @@ class Totals:
         printer = Printer(self.access.names)
         terms = [(s.tensor, term) for s, term in self.plan.row_totals if term != 0]
         added = tuple(Do(f"{name}_sum += {printer.text(term)}") for name, term in terms)
-        who = "lane == 0 && active" if self.plan.idle_rows else "lane == 0"
+        who = "lane == 0 && active" if self.plan.rows_beside else "lane == 0"
         # A row's part is added up by itself first: its chain of additions is short.
         parts = [Do(f"float {name}_part[kRunningSums] = {{}}") for name, _ in self.of_elements]
         return [*([If(who, added)] if added else []), *parts]
@@ -56,7 +56,7 @@ class Totals:
 
     def after_last_look(self) -> list[Statement]:
         added = [Do(f"{name}_sum += sum_in_pairs({name}_part)") for name, _ in self.of_elements]
-        return [If("active", (one,), alone=True) for one in added] if self.plan.idle_rows else [*added]
+        return [If("active", (one,), alone=True) for one in added] if self.plan.rows_beside else [*added]
 
     def epilogue(self) -> list[Statement]:
         """After the row loop: the block's threads, first within each warp, then warp by warp."""

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from normgen.codegen.exchange.block import Block
-from normgen.codegen.exchange.cluster import Cluster, ClusterWalk
-from normgen.codegen.exchange.cooperative import CooperativeBlock, CooperativeLanes
+from normgen.codegen.exchange.cluster import ClusterWalk
 from normgen.codegen.exchange.exchange import Exchange
-from normgen.codegen.exchange.lanes import Lanes
+from normgen.codegen.exchange.team import Team
 from normgen.codegen.exchange.tree import Tree
 from normgen.schedule import plan as planned
 from normgen.schedule.plan import Plan
 
 WAYS: dict[planned.Exchange, type[Exchange]] = {
     planned.Exchange.NONE: Exchange,
-    planned.Exchange.LANES: Lanes,
-    planned.Exchange.BLOCK: Block,
+    planned.Exchange.LANES: Team,
+    planned.Exchange.BLOCK: Team,
     planned.Exchange.TREE: Tree,
-    planned.Exchange.COOPERATIVE_WARP: CooperativeLanes,
-    planned.Exchange.COOPERATIVE_BLOCK: CooperativeBlock,
-    planned.Exchange.CLUSTER: Cluster,
+    planned.Exchange.COOPERATIVE_WARP: Team,
+    planned.Exchange.COOPERATIVE_BLOCK: Team,
+    planned.Exchange.CLUSTER: Team,
     planned.Exchange.CLUSTER_WALK: ClusterWalk,
 }
 

@@ -7,24 +7,6 @@ from normgen.codegen.reductions import State
 from normgen.codegen.statements import Do, If, Statement, loop
 
 
-class Cluster(Exchange):
-    """A cluster for each row: a cluster barrier around the exchange."""
-
-    shuffles = True
-    frees_slots = True
-
-    def slots(self, states: list[State]) -> list[Statement]:
-        return self.declare(states, "[kCluster * kWarps]")
-
-    def announce(self) -> list[Statement]:
-        return [Do("cluster_arrive()", STARTED)]
-
-    def combine(self, state: State, *, is_first: bool) -> list[Statement]:
-        variable = state.variable
-        tree = Do(f"{variable} = reduce_cluster<kWarps, kCluster>({variable}, {variable}_slots)")
-        return [Do("cluster_wait()"), tree] if is_first else [tree]
-
-
 class ClusterWalk(Exchange):
     """Clusters that walk rows: an mbarrier counts the states that arrive, and two sets of slots take turns."""
 

@@ -24,4 +24,4 @@ def transport_of(access: Access, *, reduction_frees: bool) -> Transport:
     copier = COPIERS.get(access.plan.schedule.copy)
     if copier is not None:
         return Ring(access, copier(access), reduction_frees=reduction_frees)
-    return RegisterAhead(access) if access.plan.fetches_ahead else Direct(access)
+    return RegisterAhead(access) if access.plan.walks_registers else Direct(access)

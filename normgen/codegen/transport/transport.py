@@ -13,7 +13,7 @@ from normgen.schedule.plan import Place
 class Transport:
     """One way for a row to reach its threads. A technique overrides what it does; the rest is nothing.
 
-    A kernel calls in this order: `constants`, `shared`, `pointers`, `prologue`; then for each row `start`,
+    A kernel calls in this order: `constants`, `shared`, `pointers`, `prologue`; then for each row `ask`, `start`,
     `arrive` (a hybrid row's rest within its first look), `after_first_look`, `after_last_look`.
     """
 
@@ -37,6 +37,10 @@ class Transport:
 
     def start_fetching(self) -> list[Statement]:
         """Before the row loop, after everything that other parts set up: the first row to registers."""
+        return []
+
+    def ask(self) -> list[Statement]:
+        """Within a row, before its values are read."""
         return []
 
     def start(self) -> list[Statement]:

@@ -1,0 +1,68 @@
+"""Teams: the threads that share a row, as a type of the device library that Config names.
+
+Lanes of a warp, a block, several warps of a block and the blocks of a cluster run one text.
+"""
+
+from __future__ import annotations
+
+from normgen.codegen.exchange.exchange import Exchange
+from normgen.codegen.reductions import State
+from normgen.codegen.statements import Do, Let, Setting, Statement, constant, type_setting
+from normgen.schedule.plan import Exchange as Way
+from normgen.schedule.plan import Plan
+
+COOPERATIVE = (Way.COOPERATIVE_WARP, Way.COOPERATIVE_BLOCK)
+
+
+def team_setting(plan: Plan) -> Setting:
+    """The team of a kernel's Config; `Threads` where its threads combine in no way of the library's teams."""
+    s, way = plan.schedule, plan.exchange
+    sizes = [s.threads_per_row, s.rows_per_block]
+    kind = "Threads"
+    if way is Way.CLUSTER:
+        kind, sizes = "ClusterTeam", [s.row_cluster, s.threads]
+    elif way in (Way.LANES, Way.COOPERATIVE_WARP):
+        kind = "Lanes"
+    elif way in (Way.BLOCK, Way.COOPERATIVE_BLOCK):
+        kind, sizes = ("Beside", sizes) if plan.idle_rows else ("Block", sizes[:1])
+    arguments = [*map(str, sizes), *(["OwnTile"] if way in COOPERATIVE else [])]
+    return type_setting("Team", f"{kind}<{', '.join(arguments)}>")
+
+
+def team_constants(plan: Plan) -> list[Let]:
+    return [
+        team_setting(plan),
+        constant("kThreadsPerRow", "Team::kSize"),
+        constant("kRowsPerBlock", "Team::kRows"),
+    ]
+
+
+class Team(Exchange):
+    """A way to combine that is a type of the library."""
+
+    shuffles = True
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__(plan)
+        self.frees_slots = plan.exchange not in (Way.LANES, Way.COOPERATIVE_WARP)
+
+    def slots(self, states: list[State]) -> list[Statement]:
+        twice = "[2]" if self.plan.double_slots else ""
+        return [Do(f"__shared__ typename Team::template Slots<{st.type}> {st.variable}_slots{twice}") for st in states]
+
+    def set_up(self, states: list[State]) -> list[Statement]:
+        return [Do("int parity = 0")] if self.plan.double_slots else []
+
+    def announce(self) -> list[Statement]:
+        return [] if self.plan.loops_rows else [Do("Team::announce()")]
+
+    def combine(self, state: State, *, is_first: bool) -> list[Statement]:
+        slots = f"{state.variable}_slots{'[parity]' if self.plan.double_slots else ''}"
+        meet = [Do("Team::meet()")] if is_first and not self.plan.loops_rows else []
+        return [*meet, Do(f"{state.variable} = Team::reduce({state.variable}, {slots})")]
+
+    def by_any(self, condition: str) -> str:
+        return f"kThreadsPerRow < 32 ? __any_sync(0xffffffffu, {condition}) : {condition}"
+
+    def next_row(self) -> list[Statement]:
+        return [Do("parity ^= 1")] if self.plan.double_slots else []
