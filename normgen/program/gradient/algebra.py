@@ -106,12 +106,14 @@ class Algebra:
             self._rules[value] = self.product(factors(shifted))
             return
         number, powers = self.product(factors(self._with_logs(expr)))
+        if not expr.args:  # col has no name: col - y_part would become y_part - y_part, which is 0 to sympy
+            return
         if number == 1 and list(powers.values()) == [1] and not next(iter(powers)).is_Symbol:
             term = next(iter(powers))
             self._names.setdefault(term, value)
             self._rules.setdefault(term, (_ONE, {value: _ONE}))
             return
-        if not (expr.is_Symbol or expr.is_number):  # algebra makes a number of x/x
+        if not expr.is_number:  # algebra makes a number of x/x
             self._names.setdefault(expr, value)
         term_and_rest = self._solvable(value, powers)
         if term_and_rest is None:

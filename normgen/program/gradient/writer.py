@@ -218,8 +218,8 @@ class GradientWriter:
             self._expr(expr)
         for name in defined_names(statement):
             self._written[symbol(name)] = symbol(name)
-        if isinstance(statement, Map):
-            self._by_expr.setdefault((opened(statement.expr), statement.kind), value)
+        if isinstance(statement, Map) and not (known := opened(statement.expr)).is_number:
+            self._by_expr.setdefault((known, statement.kind), value)  # log(w/w) is 0 to algebra, and no value has it
         self.statements.append(statement)
 
     def _write_sum(self, value: sp.Symbol) -> sp.Symbol:
