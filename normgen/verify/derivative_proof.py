@@ -8,16 +8,16 @@ of central differences of the formula as `interpret` walks it, both in float64. 
 * Extrapolation. D(h) = (L(h) - L(-h)) / 2h = L' + c2 h² + c4 h⁴ + ...; with steps h, h/4, h/16,
   A(h) = (16 D(h/4) - D(h)) / 15 is free of c2 and B = (256 A(h/4) - A(h)) / 255 of c4. The error of B is at most
   |B - A(h)|, the error of the coarser one, some 255 times that of A(h/4) (as Ridders 1982 does, Adv. Eng. Softw. 4).
-* What the steps straddle. The even part (L(h) + L(-h)) / 2, extrapolated as D is, must give L itself. A pole nearer than
-  h, or a wave shorter than it, leaves both series looking smooth and this one off by as much as it adds to L, say m: a
-  slope at steps of h misses m / h of it or more. So m has to be small beside (L(h) + L(-h)) / 2 - L and to fade with h,
-  until it is rounding.
+* What the steps straddle. The even part (L(h) + L(-h)) / 2, extrapolated as D is, must give L itself. A pole nearer
+  than h, or a wave shorter than it, leaves both series looking smooth and this one off by as much as it adds to L, say
+  m: a slope at steps of h misses m / h of it or more. So m has to be small beside (L(h) + L(-h)) / 2 - L and to fade
+  with h, until it is rounding.
 * What no step resolves, such as sin(1e9 x), agrees at some step by chance. A finer step that leaves more open than its
   roundings explain says that of all coarser ones.
 * Rounding. x, the parameters and d are multiples of 2^-20 and h is a power of two, so x ± h d is exact. L(±h) is off
   by E at most, D(h) by E/h, A and B by their weighted sums. E is the bound of the error model for the loss and for
-  <dx, d>, whose roundings all are multiples of u: it holds for float64 with u = 2^-53 in the place of 2^-24. Bounds that
-  end somewhere, as that of a sine does at 2, are no such multiples and go on growing here (`_Linear`).
+  <dx, d>, whose roundings all are multiples of u: it holds for float64 with u = 2^-53 in the place of 2^-24. Bounds
+  that end somewhere, as that of a sine does at 2, are no such multiples and go on growing here (`_Linear`).
 
 Of the steps 2^-4 ... 2^-18 every row takes those with the smallest bound. A row does not count along a direction
 where at every step the formula is not finite, jumps or bends: a comparison, an abs, minimum or maximum changes its

@@ -204,8 +204,9 @@ class GradientWriter:
         if value in self.algebra.group_sums:
             return self._write_group_sum(self.algebra.group_sums[value])
         if value in self.named:
-            expr = self._assembled_open(self.named[value], Kind.ELEM, value.name)
-            self._append(value, Kind.ELEM, expr, Map(value.name, Kind.ELEM, expr))
+            kind = self.algebra.kinds[value.name]
+            expr = self._assembled_open(self.named[value], kind, value.name)
+            self._append(value, kind, expr, Map(value.name, kind, expr))
             return value
         if value.name in self.loaded:
             self.statements.append(Load(value.name, self.loaded[value.name]))
