@@ -245,7 +245,7 @@ class _Linear(Float32Error):
 
     def cast(self, a: Bounded, dtype: DType) -> Bounded:
         found = super().cast(a, dtype)
-        if a.error is None or found.error is None:
+        if a.error is None or found.error is None or np.all(a.least >= a.value):  # a constant does not move
             return found
         return replace(found, error=np.fmax(found.error, a.error))
 
@@ -422,11 +422,11 @@ class _Forward:
         if len(direction) == 1:  # a parameter: one gradient of all rows
             slope, bound, rows = slope.sum(axis=0, keepdims=True), bound.sum(axis=0, keepdims=True), [-1]
         bound = bound + (0.0 if found.error is None else FLOAT64 * found.error)
+        bound = np.where(np.isnan(bound) & np.isfinite(found.value), np.inf, bound)  # 0 times no bound
         shape = (self.problem.rows, self.problem.cols)
         slopes = [
             Slope(tensor=name, shape=shape, row=row, derived=float(a), differences=float(b), bound=float(e))
             for row, a, b, e in zip(rows, found.value[:, 0], slope[:, 0], bound[:, 0], strict=True)
-            if not (np.isnan(e) and np.isfinite(a))
         ]
         if told_of := [one for one in slopes if not np.isinf(one.bound)]:
             return told_of

@@ -11,6 +11,7 @@ import sympy as sp
 from normgen.device import TARGETS
 from normgen.errors import VerificationError
 from normgen.pipeline import emit
+from normgen.problem.problem import Problem
 from normgen.program.evaluate import evaluate
 from normgen.program.ir import Map, Reduce, RowProgram, Statement
 from normgen.program.source import problem_for, written_program
@@ -150,6 +151,29 @@ def test_extrapolated_differences_are_within_their_bound() -> None:
         slopes = [np.array((function(0.7 + h) - function(0.7 - h)) / (2 * h)) for h in steps]
         value, apart, noise = derivative_proof._extrapolated(slopes, [np.array(2.0**-52 / h) for h in steps])
         assert abs(value - slope) <= apart + noise < 1e-4
+
+
+NOT_SEEN = {
+    "a pole nearer than the steps": "1e-5 / (1e-5 * z)**3",
+    "waves shorter than the steps": "sin(1e9 * z)",
+    "waves beside a steep slope": "1e5 / z + cos(1e5 / z)**2",
+    "a sine of a number that float64 rounds by more than 1": "z * sin(1e30)",
+}
+
+
+@pytest.mark.parametrize("name", NOT_SEEN)
+def test_what_the_steps_do_not_see_is_never_called_wrong(name: str) -> None:
+    text = 'name = "t"\n[tensors]\nx = "input"\nz = "input"\ny = "output"\n[formulas]\ny = "{}"\n'
+    problem = problem_for(parse(text.format(f"x + {NOT_SEEN[name]}")), shape=(7, 256), direction="backward")
+    assert "is not the derivative" not in _answer(problem)
+
+
+def _answer(problem: Problem) -> str:
+    try:
+        prove(problem, written_program(problem))
+    except VerificationError as error:
+        return error.rule
+    return "proven"
 
 
 def test_a_row_that_bends_within_the_step_takes_a_smaller_one_or_does_not_count() -> None:

@@ -43,7 +43,6 @@ from normgen.program.ir import (
     check,
     defined_names,
     is_row_reduce,
-    join,
     kind_of,
     used_exprs,
     used_names,
@@ -51,7 +50,7 @@ from normgen.program.ir import (
 )
 from normgen.program.monoid import symbol
 from normgen.program.ordered import opened
-from normgen.spec.spec import Kind
+from normgen.spec.spec import Kind, join
 
 LONGEST_WRITTEN_OUT = 200  # operations of a branch: names in names would grow without end
 NO_TENSORS: Mapping[str, Kind] = {}
