@@ -10,8 +10,8 @@ of central differences of the formula as `interpret` walks it, both in float64. 
   |B - A(h)|, the error of the coarser one, some 255 times that of A(h/4) (as Ridders 1982 does, Adv. Eng. Softw. 4).
 * What the steps straddle. The even part (L(h) + L(-h)) / 2, extrapolated as D is, must give L itself. A pole nearer
   than h, or a wave shorter than it, leaves both series looking smooth and this one off by as much as it adds to L, say
-  m: a slope at steps of h misses m / h of it or more. So m has to be small beside (L(h) + L(-h)) / 2 - L and to fade
-  with h, until it is rounding.
+  m: a slope at steps of h misses m / h of it or more. So m has to be rounding, or next to nothing beside
+  (L(h) + L(-h)) / 2 - L, or small beside it and fading with h until it is one of these.
 * What no step resolves, such as sin(1e9 x), agrees at some step by chance. A finer step that leaves more open than its
   roundings explain says that of all coarser ones.
 * Rounding. x, the parameters and d are multiples of 2^-20 and h is a power of two, so x ± h d is exact. L(±h) is off
@@ -19,7 +19,7 @@ of central differences of the formula as `interpret` walks it, both in float64. 
   <dx, d>, whose roundings all are multiples of u: it holds for float64 with u = 2^-53 in the place of 2^-24. Bounds
   that end somewhere, as that of a sine does at 2, are no such multiples and go on growing here (`_Linear`).
 
-Of the steps 2^-4 ... 2^-18 every row takes those with the smallest bound. A row does not count along a direction
+Of the steps 2^-4 ... 2^-22 every row takes those with the smallest bound. A row does not count along a direction
 where at every step the formula is not finite, jumps or bends: a comparison, an abs, minimum or maximum changes its
 branch between x - h d and x + h d, or compares what may be anything, such as 1 / (x - x) (row maxima need no such
 care: `differentiate` demands that their cotangent cancels). Nor does one where the chain rule has no number: tanh(inf
@@ -69,7 +69,7 @@ ROWS, COLS = 7, 33
 ROWS_PER_BATCH = 3  # the last batch is shorter
 LARGEST_COLS = 4096  # the problem's own cols are proven too up to here: 0.2 s a spec
 DIRECTIONS = 2
-STEPS = tuple(2.0**-k for k in range(4, 20, 2))
+STEPS = tuple(2.0**-k for k in range(4, 24, 2))
 GRID = 2.0**20
 FLOAT64 = 2.0**-53 / F32.unit_roundoff  # bounds are proportional to the unit roundoff
 LARGEST_NOISE = 8  # times the noise of B: what roundings can add to |B - A(h)| and to m / h together
@@ -475,7 +475,8 @@ class _Forward:
             bound = np.maximum(apart, unresolved) + noise
             counts = sure & smooth[at] & smooth[at + 1] & smooth[at + 2] & np.isfinite(bound)
             missed, is_even = np.abs(missed), np.abs(missed) <= LARGEST_NOISE * STEPS[at + 2] * noise
-            is_even |= was_even & (missed <= RESOLUTION * np.abs(evens[at])) & (missed_finer <= missed / 4)
+            share = missed / np.abs(evens[at])
+            is_even |= was_even & (share <= RESOLUTION) & (missed_finer <= missed / 4) | (share <= RESOLUTION**2)
             counts &= is_even
             was_even, missed_finer = is_even, missed
             bound = np.where(counts, bound, np.inf)

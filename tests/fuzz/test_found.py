@@ -101,13 +101,13 @@ FOUND = {
         {"m": "sum(x - w)", "y": "take(m * where(x > 0, 2, inf), -1) - x"}, ("w",)
     ),
     "a branch that is not taken may divide by an argmax": Found(
-        {"y": "where(random(seed) >= 0, x, w / argmax(x) + w / argmax(x))"}, ("w", "seed")
+        {"y": "where(random(seed) >= 0, x, w / argmax(z - z) + w / argmax(z - z))"}, ("z", "w", "seed")
     ),
     "a group's extremum that is not taken may have no elements": Found(
         {"g": "min(sqrt(x), 8)", "y": "where(x != 1e30, z * x, g)"}, ("z",)
     ),
     "the number of a row is no divisor": Found({"v": "x * row", "y": "v + rsqrt(abs(x) + 1) * x**0.5"}),
-    "an argmin is no divisor": Found({"v": "x * (x * argmin(z)) / x", "y": "v"}, ("z",)),
+    "an argmin is no divisor": Found({"v": "x * (x * argmin(z - z)) / x", "y": "v + x"}, ("z",)),
     "a sum that may be 0 is no divisor": Found({"y": "x + sum(take(x, -1) / w)"}, ("w",)),
     "the logarithm of w / w is no name of 0": Found({"v": "log(w / w)", "y": "x + x * where(b > 0, v, 1)"}, ("w", "b")),
     "col has no other name": Found({"y": "x - maximum((col - col)**(-1/3), 0)"}, state="refused"),

@@ -165,8 +165,8 @@ def test_a_comparison_with_what_is_unknown_may_go_either_way(name: str) -> None:
 def test_an_exponential_that_float32_may_find_0_is_no_divisor() -> None:
     do = Float32Error(cols=1)
     with np.errstate(all="ignore"):
-        assert is_unknown(do.divide(of(1.0), do.call("exp", of(-100.0, error=0.0))))
-        assert not is_unknown(do.divide(of(1.0), do.call("exp", of(-50.0, error=0.0))))
+        assert is_unknown(do.divide(of(0.0), do.call("exp", of(-100.0, error=0.0))))
+        assert not is_unknown(do.divide(of(0.0), do.call("exp", of(-50.0, error=0.0))))
 
 
 @pytest.mark.parametrize("operation", ["multiply", "divide"])
@@ -183,6 +183,8 @@ def test_a_quotient_by_what_is_known_by_its_least_value_alone() -> None:
     found = Float32Error(cols=1).divide(of(1.0), of(55.0, error=54.0).from_least(1.0))
     assert found.error is not None
     assert found.value.item() + found.error.item() >= 1.0
+    unknown = Float32Error(cols=1).divide(of(1.0), of(55.0, error=np.inf).from_least(1.0))  # NaN, for all that is known
+    assert is_unknown(unknown)
 
 
 def test_an_exact_value_that_a_dtype_holds_is_cast_exactly() -> None:
