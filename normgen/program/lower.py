@@ -279,8 +279,7 @@ class _Lowering:
                 return self.power(owner, args[0], sp.Rational(1 if function == "sqrt" else -1, 2))
             case "sigmoid":
                 return 1 / (1 + self.function(owner, "exp", [-args[0]]))
-        # sympy compares real numbers only, and log(minimum(-1, x)) is NaN to a kernel but complex to sympy.
-        args = [self.part(owner, arg) if arg.is_extended_real is False else arg for arg in args]
+        args = [self.real(owner, arg) for arg in args]
         make = MEANINGS[function].make
         found = make(*args)
         # exp(log(cast(x))) is cast(x) to sympy, and NaN where x is negative to a kernel.
@@ -288,6 +287,10 @@ class _Lowering:
             return found
         is_kept = found.func is make and set(found.args) == set(args)
         return found if is_kept else make(*(self.part(owner, arg) for arg in args))
+
+    def real(self, owner: str, arg: sp.Expr) -> sp.Expr:
+        """sympy compares real numbers only, and log(minimum(-1, x)) is NaN to a kernel but complex to sympy."""
+        return self.part(owner, arg) if arg.is_extended_real is False else arg
 
     def random(self, owner: str, call: Call) -> sp.Expr:
         """The symbol of random numbers: each call that a formula makes has its own."""
@@ -299,7 +302,8 @@ class _Lowering:
 
     def reduction(self, owner: str, call: Call, wish: str | None = None) -> sp.Expr:
         """The symbol of a row reduction's result (for `mean`: over cols); equal reductions are one."""
-        arg, monoid, group = settled(self.expr(owner, call.args[0])), _MONOIDS[call.function], group_of(call)
+        arg = settled(self.real(owner, self.expr(owner, call.args[0])))
+        monoid, group = _MONOIDS[call.function], group_of(call)
         kind = self.kind_of(arg)
         if kind.by_col and not kind.by_row:
             raise self.error(owner, f"{call.function} reduces a row, so it reads a row input")

@@ -474,14 +474,15 @@ def _judge(got: Array, want: Array, bound: Array, error: Array, dtype: DType) ->
     A NaN must be a NaN and an infinity that infinity. Where the bound is inf, an infinity may be any other value that
     is not finite (Welford turns an inf in a row into NaN), and a finite value or NaN (of what may be negative, stored
     without a sign) anything. Where the exact result lies
-    within its bound of overflow, both inf and the largest finite value are right.
+    within its bound of overflow, to either side, both that inf and the largest finite value are right.
     """
     loose = np.isinf(bound)
     clipped = np.clip(want, dtype.least, dtype.largest)
-    overflows = np.abs(want) + np.where(loose, 0.0, bound) > dtype.largest
+    reach = np.where(loose, 0.0, bound)
+    overflows = np.abs(want) + reach > dtype.largest
     right = np.where(
         np.isfinite(want),
-        loose | (overflows & np.isinf(got) & (np.sign(got) == np.sign(want))),
+        loose | (np.isinf(got) & (np.sign(got) * want + reach > dtype.largest)),
         (np.isnan(want) & (np.isnan(got) | loose)) | (got == want) | (np.isinf(want) & loose & ~np.isfinite(got)),
     )
     near = np.where(overflows & np.isfinite(got), np.minimum(error, np.abs(got - clipped)), error)

@@ -8,11 +8,18 @@ of central differences of the formula as `interpret` walks it, both in float64. 
 * Extrapolation. D(h) = (L(h) - L(-h)) / 2h = L' + c2 h² + c4 h⁴ + ...; with steps h, h/4, h/16,
   A(h) = (16 D(h/4) - D(h)) / 15 is free of c2 and B = (256 A(h/4) - A(h)) / 255 of c4. The error of B is at most
   |B - A(h)|, the error of the coarser one, some 255 times that of A(h/4) (as Ridders 1982 does, Adv. Eng. Softw. 4).
+* What the steps straddle. The even part (L(h) + L(-h)) / 2, extrapolated as D is, must give L itself. A pole nearer
+  than h, or a wave shorter than it, leaves both series looking smooth and this one off by as much as it adds to L, say
+  m: a slope at steps of h misses m / h of it or more. So m has to be rounding, or next to nothing beside
+  (L(h) + L(-h)) / 2 - L, or small beside it and fading with h until it is one of these.
+* What no step resolves, such as sin(1e9 x), agrees at some step by chance. A finer step that leaves more open than its
+  roundings explain says that of all coarser ones.
 * Rounding. x, the parameters and d are multiples of 2^-20 and h is a power of two, so x ± h d is exact. L(±h) is off
   by E at most, D(h) by E/h, A and B by their weighted sums. E is the bound of the error model for the loss and for
-  <dx, d>, whose roundings all are multiples of u: it holds for float64 with u = 2^-53 in the place of 2^-24.
+  <dx, d>, whose roundings all are multiples of u: it holds for float64 with u = 2^-53 in the place of 2^-24. Bounds
+  that end somewhere, as that of a sine does at 2, are no such multiples and go on growing here (`_Linear`).
 
-Of the steps 2^-4 ... 2^-18 every row takes those with the smallest bound. A row does not count along a direction
+Of the steps 2^-4 ... 2^-22 every row takes those with the smallest bound. A row does not count along a direction
 where at every step the formula is not finite, jumps or bends: a comparison, an abs, minimum or maximum changes its
 branch between x - h d and x + h d, or compares what may be anything, such as 1 / (x - x) (row maxima need no such
 care: `differentiate` demands that their cotangent cancels). Nor does one where the chain rule has no number: tanh(inf
@@ -62,9 +69,10 @@ ROWS, COLS = 7, 33
 ROWS_PER_BATCH = 3  # the last batch is shorter
 LARGEST_COLS = 4096  # the problem's own cols are proven too up to here: 0.2 s a spec
 DIRECTIONS = 2
-STEPS = tuple(2.0**-k for k in range(4, 20, 2))
+STEPS = tuple(2.0**-k for k in range(4, 24, 2))
 GRID = 2.0**20
 FLOAT64 = 2.0**-53 / F32.unit_roundoff  # bounds are proportional to the unit roundoff
+LARGEST_NOISE = 8  # times the noise of B: what roundings can add to |B - A(h)| and to m / h together
 RESOLUTION = 2.0**-10  # a slope counts when it is told to three digits
 LOSS = "the loss"  # no formula can have this name
 
@@ -225,7 +233,25 @@ class _Branches(Float64):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Loose(Float32Error):
+class _Linear(Float32Error):
+    """The error model with bounds that grow as the unit roundoff does, or faster, so that float64 has its share."""
+
+    def call(self, name: str, *args: Bounded) -> Bounded:
+        found, error = super().call(name, *args), args[0].error
+        if name not in ("sin", "cos", "sqrt") or error is None or found.error is None:
+            return found
+        slope = 0.5 / np.sqrt(np.maximum(args[0].value, 0.0)) if name == "sqrt" else 1.0
+        return replace(found, error=np.fmax(found.error, np.where(error > 0, error * slope, 0.0)))
+
+    def cast(self, a: Bounded, dtype: DType) -> Bounded:
+        found = super().cast(a, dtype)
+        if a.error is None or found.error is None or np.all(a.least >= a.value):  # a constant does not move
+            return found
+        return replace(found, error=np.fmax(found.error, a.error))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Loose(_Linear):
     """The error model, which also notes where a function jumps that may be on either side for all that is known."""
 
     noted: list[NDArray[np.bool_]] = field(default_factory=list)
@@ -374,7 +400,7 @@ class _Forward:
     def bounded(self, arithmetic: Float32Error | None = None) -> Evaluation[Bounded]:
         known = {name: Bounded(value) for name, value in self.base.items()}
         known |= {name: whole(value) for name, value in self.numbers().items()}
-        arithmetic = arithmetic or Float32Error(cols=self.problem.cols)
+        arithmetic = arithmetic or _Linear(cols=self.problem.cols)
         return Evaluation(arithmetic, self.formulas, known, file=self.problem.spec.file)
 
     def _by_row(self, value: Array) -> Array:
@@ -396,11 +422,11 @@ class _Forward:
         if len(direction) == 1:  # a parameter: one gradient of all rows
             slope, bound, rows = slope.sum(axis=0, keepdims=True), bound.sum(axis=0, keepdims=True), [-1]
         bound = bound + (0.0 if found.error is None else FLOAT64 * found.error)
+        bound = np.where(np.isnan(bound) & np.isfinite(found.value), np.inf, bound)  # 0 times no bound
         shape = (self.problem.rows, self.problem.cols)
         slopes = [
             Slope(tensor=name, shape=shape, row=row, derived=float(a), differences=float(b), bound=float(e))
             for row, a, b, e in zip(rows, found.value[:, 0], slope[:, 0], bound[:, 0], strict=True)
-            if not (np.isnan(e) and np.isfinite(a))
         ]
         if told_of := [one for one in slopes if not np.isinf(one.bound)]:
             return told_of
@@ -429,18 +455,30 @@ class _Forward:
         loss = self.bounded(loose).value(LOSS)
         sure = self._unbent(loose.noted, [np.zeros(()) for _ in loose.noted])
         error = self._by_row(FLOAT64 * (loss.error if loss.error is not None else np.zeros(1)))
-        _, here = self.at(self.base)
-        slopes, noises, smooth = [], [], []
+        loss_here, here = self.at(self.base)
+        slopes, evens, noises, smooth = [], [], [], []
         for h in STEPS:
             ahead, on = self.at({**self.base, name: self.base[name] + h * direction}, here.held)
             behind, off = self.at({**self.base, name: self.base[name] - h * direction}, here.held)
             slopes.append((ahead - behind) / (2 * h))
+            evens.append((ahead - loss_here) / 2 + (behind - loss_here) / 2)
             noises.append(error / h)
             smooth.append(self._unbent(here.noted, on.noted) & self._unbent(here.noted, off.noted))
         best, least = self._by_row(np.zeros(1)), self._by_row(np.full(1, np.inf))
-        for at in range(len(STEPS) - 2):
-            value, bound = _extrapolated(slopes[at : at + 3], noises[at : at + 3])
+        unresolved = missed_finer = self._by_row(np.zeros(1))
+        was_even = self._by_row(np.zeros(1)) > 0
+        for at in reversed(range(len(STEPS) - 2)):
+            value, apart, noise = _extrapolated(slopes[at : at + 3], noises[at : at + 3])
+            missed, _, _ = _extrapolated(evens[at : at + 3], noises[at : at + 3])
+            apart = apart + np.abs(missed) / STEPS[at + 2]
+            unresolved = np.fmax(unresolved, apart - LARGEST_NOISE * noise)
+            bound = np.maximum(apart, unresolved) + noise
             counts = sure & smooth[at] & smooth[at + 1] & smooth[at + 2] & np.isfinite(bound)
+            missed, is_even = np.abs(missed), np.abs(missed) <= LARGEST_NOISE * STEPS[at + 2] * noise
+            share = missed / np.abs(evens[at])
+            is_even |= was_even & (share <= RESOLUTION) & (missed_finer <= missed / 4) | (share <= RESOLUTION**2)
+            counts &= is_even
+            was_even, missed_finer = is_even, missed
             bound = np.where(counts, bound, np.inf)
             best, least = np.where(bound < least, value, best), np.minimum(bound, least)
         return best, least
@@ -470,7 +508,7 @@ class _Forward:
             values[load.name] = _taken(value, rows, total) if varies else value
         result = self.problem.results[f"d{name}"]
         has_columns = along.shape[-1] > 1  # d of a row value has none
-        loose = ProgramWalk(Float32Error(cols=self.problem.cols), program, known)
+        loose = ProgramWalk(_Linear(cols=self.problem.cols), program, known)
         tight = ProgramWalk(Float64(cols=self.problem.cols), program, values)
         of_batches = self.problem.tensor(result).kind.by_batch  # each row has a direction of its own, and what it adds
         error = _along(loose, result, Bounded(along), of_batches=of_batches, has_columns=has_columns).error
@@ -494,9 +532,9 @@ def _rows_of(found: Bounded, rows: NDArray[np.intp], total: int) -> Bounded:
     return replace(found, value=_taken(found.value, rows, total), error=error, least=least)
 
 
-def _extrapolated(slopes: list[Array], noises: list[Array]) -> tuple[Array, Array]:
-    """B of the module's docstring from D(h), D(h/4), D(h/16), and its bound."""
+def _extrapolated(slopes: list[Array], noises: list[Array]) -> tuple[Array, Array, Array]:
+    """B of the module's docstring from D(h), D(h/4), D(h/16), how far it is from A(h), and what its roundings add."""
     coarse, fine = ((16 * slopes[i + 1] - slopes[i]) / 15 for i in (0, 1))
     noise_coarse, noise_fine = ((16 * noises[i + 1] + noises[i]) / 15 for i in (0, 1))
     best = (256 * fine - coarse) / 255
-    return best, np.abs(best - coarse) + (256 * noise_fine + noise_coarse) / 255
+    return best, np.abs(best - coarse), (256 * noise_fine + noise_coarse) / 255

@@ -152,12 +152,12 @@ class Float32Error:
 
     def add(self, a: Bounded, b: Bounded) -> Bounded:
         if a.is_whole and b.is_whole:
-            return whole(a.value + b.value)
+            return _whole_sum(a.value + b.value)
         return rounded(a.value + b.value, plus(a.error, b.error), of=(a, b)).from_least(a.least + b.least)
 
     def subtract(self, a: Bounded, b: Bounded) -> Bounded:
         if a.is_whole and b.is_whole:
-            return whole(a.value - b.value)
+            return _whole_sum(a.value - b.value)
         return rounded(a.value - b.value, plus(a.error, b.error), of=(a, b))
 
     def multiply(self, a: Bounded, b: Bounded) -> Bounded:
@@ -170,10 +170,10 @@ class Float32Error:
         error = np.abs(b.value) if b.error is None else np.abs(b.value) + b.error
         error = error * a.error
         error = error if b.error is None else error + np.abs(a.value) * b.error
-        if not np.all(np.isfinite(value)):  # inf times what may be 0, or have the other sign, is no finite number
-            loose = _unsure_infinity(a, b) | _unsure_infinity(b, a)
-            value, error = np.where(loose, np.inf, value), np.where(loose, np.inf, error)
-        return rounded(value, error, of=(a, b)).from_least(least)
+        found = rounded(value, error, of=(a, b)).from_least(least)
+        if np.all(np.isfinite(value)):
+            return found
+        return unknown(found, np.broadcast_to(_unsure_infinity(a, b) | _unsure_infinity(b, a), value.shape))
 
     def divide(self, a: Bounded, b: Bounded) -> Bounded:
         value = a.value / b.value
@@ -181,11 +181,14 @@ class Float32Error:
         if b.error is not None:
             off = relative(b.error, b.value)
             grown = np.abs(value) if error is None else np.abs(value) + error
-            ratio = off / np.maximum(1 - off, 0.5)
+            least = np.maximum(b.value - REARRANGED * b.error, np.nan_to_num(b.least, neginf=0.0))
+            far = np.where((least > 0) & (b.error < np.inf), b.value / np.where(least > 0, least, 1.0) - 1, np.inf)
+            ratio = np.where(off < 0.5, off / np.maximum(1 - off, 0.5), far)
             error = plus(error, grown * ratio)
         found = rounded(value, error, 0.0 if _is_power_of_two(b) else 2.0, of=(a, b))
         if (unsure := b.may_be_0) is not None:
             found = unknown(found, np.isfinite(a.value) & unsure)
+            found = unknown(found, np.broadcast_to(_unsure_infinity(a, b), value.shape))
         share = a.least / b.value if b.error is None and not b.value.ndim else 0.0
         return found.from_least(_least_of(a.least, b.least, share))
 
@@ -274,7 +277,10 @@ class Float32Error:
             found = Bounded(value, moved, least=dtype.least)
             return unknown(found, None if moved is None else np.isinf(moved))
         size = np.abs(value) if a.error is None else np.abs(value) + a.error
-        rounding = np.where(np.isfinite(value), dtype.unit_roundoff * size + dtype.smallest_subnormal / 2, 0.0)
+        is_rounded = np.isfinite(value)
+        if a.error is None:
+            is_rounded &= dtype.stored(value).astype(np.float64) != value
+        rounding = np.where(is_rounded, dtype.unit_roundoff * size + dtype.smallest_subnormal / 2, 0.0)
         error = rounding if a.error is None else a.error + rounding
         if dtype.is_integer:  # whatever is stored, NaN too, is one of its numbers
             error = np.fmin(error, dtype.largest - dtype.least)
@@ -393,6 +399,12 @@ class Float32Error:
         return ColumnSum(summed(t), summed(np.abs(t)), summed(np.square(t)), summed(error))
 
 
+def _whole_sum(value: Array) -> Bounded:
+    """A sum of whole numbers, exact; but a 0 has the sign that the order of its terms gives it, -(a - b) or b - a."""
+    found = whole(value)
+    return replace(found, error=np.zeros(np.shape(value))) if np.any(value == 0) else found
+
+
 def _position(name: str, t: Array, e: Array | None) -> Bounded:
     """The column of a row's extremum, off by as much as that of any other element that may be the extremum is away.
 
@@ -411,8 +423,9 @@ def _position(name: str, t: Array, e: Array | None) -> Bounded:
 
 
 def _unsure_infinity(a: Bounded, b: Bounded) -> NDArray[np.bool_]:
-    """Where `a` is infinite and nobody knows what a finite `b` does to it."""
-    return np.isinf(a.value) & (False if b.near_0 is None else b.near_0 & np.isfinite(b.value))
+    """Where `a` is infinite, and a finite `b` may be 0 or have the other sign: inf, -inf or NaN."""
+    unsure = b.may_be_0
+    return np.isinf(a.value) & (False if unsure is None else unsure & np.isfinite(b.value))
 
 
 def _size_or_1(a: Bounded) -> Array:

@@ -39,7 +39,8 @@ def _function(name: str, value: Array, args: tuple[Bounded, ...]) -> Bounded:
     if name in ("abs", "constant"):
         return Bounded(value, arg.error)
     if name == "sign":
-        return Bounded(value, None if arg.near_0 is None else np.where(arg.near_0, 2.0, 0.0))
+        turns = _may_turn(arg)
+        return Bounded(value, None if turns is None else np.where(turns, 2.0, 0.0))
     if name == "%":
         return Bounded(value, is_whole=True)
     if name in WHOLE:
@@ -83,7 +84,10 @@ def _unsure(name: str, args: tuple[Bounded, ...]) -> Truth | None:
     if name in COMPARISONS:
         a, b = args
         error = plus(a.error, b.error)
-        return None if error is None else _within(a.value - b.value, error)
+        if error is None:
+            return None
+        is_nan = np.isnan(a.value) | np.isnan(b.value)  # inf - inf is not: it may be any two numbers
+        return _within(np.where(np.isinf(error) & ~is_nan, 0.0, a.value - b.value), error)
     turns = [_may_turn(arg) for arg in args]
     if all(turn is None for turn in turns):
         return None
@@ -121,7 +125,10 @@ def _least(name: str, args: tuple[Bounded, ...]) -> Array | float:
             return np.minimum(args[1].least, args[2].least)
         case "exp":
             x, e = args[0].value, args[0].error
-            return 0.0 if e is None else np.nan_to_num(np.exp(x - REARRANGED * e) * (1 - 2.0**-10), posinf=0.0)
+            if e is None:
+                return 0.0
+            found = np.nan_to_num(np.exp(x - REARRANGED * e) * (1 - 2.0**-10), posinf=0.0)
+            return np.where(found < FLUSHED, 0.0, found)  # float32 may find 0
         case "sqrt":
             return np.sqrt(np.maximum(least, 0.0))
         case "abs" | "rsqrt" | "sigmoid":

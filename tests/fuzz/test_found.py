@@ -91,6 +91,32 @@ FOUND = {
     "a branch that is not taken has no gradient, also through a value with a name": Found(
         {"g": "mean(x, 8)", "v": "g**0.3", "y": "x + where(g > 0.1, 2 * (v + log(z)), z)"}, ("z",)
     ),
+    "a branch that is not taken passes no gradient through a reduction": Found(
+        {"y": "where(x == 1, mean(rsqrt(x) + 1), x)"}
+    ),
+    "a column that is not taken has no gradient": Found(
+        {"v": "z**0.5 / (1.5 - w)", "y": "take(v, argmax(x))"}, ("z", "w")
+    ),
+    "a mask of inf beside a factor is no factor where it is not taken": Found(
+        {"m": "sum(x - w)", "y": "take(m * where(x > 0, 2, inf), -1) - x"}, ("w",)
+    ),
+    "a branch that is not taken may divide by an argmax": Found(
+        {"y": "where(random(seed) >= 0, x, w / argmax(z - z) + w / argmax(z - z))"}, ("z", "w", "seed")
+    ),
+    "a group's extremum that is not taken may have no elements": Found(
+        {"g": "min(sqrt(x), 8)", "y": "where(x != 1e30, z * x, g)"}, ("z",)
+    ),
+    "the number of a row is no divisor": Found({"v": "x * row", "y": "v + rsqrt(abs(x) + 1) * x**0.5"}),
+    "an argmin is no divisor": Found({"v": "x * (x * argmin(z - z)) / x", "y": "v + x"}, ("z",)),
+    "a sum that may be 0 is no divisor": Found({"y": "x + sum(take(x, -1) / w)"}, ("w",)),
+    "the logarithm of w / w is no name of 0": Found({"v": "log(w / w)", "y": "x + x * where(b > 0, v, 1)"}, ("w", "b")),
+    "col has no other name": Found({"y": "x - maximum((col - col)**(-1/3), 0)"}, state="refused"),
+    "the least of what is no real number has a name": Found(
+        {"m": "min(log(-1 - x * x))", "y": "x * m"}, direction="forward"
+    ),
+    "an exponential that divides may be 0": Found(
+        {"y": "exp(x) / exp(x * b - x) / z"}, ("z", "b"), direction="forward"
+    ),
     "a clamp bends": Found({"y": "row / (random(seed) * clamp(0.1 * z, w, x))"}, ("z", "w", "seed")),
 }
 
@@ -159,6 +185,17 @@ def test_what_is_left_without_an_absent_input_has_a_smaller_kind_and_is_right(g:
         f'[formulas]\ng = "{g}"\nm = "{m}"\ny = "x * 2"\n'
     )
     problem = problem_for(parse(text), shape=(24, 64), dtype="f32", without=["z"])
+    checked = check_on_cpu(problem, emit(problem, default_schedule(problem, H200)))
+    assert checked.ok, checked.summary
+
+
+def test_a_total_may_be_left_of_groups_alone() -> None:
+    """Without w, whose columns the total adds, a group's value counts for each of its columns."""
+    text = (
+        'name = "t"\n[tensors]\nx = "input"\nw = { role = "parameter", optional = true, absent = "1" }\n'
+        't = "scalar_output"\ny = "output"\n[formulas]\ng = "sum(x, 8)"\ny = "x * 2"\nt = "total(w * g)"\n'
+    )
+    problem = problem_for(parse(text), shape=(24, 64), dtype="f32", without=["w"])
     checked = check_on_cpu(problem, emit(problem, default_schedule(problem, H200)))
     assert checked.ok, checked.summary
 

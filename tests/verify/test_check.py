@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 
-from normgen.dtypes import FLOATS
+from normgen.dtypes import F16, FLOATS
 from normgen.problem.problem import Problem
 from normgen.problem.question import Direction
 from normgen.schedule.knobs import Variance
@@ -23,6 +23,7 @@ from normgen.verify import (
     pick_rows,
     reference,
 )
+from normgen.verify.check import _judge
 from tests.verify import made
 
 
@@ -130,6 +131,14 @@ def test_at_the_edge_of_overflow_inf_and_the_largest_value_are_both_right() -> N
     for y in ([-np.inf, -np.inf, 6.0], [60000.0, -65504.0, 6.0], [np.nan, -np.inf, 6.0], [np.inf, -np.inf, np.inf]):
         outputs.arrays["y"][...] = np.array([y])
         assert check(problem, inputs, outputs).tensor("y").bad == 1
+
+
+@pytest.mark.parametrize(("got", "is_right"), [(np.inf, True), (-np.inf, True), (np.nan, False), (1e38, False)])
+def test_a_bound_that_reaches_beyond_the_dtype_takes_infinities_of_either_sign(got: float, is_right: bool) -> None:
+    """0.8 ± 1e5 is stored in float16: where(a <= b, -1e5, 0.8), whose condition is open."""
+    one = np.array([[1.0]])
+    ratio, _ = _judge(got * one, 0.8 * one, 1e5 * one, np.abs(got * one - 0.8), F16)
+    assert bool(ratio.item() <= 1) is is_right
 
 
 def test_families_outside_the_contract_are_reported_but_not_fatal() -> None:

@@ -144,3 +144,66 @@ def test_an_error_that_is_no_number_leaves_the_sign_open() -> None:
     found = Float32Error(cols=1).call("sign", Bounded(np.array([[2.0, np.nan]]), np.array([[np.nan, np.nan]])))
     assert found.error is not None
     assert found.error.tolist() == [[2.0, 0.0]]
+
+
+UNKNOWN = of(1.0, error=np.inf)
+
+
+def is_unknown(found: Bounded) -> bool:
+    """Any value is right: a finite one, without a bound."""
+    return found.error is not None and bool(np.isfinite(found.value).all() and np.isinf(found.error).all())
+
+
+@pytest.mark.parametrize("name", ["<", "<=", "==", "!="])
+def test_a_comparison_with_what_is_unknown_may_go_either_way(name: str) -> None:
+    """inf - unknown says nothing of their difference, though it is infinite."""
+    assert bound(name, of(np.inf), Bounded(np.array([[np.inf]]), np.array([[np.inf]]))) == 1.0
+    assert bound(name, of(2.0), UNKNOWN) == 1.0
+    assert bound(name, of(np.nan), UNKNOWN) == 0.0
+
+
+def test_an_exponential_that_float32_may_find_0_is_no_divisor() -> None:
+    do = Float32Error(cols=1)
+    with np.errstate(all="ignore"):
+        assert is_unknown(do.divide(of(0.0), do.call("exp", of(-100.0, error=0.0))))
+        assert not is_unknown(do.divide(of(0.0), do.call("exp", of(-50.0, error=0.0))))
+
+
+@pytest.mark.parametrize("operation", ["multiply", "divide"])
+def test_an_infinity_with_a_number_of_either_sign_is_unknown(operation: str) -> None:
+    do = getattr(Float32Error(cols=1), operation)
+    with np.errstate(all="ignore"):
+        assert is_unknown(do(of(np.inf), of(0.5, error=1.0)))
+        above_0 = of(0.5, error=1.0).from_least(1e-5)
+        assert do(of(np.inf), above_0).value.item() == np.inf
+
+
+def test_a_quotient_by_what_is_known_by_its_least_value_alone() -> None:
+    """1 / 55, where 55 may be 1 for all that a schedule finds."""
+    found = Float32Error(cols=1).divide(of(1.0), of(55.0, error=54.0).from_least(1.0))
+    assert found.error is not None
+    assert found.value.item() + found.error.item() >= 1.0
+    unknown = Float32Error(cols=1).divide(of(1.0), of(55.0, error=np.inf).from_least(1.0))  # NaN, for all that is known
+    assert is_unknown(unknown)
+
+
+def test_an_exact_value_that_a_dtype_holds_is_cast_exactly() -> None:
+    (found, rounded) = (Float32Error(cols=1).cast(of(value), BF16) for value in (-3.0, 0.1))
+    assert found.error is not None
+    assert found.error.item() == 0.0
+    assert rounded.error is not None
+    assert rounded.error.item() > 0.0
+
+
+def test_a_difference_of_whole_numbers_has_a_0_of_either_sign() -> None:
+    """sympy makes b - a of -(a - b)."""
+    do = Float32Error(cols=1)
+    whole_numbers = do.constant(3.0)
+    difference = do.subtract(whole_numbers, whole_numbers)
+    assert bound_of(do.call("sign", difference)) == 0.0
+    with np.errstate(all="ignore"):
+        assert is_unknown(do.divide(of(1.0), difference))
+
+
+def bound_of(found: Bounded) -> float:
+    return 0.0 if found.error is None else float(found.error.item())

@@ -20,6 +20,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 import sympy as sp
 
+from normgen.program.gradient.defined import Defined
 from normgen.program.gradient.monomials import (
     UNIT,
     Monomial,
@@ -60,6 +61,7 @@ class Algebra:
         self._group_sum_of: dict[Monomial, sp.Symbol] = {}
         self._loads = {symbol(s.name) for s in statements if isinstance(s, Load | Random)}
         self._max_values = {symbol(s.names[0]) for s in statements if isinstance(s, Reduce) and s.monoid.name == "max"}
+        self._defined = Defined(statements, self.kinds)
         maps = [s for s in statements if isinstance(s, Map)]
         for statement in maps:
             self.definitions[symbol(statement.name)] = statement.expr
@@ -106,12 +108,14 @@ class Algebra:
             self._rules[value] = self.product(factors(shifted))
             return
         number, powers = self.product(factors(self._with_logs(expr)))
+        if not expr.args:  # col has no name: col - y_part would become y_part - y_part, which is 0 to sympy
+            return
         if number == 1 and list(powers.values()) == [1] and not next(iter(powers)).is_Symbol:
             term = next(iter(powers))
             self._names.setdefault(term, value)
             self._rules.setdefault(term, (_ONE, {value: _ONE}))
             return
-        if not (expr.is_Symbol or expr.is_number):  # algebra makes a number of x/x
+        if not expr.is_number:  # algebra makes a number of x/x
             self._names.setdefault(expr, value)
         term_and_rest = self._solvable(value, powers)
         if term_and_rest is None:
@@ -144,7 +148,7 @@ class Algebra:
         if term in self.origin and kind.is_elem:
             return None
         rest = {a: p for a, p in powers.items() if a != term}
-        if any(a != COLS and self.kind(a).within_row for a in rest):
+        if any(a != COLS and self.kind(a).within_row for a in rest) or not self._is_divisor(rest, powers[term]):
             return None
         if powers[term] < 0 and (kind.within_row or rest.keys() - {COLS}):  # r / x is 0 where r is, and x = r / (r / x)
             return None
@@ -152,9 +156,15 @@ class Algebra:
         is_at_hand = term.is_Symbol and (term.name in self.saved or term in self._loads)
         return None if is_at_hand and not has_rows else (term, rest)
 
+    def _is_divisor(self, powers: Mapping[sp.Expr, sp.Rational] | Monomial, power: sp.Rational = _ONE) -> bool:
+        """Whether what is divided by when a product is solved is never 0: an argmin is, and the number of a row."""
+        return all(a == COLS or p * power < 0 or self._defined.is_never_0(a) for a, p in dict(powers).items())
+
     def _add_known_sum(self, total: sp.Symbol, arg: sp.Expr, *, in_groups: bool) -> None:
         number, powers = self.product(factors(arg))
         outside, rest = self.split_groups(powers) if in_groups else self.split(powers)
+        if not self._is_divisor(outside):
+            return
         total_number, total_powers = self.product((_ONE, {total: _ONE}))
         found = (total_number / number, multiplied(total_powers, raised(outside, sp.Integer(-1))))
         (self._known_group_sums if in_groups else self._known_sums).setdefault(rest, found)

@@ -23,11 +23,12 @@ import sympy as sp
 from normgen.dtypes import F32
 from normgen.errors import ProgramError, did_you_mean
 from normgen.program.cleanup import without_dead_code
-from normgen.program.functions import divide, equal, where
+from normgen.program.functions import INFINITY, divide, equal, unequal, where
 from normgen.program.gradient.algebra import Algebra
 from normgen.program.gradient.chain_order import in_chain_order
+from normgen.program.gradient.defined import Defined
 from normgen.program.gradient.derivative import derivative
-from normgen.program.gradient.monomials import UNIT, Poly, add_into, monomial, raised
+from normgen.program.gradient.monomials import UNIT, Poly, add_into, expression, monomial, raised
 from normgen.program.gradient.normalised import fresh, name_terms
 from normgen.program.gradient.shared_terms import share_terms
 from normgen.program.gradient.writer import GradientWriter
@@ -49,7 +50,7 @@ from normgen.program.ir import (
 )
 from normgen.program.monoid import symbol
 from normgen.program.ordered import opened
-from normgen.spec.spec import Kind
+from normgen.spec.spec import Kind, join
 
 LONGEST_WRITTEN_OUT = 200  # operations of a branch: names in names would grow without end
 NO_TENSORS: Mapping[str, Kind] = {}
@@ -209,6 +210,7 @@ class _Reverse:
         self.active = self._active()
         self.maps = {s.name: s for s in self.forward if isinstance(s, Map) and s.kind.within_row}
         self.steep: dict[sp.Symbol, sp.Expr] = {}
+        self.defined = Defined(self.forward, self.kinds)
 
     def _active(self) -> set[str]:
         """Values that depend on an input in `wrt`."""
@@ -261,7 +263,38 @@ class _Reverse:
         locals_ = {n: self.algebra.poly(derivative(expr, symbol(n))) for n in dependencies}
         cotangent = self._named(statement, cotangent, locals_)
         for name, local in locals_.items():
-            self._fan_in(name, self.algebra.times(cotangent, local), from_kind=statement.kind)
+            self._fan_in(name, self._times(statement, cotangent, local), from_kind=statement.kind)
+
+    def _times(self, statement: Map | Reduce, cotangent: Poly, local: Poly) -> Poly:
+        """cotangent * local; where branches that are not taken leave the cotangent 0, nothing of an infinite local."""
+        is_total = isinstance(statement, Reduce) and statement.kind is Kind.SCALAR
+        if is_total or not (self._is_masked(cotangent) and self._may_be_no_number(local)):
+            return self.algebra.times(cotangent, local)
+        if len(cotangent) != 1 or next(iter(cotangent)) not in self._bare():
+            cotangent = self._under_a_name(statement, cotangent)
+        (((value, _),),) = cotangent
+        taken: Poly = {}
+        for term, number in local.items():
+            add_into(taken, {((where(unequal(value, 0), expression(term), 0), sp.Integer(1)),): number})
+        return self.algebra.times(cotangent, taken)
+
+    def _is_masked(self, poly: Poly) -> bool:
+        """Whether every term has a factor that is 0 where a branch is not taken."""
+        return all(any(self._is_mask(atom) for atom, _ in term) for term in poly)
+
+    def _is_mask(self, atom: sp.Expr) -> bool:
+        if isinstance(atom, where):
+            return 0 in atom.args[1:]
+        if atom in self.named:
+            return self._is_masked(self.named[atom])
+        inner = self.algebra.sums.get(atom) or self.algebra.group_sums.get(atom)
+        return inner is not None and any(self._is_mask(a) for a, _ in inner)
+
+    def _may_be_no_number(self, local: Poly) -> bool:
+        """Whether a term divides by what may be 0, as a sum may be that is no value of the forward pass."""
+        atoms = [sp.Pow(a, p) for term in local for a, p in term]
+        counts = {s for e in atoms for s in e.free_symbols if s in self.algebra.group_sums}
+        return bool(counts) or any(map(self.defined.may_be_no_number, atoms))
 
     def _where(self, condition: sp.Expr, *branches: sp.Expr) -> sp.Expr:
         """With the values written out whose derivative may be infinite where their branch is not taken: 0/0 is NaN."""
@@ -282,7 +315,7 @@ class _Reverse:
         """Whether it divides by, or takes a root or the logarithm of, what varies along the row."""
         powers = (p for p in expr.atoms(sp.Pow) if not (p.exp.is_Integer and p.exp > 0))
         inner = [*(p.base for p in powers), *(f.args[-1] for f in expr.atoms(sp.log, divide))]
-        return any(kind_of(e, self.kinds).within_row for e in inner)
+        return expr.has(INFINITY) or any(kind_of(e, self.kinds).within_row for e in inner)
 
     def _through_reduce(self, statement: Reduce) -> None:
         cotangents = [self.cotangents.get(n) for n in statement.names]
@@ -301,13 +334,15 @@ class _Reverse:
                 hint="differentiate the program as written, before rewrites such as welford or online",
             )
         term, cotangent = opened(statement.args[0]), cotangents[0] or {}
+        term = term.replace(where, self._where) if term.has(where) else term
+        share: Poly = {UNIT: sp.Integer(1)}
         if statement.monoid.is_idempotent:
             term = sp.Abs(term) if statement.monoid.name == "absmax" else term
-            cotangent = self.algebra.times(cotangent, self._share(term, symbol(statement.names[0])))
-        for name in self._dependencies(statement):
-            local = self.algebra.poly(derivative(term, symbol(name)))
+            share = self._share(term, symbol(statement.names[0]))
+        for name in self._dependencies(replace(statement, args=(term,))):
+            local = self.algebra.times(share, self.algebra.poly(derivative(term, symbol(name))))
             of_kind = Kind.ROW if statement.kind is Kind.SCALAR else Kind.ELEM
-            self._fan_in(name, self.algebra.times(cotangent, local), from_kind=of_kind)
+            self._fan_in(name, self._times(statement, cotangent, local), from_kind=of_kind)
 
     def _share(self, term: sp.Expr, extremum: sp.Symbol) -> Poly:
         """What an element has of the gradient of its group's extremum: equal ones share it."""
@@ -342,9 +377,14 @@ class _Reverse:
         is_reused = len(locals_) > 1 or any(len(local) > 1 for local in locals_.values())
         if has_rows and (reads_rows or len(cotangent) == 1 or not is_reused):
             return cotangent
-        value = symbol(fresh(f"d{statement.name}", self.taken))
+        return self._under_a_name(statement, cotangent)
+
+    def _under_a_name(self, statement: Map | Reduce, cotangent: Poly) -> Poly:
+        """Of a column's value the cotangent is that of its elements, of a scalar that of its rows."""
+        value = symbol(fresh(f"d{defined_names(statement)[0]}", self.taken))
         self.named[value] = cotangent
-        self.algebra.kinds[value.name] = Kind.ELEM
+        is_by_column, of_rows = statement.kind.by_col, join([statement.kind, Kind.ROW])
+        self.algebra.kinds[value.name] = Kind.ELEM if is_by_column else of_rows
         return {((value, sp.Integer(1)),): sp.Integer(1)}
 
     def _bare(self) -> set[tuple[tuple[sp.Symbol, sp.Integer], ...]]:

@@ -204,8 +204,9 @@ class GradientWriter:
         if value in self.algebra.group_sums:
             return self._write_group_sum(self.algebra.group_sums[value])
         if value in self.named:
-            expr = self._assembled_open(self.named[value], Kind.ELEM, value.name)
-            self._append(value, Kind.ELEM, expr, Map(value.name, Kind.ELEM, expr))
+            kind = self.algebra.kinds[value.name]
+            expr = self._assembled_open(self.named[value], kind, value.name)
+            self._append(value, kind, expr, Map(value.name, kind, expr))
             return value
         if value.name in self.loaded:
             self.statements.append(Load(value.name, self.loaded[value.name]))
@@ -218,8 +219,8 @@ class GradientWriter:
             self._expr(expr)
         for name in defined_names(statement):
             self._written[symbol(name)] = symbol(name)
-        if isinstance(statement, Map):
-            self._by_expr.setdefault((opened(statement.expr), statement.kind), value)
+        if isinstance(statement, Map) and not (known := opened(statement.expr)).is_number:
+            self._by_expr.setdefault((known, statement.kind), value)  # log(w/w) is 0 to algebra, and no value has it
         self.statements.append(statement)
 
     def _write_sum(self, value: sp.Symbol) -> sp.Symbol:

@@ -1,0 +1,95 @@
+"""Where a value of the forward pass may be 0, and where an expression may be infinite or NaN.
+
+What is said holds for finite inputs that overflow nothing, and for scalars as specs mean them: the eps of
+`mean(x * x) + eps` is above 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import sympy as sp
+
+from normgen.program.functions import INFINITY, divide
+from normgen.program.ir import COLS, Map, Reduce, Statement, defined_names
+from normgen.program.monoid import symbol
+from normgen.program.ordered import is_product
+from normgen.spec.spec import Kind
+
+
+class Defined:
+    """Questions about expressions over the values of one forward program."""
+
+    def __init__(self, statements: Iterable[Statement], kinds: Mapping[str, Kind]) -> None:
+        self._kinds = kinds
+        self._maps = dict[sp.Symbol, sp.Expr]()
+        self._reduces = dict[sp.Symbol, Reduce]()
+        self._risky = dict[sp.Symbol, bool]()
+        for statement in statements:
+            if isinstance(statement, Map):
+                self._maps[symbol(statement.name)] = statement.expr
+            elif isinstance(statement, Reduce):
+                self._reduces |= dict.fromkeys(map(symbol, defined_names(statement)), statement)
+
+    def is_never_negative(self, expr: sp.Expr) -> bool:
+        if expr.is_number or expr == COLS:
+            return bool(expr.is_extended_nonnegative) or expr == COLS
+        if expr in self._maps:
+            return self.is_never_negative(self._maps[expr])
+        if (reduce := self._reduces.get(expr)) is not None:
+            is_kept = reduce.monoid.name in ("sum", "max", "min")
+            return reduce.monoid.name == "absmax" or (is_kept and self.is_never_negative(reduce.args[0]))
+        if expr.is_Pow:
+            return bool(expr.exp.is_Integer and expr.exp % 2 == 0) or self.is_never_negative(expr.base)
+        if expr.is_Add or is_product(expr):
+            return all(map(self.is_never_negative, expr.args))
+        return isinstance(expr, sp.exp | sp.Abs)
+
+    def is_positive(self, expr: sp.Expr) -> bool:
+        """Above 0: an exponential, a sum of those, what has no sign plus a scalar."""
+        if expr.is_number or expr == COLS:
+            return bool(expr.is_extended_positive) or expr == COLS
+        if expr in self._maps:
+            return self.is_positive(self._maps[expr])
+        if (reduce := self._reduces.get(expr)) is not None:
+            return reduce.monoid.name in ("sum", "max", "min") and self.is_positive(reduce.args[0])
+        if expr.is_Add:
+            others = [e for e in expr.args if not self._is_scalar(e)]
+            is_above = len(others) < len(expr.args) or any(map(self.is_positive, others))
+            return is_above and all(map(self.is_never_negative, others))
+        if is_product(expr):
+            return all(map(self.is_positive, expr.args))
+        return isinstance(expr, sp.exp) or bool(expr.is_Pow and self.is_positive(expr.base))
+
+    def is_never_0(self, expr: sp.Expr) -> bool:
+        """Also of either sign: 1 / x is not, where it is a number."""
+        if expr in self._maps:
+            return self.is_never_0(self._maps[expr])
+        if expr.is_number:
+            return bool(expr != 0)
+        if is_product(expr):
+            return all(map(self.is_never_0, expr.args))
+        return bool(expr.is_Pow and expr.exp < 0) or self.is_positive(expr)
+
+    def may_be_no_number(self, expr: sp.Expr) -> bool:
+        """Whether it, or a value that it is computed from, divides by what may be 0 or leaves a domain."""
+        if expr in self._risky:
+            return self._risky[expr]
+        if expr.is_Symbol:
+            self._risky[expr] = False
+            reduce = self._reduces.get(expr)
+            parts = reduce.args if reduce else (self._maps[expr],) if expr in self._maps else ()
+            self._risky[expr] = any(map(self.may_be_no_number, parts))
+            return self._risky[expr]
+        return expr == INFINITY or self._leaves(expr) or any(map(self.may_be_no_number, expr.args))
+
+    def _leaves(self, expr: sp.Expr) -> bool:
+        if expr.is_Pow and not (expr.exp.is_Integer and expr.exp > 0):
+            is_root = not expr.exp.is_Integer
+            return not (self.is_positive(expr.base) if is_root else self.is_never_0(expr.base))
+        if isinstance(expr, sp.log):
+            return not self.is_positive(expr.args[0])
+        return isinstance(expr, divide) and not self.is_never_0(expr.args[1])
+
+    def _is_scalar(self, expr: sp.Expr) -> bool:
+        return bool(expr.is_Symbol and expr != COLS and self._kinds.get(expr.name) is Kind.SCALAR)
