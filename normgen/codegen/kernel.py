@@ -286,7 +286,8 @@ class MainKernel:
         found: list[Let] = [] if problem.any_cols else [setting("kCols", problem.cols)]
         found.append(setting("kThreads", s.threads))
         if plan.has_team:
-            found += team_constants(plan)
+            cluster = [setting("kCluster", s.cluster, "blocks that share a row")] if s.row_cluster > 1 else []
+            found += [*team_constants(plan), *cluster]
         elif s.row_cluster > 1:
             found.append(setting("kCluster", s.cluster, "blocks that share a row"))
             found += [constant("kWarps", "kThreads / 32"), constant("kThreadsPerRow", "kCluster * kThreads")]

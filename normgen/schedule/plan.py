@@ -391,7 +391,7 @@ class Plan:
         p, s = self.problem, self.schedule
         unrolled = not p.any_cols and s.unroll == 0 and not self.is_hybrid
         either = not s.params.read_early and self.has_team if self.loops_rows else not s.keeps_params
-        return self.col_params if either and unrolled and not p.stable_tensors else ()
+        return self.col_params if either and unrolled and not (s.chained and p.stable_tensors) else ()
 
     @cached_property
     def asked_params(self) -> tuple[Load, ...]:

@@ -97,5 +97,4 @@ def test_any_number_of_warps_is_right_on_the_gpu() -> None:
 
 def test_every_tree_is_among_the_cases() -> None:
     files = {file.name for case in (*FORWARD.values(), *BACKWARD.values()) for file in emit_parts(*case).library}
-    ways = ["row", "row_beside", "tiles", "tiles_beside", "tree", "cluster"]
-    assert files >= {*(f"reduce_{way}" for way in ways), "exchange_cluster"}
+    assert files >= {"block", "beside", "own_tile", "cluster_team", "reduce_tree", "exchange_cluster"}

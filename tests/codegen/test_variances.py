@@ -136,7 +136,9 @@ def test_lanes_of_several_rows_enter_the_branch_together(name: str, votes: bool)
     """The shuffles within name all lanes of the warp. The executor would let shuffles of two places meet."""
     module = emit(layernorm(45, 512), Schedule(variance=Variance.GUARDED, **SIDE_BY_SIDE[name]))
     needed = "!(row_x_margin >= 0.0f)"
-    assert (f"if (__any_sync(0xffffffffu, {needed})) {{" if votes else f"if ({needed}) {{") in module.text
+    branch = f"kThreadsPerRow < 32 ? __any_sync(0xffffffffu, {needed}) : {needed}"
+    assert (f"if ({branch}) {{" in module.text) == (name != "thread")
+    assert votes == (Schedule(**SIDE_BY_SIDE[name]).threads_per_row in range(2, 32))
 
 
 @pytest.mark.parametrize(

@@ -86,11 +86,11 @@ def test_the_square_of_a_product_is_taken_of_the_product() -> None:
     text += 'm = "mean(h)"\ny = "h * rsqrt(mean((h - m)**2) + 1)"\n'
     problem = problem_for(parse(f'name = "made_up"\n{text}'), shape="8x96")
     emitted = emit(problem, Schedule(variance="sum_of_squares")).text
-    assert re.search(r"h_squares \+= h_i \* h_i;", emitted)
+    assert re.search(r"h_squares\[i % kRunningSums\] \+= h_i \* h_i;", emitted)
     inline = problem_for(
         parse('name = "made_up"\n' + text.replace("(h)", "(x*g)").replace("(h -", "(x*g -")), shape="8x96"
     )
-    assert "_squares += (g_i * x_i) * (g_i * x_i);" in emit(inline, Schedule(variance="sum_of_squares")).text
+    assert "_squares[i % kRunningSums] += (g_i * x_i) * (g_i * x_i);" in emit(inline, Schedule(variance="sum_of_squares")).text
 
 
 def solved(problem: Problem, tensors: dict[str, Any] | None = None) -> tuple[verify.Inputs, verify.Outputs]:
