@@ -15,6 +15,7 @@ from normgen.schedule.repair import repair
 from normgen.schedule.schedule import Schedule, schedule_from
 from normgen.spec.reader import load
 
+CONFIG = "\n\nstruct Cols"
 CERTAIN = ("normal",)  # rows on which every rung is right: a kernel is timed only where its check passes
 
 
@@ -64,10 +65,10 @@ def _part(ladder: Ladder, rung: Rung, step: Step, block: Block, device: Device) 
 def own_text(module: Module) -> str:
     """The kernels alone, with the Config in front of the first: the device library's helpers stand before them."""
     start = module.text.rindex("\n\n", 0, module.text.index("__global__"))
-    start = module.text.rindex("\n\nstruct ", 0, start + 2) if "\n\nstruct " in module.text[:start] else start
+    start = module.text.rindex(CONFIG, 0, start + 2) if CONFIG in module.text[:start] else start
     return module.text[start + 2 :].rstrip() + "\n"
 
 
 def comparable(text: str) -> str:
     """A kernel's text without the digits that name it: what is left differs where kernels do."""
-    return re.sub(r"\b(Cols\w+?|\w+_per_row|\w+_finish)_[0-9a-f]{4}\b", r"\1", text)
+    return re.sub(r"\b(Cols\w+?|Look\d+|\w+_per_row|\w+_finish)_[0-9a-f]{4}\b", r"\1", text)

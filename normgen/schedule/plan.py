@@ -527,7 +527,9 @@ class Plan:
     def walks_registers(self) -> bool:
         """Whether rows that a block walks come straight to registers: one text for this row's loads and the next's."""
         direct = not self.copies and self.places == (Place.REGISTERS,) and self.loops_rows
-        return self.fetches_ahead or (direct and bool(self.held) and self.unroll == 0 and not self.problem.any_cols)
+        alike = self.one_shift or not self.cut.shifted
+        unrolled = self.unroll == 0 and not self.problem.any_cols
+        return self.fetches_ahead or (direct and alike and bool(self.held) and unrolled)
 
     @property
     def reads_params_ahead(self) -> bool:

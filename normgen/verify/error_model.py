@@ -122,11 +122,16 @@ class ColumnSum:
         )
 
     def bounded(self, rows: int) -> Bounded:
-        """The finished sum over `rows` rows; partial sums as for terms whose order is random, where their signs are."""
+        """The finished sum over `rows` rows; partial sums as for terms whose order is random, where their signs are.
+
+        Atomic additions in global memory take a subnormal number for 0 (PTX, atom.add.f32): one for each row at most.
+        """
         partial = np.minimum(self.size, np.abs(self.total) + 4 * np.sqrt(self.square)) if self.is_random else self.size
         depth = max(rows - 1, 0) + self.depth
         chance = LAMBDA * math.sqrt(depth) * U * partial
-        return Bounded(self.total, self.carried + np.minimum(depth * U * self.size, chance))
+        return Bounded(
+            self.total, self.carried + np.minimum(depth * U * self.size, chance) + rows * F32.smallest_normal
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -299,7 +299,7 @@ def test_the_exit_code_says_how_it_ended(
         (("decode_h200", "--resume"), "--json FILE names it"),
         (("decode_h200", "--peers", "torhc"), "did you mean 'torch'"),
         (("decode_h200", "--budget", "soon", "--tune"), "received: soon"),
-        (("decode_h200", "--json", "/nowhere/results.json"), "the folder of the results file exists"),
+        (("decode_h200", "--json", "/nowhere/results.json"), "the folder of a file to write must exist"),
         (("decode_h200", "--samples", "3"), "at least 6 samples"),
         (("--from", __file__), "what `normgen bench --json` wrote"),
     ],

@@ -152,7 +152,7 @@ def test_a_time_limit_keeps_what_there_is() -> None:
         (("--nearest", "0"), "0 is not in the range"),
         (("--nearest", "2", "--samples", "3"), "at least 6 samples"),
         (("--nearest", "2", "decode_h200"), "give a suite, or --from"),
-        (("--nearest", "2", "--json", "/nowhere/n.json"), "the folder of the results file exists"),
+        (("--nearest", "2", "--json", "/nowhere/n.json"), "the folder of a file to write must exist"),
     ],
 )
 def test_wrong_usage_ends_with_2(arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]) -> None:

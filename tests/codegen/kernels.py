@@ -139,5 +139,5 @@ KERNELS = {
 
 def has_row_barriers_in(text: str) -> bool:
     """Whether the rows of a block wait at a barrier each, by a kernel's text and the sizes of its Config."""
-    least, threads = re.search(r"kWarps >= (\d+)\) named_barrier\(", text), re.search(r"kThreadsPerRow = (\d+)", text)
-    return least is not None and threads is not None and int(threads[1]) >= 32 * int(least[1])
+    least, team = re.search(r"kWarps >= (\d+)\) named_barrier\(", text), re.search(r"Team = Beside<(\d+)", text)
+    return least is not None and team is not None and int(team[1]) >= 32 * int(least[1])

@@ -90,7 +90,8 @@ def test_the_square_of_a_product_is_taken_of_the_product() -> None:
     inline = problem_for(
         parse('name = "made_up"\n' + text.replace("(h)", "(x*g)").replace("(h -", "(x*g -")), shape="8x96"
     )
-    assert "_squares[i % kRunningSums] += (g_i * x_i) * (g_i * x_i);" in emit(inline, Schedule(variance="sum_of_squares")).text
+    emitted = emit(inline, Schedule(variance="sum_of_squares")).text
+    assert "_squares[i % kRunningSums] += (g_i * x_i) * (g_i * x_i);" in emitted
 
 
 def solved(problem: Problem, tensors: dict[str, Any] | None = None) -> tuple[verify.Inputs, verify.Outputs]:

@@ -72,8 +72,10 @@ def test_the_kernel_text_is_the_tuned_text(entry: Record) -> None:
     """Byte for byte: the strategy's kernel, and the line that makes it the kernel of this shape."""
     asked = (problem_of(entry.problem, load("layernorm")), entry.schedule)
     parts, header = emit_parts(*asked), only(*layernorm_records()).text
-    assert emit(*asked).text.endswith(f"{parts.config.text}\n\n{parts.text}")
+    types = "".join(f"\n{text}" for text in parts.every_type)
+    assert emit(*asked).text.endswith(f"{parts.config.text}\n{types}\n{parts.text}")
     assert header.count(parts.config.text) == header.count(parts.text) == 1
+    assert all(header.count(text) == 1 for text in parts.every_type)
 
 
 def test_shapes_that_share_a_kernel_print_it_once() -> None:

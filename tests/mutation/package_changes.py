@@ -216,7 +216,10 @@ CHANGES: tuple[Change, ...] = (
         ("return available * 3 // 4 - 12", "return available - 12"),
         ("return -(-problem.cols // 32) * 32", "return problem.cols"),
         ("// (8 * 128)) * 128)", "// (8 * 128)) * 64)"),
-        ("return waits and self.loops_rows and sum(not is_spared(look) for look in self.looks) == 1", "return False"),
+        (
+            "exchange in waits and self.loops_rows and sum(not is_spared(look) for look in self.looks) == 1",
+            "exchange is None",
+        ),
         ("return tile * s.stages if s.copy is not Copy.DIRECT else tile", "return tile"),
         ("fixed = (last_tiles(p) + bool(totals)) * TICKET_BYTES if", "fixed = TICKET_BYTES if"),
         ("fixed = total_bytes + TICKET_BYTES + (0 if", "fixed = total_bytes + (0 if"),

@@ -119,16 +119,18 @@ def verdict_of(case: str, old: str, new: str, scratch: Path, limit_s: float = LI
     return verdict
 
 
+OF_SHARED = "const float x_i = element(x_vec, i);\n        look2_row_sum[i % kRunningSums] += "
 START = "  Look1_3b4a look1 = {0.0f};"
+ADDED = "look1_total[i % kRunningSums] += x_i"
 PLANTED = [
-    ("look1.total += x_i", "look1.total += 2.0f * x_i", Outcome.NUMBERS),
+    (ADDED, "look1_total[i % kRunningSums] += 2.0f * x_i", Outcome.NUMBERS),
     ("x_row + vector * kVector", "x_row + vector * kVector + 4096 * kCols", Outcome.FAULT),
-    ("look1.total += x_i", "look1.totl += x_i", Outcome.DOES_NOT_COMPILE),
+    (ADDED, "look1_totl[i % kRunningSums] += x_i", Outcome.DOES_NOT_COMPILE),
     (START, f"{START}\n  while (*reinterpret_cast<const volatile int*>(x + 0) != rows + 1) {{}}", Outcome.HANG),
     (START, f"{START}\n  reinterpret_cast<void (*)()>(x_pitch - x_pitch + 8)();", Outcome.FAULT),  # ends the process
-    ("look1.total += x_i", "look1.total = look1.total + x_i", Outcome.SAME_CODE),
+    (ADDED, "look1_total[i % kRunningSums] = look1_total[i % kRunningSums] + x_i", Outcome.SAME_CODE),
     ("x_i", "renamed_i", Outcome.SAME_CODE),
-    ("look1.total += x_i", "look1.total = 0.99999f * x_i + look1.total + 0.00001f * x_i", Outcome.SURVIVED),
+    (ADDED, ADDED.replace("+= x_i", "+= 0.99999f * x_i + 0.00001f * x_i"), Outcome.SURVIVED),
 ]
 
 
@@ -217,13 +219,17 @@ def test_every_wrong_kernel_of_a_sample_is_killed(part: str) -> None:
     ("case", "old", "new", "family"),
     [
         # A mean is off by a thirtieth of the deviation: rows of a large mean allow that, others never come there.
-        ("guarded_lanes", "look2.x_shifted_sum += ", "look2.x_shifted_sum = ", "some_mean"),
+        (
+            "guarded_lanes",
+            "look2_x_shifted_sum[i % kRunningSums] += ",
+            "look2_x_shifted_sum[i % kRunningSums] = ",
+            "some_mean",
+        ),
         # One eighth of a row's exponentials loses 12 bits: less than the bound of a sum of 6144 terms.
         (
             "max_sum_hybrid",
-            "const float x_i = element(x_vec, i);\n        look2.row_sum += expf(x_i - look1.row_max);",
-            "const float x_i = element(x_vec, i);\n        look2.row_sum += __uint_as_float("
-            "__float_as_uint(expf(x_i - look1.row_max)) & 0xfffff000u);",
+            f"{OF_SHARED}expf(x_i - look1.row_max);",
+            f"{OF_SHARED}__uint_as_float(__float_as_uint(expf(x_i - look1.row_max)) & 0xfffff000u);",
             "stretch",
         ),
     ],
@@ -233,7 +239,7 @@ def test_what_one_family_of_rows_alone_shows(case: str, old: str, new: str, fami
     verdict = verdict_of(case, old, new, scratch)
     assert verdict.outcome is Outcome.NUMBERS
     named = {line.split("in rows of ")[1].split(" (")[0] for line in verdict.detail.splitlines() if "in rows" in line}
-    assert named == {family}, verdict.detail
+    assert family in named <= {"large_mean", family}, verdict.detail
 
 
 def test_every_change_of_the_package_fits_its_file() -> None:

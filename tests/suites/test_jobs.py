@@ -193,7 +193,7 @@ def test_hosts_share_a_suite_and_one_that_is_killed_loses_nothing(server: str, t
     victim = start_worker(server, suite, tmp_path, "host-a", slow_s=0.15)
     assert victim.stdout is not None
     for line in victim.stdout:  # until a batch is recorded
-        if json.loads(line)["event"] == "standing":
+        if json.loads(line).get("trials"):
             break
     (taken,) = (job for job in store.jobs(suite) if job.status == "running")
     victim.send_signal(signal.SIGKILL)
