@@ -14,7 +14,6 @@
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // verified  NVIDIA H200, driver for CUDA 13.0: 10 calls, 1 to 4096 rows, 18 families of rows, own pitches of y, x,
 //           scale, shift, null mean, rstd
-// note      emitted as another text than the one that was tuned: 4096 x 3072
 //
 //   rows x cols                  kernel         threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
 //   4096 x 3072 no mean no rstd  block_per_row  64       1           8       10.9      29.32 / 18.43  4622  88.6 %   1.08x       16.6      fresh

@@ -16,7 +16,6 @@
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // verified  NVIDIA H200, driver for CUDA 13.0: 7 to 8 calls, 1 to 4096 rows, 18 families of rows, own pitches of y, x,
 //           residual, null mean, rstd
-// note      emitted as another text than the one that was tuned: all
 //
 // all timed without h and mean and residual2 and rstd:
 //

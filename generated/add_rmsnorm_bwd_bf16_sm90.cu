@@ -16,7 +16,6 @@
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // verified  NVIDIA H200, driver for CUDA 13.0: 6 calls, 0 to 4096 rows, 16 families of rows, own pitches of dx, dh,
 //           dy, h; rows of inf, nan were not tried
-// note      emitted as another text than the one that was tuned: 4096 x 4096
 //
 //   rows x cols              kernel         threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
 //   4096 x 4096              block_per_row  512      2           4       32.37     56.57 / 24.22  4148  93.7 %   1.07x       37.29     fresh

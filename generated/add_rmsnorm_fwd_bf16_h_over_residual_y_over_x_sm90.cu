@@ -14,14 +14,13 @@
 // spec      add_rmsnorm, sha256:7523c8f345c5255466b0cdbaa806711acbbf35d7619edb0c907922ee86dd60b5
 // tuned by  normgen 0.1.0
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
-// verified  NVIDIA H200, driver for CUDA 13.0: 4 calls, 1 to 4096 rows, 18 families of rows, own pitches of x,
-//           residual
-// note      emitted as another text than the one that was tuned: all
+// verified  NVIDIA H200, driver for CUDA 13.0: 4 calls, 1 to 4096 rows, 20 families of rows, own pitches of x,
+//           residual; any value passes in 0.01 of the elements, which have no finite bound
 //
 // all timed without rstd:
 //
 //   rows x cols              kernel         threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
-//   1 x 4096                 block_per_row  512      1           8       2.378     5.784 / 3.408  17    84.0 %   1.00x       2.114     fresh
+//   1 x 4096                 block_per_row  512      1           4       1.885     4.6 / 2.713    22    83.5 %   1.02x       1.956     fresh
 //   16 x 4096                block_per_row  512      1           8       1.81      5.286 / 3.474  294   77.9 %   1.01x       1.917     fresh
 //   64 x 4096                block_per_row  512      1           8       2.1       5.9 / 3.793    1002  82.6 %   1.01x       2.569     fresh
 //   4096 x 4096              block_per_row  64       1           4       35.72     63.95 / 28.24  3757  95.8 %   1.17x       35.75     fresh
@@ -488,8 +487,8 @@ __device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
 // kPackedParams  column parameters stay as they are stored while they wait in registers
 // kAhead         the next row is loaded while the present one is computed
 // kUnroll        steps that a loop does in a trip
-struct Cols4096_45a8 : Plain { using Team = Block<512>; using Params = Ahead;
-  enum : int { kCols = 4096, kThreads = 512, kVector = 8, kEarlyParams = 1 };
+struct Cols4096_6ca1 : Plain { using Team = Block<512>; using Params = Ahead;
+  enum : int { kCols = 4096, kThreads = 512, kVector = 4, kEarlyParams = 1 };
 };
 struct Cols4096_9794 : Plain { using Team = Block<512>;
   enum : int { kCols = 4096, kThreads = 512, kVector = 8, kEarlyParams = 0 };
@@ -1197,7 +1196,7 @@ struct Tuned {
   Kernel kernel;
 };
 inline constexpr Tuned kTuned[] = {
-    {   1, 4096, 16, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_team_per_row_4b15<Cols4096_45a8>>}},
+    {   1, 4096,  8, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_team_per_row_4b15<Cols4096_6ca1>>}},
     {  16, 4096, 16, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_team_per_row_4b15<Cols4096_9794>>}},
     {  64, 4096, 16, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_team_per_row_4b15<Cols4096_df92>>}},
     {4096, 4096,  8, 0u, 2u, false, {{64, 1, false, 0, 0, 16},

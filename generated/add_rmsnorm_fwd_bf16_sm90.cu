@@ -12,14 +12,13 @@
 // spec      add_rmsnorm, sha256:7523c8f345c5255466b0cdbaa806711acbbf35d7619edb0c907922ee86dd60b5
 // tuned by  normgen 0.1.0
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
-// verified  NVIDIA H200, driver for CUDA 13.0: 5 to 6 calls, 1 to 4096 rows, 18 families of rows, own pitches of h, y,
-//           x, residual, null rstd
-// note      emitted as another text than the one that was tuned: all
+// verified  NVIDIA H200, driver for CUDA 13.0: 5 to 6 calls, 1 to 4096 rows, 20 families of rows, own pitches of h, y,
+//           x, residual, null rstd; any value passes in 0.0096 of the elements, which have no finite bound
 //
 // all timed without rstd:
 //
 //   rows x cols              kernel         threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
-//   1 x 4096                 block_per_row  512      1           8       2.435     5.83 / 3.394   17    82.2 %   1.00x       2.201     fresh
+//   1 x 4096                 block_per_row  512      1           8       1.851     4.562 / 2.711  22    82.4 %   1.01x       1.984     fresh
 //   16 x 4096                block_per_row  512      1           8       1.902     5.429 / 3.526  280   75.9 %   1.02x       2.305     fresh
 //   64 x 4096                block_per_row  512      1           8       2.089     5.826 / 3.735  1008  84.9 %   1.02x       2.517     fresh
 //   256 x 4096               block_per_row  256      1           8       3.099     7.613 / 4.513  2710  94.7 %   1.06x       3.958     fresh
@@ -449,7 +448,7 @@ __device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
 // kPackedParams  column parameters stay as they are stored while they wait in registers
 // kAhead         the next row is loaded while the present one is computed
 // kUnroll        steps that a loop does in a trip
-struct Cols4096_45a8 : Plain { using Team = Block<512>; using Params = Ahead;
+struct Cols4096_df92 : Plain { using Team = Block<512>; using Load = NoAllocate;
   enum : int { kCols = 4096, kThreads = 512, kVector = 8, kEarlyParams = 1 };
 };
 struct Cols4096_cb17 : Plain { using Team = Block<512>; using Load = NoAllocate;
@@ -1052,7 +1051,7 @@ struct Tuned {
   Kernel kernel;
 };
 inline constexpr Tuned kTuned[] = {
-    {   1, 4096, 16, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_team_per_row_1204<Cols4096_45a8>>}},
+    {   1, 4096, 16, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_team_per_row_1204<Cols4096_df92>>}},
     {  16, 4096, 16, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_team_per_row_1204<Cols4096_cb17>>}},
     {  64, 4096, 16, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_team_per_row_1204<Cols4096_cb17>>}},
     { 256, 4096, 16, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_1204<Cols4096_0193>>}},

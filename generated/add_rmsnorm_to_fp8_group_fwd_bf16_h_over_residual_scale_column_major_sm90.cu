@@ -16,16 +16,16 @@
 // spec      add_rmsnorm_to_fp8_group, sha256:847d1fd8ba62a43c3c8e2a5b4bc4f8c05e58a8755aaf497c49c0b4d911d0f05f
 // tuned by  normgen 0.1.0
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
-// verified  NVIDIA H200, driver for CUDA 13.0: 4 calls, 1 to 4096 rows, 18 families of rows, own pitches of y, q,
-//           scale, x, residual; any value passes in 0.00023 of the elements, which have no finite bound; any value
-//           passes in 0.00029 of the elements, which have no finite bound; any value passes in 0.00043 of the
-//           elements, which have no finite bound; any value passes in 0.00013 of the elements, which have no finite
-//           bound; any value passes in 0.00017 of the elements, which have no finite bound; any value passes in
-//           0.00019 of the elements, which have no finite bound
-// note      emitted as another text than the one that was tuned: all
+// verified  NVIDIA H200, driver for CUDA 13.0: 4 calls, 1 to 4096 rows, 20 families of rows, own pitches of y, q,
+//           scale, x, residual; any value passes in 0.014 of the elements, which have no finite bound; any value
+//           passes in 0.00023 of the elements, which have no finite bound; any value passes in 0.00029 of the
+//           elements, which have no finite bound; any value passes in 0.00043 of the elements, which have no finite
+//           bound; any value passes in 0.00013 of the elements, which have no finite bound; any value passes in
+//           0.00017 of the elements, which have no finite bound; any value passes in 0.00019 of the elements, which
+//           have no finite bound
 //
 //   rows x cols  kernel           threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
-//   1 x 4096     block_per_row    512      1           8       2.31      5.01 / 2.7     20    69.9 %   1.01x       2.177     fresh
+//   1 x 4096     block_per_row    512      1           8       2.303     5.003 / 2.7    20    70.2 %   1.02x       2.082     fresh
 //   16 x 4096    block_per_row    512      1           8       2.408     6.019 / 3.602  249   68.3 %   1.02x       2.522     fresh
 //   64 x 4096    block_per_row    512      1           8       2.729     6.564 / 3.837  870   72.2 %   1.01x       3.113     fresh
 //   4096 x 4096  block_per_row    256      1           8       47.27     77.61 / 30.31  3206  100.8 %  1.10x       40.16     fresh

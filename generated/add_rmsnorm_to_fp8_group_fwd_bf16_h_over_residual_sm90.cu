@@ -15,20 +15,21 @@
 // spec      add_rmsnorm_to_fp8_group, sha256:847d1fd8ba62a43c3c8e2a5b4bc4f8c05e58a8755aaf497c49c0b4d911d0f05f
 // tuned by  normgen 0.1.0
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
-// verified  NVIDIA H200, driver for CUDA 13.0: 4 calls, 1 to 4096 rows, 18 families of rows, own pitches of y, q,
-//           scale, x, residual
-// note      emitted as another text than the one that was tuned: all
+// verified  NVIDIA H200, driver for CUDA 13.0: 4 calls, 1 to 4096 rows, 20 families of rows, own pitches of y, q,
+//           scale, x, residual; any value passes in 0.014 of the elements, which have no finite bound; any value
+//           passes in 0.0097 of the elements, which have no finite bound; any value passes in 0.011 of the elements,
+//           which have no finite bound; any value passes in 0.0096 of the elements, which have no finite bound
 //
-//   rows x cols  kernel         threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
-//   1 x 4096     block_per_row  512      1           8       2.934     6.334 / 3.399  15    72.8 %   1.00x       2.689     fresh
-//   16 x 4096    block_per_row  512      1           8       2.991     7.2 / 4.209    201   67.8 %   1.00x       3.046     fresh
-//   64 x 4096    block_per_row  512      1           8       3.277     7.775 / 4.504  725   70.3 %   1.00x       3.348     fresh
-//   4096 x 4096  block_per_row  128      1           8       51.85     82.56 / 30.73  2923  91.2 %   1.00x       41.82     fresh
-//   1 x 7168     block_per_row  512      1           8       3.484     7.521 / 4.035  23    49.3 %   1.00x       3.468     fresh
-//   16 x 7168    block_per_row  512      1           8       3.7       8.093 / 4.391  284   55.0 %   1.00x       3.831     fresh
-//   64 x 7168    block_per_row  512      1           8       4.019     8.74 / 4.723   1035  66.1 %   1.00x       4.331     fresh
-//   4096 x 7168  block_per_row  256      1           8       70.57     138.7 / 68.18  3758  93.1 %   1.00x       69.09     fresh
-//   (any other)  block_per_row  256      1           4       -         -              -     -        -           -         not tuned
+//   rows x cols  kernel           threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
+//   1 x 4096     block_per_row    512      1           8       2.286     4.994 / 2.709  20    70.2 %   1.02x       2.414     fresh
+//   16 x 4096    block_per_row    512      1           8       2.434     6.045 / 3.61   247   67.5 %   1.02x       2.529     fresh
+//   64 x 4096    block_per_row    512      1           8       2.676     6.509 / 3.832  888   72.2 %   1.02x       3.068     fresh
+//   4096 x 4096  block_per_row    256      1           8       45.56     75.84 / 30.27  3326  104.2 %  1.12x       38.87     fresh
+//   1 x 7168     cluster_per_row  128      1           8       2.561     5.679 / 3.118  31    55.4 %   1.17x       2.489     fresh
+//   16 x 7168    cluster_per_row  128      1           8       2.898     6.605 / 3.707  362   58.9 %   1.11x       3.068     fresh
+//   64 x 7168    block_per_row    1024     1           8       3.358     7.405 / 4.046  1238  67.0 %   1.01x       4.042     fresh
+//   4096 x 7168  block_per_row    512      1           8       66.77     134.8 / 68.08  3972  98.5 %   1.05x       67.11     fresh
+//   (any other)  block_per_row    256      1           4       -         -              -     -        -           -         not tuned
 //
 // times     price: what the kernel adds to a chain of a kernel that writes its main input and one that reads its
 //           outputs; chain: with / without the kernel; fresh: all but the main input comes from DRAM
@@ -110,6 +111,42 @@ __device__ __forceinline__ unsigned floats_to_bfloat162(float low, float high) {
 #endif
 }
 
+// This block's rank in its cluster.
+__device__ __forceinline__ unsigned cluster_rank() {
+  unsigned rank;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+
+// All threads of all blocks of a cluster arrive, then wait. What a thread wrote before it arrived, the others see after
+// they have waited.
+__device__ __forceinline__ void cluster_arrive() {
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void cluster_wait() {
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+// Where block `rank` of the cluster has the shared variable `own`.
+template <typename T>
+__device__ __forceinline__ unsigned cluster_address(const T* own, unsigned rank) {
+  unsigned remote;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;"
+      : "=r"(remote) : "r"(static_cast<unsigned>(__cvta_generic_to_shared(own))), "r"(rank));
+  return remote;
+}
+
+// Writes `value` to where block `rank` of the cluster has the shared variable `own`.
+template <typename T>
+__device__ __forceinline__ void cluster_store(T* own, unsigned rank, const T& value) {
+  const unsigned remote = cluster_address(own, rank);
+  const float* words = reinterpret_cast<const float*>(&value);
+  #pragma unroll
+  for (unsigned i = 0; i < sizeof(T) / 4; ++i) {
+    asm volatile("st.shared::cluster.f32 [%0], %1;" :: "r"(remote + 4 * i), "f"(words[i]) : "memory");
+  }
+}
+
 // Programmatic dependent launch: wait until the kernel before this one has ended and its writes are visible.
 __device__ __forceinline__ void dependency_wait() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -119,6 +156,41 @@ __device__ __forceinline__ void dependency_wait() {
 __device__ __forceinline__ void dependency_trigger() {
   asm volatile("griddepcontrol.launch_dependents;");
 }
+
+// A load whose lines L2 keeps by `policy` (ld.global.L2::cache_hint: sm_80).
+template <int kBytes>
+__device__ __forceinline__ void load_by_policy(const void* address, unsigned* bits, unsigned long long policy) {
+  if constexpr (kBytes == 16) {
+    asm("ld.global.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
+        : "=r"(bits[0]), "=r"(bits[1]), "=r"(bits[2]), "=r"(bits[3]) : "l"(address), "l"(policy));
+  } else if constexpr (kBytes == 8) {
+    asm("ld.global.L2::cache_hint.v2.u32 {%0, %1}, [%2], %3;"
+        : "=r"(bits[0]), "=r"(bits[1]) : "l"(address), "l"(policy));
+  } else if constexpr (kBytes == 4) {
+    asm("ld.global.L2::cache_hint.u32 %0, [%1], %2;" : "=r"(bits[0]) : "l"(address), "l"(policy));
+  } else {
+    unsigned short half;
+    if constexpr (kBytes == 2) {
+      asm("ld.global.L2::cache_hint.u16 %0, [%1], %2;" : "=h"(half) : "l"(address), "l"(policy));
+    } else {
+      asm("ld.global.L2::cache_hint.u8 %0, [%1], %2;" : "=h"(half) : "l"(address), "l"(policy));
+    }
+    bits[0] = half;
+  }
+}
+
+// Last to leave L2 (createpolicy: sm_80).
+struct EvictLast {
+  static __device__ __forceinline__ unsigned long long l2_policy() {
+    unsigned long long policy;
+    asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+  }
+  template <int kBytes>
+  static __device__ __forceinline__ void load(const void* address, unsigned* bits) {
+    load_by_policy<kBytes>(address, bits, l2_policy());
+  }
+};
 
 // IEEE 754-2019 maximum and minimum: unlike fmaxf and fminf they return NaN when either operand is NaN.
 __device__ __forceinline__ float maximum(float a, float b) {
@@ -354,6 +426,27 @@ struct Block : Threads<kThreadsPerRow, 1> {
   }
 };
 
+// The blocks of a cluster are a team. Every warp leaves its state in each block, then every warp combines all of them:
+// one barrier. A block may write to another only once that one has started.
+template <int kBlocks, int kBlockThreads>
+struct ClusterTeam : Threads<kBlocks * kBlockThreads, 1> {
+  enum : int { kWarps = kBlockThreads / 32, kStates = kWarps * kBlocks };
+  static __device__ __forceinline__ int lane() { return cluster_rank() * kBlockThreads + threadIdx.x; }
+  static __device__ __forceinline__ unsigned tile() { return blockIdx.x / kBlocks; }
+  static __device__ __forceinline__ void announce() { cluster_arrive(); }
+  static __device__ __forceinline__ void meet() { cluster_wait(); }
+  template <typename State> using Slots = State[kStates];
+  template <typename State>
+  static __device__ __forceinline__ State reduce(State s, State (&slots)[kStates]) {
+    s = reduce_lanes<32>(s);
+    const unsigned lane = threadIdx.x % 32;
+    if (lane < kBlocks) cluster_store(slots + cluster_rank() * kWarps + threadIdx.x / 32, lane, s);
+    cluster_arrive();
+    cluster_wait();
+    return reduce_lanes<lanes_for(kStates)>(share_of_slots<kStates>(slots));
+  }
+};
+
 // How a kernel and its neighbours in the stream overlap: not at all.
 // wait              before the first access to what the kernels in front write, or still read
 // wait_for_partner  in a call's second kernel, before the first access to what the first one writes
@@ -461,6 +554,18 @@ __device__ __forceinline__ float reduce_group(float value) {
   return value;
 }
 
+// Used once: evict first (ld.global.cs, st.global.cs).
+struct Streaming {
+  template <int kBytes>
+  static __device__ __forceinline__ void load(const void* address, unsigned* bits) {
+    split(__ldcs(static_cast<const Word<kBytes>*>(address)), bits);
+  }
+  template <int kBytes>
+  static __device__ __forceinline__ void store(void* address, const unsigned* bits) {
+    __stcs(static_cast<Word<kBytes>*>(address), join<kBytes>(bits));
+  }
+};
+
 // The sum of N terms, N a power of two, as a tree: log2(N) roundings on the way of each term.
 template <int N>
 __device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
@@ -485,17 +590,26 @@ __device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
 // kGroup         columns
 // kGroupVectors  lanes that own one
 // kUnroll        steps that a loop does in a trip
-struct Cols4096_9d20 : Plain { using Team = Block<512>; using Params = Ahead;
+struct Cols4096_0d71 : Plain { using Team = Block<512>; using Load = EvictLast; using Params = Ahead;
   enum : int { kCols = 4096, kThreads = 512, kVector = 8, kEarlyParams = 1, kGroup = 128 };
 };
-struct Cols4096_3157 : Plain { using Team = Block<128>; using Load = NoAllocate; using Chain = EarlyAtLoads;
-  enum : int { kCols = 4096, kThreads = 128, kVector = 8, kEarlyParams = 1, kGroup = 128 };
+struct Cols4096_9629 : Plain { using Team = Block<512>; using Load = NoAllocate;
+  enum : int { kCols = 4096, kThreads = 512, kVector = 8, kEarlyParams = 0, kGroup = 128 };
 };
-struct Cols7168_9642 : Plain { using Team = Block<512>; using Params = Ahead;
+struct Cols4096_2128 : Plain { using Team = Block<256>; using Load = NoAllocate; using Store = Streaming; using Chain = EarlyAtLoads;
+  enum : int { kCols = 4096, kThreads = 256, kVector = 8, kEarlyParams = 1, kGroup = 128 };
+};
+struct Cols7168_ecd8 : Plain { using Team = ClusterTeam<8, 128>;
+  enum : int { kCols = 7168, kThreads = 128, kVector = 8, kEarlyParams = 1, kGroup = 128 };
+};
+struct Cols7168_6614 : Plain { using Team = ClusterTeam<8, 128>; using Load = NoAllocate;
+  enum : int { kCols = 7168, kThreads = 128, kVector = 8, kEarlyParams = 1, kGroup = 128 };
+};
+struct Cols7168_2044 : Plain { using Team = Block<1024>; using Load = NoAllocate;
+  enum : int { kCols = 7168, kThreads = 1024, kVector = 8, kEarlyParams = 0, kGroup = 128 };
+};
+struct Cols7168_f45a : Plain { using Team = Block<512>; using Load = NoAllocate; using Store = Streaming; using Chain = EarlyAtLoads;
   enum : int { kCols = 7168, kThreads = 512, kVector = 8, kEarlyParams = 1, kGroup = 128 };
-};
-struct Cols7168_37b6 : Plain { using Team = Block<256>; using Load = NoAllocate; using Chain = EarlyAtLoads;
-  enum : int { kCols = 7168, kThreads = 256, kVector = 8, kEarlyParams = 1, kGroup = 128 };
 };
 struct AnyCols_848d : Plain { using Team = Block<256>;
   enum : int { kThreads = 256, kVector = 4, kUnroll = 1, kGroup = 128 };
@@ -941,21 +1055,21 @@ struct Tuned {
 };
 inline constexpr Tuned kTuned[] = {
     {   1, 4096, 16, 0u, 0u, false, {{512},
-     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_f794<Cols4096_9d20>>}},
+     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_f794<Cols4096_0d71>>}},
     {  16, 4096, 16, 0u, 0u, false, {{512},
-     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_f794<Cols4096_9d20>>}},
+     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_f794<Cols4096_9629>>}},
     {  64, 4096, 16, 0u, 0u, false, {{512},
-     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_f794<Cols4096_9d20>>}},
-    {4096, 4096, 16, 0u, 0u, false, {{128, 1, true},
-     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_f794<Cols4096_3157>>}},
-    {   1, 7168, 16, 0u, 0u, false, {{512},
-     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_f794<Cols7168_9642>>}},
-    {  16, 7168, 16, 0u, 0u, false, {{512},
-     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_f794<Cols7168_9642>>}},
-    {  64, 7168, 16, 0u, 0u, false, {{512},
-     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_f794<Cols7168_9642>>}},
-    {4096, 7168, 16, 0u, 0u, false, {{256, 1, true},
-     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_f794<Cols7168_37b6>>}},
+     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_f794<Cols4096_9629>>}},
+    {4096, 4096, 16, 0u, 0u, false, {{256, 1, true},
+     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_f794<Cols4096_2128>>}},
+    {   1, 7168, 16, 0u, 0u, false, {{128, 1, false, 0, 0, 0, 8},
+     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_f794<Cols7168_ecd8>>}},
+    {  16, 7168, 16, 0u, 0u, false, {{128, 1, false, 0, 0, 0, 8},
+     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_f794<Cols7168_6614>>}},
+    {  64, 7168, 16, 0u, 0u, false, {{1024},
+     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_f794<Cols7168_2044>>}},
+    {4096, 7168, 16, 0u, 0u, false, {{512, 1, true},
+     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_f794<Cols7168_f45a>>}},
 };
 
 // For any cols.

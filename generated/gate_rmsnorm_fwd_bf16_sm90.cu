@@ -14,7 +14,6 @@
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // verified  NVIDIA H200, driver for CUDA 13.0: 5 calls, 1 to 4096 rows, 18 families of rows, own pitches of y, x, z,
 //           null rstd
-// note      emitted as another text than the one that was tuned: 4096 x 4096
 //
 //   rows x cols              kernel         threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
 //   4096 x 4096 no rstd      block_per_row  256      1           4       21.79     45.92 / 24.14  4619  101.6 %  1.27x       28.72     fresh

@@ -17,7 +17,6 @@
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // verified  NVIDIA H200, driver for CUDA 13.0: 7 calls, 0 to 8192 rows, 16 families of rows, own pitches of dx, dy, x;
 //           rows of inf, nan were not tried
-// note      emitted as another text than the one that was tuned: 8192 x 768
 //
 //   rows x cols              kernel         threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
 //   8192 x 768               block_per_row  256      4           4       19.39     38.51 / 19.09  3897  88.0 %   1.02x       23.05     fresh

@@ -15,7 +15,6 @@
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // verified  NVIDIA H200, driver for CUDA 13.0: 7 calls, 1 to 4096 rows, 18 families of rows, own pitches of y, x, null
 //           mean, rstd
-// note      emitted as another text than the one that was tuned: 8192 x 4096
 //
 //   rows x cols              kernel         threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
 //   8192 x 4096              block_per_row  128      1           4       31.84     85.79 / 53.94  4219  96.9 %   1.17x       35.2      fresh

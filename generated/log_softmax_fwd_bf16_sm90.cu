@@ -12,7 +12,6 @@
 // tuned by  normgen 0.1.0
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // verified  NVIDIA H200, driver for CUDA 13.0: 4 calls, 1 to 110 rows, 19 families of rows, own pitches of y, x
-// note      emitted as another text than the one that was tuned: 4096 x 151936
 //
 //   rows x cols              kernel         threads  rows/block  vector  price us  chain us      GB/s  of roof  vs default  alone us  timed
 //   4096 x 151936            block_per_row  1024     1           8       607.2     1499 / 891.9  4099  98.1 %   1.01x       612.2     fresh

@@ -15,7 +15,7 @@
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // verified  NVIDIA H200, driver for CUDA 13.0: 6 to 7 calls, 0 to 131072 rows, 16 families of rows, own pitches of dx,
 //           dy, x; rows of inf, nan were not tried
-// note      emitted as another text than the one that was tuned: all
+// note      emitted as another text than the one that was tuned: 1048576 x 128
 //
 //   rows x cols              kernel           threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
 //   65536 x 128              warp_per_row     256      32          8       13.7      27.13 / 13.43  3693  83.4 %   1.06x       16.52     fresh

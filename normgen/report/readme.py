@@ -75,7 +75,7 @@ def peers_part(root: Path) -> str:
     results = _benches(root)
     if not results:
         return "No benches are shipped yet.\n"
-    peers = sorted({peer for result in results for peer in result.peers})
+    peers = sorted({dot.peer for dot in dots_of(results)})
     rows = []
     for result in results:
         dots = dots_of([result])
