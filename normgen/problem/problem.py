@@ -281,11 +281,6 @@ MOST_NUMBERED = 2**24  # cols whose numbers float32 tells apart
 LARGEST_SIZE = 2**31 - 1  # of rows, cols, pitch and alignment
 
 
-def parse_shape(text: str) -> tuple[int, int]:
-    """`8x1024x768` -> rows = 8192, cols = 768: leading dimensions fold into rows."""
-    return fold_shape(sizes_of(text))
-
-
 def sizes_of(text: str | int | tuple[int, ...]) -> tuple[int, ...]:
     """`8x1024x768` -> 8, 1024, 768; numbers as they are, 768 alone as one. Raises UsageError for what is no shape."""
     if not isinstance(text, str):

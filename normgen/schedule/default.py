@@ -68,8 +68,8 @@ def default_schedule(problem: Problem, device: Device) -> Schedule:
     looks_once = [Variance.GUARDED] if guarded else []
     looks_twice = [v for v in (Variance.TWO_PASS, Variance.CORRECTED_TWO_PASS) if v in known["variance"]]
     methods = list(itertools.product([*looks_once, *looks_twice], [*online, Softmax.TWO_PASS]))
-    for cut, (variance, softmax) in itertools.product(candidates, methods):
-        schedule = cut.varied(arithmetic=arithmetic, variance=variance, softmax=softmax)
+    plain = (cut.varied(arithmetic=arithmetic) for cut in candidates)
+    for schedule in (cut.varied(variance=v, softmax=s) for cut in plain for v, s in methods):
         if shows_in_float32(problem, schedule) is None and refusal(problem, schedule, device) is None:
             return schedule
     raise NothingValidError("no schedule is legal for this problem", received=str(problem))
