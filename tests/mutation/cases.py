@@ -29,7 +29,9 @@ CASES: dict[str, Named] = {
     "thread_sum": forward("row_sum", "4096x24", "f32", team(1, 128, 4)),
     "lanes_softmax": forward("softmax", "4096x60", "bf16", team(8, 16, 4, **HELD)),
     "warp_layernorm": forward("layernorm", "4096x384", "f32", team(32, 4, 4, store="streaming", **HELD)),
-    "block_rmsnorm": forward("rmsnorm", "4096x1024", "bf16", team(64, 2, 8, params="early", **HELD)),
+    "block_rmsnorm": forward(
+        "rmsnorm", "4096x1024", "bf16", team(64, 2, 8, params="early", **HELD), dtypes={"weight": "f32", "y": "f32"}
+    ),
     "uneven_layernorm": forward("layernorm", "4096x384", "f32", team(96, 2, 4, **HELD)),
     "uneven_cluster": forward("layernorm", "4096x1536", "bf16", team(96, 1, 4, cluster=2, **HELD)),
     "tree_layernorm": forward("layernorm", "4096x320", "f32", team(64, 2, 2, reduce_with="shared_tree")),
@@ -97,7 +99,7 @@ CASES: dict[str, Named] = {
         "rmsnorm", "4096x384", "f32", team(64, 1, 2, persistent=4, columns="partials_last_tile", **HELD)
     ),
     "register_atomic": backward(
-        "layernorm", "4096x256", "f32", team(32, 2, 4, persistent=2, columns="register_atomic", **HELD)
+        "layernorm", "4096x256", "f32", team(16, 4, 4, persistent=2, columns="register_atomic", **HELD)
     ),
     "shared_atomic": backward(
         "rmsnorm", "4096x320", "f32", team(32, 2, 2, persistent=2, columns="shared_atomic", **HELD)

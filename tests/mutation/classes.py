@@ -6,6 +6,10 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from normgen.schedule.knobs import DependentLaunch
+from normgen.spec.spec import Kind
+from tests.codegen.kernels import Named
+
 Rewrite = Callable[["re.Match[str]"], str]
 
 
@@ -13,13 +17,16 @@ Rewrite = Callable[["re.Match[str]"], str]
 class MutationClass:
     """`rewrite` is a template for `Match.expand`, or a function of the match, whose `string` is the whole text.
 
-    The pattern never sees comments. A rewrite that gives back what it was given makes no mutant.
+    The pattern never sees comments. A rewrite that gives back what it was given makes no mutant. One text serves many
+    Configs: `where` leaves out kernels whose Config turns off what the class changes, and whose mutant would be the
+    same program.
     """
 
     name: str
     meaning: str
     pattern: str
     rewrite: str | Rewrite
+    where: Callable[[Named], bool] = lambda _: True
 
     def replacement(self, match: re.Match[str]) -> str:
         return match.expand(self.rewrite) if isinstance(self.rewrite, str) else self.rewrite(match)
@@ -28,7 +35,50 @@ class MutationClass:
 C = MutationClass
 TWELVE_BITS = r"\1 __uint_as_float(__float_as_uint(\2) & 0xfffff000u);"
 UPPER_HALVES = r"((__float_as_uint(\1) >> 16) | (__float_as_uint(\2) & 0xffff0000u))"
+SPARED = r"(kThreadsPerRow < 32 \?) __any_sync\(0xffffffffu, !\((row_\w+_margin >= 0\.0f)\)\) : !\(\2\)"
 LEAST = r"(?<=\{)(?:__int_as_float\(0xff800000\)|-3\.402823466e\+38f)"  # where a maximum starts
+
+
+def several_rows(kernel: Named) -> bool:
+    """A block holds several rows, of which some may lie behind the last."""
+    return kernel.schedule.rows_per_block > 1
+
+
+def uneven(kernel: Named) -> bool:
+    """Some threads of a row own a vector less than others."""
+    threads = kernel.schedule.threads_per_row * kernel.schedule.cluster
+    return kernel.problem.any_cols or kernel.problem.cols % (kernel.schedule.vector * threads) != 0
+
+
+def ahead(kernel: Named) -> bool:
+    return kernel.schedule.stages > 1
+
+
+def chained(kernel: Named) -> bool:
+    """The kernel starts before the one in front of it ends."""
+    return kernel.schedule.dependent_launch is not DependentLaunch.OFF
+
+
+def slots_of_trips(kernel: Named) -> bool:
+    """A team of several warps meets in shared memory, in each trip of a loop over rows."""
+    return kernel.schedule.persistent > 0 and kernel.schedule.threads_per_row * kernel.schedule.cluster > 32
+
+
+def accesses(least: int, *, written: bool) -> Callable[[Named], bool]:
+    """A thread's elements of some tensor that is read, or written, have so many bytes."""
+
+    def matches(kernel: Named) -> bool:
+        used = [t for t in kernel.problem.tensors if t.is_written is written and t.kind is not Kind.ROW]
+        return any(kernel.schedule.vector * tensor.dtype.bytes >= least for tensor in used)
+
+    return matches
+
+
+def sum_from_one(match: re.Match[str]) -> str:
+    """A start that something reads: that of running sums, where there are some."""
+    if match[1] and "sum_in_pairs(look" in match.string:
+        return match[0]
+    return f"{match[0][:-4]}1.0f" if match[1] else f"{match[0]}1.0f"
 
 
 def other_pitch(match: re.Match[str]) -> str:
@@ -71,20 +121,26 @@ def other_statistic(match: re.Match[str]) -> str:
 ROWS = (
     C("pitch_of_another", "the pitch of another tensor", r"(?<=\* )\w+_pitch\b", other_pitch),
     C("pitch_is_cols", "rows are taken to lie side by side", r"(?<=\* )\w+_pitch\b", cols_of),
-    C("rows_plus_one", "one row too many is active", r"\|\| row < rows\b", "|| row < (rows + 1)"),
-    C("idle_row_read", "an idle row reads past the end", r"active \? row : rows - 1", "row"),
-    C("fetched_row_read", "a fetched row may lie past the end", r"min\((first \+ slot\(\)), rows - 1\)", r"(\1)"),
-    C("fetched_row_plus", "the last row that is fetched is one too far", r"(slot\(\), rows) - 1\)", r"\1 + 1)"),
-    C("active_ignored", "idle rows store", r"if \(active\) (?=write)", ""),
-    C("active_statistic", "idle rows store their statistics", r"lane == 0 && active", "lane == 0"),
+    C("rows_plus_one", "one row too many is active", r"\|\| row < rows\b", "|| row < (rows + 1)", several_rows),
+    C("idle_row_read", "an idle row reads past the end", r"active \? row : rows - 1", "row", several_rows),
+    C("fetched_row_read", "a fetched row may lie past the end",
+      r"min\((first \+ slot\(\)), rows - 1\)", r"(\1)", several_rows),
+    C("fetched_row_plus", "the last row that is fetched is one too far",
+      r"(slot\(\), rows) - 1\)", r"\1 + 1)", several_rows),
+    C("active_ignored", "idle rows store", r"if \(active\) (?=write)", "", several_rows),
+    C("active_statistic", "idle rows store their statistics", r"lane == 0 && active", "lane == 0", several_rows),
     C("row_stride_doubled", "every other row tile is left out", r"\b((?:first_)?row) \+= ", r"\1 += 2 * "),
     C("row_start", "the first row tile is left out", r"(for \(int (?:first_)?row =) (blockIdx\.x)\b", r"\1 (\2 + 1)"),
     C("row_bound", "the last row tile is left out", r"; ((?:first_)?row) < rows;", r"; \1 < rows - 1;"),
-    C("fetch_bound", "a row tile is not fetched", r"< rows\) fetch", "< rows - 1) fetch"),
-    C("slot_of_thread", "the row of another thread", r"threadIdx\.x / (kThreadsPerRow)", r"(threadIdx.x + 1) / \1"),
-    C("slot_ignored", "all row groups take one row", r"\b(first_row|first|\w+\(\) \* kRowsPerBlock) \+ slot", r"\1"),
-    C("lane_of_thread", "quotient instead of remainder", r"threadIdx\.x % (kThreadsPerRow)", r"threadIdx.x / \1"),
-    C("lane_modulo", "one lane too few", r"threadIdx\.x % kThreadsPerRow", "threadIdx.x % (kThreadsPerRow - 1)"),
+    C("fetch_bound", "a row tile is not fetched", r"< rows\) fetch", "< rows - 1) fetch", ahead),
+    C("slot_of_thread", "the row of another thread",
+      r"threadIdx\.x / (kThreadsPerRow)", r"(threadIdx.x + 1) / \1", several_rows),
+    C("slot_ignored", "all row groups take one row",
+      r"\b(first_row|first|\w+\(\) \* kRowsPerBlock) \+ slot", r"\1", several_rows),
+    C("lane_of_thread", "quotient instead of remainder",
+      r"threadIdx\.x % (kThreadsPerRow)", r"threadIdx.x / \1", several_rows),
+    C("lane_modulo", "one lane too few",
+      r"threadIdx\.x % kThreadsPerRow", "threadIdx.x % (kThreadsPerRow - 1)", several_rows),
     C("narrow_index", "an index of 32 bits", r"static_cast<long long>\((\w+)\) \* (\w+_pitch)", r"int(\1 * \2)"),
     C("null_test", "a statistic is stored unasked", r"if \((mean|rstd) != nullptr\)", "if (true)"),
     C("null_test_inverted", "a statistic is stored only if it is absent", r"(mean|rstd) != nullptr", r"\1 == nullptr"),
@@ -104,8 +160,8 @@ COLUMNS_OF_A_ROW = (
     C("vector_shifted", "vectors start one element late", r"(\w+ \+ vector \* kVector)\)", r"\1 + 1)"),
     C("vector_unscaled", "vectors overlap", r"\+ vector \* kVector\b", "+ vector"),
     C("tail_ignored", "vectors past the end", r"if \((?:step < kWholeSteps \|\| )?vector < \w+\)", "if (true)"),
-    C("tail_bound", "one vector too many", r"vector < (kVectors|vectors)\)", r"vector <= \1)"),
-    C("tail_cut", "one vector too few", r"vector < (kVectors|vectors)\)", r"vector < \1 - 1)"),
+    C("tail_bound", "one vector too many", r"vector < (kVectors|vectors)\)", r"vector <= \1)", uneven),
+    C("tail_cut", "one vector too few", r"vector < (kVectors|vectors)\)", r"vector < \1 - 1)", uneven),
     C("edge_left_out", "edges are left out", r"if \(has_edge\)", "if (false)"),
     C("edge_everywhere", "every lane has an edge", r"if \(has_edge\)", "if (true)"),
     C("edge_bound", "one edge too many", r"edge < (kCols|cols);", r"edge <= \1;"),
@@ -126,12 +182,13 @@ SIZES = (
     C("warps_halved", "kWarps, kWarpsPerRow", r"(\bkWarps(?:PerRow)? = \w+) / 32\b", r"\1 / 64"),
     C("pitch_of_sums_halved", "kPitch", r"(kPitch = \(kCols \+ 31\)) / 32", r"\1 / 64"),
     C("row_sums_halved", "kSumVectors of the kernel that adds", r"(kSumVectors = kCols / kSumVector)\b", r"\1 / 2"),
-    C("steps_rounded_down", "the last steps are left out", r"(\w*[vV]ector\w*) \+ kThreadsPerRow - 1\)", r"\1)"),
+    C("steps_rounded_down", "the last steps are left out",
+      r"(\w*[vV]ector\w*) \+ kThreadsPerRow - 1\)", r"\1)", uneven),
 )  # fmt: skip
 
 ARITHMETIC = (
-    C("sum_replaced", "= instead of +=", r"(look\d\.\w+) \+= ", r"\1 = "),
-    C("sum_negated", "-= instead of +=", r"(look\d\.\w+) \+= ", r"\1 -= "),
+    C("sum_replaced", "= instead of +=", r"(look\d[._]\w+(?:\[[^\]]*\])?) \+= ", r"\1 = "),
+    C("sum_negated", "-= instead of +=", r"(look\d[._]\w+(?:\[[^\]]*\])?) \+= ", r"\1 -= "),
     C("square_dropped", "a value instead of its square", r"(\(\w+ - [\w.]+\)|\bx_i) \* \1;", r"\1;"),
     C("mean_ignored", "the mean is not subtracted", r"\(x_i - [\w.]+\)(?! \*)", "(x_i)"),
     C("subtraction_swapped", "operands of a subtraction", r"\b(x_i|dxhat_i) - ([\w.]+(?: \* [\w.]+)?)", r"\2 - \1"),
@@ -141,7 +198,7 @@ ARITHMETIC = (
     C("eps_doubled", "twice the eps", r"\beps \+ ", "2.0f * eps + "),
     C("rsqrt_is_sqrt", "the reciprocal is dropped", r"\brsqrtf\(", "sqrtf("),
     C("rsqrt_coarse", "rsqrt with 12 bits", r"(=) (rsqrtf\(.*\));", TWELVE_BITS),
-    C("summand_coarse", "summands with 12 bits", r"(look\d\.\w+ \+=) (.*);", TWELVE_BITS),
+    C("summand_coarse", "summands with 12 bits", r"(look\d[._]\w+(?:\[[^\]]*\])? \+=) (.*);", TWELVE_BITS),
     C("output_coarse", "outputs with 12 bits", r"(\w+_values\[\w\] =) (.*);", TWELVE_BITS),
     C("weight_dropped", "no weight", r" \* weight_i\b", ""),
     C("bias_dropped", "no bias", r" \+ bias_i\b", ""),
@@ -152,7 +209,7 @@ ARITHMETIC = (
     C("exponential_base", "powers of two", r"\bexpf\(", "exp2f("),
     C("identity_large", "a finite number instead of -inf", LEAST, "-1.0e30f"),
     C("identity_zero", "0 instead of -inf", LEAST, "0.0f"),
-    C("identity_one", "a sum starts at 1", r"(Look\d\w* look\d = \{)0\.0f", r"\g<1>1.0f"),
+    C("identity_one", "a sum starts at 1", r"(Look\d\w* look\d = \{)0\.0f|(\[kRunningSums\] = \{)(?=\})", sum_from_one),
     C("maximum_is_minimum", "minimum instead of maximum", r"\bmaximum\(", "minimum("),
     C("maximum_without_nan", "a maximum that ignores NaN", r"\bmaximum\(", "fmaxf("),
     C("accumulation_dropped", "gradients replace what is there", r"element\(\w+_before, \w\) \+ ", ""),
@@ -178,8 +235,8 @@ MONOIDS = (
 GUARDS = (
     C("vote_dropped", "every row for itself, in a warp of several", r"__any_sync\(0xffffffffu, (!\([^)]*\))\)", r"\1"),
     C("vote_of_all", "a look only if all rows of a warp need it", r"__any_sync", "__all_sync"),
-    C("guard_inverted", "the second look where it is not needed", r"!\((row_\w+_margin >= 0\.0f)\)", r"(\1)"),
-    C("guard_never", "no second look", r"!\(row_\w+_margin >= 0\.0f\)", "false"),
+    C("guard_inverted", "the second look where it is not needed", SPARED, r"\1 __any_sync(0xffffffffu, \2) : (\2)"),
+    C("guard_never", "no second look", SPARED, "false"),
     C("guard_too_wide", "rows are spared that lose all digits", r"- 0\.75f \* ", "- 1e-7f * "),
     C("spared_dropped", "a spared row takes the second look's sums", r"if \((row_\w+_margin >= 0\.0f)\)", "if (false)"),
     C("spared_value", "a spared row's variance is 0", r"(look2\.\w+_squares) = row_\w+_left;", r"\1 = 0.0f;"),
@@ -187,10 +244,11 @@ GUARDS = (
 
 CHAINS = (
     C("chain_without_waits", "no kernel in front is waited for", r"using Chain = Early\w*;", "using Chain = InOrder;"),
-    C("partner_wait_dropped", "a call's first kernel is not waited for", r"Chain::wait_for_partner\(\);", ""),
+    C("partner_wait_dropped", "a call's first kernel is not waited for", r"Chain::wait_for_partner\(\);", "", chained),
 )  # fmt: skip
 
-EXCHANGES = (    C("shuffle_start", "half of the lanes are left out", r"kLanes / 2; offset", "kLanes / 4; offset"),
+EXCHANGES = (
+    C("shuffle_start", "half of the lanes are left out", r"kLanes / 2; offset", "kLanes / 4; offset"),
     C("shuffle_end", "neighbours are left out", r"offset > 0", "offset > 1"),
     C("shuffle_step", "every other exchange is left out", r"offset /= 2", "offset /= 4"),
     C("shuffle_mask", "half of the lanes are named", r"0xffffffffu", "0x0000ffffu"),
@@ -205,8 +263,8 @@ EXCHANGES = (    C("shuffle_start", "half of the lanes are left out", r"kLanes /
     C("warp_of_thread", "all warps share a slot", r"(slots|own)\[threadIdx\.x / 32 % kWarps\]", r"\1[0]"),
     C("warp_leader", "one warp leaves its state", r"threadIdx\.x % 32 == 0", "threadIdx.x == 0"),
     C("slots_read_wide", "slots past the last warp's", r"(own = threadIdx\.x %) kLanes", r"\1 32"),
-    C("parity_kept", "one set of slots", r"parity \^= 1;", ""),
-    C("slots_kept", "one set of slots for all trips", r"slots\[(?:parity|exchange % 2)\]", "slots[0]"),
+    C("parity_kept", "one set of slots", r"parity \^= 1;", "", slots_of_trips),
+    C("slots_kept", "one set of slots for all trips", r"slots\[(?:parity|exchange % 2)\]", "slots[0]", slots_of_trips),
     C("trip_kept", "trips are not counted", r"\+\+trip;", ""),
     C("exchange_phase", "the phase of an exchange", r"exchange / 2 % 2", "(exchange / 2 + 1) % 2"),
     C("tree_stride", "every other level is left out", r"active = stride\)", "active = stride / 2)"),
@@ -233,13 +291,14 @@ TRANSPORTS = (
     C("ring_start", "one stage is not filled at first", r"stage < kStages; ", "stage < kStages - 1; "),
     C("next_row_kept", "the next row never becomes the current one", r"\b(\w+)_held\[step\] = \1_next\[step\];", ""),
     C("held_of_another", "another tensor's row", r"\b(x|dy)_held\[step\] = \1_(next|shared|row)", other_operand),
-    C("next_row_distance", "the row after the next", r"(\w+_row = (?:first_)?row \+) gridDim\.x", r"\1 2 * gridDim.x"),
-    C("dependency_wait_dropped", "the kernel in front is not waited for", r"Chain::wait\(\);", ""),
+    C("next_row_distance", "the row after the next",
+      r"(\w+_row = (?:first_)?row \+) gridDim\.x", r"\1 2 * gridDim.x", ahead),
+    C("dependency_wait_dropped", "the kernel in front is not waited for", r"Chain::wait\(\);", "", chained),
 )  # fmt: skip
 
 SUMS_OVER_ROWS = (
     C("column_sum_replaced", "= instead of +=", r"(?<![\w.])(\w+_sum(?:\[step\]\[i\])?) \+= ", r"\1 = "),
-    C("column_sum_idle", "idle rows add to column sums", r"if \(active\) (?=\w+_sum|atomicAdd)", ""),
+    C("column_sum_idle", "idle rows add to column sums", r"if \(active\) (?=\w+_sum|atomicAdd)", "", several_rows),
     C("atomic_is_plain", "a plain addition", r"atomicAdd\(([^,;]*sums[^,;]*), ([^;]+)\);", r"*(\1) += \2;"),
     C("column_order", "cells of columns in another order", r"i \* kVectors \+ vector", "i + vector * kVector"),
     C("column_of_cell", "columns in the order of cells", r"cell % kVectors \* kVector \+ cell / kVectors", "cell"),
@@ -261,10 +320,14 @@ SUMS_OVER_ROWS = (
 )  # fmt: skip
 
 LIBRARY = (
-    C("load_same_word", "one word of a vector for all", r"(const unsigned char\*>\(elements\)) \+ i, vec", r"\1, vec"),
-    C("store_same_word", "all words to one place", r"(<unsigned char\*>\(elements\)) \+ i, vec", r"\1, vec"),
-    C("split_swapped", "words of an access swapped", r"bits\[2\] = word\.z", "bits[2] = word.y"),
-    C("join_swapped", "words of an access swapped", r"make_uint4\(bits\[0\], bits\[1\]", "make_uint4(bits[1], bits[0]"),
+    C("load_same_word", "one word of a vector for all",
+      r"(const unsigned char\*>\(elements\)) \+ i, vec", r"\1, vec", accesses(17, written=False)),
+    C("store_same_word", "all words to one place",
+      r"(<unsigned char\*>\(elements\)) \+ i, vec", r"\1, vec", accesses(17, written=True)),
+    C("split_swapped", "words of an access swapped",
+      r"bits\[2\] = word\.z", "bits[2] = word.y", accesses(16, written=False)),
+    C("join_swapped", "words of an access swapped",
+      r"make_uint4\(bits\[0\], bits\[1\]", "make_uint4(bits[1], bits[0]", accesses(16, written=True)),
     C("bfloat16_bit", "an element's last bit", r"& 0xffff0000u\)", "& 0xfffe0000u)"),
     C("half_of_word", "elements of a word swapped", r"i % 2 == 1\)", "i % 2 == 0)"),
     C("half_of_word_kept", "one element of a word for both", r"i % 2 == 1\)", "false)"),

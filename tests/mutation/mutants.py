@@ -87,7 +87,8 @@ def all_sites() -> dict[str, list[Mutant]]:
     found: dict[str, list[Mutant]] = {}
     seen: set[str] = set()
     for mutation in CLASSES:
-        made = [mutant for case, text in texts.items() for mutant in sites(mutation, case, text)]
+        served = [case for case in CASES if mutation.where(CASES[case])]
+        made = [mutant for case in served for mutant in sites(mutation, case, texts[case])]
         found[mutation.name] = [mutant for mutant in made if mutant.text not in seen]
         seen |= {mutant.text for mutant in made}
     return found
