@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-from normgen.bench.accuracy.cells import COLUMN_VALUES, ELEMENTS, LARGEST_PAYS, RMS_PAYS, Compared, Error, Measured
+from normgen.bench.accuracy.cells import COLUMN_VALUES, LARGEST_PAYS, RMS_PAYS, Compared, Error, Measured
 from normgen.bench.accuracy.table import Table
 
 _HEAD = """\
@@ -28,7 +28,8 @@ same of torch. Where results lie near 0, as those of a norm do, ulps are small a
   of an outlier.
 
 Both sides are measured on the same rows. A cell with gradients that are summed over its rows draws them anew, with
-another seed each time, until it has {values} of their values or {elements} elements: up to {draws} times here.
+another seed each time, until it has {values} of their values or all elements that a cell may have: up to {draws} times
+here.
 
 The bound is held against the rows with the largest errors and some others; column outputs (dweight, dbias) are held
 against theirs as a whole.
@@ -45,7 +46,6 @@ def accuracy_page(table: Table) -> str:
         rms=RMS_PAYS,
         largest=LARGEST_PAYS,
         values=COLUMN_VALUES,
-        elements=ELEMENTS,
         draws=max((m.cell.draws for m in table.cells), default=1),
         where=head["where"],
         torch=torch or "not installed",
