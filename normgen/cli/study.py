@@ -345,7 +345,8 @@ def accuracy(
 
     Run again with the same FILE, it goes on where it was stopped. Without torch, or an operator of it, the table says
     so. On the CPU executor cells have fewer rows, and the default schedules are those for an H200.
-    --json prints {file, where, torch, cells, over, worse}: over and worse name cells and tensors.
+    --json prints {file, where, torch, cells, over, worse, above}: the last three name cells and tensors; above: an
+    error too far above torch's, which may be chance.
     """
     gpu = find_gpu(parse_device(device))
     index = gpu[0] if gpu else None
@@ -371,9 +372,10 @@ def accuracy(
         write_output(page, accuracy_page(table))
     if as_json:
         facts = {"file": str(file), "where": table.head["where"], "torch": table.head["torch"]}
-        show({**facts, "cells": len(table.cells), "over": list(table.over), "worse": list(table.worse)})
+        marked = {"over": list(table.over), "worse": list(table.worse), "above": list(table.above)}
+        show({**facts, "cells": len(table.cells), **marked})
     else:
-        for mark, names in (("over", table.over), ("worse", table.worse)):
+        for mark, names in (("over", table.over), ("worse", table.worse), ("above", table.above)):
             for name in names:
                 click.echo(f"{mark}: {name}")
         counts = f"{len(table.over)} over the bound, {len(table.worse)} worse than torch"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-from normgen.bench.accuracy.cells import LARGEST_PAYS, RMS_PAYS, Compared, Error, Measured
+from normgen.bench.accuracy.cells import COLUMN_VALUES, LARGEST_PAYS, RMS_PAYS, Compared, Error, Measured
 from normgen.bench.accuracy.table import Table
 
 _HEAD = """\
@@ -21,7 +21,15 @@ same of torch. Where results lie near 0, as those of a norm do, ulps are small a
 
 * **over**: an element misses its bound.
 * **worse**: RMS error above {rms:g} x torch's or largest error above {largest:g} x torch's (absolute), where that of
-  torch is above half an ulp.
+  torch is above half an ulp, by more than chance explains at one percent: an RMS error by a test of the ratio of two
+  variances, with the effective number of rows, or of columns of what is summed over rows, that it comes from; a
+  largest error if seven rows or columns are above it.
+* **above**: the same factor is passed, but so few rows or columns decide that it may be chance: often one column, that
+  of an outlier.
+
+Both sides are measured on the same rows. A cell with gradients that are summed over its rows draws them anew, with
+another seed each time, until it has {values} of their values or all elements that a cell may have: up to {draws} times
+here.
 
 The bound is held against the rows with the largest errors and some others; column outputs (dweight, dbias) are held
 against theirs as a whole.
@@ -35,15 +43,23 @@ def accuracy_page(table: Table) -> str:
     head = table.head
     torch = ", ".join(f"{name} {version}" for name, version in sorted(head["torch"].items()))
     about = _HEAD.format(
-        rms=RMS_PAYS, largest=LARGEST_PAYS, where=head["where"], torch=torch or "not installed", seed=head["seed"]
+        rms=RMS_PAYS,
+        largest=LARGEST_PAYS,
+        values=COLUMN_VALUES,
+        draws=max((m.cell.draws for m in table.cells), default=1),
+        where=head["where"],
+        torch=torch or "not installed",
+        seed=head["seed"],
     )
     sections = [section for group in _groups(table.cells) for section in _sections(group)]
     return "\n".join([about, _marked(table), *sections])
 
 
 def _marked(table: Table) -> str:
-    lines = [f"{len(table.cells)} cells, {len(table.over)} over the bound, {len(table.worse)} worse than torch.", ""]
-    lines += [f"* over: {name}" for name in table.over] + [f"* worse: {name}" for name in table.worse]
+    counts = f"{len(table.over)} over the bound, {len(table.worse)} worse than torch"
+    lines = [f"{len(table.cells)} cells, {counts}, {len(table.above)} above it by what may be chance.", ""]
+    for mark, names in (("over", table.over), ("worse", table.worse), ("above", table.above)):
+        lines += [f"* {mark}: {name}" for name in names]
     return "\n".join(lines) + "\n"
 
 
@@ -72,7 +88,8 @@ def _sections(group: list[Measured]) -> Iterator[str]:
 
 
 def _entry(found: Compared) -> str:
-    marks = [word for word, is_so in (("over", found.is_over), ("worse", found.is_worse)) if is_so]
+    beside = "worse" if found.is_worse else "above" if found.is_above else ""
+    marks = [word for word in ("over" if found.is_over else "", beside) if word]
     bound = f"{100 * found.of_bound:.0f} %" if found.unbounded < 1 else "no bound"
     ours = ", ".join([_error(found.ours), bound, *(f"**{mark}**" for mark in marks)])
     return f"{ours}<br>{_error(found.torch)}" if found.torch else ours

@@ -90,7 +90,8 @@ CHANGES: tuple[Change, ...] = (
         ),
         ("symbol(squares) - COLS * symbol(offset) ** 2", "symbol(squares) + COLS * symbol(offset) ** 2"),
         ("pivot, COLS * pivot, before", "pivot, pivot, before"),
-        ("Map(pair.mean, Kind.ROW, pivot + symbol(offset))", "Map(pair.mean, Kind.ROW, symbol(offset))"),
+        ("pivot + taken(symbol(offset))", "taken(symbol(offset))"),
+        ("greater(4 * COLS * pivot**2, symbol(squares))", "greater(COLS * pivot**2, symbol(squares))"),
         ("Map(total, Kind.ROW, COLS * symbol(mean))", "Map(total, Kind.ROW, symbol(mean))"),
         (
             "SUM, (square(pair.e),)),\n            Map(pair.second.names[0]",
@@ -99,7 +100,7 @@ CHANGES: tuple[Change, ...] = (
         ("symbol(left) - sp.Rational(3, 4)", "symbol(left) - sp.Rational(1, 4)"),
         ("symbol(squares) - COLS * symbol(centre) ** 2", "symbol(squares) + COLS * symbol(centre) ** 2"),
         ("sp.Max(sp.Min(a, b), sp.Min(sp.Max(a, b), c))", "sp.Max(sp.Min(a, b), c)"),
-        ("symbol(centre), symbol(rough), before)", "symbol(centre), COLS * symbol(centre), before)"),
+        ("symbol(rough), before, is_kept_near_0", "COLS * symbol(centre), before, is_kept_near_0"),
         ("sp.exp(inline(m.args[0]) - symbol(m.names[0]))", "sp.exp(symbol(m.names[0]) - inline(m.args[0]))"),
         ("if not used_names(s) & undefined)", "if not used_names(s) - undefined)"),
     ),

@@ -62,7 +62,12 @@ def about(x: F, pivot: F, add: Sum) -> tuple[F, F]:
 
 
 def corrected_two_pass(x: F, add: Sum) -> tuple[F, F]:
-    return about(x, add(x) / f32(x.shape[1]), add)
+    """A mean within half the standard deviation stays that of the sum."""
+    n = f32(x.shape[1])
+    rough = add(x) / n
+    corrected, var = about(x, rough, add)
+    is_far = 4 * n * (rough * rough) > add((x - rough) * (x - rough))
+    return np.where(is_far, corrected, rough), var
 
 
 def guarded(x: F, add: Sum) -> tuple[F, F]:
@@ -71,7 +76,7 @@ def guarded(x: F, add: Sum) -> tuple[F, F]:
     mean = add(x) / n
     left = squares - n * (mean * mean)
     is_spared = left - f32(0.75) * squares >= 0
-    corrected, again = corrected_two_pass(x, add)
+    corrected, again = about(x, mean, add)
     return np.where(is_spared, mean, corrected), np.where(is_spared, left / n, again)
 
 

@@ -58,14 +58,10 @@ def held(problem: Problem, name: str) -> tuple[str, ...]:
     """The families that a right schedule of this name is inside the bound on.
 
     Not `large_steps` with one chain of thousands of Welford steps: the mean stands still once its steps are less than
-    half a spacing. Nor rows of equal terms but for a few, where one chain of ten thousands of them corrects a mean: it
-    rounds them alike, and the formula has no such sum.
+    half a spacing.
     """
-    lost = {
-        "welford serial": ("large_steps",) if problem.cols > 1000 else (),
-        "corrected_two_pass serial": ("tail", "stretch") if problem.cols > 10000 else (),
-    }
-    return tuple(f for f in default_families(problem) if f not in lost.get(name, ()))
+    lost = ("large_steps",) if name == "welford serial" and problem.cols > 1000 else ()
+    return tuple(f for f in default_families(problem) if f not in lost)
 
 
 def correct(problem: Problem) -> dict[str, Run]:

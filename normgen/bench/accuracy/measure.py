@@ -41,7 +41,7 @@ def measure(cell: Cell, place: Place, *, seed: int) -> Measured:
     module = emit(problem, schedule)
     chain = verify.longest_chain(problem, schedule)
     names = [t.name for t in problem.tensors if t.is_written]
-    sums = {name: _Sums(problem.tensor(name).dtype) for name in names}
+    sums = {name: _Sums(problem.tensor(name).dtype, summed=not _is_by_row(problem, name)) for name in names}
     note = ""
     for number, rows in enumerate(_calls(cell)):
         part = replace(problem, rows=rows)
@@ -60,8 +60,9 @@ def measure(cell: Cell, place: Place, *, seed: int) -> Measured:
 class _Sums:
     """What the calls of a cell gave for one tensor."""
 
-    def __init__(self, dtype: DType) -> None:
-        self.ours, self.torch, self.has_torch = Tally(dtype), Tally(dtype), False
+    def __init__(self, dtype: DType, *, summed: bool) -> None:
+        self.ours, self.torch = (Tally(dtype, summed=summed) for _ in range(2))
+        self.has_torch = False
         self._of_bound, self._held, self._elements, self._unbounded = 0.0, 0, 0, 0
 
     def hold(self, found: TensorVerdict, rows: int) -> None:
@@ -83,7 +84,7 @@ class _Sums:
 def _calls(cell: Cell) -> list[int]:
     """Rows of each call: few enough to fit the memory of a machine with a process a core."""
     most = max(1, CALL_ELEMENTS // cell.cols)
-    return [min(most, cell.rows - start) for start in range(0, cell.rows, most)]
+    return cell.draws * [min(most, cell.rows - start) for start in range(0, cell.rows, most)]
 
 
 def _add_errors(

@@ -21,7 +21,7 @@ from normgen.files.decoded import parse_json
 from normgen.records import lines
 from normgen.tuning.run import versions
 
-SCHEMA = 1
+SCHEMA = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,8 +37,14 @@ class Table:
         return tuple(f"{m.cell}: {name}" for m in self.cells for name, found in m.tensors.items() if found.is_over)
 
     @property
+    def above(self) -> tuple[str, ...]:
+        """Those whose error is too far above torch's, which may be chance."""
+        marked = ((m, n) for m in self.cells for n, found in m.tensors.items() if found.is_above and not found.is_worse)
+        return tuple(f"{m.cell}: {name}" for m, name in marked)
+
+    @property
     def worse(self) -> tuple[str, ...]:
-        """Those whose error is too far above torch's."""
+        """Those whose error is too far above torch's, beyond chance."""
         return tuple(f"{m.cell}: {name}" for m in self.cells for name, found in m.tensors.items() if found.is_worse)
 
 
