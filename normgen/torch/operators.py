@@ -104,7 +104,11 @@ class Operator:
         return self._kernel(tensors, scalars, self._dtype(tensors) if dtype is None else dtype)
 
     def _chosen(self, tensors: Values, scalars: tuple[float, ...], dtype: Any, opaque: bool | None, where: str) -> Any:
-        """What a compiler, or an exporter, gets. `where`: as in `Site`."""
+        """What a compiler, or an exporter, gets; eager, where its graph is run as it is. `where`: as in `Site`."""
+        if opaque is not False:
+            found = self.eager(tensors, scalars, dtype)  # a tracer's tensors are no plain ones
+            if found is not NotImplemented:
+                return found
         dtype = self._dtype(tensors) if dtype is None else dtype
         if self._is_opaque(tensors, dtype, opaque, where):
             return self._kernel(tensors, scalars, dtype)
