@@ -19,12 +19,15 @@ def functions_of(
     options: Mapping[str, Any],
     module: str,
     says: str,
+    traced: tuple[Callable[[], bool], Callable[..., Any], Callable[[], str]] | None = None,
 ) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """(The function that hands its arguments to `run`, one that returns them): tensors, scalars, then the options.
 
     takes    names the first parameters and what they are called; `defaults` other values of scalars than the spec's
     options  further arguments, by name alone -> default; a tensor or a scalar of such a name ends with an underscore
     says     the end of its docstring: what a call returns
+    traced   (whether a compiler traces the call, what then takes all arguments in a row, the last of them): a compiler
+             guards each attribute that a call reads on its way, and this way reads none
     """
 
     def parameter(of: str) -> str:
@@ -40,15 +43,17 @@ def functions_of(
     bound = ", ".join(
         (f"({', '.join(called.values())},)", f"({''.join(f'{n}, ' for n in scalars.values())})", *options)
     )
+    in_a_row = ", ".join((*called.values(), *scalars.values(), *options, "where_()"))
+    way = f"        if is_traced_():\n            return traced_({in_a_row})\n" if traced else ""
     text = (  # no name of a spec ends with an underscore
-        "def made_(run_, bind_):\n"
-        f"    def call_({parameters}):\n        return run_({bound})\n"
+        "def made_(run_, bind_, is_traced_, traced_, where_):\n"
+        f"    def call_({parameters}):\n{way}        return run_({bound})\n"
         f"    def bound_({parameters}):\n        return bind_({bound})\n"
         "    return call_, bound_\n"
     )
     scope: dict[str, Any] = {"__name__": __name__}
     exec(compile(text, f"<{module} operator {name}>", "exec"), scope)
-    function, binder = scope["made_"](run, lambda *found: found)
+    function, binder = scope["made_"](run, lambda *found: found, *(traced or (None, None, None)))
     function.__name__ = function.__qualname__ = name
     function.__doc__ = _described(spec, reads, called, says)
     function.__module__ = module

@@ -185,7 +185,7 @@ class Ready:
         self, made: Kernel | TorchFunction, uses: Uses, scalars: tuple[str, ...], tensors: Sequence[Value | None]
     ) -> None:
         self._made, self._scalars = made, scalars
-        self._reads, self._writes = [t.name for t in uses.reads], [t.name for t in uses.writes]
+        self._reads, self.writes = [t.name for t in uses.reads], [t.name for t in uses.writes]
         self._is_matrix = [t.kind.is_matrix for t in uses.reads]
         here = [i for i, tensor in enumerate(tensors) if tensor is not None]
         self._here = here if len(here) < len(tensors) else None
@@ -202,26 +202,37 @@ class Ready:
     def __call__(self, tensors: Sequence[Value | None], scalars: tuple[float, ...]) -> Values:
         found = self.repeated(tensors, scalars)
         if found is not NotImplemented:
-            return found  # type: ignore[no-any-return]
+            return found if type(found) is tuple else (found,)
         given, named = self._given(tensors), self._by_name(scalars)
         if isinstance(self._made, TorchFunction):
             with torch.no_grad():
                 made = self._made(dict(zip(self._reads, given, strict=True)), named)
-            return tuple(made[name] for name in self._writes)
+            return tuple(made[name] for name in self.writes)
         results = self._made(*[_regular(t, is_matrix=m) for t, m in zip(given, self._is_matrix, strict=True)], **named)
-        return self._own_of(results)
+        if type(results) is not tuple:
+            return (results,)
+        return results if self._own is None else tuple([results[i] for i in self._own])
 
     def repeated(self, tensors: Sequence[Value | None], scalars: tuple[float, ...]) -> Any:
-        """As a call, if the kernel has launched one like it; NotImplemented otherwise, and of formulas."""
-        if self._repeated is None:
+        """What a call returns, if the kernel has launched one like it: one result by itself, several as a tuple.
+
+        NotImplemented otherwise, and of formulas.
+        """
+        repeated = self._repeated
+        if repeated is None:
             return NotImplemented
-        results = self._repeated(self._given(tensors), self._by_name(scalars), None)
-        return results if results is NotImplemented else self._own_of(results)
+        values, named = self._named
+        if values != scalars:
+            named = self._by_name(scalars)
+        results = repeated(
+            tensors if type(tensors) is tuple and self._here is None else self._given(tensors), named, None
+        )
+        if self._own is None or results is NotImplemented:
+            return results
+        return results[self._own[0]] if len(self._own) == 1 else tuple([results[i] for i in self._own])
 
     def _given(self, tensors: Sequence[Value | None]) -> tuple[Value, ...]:
-        if self._here is None:
-            return tensors if type(tensors) is tuple else tuple(tensors)
-        return tuple([tensors[i] for i in self._here])
+        return tuple(tensors) if self._here is None else tuple([tensors[i] for i in self._here])
 
     def _by_name(self, scalars: tuple[float, ...]) -> dict[str, float]:
         values, named = self._named
@@ -229,12 +240,6 @@ class Ready:
             named = dict(zip(self._scalars, scalars, strict=True))
             self._named = scalars, named
         return named
-
-    def _own_of(self, results: Any) -> Values:
-        """What is written, of a handle's results: some have an array of another."""
-        if type(results) is not tuple:
-            return (results,)
-        return results if self._own is None else tuple([results[i] for i in self._own])
 
 
 def takes_a_kernel(first: Value, tensors: Sequence[Value]) -> bool:

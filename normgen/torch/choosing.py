@@ -74,13 +74,11 @@ _sites: dict[str, Site] = {}
 _noting = threading.Lock()
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def note(where: str, function: str, kernel: bool, asked: bool) -> bool:
-    """Run while a compiler traces a call, never by its program."""
-    site = Site(where=where or _line(function), function=function, kernel=kernel, asked=asked)
+def note(where: str, function: str, kernel: bool, asked: bool) -> None:
+    """Run while a compiler traces a call; `where` is "" of one that no line is known of."""
+    site = Site(where=where or function, function=function, kernel=kernel, asked=asked)
     with _noting:
         _sites[site.where] = site
-    return kernel
 
 
 def sites() -> Sequence[Site]:
@@ -92,12 +90,13 @@ def sites() -> Sequence[Site]:
         return list(_sites.values())
 
 
-def _line(function: str) -> str:
-    """Where the author's program calls a function, as the compiler's trace says."""
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def line_of_call() -> str:
+    """Where the author's program calls a function, as the compiler's trace says; "" of a compiler without one."""
     try:
         stack = torch._guards.TracingContext.extract_stack()
-    except Exception:  # a compiler without such a trace
-        return function
+    except Exception:
+        return ""
     ours = str(Path(__file__).parent)
     outside = [frame for frame in stack if not frame.filename.startswith((ours, "<normgen"))]
-    return f"{outside[-1].filename}:{outside[-1].lineno}" if outside else function
+    return f"{outside[-1].filename}:{outside[-1].lineno}" if outside else ""

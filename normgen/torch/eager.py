@@ -16,8 +16,11 @@ from normgen.torch.calls import Ready, Value, Values
 from normgen.torch.library import Kept, Operators, no_second
 
 _MOST_SHAPES = 1024  # that an operator remembers: shapes that never repeat must not fill the memory
-_PLAIN = (torch.Tensor, torch.nn.Parameter)  # exactly these: a subclass may be a view of something else
-_TENSOR, _PARAMETER = _PLAIN
+_PLAIN = frozenset((torch.Tensor, torch.nn.Parameter, type(None)))  # exactly these: a subclass may view something else
+
+# What each call asks of torch's state, without the attributes on the way there.
+_modes, _transform = torch._C._len_torch_dispatch_stack, torch._C._functorch.peek_interpreter_stack
+_is_autocast, _is_grad_enabled = torch._C._is_any_autocast_enabled, torch.is_grad_enabled
 
 
 class Step:
@@ -30,28 +33,35 @@ class Step:
     def __init__(self, operators: Operators, ready: Ready, kept: Kept | None, places: tuple[int, ...]) -> None:
         self.ready, self.kept, self.places = ready, kept, places
         self.place = places[0] if len(places) == 1 else None
+        self.written = len(ready.writes)
+        self.is_as_written = places == tuple(range(self.written))
         self.calls, self.spec = operators.calls, operators.calls.spec.name
         if kept is None:
             return
-        outputs = len(operators.outputs)
-        self.saves = _picking(kept.places)
-        first = len(operators.calls.reads)
+        outputs, first = len(operators.outputs), len(operators.calls.reads)
         statistics = {place - first for place in kept.statistics}
         self.plain_results = [i for i, place in enumerate(places) if place in statistics]
-        # What the backward pass reads, in (None, gradients of what is returned, what is saved).
+        # Statistics that nobody else sees stay with the call: a node of torch's would check whether they were changed.
+        inside = [p for p in kept.places if p - first in statistics and p - first not in places]
+        seen = [p for p in kept.places if p not in inside]
+        self.saves, self.holds = _picking(seen), _picking([p - first for p in inside])
+        # What the backward pass reads, in (None, gradients of what is returned, what is saved, what the call holds).
         asked = {place: 1 + i for i, place in enumerate(places)}
-        behind = 1 + len(places) - outputs
-        self.reads = _picking([asked.get(i, 0) if i < outputs else behind + i for i in kept.reads])
+        behind = {place: 1 + len(places) + i for i, place in enumerate((*seen, *inside))}
+        self.reads = _picking(
+            [asked.get(i, 0) if i < outputs else behind[kept.places[i - outputs]] for i in kept.reads]
+        )
         self._behind: dict[bool, Ready] = {}
+        # What a node returns: (nothing, stored gradients) by place, three arguments of the call first.
+        self.returns = _picking([0, 0, 0, *[0 if i is None else 1 + i for i in kept.returned]])
 
     def returned(self, results: Values) -> Any:
         return results[self.place] if self.place is not None else tuple([results[i] for i in self.places])
 
-    def gradients(self, cotangents: Sequence[Value], saved: Values, scalars: tuple[float, ...]) -> Values:
-        """Those that the backward pass stores."""
+    def gradients(self, given: Values, scalars: tuple[float, ...]) -> Values:
+        """Those that the backward pass stores; `given`: what it reads."""
         kept = self.kept
         assert kept is not None
-        given = self.reads((None, *cotangents, *saved))
         for tensor in given:
             if tensor is None:  # its output was not used
                 return self.calls.backward(kept.form, given, scalars)
@@ -59,7 +69,10 @@ class Step:
         ready = self._behind.get(is_deterministic)
         if ready is None:
             ready = self._behind[is_deterministic] = self.calls.behind(kept.form, given)
-        return ready(given, scalars)
+        found = ready.repeated(given, scalars)
+        if found is NotImplemented:
+            return ready(given, scalars)
+        return found if type(found) is tuple else (found,)
 
 
 class Eager:
@@ -72,52 +85,36 @@ class Eager:
         self, operators: Operators, places: tuple[tuple[int, ...], tuple[int, ...]], *, in_float32: bool
     ) -> None:
         self.operators, self._places, self._in_float32 = operators, places, in_float32
-        self._elems = tuple(i for i, t in enumerate(operators.calls.reads) if t.kind.is_elem)
-        self._first = self._elems[0]
+        self._first = next(i for i, t in enumerate(operators.calls.reads) if t.kind.is_elem)
         self._likely: dict[Any, Step] = {}
         self._steps: dict[Any, Step] = {}
 
     def __call__(self, tensors: Values, scalars: tuple[float, ...], dtype: Any) -> Any:
         """What is returned; NotImplemented where somebody may be looking on: subclasses, modes, transforms."""
-        autocast = self._in_float32 and torch._C._is_any_autocast_enabled() and torch.is_autocast_enabled("cuda")
-        key: list[Any] = [dtype, autocast, torch.is_grad_enabled()]
-        for tensor in tensors:
-            kind = type(tensor)
-            if kind is _TENSOR or kind is _PARAMETER:
-                key.append(tensor.requires_grad)
-            elif tensor is None:
-                key.append(None)
-            else:
-                return NotImplemented
-        if torch._C._len_torch_dispatch_stack() or torch._C._functorch.peek_interpreter_stack() is not None:
+        if _modes() or _transform() is not None:
             return NotImplemented
-        key.append(tensors[self._first].shape)
-        likely = tuple(key)
+        first = tensors[self._first]
+        kinds = tuple(map(type, tensors))
+        if not _PLAIN.issuperset(kinds) or first is None:
+            return NotImplemented
+        autocast = self._in_float32 and _is_autocast() and torch.is_autocast_enabled("cuda")
+        likely: tuple[Any, ...]
+        if _is_grad_enabled():
+            needs = [tensor is not None and tensor.requires_grad for tensor in tensors]
+            likely = (first.shape, dtype, autocast, kinds, *needs)
+        else:
+            likely = (first.shape, dtype, autocast, kinds)
         step = self._likely.get(likely)
         results = NotImplemented if step is None else step.ready.repeated(tensors, scalars)
         if results is NotImplemented:
             step = self._step(likely, tensors, dtype)
             results = step.ready(tensors, scalars)
+            if step.written == 1:
+                (results,) = results
         assert step is not None
-        if step.kept is None:
-            return step.returned(results)
-        return _apply(step, scalars, results, *tensors)
-
-    def first(self, tensors: Values) -> Value:
-        """The first tensor of rows."""
-        return tensors[self._first]
-
-    def dtype(self, tensors: Values) -> Any:
-        """That of the outputs, where the caller names none."""
-        first = tensors[self._first]
-        dtype = first.dtype
-        if self._in_float32 and first.is_cuda and torch.is_autocast_enabled("cuda"):
-            return dtype if dtype == torch.float64 else torch.float32
-        for i in self._elems[1:]:
-            other = tensors[i]
-            if other is not None and other.dtype != dtype:
-                dtype = torch.promote_types(dtype, other.dtype)
-        return dtype
+        if step.kept is not None:
+            return _apply(step, scalars, results, *tensors)
+        return results if step.is_as_written else step.returned(results)
 
     def _step(self, likely: tuple[Any, ...], tensors: Values, dtype: Any) -> Step:
         """By all that decides it. Raises UsageError where tensors do not fit, or have no such gradient."""
@@ -125,7 +122,9 @@ class Eager:
         key = (likely, *facts)
         found = self._steps.get(key)
         if found is None:
-            found = self._made(tensors, self.dtype(tensors) if dtype is None else dtype)
+            found = self._made(
+                tensors, self.operators.dtype(tensors, in_float32=self._in_float32) if dtype is None else dtype
+            )
             if len(self._steps) >= _MOST_SHAPES:
                 self._steps.clear()
                 self._likely.clear()
@@ -147,14 +146,17 @@ class _Applied(torch.autograd.Function):
     """A call whose backward pass will be a kernel too; as the operator `saving`, but for the dispatcher."""
 
     @staticmethod
-    def forward(ctx: Any, step: Step, scalars: tuple[float, ...], results: Values, *tensors: Value) -> Any:
+    def forward(ctx: Any, step: Step, scalars: tuple[float, ...], results: Any, *tensors: Value) -> Any:
         kept = step.kept
         assert kept is not None
-        ctx.save_for_backward(*step.saves((*tensors, *results)))
-        ctx.step, ctx.kept, ctx.scalars = step, kept, scalars
+        if step.written == 1:
+            results = (results,)
+        ctx.save_for_backward(*step.saves(tensors + results))
+        shapes = [(place, tensors[place].shape) for place in kept.shaped] if kept.shaped else ()
+        ctx.call = step, scalars, step.holds(results), shapes
+        if step.place is not None:  # the gradient of one result is there when its node runs
+            return results[step.place]
         ctx.set_materialize_grads(False)
-        if kept.shaped:
-            ctx.shapes = [(place, tensors[place].shape) for place in kept.shaped]
         found = step.returned(results)
         if step.plain_results:
             ctx.mark_non_differentiable(*[found[i] for i in step.plain_results])
@@ -162,21 +164,28 @@ class _Applied(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Value) -> Any:
-        step, kept = ctx.step, ctx.kept
+        step, scalars, held, shapes = ctx.call
         saved = ctx.saved_tensors
-        stored = step.gradients(cotangents, saved, ctx.scalars)
-        found = [None if i is None else stored[i] for i in kept.returned]
-        if kept.shaped:
-            for place, shape in ctx.shapes:
-                found[place] = found[place].reshape(shape)
-        if torch.is_grad_enabled():  # create_graph=True
-            known = [t for t in (*cotangents, *saved) if t is not None]
-            found = list(_Last.apply(step.spec, len(found), *found, *known))
-        return None, None, None, *found
+        stored = step.gradients(step.reads((None, *cotangents, *saved, *held)), scalars)
+        found = step.returns((None, *stored))
+        if shapes or torch.is_grad_enabled():
+            return _finished(step, found, shapes, (*cotangents, *saved))
+        return found
 
 
 # What `Function.apply` calls once it has looked for transforms of torch.func, as `Eager` has before.
 _apply = super(torch.autograd.Function, _Applied).apply
+
+
+def _finished(step: Step, found: Values, shapes: Sequence[Any], known: Values) -> Values:
+    """Gradients in the shapes of what they belong to; with create_graph=True such that say why they have none."""
+    gradients = list(found[3:])
+    for place, shape in shapes:
+        gradients[place] = gradients[place].reshape(shape)
+    if torch.is_grad_enabled():
+        there = [t for t in known if t is not None]
+        gradients = list(_Last.apply(step.spec, len(gradients), *gradients, *there))
+    return None, None, None, *gradients
 
 
 class _Last(torch.autograd.Function):
@@ -196,4 +205,6 @@ def _picking(places: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]
     """(values) -> those at these places."""
     if len(places) > 1:
         return itemgetter(*places)
+    if not places:
+        return lambda _: ()
     return lambda values: tuple([values[place] for place in places])

@@ -19,6 +19,7 @@ from normgen.spec.reader import is_built_in
 from normgen.spec.spec import Kind, Spec
 from normgen.torch.calls import Calls, Ready, Values, name_of
 from normgen.torch.choosing import least_elements
+from normgen.torch.inductor import lower
 
 _MOST_SHAPES = 1024  # that an operator remembers: shapes that never repeat must not fill the memory
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -59,7 +60,8 @@ class Operators:
 
     def __init__(self, calls: Calls, returns: Collection[str], base: str) -> None:
         spec = calls.spec
-        self.calls = calls
+        self.calls, self._base = calls, base
+        self._elems = tuple(i for i, t in enumerate(calls.reads) if t.kind.is_elem)
         writes = writes_of(spec, returns)
         self.outputs, self.plainly, self.written, self.saved = (
             writes.outputs,
@@ -78,7 +80,7 @@ class Operators:
         if self.plain is not self.saving:
             error = refusal("this operator keeps nothing for a backward pass", f"normgen::{base} for {base}_saving")
             _LIBRARY.impl(base, self._without_gradient(error), "Autograd", with_keyset=True)
-        self.decomposed = self._composite(f"{base}_decomposed")
+        self.decomposed = _composite(f"{base}_decomposed", self._schema(self.plainly), self._decomposed)
 
     # What a call's context keeps for its backward pass; the context is torch's, of an operator or of a Function.
 
@@ -156,9 +158,24 @@ class Operators:
 
     # forward
 
-    @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+    def first(self, tensors: Values) -> Any:
+        """The first tensor of rows."""
+        return tensors[self._elems[0]]
+
+    def dtype(self, tensors: Values, *, in_float32: bool) -> Any:
+        """That of the outputs, where the caller names none; `in_float32`: under autocast on CUDA."""
+        first = self.first(tensors)
+        dtype = first.dtype
+        if in_float32 and first.is_cuda and torch.is_autocast_enabled("cuda"):
+            return dtype if dtype == torch.float64 else torch.float32
+        for i in self._elems[1:]:
+            other = tensors[i]
+            if other is not None and other.dtype != dtype:
+                dtype = torch.promote_types(dtype, other.dtype)
+        return dtype
+
     def least_elements(self, dtypes: tuple[Any, ...], dtype: Any) -> tuple[int, int]:
-        """`choosing.least_elements` of a call with these dtypes, which a compiler takes as it is."""
+        """`choosing.least_elements` of a call with these dtypes."""
         named = tuple("" if d is None else name_of(d) for d in dtypes)
         form = Form(direction=Direction.FORWARD, written=self.plainly, dtypes=named, out=name_of(dtype))
         return least_elements(self.calls.spec, self.calls.problem(form))
@@ -171,11 +188,11 @@ class Operators:
         dtypes, out = self.calls.dtypes(tensors), name_of(dtype)
         return Form(direction=Direction.FORWARD, written=written, dtypes=dtypes, out=out)
 
-    def _schema(self, written: Sequence[str]) -> str:
+    def _schema(self, written: Sequence[str], last: str = "ScalarType out_dtype_") -> str:
         tensors = [f"Tensor{'?' if t.optional else ''} {t.name}" for t in self.calls.reads]
         scalars = [f"float {name}" for name, _ in self.calls.spec.scalars]
         results = "Tensor" if len(written) == 1 else f"({', '.join(['Tensor'] * len(written))})"
-        return f"({', '.join((*tensors, *scalars, 'ScalarType out_dtype_'))}) -> {results}"
+        return f"({', '.join((*tensors, *scalars, last))}) -> {results}"
 
     def _forward(self, name: str, written: tuple[str, ...]) -> Any:
         likely: dict[Any, Ready] = {}
@@ -184,17 +201,17 @@ class Operators:
 
         def run(*args: Any) -> Any:
             tensors, scalars, dtype = args[:count], args[count:-1], args[-1]
-            key = (dtype, tensors[first].shape, *[t is None for t in tensors])
+            key = (dtype, tensors[first].shape, tuple(map(type, tensors)))
             ready = likely.get(key)
             results = NotImplemented if ready is None else ready.repeated(tensors, scalars)
             if results is NotImplemented:
                 ready = self.calls.prepared(written, tensors, dtype)
-                results = ready(tensors, scalars)
+                results = alone(ready(tensors, scalars))
                 if ready.is_kernel:
                     if len(likely) >= _MOST_SHAPES:
                         likely.clear()
                     likely[key] = ready
-            return alone(results)
+            return results
 
         def like(*args: Any) -> Any:
             tensors, _, dtype = self._split(args)
@@ -245,14 +262,25 @@ class Operators:
 
         return run
 
-    def _composite(self, name: str) -> Any:
-        def run(*args: Any) -> Any:
-            tensors, scalars, dtype = self._split(args)
-            return alone(self.calls.formulas(self._form(self.plainly, tensors, dtype), tensors, scalars))
+    def _decomposed(self, *args: Any) -> Any:
+        tensors, scalars, dtype = self._split(args)
+        return alone(self.calls.formulas(self._form(self.plainly, tensors, dtype), tensors, scalars))
 
-        _LIBRARY.define(name + self._schema(self.plainly), tags=(torch.Tag.pt2_compliant_tag,))
-        _LIBRARY.impl(name, run, "CompositeImplicitAutograd")
-        return getattr(torch.ops.normgen, name).default
+    def traced(self, name: str, returns: Sequence[str], chosen: Callable[..., Any], *, in_float32: bool) -> Any:
+        """The operator of a function of this name with these results: what `chosen` makes of its arguments.
+
+        After tensors and scalars it takes dtype and opaque, which may be None, and where the call stands.
+        """
+        of = hashlib.sha256(" ".join((name, *returns, f"{in_float32}")).encode()).hexdigest()[:12]
+        schema = self._schema(returns, "ScalarType? out_dtype_, bool? opaque_, str where_")
+        count = len(self._takes)
+
+        def run(*args: Any) -> Any:
+            for op in {self.plain, self.saving, self.backward}:
+                lower(op)
+            return chosen(tuple(args[:count]), tuple(args[count:-3]), *args[-3:])
+
+        return _composite(f"{self._base}_call_{of}", schema, run)
 
     # backward
 
@@ -378,6 +406,16 @@ def _defined(
         _LIBRARY.impl(name, run, backend)
     torch.library.register_fake(f"normgen::{name}", like, lib=_LIBRARY)
     torch.library.register_vmap(f"normgen::{name}", of_all, lib=_LIBRARY)
+    op = getattr(torch.ops.normgen, name).default
+    op.direct = run  # what a compiled program calls
+    return op
+
+
+def _composite(name: str, schema: str, run: Callable[..., Any]) -> Any:
+    """An operator that is what `run` calls. A name is registered once: what comes under it again computes the same."""
+    if not hasattr(torch.ops.normgen, name):
+        _LIBRARY.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))
+        _LIBRARY.impl(name, run, "CompositeImplicitAutograd")
     return getattr(torch.ops.normgen, name).default
 
 

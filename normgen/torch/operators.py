@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -14,7 +14,7 @@ from normgen.operators.forms import returned, spec_of_operator
 from normgen.operators.signature import functions_of
 from normgen.spec.spec import Spec
 from normgen.torch.calls import Values
-from normgen.torch.choosing import is_worth_a_call, note
+from normgen.torch.choosing import is_worth_a_call, line_of_call, note
 from normgen.torch.eager import Eager
 from normgen.torch.library import operators_of
 
@@ -52,17 +52,21 @@ class Operator:
         calls = self._calls = self.operators.calls
         self._of_plain = tuple(self.operators.plainly.index(output) for output in self.returns)
         self._of_saving = tuple(self.operators.written.index(output) for output in self.returns)
-        self._eager = Eager(self.operators, (self._of_plain, self._of_saving), in_float32=in_float32)
+        self._in_float32, self._name = in_float32, name or spec.name
+        self.eager = Eager(self.operators, (self._of_plain, self._of_saving), in_float32=in_float32)
+        # What a compiler traces: one operator, which becomes the kernel's or the formulas below what it guards.
+        self.traced = self.operators.traced(self._name, self.returns, self._chosen, in_float32=in_float32)
         self.function, self.bound = functions_of(
             spec,
             calls.reads,
             self.run,
-            name=name or spec.name,
+            name=self._name,
             takes=takes or {},
             defaults=defaults or {},
             options={"dtype": None, "opaque": opaque},
             module="normgen.torch",
             says=self._says(in_float32=in_float32),
+            traced=(torch.compiler.is_dynamo_compiling, self.traced, line_of_call),
         )
         self.function.operator = self  # type: ignore[attr-defined]
 
@@ -75,7 +79,7 @@ class Operator:
     def decomposition(self, *args: Any, **named: Any) -> Any:
         """The same as torch's own operations, in float32 inside (float64 for float64), with all derivatives."""
         tensors, scalars, dtype, _ = self.bound(*args, **named)
-        found = self.operators.decomposed(*tensors, *scalars, self._eager.dtype(tensors) if dtype is None else dtype)
+        found = self.operators.decomposed(*tensors, *scalars, self._dtype(tensors) if dtype is None else dtype)
         return _picked(found, self._of_plain)
 
     def _says(self, *, in_float32: bool) -> str:
@@ -86,46 +90,50 @@ class Operator:
         )
         return f"Returns {', '.join(self.returns)}. {policy}"
 
-    def run(self, tensors: Values, scalars: tuple[float, ...], dtype: Any, opaque: bool | None, where: str = "") -> Any:
-        """By the dispatcher where somebody may be looking on; else straight to the kernel. `where`: as in `Site`."""
-        if not torch.compiler.is_dynamo_compiling():
-            found = self._eager(tensors, scalars, dtype)
-            if found is not NotImplemented:
-                return found
-        return self._dispatched(tensors, scalars, dtype, opaque, where)
-
-    def _dispatched(
-        self, tensors: Values, scalars: tuple[float, ...], dtype: Any, opaque: bool | None, where: str
-    ) -> Any:
+    def run(self, tensors: Values, scalars: tuple[float, ...], dtype: Any, opaque: bool | None) -> Any:
+        """Straight to the kernel; by the dispatcher where somebody may be looking on."""
+        found = self.eager(tensors, scalars, dtype)
+        if found is not NotImplemented:
+            return found
         for tensor, read in zip(tensors, self._calls.reads, strict=True):
             if tensor is not None and not isinstance(tensor, torch.Tensor):
                 rule = f"'{read.name}' of '{self.spec.name}' is a torch tensor"
                 raise UsageError(rule, received=type(tensor).__name__)
-        if dtype is None:
-            dtype = self._eager.dtype(tensors)
-        operators, places = self.operators, self._of_plain
-        if torch.compiler.is_compiling() and not self._is_opaque(tensors, dtype, opaque, where):
-            return _picked(operators.decomposed(*tensors, *scalars, dtype), places)
-        needs = [t.requires_grad for t in tensors if t is not None]
-        if torch.is_grad_enabled() and any(needs):
+        if torch.compiler.is_compiling():
+            return self._chosen(tensors, scalars, dtype, opaque, "")
+        return self._kernel(tensors, scalars, self._dtype(tensors) if dtype is None else dtype)
+
+    def _chosen(self, tensors: Values, scalars: tuple[float, ...], dtype: Any, opaque: bool | None, where: str) -> Any:
+        """What a compiler, or an exporter, gets; eager, where its graph is run as it is. `where`: as in `Site`."""
+        if opaque is not False:
+            found = self.eager(tensors, scalars, dtype)  # a tracer's tensors are no plain ones
+            if found is not NotImplemented:
+                return found
+        dtype = self._dtype(tensors) if dtype is None else dtype
+        if self._is_opaque(tensors, dtype, opaque, where):
+            return self._kernel(tensors, scalars, dtype)
+        return _picked(self.operators.decomposed(*tensors, *scalars, dtype), self._of_plain)
+
+    def _kernel(self, tensors: Values, scalars: tuple[float, ...], dtype: Any) -> Any:
+        operators = self.operators
+        if torch.is_grad_enabled() and any(t.requires_grad for t in tensors if t is not None):
             if not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None:
                 return _picked(operators.transformed(tensors, scalars, dtype), self._of_saving)
             return _picked(operators.saving(*tensors, *scalars, dtype), self._of_saving)
-        return _picked(operators.plain(*tensors, *scalars, dtype), places)
+        return _picked(operators.plain(*tensors, *scalars, dtype), self._of_plain)
+
+    def _dtype(self, tensors: Values) -> Any:
+        return self.operators.dtype(tensors, in_float32=self._in_float32)
 
     def _is_opaque(self, tensors: Values, dtype: Any, opaque: bool | None, where: str) -> bool:
-        """Whether a compiler, or an exporter, gets our kernel."""
         if torch.compiler.is_exporting():
             return opaque is not False
-        asked = opaque is not None
-        kernel = (
-            opaque if opaque is not None else is_worth_a_call(self._least(tensors, dtype), self._eager.first(tensors))
-        )
-        return bool(note(where, self.function.__name__, kernel, asked))
-
-    def _least(self, tensors: Values, dtype: Any) -> tuple[int, int]:
-        dtypes = tuple([None if t is None else t.dtype for t in tensors])
-        return cast(tuple[int, int], self.operators.least_elements(dtypes, dtype))
+        kernel = opaque
+        if kernel is None:
+            least = self.operators.least_elements(tuple([None if t is None else t.dtype for t in tensors]), dtype)
+            kernel = is_worth_a_call(least, self.operators.first(tensors))
+        note(where, self._name, kernel, opaque is not None)
+        return kernel
 
 
 def _picked(results: Any, places: tuple[int, ...]) -> Any:

@@ -67,10 +67,10 @@ class Forward:
     def __init__(self, module: Module, norm: Norm, *, name: str, opaque: bool | None) -> None:
         self.name = name
         self.module, self.norm, self.original, self.opaque = module, norm, module.forward, opaque
-        self.function = function(norm.function)
-        operator = self.function.operator  # type: ignore[attr-defined]
+        self.operator = function(norm.function).operator  # type: ignore[attr-defined]
         # The operator's tensors as places among (the rows, the parameters), None of one that is absent.
-        self.places, self.scalars, *_ = operator.bound(*range(1 + len(norm.parameters)), eps=norm.eps)
+        places, self.scalars, *_ = self.operator.bound(*range(1 + len(norm.parameters)), eps=norm.eps)
+        self.places = None if places == tuple(range(len(places))) else places
 
     def __call__(self, *args: Any, **named: Any) -> Tensor:
         (x,) = (*args, *named.values()) if named else args
@@ -83,10 +83,14 @@ class Forward:
             return self.original(x)
         if norm.in_float32 and torch._C._is_any_autocast_enabled() and x.is_cuda and torch.is_autocast_enabled("cuda"):
             dtype = None
-        tensors = tuple([None if place is None else given[place] for place in self.places])
-        return self.function.operator.run(  # type: ignore[attr-defined]
-            tensors, self.scalars, dtype, self.opaque, self.name
+        places = self.places
+        tensors = (
+            tuple(given) if places is None else tuple([None if place is None else given[place] for place in places])
         )
+        if torch.compiler.is_dynamo_compiling():
+            return self.operator.traced(*tensors, *self.scalars, dtype, self.opaque, self.name)
+        found = self.operator.eager(tensors, self.scalars, dtype)
+        return self.operator.run(tensors, self.scalars, dtype, self.opaque) if found is NotImplemented else found
 
 
 @dataclass(frozen=True, kw_only=True)

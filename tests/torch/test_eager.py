@@ -92,7 +92,7 @@ def test_calls_alike_are_repeated_and_others_are_not_mistaken_for_them(device: T
                 torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
     before = len(device.seen)
     checked: list[Any] = []
-    steps = {id(step): step for step in norm._eager._likely.values()}.values()
+    steps = {id(step): step for step in norm.eager._likely.values()}.values()
     assert steps
     for step in steps:
         step.ready._made.checked = lambda *args: checked.append(args)

@@ -269,7 +269,7 @@ def test_the_emitted_text_gets_what_it_asks_for_and_its_results_have_their_names
     monkeypatch.setattr(calls, "takes_a_kernel", lambda *_: True)
     monkeypatch.setattr(calls, "handle", on_the_cpu)
     monkeypatch.setattr(made.operator._calls, "_ready", {})
-    monkeypatch.setattr(made.operator._eager, "_steps", {})
+    monkeypatch.setattr(made.operator.eager, "_steps", {})
     by_kernel = results(made(**arguments(function, leaves)))
     found = torch.autograd.grad(by_kernel, [leaves[name] for name in wrt], by)
     assert all(type(ready._made).__name__ == "Wrapped" for ready in made.operator._calls._ready.values())
