@@ -34,14 +34,16 @@ from normgen.schedule.plan import (
     steps_per_lane,
     sums_in_registers,
 )
-from normgen.schedule.policy import CHAINED_BYTES, shows_in_float32
+from normgen.schedule.policy import shows_in_float32
 from normgen.schedule.schedule import Schedule
 from normgen.schedule.space import is_approximate
 
 L1_ALONE = 28 << 10  # of an SM's L1, what shared memory cannot have (compute capability 8.0 to 9.0)
 PLAIN = Schedule()
-EARLY_BYTES = 128  # of parameters a thread may hold beside its row
-EARLY_START_BYTES = 48 << 20  # a launch that moves less loses by starting early between plain kernels (H200)
+EARLY_BYTES = 128  # of parameters a thread may hold beside its row; twice as many where rows are few
+# What a launch moves, beside an L2 of 60 MB: from the first on, its outputs are better sent on to DRAM, where they
+# would push out what the kernel behind it reads first; from the second on, neither that nor lines left out of L1 help.
+STREAMED_BYTES, LONG_BYTES = 100 << 20, 200 << 20
 
 
 def default_schedule(problem: Problem, device: Device) -> Schedule:
@@ -98,11 +100,14 @@ def _at_most(name: str, wanted: int) -> int:
 def _accesses(problem: Problem, *, few: bool) -> Iterator[tuple[int, Edges]]:
     """(vector, edges), the best first: whole rows by 8 bytes are worth more than peeled or masked ones by 16.
 
-    By 4 bytes too where a thread has little to read (rmsnorm 33x2154 bf16 hot: 1.6 x as fast) or column sums to keep
-    beside it (layernorm backward 11252x450: 1.3 x).
+    By 4 bytes too where a thread has little to read (rmsnorm 33x2154 bf16 hot: 1.6 x as fast, 212x6274 fresh: 1.24 x)
+    or column sums to keep beside it (layernorm backward 11252x450: 1.3 x). Few rows of more than a vector for each of
+    512 threads are read by 8 bytes (rmsnorm 1x7168: 9 %), as are few without a reduction: 32 of their 45 winners are.
     """
     size = problem.dtype.bytes
     widths = [v for v in (16, 8, 4, 2, 1) if v * size <= 16]
+    if few and (problem.cols * size > 8192 or not reduces_rows(problem)):
+        widths.sort(key=lambda v: v * size != 8)
     least = 4 if few or problem.column_outputs else 8
     yield from ((v, Edges.EXACT) for v in widths if v > 1 and v * size >= least)
     yield from itertools.product(widths, (Edges.EXACT, Edges.MASKED, Edges.PEEL))
@@ -141,7 +146,7 @@ def _in_parts(problem: Problem, device: Device) -> Iterator[Schedule]:
     if problem.any_cols or reduces_rows(problem):
         return
     few = problem.rows < device.sm_count
-    load = Load.DEFAULT if few else Load.NO_ALLOCATE if device.arch >= 80 else Load.STREAMING
+    load = Load.DEFAULT if few else _load(problem, device)
     for vector, edges in _accesses(problem, few=few):
         if problem.cols // vector <= 256:
             continue
@@ -171,11 +176,12 @@ def _without_columns(problem: Problem, device: Device) -> Iterator[Schedule]:
     """Defaults of programs whose rows have nothing to do with each other.
 
     Many rows are read past L1: 12 % faster between plain kernels (4096x4096 bf16, its input just written; 3 % at
-    8192x768), where lines that are last to leave L2 only pay behind a kernel's own copy, and streaming stores take the
-    outputs from the kernel that reads them. An early start gains 5 % of such a launch, but costs a short one: 0.6 of 2
-    us at 16x4096, 0.4 of 6.6 at 8192x768. With an early start parameters are read early; without one, late wins for
-    fewer rows than SMs but in clusters. Holding f32 parameters in registers costs occupancy: with 64 of them a thread,
-    8192x4096 bf16 takes 36 % longer than with parameters read late.
+    8192x768), where lines that are last to leave L2 only pay behind a kernel's own copy. Of the shipped winners that
+    move 100 to 200 MB 15 of 16 store by streaming, which takes the outputs of shorter ones from the kernel that reads
+    them; from 200 MB on 27 of 35 load by another hint than past L1. Few start early: 34 of 54 winners of 48 to 600 MB
+    do not, and a short launch loses 0.6 of 2 us by it (16x4096), 0.4 of 6.6 (8192x768).
+    Parameters that a thread holds beside its row are read early. Holding f32 parameters in registers costs occupancy:
+    with 64 of them a thread, 8192x4096 bf16 takes 36 % longer than with parameters read late.
     With few rows a kernel waits for its parameters, which come from DRAM, longer than for its row, and compilers put
     their loads behind those of the row whatever the text says: asked for ahead, in L2, they save 2 to 9 % (rmsnorm of
     1 to 32 rows).
@@ -188,27 +194,28 @@ def _without_columns(problem: Problem, device: Device) -> Iterator[Schedule]:
         for cut in _cut(problem, hold, cluster, few=few):
             if hold is Hold.REGISTERS and _crowded(problem, cut, more=len(clusters) > 1):
                 continue
-            is_long = EARLY_START_BYTES <= problem.compulsory_bytes < CHAINED_BYTES
-            chained = device.arch >= 90 and hold is Hold.REGISTERS and is_long
+            is_streamed = device.arch < 80 or STREAMED_BYTES <= problem.compulsory_bytes < LONG_BYTES
             hinted = cut.varied(
-                load=Load.DEFAULT if few else Load.NO_ALLOCATE if device.arch >= 80 else Load.STREAMING,
-                store=Store.STREAMING if device.arch < 80 and not few else Store.DEFAULT,
-                dependent_launch=DependentLaunch.LOADS if chained else DependentLaunch.OFF,
+                load=Load.DEFAULT if few else _load(problem, device),
+                store=Store.STREAMING if is_streamed and not few else Store.DEFAULT,
             )
             if cluster > 1 and not few and hold is Hold.REGISTERS:
-                walking = hinted.varied(
-                    persistent=_at_most("persistent", 1024 // cut.threads),
-                    dependent_launch=DependentLaunch.START if chained else DependentLaunch.OFF,
-                )
+                walking = hinted.varied(persistent=_at_most("persistent", 1024 // cut.threads))
                 yield walking.varied(stages=2)
                 yield walking
-            narrow = 0 < param_bytes_per_thread(problem, cut) <= EARLY_BYTES
+            most = EARLY_BYTES * (2 if few else 1)
             if hold is Hold.REGISTERS and few and cluster == 1 and _has_parameters(problem):
                 yield hinted.varied(params=Params.PREFETCHED)
-            if hold is Hold.REGISTERS and narrow and (chained or few == (cluster > 1)):
+            if hold is Hold.REGISTERS and 0 < param_bytes_per_thread(problem, cut) <= most:
                 yield hinted.varied(params=Params.EARLY)
-            # Rows that stay in L2 would push parameters out of it that are read late.
-            yield hinted.varied(load=Load.NO_ALLOCATE) if _has_parameters(problem) and not few else hinted
+            yield hinted
+
+
+def _load(problem: Problem, device: Device) -> Load:
+    """How many rows are read."""
+    if device.arch < 80:
+        return Load.STREAMING
+    return Load.DEFAULT if problem.compulsory_bytes >= LONG_BYTES else Load.NO_ALLOCATE
 
 
 def _clusters(problem: Problem, device: Device) -> tuple[int, ...]:
@@ -244,8 +251,10 @@ def _with_columns(problem: Problem, device: Device) -> Iterator[Schedule]:
     Atomics a row cost ten times as much there as rows read again (2048x16384, 2048x32768 bf16).
     """
     kept = Params.KEPT if _has_parameters(problem) else Params.LATE
-    dependent = DependentLaunch.END if device.arch >= 90 else DependentLaunch.OFF
-    load = Load.NO_ALLOCATE if device.arch >= 80 else Load.DEFAULT  # 4 % (layernorm 8192x768 bf16, dy just written)
+    is_long = problem.compulsory_bytes >= LONG_BYTES
+    dependent = DependentLaunch.END if device.arch >= 90 and not is_long else DependentLaunch.OFF
+    # 4 % (layernorm 8192x768 bf16, dy just written); none of the 7 long winners reads that way.
+    load = Load.NO_ALLOCATE if device.arch >= 80 and not is_long else Load.DEFAULT
     clusters = (1, 2, 4, 8, 16) if device.arch >= 90 else (1,)
     for cut in itertools.chain.from_iterable(_cut(problem, Hold.REGISTERS, cluster) for cluster in clusters):
         if held_bytes_per_thread(problem, cut) <= 256:
@@ -304,7 +313,8 @@ def _thread_preference(problem: Problem, vector: int, cluster: int, *, few: bool
         if few or cluster > 1:
             usual, most = (512, 16) if not few else (512 if cluster == 1 else 128, 4 if width >= 0.5 else 8)
             is_short = steps < 2 and not (few and cluster == 1)
-            return (abs(math.log2(threads / usual)) + 2 * (steps > most or is_short), threads)
+            idle = 8 * _idle(problem, PLAIN.varied(threads_per_row=threads, vector=vector)) if cluster == 1 else 0
+            return (abs(math.log2(threads / usual)) + 2 * (steps > most or is_short) + idle, threads)
         off = abs(math.log2(max(steps, 0.75) * width / aim))
         return (off + {256: 0.2, 512: 0.2, 1024: 1.1}.get(threads, 0.0), threads)
 
