@@ -12,6 +12,7 @@ from normgen.cpu.compiler import find_compiler, runtime_library
 from normgen.files.private import make_private
 
 REAL_COMPILER = "NORMGEN_TEST_CXX"
+KEPT_COMPILER = Path(__file__).with_name("kept_compiler")
 
 
 def with_runtime(folder: Path) -> Path:
@@ -40,4 +41,4 @@ def keep_runtime(at_end: Callable[[Callable[[], None]], None]) -> None:
     folder = tempfile.TemporaryDirectory(prefix="normgen-tests-")
     at_end(folder.cleanup)
     os.environ |= {REAL_COMPILER: " ".join(compiler.command), "NORMGEN_TEST_KEPT": folder.name}
-    os.environ["CXX"] = str(Path(__file__).with_name("kept_compiler"))
+    os.environ["CXX"] = str(KEPT_COMPILER)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import os
 from pathlib import Path
 
@@ -25,6 +26,12 @@ def pytest_configure(config: pytest.Config) -> None:
     from tests.caches import keep_runtime
 
     keep_runtime(config.add_cleanup)
+
+
+def pytest_collection_finish() -> None:
+    """The modules and the tests stay until the end: no collection need look through them again, a tenth of the time."""
+    gc.collect()
+    gc.freeze()
 
 
 @functools.cache

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import signal
 import sys
@@ -13,6 +12,7 @@ from typing import Any
 import click
 
 from normgen.errors import TRACEBACK, UsageError, as_normgen_error, did_you_mean
+from normgen.files.loading import load_module
 from normgen.files.names import escaped, is_plain
 from normgen.files.shipped import VERSION
 
@@ -57,7 +57,7 @@ def imported(name: str) -> Any:
     """A module; Ctrl-C waits until it is loaded, for numpy's modules make an ImportError of it."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        return importlib.import_module(name)
+        return load_module(name)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 

@@ -13,7 +13,9 @@ monoid has a `VectorStep` too: it finds the reference of a whole vector before i
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import sympy as sp
 
@@ -76,6 +78,8 @@ class Monoid:
         return not self.combine.lets and tuple(e.subs(same) for e in self.combine.results) == states
 
 
+# sympy need not ask which of two symbols is larger: its answer, that nobody knows, took a tenth of a command's start.
+_max, _min = partial(sp.Max, evaluate=False), partial(sp.Min, evaluate=False)
 _a, _b, _x = symbol("a_value"), symbol("b_value"), symbol("x")
 _value = symbol("value")
 LOWEST = symbol("LOWEST")  # the most negative finite float32: an identity of max that survives subtraction
@@ -95,9 +99,9 @@ def _single(name: str, identity: sp.Expr, combine: sp.Expr, lift: sp.Expr, step:
 
 
 SUM = _single("sum", sp.Integer(0), _a + _b, _x, _value + _x, "Σ x")
-MAX = _single("max", -sp.oo, sp.Max(_a, _b), _x, sp.Max(_value, _x), "max x")
-MIN = _single("min", sp.oo, sp.Min(_a, _b), _x, sp.Min(_value, _x), "min x")
-ABSMAX = _single("absmax", sp.Integer(0), sp.Max(_a, _b), sp.Abs(_x), sp.Max(_value, sp.Abs(_x)), "max |x|")
+MAX = _single("max", -sp.oo, _max(_a, _b), _x, _max(_value, _x), "max x")
+MIN = _single("min", sp.oo, _min(_a, _b), _x, _min(_value, _x), "min x")
+ABSMAX = _single("absmax", sp.Integer(0), _max(_a, _b), sp.Abs(_x), _max(_value, sp.Abs(_x)), "max |x|")
 
 
 def _welford() -> Monoid:
@@ -116,7 +120,7 @@ def _welford() -> Monoid:
             lets=(
                 ("total", na + nb),
                 ("delta", mb - ma),
-                ("share", nb / sp.Max(total, 1)),  # max: two empty states merge to an empty one
+                ("share", nb / _max(total, 1)),  # max: two empty states merge to an empty one
             ),
         ),
         step=Recipe(
@@ -139,16 +143,16 @@ def _online_softmax() -> Monoid:
         lift=Recipe((_x, sp.Integer(1))),
         combine=Recipe(
             (new_max, sa * sp.exp(ta - new_max) + sb * sp.exp(tb - new_max)),
-            lets=(("new_max", sp.Max(ta, tb)),),
+            lets=(("new_max", _max(ta, tb)),),
         ),
         step=Recipe(
             (new_max, total * sp.exp(top - new_max) + sp.exp(_x - new_max)),
-            lets=(("new_max", sp.Max(top, _x)),),
+            lets=(("new_max", _max(top, _x)),),
         ),
         vector_step=VectorStep(
             reference="new_max",
             start=top,
-            peek=sp.Max(new_max, _x),
+            peek=_max(new_max, _x),
             move=Recipe((new_max, total * sp.exp(top - new_max))),
             step=Recipe((top, total + sp.exp(_x - top))),
             added="sum",
@@ -157,7 +161,7 @@ def _online_softmax() -> Monoid:
     )
 
 
-def _position(name: str, extremum: type[sp.Max | sp.Min], worst: sp.Expr) -> Monoid:
+def _position(name: str, extremum: Callable[..., sp.Expr], worst: sp.Expr) -> Monoid:
     """(the first column that holds the extremum, the extremum): NaN is more extreme than all numbers, as in torch.
 
     Both sides of a tie are compared by their columns, so that elements and states combine in any order.
@@ -165,7 +169,7 @@ def _position(name: str, extremum: type[sp.Max | sp.Min], worst: sp.Expr) -> Mon
     position, at, top = symbol("position"), symbol("at"), symbol("top")
 
     def merged(a: sp.Symbol, a_at: sp.Symbol, b: sp.Symbol, b_at: sp.Symbol) -> Recipe:
-        first = sp.Min(_where_top(a, top, a_at), _where_top(b, top, b_at))
+        first = _min(_where_top(a, top, a_at), _where_top(b, top, b_at))
         return Recipe((first, top), lets=(("top", extremum(a, b)),))
 
     return Monoid(
@@ -188,5 +192,5 @@ def _where_top(value: sp.Expr, top: sp.Expr, position: sp.Expr) -> sp.Expr:
 
 WELFORD = _welford()
 ONLINE_SOFTMAX = _online_softmax()
-ARGMAX, ARGMIN = _position("argmax", sp.Max, -sp.oo), _position("argmin", sp.Min, sp.oo)
+ARGMAX, ARGMIN = _position("argmax", _max, -sp.oo), _position("argmin", _min, sp.oo)
 MONOIDS: dict[str, Monoid] = {m.name: m for m in (SUM, MAX, MIN, ABSMAX, ARGMAX, ARGMIN, WELFORD, ONLINE_SOFTMAX)}

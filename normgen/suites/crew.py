@@ -28,7 +28,7 @@ from normgen.suites.jobs import STALE_S, Job, JobStore, StorageError
 from normgen.suites.shared_study import delete_studies
 from normgen.suites.worker import Configuration
 
-WORKER = (sys.executable, "-m", "normgen.suites.worker")
+WORKER = (sys.executable, "-m", "normgen.files.loading", "normgen.suites.worker")
 RESPAWNS = 8  # of one place, over a whole suite
 
 

@@ -1,6 +1,6 @@
 """A worker of a suite: claims jobs one after the other, tunes them, hands in the winners.
 
-Started by `suite_run` as a process of its own, a GPU each: `python -m normgen.suites.worker`. The first line on
+Started by `suite_run` as a process of its own, a GPU each. The first line on
 stdin is its configuration as JSON; each line on stdout is an event as JSON. When stdin closes its parent is gone,
 and so is the worker.
 """
@@ -175,7 +175,3 @@ def main() -> None:
     except NormgenError as error:
         events.send("error", reason=str(error))
         sys.exit(error.exit_code)
-
-
-if __name__ == "__main__":
-    main()

@@ -108,7 +108,7 @@ CHANGES: tuple[Change, ...] = (
         "program/monoid.py",
         POSITIONS,
         ("either(equal(value, top), unequal(value, value))", "equal(value, top)"),
-        ("first = sp.Min(_where_top", "first = sp.Max(_where_top"),
+        ("first = _min(_where_top", "first = _max(_where_top"),
     ),
     *changes(
         "codegen/looks.py",

@@ -19,7 +19,7 @@ import pytest
 
 from normgen.cpu import build, find_compiler
 from normgen.cpu.compiler import require_compiler
-from tests.caches import REAL_COMPILER
+from tests.caches import KEPT_COMPILER
 from tests.cpu.cases import ROW_SUM
 from tests.cpu.test_build import SHARING
 
@@ -101,8 +101,6 @@ def test_h6_the_folder_is_private_whatever_the_umask_and_its_objects_can_be_link
 
 def run(cache: Path, *command: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "NORMGEN_CACHE_DIR": str(cache), "PYTHONDONTWRITEBYTECODE": "1"}
-    if REAL_COMPILER in environment:  # a second user may not run a script that lies in a folder of the first
-        environment["CXX"] = environment[REAL_COMPILER]
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
 
 
@@ -113,13 +111,32 @@ def as_second_user(*command: str, cache: Path) -> subprocess.CompletedProcess[st
     return run(cache, "setpriv", *user, *reads_all, *command)
 
 
+def readable_folder() -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="normgen-shared-"))
+    folder.chmod(0o755)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def compiler() -> Iterator[Path]:
+    """The tests' compiler for two users: a second one may not run a script that lies in a folder of the first."""
+    folder = readable_folder()
+    shutil.copy(KEPT_COMPILER, folder)
+    (folder / "kept").mkdir()
+    try:
+        yield folder / KEPT_COMPILER.name
+    finally:
+        shutil.rmtree(folder)
+
+
 @pytest.fixture
-def shared() -> Iterator[Path]:
+def shared(compiler: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder that a second user sees."""
     if os.geteuid() != 0 or shutil.which("setpriv") is None:
         pytest.skip("only root, with setpriv, may run a command as a second user")
-    folder = Path(tempfile.mkdtemp(prefix="normgen-shared-"))
-    folder.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    monkeypatch.setenv("NORMGEN_TEST_KEPT", str(compiler.with_name("kept")))
+    folder = readable_folder()
     try:
         if as_second_user(sys.executable, "-c", "import normgen", cache=folder).returncode:
             pytest.skip("no second user may be given the right to read")

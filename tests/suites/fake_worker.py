@@ -58,7 +58,3 @@ def main() -> None:
     if machine:
         jobs._machine = lambda: machine  # type: ignore[assignment]
     worker.main()
-
-
-if __name__ == "__main__":
-    main()

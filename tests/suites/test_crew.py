@@ -20,7 +20,7 @@ from normgen.suites.jobs import JobStore
 from normgen.suites.suite import load_suite
 
 H200 = TARGETS["h200"]
-WORKER = (sys.executable, "-m", "tests.suites.fake_worker")
+WORKER = (sys.executable, "-m", "normgen.files.loading", "tests.suites.fake_worker")
 
 
 def task(rows: int, trials: int = 4) -> tuple[str, dict[str, Any]]:

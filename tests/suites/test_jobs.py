@@ -158,7 +158,7 @@ def start_worker(url: str, suite: str, folder: Path, machine: str, slow_s: float
     settings = {"NORMGEN_STATE_DIR": str(folder / machine), "NORMGEN_CACHE_DIR": str(folder / machine / "cache")}
     settings |= {"NORMGEN_TEST_MACHINE": machine, "NORMGEN_TEST_SLOW": str(slow_s)}
     worker = subprocess.Popen(
-        [sys.executable, "-m", "tests.suites.fake_worker"],
+        [sys.executable, "-m", "normgen.files.loading", "tests.suites.fake_worker"],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, **settings},
         cwd=Path(__file__).parents[2],
     )  # fmt: skip

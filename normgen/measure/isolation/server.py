@@ -18,7 +18,6 @@ verb is a method of the bench, or `race`, else one of the factory. For each mess
 from __future__ import annotations
 
 import contextlib
-import importlib
 import os
 import sys
 import threading
@@ -29,6 +28,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from normgen.errors import NormgenError
+from normgen.files.loading import load_module
 from normgen.measure import timing
 from normgen.measure.protocol import Bench, DeviceLostError, KernelFaultError
 from normgen.records.record import Outcome
@@ -132,7 +132,7 @@ def main(arguments: Sequence[str]) -> None:
     descriptor, parent, factory, index = arguments
     end_with(int(parent))
     module_name, _, name = factory.partition(":")
-    module = importlib.import_module(module_name)
+    module = load_module(module_name)
     if hasattr(module, "get_ready"):
         with contextlib.suppress(NormgenError):  # `open` meets the same and can say so
             module.get_ready(int(index))

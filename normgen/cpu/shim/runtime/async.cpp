@@ -147,7 +147,7 @@ NORMGEN_API void normgen_cpu_cp_async_wait(int groups_left) {
   Fiber& fiber = *machine.current;
   while (fiber.groups.size() > static_cast<size_t>(groups_left)) {
     for (const Copy& copy : fiber.groups.front()) land(copy, fiber.stamp_thread);
-    fiber.groups.pop_front();
+    fiber.groups.erase(fiber.groups.begin());
   }
 }
 

@@ -52,10 +52,11 @@ bool region_holds(const Region& region, uintptr_t address, size_t bytes) {
 void check_global(uintptr_t address, size_t bytes, int access, uintptr_t pc) {
   static int last = 0;
   const Launch& launch = machine.launch;
+  if (last >= launch.region_count) last = 0;
   const bool writes = (access & (kWrite | kAtomic)) != 0;
   const Region* read_only = nullptr;
   for (int i = 0; i < launch.region_count; ++i) {
-    const int index = (last + i) % launch.region_count;
+    const int index = last + i < launch.region_count ? last + i : last + i - launch.region_count;
     const Region& region = launch.regions[index];
     if (!region_holds(region, address, bytes)) continue;
     if (writes && region.writable == 0) {

@@ -25,6 +25,13 @@ constexpr int kMaxCluster = 16;    // blocks
 constexpr int kMaxWarps = kMaxThreads / kWarp;
 constexpr size_t kMaxShared = 256 * 1024;  // bytes of static, and of dynamic, shared memory of a block
 constexpr size_t kStackBytes = 256 * 1024;
+#if defined(__x86_64__)
+constexpr size_t kPageBytes = 4096;
+#else
+constexpr size_t kPageBytes = 64 * 1024;  // the largest of any machine
+#endif
+// Stacks do not start at multiples of a power of two: their first pages would share one set of the TLB.
+constexpr size_t kStackStride = kStackBytes + kPageBytes;
 constexpr int kNamedBarriers = 16;
 constexpr unsigned char kPoison = 0xFF;  // a NaN as float, half and bfloat16
 
@@ -212,7 +219,7 @@ struct Fiber {
   bool cluster_arrived;
   std::vector<uint64_t> known;  // by warp of the cluster: the clock up to which values received tell of its accesses
   std::vector<Copy> uncommitted;
-  std::deque<std::vector<Copy>> groups;
+  std::vector<std::vector<Copy>> groups;  // not a deque, whose constructor allocates: most threads copy nothing
   int lane() const { return thread % kWarp; }
   int warp() const { return thread / kWarp; }
 };
@@ -222,6 +229,8 @@ struct Block {
   std::vector<Fiber*> fibers;
   std::deque<Fiber*> ready;
   int exited, at_barrier;
+  uint32_t live[kMaxWarps];     // by warp: lanes that have not exited
+  uint32_t waiting[kMaxWarps];  // by warp: lanes in a warp collective
   std::vector<Fiber*> named[kNamedBarriers];
   uint64_t start_clock, barrier_clock;
   std::vector<Event> events;
@@ -261,13 +270,12 @@ extern volatile bool time_is_up;
 // fiber.cpp
 Fiber* make_fiber(int slot, Block* block, int thread);
 void resume(Fiber* fiber);
-void leave_fiber();               // to the scheduler; comes back when resumed
+void leave_fiber();               // to the block's next ready fiber, else to the scheduler; comes back when resumed
 [[noreturn]] void abandon_run();  // to the scheduler for good
 
 // scheduler.cpp
 void park(Wait wait, uintptr_t pc);
 void wake(Fiber* fiber);
-uint32_t live_lanes(const Block& block, int warp);
 
 // faults.cpp
 FaultRecord* record_fault(FaultKind kind, uintptr_t pc, const char* format, ...) __attribute__((format(printf, 3, 4)));

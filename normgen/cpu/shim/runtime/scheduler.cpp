@@ -73,6 +73,7 @@ void start_block(int index, int rank) {
   block->start_clock = block->barrier_clock = tick();
   for (int thread = 0; thread < machine.launch.threads; ++thread) {
     block->fibers.push_back(make_fiber(rank * kMaxThreads + thread, block, thread));
+    block->live[thread / kWarp] |= 1u << thread % kWarp;
   }
   std::vector<Fiber*> order = block->fibers;
   shuffle(order, machine.launch.seed == 0 ? 0 : machine.launch.seed + 7919u * static_cast<uint32_t>(index));
@@ -87,7 +88,7 @@ bool run_ready_fibers() {
     if (block->ready.empty()) continue;
     activate(*block);
     progress = true;
-    while (!block->ready.empty() && !machine.aborted) {
+    while (!block->ready.empty() && !machine.aborted) {  // fibers pass the turn on until none is ready
       Fiber* fiber = block->ready.front();
       block->ready.pop_front();
       resume(fiber);
@@ -186,6 +187,7 @@ extern "C" __attribute__((visibility("hidden"))) void normgen_cpu_fiber_start() 
   check_awaited(fiber);
   fiber.exited = true;
   ++block.exited;
+  block.live[fiber.warp()] &= ~(1u << fiber.lane());
   check_leaving(block);
   recheck_warp(block, fiber.warp());
   recheck_block_barrier(block);

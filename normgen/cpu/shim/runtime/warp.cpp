@@ -13,9 +13,10 @@ Fiber* lane_of(Block& block, int warp, int lane) {
 }
 
 bool is_complete(Block& block, int warp, const Request& request, uint32_t expected) {
+  if ((expected & ~block.waiting[warp]) != 0) return false;
   for (uint32_t mask = expected; mask != 0; mask &= mask - 1) {
     const Fiber* fiber = lane_of(block, warp, __builtin_ctz(mask));
-    if (fiber->wait != Wait::kWarp || fiber->request.kind != request.kind || fiber->request.mask != request.mask) return false;
+    if (fiber->request.kind != request.kind || fiber->request.mask != request.mask) return false;
   }
   return true;
 }
@@ -59,7 +60,7 @@ void order_lanes(Block& block, int warp, uint32_t expected) {
     if (event >= 0 && (before.empty() || before.back() != event)) before.push_back(event);
   }
   const int event = add_event(block, {Lanes{warp, expected}}, std::move(before), false);
-  const bool whole = expected == live_lanes(block, warp);
+  const bool whole = expected == block.live[warp];
   for (uint32_t mask = expected; mask != 0; mask &= mask - 1) {
     Fiber* fiber = lane_of(block, warp, __builtin_ctz(mask));
     fiber->event = event;
@@ -74,6 +75,7 @@ void complete(Block& block, int warp, const Request& request, uint32_t expected)
     check_places(block, warp, expected);
     deliver(block, warp, expected);
   }
+  block.waiting[warp] &= ~expected;
   for (uint32_t mask = expected; mask != 0; mask &= mask - 1) wake(lane_of(block, warp, __builtin_ctz(mask)));
 }
 
@@ -88,28 +90,21 @@ void collective(const Request& request, uintptr_t pc) {
   fiber.request = request;
   fiber.wait = Wait::kWarp;
   fiber.pc = pc;
-  const uint32_t expected = request.mask & live_lanes(block, fiber.warp());
-  if (is_complete(block, fiber.warp(), request, expected)) complete(block, fiber.warp(), request, expected);
+  const int warp = fiber.warp();
+  block.waiting[warp] |= 1u << fiber.lane();
+  const uint32_t expected = request.mask & block.live[warp];
+  if (is_complete(block, warp, request, expected)) complete(block, warp, request, expected);
   leave_fiber();
 }
 
 }  // namespace
 
-uint32_t live_lanes(const Block& block, int warp) {
-  uint32_t live = 0;
-  for (int lane = 0; lane < kWarp; ++lane) {
-    const size_t thread = static_cast<size_t>(warp) * kWarp + lane;
-    if (thread < block.fibers.size() && !block.fibers[thread]->exited) live |= 1u << lane;
-  }
-  return live;
-}
-
 void recheck_warp(Block& block, int warp) {
-  for (int lane = 0; lane < kWarp; ++lane) {
-    Fiber* fiber = lane_of(block, warp, lane);
-    if (fiber == nullptr || fiber->exited || fiber->wait != Wait::kWarp) continue;
-    const Request request = fiber->request;
-    const uint32_t expected = request.mask & live_lanes(block, warp);
+  for (uint32_t mask = block.waiting[warp]; mask != 0; mask &= mask - 1) {
+    const int lane = __builtin_ctz(mask);
+    if ((block.waiting[warp] >> lane & 1u) == 0) continue;  // an earlier one's collective was complete
+    const Request request = lane_of(block, warp, lane)->request;
+    const uint32_t expected = request.mask & block.live[warp];
     if (is_complete(block, warp, request, expected)) complete(block, warp, request, expected);
   }
 }
@@ -134,5 +129,5 @@ NORMGEN_API unsigned normgen_cpu_ballot(unsigned mask, int predicate) {
 }
 
 NORMGEN_API unsigned normgen_cpu_activemask() {
-  return live_lanes(*machine.current->block, machine.current->warp());
+  return machine.current->block->live[machine.current->warp()];
 }
