@@ -79,7 +79,8 @@ def default_schedule(problem: Problem, device: Device) -> Schedule:
 
 def _cut(problem: Problem, hold: Hold, cluster: int, *, few: bool = False) -> Iterator[Schedule]:
     """Ways to cut a row among threads, the best first."""
-    for vector, edges in _accesses(problem, few=few):
+    by_8 = few and cluster == 1 and problem.cols * problem.dtype.bytes > 8192
+    for vector, edges in _accesses(problem, few=few, by_8=by_8):
         for threads in _thread_preference(problem, vector, cluster, few=few):
             yield PLAIN.varied(
                 threads_per_row=threads,
@@ -97,16 +98,17 @@ def _at_most(name: str, wanted: int) -> int:
     return int(max(v for v in KNOBS[name].values if v <= max(1, wanted)))
 
 
-def _accesses(problem: Problem, *, few: bool) -> Iterator[tuple[int, Edges]]:
+def _accesses(problem: Problem, *, few: bool, by_8: bool) -> Iterator[tuple[int, Edges]]:
     """(vector, edges), the best first: whole rows by 8 bytes are worth more than peeled or masked ones by 16.
 
     By 4 bytes too where a thread has little to read (rmsnorm 33x2154 bf16 hot: 1.6 x as fast, 212x6274 fresh: 1.24 x)
-    or column sums to keep beside it (layernorm backward 11252x450: 1.3 x). Few rows of more than a vector for each of
-    512 threads are read by 8 bytes (rmsnorm 1x7168: 9 %), as are few without a reduction: 32 of their 45 winners are.
+    or column sums to keep beside it (layernorm backward 11252x450: 1.3 x). `by_8`: by 8 bytes first, as few rows of
+    more than a vector for each of 512 threads (rmsnorm 1x7168: 9 %) and few without a reduction are: 32 of their 45
+    winners.
     """
     size = problem.dtype.bytes
     widths = [v for v in (16, 8, 4, 2, 1) if v * size <= 16]
-    if few and (problem.cols * size > 8192 or not reduces_rows(problem)):
+    if by_8:
         widths.sort(key=lambda v: v * size != 8)
     least = 4 if few or problem.column_outputs else 8
     yield from ((v, Edges.EXACT) for v in widths if v > 1 and v * size >= least)
@@ -147,7 +149,7 @@ def _in_parts(problem: Problem, device: Device) -> Iterator[Schedule]:
         return
     few = problem.rows < device.sm_count
     load = Load.DEFAULT if few else _load(problem, device)
-    for vector, edges in _accesses(problem, few=few):
+    for vector, edges in _accesses(problem, few=few, by_8=few):
         if problem.cols // vector <= 256:
             continue
         held = PLAIN.varied(hold=Hold.REGISTERS, unroll=0, vector=vector, edges=edges, load=load)
@@ -159,8 +161,7 @@ def _in_parts(problem: Problem, device: Device) -> Iterator[Schedule]:
 
 def _idle(problem: Problem, s: Schedule) -> float:
     """Lanes without a vector in the last step, for each vector of a row."""
-    vectors = problem.cols // s.vector
-    return steps_per_lane(problem, s) * s.threads_per_row * s.row_blocks / vectors - 1
+    return steps_per_lane(problem, s) * s.threads_per_row * s.row_blocks * s.vector / problem.cols - 1
 
 
 def _copied(problem: Problem, wanted: Schedule, *, bulk: bool) -> Iterator[Schedule]:

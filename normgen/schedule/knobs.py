@@ -313,7 +313,7 @@ TABLE: tuple[Knob, ...] = (
         # 30 % (the best in seven sweeps on an H200); no record has it.
         forward=(Variance.TWO_PASS, Variance.CORRECTED_TWO_PASS, Variance.GUARDED),
         words={
-            "corrected_two_pass": "the second pass sums the residuals too; corrects the variance, and a mean far from 0",
+            "corrected_two_pass": "the second pass sums the residuals too, and corrects variance and means far from 0",
             "sum_of_squares": "the variance as E[x^2] - mean^2, in one look",
             "shifted": "the same about the median of three elements: no cancellation unless two of them lie far off",
             "welford": "Welford's running mean and variance",
