@@ -160,6 +160,16 @@ def test_each_link_is_p_then_the_kernel_then_c_on_one_set_and_all_have_as_many_l
         assert free[2 * i + 1][1]["a"] == produced["target"]
 
 
+@pytest.mark.parametrize("op", ["row_sum", "row_max_sum", "cross_entropy", "kl_div", "full_sum"])
+def test_c_reads_rows_and_totals_where_a_kernel_writes_nothing_else(op: str) -> None:
+    problem = problem_for(load(op), shape="64x96", dtype="f32")
+    bench = bench_at(DEFAULT_PLACE, problem)
+    links = nodes(bench, "ours")
+    assert [name for name, _ in links[:: len(links) // bench.links("ours")]] == ["produce"] * bench.links("ours")
+    assert links[len(links) // bench.links("ours") - 1][0] == "consume"
+    assert links[len(links) // bench.links("ours") - 1][1]["a"] == bench.tensors(0)[problem.tensors[0].name]
+
+
 def test_alone_a_replay_is_launches_of_the_kernel_and_nothing_else() -> None:
     bench = bench_at(Place(context=Context.ALONE), asked())
     assert bench.bases == ()
