@@ -97,7 +97,7 @@ def main_input(problem: Problem) -> TensorUse:
 
 
 def consumed(problem: Problem) -> list[TensorUse]:
-    """What a consumer reads: every [rows, cols] output, then every sum over rows; where there is neither, what there is."""
+    """What a consumer reads: every [rows, cols] output, then every sum over rows; without either, all."""
     written = [t for t in problem.tensors if t.is_written]
     return [t for t in written if t.kind.is_elem] + [t for t in written if t.is_row_sum] or written
 

@@ -65,7 +65,7 @@ def default_schedule(problem: Problem, device: Device) -> Schedule:
     known = applicable(written_program(problem))
     online = [Softmax.ONLINE] if long and Softmax.ONLINE in known["softmax"] else []
     # One exchange less where nothing hides it: 6 to 15 % of layernorm's decode shapes in place.
-    few = problem.rows < device.sm_count and not problem.any_cols and not problem.sums_rows
+    few = _few(problem, device) and not problem.any_cols and not problem.sums_rows
     guarded = few and Variance.GUARDED in known["variance"]
     looks_once = [Variance.GUARDED] if guarded else []
     looks_twice = [v for v in (Variance.TWO_PASS, Variance.CORRECTED_TWO_PASS) if v in known["variance"]]
@@ -77,20 +77,47 @@ def default_schedule(problem: Problem, device: Device) -> Schedule:
     raise NothingValidError("no schedule is legal for this problem", received=str(problem))
 
 
-def _cut(problem: Problem, hold: Hold, cluster: int, *, few: bool = False) -> Iterator[Schedule]:
+def _few(problem: Problem, device: Device) -> bool:
+    """Whether SMs are left without a row."""
+    return problem.rows < device.sm_count
+
+
+def _cut(problem: Problem, device: Device, hold: Hold, cluster: int) -> Iterator[Schedule]:
     """Ways to cut a row among threads, the best first."""
-    by_8 = few and cluster == 1 and problem.cols * problem.dtype.bytes > 8192
-    for vector, edges in _accesses(problem, few=few, by_8=by_8):
-        for threads in _thread_preference(problem, vector, cluster, few=few):
-            yield PLAIN.varied(
-                threads_per_row=threads,
-                rows_per_block=max(1, 128 // threads) if cluster == 1 else 1,
-                cluster=cluster,
-                vector=vector,
-                edges=edges,
-                hold=hold,
-                unroll=0 if hold is Hold.REGISTERS else 1,
-            )
+    few = _few(problem, device) and not problem.sums_rows
+    # A group of 128 columns is eight lanes' worth less to combine by vectors of 8 elements than by such of 4.
+    by_8 = few and cluster == 1 and problem.cols * problem.dtype.bytes > 8192 and not problem.spec.group
+    for vector, edges, threads in _pairs(problem, device, cluster, list(_accesses(problem, few=few, by_8=by_8))):
+        yield PLAIN.varied(
+            threads_per_row=threads,
+            rows_per_block=max(1, 128 // threads) if cluster == 1 else 1,
+            cluster=cluster,
+            vector=vector,
+            edges=edges,
+            hold=hold,
+            unroll=0 if hold is Hold.REGISTERS else 1,
+        )
+
+
+def _pairs(
+    problem: Problem, device: Device, cluster: int, accesses: list[tuple[int, Edges]]
+) -> Iterator[tuple[int, Edges, int]]:
+    """(vector, edges, threads of a row and block), the best first: of one access after the other.
+
+    Vectors of 16 and 8 bytes compete where rows are many: those of 8 leave no lanes idle at 4096x7168 bf16 (256
+    threads; 3 % ahead of idle ones, 1 % at 1024 rows of 4 KiB).
+    """
+    alike = len({edges for _, edges in accesses[:2]}) == 1
+    takes_turns = _few(problem, device) or cluster > 1 or problem.sums_rows or problem.spec.group
+    together = 2 if alike and not takes_turns else 1
+    chosen = [
+        (distance + 0.15 * number, vector, edges, threads)
+        for number, (vector, edges) in enumerate(accesses[:together])
+        for distance, threads in _thread_preference(problem, device, vector, cluster)
+    ]
+    yield from ((vector, edges, threads) for _, vector, edges, threads in sorted(chosen, key=lambda pair: pair[0]))
+    for vector, edges in accesses[together:]:
+        yield from ((vector, edges, t) for _, t in _thread_preference(problem, device, vector, cluster))
 
 
 def _at_most(name: str, wanted: int) -> int:
@@ -132,12 +159,12 @@ def _long_rows(problem: Problem, device: Device) -> Iterator[Schedule]:
     blocks = min(4, device.shared_per_sm // (row + 2048))
     if blocks < 2:
         if blocks == 0 and not _has_parameters(problem):
-            yield from _copied(problem, Schedule(hold=Hold.HYBRID, threads_per_row=1024, unroll=0), bulk=sm90)
+            yield from _copied(problem, device, Schedule(hold=Hold.HYBRID, threads_per_row=1024, unroll=0), bulk=sm90)
     elif problem.cols * problem.parameter_bytes <= device.shared_per_sm + L1_ALONE - blocks * row:
-        yield from _copied(problem, Schedule(hold=Hold.SHARED, threads_per_row=512, unroll=4), bulk=sm90)
+        yield from _copied(problem, device, Schedule(hold=Hold.SHARED, threads_per_row=512, unroll=4), bulk=sm90)
     elif sm90:
         halves = Schedule(hold=Hold.REGISTERS, threads_per_row=512, cluster=2, unroll=0)
-        yield from _copied(problem, halves.varied(persistent=2, stages=2, params=Params.EARLY), bulk=True)
+        yield from _copied(problem, device, halves.varied(persistent=2, stages=2, params=Params.EARLY), bulk=True)
 
 
 def _in_parts(problem: Problem, device: Device) -> Iterator[Schedule]:
@@ -147,7 +174,7 @@ def _in_parts(problem: Problem, device: Device) -> Iterator[Schedule]:
     """
     if problem.any_cols or reduces_rows(problem):
         return
-    few = problem.rows < device.sm_count
+    few = _few(problem, device)
     load = Load.DEFAULT if few else _load(problem, device)
     for vector, edges in _accesses(problem, few=few, by_8=few):
         if problem.cols // vector <= 256:
@@ -164,10 +191,10 @@ def _idle(problem: Problem, s: Schedule) -> float:
     return steps_per_lane(problem, s) * s.threads_per_row * s.row_blocks * s.vector / problem.cols - 1
 
 
-def _copied(problem: Problem, wanted: Schedule, *, bulk: bool) -> Iterator[Schedule]:
+def _copied(problem: Problem, device: Device, wanted: Schedule, *, bulk: bool) -> Iterator[Schedule]:
     """`wanted` with rows that come by bulk copies, which stay in L2 longest, or by cp.async."""
     for copy in (Copy.BULK, Copy.CP_ASYNC) if bulk else (Copy.CP_ASYNC,):
-        for cut in _cut(problem, wanted.hold, wanted.cluster):
+        for cut in _cut(problem, device, wanted.hold, wanted.cluster):
             if cut.threads_per_row == wanted.threads_per_row:
                 load = Load.EVICT_LAST if copy is Copy.BULK else Load.DEFAULT
                 yield wanted.varied(vector=cut.vector, edges=cut.edges, copy=copy, load=load)
@@ -189,10 +216,10 @@ def _without_columns(problem: Problem, device: Device) -> Iterator[Schedule]:
     Clusters that walk many long rows, the next one on its way, hide their exchanges (2048x65536 to 2048x262144: 3 to
     7 % ahead of one cluster a row).
     """
-    few = problem.rows < device.sm_count
+    few = _few(problem, device)
     clusters = _clusters(problem, device)
     for hold, cluster in (*((Hold.REGISTERS, c) for c in clusters), (Hold.SHARED, 1), (Hold.RELOAD, 1)):
-        for cut in _cut(problem, hold, cluster, few=few):
+        for cut in _cut(problem, device, hold, cluster):
             if hold is Hold.REGISTERS and _crowded(problem, cut, more=len(clusters) > 1):
                 continue
             is_streamed = device.arch < 80 or STREAMED_BYTES <= problem.compulsory_bytes < LONG_BYTES
@@ -220,12 +247,17 @@ def _load(problem: Problem, device: Device) -> Load:
 
 
 def _clusters(problem: Problem, device: Device) -> tuple[int, ...]:
-    """Blocks to share a row, the best first: few long rows are spread over idle SMs, 8 KB a block or more."""
+    """Blocks to share a row, the best first: few long rows are spread over idle SMs, 4 KB a block or more.
+
+    By eights at most: 16 blocks start later (layernorm 8x119936 bf16: 22 %, and 3x19456 by eight 15 % ahead of four).
+    Pairs only of rows of 64 KB: at 64x16384 bf16 one block is 5 % ahead.
+    """
     if device.arch < 90:
         return (1,)
     sizes = (1, 2, 4, 8, 16)
     vectors = problem.cols * problem.dtype.bytes // 16
-    spread = [c for c in sizes if problem.rows * c <= device.sm_count and vectors >= 512 * c and vectors > 1024]
+    least = {2: 4096, 4: 2048, 8: 2048}
+    spread = [c for c in least if problem.rows * c <= device.sm_count and vectors >= least[c]]
     first = max(spread, default=1)
     return (*(c for c in sizes if c >= first), *(c for c in sizes if c < first))
 
@@ -257,7 +289,7 @@ def _with_columns(problem: Problem, device: Device) -> Iterator[Schedule]:
     # 4 % (layernorm 8192x768 bf16, dy just written); none of the 7 long winners reads that way.
     load = Load.NO_ALLOCATE if device.arch >= 80 and not is_long else Load.DEFAULT
     clusters = (1, 2, 4, 8, 16) if device.arch >= 90 else (1,)
-    for cut in itertools.chain.from_iterable(_cut(problem, Hold.REGISTERS, cluster) for cluster in clusters):
+    for cut in itertools.chain.from_iterable(_cut(problem, device, Hold.REGISTERS, cluster) for cluster in clusters):
         if held_bytes_per_thread(problem, cut) <= 256:
             many_sums = sums_in_registers(problem, cut) > 32 and cut.threads_per_row <= 128
             block, per_sm = (128, 384) if many_sums else (256, 512)
@@ -268,11 +300,11 @@ def _with_columns(problem: Problem, device: Device) -> Iterator[Schedule]:
             yield sums.varied(params=kept, stages=2)
             yield sums.varied(params=kept)
             yield sums
-    for cut in sorted(_cut(problem, Hold.RELOAD, 1), key=lambda s: -s.vector):
+    for cut in sorted(_cut(problem, device, Hold.RELOAD, 1), key=lambda s: -s.vector):
         if 256 <= cut.threads <= 512 and sums_in_registers(problem, cut) <= held_register_limit(cut, device):
             yield cut.varied(persistent=1, unroll=0, dependent_launch=dependent)
     for hold in (Hold.REGISTERS, Hold.SHARED, Hold.RELOAD):
-        yield from (cut.varied(columns=Columns.ATOMIC) for cut in _cut(problem, hold, 1))
+        yield from (cut.varied(columns=Columns.ATOMIC) for cut in _cut(problem, device, hold, 1))
 
 
 def fallback_schedules(problem: Problem) -> tuple[Schedule, ...]:
@@ -295,28 +327,33 @@ def fallback_schedules(problem: Problem) -> tuple[Schedule, ...]:
     return peeled.varied(vector=16 // sizes.pop()), peeled
 
 
-def _thread_preference(problem: Problem, vector: int, cluster: int, *, few: bool) -> list[int]:
-    """Threads per row and block, the best first.
+def _thread_preference(problem: Problem, device: Device, vector: int, cluster: int) -> list[tuple[float, int]]:
+    """(distance from what is wanted, threads per row and block), the best first.
 
     With column sums about two of 16 bytes a thread, which take registers too, and few idle lanes. Else about four of
     16 bytes, in blocks of 128 rather than more (4096x6144 bf16: 128 threads 20 % ahead of 256) and of 1024 only where
-    nothing else is left; 512 in a cluster, whose blocks start together, and where blocks are fewer than SMs (16x4096
-    bf16 with its weights in DRAM: 9 % ahead of 256).
+    nothing else is left; two where the rows leave SMs room (256x4096 bf16: 6 %), one of rows of at most 20
+    (524288x64: 13 %). 512 threads in a cluster, whose blocks start together, and where blocks are fewer than SMs
+    (16x4096 bf16 with its weights in DRAM: 9 % ahead of 256). Idle lanes cost their share, and wait with the others
+    (32x5120 bf16: 6 %, layernorm 1245x13184 to int8: 20 %).
     """
-    aim = 2 if problem.column_outputs else 4
     width = min(16, vector * problem.dtype.bytes) / 16
+    few = _few(problem, device) and not problem.sums_rows
+    is_roomy = problem.rows < 4 * device.sm_count
+    is_short = problem.cols // vector * width <= 20
+    aim = 2 if problem.column_outputs or is_roomy else 1 if is_short else 4
 
-    def distance(threads: int) -> tuple[float, int]:
+    def distance(threads: int) -> float:
         steps = steps_per_lane(problem, PLAIN.varied(threads_per_row=threads, vector=vector, cluster=cluster))
+        idle = threads * cluster * steps * vector / problem.cols - 1
         if problem.column_outputs:
-            idle = threads * cluster * steps * vector / problem.cols - 1
-            return ((abs(steps * width - aim) if steps >= 2 else 1.5) + 4 * idle + 8 * (threads == 1024), threads)
+            return (abs(steps * width - aim) if steps >= 2 else 1.5) + 4 * idle + 8 * (threads == 1024)
         if few or cluster > 1:
-            usual, most = (512, 16) if not few else (512 if cluster == 1 else 128, 4 if width >= 0.5 else 8)
-            is_short = steps < 2 and not (few and cluster == 1)
-            idle = 8 * _idle(problem, PLAIN.varied(threads_per_row=threads, vector=vector)) if cluster == 1 else 0
-            return (abs(math.log2(threads / usual)) + 2 * (steps > most or is_short) + idle, threads)
-        off = abs(math.log2(max(steps, 0.75) * width / aim))
-        return (off + {256: 0.2, 512: 0.2, 1024: 1.1}.get(threads, 0.0), threads)
+            usual, most = (512, 16) if not few else (512 if cluster == 1 else 128, min(8, 4 / width))
+            is_spread = steps < 2 and not (few and cluster == 1)
+            off = abs(math.log2(threads / usual)) + 2 * (steps > most or is_spread)
+            return off + 8 * idle if cluster == 1 else off
+        off = abs(math.log2(max(steps, 0.75) * width / aim)) + 5.5 * max(0.0, idle)
+        return off + {256: 0.2, 512: 0.2, 1024: 1.1}.get(threads, 0.0)
 
-    return sorted((32, 64, 128, 256, 512, 1024, 16, 8, 4, 2, 1), key=distance)
+    return sorted((distance(threads), threads) for threads in (32, 64, 128, 256, 512, 1024, 16, 8, 4, 2, 1))
