@@ -35,9 +35,9 @@ def test_the_default_reaches_nine_tenths_of_a_sweeps_optimum(path: Path) -> None
 
 
 def test_the_default_is_of_the_shipped_winners_kind() -> None:
-    """Three in five cut rows as the winner does; on average the threads of a row differ by less than a factor of 1.4."""
+    """Three in five cut rows as the winner does; on average threads of a row differ by less than a factor of 1.4."""
     winners = [r for r in kept(shipped_folder() / "h200.jsonl") if r.measured]
-    found = [(default_schedule(problem_of(r.problem, r.spec), H200), r.schedule) for r in winners]
+    found = [(default_schedule(problem_of(r.problem, load(r.problem.op)), H200), r.schedule) for r in winners]
     threads = [(a.threads_per_row * a.row_blocks, b.threads_per_row * b.row_blocks) for a, b in found]
     assert len(found) >= 200
     assert sum(a == b for a, b in threads) >= 0.6 * len(found)
