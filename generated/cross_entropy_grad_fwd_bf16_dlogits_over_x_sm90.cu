@@ -25,7 +25,7 @@
 // all timed without lse:
 //
 //   rows x cols              kernel           threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
-//   4096 x 32000             block_per_row    256      1           8       157.5     346.1 / 188.6  3329  103.4 %  1.04x       165.6     fresh
+//   4096 x 32000             block_per_row    256      1           8       158.5     350.2 / 191.6  3308  103.0 %  1.04x       167.5     fresh
 //   4096 x 128256            cluster_per_row  512      1           8       681.4     1426 / 743.9   3084  99.5 %   1.14x       694       fresh
 //   (any other, rows alike)  block_per_row    256      1           8       -         -              -     -        -           -         not tuned
 //   (any other)              block_per_row    256      1           1       -         -              -     -        -           -         not tuned

@@ -19,13 +19,12 @@
 // spec      cross_entropy_grad, sha256:4cb3a05d461be54f2f32d6f866f52ce80e55f666d2a114d5c888e6fb886d236a
 // tuned by  normgen 0.1.0
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
-// verified  NVIDIA H200, driver for CUDA 13.0: 4 calls, 1 to 524 rows, 19 families of rows, own pitches of dlogits, x
-// note      emitted as another text than the one that was tuned: 4096 x 32000
+// verified  NVIDIA H200, driver for CUDA 13.0: 4 calls, 1 to 524 rows, 21 families of rows, own pitches of dlogits, x
 //
 // all timed without lse:
 //
 //   rows x cols              kernel           threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
-//   4096 x 32000             block_per_row    256      1           8       157.6     348.1 / 189.9  3327  78.5 %   1.05x       167.9     fresh
+//   4096 x 32000             block_per_row    256      1           8       157.3     346.7 / 189.4  3334  79.1 %   1.05x       160.7     fresh
 //   4096 x 128256            cluster_per_row  512      1           8       684.7     1428 / 743.4   3069  71.2 %   1.11x       699.6     fresh
 //   4096 x 151936            block_per_row    1024     1           8       813       1693 / 879.3   3062  73.3 %   1.11x       815.4     fresh
 //   (any other, rows alike)  block_per_row    256      1           8       -         -              -     -        -           -         not tuned
@@ -35,7 +34,7 @@
 //           outputs; chain: with / without the kernel; fresh: all but the main input comes from DRAM
 //
 // accuracy  largest error against the float64 reference, as a fraction of the bound for float32 arithmetic and the
-//           stored dtype, over adversarial rows, on the GPU: dlogits 0.96, loss 0.0043
+//           stored dtype, over adversarial rows, on the GPU: dlogits 0.96, loss 0.0044
 // records   records/h200.jsonl: schedule, command and all figures of each line of the table; `normgen show` with --op,
 //           --shape, --dtype and --schedule prints its kernel and Config alone, byte for byte as they stand here
 //

@@ -13,7 +13,6 @@
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // verified  NVIDIA H200, driver for CUDA 13.0: 5 to 7 calls, 1 to 262144 rows, 20 families of rows, own pitches of y,
 //           x, null rstd
-// note      emitted as another text than the one that was tuned: 2048 x 5120
 //
 // all timed without rstd:
 //
@@ -32,7 +31,7 @@
 //   8192 x 4096 pitch 5120   block_per_row    64       1           4       31.13     99.11 / 67.93  4312  104.2 %  1.11x       35.42     fresh
 //   8192 x 4096              block_per_row    256      1           8       32.69     86.2 / 53.53   4106  93.0 %   1.17x       35.28     fresh
 //   32 x 5120                block_per_row    256      1           4       1.788     5.269 / 3.481  372   73.0 %   1.19x       2.101     fresh
-//   2048 x 5120              block_per_row    128      1           8       8.565     24.33 / 15.76  4898  101.7 %  1.06x       12.22     fresh
+//   2048 x 5120              block_per_row    128      1           8       8.866     25.45 / 16.59  4732  101.8 %  1.06x       12.64     fresh
 //   1 x 7168                 block_per_row    512      1           4       1.518     4.573 / 3.055  28    84.5 %   1.27x       1.972     fresh
 //   8192 x 7168              block_per_row    512      1           8       57.3      149 / 91.75    4100  98.2 %   1.05x       57.84     fresh
 //   8192 x 8191              block_per_row    256      1           8       67.45     171.4 / 104    3980  94.8 %   1.07x       67.88     fresh

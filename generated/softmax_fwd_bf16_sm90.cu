@@ -11,14 +11,13 @@
 // spec      softmax, sha256:c5400002ca547394ec84e5aa4b3351da738c737199bc4278c68add55f3aaf94c
 // tuned by  normgen 0.1.0
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
-// verified  NVIDIA H200, driver for CUDA 13.0: 4 calls, 1 to 8192 rows, 19 families of rows, own pitches of y, x
-// note      emitted as another text than the one that was tuned: 2048 x 50257
+// verified  NVIDIA H200, driver for CUDA 13.0: 4 calls, 1 to 8192 rows, 21 families of rows, own pitches of y, x
 //
 //   rows x cols              kernel         threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
 //   8192 x 2048              warp_per_row   32       1           8       12.76     36.98 / 24.21  5260  103.6 %  1.01x       18.41     fresh
 //   4096 x 32000             block_per_row  1024     1           8       127       319 / 191.7    4128  97.7 %   1.01x       126.1     fresh
 //   16384 x 32768            block_per_row  1024     1           8       496.7     1268 / 771.4   4324  103.5 %  1.01x       502.7     fresh
-//   2048 x 50257             block_per_row  512      1           8       105.8     260.5 / 154.7  3891  91.7 %   1.02x       106.3     fresh
+//   2048 x 50257             block_per_row  512      1           8       106.3     261.8 / 155.4  3873  91.7 %   1.02x       106.6     fresh
 //   4096 x 128256            block_per_row  1024     1           8       504.8     1261 / 757.3   4162  96.6 %   1.00x       507.4     fresh
 //   (any other, rows alike)  block_per_row  256      1           8       -         -              -     -        -           -         not tuned
 //   (any other)              block_per_row  256      1           1       -         -              -     -        -           -         not tuned
