@@ -351,7 +351,7 @@ def _thread_preference(problem: Problem, device: Device, vector: int, cluster: i
         if few or cluster > 1:
             usual, most = (512, 16) if not few else (512 if cluster == 1 else 128, min(8, 4 / width))
             is_spread = steps < 2 and not (few and cluster == 1)
-            off = abs(math.log2(threads / usual)) + 2 * max(is_spread, math.log2(steps / most))
+            off = abs(math.log2(threads / usual)) + 2 * max(is_spread, math.log2(max(1, steps) / most))
             return off + 8 * idle if cluster == 1 else off
         off = abs(math.log2(max(steps, 0.75) * width / aim)) + 5.5 * max(0.0, idle)
         return off + {256: 0.2, 512: 0.2, 1024: 1.1}.get(threads, 0.0)

@@ -72,6 +72,13 @@ class Forward:
         places, self.scalars, *_ = self.operator.bound(*range(1 + len(norm.parameters)), eps=norm.eps)
         self.places = None if places == tuple(range(len(places))) else places
 
+    def __getstate__(self) -> dict[str, Any]:
+        """All but the operator, which remembers loaded kernels and belongs to nobody: for copies and pickles."""
+        return {name: value for name, value in self.__dict__.items() if name != "operator"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, operator=function(state["norm"].function).operator)  # type: ignore[attr-defined]
+
     def __call__(self, *args: Any, **named: Any) -> Tensor:
         (x,) = (*args, *named.values()) if named else args
         norm, known, given = self.norm, self.module._parameters, [x]

@@ -112,6 +112,14 @@ def test_a_wrong_kernel_is_not_timed_and_the_suite_goes_on(monkeypatch: pytest.M
     assert "CUDA_ERROR_OUT_OF_MEMORY" in third.ours.failed
 
 
+@pytest.mark.parametrize("op", ["full_sum", "row_sum"])
+def test_kernels_without_an_output_of_rows_and_columns_are_priced_too(op: str) -> None:
+    text = f'name = "sums"\nsummary = "Sums."\n[[entry]]\nop = "{op}"\nshape = "64x96"\ndtype = "f32"\n'
+    (entry,) = run_suite(parse_suite(text), Wish(peers=())).entries
+    assert entry.ours.failed == ""
+    assert entry.ours.price_us is not None
+
+
 def test_an_interrupt_and_a_time_limit_keep_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
     found = run_suite(suite(), Wish(peers=(), limit_s=0.0))
     assert (found.finished, found.note, found.entries) == (False, "time limit reached", ())

@@ -71,6 +71,14 @@ def test_few_rows_are_split_over_more_threads_and_then_over_idle_sms(shape: str,
     assert default("rmsnorm", shape, gpu=target("a100")).cluster == 1
 
 
+@pytest.mark.parametrize("shape", ["1x1", "1x2", "3x7", "200x1", "1x8", "40000x1"])
+@pytest.mark.parametrize("op", ["rmsnorm", "layernorm", "softmax", "swiglu", "adaln"])
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_rows_of_a_column_or_two_have_a_default(op: str, shape: str, direction: str) -> None:
+    found = default(op, shape, direction=direction)
+    assert found.cluster == 1
+
+
 @pytest.mark.parametrize(
     ("op", "shape"), [("layernorm", "2048x16384"), ("rmsnorm", "2048x32768"), ("rmsnorm", "4096x4097")]
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from typing import Any
 
 import pytest
@@ -110,8 +111,10 @@ def test_a_norm_is_found_by_what_it_computes_and_computes_it_still(
         torch.testing.assert_close(one, other, rtol=8 * tolerance, atol=tolerance * float(other.abs().max()))
 
     assert ng.replace(model).replaced == {}  # not twice
-    again = copy.deepcopy(model)
-    assert again[1].forward.module is again[1]
+    for again in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert again[1].forward.module is again[1]
+        assert again[1].forward.operator is model[1].forward.operator  # which remembers what no process can copy
+        torch.testing.assert_close(again(x), got, rtol=0, atol=0)
     assert {k: v.tolist() for k, v in model.state_dict().items()} == {k: v.tolist() for k, v in state.items()}
     assert ng.restore(model) == 1
     assert torch.equal(model(x), want)

@@ -84,10 +84,10 @@ class PeerBench(GpuBench):
         return self._side is not None and self._side.has(key)
 
     def _result(self, name: str) -> Array:
-        """What our kernel wrote to set 0: the rows that are compared, or all columns."""
+        """What our kernel wrote to set 0: the rows that are compared, or all columns, or the one number."""
         use = self._expected.tensors[name].use
         chunks = self._expected.chunks if use.kind.by_row else self._expected.chunks[:1]
-        return np.concatenate([self.read(use, chunk) for chunk in chunks]).astype(np.float64)
+        return np.concatenate([np.atleast_1d(self.read(use, chunk)) for chunk in chunks]).astype(np.float64)
 
     def _peers_shares(self, name: str) -> dict[str, float]:
         """Errors of a peer's results for set 0, each as a fraction of its limit."""
