@@ -40,6 +40,7 @@ from normgen.schedule.space import is_approximate
 
 L1_ALONE = 28 << 10  # of an SM's L1, what shared memory cannot have (compute capability 8.0 to 9.0)
 PLAIN = Schedule()
+THREADS = tuple(1 << exponent for exponent in range(11))  # of a row and block; others are left to the search
 EARLY_BYTES = 128  # of parameters a thread may hold beside its row; twice as many where rows are few
 # What a launch moves, beside an L2 of 60 MB: from the first on, its outputs are better sent on to DRAM, where they
 # would push out what the kernel behind it reads first; from the second on, neither that nor lines left out of L1 help.
@@ -65,7 +66,7 @@ def default_schedule(problem: Problem, device: Device) -> Schedule:
     known = applicable(written_program(problem))
     online = [Softmax.ONLINE] if long and Softmax.ONLINE in known["softmax"] else []
     # One exchange less where nothing hides it: 6 to 15 % of layernorm's decode shapes in place.
-    few = _few(problem, device) and not problem.any_cols and not problem.sums_rows
+    few = _few(problem, device) and not problem.any_cols
     guarded = few and Variance.GUARDED in known["variance"]
     looks_once = [Variance.GUARDED] if guarded else []
     looks_twice = [v for v in (Variance.TWO_PASS, Variance.CORRECTED_TWO_PASS) if v in known["variance"]]
@@ -78,16 +79,13 @@ def default_schedule(problem: Problem, device: Device) -> Schedule:
 
 
 def _few(problem: Problem, device: Device) -> bool:
-    """Whether SMs are left without a row."""
-    return problem.rows < device.sm_count
+    """Whether SMs are left without a row, and no sums over rows keep them busy."""
+    return problem.rows < device.sm_count and not problem.sums_rows
 
 
 def _cut(problem: Problem, device: Device, hold: Hold, cluster: int) -> Iterator[Schedule]:
     """Ways to cut a row among threads, the best first."""
-    few = _few(problem, device) and not problem.sums_rows
-    # A group of 128 columns is eight lanes' worth less to combine by vectors of 8 elements than by such of 4.
-    by_8 = few and cluster == 1 and problem.cols * problem.dtype.bytes > 8192 and not problem.spec.group
-    for vector, edges, threads in _pairs(problem, device, cluster, list(_accesses(problem, few=few, by_8=by_8))):
+    for vector, edges, threads in _pairs(problem, device, cluster):
         yield PLAIN.varied(
             threads_per_row=threads,
             rows_per_block=max(1, 128 // threads) if cluster == 1 else 1,
@@ -99,25 +97,25 @@ def _cut(problem: Problem, device: Device, hold: Hold, cluster: int) -> Iterator
         )
 
 
-def _pairs(
-    problem: Problem, device: Device, cluster: int, accesses: list[tuple[int, Edges]]
-) -> Iterator[tuple[int, Edges, int]]:
+def _pairs(problem: Problem, device: Device, cluster: int) -> Iterator[tuple[int, Edges, int]]:
     """(vector, edges, threads of a row and block), the best first: of one access after the other.
 
     Vectors of 16 and 8 bytes compete where rows are many: those of 8 leave no lanes idle at 4096x7168 bf16 (256
-    threads; 3 % ahead of idle ones, 1 % at 1024 rows of 4 KiB).
+    threads; 3 % ahead of idle ones, 1 % at 1024 rows of 4 KiB). Groups of columns take vectors of 16 bytes, which leave
+    fewer lanes to combine.
     """
+    few, grouped = _few(problem, device), bool(problem.spec.group)
+    by_8 = few and cluster == 1 and problem.cols * problem.dtype.bytes > 8192 and not grouped
+    accesses = list(_accesses(problem, few=few, by_8=by_8))
     alike = len({edges for _, edges in accesses[:2]}) == 1
-    takes_turns = _few(problem, device) or cluster > 1 or problem.sums_rows or problem.spec.group
-    together = 2 if alike and not takes_turns else 1
-    chosen = [
-        (distance + 0.15 * number, vector, edges, threads)
-        for number, (vector, edges) in enumerate(accesses[:together])
-        for distance, threads in _thread_preference(problem, device, vector, cluster)
-    ]
-    yield from ((vector, edges, threads) for _, vector, edges, threads in sorted(chosen, key=lambda pair: pair[0]))
-    for vector, edges in accesses[together:]:
-        yield from ((vector, edges, t) for _, t in _thread_preference(problem, device, vector, cluster))
+    together = 2 if alike and not (few or cluster > 1 or problem.sums_rows or grouped) else 1
+    for group in (accesses[:together], *([access] for access in accesses[together:])):
+        rated = [
+            (_distance(problem, device, vector, cluster, threads) + 0.15 * number, number, threads)
+            for number, (vector, _) in enumerate(group)
+            for threads in THREADS
+        ]
+        yield from ((*group[number], threads) for _, number, threads in sorted(rated))
 
 
 def _at_most(name: str, wanted: int) -> int:
@@ -175,7 +173,7 @@ def _in_parts(problem: Problem, device: Device) -> Iterator[Schedule]:
     if problem.any_cols or reduces_rows(problem):
         return
     few = _few(problem, device)
-    load = Load.DEFAULT if few else _load(problem, device)
+    load = _load(problem, device)
     for vector, edges in _accesses(problem, few=few, by_8=few):
         if problem.cols // vector <= 256:
             continue
@@ -224,7 +222,7 @@ def _without_columns(problem: Problem, device: Device) -> Iterator[Schedule]:
                 continue
             is_streamed = device.arch < 80 or STREAMED_BYTES <= problem.compulsory_bytes < LONG_BYTES
             hinted = cut.varied(
-                load=Load.DEFAULT if few else _load(problem, device),
+                load=_load(problem, device),
                 store=Store.STREAMING if is_streamed and not few else Store.DEFAULT,
             )
             if cluster > 1 and not few and hold is Hold.REGISTERS:
@@ -240,10 +238,10 @@ def _without_columns(problem: Problem, device: Device) -> Iterator[Schedule]:
 
 
 def _load(problem: Problem, device: Device) -> Load:
-    """How many rows are read."""
-    if device.arch < 80:
-        return Load.STREAMING
-    return Load.DEFAULT if problem.compulsory_bytes >= LONG_BYTES else Load.NO_ALLOCATE
+    """How rows are read: few as ever, many past L1 or, on a GPU without that hint, once."""
+    if _few(problem, device) or (device.arch >= 80 and problem.compulsory_bytes >= LONG_BYTES):
+        return Load.DEFAULT
+    return Load.NO_ALLOCATE if device.arch >= 80 else Load.STREAMING
 
 
 def _clusters(problem: Problem, device: Device) -> tuple[int, ...]:
@@ -327,8 +325,8 @@ def fallback_schedules(problem: Problem) -> tuple[Schedule, ...]:
     return peeled.varied(vector=16 // sizes.pop()), peeled
 
 
-def _thread_preference(problem: Problem, device: Device, vector: int, cluster: int) -> list[tuple[float, int]]:
-    """(distance from what is wanted, threads per row and block), the best first.
+def _distance(problem: Problem, device: Device, vector: int, cluster: int, threads: int) -> float:
+    """How far so many threads of a row and block are from what is wanted.
 
     With column sums about two of 16 bytes a thread, which take registers too, and few idle lanes. Else about four of
     16 bytes, in blocks of 128 rather than more (4096x6144 bf16: 128 threads 20 % ahead of 256) and of 1024 only where
@@ -338,22 +336,18 @@ def _thread_preference(problem: Problem, device: Device, vector: int, cluster: i
     (32x5120 bf16: 6 %, layernorm 1245x13184 to int8: 20 %).
     """
     width = min(16, vector * problem.dtype.bytes) / 16
-    few = _few(problem, device) and not problem.sums_rows
+    cut = PLAIN.varied(threads_per_row=threads, vector=vector, cluster=cluster)
+    steps, idle = steps_per_lane(problem, cut), _idle(problem, cut)
     is_roomy = problem.rows < 4 * device.sm_count
     is_short = problem.cols // vector * width <= 20
     aim = 2 if problem.column_outputs or is_roomy else 1 if is_short else 4
-
-    def distance(threads: int) -> float:
-        steps = steps_per_lane(problem, PLAIN.varied(threads_per_row=threads, vector=vector, cluster=cluster))
-        idle = threads * cluster * steps * vector / problem.cols - 1
-        if problem.column_outputs:
-            return (abs(steps * width - aim) if steps >= 2 else 1.5) + 4 * idle + 8 * (threads == 1024)
-        if few or cluster > 1:
-            usual, most = (512, 16) if not few else (512 if cluster == 1 else 128, min(8, 4 / width))
-            is_spread = steps < 2 and not (few and cluster == 1)
-            off = abs(math.log2(threads / usual)) + 2 * max(is_spread, math.log2(max(1, steps) / most))
-            return off + 8 * idle if cluster == 1 else off
-        off = abs(math.log2(max(steps, 0.75) * width / aim)) + 5.5 * max(0.0, idle)
-        return off + {256: 0.2, 512: 0.2, 1024: 1.1}.get(threads, 0.0)
-
-    return sorted((distance(threads), threads) for threads in (32, 64, 128, 256, 512, 1024, 16, 8, 4, 2, 1))
+    if problem.column_outputs:
+        return (abs(steps * width - aim) if steps >= 2 else 1.5) + 4 * idle + 8 * (threads == 1024)
+    few = _few(problem, device)
+    if few or cluster > 1:
+        usual, most = (512, 16) if not few else (512 if cluster == 1 else 128, min(8, 4 / width))
+        is_spread = steps < 2 and not (few and cluster == 1)
+        off = abs(math.log2(threads / usual)) + 2 * max(is_spread, math.log2(max(1, steps) / most))
+        return off + 8 * idle if cluster == 1 else off
+    off = abs(math.log2(max(steps, 0.75) * width / aim)) + 5.5 * max(0.0, idle)
+    return off + {256: 0.2, 512: 0.2, 1024: 1.1}.get(threads, 0.0)

@@ -8,6 +8,7 @@ operator's fake. This changes one name in a node that is not public: where a tor
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -25,13 +26,12 @@ def lower(op: Any) -> None:
 def _direct(made: Callable[..., Any]) -> Callable[..., Any]:
     def handler(*args: Any, **named: Any) -> Any:
         found = made(*args, **named)
-        try:
+        # Another torch has other nodes: there the program calls the operator.
+        with contextlib.suppress(AttributeError, ImportError, IndexError, TypeError):
             first = found[0] if isinstance(found, tuple | list) else found
             node = first.data.data.inputs[0]  # in a box of a storage of a result of a node
             if node.python_kernel_name.startswith("torch.ops.normgen.") and not _is_cpp():
                 node.python_kernel_name += ".direct"
-        except (AttributeError, ImportError, IndexError, TypeError):  # another torch's nodes: it calls the operator
-            return found
         return found
 
     return handler

@@ -57,6 +57,10 @@ class Norm:
     dtypes: Mapping[Dtypes, Any]
     in_float32: bool
 
+    @property
+    def operator(self) -> Any:
+        return function(self.function).operator  # type: ignore[attr-defined]
+
     def __str__(self) -> str:
         return f"{self.function}({', '.join(('x', *self.parameters))}, eps={self.eps:g})"
 
@@ -67,7 +71,7 @@ class Forward:
     def __init__(self, module: Module, norm: Norm, *, name: str, opaque: bool | None) -> None:
         self.name = name
         self.module, self.norm, self.original, self.opaque = module, norm, module.forward, opaque
-        self.operator = function(norm.function).operator  # type: ignore[attr-defined]
+        self.operator = norm.operator
         # The operator's tensors as places among (the rows, the parameters), None of one that is absent.
         places, self.scalars, *_ = self.operator.bound(*range(1 + len(norm.parameters)), eps=norm.eps)
         self.places = None if places == tuple(range(len(places))) else places
@@ -77,7 +81,7 @@ class Forward:
         return {name: value for name, value in self.__dict__.items() if name != "operator"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, operator=function(state["norm"].function).operator)  # type: ignore[attr-defined]
+        self.__dict__.update(state, operator=state["norm"].operator)
 
     def __call__(self, *args: Any, **named: Any) -> Tensor:
         (x,) = (*args, *named.values()) if named else args

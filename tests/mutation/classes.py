@@ -78,7 +78,7 @@ def sum_from_one(match: re.Match[str]) -> str:
     """A start that something reads: that of running sums, where there are some."""
     if match[1] and "sum_in_pairs(look" in match.string:
         return match[0]
-    return f"{match[0][:-4]}1.0f" if match[1] else f"{match[0]}1.0f"
+    return f"{match[1] or match[2]}1.0f"
 
 
 def other_pitch(match: re.Match[str]) -> str:
