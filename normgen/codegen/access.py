@@ -8,7 +8,7 @@ from functools import cached_property
 
 import sympy as sp
 
-from normgen.codegen.printer import Printer
+from normgen.codegen.printer import Printer, place_of
 from normgen.codegen.reductions import CONSTANTS, State, state_of
 from normgen.codegen.spelling import unmarked
 from normgen.codegen.statements import Comment, Do, If, Let, Statement
@@ -97,6 +97,23 @@ class Access:
             if kind.by_col and not kind.by_row:
                 names[name] = f"{name}_i"
         return names
+
+    def names_at(self, site: Site) -> dict[str, str]:
+        """The names, and those of places in the vectors of a site."""
+        places = {name: f"{name}_place" for name in self.column_numbers}
+        return self.names | {place_of(name): text for name, text in ({COL.name: site.index} | places).items()}
+
+    def places(self, site: Site) -> list[Let]:
+        """Where in a vector the columns lie that whole row values name: as ints they cost an element one comparison."""
+        return [
+            Let(f"const int {name}_place", f"column_of({self.names[name]}) - {site.at}") for name in self.column_numbers
+        ]
+
+    @cached_property
+    def column_numbers(self) -> tuple[str, ...]:
+        """Row inputs of whole numbers, as the label of each row is."""
+        rows = (ld.name for ld in self.plan.program.loads if ld.kind is Kind.ROW and not ld.of)
+        return tuple(name for name in rows if self.plan.problem.tensor(name).dtype.is_integer)
 
     def row_name(self, value: str) -> str:
         """The variable of a row value: `row_mean`, but not `row_row_max` unless a pointer has that name."""

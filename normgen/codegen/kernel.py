@@ -128,6 +128,8 @@ class MainKernel:
             return self.transport.row_value(load)
         start = f"{load.of}_row" if self.plan.kinds[load.of].is_matrix else load.of
         cols = self.access.cols
+        if load.index:
+            return self.access.unless_null(load.of, f"taken({start}, {self.access.names[load.index]}, {cols})")
         column = {Column.FIRST: "", Column.MIDDLE: f" + {cols} / 2", Column.LAST: f" + {cols} - 1"}[load.column]
         return self.access.unless_null(load.of, f"element(read<1>({start}{column}), 0)")
 

@@ -51,7 +51,7 @@ class Looks:
         """What look `look` does at a site."""
         roots = self.plan.look_roots(look)
         loads, maps = self.plan.elementwise(roots)
-        head: list[Statement] = []
+        head: list[Statement] = [*self.access.places(site)]
         vectors = {
             source.name: self.drawn(source, head, site)
             if isinstance(source, Random)
@@ -69,7 +69,7 @@ class Looks:
             return replace(found, head=(*found.head, *groups.before), peek=groups.peek, move=groups.move)
         group = self.plan.looks[look]
         by_vector = site is not EDGE and self.plan.cut.vector > 1
-        steps = steps_of(self.access.states[look], group, self.access.names, site.index, by_vector=by_vector)
+        steps = steps_of(self.access.states[look], group, self.access.names_at(site), site.index, by_vector=by_vector)
         peek: tuple[Statement, ...] = ()
         if steps.peek:
             peek = (*values({n for r in group if r.monoid.vector_step for n in used_names(r)}), *steps.peek)
@@ -86,7 +86,7 @@ class Looks:
         self, loads: Iterable[Load | Random], maps: Iterable[Map], vectors: dict[str, str], site: Site
     ) -> list[Statement]:
         """The values of one element: of `loads` from their vectors, and of `maps`."""
-        return [*self.element_reads(loads, vectors, site), *self.element_maps(maps)]
+        return [*self.element_reads(loads, vectors, site), *self.element_maps(maps, site)]
 
     def element_reads(self, loads: Iterable[Load | Random], vectors: dict[str, str], site: Site) -> list[Statement]:
         """Which column the element is in, and the tensors' values there."""
@@ -95,22 +95,22 @@ class Looks:
         reads = [Let(f"const float {names[ld.name]}", f"element({vectors[ld.name]}, {site.index})") for ld in loads]
         return [Let(f"const int {names[COL.name]}", column), *reads]
 
-    def element_maps(self, maps: Iterable[Map]) -> list[Statement]:
-        names, printer = self.access.names, Printer(self.access.names)
+    def element_maps(self, maps: Iterable[Map], site: Site) -> list[Statement]:
+        names, printer = self.access.names, Printer(self.access.names_at(site))
         return [Let(f"const float {names[m.name]}", printer.text(m.expr)) for m in maps]
 
     def outputs(self, maps: list[Map], head: list[Statement], elem: list[Statement], site: Site) -> Walk:
         """The last look: what is stored and what is summed over rows; `elem` reads its elements."""
         stored = {s.value for s in self.plan.late_stores}
         inlined = {m.name: m for m in maps if m.name in stored and not self.is_read_in_loop(m.name, maps)}
-        elem += self.element_maps(m for m in maps if m.name not in inlined)
+        elem += self.element_maps((m for m in maps if m.name not in inlined), site)
         written = self.written(self.plan.late_stores, inlined, site)
-        elem += [*written.elem, *self.columns.elements(Printer(self.access.names), site)]
+        elem += [*written.elem, *self.columns.elements(Printer(self.access.names_at(site)), site)]
         return Walk(head=(*head, *written.head), elem=elem, tail=written.tail)
 
     def written(self, stores: Iterable[Store], inlined: Mapping[str, Map], site: Site) -> Walk:
         """What a walk does for the outputs that it writes; of `inlined` values the formula is written where they go."""
-        printer = Printer(self.access.names)
+        printer = Printer(self.access.names_at(site))
         head: list[Statement] = []
         elem: list[Statement] = []
         tail: list[Statement] = []

@@ -27,9 +27,11 @@ from normgen.program.functions import (
     constant,
     divide,
     either,
+    equal,
     name_of,
     negation,
     remainder,
+    unequal,
     where,
 )
 from normgen.program.ir import COLS
@@ -38,6 +40,11 @@ from normgen.program.rewrites.approximate import exp_approximate, reciprocal_app
 
 CHOICE, SUM, PRODUCT, ATOM = 0, 1, 2, 3  # how tightly a piece of text binds
 LONGEST_PRODUCT = 4  # factors of a power that is written out
+
+
+def place_of(name: str) -> str:
+    """The key, among the names of values, of a column's place in a vector: of `col` itself, or of the column named."""
+    return f"place of {name}"
 
 
 def float_literal(value: float) -> str:
@@ -131,11 +138,20 @@ class Printer:
         if isinstance(expr, both | either):
             parts = [(arg, self.condition(arg)) for arg in expr.args]
             shown = [f"({text})" if isinstance(arg, both | either) else text for arg, text in parts]
+        elif places := self._places(expr):
+            shown = places
         elif expr.atoms(Index) and all(map(self.integer, expr.args)):
             shown = [self.integer(arg) for arg in expr.args]
         else:
             shown = [self.operand(arg, SUM) for arg in expr.args]
         return f" {expr.symbol} ".join(shown)
+
+    def _places(self, expr: Condition) -> list[str]:
+        """Both sides of `col == label`, counted from a vector's first column: the compiler knows one of them."""
+        if not isinstance(expr, equal | unequal) or COL not in expr.args:
+            return []
+        places = [self.names.get(place_of(arg.name), "") for arg in expr.args if arg.is_Symbol or arg == COL]
+        return places if all(places) and len(places) == 2 else []
 
     def integer(self, expr: sp.Expr) -> str:
         """`expr` in whole numbers: an index, its remainder, sums of those and of constants; else ""."""

@@ -81,8 +81,9 @@ def marked(problem: Problem, program: RowProgram) -> tuple[Problem, RowProgram]:
 
 def _marked_statement(statement: Statement, symbols: Mapping[sp.Symbol, sp.Symbol]) -> Statement:
     match statement:
-        case Load(name=name, of=of):
-            return replace(statement, name=mark(name), of=mark(of) if of else "")
+        case Load(name=name, of=of, index=index):
+            of, index = (mark(other) if other else "" for other in (of, index))
+            return replace(statement, name=mark(name), of=of, index=index)
         case Random(name=name, seed=seed):
             return replace(statement, name=mark(name), seed=mark(seed))
         case Reduce(names=names, args=args, guard=guard):

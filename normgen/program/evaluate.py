@@ -47,6 +47,8 @@ def evaluate(
     with np.errstate(all="ignore"):  # inf and NaN are results like any other here
         for statement in program.statements:
             match statement:
+                case Load(of=of, index=index) if index:
+                    run.values[symbol(statement.name)] = run.taken(of, run.values[symbol(index)])
                 case Load(name=name, kind=kind, of=of, column=column):
                     run.values[symbol(name)] = run.element(of, column) if of else run.given(name, kind)
                 case Random(name=name, kind=kind):
@@ -104,6 +106,11 @@ class _Run:
         tensor = np.atleast_2d(np.asarray(_find(self.inputs, name, "tensor"), self.dtype))
         tensor = self.of_batches(tensor) if len(tensor) > 1 else tensor
         return np.asarray(np.broadcast_to(tensor[:, [column.of(self.cols)]], (self.rows, 1)))
+
+    def taken(self, name: str, index: Array) -> Array:
+        """The element of each row in the column that `index` names, else 0: [rows, 1]."""
+        found = np.where(self.values[COL] == index, np.atleast_2d(np.asarray(_find(self.inputs, name, "tensor"))), 0)
+        return np.asarray(found.sum(axis=1, keepdims=True), self.dtype)
 
     def shape(self, kind: Kind) -> tuple[int, ...]:
         return kind.broadcast_shape(self.rows, self.cols)

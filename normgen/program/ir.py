@@ -2,6 +2,7 @@
 
     load   x : elem                              stored dtype -> float32
     load   x_middle : row = x[middle]            one element of each row (of x: elem; of a col: the same in all rows)
+    load   right : row = x[label]                that of the column which a row value names; 0 where it names none
     random u : elem = random(seed, 0)            the first random number of each element, from the bits of `seed`
     reduce x_sum : row = sum(x)                  over a monoid, elem -> row
     reduce top : groups = max_128(x)             the same over groups of 128 columns
@@ -52,13 +53,15 @@ class Load:
     """The tensor's name is the value's name, unless `of` names the tensor.
 
     A load with `of` broadcasts one column of the tensor over its row: what the pivot of a shifted variance is chosen
-    from. Its kind is ROW, also for a col tensor, and it belongs to stage 0.
+    from, or the element that the row value `index` names. Its kind is ROW, also for a col tensor, and it belongs to
+    stage 0.
     """
 
     name: str
     kind: Kind
     of: str = ""
     column: Column = Column.FIRST
+    index: str = ""  # a loaded row value, in place of `column`
 
     @property
     def tensor(self) -> str:
@@ -204,8 +207,8 @@ def defined_names(statement: Statement) -> tuple[str, ...]:
 
 def used_exprs(statement: Statement) -> tuple[sp.Expr, ...]:
     match statement:
-        case Load():
-            return ()
+        case Load(index=index):
+            return (symbol(index),) if index else ()
         case Random(seed=seed):
             return (symbol(seed),)
         case Map(expr=expr):
@@ -330,7 +333,9 @@ def _broken_rules(statement: Statement, read: Kind) -> Iterator[str]:
         case Random(kind=kind):
             if read is not Kind.SCALAR or not kind.is_elem:
                 yield "random numbers of elements come from one seed"
-        case Load(kind=kind):
+        case Load(kind=kind, index=index):
+            if index and not (statement.of and read.is_row):
+                yield "the column of an element is a row value"
             if statement.of and not kind.is_row:
                 yield "one element of a row is a row value"
 
@@ -347,8 +352,8 @@ def _broken_guard(statement: Statement, kinds: Mapping[str, Kind]) -> Iterator[s
 
 def show_statement(statement: Statement) -> str:
     match statement:
-        case Load(name=name, kind=kind, of=of, column=column):
-            return f"  load   {name} : {kind}" + (f" = {of}[{column}]" if of else "")
+        case Load(name=name, kind=kind, of=of, column=column, index=index):
+            return f"  load   {name} : {kind}" + (f" = {of}[{index or column}]" if of else "")
         case Random(name=name, seed=seed, draw=draw, kind=kind):
             return f"  random {name} : {kind} = random({seed}, {draw})"
         case Reduce(names=names, kind=kind, monoid=monoid, args=args, guard=guard, group=group):

@@ -115,19 +115,23 @@ def test_the_first_of_equal_ones_is_found_and_nan_goes_first() -> None:
         assert list(found) == list(ROWS.values())
 
 
-def test_an_index_outside_of_the_row_takes_0_and_nothing_else_leaks() -> None:
-    spec = parse("""
+@pytest.mark.parametrize("dtype", ["i64", "f32"])
+@pytest.mark.parametrize("beside", ["", "top = { role = 'row_output' }"])  # reduced: y is a load
+def test_an_index_outside_of_the_row_takes_0_and_nothing_else_leaks(beside: str, dtype: str) -> None:
+    spec = parse(f"""
         name = "taken"
         [tensors]
         x = "input"
-        label = { role = "row_input", dtypes = ["i64"] }
+        label = {{ role = "row_input", dtypes = ["{dtype}"] }}
         y = "row_output"
+        {beside}
         [formulas]
         y = "take(x, label)"
+        {beside and "top = 'max(x)'"}
         """)
-    x = np.array([[1.0, np.nan, 3.0], [np.inf, 5.0, -np.inf], [7.0, 8.0, np.nan], [1.0, 2.0, 3.0]])
-    label = np.array([[2], [1], [-1], [3]])
-    want = [3.0, 5.0, 0.0, 0.0]
+    x = np.array([[1.0, np.nan, 3.0], [np.inf, 5.0, -np.inf], [7.0, 8.0, np.nan], [1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
+    label = np.array([[2], [1], [-1], [3], [1.5 if dtype == "f32" else -100]])
+    want = [3.0, 5.0, 0.0, 0.0, 0.0]
     np.testing.assert_array_equal(interpret(spec, {"x": x, "label": label})["y"], want)
     problem = problem_for(spec, shape=x.shape)
     inputs, outputs = make_inputs(problem), make_outputs(problem)

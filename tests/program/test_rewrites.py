@@ -14,6 +14,7 @@ from normgen.program.monoid import ONLINE_SOFTMAX, SUM, WELFORD, Monoid, symbol
 from normgen.program.rewrites.hoist import hoist_row_divisions
 from normgen.program.rewrites.passes import passed
 from normgen.program.rewrites.reductions import SOFTMAX, VARIANCE, applicable, softmax, variance
+from normgen.program.rewrites.taken import load_taken_elements
 from normgen.program.source import problem_for
 from normgen.schedule.knobs import KNOBS, Variance
 from normgen.schedule.schedule import Schedule
@@ -353,10 +354,34 @@ def test_what_is_no_variance_and_no_softmax_stays_as_written(formulas: str) -> N
 def test_passes_show_every_step_by_name() -> None:
     program = lower(load("layernorm"))
     steps = passed(program, Schedule(variance="welford"))
-    rewritten = ["totals of elements", "variance=welford", "softmax=two_pass", "hoist row divisions"]
+    rewritten = [
+        "totals of elements",
+        "load taken elements",
+        "variance=welford",
+        "softmax=two_pass",
+        "hoist row divisions",
+    ]
     assert [name for name, _ in steps] == ["lower", *rewritten]
-    assert steps[0][1] == steps[1][1] == program
-    assert steps[2][1] == steps[3][1] == variance(program, "welford")
+    assert steps[0][1] == steps[1][1] == steps[2][1] == program
+    assert steps[3][1] == steps[4][1] == variance(program, "welford")
+
+
+def test_an_element_that_an_index_names_is_loaded_where_the_row_is_reduced_anyway() -> None:
+    tensors = 'label = { role = "row_input", dtypes = ["i32"] }\ny = "row_output"'
+    kept = parse(f'name = "t"\n[tensors]\nx = "input"\n{tensors}\n[formulas]\ny = "take(x, label)"')
+    assert load_taken_elements(lower(kept)) == lower(kept)
+    other = parse(kept.text.replace("take(x, label)", "take(x * x, label) + max(x)"))
+    assert load_taken_elements(lower(other)) == lower(other)
+    loaded = parse(kept.text.replace("take(x, label)", "take(x, label) + max(x)"))
+    program = load_taken_elements(lower(loaded))
+    (taken,) = (ld for ld in program.loads if ld.of)
+    assert (taken.tensor, taken.index, taken.kind) == ("x", "label", Kind.ROW)
+    assert [r.monoid.name for r in program.reduces] == ["max"]
+    x = np.random.default_rng().standard_normal((7, 5))
+    inputs = {"x": x, "label": np.array([0, 4, 2, -1, 5, -100, 3])}
+    expected = np.array([x[0, 0], x[1, 4], x[2, 2], 0, 0, 0, x[6, 3]]) + x.max(axis=1)
+    for found in (program, lower(loaded)):
+        np.testing.assert_allclose(evaluate(found, inputs)["y"], expected, rtol=1e-15)
 
 
 def test_methods_are_the_knob_values_and_others_are_refused() -> None:

@@ -15,9 +15,13 @@ __device__ __forceinline__ float element(const Vec<uint8, N>& vec, int i) {
 
 template <int N>
 __device__ __forceinline__ void pack(Vec<uint8, N>& vec, const float (&values)[N]) {
-  #pragma unroll
-  for (int i = 0; i < N; ++i) {
-    const unsigned bits = float_to_uint8(values[i]);
-    vec.bits[i / 4] = i % 4 == 0 ? bits : vec.bits[i / 4] | bits << (8 * (i % 4));
+  if (N == 1) {
+    vec.bits[0] = floats_to_uint8x2(values[0], 0.0f, 0);
+  } else {
+    #pragma unroll
+    for (int i = N - 2; i >= 0; i -= 2) {
+      const unsigned next = i % 4 == 0 && i + 2 < N ? vec.bits[i / 4] : 0;
+      vec.bits[i / 4] = floats_to_uint8x2(values[i], values[i + 1], next);
+    }
   }
 }

@@ -10,6 +10,7 @@ from normgen.program.ir import RowProgram, check
 from normgen.program.rewrites.approximate import approximate_exponentials
 from normgen.program.rewrites.hoist import hoist_row_divisions
 from normgen.program.rewrites.reductions import softmax, variance
+from normgen.program.rewrites.taken import load_taken_elements
 from normgen.program.rewrites.totals import totals_of_elements
 from normgen.schedule.knobs import Arithmetic, Softmax, Variance
 
@@ -31,6 +32,7 @@ def passes(choices: Choices) -> list[tuple[str, Callable[[RowProgram], RowProgra
     """(name, pass), first to last."""
     listed: list[tuple[str, Callable[[RowProgram], RowProgram]]] = [
         ("totals of elements", totals_of_elements),
+        ("load taken elements", load_taken_elements),
         (f"variance={choices.variance}", partial(variance, method=choices.variance)),
         (f"softmax={choices.softmax}", partial(softmax, method=choices.softmax)),
         ("hoist row divisions", hoist_row_divisions),

@@ -107,9 +107,14 @@ NORMGEN_INLINE float e5m2_to_float(unsigned bits) { return half_to_float(static_
 NORMGEN_INLINE float normgen_cpu_whole(float value, float least, float largest) {
   return value != value ? 0.0f : fminf(fmaxf(rintf(value), least), largest);
 }
-NORMGEN_INLINE int float_to_int8(float value) { return static_cast<int>(normgen_cpu_whole(value, -128.0f, 127.0f)); }
-NORMGEN_INLINE unsigned float_to_uint8(float value) {
-  return static_cast<unsigned>(normgen_cpu_whole(value, 0.0f, 255.0f));
+NORMGEN_INLINE unsigned normgen_cpu_byte(float value, float least, float largest) {
+  return static_cast<unsigned>(static_cast<int>(normgen_cpu_whole(value, least, largest))) & 0xFFu;
+}
+NORMGEN_INLINE unsigned floats_to_int8x2(float low, float high, unsigned next) {
+  return normgen_cpu_byte(low, -128.0f, 127.0f) | normgen_cpu_byte(high, -128.0f, 127.0f) << 8 | next << 16;
+}
+NORMGEN_INLINE unsigned floats_to_uint8x2(float low, float high, unsigned next) {
+  return normgen_cpu_byte(low, 0.0f, 255.0f) | normgen_cpu_byte(high, 0.0f, 255.0f) << 8 | next << 16;
 }
 NORMGEN_INLINE int float_to_int32(float value) {
   return value >= 2147483648.0f ? 2147483647 : static_cast<int>(normgen_cpu_whole(value, -2147483648.0f, 2147483520.0f));
