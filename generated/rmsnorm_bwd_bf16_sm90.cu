@@ -15,6 +15,7 @@
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // verified  NVIDIA H200, driver for CUDA 13.0: 6 to 7 calls, 0 to 131072 rows, 18 families of rows, own pitches of dx,
 //           dy, x; rows of inf, nan were not tried
+// note      emitted as another text than the one that was tuned: all
 //
 //   rows x cols              kernel           threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
 //   65536 x 128              warp_per_row     256      32          8       13.7      27.13 / 13.43  3693  83.4 %   1.06x       16.52     fresh
@@ -480,6 +481,30 @@ struct Lanes : Threads<kThreadsPerRow, kRowsPerBlock> {
   }
 };
 
+// The sum of N terms, N a power of two, as a tree: log2(N) roundings on the way of each term.
+template <int N>
+__device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
+  float sums[N];
+  #pragma unroll
+  for (int k = 0; k < N; ++k) sums[k] = terms[k];
+  #pragma unroll
+  for (int n = N / 2; n > 0; n /= 2) {
+    #pragma unroll
+    for (int k = 0; k < n; ++k) sums[k] += sums[k + n];
+  }
+  return sums[0];
+}
+
+// The sum of what kWarps warps have left in column `cell`. In one chain of additions nearly every partial sum would be
+// as large as the total and round as much: of 16 equally large terms, twice the squared error of four short chains.
+template <int kWarps, int kPitch>
+__device__ __forceinline__ float total_of_warps(const float (*warp_sums)[kPitch], int cell) {
+  float sums[4] = {};  // one addition does not wait for another; a tree of 16 terms is not unrolled by NVRTC 13.0
+  #pragma unroll
+  for (int warp = 0; warp < kWarps; ++warp) sums[warp % 4] += warp_sums[warp][cell];
+  return sum_in_pairs(sums);
+}
+
 // Partial rows of column sums: each block has left one row of kTensors times kPitch float32 cells. kThreads threads add
 // kCells neighbouring cells of all rows, from `cell` on, always in the same order: every warp's sums in shared memory.
 template <int kThreads, int kCells, int kTensors, int kPitch>
@@ -487,7 +512,7 @@ __device__ __forceinline__ void add_partial_rows(
     const float* partials, int partial_rows, int tensor, int cell, float (&warp_sums)[kThreads / 32][kCells]) {
   constexpr int kLanes = kThreads / kCells;  // threads that share a cell
   constexpr int kInFlight = 12;              // loads of a thread that travel at once: the sums are bound by latency
-  float sum = 0.0f;
+  float sums[4] = {};                        // short chains of additions: few roundings, and none waits for another
   for (int first = threadIdx.x / kCells; first < partial_rows; first += kInFlight * kLanes) {
     float values[kInFlight];
     #pragma unroll
@@ -497,21 +522,13 @@ __device__ __forceinline__ void add_partial_rows(
       values[i] = row < partial_rows ? partial_row[cell] : 0.0f;
     }
     #pragma unroll
-    for (int i = 0; i < kInFlight; ++i) sum += values[i];
+    for (int i = 0; i < kInFlight; ++i) sums[i % 4] += values[i];
   }
+  float sum = sum_in_pairs(sums);
   #pragma unroll
   for (int offset = kCells; offset < 32; offset *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
   if (threadIdx.x % 32 < kCells) warp_sums[threadIdx.x / 32][threadIdx.x % 32] = sum;
   __syncthreads();
-}
-
-// The sum of a column of the warps' sums.
-template <int kWarps, int kCells>
-__device__ __forceinline__ float total_of_warps(const float (&warp_sums)[kWarps][kCells], int cell) {
-  float total = 0.0f;
-  #pragma unroll
-  for (int warp = 0; warp < kWarps; ++warp) total += warp_sums[warp][cell];
-  return total;
 }
 
 // What a Config names but where it says otherwise. Its sizes are counted in elements, threads, rows or blocks.
@@ -585,20 +602,6 @@ struct Streaming {
     __stcs(static_cast<Word<kBytes>*>(address), join<kBytes>(bits));
   }
 };
-
-// The sum of N terms, N a power of two, as a tree: log2(N) roundings on the way of each term.
-template <int N>
-__device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
-  float sums[N];
-  #pragma unroll
-  for (int k = 0; k < N; ++k) sums[k] = terms[k];
-  #pragma unroll
-  for (int n = N / 2; n > 0; n /= 2) {
-    #pragma unroll
-    for (int k = 0; k < n; ++k) sums[k] += sums[k + n];
-  }
-  return sums[0];
-}
 
 // Whether this block is the last of the grid to take a ticket. What the others wrote before they took theirs is seen.
 // `is_last` is a variable in shared memory.
@@ -874,7 +877,7 @@ rmsnorm_bwd_bf16_team_per_row_4b19(
 // Adds the partial rows that a kernel's blocks left, cell by cell and always in the same order.
 template <class Config>
 __global__ void __launch_bounds__(512)
-rmsnorm_bwd_bf16_finish_bb2c(
+rmsnorm_bwd_bf16_finish_7a1a(
     bfloat16* __restrict__ dweight,
     Input<Config, float> partials,
     int blocks) {
@@ -893,7 +896,7 @@ rmsnorm_bwd_bf16_finish_bb2c(
   add_partial_rows<kThreads, kCells, kTensors, kPitch>(partials, partial_rows, 0, cell, warp_sums);
   const int column = kSumVector == 1 ? cell : cell % kSumVectors * kSumVector + cell / kSumVectors;
   if (threadIdx.x < kCells && cell < kCols) {
-    const float total = total_of_warps(warp_sums, threadIdx.x);
+    const float total = total_of_warps<kThreads / 32>(warp_sums, threadIdx.x);
     write_element(dweight, column, total);
   }
 }
@@ -1801,26 +1804,26 @@ struct Tuned {
 };
 inline constexpr Tuned kTuned[] = {
     {  65536,   128, 16, 0u, 0u, false, {{256, 32, false, 0, 1, 3, 1, 1, 4096}, {512, 1, false, 16}, {0, 0, 512},
-     run_and_finish<rmsnorm_bwd_bf16_team_per_row_4b19<Cols128_8df4>, rmsnorm_bwd_bf16_finish_bb2c<Cols128_8df4>>}},
+     run_and_finish<rmsnorm_bwd_bf16_team_per_row_4b19<Cols128_8df4>, rmsnorm_bwd_bf16_finish_7a1a<Cols128_8df4>>}},
     {1048576,   128, 16, 0u, 0u, false, {{256, 32, false, 0, 1, 2, 1, 1, 4096}, {512, 1, false, 16}, {0, 0, 512},
-     run_and_finish<rmsnorm_bwd_bf16_team_per_row_4b19<Cols128_c105>, rmsnorm_bwd_bf16_finish_bb2c<Cols128_c105>>}},
+     run_and_finish<rmsnorm_bwd_bf16_team_per_row_4b19<Cols128_c105>, rmsnorm_bwd_bf16_finish_7a1a<Cols128_c105>>}},
     {   8192,   768, 16, 0u, 0u, false, {{256, 8, true, 0, 1, 2, 1, 1, 24576}, {512, 1, true, 96}, {0, 0, 3072},
-     run_and_finish<rmsnorm_bwd_bf16_team_per_row_4b19<Cols768_8bf9>, rmsnorm_bwd_bf16_finish_bb2c<Cols768_8bf9>>}},
+     run_and_finish<rmsnorm_bwd_bf16_team_per_row_4b19<Cols768_8bf9>, rmsnorm_bwd_bf16_finish_7a1a<Cols768_8bf9>>}},
     {  65536,  1024, 16, 0u, 0u, false, {{128, 2, false, 0, 1, 4, 1, 1, 8192}, {512, 1, false, 128}, {0, 0, 4096},
      run_and_finish<rmsnorm_bwd_bf16_team_per_row_4b19<Cols1024_a83f>,
-     rmsnorm_bwd_bf16_finish_bb2c<Cols1024_a83f>>}},
+     rmsnorm_bwd_bf16_finish_7a1a<Cols1024_a83f>>}},
     {   4096,  4096, 16, 0u, 0u, false, {{512, 2, false, 0, 1, 1, 1, 1, 32768}, {512, 1, false, 256},
      {0, 0, 16384}, run_and_finish<rmsnorm_bwd_bf16_team_per_row_4b19<Cols4096_fdc7>,
-     rmsnorm_bwd_bf16_finish_bb2c<Cols4096_fdc7>>}},
+     rmsnorm_bwd_bf16_finish_7a1a<Cols4096_fdc7>>}},
     {   4096,  4097,  2, 0u, 0u,  true, {{512, 2, true, 0, 1, 1, 1, 1, 33024, 4}, {512, 1, true, 258},
      {0, 0, 16512}, run_and_finish<rmsnorm_bwd_bf16_team_per_row_a0aa<Cols4097_2e8e>,
-     rmsnorm_bwd_bf16_finish_bb2c<Cols4097_2e8e>>}},
+     rmsnorm_bwd_bf16_finish_7a1a<Cols4097_2e8e>>}},
     {  16384,  8192, 16, 0u, 0u, false, {{512, 1, true, 0, 1, 1, 1, 1, 65536}, {512, 1, true, 256}, {0, 0, 32768},
      run_and_finish<rmsnorm_bwd_bf16_team_per_row_d9e4<Cols8192_7475>,
-     rmsnorm_bwd_bf16_finish_bb2c<Cols8192_7475>>}},
+     rmsnorm_bwd_bf16_finish_7a1a<Cols8192_7475>>}},
     {   2048, 32768, 16, 0u, 0u, false, {{128, 1, true, 0, 1, 4, 8}, {512, 1, true, 1024}, {0, 0, 16384},
      run_and_finish<rmsnorm_bwd_bf16_cluster_per_row_fb6b<Cols32768_531f>,
-     rmsnorm_bwd_bf16_finish_bb2c<Cols32768_531f>>}},
+     rmsnorm_bwd_bf16_finish_7a1a<Cols32768_531f>>}},
 };
 
 // For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.

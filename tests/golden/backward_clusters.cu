@@ -246,6 +246,30 @@ struct InOrder {
 
 template <class Config, typename T> using Input = typename Config::Chain::template Pointer<T>;
 
+// The sum of N terms, N a power of two, as a tree: log2(N) roundings on the way of each term.
+template <int N>
+__device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
+  float sums[N];
+  #pragma unroll
+  for (int k = 0; k < N; ++k) sums[k] = terms[k];
+  #pragma unroll
+  for (int n = N / 2; n > 0; n /= 2) {
+    #pragma unroll
+    for (int k = 0; k < n; ++k) sums[k] += sums[k + n];
+  }
+  return sums[0];
+}
+
+// The sum of what kWarps warps have left in column `cell`. In one chain of additions nearly every partial sum would be
+// as large as the total and round as much: of 16 equally large terms, twice the squared error of four short chains.
+template <int kWarps, int kPitch>
+__device__ __forceinline__ float total_of_warps(const float (*warp_sums)[kPitch], int cell) {
+  float sums[4] = {};  // one addition does not wait for another; a tree of 16 terms is not unrolled by NVRTC 13.0
+  #pragma unroll
+  for (int warp = 0; warp < kWarps; ++warp) sums[warp % 4] += warp_sums[warp][cell];
+  return sum_in_pairs(sums);
+}
+
 // Partial rows of column sums: each block has left one row of kTensors times kPitch float32 cells. kThreads threads add
 // kCells neighbouring cells of all rows, from `cell` on, always in the same order: every warp's sums in shared memory.
 template <int kThreads, int kCells, int kTensors, int kPitch>
@@ -253,7 +277,7 @@ __device__ __forceinline__ void add_partial_rows(
     const float* partials, int partial_rows, int tensor, int cell, float (&warp_sums)[kThreads / 32][kCells]) {
   constexpr int kLanes = kThreads / kCells;  // threads that share a cell
   constexpr int kInFlight = 12;              // loads of a thread that travel at once: the sums are bound by latency
-  float sum = 0.0f;
+  float sums[4] = {};                        // short chains of additions: few roundings, and none waits for another
   for (int first = threadIdx.x / kCells; first < partial_rows; first += kInFlight * kLanes) {
     float values[kInFlight];
     #pragma unroll
@@ -263,21 +287,13 @@ __device__ __forceinline__ void add_partial_rows(
       values[i] = row < partial_rows ? partial_row[cell] : 0.0f;
     }
     #pragma unroll
-    for (int i = 0; i < kInFlight; ++i) sum += values[i];
+    for (int i = 0; i < kInFlight; ++i) sums[i % 4] += values[i];
   }
+  float sum = sum_in_pairs(sums);
   #pragma unroll
   for (int offset = kCells; offset < 32; offset *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
   if (threadIdx.x % 32 < kCells) warp_sums[threadIdx.x / 32][threadIdx.x % 32] = sum;
   __syncthreads();
-}
-
-// The sum of a column of the warps' sums.
-template <int kWarps, int kCells>
-__device__ __forceinline__ float total_of_warps(const float (&warp_sums)[kWarps][kCells], int cell) {
-  float total = 0.0f;
-  #pragma unroll
-  for (int warp = 0; warp < kWarps; ++warp) total += warp_sums[warp][cell];
-  return total;
 }
 
 // Parameters are read in their turn.
@@ -294,20 +310,6 @@ struct Plain {
   using Params = InTurn;  // whether column parameters are asked for ahead of the rows
   enum : int { kCluster = 1 };  // blocks that share a row, or add their column sums
 };
-
-// The sum of N terms, N a power of two, as a tree: log2(N) roundings on the way of each term.
-template <int N>
-__device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
-  float sums[N];
-  #pragma unroll
-  for (int k = 0; k < N; ++k) sums[k] = terms[k];
-  #pragma unroll
-  for (int n = N / 2; n > 0; n /= 2) {
-    #pragma unroll
-    for (int k = 0; k < n; ++k) sums[k] += sums[k + n];
-  }
-  return sums[0];
-}
 
 // elements[at] = value, rounded as it is stored.
 template <typename T>
@@ -517,7 +519,7 @@ layernorm_bwd_bf16_cluster_per_row_a02c(
 // Adds the partial rows that a kernel's blocks left, cell by cell and always in the same order.
 template <class Config>
 __global__ void __launch_bounds__(512)
-layernorm_bwd_bf16_finish_a406(
+layernorm_bwd_bf16_finish_8a6a(
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
     Input<Config, float> partials,
@@ -538,7 +540,7 @@ layernorm_bwd_bf16_finish_a406(
   add_partial_rows<kThreads, kCells, kTensors, kPitch>(partials, partial_rows, tensor, cell, warp_sums);
   const int column = kSumVector == 1 ? cell : cell % kSumVectors * kSumVector + cell / kSumVectors;
   if (threadIdx.x < kCells && cell < kCols) {
-    const float total = total_of_warps(warp_sums, threadIdx.x);
+    const float total = total_of_warps<kThreads / 32>(warp_sums, threadIdx.x);
     if (tensor == 0) {
       write_element(dweight, column, total);
     }

@@ -94,6 +94,30 @@ __device__ __forceinline__ bool takes_last_ticket(unsigned* ticket, bool& is_las
   return is_last;
 }
 
+// The sum of N terms, N a power of two, as a tree: log2(N) roundings on the way of each term.
+template <int N>
+__device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
+  float sums[N];
+  #pragma unroll
+  for (int k = 0; k < N; ++k) sums[k] = terms[k];
+  #pragma unroll
+  for (int n = N / 2; n > 0; n /= 2) {
+    #pragma unroll
+    for (int k = 0; k < n; ++k) sums[k] += sums[k + n];
+  }
+  return sums[0];
+}
+
+// The sum of what kWarps warps have left in column `cell`. In one chain of additions nearly every partial sum would be
+// as large as the total and round as much: of 16 equally large terms, twice the squared error of four short chains.
+template <int kWarps, int kPitch>
+__device__ __forceinline__ float total_of_warps(const float (*warp_sums)[kPitch], int cell) {
+  float sums[4] = {};  // one addition does not wait for another; a tree of 16 terms is not unrolled by NVRTC 13.0
+  #pragma unroll
+  for (int warp = 0; warp < kWarps; ++warp) sums[warp % 4] += warp_sums[warp][cell];
+  return sum_in_pairs(sums);
+}
+
 // Partial rows of kRowSums float32 cells each: tile by tile of kTileSums cells, the last block to arrive adds all rows
 // in a fixed order, hands each sum to `finish(cell, sum)`, and leaves the tickets ready for the next call. Blocks start
 // at different tiles, so that several of them finish. `is_last` and `scratch`, four floats a thread, lie in shared
@@ -133,9 +157,7 @@ __device__ __forceinline__ void finish_last_tiles(
       __syncthreads();
       // ... and the warps' sums are added.
       for (int i = threadIdx.x; i < 128; i += kThreads) {
-        float total = 0.0f;
-        #pragma unroll
-        for (int warp = 0; warp < kThreads / 32; ++warp) total += scratch[warp * 128 + i];
+        const float total = total_of_warps<kThreads / 32>(reinterpret_cast<const float (*)[128]>(scratch), i);
         if (first + i < kRowSums) finish(first + i, total);
       }
       __syncthreads();
@@ -191,20 +213,6 @@ struct Plain {
   using Params = InTurn;  // whether column parameters are asked for ahead of the rows
   enum : int { kCluster = 1 };  // blocks that share a row, or add their column sums
 };
-
-// The sum of N terms, N a power of two, as a tree: log2(N) roundings on the way of each term.
-template <int N>
-__device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
-  float sums[N];
-  #pragma unroll
-  for (int k = 0; k < N; ++k) sums[k] = terms[k];
-  #pragma unroll
-  for (int n = N / 2; n > 0; n /= 2) {
-    #pragma unroll
-    for (int k = 0; k < n; ++k) sums[k] += sums[k + n];
-  }
-  return sums[0];
-}
 
 // N elements as they are stored, in 32-bit registers; moved by the widest words that fit, at most 16 bytes each.
 template <typename T, int N>

@@ -313,7 +313,7 @@ SUMS_OVER_ROWS = (
     C("partial_rows_halved", "partial rows are left out", r"\+ i \* (kLanes|\(kThreads / 32\))", r"+ 2 * i * \1"),
     C("tensor_of_another", "the sums of another tensor", r"\btensor == ([01])", lambda m: f"tensor == {1 - int(m[1])}"),
     C("last_ignored", "every block finishes", r"return is_last;", "return true;"),
-    C("warp_sum_dropped", "the last warp's sum is left out", r"warp < (kWarps|kThreads / 32)", r"warp < \1 - 1"),
+    C("warp_sum_dropped", "the last warp's sum is left out", "warp < kWarps", "warp < kWarps - 1"),
     C("finish_shuffle", "half of the lanes are left out", r"offset = kCells;", "offset = 2 * kCells;"),
     C("row_group_dropped", "a row group's sums are left out", r"int group = 1;", "int group = 2;"),
     C("cluster_part_dropped", "a block's sums are left out", r"int rank = 1; (rank < kCluster)", r"int rank = 2; \1"),

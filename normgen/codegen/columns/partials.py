@@ -127,7 +127,7 @@ class TwoKernels(PartialRows):
         cells = self.cells
         several = len(cells.stores) > 1
         tensor, sizes = "tensor" if several else "0", "kThreads, kCells, kTensors, kPitch"
-        writes: list[Statement] = [Let("const float total", "total_of_warps(warp_sums, threadIdx.x)")]
+        writes: list[Statement] = [Let("const float total", "total_of_warps<kThreads / 32>(warp_sums, threadIdx.x)")]
         for index, store in enumerate(cells.stores):
             write = tuple(cells.write(store, "total"))
             writes += [If(f"tensor == {index}", write)] if several else write
@@ -155,7 +155,7 @@ class TwoKernels(PartialRows):
             Let("const int index", f"{block} * kCells + threadIdx.x % kCells"),
             Let("const float* partial_totals", self.totals("blocks")),
             Do("add_partial_rows<kThreads, kCells, 1, kTotalPitch>(partial_totals, blocks, 0, index, warp_sums)"),
-            Let("const float total", "total_of_warps(warp_sums, threadIdx.x % kCells)"),
+            Let("const float total", "total_of_warps<kThreads / 32>(warp_sums, threadIdx.x % kCells)"),
             If("threadIdx.x < kCells", tuple(cells.write_totals("index", "total"))),
         ]
         if cells.sums.by_batch:

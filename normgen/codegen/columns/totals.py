@@ -9,7 +9,7 @@ from __future__ import annotations
 from normgen.codegen.access import EDGE, Site
 from normgen.codegen.columns.sums import Cells, Finish
 from normgen.codegen.printer import Printer
-from normgen.codegen.statements import Comment, Do, For, If, Let, Statement, constant, loop
+from normgen.codegen.statements import Comment, Do, For, If, Let, Statement, constant
 from normgen.codegen.walk import UNROLL
 
 
@@ -63,16 +63,14 @@ class Totals:
         if not self.names:
             return []
         lanes = tuple(Do(f"{name}_sum += __shfl_xor_sync(0xffffffffu, {name}_sum, offset)") for name in self.names)
-        left = tuple(Do(f"warp_totals[{i}][threadIdx.x / 32] = {name}_sum") for i, name in enumerate(self.names))
-        further = Do("total += warp_totals[index][warp]")
+        left = tuple(Do(f"warp_totals[threadIdx.x / 32][{i}] = {name}_sum") for i, name in enumerate(self.names))
         handed = (
-            Do("float total = warp_totals[index][0]"),
-            loop("warp", "kThreads / 32", [further], first="1", unroll=UNROLL),
+            Let("const float total", "total_of_warps<kThreads / 32>(warp_totals, index)"),
             self.finish.hand_on_total("index", "total"),
         )
         return [
             Comment("The threads of the block add their totals in a fixed order."),
-            Do("__shared__ float warp_totals[kTotals][kThreads / 32]"),
+            Do("__shared__ float warp_totals[kThreads / 32][kTotals]"),
             For("for (int offset = 16; offset > 0; offset /= 2)", lanes, UNROLL),
             If("threadIdx.x % 32 == 0", left),
             Do("__syncthreads()"),

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "ticket.cuh"
+#include "total_of_warps.cuh"
 
 // Partial rows of kRowSums float32 cells each: tile by tile of kTileSums cells, the last block to arrive adds all rows
 // in a fixed order, hands each sum to `finish(cell, sum)`, and leaves the tickets ready for the next call. Blocks start
@@ -41,9 +42,7 @@ __device__ __forceinline__ void finish_last_tiles(
       __syncthreads();
       // ... and the warps' sums are added.
       for (int i = threadIdx.x; i < 128; i += kThreads) {
-        float total = 0.0f;
-        #pragma unroll
-        for (int warp = 0; warp < kThreads / 32; ++warp) total += scratch[warp * 128 + i];
+        const float total = total_of_warps<kThreads / 32>(reinterpret_cast<const float (*)[128]>(scratch), i);
         if (first + i < kRowSums) finish(first + i, total);
       }
       __syncthreads();
