@@ -20,6 +20,7 @@
 // tuned by  normgen 0.1.0
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // verified  NVIDIA H200, driver for CUDA 13.0: 4 calls, 1 to 524 rows, 21 families of rows, own pitches of dlogits, x
+// note      emitted as another text than the one that was tuned: all
 //
 // all timed without lse:
 //
@@ -247,15 +248,22 @@ __device__ __forceinline__ float minimum(float a, float b) {
 }
 
 // The nearest whole number, the even one of two; what is too large becomes the largest one, NaN becomes 0.
-__device__ __forceinline__ int float_to_int8(float value) {
-  int bits;
-  asm("cvt.rni.sat.s8.f32 %0, %1;" : "=r"(bits) : "f"(value));
+// Of two values, in the two low bytes; those of `next` are moved above them. One instruction (F2IP) does it all.
+__device__ __forceinline__ unsigned floats_to_int8x2(float low, float high, unsigned next) {
+  int first, second;
+  unsigned bits;
+  asm("cvt.rni.s32.f32 %0, %1;" : "=r"(first) : "f"(low));
+  asm("cvt.rni.s32.f32 %0, %1;" : "=r"(second) : "f"(high));
+  asm("cvt.pack.sat.s8.s32.b32 %0, %1, %2, %3;" : "=r"(bits) : "r"(second), "r"(first), "r"(next));
   return bits;
 }
 
-__device__ __forceinline__ unsigned float_to_uint8(float value) {
+__device__ __forceinline__ unsigned floats_to_uint8x2(float low, float high, unsigned next) {
+  int first, second;
   unsigned bits;
-  asm("cvt.rni.sat.u8.f32 %0, %1;" : "=r"(bits) : "f"(value));
+  asm("cvt.rni.s32.f32 %0, %1;" : "=r"(first) : "f"(low));
+  asm("cvt.rni.s32.f32 %0, %1;" : "=r"(second) : "f"(high));
+  asm("cvt.pack.sat.u8.s32.b32 %0, %1, %2, %3;" : "=r"(bits) : "r"(second), "r"(first), "r"(next));
   return bits;
 }
 
@@ -423,6 +431,13 @@ struct Block : Threads<kThreadsPerRow, 1> {
   }
 };
 
+// The column that a row names by its number; -1 where the number is none, as -100 or 2.5.
+__device__ __forceinline__ int column_of(float index) {
+  if (!(index >= 0.0f && index < 2147483648.0f)) return -1;
+  const int column = static_cast<int>(index);
+  return static_cast<float>(column) == index ? column : -1;
+}
+
 // Every warp sends its state to each block of the cluster, then every warp combines all of the states. A cluster
 // barrier would wait for all loads and stores of the rows in flight; an mbarrier waits for the states only. Exchanges
 // take turns at two sets of slots: number n uses set n % 2, and waits for phase n / 2 % 2 of that set's mbarrier. A set
@@ -521,6 +536,13 @@ __device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
   return sums[0];
 }
 
+// The element of a row in the column that `index` names; 0 where it names none.
+template <typename T>
+__device__ __forceinline__ float taken(const T* row, float index, int cols) {
+  const int column = column_of(index);
+  return column >= 0 && column < cols ? row_value(row + column) : 0.0f;
+}
+
 // What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row. In kernels:
 // kVector       elements per access
 // kRunningSums  running sums that a vector adds to
@@ -541,14 +563,13 @@ struct Cols151936_26e9 : Plain { using Team = Block<1024>;
 struct AnyCols_224d : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 8, kUnroll = 1 }; };
 struct AnyCols_0595 : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 1, kUnroll = 1 }; };
 
-struct Look1_33d7 {  // state of look 1: max(x), sum(x), sum(where(col == label, x, 0))
-  float x_max, x_sum, right_sum;
-  static __device__ __forceinline__ Look1_33d7 combine(const Look1_33d7& a, const Look1_33d7& b) {
-    return {maximum(a.x_max, b.x_max), a.x_sum + b.x_sum, a.right_sum + b.right_sum};
+struct Look1_438c {  // state of look 1: max(x), sum(x)
+  float x_max, x_sum;
+  static __device__ __forceinline__ Look1_438c combine(const Look1_438c& a, const Look1_438c& b) {
+    return {maximum(a.x_max, b.x_max), a.x_sum + b.x_sum};
   }
-  static __device__ __forceinline__ Look1_33d7 shuffle_xor(const Look1_33d7& s, int offset, unsigned mask) {
-    return {__shfl_xor_sync(mask, s.x_max, offset), __shfl_xor_sync(mask, s.x_sum, offset),
-        __shfl_xor_sync(mask, s.right_sum, offset)};
+  static __device__ __forceinline__ Look1_438c shuffle_xor(const Look1_438c& s, int offset, unsigned mask) {
+    return {__shfl_xor_sync(mask, s.x_max, offset), __shfl_xor_sync(mask, s.x_sum, offset)};
   }
 };
 
@@ -562,17 +583,17 @@ struct Look2_f039 {  // state of look 2: sum(exp_approximate(x - row_max))
   }
 };
 
-struct Look1_ae77 {  // state of look 1: online_softmax(x), sum(x), sum(where(col == label, x, 0))
-  float x_max, row_sum, x_sum, right_sum;
-  static __device__ __forceinline__ Look1_ae77 combine(const Look1_ae77& a, const Look1_ae77& b) {
+struct Look1_dc37 {  // state of look 1: online_softmax(x), sum(x)
+  float x_max, row_sum, x_sum;
+  static __device__ __forceinline__ Look1_dc37 combine(const Look1_dc37& a, const Look1_dc37& b) {
     const float x_max_new_max = maximum(a.x_max, b.x_max);
     return {x_max_new_max,
         exp_approximate(a.x_max - x_max_new_max) * a.row_sum + exp_approximate(b.x_max - x_max_new_max) * b.row_sum,
-        a.x_sum + b.x_sum, a.right_sum + b.right_sum};
+        a.x_sum + b.x_sum};
   }
-  static __device__ __forceinline__ Look1_ae77 shuffle_xor(const Look1_ae77& s, int offset, unsigned mask) {
+  static __device__ __forceinline__ Look1_dc37 shuffle_xor(const Look1_dc37& s, int offset, unsigned mask) {
     return {__shfl_xor_sync(mask, s.x_max, offset), __shfl_xor_sync(mask, s.row_sum, offset),
-        __shfl_xor_sync(mask, s.x_sum, offset), __shfl_xor_sync(mask, s.right_sum, offset)};
+        __shfl_xor_sync(mask, s.x_sum, offset)};
   }
 };
 
@@ -589,7 +610,7 @@ struct Look2_2916 {  // state of look 2: sum(exp(x - row_max))
 // cross_entropy_grad forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-cross_entropy_grad_fwd_bf16_without_lse_team_per_row_b663(
+cross_entropy_grad_fwd_bf16_without_lse_team_per_row_2139(
     bfloat16* __restrict__ dlogits,
     float* __restrict__ loss,
     Input<Config, bfloat16> x,
@@ -610,7 +631,7 @@ cross_entropy_grad_fwd_bf16_without_lse_team_per_row_b663(
       kUnroll = Config::kUnroll, kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
   constexpr int kCopiedCols = kCols;
-  __shared__ typename Team::template Slots<Look1_33d7> look1_slots;
+  __shared__ typename Team::template Slots<Look1_438c> look1_slots;
   __shared__ typename Team::template Slots<Look2_f039> look2_slots;
   __shared__ unsigned long long arrived;
 
@@ -629,6 +650,7 @@ cross_entropy_grad_fwd_bf16_without_lse_team_per_row_b663(
 
   const float row_label = row_value(&label[valid_row]);
   const float grad_scale_value = grad_scale[0];
+  const float row_right_sum = taken(x_row, row_label, kCols);
   const float row_is_counted = static_cast<float>(row_label != ignore_index);
 
   // One thread asks for a row; the barrier counts down the bytes that arrive.
@@ -644,11 +666,10 @@ cross_entropy_grad_fwd_bf16_without_lse_team_per_row_b663(
   mbarrier_wait(&arrived, 0);
   Team::announce();
 
-  Look1_33d7 look1 = {__int_as_float(0xff800000), 0.0f, 0.0f};
+  Look1_438c look1 = {__int_as_float(0xff800000), 0.0f};
   float look1_x_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
-  float look1_right_sum[kRunningSums] = {};
 
-  // Look 1: max(x), sum(x), sum(where(col == label, x, 0))
+  // Look 1: max(x), sum(x)
   #pragma unroll kUnroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
@@ -656,22 +677,19 @@ cross_entropy_grad_fwd_bf16_without_lse_team_per_row_b663(
       const Vec<bfloat16, kVector> x_vec = read<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
-        const int col = vector * kVector + i;
         const float x_i = element(x_vec, i);
         look1.x_max = maximum(look1.x_max, x_i);
         look1_x_sum[i % kRunningSums] += x_i;
-        look1_right_sum[i % kRunningSums] += static_cast<float>(col) == row_label ? x_i : 0.0f;
       }
     }
   }
 
   look1.x_sum = sum_in_pairs(look1_x_sum);
-  look1.right_sum = sum_in_pairs(look1_right_sum);
   Team::meet();
   look1 = Team::reduce(look1, look1_slots);
   const float row_max = look1.x_max;
   const float row_smooth_part = look1.x_sum / kCols - row_max;
-  const float row_right_part = look1.right_sum - row_max;
+  const float row_right_part = row_right_sum - row_max;
 
   Look2_f039 look2 = {0.0f};
   float look2_row_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
@@ -709,15 +727,14 @@ cross_entropy_grad_fwd_bf16_without_lse_team_per_row_b663(
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
+      const int label_place = column_of(row_label) - vector * kVector;
       const Vec<bfloat16, kVector> x_vec = read<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector);
       float dlogits_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
-        const int col = vector * kVector + i;
         const float x_i = element(x_vec, i);
         const float share_i = exp_approximate(x_i - row_max) * row_sum_inverse * (2.0f * z_loss * row_lse + 1.0f);
-        const float wanted_i = (static_cast<float>(col) == row_label ? 1.0f - label_smoothing : 0.0f) +
-            label_smoothing / kCols;
+        const float wanted_i = (i == label_place ? 1.0f - label_smoothing : 0.0f) + label_smoothing / kCols;
         dlogits_values[i] = row_is_counted != 0.0f ? (share_i - wanted_i) * grad_scale_value : 0.0f;
       }
       Vec<bfloat16, kVector> dlogits_vec;
@@ -732,7 +749,7 @@ cross_entropy_grad_fwd_bf16_without_lse_team_per_row_b663(
 // cross_entropy_grad forward: the blocks of a cluster own a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-cross_entropy_grad_fwd_bf16_without_lse_cluster_per_row_4dbb(
+cross_entropy_grad_fwd_bf16_without_lse_cluster_per_row_5443(
     bfloat16* __restrict__ dlogits,
     float* __restrict__ loss,
     Input<Config, bfloat16> x,
@@ -750,7 +767,7 @@ cross_entropy_grad_fwd_bf16_without_lse_cluster_per_row_4dbb(
       kThreadsPerRow = kCluster * kThreads, kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4,
       kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  __shared__ Look1_ae77 look1_slots[2][kCluster * kWarps];
+  __shared__ Look1_dc37 look1_slots[2][kCluster * kWarps];
   __shared__ unsigned long long look1_full[2];
   __shared__ unsigned long long arrived;
 
@@ -802,8 +819,10 @@ cross_entropy_grad_fwd_bf16_without_lse_cluster_per_row_4dbb(
 
   for (int row = blockIdx.x / kCluster; row < rows; row += gridDim.x / kCluster) {
     bfloat16* dlogits_row = dlogits + static_cast<long long>(row) * dlogits_pitch;
+    const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
     const float row_label = label_next;
     const float grad_scale_value = grad_scale[0];
+    const float row_right_sum = taken(x_row, row_label, kCols);
     const float row_is_counted = static_cast<float>(row_label != ignore_index);
 
     Vec<bfloat16, kVector> x_held[kSteps];
@@ -820,11 +839,10 @@ cross_entropy_grad_fwd_bf16_without_lse_cluster_per_row_4dbb(
       }
     }
 
-    Look1_ae77 look1 = {-3.402823466e+38f, 0.0f, 0.0f, 0.0f};  // the lowest finite number: -inf - -inf is NaN
+    Look1_dc37 look1 = {-3.402823466e+38f, 0.0f, 0.0f};  // the lowest finite number: -inf - -inf is NaN
     float look1_x_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
-    float look1_right_sum[kRunningSums] = {};
 
-    // Look 1: online_softmax(x), sum(x), sum(where(col == label, x, 0))
+    // Look 1: online_softmax(x), sum(x)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
@@ -840,24 +858,21 @@ cross_entropy_grad_fwd_bf16_without_lse_cluster_per_row_4dbb(
         look1.x_max = x_max_new_max;
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
-          const int col = vector * kVector + i;
           const float x_i = element(x_held[step], i);
           x_max_sums[i % kRunningSums] += exp_approximate(x_i - look1.x_max);
           look1_x_sum[i % kRunningSums] += x_i;
-          look1_right_sum[i % kRunningSums] += static_cast<float>(col) == row_label ? x_i : 0.0f;
         }
         look1.row_sum += sum_in_pairs(x_max_sums);
       }
     }
 
     look1.x_sum = sum_in_pairs(look1_x_sum);
-    look1.right_sum = sum_in_pairs(look1_right_sum);
     look1 = exchange_cluster<kWarps, kCluster>(look1, look1_slots, look1_full, trip);
     const float row_max = look1.x_max;
     const float row_lse = logf(look1.row_sum) + row_max;
     const float row_smooth_part = look1.x_sum / kCols - row_max;
     const float row_smooth = label_smoothing > 0.0f ? label_smoothing * (logf(look1.row_sum) - row_smooth_part) : 0.0f;
-    const float row_right_part = look1.right_sum - row_max;
+    const float row_right_part = row_right_sum - row_max;
     const float row_right = (1.0f - label_smoothing) * (logf(look1.row_sum) - row_right_part);
     const float row_loss_part = z_loss * row_lse;
     const float row_loss_part2 = row_smooth + row_right;
@@ -876,14 +891,13 @@ cross_entropy_grad_fwd_bf16_without_lse_cluster_per_row_4dbb(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
+        const int label_place = column_of(row_label) - vector * kVector;
         float dlogits_values[kVector];
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
-          const int col = vector * kVector + i;
           const float x_i = element(x_held[step], i);
           const float share_i = exp_approximate(x_i - row_max) * row_sum_inverse * (2.0f * z_loss * row_lse + 1.0f);
-          const float wanted_i = (static_cast<float>(col) == row_label ? 1.0f - label_smoothing : 0.0f) +
-              label_smoothing / kCols;
+          const float wanted_i = (i == label_place ? 1.0f - label_smoothing : 0.0f) + label_smoothing / kCols;
           dlogits_values[i] = row_is_counted != 0.0f ? (share_i - wanted_i) * grad_scale_value : 0.0f;
         }
         Vec<bfloat16, kVector> dlogits_vec;
@@ -902,7 +916,7 @@ cross_entropy_grad_fwd_bf16_without_lse_cluster_per_row_4dbb(
 // cross_entropy_grad forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-cross_entropy_grad_fwd_bf16_without_lse_team_per_row_128d(
+cross_entropy_grad_fwd_bf16_without_lse_team_per_row_fd02(
     bfloat16* __restrict__ dlogits,
     float* __restrict__ loss,
     Input<Config, bfloat16> x,
@@ -923,7 +937,7 @@ cross_entropy_grad_fwd_bf16_without_lse_team_per_row_128d(
       kUnroll = Config::kUnroll, kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
   constexpr int kHeldSteps = Config::kHeldSteps, kCopiedCols = kCols - kHeldSteps * kThreadsPerRow * kVector;
-  __shared__ typename Team::template Slots<Look1_ae77> look1_slots;
+  __shared__ typename Team::template Slots<Look1_dc37> look1_slots;
   __shared__ unsigned long long arrived;
 
   const int lane = Team::lane();
@@ -941,6 +955,7 @@ cross_entropy_grad_fwd_bf16_without_lse_team_per_row_128d(
 
   const float row_label = row_value(&label[valid_row]);
   const float grad_scale_value = grad_scale[0];
+  const float row_right_sum = taken(x_row, row_label, kCols);
   const float row_is_counted = static_cast<float>(row_label != ignore_index);
 
   Vec<bfloat16, kVector> x_held[kHeldSteps];
@@ -965,11 +980,10 @@ cross_entropy_grad_fwd_bf16_without_lse_team_per_row_128d(
   Chain::at_loads();
   Team::announce();
 
-  Look1_ae77 look1 = {-3.402823466e+38f, 0.0f, 0.0f, 0.0f};  // the lowest finite number: -inf - -inf is NaN
+  Look1_dc37 look1 = {-3.402823466e+38f, 0.0f, 0.0f};  // the lowest finite number: -inf - -inf is NaN
   float look1_x_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
-  float look1_right_sum[kRunningSums] = {};
 
-  // Look 1: online_softmax(x), sum(x), sum(where(col == label, x, 0))
+  // Look 1: online_softmax(x), sum(x)
   #pragma unroll
   for (int step = 0; step < kHeldSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
@@ -985,11 +999,9 @@ cross_entropy_grad_fwd_bf16_without_lse_team_per_row_128d(
       look1.x_max = x_max_new_max;
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
-        const int col = vector * kVector + i;
         const float x_i = element(x_held[step], i);
         x_max_sums[i % kRunningSums] += exp_approximate(x_i - look1.x_max);
         look1_x_sum[i % kRunningSums] += x_i;
-        look1_right_sum[i % kRunningSums] += static_cast<float>(col) == row_label ? x_i : 0.0f;
       }
       look1.row_sum += sum_in_pairs(x_max_sums);
     }
@@ -1014,25 +1026,22 @@ cross_entropy_grad_fwd_bf16_without_lse_team_per_row_128d(
       look1.x_max = x_max_new_max;
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
-        const int col = vector * kVector + i;
         const float x_i = element(x_vec, i);
         x_max_sums[i % kRunningSums] += exp_approximate(x_i - look1.x_max);
         look1_x_sum[i % kRunningSums] += x_i;
-        look1_right_sum[i % kRunningSums] += static_cast<float>(col) == row_label ? x_i : 0.0f;
       }
       look1.row_sum += sum_in_pairs(x_max_sums);
     }
   }
 
   look1.x_sum = sum_in_pairs(look1_x_sum);
-  look1.right_sum = sum_in_pairs(look1_right_sum);
   Team::meet();
   look1 = Team::reduce(look1, look1_slots);
   const float row_max = look1.x_max;
   const float row_lse = logf(look1.row_sum) + row_max;
   const float row_smooth_part = look1.x_sum / kCols - row_max;
   const float row_smooth = label_smoothing > 0.0f ? label_smoothing * (logf(look1.row_sum) - row_smooth_part) : 0.0f;
-  const float row_right_part = look1.right_sum - row_max;
+  const float row_right_part = row_right_sum - row_max;
   const float row_right = (1.0f - label_smoothing) * (logf(look1.row_sum) - row_right_part);
   const float row_loss_part = z_loss * row_lse;
   const float row_loss_part2 = row_smooth + row_right;
@@ -1048,14 +1057,13 @@ cross_entropy_grad_fwd_bf16_without_lse_team_per_row_128d(
   for (int step = 0; step < kHeldSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
+      const int label_place = column_of(row_label) - vector * kVector;
       float dlogits_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
-        const int col = vector * kVector + i;
         const float x_i = element(x_held[step], i);
         const float share_i = exp_approximate(x_i - row_max) * row_sum_inverse * (2.0f * z_loss * row_lse + 1.0f);
-        const float wanted_i = (static_cast<float>(col) == row_label ? 1.0f - label_smoothing : 0.0f) +
-            label_smoothing / kCols;
+        const float wanted_i = (i == label_place ? 1.0f - label_smoothing : 0.0f) + label_smoothing / kCols;
         dlogits_values[i] = row_is_counted != 0.0f ? (share_i - wanted_i) * grad_scale_value : 0.0f;
       }
       Vec<bfloat16, kVector> dlogits_vec;
@@ -1068,16 +1076,15 @@ cross_entropy_grad_fwd_bf16_without_lse_team_per_row_128d(
   for (int step = kHeldSteps; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
+      const int label_place = column_of(row_label) - vector * kVector;
       const Vec<bfloat16, kVector> x_vec =
           read<kVector>(x_shared + ((step - kHeldSteps) * kThreads + threadIdx.x) * kVector);
       float dlogits_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
-        const int col = vector * kVector + i;
         const float x_i = element(x_vec, i);
         const float share_i = exp_approximate(x_i - row_max) * row_sum_inverse * (2.0f * z_loss * row_lse + 1.0f);
-        const float wanted_i = (static_cast<float>(col) == row_label ? 1.0f - label_smoothing : 0.0f) +
-            label_smoothing / kCols;
+        const float wanted_i = (i == label_place ? 1.0f - label_smoothing : 0.0f) + label_smoothing / kCols;
         dlogits_values[i] = row_is_counted != 0.0f ? (share_i - wanted_i) * grad_scale_value : 0.0f;
       }
       Vec<bfloat16, kVector> dlogits_vec;
@@ -1092,7 +1099,7 @@ cross_entropy_grad_fwd_bf16_without_lse_team_per_row_128d(
 // cross_entropy_grad forward, any number of columns: a team of threads owns a row; each row is read 3 times.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-cross_entropy_grad_fwd_bf16_any_cols_team_per_row_2bee(
+cross_entropy_grad_fwd_bf16_any_cols_team_per_row_63a3(
     bfloat16* __restrict__ dlogits,
     float* __restrict__ loss,
     float* __restrict__ lse,
@@ -1112,7 +1119,7 @@ cross_entropy_grad_fwd_bf16_any_cols_team_per_row_2bee(
   using Chain = typename Config::Chain;
   constexpr int kThreadsPerRow = Team::kSize, kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4,
       kUnroll = Config::kUnroll;
-  __shared__ typename Team::template Slots<Look1_33d7> look1_slots;
+  __shared__ typename Team::template Slots<Look1_438c> look1_slots;
   __shared__ typename Team::template Slots<Look2_2916> look2_slots;
 
   const int lane = Team::lane();
@@ -1133,15 +1140,15 @@ cross_entropy_grad_fwd_bf16_any_cols_team_per_row_2bee(
 
   const float row_label = row_value(&label[row]);
   const float grad_scale_value = grad_scale != nullptr ? grad_scale[0] : 1.0f;
+  const float row_right_sum = taken(x_row, row_label, cols);
   const float row_is_counted = static_cast<float>(row_label != ignore_index);
 
   Team::announce();
 
-  Look1_33d7 look1 = {__int_as_float(0xff800000), 0.0f, 0.0f};
+  Look1_438c look1 = {__int_as_float(0xff800000), 0.0f};
   float look1_x_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
-  float look1_right_sum[kRunningSums] = {};
 
-  // Look 1: max(x), sum(x), sum(where(col == label, x, 0))
+  // Look 1: max(x), sum(x)
   #pragma unroll kUnroll
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
@@ -1150,30 +1157,25 @@ cross_entropy_grad_fwd_bf16_any_cols_team_per_row_2bee(
       const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + column);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
-        const int col = column + i;
         const float x_i = element(x_vec, i);
         look1.x_max = maximum(look1.x_max, x_i);
         look1_x_sum[i % kRunningSums] += x_i;
-        look1_right_sum[i % kRunningSums] += static_cast<float>(col) == row_label ? x_i : 0.0f;
       }
     }
   }
   if (has_edge) {
     const Vec<bfloat16, 1> x_vec = read<1>(x_row + edge);
-    const int col = edge;
     const float x_i = element(x_vec, 0);
     look1.x_max = maximum(look1.x_max, x_i);
     look1_x_sum[0] += x_i;
-    look1_right_sum[0] += static_cast<float>(col) == row_label ? x_i : 0.0f;
   }
 
   look1.x_sum = sum_in_pairs(look1_x_sum);
-  look1.right_sum = sum_in_pairs(look1_right_sum);
   Team::meet();
   look1 = Team::reduce(look1, look1_slots);
   const float row_max = look1.x_max;
   const float row_smooth_part = look1.x_sum / cols - row_max;
-  const float row_right_part = look1.right_sum - row_max;
+  const float row_right_part = row_right_sum - row_max;
 
   Look2_2916 look2 = {0.0f};
   float look2_row_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
@@ -1219,15 +1221,14 @@ cross_entropy_grad_fwd_bf16_any_cols_team_per_row_2bee(
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
       const int column = head + vector * kVector;
+      const int label_place = column_of(row_label) - column;
       const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + column);
       float dlogits_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
-        const int col = column + i;
         const float x_i = element(x_vec, i);
         const float share_i = expf(x_i - row_max) * row_sum_inverse * (2.0f * z_loss * row_lse + 1.0f);
-        const float wanted_i = (static_cast<float>(col) == row_label ? 1.0f - label_smoothing : 0.0f) +
-            label_smoothing / cols;
+        const float wanted_i = (i == label_place ? 1.0f - label_smoothing : 0.0f) + label_smoothing / cols;
         dlogits_values[i] = row_is_counted != 0.0f ? (share_i - wanted_i) * grad_scale_value : 0.0f;
       }
       Vec<bfloat16, kVector> dlogits_vec;
@@ -1236,13 +1237,12 @@ cross_entropy_grad_fwd_bf16_any_cols_team_per_row_2bee(
     }
   }
   if (has_edge) {
+    const int label_place = column_of(row_label) - edge;
     const Vec<bfloat16, 1> x_vec = read<1, Load>(x_row + edge);
     float dlogits_values[1];
-    const int col = edge;
     const float x_i = element(x_vec, 0);
     const float share_i = expf(x_i - row_max) * row_sum_inverse * (2.0f * z_loss * row_lse + 1.0f);
-    const float wanted_i = (static_cast<float>(col) == row_label ? 1.0f - label_smoothing : 0.0f) +
-        label_smoothing / cols;
+    const float wanted_i = (0 == label_place ? 1.0f - label_smoothing : 0.0f) + label_smoothing / cols;
     dlogits_values[0] = row_is_counted != 0.0f ? (share_i - wanted_i) * grad_scale_value : 0.0f;
     Vec<bfloat16, 1> dlogits_vec;
     pack(dlogits_vec, dlogits_values);
@@ -1423,17 +1423,17 @@ struct Tuned {
 };
 inline constexpr Tuned kTuned[] = {
     {4096,  32000, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 1, 65536},
-     run_without_lse<cross_entropy_grad_fwd_bf16_without_lse_team_per_row_b663<Cols32000_10f4>>}},
+     run_without_lse<cross_entropy_grad_fwd_bf16_without_lse_team_per_row_2139<Cols32000_10f4>>}},
     {4096, 128256, 16, 0u, 0u, false, {{512, 1, false, 0, 0, 2, 2, 1, 131072},
-     run_without_lse<cross_entropy_grad_fwd_bf16_without_lse_cluster_per_row_4dbb<Cols128256_0ea7>>}},
+     run_without_lse<cross_entropy_grad_fwd_bf16_without_lse_cluster_per_row_5443<Cols128256_0ea7>>}},
     {4096, 151936, 16, 0u, 0u, false, {{1024, 1, false, 0, 0, 0, 1, 1, 196608},
-     run_without_lse<cross_entropy_grad_fwd_bf16_without_lse_team_per_row_128d<Cols151936_26e9>>}},
+     run_without_lse<cross_entropy_grad_fwd_bf16_without_lse_team_per_row_fd02<Cols151936_26e9>>}},
 };
 
 // For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.
 inline constexpr Kernel kGeneral[] = {
-    {{256}, run_any_cols<cross_entropy_grad_fwd_bf16_any_cols_team_per_row_2bee<AnyCols_224d>>},
-    {{256}, run_any_cols<cross_entropy_grad_fwd_bf16_any_cols_team_per_row_2bee<AnyCols_0595>>},
+    {{256}, run_any_cols<cross_entropy_grad_fwd_bf16_any_cols_team_per_row_63a3<AnyCols_224d>>},
+    {{256}, run_any_cols<cross_entropy_grad_fwd_bf16_any_cols_team_per_row_63a3<AnyCols_0595>>},
 };
 
 // Bits of `absent`: 1u grad_scale.
