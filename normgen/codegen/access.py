@@ -112,7 +112,7 @@ class Access:
     @cached_property
     def column_numbers(self) -> tuple[str, ...]:
         """Row inputs of whole numbers, as the label of each row is."""
-        rows = (ld.name for ld in self.plan.program.loads if ld.kind is Kind.ROW and not ld.of)
+        rows = (ld.name for ld in self.plan.program.loads if ld.kind.is_row and not ld.of)
         return tuple(name for name in rows if self.plan.problem.tensor(name).dtype.is_integer)
 
     def row_name(self, value: str) -> str:

@@ -28,7 +28,7 @@ def load_taken_elements(program: RowProgram) -> RowProgram:
             continue
         (index,) = (loads.get(side) for side in condition.args if side != COL)
         x = loads.get(chosen)
-        if x and x.kind.is_elem and index and index.kind is Kind.ROW:
+        if x and x.kind.is_elem and index and index.kind.is_row:
             taken[reduce] = Load(reduce.names[0], Kind.ROW, of=x.name, index=index.name)
     if len(taken) == len(program.row_reduces):
         return program
