@@ -150,8 +150,8 @@ class Printer:
         """Both sides of `col == label`, counted from a vector's first column: the compiler knows one of them."""
         if not isinstance(expr, equal | unequal) or COL not in expr.args:
             return []
-        places = [self.names.get(place_of(arg.name), "") for arg in expr.args if arg.is_Symbol or arg == COL]
-        return places if all(places) and len(places) == 2 else []
+        places = [self.names.get(place_of(arg.name), "") if arg.is_Symbol or arg == COL else "" for arg in expr.args]
+        return places if all(places) else []
 
     def integer(self, expr: sp.Expr) -> str:
         """`expr` in whole numbers: an index, its remainder, sums of those and of constants; else ""."""

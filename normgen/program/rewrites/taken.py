@@ -26,7 +26,7 @@ def load_taken_elements(program: RowProgram) -> RowProgram:
         condition, chosen, other = reduce.args[0].args
         if not isinstance(condition, equal) or COL not in condition.args or other != 0:
             continue
-        (index,) = (loads.get(side) for side in condition.args if side != COL)
+        index = next((loads[side] for side in condition.args if side in loads), None)  # col == col has none
         x = loads.get(chosen)
         if x and x.kind.is_elem and index and index.kind.is_row:
             taken[reduce] = Load(reduce.names[0], Kind.ROW, of=x.name, index=index.name)
