@@ -284,8 +284,9 @@ class Float32Error:
         size = np.abs(value) if a.error is None else np.abs(value) + a.error
         is_rounded = np.isfinite(value)
         if a.error is None:
-            is_rounded &= dtype.stored(value).astype(np.float64) != value
-        rounding = np.where(is_rounded, dtype.unit_roundoff * size + dtype.smallest_subnormal / 2, 0.0)
+            is_rounded &= dtype.stored(value).astype(np.float32) != value
+        unit = max(dtype.unit_roundoff, U)  # whole numbers are read again in float32
+        rounding = np.where(is_rounded, unit * size + dtype.smallest_subnormal / 2, 0.0)
         error = rounding if a.error is None else a.error + rounding
         if dtype.is_integer:  # whatever is stored, NaN too, is one of its numbers
             error = np.fmin(error, dtype.largest - dtype.least)

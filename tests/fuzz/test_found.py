@@ -117,6 +117,9 @@ FOUND = {
     "an exponential that divides may be 0": Found(
         {"y": "exp(x) / exp(x * b - x) / z"}, ("z", "b"), direction="forward"
     ),
+    "a cast to whole numbers that float32 does not hold is rounded once more": Found(
+        {"y": "cast(x, i32)"}, direction="forward"
+    ),
     "a clamp bends": Found({"y": "row / (random(seed) * clamp(0.1 * z, w, x))"}, ("z", "w", "seed")),
 }
 
