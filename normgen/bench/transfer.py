@@ -112,7 +112,7 @@ def _random_entry(record: Record, records: Sequence[Record], rng: random.Random)
         cols = _log_uniform([r.problem.cols for r in like], rng)
         if rng.random() < 0.75:
             cols = _whole(cols, ROUND_COLS)
-        rows, cols = _whole(rows, record.problem.batches), _whole(cols, spec.group or 1)
+        rows, cols = _whole(rows, record.problem.batches), _whole(cols, spec.whole_cols)
         key = replace(record.problem, rows=rows, cols=cols, pitch=cols, align=16)
         problem = problem_of(key, spec)
         if (rows, cols) not in tuned and min(sizes) <= problem.compulsory_bytes <= max(sizes):

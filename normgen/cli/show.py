@@ -32,7 +32,6 @@ from normgen.program.source import problem_for
 from normgen.schedule.default import default_schedule
 from normgen.schedule.schedule import Schedule
 from normgen.schedule.space import space
-from normgen.spec.formula import LARGEST_GROUP
 from normgen.spec.reader import list_presets, list_specs, load
 from normgen.spec.spec import Spec
 
@@ -76,7 +75,7 @@ def spec_check(file: Path, as_json: bool) -> None:
 def _backward(spec: Spec) -> str:
     """The gradients that the backward pass writes, or why there is none."""
     try:
-        problem = problem_for(spec, shape=(2, LARGEST_GROUP), dtype=spec.inputs[0].dtypes[0], direction="backward")
+        problem = problem_for(spec, shape=(2, spec.whole_cols), dtype=spec.inputs[0].dtypes[0], direction="backward")
     except NormgenError as error:
         return f"none: {error}"
     return ", ".join(problem.results)

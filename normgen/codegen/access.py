@@ -193,10 +193,17 @@ class Access:
         is_float = self.plan.problem.tensor(tensor).dtype is F32
         return f"{place} = {value}" if is_float else f"write_row_value(&{place}, {value})"
 
+    def start(self, tensor: str) -> str:
+        """Where a row's values of columns begin, or all rows' where these have the same."""
+        return f"{tensor}_row" if self.plan.problem.tensor(tensor).kind.is_matrix else tensor
+
     def read_param(self, tensor: str, site: Site) -> str:
-        start = f"{tensor}_row" if self.plan.problem.tensor(tensor).kind.by_batch else tensor
+        start, group = self.start(tensor), self.plan.problem.tensor(tensor).group
         read = f"read<{site.width}>({start} + {site.at})"
-        if site is SHIFTED:  # such a row meets the parameters between two of their vectors
+        if group:
+            whole = "false" if site is SHIFTED else "true"
+            read = f"read_groups<{group}, {site.width}, {whole}>({start}, {site.at})"
+        elif site is SHIFTED:  # such a row meets the parameters between two of their vectors
             inside = "false" if self.plan.problem.any_cols else "step >= kFirstInside && step < kWholeSteps"
             read = f"read_window<kVector>({start}, column, {self.cols}, {inside})"
         return self.unless_null(tensor, read, site)

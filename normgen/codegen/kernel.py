@@ -126,12 +126,13 @@ class MainKernel:
             return self.access.read_row_value(load.name, "0")
         if not load.of:
             return self.transport.row_value(load)
-        start = f"{load.of}_row" if self.plan.kinds[load.of].is_matrix else load.of
+        start = self.access.start(load.of)
         cols = self.access.cols
         if load.index:
             return self.access.unless_null(load.of, f"taken({start}, {self.access.names[load.index]}, {cols})")
-        column = {Column.FIRST: "", Column.MIDDLE: f" + {cols} / 2", Column.LAST: f" + {cols} - 1"}[load.column]
-        return self.access.unless_null(load.of, f"element(read<1>({start}{column}), 0)")
+        column = {Column.FIRST: "", Column.MIDDLE: f"{cols} / 2", Column.LAST: f"{cols} - 1"}[load.column]
+        column = f"({column}) / {load.group}" if load.group and column else column
+        return self.access.unless_null(load.of, f"element(read<1>({f'{start} + {column}' if column else start}), 0)")
 
     def row_stores(self) -> list[Statement]:
         stores: list[Statement] = []

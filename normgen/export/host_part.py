@@ -230,8 +230,7 @@ def _width(tensor: TensorUse) -> str:
 
 
 def _invalid(problem: Problem, pitches: Iterable[str], widths: Iterable[str]) -> Iterator[str]:
-    if group := problem.spec.group:
-        yield f"cols % {group} != 0"
+    yield from (f"cols % {group} != 0" for group in problem.spec.groups)
     if problem.rows_per_batch and problem.spec.has_heads:
         yield "rows % heads != 0"
     if problem.spec.numbers_columns:
@@ -260,7 +259,7 @@ def _general_align(problem: Problem, general: Sequence[Compiled]) -> int:
     if not problem.spec.group:
         return 0
     vector = max(c.schedule.vector for c in general)
-    return min(16, vector * max(t.dtype.bytes for t in problem.tensors if t.kind.is_matrix or t.is_parameter))
+    return min(16, vector * max(t.dtype.bytes for t in (*problem.matrices, *problem.vector_parameters)))
 
 
 def _rows(problem: Problem) -> list[TensorUse]:
@@ -271,7 +270,7 @@ def _rows(problem: Problem) -> list[TensorUse]:
 def _bits(problem: Problem) -> list[str]:
     """Terms whose common power of two is the alignment of every vector access."""
     terms = [f"k::address({mark(t.name)})" for t in problem.matrices]
-    terms += [f"k::address({mark(t.name)})" for t in problem.tensors if t.is_parameter]
+    terms += [f"k::address({mark(t.name)})" for t in problem.vector_parameters]
     return terms + [f"k::pitch_bytes({mark(t.name)}_pitch, {t.dtype.bytes})" for t in problem.matrices]
 
 
@@ -384,6 +383,8 @@ def _doc(group: Group, workspace: bool) -> list[str]:
         said.append("heads: row r takes row r % heads of each tensor of heads, and rows is a multiple of it.")
     elif problem.rows_per_batch:
         said.append("rows_per_batch: row r takes row r / rows_per_batch of each tensor of batches.")
+    for tensor in (t for t in problem.passed_tensors if t.kind.is_spread):
+        said.append(f"{mark(tensor.name)}: column c takes value c / {tensor.group}, one for each group of columns.")
     if problem.sums_batches:
         summed = " and ".join(mark(t.name) for t in problem.tensors if t.is_row_sum and t.kind.by_batch)
         over = "head b" if has_heads else "batch b; of 0 rows there are no batches"

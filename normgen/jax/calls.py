@@ -76,7 +76,7 @@ class Calls(Forms):
                 first_or_last, turned = ("last", sizes[::-1]) if read.kind.by_head else ("first", sizes)
                 starts = itertools.accumulate(turned, operator.mul, initial=1)
                 of_rows = first.ndim == 2 and array.ndim and array.shape[0] and sizes[0] % array.shape[0] == 0
-                widths = (cols,) * read.kind.by_col
+                widths = read.kind.within(cols, read.group)
                 if array.shape[1:] != widths or not array.ndim or not (of_rows or array.shape[0] in starts):
                     what = read.kind.axes[0]
                     shape = ", ".join(map(str, (what, *widths)))
@@ -171,4 +171,4 @@ def _of_all(use: TensorUse, array: Array, size: int, *, is_batched: bool) -> Arr
     if use.kind.by_head or not (use.kind.by_row or use.kind.by_batch):
         return array
     every = array if is_batched else jnp.broadcast_to(array, (size, *array.shape))
-    return every.reshape(-1, *every.shape[-1:] * use.kind.by_col) if use.kind.by_batch else every
+    return every.reshape(-1, *every.shape[-1:] * use.kind.within_row) if use.kind.by_batch else every

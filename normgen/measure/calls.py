@@ -143,7 +143,7 @@ def calls(problem: Problem, module: Module, *, sm_count: int) -> Iterator[Call]:
         yield at(rows, said, sm_count=max(sm_count, sms), rows_per_batch=each)
     for name in pitched:
         tensor = problem.tensor(name)
-        lines = tensor.shape(FAR_ROWS, problem.cols)[0] if tensor.group else FAR_ROWS
+        lines = tensor.shape(FAR_ROWS, problem.cols)[0] if tensor.kind.is_groups else FAR_ROWS
         if lines > 1:
             steps = -(-FAR // ((lines - 1) * PITCH_STEP))
             far = {name: _pitch(problem, name, FAR_ROWS) + steps * PITCH_STEP}
@@ -226,7 +226,7 @@ def _other_cols(problem: Problem, module: Module) -> list[int]:
         return []
     launch = module.kernels[0].launch
     most = problem.cols if module.workspace_column_bytes else math.inf
-    whole = max(problem.spec.group, 1)
+    whole = problem.spec.whole_cols
     wanted = (3, 40 * (launch.threads // launch.rows_per_block) + 3)
     return [cols for cols in (-(-n // whole) * whole for n in wanted) if cols < most]
 

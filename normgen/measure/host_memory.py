@@ -19,7 +19,7 @@ ROW_VALUES = 48  # float64 values for each column while a row's reference and bo
 
 def needed_bytes(problem: Problem) -> int:
     """What checking this many rows takes at its peak: all tensors, the largest as it is drawn, a row's reference."""
-    stored = sum(t.dtype.bytes * math.prod(problem.shape_of(t)) for t in problem.tensors if t.kind.by_col)
+    stored = sum(t.dtype.bytes * math.prod(problem.shape_of(t)) for t in problem.tensors if t.kind.within_row)
     return stored + problem.cols * (DRAWN_BYTES * problem.rows + 8 * ROW_VALUES)
 
 

@@ -105,7 +105,7 @@ def consumed(problem: Problem) -> list[TensorUse]:
 def extent(tensor: TensorUse, problem: Problem) -> int:
     """Bytes from a tensor's first element to the end of its last row, pitch included."""
     shape = problem.shape_of(tensor)
-    count = shape[0] * problem.pitch_of(tensor) if tensor.kind.is_matrix or tensor.group else math.prod(shape)
+    count = shape[0] * problem.pitch_of(tensor) if tensor.kind.is_matrix else math.prod(shape)
     return count * tensor.dtype.bytes
 
 

@@ -92,6 +92,7 @@ class Forms:
         # The part of the first input's shape that each other tensor has.
         sized = ((i, _PARTS.get(t.kind.axes)) for i, t in enumerate(self.reads))
         self._sized = tuple((i, part) for i, part in sized if part is not None)[1:]
+        self._grouped = tuple((i, t) for i, t in enumerate(self.reads) if t.group)
         self.problem = functools.cache(self._problem)
 
     def saved(self, form: Form) -> tuple[str, ...]:
@@ -108,7 +109,10 @@ class Forms:
     without_gradient = "do not differentiate by them"  # how a framework says so
 
     def checked(self, tensors: Sequence[Any]) -> Any:
-        """The first tensor of rows. UsageError unless the others have its shape, or their part of it."""
+        """The first tensor of rows. UsageError unless the others have its shape, or their part of it.
+
+        Tensors of batches are checked here for their columns only where these are groups.
+        """
         first = tensors[self._first]
         shape = first.shape
         if not shape or not shape[-1]:
@@ -118,6 +122,17 @@ class Forms:
             if tensor is not None and tensor.shape != shape[part]:
                 rule = f"'{self.reads[i].name}' of '{self.spec.name}' has the shape {tuple(shape[part])} here"
                 raise UsageError(rule, received=str(tuple(tensor.shape)), hint="expand or reshape it first")
+        for group in self.spec.groups:
+            if shape[-1] % group:
+                rule = f"'{self.spec.name}' takes cols that are whole groups of {group}"
+                raise UsageError(rule, received=str(tuple(shape)))
+        for i, read in self._grouped:
+            tensor, groups = tensors[i], shape[-1] // read.group
+            if tensor is None or (tensor.shape[-1:] == (groups,) and (read.kind.by_batch or tensor.ndim == 1)):
+                continue
+            named = ", ".join((*read.kind.axes[:-1], str(groups)))
+            rule = f"'{read.name}' of '{self.spec.name}' is [{named}] here, a value for each {read.group} columns"
+            raise UsageError(rule, received=str(tuple(tensor.shape)))
         return first
 
     def _problem(self, form: Form) -> Uses:
@@ -129,7 +144,7 @@ class Forms:
         named |= {t.name: form.out for t in self.spec.outputs if t.follows}
         problem = problem_for(
             self.spec,
-            shape=(1, self.spec.group or 1),
+            shape=(1, self.spec.whole_cols),
             dtype=named[self.spec.inputs[0].name],
             dtypes=named,
             direction=form.direction.value,

@@ -89,7 +89,10 @@ class Problem:
         return tensor.shape(self.rows, self.cols, self.batches)
 
     def pitch_of(self, tensor: TensorUse) -> int:
-        """Elements from row start to row start, or from line to line of groups, where nobody says otherwise."""
+        """Elements from row start to row start, or from line to line of groups, where nobody says otherwise.
+
+        Values of groups have a line for each row or batch, unless they are laid out otherwise.
+        """
         if not tensor.group:
             return self.pitch
         return tensor.layout.pitch(self.rows, self.cols // tensor.group, tensor.dtype.bytes)
@@ -114,12 +117,12 @@ class Problem:
     @cached_property
     def matrices(self) -> tuple[TensorUse, ...]:
         """Of these, the tensors of rows, or of batches, of whole columns: vectors are read or written in each."""
-        return tuple(t for t in self.passed_tensors if t.kind.is_matrix)
+        return tuple(t for t in self.passed_tensors if t.kind.is_matrix and t.kind.by_col)
 
     @cached_property
     def pitched_tensors(self) -> tuple[TensorUse, ...]:
         """Tensors of rows or batches that the caller passes: each has a pitch."""
-        return tuple(t for t in self.passed_tensors if t.kind.is_matrix or t.kind.is_groups)
+        return tuple(t for t in self.passed_tensors if t.kind.is_matrix)
 
     @cached_property
     def pitches(self) -> dict[str, int]:
@@ -133,13 +136,18 @@ class Problem:
 
     @cached_property
     def parameter_bytes(self) -> int:
-        """Bytes that one element of every column parameter takes together."""
+        """Bytes that one element of every column parameter takes together, in the registers that hold it."""
         return sum(t.dtype.bytes for t in self.tensors if t.is_parameter)
 
     @cached_property
+    def vector_parameters(self) -> tuple[TensorUse, ...]:
+        """Column parameters that vectors are read of: values of groups are read one by one."""
+        return tuple(t for t in self.tensors if t.is_parameter and t.kind.by_col)
+
+    @cached_property
     def widest_parameter(self) -> int:
-        """Bytes of an element of the widest column parameter; 0 without any."""
-        return max((t.dtype.bytes for t in self.tensors if t.is_parameter), default=0)
+        """Bytes of an element of the widest of these; 0 without any."""
+        return max((t.dtype.bytes for t in self.vector_parameters), default=0)
 
     @cached_property
     def in_place(self) -> tuple[tuple[str, str], ...]:
@@ -363,8 +371,9 @@ def make_problem(
         if is_forward
         else backward_tensors(spec, here, stored, reads, gradients, () if accumulate else equal)
     )
-    if spec.group and cols % spec.group:
-        raise UsageError(f"spec '{spec.name}' needs cols that are whole groups of {spec.group}", received=f"{cols}")
+    for group in spec.groups:
+        if cols % group:
+            raise UsageError(f"spec '{spec.name}' needs cols that are whole groups of {group}", received=f"{cols}")
     if spec.numbers_columns and cols > MOST_NUMBERED:
         rule = f"spec '{spec.name}' numbers columns in float32, which holds whole numbers up to {MOST_NUMBERED} cols"
         raise UsageError(rule, received=f"{cols}")

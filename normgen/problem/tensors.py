@@ -26,7 +26,8 @@ class TensorUse:
     nullable  a written row statistic the caller may pass as null
     null_as   read, of any columns: the number that a null pointer stands for; None where the pointer must not be null
     witness   the gradient of such a tensor: the pointer that is null where nothing is to be written, or ""
-    group     columns of a group, of a tensor with a value for each; `layout`: how these lie in memory
+    group     columns of a group, of a tensor with a value for each
+    layout    how values of groups of each row lie in memory
     """
 
     name: str
@@ -45,16 +46,16 @@ class TensorUse:
 
     def shape(self, rows: int, cols: int, batches: int = 1) -> tuple[int, ...]:
         """elem [rows, cols], batches [batches, cols], row [rows], col [cols], scalar []; groups as they are laid out,
-        row-major [rows, cols / G].
+        row-major [rows, cols / G]; of parameters [cols / G] and [batches, cols / G].
         """
-        if self.group:
+        if self.kind.is_groups:
             return self.layout.shape(rows, cols // self.group)
-        return self.kind.shape(rows, cols, batches=batches)
+        return self.kind.shape(rows, cols, self.group, batches)
 
     @property
     def axes(self) -> tuple[str, ...]:
         """What its sizes in memory count."""
-        return self.layout.axes if self.group else self.kind.axes
+        return self.layout.axes if self.kind.is_groups else self.kind.axes
 
     @property
     def memory(self) -> str:
@@ -78,8 +79,8 @@ class TensorUse:
 
     @property
     def is_parameter(self) -> bool:
-        """Read, and the same for every row."""
-        return not self.is_written and self.kind.is_col
+        """Read, and for every row the same values of its columns."""
+        return not self.is_written and self.kind.in_rows.is_col
 
     @property
     def is_row_sum(self) -> bool:
@@ -136,7 +137,7 @@ def _uses(
             dtype=stored[t.name],
             is_written=is_written,
             nullable=is_written and t.optional and t.role is Role.STATISTIC,
-            group=group if t.kind.is_groups else 0,
+            group=group if t.kind.is_groups else t.group,
         )
         for t in tensors
     )
@@ -168,6 +169,10 @@ def backward_tensors(
     """
     sources = by_role(here, *READ)
     wrt = [t for t in sources if t.has_gradient and (gradients is None or t.name in gradients)]
+    for tensor in (t for t in sources if t.group and t.name in (gradients or ())):
+        rule = f"'{tensor.name}' of spec '{spec.name}' has a value for each group of columns, and no gradient"
+        hint = "a parameter with a value for each column has one, which its caller adds up over the groups"
+        raise UsageError(rule, received=f"the gradient of '{tensor.name}'", hint=hint)
     outputs = [t for t in by_role(here, *OUTPUTS) if t.has_gradient]
     if not wrt:
         rule = f"a backward pass of spec '{spec.name}' writes at least one gradient"
@@ -218,7 +223,7 @@ def tensors_that_may_be_null(spec: Spec, tensors: tuple[TensorUse, ...]) -> tupl
     trees, read = parse_all(spec), {t.name for t in tensors}
     numbers = {t.name: constant_of(trees[absent_key(t.name)]) for t in spec.tensors if t.absent is not None}
     refused = {t.of for t in tensors if t.is_written and (t.is_total or t.kind.by_batch)}
-    refused |= {t.name for t in tensors if t.under or (t.kind.by_col and not t.dtype.has(numbers.get(t.name) or 0))}
+    refused |= {t.name for t in tensors if t.under or (t.kind.within_row and not t.dtype.has(numbers.get(t.name) or 0))}
     null_as = {name: number for name, number in numbers.items() if name not in refused}
     return tuple(
         replace(

@@ -35,7 +35,8 @@ def evaluate(
     """Run `program` in `dtype` arithmetic and return what it stores, by tensor name.
 
     inputs    every loaded tensor: elem [rows, cols], row [rows], col [cols], batches [batches, cols], each of equally
-              many rows, or heads [heads, cols]; a number of each batch or head as each row has it, [rows]; random
+              many rows, or heads [heads, cols], with cols / G for groups of columns that share a value; a number of
+              each batch or head as each row has it, [rows]; random
               numbers [rows, cols] by the name of their value; and, for a store that accumulates, the tensor's value
               before
     scalars   the program's run-time numbers
@@ -49,8 +50,9 @@ def evaluate(
             match statement:
                 case Load(of=of, index=index) if index:
                     run.values[symbol(statement.name)] = run.taken(of, run.values[symbol(index)])
-                case Load(name=name, kind=kind, of=of, column=column):
-                    run.values[symbol(name)] = run.element(of, column) if of else run.given(name, kind)
+                case Load(name=name, kind=kind, of=of, column=column, group=group):
+                    found = run.element(of, column, group) if of else run.given(name, kind, group)
+                    run.values[symbol(name)] = found
                 case Random(name=name, kind=kind):
                     run.values[symbol(name)] = run.given(name, kind)
                 case Map(name=name, expr=expr):
@@ -92,18 +94,23 @@ class _Run:
         for name in program.scalars:
             self.values[symbol(name)] = np.asarray(_find(scalars, name, "scalar"), dtype)
 
-    def given(self, name: str, kind: Kind) -> Array:
-        found = np.asarray(_find(self.inputs, name, "tensor"), self.dtype)
+    def given(self, name: str, kind: Kind, group: int = 0) -> Array:
+        found = self.tensor(name, group)
         return (self.of_batches(found) if kind.by_batch else found).reshape(self.shape(kind))
+
+    def tensor(self, name: str, group: int) -> Array:
+        """A tensor as it is given, the value of a group of columns once for each of them."""
+        found = np.asarray(_find(self.inputs, name, "tensor"), self.dtype)
+        return np.repeat(found, group, axis=-1) if group else found
 
     def of_batches(self, found: Array) -> Array:
         """[rows, cols] of a tensor of batches, [batches, cols], or of heads, whose rows take turns."""
         times = self.rows // max(1, len(found))
         return np.tile(found, (times, 1)) if self.in_turn else np.repeat(found, times, axis=0)
 
-    def element(self, name: str, column: Column) -> Array:
+    def element(self, name: str, column: Column, group: int) -> Array:
         """One element of each row of a tensor, [rows, 1]."""
-        tensor = np.atleast_2d(np.asarray(_find(self.inputs, name, "tensor"), self.dtype))
+        tensor = np.atleast_2d(self.tensor(name, group))
         tensor = self.of_batches(tensor) if len(tensor) > 1 else tensor
         return np.asarray(np.broadcast_to(tensor[:, [column.of(self.cols)]], (self.rows, 1)))
 

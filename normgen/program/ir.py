@@ -54,7 +54,7 @@ class Load:
 
     A load with `of` broadcasts one column of the tensor over its row: what the pivot of a shifted variance is chosen
     from, or the element that the row value `index` names. Its kind is ROW, also for a col tensor, and it belongs to
-    stage 0.
+    stage 0. A tensor with a value for each `group` of columns is read as one for each column: only the address differs.
     """
 
     name: str
@@ -62,6 +62,7 @@ class Load:
     of: str = ""
     column: Column = Column.FIRST
     index: str = ""  # a loaded row value, in place of `column`
+    group: int = 0  # neighbouring columns that share a value
 
     @property
     def tensor(self) -> str:
@@ -333,7 +334,9 @@ def _broken_rules(statement: Statement, read: Kind) -> Iterator[str]:
         case Random(kind=kind):
             if read is not Kind.SCALAR or not kind.is_elem:
                 yield "random numbers of elements come from one seed"
-        case Load(kind=kind, index=index):
+        case Load(kind=kind, index=index, group=group):
+            if group and (index or kind.is_elem):
+                yield "groups of columns share a value of what is the same in each row"
             if index and not (statement.of and read.is_row):
                 yield "the column of an element is a row value"
             if statement.of and not kind.is_row:
@@ -352,8 +355,9 @@ def _broken_guard(statement: Statement, kinds: Mapping[str, Kind]) -> Iterator[s
 
 def show_statement(statement: Statement) -> str:
     match statement:
-        case Load(name=name, kind=kind, of=of, column=column, index=index):
-            return f"  load   {name} : {kind}" + (f" = {of}[{index or column}]" if of else "")
+        case Load(name=name, kind=kind, of=of, column=column, index=index, group=group):
+            place = f"{index or column if of else 'col'}{f' // {group}' if group else ''}"
+            return f"  load   {name} : {kind}" + (f" = {statement.tensor}[{place}]" if of or group else "")
         case Random(name=name, seed=seed, draw=draw, kind=kind):
             return f"  random {name} : {kind} = random({seed}, {draw})"
         case Reduce(names=names, kind=kind, monoid=monoid, args=args, guard=guard, group=group):

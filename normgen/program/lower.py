@@ -112,7 +112,7 @@ class _Lowering:
 
     def loads(self) -> tuple[Load, ...]:
         read = (t for t in self.spec.tensors if not t.role.is_written and t.name in self.present)
-        return tuple(Load(t.name, t.kind.in_rows) for t in read)
+        return tuple(Load(t.name, t.kind.in_rows, group=t.group) for t in read)
 
     def store(self, tensor: Tensor) -> Store:
         """Store a written tensor; a value of a smaller kind, or a constant, is broadcast first."""

@@ -81,20 +81,20 @@ class Expectation:
     def reach(self, placed: Placed) -> Reach:
         """The bytes of an array that fits."""
         size, kind = self.tensor.dtype.bytes, self.tensor.kind
-        if self.tensor.group:
+        if kind.is_groups:
             lines, width = self.tensor.layout.shape(placed.rows or 0, self.cols)
             return Reach(rows=lines if placed.rows else 0, pitch=placed.pitch * size, width=width * size)
         if kind.is_matrix:
             rows = placed.batches if kind.by_batch else placed.rows
             return Reach(rows=rows or 0, pitch=placed.pitch * size, width=self.cols * size)
-        width = (self.cols if kind.by_col else 1) * size
+        width = (self.cols if kind.within_row else 1) * size
         width *= (placed.rows or 0) if kind.by_row else (placed.batches or 0) if kind.by_batch else 1
         return Reach(rows=1 if width else 0, pitch=width, width=width)
 
     def place(self, view: ArrayView, *, device: int) -> Placed:
         """Check one array. Raises UsageError with what was expected and what came."""
         self._check_kind(view, device)
-        if self.tensor.kind.by_batch and not self.tensor.kind.by_col:
+        if self.tensor.kind.by_batch and not self.tensor.kind.within_row:
             self._check_contiguous(view)
             return Placed(rows=None, pitch=1, batches=math.prod(view.shape))
         if self.tensor.kind.by_batch:
@@ -113,7 +113,7 @@ class Expectation:
                 raise self._wrong("shape", "one number", str(view.shape))
             return Placed(rows=None, pitch=1, misfit=self._misaligned(view.pointer, 0))
         if view.shape != (self.cols,):
-            raise self._wrong("shape", f"[cols] = ({self.cols},)", str(view.shape))
+            raise self._wrong("shape", f"[{self._columns}] = ({self.cols},)", str(view.shape))
         self._check_contiguous(view)
         return Placed(rows=None, pitch=1, misfit=self._misaligned(view.pointer, 0))
 
@@ -136,7 +136,7 @@ class Expectation:
         if not shape or shape[-1] != self.cols:
             raise self._wrong(
                 "shape",
-                f"[.., cols] with cols = {self.cols}",
+                f"[.., {self._columns}] with {self._columns} = {self.cols}",
                 str(shape),
                 hint="rows are free at run time; make a kernel for other cols",
             )
@@ -179,6 +179,11 @@ class Expectation:
         if lines > 1 and strides[-1] < rows:
             raise self._wrong("stride", f"columns at least rows = {rows} apart", f"strides {strides}", hint=hint)
         return Placed(rows=rows, pitch=(strides[-1] if lines > 1 else rows) * width)
+
+    @property
+    def _columns(self) -> str:
+        """What a row of it counts."""
+        return f"cols / {self.tensor.group}" if self.tensor.group else "cols"
 
     def _misaligned(self, pointer: int, pitch: int) -> str:
         if (pointer | pitch * self.tensor.dtype.bytes) % self.alignment == 0:

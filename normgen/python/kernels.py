@@ -248,7 +248,7 @@ class Kernel:
             )
         shape = next((views[t.name].shape for t in self._reads if t.kind.is_elem), ())
         shared = ((t.kind, views[t.name].shape) for t in self._reads if t.kind.by_batch)
-        batches = next((math.prod(sizes[:-1] if kind.by_col else sizes) for kind, sizes in shared), 1)
+        batches = next((math.prod(sizes[:-1] if kind.within_row else sizes) for kind, sizes in shared), 1)
 
         def made(tensor: TensorUse) -> Any:
             if tensor.layout is not ScaleLayout.ROW_MAJOR:

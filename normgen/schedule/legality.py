@@ -213,7 +213,9 @@ def _prefetched(problem: Problem, s: Schedule) -> str | None:
     """One instruction brings a whole parameter to L2 (cp.async.bulk.prefetch.L2): 16 bytes a unit."""
     if s.persistent or s.hold is not Hold.REGISTERS:
         return "parameters are asked for ahead of the one row that a thread holds in registers"
-    if problem.align % 16 or any(problem.cols * t.dtype.bytes % 16 for t in problem.tensors if t.is_parameter):
+    if not problem.vector_parameters:
+        return "parameters with a value for each group of columns are few: nothing to ask for ahead"
+    if problem.align % 16 or any(problem.cols * t.dtype.bytes % 16 for t in problem.vector_parameters):
         return "parameters are asked for ahead in whole units of 16 bytes: align and cols"
     return None
 

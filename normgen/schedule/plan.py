@@ -48,7 +48,7 @@ def alignment_of(problem: Problem, s: Schedule) -> int:
         return 16
     if s.peels:
         return problem.dtype.bytes
-    return min(16, s.vector * max(t.dtype.bytes for t in problem.tensors))
+    return min(16, s.vector * max(t.dtype.bytes for t in problem.tensors if not t.kind.is_spread))
 
 
 def tensor_alignment(problem: Problem, s: Schedule, tensor: TensorUse) -> int:
@@ -397,7 +397,7 @@ class Plan:
     def asked_params(self) -> tuple[Load, ...]:
         """Column parameters that the kernel can ask for ahead of its row; the Config says whether it does."""
         is_asked = self.schedule.params is Params.PREFETCHED or (self.config_params and not self.loops_rows)
-        return self.col_params if is_asked else ()
+        return tuple(load for load in self.col_params if not load.group) if is_asked else ()
 
     @cached_property
     def fetched_rows(self) -> tuple[Load, ...]:

@@ -126,7 +126,7 @@ def _check_groups(spec: Spec) -> None:
     for tensor in spec.tensors:
         if tensor.kind.is_groups and not spec.group:
             rule = f"{tensor.role} '{tensor.name}' has a value for each group of columns, and no formula has groups"
-            hint = "reduce them: absmax(y, 128)"
+            hint = "reduce them: absmax(y, 128); a parameter that is read has group = 128"
             raise SpecError(rule, file=spec.file, line=tensor.line, hint=hint)
 
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import ast
 
+from normgen.spec.spec import Role
+
 _NO_MATRICES = "not supported: products of matrices are no operation of rows; what stands before or behind one is"
 _NO_SCANS = "not supported: scans along a row; an element is made of its own column and of values of the whole row"
 _NO_NEIGHBOURS = (
@@ -21,8 +23,13 @@ _NO_SUMS_OF_COLUMNS = (
 _MAPS = (
     "the role says the index: one value for each column (parameter), for each batch and column (batch_parameter: "
     "row / rows per batch), for each head and column (head_parameter: row % heads), for each row (row_input), batch "
-    "(batch_input) or head (head_input); one for each group of columns is repeated to a value for each column"
+    "(batch_input) or head (head_input); with group = 128 one of a parameter is for each group of 128 columns"
 )
+_GROUPED = (
+    "group = 128 of a parameter, batch_parameter or head_parameter: a value for each group of 128 columns; with a "
+    "batch for each row, [rows, cols / 128]"
+)
+_REDUCED = "a reduction says its groups: absmax(y, 128)"
 _ROLE_IS_SHAPE = "the role says the shape: docs/language.md lists them"
 AXES = "a reduction runs over the columns of each row; total(x) adds all rows"
 
@@ -82,7 +89,8 @@ _ROLES = {
     **dict.fromkeys(
         ("column_output", "col_output", "column_statistic", "col_statistic", "parameter_output"), _NO_SUMS_OF_COLUMNS
     ),
-    **dict.fromkeys(("group_parameter", "group_input", "channel_parameter", "period_parameter"), _MAPS),
+    **dict.fromkeys(("group_parameter", "group_input", "block_scale", "channel_parameter"), _GROUPED),
+    "period_parameter": _MAPS,
     **dict.fromkeys(("weight", "bias", "col_input", "column_input"), 'write "parameter": one value for each column'),
     **dict.fromkeys(("residual", "gate", "activation"), 'write "input": one value for each row and column'),
     "mask": '{ role = "input", dtypes = ["bool"] } is a mask of elements',
@@ -97,7 +105,7 @@ _KEYS = {
     **dict.fromkeys(("head", "heads"), 'role = "head_parameter" has a row for each head'),
     "index": _MAPS,
     "map": _MAPS,
-    "group": "a reduction says its groups: absmax(y, 128)",
+    **dict.fromkeys(("groups", "group_size", "block", "block_size", "channels"), _GROUPED),
     "dtype": 'dtypes = ["..."]',
     **dict.fromkeys(("shape", "axis", "dim", "dims", "axes"), _ROLE_IS_SHAPE),
 }
@@ -117,6 +125,11 @@ def instead_of_form(node: ast.expr) -> str:
 def instead_of_role(name: str) -> str | None:
     """What to write instead of a role that no tensor has."""
     return _ROLES.get(name)
+
+
+def instead_of_group(role: Role) -> str:
+    """What to write instead of groups of columns of a tensor of this role, which has none."""
+    return _REDUCED if role.kind.is_groups or role.is_written else _GROUPED
 
 
 def instead_of_key(name: str) -> str | None:

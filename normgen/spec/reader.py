@@ -21,9 +21,9 @@ from normgen.files.names import Part, is_plain, name_part
 from normgen.files.shipped import shipped
 from normgen.schedule.knobs import KNOBS, knob_value
 from normgen.spec import checks
-from normgen.spec.instead import instead_of_key, instead_of_role
+from normgen.spec.instead import instead_of_group, instead_of_key, instead_of_role
 from normgen.spec.names import refusal
-from normgen.spec.spec import ROW_FAMILIES, Formula, Role, Spec, Tensor
+from normgen.spec.spec import GROUPED, ROW_FAMILIES, Formula, Role, Spec, Tensor
 from normgen.spec.toml_lines import KeyPath, key_lines, parse_toml, read_text
 
 _TOP_KEYS = ("name", "summary", "paper", "tensors", "scalars", "formulas", "space", "backward", "accuracy")
@@ -37,7 +37,8 @@ _FIXED = {
     Role.SEED: ("i64", "a seed is always i64: all of its 64 bits are used"),
 }
 _BACKWARD = "backward"  # within [space]: what is searched for backward kernels
-_TENSOR_KEYS = ("role", "optional", "absent", "dtypes", "follows", "doc")
+_TENSOR_KEYS = ("role", "group", "optional", "absent", "dtypes", "follows", "doc")
+LARGEST_GROUP = 2**31 - 1  # as of cols
 MOST_ENTRIES = 256  # of [tensors], [scalars], [formulas]; the largest spec that ships has 8
 
 
@@ -221,7 +222,21 @@ class _Reader:
             follows=self.follows(path, role, fields, table, first_input),
             doc=self.checked_text(fields.get("doc", ""), (*path, "doc")),
             line=self.line(path),
+            group=self.group(path, role, fields),
         )
+
+    def group(self, path: KeyPath, role: Role, fields: Mapping[str, Any]) -> int:
+        """Columns that share a value; 0 where nothing is said."""
+        if "group" not in fields:
+            return 0
+        size, where = fields["group"], (*path, "group")
+        if role not in GROUPED:
+            hint = instead_of_group(role)
+            raise self.error(f"only a parameter of columns has 'group', not a {role}", where, received=size, hint=hint)
+        if type(size) is not int or not 0 < size <= LARGEST_GROUP:
+            rule = f"'group' is a number of columns from 1 to {LARGEST_GROUP}"
+            raise self.error(rule, where, received=repr(size), hint="group = 128")
+        return size
 
     def role(self, path: KeyPath, fields: Mapping[str, Any]) -> Role:
         value = fields.get("role")

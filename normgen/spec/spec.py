@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Flag, StrEnum, auto
+from functools import cached_property
 from typing import Any
 
 from normgen.dtypes import DTYPES
@@ -15,6 +17,7 @@ class Kind(Flag):
 
     Rows may be shared out: a batch is a run of rows of one length, a head every n-th row of n heads. batches
     [batches, cols] and heads [heads, cols] have a value for each of these and each column; `by_batch` asks for either.
+    Columns may be shared out, too: group [cols / G], batch_groups and head_groups have a value for each group of G.
     Joining values unites their axes (what varies by column varies by group as well, what varies by row by batch), a
     reduction drops one. Code asks for an axis, not for a kind's name, so that one more axis is one more member here.
     """
@@ -29,6 +32,8 @@ class Kind(Flag):
     GROUPS = ROW | GROUP
     BATCHES = BATCH | COL
     HEADS = HEAD | COL
+    BATCH_GROUPS = BATCH | GROUP
+    HEAD_GROUPS = HEAD | GROUP
 
     @property
     def by_row(self) -> bool:
@@ -39,13 +44,23 @@ class Kind(Flag):
         return bool(self._value_ & Kind.COL._value_)
 
     @property
+    def by_group(self) -> bool:
+        """Varies from group to group of columns, and not within one."""
+        return bool(self._value_ & Kind.GROUP._value_)
+
+    @property
     def by_batch(self) -> bool:
         """Varies from batch to batch, or from head to head, and not within one."""
         return bool(self._value_ & (Kind.BATCH._value_ | Kind.HEAD._value_))
 
     @property
     def in_rows(self) -> Kind:
-        """What a formula reads of a tensor of this kind: a batch's or a head's number is one of each of its rows."""
+        """What a formula reads of a tensor of this kind: values for each row, or for each column.
+
+        A batch's or a head's number is one of each of its rows, a group's one of each of its columns.
+        """
+        if self.is_spread:
+            return self & ~Kind.GROUP | Kind.COL
         return Kind.ROW if self.by_batch and not self.within_row else self
 
     @property
@@ -74,14 +89,19 @@ class Kind(Flag):
         return self is Kind.GROUPS
 
     @property
+    def is_spread(self) -> bool:
+        """A value for each group of G columns, the same in every row, or in those of a batch."""
+        return self.by_group and not self.by_row
+
+    @property
     def is_elem(self) -> bool:
         """A value for each row and column."""
         return self is Kind.ELEM
 
     @property
     def is_matrix(self) -> bool:
-        """A value for each column of rows, of batches or of heads: a tensor of this kind has a pitch."""
-        return self is Kind.ELEM or self is Kind.BATCHES or self is Kind.HEADS
+        """Values along rows, batches or heads and along columns or their groups: a tensor of this kind has a pitch."""
+        return self.within_row and (self.by_row or self.by_batch)
 
     @property
     def is_row(self) -> bool:
@@ -91,12 +111,16 @@ class Kind(Flag):
     @property
     def axes(self) -> tuple[str, ...]:
         first = ("rows",) * self.by_row + ("heads" if self.by_head else "batches",) * self.by_batch
-        return first + ("cols",) * self.by_col + ("groups",) * self.is_groups
+        return first + ("cols",) * self.by_col + ("groups",) * self.by_group
 
     def shape(self, rows: int, cols: int, group: int = 0, batches: int = 1) -> tuple[int, ...]:
         """`group` columns make a group; `batches`: how many there are, or how many heads."""
         first = (rows,) * self.by_row + (batches,) * self.by_batch
-        return first + (cols,) * self.by_col + ((cols // group,) if self.is_groups else ())
+        return first + self.within(cols, group)
+
+    def within(self, cols: int, group: int = 0) -> tuple[int, ...]:
+        """Its size within a row: columns, or groups of so many of them; none of one value for the whole row."""
+        return (cols,) if self.by_col else (cols // group,) if self.by_group else ()
 
     def broadcast_shape(self, rows: int, cols: int) -> tuple[int, int]:
         """The shape with length 1 for an axis the value does not vary along.
@@ -154,11 +178,15 @@ class Role(StrEnum):
 
 ROLES: dict[Role, tuple[Kind, str]] = {
     Role.INPUT: (Kind.ELEM, "read: what is normalised, a residual, a gate"),
-    Role.PARAMETER: (Kind.COL, "read: a weight or a bias per column"),
-    Role.BATCH_PARAMETER: (Kind.BATCHES, "read: a scale or a shift per column, another one in each batch of rows"),
+    Role.PARAMETER: (Kind.COL, "read: a weight or a bias per column; with `group` per group of columns"),
+    Role.BATCH_PARAMETER: (
+        Kind.BATCHES,
+        "read: a scale or a shift per column, another one in each batch of rows; with `group` per group of columns",
+    ),
     Role.HEAD_PARAMETER: (
         Kind.HEADS,
-        "read: a weight or a bias per column, another one for each head: row r is of head r % heads",
+        "read: a weight or a bias per column, another one for each head: row r is of head r % heads; "
+        "with `group` per group of columns",
     ),
     Role.ROW_INPUT: (Kind.ROW, "read: a scale or a label per row, a mean that another kernel found"),
     Role.BATCH_INPUT: (Kind.BATCH, "read: a number for each batch of rows; it has no gradient"),
@@ -175,6 +203,7 @@ ROLES: dict[Role, tuple[Kind, str]] = {
     Role.STATISTIC: (Kind.ROW, "written, f32: a mean, a scale; it has no gradient, and may be saved for backward"),
     Role.GROUP_STATISTIC: (Kind.GROUPS, "written: the scales of an output in groups of columns; it has no gradient"),
 }
+GROUPED = (Role.PARAMETER, Role.BATCH_PARAMETER, Role.HEAD_PARAMETER)  # may have a value for each group of columns
 OUTPUTS = (
     Role.OUTPUT,
     Role.ROW_OUTPUT,
@@ -220,15 +249,21 @@ class Tensor:
     follows: str | None = None  # default dtype: that of this tensor
     doc: str = ""
     line: int = 0
+    group: int = 0  # columns that share a value of a parameter; 0: each has its own
 
     @property
     def kind(self) -> Kind:
-        return self.role.kind
+        """The role's; of a parameter with one value for each group of columns, these stand for the columns."""
+        kind = self.role.kind
+        return kind & ~Kind.COL | Kind.GROUP if self.group else kind
 
     @property
     def has_gradient(self) -> bool:
-        """Whether a tensor has one: labels, masks, columns that were found, numbers from outside have none."""
-        if self.role in (Role.SCALAR_INPUT, Role.BATCH_INPUT, Role.HEAD_INPUT):
+        """Whether a tensor has one: labels, masks, columns that were found, numbers from outside have none.
+
+        Neither have values of groups of columns: a sum over the rows is one of a column.
+        """
+        if self.group or self.role in (Role.SCALAR_INPUT, Role.BATCH_INPUT, Role.HEAD_INPUT):
             return False
         return not self.dtypes or not all(DTYPES[name].is_integer for name in self.dtypes)
 
@@ -272,6 +307,16 @@ class Spec:
 
     def tensor(self, name: str) -> Tensor:
         return next(t for t in self.tensors if t.name == name)
+
+    @cached_property
+    def groups(self) -> tuple[int, ...]:
+        """Columns of a group, of each size that its formulas and tensors have: cols are whole ones of each."""
+        return tuple(dict.fromkeys(group for group in (self.group, *(t.group for t in self.tensors)) if group))
+
+    @cached_property
+    def whole_cols(self) -> int:
+        """The least number of columns that are whole groups: cols are a multiple of it."""
+        return math.lcm(*self.groups)
 
     @property
     def has_heads(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -95,8 +96,8 @@ class Calls(Forms):
         here = [given[use.name] for use in uses.reads if given.get(use.name) is not None]
         first = next(given[u.name] for u in uses.reads if u.kind.is_elem and given.get(u.name) is not None)
         is_double = any(t.dtype == torch.float64 for t in here)
-        shared = ((u.kind, given[u.name]) for u in uses.reads if u.kind.by_batch)
-        batches = next((t.numel() // (first.shape[-1] if kind.by_col else 1) for kind, t in shared), 1)
+        shared = ((u, given[u.name]) for u in uses.reads if u.kind.by_batch)
+        batches = next((t.numel() // math.prod(u.kind.within(first.shape[-1], u.group)) for u, t in shared), 1)
         return tuple(
             first.new_empty(_shape(u, first, batches), dtype=_torch_dtype(u, is_double=is_double)) for u in uses.writes
         )
@@ -266,19 +267,16 @@ def _of_all(use: TensorUse, tensor: Value | None, dim: int | None, size: int) ->
     if tensor is None or not (use.kind.by_row or use.kind.by_batch):
         return tensor
     every = tensor.expand(size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
-    last = every.shape[-1:] if use.kind.is_matrix or use.group else ()
+    last = every.shape[-1:] if use.kind.is_matrix else ()
     return every.reshape(-1, *last)
 
 
 def _shape(use: TensorUse, first: Value, batches: Any = 1) -> Any:
     shape = first.shape
-    if use.kind.by_batch:
-        return (batches, shape[-1])
-    if use.group:
-        return (*shape[:-1], shape[-1] // use.group)
     if use.kind.is_elem:
         return shape
-    return shape[:-1] if use.kind.by_row else shape[-1:] if use.kind.by_col else ()
+    rows = (batches,) if use.kind.by_batch else shape[:-1] if use.kind.by_row else ()
+    return (*rows, *use.kind.within(shape[-1], use.group))
 
 
 def _torch_dtype(use: TensorUse, *, is_double: bool) -> Any:

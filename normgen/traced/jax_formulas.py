@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -173,7 +174,7 @@ class JaxFunction:
             given["col"] = jnp.arange(cols)[None, :]
         values = self.replay(do, given)
         shared = (t for t in self.reads if t.kind.by_batch)
-        batches = next((arrays[t.name].size // (cols if t.kind.by_col else 1) for t in shared), 1)
+        batches = next((arrays[t.name].size // math.prod(t.kind.within(cols, t.group)) for t in shared), 1)
         return {t.name: do.stored(_written(t, values[t.name], shape, rows, batches), t.dtype) for t in self.writes}
 
 
@@ -191,10 +192,11 @@ def jax_function(problem: Problem) -> JaxFunction:
 def _read(use: TensorUse, array: Array, do: JaxArithmetic, rows: int) -> Array:
     """In the shape of its kind; whole numbers stay whole, so that labels are compared exactly."""
     value = array if use.dtype.is_integer else array.astype(do.dtype)
+    value = jnp.repeat(value, use.group, -1) if use.kind.is_spread else value
     if use.kind.is_elem:
         return value.reshape(rows, do.cols)
     if use.kind.by_batch:
-        value = value.reshape(-1, do.cols if use.kind.by_col else 1)
+        value = value.reshape(-1, do.cols if use.kind.within_row else 1)
         each = rows // len(value)
         return jnp.tile(value, (each, 1)) if use.kind.by_head else jnp.repeat(value, each, 0)
     if use.kind is Kind.SCALAR:
@@ -207,7 +209,7 @@ def _written(use: TensorUse, value: Array, shape: tuple[int, ...], rows: int, ba
     if use.kind.by_batch:  # what each row adds
         sizes, axis = ((rows // batches, batches), 0) if use.kind.by_head else ((batches, rows // batches), 1)
         return jnp.broadcast_to(value, (rows, cols)).reshape(*sizes, cols).sum(axis)
-    if use.group:  # each column has its group's value
+    if use.kind.is_groups:  # each column has its group's value
         return jnp.broadcast_to(value, (rows, cols))[:, :: use.group].reshape(*shape[:-1], cols // use.group)
     if use.kind.is_elem:
         return jnp.broadcast_to(value, (rows, cols)).reshape(shape)

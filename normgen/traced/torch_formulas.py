@@ -168,7 +168,7 @@ class TorchFunction:
             given["col"] = torch.arange(cols, device=first.device).unsqueeze(0)
         values = self.replay(do, given)
         shared = (t for t in self.reads if t.kind.by_batch)
-        batches = next((tensors[t.name].numel() // (cols if t.kind.by_col else 1) for t in shared), 1)
+        batches = next((tensors[t.name].numel() // math.prod(t.kind.within(cols, t.group)) for t in shared), 1)
         each = rows_per_batch or (rows // batches if batches else rows)
         return {t.name: self._written(t, values[t.name], do, shape, (each, batches)) for t in self.writes}
 
@@ -183,7 +183,7 @@ class TorchFunction:
             else:
                 missing = -rows % each if each else 0
                 value = torch.nn.functional.pad(value, (0, 0, 0, missing)).reshape(-1, each, do.cols).sum(1)
-        elif use.group:  # each column has its group's value
+        elif use.kind.is_groups:  # each column has its group's value
             value = value.expand(rows, do.cols)[:, :: use.group].reshape(*shape[:-1], -1)
         elif use.kind.is_elem:
             value = value.expand(rows, do.cols).reshape(shape)
@@ -236,10 +236,11 @@ def uniform(seed: Tensor, rows: Any, cols: Any, draw: int) -> Tensor:
 def _read(use: TensorUse, tensor: Tensor, do: TorchArithmetic, rows: int, rows_per_batch: int) -> Tensor:
     """In the shape of its kind; whole numbers stay whole, so that labels are compared exactly."""
     value = tensor if use.dtype.is_integer else tensor.to(do.dtype)
+    value = value.repeat_interleave(use.group, -1) if use.kind.is_spread else value
     if use.kind.is_elem:
         return value.reshape(rows, do.cols)
     if use.kind.by_batch:
-        width = do.cols if use.kind.by_col else 1
+        width = do.cols if use.kind.within_row else 1
         value = value.reshape(-1, 1, width)
         each = rows_per_batch or rows // value.shape[0]
         value = value.transpose(0, 1).expand(each, -1, -1) if use.kind.by_head else value.expand(-1, each, -1)

@@ -126,7 +126,8 @@ def _proven(problem: Problem) -> RowProgram:
 
 def prove(problem: Problem, program: RowProgram) -> tuple[Slope, ...]:
     """Every slope that was compared, at 7 x 33 and at the problem's own cols; raises as `proven_program`."""
-    plain = 3 * problem.spec.group or COLS  # whole groups
+    whole = problem.spec.whole_cols
+    plain = max(1, min(3, LARGEST_COLS // whole)) * whole if whole > 1 else COLS
     widths = [plain, problem.cols] if problem.cols <= LARGEST_COLS else [plain]
     found: list[Slope] = []
     for cols in dict.fromkeys(widths):
@@ -181,13 +182,13 @@ def _draw(problem: Problem, rng: np.random.Generator, *, one_sign: bool) -> dict
     problem = replace(problem, rows_per_batch=ROWS_PER_BATCH)  # also of tensors that only the forward reads
     drawn: dict[str, Array] = {}
     read = [t for t in spec.tensors if not t.role.is_written and t.name not in problem.absent]
-    uses = [TensorUse(name=t.name, kind=t.kind, dtype=F32, is_written=False) for t in read]
+    uses = [TensorUse(name=t.name, kind=t.kind, dtype=F32, is_written=False, group=t.group) for t in read]
     uses += [t for t in problem.tensors if t.name in {f"d{o.name}" for o in spec.outputs}]
     inputs = {t.name for t in read if t.kind.by_row}
     for use in uses:
         value = draw_tensor(use, problem, ("normal",) * problem.rows, rng)
         value = np.abs(value) + 0.5 if one_sign and use.name in inputs else value
-        value = of_rows(value, use, problem, rows) if use.kind.by_batch else value
+        value = of_rows(value, use, problem, rows) if use.kind.by_batch or use.kind.is_spread else value
         drawn[use.name] = _on_grid(value.reshape(use.kind.broadcast_shape(problem.rows, problem.cols)))
     return drawn
 

@@ -450,10 +450,13 @@ def interpret(
     """The spec's written tensors (or the formulas in `names`) in float64, forward.
 
     inputs: x: [rows, cols], parameters: [cols], of batches: [batches, cols], each of equally many rows, of heads:
-    [heads, cols], whose rows take turns, or [batches], [heads]; missing optional tensors take their `absent` formula.
+    [heads, cols], whose rows take turns, or [batches], [heads]; with cols / G for groups of columns that share a value,
+    or with a value for each column all the same. Missing optional tensors take their `absent` formula.
     Returns elem outputs [rows, cols], row statistics [rows] and scalar outputs [].
     """
     shape = np.shape(inputs[spec.inputs[0].name])
+    grouped = [t for t in spec.tensors if t.group and np.shape(inputs.get(t.name, ()))[-1:] not in ((), shape[-1:])]
+    inputs = {**inputs, **{t.name: np.repeat(inputs[t.name], t.group, axis=-1) for t in grouped}}
     of_batch = {t.name: np.asarray(inputs[t.name]) for t in spec.tensors if t.kind.by_batch and t.name in inputs}
     repeated = {n: _each_row(value, shape[0], in_turn=spec.has_heads) for n, value in of_batch.items()}
     repeated = {n: value if value.ndim > 1 else value[:, None] for n, value in repeated.items()}

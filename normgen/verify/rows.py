@@ -288,7 +288,11 @@ def _empty_pages(size: int) -> NDArray[np.uint8]:
 
 
 def of_rows(array: Stored, tensor: TensorUse, problem: Problem, rows: NDArray[np.intp]) -> Stored:
-    """What a tensor's array has for rows of these numbers: its own rows, those of their batches, or all that it is."""
+    """What a tensor's array has for rows of these numbers: its own rows, those of their batches, or all that it is.
+
+    The value of a group of columns, of a tensor that is read, stands once for each of them.
+    """
+    array = np.repeat(array, tensor.group, axis=-1) if tensor.kind.is_spread else array
     if tensor.kind.by_batch:
         return array[problem.batch_of(rows)]
     return array[rows] if tensor.kind.by_row else array
@@ -352,7 +356,7 @@ def draw_tensor(tensor: TensorUse, problem: Problem, of_row: tuple[str, ...], rn
     if tensor.dtype.is_integer:
         low, high = (tensor.dtype.least, tensor.dtype.largest) if tensor.dtype.bytes == 1 else (-1, cols - 1)
         return rng.integers(int(low), int(high), problem.shape_of(tensor), endpoint=True).astype(np.float64)
-    if tensor.kind.by_col and not tensor.kind.by_row:
+    if tensor.kind.within_row and not tensor.kind.by_row:
         declared = next((t for t in problem.spec.tensors if t.name == tensor.name), None)
         centre = 0.0 if tensor.name == "bias" or (declared is not None and declared.absent in ("0", "0.0")) else 1.0
         return centre + 0.2 * rng.standard_normal(problem.shape_of(tensor))
@@ -387,13 +391,13 @@ def _forward_values(
     rows = np.arange(problem.rows)
     inputs: dict[str, Any] = {}
     for tensor in (t for t in spec.tensors if not t.role.is_written):
-        use = TensorUse(name=tensor.name, kind=tensor.kind, dtype=dtype, is_written=False)
+        use = TensorUse(name=tensor.name, kind=tensor.kind, dtype=dtype, is_written=False, group=tensor.group)
         if tensor.role is Role.SEED:  # of which no bit may be lost
             inputs[tensor.name] = made[tensor.name].array if tensor.name in made else rng.integers(-(2**63), 2**63, 1)
             continue
         if tensor.name in made:
             value = made[tensor.name].array.astype(np.float64)
-        elif tensor.kind.by_row or tensor.kind.by_batch:
+        elif tensor.name not in problem.absent:
             with np.errstate(all="ignore"):
                 value = dtype.stored(draw_tensor(use, problem, of_row, rng)).astype(np.float64)
         else:

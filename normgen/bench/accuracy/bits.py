@@ -231,7 +231,7 @@ def drawn(problem: Problem, *, seed: int) -> Inputs:
             outliers = np.where(rng.random(array.shape) < 1e-3, OUTLIER, 1)
             array[...] = size * rng.standard_normal(array.shape) * outliers
             array[1:2] = 0
-        elif use.kind.by_col:
+        elif use.kind.within_row:
             array[...] = 1 + 0.5 * rng.standard_normal(array.shape)
         else:
             array[...] = rng.uniform(0.002, 0.02)

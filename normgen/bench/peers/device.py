@@ -79,10 +79,10 @@ class TorchSide:
 
     def _alias(self, problem: Problem, tensor: TensorUse, pointer: int) -> Any:
         """The tensor over the bench's own memory, with the problem's pitch."""
-        pitch = problem.pitch
+        pitch = problem.pitch_of(tensor)
         is_matrix = tensor.kind.is_matrix
         shape = problem.shape_of(tensor) or (1,)
-        count = (shape[0] - 1) * pitch + problem.cols if is_matrix else shape[0]
+        count = (shape[0] - 1) * pitch + shape[-1] if is_matrix else shape[0]
         capsule = dlpack.export(
             pointer=pointer,
             shape=(count,),

@@ -201,8 +201,9 @@ class _Reverse:
         self.forward = name_terms(program, self.taken)
         self.kinds = value_kinds(RowProgram(program.name, self.forward, program.scalars))
         self.kinds.update((f"d{tensor}", store.kind) for tensor, store in sources.items())
-        self.loaded = {s.name: s.kind for s in program.loads}
-        self.loaded.update((name, self.kinds[name]) for name in (*saved, *(f"d{t}" for t in sources)))
+        self.loaded = {s.name: s for s in program.loads}
+        given = (*saved, *(f"d{t}" for t in sources))
+        self.loaded.update((name, Load(name, self.kinds[name])) for name in given)
         self.algebra = Algebra(list(map(_opened, self.forward)), self.kinds, frozenset(saved))
         self.sources = sources
         self.named: dict[sp.Symbol, Poly] = {}

@@ -36,7 +36,7 @@ class GradientWriter:
     """Writes statements on demand.
 
     forward   the forward statements, by the names they define
-    loaded    values that are loaded, with their kind: inputs, saved values, cotangents
+    loaded    values that are loaded, and how: inputs, saved values, cotangents
     named     cotangents that got a name of their own
     """
 
@@ -44,7 +44,7 @@ class GradientWriter:
         self,
         algebra: Algebra,
         forward: Iterable[Statement],
-        loaded: Mapping[str, Kind],
+        loaded: Mapping[str, Load],
         named: Mapping[sp.Symbol, Poly],
         taken: set[str],
     ) -> None:
@@ -209,7 +209,7 @@ class GradientWriter:
             self._append(value, kind, expr, Map(value.name, kind, expr))
             return value
         if value.name in self.loaded:
-            self.statements.append(Load(value.name, self.loaded[value.name]))
+            self.statements.append(self.loaded[value.name])
         elif value.name in self.forward:
             self._recompute(self.forward[value.name], value)
         return value

@@ -338,7 +338,7 @@ def _pivot(program: RowProgram, pair: _Pair) -> tuple[sp.Expr, tuple[Statement, 
     κ = n if it is the pivot; a mean of k elements with it has n / k². The median of three has it only if two of
     the three lie as far off: κ is 0.45 on average over normal rows, and above 4 in 0.3 % of them.
     """
-    kinds = value_kinds(program)
+    kinds, groups = value_kinds(program), {ld.name: ld.group for ld in program.loads}
     expr, values = pair.e, []
     statements: list[Load | Map] = []
     elem_maps = {symbol(m.name): m.expr for m in program.maps if m.kind.by_col}
@@ -349,7 +349,7 @@ def _pivot(program: RowProgram, pair: _Pair) -> tuple[sp.Expr, tuple[Statement, 
         for name in sorted(s.name for s in expr.free_symbols if s != COLS and kinds[s.name].by_col):
             element = _fresh(program, f"{name}_{column}")
             elements[symbol(name)] = symbol(element)
-            statements.append(Load(element, Kind.ROW, of=name, column=column))
+            statements.append(Load(element, Kind.ROW, of=name, column=column, group=groups[name]))
         value = expr.xreplace(elements)
         if not value.is_Symbol:
             statements.append(Map(_fresh(program, f"{pair.root}_{column}"), Kind.ROW, value))
