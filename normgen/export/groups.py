@@ -96,9 +96,11 @@ class Group:
 
 def rebuilt(problem: Problem, *, without: Sequence[str], align: int) -> Problem:
     """The same problem for any cols, without some tensors. An odd pitch promises nothing about row starts."""
-    asked = problem.question
+    asked, whole = problem.question, problem.spec.whole_cols
+    cols = -(-1024 // whole) * whole
+    pitch = cols + (2 if cols % 2 else 1)
     dtypes = tuple((name, dtype) for name, dtype in asked.dtypes if name not in without)
-    general = replace(asked, rows=1, cols=1024, batches=1, pitch=1025, align=align, any_cols=True, dtypes=dtypes)
+    general = replace(asked, rows=1, cols=cols, batches=1, pitch=pitch, align=align, any_cols=True, dtypes=dtypes)
     return problem_for(problem.spec, **replace(general, without=tuple(without), stable_parameters=False).arguments())
 
 

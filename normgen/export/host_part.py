@@ -383,8 +383,10 @@ def _doc(group: Group, workspace: bool) -> list[str]:
         said.append("heads: row r takes row r % heads of each tensor of heads, and rows is a multiple of it.")
     elif problem.rows_per_batch:
         said.append("rows_per_batch: row r takes row r / rows_per_batch of each tensor of batches.")
-    for tensor in (t for t in problem.passed_tensors if t.kind.is_spread):
-        said.append(f"{mark(tensor.name)}: column c takes value c / {tensor.group}, one for each group of columns.")
+    spread = [t for t in problem.passed_tensors if t.kind.is_spread]
+    for group_size in dict.fromkeys(t.group for t in spread):
+        named = " and ".join(mark(t.name) for t in spread if t.group == group_size)
+        said.append(f"{named}: column c takes value c / {group_size}, one for each group of {group_size} columns.")
     if problem.sums_batches:
         summed = " and ".join(mark(t.name) for t in problem.tensors if t.is_row_sum and t.kind.by_batch)
         over = "head b" if has_heads else "batch b; of 0 rows there are no batches"

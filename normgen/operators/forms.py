@@ -117,15 +117,15 @@ class Forms:
         shape = first.shape
         if not shape or not shape[-1]:
             raise UsageError(f"'{self.spec.name}' takes [.., cols], cols >= 1", received=str(tuple(shape)))
+        for group in self.spec.groups:
+            if shape[-1] % group:
+                rule = f"'{self.spec.name}' takes cols that are whole groups of {group}"
+                raise UsageError(rule, received=str(tuple(shape)))
         for i, part in self._sized:
             tensor = tensors[i]
             if tensor is not None and tensor.shape != shape[part]:
                 rule = f"'{self.reads[i].name}' of '{self.spec.name}' has the shape {tuple(shape[part])} here"
                 raise UsageError(rule, received=str(tuple(tensor.shape)), hint="expand or reshape it first")
-        for group in self.spec.groups:
-            if shape[-1] % group:
-                rule = f"'{self.spec.name}' takes cols that are whole groups of {group}"
-                raise UsageError(rule, received=str(tuple(shape)))
         for i, read in self._grouped:
             tensor, groups = tensors[i], shape[-1] // read.group
             if tensor is None or (tensor.shape[-1:] == (groups,) and (read.kind.by_batch or tensor.ndim == 1)):

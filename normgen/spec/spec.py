@@ -178,15 +178,17 @@ class Role(StrEnum):
 
 ROLES: dict[Role, tuple[Kind, str]] = {
     Role.INPUT: (Kind.ELEM, "read: what is normalised, a residual, a gate"),
-    Role.PARAMETER: (Kind.COL, "read: a weight or a bias per column; with `group` per group of columns"),
+    Role.PARAMETER: (
+        Kind.COL,
+        "read: a weight or a bias per column; with `group` one for each group, which has no gradient",
+    ),
     Role.BATCH_PARAMETER: (
         Kind.BATCHES,
-        "read: a scale or a shift per column, another one in each batch of rows; with `group` per group of columns",
+        "read: a scale or a shift per column, another one in each batch of rows; `group` as above",
     ),
     Role.HEAD_PARAMETER: (
         Kind.HEADS,
-        "read: a weight or a bias per column, another one for each head: row r is of head r % heads; "
-        "with `group` per group of columns",
+        "read: a weight or a bias per column, another one for each head: row r is of head r % heads; `group` as above",
     ),
     Role.ROW_INPUT: (Kind.ROW, "read: a scale or a label per row, a mean that another kernel found"),
     Role.BATCH_INPUT: (Kind.BATCH, "read: a number for each batch of rows; it has no gradient"),

@@ -29,6 +29,7 @@ from normgen.spec.reader import load, parse
 from normgen.spec.spec import Spec
 from tests.codegen.hostile import names_of
 from tests.codegen.hostile import specs as hostile_specs
+from tests.codegen.test_grouped_parameters import of as of_groups
 from tests.codegen.test_in_place import ADD_RMSNORM
 from tests.codegen.test_stored_dtypes import MICROSCALED
 from tests.samples import is_full, sized
@@ -405,3 +406,26 @@ def test_a_header_says_which_gradients_are_one() -> None:
     assert "// dx holds dx and dresidual, which are the same values.\n" in header.text
     assert "dresidual_pitch" not in header.text
     header.check()
+
+
+@needs_nvcc
+def test_a_header_of_parameters_of_groups_compiles_and_takes_whole_groups_alone(tmp_path: Path) -> None:
+    spec = of_groups("batch_parameter", 20)
+    asked = [record(spec, shape="8x4x120", dtype="bf16"), record(spec, shape="4x4x240", dtype="bf16")]
+    (header,) = headers_of(asked, spec=spec)
+    said = " ".join(header.text.replace("// ", "").split())
+    assert "weight [groups]; bias [cols]; scale [batches, groups]: device pointers" in said
+    assert "weight and scale: column c takes value c / 20, one for each group of 20 columns." in said
+    assert "k::address(bias)" in header.text
+    assert "k::address(weight)" not in header.text  # its values are read one by one, wherever they lie
+    assert "k::address(scale)" not in header.text
+    program = Program(tmp_path, [header], header.file_name, "normgen::sm90::grouped_fwd_bf16")
+
+    def call(cols: int = 120, *, scale_pitch: int = 6, rows: int = 0) -> str:
+        """With y, rms, x, weight, bias, scale at addresses, the pitches of y, x and scale, sizes, eps and a stream."""
+        tensors = " ".join(str(4096 * (number + 1)) for number in range(6))
+        return f"call 0 {tensors} {cols} {cols} {scale_pitch} {rows} {cols} 4 1 7"
+
+    wrong = [call(130), call(121), call(scale_pitch=5), call(140, scale_pitch=6, rows=4)]
+    assert program.asks(wrong, {}) == [[f"= {INVALID_VALUE}"]] * len(wrong)
+    assert program.asks([call(), call(140, scale_pitch=7)], {}) == [["= 0"]] * 2

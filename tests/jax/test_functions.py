@@ -343,3 +343,44 @@ def test_a_second_derivative_is_refused_and_the_decomposition_has_it() -> None:
         jax.grad(lambda x: jax.grad(loss(norm))(x, weight).sum())(x)
     second = lambda run: jax.grad(lambda x: (jax.grad(loss(run))(x, weight) * x**2).sum())(x)  # noqa: E731
     check_close(second(lambda x, w: nj.rms_norm.operator.decomposition(x, w, 1e-6)), second(reference))
+
+
+GROUPED = """
+name = "by_groups"
+[tensors]
+x = "input"
+weight = { role = "parameter", group = 6 }
+scale = { role = "ROLE", group = 4 }
+y = "output"
+[formulas]
+h = "x * scale"
+y = "h * rsqrt(mean(h * h) + 1e-5) * weight"
+"""
+
+
+@pytest.mark.parametrize(("role", "size"), [("parameter", ()), ("batch_parameter", (2,)), ("head_parameter", (3,))])
+@pytest.mark.usefixtures("device")
+def test_a_parameter_of_groups_is_repeated_along_the_columns(role: str, size: tuple[int, ...]) -> None:
+    norm, draw = nj.operator(GROUPED.replace("ROLE", role)), np.random.default_rng(9)
+    given = [(2, 5, 3, 12), (2,), (*size, 3), (4, *size, 3)]
+    x, weight, scale, scales = (jnp.asarray(draw.standard_normal(s), np.float32) for s in given)
+
+    def plain(x: jax.Array, weight: jax.Array, scale: jax.Array) -> jax.Array:
+        each = jnp.repeat(scale, 4, -1)
+        h = x * (each.reshape(2, 1, 1, 12) if role == "batch_parameter" else each)
+        return h * jax.lax.rsqrt((h * h).mean(-1, keepdims=True) + 1e-5) * jnp.repeat(weight, 6)
+
+    check_close(norm(x, weight, scale), plain(x, weight, scale))
+    loss = lambda call: jax.grad(lambda x: (call(x, weight, scale) ** 2).sum())  # noqa: E731
+    check_close(loss(norm)(x), loss(plain)(x))
+    every = jnp.stack([x, 2 * x, x + 1, -x])
+    check_close(
+        jax.vmap(norm, (0, None, 0))(every, weight, scales), jax.vmap(plain, (0, None, 0))(every, weight, scales)
+    )
+    for rule, wrong in {
+        "takes cols that are whole groups of 4": (x[..., :6], weight, scale),
+        r"'weight' of 'by_groups' is \[2\] here": (x, jnp.ones(12), scale),
+        "is .*3\\] here, a value for each 4 columns": (x, weight, jnp.ones((*size, 12))),
+    }.items():
+        with pytest.raises(UsageError, match=rule):
+            norm(*wrong)

@@ -278,3 +278,49 @@ def test_the_emitted_text_gets_what_it_asks_for_and_its_results_have_their_names
     }
     for got, want in zip((*by_kernel, *found), (*by_formula, *wants), strict=True):
         torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+
+
+GROUPED = """
+name = "by_groups"
+[tensors]
+x = "input"
+scale = { role = "ROLE", group = 4 }
+weight = { role = "parameter", group = 6, optional = true, absent = "1" }
+bias = "parameter"
+y = "output"
+[formulas]
+h = "x * scale"
+y = "h * rsqrt(mean(h * h) + 1e-5) * weight + bias"
+"""
+
+
+@pytest.mark.parametrize(("role", "size"), [("parameter", ()), ("batch_parameter", (2,)), ("head_parameter", (3,))])
+def test_a_parameter_of_groups_is_repeated_along_the_columns(role: str, size: tuple[int, ...]) -> None:
+    norm = ng.operator(GROUPED.replace("ROLE", role))
+    x, dy, bias = torch.randn(2, 5, 3, 12), torch.randn(2, 5, 3, 12), torch.randn(12)
+    scale, weight = torch.randn(*size, 3), torch.randn(2)
+    leaves = [x.requires_grad_(), bias.requires_grad_()]
+
+    def plain(x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        each = scale.repeat_interleave(4, -1)
+        h = x * (each.reshape(2, 1, 1, 12) if role == "batch_parameter" else each)
+        return h * torch.rsqrt((h * h).mean(-1, keepdim=True) + 1e-5) * weight.repeat_interleave(6) + bias
+
+    y, want = norm(x, weight=weight, bias=bias, scale=scale), plain(*leaves)
+    torch.testing.assert_close(y, want)
+    found = torch.autograd.grad(y, leaves, dy)
+    for gradient, exact in zip(found, torch.autograd.grad(want, leaves, dy), strict=True):
+        torch.testing.assert_close(gradient, exact, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(norm(x, bias=bias, scale=scale) - bias, (want - bias) / weight.repeat_interleave(6))
+    assert norm(x[:, :0], weight=weight, bias=bias, scale=scale).shape == (2, 0, 3, 12)
+    refused = {
+        r"'by_groups' takes cols that are whole groups of 4": {"x": x[..., :6]},
+        r"'weight' of 'by_groups' is \[2\] here, a value for each 6 columns": {"weight": torch.randn(12)},
+        r"'scale' of 'by_groups' is \[.*3\] here, a value for each 4 columns": {"scale": torch.randn(*size, 12)},
+        r"'scale' of spec 'by_groups' has a value for each group of columns, and no gradient": {
+            "scale": scale.clone().requires_grad_()
+        },
+    }
+    for rule, wrong in refused.items():
+        with pytest.raises(UsageError, match=rule):
+            norm(**{"x": x, "weight": weight, "bias": bias, "scale": scale, **wrong})
