@@ -171,13 +171,14 @@ def unfused_bytes(problem: Problem) -> int:
     program = written_program(problem)
     kinds = value_kinds(program)
     stored = {t.name: t.dtype.bytes for t in problem.tensors}
+    groups = {ld.name: ld.group or 1 for ld in program.loads}
 
     def size(name: str) -> int:
         kind = kinds.get(name)
         if kind is None:
             return 0
         count = (problem.rows if kind.by_row else 1) * (problem.cols if kind.by_col else 1)
-        return count * stored.get(name, 4)
+        return count // groups.get(name, 1) * stored.get(name, 4)
 
     moved = 0
     for statement in program.statements:

@@ -158,7 +158,7 @@ def _long_rows(problem: Problem, device: Device) -> Iterator[Schedule]:
     if blocks < 2:
         if blocks == 0 and not _has_parameters(problem):
             yield from _copied(problem, device, Schedule(hold=Hold.HYBRID, threads_per_row=1024, unroll=0), bulk=sm90)
-    elif problem.cols * problem.parameter_bytes <= device.shared_per_sm + L1_ALONE - blocks * row:
+    elif _parameters_in_memory(problem) <= device.shared_per_sm + L1_ALONE - blocks * row:
         yield from _copied(problem, device, Schedule(hold=Hold.SHARED, threads_per_row=512, unroll=4), bulk=sm90)
     elif sm90:
         halves = Schedule(hold=Hold.REGISTERS, threads_per_row=512, cluster=2, unroll=0)
@@ -267,6 +267,11 @@ def _crowded(problem: Problem, s: Schedule, *, more: bool) -> bool:
     """
     held = held_bytes_per_thread(problem, s)
     return held > 256 or (more and s.cluster < 8 and held * s.threads_per_row > 65536)
+
+
+def _parameters_in_memory(problem: Problem) -> int:
+    """Bytes of the column parameters, which every row reads."""
+    return sum(math.prod(problem.shape_of(t)) * t.dtype.bytes for t in problem.tensors if t.is_parameter)
 
 
 def _has_parameters(problem: Problem) -> bool:

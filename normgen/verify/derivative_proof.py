@@ -127,7 +127,7 @@ def _proven(problem: Problem) -> RowProgram:
 def prove(problem: Problem, program: RowProgram) -> tuple[Slope, ...]:
     """Every slope that was compared, at 7 x 33 and at the problem's own cols; raises as `proven_program`."""
     whole = problem.spec.whole_cols
-    plain = max(1, min(3, LARGEST_COLS // whole)) * whole if whole > 1 else COLS
+    plain = max(-(-COLS // whole), min(3, LARGEST_COLS // whole)) * whole  # several groups where that is quick
     widths = [plain, problem.cols] if problem.cols <= LARGEST_COLS else [plain]
     found: list[Slope] = []
     for cols in dict.fromkeys(widths):

@@ -22,6 +22,7 @@ from tests.codegen.in_place import pairs_of
 H200 = TARGETS["h200"]
 GROUP = 8
 BATCHED = 3  # one of so many specs that read b has another b for each batch, or for each head
+GROUPED = 4  # one of so many that read w or b has one for each group of columns, where cols are whole ones
 NUMBERS = ("0", "1", "2", "3", "0.5", "0.1", "1e-5", "1e30", "1e-30", "-1", "-2.5", "7", "cols", "col", "row", "inf")
 INFINITIES = ("inf", "-inf")
 INDICES = ("0", "2", "-1", "row", "row % cols", "argmax(x)", "argmin(x)", "floor(mean(abs(x)))", "300", "label")
@@ -129,6 +130,11 @@ def draw(rng: Random) -> Asked:
     text = "\n".join(lines) + "\n"
     shared = ("batch_parameter", "head_parameter")[seed // BATCHED % 2]
     text = text.replace('b = "parameter"', f'b = "{shared}"') if seed % BATCHED == 0 else text
+    group = rng.choice([size for size in (1, 2, 3, GROUP, 11, cols) if cols % size == 0])
+    if seed // 16 % GROUPED == 0:
+        text = re.sub(r'^(b) = ("\w+parameter")$', rf"\1 = {{ role = \2, group = {group} }}", text, flags=re.MULTILINE)
+    elif seed // 16 % GROUPED == 1:
+        text = re.sub(r'^(w = \{ role = "parameter")', rf"\1, group = {group}", text, flags=re.MULTILINE)
     more = _promises(rng, direction, cols) if rng.random() < 0.4 else {}
     absent = [name for name in ("z", "w") if f"\n{name} = " in text and rng.random() < 0.2]
     return Asked(text, cols, dtype, direction, seed, more | ({"without": absent} if absent else {}))

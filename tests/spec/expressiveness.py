@@ -259,6 +259,21 @@ WORKS: dict[str, Asked] = {
         "m = mean(x); y = (x - m) * rsqrt(mean((x - m)**2) + 1e-5) * w + b",
         gradients="dx",
     ),
+    "GroupNorm, weights by the channel of a row and its columns": asked(
+        "x input, w head_parameter f32 group=16, b head_parameter f32 group=16, y output",
+        "m = mean(x); y = (x - m) * rsqrt(mean((x - m)**2) + 1e-5) * w + b",
+        gradients="dx",
+    ),
+    "a quantised input with a scale for each row and 128 columns": asked(
+        "x input f8e4m3, s batch_parameter f32 group=128, w parameter f32, y output bf16",
+        "h = x * s; y = h * rsqrt(mean(h * h) + 1e-6) * w",
+        gradients="dx dw",
+    ),
+    "dequantisation by blocks of rows and columns": asked(
+        "x input i8, s batch_parameter f32 group=128, y output f32",
+        "y = x * s",
+        backward="a backward pass of spec 'asked' writes at least one gradient",
+    ),
     "a path dropped in each batch": asked(
         "x input, r input, keep batch_input, y output", "y = where(keep, x / 0.9, 0) + r", gradients="dx dr"
     ),
@@ -383,6 +398,18 @@ REFUSED: dict[str, Asked] = {
     ),
     "GEMM": asked(
         "x input, w input, y output", "y = matmul(x, w)", refused="unknown function", hint="not supported: pro"
+    ),
+    "a learned weight for each group of columns": asked(
+        "x input, w row_input f32 group=16, y output",
+        "y = x * w",
+        refused="only a parameter of columns has 'group'",
+        hint="group = 128 of a parameter, batch_parameter or head_parameter",
+    ),
+    "parameters by a period of their own": asked(
+        "x input, w period_parameter, y output",
+        "y = x * w",
+        refused="unknown role",
+        hint="the role says the index: one value for each column",
     ),
     "parameters by an index of their own": asked(
         "x input, y output",

@@ -43,7 +43,7 @@ def drawn(spec: Spec) -> dict[str, Array]:
     for tensor in spec.tensors:
         if tensor.role.is_written:
             continue
-        rows, cols = (4 if tensor.kind.by_batch else ROWS), COLS
+        rows, cols = (4 if tensor.kind.by_batch else ROWS), COLS // (tensor.group or 1)
         apart = {Kind.ROW: (rows, 1), Kind.COL: (cols,), Kind.SCALAR: (), Kind.BATCH: (rows,), Kind.HEAD: (rows,)}
         shape = apart.get(tensor.kind, (rows, cols))
         is_whole = all(DTYPES[name].is_integer for name in tensor.dtypes)

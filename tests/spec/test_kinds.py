@@ -34,6 +34,24 @@ def test_what_varies_by_row_varies_by_batch() -> None:
     assert Kind.BATCHES.broadcast_shape(6, 5) == (6, 5)  # as the rows have it
 
 
+GROUPED = {Kind.GROUP: Kind.COL, Kind.BATCH_GROUPS: Kind.BATCHES, Kind.HEAD_GROUPS: Kind.HEADS}
+
+
+@pytest.mark.parametrize("kind", GROUPED)
+def test_a_group_of_columns_that_is_the_same_in_each_row_is_read_as_its_columns(kind: Kind) -> None:
+    of_columns = GROUPED[kind]
+    assert kind.in_rows is of_columns
+    assert kind.is_spread
+    assert not of_columns.is_spread
+    assert not Kind.GROUPS.is_spread
+    assert not kind.by_col  # no vector is read of it
+    assert kind.within_row
+    assert kind.is_matrix is of_columns.is_matrix
+    assert kind.shape(6, 12, 4, 3) == (*of_columns.shape(6, 12, batches=3)[:-1], 3)
+    assert kind.axes == (*of_columns.axes[:-1], "groups")
+    assert str(kind) in ("group", "batch_groups", "head_groups")
+
+
 def test_a_shape_has_a_length_for_each_axis() -> None:
     assert [kind.shape(3, 5) for kind in KINDS] == [(), (3,), (5,), (3, 5)]
     assert [kind.broadcast_shape(3, 5) for kind in KINDS] == [(1, 1), (3, 1), (1, 5), (3, 5)]

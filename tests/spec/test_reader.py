@@ -168,6 +168,18 @@ BROKEN = [
     (changed('x = { role = "input"', 'x = { optional = true, absent = "1", role = "input"'), 5, "not optional"),
     (changed('y = { role = "output"', 'y = { optional = true, role = "output"'), 5, "that is not optional"),
     (changed('y = { role = "output", follows = "x" }', "y = 3"), 8, "a tensor is a role or a table"),
+    (changed('role = "parameter"', 'role = "parameter", group = 0'), 6, "'group' is a number of columns from 1"),
+    (changed('role = "parameter"', 'role = "parameter", group = 2147483648'), 6, "received: 2147483648"),
+    (changed('role = "parameter"', 'role = "parameter", group = "4"'), 6, "hint: group = 128"),
+    (changed('role = "parameter"', 'role = "parameter", group = true'), 6, "received: True"),
+    (changed('role = "parameter"', 'role = "parameter", group = 4.0'), 6, "received: 4.0"),
+    (changed('role = "parameter"', 'role = "parameter", block_size = 4'), 6, "hint: group = 128 of a parameter"),
+    (changed('role = "parameter"', 'role = "block_scale"'), 6, "hint: group = 128 of a parameter"),
+    (changed('role = "parameter"', 'role = "row_input", group = 4'), 6, "has 'group', not a row_input"),
+    (changed('role = "parameter"', 'role = "scalar_parameter", group = 4'), 6, "hint: group = 128 of a parameter"),
+    (changed('role = "input"', 'role = "input", group = 4'), 5, "with a batch for each row, [rows, cols / 128]"),
+    (changed('role = "statistic"', 'role = "statistic", group = 4'), 7, "hint: a reduction says its groups"),
+    (changed('role = "output"', 'role = "output", group = 4'), 8, "only a parameter of columns has 'group'"),
     (changed('summary = "A norm."', 'summary = "A\\u001b[2J norm."'), 2, "holds no control character"),
     (changed('doc = "1 / largest"', 'doc = "1 \\u202e largest"'), 7, "holds no control character"),
     # scalars
@@ -241,6 +253,19 @@ def test_a_formula_with_a_comment_or_a_control_character_is_refused_with_file_an
     line = 5 if where == "absent" else 8
     with pytest.raises(SpecError, match=rf"^a\.toml:{line}: a formula holds no comment and no control character"):
         parse(text, file="a.toml")
+
+
+@pytest.mark.parametrize("role", ["parameter", "batch_parameter", "head_parameter"])
+@pytest.mark.parametrize("group", [1, 6, 128, 4096])
+def test_a_parameter_of_groups_is_read_as_a_value_for_each_column(role: str, group: int) -> None:
+    spec = parse(changed('role = "parameter"', f'role = "{role}", group = {group}'))
+    weight, plain = spec.tensor("weight"), parse(changed('role = "parameter"', f'role = "{role}"')).tensor("weight")
+    assert (weight.group, plain.group) == (group, 0)
+    assert weight.kind.in_rows is plain.kind
+    assert weight.kind.axes == (*plain.kind.axes[:-1], "groups")
+    assert (weight.has_gradient, plain.has_gradient) == (False, True)
+    assert (spec.group, spec.groups, spec.whole_cols) == (0, (group,), group)
+    assert spec.sha256 != parse(FULL).sha256
 
 
 def test_a_formula_of_several_lines_is_one_line_for_all_who_read_the_spec() -> None:
