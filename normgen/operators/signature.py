@@ -62,11 +62,13 @@ def functions_of(
 
 def _described(spec: Spec, reads: Sequence[Tensor], called: Mapping[str, str], says: str) -> str:
     formulas = "\n".join(f"    {formula.name} = {formula.text}" for formula in spec.formulas)
-    about = [
-        f"{called[t.name]}: [{', '.join('..' if axis == 'rows' else axis for axis in t.kind.axes)}]{_says(t)}"
-        for t in reads
-    ]
+    about = [f"{called[t.name]}: [{', '.join(_axes(t))}]{_says(t)}" for t in reads]
     return "\n\n".join((spec.summary, formulas, "\n".join(about), says, spec.paper)).strip()
+
+
+def _axes(tensor: Tensor) -> list[str]:
+    written = {"rows": "..", "groups": f"cols / {tensor.group}"}
+    return [written.get(axis, axis) for axis in tensor.kind.axes]
 
 
 def _says(tensor: Tensor) -> str:

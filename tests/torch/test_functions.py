@@ -306,6 +306,7 @@ def test_a_parameter_of_groups_is_repeated_along_the_columns(role: str, size: tu
         h = x * (each.reshape(2, 1, 1, 12) if role == "batch_parameter" else each)
         return h * torch.rsqrt((h * h).mean(-1, keepdim=True) + 1e-5) * weight.repeat_interleave(6) + bias
 
+    assert "weight: [cols / 6], may be None" in str(norm.function.__doc__)
     y, want = norm(x, weight=weight, bias=bias, scale=scale), plain(*leaves)
     torch.testing.assert_close(y, want)
     found = torch.autograd.grad(y, leaves, dy)
