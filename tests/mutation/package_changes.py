@@ -52,6 +52,7 @@ POSITIONS = ("tests/codegen/test_positions.py", "tests/spec/test_functions.py")
 RANDOM = ("tests/codegen/test_random.py",)
 BATCHES = ("tests/codegen/test_batches.py", "tests/python/test_batches.py")
 HEADS = ("tests/codegen/test_heads.py", "tests/python/test_heads.py")
+GROUPED = "tests/codegen/test_grouped_parameters.py::test_"
 LAYOUTS = ("tests/codegen/test_scale_layouts.py",)
 LAID_OUT = ("tests/python/test_scale_layouts.py",)
 CALLS = ("tests/measure/test_calls.py::test_what_was_verified_is_what_the_calls_were",)
@@ -153,6 +154,43 @@ CHANGES: tuple[Change, ...] = (
         ("own, what = (sizes[-2:-1], ", "own, what = (sizes[:1], "),
     ),
     *changes("verify/error_model.py", HEADS, ("term[in_order]", "term")),
+    *changes(
+        "codegen/access.py",
+        (f"{GROUPED}kernels_are_right_on_the_cpu",),
+        ('"false" if site is SHIFTED else "true"', '"true"'),
+    ),
+    *changes(
+        "verify/rows.py",
+        (f"{GROUPED}the_check_runs_calls_of_every_kind",),
+        ("np.repeat(array, tensor.group, axis=-1)", "np.tile(array, tensor.group)"),
+    ),
+    *changes(
+        "verify/interpret.py",
+        (f"{GROUPED}column_c_has_value_c_over_group",),
+        ("np.repeat(inputs[t.name], t.group, axis=-1)", "np.tile(inputs[t.name], t.group)"),
+    ),
+    *changes("spec/spec.py", (f"{GROUPED}cols_are_whole_groups_of_each_size",), ("math.lcm(*", "max(")),
+    *changes("problem/tensors.py", (f"{GROUPED}a_value_of_groups_has_no_gradient",), ("in (gradients or ())", "in ()")),
+    *changes(
+        "schedule/plan.py",
+        (f"{GROUPED}values_of_groups_ask_for_no_alignment",),
+        ("for load in self.col_params if not load.group)", "for load in self.col_params)"),
+    ),
+    *changes(
+        "problem/problem.py",
+        (f"{GROUPED}values_of_groups_ask_for_no_alignment",),
+        ("if t.is_parameter and t.kind.by_col)", "if t.is_parameter)"),
+    ),
+    *changes(
+        "program/evaluate.py",
+        ("tests/program/test_rewrites.py::test_the_pivot_reads_the_values_of_the_groups_that_its_columns_are_in",),
+        ("np.repeat(found, group, axis=-1)", "np.tile(found, group)"),
+    ),
+    *changes(
+        "codegen/kernel.py",
+        (f"{GROUPED}kernels_are_right_on_the_cpu",),
+        ("if load.group and column else column", "if not column else column"),
+    ),
     *changes(
         "codegen/access.py",
         HEADS,
@@ -305,7 +343,7 @@ CHANGES: tuple[Change, ...] = (
             "return (key.cols, key.rows, -len(self.problem.absent),",
             "return (key.cols, key.rows, len(self.problem.absent),",
         ),
-        ("pitch=1025, align=align", "pitch=1024, align=align"),
+        ("pitch=pitch, align=align", "pitch=cols, align=align"),
     ),
     *changes(
         "export/templates/host.cu.j2",

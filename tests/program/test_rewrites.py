@@ -318,14 +318,14 @@ def test_the_pivot_of_an_expression_reads_three_elements_of_each_tensor() -> Non
 
 
 def test_the_pivot_reads_the_values_of_the_groups_that_its_columns_are_in() -> None:
-    text = 'name = "p"\n[tensors]\nx = "input"\nw = { role = "parameter", group = 3 }\ny = "output"\n[formulas]\n'
+    text = 'name = "p"\n[tensors]\nx = "input"\nw = { role = "parameter", group = 2 }\ny = "output"\n[formulas]\n'
     spec = parse(text + 'h = "x * w"\nm = "mean(h)"\ny = "(h - m) / sqrt(mean((h - m)**2) + 1e-5)"\n')
     program = variance(lower(spec), "shifted")
-    assert [f"w_{column} : row = w[{column} // 3]" in str(program) for column in Column] == [True] * 3
+    assert [f"w_{column} : row = w[{column} // 2]" in str(program) for column in Column] == [True] * 3
     rng = np.random.default_rng(2)
-    x, w = rng.standard_normal((5, 12)), rng.standard_normal(4)
+    x, w = rng.standard_normal((5, 12)), rng.standard_normal(6)
     found = evaluate(program, {"x": x, "w": w}, keep_all=True)
-    middle = np.median((x * np.repeat(w, 3))[:, [0, 6, 11]], axis=1)
+    middle = np.median((x * np.repeat(w, 2))[:, [0, 6, 11]], axis=1)
     np.testing.assert_allclose(found["h_pivot"].reshape(-1), middle, rtol=1e-12)
     plain = evaluate(lower(spec), {"x": x, "w": w})
     np.testing.assert_allclose(found["y"], plain["y"], rtol=1e-9, atol=1e-9)
