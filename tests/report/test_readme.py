@@ -95,11 +95,13 @@ LANGUAGE = (ROOT / "docs" / "language.md").read_text(encoding="utf-8")
 @pytest.mark.parametrize("text", re.findall(r"```toml\n(.*?)```", LANGUAGE, re.DOTALL))
 def test_every_spec_of_the_language_s_page_has_a_kernel(text: str) -> None:
     spec = parse(text)
-    problem = problem_for(spec, shape="8x256", dtype="bf16")
+    stored, cols = spec.inputs[0].dtypes, -(-256 // spec.whole_cols) * spec.whole_cols
+    asked = {"shape": (8, cols), "dtype": "bf16" if "bf16" in stored else stored[0]}
+    problem = problem_for(spec, **asked)
     assert emit(problem, default_schedule(problem, target("h200"))).text
     if spec.name != "norm_to_fp8":
         sources = [t.name for t in spec.tensors if t.has_gradient and not (t.role.is_written or t.kind.by_batch)]
-        backward = problem_for(spec, shape="8x256", dtype="bf16", direction="backward", gradients=sources)
+        backward = problem_for(spec, **asked, direction="backward", gradients=sources)
         assert emit(backward, default_schedule(backward, target("h200"))).text
 
 
