@@ -201,8 +201,8 @@ class Access:
         start, group = self.start(tensor), self.plan.problem.tensor(tensor).group
         read = f"read<{site.width}>({start} + {site.at})"
         if group:
-            whole = "false" if site is SHIFTED else "true"
-            read = f"read_groups<{group}, {site.width}, {whole}>({start}, {site.at})"
+            aligned = "false" if site is SHIFTED else "true"
+            read = f"read_groups<{group}, {site.width}, {aligned}>({start}, {site.at})"
         elif site is SHIFTED:  # such a row meets the parameters between two of their vectors
             inside = "false" if self.plan.problem.any_cols else "step >= kFirstInside && step < kWholeSteps"
             read = f"read_window<kVector>({start}, column, {self.cols}, {inside})"

@@ -349,7 +349,7 @@ def _pivot(program: RowProgram, pair: _Pair) -> tuple[sp.Expr, tuple[Statement, 
         for name in sorted(s.name for s in expr.free_symbols if s != COLS and kinds[s.name].by_col):
             element = _fresh(program, f"{name}_{column}")
             elements[symbol(name)] = symbol(element)
-            statements.append(Load(element, Kind.ROW, of=name, column=column, group=groups[name]))
+            statements.append(Load(element, Kind.ROW, of=name, column=column, group=groups.get(name, 0)))
         value = expr.xreplace(elements)
         if not value.is_Symbol:
             statements.append(Map(_fresh(program, f"{pair.root}_{column}"), Kind.ROW, value))
