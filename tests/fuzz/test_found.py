@@ -25,7 +25,7 @@ from tests.fuzz.specs import H200, Asked
 from tests.fuzz.stages import Float32, answered, emitted
 
 READ = {
-    "z": '"input"',
+    "z": '{ role = "input", optional = true, absent = "0" }',
     "w": '"parameter"',
     "b": '"parameter"',
     "label": '{ role = "row_input", dtypes = ["i64"] }',
@@ -120,6 +120,19 @@ FOUND = {
     "a cast to whole numbers that float32 does not hold is rounded once more": Found(
         {"y": "cast(x, i32)"}, direction="forward"
     ),
+    "what divides by 0 exactly is infinite, and beside -inf no number": Found(
+        {"g": "mean((x - b) / round(random(seed)), 8)", "y": "rsqrt(b) - (g != g)"}, ("b", "seed"), direction="forward"
+    ),
+    "the size of what is no real number is written out": Found(
+        {"y": "x / absmax(exp(x * sqrt((inf)**3)))"}, direction="forward"
+    ),
+    "where ceil may find 3 or 4 no gradient is called wrong": Found(
+        {"y": "x * ceil(eps * ((1e30 / 1e30) / divide(eps, 3)))"}, scalars="eps = 1e-5", state="refused"
+    ),
+    "the sign of -0 is not known": Found({"y": "x / floor(-z)"}, ("z",), direction="forward", more={"without": ["z"]}),
+    "a scalar that is not above 0 keeps no divisor from 0": Found(
+        {"v": "z * x / (cols + eps)", "y": "where(col < 64, x, take(v, argmax(x)))"}, ("z",), scalars="eps = -64"
+    ),
     "a clamp bends": Found({"y": "row / (random(seed) * clamp(0.1 * z, w, x))"}, ("z", "w", "seed")),
 }
 
@@ -201,6 +214,15 @@ def test_a_total_may_be_left_of_groups_alone() -> None:
     problem = problem_for(parse(text), shape=(24, 64), dtype="f32", without=["w"])
     checked = check_on_cpu(problem, emit(problem, default_schedule(problem, H200)))
     assert checked.ok, checked.summary
+
+
+def test_a_total_may_overflow_where_none_of_its_terms_does() -> None:
+    """The terms are added in any order: inf, -inf and, of both, NaN."""
+    terms = Bounded(np.array([[3e38], [3e38], [-3e38], [-3e38]]))
+    part = Float32Error(cols=1).total_part(terms, 4, of_elements=True, is_random=True)
+    error = part.bounded(4).error
+    assert error is not None
+    assert np.isinf(error).all()
 
 
 def test_a_function_of_its_inverse_is_kept_where_it_reads_a_cast() -> None:
