@@ -189,7 +189,8 @@ class Float32Error:
             off = relative(b.error, b.value)
             grown = np.abs(value) if error is None else np.abs(value) + error
             least = np.maximum(b.value - REARRANGED * b.error, np.nan_to_num(b.least, neginf=0.0))
-            far = np.where((least > 0) & (b.error < np.inf), b.value / np.where(least > 0, least, 1.0) - 1, np.inf)
+            far = np.maximum(b.value / np.where(least > 0, least, 1.0) - 1, 1 - 1 / (1 + off))  # below it, above
+            far = np.where((least > 0) & (b.error < np.inf), far, np.inf)
             ratio = np.where(off < 0.5, off / np.maximum(1 - off, 0.5), far)
             error = plus(error, grown * ratio)
         found = rounded(value, error, 0.0 if _is_power_of_two(b) else 2.0, of=(a, b))

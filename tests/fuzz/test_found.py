@@ -216,6 +216,14 @@ def test_a_total_may_be_left_of_groups_alone() -> None:
     assert checked.ok, checked.summary
 
 
+def test_a_divisor_that_is_far_off_may_be_larger() -> None:
+    """1 / (1 + e) where e may be 0.7 instead of 0, but no less than 0."""
+    below = Bounded(np.array([[1.0]]), np.array([[0.7]]), least=1.0)
+    error = Float32Error(cols=1).divide(Bounded(np.array([[1.0]])), below).error
+    assert error is not None
+    assert float(error[0, 0]) >= 1 - 1 / 1.7
+
+
 def test_a_total_may_overflow_where_none_of_its_terms_does() -> None:
     """The terms are added in any order: inf, -inf and, of both, NaN."""
     terms = Bounded(np.array([[3e38], [3e38], [-3e38], [-3e38]]))
