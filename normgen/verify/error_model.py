@@ -197,6 +197,9 @@ class Float32Error:
         if (unsure := b.may_be_0) is not None:
             found = unknown(found, np.isfinite(a.value) & unsure)
             found = unknown(found, np.broadcast_to(_unsure_infinity(a, b), value.shape))
+        size = np.abs(b.value)
+        if np.any(inverted := (size > 0) & (size * OVERFLOW <= 1)):  # a kernel may multiply by 1 / b, which overflows
+            found = unknown(found, np.broadcast_to(np.isfinite(a.value) & inverted, value.shape))
         share = a.least / b.value if b.error is None and not b.value.ndim else 0.0
         return found.from_least(_least_of(a.least, b.least, share))
 

@@ -224,6 +224,13 @@ def test_a_divisor_that_is_far_off_may_be_larger() -> None:
     assert float(error[0, 0]) >= 1 - 1 / 1.7
 
 
+def test_a_quotient_by_a_subnormal_number_may_be_a_product_with_infinity() -> None:
+    number = Bounded(np.array([[1e-39]]))
+    error = Float32Error(cols=1).divide(number, number).error
+    assert error is not None
+    assert np.isinf(error).all()
+
+
 def test_a_total_may_overflow_where_none_of_its_terms_does() -> None:
     """The terms are added in any order: inf, -inf and, of both, NaN."""
     terms = Bounded(np.array([[3e38], [3e38], [-3e38], [-3e38]]))
