@@ -25,8 +25,9 @@ branch between x - h d and x + h d, or compares what may be anything, such as 1 
 care: `differentiate` demands that their cotangent cancels). Nor does one where the chain rule has no number: tanh(inf
 * x) is 1, its derivative 0 times inf. Nor does one whose bound says nothing, being over `RESOLUTION` of the slope or
 the loss. One where a function jumps within the roundings of float32 may agree, but is never called wrong. If no row
-is left, inputs of one sign are drawn, for formulas such as log(x); after that the derivative counts as unproven, which
-is an error too (not at the problem's own cols, of which a single one may leave a formula without a value).
+is left, inputs of one sign are drawn, above 0 and then below, for formulas such as log(x) and the root of x / sum(x);
+after that the derivative counts as unproven, which is an error too (not at the problem's own cols, of which a single
+one may leave a formula without a value).
 """
 
 from __future__ import annotations
@@ -160,12 +161,13 @@ def _slopes(problem: Problem, program: RowProgram, name: str) -> Iterator[Slope]
     """The slopes along random directions of one input or parameter."""
     rng = np.random.default_rng([problem.cols, *name.encode()])
     found: list[Slope] = []
-    for one_sign in (False, True):
-        base = _draw(problem, rng, one_sign=one_sign)
-        forward = _Forward(problem=problem, base=base)
-        for _ in range(DIRECTIONS):
-            direction = _on_grid(rng.standard_normal(base[name].shape))
-            found += forward.compared(program, name, direction)
+    for signs in ((0,), (1, -1)):  # a formula may be a number where all inputs have one sign: a root of x / sum(x)
+        for sign in signs:
+            base = _draw(problem, rng, sign=sign)
+            forward = _Forward(problem=problem, base=base)
+            for _ in range(DIRECTIONS):
+                direction = _on_grid(rng.standard_normal(base[name].shape))
+                found += forward.compared(program, name, direction)
         if found:
             break
     return iter(found)
@@ -175,8 +177,8 @@ def _on_grid(value: Array) -> Array:
     return np.asarray(np.rint(value * GRID) / GRID)
 
 
-def _draw(problem: Problem, rng: np.random.Generator, *, one_sign: bool) -> dict[str, Array]:
-    """The forward's inputs and parameters, and dy, in kind shapes."""
+def _draw(problem: Problem, rng: np.random.Generator, *, sign: int) -> dict[str, Array]:
+    """The forward's inputs and parameters, and dy, in kind shapes; inputs of one sign, or of both where it is 0."""
     spec, rows = problem.spec, np.arange(problem.rows)
     problem = replace(problem, rows_per_batch=ROWS_PER_BATCH)  # also of tensors that only the forward reads
     drawn: dict[str, Array] = {}
@@ -186,7 +188,7 @@ def _draw(problem: Problem, rng: np.random.Generator, *, one_sign: bool) -> dict
     inputs = {t.name for t in read if t.kind.by_row}
     for use in uses:
         value = draw_tensor(use, problem, ("normal",) * problem.rows, rng)
-        value = np.abs(value) + 0.5 if one_sign and use.name in inputs else value
+        value = sign * (np.abs(value) + 0.5) if sign and use.name in inputs else value
         value = of_rows(value, use, problem, rows) if use.kind.by_batch else value
         drawn[use.name] = _on_grid(value.reshape(use.kind.broadcast_shape(problem.rows, problem.cols)))
     return drawn

@@ -133,6 +133,10 @@ FOUND = {
     "a scalar that is not above 0 keeps no divisor from 0": Found(
         {"v": "z * x / (cols + eps)", "y": "where(col < 64, x, take(v, argmax(x)))"}, ("z",), scalars="eps = -64"
     ),
+    "the root of a quotient is that of two negative numbers, too": Found({"v": "sum(x)", "y": "(x / v)**0.5"}),
+    "the inverse root of a quotient is that of two negative numbers, too": Found(
+        {"v": "sum(x)", "y": "rsqrt(x / v) * x"}
+    ),
     "a clamp bends": Found({"y": "row / (random(seed) * clamp(0.1 * z, w, x))"}, ("z", "w", "seed")),
 }
 
@@ -229,6 +233,17 @@ def test_a_quotient_by_a_subnormal_number_may_be_a_product_with_infinity() -> No
     error = Float32Error(cols=1).divide(number, number).error
     assert error is not None
     assert np.isinf(error).all()
+
+
+def test_what_is_divided_by_a_row_value_is_not_written_as_a_product_with_it() -> None:
+    """x / m * m is no x where m, an argmin, is 0; but db = -sum(dy x / b**2) is a number."""
+    text = (
+        'name = "t"\n[tensors]\nx = "input"\nz = "input"\nb = "parameter"\nm = "row_output"\ns = "statistic"\n'
+        'y = "output"\n[formulas]\nm = "argmin(x - z**(-1/3))"\ns = "max((x / m * take(z, row))**-2)"\ny = "x / b"\n'
+        '[backward]\nsaved = ["s"]\n'
+    )
+    answer = answered(emitted, Asked(text, 2, "f32", "backward", 1))
+    assert answer.state == "right", answer.why
 
 
 def test_a_total_may_overflow_where_none_of_its_terms_does() -> None:
