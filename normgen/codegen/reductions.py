@@ -180,7 +180,7 @@ def _arguments(
     arguments: dict[sp.Symbol, sp.Expr] = {}
     texts = dict(names)
     for arg_name, expr in zip(reduce.monoid.args, reduce.args, strict=True):
-        if expr.is_Symbol or _uses(recipe, symbol(arg_name)) <= 1:
+        if expr.is_Symbol or (_uses(recipe, symbol(arg_name)) <= 1 and _is_kept(recipe, expr)):
             arguments[symbol(arg_name)] = expr
         else:
             local = f"{prefix}term"
@@ -193,6 +193,11 @@ def _arguments(
 def _let_prefix(reduce: Reduce, group: tuple[Reduce, ...]) -> str:
     """Locals of two monoids with lets in one look must not collide."""
     return f"{reduce.names[0]}_" if len(group) > 1 else ""
+
+
+def _is_kept(recipe: Recipe, expr: sp.Expr) -> bool:
+    """Whether the expression stands in the recipe as it is: sympy writes |exp(z)| with the real part of z."""
+    return bool(expr.is_extended_real) or not any(e.has(sp.Abs) for e in recipe.results)
 
 
 def _uses(recipe: Recipe, argument: sp.Symbol) -> int:

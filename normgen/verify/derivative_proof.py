@@ -24,9 +24,10 @@ where at every step the formula is not finite, jumps or bends: a comparison, an 
 branch between x - h d and x + h d, or compares what may be anything, such as 1 / (x - x) (row maxima need no such
 care: `differentiate` demands that their cotangent cancels). Nor does one where the chain rule has no number: tanh(inf
 * x) is 1, its derivative 0 times inf. Nor does one whose bound says nothing, being over `RESOLUTION` of the slope or
-the loss. If no row is left, inputs of one sign are drawn, for formulas such as log(x); after that the derivative
-counts as unproven, which is an error too (not at the problem's own cols, of which a single one may leave a formula
-without a value).
+the loss. One where a function jumps within the roundings of float32 may agree, but is never called wrong. If no row
+is left, inputs of one sign are drawn, above 0 and then below, for formulas such as log(x) and the root of x / sum(x);
+after that the derivative counts as unproven, which is an error too (not at the problem's own cols, of which a single
+one may leave a formula without a value).
 """
 
 from __future__ import annotations
@@ -161,12 +162,13 @@ def _slopes(problem: Problem, program: RowProgram, name: str) -> Iterator[Slope]
     """The slopes along random directions of one input or parameter."""
     rng = np.random.default_rng([problem.cols, *name.encode()])
     found: list[Slope] = []
-    for one_sign in (False, True):
-        base = _draw(problem, rng, one_sign=one_sign)
-        forward = _Forward(problem=problem, base=base)
-        for _ in range(DIRECTIONS):
-            direction = _on_grid(rng.standard_normal(base[name].shape))
-            found += forward.compared(program, name, direction)
+    for signs in ((0,), (1, -1)):  # a formula may be a number where all inputs have one sign: a root of x / sum(x)
+        for sign in signs:
+            base = _draw(problem, rng, sign=sign)
+            forward = _Forward(problem=problem, base=base)
+            for _ in range(DIRECTIONS):
+                direction = _on_grid(rng.standard_normal(base[name].shape))
+                found += forward.compared(program, name, direction)
         if found:
             break
     return iter(found)
@@ -176,8 +178,8 @@ def _on_grid(value: Array) -> Array:
     return np.asarray(np.rint(value * GRID) / GRID)
 
 
-def _draw(problem: Problem, rng: np.random.Generator, *, one_sign: bool) -> dict[str, Array]:
-    """The forward's inputs and parameters, and dy, in kind shapes."""
+def _draw(problem: Problem, rng: np.random.Generator, *, sign: int) -> dict[str, Array]:
+    """The forward's inputs and parameters, and dy, in kind shapes; inputs of one sign, or of both where it is 0."""
     spec, rows = problem.spec, np.arange(problem.rows)
     problem = replace(problem, rows_per_batch=ROWS_PER_BATCH)  # also of tensors that only the forward reads
     drawn: dict[str, Array] = {}
@@ -187,7 +189,7 @@ def _draw(problem: Problem, rng: np.random.Generator, *, one_sign: bool) -> dict
     inputs = {t.name for t in read if t.kind.by_row}
     for use in uses:
         value = draw_tensor(use, problem, ("normal",) * problem.rows, rng)
-        value = np.abs(value) + 0.5 if one_sign and use.name in inputs else value
+        value = sign * (np.abs(value) + 0.5) if sign and use.name in inputs else value
         value = of_rows(value, use, problem, rows) if use.kind.by_batch or use.kind.is_spread else value
         drawn[use.name] = _on_grid(value.reshape(use.kind.broadcast_shape(problem.rows, problem.cols)))
     return drawn
@@ -253,14 +255,21 @@ class _Linear(Float32Error):
 
 @dataclass(frozen=True, kw_only=True)
 class _Loose(_Linear):
-    """The error model, which also notes where a function jumps that may be on either side for all that is known."""
+    """The error model, which also notes where a function jumps that may be on either side for all that is known.
+
+    near  where it may for what float32 rounds, as ceil(a / (a / 3)) does: algebra may be on the other side
+    """
 
     noted: list[NDArray[np.bool_]] = field(default_factory=list)
+    near: list[NDArray[np.bool_]] = field(default_factory=list)
 
     def call(self, name: str, *args: Bounded) -> Bounded:
         decides = args if name in JUMPS else args[: name == "where"]
         self.noted.extend(np.isinf(a.error) & np.isfinite(a.value) for a in decides if a.error is not None)
-        return super().call(name, *args)
+        found = super().call(name, *args)
+        if name in JUMPS and found.error is not None:
+            self.near.append(np.asarray(found.error > 0))
+        return found
 
 
 @dataclass(frozen=True)
@@ -410,7 +419,7 @@ class _Forward:
     def compared(self, program: RowProgram, name: str, direction: Array) -> list[Slope]:
         """The derived slopes of the rows that count, beside their differences: not those that may be anything."""
         with np.errstate(all="ignore"):
-            slope, bound = self._differences(name, direction)
+            slope, bound, clear = self._differences(name, direction)
             size = np.maximum(np.abs(slope), self._loss_size())
             told = (bound <= RESOLUTION * size) & np.isfinite(size) & np.isfinite(slope)
             told &= np.isfinite(self._by_chain_rule(name, direction))
@@ -418,10 +427,11 @@ class _Forward:
             if not kept.size:
                 return []
             found = self._derived(program, name, direction, kept)
-        slope, bound = slope[kept], bound[kept]
+        slope, bound, clear = slope[kept], bound[kept], clear[kept]
         rows = kept.tolist()
         if len(direction) == 1:  # a parameter: one gradient of all rows
             slope, bound, rows = slope.sum(axis=0, keepdims=True), bound.sum(axis=0, keepdims=True), [-1]
+            clear = np.asarray(clear.all(axis=0, keepdims=True))
         bound = bound + (0.0 if found.error is None else FLOAT64 * found.error)
         bound = np.where(np.isnan(bound) & np.isfinite(found.value), np.inf, bound)  # 0 times no bound
         shape = (self.problem.rows, self.problem.cols)
@@ -429,6 +439,9 @@ class _Forward:
             Slope(tensor=name, shape=shape, row=row, derived=float(a), differences=float(b), bound=float(e))
             for row, a, b, e in zip(rows, found.value[:, 0], slope[:, 0], bound[:, 0], strict=True)
         ]
+        if any(value <= 0 for _, value in self.problem.spec.scalars):  # a gradient takes them for what keeps from 0
+            clear = clear & ~np.isnan(found.value)
+        slopes = [one for one, is_clear in zip(slopes, clear[:, 0].tolist(), strict=True) if is_clear or one.ok]
         if told_of := [one for one in slopes if not np.isinf(one.bound)]:
             return told_of
         # The model bounds none where elements are chosen that lie near each other; then those count that agree, but
@@ -450,11 +463,14 @@ class _Forward:
         terms = (spread_over_rows(walk.value(f"{LOSS} by {n}").value, self.problem.rows) for n in given)
         return np.asarray(sum(np.abs(term).sum(axis=1, keepdims=True) for term in terms))
 
-    def _differences(self, name: str, direction: Array) -> tuple[Array, Array]:
-        """Slope and bound of every row by extrapolated differences, each [rows, 1]; inf where a row does not count."""
+    def _differences(self, name: str, direction: Array) -> tuple[Array, Array, NDArray[np.bool_]]:
+        """Slope and bound of every row by extrapolated differences, each [rows, 1]; inf where a row does not count.
+
+        And whether no function jumps so near that what algebra wrote otherwise may be on the other side.
+        """
         loose = _Loose(cols=self.problem.cols)
         loss = self.bounded(loose).value(LOSS)
-        sure = self._unbent(loose.noted, [np.zeros(()) for _ in loose.noted])
+        sure, clear = (self._unbent(at, [np.zeros(()) for _ in at]) for at in (loose.noted, loose.near))
         error = self._by_row(FLOAT64 * (loss.error if loss.error is not None else np.zeros(1)))
         loss_here, here = self.at(self.base)
         slopes, evens, noises, smooth = [], [], [], []
@@ -482,7 +498,7 @@ class _Forward:
             was_even, missed_finer = is_even, missed
             bound = np.where(counts, bound, np.inf)
             best, least = np.where(bound < least, value, best), np.minimum(bound, least)
-        return best, least
+        return best, least, clear
 
     def _unbent(self, before: Sequence[NDArray[Any]], after: Sequence[NDArray[Any]]) -> NDArray[np.bool_]:
         """[rows, 1]: whether every branch is the same."""

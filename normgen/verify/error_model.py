@@ -129,9 +129,9 @@ class ColumnSum:
         partial = np.minimum(self.size, np.abs(self.total) + 4 * np.sqrt(self.square)) if self.is_random else self.size
         depth = max(rows - 1, 0) + self.depth
         chance = LAMBDA * math.sqrt(depth) * U * partial
-        return Bounded(
-            self.total, self.carried + np.minimum(depth * U * self.size, chance) + rows * F32.smallest_normal
-        )
+        error = self.carried + np.minimum(depth * U * self.size, chance) + rows * F32.smallest_normal
+        may_overflow = (self.size + self.carried >= OVERFLOW) & np.isfinite(self.total)
+        return Bounded(self.total, np.where(may_overflow, np.inf, error))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,7 +153,7 @@ class Float32Error:
         return (whole(array) if found.error is None else found).from_least(value)
 
     def negate(self, a: Bounded) -> Bounded:
-        return Bounded(-a.value, a.error, is_whole=a.is_whole)
+        return _whole_sum(-a.value) if a.is_whole else Bounded(-a.value, a.error)
 
     def add(self, a: Bounded, b: Bounded) -> Bounded:
         if a.is_whole and b.is_whole:
@@ -183,17 +183,23 @@ class Float32Error:
     def divide(self, a: Bounded, b: Bounded) -> Bounded:
         value = a.value / b.value
         error = None if a.error is None else a.error / np.abs(b.value)
+        if error is not None and b.error is None and np.any(b.value == 0):  # of any other number it is inf or -inf
+            error = np.where(b.value == 0, np.where(np.asarray(a.near_0), np.inf, 0.0), error)
         if b.error is not None:
             off = relative(b.error, b.value)
             grown = np.abs(value) if error is None else np.abs(value) + error
             least = np.maximum(b.value - REARRANGED * b.error, np.nan_to_num(b.least, neginf=0.0))
-            far = np.where((least > 0) & (b.error < np.inf), b.value / np.where(least > 0, least, 1.0) - 1, np.inf)
+            far = np.maximum(b.value / np.where(least > 0, least, 1.0) - 1, 1 - 1 / (1 + off))  # below it, above
+            far = np.where((least > 0) & (b.error < np.inf), far, np.inf)
             ratio = np.where(off < 0.5, off / np.maximum(1 - off, 0.5), far)
             error = plus(error, grown * ratio)
         found = rounded(value, error, 0.0 if _is_power_of_two(b) else 2.0, of=(a, b))
         if (unsure := b.may_be_0) is not None:
             found = unknown(found, np.isfinite(a.value) & unsure)
             found = unknown(found, np.broadcast_to(_unsure_infinity(a, b), value.shape))
+        size = np.abs(b.value)
+        if np.any(inverted := (size > 0) & (size * OVERFLOW <= 1)):  # a kernel may multiply by 1 / b, which overflows
+            found = unknown(found, np.broadcast_to(np.isfinite(a.value) & inverted, value.shape))
         share = a.least / b.value if b.error is None and not b.value.ndim else 0.0
         return found.from_least(_least_of(a.least, b.least, share))
 
@@ -344,6 +350,8 @@ class Float32Error:
         carried = error if e is None else error + e.sum(axis=1, keepdims=True)
         error = np.where(size + carried >= OVERFLOW, np.inf, carried)
         result = Bounded(total, error)
+        if e is not None and np.any(np.isinf(total)):  # beside a value that may be anything
+            result = unknown(result, np.isinf(total) & (np.isinf(e) & np.isfinite(t)).any(axis=1, keepdims=True))
         return self.divide(result, self.constant(self.cols)) if name == "mean" else result
 
     def _summation(self, t: Array, size: Array) -> Array:
@@ -406,7 +414,10 @@ class Float32Error:
 
 
 def _whole_sum(value: Array) -> Bounded:
-    """A sum of whole numbers, exact; but a 0 has the sign that the order of its terms gives it, -(a - b) or b - a."""
+    """A sum of whole numbers, exact; but a 0 has the sign that the order of its terms gives it, -(a - b) or b - a.
+
+    So has the negative of a constant 0, which algebra writes without its sign.
+    """
     found = whole(value)
     return replace(found, error=np.zeros(np.shape(value))) if np.any(value == 0) else found
 

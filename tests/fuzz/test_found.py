@@ -25,7 +25,7 @@ from tests.fuzz.specs import H200, Asked
 from tests.fuzz.stages import Float32, answered, emitted
 
 READ = {
-    "z": '"input"',
+    "z": '{ role = "input", optional = true, absent = "0" }',
     "w": '"parameter"',
     "b": '"parameter"',
     "label": '{ role = "row_input", dtypes = ["i64"] }',
@@ -120,6 +120,23 @@ FOUND = {
     "a cast to whole numbers that float32 does not hold is rounded once more": Found(
         {"y": "cast(x, i32)"}, direction="forward"
     ),
+    "what divides by 0 exactly is infinite, and beside -inf no number": Found(
+        {"g": "mean((x - b) / round(random(seed)), 8)", "y": "rsqrt(b) - (g != g)"}, ("b", "seed"), direction="forward"
+    ),
+    "the size of what is no real number is written out": Found(
+        {"y": "x / absmax(exp(x * sqrt((inf)**3)))"}, direction="forward"
+    ),
+    "where ceil may find 3 or 4 no gradient is called wrong": Found(
+        {"y": "x * ceil(eps * ((1e30 / 1e30) / divide(eps, 3)))"}, scalars="eps = 1e-5", state="refused"
+    ),
+    "the sign of -0 is not known": Found({"y": "x / floor(-z)"}, ("z",), direction="forward", more={"without": ["z"]}),
+    "a scalar that is not above 0 keeps no divisor from 0": Found(
+        {"v": "z * x / (cols + eps)", "y": "where(col < 64, x, take(v, argmax(x)))"}, ("z",), scalars="eps = -64"
+    ),
+    "the root of a quotient is that of two negative numbers, too": Found({"v": "sum(x)", "y": "(x / v)**0.5"}),
+    "the inverse root of a quotient is that of two negative numbers, too": Found(
+        {"v": "sum(x)", "y": "rsqrt(x / v) * x"}
+    ),
     "a clamp bends": Found({"y": "row / (random(seed) * clamp(0.1 * z, w, x))"}, ("z", "w", "seed")),
 }
 
@@ -201,6 +218,41 @@ def test_a_total_may_be_left_of_groups_alone() -> None:
     problem = problem_for(parse(text), shape=(24, 64), dtype="f32", without=["w"])
     checked = check_on_cpu(problem, emit(problem, default_schedule(problem, H200)))
     assert checked.ok, checked.summary
+
+
+def test_a_divisor_that_is_far_off_may_be_larger() -> None:
+    """1 / (1 + e) where e may be 0.7 instead of 0, but no less than 0."""
+    below = Bounded(np.array([[1.0]]), np.array([[0.7]]), least=1.0)
+    error = Float32Error(cols=1).divide(Bounded(np.array([[1.0]])), below).error
+    assert error is not None
+    assert float(error[0, 0]) >= 1 - 1 / 1.7
+
+
+def test_a_quotient_by_a_subnormal_number_may_be_a_product_with_infinity() -> None:
+    number = Bounded(np.array([[1e-39]]))
+    error = Float32Error(cols=1).divide(number, number).error
+    assert error is not None
+    assert np.isinf(error).all()
+
+
+def test_what_is_divided_by_a_row_value_is_not_written_as_a_product_with_it() -> None:
+    """x / m * m is no x where m, an argmin, is 0; but db = -sum(dy x / b**2) is a number."""
+    text = (
+        'name = "t"\n[tensors]\nx = "input"\nz = "input"\nb = "parameter"\nm = "row_output"\ns = "statistic"\n'
+        'y = "output"\n[formulas]\nm = "argmin(x - z**(-1/3))"\ns = "max((x / m * take(z, row))**-2)"\ny = "x / b"\n'
+        '[backward]\nsaved = ["s"]\n'
+    )
+    answer = answered(emitted, Asked(text, 2, "f32", "backward", 1))
+    assert answer.state == "right", answer.why
+
+
+def test_a_total_may_overflow_where_none_of_its_terms_does() -> None:
+    """The terms are added in any order: inf, -inf and, of both, NaN."""
+    terms = Bounded(np.array([[3e38], [3e38], [-3e38], [-3e38]]))
+    part = Float32Error(cols=1).total_part(terms, 4, of_elements=True, is_random=True)
+    error = part.bounded(4).error
+    assert error is not None
+    assert np.isinf(error).all()
 
 
 def test_a_function_of_its_inverse_is_kept_where_it_reads_a_cast() -> None:

@@ -148,7 +148,7 @@ class Algebra:
         if term in self.origin and kind.is_elem:
             return None
         rest = {a: p for a, p in powers.items() if a != term}
-        if any(a != COLS and self.kind(a).within_row for a in rest) or not self._is_divisor(rest, powers[term]):
+        if any(a != COLS and self.kind(a).within_row for a in rest) or not self._is_never_0(rest):
             return None
         if powers[term] < 0 and (kind.within_row or rest.keys() - {COLS}):  # r / x is 0 where r is, and x = r / (r / x)
             return None
@@ -156,14 +156,14 @@ class Algebra:
         is_at_hand = term.is_Symbol and (term.name in self.saved or term in self._loads)
         return None if is_at_hand and not has_rows else (term, rest)
 
-    def _is_divisor(self, powers: Mapping[sp.Expr, sp.Rational] | Monomial, power: sp.Rational = _ONE) -> bool:
-        """Whether what is divided by when a product is solved is never 0: an argmin is, and the number of a row."""
-        return all(a == COLS or p * power < 0 or self._defined.is_never_0(a) for a, p in dict(powers).items())
+    def _is_never_0(self, powers: Mapping[sp.Expr, sp.Rational] | Monomial) -> bool:
+        """Whether none of the factors is ever 0, as an argmin is: x / 0 * 0 is no x."""
+        return all(a == COLS or self._defined.is_never_0(a) for a in dict(powers))
 
     def _add_known_sum(self, total: sp.Symbol, arg: sp.Expr, *, in_groups: bool) -> None:
         number, powers = self.product(factors(arg))
         outside, rest = self.split_groups(powers) if in_groups else self.split(powers)
-        if not self._is_divisor(outside):
+        if not self._is_never_0(outside):
             return
         total_number, total_powers = self.product((_ONE, {total: _ONE}))
         found = (total_number / number, multiplied(total_powers, raised(outside, sp.Integer(-1))))
@@ -191,14 +191,24 @@ class Algebra:
     ) -> tuple[sp.Expr, Mapping[sp.Expr, sp.Rational] | None]:
         if atom in self._rules:
             number, powers = self._rules[atom]
-            return number**exponent, raised(powers, exponent)
+            return (
+                (number**exponent, raised(powers, exponent)) if self.parts(powers, exponent, number) else (_ONE, None)
+            )
         if atom.is_Add and exponent.is_Integer and -atom in self._rules:
             return (-_ONE) ** exponent, {-atom: exponent}
         renamed = atom if atom.is_Symbol else self._shifted(atom).xreplace(self._names)
         if renamed != atom:
             number, powers = factors(renamed)
-            return number**exponent, raised(powers, exponent)
+            if self.parts(powers, exponent, number):
+                return number**exponent, raised(powers, exponent)
         return _ONE, None
+
+    def parts(self, powers: Mapping[sp.Expr, sp.Rational], exponent: sp.Rational, number: sp.Expr = _ONE) -> bool:
+        """Whether a power of a product is the product of its factors' powers: a root of two negative ones is none."""
+        if exponent.is_Integer:
+            return True
+        signed = [p for a, p in powers.items() if not (self._defined.is_never_negative(a) or a == COLS)]
+        return bool(number > 0) and len(signed) <= 1 and all(abs(p) == 1 for p in signed)
 
     def _shifted(self, expr: sp.Expr) -> sp.Expr:
         if not self._shifts or not expr.free_symbols & set(self._shifts):
@@ -325,8 +335,8 @@ class Algebra:
             if atom in self.origin and exponent >= 1 and self._divides(atom, divisors):
                 return _ONE, multiplied(powers, {atom: -_ONE}, self.unsolved(atom))
             if atom in self.sums and exponent >= 1:
-                for inner, _ in self.sums[atom]:
-                    if inner in self.origin and self._divides(inner, divisors):
+                for inner, power in self.sums[atom]:
+                    if self.opens(inner, power) and self._divides(inner, divisors):
                         rest, rows = self.opened(self.sums[atom], inner)
                         return _ONE, multiplied(powers, {atom: -_ONE, self.sum_symbol(rest): _ONE}, rows)
         for atom in sorted(divisors, key=str):
@@ -334,13 +344,18 @@ class Algebra:
             own = [p for a, p in definition.items() if a != COLS and self.kind(a).is_row]
             if atom in self.origin and own and all(p < 0 for p in own):
                 exponent = powers[atom]
-                return number**exponent, multiplied(powers, {atom: -exponent}, raised(definition, exponent))
+                if self.parts(definition, exponent, number):
+                    return number**exponent, multiplied(powers, {atom: -exponent}, raised(definition, exponent))
         return None
 
     def _divides(self, value: sp.Symbol, divisors: set[sp.Expr]) -> bool:
         """Whether solving for the value's term brought one of the divisors."""
         _, powers = self.origin[value]
         return any(powers.get(d, 0) > 0 for d in divisors)
+
+    def opens(self, value: sp.Expr, exponent: sp.Rational) -> bool:
+        """Whether a value was solved for a term, and its power is that of its product."""
+        return value in self.origin and self.parts(self.origin[value][1], exponent)
 
     def unsolved(self, value: sp.Symbol) -> dict[sp.Expr, sp.Rational]:
         """xhat -> (x - mean) * rstd"""

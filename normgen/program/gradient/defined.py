@@ -39,14 +39,16 @@ class Defined:
         if (reduce := self._reduces.get(expr)) is not None:
             is_kept = reduce.monoid.name in ("sum", "max", "min")
             return reduce.monoid.name == "absmax" or (is_kept and self.is_never_negative(reduce.args[0]))
-        if expr.is_Pow:
-            return bool(expr.exp.is_Integer and expr.exp % 2 == 0) or self.is_never_negative(expr.base)
+        if expr.is_Pow:  # a root of what is negative is no number
+            return not expr.exp.is_Integer or expr.exp % 2 == 0 or self.is_never_negative(expr.base)
         if expr.is_Add or is_product(expr):
-            return all(map(self.is_never_negative, expr.args))
+            return all(map(self.is_never_negative, expr.args)) or self.is_positive(expr)
+        if isinstance(expr, sp.Max):
+            return any(map(self.is_never_negative, expr.args)) or self.is_positive(expr)
         return isinstance(expr, sp.exp | sp.Abs)
 
     def is_positive(self, expr: sp.Expr) -> bool:
-        """Above 0: an exponential, a sum of those, what has no sign plus a scalar."""
+        """Above 0: an exponential, a sum of those, what has no sign plus a scalar, what is at least a scalar."""
         if expr.is_number or expr == COLS:
             return bool(expr.is_extended_positive) or expr == COLS
         if expr in self._maps:
@@ -59,6 +61,8 @@ class Defined:
             return is_above and all(map(self.is_never_negative, others))
         if is_product(expr):
             return all(map(self.is_positive, expr.args))
+        if isinstance(expr, sp.Max):
+            return any(self._is_scalar(e) or self.is_positive(e) for e in expr.args)
         return isinstance(expr, sp.exp) or bool(expr.is_Pow and self.is_positive(expr.base))
 
     def is_never_0(self, expr: sp.Expr) -> bool:

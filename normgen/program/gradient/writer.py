@@ -242,8 +242,8 @@ class GradientWriter:
     def _earliest(self, rest: Monomial) -> tuple[Monomial, Monomial]:
         """The form of sum(rest) whose argument is ready first, and the row factors outside it."""
         best, best_rows = rest, UNIT
-        for value, _ in rest:
-            if value in self.algebra.origin and value.is_Symbol:
+        for value, power in rest:
+            if value.is_Symbol and self.algebra.opens(value, power):
                 opened, rows = self.algebra.opened(best, value)
                 if self._stage_of(expression(opened)) < self._stage_of(expression(best)):
                     best, best_rows = opened, monomial(multiplied(best_rows, rows))
