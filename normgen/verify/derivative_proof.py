@@ -126,7 +126,10 @@ def _proven(problem: Problem) -> RowProgram:
 
 
 def prove(problem: Problem, program: RowProgram) -> tuple[Slope, ...]:
-    """Every slope that was compared, at 7 x 33 and at the problem's own cols; raises as `proven_program`."""
+    """Every slope that was compared, at 7 x 33, or some whole groups, and at the problem's own cols.
+
+    Raises as `proven_program`.
+    """
     whole = problem.spec.whole_cols
     plain = max(-(-COLS // whole), min(3, LARGEST_COLS // whole)) * whole  # several groups where that is quick
     widths = [plain, problem.cols] if problem.cols <= LARGEST_COLS else [plain]

@@ -240,6 +240,21 @@ def test_column_c_has_value_c_over_group(role: str, group: int) -> None:
     np.testing.assert_allclose(dbias, dy.sum(axis=0), rtol=1e-5, atol=1e-5)
 
 
+def test_a_null_weight_stands_for_its_number() -> None:
+    rng, rows, cols = np.random.default_rng(4), 6, 77
+    x, bias = rng.standard_normal((rows, cols)).astype(np.float32), rng.standard_normal(cols).astype(np.float32)
+    scale, weight = rng.standard_normal((3, 11)).astype(np.float32), rng.standard_normal(11).astype(np.float32)
+    problem = problem_for(of("batch_parameter", 7), shape=(rows, cols), batches=3, any_cols=True)
+    each = np.repeat(scale, 2, axis=0)[:, np.arange(cols) // 7].astype(np.float64)
+    for schedule in fallback_schedules(problem):
+        kernel, y = build(emit(problem, schedule)), np.empty((rows, cols), np.float32)
+        for given, wide in ((weight, weight[np.arange(cols) // 7].astype(np.float64)), (None, np.ones(cols))):
+            arrays = {"x": x, "scale": scale, "weight": given, "bias": bias, "y": y, "rms": np.empty(rows, np.float32)}
+            assert kernel.run(arrays, rows=rows, cols=cols, rows_per_batch=2, scalars={"eps": 1e-5}).is_clean
+            want = reference(x.astype(np.float64), each, wide, bias)[0]
+            np.testing.assert_allclose(y, want, rtol=1e-4, atol=1e-5)
+
+
 def test_block_scales_of_a_quantised_weight() -> None:
     """Blocks of 8 x 32: a batch of 8 rows, groups of 32 columns."""
     spec = parse("""
