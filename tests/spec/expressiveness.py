@@ -399,7 +399,7 @@ REFUSED: dict[str, Asked] = {
     "GEMM": asked(
         "x input, w input, y output", "y = matmul(x, w)", refused="unknown function", hint="not supported: pro"
     ),
-    "a learned weight for each group of columns": asked(
+    "a scale of a row and its groups of columns, as a row input": asked(
         "x input, w row_input f32 group=16, y output",
         "y = x * w",
         refused="only a parameter of columns has 'group'",
