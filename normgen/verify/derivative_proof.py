@@ -208,8 +208,8 @@ class _Branches(Float64):
 
     def cast(self, a: Array, dtype: DType) -> Array:
         """Its value at the point itself, and from there the derivative 1, saturated or not."""
-        found = self._held(super().cast(a, dtype))
-        return found + (a - self._held(a))
+        found, here = self._held(super().cast(a, dtype)), self._held(a)
+        return found + np.where(a == here, 0.0, a - here)  # inf - inf is no number
 
     def call(self, name: str, *args: Array) -> Array:
         found = super().call(name, *args)

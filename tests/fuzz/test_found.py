@@ -137,6 +137,9 @@ FOUND = {
     "the inverse root of a quotient is that of two negative numbers, too": Found(
         {"v": "sum(x)", "y": "rsqrt(x / v) * x"}
     ),
+    "a cast infinity is the largest number in the proof, too": Found(
+        {"m": "argmin(x - cast(inf, u8) / cols)", "y": "x * m"}
+    ),
     "a clamp bends": Found({"y": "row / (random(seed) * clamp(0.1 * z, w, x))"}, ("z", "w", "seed")),
 }
 
