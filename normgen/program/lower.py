@@ -215,7 +215,9 @@ class _Lowering:
         found = self.raw(owner, tree)
         if found.is_number and not _is_float32(found):
             raise self.error(owner, f"a constant must fit float32, but {found!s} stands")
-        return sp.Float(float(found)) if found.is_number and not found.is_Rational else found
+        if not found.is_number or found.is_Rational:
+            return found
+        return sp.Float(float(found)) or sp.Integer(0)  # sympy's Float 0 is not its 0
 
     def raw(self, owner: str, tree: Expression) -> sp.Expr:
         match tree:

@@ -140,6 +140,9 @@ FOUND = {
     "a cast infinity is the largest number in the proof, too": Found(
         {"m": "argmin(x - cast(inf, u8) / cols)", "y": "x * m"}
     ),
+    "a constant that float32 makes 0 is no divisor": Found(
+        {"m": "max(x - inf)", "y": "x / sigmoid(0.5 - 1e30) + m"}, direction="forward", state="refused"
+    ),
     "a clamp bends": Found({"y": "row / (random(seed) * clamp(0.1 * z, w, x))"}, ("z", "w", "seed")),
 }
 
