@@ -208,8 +208,9 @@ class _Branches(Float64):
 
     def cast(self, a: Array, dtype: DType) -> Array:
         """Its value at the point itself, and from there the derivative 1, saturated or not."""
+        is_known = not self.is_moved or a.ndim == 0  # a number of the formula; inf - x may have moved
         found, here = self._held(super().cast(a, dtype)), self._held(a)
-        return found + np.where(a == here, 0.0, a - here)  # inf - inf is no number
+        return found if is_known and np.array_equal(a, here, equal_nan=True) else found + (a - here)
 
     def call(self, name: str, *args: Array) -> Array:
         found = super().call(name, *args)

@@ -143,6 +143,9 @@ FOUND = {
     "a constant that float32 makes 0 is no divisor": Found(
         {"m": "max(x - inf)", "y": "x / sigmoid(0.5 - 1e30) + m"}, direction="forward", state="refused"
     ),
+    "a cast infinity may move with what is subtracted from it": Found(
+        {"v": "row % 3 == col % 3", "y": "cast(b / v - (x + v), f8e4m3)"}, ("b",), state="refused"
+    ),
     "a clamp bends": Found({"y": "row / (random(seed) * clamp(0.1 * z, w, x))"}, ("z", "w", "seed")),
 }
 
