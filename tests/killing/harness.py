@@ -161,7 +161,8 @@ def faults_of_an_interrupt(folder: Path, cache: Path, path: str, when: tuple[int
         command.interrupt()
     ended = command.ended()
     faults = [f"left behind: {what}" for what in ended.left]
-    is_ours = "normgen" in ended.err or (folder / "state").exists()  # else Python itself was still starting
+    is_starting = "init_import_site" in ended.err  # Python itself, whose trace may name the hook of an editable install
+    is_ours = not is_starting and ("normgen" in ended.err or (folder / "state").exists())
     faults += [f"exit code {ended.code}"] if ended.code not in (0, 130) and is_ours else []
     faults += ["a traceback"] if "Traceback" in ended.err and is_ours else []
     for file in folder.glob("state/runs/*/candidates.jsonl"):
