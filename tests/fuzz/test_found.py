@@ -146,6 +146,9 @@ FOUND = {
     "a cast infinity may move with what is subtracted from it": Found(
         {"v": "row % 3 == col % 3", "y": "cast(b / v - (x + v), f8e4m3)"}, ("b",), state="refused"
     ),
+    "the difference of a value and its own name is not written as 0": Found(
+        {"y": "x * (round(floor(row)) - round(floor(row)))**(-1/3)"}, state="refused"
+    ),
     "a clamp bends": Found({"y": "row / (random(seed) * clamp(0.1 * z, w, x))"}, ("z", "w", "seed")),
 }
 

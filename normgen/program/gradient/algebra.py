@@ -197,7 +197,7 @@ class Algebra:
         if atom.is_Add and exponent.is_Integer and -atom in self._rules:
             return (-_ONE) ** exponent, {-atom: exponent}
         renamed = atom if atom.is_Symbol else self._shifted(atom).xreplace(self._names)
-        if renamed != atom:
+        if renamed != atom and not renamed.is_number:  # v - round(x), where v is the name of round(x), would be 0
             number, powers = factors(renamed)
             if self.parts(powers, exponent, number):
                 return number**exponent, raised(powers, exponent)

@@ -69,9 +69,15 @@ def _terms(expr: sp.Expr) -> Iterator[sp.Expr]:
 
 
 def _repeated(statements: list[Statement]) -> sp.Expr | None:
-    """The largest costly term that occurs more than once, its own map included."""
-    counts = Counter(t for s in statements for e in used_exprs(s) for t in _terms(e))
-    repeated = [t for t, n in counts.items() if n > 1 and not _is_row_division(t)]
+    """The largest costly term that occurs more than once, its own map included.
+
+    Not one beside its own name: v - round(x) would be v - v, which is 0 to sympy.
+    """
+    names = {s.expr: symbol(s.name) for s in statements if isinstance(s, Map)}
+    terms = [(t, e) for s in statements for e in used_exprs(s) for t in _terms(e)]
+    beside = {t for t, e in terms if t in names and names[t] in e.free_symbols}
+    counts = Counter(t for t, _ in terms)
+    repeated = [t for t, n in counts.items() if n > 1 and t not in beside and not _is_row_division(t)]
     return max(repeated, key=lambda t: (t.count_ops(), str(t)), default=None)
 
 
