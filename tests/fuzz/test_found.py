@@ -149,6 +149,9 @@ FOUND = {
     "the difference of a value and its own name is not written as 0": Found(
         {"y": "x * (round(floor(row)) - round(floor(row)))**(-1/3)"}, state="refused"
     ),
+    "what waves faster than any step sees is not called wrong": Found(
+        {"v": "-eps * 7", "y": "x * (sin(v / z - w) + v * v)"}, ("z", "w"), scalars="eps = 3e4"
+    ),
     "a clamp bends": Found({"y": "row / (random(seed) * clamp(0.1 * z, w, x))"}, ("z", "w", "seed")),
 }
 
