@@ -208,9 +208,10 @@ class _Branches(Float64):
 
     def cast(self, a: Array, dtype: DType) -> Array:
         """Its value at the point itself, and from there the derivative 1, saturated or not."""
-        is_known = not self.is_moved or a.ndim == 0  # a number of the formula; inf - x may have moved
         found, here = self._held(super().cast(a, dtype)), self._held(a)
-        return found if is_known and np.array_equal(a, here, equal_nan=True) else found + (a - here)
+        if not self.is_moved or (a.ndim == 0 and np.array_equal(a, here, equal_nan=True)):
+            return found  # also of an infinite number of the formula; inf - x may have moved
+        return found + (a - here)
 
     def call(self, name: str, *args: Array) -> Array:
         found = super().call(name, *args)

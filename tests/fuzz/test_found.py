@@ -22,7 +22,7 @@ from normgen.verify.bounded import Bounded
 from normgen.verify.error_model import Float32Error
 from normgen.verify.program_walk import ProgramWalk
 from tests.fuzz.specs import H200, Asked
-from tests.fuzz.stages import Float32, answered, emitted
+from tests.fuzz.stages import Answer, Float32, answered, emitted
 
 READ = {
     "z": '{ role = "input", optional = true, absent = "0" }',
@@ -259,6 +259,18 @@ def test_what_is_divided_by_a_row_value_is_not_written_as_a_product_with_it() ->
     )
     answer = answered(emitted, Asked(text, 2, "f32", "backward", 1))
     assert answer.state == "right", answer.why
+
+
+def test_signs_of_a_long_chain_of_sums_are_asked_for_once() -> None:
+    """Whether a sum is positive asks whether its terms are never negative, and that whether they are positive."""
+    chain = {f"a{i}": f"a{i - 1} + w_eps" for i in range(1, 60)}
+    found = Found({"a0": "sum(x * x)", **chain, "y": "x * rsqrt(a59)"}, scalars="w_eps = 1e-5")
+    assert answered(written_answer, found.asked, limit_s=10.0).state == "right"
+
+
+def written_answer(asked: Asked) -> Answer:
+    written_program(asked.problem())
+    return Answer("right")
 
 
 def test_a_total_may_overflow_where_none_of_its_terms_does() -> None:

@@ -191,9 +191,9 @@ class Algebra:
     ) -> tuple[sp.Expr, Mapping[sp.Expr, sp.Rational] | None]:
         if atom in self._rules:
             number, powers = self._rules[atom]
-            return (
-                (number**exponent, raised(powers, exponent)) if self.parts(powers, exponent, number) else (_ONE, None)
-            )
+            if not self.parts(powers, exponent, number):
+                return _ONE, None
+            return number**exponent, raised(powers, exponent)
         if atom.is_Add and exponent.is_Integer and -atom in self._rules:
             return (-_ONE) ** exponent, {-atom: exponent}
         renamed = atom if atom.is_Symbol else self._shifted(atom).xreplace(self._names)
@@ -355,7 +355,7 @@ class Algebra:
 
     def opens(self, value: sp.Expr, exponent: sp.Rational) -> bool:
         """Whether a value was solved for a term, and its power is that of its product."""
-        return value in self.origin and self.parts(self.origin[value][1], exponent)
+        return value in self.origin and self.parts(self.unsolved(value), exponent)
 
     def unsolved(self, value: sp.Symbol) -> dict[sp.Expr, sp.Rational]:
         """xhat -> (x - mean) * rstd"""

@@ -6,7 +6,7 @@ What is said holds for finite inputs that overflow nothing, and for scalars as s
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import sympy as sp
 
@@ -25,6 +25,7 @@ class Defined:
         self._maps = dict[sp.Symbol, sp.Expr]()
         self._reduces = dict[sp.Symbol, Reduce]()
         self._risky = dict[sp.Symbol, bool]()
+        self._signs = dict[tuple[sp.Expr, bool], bool]()  # whether it is positive, or never negative: asked many times
         for statement in statements:
             if isinstance(statement, Map):
                 self._maps[symbol(statement.name)] = statement.expr
@@ -32,6 +33,20 @@ class Defined:
                 self._reduces |= dict.fromkeys(map(symbol, defined_names(statement)), statement)
 
     def is_never_negative(self, expr: sp.Expr) -> bool:
+        return self._sign(expr, False, self._never_negative)
+
+    def is_positive(self, expr: sp.Expr) -> bool:
+        """Above 0: an exponential, a sum of those, what has no sign plus a scalar, what is at least a scalar."""
+        return self._sign(expr, True, self._positive)
+
+    def _sign(self, expr: sp.Expr, above: bool, find: Callable[[sp.Expr], bool]) -> bool:
+        """Kept, as each asks for the other of every part."""
+        key = (expr, above)
+        if key not in self._signs:
+            self._signs[key] = find(expr)
+        return self._signs[key]
+
+    def _never_negative(self, expr: sp.Expr) -> bool:
         if expr.is_number or expr == COLS:
             return bool(expr.is_extended_nonnegative) or expr == COLS
         if expr in self._maps:
@@ -47,8 +62,7 @@ class Defined:
             return any(map(self.is_never_negative, expr.args)) or self.is_positive(expr)
         return isinstance(expr, sp.exp | sp.Abs)
 
-    def is_positive(self, expr: sp.Expr) -> bool:
-        """Above 0: an exponential, a sum of those, what has no sign plus a scalar, what is at least a scalar."""
+    def _positive(self, expr: sp.Expr) -> bool:
         if expr.is_number or expr == COLS:
             return bool(expr.is_extended_positive) or expr == COLS
         if expr in self._maps:
