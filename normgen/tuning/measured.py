@@ -1,24 +1,18 @@
 """Tuning on a GPU: the campaign with the real bench, compiler and cost model, each in its own processes.
 
-A run's processes start first and get ready (imports, NVRTC, the device's context) while this one reads the spec and
-enumerates. The device is touched by its worker alone; texts are emitted in a thread while the worker measures.
+A run's processes (`measure.isolation.start`) get ready while this one reads the spec and enumerates. The device is
+touched by its worker alone; texts are emitted in a thread while the worker measures.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 
 from normgen.cost.model import predicted_us
-from normgen.cuda.cache import CubinCache
-from normgen.cuda.nvrtc import leave_interrupts
-from normgen.cuda.pool import CompilePool
 from normgen.device import Device
 from normgen.files.private import to_stderr
 from normgen.measure import judge
-from normgen.measure.isolation.process import Post
+from normgen.measure.isolation.start import Processes
 from normgen.measure.isolation.turns import device_name, turn
 from normgen.measure.timing import Policy
 from normgen.pipeline import emit
@@ -37,29 +31,6 @@ from normgen.tuning.finals import finalist_records
 from normgen.tuning.run import Run
 from normgen.tuning.search.dashboard import StudyCopy
 from normgen.tuning.search.search import Search
-
-
-@dataclass(frozen=True, kw_only=True)
-class Processes:
-    """What a measured run works with: compilers, one thread that emits, and the post of the device's worker."""
-
-    pool: CompilePool
-    emitter: ThreadPoolExecutor
-    post: Post
-
-
-@contextlib.contextmanager
-def processes(index: int) -> Iterator[Processes]:
-    """Start them, all at once and without waiting for any; end them on the way out."""
-    with Post(judge.BENCH, index) as post:
-        post.worker()
-        with CompilePool(cache=CubinCache()) as pool:
-            pool.warm()
-            emitter = ThreadPoolExecutor(1, thread_name_prefix="normgen-emit", initializer=leave_interrupts)
-            try:
-                yield Processes(pool=pool, emitter=emitter, post=post)
-            finally:
-                emitter.shutdown(wait=True, cancel_futures=True)
 
 
 def measure_on_gpu(run: Run, using: Processes) -> tuple[tuple[Record, ...], bool]:

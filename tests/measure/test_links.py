@@ -108,8 +108,7 @@ def written_down(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, stand_in in {"Stream": Handle, "Event": Handle, "Graph": Graph, "memset": host_memset}.items():
         monkeypatch.setattr(gpu, name, stand_in)
     monkeypatch.setattr(gpu, "use_device", lambda _: None)
-    monkeypatch.setattr(gpu, "core_device", lambda _: Handle)
-    monkeypatch.setattr(Handle, "pci_bus_id", "0", raising=False)
+    monkeypatch.setattr(gpu, "pci_bus_id", lambda _: "0")
     monkeypatch.setattr(gpu.Watch, "of_device", lambda _: Watch(None))
     monkeypatch.setattr(gpu, "DeviceCheck", lambda problem, *_, **__: type("Checks", (), {"problem": problem})())
     monkeypatch.setattr(matmul, "WHEELS", ())
