@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from normgen.codegen.module import Module
 from normgen.cost.model import predicted_us
 from normgen.device import Device
 from normgen.files.private import to_stderr
 from normgen.measure import judge
+from normgen.measure.chains.chain import chain_modules
+from normgen.measure.chains.works import roof_modules
 from normgen.measure.isolation.start import Processes
 from normgen.measure.isolation.turns import device_name, turn
 from normgen.measure.timing import Policy
@@ -42,13 +45,12 @@ def measure_on_gpu(run: Run, using: Processes) -> tuple[tuple[Record, ...], bool
     policy = Policy()
     run.memory = memory_of(run, policy)
     bench = judge.bench_at(using.post, run.problem, run.device, place=run.place, seed=run.seed, note=run.note)
+    for module in own_modules(run.problem, run.device, run.place):
+        using.pool.submit(module, arch)  # into the cache, where the worker looks when it has drawn its data
     run.begin("enumerate")
     with run.clock.phase("enumerate"):
         copy = study_copy(run)
         search, default, incumbent = prepare(run, copy=copy)
-    run.begin("prepare data")
-    with run.clock.phase("wait for the device"):
-        assert bench.roofs, "a bench times its roofs"
     campaign = Campaign(
         run,
         search=search,
@@ -66,11 +68,20 @@ def measure_on_gpu(run: Run, using: Processes) -> tuple[tuple[Record, ...], bool
             device_name(using.post.index), state_folder() / "turns", patience_s=lambda: run.clock.left_s, warn=run.note
         ),
     )
+    campaign.ask_ahead()
+    run.begin("prepare data")
+    with run.clock.phase("wait for the device"):
+        assert bench.roofs, "a bench times its roofs"
     run.progress.phase("search")
     finish = campaign.finish()
     if copy is not None and copy.lost:
         run.note(f"the study in the storage is not complete: {copy.lost}")
     return finalist_records(campaign, finish), finish.interrupted
+
+
+def own_modules(problem: Problem, device: Device, place: Place) -> list[Module]:
+    """The hand-written kernels that a bench of the problem has beside the candidates."""
+    return [*chain_modules(place.context), *roof_modules(problem, device)]
 
 
 def memory_of(run: Run, policy: Policy) -> Memory:
