@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from normgen.bench.entrant import ROOF_SAMPLES, compiled, race_bench, raced
 from normgen.device import Device
 from normgen.files.private import to_stderr
-from normgen.measure import judge, timing
+from normgen.measure import timing
+from normgen.measure.isolation import process
 from normgen.measure.isolation.process import Post
 from normgen.measure.judge import Judge
 from normgen.measure.protocol import roof_family
@@ -82,7 +83,7 @@ def hold(
     Raises RefusedError when the device cannot hold the data, DeviceLostError when no worker can be kept alive.
     """
     distinct = {schedule.key: schedule for schedule in schedules.values()}
-    with Post(judge.BENCH, venue.index) as post:
+    with Post(process.BENCH, venue.index) as post:
         post.worker()  # gets ready while the kernels are compiled
         drafts = {key: compiled(key, problem, schedule, venue.facts.arch) for key, schedule in distinct.items()}
         with race_bench(post, problem, venue.facts, place=place, seed=venue.seed, note=note) as bench:

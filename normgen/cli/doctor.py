@@ -25,7 +25,6 @@ from normgen.files.private import cache_root, why_unusable
 from normgen.python.repeat import IS_BUILT
 
 REQUIRED = (
-    "cuda-core",
     "cuda-bindings",
     "nvidia-cuda-nvrtc",
     "nvidia-cuda-runtime",

@@ -42,7 +42,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "spec": ("show:spec_group", "Work on spec files."),
     "study": ("study:study", "Experiments on the tuner and on its kernels."),
     "sweep": ("study:sweep", "Measure every legal schedule of a problem, or a sample, into one file."),
-    "tune": ("tune:tune", "Find the fastest kernel for a shape, or for each of a suite."),
+    "tune": ("tune.command:tune", "Find the fastest kernel for a shape, or for each of a suite."),
     "verify": ("show:verify", "Check a kernel against the float64 reference on adversarial rows."),
 }
 

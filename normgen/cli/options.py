@@ -1,4 +1,7 @@
-"""What the commands share: the options that name a problem, and how their texts are read."""
+"""What the commands share: the options that name a problem, and how their texts are read.
+
+This file imports nothing heavy: a command that measures starts its processes before it loads the tuner.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +17,9 @@ from typing import Any, TypeVar
 import click
 
 from normgen.errors import UsageError
-from normgen.problem.problem import Problem
-from normgen.program.source import problem_for
+from normgen.files.shipped import shipped
 from normgen.records.place import Context, Setting
-from normgen.spec.reader import list_specs, load
-from normgen.tuning.run import LARGEST_SEED, LONGEST_BUDGET_S
+from normgen.tuning.progress import LARGEST_SEED, LONGEST_BUDGET_S
 
 _PLAIN = (
     *("shape", "dtype", "direction", "pitch", "batches", "align"),
@@ -99,7 +100,7 @@ def _shape(_: click.Context, __: click.Parameter, text: str | None) -> str | Non
 
 def _op(_: click.Context, __: click.Parameter, name: str) -> str:
     """The name itself. Raises UsageError where it is no built-in spec, but the stem of a file in this folder."""
-    if "/" not in name and Path(f"{name}.toml").is_file() and name not in list_specs():
+    if "/" not in name and Path(f"{name}.toml").is_file() and not (shipped("specs") / f"{name}.toml").is_file():
         raise UsageError("unknown spec", received=name, hint=f"a file is named by its path: --op ./{name}.toml")
     return name
 
@@ -160,10 +161,6 @@ def problem_arguments(options: dict[str, Any]) -> dict[str, Any]:
         if len(named[option]) < len(pairs):
             raise UsageError(f"--{option.replace('_', '-')} names an output once", received=" ".join(pairs))
     return plain | named | {"gradients": parse_names(options["gradients"]) or None}
-
-
-def read_problem(options: dict[str, Any]) -> Problem:
-    return problem_for(load(options["op"]), **problem_arguments(options))
 
 
 def parse_names(text: str) -> tuple[str, ...]:

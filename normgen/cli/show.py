@@ -12,12 +12,12 @@ from normgen.cli.options import (
     json_option,
     parse_device,
     problem_options,
-    read_problem,
     schedule_option,
     seed_option,
     show,
     target_option,
 )
+from normgen.cli.problems import read_problem
 from normgen.cuda.driver import find_gpu
 from normgen.device import target as named_target
 from normgen.errors import NormgenError, VerificationError

@@ -13,10 +13,10 @@ from normgen.cli.options import (
     parse_device,
     place_options,
     problem_options,
-    read_problem,
     show,
     target_option,
 )
+from normgen.cli.problems import read_problem
 from normgen.cli.text.result import comparison_text
 from normgen.cuda.driver import find_gpu
 from normgen.device import target as named_target

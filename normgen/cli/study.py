@@ -30,12 +30,12 @@ from normgen.cli.options import (
     parse_names,
     place_options,
     problem_options,
-    read_problem,
     schedule_option,
     seed_option,
     show,
     target_option,
 )
+from normgen.cli.problems import read_problem
 from normgen.cli.text.result import LiveLine
 from normgen.cost.checklist import checklist
 from normgen.cost.constants import Constants, constants_of, file_name, read_constants, write_constants

@@ -11,6 +11,7 @@ from normgen.errors import DriverError, NoDeviceError, UsageError
 # A copy reaches this part of what memory clock x bus width allows: 0.855 on an H200 (4200 of 4917 GB/s),
 # 0.90 on an A100 (1750 of 1935). Used only for devices without a measured figure in TARGETS.
 _COPY_SHARE_OF_PEAK = 0.87
+_NAME_BYTES = 256  # room for a device's name
 _NO_DEVICE_CODES = ("CUDA_ERROR_NO_DEVICE", "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH", "CUDA_ERROR_STUB_LIBRARY")
 _HINTS = {
     "CUDA_ERROR_ILLEGAL_ADDRESS": "a kernel left its tensors; this process cannot use the GPU any more",
@@ -66,22 +67,35 @@ def devices() -> list[Device]:
 
 def device_facts(index: int = 0) -> Device:
     """What the driver reports of a device; its bandwidth from TARGETS if that model was measured."""
-    handle = core_device(index)
-    facts = handle.properties
-    major, minor = handle.compute_capability
+    name = device_name(index)
+    fact = functools.partial(_attribute, index)
     return Device(
-        name=str(handle.name),
-        arch=major * 10 + minor,
-        sm_count=facts.multiprocessor_count,
-        l2_bytes=facts.l2_cache_size,
-        shared_per_block=facts.max_shared_memory_per_block_optin,
-        shared_per_sm=facts.max_shared_memory_per_multiprocessor,
-        dram_gb_per_s=_dram_gb_per_s(str(handle.name), facts.memory_clock_rate, facts.global_memory_bus_width),
-        sm_clock_ghz=facts.clock_rate / 1e6,
-        registers_per_sm=facts.max_registers_per_multiprocessor,
-        threads_per_sm=facts.max_threads_per_multiprocessor,
-        blocks_per_sm=facts.max_blocks_per_multiprocessor,
+        name=name,
+        arch=fact("COMPUTE_CAPABILITY_MAJOR") * 10 + fact("COMPUTE_CAPABILITY_MINOR"),
+        sm_count=sm_count(index),
+        l2_bytes=fact("L2_CACHE_SIZE"),
+        shared_per_block=fact("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"),
+        shared_per_sm=fact("MAX_SHARED_MEMORY_PER_MULTIPROCESSOR"),
+        dram_gb_per_s=_dram_gb_per_s(name, fact("MEMORY_CLOCK_RATE"), fact("GLOBAL_MEMORY_BUS_WIDTH")),
+        sm_clock_ghz=fact("CLOCK_RATE") / 1e6,
+        registers_per_sm=fact("MAX_REGISTERS_PER_MULTIPROCESSOR"),
+        threads_per_sm=fact("MAX_THREADS_PER_MULTIPROCESSOR"),
+        blocks_per_sm=fact("MAX_BLOCKS_PER_MULTIPROCESSOR"),
     )
+
+
+def device_name(index: int) -> str:
+    return _text(driver().cuDeviceGetName(_NAME_BYTES, _handle(index)), "tell a device's name")
+
+
+def pci_bus_id(index: int) -> str:
+    """Where the device sits, as NVML names it: 0000:18:00.0."""
+    return _text(driver().cuDeviceGetPCIBusId(_NAME_BYTES, _handle(index)), "tell where a device sits")
+
+
+@functools.cache
+def sm_count(index: int) -> int:
+    return _attribute(index, "MULTIPROCESSOR_COUNT")
 
 
 def find_gpu(device: int | str | None) -> tuple[int, Device] | None:
@@ -112,23 +126,30 @@ def _dram_gb_per_s(name: str, memory_clock_khz: int, bus_width_bits: int) -> flo
 
 
 @functools.cache
-def core_device(index: int) -> Any:
-    """The `cuda.core.Device` of that index. Raises UsageError if there is none."""
+def _handle(index: int) -> Any:
+    """The driver's handle of a device. Raises UsageError if there is none of that index."""
     count = device_count()
     if not 0 <= index < count:
         raise UsageError("a device index must name a device", received=str(index), hint=f"0 to {count - 1}")
-    from cuda.core import Device as CoreDevice
+    return check(driver().cuDeviceGet(index), "find the device")
 
-    return CoreDevice(index)
+
+def _attribute(index: int, name: str) -> int:
+    """A CU_DEVICE_ATTRIBUTE_*."""
+    which = getattr(driver().CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
+    return int(check(driver().cuDeviceGetAttribute(which, _handle(index)), f"tell {name} of a device"))
+
+
+def _text(answer: tuple[Any, ...], action: str) -> str:
+    """A text that the driver wrote into a buffer, up to its NUL."""
+    return bytes(check(answer, action)).partition(b"\0")[0].decode()
 
 
 @functools.cache
 def context_of(index: int) -> int:
     """The primary context of a device, kept for the life of the process."""
-    core_device(index)
-    bindings = driver()
-    device = check(bindings.cuDeviceGet(index), "find the device")
-    return int(check(bindings.cuDevicePrimaryCtxRetain(device), "create the device's context"))
+    device = _handle(index)
+    return int(check(driver().cuDevicePrimaryCtxRetain(device), "create the device's context"))
 
 
 def device_of(context: int) -> int:

@@ -17,7 +17,7 @@ from typing import Any
 
 from normgen.codegen.module import Kernel, Launch, Module, Param, Source
 from normgen.cuda.cubin import Cubin, entries_of, symbol_of
-from normgen.cuda.driver import OnDevice, check, core_device, driver
+from normgen.cuda.driver import OnDevice, check, driver, sm_count
 from normgen.cuda.stream import Stream
 from normgen.errors import NormgenError
 
@@ -50,7 +50,7 @@ class LoadedKernel:
         self.handle = int(function)
         self._function = function
         self.starts_early = dependent_launch or kernel.launch.dependent
-        self.sm_count = int(core_device(device).properties.multiprocessor_count)
+        self.sm_count = sm_count(device)
         self._set_attributes()
 
     @property

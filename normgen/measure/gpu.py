@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from normgen.codegen.module import Module
-from normgen.cuda.driver import core_device, use_device
+from normgen.cuda.driver import pci_bus_id, use_device
 from normgen.cuda.launch import LoadedModule
 from normgen.cuda.memory import DeviceBuffer, copy, memset
 from normgen.cuda.stream import Event, Graph, Stream
@@ -26,22 +26,14 @@ from normgen.measure.chains.works import Work, works_of
 from normgen.measure.check import VERIFY_ELEMENTS, DeviceCheck
 from normgen.measure.clocks import Watch
 from normgen.measure.data import fill, filled_sets, sample_inputs, zeros
-from normgen.measure.protocol import (
-    BASE,
-    BASE_AGAIN,
-    ROOF_PREFIX,
-    Check,
-    DeviceLostError,
-    KernelFaultError,
-    twin_name,
-    twins_of,
-)
+from normgen.measure.faults import DeviceLostError, KernelFaultError
+from normgen.measure.protocol import BASE, BASE_AGAIN, ROOF_PREFIX, Check, twin_name, twins_of
 from normgen.measure.replays import REPLAY_US, ROUND_OVER_L2, layout, main_input, plan_of
 from normgen.problem.problem import Problem
 from normgen.problem.tensors import TensorUse
 from normgen.program.source import kernel_problem
 from normgen.records.place import Context, Place
-from normgen.records.record import Outcome
+from normgen.records.verified import Outcome
 
 WARM_UP_S = 0.003
 HOPELESS = 20  # times the best so far: a kernel that takes longer is not worth its replays
@@ -128,7 +120,7 @@ class GpuBench:
         self._reader: Loaded | None = None
         self._flusher: Callable[[], None] | None = self._make_flusher() if self.plan.flushed else None
         self._best_us: float | None = None
-        self._watch = Watch.of_device(str(core_device(index).pci_bus_id))
+        self._watch = Watch.of_device(pci_bus_id(index))
         self.bases: Sequence[str] = ()
         if place.context is not Context.ALONE:
             self._replays[BASE] = self._replays[BASE_AGAIN] = self._base(place.context)
@@ -409,11 +401,6 @@ class GpuBench:
         self._reader = Loaded(module_of("read_elements"), self._facts, self._index)
         reader = self._reader.bound.set(rows=size // VECTOR_BYTES, pointers={"target": base + size, "source": base})
         return lambda: reader.launch(self._stream)
-
-
-def get_ready(index: int) -> None:
-    """Create the device's context, which takes longest: a worker does it before it knows its problem."""
-    use_device(index)
 
 
 def _guarded(size: int, index: int) -> DeviceBuffer:

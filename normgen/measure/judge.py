@@ -25,8 +25,6 @@ from normgen.records.record import Outcome
 from normgen.records.statistics import Times
 from normgen.records.verified import Verified
 
-BENCH = "normgen.measure.gpu:GpuBench"  # what a worker builds
-
 
 class Entrant(Protocol):
     """What is judged under its key: a kernel with its cubin, or anything that its bench can make, check and replay."""

@@ -1,7 +1,6 @@
 """What `judge` asks of a device, and how a device says that a kernel is to blame.
 
 `gpu.GpuBench` does it on a GPU; `isolation.bench.WorkerBench` does it in another process that owns such a bench.
-This file imports nothing heavy: a worker process is to be ready soon.
 """
 
 from __future__ import annotations
@@ -11,10 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from normgen.codegen.module import Module
-from normgen.errors import NormgenError
 from normgen.measure import timing
+from normgen.measure.faults import DeviceLostError as DeviceLostError
+from normgen.measure.faults import KernelFaultError as KernelFaultError
 from normgen.records.place import Context
-from normgen.records.record import Outcome
 from normgen.records.verified import Verified
 
 ROOF_PREFIX = "roof: "
@@ -40,23 +39,6 @@ def twin_name(key: str, context: Context | None = None) -> str:
 def twins_of(key: str) -> tuple[str, ...]:
     """Every key that a twin of a kernel can have."""
     return tuple(twin_name(key, context) for context in (None, *Context))
-
-
-class DeviceLostError(NormgenError):
-    """A fault after which this process cannot use the device: its bench ends here."""
-
-    exit_code = 6
-
-
-class KernelFaultError(NormgenError):
-    """A loaded kernel cannot be used; `key` names it, `outcome` is what its record says."""
-
-    exit_code = 4
-
-    def __init__(self, rule: str, *, key: str, outcome: Outcome, received: str | None = None) -> None:
-        self.key = key
-        self.outcome = outcome
-        super().__init__(rule, received=received)
 
 
 @dataclass(frozen=True, kw_only=True)

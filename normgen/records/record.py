@@ -34,7 +34,6 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from enum import StrEnum
 from typing import Any
 
 from normgen.device import device_from
@@ -45,26 +44,11 @@ from normgen.problem.problem import Problem
 from normgen.records.place import DEFAULT_PLACE, Context, Place, Setting
 from normgen.records.statistics import Price, Times
 from normgen.records.validity import check_record
+from normgen.records.verified import Outcome as Outcome
 from normgen.records.verified import Verified
 from normgen.schedule.schedule import Schedule, schedule_from
 
 SCHEMA = 1
-
-
-class Outcome(StrEnum):
-    OK = "ok"
-    ILLEGAL = "illegal"
-    COMPILE_ERROR = "compile_error"
-    LAUNCH_ERROR = "launch_error"
-    TIMEOUT = "timeout"
-    WRONG_RESULT = "wrong_result"
-    WORKER_DIED = "worker_died"  # the process that ran it ended, twice, without saying why
-    PREDICTED = "predicted"
-
-    @property
-    def is_usable(self) -> bool:
-        """The kernel may be shipped: measured, or honestly predicted."""
-        return self in (Outcome.OK, Outcome.PREDICTED)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,13 +1,30 @@
-"""Where and how a kernel was verified: the field `verified` of a record, and what is said of it."""
+"""What became of a kernel, and where and how it was verified: the fields `outcome` and `verified` of a record."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from enum import StrEnum
 from typing import Any
 
 GPU, CPU = "gpu", "cpu"
 NOT_RECORDED = "not recorded"
+
+
+class Outcome(StrEnum):
+    OK = "ok"
+    ILLEGAL = "illegal"
+    COMPILE_ERROR = "compile_error"
+    LAUNCH_ERROR = "launch_error"
+    TIMEOUT = "timeout"
+    WRONG_RESULT = "wrong_result"
+    WORKER_DIED = "worker_died"  # the process that ran it ended, twice, without saying why
+    PREDICTED = "predicted"
+
+    @property
+    def is_usable(self) -> bool:
+        """The kernel may be shipped: measured, or honestly predicted."""
+        return self in (Outcome.OK, Outcome.PREDICTED)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,6 +22,7 @@ from normgen.device import Device
 from normgen.errors import NothingValidError, UsageError
 from normgen.files.private import to_stderr
 from normgen.measure import timing
+from normgen.measure.isolation.start import processes
 from normgen.measure.judge import Judge, Passed, bench_at
 from normgen.measure.protocol import Bench
 from normgen.pipeline import emit
@@ -34,7 +35,6 @@ from normgen.studies.replay import swept_problem
 from normgen.studies.sweep_file import Sweep
 from normgen.tuning.candidate import Failed, Proposed, Twin
 from normgen.tuning.compile import Builder
-from normgen.tuning.measured import processes
 
 COMMAND: Sequence[str] = (sys.executable, "-m", "normgen")
 SWEPT = 3  # of a sweep's fastest: the very first may owe its place to luck

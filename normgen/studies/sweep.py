@@ -21,6 +21,7 @@ from normgen.device import Device
 from normgen.errors import NothingValidError, UsageError
 from normgen.files.private import to_stderr
 from normgen.measure import timing
+from normgen.measure.isolation.start import processes
 from normgen.measure.judge import Fault, Judge, Passed, bench_at
 from normgen.measure.protocol import Bench, DeviceLostError
 from normgen.measure.timing import Policy
@@ -36,7 +37,6 @@ from normgen.schedule.space import space, with_default
 from normgen.studies.sweep_file import Header, Point, Sweep, SweepWriter, header_of, resumed
 from normgen.tuning.candidate import Built, Checked, Failed, Proposed, Timed, Twin
 from normgen.tuning.compile import Builder, text_of
-from normgen.tuning.measured import processes
 from normgen.tuning.tuner import environment
 
 BATCH = 32

@@ -32,6 +32,20 @@ Batch = list[tuple[int, Candidate]]  # each with the number of its proposal
 class Campaign(Hearing):
     """Runs the search on a bench; every candidate is recorded when its outcome is known."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._waiting: deque[Batch] = deque()
+        self._asked = 0
+
+    def ask_ahead(self) -> None:
+        """Keep two batches in flight, one on the GPU and one in the compiler; the first two need no device yet."""
+        while len(self._waiting) < 2 and self._asked < self.run.trials and self.has_time():
+            batch = self._ask(min(BATCH, self.run.trials - self._asked))
+            if not batch:
+                return
+            self._asked += len(batch)
+            self._waiting.append(batch)
+
     def finish(self) -> Finish:
         """Search until trials, time or points run out, then confirm.
 
@@ -74,24 +88,18 @@ class Campaign(Hearing):
         self.search.in_chain(self.standings.roof.base_us)
 
     def _batches(self) -> Iterator[Batch]:
-        """What to evaluate next. Two batches are in flight: one on the GPU, one in the compiler."""
-        waiting: deque[Batch] = deque()
-        asked = 0
-        if not self.has_time():
+        """What to evaluate next, until trials, time or points run out."""
+        if not self._waiting and not self.has_time():
             self.run.note("the budget ended before the search began: only the default was compiled")
-            waiting.append(self._ask(1))
+            self._waiting.append(self._ask(1))
         while True:
             roof = self.standings.roof
             settled = self.search.is_settled(None if roof.us is None else roof.us + roof.base_us)
-            while len(waiting) < 2 and asked < self.run.trials and self.has_time() and not settled:
-                batch = self._ask(min(BATCH, self.run.trials - asked))
-                if not batch:
-                    break
-                asked += len(batch)
-                waiting.append(batch)
-            if not waiting or not self.has_time(late=True):
+            if not settled:
+                self.ask_ahead()
+            if not self._waiting or not self.has_time(late=True):
                 return
-            yield waiting.popleft()
+            yield self._waiting.popleft()
 
     def _ask(self, count: int) -> Batch:
         """Proposals, in compilation unless an earlier run knows them."""

@@ -1,24 +1,21 @@
 """Tuning on a GPU: the campaign with the real bench, compiler and cost model, each in its own processes.
 
-A run's processes start first and get ready (imports, NVRTC, the device's context) while this one reads the spec and
-enumerates. The device is touched by its worker alone; texts are emitted in a thread while the worker measures.
+A run's processes (`measure.isolation.start`) get ready while this one reads the spec and enumerates. The device is
+touched by its worker alone; texts are emitted in a thread while the worker measures.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 
+from normgen.codegen.module import Module
 from normgen.cost.model import predicted_us
-from normgen.cuda.cache import CubinCache
-from normgen.cuda.nvrtc import leave_interrupts
-from normgen.cuda.pool import CompilePool
 from normgen.device import Device
 from normgen.files.private import to_stderr
 from normgen.measure import judge
-from normgen.measure.isolation.process import Post
+from normgen.measure.chains.chain import chain_modules
+from normgen.measure.chains.works import roof_modules
+from normgen.measure.isolation.start import Processes
 from normgen.measure.isolation.turns import device_name, turn
 from normgen.measure.timing import Policy
 from normgen.pipeline import emit
@@ -39,29 +36,6 @@ from normgen.tuning.search.dashboard import StudyCopy
 from normgen.tuning.search.search import Search
 
 
-@dataclass(frozen=True, kw_only=True)
-class Processes:
-    """What a measured run works with: compilers, one thread that emits, and the post of the device's worker."""
-
-    pool: CompilePool
-    emitter: ThreadPoolExecutor
-    post: Post
-
-
-@contextlib.contextmanager
-def processes(index: int) -> Iterator[Processes]:
-    """Start them, all at once and without waiting for any; end them on the way out."""
-    with Post(judge.BENCH, index) as post:
-        post.worker()
-        with CompilePool(cache=CubinCache()) as pool:
-            pool.warm()
-            emitter = ThreadPoolExecutor(1, thread_name_prefix="normgen-emit", initializer=leave_interrupts)
-            try:
-                yield Processes(pool=pool, emitter=emitter, post=post)
-            finally:
-                emitter.shutdown(wait=True, cancel_futures=True)
-
-
 def measure_on_gpu(run: Run, using: Processes) -> tuple[tuple[Record, ...], bool]:
     """Search and confirm on a GPU: the finalists' records, the winner first, and whether Ctrl-C ended it.
 
@@ -71,13 +45,12 @@ def measure_on_gpu(run: Run, using: Processes) -> tuple[tuple[Record, ...], bool
     policy = Policy()
     run.memory = memory_of(run, policy)
     bench = judge.bench_at(using.post, run.problem, run.device, place=run.place, seed=run.seed, note=run.note)
+    for module in own_modules(run.problem, run.device, run.place):
+        using.pool.submit(module, arch)  # into the cache, where the worker looks when it has drawn its data
     run.begin("enumerate")
     with run.clock.phase("enumerate"):
         copy = study_copy(run)
         search, default, incumbent = prepare(run, copy=copy)
-    run.begin("prepare data")
-    with run.clock.phase("wait for the device"):
-        assert bench.roofs, "a bench times its roofs"
     campaign = Campaign(
         run,
         search=search,
@@ -95,11 +68,20 @@ def measure_on_gpu(run: Run, using: Processes) -> tuple[tuple[Record, ...], bool
             device_name(using.post.index), state_folder() / "turns", patience_s=lambda: run.clock.left_s, warn=run.note
         ),
     )
+    campaign.ask_ahead()
+    run.begin("prepare data")
+    with run.clock.phase("wait for the device"):
+        assert bench.roofs, "a bench times its roofs"
     run.progress.phase("search")
     finish = campaign.finish()
     if copy is not None and copy.lost:
         run.note(f"the study in the storage is not complete: {copy.lost}")
     return finalist_records(campaign, finish), finish.interrupted
+
+
+def own_modules(problem: Problem, device: Device, place: Place) -> list[Module]:
+    """The hand-written kernels that a bench of the problem has beside the candidates."""
+    return [*chain_modules(place.context), *roof_modules(problem, device)]
 
 
 def memory_of(run: Run, policy: Policy) -> Memory:

@@ -1,9 +1,15 @@
-"""What a run tells while it runs. The command line draws it; as a library normgen is silent."""
+"""The limits of what a run is asked for, and what it tells while it runs.
+
+The command line draws it; as a library normgen is silent.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Protocol
+
+LONGEST_BUDGET_S = 30 * 24 * 3600.0  # a wait of more than some 292 years overflows the system's clock
+LARGEST_SEED = 2**32 - 1  # numpy's generators, which optuna uses, take no larger one
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -39,10 +39,6 @@ class Study(Protocol):
     def records(self) -> Sequence[Record]: ...
 
 
-LONGEST_BUDGET_S = 30 * 24 * 3600.0  # a wait of more than some 292 years overflows the system's clock
-LARGEST_SEED = 2**32 - 1  # numpy's generators, which optuna uses, take no larger one
-
-
 class Clock:
     """Seconds since the start, per phase, and until the budget ends. One thread's phases: they never overlap."""
 

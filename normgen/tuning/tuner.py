@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
@@ -11,11 +10,12 @@ from typing import Any, Unpack
 
 from normgen import verify
 from normgen.cuda.compiler import nvrtc_version
-from normgen.cuda.driver import driver_version, find_gpu
+from normgen.cuda.driver import driver_version
 from normgen.device import target as named_target
 from normgen.errors import UsageError, did_you_mean
 from normgen.export import export_record, require_folder
 from normgen.files.private import write_atomically
+from normgen.measure.isolation.start import Found, Start
 from normgen.measure.timing import PROTOCOL
 from normgen.pipeline import emit
 from normgen.problem.problem import Problem
@@ -28,11 +28,11 @@ from normgen.records.winners import adopt, gpu_slug, spec_path, state_folder
 from normgen.schedule.default import default_schedule
 from normgen.spec.given import Given, spec_of
 from normgen.tuning.compile import text_of
-from normgen.tuning.measured import Processes, measure_on_gpu, processes
+from normgen.tuning.measured import measure_on_gpu
 from normgen.tuning.predicted import predict_without_gpu
-from normgen.tuning.progress import Progress, Silent
+from normgen.tuning.progress import LARGEST_SEED, LONGEST_BUDGET_S, Progress, Silent
 from normgen.tuning.result import Result
-from normgen.tuning.run import LARGEST_SEED, LONGEST_BUDGET_S, Clock, Run, Study, open_run, versions
+from normgen.tuning.run import Clock, Run, Study, open_run, versions
 
 DEFAULT_TRIALS = 64  # docs/search.md: the worst of 50 seeds is within 1 % of the optimum after 50
 
@@ -81,6 +81,7 @@ def tune(
     reuse: bool = True,
     study: Study | None = None,
     storage: str | None = None,
+    start: Start | None = None,
     **question: Unpack[Asked],
 ) -> Result:
     """Find the fastest kernel of a spec for one shape [.., cols], on a GPU or, without one, by prediction.
@@ -95,6 +96,7 @@ def tune(
     reuse     times that other runs measured under the same conditions are taken over; finalists are always re-timed
     study     a study in a shared database that gets every candidate too (`suites.shared_study`)
     storage   URL of a database for the study of a measured search, for optuna-dashboard: sqlite:///file.db
+    start     looks for the device already, and ends with the run: `device` is not looked at
     question  which kernel: dtype="bf16", direction="backward", without, gradients, ...; see `problem.Asked`
 
     Errors: UsageError, SpecError; FileError where `output` or the state folder cannot be written; NoDeviceError when
@@ -113,7 +115,10 @@ def tune(
         study=study,
         storage=storage,
     )
-    return _tuned(op, shape, _checked(question), terms, device=device, target=target, output=output)
+    if output is not None:
+        require_folder(output)
+    with start or Start(device) as looking:
+        return _tuned(op, shape, _checked(question), terms, looking, target=target, output=output)
 
 
 def _checked(question: Asked) -> Asked:
@@ -130,48 +135,42 @@ def _tuned(
     shape: str | int | tuple[int, ...],
     question: Asked,
     terms: _Terms,
+    start: Start,
     *,
-    device: int | str | None,
     target: str,
     output: Path | None,
 ) -> Result:
-    """On a GPU its processes start while the spec is read."""
-    if output is not None:
-        require_folder(output)
+    """On a GPU its processes get ready while the spec is read."""
     clock = Clock(terms.budget_s)
     with clock.phase("find the device"):
-        gpu = find_gpu(device)
-        facts = gpu[1] if gpu else named_target(target)
-    with contextlib.ExitStack() as stack:
-        using = stack.enter_context(processes(gpu[0])) if gpu else None
-        with clock.phase("read the spec"):
-            problem = _problem(op, shape, question)
-        run = stack.enter_context(
-            open_run(
-                problem,
-                facts,
-                command=tune_command(
-                    spec_path(op, problem.spec),
-                    problem,
-                    place=terms.place,
-                    seed=terms.seed,
-                    target=None if gpu else gpu_slug(facts),
-                ),
-                versions=environment(measured=gpu is not None),
-                clock=clock,
-                measured=gpu is not None,
-                **vars(terms),
-            )
-        )
-        records, interrupted = _finalists(run, using)
+        gpu = start.found()
+        facts = gpu.device if gpu else named_target(target)
+    with clock.phase("read the spec"):
+        problem = _problem(op, shape, question)
+    with open_run(
+        problem,
+        facts,
+        command=tune_command(
+            spec_path(op, problem.spec),
+            problem,
+            place=terms.place,
+            seed=terms.seed,
+            target=None if gpu else gpu_slug(facts),
+        ),
+        versions=environment(measured=gpu is not None),
+        clock=clock,
+        measured=gpu is not None,
+        **vars(terms),
+    ) as run:
+        records, interrupted = _finalists(run, gpu)
         return conclude(run, records, interrupted=interrupted, output=output)
 
 
-def _finalists(run: Run, using: Processes | None) -> tuple[tuple[Record, ...], bool]:
-    """Measured where there are processes for it, else predicted; and whether Ctrl-C ended it."""
-    if using is None:
+def _finalists(run: Run, gpu: Found | None) -> tuple[tuple[Record, ...], bool]:
+    """Measured where there is a GPU, else predicted; and whether Ctrl-C ended it."""
+    if gpu is None:
         return predict_without_gpu(run)
-    return measure_on_gpu(run, using)
+    return measure_on_gpu(run, gpu.processes)
 
 
 def _problem(op: Given, shape: str | int | tuple[int, ...], question: Asked) -> Problem:

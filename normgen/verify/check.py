@@ -165,8 +165,7 @@ def _judged(
 ) -> Verdict:
     """Tally the results against their parts."""
     arrays = outputs.arrays if isinstance(outputs, Outputs) else outputs
-    names, contract = sorted(set(inputs.families)), problem.spec.accuracy_rows
-    codes = np.searchsorted(names, inputs.families) if names else np.zeros(0, dtype=np.intp)
+    (names, codes), contract = inputs.coded_families, problem.spec.accuracy_rows
     written = [t for t in _written(problem) if _array(arrays, t) is not None]
     results = {t.name: t.layout.by_row(np.asarray(_array(arrays, t))) for t in written}
     tallies = {t.name: _Tally(problem=problem, tensor=t, names=names, codes=codes) for t in written}

@@ -30,6 +30,7 @@ import math
 import mmap
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -237,6 +238,12 @@ class Inputs:
     @property
     def arrays(self) -> dict[str, Stored]:
         return {name: buffer.array for name, buffer in self.buffers.items()}
+
+    @cached_property
+    def coded_families(self) -> tuple[list[str], NDArray[np.intp]]:
+        """The names of the families, sorted, and the number of each row's: kept, as every check asks for them."""
+        names = sorted(set(self.families))
+        return names, np.searchsorted(names, self.families) if names else np.zeros(0, dtype=np.intp)
 
 
 @dataclass(frozen=True, kw_only=True)

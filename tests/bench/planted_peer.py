@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from normgen.bench.peers import Options
-from normgen.bench.peers.bench import PeerBench, get_ready
+from normgen.bench.peers.bench import PeerBench
 from normgen.codegen.module import Kernel, Launch, Module, Param, Source
 from normgen.cuda.compiler import compile_module
 from normgen.cuda.launch import LoadedModule
 
-__all__ = ["PlantedBench", "get_ready"]
+__all__ = ["PlantedBench"]
 FAULTY = "liger"  # the name under which it comes
 MODULE = Module(
     instructions="",

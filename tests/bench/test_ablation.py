@@ -12,7 +12,7 @@ from normgen.bench.ablation import Ablation, Line, ablation_text, cases_of, run_
 from normgen.bench.contest import Venue
 from normgen.cli import main as cli
 from normgen.errors import NothingValidError, UsageError
-from normgen.measure import judge
+from normgen.measure.isolation import process
 from normgen.program.source import problem_for
 from normgen.records.winners import adopt
 from normgen.schedule.schedule import Schedule
@@ -38,7 +38,7 @@ RECORDS = [
 def device(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("NORMGEN_STATE_DIR", str(tmp_path / "state"))
     monkeypatch.setenv("NORMGEN_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "cubins"))
-    monkeypatch.setattr(judge, "BENCH", "tests.bench.modelled:ModelledBench")
+    monkeypatch.setattr(process, "BENCH", "tests.bench.modelled:ModelledBench")
     monkeypatch.setattr("normgen.cuda.driver.device_facts", lambda _: H200)
     monkeypatch.setattr(
         "normgen.bench.walk.environment",

@@ -13,7 +13,7 @@ from normgen.bench.contest import Venue, hold
 from normgen.bench.transfer import ROUND_COLS, Transfer, random_entries, run_transfer, transfer_text
 from normgen.cli import main as cli
 from normgen.errors import NothingValidError
-from normgen.measure import judge
+from normgen.measure.isolation import process
 from normgen.program.source import problem_for
 from normgen.records import nearest
 from normgen.records.place import Place
@@ -39,7 +39,7 @@ KNOWN = [
 def device(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("NORMGEN_STATE_DIR", str(tmp_path / "state"))
     monkeypatch.setenv("NORMGEN_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "cubins"))
-    monkeypatch.setattr(judge, "BENCH", "tests.bench.modelled:ModelledBench")
+    monkeypatch.setattr(process, "BENCH", "tests.bench.modelled:ModelledBench")
     monkeypatch.setattr("normgen.cuda.driver.device_facts", lambda _: H200)
     real = tuner.environment
     for place in ("normgen.tuning.tuner", "normgen.bench.walk"):

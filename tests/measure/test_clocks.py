@@ -102,9 +102,9 @@ def test_a_device_that_is_always_disturbed_is_timed_as_it_is() -> None:
 
 @pytest.mark.gpu
 def test_nvml_tells_the_clock_of_the_first_gpu() -> None:
-    from normgen.cuda.driver import core_device
+    from normgen.cuda.driver import pci_bus_id
 
-    watch = Watch.of_device(str(core_device(0).pci_bus_id))
+    watch = Watch.of_device(pci_bus_id(0))
     assert watch.disturbance() == ""
     summary = watch.summary()
     if "absent" in summary:

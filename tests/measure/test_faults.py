@@ -21,6 +21,7 @@ from normgen.device import TARGETS, Device
 from normgen.measure.isolation import process
 from normgen.measure.isolation.bench import Patience, WorkerBench
 from normgen.measure.isolation.process import Post, Worker
+from normgen.measure.isolation.start import processes
 from normgen.measure.timing import Policy
 from normgen.pipeline import emit
 from normgen.problem.problem import Problem
@@ -201,7 +202,7 @@ def tune_planted(
     monkeypatch.setattr(process, "Worker", Noted)
     monkeypatch.setattr(measured, "prepare", prepare)
     monkeypatch.setattr(measured, "emit", planting(kinds))
-    with measured.processes(0) as using, open_run(
+    with processes(0) as using, open_run(
         REAL, facts, place=Place(), seed=0, trials=len(legal), budget_s=120.0,
         progress=KillsTheWorker(pids, kills), command="test", versions={"normgen": "0.1.0"},
     ) as run:  # fmt: skip

@@ -8,21 +8,26 @@ from typing import Any
 
 import pytest
 
+from normgen.codegen.module import Module as EmittedModule
 from normgen.cuda.compiler import compile_module
+from normgen.cuda.cubin import Cubin
 from normgen.device import TARGETS
 from normgen.errors import NormgenError
 from normgen.measure import data, gpu
 from normgen.measure.chains import ends, matmul, works
+from normgen.measure.chains.kernels import module_of
 from normgen.measure.clocks import Watch
 from normgen.measure.gpu import GpuBench
 from normgen.measure.protocol import BASE, BASE_AGAIN, twin_name
 from normgen.measure.replays import CONTEST_REPLAY_US
 from normgen.pipeline import emit
 from normgen.problem.problem import Problem
+from normgen.problem.question import Direction
 from normgen.program.source import problem_for
 from normgen.records.place import DEFAULT_PLACE, Context, Place, Setting
 from normgen.schedule.default import default_schedule
 from normgen.spec.reader import load
+from normgen.tuning.measured import own_modules
 from tests.measure.host_device import HostBuffer, host_memset
 
 H200 = TARGETS["h200"]
@@ -108,8 +113,7 @@ def written_down(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, stand_in in {"Stream": Handle, "Event": Handle, "Graph": Graph, "memset": host_memset}.items():
         monkeypatch.setattr(gpu, name, stand_in)
     monkeypatch.setattr(gpu, "use_device", lambda _: None)
-    monkeypatch.setattr(gpu, "core_device", lambda _: Handle)
-    monkeypatch.setattr(Handle, "pci_bus_id", "0", raising=False)
+    monkeypatch.setattr(gpu, "pci_bus_id", lambda _: "0")
     monkeypatch.setattr(gpu.Watch, "of_device", lambda _: Watch(None))
     monkeypatch.setattr(gpu, "DeviceCheck", lambda problem, *_, **__: type("Checks", (), {"problem": problem})())
     monkeypatch.setattr(matmul, "WHEELS", ())
@@ -134,7 +138,7 @@ def nodes(bench: GpuBench, key: str) -> list[Node]:
     return found
 
 
-@pytest.mark.parametrize("direction", ["forward", "backward"])
+@pytest.mark.parametrize("direction", list(Direction))
 @pytest.mark.parametrize("setting", list(Setting))
 @pytest.mark.parametrize(("context", "suffix"), [(Context.BETWEEN, ""), (Context.CHAIN, "_early")])
 def test_each_link_is_p_then_the_kernel_then_c_on_one_set_and_all_have_as_many_links(
@@ -232,3 +236,22 @@ def test_p_copies_the_main_input_so_that_a_set_is_its_own_again() -> None:
     bench.restore()
     assert (bench.read(x, (0, 300)) == own).all()
     assert own.astype(float).std() > 0.5
+
+
+@pytest.mark.parametrize("context", [Context.BETWEEN, Context.CHAIN, Context.ALONE])
+@pytest.mark.parametrize("direction", list(Direction))
+def test_the_kernels_that_a_bench_loads_of_its_own_are_known_before_it_opens(
+    context: Context, direction: Direction, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded: list[EmittedModule] = []
+    compiled = ends.compile_module
+
+    def noting(module: EmittedModule, *arguments: Any, **named: Any) -> Cubin:
+        loaded.append(module)
+        return compiled(module, *arguments, **named)
+
+    monkeypatch.setattr(ends, "compile_module", noting)
+    problem, place = asked(direction=direction), Place(context=context)
+    GpuBench(problem, H200, index=0, place=place, seed=0)
+    ours = [module for module in loaded if module != module_of("read_elements")]
+    assert own_modules(problem, H200, place) == ours

@@ -9,7 +9,8 @@ import click
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from normgen.cli.options import problem_options, read_problem
+from normgen.cli.options import problem_options
+from normgen.cli.problems import read_problem
 from normgen.errors import NormgenError
 from normgen.problem.problem import Problem, said_dtypes
 from normgen.program.source import problem_for

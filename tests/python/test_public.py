@@ -19,7 +19,7 @@ import pytest
 import normgen
 from normgen import errors
 from normgen.cli.options import problem_arguments
-from normgen.cli.tune import tune as tune_cli
+from normgen.cli.tune.command import tune as tune_cli
 from normgen.device import target
 from normgen.dtypes import dtype
 from normgen.problem.problem import Problem

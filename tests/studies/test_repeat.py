@@ -13,7 +13,7 @@ from normgen.cli import main as cli
 from normgen.cuda.compiler import compile_module
 from normgen.device import TARGETS
 from normgen.errors import NothingValidError, UsageError
-from normgen.measure import judge
+from normgen.measure.isolation import process
 from normgen.pipeline import emit
 from normgen.program.source import problem_for
 from normgen.records.place import DEFAULT_PLACE, Place, Setting
@@ -49,7 +49,7 @@ def test_tunes_of_two_seeds_find_the_same_within_the_noise(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("normgen.cuda.driver.device_facts", lambda _: H200)
-    monkeypatch.setattr(judge, "BENCH", "tests.suites.fake_worker:FakeBench")
+    monkeypatch.setattr(process, "BENCH", "tests.suites.fake_worker:FakeBench")
     monkeypatch.setattr(repeat, "COMMAND", (sys.executable, "-m", "tests.tuning.fake_tune"))
     arguments = [
         "--op",

@@ -267,13 +267,13 @@ def test_the_command_sweeps_a_sample_and_the_first_choices_on_a_simulated_device
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from normgen.cli import main as cli
-    from normgen.measure import judge
+    from normgen.measure.isolation import process
     from normgen.studies.evaluate import first_choice
     from normgen.studies.fit import read_measured
 
     monkeypatch.setenv("NORMGEN_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr("normgen.studies.sweep.device_facts", lambda _: TARGETS["h200"])
-    monkeypatch.setattr(judge, "BENCH", "tests.suites.fake_worker:FakeBench")
+    monkeypatch.setattr(process, "BENCH", "tests.suites.fake_worker:FakeBench")
     monkeypatch.setattr("normgen.studies.sweep.environment", lambda *, measured: {"protocol": "test"})  # noqa: ARG005
     file = tmp_path / "sweep.jsonl.xz"
     asked = ["--op", "rmsnorm", "--shape", "64x512", "--dtype", "bf16", "--setting", "hot", "--out", str(file)]

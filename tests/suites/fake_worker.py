@@ -13,7 +13,7 @@ from normgen.codegen.module import Module
 from normgen.cuda import driver
 from normgen.cuda.cubin import Cubin
 from normgen.device import TARGETS
-from normgen.measure import judge
+from normgen.measure.isolation import process
 from normgen.measure.protocol import Check
 from normgen.suites import jobs, worker
 from normgen.tuning import tuner
@@ -49,7 +49,7 @@ def take_over() -> None:
     """From here on this process takes a simulated device for the GPU it is asked to use."""
     driver.device_facts = lambda _: TARGETS["h200"]  # type: ignore[assignment]
     tuner.environment = lambda *, measured: {"protocol": "test", "nvrtc": "13"}  # noqa: ARG005
-    judge.BENCH = "tests.suites.fake_worker:FakeBench"
+    process.BENCH = "tests.suites.fake_worker:FakeBench"
 
 
 def main() -> None:

@@ -25,7 +25,7 @@ from normgen.records.winners import read
 from normgen.schedule.schedule import Schedule
 from normgen.spec.reader import load
 from normgen.tuning.campaign import BATCH, Campaign
-from normgen.tuning.compile import Builder
+from normgen.tuning.compile import Builder, Submit
 from normgen.tuning.finals import finalist_records
 from normgen.tuning.progress import Silent
 from normgen.tuning.run import Run, open_run
@@ -111,16 +111,40 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
         yield opened
 
 
-def campaign_on(run: Run, bench: SimulatedBench, *, search: Search | None = None, **more: Any) -> Campaign:
+def campaign_on(
+    run: Run, bench: SimulatedBench, *, search: Search | None = None, submit: Submit = compile_now, **more: Any
+) -> Campaign:
     return Campaign(
         run,
         search=search or Search(LEGAL, predicted=PREDICTED, seeds=(DEFAULT,), seed=run.seed),
-        builder=Builder(run.problem, emit=emit, submit=compile_now),
+        builder=Builder(run.problem, emit=emit, submit=submit),
         bench=bench,
         default=DEFAULT,
         policy=Policy(),
         **more,
     )
+
+
+def test_the_first_candidates_compile_before_the_device_is_ready_and_are_the_same(run: Run) -> None:
+    class Unready(SimulatedBench):
+        is_ready = False
+
+        def __getattribute__(self, name: str) -> Any:
+            assert name in ("is_ready", "__class__") or self.is_ready, f"the device was asked for {name}"
+            return super().__getattribute__(name)
+
+    begun: list[str] = []
+    bench = SimulatedBench()
+    bench.__class__ = Unready
+    campaign = campaign_on(run, bench, submit=lambda module: begun.append(module.text) or compile_now(module))
+    campaign.ask_ahead()
+    ahead = len(begun)
+    assert ahead >= BATCH
+    Unready.is_ready = True
+    campaign.finish()
+    asked_late: list[str] = []
+    campaign_on(run, SimulatedBench(), submit=lambda m: asked_late.append(m.text) or compile_now(m)).finish()
+    assert asked_late[:ahead] == begun[:ahead]
 
 
 def test_the_winner_is_near_the_optimum_and_beats_the_default(run: Run) -> None:

@@ -12,7 +12,8 @@ import pytest
 from normgen.codegen.module import Module
 from normgen.cuda.cubin import Cubin
 from normgen.device import TARGETS, Device
-from normgen.measure import judge
+from normgen.measure.isolation import process
+from normgen.measure.isolation.start import processes
 from normgen.measure.protocol import Check
 from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
@@ -60,8 +61,8 @@ class PredictedBench(SimulatedTimer):
 
 
 def tune_once(monkeypatch: pytest.MonkeyPatch, storage: str | None = None) -> tuple[tuple[Record, ...], Path]:
-    monkeypatch.setattr(judge, "BENCH", f"{__name__}:PredictedBench")
-    with measured.processes(0) as using, open_run(
+    monkeypatch.setattr(process, "BENCH", f"{__name__}:PredictedBench")
+    with processes(0) as using, open_run(
         PROBLEM, H200, place=Place(), seed=0, trials=32, budget_s=60.0, progress=Silent(),
         command="test", versions=environment(measured=False), storage=storage,
     ) as run:  # fmt: skip
@@ -113,7 +114,7 @@ def test_the_default_is_searched_even_if_the_spec_leaves_it_out() -> None:
 def test_the_phases_of_a_measured_run_add_up_to_its_wall_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NORMGEN_STATE_DIR", str(tmp_path))
     monkeypatch.setattr("normgen.records.results.cache_root", lambda: tmp_path / "cache")
-    monkeypatch.setattr(judge, "BENCH", f"{__name__}:PredictedBench")
+    monkeypatch.setattr(process, "BENCH", f"{__name__}:PredictedBench")
     monkeypatch.setattr("normgen.cuda.driver.device_facts", lambda _: H200)
     monkeypatch.setattr(tuner, "environment", lambda *, measured: environment(measured=False))  # noqa: ARG005
     start = time.monotonic()

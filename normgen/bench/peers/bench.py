@@ -18,7 +18,6 @@ from normgen.cuda.driver import synchronize
 from normgen.device import Device
 from normgen.errors import DriverError, NormgenError, NotOfferedError
 from normgen.measure.gpu import GpuBench
-from normgen.measure.gpu import get_ready as get_ready
 from normgen.measure.protocol import Check, DeviceLostError
 from normgen.problem.problem import Problem
 from normgen.records.place import Context

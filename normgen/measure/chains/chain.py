@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from normgen.codegen.module import Module
 from normgen.cuda.memory import DeviceBuffer
 from normgen.cuda.stream import Stream
 from normgen.device import Device
 from normgen.errors import NormgenError
-from normgen.measure.chains.ends import Ends, PlainEnds, Region
+from normgen.measure.chains.ends import Ends, PlainEnds, Region, plain_modules
 from normgen.measure.chains.kernels import EARLY_ARCH, VECTOR_BYTES
 from normgen.measure.chains.matmul import Matmul
 from normgen.measure.replays import Layout, consumed, extent, main_input
@@ -48,6 +49,13 @@ class Chain:
     def _produced(self, i: int) -> Region:
         start = self._sets[i % len(self._sets)].pointer + self._shift + self._layout.target.start
         return Region(pointer=start, bytes=self._main_bytes)
+
+
+def chain_modules(context: Context) -> tuple[Module, ...]:
+    """The modules of a context's P and C; none of ours alone and between matrix products."""
+    if context in (Context.ALONE, Context.MATMUL):
+        return ()
+    return plain_modules(early=context is Context.CHAIN)
 
 
 def chain_of(

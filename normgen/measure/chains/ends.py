@@ -55,6 +55,12 @@ class Loaded:
         self._module.close()
 
 
+def plain_modules(*, early: bool) -> tuple[Module, Module]:
+    """The modules of P and C of `PlainEnds`."""
+    suffix = "_early" if early else ""
+    return module_of(f"produce{suffix}"), module_of(f"consume{suffix}")
+
+
 class PlainEnds:
     """Kernels of ours, see `kernels`; early: for the context `chain`.
 
@@ -62,9 +68,7 @@ class PlainEnds:
     """
 
     def __init__(self, vectors: int, facts: Device, index: int, *, early: bool) -> None:
-        suffix = "_early" if early else ""
-        self._producer = Loaded(module_of(f"produce{suffix}"), facts, index)
-        self._consumer = Loaded(module_of(f"consume{suffix}"), facts, index)
+        self._producer, self._consumer = (Loaded(module, facts, index) for module in plain_modules(early=early))
         self._sink = DeviceBuffer(VECTOR_BYTES, device=index)
         self._consumer.bound.set(rows=vectors, pointers={"sink": self._sink.pointer})
         self._known: dict[tuple[Region, ...], dict[str, Any]] = {}  # a replay asks for each set's many times

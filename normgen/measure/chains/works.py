@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from normgen.codegen.module import Module
 from normgen.cuda.memory import DeviceBuffer, copy
 from normgen.cuda.stream import Stream
 from normgen.device import Device
 from normgen.measure.chains.ends import Loaded
-from normgen.measure.chains.roofs import Roof, elementwise_roofs, reduction_roofs, streams_of
+from normgen.measure.chains.roofs import Roof, Streams, elementwise_roofs, reduction_roofs, streams_of
 from normgen.measure.replays import Layout, consumed, main_input
 from normgen.problem.problem import Problem
+from normgen.problem.tensors import TensorUse
 
 EVEN = 0.1  # a copy reads as much as it writes: it is no roof where a kernel's reads and writes differ by more
 
@@ -46,16 +48,9 @@ def works_of(problem: Problem, layout: Layout, sets: Sequence[DeviceBuffer], fac
 
     if abs(streams.read - streams.written) <= EVEN * max(streams.read, streams.written):
         works["copy"] = by_node
-    parts = facts.sm_count if problem.column_outputs else 0
-    own = streams_of(problem, parts=parts)
-    sums = [t for t in consumed(problem) if t.is_row_sum]
-    count = sum(math.prod(problem.shape_of(t)) for t in sums)
-    each = -(-own.partials // max(1, 4 * count))  # partial rows that a sum adds: of all, or of its batch
-    partials = DeviceBuffer(max(4 * count * each, 16), device=index)
-    sums_start = min((layout.slots[t.name].start for t in sums), default=0)
-    flat = list(elementwise_roofs(streams))
-    if sums:
-        flat += elementwise_roofs(own, sums=(count, min(t.dtype.bytes for t in sums)), parts=each)
+    sums = _Sums.of(problem, facts)
+    partials = DeviceBuffer(max(4 * sums.count * sums.parts, 16), device=index)
+    sums_start = min((layout.slots[t.name].start for t in sums.tensors), default=0)
     held: list[Loaded | DeviceBuffer] = [partials]
 
     def add(roof: Roof, pointers: Callable[[int], dict[str, int]]) -> None:
@@ -72,8 +67,47 @@ def works_of(problem: Problem, layout: Layout, sets: Sequence[DeviceBuffer], fac
         at = base(i)
         return {"target": at, "source": at + first_read, "extra": partials.pointer, "sums": at + sums_start}
 
-    for roof in flat:
+    for roof in _flat_roofs(problem, facts):
         add(roof, flat_pointers)
-    for roof in reduction_roofs(problem, sm_count=facts.sm_count, arch=facts.arch):
+    for roof in _reduction_roofs(problem, facts):
         add(roof, lambda i: {name: base(i) + offset for name, offset in layout.offsets.items()})
     return Works(works=works, held=tuple(held))
+
+
+def roof_modules(problem: Problem, facts: Device) -> list[Module]:
+    """The modules of every roof of the problem: what its bench will load."""
+    return [roof.module for roof in (*_flat_roofs(problem, facts), *_reduction_roofs(problem, facts))]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Sums:
+    """A problem's sums over rows.
+
+    count    columns of all of them
+    parts    partial rows that a sum adds: of all rows, or of its batch
+    streams  what is moved with the partial rows
+    """
+
+    tensors: tuple[TensorUse, ...]
+    count: int
+    parts: int
+    streams: Streams
+
+    @classmethod
+    def of(cls, problem: Problem, facts: Device) -> _Sums:
+        streams = streams_of(problem, parts=facts.sm_count if problem.column_outputs else 0)
+        tensors = tuple(t for t in consumed(problem) if t.is_row_sum)
+        count = sum(math.prod(problem.shape_of(t)) for t in tensors)
+        return cls(tensors=tensors, count=count, parts=-(-streams.partials // max(1, 4 * count)), streams=streams)
+
+
+def _flat_roofs(problem: Problem, facts: Device) -> Iterator[Roof]:
+    yield from elementwise_roofs(streams_of(problem))
+    sums = _Sums.of(problem, facts)
+    if sums.tensors:
+        narrowest = min(t.dtype.bytes for t in sums.tensors)
+        yield from elementwise_roofs(sums.streams, sums=(sums.count, narrowest), parts=sums.parts)
+
+
+def _reduction_roofs(problem: Problem, facts: Device) -> Iterator[Roof]:
+    return reduction_roofs(problem, sm_count=facts.sm_count, arch=facts.arch)

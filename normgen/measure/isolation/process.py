@@ -11,8 +11,10 @@ import sys
 from typing import Any, Self
 
 from normgen.errors import NormgenError
-from normgen.measure.protocol import KernelFaultError
-from normgen.records.record import Outcome
+from normgen.measure.faults import KernelFaultError
+from normgen.records.verified import Outcome
+
+BENCH = "normgen.measure.gpu:GpuBench"  # what a worker builds
 
 
 class WorkerLostError(NormgenError):
@@ -33,7 +35,7 @@ class RefusedError(NormgenError):
 
 
 class Worker:
-    """One `normgen.measure.isolation.server` process; it ends with `kill`, on its own, or with this process."""
+    """One `normgen.measure.isolation` process; it ends with `kill`, on its own, or with this process."""
 
     def __init__(self, factory: str, index: int) -> None:
         self._link, theirs = multiprocessing.Pipe()
@@ -41,7 +43,7 @@ class Worker:
         arguments = [str(theirs.fileno()), str(os.getpid()), factory, str(index)]
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "normgen.measure.isolation.server", *arguments],
+                [sys.executable, "-P", "-m", "normgen.measure.isolation", *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),

@@ -1,12 +1,8 @@
-"""The process that owns a device while kernels are judged: it builds a bench and does what it is told over a pipe.
+"""What the process that owns a device does while kernels are judged: it builds a bench and does what it is told.
 
-    python -m normgen.measure.isolation.server FD PARENT FACTORY INDEX
-
-FD is one end of a socket pair, PARENT the process at the other, FACTORY names the bench (`module:class`), INDEX the
-device. Before the first message the factory's module may get the device ready (`get_ready(index)`). A message is
-(verb, positional, named arguments). `open` builds a bench of its named arguments and `close` ends it; between them a
-verb is a method of the bench, or `race`, else one of the factory. For each message there are any number of
-("at", key), the kernel that runs next, and then one of
+A message is (verb, positional, named arguments). `open` builds a bench of its named arguments and `close` ends it;
+between them a verb is a method of the bench, or `race`, else one of the factory. For each message there are any number
+of ("at", key), the kernel that runs next, and then one of
 
     ("ok", value)               what the call returned
     ("refused", (rule, received, hint))   the device refused the kernel; the bench goes on
@@ -18,10 +14,6 @@ verb is a method of the bench, or `race`, else one of the factory. For each mess
 from __future__ import annotations
 
 import contextlib
-import os
-import sys
-import threading
-import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
@@ -30,10 +22,9 @@ from typing import Any
 from normgen.errors import NormgenError
 from normgen.files.loading import load_module
 from normgen.measure import timing
-from normgen.measure.protocol import Bench, DeviceLostError, KernelFaultError
+from normgen.measure.faults import DeviceLostError, KernelFaultError
+from normgen.measure.protocol import Bench
 from normgen.records.record import Outcome
-
-ORPHAN_CHECK_S = 0.5
 
 
 class _Announcing:
@@ -116,29 +107,14 @@ class Server:
         self._link.send(("at", key))
 
 
-def end_with(parent: int) -> None:
-    """End this process when its parent has ended, even while a kernel hangs: it must not keep the device."""
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(ORPHAN_CHECK_S)
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
+def bench_of(factory: str) -> Callable[..., Bench]:
+    """What builds a bench, by its name: `module:class`."""
+    module, _, name = factory.partition(":")
+    bench: Callable[..., Bench] = getattr(load_module(module), name)
+    return bench
 
 
-def main(arguments: Sequence[str]) -> None:
-    """Serve the parent at the other end of the pipe."""
-    descriptor, parent, factory, index = arguments
-    end_with(int(parent))
-    module_name, _, name = factory.partition(":")
-    module = load_module(module_name)
-    if hasattr(module, "get_ready"):
-        with contextlib.suppress(NormgenError):  # `open` meets the same and can say so
-            module.get_ready(int(index))
-    with Connection(int(descriptor)) as link:
-        Server(link, getattr(module, name)).serve()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
+def serve(descriptor: int, factory: Callable[..., Bench]) -> None:
+    """Answer the parent at the other end of a socket pair until it is gone."""
+    with Connection(descriptor) as link:
+        Server(link, factory).serve()

@@ -95,7 +95,7 @@ class Search:
         self._base_us = 0.0
 
     def in_chain(self, base_us: float) -> None:
-        """Before the first is asked for: what is told are times of a chain that takes `base_us` without the kernel.
+        """Before the first is told: what is told are times of a chain that takes `base_us` without the kernel.
 
         The strategy is told prices, as the cost model predicts them: beside `base_us` their differences look small.
         """

@@ -1,0 +1,83 @@
+"""The command that tunes, as click sees it: it starts a tune's processes, and loads what tunes while they get ready."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from normgen.cli.main import imported
+from normgen.cli.options import (
+    json_option,
+    parse_device,
+    parse_seconds,
+    place_options,
+    problem_arguments,
+    problem_options_or_suite,
+    seed_option,
+    target_option,
+)
+from normgen.errors import UsageError
+from normgen.measure.isolation.start import Start
+
+MOST_JOBS = 1024
+_SEARCH = ("setting", "context", "trials", "seed", "target", "output", "resume", "reuse", "storage")
+
+
+@click.command()
+@problem_options_or_suite
+@target_option
+@json_option
+@click.option("--device", default=None, help="Number of a GPU, or cpu (default: the first GPU, else predict).")
+@place_options
+@click.option("--trials", type=int, help="Candidates at most.")
+@click.option("--budget", default="60s", show_default=True, help="Time in all: 60s, 2m; with --suite for each problem.")
+@seed_option
+@click.option("--output", type=click.Path(file_okay=False, path_type=Path), help="Folder of the header.")
+@click.option("--resume", is_flag=True, help="Go on with the last run, or suite, that asked the same and was killed.")
+@click.option("--reuse/--no-reuse", default=True, help="Take over times other runs measured under the same conditions.")
+@click.option("--rows", help="1..16384: tune a few row counts that serve all of these; the shape is *x4096.")
+@click.option("--suite", help="Tune every problem of a suite: a built-in one, or a TOML file.")
+@click.option("--only", help="Entries of the suite whose label contains this: 'rmsnorm*bf16'.")
+@click.option("--gpus", help="GPUs that work on the suite, one worker each: all, or 0,1 (default: all).")
+@click.option("--jobs", type=click.IntRange(1, MOST_JOBS), default=1, show_default=True, help="Workers without a GPU.")
+@click.option(
+    "--storage",
+    help="Database for the study, sqlite:///studies.db; hosts share a suite through postgresql://user@host/name.",
+)
+@click.option("--restart", is_flag=True, help="With --storage: forget what it has of this suite.")
+@click.option("--stale-after", default="15s", show_default=True, help="A worker silent for so long counts as dead.")
+def tune(as_json: bool, suite: str | None, **options: Any) -> None:
+    """Find the fastest kernel for a shape, or for each of a suite: measured on a GPU, predicted without one.
+
+    \b
+    --json prints {problem, rows, cols, device, measured, best, default, finalists, counts, phases_s, paths,
+    adopted, interrupted, notes}; best and default are records. With --suite: {suite, device, workers, wall_s,
+    interrupted, jobs: [{label, status, attempts, reason, best}]}. With --rows: {bands, paths, interrupted}, bands as
+    for one problem each.
+    """
+    if (suite is None) == (options["shape"] is None):
+        raise UsageError("give --shape for one problem, or --suite", hint="for example --shape 8x1024x768")
+    terms = {"budget_s": parse_seconds(options["budget"])}
+    device = parse_device(options["device"])
+    if suite is not None:
+        code = _loaded().tune_suite(as_json, suite, options)
+    else:
+        for name in ("only", "gpus", "restart"):
+            if options[name]:
+                raise UsageError(f"--{name} belongs to --suite", received=str(options[name]))
+        arguments = problem_arguments(options) | {name: options[name] for name in _SEARCH} | terms
+        if options["rows"] is not None:
+            code = _loaded().tune_rows(as_json, options["op"], options["rows"], arguments | {"device": device})
+        else:
+            with Start(device) as start:
+                code = _loaded().tune_one(as_json, options["op"], arguments | {"start": start})
+    if code:
+        sys.exit(code)
+
+
+def _loaded() -> Any:
+    """What tunes: a second of modules."""
+    return imported("normgen.cli.tune.run")

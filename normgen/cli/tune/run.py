@@ -1,0 +1,108 @@
+"""What the command that tunes does: one problem, a few row counts, or a suite over several GPUs and hosts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from normgen.cli.options import parse_names, parse_seconds, parse_whole, show
+from normgen.cli.text.result import Terminal, result_text
+from normgen.cli.text.suite import SuiteTerminal, suite_text
+from normgen.cuda.driver import device_facts, devices
+from normgen.device import target
+from normgen.errors import FileError, NoDeviceError, NothingValidError, UsageError
+from normgen.suites.rows import tune_rows as tune_bands
+from normgen.suites.suite import load_suite
+from normgen.tuning.result import Result
+from normgen.tuning.tuner import tune
+
+if TYPE_CHECKING:
+    from normgen.suites.crew import Plan
+
+INTERRUPTED = 130
+
+
+def tune_one(as_json: bool, op: str, arguments: dict[str, Any]) -> int:
+    """Tune one problem, by the arguments of `tune`; the exit code."""
+    with Terminal() as progress:
+        result = tune(op, **arguments, progress=progress)
+    show(result.as_dict() if as_json else result_text(result, progress.said))
+    if result.interrupted:
+        return INTERRUPTED
+    return 0 if result.header_path else FileError.exit_code
+
+
+def tune_rows(as_json: bool, op: str, rows: str, arguments: dict[str, Any]) -> int:
+    """Tune the row counts that serve `rows`; the exit code."""
+    with Terminal() as progress:
+
+        def note(result: Result) -> None:
+            progress.note(f"{result.problem.rows} rows: {result.record.schedule}")
+
+        result = tune_bands(op, rows=rows, on_band=note, progress=progress, **arguments)
+    show(result.as_dict() if as_json else str(result))
+    return INTERRUPTED if result.interrupted else 0
+
+
+def tune_suite(as_json: bool, suite: str, options: dict[str, Any]) -> int:
+    """Tune every problem of a suite; the exit code."""
+    from normgen.suites.crew import tune_suite as tune_all
+
+    plan = _plan(suite, options)
+    with SuiteTerminal([label for label, _ in plan.tasks]) as progress:
+        result = tune_all(plan, progress)
+    show(result.as_dict() if as_json else suite_text(result))
+    if result.interrupted:
+        return INTERRUPTED
+    return NothingValidError.exit_code if result.failed else 0
+
+
+def _plan(name: str, options: dict[str, Any]) -> Plan:
+    from normgen.suites.crew import Plan, suite_id, tasks_of
+
+    suite = load_suite(name)
+    suite = suite.only(options["only"]) if options["only"] else suite
+    found = _devices(options["device"], options["gpus"])
+    device = found[0][1] if found else target(options["target"])
+    tasks = tasks_of(
+        suite.entries, trials=options["trials"], budget_s=parse_seconds(options["budget"]), seed=options["seed"]
+    )
+    return Plan(
+        suite=suite_id(suite.name, tasks, device, measured=bool(found)),
+        tasks=tasks,
+        device=device,
+        devices=[index for index, _ in found] or ["cpu"] * options["jobs"],
+        target=options["target"],
+        storage=options["storage"],
+        resume=options["resume"],
+        restart=options["restart"],
+        reuse=options["reuse"],
+        stale_s=parse_seconds(options["stale_after"]),
+    )
+
+
+def _devices(device: str | None, gpus: str | None) -> list[tuple[int, Any]]:
+    """(index, facts) of the GPUs to use; none: predict. Raises NoDeviceError when one that is asked for is absent."""
+    if device == "cpu":
+        return []
+    if device is not None and gpus is not None:
+        raise UsageError("--device and --gpus both name GPUs", received=f"{device} and {gpus}")
+    wanted = gpus if gpus is not None else device
+    try:
+        here = list(range(len(devices())))
+    except NoDeviceError:
+        here = []
+    if wanted is None or wanted == "all":
+        if not here and wanted == "all":
+            raise NoDeviceError("--gpus all needs at least one GPU", hint="--device cpu predicts without one")
+        chosen = here
+    else:
+        chosen = [number for name in parse_names(wanted) if isinstance(number := parse_whole(name), int)]
+        if len(chosen) != len(parse_names(wanted)):
+            raise UsageError("GPUs are all, or numbers", received=wanted, hint="for example --gpus 0,1")
+        if absent := sorted(set(chosen) - set(here)):
+            raise NoDeviceError("a GPU that was asked for is not there", received=", ".join(map(str, absent)))
+    facts = [(index, device_facts(index)) for index in chosen]
+    if len({found.name for _, found in facts}) > 1:
+        models = ", ".join(sorted({found.name for _, found in facts}))
+        raise UsageError("a suite is tuned on one GPU model at a time", received=models, hint="choose with --gpus")
+    return facts
