@@ -202,7 +202,7 @@ def _columns_us(problem: Problem, s: Schedule, device: Device, blocks: float, c:
     if s.columns is Columns.REGISTER_ATOMIC:
         return in_block + blocks * sums / c.atomics_per_us + 2 * c.l2_latency_us
     if s.columns is Columns.PARTIALS_LAST_TILE:
-        tiles = last_tiles(problem)
+        tiles = max(1, last_tiles(problem))  # totals alone are one
         return in_block + 2 * tiles * c.l2_latency_us + blocks * -(-sums // (4 * tiles * s.threads)) * c.last_tile_us
     moved = 2 * blocks * sums * 4 / (c.l2_over_dram * device.dram_gb_per_s * 1e3)
     return in_block + moved + c.second_kernel_us

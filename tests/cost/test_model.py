@@ -92,6 +92,17 @@ def test_each_part_costs_where_it_should() -> None:
     assert told(problem, replace(base, reduce_with="shared_tree")).latency_us > told(problem, base).latency_us
 
 
+@pytest.mark.parametrize(
+    ("op", "shape"), [("full_sum", "16x4096"), ("full_sum", "1x1"), ("dyt", "3x7"), ("adaln", "4x2x64")]
+)
+def test_every_legal_schedule_of_any_kind_of_sums_has_a_prediction(op: str, shape: str) -> None:
+    """Totals alone, columns of a single row, columns of batches."""
+    direction = "forward" if op == "full_sum" else "backward"
+    problem = asked(op, shape, "f32", direction)
+    for s in space(problem, H200).legal:
+        assert 0 < told(problem, s).us < 1e6, s
+
+
 def test_parameters_that_a_loop_indexes_cost_local_memory() -> None:
     problem = asked("layernorm", "8192x768", "f32")
     looped = schedule(32, 1, 4, hold="reload", params="early")
