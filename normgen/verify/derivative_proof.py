@@ -33,6 +33,7 @@ one may leave a formula without a value).
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -365,9 +366,9 @@ _SLOPES: dict[str, Callable[..., tuple[Array, ...]]] = {
     "abs": lambda _, x: (np.sign(x),),
     "sigmoid": lambda y, _: (y * (1 - y),),
     "tanh": lambda y, _: (1 - y * y,),
-    "erf": lambda _, x: (np.exp(-x * x),),
+    "erf": lambda _, x: (2 / math.sqrt(math.pi) * np.exp(-x * x),),
     "sin": lambda _, x: (np.cos(x),),
-    "cos": lambda _, x: (np.sin(x),),
+    "cos": lambda _, x: (-np.sin(x),),
     "maximum": lambda _, a, b: _halves(a, b),
     "minimum": lambda _, a, b: _halves(b, a),
     "clamp": lambda _, x, low, high: (

@@ -30,6 +30,8 @@ READ = {
     "b": '"parameter"',
     "label": '{ role = "row_input", dtypes = ["i64"] }',
     "seed": '"seed"',
+    "r": '"row_input"',
+    "s": '"scalar_input"',
 }
 
 
@@ -56,6 +58,15 @@ class Found:
 
 E8M0 = '{ role = "output", dtypes = ["f8e8m0"] }'
 FOUND = {
+    "a product of equal products has no division in its gradient": Found(
+        {"v": "floor(x) * z", "y": "(v * v) * (v * v)"}, ("z",)
+    ),
+    "a cosine that waves faster than any step sees has the chain rule's word": Found(
+        {"v": "((w + x)**3)**-5", "y": "maximum(sign(x), cos(v)) / (v + b * (v + v))"}, ("w", "b")
+    ),
+    "a cotangent that is one of the row has a name of the row": Found(
+        {"m": "mean(x - 1 / s)", "y": "clamp(mean(x * (r - m)), x, z * w)"}, ("z", "w", "r", "s")
+    ),
     "a scale without a sign is NaN where its value may be negative": Found(
         {"y": "log(x) / w"}, ("w",), E8M0, direction="forward"
     ),

@@ -8,6 +8,7 @@ before it. Every value on the way is one of the forward's, or the gradient of on
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -84,7 +85,7 @@ class _Order:
             return None
         node = max(derived, key=lambda found: found[0])[1]
         missing = self._missing(node, powers)
-        inside = [leaf for leaf in _leaves(node) if leaf not in missing]
+        inside = [*(Counter(_leaves(node)) - Counter(missing)).elements()]
         taken = multiplied(*({base: exponent} for base, exponent in (leaf.as_base_exp() for leaf in inside)))
         rest = {a: p for a, p in multiplied(powers, raised(taken, sp.Integer(-1))).items() if p != 0}
         pivot = next(iter(missing), None) or next((n for n in inside if n.as_base_exp()[0] in rest), inside[0])
@@ -94,10 +95,12 @@ class _Order:
         return (number, operands) if len(operands) > 2 or any(isinstance(o, Ordered) for o in operands) else None
 
     def _missing(self, node: Ordered, powers: Powers) -> list[sp.Expr]:
-        """Leaves that the product does not hold."""
-
-        def holds(leaf: sp.Expr) -> bool:
+        """Leaves that the product does not hold beside those before them: of (b * b) * (b * b) b**3 lacks one pair."""
+        left, missing = dict(powers), []
+        for leaf in _leaves(node):
             base, exponent = leaf.as_base_exp()
-            return bool(powers.get(base, 0) * exponent > 0 and abs(powers[base]) >= abs(exponent))
-
-        return [leaf for leaf in _leaves(node) if not holds(leaf)]
+            if left.get(base, 0) * exponent > 0 and abs(left[base]) >= abs(exponent):
+                left[base] -= exponent
+            else:
+                missing.append(leaf)
+        return missing

@@ -381,11 +381,11 @@ class _Reverse:
         return self._under_a_name(statement, cotangent)
 
     def _under_a_name(self, statement: Map | Reduce, cotangent: Poly) -> Poly:
-        """Of a column's value the cotangent is that of its elements, of a scalar that of its rows."""
+        """Of what varies along the row alone it varies so too: of x in sum(x) the cotangent is one of the row."""
         value = symbol(fresh(f"d{defined_names(statement)[0]}", self.taken))
         self.named[value] = cotangent
-        is_by_column, of_rows = statement.kind.by_col, join([statement.kind, Kind.ROW])
-        self.algebra.kinds[value.name] = Kind.ELEM if is_by_column else of_rows
+        kinds = (self.algebra.kind(atom) for term in cotangent for atom, _ in term)
+        self.algebra.kinds[value.name] = join([Kind.ROW, *kinds])
         return {((value, sp.Integer(1)),): sp.Integer(1)}
 
     def _bare(self) -> set[tuple[tuple[sp.Symbol, sp.Integer], ...]]:
