@@ -177,8 +177,8 @@ class KillsTheWorker(Silent):
     def __init__(self, pids: list[int], count: int) -> None:
         self._pids, self._left = pids, count
 
-    def standing(self, _: Standing) -> None:
-        if self._left:
+    def standing(self, standing: Standing) -> None:
+        if self._left and standing.trials:  # none were tried yet where a phase begins
             self._left -= 1
             os.kill(self._pids[-1], signal.SIGKILL)
 
