@@ -11,23 +11,24 @@
 //   smooth     = where(label_smoothing > 0, label_smoothing * (log(row_sum) - (sum(x) / cols - row_max)), 0)
 //   right      = (1 - label_smoothing) * (log(row_sum) - (take(x, label) - row_max))
 //   loss       = where(is_counted, right + smooth + z_loss * lse * lse, 0)
-//   share      = exp(x - row_max) / row_sum * (1 + 2 * z_loss * lse)
-//   wanted     = label_smoothing / cols + where(col == label, 1 - label_smoothing, 0)
-//   dlogits    = where(is_counted, grad_scale * (share - wanted), 0)
+//   share      = grad_scale * (1 + 2 * z_loss * lse) / row_sum
+//   others     = grad_scale * label_smoothing / cols
+//   wanted     = where(col == label, others + grad_scale * (1 - label_smoothing), others)
+//   slope      = exp(x - row_max) * share - wanted
+//   dlogits    = where(is_counted, slope, 0)
 //   grad_scale = 1 where the pointer is null
 //   dlogits takes the place of x
 //
-// spec      cross_entropy_grad, sha256:4cb3a05d461be54f2f32d6f866f52ce80e55f666d2a114d5c888e6fb886d236a
+// spec      cross_entropy_grad, sha256:96f31fb2366bee0ff614621e4429470b6c58e107081f7895ac641a951953cfea
 // tuned by  normgen 0.1.0
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // verified  NVIDIA H200, driver for CUDA 13.0: 4 calls, 1 to 524 rows, 21 families of rows, own pitches of x
-// note      emitted as another text than the one that was tuned: all
 //
 // all timed without lse:
 //
 //   rows x cols              kernel           threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
-//   4096 x 32000             block_per_row    256      1           8       158.5     350.2 / 191.6  3308  103.0 %  1.04x       167.5     fresh
-//   4096 x 128256            cluster_per_row  512      1           8       681.4     1426 / 743.9   3084  99.5 %   1.14x       694       fresh
+//   4096 x 32000             block_per_row    512      1           8       132.3     321.2 / 188.8  3962  123.4 %  1.00x       132.6     fresh
+//   4096 x 128256            cluster_per_row  1024     1           8       525.5     1270 / 743.9   3998  129.7 %  1.06x       530.4     fresh
 //   (any other, rows alike)  block_per_row    256      1           8       -         -              -     -        -           -         not tuned
 //   (any other)              block_per_row    256      1           1       -         -              -     -        -           -         not tuned
 //
@@ -176,6 +177,25 @@ __device__ __forceinline__ void cluster_send(T* own, unsigned rank, const T& val
 // The other blocks of the cluster see the mbarriers that this thread has set up, behind the next cluster barrier.
 __device__ __forceinline__ void mbarrier_cluster_fence() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+// Copies 4, 8 or 16 bytes to shared memory past the registers; 16 bytes leave no line in L1.
+template <int kBytes>
+__device__ __forceinline__ void cp_async(void* shared, const void* global) {
+  const unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(shared));
+  if (kBytes == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(to), "l"(global) : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" :: "r"(to), "l"(global), "n"(kBytes) : "memory");
+  }
+}
+
+__device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Waits until all but the newest kGroups groups of this thread's copies have arrived.
+template <int kGroups>
+__device__ __forceinline__ void cp_async_wait() {
+  asm volatile("cp.async.wait_group %0;" :: "n"(kGroups) : "memory");
 }
 
 // Shared memory whose size the launch decides.
@@ -442,6 +462,16 @@ __device__ __forceinline__ int column_of(float index) {
   return static_cast<float>(column) == index ? column : -1;
 }
 
+// Copies N elements to a slot of shared memory, past the registers.
+template <int N, typename T>
+__device__ __forceinline__ void copy_async(T* slot, const T* elements) {
+  constexpr int kBytes = Vec<T, N>::kWordBytes;
+  #pragma unroll
+  for (int i = 0; i < Vec<T, N>::kBytes; i += kBytes) {
+    cp_async<kBytes>(reinterpret_cast<unsigned char*>(slot) + i, reinterpret_cast<const unsigned char*>(elements) + i);
+  }
+}
+
 // Every warp sends its state to each block of the cluster, then every warp combines all of the states. A cluster
 // barrier would wait for all loads and stores of the rows in flight; an mbarrier waits for the states only. Exchanges
 // take turns at two sets of slots: number n uses set n % 2, and waits for phase n / 2 % 2 of that set's mbarrier. A set
@@ -565,10 +595,10 @@ __device__ __forceinline__ float taken(const T* row, float index, int cols) {
 // kEven         all threads own kSteps of them
 // kCopiedCols   columns of a row that the copy engine brings
 // kCluster      blocks that share a row
-struct Cols32000_42a4 : Plain { using Team = Block<256>; using Load = EvictLast;
-  enum : int { kCols = 32000, kThreads = 256, kVector = 8, kUnroll = 1 };
+struct Cols32000_3aa6 : Plain { using Team = Block<512>; using Load = EvictLast;
+  enum : int { kCols = 32000, kThreads = 512, kVector = 8, kUnroll = 4 };
 };
-struct Cols128256_0ea7 : Plain { enum : int { kCols = 128256, kThreads = 512, kCluster = 2, kVector = 8 }; };
+struct Cols128256_e56c : Plain { enum : int { kCols = 128256, kThreads = 1024, kCluster = 2, kVector = 8 }; };
 struct AnyCols_224d : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 8, kUnroll = 1 }; };
 struct AnyCols_0595 : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 1, kUnroll = 1 }; };
 
@@ -610,7 +640,7 @@ struct Look2_2916 {  // state of look 2: sum(exp(x - row_max))
 // dlogits takes the place of x.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-cross_entropy_grad_fwd_bf16_without_lse_team_per_row_4497(
+cross_entropy_grad_fwd_bf16_without_lse_team_per_row_8b8d(
     float* __restrict__ loss,
     bfloat16* x,
     Input<Config, int64> label,
@@ -648,6 +678,7 @@ cross_entropy_grad_fwd_bf16_without_lse_team_per_row_4497(
   const float grad_scale_value = grad_scale[0];
   const float row_right_sum = taken(x_row, row_label, kCols);
   const float row_is_counted = static_cast<float>(row_label != ignore_index);
+  const float others = grad_scale_value * label_smoothing / kCols;
 
   // One thread asks for a row; the barrier counts down the bytes that arrive.
   if (threadIdx.x == 0) {
@@ -702,7 +733,7 @@ cross_entropy_grad_fwd_bf16_without_lse_team_per_row_4497(
   const float row_loss_part = z_loss * row_lse;
   const float row_loss_part2 = row_smooth + row_right;
   const float row_loss = row_is_counted != 0.0f ? row_lse * row_loss_part + row_loss_part2 : 0.0f;
-  const float row_sum_inverse = 1.0f / look1.row_sum;
+  const float row_share = grad_scale_value * (2.0f * z_loss * row_lse + 1.0f) / look1.row_sum;
 
   if (lane == 0 && active) {
     loss[row] = row_loss;
@@ -719,9 +750,9 @@ cross_entropy_grad_fwd_bf16_without_lse_team_per_row_4497(
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
-        const float share_i = exp_approximate(x_i - row_max) * row_sum_inverse * (2.0f * z_loss * row_lse + 1.0f);
-        const float wanted_i = (i == label_place ? 1.0f - label_smoothing : 0.0f) + label_smoothing / kCols;
-        dlogits_values[i] = row_is_counted != 0.0f ? (share_i - wanted_i) * grad_scale_value : 0.0f;
+        const float wanted_i = i == label_place ? (1.0f - label_smoothing) * grad_scale_value + others : others;
+        const float slope_i = exp_approximate(x_i - row_max) * row_share - wanted_i;
+        dlogits_values[i] = row_is_counted != 0.0f ? slope_i : 0.0f;
       }
       Vec<bfloat16, kVector> dlogits_vec;
       pack(dlogits_vec, dlogits_values);
@@ -736,7 +767,7 @@ cross_entropy_grad_fwd_bf16_without_lse_team_per_row_4497(
 // dlogits takes the place of x.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-cross_entropy_grad_fwd_bf16_without_lse_cluster_per_row_bd0f(
+cross_entropy_grad_fwd_bf16_without_lse_cluster_per_row_dac7(
     float* __restrict__ loss,
     bfloat16* x,
     Input<Config, int64> label,
@@ -754,7 +785,6 @@ cross_entropy_grad_fwd_bf16_without_lse_cluster_per_row_bd0f(
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
   __shared__ Look1_dc37 look1_slots[2][kCluster * kWarps];
   __shared__ unsigned long long look1_full[2];
-  __shared__ unsigned long long arrived;
 
   const int lane = static_cast<int>(cluster_rank() * kThreads + threadIdx.x);
   unsigned trip = 0;
@@ -770,35 +800,25 @@ cross_entropy_grad_fwd_bf16_without_lse_cluster_per_row_bd0f(
   Chain::at_start();
   Chain::wait();  // nothing before it depends on the kernels in front of this one
 
-  if (threadIdx.x == 0) {
-    mbarrier_init(&arrived, 1);
-    mbarrier_fence();
-  }
-  __syncthreads();  // others wait only for a barrier that is set up
-
-  // One thread asks for a row; the slot's barrier counts down the bytes that arrive.
+  // Each thread copies its own vectors to its own slots, so that no barrier is needed to read them.
   const auto fetch = [&](int row) {
     bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
-    int own_vectors = 0;
+
+    #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int first = (step * kCluster + static_cast<int>(cluster_rank())) * kThreads;
-      if (first < kVectors) own_vectors += min(kThreads, kVectors - first);
-    }
-    mbarrier_expect_bytes(&arrived, own_vectors * kVector * sizeof(bfloat16));
-    for (int step = 0; step < kSteps; ++step) {
-      const int first = (step * kCluster + static_cast<int>(cluster_rank())) * kThreads;
-      if (first >= kVectors) break;
-      const int count = min(kThreads, kVectors - first) * kVector;
-      bulk_load(x_shared + step * kThreads * kVector, x_row + first * kVector, count * sizeof(bfloat16), &arrived);
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        copy_async<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector, x_row + vector * kVector);
+      }
     }
   };
   float label_next;
   const auto fetch_values = [&](int row) {
     label_next = row_value(&label[row]);
   };
-  if (threadIdx.x == 0 && blockIdx.x / kCluster < rows) fetch(blockIdx.x / kCluster);
+  if (blockIdx.x / kCluster < rows) fetch(blockIdx.x / kCluster);
+  cp_async_commit();
   if (blockIdx.x / kCluster < rows) fetch_values(blockIdx.x / kCluster);
-  unsigned phase = 0;
 
   cluster_wait();
 
@@ -808,12 +828,13 @@ cross_entropy_grad_fwd_bf16_without_lse_cluster_per_row_bd0f(
     const float grad_scale_value = grad_scale[0];
     const float row_right_sum = taken(x_row, row_label, kCols);
     const float row_is_counted = static_cast<float>(row_label != ignore_index);
+    const float others = grad_scale_value * label_smoothing / kCols;
 
     Vec<bfloat16, kVector> x_held[kSteps];
     const unsigned next_row = row + gridDim.x / kCluster;
     if (next_row < rows) fetch_values(next_row);
 
-    mbarrier_wait(&arrived, phase);
+    cp_async_wait<0>();
 
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
@@ -822,6 +843,10 @@ cross_entropy_grad_fwd_bf16_without_lse_cluster_per_row_bd0f(
         x_held[step] = read<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector);
       }
     }
+
+    const unsigned refill_row = row + gridDim.x / kCluster;
+    if (refill_row < rows) fetch(refill_row);
+    cp_async_commit();
 
     Look1_dc37 look1 = {-3.402823466e+38f, 0.0f, 0.0f};  // the lowest finite number: -inf - -inf is NaN
     float look1_x_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
@@ -861,10 +886,7 @@ cross_entropy_grad_fwd_bf16_without_lse_cluster_per_row_bd0f(
     const float row_loss_part = z_loss * row_lse;
     const float row_loss_part2 = row_smooth + row_right;
     const float row_loss = row_is_counted != 0.0f ? row_lse * row_loss_part + row_loss_part2 : 0.0f;
-    const float row_sum_inverse = 1.0f / look1.row_sum;
-    // Every thread of the row has passed a barrier since it read its slots.
-    const unsigned refill_row = row + gridDim.x / kCluster;
-    if (threadIdx.x == 0 && refill_row < rows) fetch(refill_row);
+    const float row_share = grad_scale_value * (2.0f * z_loss * row_lse + 1.0f) / look1.row_sum;
 
     if (lane == 0) {
       loss[row] = row_loss;
@@ -880,9 +902,9 @@ cross_entropy_grad_fwd_bf16_without_lse_cluster_per_row_bd0f(
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
           const float x_i = element(x_held[step], i);
-          const float share_i = exp_approximate(x_i - row_max) * row_sum_inverse * (2.0f * z_loss * row_lse + 1.0f);
-          const float wanted_i = (i == label_place ? 1.0f - label_smoothing : 0.0f) + label_smoothing / kCols;
-          dlogits_values[i] = row_is_counted != 0.0f ? (share_i - wanted_i) * grad_scale_value : 0.0f;
+          const float wanted_i = i == label_place ? (1.0f - label_smoothing) * grad_scale_value + others : others;
+          const float slope_i = exp_approximate(x_i - row_max) * row_share - wanted_i;
+          dlogits_values[i] = row_is_counted != 0.0f ? slope_i : 0.0f;
         }
         Vec<bfloat16, kVector> dlogits_vec;
         pack(dlogits_vec, dlogits_values);
@@ -890,7 +912,6 @@ cross_entropy_grad_fwd_bf16_without_lse_cluster_per_row_bd0f(
       }
     }
 
-    phase ^= 1;
     ++trip;
   }
 
@@ -901,7 +922,7 @@ cross_entropy_grad_fwd_bf16_without_lse_cluster_per_row_bd0f(
 // dlogits takes the place of x.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-cross_entropy_grad_fwd_bf16_any_cols_team_per_row_15fe(
+cross_entropy_grad_fwd_bf16_any_cols_team_per_row_12d8(
     float* __restrict__ loss,
     float* __restrict__ lse,
     bfloat16* x,
@@ -941,6 +962,7 @@ cross_entropy_grad_fwd_bf16_any_cols_team_per_row_15fe(
   const float grad_scale_value = grad_scale != nullptr ? grad_scale[0] : 1.0f;
   const float row_right_sum = taken(x_row, row_label, cols);
   const float row_is_counted = static_cast<float>(row_label != ignore_index);
+  const float others = grad_scale_value * label_smoothing / cols;
 
   Team::announce();
 
@@ -1007,7 +1029,7 @@ cross_entropy_grad_fwd_bf16_any_cols_team_per_row_15fe(
   const float row_loss_part = z_loss * row_lse;
   const float row_loss_part2 = row_smooth + row_right;
   const float row_loss = row_is_counted != 0.0f ? row_lse * row_loss_part + row_loss_part2 : 0.0f;
-  const float row_sum_inverse = 1.0f / look2.row_sum;
+  const float row_share = grad_scale_value * (2.0f * z_loss * row_lse + 1.0f) / look2.row_sum;
 
   if (lane == 0) {
     loss[row] = row_loss;
@@ -1026,9 +1048,9 @@ cross_entropy_grad_fwd_bf16_any_cols_team_per_row_15fe(
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
-        const float share_i = expf(x_i - row_max) * row_sum_inverse * (2.0f * z_loss * row_lse + 1.0f);
-        const float wanted_i = (i == label_place ? 1.0f - label_smoothing : 0.0f) + label_smoothing / cols;
-        dlogits_values[i] = row_is_counted != 0.0f ? (share_i - wanted_i) * grad_scale_value : 0.0f;
+        const float wanted_i = i == label_place ? (1.0f - label_smoothing) * grad_scale_value + others : others;
+        const float slope_i = expf(x_i - row_max) * row_share - wanted_i;
+        dlogits_values[i] = row_is_counted != 0.0f ? slope_i : 0.0f;
       }
       Vec<bfloat16, kVector> dlogits_vec;
       pack(dlogits_vec, dlogits_values);
@@ -1040,9 +1062,9 @@ cross_entropy_grad_fwd_bf16_any_cols_team_per_row_15fe(
     const Vec<bfloat16, 1> x_vec = read_first<1, Load>(x_row + edge);
     float dlogits_values[1];
     const float x_i = element(x_vec, 0);
-    const float share_i = expf(x_i - row_max) * row_sum_inverse * (2.0f * z_loss * row_lse + 1.0f);
-    const float wanted_i = (0 == label_place ? 1.0f - label_smoothing : 0.0f) + label_smoothing / cols;
-    dlogits_values[0] = row_is_counted != 0.0f ? (share_i - wanted_i) * grad_scale_value : 0.0f;
+    const float wanted_i = 0 == label_place ? (1.0f - label_smoothing) * grad_scale_value + others : others;
+    const float slope_i = expf(x_i - row_max) * row_share - wanted_i;
+    dlogits_values[0] = row_is_counted != 0.0f ? slope_i : 0.0f;
     Vec<bfloat16, 1> dlogits_vec;
     pack(dlogits_vec, dlogits_values);
     write<Store>(x_row + edge, dlogits_vec);
@@ -1219,16 +1241,16 @@ struct Tuned {
   Kernel kernel;
 };
 inline constexpr Tuned kTuned[] = {
-    {4096,  32000, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 1, 65536},
-     run_without_lse<cross_entropy_grad_fwd_bf16_without_lse_team_per_row_4497<Cols32000_42a4>>}},
-    {4096, 128256, 16, 0u, 0u, false, {{512, 1, false, 0, 0, 2, 2, 1, 131072},
-     run_without_lse<cross_entropy_grad_fwd_bf16_without_lse_cluster_per_row_bd0f<Cols128256_0ea7>>}},
+    {4096,  32000, 16, 0u, 0u, false, {{512, 1, false, 0, 0, 0, 1, 1, 65536},
+     run_without_lse<cross_entropy_grad_fwd_bf16_without_lse_team_per_row_8b8d<Cols32000_3aa6>>}},
+    {4096, 128256, 16, 0u, 0u, false, {{1024, 1, false, 0, 0, 1, 2, 1, 131072},
+     run_without_lse<cross_entropy_grad_fwd_bf16_without_lse_cluster_per_row_dac7<Cols128256_e56c>>}},
 };
 
 // For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.
 inline constexpr Kernel kGeneral[] = {
-    {{256}, run_any_cols<cross_entropy_grad_fwd_bf16_any_cols_team_per_row_15fe<AnyCols_224d>>},
-    {{256}, run_any_cols<cross_entropy_grad_fwd_bf16_any_cols_team_per_row_15fe<AnyCols_0595>>},
+    {{256}, run_any_cols<cross_entropy_grad_fwd_bf16_any_cols_team_per_row_12d8<AnyCols_224d>>},
+    {{256}, run_any_cols<cross_entropy_grad_fwd_bf16_any_cols_team_per_row_12d8<AnyCols_0595>>},
 };
 
 // Bits of `absent`: 1u grad_scale.

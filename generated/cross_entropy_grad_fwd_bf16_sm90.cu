@@ -11,23 +11,24 @@
 //   smooth     = where(label_smoothing > 0, label_smoothing * (log(row_sum) - (sum(x) / cols - row_max)), 0)
 //   right      = (1 - label_smoothing) * (log(row_sum) - (take(x, label) - row_max))
 //   loss       = where(is_counted, right + smooth + z_loss * lse * lse, 0)
-//   share      = exp(x - row_max) / row_sum * (1 + 2 * z_loss * lse)
-//   wanted     = label_smoothing / cols + where(col == label, 1 - label_smoothing, 0)
-//   dlogits    = where(is_counted, grad_scale * (share - wanted), 0)
+//   share      = grad_scale * (1 + 2 * z_loss * lse) / row_sum
+//   others     = grad_scale * label_smoothing / cols
+//   wanted     = where(col == label, others + grad_scale * (1 - label_smoothing), others)
+//   slope      = exp(x - row_max) * share - wanted
+//   dlogits    = where(is_counted, slope, 0)
 //   grad_scale = 1 where the pointer is null
 //
-// spec      cross_entropy_grad, sha256:4cb3a05d461be54f2f32d6f866f52ce80e55f666d2a114d5c888e6fb886d236a
+// spec      cross_entropy_grad, sha256:96f31fb2366bee0ff614621e4429470b6c58e107081f7895ac641a951953cfea
 // tuned by  normgen 0.1.0
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // verified  NVIDIA H200, driver for CUDA 13.0: 4 calls, 1 to 524 rows, 21 families of rows, own pitches of dlogits, x
-// note      emitted as another text than the one that was tuned: all
 //
 // all timed without lse:
 //
 //   rows x cols              kernel           threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
-//   4096 x 32000             block_per_row    256      1           8       157.3     346.7 / 189.4  3334  79.1 %   1.05x       160.7     fresh
-//   4096 x 128256            cluster_per_row  512      1           8       684.7     1428 / 743.4   3069  71.2 %   1.11x       699.6     fresh
-//   4096 x 151936            block_per_row    1024     1           8       813       1693 / 879.3   3062  73.3 %   1.11x       815.4     fresh
+//   4096 x 32000             block_per_row    256      1           8       133       322.9 / 189.4  3943  93.3 %   1.00x       134.8     fresh
+//   4096 x 128256            cluster_per_row  1024     1           8       526.4     1270 / 743.5   3992  92.6 %   1.06x       535.6     fresh
+//   4096 x 151936            block_per_row    1024     1           8       645       1528 / 879.1   3860  92.5 %   1.01x       653       fresh
 //   (any other, rows alike)  block_per_row    256      1           8       -         -              -     -        -           -         not tuned
 //   (any other)              block_per_row    256      1           1       -         -              -     -        -           -         not tuned
 //
@@ -176,6 +177,25 @@ __device__ __forceinline__ void cluster_send(T* own, unsigned rank, const T& val
 // The other blocks of the cluster see the mbarriers that this thread has set up, behind the next cluster barrier.
 __device__ __forceinline__ void mbarrier_cluster_fence() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+// Copies 4, 8 or 16 bytes to shared memory past the registers; 16 bytes leave no line in L1.
+template <int kBytes>
+__device__ __forceinline__ void cp_async(void* shared, const void* global) {
+  const unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(shared));
+  if (kBytes == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(to), "l"(global) : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" :: "r"(to), "l"(global), "n"(kBytes) : "memory");
+  }
+}
+
+__device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Waits until all but the newest kGroups groups of this thread's copies have arrived.
+template <int kGroups>
+__device__ __forceinline__ void cp_async_wait() {
+  asm volatile("cp.async.wait_group %0;" :: "n"(kGroups) : "memory");
 }
 
 // Shared memory whose size the launch decides.
@@ -438,6 +458,16 @@ __device__ __forceinline__ int column_of(float index) {
   return static_cast<float>(column) == index ? column : -1;
 }
 
+// Copies N elements to a slot of shared memory, past the registers.
+template <int N, typename T>
+__device__ __forceinline__ void copy_async(T* slot, const T* elements) {
+  constexpr int kBytes = Vec<T, N>::kWordBytes;
+  #pragma unroll
+  for (int i = 0; i < Vec<T, N>::kBytes; i += kBytes) {
+    cp_async<kBytes>(reinterpret_cast<unsigned char*>(slot) + i, reinterpret_cast<const unsigned char*>(elements) + i);
+  }
+}
+
 // Every warp sends its state to each block of the cluster, then every warp combines all of the states. A cluster
 // barrier would wait for all loads and stores of the rows in flight; an mbarrier waits for the states only. Exchanges
 // take turns at two sets of slots: number n uses set n % 2, and waits for phase n / 2 % 2 of that set's mbarrier. A set
@@ -556,32 +586,12 @@ __device__ __forceinline__ float taken(const T* row, float index, int cols) {
 struct Cols32000_10f4 : Plain { using Team = Block<256>; using Load = EvictLast;
   enum : int { kCols = 32000, kThreads = 256, kVector = 8, kUnroll = 4 };
 };
-struct Cols128256_0ea7 : Plain { enum : int { kCols = 128256, kThreads = 512, kCluster = 2, kVector = 8 }; };
-struct Cols151936_26e9 : Plain { using Team = Block<1024>;
-  enum : int { kCols = 151936, kThreads = 1024, kVector = 8, kUnroll = 4, kHeldSteps = 7 };
+struct Cols128256_e56c : Plain { enum : int { kCols = 128256, kThreads = 1024, kCluster = 2, kVector = 8 }; };
+struct Cols151936_0c9d : Plain { using Team = Block<1024>; using Load = EvictLast;
+  enum : int { kCols = 151936, kThreads = 1024, kVector = 8, kHeldSteps = 7 };
 };
 struct AnyCols_224d : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 8, kUnroll = 1 }; };
 struct AnyCols_0595 : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 1, kUnroll = 1 }; };
-
-struct Look1_438c {  // state of look 1: max(x), sum(x)
-  float x_max, x_sum;
-  static __device__ __forceinline__ Look1_438c combine(const Look1_438c& a, const Look1_438c& b) {
-    return {maximum(a.x_max, b.x_max), a.x_sum + b.x_sum};
-  }
-  static __device__ __forceinline__ Look1_438c shuffle_xor(const Look1_438c& s, int offset, unsigned mask) {
-    return {__shfl_xor_sync(mask, s.x_max, offset), __shfl_xor_sync(mask, s.x_sum, offset)};
-  }
-};
-
-struct Look2_f039 {  // state of look 2: sum(exp_approximate(x - row_max))
-  float row_sum;
-  static __device__ __forceinline__ Look2_f039 combine(const Look2_f039& a, const Look2_f039& b) {
-    return {a.row_sum + b.row_sum};
-  }
-  static __device__ __forceinline__ Look2_f039 shuffle_xor(const Look2_f039& s, int offset, unsigned mask) {
-    return {__shfl_xor_sync(mask, s.row_sum, offset)};
-  }
-};
 
 struct Look1_dc37 {  // state of look 1: online_softmax(x), sum(x)
   float x_max, row_sum, x_sum;
@@ -594,6 +604,16 @@ struct Look1_dc37 {  // state of look 1: online_softmax(x), sum(x)
   static __device__ __forceinline__ Look1_dc37 shuffle_xor(const Look1_dc37& s, int offset, unsigned mask) {
     return {__shfl_xor_sync(mask, s.x_max, offset), __shfl_xor_sync(mask, s.row_sum, offset),
         __shfl_xor_sync(mask, s.x_sum, offset)};
+  }
+};
+
+struct Look1_438c {  // state of look 1: max(x), sum(x)
+  float x_max, x_sum;
+  static __device__ __forceinline__ Look1_438c combine(const Look1_438c& a, const Look1_438c& b) {
+    return {maximum(a.x_max, b.x_max), a.x_sum + b.x_sum};
+  }
+  static __device__ __forceinline__ Look1_438c shuffle_xor(const Look1_438c& s, int offset, unsigned mask) {
+    return {__shfl_xor_sync(mask, s.x_max, offset), __shfl_xor_sync(mask, s.x_sum, offset)};
   }
 };
 
@@ -610,7 +630,7 @@ struct Look2_2916 {  // state of look 2: sum(exp(x - row_max))
 // cross_entropy_grad forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-cross_entropy_grad_fwd_bf16_without_lse_team_per_row_2139(
+cross_entropy_grad_fwd_bf16_without_lse_team_per_row_2884(
     bfloat16* __restrict__ dlogits,
     float* __restrict__ loss,
     Input<Config, bfloat16> x,
@@ -631,8 +651,7 @@ cross_entropy_grad_fwd_bf16_without_lse_team_per_row_2139(
       kUnroll = Config::kUnroll, kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
   constexpr int kCopiedCols = kCols;
-  __shared__ typename Team::template Slots<Look1_438c> look1_slots;
-  __shared__ typename Team::template Slots<Look2_f039> look2_slots;
+  __shared__ typename Team::template Slots<Look1_dc37> look1_slots;
   __shared__ unsigned long long arrived;
 
   const int lane = Team::lane();
@@ -652,6 +671,7 @@ cross_entropy_grad_fwd_bf16_without_lse_team_per_row_2139(
   const float grad_scale_value = grad_scale[0];
   const float row_right_sum = taken(x_row, row_label, kCols);
   const float row_is_counted = static_cast<float>(row_label != ignore_index);
+  const float others = grad_scale_value * label_smoothing / kCols;
 
   // One thread asks for a row; the barrier counts down the bytes that arrive.
   if (threadIdx.x == 0) {
@@ -666,21 +686,31 @@ cross_entropy_grad_fwd_bf16_without_lse_team_per_row_2139(
   mbarrier_wait(&arrived, 0);
   Team::announce();
 
-  Look1_438c look1 = {__int_as_float(0xff800000), 0.0f};
+  Look1_dc37 look1 = {-3.402823466e+38f, 0.0f, 0.0f};  // the lowest finite number: -inf - -inf is NaN
   float look1_x_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
 
-  // Look 1: max(x), sum(x)
+  // Look 1: online_softmax(x), sum(x)
   #pragma unroll kUnroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       const Vec<bfloat16, kVector> x_vec = read<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector);
+      float x_max_new_max = look1.x_max;
+      float x_max_sums[kRunningSums] = {};
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
-        look1.x_max = maximum(look1.x_max, x_i);
+        x_max_new_max = maximum(x_max_new_max, x_i);
+      }
+      look1.row_sum = exp_approximate(look1.x_max - x_max_new_max) * look1.row_sum;
+      look1.x_max = x_max_new_max;
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_vec, i);
+        x_max_sums[i % kRunningSums] += exp_approximate(x_i - look1.x_max);
         look1_x_sum[i % kRunningSums] += x_i;
       }
+      look1.row_sum += sum_in_pairs(x_max_sums);
     }
   }
 
@@ -688,35 +718,15 @@ cross_entropy_grad_fwd_bf16_without_lse_team_per_row_2139(
   Team::meet();
   look1 = Team::reduce(look1, look1_slots);
   const float row_max = look1.x_max;
+  const float row_lse = logf(look1.row_sum) + row_max;
   const float row_smooth_part = look1.x_sum / kCols - row_max;
+  const float row_smooth = label_smoothing > 0.0f ? label_smoothing * (logf(look1.row_sum) - row_smooth_part) : 0.0f;
   const float row_right_part = row_right_sum - row_max;
-
-  Look2_f039 look2 = {0.0f};
-  float look2_row_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
-
-  // Look 2: sum(exp_approximate(x - row_max))
-  #pragma unroll kUnroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector);
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_vec, i);
-        look2_row_sum[i % kRunningSums] += exp_approximate(x_i - row_max);
-      }
-    }
-  }
-
-  look2.row_sum = sum_in_pairs(look2_row_sum);
-  look2 = Team::reduce(look2, look2_slots);
-  const float row_lse = row_max + logf(look2.row_sum);
-  const float row_smooth = label_smoothing > 0.0f ? label_smoothing * (logf(look2.row_sum) - row_smooth_part) : 0.0f;
-  const float row_right = (1.0f - label_smoothing) * (logf(look2.row_sum) - row_right_part);
+  const float row_right = (1.0f - label_smoothing) * (logf(look1.row_sum) - row_right_part);
   const float row_loss_part = z_loss * row_lse;
   const float row_loss_part2 = row_smooth + row_right;
   const float row_loss = row_is_counted != 0.0f ? row_lse * row_loss_part + row_loss_part2 : 0.0f;
-  const float row_sum_inverse = 1.0f / look2.row_sum;
+  const float row_share = grad_scale_value * (2.0f * z_loss * row_lse + 1.0f) / look1.row_sum;
 
   if (lane == 0 && active) {
     loss[row] = row_loss;
@@ -733,9 +743,9 @@ cross_entropy_grad_fwd_bf16_without_lse_team_per_row_2139(
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
-        const float share_i = exp_approximate(x_i - row_max) * row_sum_inverse * (2.0f * z_loss * row_lse + 1.0f);
-        const float wanted_i = (i == label_place ? 1.0f - label_smoothing : 0.0f) + label_smoothing / kCols;
-        dlogits_values[i] = row_is_counted != 0.0f ? (share_i - wanted_i) * grad_scale_value : 0.0f;
+        const float wanted_i = i == label_place ? (1.0f - label_smoothing) * grad_scale_value + others : others;
+        const float slope_i = exp_approximate(x_i - row_max) * row_share - wanted_i;
+        dlogits_values[i] = row_is_counted != 0.0f ? slope_i : 0.0f;
       }
       Vec<bfloat16, kVector> dlogits_vec;
       pack(dlogits_vec, dlogits_values);
@@ -749,7 +759,7 @@ cross_entropy_grad_fwd_bf16_without_lse_team_per_row_2139(
 // cross_entropy_grad forward: the blocks of a cluster own a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-cross_entropy_grad_fwd_bf16_without_lse_cluster_per_row_5443(
+cross_entropy_grad_fwd_bf16_without_lse_cluster_per_row_2cff(
     bfloat16* __restrict__ dlogits,
     float* __restrict__ loss,
     Input<Config, bfloat16> x,
@@ -769,7 +779,6 @@ cross_entropy_grad_fwd_bf16_without_lse_cluster_per_row_5443(
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
   __shared__ Look1_dc37 look1_slots[2][kCluster * kWarps];
   __shared__ unsigned long long look1_full[2];
-  __shared__ unsigned long long arrived;
 
   const int lane = static_cast<int>(cluster_rank() * kThreads + threadIdx.x);
   unsigned trip = 0;
@@ -785,35 +794,25 @@ cross_entropy_grad_fwd_bf16_without_lse_cluster_per_row_5443(
   Chain::at_start();
   Chain::wait();  // nothing before it depends on the kernels in front of this one
 
-  if (threadIdx.x == 0) {
-    mbarrier_init(&arrived, 1);
-    mbarrier_fence();
-  }
-  __syncthreads();  // others wait only for a barrier that is set up
-
-  // One thread asks for a row; the slot's barrier counts down the bytes that arrive.
+  // Each thread copies its own vectors to its own slots, so that no barrier is needed to read them.
   const auto fetch = [&](int row) {
     const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
-    int own_vectors = 0;
+
+    #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int first = (step * kCluster + static_cast<int>(cluster_rank())) * kThreads;
-      if (first < kVectors) own_vectors += min(kThreads, kVectors - first);
-    }
-    mbarrier_expect_bytes(&arrived, own_vectors * kVector * sizeof(bfloat16));
-    for (int step = 0; step < kSteps; ++step) {
-      const int first = (step * kCluster + static_cast<int>(cluster_rank())) * kThreads;
-      if (first >= kVectors) break;
-      const int count = min(kThreads, kVectors - first) * kVector;
-      bulk_load(x_shared + step * kThreads * kVector, x_row + first * kVector, count * sizeof(bfloat16), &arrived);
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        copy_async<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector, x_row + vector * kVector);
+      }
     }
   };
   float label_next;
   const auto fetch_values = [&](int row) {
     label_next = row_value(&label[row]);
   };
-  if (threadIdx.x == 0 && blockIdx.x / kCluster < rows) fetch(blockIdx.x / kCluster);
+  if (blockIdx.x / kCluster < rows) fetch(blockIdx.x / kCluster);
+  cp_async_commit();
   if (blockIdx.x / kCluster < rows) fetch_values(blockIdx.x / kCluster);
-  unsigned phase = 0;
 
   cluster_wait();
 
@@ -824,12 +823,13 @@ cross_entropy_grad_fwd_bf16_without_lse_cluster_per_row_5443(
     const float grad_scale_value = grad_scale[0];
     const float row_right_sum = taken(x_row, row_label, kCols);
     const float row_is_counted = static_cast<float>(row_label != ignore_index);
+    const float others = grad_scale_value * label_smoothing / kCols;
 
     Vec<bfloat16, kVector> x_held[kSteps];
     const unsigned next_row = row + gridDim.x / kCluster;
     if (next_row < rows) fetch_values(next_row);
 
-    mbarrier_wait(&arrived, phase);
+    cp_async_wait<0>();
 
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
@@ -838,6 +838,10 @@ cross_entropy_grad_fwd_bf16_without_lse_cluster_per_row_5443(
         x_held[step] = read<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector);
       }
     }
+
+    const unsigned refill_row = row + gridDim.x / kCluster;
+    if (refill_row < rows) fetch(refill_row);
+    cp_async_commit();
 
     Look1_dc37 look1 = {-3.402823466e+38f, 0.0f, 0.0f};  // the lowest finite number: -inf - -inf is NaN
     float look1_x_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
@@ -877,10 +881,7 @@ cross_entropy_grad_fwd_bf16_without_lse_cluster_per_row_5443(
     const float row_loss_part = z_loss * row_lse;
     const float row_loss_part2 = row_smooth + row_right;
     const float row_loss = row_is_counted != 0.0f ? row_lse * row_loss_part + row_loss_part2 : 0.0f;
-    const float row_sum_inverse = 1.0f / look1.row_sum;
-    // Every thread of the row has passed a barrier since it read its slots.
-    const unsigned refill_row = row + gridDim.x / kCluster;
-    if (threadIdx.x == 0 && refill_row < rows) fetch(refill_row);
+    const float row_share = grad_scale_value * (2.0f * z_loss * row_lse + 1.0f) / look1.row_sum;
 
     if (lane == 0) {
       loss[row] = row_loss;
@@ -896,9 +897,9 @@ cross_entropy_grad_fwd_bf16_without_lse_cluster_per_row_5443(
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
           const float x_i = element(x_held[step], i);
-          const float share_i = exp_approximate(x_i - row_max) * row_sum_inverse * (2.0f * z_loss * row_lse + 1.0f);
-          const float wanted_i = (i == label_place ? 1.0f - label_smoothing : 0.0f) + label_smoothing / kCols;
-          dlogits_values[i] = row_is_counted != 0.0f ? (share_i - wanted_i) * grad_scale_value : 0.0f;
+          const float wanted_i = i == label_place ? (1.0f - label_smoothing) * grad_scale_value + others : others;
+          const float slope_i = exp_approximate(x_i - row_max) * row_share - wanted_i;
+          dlogits_values[i] = row_is_counted != 0.0f ? slope_i : 0.0f;
         }
         Vec<bfloat16, kVector> dlogits_vec;
         pack(dlogits_vec, dlogits_values);
@@ -906,7 +907,6 @@ cross_entropy_grad_fwd_bf16_without_lse_cluster_per_row_5443(
       }
     }
 
-    phase ^= 1;
     ++trip;
   }
 
@@ -916,7 +916,7 @@ cross_entropy_grad_fwd_bf16_without_lse_cluster_per_row_5443(
 // cross_entropy_grad forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-cross_entropy_grad_fwd_bf16_without_lse_team_per_row_fd02(
+cross_entropy_grad_fwd_bf16_without_lse_team_per_row_dde7(
     bfloat16* __restrict__ dlogits,
     float* __restrict__ loss,
     Input<Config, bfloat16> x,
@@ -934,7 +934,7 @@ cross_entropy_grad_fwd_bf16_without_lse_team_per_row_fd02(
   using Chain = typename Config::Chain;
   constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kThreadsPerRow = Team::kSize,
       kRowsPerBlock = Team::kRows, kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4,
-      kUnroll = Config::kUnroll, kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+      kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
   constexpr int kHeldSteps = Config::kHeldSteps, kCopiedCols = kCols - kHeldSteps * kThreadsPerRow * kVector;
   __shared__ typename Team::template Slots<Look1_dc37> look1_slots;
@@ -957,6 +957,7 @@ cross_entropy_grad_fwd_bf16_without_lse_team_per_row_fd02(
   const float grad_scale_value = grad_scale[0];
   const float row_right_sum = taken(x_row, row_label, kCols);
   const float row_is_counted = static_cast<float>(row_label != ignore_index);
+  const float others = grad_scale_value * label_smoothing / kCols;
 
   Vec<bfloat16, kVector> x_held[kHeldSteps];
   // One thread asks for a row; the barrier counts down the bytes that arrive.
@@ -964,7 +965,7 @@ cross_entropy_grad_fwd_bf16_without_lse_team_per_row_fd02(
     mbarrier_init(&arrived, 1);
     mbarrier_fence();
     mbarrier_expect_bytes(&arrived, kCopiedCols * sizeof(bfloat16));
-    bulk_load(x_shared, x_row + kCols - kCopiedCols, kCopiedCols * sizeof(bfloat16), &arrived);
+    bulk_load_by<Load>(x_shared, x_row + kCols - kCopiedCols, kCopiedCols * sizeof(bfloat16), &arrived);
   }
   __syncthreads();  // others wait only for a barrier that is set up
 
@@ -1009,7 +1010,7 @@ cross_entropy_grad_fwd_bf16_without_lse_team_per_row_fd02(
 
   mbarrier_wait(&arrived, 0);
 
-  #pragma unroll kUnroll
+  #pragma unroll
   for (int step = kHeldSteps; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
@@ -1046,7 +1047,7 @@ cross_entropy_grad_fwd_bf16_without_lse_team_per_row_fd02(
   const float row_loss_part = z_loss * row_lse;
   const float row_loss_part2 = row_smooth + row_right;
   const float row_loss = row_is_counted != 0.0f ? row_lse * row_loss_part + row_loss_part2 : 0.0f;
-  const float row_sum_inverse = 1.0f / look1.row_sum;
+  const float row_share = grad_scale_value * (2.0f * z_loss * row_lse + 1.0f) / look1.row_sum;
 
   if (lane == 0 && active) {
     loss[row] = row_loss;
@@ -1062,9 +1063,9 @@ cross_entropy_grad_fwd_bf16_without_lse_team_per_row_fd02(
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_held[step], i);
-        const float share_i = exp_approximate(x_i - row_max) * row_sum_inverse * (2.0f * z_loss * row_lse + 1.0f);
-        const float wanted_i = (i == label_place ? 1.0f - label_smoothing : 0.0f) + label_smoothing / kCols;
-        dlogits_values[i] = row_is_counted != 0.0f ? (share_i - wanted_i) * grad_scale_value : 0.0f;
+        const float wanted_i = i == label_place ? (1.0f - label_smoothing) * grad_scale_value + others : others;
+        const float slope_i = exp_approximate(x_i - row_max) * row_share - wanted_i;
+        dlogits_values[i] = row_is_counted != 0.0f ? slope_i : 0.0f;
       }
       Vec<bfloat16, kVector> dlogits_vec;
       pack(dlogits_vec, dlogits_values);
@@ -1072,7 +1073,7 @@ cross_entropy_grad_fwd_bf16_without_lse_team_per_row_fd02(
     }
   }
 
-  #pragma unroll kUnroll
+  #pragma unroll
   for (int step = kHeldSteps; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
@@ -1083,9 +1084,9 @@ cross_entropy_grad_fwd_bf16_without_lse_team_per_row_fd02(
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
-        const float share_i = exp_approximate(x_i - row_max) * row_sum_inverse * (2.0f * z_loss * row_lse + 1.0f);
-        const float wanted_i = (i == label_place ? 1.0f - label_smoothing : 0.0f) + label_smoothing / kCols;
-        dlogits_values[i] = row_is_counted != 0.0f ? (share_i - wanted_i) * grad_scale_value : 0.0f;
+        const float wanted_i = i == label_place ? (1.0f - label_smoothing) * grad_scale_value + others : others;
+        const float slope_i = exp_approximate(x_i - row_max) * row_share - wanted_i;
+        dlogits_values[i] = row_is_counted != 0.0f ? slope_i : 0.0f;
       }
       Vec<bfloat16, kVector> dlogits_vec;
       pack(dlogits_vec, dlogits_values);
@@ -1099,7 +1100,7 @@ cross_entropy_grad_fwd_bf16_without_lse_team_per_row_fd02(
 // cross_entropy_grad forward, any number of columns: a team of threads owns a row; each row is read 3 times.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-cross_entropy_grad_fwd_bf16_any_cols_team_per_row_63a3(
+cross_entropy_grad_fwd_bf16_any_cols_team_per_row_e78e(
     bfloat16* __restrict__ dlogits,
     float* __restrict__ loss,
     float* __restrict__ lse,
@@ -1142,6 +1143,7 @@ cross_entropy_grad_fwd_bf16_any_cols_team_per_row_63a3(
   const float grad_scale_value = grad_scale != nullptr ? grad_scale[0] : 1.0f;
   const float row_right_sum = taken(x_row, row_label, cols);
   const float row_is_counted = static_cast<float>(row_label != ignore_index);
+  const float others = grad_scale_value * label_smoothing / cols;
 
   Team::announce();
 
@@ -1208,7 +1210,7 @@ cross_entropy_grad_fwd_bf16_any_cols_team_per_row_63a3(
   const float row_loss_part = z_loss * row_lse;
   const float row_loss_part2 = row_smooth + row_right;
   const float row_loss = row_is_counted != 0.0f ? row_lse * row_loss_part + row_loss_part2 : 0.0f;
-  const float row_sum_inverse = 1.0f / look2.row_sum;
+  const float row_share = grad_scale_value * (2.0f * z_loss * row_lse + 1.0f) / look2.row_sum;
 
   if (lane == 0) {
     loss[row] = row_loss;
@@ -1227,9 +1229,9 @@ cross_entropy_grad_fwd_bf16_any_cols_team_per_row_63a3(
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
-        const float share_i = expf(x_i - row_max) * row_sum_inverse * (2.0f * z_loss * row_lse + 1.0f);
-        const float wanted_i = (i == label_place ? 1.0f - label_smoothing : 0.0f) + label_smoothing / cols;
-        dlogits_values[i] = row_is_counted != 0.0f ? (share_i - wanted_i) * grad_scale_value : 0.0f;
+        const float wanted_i = i == label_place ? (1.0f - label_smoothing) * grad_scale_value + others : others;
+        const float slope_i = expf(x_i - row_max) * row_share - wanted_i;
+        dlogits_values[i] = row_is_counted != 0.0f ? slope_i : 0.0f;
       }
       Vec<bfloat16, kVector> dlogits_vec;
       pack(dlogits_vec, dlogits_values);
@@ -1241,9 +1243,9 @@ cross_entropy_grad_fwd_bf16_any_cols_team_per_row_63a3(
     const Vec<bfloat16, 1> x_vec = read<1, Load>(x_row + edge);
     float dlogits_values[1];
     const float x_i = element(x_vec, 0);
-    const float share_i = expf(x_i - row_max) * row_sum_inverse * (2.0f * z_loss * row_lse + 1.0f);
-    const float wanted_i = (0 == label_place ? 1.0f - label_smoothing : 0.0f) + label_smoothing / cols;
-    dlogits_values[0] = row_is_counted != 0.0f ? (share_i - wanted_i) * grad_scale_value : 0.0f;
+    const float wanted_i = 0 == label_place ? (1.0f - label_smoothing) * grad_scale_value + others : others;
+    const float slope_i = expf(x_i - row_max) * row_share - wanted_i;
+    dlogits_values[0] = row_is_counted != 0.0f ? slope_i : 0.0f;
     Vec<bfloat16, 1> dlogits_vec;
     pack(dlogits_vec, dlogits_values);
     write<Store>(dlogits_row + edge, dlogits_vec);
@@ -1423,17 +1425,17 @@ struct Tuned {
 };
 inline constexpr Tuned kTuned[] = {
     {4096,  32000, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 1, 65536},
-     run_without_lse<cross_entropy_grad_fwd_bf16_without_lse_team_per_row_2139<Cols32000_10f4>>}},
-    {4096, 128256, 16, 0u, 0u, false, {{512, 1, false, 0, 0, 2, 2, 1, 131072},
-     run_without_lse<cross_entropy_grad_fwd_bf16_without_lse_cluster_per_row_5443<Cols128256_0ea7>>}},
+     run_without_lse<cross_entropy_grad_fwd_bf16_without_lse_team_per_row_2884<Cols32000_10f4>>}},
+    {4096, 128256, 16, 0u, 0u, false, {{1024, 1, false, 0, 0, 1, 2, 1, 131072},
+     run_without_lse<cross_entropy_grad_fwd_bf16_without_lse_cluster_per_row_2cff<Cols128256_e56c>>}},
     {4096, 151936, 16, 0u, 0u, false, {{1024, 1, false, 0, 0, 0, 1, 1, 196608},
-     run_without_lse<cross_entropy_grad_fwd_bf16_without_lse_team_per_row_fd02<Cols151936_26e9>>}},
+     run_without_lse<cross_entropy_grad_fwd_bf16_without_lse_team_per_row_dde7<Cols151936_0c9d>>}},
 };
 
 // For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.
 inline constexpr Kernel kGeneral[] = {
-    {{256}, run_any_cols<cross_entropy_grad_fwd_bf16_any_cols_team_per_row_63a3<AnyCols_224d>>},
-    {{256}, run_any_cols<cross_entropy_grad_fwd_bf16_any_cols_team_per_row_63a3<AnyCols_0595>>},
+    {{256}, run_any_cols<cross_entropy_grad_fwd_bf16_any_cols_team_per_row_e78e<AnyCols_224d>>},
+    {{256}, run_any_cols<cross_entropy_grad_fwd_bf16_any_cols_team_per_row_e78e<AnyCols_0595>>},
 };
 
 // Bits of `absent`: 1u grad_scale.

@@ -30,7 +30,7 @@
 //   16 x 8192 no mean no rstd  block_per_row    256      1           8       1.934     5.339 / 3.402  288   76.6 %   1.02x       2.334     fresh
 //   16384 x 8192               block_per_row    256      1           8       130       325.3 / 195.3  4132  97.3 %   1.05x       126.8     fresh
 //   4 x 16384 no mean no rstd  cluster_per_row  128      1           4       2.438     5.681 / 3.244  134   61.2 %   1.02x       2.683     fresh
-//   2048 x 65536               cluster_per_row  128      1           8       136       332.8 / 195.9  3949  92.6 %   1.10x       135.2     fresh
+//   2048 x 65536               cluster_per_row  128      1           8       135.5     333.1 / 197.4  3964  94.2 %   1.07x       133.9     fresh
 //   (any other, rows alike)    block_per_row    256      1           8       -         -              -     -        -           -         not tuned
 //   (any other)                block_per_row    256      1           1       -         -              -     -        -           -         not tuned
 //
@@ -504,6 +504,11 @@ struct Early : InOrder {
   static __device__ __forceinline__ void wait_for_partner() { dependency_wait(); }
 };
 
+// As Early; the next kernel may start as the blocks of this one end.
+struct EarlyAtEnd : Early {
+  static __device__ __forceinline__ void at_end() { dependency_trigger(); }
+};
+
 // As Early; the next kernel may start once this one has asked for its rows.
 struct EarlyAtLoads : Early {
   static __device__ __forceinline__ void at_loads() { dependency_trigger(); }
@@ -653,7 +658,6 @@ __device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
 // kFirstInside   first step whose windows of parameters begin within these
 // kWholeSteps    steps in which each thread has a vector, and the row one more behind it, however the row is aligned
 // kCluster       blocks that share a row
-// kStages        row tiles in shared memory
 // kUnroll        steps that a loop does in a trip
 struct Cols768_c277 : Plain { using Team = Lanes<32, 4>;
   enum : int { kCols = 768, kThreads = 128, kVector = 8, kEarlyParams = 0, kPackedParams = 0, kAhead = 1 };
@@ -696,8 +700,8 @@ struct Cols8192_743e : Plain { using Team = Block<256>; using Load = EvictLast; 
 struct Cols16384_084c : Plain { using Team = ClusterTeam<8, 128>; using Load = NoAllocate; using Store = Streaming;
   enum : int { kCols = 16384, kThreads = 128, kVector = 4, kEarlyParams = 1 };
 };
-struct Cols65536_7ed0 : Plain { using Load = EvictLast; using Store = Streaming;
-  enum : int { kCols = 65536, kThreads = 128, kCluster = 8, kVector = 8, kStages = 2 };
+struct Cols65536_4575 : Plain { using Load = EvictLast; using Chain = EarlyAtEnd;
+  enum : int { kCols = 65536, kThreads = 128, kCluster = 8, kVector = 8 };
 };
 struct AnyCols_224d : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 8, kUnroll = 1 }; };
 struct AnyCols_0595 : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 1, kUnroll = 1 }; };
@@ -1541,7 +1545,7 @@ layernorm_fwd_bf16_without_mean_without_rstd_team_per_row_59f2(
 // layernorm forward: the blocks of a cluster own a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_bf16_cluster_per_row_48f8(
+layernorm_fwd_bf16_cluster_per_row_dbcb(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -1559,12 +1563,11 @@ layernorm_fwd_bf16_cluster_per_row_48f8(
       kThreadsPerRow = kCluster * kThreads, kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4,
       kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  constexpr int kStages = Config::kStages;
   __shared__ Look1_5b01 look1_slots[2][kCluster * kWarps];
   __shared__ Look2_1fb7 look2_slots[2][kCluster * kWarps];
   __shared__ unsigned long long look1_full[2];
   __shared__ unsigned long long look2_full[2];
-  __shared__ unsigned long long arrived[kStages];
+  __shared__ unsigned long long arrived;
 
   const int lane = static_cast<int>(cluster_rank() * kThreads + threadIdx.x);
   unsigned trip = 0;
@@ -1584,37 +1587,42 @@ layernorm_fwd_bf16_cluster_per_row_48f8(
   Chain::wait();  // nothing before it depends on the kernels in front of this one
 
   if (threadIdx.x == 0) {
-    for (int stage = 0; stage < kStages; ++stage) {
-      mbarrier_init(&arrived[stage], 1);
-    }
+    mbarrier_init(&arrived, 1);
     mbarrier_fence();
   }
   __syncthreads();  // others wait only for a barrier that is set up
 
   // One thread asks for a row; the slot's barrier counts down the bytes that arrive.
-  const auto fetch = [&](int row, int stage) {
+  const auto fetch = [&](int row) {
     const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
     int own_vectors = 0;
     for (int step = 0; step < kSteps; ++step) {
       const int first = (step * kCluster + static_cast<int>(cluster_rank())) * kThreads;
       if (first < kVectors) own_vectors += min(kThreads, kVectors - first);
     }
-    mbarrier_expect_bytes(&arrived[stage], own_vectors * kVector * sizeof(bfloat16));
+    mbarrier_expect_bytes(&arrived, own_vectors * kVector * sizeof(bfloat16));
     for (int step = 0; step < kSteps; ++step) {
       const int first = (step * kCluster + static_cast<int>(cluster_rank())) * kThreads;
       if (first >= kVectors) break;
       const int count = min(kThreads, kVectors - first) * kVector;
-      bulk_load_by<Load>(x_shared + (stage * kSteps + step) * kThreads * kVector, x_row + first * kVector,
-          count * sizeof(bfloat16), &arrived[stage]);
+      bulk_load_by<Load>(x_shared + step * kThreads * kVector, x_row + first * kVector, count * sizeof(bfloat16),
+          &arrived);
     }
   };
-  #pragma unroll 1
-  for (int stage = 0; stage < kStages; ++stage) {
-    const int row = blockIdx.x / kCluster + stage * gridDim.x / kCluster;
-    if (threadIdx.x == 0 && row < rows) fetch(row, stage);
-  }
-  int stage = 0;
+  if (threadIdx.x == 0 && blockIdx.x / kCluster < rows) fetch(blockIdx.x / kCluster);
   unsigned phase = 0;
+
+  Vec<bfloat16, kVector> weight_held[kSteps];
+  Vec<bfloat16, kVector> bias_held[kSteps];
+
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      weight_held[step] = read<kVector>(weight + vector * kVector);
+      bias_held[step] = read<kVector>(bias + vector * kVector);
+    }
+  }
 
   cluster_wait();
 
@@ -1622,26 +1630,25 @@ layernorm_fwd_bf16_cluster_per_row_48f8(
     bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
 
     Vec<bfloat16, kVector> x_held[kSteps];
-    Vec<bfloat16, kVector> weight_held[kSteps];
-    Vec<bfloat16, kVector> bias_held[kSteps];
+
+    mbarrier_wait(&arrived, phase);
 
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + vector * kVector);
-        bias_held[step] = read<kVector>(bias + vector * kVector);
+        x_held[step] = read<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector);
       }
     }
 
-    mbarrier_wait(&arrived[stage], phase);
+    __syncthreads();  // the slots are empty
+    const unsigned refill_row = row + gridDim.x / kCluster;
+    if (threadIdx.x == 0 && refill_row < rows) fetch(refill_row);
 
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      if (kEven || vector < kVectors) {
-        x_held[step] = read<kVector>(x_shared + ((stage * kSteps + step) * kThreads + threadIdx.x) * kVector);
-      }
+      stay_packed(weight_held[step]);
+      stay_packed(bias_held[step]);
     }
 
     Look1_5b01 look1 = {0.0f};
@@ -1663,9 +1670,6 @@ layernorm_fwd_bf16_cluster_per_row_48f8(
     look1.x_sum = sum_in_pairs(look1_x_sum);
     look1 = exchange_cluster<kWarps, kCluster>(look1, look1_slots, look1_full, trip);
     const float row_mean = look1.x_sum / kCols;
-    // Every thread of the row has passed a barrier since it read its slots.
-    const unsigned refill_row = row + kStages * gridDim.x / kCluster;
-    if (threadIdx.x == 0 && refill_row < rows) fetch(refill_row, stage);
 
     Look2_1fb7 look2 = {0.0f};
     float look2_var_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
@@ -1712,10 +1716,7 @@ layernorm_fwd_bf16_cluster_per_row_48f8(
       }
     }
 
-    if (++stage == kStages) {
-      stage = 0;
-      phase ^= 1;
-    }
+    phase ^= 1;
     ++trip;
   }
 
@@ -2065,8 +2066,8 @@ inline constexpr Tuned kTuned[] = {
      run<layernorm_fwd_bf16_team_per_row_e05d<Cols8192_743e>>}},
     {    4, 16384,  8, 12u, 12u, false, {{128, 1, false, 0, 0, 0, 8}, run_without_mean_without_rstd<
      layernorm_fwd_bf16_without_mean_without_rstd_team_per_row_59f2<Cols16384_084c>>}},
-    { 2048, 65536, 16,  0u,  0u, false, {{128, 1, false, 0, 0, 8, 8, 1, 32768},
-     run<layernorm_fwd_bf16_cluster_per_row_48f8<Cols65536_7ed0>>}},
+    { 2048, 65536, 16,  0u,  0u, false, {{128, 1, true, 0, 0, 8, 8, 1, 16384},
+     run<layernorm_fwd_bf16_cluster_per_row_dbcb<Cols65536_4575>>}},
 };
 
 // For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.

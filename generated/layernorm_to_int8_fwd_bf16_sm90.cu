@@ -14,12 +14,11 @@
 // spec      layernorm_to_int8, sha256:0b462d33f4955a0f9ff0c4b5087dfd6d81209df54845a8f043c0d06976a27b0f
 // tuned by  normgen 0.1.0
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
-// verified  NVIDIA H200, driver for CUDA 13.0: 4 to 6 calls, 1 to 4096 rows, 18 families of rows, own pitches of q, x
-// note      emitted as another text than the one that was tuned: all
+// verified  NVIDIA H200, driver for CUDA 13.0: 4 to 6 calls, 1 to 4096 rows, 20 families of rows, own pitches of q, x
 //
 //   rows x cols  kernel         threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
-//   4096 x 768   warp_per_row   128      4           8       3.457     9.809 / 6.354  2731  61.9 %   1.10x       4.787     fresh
-//   4096 x 4096  block_per_row  128      1           4       11.66     34.16 / 22.52  4319  74.2 %   1.09x       14.7      fresh
+//   4096 x 768   warp_per_row   128      4           8       3.518     10.53 / 7.013  2684  71.2 %   1.13x       4.711     fresh
+//   4096 x 4096  block_per_row  128      1           8       10.7      33.3 / 22.58   4704  80.6 %   1.13x       15.34     fresh
 //   (any other)  block_per_row  256      1           1       -         -              -     -        -           -         not tuned
 //
 // times     price: what the kernel adds to a chain of a kernel that writes its main input and one that reads its
@@ -80,27 +79,6 @@ __device__ __forceinline__ unsigned floats_to_bfloat162(float low, float high) {
   return bits;
 #else
   return float_to_bfloat16(low) | (static_cast<unsigned>(float_to_bfloat16(high)) << 16);
-#endif
-}
-
-// IEEE 754-2019 maximum and minimum: unlike fmaxf and fminf they return NaN when either operand is NaN.
-__device__ __forceinline__ float maximum(float a, float b) {
-#if __CUDA_ARCH__ >= 800
-  float value;
-  asm("max.NaN.f32 %0, %1, %2;" : "=f"(value) : "f"(a), "f"(b));
-  return value;
-#else
-  return a > b || a != a ? a : b;
-#endif
-}
-
-__device__ __forceinline__ float minimum(float a, float b) {
-#if __CUDA_ARCH__ >= 800
-  float value;
-  asm("min.NaN.f32 %0, %1, %2;" : "=f"(value) : "f"(a), "f"(b));
-  return value;
-#else
-  return a < b || a != a ? a : b;
 #endif
 }
 
@@ -424,8 +402,8 @@ __device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
 struct Cols768_0199 : Plain { using Team = Lanes<32, 4>; using Load = NoAllocate;
   enum : int { kCols = 768, kThreads = 128, kVector = 8, kEarlyParams = 0 };
 };
-struct Cols4096_30df : Plain { using Team = Block<128>;
-  enum : int { kCols = 4096, kThreads = 128, kVector = 4, kEarlyParams = 1, kPackedParams = 1, kAhead = 1 };
+struct Cols4096_489f : Plain { using Team = Block<128>; using Load = NoAllocate;
+  enum : int { kCols = 4096, kThreads = 128, kVector = 8, kEarlyParams = 1, kPackedParams = 0, kAhead = 1 };
 };
 struct AnyCols_0595 : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 1, kUnroll = 1 }; };
 
@@ -446,26 +424,6 @@ struct Look2_1fb7 {  // state of look 2: sum((x - mean)**2)
   }
   static __device__ __forceinline__ Look2_1fb7 shuffle_xor(const Look2_1fb7& s, int offset, unsigned mask) {
     return {__shfl_xor_sync(mask, s.var_sum, offset)};
-  }
-};
-
-struct Look1_a922 {  // state of look 1: sum(x), sum(x**2)
-  float x_rough_sum, x_squares;
-  static __device__ __forceinline__ Look1_a922 combine(const Look1_a922& a, const Look1_a922& b) {
-    return {a.x_rough_sum + b.x_rough_sum, a.x_squares + b.x_squares};
-  }
-  static __device__ __forceinline__ Look1_a922 shuffle_xor(const Look1_a922& s, int offset, unsigned mask) {
-    return {__shfl_xor_sync(mask, s.x_rough_sum, offset), __shfl_xor_sync(mask, s.x_squares, offset)};
-  }
-};
-
-struct Look2_ee66 {  // state of look 2: sum(x - x_rough_mean), sum((x - x_rough_mean)**2)
-  float x_shifted_sum, x_shifted_squares;
-  static __device__ __forceinline__ Look2_ee66 combine(const Look2_ee66& a, const Look2_ee66& b) {
-    return {a.x_shifted_sum + b.x_shifted_sum, a.x_shifted_squares + b.x_shifted_squares};
-  }
-  static __device__ __forceinline__ Look2_ee66 shuffle_xor(const Look2_ee66& s, int offset, unsigned mask) {
-    return {__shfl_xor_sync(mask, s.x_shifted_sum, offset), __shfl_xor_sync(mask, s.x_shifted_squares, offset)};
   }
 };
 
@@ -609,7 +567,7 @@ layernorm_to_int8_fwd_bf16_team_per_row_de12(
 // layernorm_to_int8 forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_to_int8_fwd_bf16_team_per_row_e2a5(
+layernorm_to_int8_fwd_bf16_team_per_row_1d67(
     int8* __restrict__ q,
     Input<Config, bfloat16> x,
     Input<Config, bfloat16> weight,
@@ -628,12 +586,11 @@ layernorm_to_int8_fwd_bf16_team_per_row_e2a5(
   constexpr bool kEarlyParams = Config::kEarlyParams, kPackedParams = Config::kPackedParams;
   constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0, kAhead = Config::kAhead;
-  __shared__ typename Team::template Slots<Look1_a922> look1_slots[2];
-  __shared__ typename Team::template Slots<Look2_ee66> look2_slots[2];
+  __shared__ typename Team::template Slots<Look1_5b01> look1_slots;
+  __shared__ typename Team::template Slots<Look2_1fb7> look2_slots;
 
   const int lane = Team::lane();
   const int slot = Team::slot();  // this thread's row within the block
-  int parity = 0;
 
   Chain::at_start();
   Chain::wait();  // nothing before it depends on the kernels in front of this one
@@ -692,11 +649,10 @@ layernorm_to_int8_fwd_bf16_team_per_row_e2a5(
       }
     }
 
-    Look1_a922 look1 = {0.0f, 0.0f};
-    float look1_x_rough_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
-    float look1_x_squares[kRunningSums] = {};
+    Look1_5b01 look1 = {0.0f};
+    float look1_x_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
 
-    // Look 1: sum(x), sum(x**2)
+    // Look 1: sum(x)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
@@ -704,50 +660,34 @@ layernorm_to_int8_fwd_bf16_team_per_row_e2a5(
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
           const float x_i = element(x_held[step], i);
-          look1_x_rough_sum[i % kRunningSums] += x_i;
-          look1_x_squares[i % kRunningSums] += x_i * x_i;
+          look1_x_sum[i % kRunningSums] += x_i;
         }
       }
     }
 
-    look1.x_rough_sum = sum_in_pairs(look1_x_rough_sum);
-    look1.x_squares = sum_in_pairs(look1_x_squares);
-    look1 = Team::reduce(look1, look1_slots[parity]);
-    const float row_x_rough_mean = look1.x_rough_sum / kCols;
-    const float row_x_left = look1.x_squares - row_x_rough_mean * row_x_rough_mean * kCols;
-    const float row_x_margin = row_x_left - 0.75f * look1.x_squares;
+    look1.x_sum = sum_in_pairs(look1_x_sum);
+    look1 = Team::reduce(look1, look1_slots);
+    const float row_mean = look1.x_sum / kCols;
 
-    Look2_ee66 look2 = {0.0f, 0.0f};
-    // short chains of additions: few roundings, and none waits for another
-    float look2_x_shifted_sum[kRunningSums] = {};
-    float look2_x_shifted_squares[kRunningSums] = {};
-    if (kThreadsPerRow < 32 ? __any_sync(0xffffffffu, !(row_x_margin >= 0.0f)) : !(row_x_margin >= 0.0f)) {
-      // Look 2: sum(x - x_rough_mean), sum((x - x_rough_mean)**2)
-      #pragma unroll
-      for (int step = 0; step < kSteps; ++step) {
-        const int vector = lane + step * kThreadsPerRow;
-        if (kEven || vector < kVectors) {
-          #pragma unroll
-          for (int i = 0; i < kVector; ++i) {
-            const float x_i = element(x_held[step], i);
-            look2_x_shifted_sum[i % kRunningSums] += x_i - row_x_rough_mean;
-            look2_x_shifted_squares[i % kRunningSums] += (x_i - row_x_rough_mean) * (x_i - row_x_rough_mean);
-          }
+    Look2_1fb7 look2 = {0.0f};
+    float look2_var_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+
+    // Look 2: sum((x - mean)**2)
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        #pragma unroll
+        for (int i = 0; i < kVector; ++i) {
+          const float x_i = element(x_held[step], i);
+          look2_var_sum[i % kRunningSums] += (x_i - row_mean) * (x_i - row_mean);
         }
       }
+    }
 
-      look2.x_shifted_sum = sum_in_pairs(look2_x_shifted_sum);
-      look2.x_shifted_squares = sum_in_pairs(look2_x_shifted_squares);
-      look2 = Team::reduce(look2, look2_slots[parity]);
-    }
-    if (row_x_margin >= 0.0f) {
-      look2.x_shifted_sum = 0.0f;
-      look2.x_shifted_squares = row_x_left;
-    }
-    const float row_x_shifted_mean = look2.x_shifted_sum / kCols;
-    const float row_mean = row_x_rough_mean + row_x_shifted_mean;
-    const float row_var_sum = maximum(look2.x_shifted_squares - row_x_shifted_mean * row_x_shifted_mean * kCols, 0.0f);
-    const float row_var = row_var_sum / kCols;
+    look2.var_sum = sum_in_pairs(look2_var_sum);
+    look2 = Team::reduce(look2, look2_slots);
+    const float row_var = look2.var_sum / kCols;
     const float row_rstd = rsqrtf(eps + row_var);
 
     // Last look: the outputs
@@ -771,8 +711,6 @@ layernorm_to_int8_fwd_bf16_team_per_row_e2a5(
         if (active) write<Store>(q_row + vector * kVector, q_vec);
       }
     }
-
-    parity ^= 1;
   }
 
   Chain::at_end();
@@ -1041,7 +979,7 @@ struct Tuned {
 inline constexpr Tuned kTuned[] = {
     {4096,  768, 16, 0u, 0u, false, {{128, 4}, run<layernorm_to_int8_fwd_bf16_team_per_row_de12<Cols768_0199>>}},
     {4096, 4096, 16, 0u, 0u, false, {{128, 1, false, 0, 0, 4},
-     run<layernorm_to_int8_fwd_bf16_team_per_row_e2a5<Cols4096_30df>>}},
+     run<layernorm_to_int8_fwd_bf16_team_per_row_1d67<Cols4096_489f>>}},
 };
 
 // For any cols.

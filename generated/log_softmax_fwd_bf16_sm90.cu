@@ -11,10 +11,10 @@
 // spec      log_softmax, sha256:6b7af12db9cd04a5219c49bee9f0aa9fe811749a231b6d354300bd2fd89a5299
 // tuned by  normgen 0.1.0
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
-// verified  NVIDIA H200, driver for CUDA 13.0: 4 calls, 1 to 110 rows, 19 families of rows, own pitches of y, x
+// verified  NVIDIA H200, driver for CUDA 13.0: 4 calls, 1 to 110 rows, 21 families of rows, own pitches of y, x
 //
 //   rows x cols              kernel         threads  rows/block  vector  price us  chain us      GB/s  of roof  vs default  alone us  timed
-//   4096 x 151936            block_per_row  1024     1           8       607.2     1499 / 891.9  4099  98.1 %   1.01x       612.2     fresh
+//   4096 x 151936            block_per_row  1024     1           8       609.1     1505 / 896.4  4087  98.4 %   1.01x       617.2     fresh
 //   (any other, rows alike)  block_per_row  256      1           8       -         -             -     -        -           -         not tuned
 //   (any other)              block_per_row  256      1           1       -         -             -     -        -           -         not tuned
 //

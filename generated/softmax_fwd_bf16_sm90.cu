@@ -18,7 +18,7 @@
 //   4096 x 32000             block_per_row  1024     1           8       127       319 / 191.7    4128  97.7 %   1.01x       126.1     fresh
 //   16384 x 32768            block_per_row  1024     1           8       496.7     1268 / 771.4   4324  103.5 %  1.01x       502.7     fresh
 //   2048 x 50257             block_per_row  512      1           8       106.3     261.8 / 155.4  3873  91.7 %   1.02x       106.6     fresh
-//   4096 x 128256            block_per_row  1024     1           8       504.8     1261 / 757.3   4162  96.6 %   1.00x       507.4     fresh
+//   4096 x 128256            block_per_row  1024     1           8       505.8     1259 / 753.6   4154  97.0 %   1.00x       509       fresh
 //   (any other, rows alike)  block_per_row  256      1           8       -         -              -     -        -           -         not tuned
 //   (any other)              block_per_row  256      1           1       -         -              -     -        -           -         not tuned
 //

@@ -1,8 +1,9 @@
 """Asynchronous copies of rows to shared memory, by whichever technique.
 
 A persistent grid keeps a ring of `stages` row tiles: while one is computed, the next are on their way. A slot is
-filled again once its readers are done: with rows in registers after they have been read from it, with rows in
-shared memory after the last look.
+filled again once its readers are done: with rows in shared memory after the last look; with rows in registers after
+they have been read from it. With several slots the barrier of the first reduction proves that; the only slot is worth
+a barrier of its own, so that the next row travels during the first look, too.
 """
 
 from __future__ import annotations
@@ -67,8 +68,8 @@ class Ring(Transport):
         super().__init__(access)
         self.copier = copier
         self.slots = copier.slots
-        # Whether the barrier of the first row reduction proves that all threads have emptied the slots.
-        self.reduction_frees = reduction_frees
+        # Whether a slot waits for the barrier of the first row reduction, which proves that all threads have read it.
+        self.reduction_frees = reduction_frees and self.plan.is_staged
 
     def constants(self) -> list[Let]:
         return [*self.slots.constants(), *self.copier.constants()]
