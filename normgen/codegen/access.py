@@ -164,13 +164,18 @@ class Access:
         return f"write<Store>({self.plan.problem.tensor(tensor).memory}_row + {site.at}, {tensor}_vec)"
 
     @property
-    def _row_number(self) -> str:
-        """What makes the number of a batch, or of a head, of that of a row."""
-        return "% batches" if self.plan.problem.spec.has_heads else "/ rows_per_batch"
+    def divisor(self) -> str:
+        """What divides the number of a row: the quotient is its batch; of a head's rows it is the remainder."""
+        return "batches" if self.plan.problem.spec.has_heads else "rows_per_batch"
+
+    def _batch_of(self, row: str) -> str:
+        quotient = f"quotient({row}, {self.divisor}_inverse)"
+        row = row if row.isidentifier() else f"({row})"
+        return f"{row} - {quotient} * batches" if self.plan.problem.spec.has_heads else quotient
 
     def read_row_value(self, tensor: str, row: str) -> str:
         if self.plan.problem.tensor(tensor).kind.by_batch:
-            row = "batch" if self.plan.walks_batches else f"({row}) {self._row_number}"
+            row = "batch" if self.plan.walks_batches else self._batch_of(row)
         is_float = self.plan.problem.tensor(tensor).dtype is F32
         return self.unless_null(tensor, f"{tensor}[{row}]" if is_float else f"row_value(&{tensor}[{row}])")
 
@@ -371,7 +376,7 @@ class Access:
     def row_starts(self) -> list[Statement]:
         """Where the row starts in each tensor of rows, and its batch's in each tensor of batches; how it is cut."""
         problem = self.plan.problem
-        batch = Let("const int batch", f"{self.valid_row} {self._row_number}")
+        batch = Let("const int batch", self._batch_of(self.valid_row))
         is_read = any(t.kind.by_batch for t in problem.pitched_tensors)
         found: list[Statement] = [batch] if is_read and not self.plan.walks_batches else []
         for tensor in problem.pitched_tensors:

@@ -95,10 +95,13 @@ class MainKernel:
         if problem.any_cols:
             params.append(Param(name="cols", ctype="int", source=Source.COLS))
         heads = problem.rows_per_batch and problem.spec.has_heads
-        if problem.rows_per_batch and not heads:
+        if self.plan.walks_batches and not heads:
             params.append(Param(name="rows_per_batch", ctype="int", source=Source.ROWS_PER_BATCH))
         if problem.sums_batches or heads:
             params.append(Param(name="batches", ctype="int", source=Source.BATCHES))
+        if problem.rows_per_batch and not self.plan.walks_batches:
+            key = self.access.divisor
+            params.append(Param(name=f"{key}_inverse", ctype="unsigned long long", source=Source.INVERSE, key=key))
         params += [Param(name=s, ctype="float", source=Source.SCALAR, key=s) for s in self.plan.program.scalars]
         return (*params, *self.columns.params())
 

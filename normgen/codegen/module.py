@@ -20,9 +20,15 @@ class Source(StrEnum):
     COLS = "cols"  # int
     ROWS_PER_BATCH = "rows_per_batch"  # int
     BATCHES = "batches"  # int: 0 of no rows, where nobody says otherwise
+    INVERSE = "inverse"  # unsigned long long: what divides by `key`, rows_per_batch or batches; see `inverse_of`
     SCALAR = "scalar"  # float: scalar `key` of the spec
     WORKSPACE = "workspace"  # pointer to the workspace plus `offset` bytes
     BLOCKS = "blocks"  # int: blocks of the module's first kernel
+
+
+def inverse_of(divisor: int) -> int:
+    """2^64 / divisor, rounded up, with which `quotient` of the device library divides; 0 of 1 and of none."""
+    return -(-(1 << 64) // divisor) if divisor > 1 else 0
 
 
 @dataclass(frozen=True, kw_only=True)

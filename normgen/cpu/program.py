@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from normgen.codegen.module import Kernel, Module, Param, Source
+from normgen.codegen.module import Kernel, Module, Param, Source, inverse_of
 from normgen.cpu.fault import Fault, make_faults
 from normgen.cpu.library import LAUNCH_LOCK, Launch, Region, Report, load_runtime, load_unit
 from normgen.cpu.symbols import find_frames
@@ -197,7 +197,8 @@ def _argument(
     """The ctypes value of one kernel parameter."""
     key = WORKSPACE if param.source is Source.WORKSPACE else param.key
     known: Mapping[str, Any] = scalars if param.source is Source.SCALAR else values
-    if param.source not in sizes and key not in known and not param.nullable:
+    size = Source(key) if param.source is Source.INVERSE else param.source
+    if size not in sizes and key not in known and not param.nullable:
         raise UsageError(
             f"kernel parameter '{param.name}' needs {param.source} '{key}'",
             received=", ".join(sorted(known)) or "nothing",
@@ -210,7 +211,7 @@ def _argument(
         return _number(param, tensor.pitch if tensor is not None else 0)
     if param.source is Source.SCALAR:
         return _number(param, scalars[key])
-    return _number(param, sizes[param.source])
+    return _number(param, inverse_of(sizes[size]) if param.source is Source.INVERSE else sizes[size])
 
 
 def _number(param: Param, value: float) -> Any:

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
-from normgen.codegen.module import Kernel, Launch, Module, Param, Source
+from normgen.codegen.module import Kernel, Launch, Module, Param, Source, inverse_of
 from normgen.cuda.cubin import Cubin, entries_of, symbol_of
 from normgen.cuda.driver import OnDevice, check, driver, sm_count
 from normgen.cuda.stream import Stream
@@ -192,6 +192,7 @@ _CELLS: dict[Source, Any] = {
     Source.COLS: ctypes.c_int,
     Source.ROWS_PER_BATCH: ctypes.c_int,
     Source.BATCHES: ctypes.c_int,
+    Source.INVERSE: ctypes.c_ulonglong,
     Source.SCALAR: ctypes.c_float,
     Source.WORKSPACE: ctypes.c_void_p,
     Source.BLOCKS: ctypes.c_int,
@@ -242,6 +243,7 @@ class Bound:
         if rows_per_batch is not None:
             self._rows_per_batch = rows_per_batch
             self._store(Source.ROWS_PER_BATCH, "", rows_per_batch)
+            self._store(Source.INVERSE, "rows_per_batch", inverse_of(rows_per_batch))
         if rows is not None:
             self.set_rows(rows)
         if cols is not None:
@@ -260,6 +262,7 @@ class Bound:
             self._rows, self._batches = rows, batches
             self._store(Source.ROWS, "", rows)
             self._store(Source.BATCHES, "", batches)
+            self._store(Source.INVERSE, "batches", inverse_of(batches))
             self._grids = [kernel.grid(rows, batches) for kernel, _, _ in self._launches]
             self._store(Source.BLOCKS, "", self._grids[0])
 

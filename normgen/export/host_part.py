@@ -78,6 +78,7 @@ class HostPart:
     loops_clusters: bool  # some kernel is a persistent grid of clusters
     batches: bool  # sums for each batch of rows: grids and workspaces grow with them
     shares: str  # the argument that says how many batches there are
+    divides: bool  # kernels find the batch of a row themselves
 
     @property
     def called(self) -> tuple[str, ...]:
@@ -151,6 +152,7 @@ def host_part(group: Group, tuned: Sequence[Compiled], general: Sequence[Compile
         loops_clusters=any(c.main.launch.loops_clusters for c in compiled),
         batches=problem.sums_batches,
         shares=shares,
+        divides=any(p.source is Source.INVERSE for c in compiled for p in c.main.params),
     )
 
 
@@ -321,6 +323,8 @@ def _argument(param: Param, *, sums_batches: bool) -> str:
             return "blocks"
         case Source.BATCHES:
             return "batches" if sums_batches else "call.heads"
+        case Source.INVERSE:
+            return f"inverse_of(call.{'heads' if param.key == 'batches' else param.key})"
         case _:
             return f"call.{param.source.value}"
 

@@ -78,7 +78,7 @@ from normgen.verify.bounded import (
     unknown,
     whole,
 )
-from normgen.verify.function_errors import function
+from normgen.verify.function_errors import either_zero, function
 from normgen.verify.interpret import EXTREMA, POSITIONS, Array, Float64, spread_over_row, spread_over_rows
 
 LAMBDA = 6.0  # 2 exp(-λ²/2) = 3.0e-8: probability that one sum of independent roundings exceeds its bound
@@ -343,7 +343,7 @@ class Float32Error:
         if name in EXTREMA:
             of, extremum = EXTREMA[name]
             top = np.asarray(extremum(of(t), axis=1, keepdims=True))
-            return Bounded(top, None if e is None else e.max(axis=1, keepdims=True))
+            return either_zero(Bounded(top, None if e is None else e.max(axis=1, keepdims=True)), of(t), axis=1)
         size = np.abs(t).sum(axis=1, keepdims=True)
         error = self._summation(t, size)
         total = t.sum(axis=1, keepdims=True)

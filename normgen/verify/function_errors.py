@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,7 +36,8 @@ def _function(name: str, value: Array, args: tuple[Bounded, ...]) -> Bounded:
     arg = args[0]
     if name in ("minimum", "maximum"):
         errors = [x.error for x in args if x.error is not None]
-        return Bounded(value, functools.reduce(np.maximum, errors) if errors else None)
+        found = Bounded(value, functools.reduce(np.maximum, errors) if errors else None)
+        return either_zero(found, *(x.value for x in args))
     if name in ("abs", "constant"):
         return Bounded(value, arg.error)
     if name == "sign":
@@ -53,6 +55,16 @@ def _function(name: str, value: Array, args: tuple[Bounded, ...]) -> Bounded:
     if name in ("log", "rsqrt") or (name == "sqrt" and np.any(arg.least < 0)):
         found = unknown(found, arg.may_be_0)
     return Bounded(found.value, found.error + FLUSHED) if name == "exp" and found.error is not None else found
+
+
+def either_zero(found: Bounded, *values: Array, axis: int | None = None) -> Bounded:
+    """An extremum of 0 and -0, elements of `values` or all along an axis, is either: a quotient by it inf or -inf."""
+    if not any(np.any((v == 0) & np.signbit(v)) for v in values):
+        return found
+    sides = [functools.reduce(np.logical_or, [(v == 0) & (np.signbit(v) == s) for v in values]) for s in (True, False)]
+    below, above = sides if axis is None else (side.any(axis=axis, keepdims=True) for side in sides)
+    is_either = (found.value == 0) & below & above
+    return replace(found, error=plus(found.error, np.where(is_either, FLUSHED, 0.0))) if np.any(is_either) else found
 
 
 def _jumps(of: Callable[[Array], Array], a: Bounded, value: Array) -> Array | None:

@@ -261,8 +261,8 @@ def test_the_check_has_batches_of_a_row_of_more_than_a_tile_and_of_all_rows() ->
 
 
 MISTAKES = {
-    "the first batch for all": ("/ rows_per_batch", "/ rows_per_batch * 0"),
-    "a row for a batch": ("/ rows_per_batch", "/ 1 % 2"),
+    "the first batch for all": (", rows_per_batch_inverse)", ", rows_per_batch_inverse) * 0"),
+    "a row for a batch": (", rows_per_batch_inverse)", ", 0) % 2"),
     "the other tensor's pitch": ("shift + static_cast<long long>(batch) * shift_pitch",
                                  "shift + static_cast<long long>(batch) * scale_pitch"),
 }  # fmt: skip

@@ -125,8 +125,9 @@ def test_the_check_has_heads_of_every_number(of: str) -> None:
 
 
 MISTAKES = {
-    "the first head for all": ("forward", "% batches", "% batches * 0"),
-    "as batches lie": ("forward", "% batches", "/ max(rows / max(batches, 1), 1) % batches"),
+    "the first head for all": ("forward", "batches_inverse) * batches", "0) * 1"),
+    "as batches lie": ("forward", "valid_row - quotient(valid_row, batches_inverse) * batches",
+                         "valid_row / max(rows / max(batches, 1), 1) % batches"),
     "the other tensor's pitch": ("forward", "bias + static_cast<long long>(batch) * bias_pitch",
                                  "bias + static_cast<long long>(batch) * weight_pitch"),
     "rows of the head behind": ("backward", "first_row = batch +", "first_row = batch + 1 +"),

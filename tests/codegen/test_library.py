@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
 import re
+import subprocess
 from importlib import resources
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from normgen.codegen.library import files, in_order, needed
-from normgen.codegen.module import Module
+from normgen.codegen.module import Module, inverse_of
 from normgen.codegen.statements import identifiers
 from normgen.cuda import nvrtc
 from normgen.cuda.compiler import compile_module
@@ -48,6 +51,26 @@ def test_a_file_reads_well_and_names_all_that_it_needs(name: str) -> None:
     elsewhere = {defined for other in files().values() for defined in other.defines} - within
     # `State` and `Hint` are what a caller brings; a word of a comment, or of PTX, is none of the code's
     assert not identifiers(re.sub(r'//.*|"[^"\n]*"', "", file.text)) & elsewhere
+
+
+def test_a_quotient_is_that_of_whole_numbers(tmp_path: Path) -> None:
+    """Ends, powers of two and their neighbours, and what is drawn: 2^31 - 1 is the largest number of rows."""
+    text = "#define __device__\n#define __forceinline__ inline\n" + files()["quotient"].text
+    text += 'extern "C" void quotients(const int* n, const unsigned long long* inverse, int* found, int count) {\n'
+    text += "  for (int i = 0; i < count; ++i) found[i] = quotient(n[i], inverse[i]);\n}\n"
+    source, library = tmp_path / "quotient.cpp", tmp_path / "quotient.so"
+    source.write_text(text, encoding="utf-8")
+    subprocess.run(["g++", "-O1", "-shared", "-fPIC", "-o", str(library), str(source)], check=True)
+    rng, largest = np.random.default_rng(), 2**31 - 1
+    ends = np.array([0, 1, 2, 3, largest - 1, largest, *(2**k + d for k in range(2, 31) for d in (-1, 0, 1))])
+    drawn = np.exp2(rng.uniform(0, 31, (2, 100_000))).astype(np.int64)
+    n = np.concatenate([np.repeat(ends, len(ends)), drawn[0], drawn[0] // drawn[1] * drawn[1]]).astype(np.int32)
+    d = np.concatenate([np.tile(ends, len(ends)), drawn[1], drawn[1]])
+    n, d = n[d > 0], d[d > 0]
+    inverse = np.array([inverse_of(int(one)) for one in d], dtype=np.uint64)
+    found = np.empty_like(n)
+    ctypes.CDLL(str(library)).quotients(*(ctypes.c_void_p(a.ctypes.data) for a in (n, inverse, found)), len(n))
+    np.testing.assert_array_equal(found, n // d)
 
 
 def test_no_name_is_defined_twice() -> None:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from normgen.codegen.module import Kernel, Param, Source
+from normgen.codegen.module import Kernel, Param, Source, inverse_of
 from normgen.codegen.parts import Parts
 from normgen.cuda.cubin import symbol_of
 from normgen.export import Header
@@ -102,6 +102,8 @@ def value(param: Param, group: Group, call: Call, blocks: int) -> int:
             return call.cols
         case Source.ROWS_PER_BATCH:
             return ROWS_PER_BATCH
+        case Source.INVERSE:
+            return inverse_of(batches_of(call.rows, group.problem) if param.key == "batches" else ROWS_PER_BATCH)
         case Source.BATCHES:
             return batches_of(call.rows, group.problem)
         case Source.SCALAR:

@@ -18,7 +18,7 @@ from normgen.program.rewrites.reductions import variance
 from normgen.program.source import problem_for, written_program
 from normgen.schedule.default import default_schedule
 from normgen.spec.reader import parse
-from normgen.verify.bounded import Bounded
+from normgen.verify.bounded import Bounded, whole
 from normgen.verify.error_model import Float32Error
 from normgen.verify.program_walk import ProgramWalk
 from tests.fuzz.specs import H200, Asked
@@ -58,6 +58,9 @@ class Found:
 
 E8M0 = '{ role = "output", dtypes = ["f8e8m0"] }'
 FOUND = {
+    "a maximum of 0 and -0 is either": Found(
+        {"y": "floor(w) / -maximum(x > x, ceil(x)) + x / minimum(ceil(x), x > x)"}, ("w",), direction="forward"
+    ),
     "a product of equal products has no division in its gradient": Found(
         {"v": "floor(x) * z", "y": "(v * v) * (v * v)"}, ("z",)
     ),
@@ -282,6 +285,18 @@ def test_signs_of_a_long_chain_of_sums_are_asked_for_once() -> None:
 def written_answer(asked: Asked) -> Answer:
     written_program(asked.problem())
     return Answer("right")
+
+
+@pytest.mark.parametrize(
+    ("row", "is_either"), [((0.0, -0.0), True), ((-0.0, -0.0), False), ((0.0, 0.0), False), ((-0.0, 1.0), False)]
+)
+def test_a_quotient_by_the_maximum_of_a_row_of_0_and_minus_0_is_either_infinity(
+    row: tuple[float, float], is_either: bool
+) -> None:
+    model = Float32Error(cols=2)
+    found = model.divide(whole(np.ones((1, 1))), model.reduce("max", Bounded(np.array([row]))))
+    assert found.error is not None
+    assert bool(np.isinf(found.error[0, 0])) is is_either
 
 
 def test_a_total_may_overflow_where_none_of_its_terms_does() -> None:

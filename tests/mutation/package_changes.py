@@ -51,6 +51,7 @@ VERIFIED = ("tests/records/test_verified.py",)
 POSITIONS = ("tests/codegen/test_positions.py", "tests/spec/test_functions.py")
 RANDOM = ("tests/codegen/test_random.py",)
 BATCHES = ("tests/codegen/test_batches.py", "tests/python/test_batches.py")
+QUOTIENTS = ("tests/codegen/test_library.py::test_a_quotient_is_that_of_whole_numbers",)
 HEADS = ("tests/codegen/test_heads.py", "tests/python/test_heads.py")
 GROUPED = "tests/codegen/test_grouped_parameters.py::test_"
 LAYOUTS = ("tests/codegen/test_scale_layouts.py",)
@@ -145,6 +146,8 @@ CHANGES: tuple[Change, ...] = (
         PREFETCH,
         ('f"Params::to_l2({p.name}, kCols)"', 'f"Params::to_l2({p.name}, 2 * kCols)"'),
     ),
+    *changes("codegen/module.py", QUOTIENTS, ("return -(-(1 << 64) // divisor)", "return (1 << 64) // divisor")),
+    *changes("codegen/access.py", HEADS, ('f"{row} - {quotient} * batches"', 'f"{row} - {quotient}"')),
     *changes("codegen/kernel.py", BATCHES, (" and not problem.rows_per_batch else 1", " else 1")),
     *changes("verify/rows.py", BATCHES, ("array[problem.batch_of(rows)]", "array[rows * 0]")),
     *changes(

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from normgen.codegen.module import Module, Param, Source
+from normgen.codegen.module import Module, Param, Source, inverse_of
 from normgen.cuda.captured import Capture
 from normgen.dtypes import DTYPES, DType
 from normgen.problem.problem import Problem
@@ -187,6 +187,7 @@ _CELLS = {
     Source.PITCH: ctypes.c_longlong,
     Source.SCALAR: ctypes.c_float,
     Source.WORKSPACE: ctypes.c_void_p,
+    Source.INVERSE: ctypes.c_ulonglong,
 }
 
 
@@ -246,6 +247,8 @@ class _Launched:
         self._values |= {(Source.SCALAR, name): value for name, value in scalars.items()}
         plain = {"rows_per_batch": Source.ROWS_PER_BATCH, "workspace": Source.WORKSPACE, "cols": Source.COLS}
         self._values |= {(plain[name], ""): value for name, value in values.items() if name in plain}
+        if "rows_per_batch" in values:
+            self._values[Source.INVERSE, "rows_per_batch"] = inverse_of(values["rows_per_batch"] or 0)
         self._bound.set(**values)
 
     def set_tensor(self, key: str, pointer: int | None, pitch: int) -> None:
@@ -254,6 +257,7 @@ class _Launched:
 
     def set_rows(self, rows: int, batches: int) -> None:
         self._values |= {(Source.ROWS, ""): rows, (Source.BATCHES, ""): batches}
+        self._values[Source.INVERSE, "batches"] = inverse_of(batches)
         self._bound.set_rows(rows, batches)
 
     def launch(self, stream: int) -> None:
@@ -294,6 +298,12 @@ class _Launched:
 
         return run
 
+    @staticmethod
+    def _divisor(found: Mapping[tuple[Source, str], Any]) -> int:
+        """The rows of a batch, of whose number kernels are given what divides by it."""
+        inverse = found.get((Source.INVERSE, "rows_per_batch"))
+        return 0 if inverse is None else -(-(1 << 64) // inverse) if inverse else 1
+
     def _launch_gathered(self) -> None:
         found = self._gathered
         for tensor in self._problem.passed_tensors:
@@ -304,7 +314,7 @@ class _Launched:
         self._bound.set(
             scalars=scalars,
             workspace=found.get((Source.WORKSPACE, ""), 0),
-            rows_per_batch=found.get((Source.ROWS_PER_BATCH, ""), 0),
+            rows_per_batch=found.get((Source.ROWS_PER_BATCH, ""), self._divisor(found)),
         )
         self._bound.set_rows(found[Source.ROWS, ""], found.get((Source.BATCHES, ""), 1))
         self._bound.launch(0)

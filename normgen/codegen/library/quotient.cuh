@@ -1,0 +1,9 @@
+#pragma once
+
+// n / d of a number n that is not negative, by 2^64 / d rounded up (0: by 1): two multiplications, where a division of
+// whole numbers takes some 150 cycles before the first address that depends on it is known.
+__device__ __forceinline__ int quotient(int n, unsigned long long inverse) {
+  const unsigned long long wide = static_cast<unsigned>(n);
+  const unsigned long long below = static_cast<unsigned>(inverse) * wide >> 32;
+  return inverse == 0 ? n : static_cast<int>(((inverse >> 32) * wide + below) >> 32);
+}
