@@ -80,8 +80,8 @@ def _settled(expr: sp.Expr, *, is_bracket: bool) -> sp.Expr:
     args = [_settled(arg, is_bracket=isinstance(expr, Ordered | sp.Pow)) for arg in expr.args]
     if not isinstance(expr, Ordered):
         found = expr.func(*args)
-        is_kept = found.func is expr.func and len(found.args) == len(expr.args)
-        return found if expr.is_Mul or is_kept else expr  # x*y - y*x stays: it is not 0 where x*y is infinite
+        # x*y - y*x stays: it is not 0 where x*y is infinite; sign(exp(x)*y) is not sign(y) where exp(x) is 0.
+        return found if expr.is_Mul or is_kept(expr, tuple(args), found) else expr
     if len(args) == 1:
         return args[0]
     is_pair = len(args) == 2 and all(map(_is_single, args)) and not all(map(_divides, args))

@@ -30,7 +30,7 @@ def load_taken_elements(program: RowProgram) -> RowProgram:
         x = loads.get(chosen)
         if x and x.kind.is_elem and index and index.kind.is_row:
             taken[reduce] = Load(reduce.names[0], Kind.ROW, of=x.name, index=index.name)
-    if len(taken) == len(program.row_reduces):
+    if not taken or len(taken) == len(program.row_reduces):
         return program
     kept = [s for s in program.statements if not (isinstance(s, Reduce) and s in taken)]
     last = max(i for i, s in enumerate(kept) if isinstance(s, Load))
