@@ -20,6 +20,7 @@ from normgen.spec.reader import load, parse
 from normgen.spec.spec import Kind, Spec
 from normgen.verify import derivative_proof, prove, proven_program
 from normgen.verify.derivative_proof import Slope
+from normgen.verify.interpret import Float64
 from tests.samples import CORE
 from tests.verify import made
 
@@ -223,3 +224,16 @@ def test_a_gradient_of_what_is_nowhere_finite_is_kept_and_cannot_be_proven() -> 
     problem = problem_for(spec, shape=(8, 64), direction="backward")
     with pytest.raises(VerificationError, match="cannot be proven"):
         proven_program(problem)
+
+
+@pytest.mark.parametrize("name", sorted(derivative_proof._SLOPES))
+def test_the_slopes_of_the_chain_rule_are_those_of_the_functions(name: str) -> None:
+    """A proof takes its word where no step of a difference resolves the formula."""
+    call = Float64(cols=1).call
+    count = {"maximum": 2, "minimum": 2, "clamp": 3}.get(name, 1)
+    args = [np.array([0.7, 1.3, 2.9]), np.array([0.9, 1.1, 2.2]), np.array([1.2, 1.25, 3.4])][:count]
+    slopes = derivative_proof._SLOPES[name](call(name, *args), *args)
+    for i, slope in enumerate(slopes):
+        ahead, behind = ([a + side * (j == i) for j, a in enumerate(args)] for side in (1e-6, -1e-6))
+        differences = (call(name, *ahead) - call(name, *behind)) / 2e-6
+        np.testing.assert_allclose(slope, differences, rtol=1e-8, atol=1e-8)
