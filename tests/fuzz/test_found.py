@@ -59,6 +59,13 @@ class Found:
 
 E8M0 = '{ role = "output", dtypes = ["f8e8m0"] }'
 FOUND = {
+    "what is no 0 keeps its name within a condition of a gradient": Found(
+        {"y": "x / 1e-5 + where(where(z > 0, b, inf) - where(z > 0, b, inf) >= w * (1e-5 / z), r, b / w)"},
+        ("z", "w", "b", "r"),
+    ),
+    "the slope of a maximum compares its two sides as they are": Found(
+        {"g": "absmax(where(x == r + x, r + b, r / 1e-30), 8)", "y": "maximum(b - b, x / g)"}, ("b", "r")
+    ),
     "a gradient may be made of random numbers alone": Found(
         {"y": "(random(seed) - (x - p) + (x - p)) * (random(seed) - (x - p) + (x - p))"}, ("seed", "p")
     ),

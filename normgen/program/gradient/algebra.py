@@ -35,6 +35,7 @@ from normgen.program.gradient.monomials import (
 )
 from normgen.program.ir import COLS, Load, Map, Random, Reduce, Statement, defined_names, kind_of
 from normgen.program.monoid import symbol
+from normgen.program.ordered import is_kept
 from normgen.spec.spec import Kind
 
 _ONE = sp.Integer(1)
@@ -196,12 +197,22 @@ class Algebra:
             return number**exponent, raised(powers, exponent)
         if atom.is_Add and exponent.is_Integer and -atom in self._rules:
             return (-_ONE) ** exponent, {-atom: exponent}
-        renamed = atom if atom.is_Symbol else self._shifted(atom).xreplace(self._names)
+        renamed = atom if atom.is_Symbol else self._renamed(self._shifted(atom))
         if renamed != atom and not renamed.is_number:  # v - round(x), where v is the name of round(x), would be 0
             number, powers = factors(renamed)
             if self.parts(powers, exponent, number):
                 return number**exponent, raised(powers, exponent)
         return _ONE, None
+
+    def _renamed(self, expr: sp.Expr) -> sp.Expr:
+        """`expr` by the names of its parts, but for what sympy would fold: part - z, part the name of z, is 0 to it."""
+        if expr in self._names:
+            return self._names[expr]
+        args = tuple(map(self._renamed, expr.args))
+        if args == expr.args:
+            return expr
+        found = expr.func(*args)
+        return found if is_kept(expr, args, found) else expr
 
     def parts(self, powers: Mapping[sp.Expr, sp.Rational], exponent: sp.Rational, number: sp.Expr = _ONE) -> bool:
         """Whether a power of a product is the product of its factors' powers: a root of two negative ones is none."""

@@ -132,7 +132,9 @@ def _of_extremum(expr: sp.Expr, of: sp.Symbol) -> Poly:
     """d Max(a, b) = (1 + sign(a - b))/2 da + (1 + sign(b - a))/2 db; more than two arguments nest."""
     first, *rest = expr.args
     other = expr.func(*rest)
-    ahead = sp.sign(first - other if isinstance(expr, sp.Max) else other - first)
+    low, high = (other, first) if isinstance(expr, sp.Max) else (first, other)
+    is_plain = not (first.is_Add or other.is_Add)  # else sympy writes one sum: (b - b) + x is not b + (x - b)
+    ahead = sp.sign(high - low) if is_plain else greater(high, low) - less(high, low)
     total = _scaled(derivative(first, of), (sp.Rational(1, 2), 1 + ahead))
     add_into(total, _scaled(derivative(other, of), (sp.Rational(1, 2), 1 - ahead)))
     return {term: number for term, number in total.items() if number != 0}
