@@ -134,4 +134,8 @@ def opened(expr: sp.Expr) -> sp.Expr:
         condition, *branches = expr.args
         return where(condition, *map(opened, branches))
     args: list[Any] = [opened(arg) for arg in expr.args]
-    return sp.Mul(*args) if isinstance(expr, Ordered) else expr.func(*args)
+    if isinstance(expr, Ordered):
+        return sp.Mul(*args)
+    found = expr.func(*args)
+    # |x**-0.5| has an angle to sympy where x is negative, where a kernel has NaN.
+    return expr if isinstance(expr, sp.Abs) and not is_kept(expr, tuple(args), found) else found

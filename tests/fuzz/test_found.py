@@ -59,6 +59,7 @@ class Found:
 
 E8M0 = '{ role = "output", dtypes = ["f8e8m0"] }'
 FOUND = {
+    "an absolute value of what sympy takes for complex has a slope": Found({"y": "abs(z / exp(x**-0.5))"}, ("z",)),
     "what is no 0 keeps its name within a condition of a gradient": Found(
         {"y": "x / 1e-5 + where(where(z > 0, b, inf) - where(z > 0, b, inf) >= w * (1e-5 / z), r, b / w)"},
         ("z", "w", "b", "r"),

@@ -118,7 +118,7 @@ def _of_function(expr: sp.Expr, of: sp.Symbol) -> Poly:
     if name is None:
         raise ProgramError(f"the function {type(expr).__name__} has no derivative rule", received=str(expr))
     slope = MEANINGS[name].slope
-    return {} if slope is None else _scaled(derivative(expr.args[0], of), slope(expr))
+    return {} if slope is None else _scaled(derivative(opened(expr.args[0]), of), slope(expr))
 
 
 def _of_branch(condition: sp.Expr, branch: sp.Expr, of: sp.Symbol, *, otherwise: bool = False) -> Poly:
