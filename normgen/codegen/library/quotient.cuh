@@ -1,7 +1,7 @@
 #pragma once
 
-// n / d of a number n that is not negative, by 2^64 / d rounded up (0: by 1): two multiplications, where a division of
-// whole numbers takes some 150 cycles before the first address that depends on it is known.
+// n / d of a number n that is not negative, by 2^64 / d rounded up (0: by 1): two multiplications. A division of whole
+// numbers takes some twenty instructions one behind the other, a reciprocal and two conversions among them.
 __device__ __forceinline__ int quotient(int n, unsigned long long inverse) {
   const unsigned long long wide = static_cast<unsigned>(n);
   const unsigned long long below = static_cast<unsigned>(inverse) * wide >> 32;
