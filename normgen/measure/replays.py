@@ -114,15 +114,18 @@ def layout(problem: Problem, place: Place) -> Layout:
 
     Tensors start on multiples of 256 as an allocator hands them out; in a problem that promises less than 16
     bytes they start an odd multiple of that behind, so that no luck with alignment is measured. What is written comes
-    first, the [rows, cols] tensors ahead of the others; of what is read the main input does.
+    first, the [rows, cols] tensors ahead of the others; of what is read what is written in place, then the main input.
     """
     main = main_input(problem)
 
     def shift(tensor: TensorUse) -> int:
         return max(problem.align, tensor.dtype.bytes) if problem.align < 16 else 0
 
-    def order(tensor: TensorUse) -> tuple[bool, bool, bool, bool]:
-        return not tensor.is_written, tensor is not main, not tensor.kind.is_elem, not tensor.is_row_sum
+    taken = {read for _, read in problem.in_place}
+
+    def order(tensor: TensorUse) -> tuple[bool, ...]:
+        rank = (tensor.name not in taken, tensor is not main, not tensor.kind.is_elem, not tensor.is_row_sum)
+        return not tensor.is_written, *rank
 
     slots: dict[str, Slot] = {}
     at = 0

@@ -7,6 +7,8 @@ import itertools
 
 import pytest
 
+from normgen.measure.chains.roofs import streams_of
+from normgen.measure.chains.works import flat_places
 from normgen.measure.replays import MAX_LAUNCHES, Layout, consumed, layout, main_input, plan_of
 from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
@@ -116,3 +118,37 @@ def test_what_is_written_in_place_lies_where_the_other_one_is_read() -> None:
     assert found.offsets["y"] == found.offsets["x"]
     apart = layout(problem_for(load("rmsnorm"), shape="16x128"), DEFAULT_PLACE)
     assert apart.kernel_bytes - found.kernel_bytes == 16 * 128 * 4
+
+
+IN_PLACE = [
+    ("cross_entropy_grad", "512x4096", {"dlogits": "x"}, "forward"),
+    ("add_rmsnorm", "512x4096", {"h": "residual"}, "forward"),
+    ("add_rmsnorm", "512x4096", {"h": "residual", "y": "x"}, "forward"),
+    ("rmsnorm", "512x4096", {"dx": "dy"}, "backward"),
+    ("rmsnorm", "512x4096", {}, "forward"),
+]
+
+
+@pytest.mark.parametrize(("op", "shape", "over", "direction"), IN_PLACE)
+def test_a_flat_roof_writes_where_the_kernel_writes_and_in_place_what_it_has_read(
+    op: str, shape: str, over: dict[str, str], direction: str
+) -> None:
+    asked = problem_for(load(op), shape=shape, dtype="bf16", in_place=over, direction=direction)
+    found, parts = layout(asked, DEFAULT_PLACE), 132 if direction == "backward" else 0
+    places, streams = flat_places(asked, found), streams_of(asked, parts=parts)
+
+    def slots(names: set[str]) -> set[int]:
+        places = [found.slots[name] for name in names]
+        return {at for slot in places for at in range(slot.start, slot.start + slot.bytes, 256)}
+
+    written = {t.name for t in asked.tensors if t.is_written}
+    touched = set(range(places["target"], places["target"] + streams.written, 256))
+    touched |= set(range(places["extra"], places["extra"] + streams.beside, 256))
+    assert touched <= slots(written)
+    read = set(range(places["source"], places["source"] + streams.read, 256))
+    assert read <= slots({t.name for t in asked.passed_tensors if not t.is_written})
+    assert (places["target"] == places["source"]) is bool(over)
+    if over:
+        assert slots(set(over)) == slots(set(over.values())) <= touched | slots(written - set(over))
+    total = sum(asked.shape_of(t)[0] * asked.shape_of(t)[-1] * t.dtype.bytes for t in asked.tensors if t.kind.is_elem)
+    assert streams.read + streams.written + streams.beside >= total

@@ -29,10 +29,16 @@ CLUSTER_ARCH = 90
 
 @dataclass(frozen=True, kw_only=True)
 class Streams:
-    """What an elementwise roof moves, in bytes; `partials` is the f32 scratch of two launches."""
+    """What an elementwise roof moves, in bytes.
+
+    written   in a problem in place what takes the place of inputs: there each thread writes where it has read
+    beside    what else such a problem writes
+    partials  the f32 scratch of two launches
+    """
 
     read: int
     written: int
+    beside: int = 0
     partials: int = 0
 
 
@@ -202,7 +208,7 @@ def elementwise_roofs(streams: Streams, *, sums: tuple[int, int] | None = None, 
         counts = {
             "target": -(-streams.written // size),
             "source": -(-streams.read // size),
-            "extra": -(-streams.partials // size),
+            "extra": -(-(streams.beside + streams.partials) // size),
         }
         launch = Launch(threads=THREADS, rows_per_block=THREADS * flight, persistent=wave, min_blocks=1)
         kernels = [Kernel(name="elementwise", params=_FLAT, launch=launch)]
@@ -316,8 +322,10 @@ def streams_of(problem: Problem, *, parts: int = 0) -> Streams:
         return sum(math.prod(problem.shape_of(t)) * t.dtype.bytes for t in tensors)
 
     written = [t for t in problem.tensors if t.is_written and not (parts and t.is_row_sum)]
+    over = {name for name, _ in problem.in_place} or {t.name for t in written}
     return Streams(
         read=size(t for t in problem.tensors if not t.is_written),
-        written=size(written),
+        written=size(t for t in written if t.name in over),
+        beside=0 if parts else size(t for t in written if t.name not in over),  # partial sums are written there
         partials=4 * parts * problem.cols * problem.column_outputs,
     )

@@ -12,7 +12,7 @@ from normgen.cuda.stream import Stream
 from normgen.device import Device
 from normgen.measure.chains.ends import Loaded
 from normgen.measure.chains.roofs import Roof, Streams, elementwise_roofs, reduction_roofs, streams_of
-from normgen.measure.replays import Layout, consumed, main_input
+from normgen.measure.replays import Layout, consumed
 from normgen.problem.problem import Problem
 from normgen.problem.tensors import TensorUse
 
@@ -37,16 +37,16 @@ def works_of(problem: Problem, layout: Layout, sets: Sequence[DeviceBuffer], fac
     """Every roof of the problem, on the tensors of its sets."""
     works: dict[str, Work] = {}
     streams = streams_of(problem)
-    first_read = layout.slots[main_input(problem).name].start  # what is read follows what is written
+    places = flat_places(problem, layout)
 
     def base(i: int) -> int:
         return sets[i % len(sets)].pointer
 
     def by_node(i: int, stream: Stream) -> None:
         size = min(streams.read, streams.written)
-        copy(base(i), base(i) + first_read, size, stream=stream, device=index)
+        copy(base(i) + places["target"], base(i) + places["source"], size, stream=stream, device=index)
 
-    if abs(streams.read - streams.written) <= EVEN * max(streams.read, streams.written):
+    if not problem.in_place and abs(streams.read - streams.written) <= EVEN * max(streams.read, streams.written):
         works["copy"] = by_node
     sums = _Sums.of(problem, facts)
     partials = DeviceBuffer(max(4 * sums.count * sums.parts, 16), device=index)
@@ -64,14 +64,26 @@ def works_of(problem: Problem, layout: Layout, sets: Sequence[DeviceBuffer], fac
         works[roof.name] = work
 
     def flat_pointers(i: int) -> dict[str, int]:
-        at = base(i)
-        return {"target": at, "source": at + first_read, "extra": partials.pointer, "sums": at + sums_start}
+        return {name: base(i) + place for name, place in places.items()}
+
+    def with_partials(i: int) -> dict[str, int]:
+        return flat_pointers(i) | {"extra": partials.pointer, "sums": base(i) + sums_start}
 
     for roof in _flat_roofs(problem, facts):
-        add(roof, flat_pointers)
+        add(roof, with_partials if len(roof.module.kernels) > 1 else flat_pointers)
     for roof in _reduction_roofs(problem, facts):
         add(roof, lambda i: {name: base(i) + offset for name, offset in layout.offsets.items()})
     return Works(works=works, held=tuple(held))
+
+
+def flat_places(problem: Problem, layout: Layout) -> dict[str, int]:
+    """Where in a set a flat roof reads, where it writes, and what it writes beside that.
+
+    What is read follows what is written, and of what is read that whose place is taken comes first: there a thread
+    writes what it has read, as the kernel does, and not what is still on its way to another thread.
+    """
+    source = min(layout.slots[t.name].start for t in problem.passed_tensors if not t.is_written)
+    return {"target": source if problem.in_place else 0, "source": source, "extra": 0}
 
 
 def roof_modules(problem: Problem, facts: Device) -> list[Module]:
