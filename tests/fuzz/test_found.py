@@ -179,6 +179,7 @@ FOUND = {
     "what waves faster than any step sees is not called wrong": Found(
         {"v": "-eps * 7", "y": "x * (sin(v / z - w) + v * v)"}, ("z", "w"), scalars="eps = 3e4"
     ),
+    "of two equal brackets one is normalised": Found({"v": "sum(x)", "y": "((x * x) * (x)**2) / v"}),
     "a clamp bends": Found({"y": "row / (random(seed) * clamp(0.1 * z, w, x))"}, ("z", "w", "seed")),
 }
 

@@ -157,8 +157,10 @@ class _TermNamer:
             if core == opened(expr) and is_whole:
                 return expr
             value, used = self.new_map(self.hat_name(centre), Kind.ELEM, core), roots
-        gone = [sp.Pow(root, power) for root in used]
-        factors = [sp.Pow(value, power) if f is elem else f for f in expr.args if f not in gone]
+        factors = list(expr.args)  # each is taken once: of (x * x) * (x * x) / s / s one bracket stays, and one divisor
+        factors[factors.index(elem)] = sp.Pow(value, power)
+        for root in used:
+            factors.remove(sp.Pow(root, power))
         return expr.func(*factors)
 
     def longest_known(self, centre: sp.Expr, roots: list[sp.Expr]) -> tuple[sp.Symbol | None, list[sp.Expr]]:
