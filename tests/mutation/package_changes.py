@@ -311,7 +311,7 @@ CHANGES: tuple[Change, ...] = (
         ("(OTHER_SETTING if r.place.is_hot != place.is_hot else 0.0)", "0.0"),
         ("            not found[1].measured,\n", ""),
         ("(1 + WORTH - WORTH_LOST * near.distance)", "(1 + WORTH)"),
-        ("WIDER if there > here else NARROWER if there < here else 0.0", "0.0"),
+        ("OTHER_WIDTH if there != here else 0.0", "0.0"),
     ),
     *changes(
         "records/results.py",

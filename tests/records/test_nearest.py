@@ -201,7 +201,8 @@ def test_what_cannot_be_made_legal_is_passed_over() -> None:
 @pytest.mark.parametrize("cols", [64, 127, 768, 1000, 4097, 30000])
 def test_whatever_is_taken_is_legal(direction: str, cols: int) -> None:
     """From neighbours of every cols around, with their own default schedules."""
-    records = [tuned(make(f"4096x{c}", direction=direction)) for c in (60, 128, 512, 1024, 4096, 8192, 32768)]
+    tuned_cols = (60, 128, 129, 512, 1024, 4095, 4096, 8192, 32768)
+    records = [tuned(make(f"4096x{c}", direction=direction)) for c in tuned_cols]
     for rows in (1, 2000, 100_000):
         asked = make(f"{rows}x{cols}", direction=direction)
         found = list(neighbours(asked, H200, records, place=Place()))
