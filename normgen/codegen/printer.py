@@ -31,6 +31,7 @@ from normgen.program.functions import (
     name_of,
     negation,
     remainder,
+    sign,
     unequal,
     where,
 )
@@ -98,7 +99,7 @@ class Printer:
             return self._power(expr.base, expr.exp)
         if isinstance(expr, sp.Max | sp.Min):
             return self._extremum(expr), ATOM
-        if isinstance(expr, sp.sign):
+        if isinstance(expr, sign):
             argument = self.operand(expr.args[0], ATOM)
             return f"static_cast<float>(({argument} > 0.0f) - ({argument} < 0.0f))", ATOM
         if isinstance(expr, cast) and expr.dtype is F32:
@@ -209,7 +210,7 @@ class Printer:
 
     def _ordered(self, expr: Ordered) -> str:
         (_, first), *others = steps(expr)
-        return self.operand(first, PRODUCT) + "".join(f" {sign} {self.operand(e, ATOM)}" for sign, e in others)
+        return self.operand(first, PRODUCT) + "".join(f" {way} {self.operand(e, ATOM)}" for way, e in others)
 
     def _factor_order(self, factor: sp.Expr) -> tuple[int, ...]:
         return (0 if factor.is_Number else 1, *self._order(factor))
@@ -262,7 +263,7 @@ class FormulaPrinter(Printer):
             return f"where({', '.join(texts)})", ATOM
         if isinstance(expr, cast):
             return f"cast({self.text(expr.args[0])}, {expr.dtype})", ATOM
-        if isinstance(expr, sp.sign | clamp | divide):
+        if isinstance(expr, sign | clamp | divide):
             return f"{name_of(expr)}({', '.join(map(self.text, expr.args))})", ATOM
         return (self.condition(expr), CHOICE) if isinstance(expr, Condition) else super()._print(expr)
 

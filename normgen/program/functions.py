@@ -110,6 +110,10 @@ class rint(Opaque):
     """The nearest whole number, the even one of two."""
 
 
+class sign(Opaque):
+    """-1, 0 or 1, and 0 of NaN: sympy's own has 1 for its square, and leaves exp(x) out of a product's."""
+
+
 class Named(sp.AtomicExpr):  # type: ignore[misc]
     """Something with a name that is no value of the program."""
 
@@ -160,7 +164,7 @@ class remainder(Opaque):
 
 
 # They jump, and some make a number of NaN: a comparison, a sign, a cast to whole numbers.
-STEPS = (Condition, cast, constant, floor, ceil, rint, sp.sign)
+STEPS = (Condition, cast, constant, floor, ceil, rint, sign)
 
 
 @dataclass(frozen=True)
@@ -198,8 +202,8 @@ def _condition(holds: Callable[..., Any]) -> Callable[..., Array]:
 MEANINGS: dict[str, Meaning] = {
     "exp": Meaning(sp.exp, "expf", np.exp, lambda f: (f,)),
     "log": Meaning(sp.log, "logf", np.log, lambda f: (sp.Pow(f.args[0], -1),)),
-    "abs": Meaning(sp.Abs, "fabsf", np.abs, lambda f: (sp.sign(f.args[0]),)),
-    "sign": Meaning(sp.sign, "", _sign),
+    "abs": Meaning(sp.Abs, "fabsf", np.abs, lambda f: (sign(f.args[0]),)),
+    "sign": Meaning(sign, "", _sign),
     "tanh": Meaning(sp.tanh, "tanhf", np.tanh, lambda f: (1 - f**2,)),
     "erf": Meaning(sp.erf, "erff", _erf, lambda f: (2 / sp.sqrt(sp.pi), sp.exp(-(f.args[0] ** 2)))),
     "sin": Meaning(sp.sin, "sinf", np.sin, lambda f: (sp.cos(f.args[0]),)),

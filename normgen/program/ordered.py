@@ -80,7 +80,7 @@ def _settled(expr: sp.Expr, *, is_bracket: bool) -> sp.Expr:
     args = [_settled(arg, is_bracket=isinstance(expr, Ordered | sp.Pow)) for arg in expr.args]
     if not isinstance(expr, Ordered):
         found = expr.func(*args)
-        # x*y - y*x stays: it is not 0 where x*y is infinite; sign(exp(x)*y) is not sign(y) where exp(x) is 0.
+        # x*y - y*x stays: it is not 0 where x*y is infinite.
         return found if expr.is_Mul or is_kept(expr, tuple(args), found) else expr
     if len(args) == 1:
         return args[0]

@@ -180,6 +180,13 @@ FOUND = {
         {"v": "-eps * 7", "y": "x * (sin(v / z - w) + v * v)"}, ("z", "w"), scalars="eps = 3e4"
     ),
     "of two equal brackets one is normalised": Found({"v": "sum(x)", "y": "((x * x) * (x)**2) / v"}),
+    "the square of the sign of NaN is 0": Found(
+        {"v": "(w - 3)**(-1/3)", "y": "x + mean(sign(v * x) * sign(v * x))"}, ("w",), direction="forward"
+    ),
+    "the square of the sign of NaN is 0 in a gradient, too": Found(
+        {"v": "(x - 3)**(-1/3)", "y": "x * (sign(v) * sign(v))"}
+    ),
+    "a power of the sign of NaN is 0": Found({"v": "(x - 3)**(-1/3)", "y": "x * sign(v)**4"}, direction="forward"),
     "a clamp bends": Found({"y": "row / (random(seed) * clamp(0.1 * z, w, x))"}, ("z", "w", "seed")),
 }
 

@@ -23,6 +23,7 @@ from normgen.program.functions import (
     less,
     less_equal,
     name_of,
+    sign,
     where,
 )
 from normgen.program.gradient.monomials import UNIT, Poly, add_into, expression, factors, monomial, multiplied
@@ -134,7 +135,7 @@ def _of_extremum(expr: sp.Expr, of: sp.Symbol) -> Poly:
     other = expr.func(*rest)
     low, high = (other, first) if isinstance(expr, sp.Max) else (first, other)
     is_plain = not (first.is_Add or other.is_Add)  # else sympy writes one sum: (b - b) + x is not b + (x - b)
-    ahead = sp.sign(high - low) if is_plain else greater(high, low) - less(high, low)
+    ahead = sign(high - low) if is_plain else greater(high, low) - less(high, low)
     total = _scaled(derivative(first, of), (sp.Rational(1, 2), 1 + ahead))
     add_into(total, _scaled(derivative(other, of), (sp.Rational(1, 2), 1 - ahead)))
     return {term: number for term, number in total.items() if number != 0}

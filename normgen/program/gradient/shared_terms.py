@@ -8,14 +8,14 @@ from dataclasses import replace
 
 import sympy as sp
 
-from normgen.program.functions import Condition, clamp, where
+from normgen.program.functions import Condition, clamp, sign, where
 from normgen.program.gradient.normalised import fresh
 from normgen.program.ir import Load, Map, Random, Reduce, Statement, Store, kind_of, used_exprs
 from normgen.program.monoid import symbol
 from normgen.program.ordered import is_product
 from normgen.spec.spec import Kind
 
-_CHEAP = (sp.Max, sp.Min, sp.Abs, sp.sign, Condition, clamp, where)
+_CHEAP = (sp.Max, sp.Min, sp.Abs, sign, Condition, clamp, where)
 
 
 def share_terms(statements: list[Statement], kinds: dict[str, Kind], taken: set[str]) -> list[Statement]:
