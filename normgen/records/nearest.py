@@ -26,7 +26,7 @@ from normgen.records.record import ProblemKey, Record
 from normgen.schedule.default import default_schedule
 from normgen.schedule.knobs import KNOBS, Statistics, Variance
 from normgen.schedule.legality import refusal
-from normgen.schedule.policy import spare_late_parameters
+from normgen.schedule.policy import leaves_rounding, spare_late_parameters
 from normgen.schedule.schedule import Schedule
 from normgen.schedule.space import DEFAULT_KNOBS
 
@@ -147,6 +147,8 @@ def fitted(record: Record, problem: Problem, device: Device) -> Schedule | None:
     """The record's schedule for another shape, with as few changes as make it legal; None when that is not enough."""
     # Whether leaving statistics out pays was found at the record's shape alone.
     own = replace(searched_today(record.schedule, problem), statistics=Statistics.NULLABLE)
+    if leaves_rounding(problem, own):  # what that saves was found there alone as well
+        own = replace(own, variance=Variance.CORRECTED_TWO_PASS)
     for schedule in _variants(own, problem.cols / record.problem.cols):
         if refusal(problem, schedule, device) is None:
             return spare_late_parameters(schedule, own, problem)

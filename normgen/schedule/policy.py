@@ -261,9 +261,15 @@ def shows_in_float32(problem: Problem, s: Schedule) -> str | None:
         return None
     if s.softmax is Softmax.ONLINE:
         return "one look at held rows of a softmax in float32: each move to a new maximum rounds the sum"
-    if s.variance is Variance.TWO_PASS and _has_variance(problem) and not _walks_registers(problem, s):
+    if leaves_rounding(problem, s) and not _walks_registers(problem, s):
         return "a variance of held float32 rows about a mean whose rounding is left in it"
     return None
+
+
+def leaves_rounding(problem: Problem, s: Schedule) -> bool:
+    """Whether a variance of held float32 rows is taken about a mean whose rounding is left in it."""
+    held = problem.dtype.bytes >= 4 and s.hold is not Hold.RELOAD
+    return held and s.variance is Variance.TWO_PASS and _has_variance(problem)
 
 
 @cache

@@ -212,6 +212,16 @@ def test_whatever_is_taken_is_legal(direction: str, cols: int) -> None:
             assert near.distance <= FARTHEST
 
 
+@pytest.mark.parametrize(("dtype", "expected"), [("f32", "corrected_two_pass"), ("bf16", "two_pass")])
+def test_of_float32_rows_the_mean_is_corrected_where_nobody_measured_what_that_costs(dtype: str, expected: str) -> None:
+    walking = Schedule(threads_per_row=32, rows_per_block=2, vector=4, hold="registers", persistent=8, unroll=0)
+    record = tuned(make("8192x768", op="layernorm", dtype=dtype), walking)
+    found = fitted(record, make("10000x1000", op="layernorm", dtype=dtype), H200)
+    assert found is not None
+    assert found.persistent
+    assert found.variance == expected
+
+
 @pytest.mark.parametrize("cols", [8192, 8487])
 def test_a_variance_method_that_is_searched_no_more_is_not_taken(cols: int) -> None:
     one_look = replace(ROW_IN_BLOCK, variance="sum_of_squares")
