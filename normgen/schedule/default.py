@@ -100,15 +100,16 @@ def _cut(problem: Problem, device: Device, hold: Hold, cluster: int) -> Iterator
 def _pairs(problem: Problem, device: Device, cluster: int) -> Iterator[tuple[int, Edges, int]]:
     """(vector, edges, threads of a row and block), the best first: of one access after the other.
 
-    Vectors of 16 and 8 bytes compete where rows are many: those of 8 leave no lanes idle at 4096x7168 bf16 (256
-    threads; 3 % ahead of idle ones, 1 % at 1024 rows of 4 KiB). Groups of columns take vectors of 16 bytes, which leave
-    fewer lanes to combine.
+    Vectors of 16 and 8 bytes compete: those of 8 leave no lanes idle at 4096x7168 bf16 (256 threads; 3 % ahead of idle
+    ones, 1 % at 1024 rows of 4 KiB), and of few short rows they keep twice as many threads busy (what tuning finds at
+    3x1088, 22x320, 83x192 and 28x2944: 2 to 20 % of their prices). Groups of columns take vectors of 16 bytes, which
+    leave fewer lanes to combine.
     """
     few, grouped = _few(problem, device), bool(problem.spec.group)
     by_8 = few and cluster == 1 and problem.cols * problem.dtype.bytes > 8192 and not grouped
     accesses = list(_accesses(problem, few=few, by_8=by_8))
     alike = len({edges for _, edges in accesses[:2]}) == 1
-    together = 2 if alike and not (few or cluster > 1 or problem.sums_rows or grouped) else 1
+    together = 2 if alike and not (by_8 or cluster > 1 or problem.sums_rows or grouped) else 1
     for group in (accesses[:together], *([access] for access in accesses[together:])):
         rated = [
             (_distance(problem, device, vector, cluster, threads) + 0.15 * number, number, threads)
