@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -44,10 +44,16 @@ FOLDERS = ("NORMGEN_CACHE_DIR", "NORMGEN_STATE_DIR")
 
 @dataclass(frozen=True, kw_only=True)
 class Tuned:
-    """One tune: its winner, how many candidates it tried, how many of them were timed, and how long it all took."""
+    """One tune: its winner, how many candidates it tried, how many of them were timed, and how long it all took.
+
+    finalists  schedule -> its µs in that tune's own confirmation: whether a better one was lost there, or never tried
+    notes      what the tune said, as that a faster one lost between matrix products
+    """
 
     seed: int
     winner: Schedule
+    finalists: Mapping[str, float | None] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
     candidates: int
     timed: int
     wall_s: float
@@ -112,6 +118,8 @@ def tune_apart(arguments: Sequence[str], *, seed: int) -> Tuned:
     return Tuned(
         seed=seed,
         winner=schedule_from(found["best"]["schedule"]),
+        finalists={f["schedule"]: f["price_us"] or f["us"] for f in found["finalists"]},
+        notes=tuple(found["notes"]),
         candidates=tried,
         timed=counts.get("ok", 0) - counts.get("same_code", 0),
         wall_s=round(wall_s, 2),

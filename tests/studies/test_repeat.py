@@ -75,6 +75,8 @@ def test_tunes_of_two_seeds_find_the_same_within_the_noise(
         assert 0 < one["timed"] <= 8
         assert one["phases_s"]["all"] <= one["wall_s"]
         assert one["us"] > COPY_US
+        assert next(iter(one["finalists"])) == one["winner"]
+        assert len(one["finalists"]) > 1
     assert 1.0 <= found["worst_ratio"] < 1.3
     assert found["median_candidates"] == 8
     assert found["noise_floor"] < 0.05
