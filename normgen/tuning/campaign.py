@@ -94,8 +94,8 @@ class Campaign(Hearing):
             self._waiting.append(self._ask(1))
         while True:
             roof = self.standings.roof
-            settled = self.search.is_settled(None if roof.us is None else roof.us + roof.base_us)
-            if not settled:
+            roof_us = None if roof.us is None else roof.us + roof.base_us
+            if self.run.goes_on or not self.search.is_settled(roof_us):
                 self.ask_ahead()
             if not self._waiting or not self.has_time(late=True):
                 return

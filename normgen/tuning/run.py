@@ -90,6 +90,7 @@ class Run:
     versions: Mapping[str, str]
     folder: Path
     measured: bool = False
+    goes_on: bool = False
     reuse: bool = True
     recorded: tuple[Record, ...] = ()  # what the run's file held when it was resumed
     memory: Memory = field(default_factory=Memory)
@@ -239,6 +240,7 @@ def open_run(
     study: Study | None = None,
     storage: str | None = None,
     clock: Clock | None = None,
+    goes_on: bool = False,
 ) -> Iterator[Run]:
     """A run with a fresh folder under the state folder.
 
@@ -247,6 +249,7 @@ def open_run(
     study    where the candidates go too, and where those of a dead host's run come from
     storage  a database that gets a copy of the study
     clock    one that has been running for this run already
+    goes_on  to all the trials there is time for, whatever they promise
     """
     run = Run(
         problem=problem,
@@ -260,6 +263,7 @@ def open_run(
         versions=versions,
         folder=Path(),
         measured=measured,
+        goes_on=goes_on,
         reuse=reuse,
         study=study,
         storage=storage,

@@ -46,6 +46,7 @@ class _Terms:
 
     place: Place
     trials: int
+    goes_on: bool
     budget_s: float
     seed: int
     progress: Progress
@@ -90,7 +91,8 @@ def tune(
     device    a GPU's number; "cpu": predict for `target`; None: the first GPU, else predict
     setting   what the kernel finds in L2: "fresh", the main input; "cold", nothing; "hot", everything (`records.place`)
     context   what runs before and behind it: "between" plain kernels, in a "chain", "matmul", or "alone"
-    trials    candidates at most; budget_s: seconds in all
+    trials    candidates to try; None: up to 64, fewer when none that is left promises more
+    budget_s  seconds in all
     output    folder of the header (default: the run's own folder)
     resume    go on with the newest run that asked the same and was killed; nothing it measured is measured again
     reuse     times that other runs measured under the same conditions are taken over; finalists are always re-timed
@@ -107,6 +109,7 @@ def tune(
     terms = _Terms(
         place=place_named(setting, context),
         trials=DEFAULT_TRIALS if trials is None else trials,
+        goes_on=trials is not None,
         budget_s=budget_s,
         seed=seed,
         progress=progress or Silent(),

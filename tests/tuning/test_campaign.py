@@ -125,6 +125,15 @@ def campaign_on(
     )
 
 
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_a_search_told_how_many_to_try_goes_on_where_nothing_promises_more(run: Run, *, goes_on: bool) -> None:
+    run.goes_on = goes_on
+    search = Search(LEGAL, predicted=PREDICTED, seeds=(DEFAULT,), seed=run.seed)
+    campaign_on(run, SimulatedBench(), search=search).finish()
+    assert (search.trials == run.trials) is goes_on
+    assert search.trials >= SETTLED_AFTER
+
+
 def test_the_first_candidates_compile_before_the_device_is_ready_and_are_the_same(run: Run) -> None:
     class Unready(SimulatedBench):
         is_ready = False

@@ -32,7 +32,7 @@ _SEARCH = ("setting", "context", "trials", "seed", "target", "output", "resume",
 @json_option
 @click.option("--device", default=None, help="Number of a GPU, or cpu (default: the first GPU, else predict).")
 @place_options
-@click.option("--trials", type=int, help="Candidates at most.")
+@click.option("--trials", type=int, help="Candidates to try; else up to 64, fewer when none left promises more.")
 @click.option("--budget", default="60s", show_default=True, help="Time in all: 60s, 2m; with --suite for each problem.")
 @seed_option
 @click.option("--output", type=click.Path(file_okay=False, path_type=Path), help="Folder of the header.")
