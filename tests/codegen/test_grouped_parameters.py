@@ -186,7 +186,7 @@ MISTAKES = {
 def test_the_check_sees_another_group(mistake: str) -> None:
     right, other = MISTAKES[mistake]
     problem = problem_for(of("batch_parameter", 20), shape="12x4x120", dtype="bf16")
-    module = emit(problem, default_schedule(problem, H200))
+    module = emit(problem, replace(default_schedule(problem, H200), vector=8))  # two groups in one vector
     assert right in module.text
     assert not check_on_cpu(problem, replace(module, text=module.text.replace(right, other)), most_elements=1 << 16).ok
 

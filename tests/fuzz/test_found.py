@@ -13,6 +13,7 @@ from normgen.dtypes import DTYPES
 from normgen.measure.calls import calls
 from normgen.measure.cpu_check import check_on_cpu
 from normgen.pipeline import emit
+from normgen.program.ir import Map
 from normgen.program.lower import lower
 from normgen.program.rewrites.reductions import variance
 from normgen.program.source import problem_for, written_program
@@ -319,6 +320,13 @@ def test_a_quotient_by_the_maximum_of_a_row_of_0_and_minus_0_is_either_infinity(
         found = model.divide(whole(np.ones((1, 1))), model.reduce("max", Bounded(np.array([row]))))
     assert found.error is not None
     assert bool(np.isinf(found.error[0, 0])) is is_either
+
+
+def test_a_row_value_that_may_be_no_number_stays_out_of_a_gradient_that_divides_by_an_input() -> None:
+    """-dy * a / x**2, and not -dy * a * m**2 / (x * m)**2."""
+    found = Found({"m": "sum(1e30 + sqrt(x))", "y": "argmax(x * m) / x"}).asked.problem()
+    (dx,) = (s.expr for s in written_program(found).statements if isinstance(s, Map) and s.name == "dx")
+    assert {symbol.name for symbol in dx.free_symbols} == {"dy", "x", "y_argmax"}
 
 
 def test_a_total_may_overflow_where_none_of_its_terms_does() -> None:

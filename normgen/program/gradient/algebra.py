@@ -352,11 +352,13 @@ class Algebra:
                         return _ONE, multiplied(powers, {atom: -_ONE, self.sum_symbol(rest): _ONE}, rows)
         for atom in sorted(divisors, key=str):
             number, definition = factors(self.definitions.get(atom, atom))
-            own = [p for a, p in definition.items() if a != COLS and self.kind(a).is_row]
-            if atom in self.origin and own and all(p < 0 for p in own):
-                exponent = powers[atom]
-                if self.parts(definition, exponent, number):
-                    return number**exponent, multiplied(powers, {atom: -exponent}, raised(definition, exponent))
+            exponent = powers[atom]
+            own = {a: p for a, p in definition.items() if a != COLS and self.kind(a).is_row}
+            # 1 / x, not s / (x * s), which is no number where s is none.
+            is_multiplied = all(powers.get(a, 0) >= -exponent * p for a, p in own.items())
+            is_undone = atom in self.origin and own and (all(p < 0 for p in own.values()) or is_multiplied)
+            if is_undone and self.parts(definition, exponent, number):
+                return number**exponent, multiplied(powers, {atom: -exponent}, raised(definition, exponent))
         return None
 
     def _divides(self, value: sp.Symbol, divisors: set[sp.Expr]) -> bool:
