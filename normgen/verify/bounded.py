@@ -81,6 +81,8 @@ def rounded(
             value, error = np.where(lost, 1.0, value), np.where(lost, np.inf, error)
             bound = np.where(lost, 0.0, bound)
     if error is not None:
+        if np.any(gap := np.isnan(error) & np.isfinite(value)):  # what has no bound, times 0
+            error = np.where(gap, np.inf, error)
         bound = bound + error if bound.shape != np.broadcast_shapes(bound.shape, error.shape) else _into(bound, error)
     return Bounded(value, bound)
 

@@ -329,6 +329,18 @@ def test_a_row_value_that_may_be_no_number_stays_out_of_a_gradient_that_divides_
     assert {symbol.name for symbol in dx.free_symbols} == {"dy", "x", "y_argmax"}
 
 
+@pytest.mark.parametrize("operation", ["multiply", "divide"])
+def test_what_has_no_bound_has_none_after_an_exact_factor_either(operation: str) -> None:
+    """-inf * 0**-2 / sign(m) to the power 1.5 is infinite to a kernel, and was NaN beside a bound of NaN."""
+    model, loose = Float32Error(cols=1), Bounded(np.array([[1.0]]), np.array([[np.inf]]))
+    for exact in (0.0, -1.0):
+        if operation == "multiply" or exact:
+            with np.errstate(invalid="ignore"):
+                found = getattr(model, operation)(loose, Bounded(np.array([[exact]]), np.array([[0.0]])))
+            assert found.error is not None
+            assert np.isinf(found.error).all()
+
+
 def test_a_total_may_overflow_where_none_of_its_terms_does() -> None:
     """The terms are added in any order: inf, -inf and, of both, NaN."""
     terms = Bounded(np.array([[3e38], [3e38], [-3e38], [-3e38]]))
