@@ -455,7 +455,8 @@ def interpret(
     Returns elem outputs [rows, cols], row statistics [rows] and scalar outputs [].
     """
     shape = np.shape(inputs[spec.inputs[0].name])
-    grouped = [t for t in spec.tensors if t.group and np.shape(inputs.get(t.name, ()))[-1:] not in ((), shape[-1:])]
+    here = [t for t in spec.tensors if t.group and t.name in inputs]
+    grouped = [t for t in here if np.shape(inputs[t.name])[-1:] not in ((), shape[-1:])]
     inputs = {**inputs, **{t.name: np.repeat(inputs[t.name], t.group, axis=-1) for t in grouped}}
     of_batch = {t.name: np.asarray(inputs[t.name]) for t in spec.tensors if t.kind.by_batch and t.name in inputs}
     repeated = {n: _each_row(value, shape[0], in_turn=spec.has_heads) for n, value in of_batch.items()}

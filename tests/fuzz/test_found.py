@@ -341,6 +341,15 @@ def test_what_has_no_bound_has_none_after_an_exact_factor_either(operation: str)
             assert np.isinf(found.error).all()
 
 
+def test_an_absent_parameter_of_groups_is_not_asked_for_where_a_backward_pass_needs_the_forward_one() -> None:
+    text = (
+        'name = "t"\n[tensors]\nx = "input"\nw = { role = "parameter", group = 2, optional = true, absent = "1" }\n'
+        'v = "output"\ny = "output"\n[formulas]\nv = "x * w"\ny = "v * v"\n[backward]\nsaved = ["v"]\n'
+    )
+    problem = problem_for(parse(text), shape=(24, 8), direction="backward", without=["w"])
+    assert check_on_cpu(problem, emit(problem, default_schedule(problem, H200))).ok
+
+
 def test_a_total_may_overflow_where_none_of_its_terms_does() -> None:
     """The terms are added in any order: inf, -inf and, of both, NaN."""
     terms = Bounded(np.array([[3e38], [3e38], [-3e38], [-3e38]]))
