@@ -16,6 +16,7 @@
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // verified  NVIDIA H200, driver for CUDA 13.0: 6 calls, 0 to 4096 rows, 18 families of rows, own pitches of dx, dh,
 //           dy, h; rows of inf, nan were not tried
+// note      emitted as another text than the one that was tuned: 4096 x 4096
 //
 //   rows x cols              kernel         threads  rows/block  vector  price us  chain us      GB/s  of roof  vs default  alone us  timed
 //   4096 x 4096              block_per_row  512      2           4       32.75     56.93 / 24.2  4099  92.9 %   1.06x       37.26     fresh
@@ -482,6 +483,7 @@ __device__ __forceinline__ void write_element(T* elements, int at, float value) 
 
 // What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row. In kernels:
 // kVector        elements per access
+// kStride        columns from one vector of a thread to its next
 // kRunningSums   running sums that a vector adds to
 // kEarlyParams   column parameters wait in registers, or are read where they are used
 // kPackedParams  column parameters stay as they are stored while they wait in registers
@@ -516,7 +518,7 @@ struct Look1_ce4b {  // state of look 1: sum(dhhat * hhat)
 // add_rmsnorm backward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-add_rmsnorm_bwd_bf16_team_per_row_4c86(
+add_rmsnorm_bwd_bf16_team_per_row_b0cb(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     Input<Config, bfloat16> dh,
@@ -535,7 +537,8 @@ add_rmsnorm_bwd_bf16_team_per_row_4c86(
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kThreadsPerRow = Team::kSize,
-      kRowsPerBlock = Team::kRows, kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4;
+      kRowsPerBlock = Team::kRows, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
+      kRunningSums = kVector < 4 ? kVector : 4;
   constexpr bool kEarlyParams = Config::kEarlyParams, kPackedParams = Config::kPackedParams;
   constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0, kAhead = Config::kAhead;
@@ -543,6 +546,7 @@ add_rmsnorm_bwd_bf16_team_per_row_4c86(
   __shared__ typename Team::template Slots<Look1_ce4b> look1_slots[2];
 
   const int lane = Team::lane();
+  const int own = lane * kVector;  // the column of a thread's first vector
   const int slot = Team::slot();  // this thread's row within the block
   int parity = 0;
 
@@ -555,7 +559,7 @@ add_rmsnorm_bwd_bf16_team_per_row_4c86(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + vector * kVector);
+        weight_held[step] = read<kVector>(weight + own + step * kStride);
       }
     }
   }
@@ -579,9 +583,9 @@ add_rmsnorm_bwd_bf16_team_per_row_4c86(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        dh_next[step] = read<kVector, Load>(dh_row + vector * kVector);
-        dy_next[step] = read<kVector, Load>(dy_row + vector * kVector);
-        h_next[step] = read<kVector, Load>(h_row + vector * kVector);
+        dh_next[step] = read<kVector, Load>(dh_row + own + step * kStride);
+        dy_next[step] = read<kVector, Load>(dy_row + own + step * kStride);
+        h_next[step] = read<kVector, Load>(h_row + own + step * kStride);
       }
     }
   };
@@ -624,7 +628,7 @@ add_rmsnorm_bwd_bf16_team_per_row_4c86(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + vector * kVector);
+        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
           const float dy_i = element(dy_held[step], i);
@@ -646,7 +650,7 @@ add_rmsnorm_bwd_bf16_team_per_row_4c86(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + vector * kVector);
+        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
         float dx_values[kVector];
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -661,7 +665,7 @@ add_rmsnorm_bwd_bf16_team_per_row_4c86(
         }
         Vec<bfloat16, kVector> dx_vec;
         pack(dx_vec, dx_values);
-        if (active) write<Store>(dx_row + vector * kVector, dx_vec);
+        if (active) write<Store>(dx_row + own + step * kStride, dx_vec);
       }
     }
 
@@ -740,7 +744,7 @@ add_rmsnorm_bwd_bf16_finish_c301(
 // add_rmsnorm backward, any number of columns: a team of threads owns a row; each row is read twice.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-add_rmsnorm_bwd_bf16_any_cols_team_per_row_84c5(
+add_rmsnorm_bwd_bf16_any_cols_team_per_row_8940(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     Input<Config, bfloat16> dh,
@@ -761,7 +765,7 @@ add_rmsnorm_bwd_bf16_any_cols_team_per_row_84c5(
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   constexpr int kThreads = Config::kThreads, kThreadsPerRow = Team::kSize, kVector = Config::kVector,
-      kRunningSums = kVector < 4 ? kVector : 4, kUnroll = Config::kUnroll;
+      kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4, kUnroll = Config::kUnroll;
   __shared__ typename Team::template Slots<Look1_ce4b> look1_slots[2];
 
   const int lane = Team::lane();
@@ -779,6 +783,7 @@ add_rmsnorm_bwd_bf16_any_cols_team_per_row_84c5(
     // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
     const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(dh_row) / sizeof(bfloat16) % kVector);
     const int head = (kVector - shift) % kVector;
+    const int own = head + lane * kVector;
     const int vectors = (cols - head) / kVector;
     const int edge = lane < head ? lane : lane + vectors * kVector;
     const bool has_edge = edge < cols;
@@ -794,10 +799,10 @@ add_rmsnorm_bwd_bf16_any_cols_team_per_row_84c5(
       const int vector = lane + step * kThreadsPerRow;
       if (vector < vectors) {
         const int column = head + vector * kVector;
-        const Vec<bfloat16, kVector> dy_vec = read<kVector>(dy_row + column);
+        const Vec<bfloat16, kVector> dy_vec = read<kVector>(dy_row + own + step * kStride);
         const Vec<bfloat16, kVector> weight_vec = weight != nullptr ?
             read_window<kVector>(weight, column, cols, false) : filled<bfloat16, kVector>(1.0f);
-        const Vec<bfloat16, kVector> h_vec = read<kVector>(h_row + column);
+        const Vec<bfloat16, kVector> h_vec = read<kVector>(h_row + own + step * kStride);
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
           const float dy_i = element(dy_vec, i);
@@ -831,11 +836,11 @@ add_rmsnorm_bwd_bf16_any_cols_team_per_row_84c5(
       const int vector = lane + step * kThreadsPerRow;
       if (vector < vectors) {
         const int column = head + vector * kVector;
-        const Vec<bfloat16, kVector> dh_vec = read<kVector, Load>(dh_row + column);
-        const Vec<bfloat16, kVector> dy_vec = read<kVector, Load>(dy_row + column);
+        const Vec<bfloat16, kVector> dh_vec = read<kVector, Load>(dh_row + own + step * kStride);
+        const Vec<bfloat16, kVector> dy_vec = read<kVector, Load>(dy_row + own + step * kStride);
         const Vec<bfloat16, kVector> weight_vec = weight != nullptr ?
             read_window<kVector>(weight, column, cols, false) : filled<bfloat16, kVector>(1.0f);
-        const Vec<bfloat16, kVector> h_vec = read<kVector, Load>(h_row + column);
+        const Vec<bfloat16, kVector> h_vec = read<kVector, Load>(h_row + own + step * kStride);
         float dx_values[kVector];
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -850,7 +855,7 @@ add_rmsnorm_bwd_bf16_any_cols_team_per_row_84c5(
         }
         Vec<bfloat16, kVector> dx_vec;
         pack(dx_vec, dx_values);
-        write<Store>(dx_row + column, dx_vec);
+        write<Store>(dx_row + own + step * kStride, dx_vec);
       }
     }
     if (has_edge) {
@@ -1067,16 +1072,16 @@ struct Tuned {
 };
 inline constexpr Tuned kTuned[] = {
     {4096, 4096, 16, 0u, 0u, false, {{512, 2, true, 0, 1, 1, 1, 1, 32768}, {512, 1, true, 256}, {0, 0, 16384},
-     run_and_finish<add_rmsnorm_bwd_bf16_team_per_row_4c86<Cols4096_422c>,
+     run_and_finish<add_rmsnorm_bwd_bf16_team_per_row_b0cb<Cols4096_422c>,
      add_rmsnorm_bwd_bf16_finish_c301<Cols4096_422c>>}},
 };
 
 // For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.
 inline constexpr Kernel kGeneral[] = {
     {{256, 1, false, 0, 1}, {}, {128, 4, 0},
-     run_any_cols<add_rmsnorm_bwd_bf16_any_cols_team_per_row_84c5<AnyCols_224d>>},
+     run_any_cols<add_rmsnorm_bwd_bf16_any_cols_team_per_row_8940<AnyCols_224d>>},
     {{256, 1, false, 0, 1}, {}, {128, 4, 0},
-     run_any_cols<add_rmsnorm_bwd_bf16_any_cols_team_per_row_84c5<AnyCols_0595>>},
+     run_any_cols<add_rmsnorm_bwd_bf16_any_cols_team_per_row_8940<AnyCols_0595>>},
 };
 
 // Bits of `absent`: 1u weight.

@@ -16,6 +16,7 @@
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // verified  NVIDIA H200, driver for CUDA 13.0: 4 calls, 1 to 4096 rows, 20 families of rows, own pitches of x,
 //           residual; any value passes in 0.01 of the elements, which have no finite bound
+// note      emitted as another text than the one that was tuned: all
 //
 // all timed without rstd:
 //
@@ -479,6 +480,7 @@ __device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
 
 // What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row. In kernels:
 // kVector        elements per access
+// kStride        columns from one vector of a thread to its next
 // kRunningSums   running sums that a vector adds to
 // kEarlyParams   column parameters wait in registers, or are read where they are used
 // kVectors       vectors of a row
@@ -526,7 +528,7 @@ struct Look1_efa7 {  // state of look 1: sum(h**2)
 // y takes the place of x.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-add_rmsnorm_fwd_bf16_team_per_row_4b15(
+add_rmsnorm_fwd_bf16_team_per_row_903c(
     float* __restrict__ rstd,
     bfloat16* x,
     bfloat16* residual,
@@ -541,13 +543,14 @@ add_rmsnorm_fwd_bf16_team_per_row_4b15(
   using Chain = typename Config::Chain;
   using Params = typename Config::Params;
   constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
-      kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4;
+      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
   constexpr bool kEarlyParams = Config::kEarlyParams;
   constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
   __shared__ typename Team::template Slots<Look1_efa7> look1_slots;
 
   const int lane = Team::lane();
+  const int own = lane * kVector;  // the column of a thread's first vector
   const int slot = Team::slot();  // this thread's row within the block
   const int row = Team::tile() * kRowsPerBlock + slot;
 
@@ -568,8 +571,8 @@ add_rmsnorm_fwd_bf16_team_per_row_4b15(
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      x_held[step] = read_first<kVector, Load>(x_row + vector * kVector);
-      residual_held[step] = read_first<kVector, Load>(residual_row + vector * kVector);
+      x_held[step] = read_first<kVector, Load>(x_row + own + step * kStride);
+      residual_held[step] = read_first<kVector, Load>(residual_row + own + step * kStride);
     }
   }
 
@@ -579,7 +582,7 @@ add_rmsnorm_fwd_bf16_team_per_row_4b15(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + vector * kVector);
+        weight_held[step] = read<kVector>(weight + own + step * kStride);
       }
     }
   }
@@ -606,7 +609,7 @@ add_rmsnorm_fwd_bf16_team_per_row_4b15(
       }
       Vec<bfloat16, kVector> h_vec;
       pack(h_vec, h_values);
-      if (active) write<Store>(residual_row + vector * kVector, h_vec);
+      if (active) write<Store>(residual_row + own + step * kStride, h_vec);
     }
   }
 
@@ -624,7 +627,7 @@ add_rmsnorm_fwd_bf16_team_per_row_4b15(
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + vector * kVector);
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
       float y_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -636,7 +639,7 @@ add_rmsnorm_fwd_bf16_team_per_row_4b15(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      if (active) write<Store>(x_row + vector * kVector, y_vec);
+      if (active) write<Store>(x_row + own + step * kStride, y_vec);
     }
   }
 
@@ -648,7 +651,7 @@ add_rmsnorm_fwd_bf16_team_per_row_4b15(
 // y takes the place of x.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-add_rmsnorm_fwd_bf16_team_per_row_b7c7(
+add_rmsnorm_fwd_bf16_team_per_row_fc7e(
     float* __restrict__ rstd,
     bfloat16* x,
     bfloat16* residual,
@@ -662,13 +665,14 @@ add_rmsnorm_fwd_bf16_team_per_row_b7c7(
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
-      kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4;
+      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
   constexpr bool kEarlyParams = Config::kEarlyParams, kPackedParams = Config::kPackedParams;
   constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0, kAhead = Config::kAhead;
   __shared__ typename Team::template Slots<Look1_efa7> look1_slots[2];
 
   const int lane = Team::lane();
+  const int own = lane * kVector;  // the column of a thread's first vector
   const int slot = Team::slot();  // this thread's row within the block
   int parity = 0;
 
@@ -681,7 +685,7 @@ add_rmsnorm_fwd_bf16_team_per_row_b7c7(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + vector * kVector);
+        weight_held[step] = read<kVector>(weight + own + step * kStride);
       }
     }
   }
@@ -697,8 +701,8 @@ add_rmsnorm_fwd_bf16_team_per_row_b7c7(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        x_next[step] = read_first<kVector, Load>(x_row + vector * kVector);
-        residual_next[step] = read_first<kVector, Load>(residual_row + vector * kVector);
+        x_next[step] = read_first<kVector, Load>(x_row + own + step * kStride);
+        residual_next[step] = read_first<kVector, Load>(residual_row + own + step * kStride);
       }
     }
   };
@@ -749,7 +753,7 @@ add_rmsnorm_fwd_bf16_team_per_row_b7c7(
         }
         Vec<bfloat16, kVector> h_vec;
         pack(h_vec, h_values);
-        if (active) write<Store>(residual_row + vector * kVector, h_vec);
+        if (active) write<Store>(residual_row + own + step * kStride, h_vec);
       }
     }
 
@@ -766,7 +770,7 @@ add_rmsnorm_fwd_bf16_team_per_row_b7c7(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + vector * kVector);
+        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
         float y_values[kVector];
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -778,7 +782,7 @@ add_rmsnorm_fwd_bf16_team_per_row_b7c7(
         }
         Vec<bfloat16, kVector> y_vec;
         pack(y_vec, y_values);
-        if (active) write<Store>(x_row + vector * kVector, y_vec);
+        if (active) write<Store>(x_row + own + step * kStride, y_vec);
       }
     }
 
@@ -793,7 +797,7 @@ add_rmsnorm_fwd_bf16_team_per_row_b7c7(
 // y takes the place of x.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-add_rmsnorm_fwd_bf16_without_rstd_team_per_row_4dff(
+add_rmsnorm_fwd_bf16_without_rstd_team_per_row_352c(
     bfloat16* x,
     bfloat16* residual,
     Input<Config, bfloat16> weight,
@@ -807,13 +811,14 @@ add_rmsnorm_fwd_bf16_without_rstd_team_per_row_4dff(
   using Chain = typename Config::Chain;
   using Params = typename Config::Params;
   constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
-      kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4;
+      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
   constexpr bool kEarlyParams = Config::kEarlyParams;
   constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
   __shared__ typename Team::template Slots<Look1_efa7> look1_slots;
 
   const int lane = Team::lane();
+  const int own = lane * kVector;  // the column of a thread's first vector
   const int slot = Team::slot();  // this thread's row within the block
   const int row = Team::tile() * kRowsPerBlock + slot;
 
@@ -834,8 +839,8 @@ add_rmsnorm_fwd_bf16_without_rstd_team_per_row_4dff(
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      x_held[step] = read_first<kVector, Load>(x_row + vector * kVector);
-      residual_held[step] = read_first<kVector, Load>(residual_row + vector * kVector);
+      x_held[step] = read_first<kVector, Load>(x_row + own + step * kStride);
+      residual_held[step] = read_first<kVector, Load>(residual_row + own + step * kStride);
     }
   }
 
@@ -845,7 +850,7 @@ add_rmsnorm_fwd_bf16_without_rstd_team_per_row_4dff(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + vector * kVector);
+        weight_held[step] = read<kVector>(weight + own + step * kStride);
       }
     }
   }
@@ -872,7 +877,7 @@ add_rmsnorm_fwd_bf16_without_rstd_team_per_row_4dff(
       }
       Vec<bfloat16, kVector> h_vec;
       pack(h_vec, h_values);
-      if (active) write<Store>(residual_row + vector * kVector, h_vec);
+      if (active) write<Store>(residual_row + own + step * kStride, h_vec);
     }
   }
 
@@ -886,7 +891,7 @@ add_rmsnorm_fwd_bf16_without_rstd_team_per_row_4dff(
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + vector * kVector);
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
       float y_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -898,7 +903,7 @@ add_rmsnorm_fwd_bf16_without_rstd_team_per_row_4dff(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      if (active) write<Store>(x_row + vector * kVector, y_vec);
+      if (active) write<Store>(x_row + own + step * kStride, y_vec);
     }
   }
 
@@ -910,7 +915,7 @@ add_rmsnorm_fwd_bf16_without_rstd_team_per_row_4dff(
 // y takes the place of x.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-add_rmsnorm_fwd_bf16_any_cols_team_per_row_7da4(
+add_rmsnorm_fwd_bf16_any_cols_team_per_row_7d6f(
     float* __restrict__ rstd,
     bfloat16* x,
     bfloat16* residual,
@@ -924,8 +929,8 @@ add_rmsnorm_fwd_bf16_any_cols_team_per_row_7da4(
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kThreadsPerRow = Team::kSize, kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4,
-      kUnroll = Config::kUnroll;
+  constexpr int kThreadsPerRow = Team::kSize, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
+      kRunningSums = kVector < 4 ? kVector : 4, kUnroll = Config::kUnroll;
   __shared__ typename Team::template Slots<Look1_efa7> look1_slots;
 
   const int lane = Team::lane();
@@ -937,6 +942,7 @@ add_rmsnorm_fwd_bf16_any_cols_team_per_row_7da4(
   // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
   const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(x_row) / sizeof(bfloat16) % kVector);
   const int head = (kVector - shift) % kVector;
+  const int own = head + lane * kVector;
   const int vectors = (cols - head) / kVector;
   const int edge = lane < head ? lane : lane + vectors * kVector;
   const bool has_edge = edge < cols;
@@ -954,9 +960,8 @@ add_rmsnorm_fwd_bf16_any_cols_team_per_row_7da4(
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const int column = head + vector * kVector;
-      const Vec<bfloat16, kVector> x_vec = read_first<kVector>(x_row + column);
-      const Vec<bfloat16, kVector> residual_vec = read_first<kVector>(residual_row + column);
+      const Vec<bfloat16, kVector> x_vec = read_first<kVector>(x_row + own + step * kStride);
+      const Vec<bfloat16, kVector> residual_vec = read_first<kVector>(residual_row + own + step * kStride);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
@@ -990,8 +995,8 @@ add_rmsnorm_fwd_bf16_any_cols_team_per_row_7da4(
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
       const int column = head + vector * kVector;
-      const Vec<bfloat16, kVector> x_vec = read_first<kVector, Load>(x_row + column);
-      const Vec<bfloat16, kVector> residual_vec = read_first<kVector, Load>(residual_row + column);
+      const Vec<bfloat16, kVector> x_vec = read_first<kVector, Load>(x_row + own + step * kStride);
+      const Vec<bfloat16, kVector> residual_vec = read_first<kVector, Load>(residual_row + own + step * kStride);
       const Vec<bfloat16, kVector> weight_vec = weight != nullptr ? read_window<kVector>(weight, column, cols, false) :
           filled<bfloat16, kVector>(1.0f);
       float h_values[kVector];
@@ -1007,10 +1012,10 @@ add_rmsnorm_fwd_bf16_any_cols_team_per_row_7da4(
       }
       Vec<bfloat16, kVector> h_vec;
       pack(h_vec, h_values);
-      write<Store>(residual_row + column, h_vec);
+      write<Store>(residual_row + own + step * kStride, h_vec);
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      write<Store>(x_row + column, y_vec);
+      write<Store>(x_row + own + step * kStride, y_vec);
     }
   }
   if (has_edge) {
@@ -1196,22 +1201,22 @@ struct Tuned {
   Kernel kernel;
 };
 inline constexpr Tuned kTuned[] = {
-    {   1, 4096,  8, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_team_per_row_4b15<Cols4096_6ca1>>}},
-    {  16, 4096, 16, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_team_per_row_4b15<Cols4096_9794>>}},
-    {  64, 4096, 16, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_team_per_row_4b15<Cols4096_df92>>}},
+    {   1, 4096,  8, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_team_per_row_903c<Cols4096_6ca1>>}},
+    {  16, 4096, 16, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_team_per_row_903c<Cols4096_9794>>}},
+    {  64, 4096, 16, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_team_per_row_903c<Cols4096_df92>>}},
     {4096, 4096,  8, 0u, 2u, false, {{64, 1, false, 0, 0, 16},
-     run<add_rmsnorm_fwd_bf16_team_per_row_b7c7<Cols4096_56e8>>}},
+     run<add_rmsnorm_fwd_bf16_team_per_row_fc7e<Cols4096_56e8>>}},
     {   1, 7168,  8, 2u, 2u, false, {{256},
-     run_without_rstd<add_rmsnorm_fwd_bf16_without_rstd_team_per_row_4dff<Cols7168_d1cf>>}},
-    {  16, 7168,  8, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_team_per_row_4b15<Cols7168_5b47>>}},
-    {  64, 7168,  8, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_team_per_row_4b15<Cols7168_5b47>>}},
-    {4096, 7168,  8, 0u, 2u, false, {{256, 1, true}, run<add_rmsnorm_fwd_bf16_team_per_row_4b15<Cols7168_d43b>>}},
+     run_without_rstd<add_rmsnorm_fwd_bf16_without_rstd_team_per_row_352c<Cols7168_d1cf>>}},
+    {  16, 7168,  8, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_team_per_row_903c<Cols7168_5b47>>}},
+    {  64, 7168,  8, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_team_per_row_903c<Cols7168_5b47>>}},
+    {4096, 7168,  8, 0u, 2u, false, {{256, 1, true}, run<add_rmsnorm_fwd_bf16_team_per_row_903c<Cols7168_d43b>>}},
 };
 
 // For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.
 inline constexpr Kernel kGeneral[] = {
-    {{256}, run_any_cols<add_rmsnorm_fwd_bf16_any_cols_team_per_row_7da4<AnyCols_224d>>},
-    {{256}, run_any_cols<add_rmsnorm_fwd_bf16_any_cols_team_per_row_7da4<AnyCols_0595>>},
+    {{256}, run_any_cols<add_rmsnorm_fwd_bf16_any_cols_team_per_row_7d6f<AnyCols_224d>>},
+    {{256}, run_any_cols<add_rmsnorm_fwd_bf16_any_cols_team_per_row_7d6f<AnyCols_0595>>},
 };
 
 // Bits of `absent`: 1u weight, 2u rstd.

@@ -24,6 +24,7 @@
 //           passes in 0.00022 of the elements, which have no finite bound; any value passes in 0.00016 of the
 //           elements, which have no finite bound; any value passes in 0.00019 of the elements, which have no finite
 //           bound
+// note      emitted as another text than the one that was tuned: all
 //
 //   rows x cols  kernel           threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
 //   1 x 4096     block_per_row    512      1           8       2.167     4.869 / 2.703  21    70.5 %   1.01x       2.358     fresh
@@ -548,11 +549,12 @@ struct Minimum {
 };
 
 // All kLanes neighbouring lanes of a warp that own a group, a power of two, end with the value of the whole group.
-// Other lanes of the warp may own no vector in this step, so that each group shuffles by itself.
-template <int kLanes, typename Operation>
+// Unless kTogether, other lanes of the warp may own no vector in this step: then each group shuffles by itself, for a
+// dozen instructions that find out which lanes are there.
+template <int kLanes, typename Operation, bool kTogether>
 __device__ __forceinline__ float reduce_group(float value) {
   const unsigned first = threadIdx.x % 32 / kLanes * kLanes;
-  const unsigned lanes = kLanes == 32 ? 0xffffffffu : ((1u << kLanes % 32) - 1) << first;
+  const unsigned lanes = kTogether || kLanes == 32 ? 0xffffffffu : ((1u << kLanes % 32) - 1) << first;
   #pragma unroll
   for (int offset = kLanes / 2; offset > 0; offset /= 2) {
     value = Operation::combine(value, __shfl_xor_sync(lanes, value, offset));
@@ -584,6 +586,7 @@ __device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
 
 // What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row. In kernels:
 // kVector        elements per access
+// kStride        columns from one vector of a thread to its next
 // kRunningSums   running sums that a vector adds to
 // kEarlyParams   column parameters wait in registers, or are read where they are used
 // kVectors       vectors of a row
@@ -642,7 +645,7 @@ struct Look1_efa7 {  // state of look 1: sum(h**2)
 // add_rmsnorm_to_fp8_group forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_c68c(
+add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_60f5(
     bfloat16* __restrict__ h,
     bfloat16* __restrict__ y,
     float8_e4m3* __restrict__ q,
@@ -665,7 +668,7 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_c68c(
   using Chain = typename Config::Chain;
   using Params = typename Config::Params;
   constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
-      kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4;
+      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
   constexpr bool kEarlyParams = Config::kEarlyParams;
   constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
@@ -673,6 +676,7 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_c68c(
   __shared__ typename Team::template Slots<Look1_efa7> look1_slots;
 
   const int lane = Team::lane();
+  const int own = lane * kVector;  // the column of a thread's first vector
   const int slot = Team::slot();  // this thread's row within the block
   const int row = Team::tile() * kRowsPerBlock + slot;
 
@@ -697,8 +701,8 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_c68c(
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      x_held[step] = read<kVector, Load>(x_row + vector * kVector);
-      residual_held[step] = read<kVector, Load>(residual_row + vector * kVector);
+      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
+      residual_held[step] = read<kVector, Load>(residual_row + own + step * kStride);
     }
   }
 
@@ -708,7 +712,7 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_c68c(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + vector * kVector);
+        weight_held[step] = read<kVector>(weight + own + step * kStride);
       }
     }
   }
@@ -735,7 +739,7 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_c68c(
       }
       Vec<bfloat16, kVector> h_vec;
       pack(h_vec, h_values);
-      if (active) write<Store>(h_row + vector * kVector, h_vec);
+      if (active) write<Store>(h_row + own + step * kStride, h_vec);
     }
   }
 
@@ -749,9 +753,10 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_c68c(
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + vector * kVector);
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
       float y_values[kVector];
       float q_values[kVector];
+      float y_kept[kVector];
       float y_absmax_g = 0.0f;
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -760,30 +765,27 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_c68c(
         const float weight_i = element(weight_held[step], i);
         const float h_i = x_i + residual_i;
         const float y_i = h_i * row_rstd * weight_i;
+        y_kept[i] = y_i;
         y_absmax_g = maximum(y_absmax_g, fabsf(y_i));
       }
-      y_absmax_g = reduce_group<kGroupVectors, Maximum>(y_absmax_g);
+      y_absmax_g = reduce_group<kGroupVectors, Maximum, kEven>(y_absmax_g);
       const float scale_g = maximum(amax_min, y_absmax_g) / 448.0f;
       const float scale_inverse_g = 1.0f / scale_g;
-      if (vector % kGroupVectors == 0 && active) {
-        scale_row[vector / kGroupVectors] = scale_g;
-      }
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        const float residual_i = element(residual_held[step], i);
-        const float weight_i = element(weight_held[step], i);
-        const float h_i = x_i + residual_i;
-        const float y_i = h_i * row_rstd * weight_i;
+        const float y_i = y_kept[i];
         y_values[i] = y_i;
         q_values[i] = y_i * scale_inverse_g;
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      if (active) write<Store>(y_row + vector * kVector, y_vec);
+      if (active) write<Store>(y_row + own + step * kStride, y_vec);
       Vec<float8_e4m3, kVector> q_vec;
       pack(q_vec, q_values);
-      if (active) write<Store>(q_row + vector * kVector, q_vec);
+      if (active) write<Store>(q_row + own + step * kStride, q_vec);
+      if (vector % kGroupVectors == 0 && active) {
+        scale_row[vector / kGroupVectors] = scale_g;
+      }
     }
   }
 
@@ -793,7 +795,7 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_c68c(
 // add_rmsnorm_to_fp8_group forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_6d8c(
+add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_d8c4(
     bfloat16* __restrict__ h,
     bfloat16* __restrict__ y,
     float8_e4m3* __restrict__ q,
@@ -815,7 +817,7 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_6d8c(
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
-      kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4;
+      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
   constexpr bool kEarlyParams = Config::kEarlyParams, kPackedParams = Config::kPackedParams;
   constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
@@ -824,6 +826,7 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_6d8c(
   __shared__ typename Team::template Slots<Look1_efa7> look1_slots[2];
 
   const int lane = Team::lane();
+  const int own = lane * kVector;  // the column of a thread's first vector
   const int slot = Team::slot();  // this thread's row within the block
   int parity = 0;
 
@@ -836,7 +839,7 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_6d8c(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + vector * kVector);
+        weight_held[step] = read<kVector>(weight + own + step * kStride);
       }
     }
   }
@@ -852,8 +855,8 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_6d8c(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        x_next[step] = read<kVector, Load>(x_row + vector * kVector);
-        residual_next[step] = read<kVector, Load>(residual_row + vector * kVector);
+        x_next[step] = read<kVector, Load>(x_row + own + step * kStride);
+        residual_next[step] = read<kVector, Load>(residual_row + own + step * kStride);
       }
     }
   };
@@ -906,7 +909,7 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_6d8c(
         }
         Vec<bfloat16, kVector> h_vec;
         pack(h_vec, h_values);
-        if (active) write<Store>(h_row + vector * kVector, h_vec);
+        if (active) write<Store>(h_row + own + step * kStride, h_vec);
       }
     }
 
@@ -919,9 +922,10 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_6d8c(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + vector * kVector);
+        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
         float y_values[kVector];
         float q_values[kVector];
+        float y_kept[kVector];
         float y_absmax_g = 0.0f;
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -930,30 +934,27 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_6d8c(
           const float weight_i = element(weight_held[step], i);
           const float h_i = x_i + residual_i;
           const float y_i = h_i * row_rstd * weight_i;
+          y_kept[i] = y_i;
           y_absmax_g = maximum(y_absmax_g, fabsf(y_i));
         }
-        y_absmax_g = reduce_group<kGroupVectors, Maximum>(y_absmax_g);
+        y_absmax_g = reduce_group<kGroupVectors, Maximum, kEven>(y_absmax_g);
         const float scale_g = maximum(amax_min, y_absmax_g) / 448.0f;
         const float scale_inverse_g = 1.0f / scale_g;
-        if (vector % kGroupVectors == 0 && active) {
-          scale_row[vector / kGroupVectors] = scale_g;
-        }
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
-          const float x_i = element(x_held[step], i);
-          const float residual_i = element(residual_held[step], i);
-          const float weight_i = element(weight_held[step], i);
-          const float h_i = x_i + residual_i;
-          const float y_i = h_i * row_rstd * weight_i;
+          const float y_i = y_kept[i];
           y_values[i] = y_i;
           q_values[i] = y_i * scale_inverse_g;
         }
         Vec<bfloat16, kVector> y_vec;
         pack(y_vec, y_values);
-        if (active) write<Store>(y_row + vector * kVector, y_vec);
+        if (active) write<Store>(y_row + own + step * kStride, y_vec);
         Vec<float8_e4m3, kVector> q_vec;
         pack(q_vec, q_values);
-        if (active) write<Store>(q_row + vector * kVector, q_vec);
+        if (active) write<Store>(q_row + own + step * kStride, q_vec);
+        if (vector % kGroupVectors == 0 && active) {
+          scale_row[vector / kGroupVectors] = scale_g;
+        }
       }
     }
 
@@ -966,7 +967,7 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_6d8c(
 // add_rmsnorm_to_fp8_group forward, any number of columns: a team of threads owns a row; each row is read twice.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-add_rmsnorm_to_fp8_group_fwd_bf16_any_cols_team_per_row_07f0(
+add_rmsnorm_to_fp8_group_fwd_bf16_any_cols_team_per_row_5c82(
     bfloat16* __restrict__ h,
     bfloat16* __restrict__ y,
     float8_e4m3* __restrict__ q,
@@ -988,11 +989,13 @@ add_rmsnorm_to_fp8_group_fwd_bf16_any_cols_team_per_row_07f0(
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kThreadsPerRow = Team::kSize, kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4,
-      kUnroll = Config::kUnroll, kGroup = Config::kGroup, kGroupVectors = kGroup / kVector;
+  constexpr int kThreadsPerRow = Team::kSize, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
+      kRunningSums = kVector < 4 ? kVector : 4, kUnroll = Config::kUnroll, kGroup = Config::kGroup,
+      kGroupVectors = kGroup / kVector;
   __shared__ typename Team::template Slots<Look1_efa7> look1_slots;
 
   const int lane = Team::lane();
+  const int own = lane * kVector;  // the column of a thread's first vector
   const int row = blockIdx.x;
   const int vectors = cols / kVector;
   const int steps = (vectors + kThreadsPerRow - 1) / kThreadsPerRow;
@@ -1017,8 +1020,8 @@ add_rmsnorm_to_fp8_group_fwd_bf16_any_cols_team_per_row_07f0(
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + vector * kVector);
-      const Vec<bfloat16, kVector> residual_vec = read<kVector>(residual_row + vector * kVector);
+      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + own + step * kStride);
+      const Vec<bfloat16, kVector> residual_vec = read<kVector>(residual_row + own + step * kStride);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
@@ -1039,13 +1042,14 @@ add_rmsnorm_to_fp8_group_fwd_bf16_any_cols_team_per_row_07f0(
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + vector * kVector);
-      const Vec<bfloat16, kVector> residual_vec = read<kVector, Load>(residual_row + vector * kVector);
-      const Vec<bfloat16, kVector> weight_vec = weight != nullptr ? read<kVector>(weight + vector * kVector) :
+      const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + own + step * kStride);
+      const Vec<bfloat16, kVector> residual_vec = read<kVector, Load>(residual_row + own + step * kStride);
+      const Vec<bfloat16, kVector> weight_vec = weight != nullptr ? read<kVector>(weight + own + step * kStride) :
           filled<bfloat16, kVector>(1.0f);
       float h_values[kVector];
       float y_values[kVector];
       float q_values[kVector];
+      float y_kept[kVector];
       float y_absmax_g = 0.0f;
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -1054,34 +1058,33 @@ add_rmsnorm_to_fp8_group_fwd_bf16_any_cols_team_per_row_07f0(
         const float weight_i = element(weight_vec, i);
         const float h_i = x_i + residual_i;
         const float y_i = h_i * row_rstd * weight_i;
+        y_kept[i] = y_i;
         y_absmax_g = maximum(y_absmax_g, fabsf(y_i));
       }
-      y_absmax_g = reduce_group<kGroupVectors, Maximum>(y_absmax_g);
+      y_absmax_g = reduce_group<kGroupVectors, Maximum, false>(y_absmax_g);
       const float scale_g = maximum(amax_min, y_absmax_g) / 448.0f;
       const float scale_inverse_g = 1.0f / scale_g;
-      if (vector % kGroupVectors == 0) {
-        scale_row[vector / kGroupVectors] = scale_g;
-      }
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
         const float residual_i = element(residual_vec, i);
-        const float weight_i = element(weight_vec, i);
-        const float h_i = x_i + residual_i;
-        const float y_i = h_i * row_rstd * weight_i;
-        h_values[i] = h_i;
+        const float y_i = y_kept[i];
+        h_values[i] = x_i + residual_i;
         y_values[i] = y_i;
         q_values[i] = y_i * scale_inverse_g;
       }
       Vec<bfloat16, kVector> h_vec;
       pack(h_vec, h_values);
-      write<Store>(h_row + vector * kVector, h_vec);
+      write<Store>(h_row + own + step * kStride, h_vec);
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      write<Store>(y_row + vector * kVector, y_vec);
+      write<Store>(y_row + own + step * kStride, y_vec);
       Vec<float8_e4m3, kVector> q_vec;
       pack(q_vec, q_values);
-      write<Store>(q_row + vector * kVector, q_vec);
+      write<Store>(q_row + own + step * kStride, q_vec);
+      if (vector % kGroupVectors == 0) {
+        scale_row[vector / kGroupVectors] = scale_g;
+      }
     }
   }
 
@@ -1249,34 +1252,34 @@ struct Tuned {
 };
 inline constexpr Tuned kTuned[] = {
     {   1, 4096, 16, 0u, 0u, false, {{512},
-     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_c68c<Cols4096_0d71>>}},
+     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_60f5<Cols4096_0d71>>}},
     {  16, 4096, 16, 0u, 0u, false, {{512},
-     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_c68c<Cols4096_9d20>>}},
+     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_60f5<Cols4096_9d20>>}},
     {  64, 4096, 16, 0u, 0u, false, {{512},
-     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_c68c<Cols4096_bf7b>>}},
+     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_60f5<Cols4096_bf7b>>}},
     { 256, 4096, 16, 0u, 0u, false, {{512},
-     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_c68c<Cols4096_e8d4>>}},
+     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_60f5<Cols4096_e8d4>>}},
     {1024, 4096, 16, 0u, 0u, false, {{128, 2},
-     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_c68c<Cols4096_bb5f>>}},
+     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_60f5<Cols4096_bb5f>>}},
     {4096, 4096, 16, 0u, 0u, false, {{256, 2, false, 0, 0, 4},
-     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_6d8c<Cols4096_c293>>}},
+     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_d8c4<Cols4096_c293>>}},
     {   1, 7168, 16, 0u, 0u, false, {{128, 1, false, 0, 0, 0, 8},
-     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_c68c<Cols7168_6614>>}},
+     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_60f5<Cols7168_6614>>}},
     {  16, 7168, 16, 0u, 0u, false, {{128, 1, false, 0, 0, 0, 8},
-     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_c68c<Cols7168_ecd8>>}},
+     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_60f5<Cols7168_ecd8>>}},
     {  64, 7168, 16, 0u, 0u, false, {{512},
-     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_c68c<Cols7168_2329>>}},
+     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_60f5<Cols7168_2329>>}},
     { 256, 7168, 16, 0u, 0u, false, {{512},
-     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_c68c<Cols7168_2329>>}},
+     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_60f5<Cols7168_2329>>}},
     {1024, 7168, 16, 0u, 0u, false, {{256, 2},
-     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_c68c<Cols7168_2958>>}},
+     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_60f5<Cols7168_2958>>}},
     {4096, 7168, 16, 0u, 0u, false, {{512},
-     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_c68c<Cols7168_2329>>}},
+     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_60f5<Cols7168_2329>>}},
 };
 
 // For any cols.
 inline constexpr Kernel kGeneral[] = {
-    {{256}, run_any_cols<add_rmsnorm_to_fp8_group_fwd_bf16_any_cols_team_per_row_07f0<AnyCols_848d>>},
+    {{256}, run_any_cols<add_rmsnorm_to_fp8_group_fwd_bf16_any_cols_team_per_row_5c82<AnyCols_848d>>},
 };
 
 // Bits of `absent`: 1u weight.

@@ -21,6 +21,7 @@
 //           in 0.012 of the elements, which have no finite bound; any value passes in 0.014 of the elements, which
 //           have no finite bound; any value passes in 0.013 of the elements, which have no finite bound; any value
 //           passes in 0.009 of the elements, which have no finite bound
+// note      emitted as another text than the one that was tuned: all
 //
 // all timed without scale_ub:
 //
@@ -501,6 +502,7 @@ __device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
 
 // What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row. In kernels:
 // kVector        elements per access
+// kStride        columns from one vector of a thread to its next
 // kRunningSums   running sums that a vector adds to
 // kEarlyParams   column parameters wait in registers, or are read where they are used
 // kVectors       vectors of a row
@@ -561,7 +563,7 @@ struct Look2_737a {  // state of look 2: absmax(y)
 // add_rmsnorm_to_fp8_token forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_7369(
+add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_60c3(
     bfloat16* __restrict__ h,
     bfloat16* __restrict__ y,
     float8_e4m3* __restrict__ q,
@@ -583,7 +585,7 @@ add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_7369(
   using Chain = typename Config::Chain;
   using Params = typename Config::Params;
   constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
-      kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4;
+      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
   constexpr bool kEarlyParams = Config::kEarlyParams;
   constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
@@ -591,6 +593,7 @@ add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_7369(
   __shared__ typename Team::template Slots<Look2_737a> look2_slots;
 
   const int lane = Team::lane();
+  const int own = lane * kVector;  // the column of a thread's first vector
   const int slot = Team::slot();  // this thread's row within the block
   const int row = Team::tile() * kRowsPerBlock + slot;
 
@@ -616,8 +619,8 @@ add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_7369(
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      x_held[step] = read<kVector, Load>(x_row + vector * kVector);
-      residual_held[step] = read<kVector, Load>(residual_row + vector * kVector);
+      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
+      residual_held[step] = read<kVector, Load>(residual_row + own + step * kStride);
     }
   }
 
@@ -627,7 +630,7 @@ add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_7369(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + vector * kVector);
+        weight_held[step] = read<kVector>(weight + own + step * kStride);
       }
     }
   }
@@ -654,7 +657,7 @@ add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_7369(
       }
       Vec<bfloat16, kVector> h_vec;
       pack(h_vec, h_values);
-      if (active) write<Store>(h_row + vector * kVector, h_vec);
+      if (active) write<Store>(h_row + own + step * kStride, h_vec);
     }
   }
 
@@ -670,7 +673,7 @@ add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_7369(
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + vector * kVector);
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_held[step], i);
@@ -696,7 +699,7 @@ add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_7369(
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + vector * kVector);
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
       float y_values[kVector];
       float q_values[kVector];
       #pragma unroll
@@ -711,10 +714,10 @@ add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_7369(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      if (active) write<Store>(y_row + vector * kVector, y_vec);
+      if (active) write<Store>(y_row + own + step * kStride, y_vec);
       Vec<float8_e4m3, kVector> q_vec;
       pack(q_vec, q_values);
-      if (active) write<Store>(q_row + vector * kVector, q_vec);
+      if (active) write<Store>(q_row + own + step * kStride, q_vec);
     }
   }
 
@@ -724,7 +727,7 @@ add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_7369(
 // add_rmsnorm_to_fp8_token forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_e06b(
+add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_04bb(
     bfloat16* __restrict__ h,
     bfloat16* __restrict__ y,
     float8_e4m3* __restrict__ q,
@@ -745,7 +748,7 @@ add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_e06b(
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
-      kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4;
+      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
   constexpr bool kEarlyParams = Config::kEarlyParams, kPackedParams = Config::kPackedParams;
   constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0, kAhead = Config::kAhead;
@@ -753,6 +756,7 @@ add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_e06b(
   __shared__ typename Team::template Slots<Look2_737a> look2_slots;
 
   const int lane = Team::lane();
+  const int own = lane * kVector;  // the column of a thread's first vector
   const int slot = Team::slot();  // this thread's row within the block
 
   Chain::at_start();
@@ -764,7 +768,7 @@ add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_e06b(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + vector * kVector);
+        weight_held[step] = read<kVector>(weight + own + step * kStride);
       }
     }
   }
@@ -780,8 +784,8 @@ add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_e06b(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        x_next[step] = read<kVector, Load>(x_row + vector * kVector);
-        residual_next[step] = read<kVector, Load>(residual_row + vector * kVector);
+        x_next[step] = read<kVector, Load>(x_row + own + step * kStride);
+        residual_next[step] = read<kVector, Load>(residual_row + own + step * kStride);
       }
     }
   };
@@ -834,7 +838,7 @@ add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_e06b(
         }
         Vec<bfloat16, kVector> h_vec;
         pack(h_vec, h_values);
-        if (active) write<Store>(h_row + vector * kVector, h_vec);
+        if (active) write<Store>(h_row + own + step * kStride, h_vec);
       }
     }
 
@@ -849,7 +853,7 @@ add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_e06b(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + vector * kVector);
+        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
           const float x_i = element(x_held[step], i);
@@ -875,7 +879,7 @@ add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_e06b(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + vector * kVector);
+        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
         float y_values[kVector];
         float q_values[kVector];
         #pragma unroll
@@ -890,10 +894,10 @@ add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_e06b(
         }
         Vec<bfloat16, kVector> y_vec;
         pack(y_vec, y_values);
-        if (active) write<Store>(y_row + vector * kVector, y_vec);
+        if (active) write<Store>(y_row + own + step * kStride, y_vec);
         Vec<float8_e4m3, kVector> q_vec;
         pack(q_vec, q_values);
-        if (active) write<Store>(q_row + vector * kVector, q_vec);
+        if (active) write<Store>(q_row + own + step * kStride, q_vec);
       }
     }
   }
@@ -904,7 +908,7 @@ add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_e06b(
 // add_rmsnorm_to_fp8_token forward, any number of columns: a team of threads owns a row; each row is read 3 times.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-add_rmsnorm_to_fp8_token_fwd_bf16_any_cols_team_per_row_f9bd(
+add_rmsnorm_to_fp8_token_fwd_bf16_any_cols_team_per_row_abcd(
     bfloat16* __restrict__ h,
     bfloat16* __restrict__ y,
     float8_e4m3* __restrict__ q,
@@ -926,12 +930,13 @@ add_rmsnorm_to_fp8_token_fwd_bf16_any_cols_team_per_row_f9bd(
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kThreadsPerRow = Team::kSize, kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4,
-      kUnroll = Config::kUnroll;
+  constexpr int kThreadsPerRow = Team::kSize, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
+      kRunningSums = kVector < 4 ? kVector : 4, kUnroll = Config::kUnroll;
   __shared__ typename Team::template Slots<Look1_efa7> look1_slots;
   __shared__ typename Team::template Slots<Look2_737a> look2_slots;
 
   const int lane = Team::lane();
+  const int own = lane * kVector;  // the column of a thread's first vector
   const int row = blockIdx.x;
   const int vectors = cols / kVector;
   const int steps = (vectors + kThreadsPerRow - 1) / kThreadsPerRow;
@@ -957,8 +962,8 @@ add_rmsnorm_to_fp8_token_fwd_bf16_any_cols_team_per_row_f9bd(
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + vector * kVector);
-      const Vec<bfloat16, kVector> residual_vec = read<kVector>(residual_row + vector * kVector);
+      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + own + step * kStride);
+      const Vec<bfloat16, kVector> residual_vec = read<kVector>(residual_row + own + step * kStride);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
@@ -981,9 +986,9 @@ add_rmsnorm_to_fp8_token_fwd_bf16_any_cols_team_per_row_f9bd(
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + vector * kVector);
-      const Vec<bfloat16, kVector> residual_vec = read<kVector>(residual_row + vector * kVector);
-      const Vec<bfloat16, kVector> weight_vec = weight != nullptr ? read<kVector>(weight + vector * kVector) :
+      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + own + step * kStride);
+      const Vec<bfloat16, kVector> residual_vec = read<kVector>(residual_row + own + step * kStride);
+      const Vec<bfloat16, kVector> weight_vec = weight != nullptr ? read<kVector>(weight + own + step * kStride) :
           filled<bfloat16, kVector>(1.0f);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -1010,9 +1015,9 @@ add_rmsnorm_to_fp8_token_fwd_bf16_any_cols_team_per_row_f9bd(
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + vector * kVector);
-      const Vec<bfloat16, kVector> residual_vec = read<kVector, Load>(residual_row + vector * kVector);
-      const Vec<bfloat16, kVector> weight_vec = weight != nullptr ? read<kVector>(weight + vector * kVector) :
+      const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + own + step * kStride);
+      const Vec<bfloat16, kVector> residual_vec = read<kVector, Load>(residual_row + own + step * kStride);
+      const Vec<bfloat16, kVector> weight_vec = weight != nullptr ? read<kVector>(weight + own + step * kStride) :
           filled<bfloat16, kVector>(1.0f);
       float h_values[kVector];
       float y_values[kVector];
@@ -1030,13 +1035,13 @@ add_rmsnorm_to_fp8_token_fwd_bf16_any_cols_team_per_row_f9bd(
       }
       Vec<bfloat16, kVector> h_vec;
       pack(h_vec, h_values);
-      write<Store>(h_row + vector * kVector, h_vec);
+      write<Store>(h_row + own + step * kStride, h_vec);
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      write<Store>(y_row + vector * kVector, y_vec);
+      write<Store>(y_row + own + step * kStride, y_vec);
       Vec<float8_e4m3, kVector> q_vec;
       pack(q_vec, q_values);
-      write<Store>(q_row + vector * kVector, q_vec);
+      write<Store>(q_row + own + step * kStride, q_vec);
     }
   }
 
@@ -1203,34 +1208,34 @@ struct Tuned {
 };
 inline constexpr Tuned kTuned[] = {
     {   1, 4096, 16, 2u, 2u, false, {{512},
-     run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_7369<Cols4096_45a8>>}},
+     run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_60c3<Cols4096_45a8>>}},
     {  16, 4096, 16, 2u, 2u, false, {{256},
-     run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_7369<Cols4096_6109>>}},
+     run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_60c3<Cols4096_6109>>}},
     {  64, 4096, 16, 2u, 2u, false, {{256},
-     run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_7369<Cols4096_6109>>}},
+     run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_60c3<Cols4096_6109>>}},
     { 256, 4096, 16, 2u, 2u, false, {{256},
-     run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_7369<Cols4096_2642>>}},
+     run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_60c3<Cols4096_2642>>}},
     {1024, 4096, 16, 2u, 2u, false, {{256, 2},
-     run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_7369<Cols4096_e193>>}},
+     run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_60c3<Cols4096_e193>>}},
     {4096, 4096, 16, 2u, 2u, false, {{256, 2, false, 0, 0, 4},
-     run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_e06b<Cols4096_14bc>>}},
+     run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_04bb<Cols4096_14bc>>}},
     {   1, 7168, 16, 2u, 2u, false, {{256},
-     run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_7369<Cols7168_d1cf>>}},
+     run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_60c3<Cols7168_d1cf>>}},
     {  16, 7168, 16, 2u, 2u, false, {{256},
-     run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_7369<Cols7168_f211>>}},
+     run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_60c3<Cols7168_f211>>}},
     {  64, 7168, 16, 2u, 2u, false, {{256},
-     run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_7369<Cols7168_f211>>}},
+     run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_60c3<Cols7168_f211>>}},
     { 256, 7168, 16, 2u, 2u, false, {{256},
-     run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_7369<Cols7168_fe33>>}},
+     run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_60c3<Cols7168_fe33>>}},
     {1024, 7168, 16, 2u, 2u, false, {{256},
-     run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_7369<Cols7168_fe33>>}},
+     run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_60c3<Cols7168_fe33>>}},
     {4096, 7168, 16, 2u, 2u, false, {{128, 1, true},
-     run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_7369<Cols7168_cb55>>}},
+     run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_60c3<Cols7168_cb55>>}},
 };
 
 // For any cols.
 inline constexpr Kernel kGeneral[] = {
-    {{256}, run_any_cols<add_rmsnorm_to_fp8_token_fwd_bf16_any_cols_team_per_row_f9bd<AnyCols_0595>>},
+    {{256}, run_any_cols<add_rmsnorm_to_fp8_token_fwd_bf16_any_cols_team_per_row_abcd<AnyCols_0595>>},
 };
 
 // Bits of `absent`: 1u weight, 2u scale_ub.

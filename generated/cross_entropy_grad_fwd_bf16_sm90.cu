@@ -22,6 +22,7 @@
 // tuned by  normgen 0.1.0
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // verified  NVIDIA H200, driver for CUDA 13.0: 4 calls, 1 to 524 rows, 21 families of rows, own pitches of dlogits, x
+// note      emitted as another text than the one that was tuned: all
 //
 // all timed without lse:
 //
@@ -575,6 +576,7 @@ __device__ __forceinline__ float taken(const T* row, float index, int cols) {
 
 // What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row. In kernels:
 // kVector       elements per access
+// kStride       columns from one vector of a thread to its next
 // kRunningSums  running sums that a vector adds to
 // kUnroll       steps that a loop does in a trip
 // kVectors      vectors of a row
@@ -630,7 +632,7 @@ struct Look2_2916 {  // state of look 2: sum(exp(x - row_max))
 // cross_entropy_grad forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-cross_entropy_grad_fwd_bf16_without_lse_team_per_row_2884(
+cross_entropy_grad_fwd_bf16_without_lse_team_per_row_b329(
     bfloat16* __restrict__ dlogits,
     float* __restrict__ loss,
     Input<Config, bfloat16> x,
@@ -647,14 +649,16 @@ cross_entropy_grad_fwd_bf16_without_lse_team_per_row_2884(
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kThreadsPerRow = Team::kSize,
-      kRowsPerBlock = Team::kRows, kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4,
-      kUnroll = Config::kUnroll, kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+      kRowsPerBlock = Team::kRows, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
+      kRunningSums = kVector < 4 ? kVector : 4, kUnroll = Config::kUnroll, kVectors = kCols / kVector,
+      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
   constexpr int kCopiedCols = kCols;
   __shared__ typename Team::template Slots<Look1_dc37> look1_slots;
   __shared__ unsigned long long arrived;
 
   const int lane = Team::lane();
+  const int own = lane * kVector;  // the column of a thread's first vector
   const int slot = Team::slot();  // this thread's row within the block
   const int row = Team::tile() * kRowsPerBlock + slot;
   bfloat16* x_shared = reinterpret_cast<bfloat16*>(dynamic_shared());
@@ -749,7 +753,7 @@ cross_entropy_grad_fwd_bf16_without_lse_team_per_row_2884(
       }
       Vec<bfloat16, kVector> dlogits_vec;
       pack(dlogits_vec, dlogits_values);
-      if (active) write<Store>(dlogits_row + vector * kVector, dlogits_vec);
+      if (active) write<Store>(dlogits_row + own + step * kStride, dlogits_vec);
     }
   }
 
@@ -759,7 +763,7 @@ cross_entropy_grad_fwd_bf16_without_lse_team_per_row_2884(
 // cross_entropy_grad forward: the blocks of a cluster own a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-cross_entropy_grad_fwd_bf16_without_lse_cluster_per_row_2cff(
+cross_entropy_grad_fwd_bf16_without_lse_cluster_per_row_9ea6(
     bfloat16* __restrict__ dlogits,
     float* __restrict__ loss,
     Input<Config, bfloat16> x,
@@ -774,13 +778,15 @@ cross_entropy_grad_fwd_bf16_without_lse_cluster_per_row_2cff(
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kCluster = Config::kCluster, kWarps = kThreads / 32,
-      kThreadsPerRow = kCluster * kThreads, kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4,
-      kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+      kThreadsPerRow = kCluster * kThreads, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
+      kRunningSums = kVector < 4 ? kVector : 4, kVectors = kCols / kVector,
+      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
   __shared__ Look1_dc37 look1_slots[2][kCluster * kWarps];
   __shared__ unsigned long long look1_full[2];
 
   const int lane = static_cast<int>(cluster_rank() * kThreads + threadIdx.x);
+  const int own = lane * kVector;  // the column of a thread's first vector
   unsigned trip = 0;
   if (threadIdx.x == 0) {
     for (int i = 0; i < 2; ++i) {
@@ -802,7 +808,7 @@ cross_entropy_grad_fwd_bf16_without_lse_cluster_per_row_2cff(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        copy_async<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector, x_row + vector * kVector);
+        copy_async<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector, x_row + own + step * kStride);
       }
     }
   };
@@ -903,7 +909,7 @@ cross_entropy_grad_fwd_bf16_without_lse_cluster_per_row_2cff(
         }
         Vec<bfloat16, kVector> dlogits_vec;
         pack(dlogits_vec, dlogits_values);
-        write<Store>(dlogits_row + vector * kVector, dlogits_vec);
+        write<Store>(dlogits_row + own + step * kStride, dlogits_vec);
       }
     }
 
@@ -916,7 +922,7 @@ cross_entropy_grad_fwd_bf16_without_lse_cluster_per_row_2cff(
 // cross_entropy_grad forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-cross_entropy_grad_fwd_bf16_without_lse_team_per_row_dde7(
+cross_entropy_grad_fwd_bf16_without_lse_team_per_row_150c(
     bfloat16* __restrict__ dlogits,
     float* __restrict__ loss,
     Input<Config, bfloat16> x,
@@ -933,14 +939,16 @@ cross_entropy_grad_fwd_bf16_without_lse_team_per_row_dde7(
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kThreadsPerRow = Team::kSize,
-      kRowsPerBlock = Team::kRows, kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4,
-      kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+      kRowsPerBlock = Team::kRows, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
+      kRunningSums = kVector < 4 ? kVector : 4, kVectors = kCols / kVector,
+      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
   constexpr int kHeldSteps = Config::kHeldSteps, kCopiedCols = kCols - kHeldSteps * kThreadsPerRow * kVector;
   __shared__ typename Team::template Slots<Look1_dc37> look1_slots;
   __shared__ unsigned long long arrived;
 
   const int lane = Team::lane();
+  const int own = lane * kVector;  // the column of a thread's first vector
   const int slot = Team::slot();  // this thread's row within the block
   const int row = Team::tile() * kRowsPerBlock + slot;
   bfloat16* x_shared = reinterpret_cast<bfloat16*>(dynamic_shared());
@@ -974,7 +982,7 @@ cross_entropy_grad_fwd_bf16_without_lse_team_per_row_dde7(
   for (int step = 0; step < kHeldSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      x_held[step] = read<kVector, Load>(x_row + vector * kVector);
+      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
     }
   }
 
@@ -1069,7 +1077,7 @@ cross_entropy_grad_fwd_bf16_without_lse_team_per_row_dde7(
       }
       Vec<bfloat16, kVector> dlogits_vec;
       pack(dlogits_vec, dlogits_values);
-      if (active) write<Store>(dlogits_row + vector * kVector, dlogits_vec);
+      if (active) write<Store>(dlogits_row + own + step * kStride, dlogits_vec);
     }
   }
 
@@ -1090,7 +1098,7 @@ cross_entropy_grad_fwd_bf16_without_lse_team_per_row_dde7(
       }
       Vec<bfloat16, kVector> dlogits_vec;
       pack(dlogits_vec, dlogits_values);
-      if (active) write<Store>(dlogits_row + vector * kVector, dlogits_vec);
+      if (active) write<Store>(dlogits_row + own + step * kStride, dlogits_vec);
     }
   }
 
@@ -1100,7 +1108,7 @@ cross_entropy_grad_fwd_bf16_without_lse_team_per_row_dde7(
 // cross_entropy_grad forward, any number of columns: a team of threads owns a row; each row is read 3 times.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-cross_entropy_grad_fwd_bf16_any_cols_team_per_row_e78e(
+cross_entropy_grad_fwd_bf16_any_cols_team_per_row_3d80(
     bfloat16* __restrict__ dlogits,
     float* __restrict__ loss,
     float* __restrict__ lse,
@@ -1118,8 +1126,8 @@ cross_entropy_grad_fwd_bf16_any_cols_team_per_row_e78e(
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kThreadsPerRow = Team::kSize, kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4,
-      kUnroll = Config::kUnroll;
+  constexpr int kThreadsPerRow = Team::kSize, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
+      kRunningSums = kVector < 4 ? kVector : 4, kUnroll = Config::kUnroll;
   __shared__ typename Team::template Slots<Look1_438c> look1_slots;
   __shared__ typename Team::template Slots<Look2_2916> look2_slots;
 
@@ -1132,6 +1140,7 @@ cross_entropy_grad_fwd_bf16_any_cols_team_per_row_e78e(
   // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
   const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(x_row) / sizeof(bfloat16) % kVector);
   const int head = (kVector - shift) % kVector;
+  const int own = head + lane * kVector;
   const int vectors = (cols - head) / kVector;
   const int edge = lane < head ? lane : lane + vectors * kVector;
   const bool has_edge = edge < cols;
@@ -1155,8 +1164,7 @@ cross_entropy_grad_fwd_bf16_any_cols_team_per_row_e78e(
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const int column = head + vector * kVector;
-      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + column);
+      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + own + step * kStride);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
@@ -1187,8 +1195,7 @@ cross_entropy_grad_fwd_bf16_any_cols_team_per_row_e78e(
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const int column = head + vector * kVector;
-      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + column);
+      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + own + step * kStride);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
@@ -1224,7 +1231,7 @@ cross_entropy_grad_fwd_bf16_any_cols_team_per_row_e78e(
     if (vector < vectors) {
       const int column = head + vector * kVector;
       const int label_place = column_of(row_label) - column;
-      const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + column);
+      const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + own + step * kStride);
       float dlogits_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -1235,7 +1242,7 @@ cross_entropy_grad_fwd_bf16_any_cols_team_per_row_e78e(
       }
       Vec<bfloat16, kVector> dlogits_vec;
       pack(dlogits_vec, dlogits_values);
-      write<Store>(dlogits_row + column, dlogits_vec);
+      write<Store>(dlogits_row + own + step * kStride, dlogits_vec);
     }
   }
   if (has_edge) {
@@ -1425,17 +1432,17 @@ struct Tuned {
 };
 inline constexpr Tuned kTuned[] = {
     {4096,  32000, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 1, 65536},
-     run_without_lse<cross_entropy_grad_fwd_bf16_without_lse_team_per_row_2884<Cols32000_10f4>>}},
+     run_without_lse<cross_entropy_grad_fwd_bf16_without_lse_team_per_row_b329<Cols32000_10f4>>}},
     {4096, 128256, 16, 0u, 0u, false, {{1024, 1, false, 0, 0, 1, 2, 1, 131072},
-     run_without_lse<cross_entropy_grad_fwd_bf16_without_lse_cluster_per_row_2cff<Cols128256_e56c>>}},
+     run_without_lse<cross_entropy_grad_fwd_bf16_without_lse_cluster_per_row_9ea6<Cols128256_e56c>>}},
     {4096, 151936, 16, 0u, 0u, false, {{1024, 1, false, 0, 0, 0, 1, 1, 196608},
-     run_without_lse<cross_entropy_grad_fwd_bf16_without_lse_team_per_row_dde7<Cols151936_0c9d>>}},
+     run_without_lse<cross_entropy_grad_fwd_bf16_without_lse_team_per_row_150c<Cols151936_0c9d>>}},
 };
 
 // For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.
 inline constexpr Kernel kGeneral[] = {
-    {{256}, run_any_cols<cross_entropy_grad_fwd_bf16_any_cols_team_per_row_e78e<AnyCols_224d>>},
-    {{256}, run_any_cols<cross_entropy_grad_fwd_bf16_any_cols_team_per_row_e78e<AnyCols_0595>>},
+    {{256}, run_any_cols<cross_entropy_grad_fwd_bf16_any_cols_team_per_row_3d80<AnyCols_224d>>},
+    {{256}, run_any_cols<cross_entropy_grad_fwd_bf16_any_cols_team_per_row_3d80<AnyCols_0595>>},
 };
 
 // Bits of `absent`: 1u grad_scale.

@@ -14,6 +14,7 @@
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // verified  NVIDIA H200, driver for CUDA 13.0: 5 calls, 1 to 4096 rows, 18 families of rows, own pitches of y, x, z,
 //           null rstd
+// note      emitted as another text than the one that was tuned: 4096 x 4096
 //
 //   rows x cols              kernel         threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
 //   4096 x 4096 no rstd      block_per_row  256      1           4       21.79     45.92 / 24.14  4619  101.6 %  1.27x       28.72     fresh
@@ -113,10 +114,11 @@ struct NoAllocate {
 // The compiler no longer knows where the bits come from.
 __device__ __forceinline__ void opaque(unsigned& bits) { asm volatile("" : "+r"(bits)); }
 
-// 1 / x by the hardware's reciprocal: off by 1 unit in the last place at most.
+// 1 / x by the hardware's reciprocal: off by 1 unit in the last place at most; 0 where that is subnormal,
+// an infinity where x is.
 __device__ __forceinline__ float reciprocal_approximate(float x) {
   float value;
-  asm("rcp.approx.f32 %0, %1;" : "=f"(value) : "f"(x));
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(value) : "f"(x));
   return value;
 }
 
@@ -382,6 +384,7 @@ __device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
 
 // What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row. In kernels:
 // kVector        elements per access
+// kStride        columns from one vector of a thread to its next
 // kRunningSums   running sums that a vector adds to
 // kEarlyParams   column parameters wait in registers, or are read where they are used
 // kPackedParams  column parameters stay as they are stored while they wait in registers
@@ -409,7 +412,7 @@ struct Look1_efa7 {  // state of look 1: sum(h**2)
 // gate_rmsnorm forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-gate_rmsnorm_fwd_bf16_team_per_row_6518(
+gate_rmsnorm_fwd_bf16_team_per_row_ab3a(
     bfloat16* __restrict__ y,
     float* __restrict__ rstd,
     Input<Config, bfloat16> x,
@@ -425,13 +428,14 @@ gate_rmsnorm_fwd_bf16_team_per_row_6518(
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
-      kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4;
+      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
   constexpr bool kEarlyParams = Config::kEarlyParams, kPackedParams = Config::kPackedParams;
   constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0, kAhead = Config::kAhead;
   __shared__ typename Team::template Slots<Look1_efa7> look1_slots[2];
 
   const int lane = Team::lane();
+  const int own = lane * kVector;  // the column of a thread's first vector
   const int slot = Team::slot();  // this thread's row within the block
   int parity = 0;
 
@@ -444,7 +448,7 @@ gate_rmsnorm_fwd_bf16_team_per_row_6518(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + vector * kVector);
+        weight_held[step] = read<kVector>(weight + own + step * kStride);
       }
     }
   }
@@ -460,8 +464,8 @@ gate_rmsnorm_fwd_bf16_team_per_row_6518(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        x_next[step] = read<kVector, Load>(x_row + vector * kVector);
-        z_next[step] = read<kVector, Load>(z_row + vector * kVector);
+        x_next[step] = read<kVector, Load>(x_row + own + step * kStride);
+        z_next[step] = read<kVector, Load>(z_row + own + step * kStride);
       }
     }
   };
@@ -523,7 +527,7 @@ gate_rmsnorm_fwd_bf16_team_per_row_6518(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + vector * kVector);
+        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
         float y_values[kVector];
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -535,7 +539,7 @@ gate_rmsnorm_fwd_bf16_team_per_row_6518(
         }
         Vec<bfloat16, kVector> y_vec;
         pack(y_vec, y_values);
-        if (active) write<Store>(y_row + vector * kVector, y_vec);
+        if (active) write<Store>(y_row + own + step * kStride, y_vec);
       }
     }
 
@@ -548,7 +552,7 @@ gate_rmsnorm_fwd_bf16_team_per_row_6518(
 // gate_rmsnorm forward, any number of columns: a team of threads owns a row; each row is read twice.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-gate_rmsnorm_fwd_bf16_any_cols_team_per_row_1196(
+gate_rmsnorm_fwd_bf16_any_cols_team_per_row_6be6(
     bfloat16* __restrict__ y,
     float* __restrict__ rstd,
     Input<Config, bfloat16> x,
@@ -564,8 +568,8 @@ gate_rmsnorm_fwd_bf16_any_cols_team_per_row_1196(
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kThreadsPerRow = Team::kSize, kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4,
-      kUnroll = Config::kUnroll;
+  constexpr int kThreadsPerRow = Team::kSize, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
+      kRunningSums = kVector < 4 ? kVector : 4, kUnroll = Config::kUnroll;
   __shared__ typename Team::template Slots<Look1_efa7> look1_slots;
 
   const int lane = Team::lane();
@@ -578,6 +582,7 @@ gate_rmsnorm_fwd_bf16_any_cols_team_per_row_1196(
   // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
   const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(x_row) / sizeof(bfloat16) % kVector);
   const int head = (kVector - shift) % kVector;
+  const int own = head + lane * kVector;
   const int vectors = (cols - head) / kVector;
   const int edge = lane < head ? lane : lane + vectors * kVector;
   const bool has_edge = edge < cols;
@@ -595,9 +600,8 @@ gate_rmsnorm_fwd_bf16_any_cols_team_per_row_1196(
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const int column = head + vector * kVector;
-      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + column);
-      const Vec<bfloat16, kVector> z_vec = read<kVector>(z_row + column);
+      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + own + step * kStride);
+      const Vec<bfloat16, kVector> z_vec = read<kVector>(z_row + own + step * kStride);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
@@ -631,8 +635,8 @@ gate_rmsnorm_fwd_bf16_any_cols_team_per_row_1196(
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
       const int column = head + vector * kVector;
-      const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + column);
-      const Vec<bfloat16, kVector> z_vec = read<kVector, Load>(z_row + column);
+      const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + own + step * kStride);
+      const Vec<bfloat16, kVector> z_vec = read<kVector, Load>(z_row + own + step * kStride);
       const Vec<bfloat16, kVector> weight_vec = weight != nullptr ? read_window<kVector>(weight, column, cols, false) :
           filled<bfloat16, kVector>(1.0f);
       float y_values[kVector];
@@ -646,7 +650,7 @@ gate_rmsnorm_fwd_bf16_any_cols_team_per_row_1196(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      write<Store>(y_row + column, y_vec);
+      write<Store>(y_row + own + step * kStride, y_vec);
     }
   }
   if (has_edge) {
@@ -820,13 +824,13 @@ struct Tuned {
 };
 inline constexpr Tuned kTuned[] = {
     {4096, 4096, 8, 0u, 2u, false, {{256, 1, false, 0, 0, 4},
-     run<gate_rmsnorm_fwd_bf16_team_per_row_6518<Cols4096_c27d>>}},
+     run<gate_rmsnorm_fwd_bf16_team_per_row_ab3a<Cols4096_c27d>>}},
 };
 
 // For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.
 inline constexpr Kernel kGeneral[] = {
-    {{256}, run_any_cols<gate_rmsnorm_fwd_bf16_any_cols_team_per_row_1196<AnyCols_224d>>},
-    {{256}, run_any_cols<gate_rmsnorm_fwd_bf16_any_cols_team_per_row_1196<AnyCols_0595>>},
+    {{256}, run_any_cols<gate_rmsnorm_fwd_bf16_any_cols_team_per_row_6be6<AnyCols_224d>>},
+    {{256}, run_any_cols<gate_rmsnorm_fwd_bf16_any_cols_team_per_row_6be6<AnyCols_0595>>},
 };
 
 // Bits of `absent`: 1u weight, 2u rstd.

@@ -17,6 +17,7 @@
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // verified  NVIDIA H200, driver for CUDA 13.0: 6 to 7 calls, 0 to 65536 rows, 18 families of rows, own pitches of dx,
 //           dy, x; rows of inf, nan were not tried
+// note      emitted as another text than the one that was tuned: all
 //
 //   rows x cols              kernel           threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
 //   262144 x 256             warp_per_row     256      16          8       99.81     204.3 / 104.5  4055  95.5 %   1.00x       100.6     fresh
@@ -607,6 +608,7 @@ __device__ __forceinline__ void write_element(T* elements, int at, float value) 
 
 // What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row. In kernels:
 // kVector        elements per access
+// kStride        columns from one vector of a thread to its next
 // kRunningSums   running sums that a vector adds to
 // kEarlyParams   column parameters wait in registers, or are read where they are used
 // kPackedParams  column parameters stay as they are stored while they wait in registers
@@ -672,7 +674,7 @@ struct Look1_b44d {  // state of look 1: sum(dxhat * xhat), sum(dxhat)
 // layernorm backward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_bwd_bf16_team_per_row_ed07(
+layernorm_bwd_bf16_team_per_row_3cb0(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
@@ -691,7 +693,8 @@ layernorm_bwd_bf16_team_per_row_ed07(
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kThreadsPerRow = Team::kSize,
-      kRowsPerBlock = Team::kRows, kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4;
+      kRowsPerBlock = Team::kRows, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
+      kRunningSums = kVector < 4 ? kVector : 4;
   constexpr bool kEarlyParams = Config::kEarlyParams, kPackedParams = Config::kPackedParams;
   constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0, kAhead = Config::kAhead;
@@ -699,6 +702,7 @@ layernorm_bwd_bf16_team_per_row_ed07(
   __shared__ typename Team::template Slots<Look1_b44d> look1_slots[2];
 
   const int lane = Team::lane();
+  const int own = lane * kVector;  // the column of a thread's first vector
   const int slot = Team::slot();  // this thread's row within the block
   int parity = 0;
 
@@ -711,7 +715,7 @@ layernorm_bwd_bf16_team_per_row_ed07(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + vector * kVector);
+        weight_held[step] = read<kVector>(weight + own + step * kStride);
       }
     }
   }
@@ -736,8 +740,8 @@ layernorm_bwd_bf16_team_per_row_ed07(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        dy_next[step] = read<kVector, Load>(dy_row + vector * kVector);
-        x_next[step] = read<kVector, Load>(x_row + vector * kVector);
+        dy_next[step] = read<kVector, Load>(dy_row + own + step * kStride);
+        x_next[step] = read<kVector, Load>(x_row + own + step * kStride);
       }
     }
   };
@@ -780,7 +784,7 @@ layernorm_bwd_bf16_team_per_row_ed07(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + vector * kVector);
+        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
           const float dy_i = element(dy_held[step], i);
@@ -805,7 +809,7 @@ layernorm_bwd_bf16_team_per_row_ed07(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + vector * kVector);
+        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
         float dx_values[kVector];
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -820,7 +824,7 @@ layernorm_bwd_bf16_team_per_row_ed07(
         }
         Vec<bfloat16, kVector> dx_vec;
         pack(dx_vec, dx_values);
-        if (active) write<Store>(dx_row + vector * kVector, dx_vec);
+        if (active) write<Store>(dx_row + own + step * kStride, dx_vec);
       }
     }
 
@@ -915,7 +919,7 @@ layernorm_bwd_bf16_finish_8a6a(
 // layernorm backward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_bwd_bf16_team_per_row_5208(
+layernorm_bwd_bf16_team_per_row_15cc(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
@@ -934,7 +938,8 @@ layernorm_bwd_bf16_team_per_row_5208(
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kThreadsPerRow = Team::kSize,
-      kRowsPerBlock = Team::kRows, kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4;
+      kRowsPerBlock = Team::kRows, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
+      kRunningSums = kVector < 4 ? kVector : 4;
   constexpr bool kEarlyParams = Config::kEarlyParams, kPackedParams = Config::kPackedParams;
   constexpr int kFirstInside = Config::kFirstInside, kVectors = kCols / kVector,
       kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow, kWholeSteps = (kVectors - 2) / kThreadsPerRow;
@@ -951,6 +956,7 @@ layernorm_bwd_bf16_team_per_row_5208(
       static_cast<int>(reinterpret_cast<unsigned long long>(dy + static_cast<long long>(own_row) *
       dy_pitch) / sizeof(bfloat16) % kVector);
   const int head = (kVector - shift) % kVector;
+  const int own = head + lane * kVector;
   const int vectors = (kCols - head) / kVector;
   const int edge = lane < head ? lane : lane + vectors * kVector;
   const bool has_edge = edge < kCols;
@@ -1000,9 +1006,8 @@ layernorm_bwd_bf16_team_per_row_5208(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (step < kWholeSteps || vector < vectors) {
-        const int column = head + vector * kVector;
-        dy_next[step] = read<kVector, Load>(dy_row + column);
-        x_next[step] = read<kVector, Load>(x_row + column);
+        dy_next[step] = read<kVector, Load>(dy_row + own + step * kStride);
+        x_next[step] = read<kVector, Load>(x_row + own + step * kStride);
       }
     }
     if (has_edge) {
@@ -1108,7 +1113,7 @@ layernorm_bwd_bf16_team_per_row_5208(
         }
         Vec<bfloat16, kVector> dx_vec;
         pack(dx_vec, dx_values);
-        if (active) write<Store>(dx_row + column, dx_vec);
+        if (active) write<Store>(dx_row + own + step * kStride, dx_vec);
       }
     }
     if (has_edge) {
@@ -1172,7 +1177,7 @@ layernorm_bwd_bf16_team_per_row_5208(
 // layernorm backward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_bwd_bf16_team_per_row_127d(
+layernorm_bwd_bf16_team_per_row_c960(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
@@ -1190,7 +1195,8 @@ layernorm_bwd_bf16_team_per_row_127d(
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kThreadsPerRow = Team::kSize,
-      kRowsPerBlock = Team::kRows, kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4;
+      kRowsPerBlock = Team::kRows, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
+      kRunningSums = kVector < 4 ? kVector : 4;
   constexpr bool kEarlyParams = Config::kEarlyParams, kPackedParams = Config::kPackedParams;
   constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
@@ -1199,6 +1205,7 @@ layernorm_bwd_bf16_team_per_row_127d(
   __shared__ unsigned long long arrived[kStages];
 
   const int lane = Team::lane();
+  const int own = lane * kVector;  // the column of a thread's first vector
   const int slot = Team::slot();  // this thread's row within the block
   int parity = 0;
   bfloat16* dy_shared = reinterpret_cast<bfloat16*>(dynamic_shared());
@@ -1248,7 +1255,7 @@ layernorm_bwd_bf16_team_per_row_127d(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + vector * kVector);
+        weight_held[step] = read<kVector>(weight + own + step * kStride);
       }
     }
   }
@@ -1298,7 +1305,7 @@ layernorm_bwd_bf16_team_per_row_127d(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + vector * kVector);
+        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
           const float dy_i = element(dy_held[step], i);
@@ -1326,7 +1333,7 @@ layernorm_bwd_bf16_team_per_row_127d(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + vector * kVector);
+        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
         float dx_values[kVector];
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -1341,7 +1348,7 @@ layernorm_bwd_bf16_team_per_row_127d(
         }
         Vec<bfloat16, kVector> dx_vec;
         pack(dx_vec, dx_values);
-        if (active) write<Store>(dx_row + vector * kVector, dx_vec);
+        if (active) write<Store>(dx_row + own + step * kStride, dx_vec);
       }
     }
 
@@ -1373,7 +1380,7 @@ layernorm_bwd_bf16_team_per_row_127d(
 // layernorm backward: the blocks of a cluster own a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_bwd_bf16_cluster_per_row_a698(
+layernorm_bwd_bf16_cluster_per_row_fefa(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
@@ -1390,8 +1397,9 @@ layernorm_bwd_bf16_cluster_per_row_a698(
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kCluster = Config::kCluster, kWarps = kThreads / 32,
-      kThreadsPerRow = kCluster * kThreads, kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4,
-      kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+      kThreadsPerRow = kCluster * kThreads, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
+      kRunningSums = kVector < 4 ? kVector : 4, kVectors = kCols / kVector,
+      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
   constexpr int kStages = Config::kStages, kPitch = (kCols + 31) / 32 * 32, kTensors = 2;
   __shared__ Look1_b44d look1_slots[2][kCluster * kWarps];
@@ -1399,6 +1407,7 @@ layernorm_bwd_bf16_cluster_per_row_a698(
   __shared__ unsigned long long arrived[kStages];
 
   const int lane = static_cast<int>(cluster_rank() * kThreads + threadIdx.x);
+  const int own = lane * kVector;  // the column of a thread's first vector
   unsigned trip = 0;
   if (threadIdx.x == 0) {
     for (int i = 0; i < 2; ++i) {
@@ -1462,7 +1471,7 @@ layernorm_bwd_bf16_cluster_per_row_a698(
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      weight_held[step] = read<kVector>(weight + vector * kVector);
+      weight_held[step] = read<kVector>(weight + own + step * kStride);
     }
   }
 
@@ -1543,7 +1552,7 @@ layernorm_bwd_bf16_cluster_per_row_a698(
         }
         Vec<bfloat16, kVector> dx_vec;
         pack(dx_vec, dx_values);
-        write<Store>(dx_row + vector * kVector, dx_vec);
+        write<Store>(dx_row + own + step * kStride, dx_vec);
       }
     }
 
@@ -1575,7 +1584,7 @@ layernorm_bwd_bf16_cluster_per_row_a698(
 // layernorm backward, any number of columns: a team of threads owns a row; each row is read twice.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_bwd_bf16_any_cols_team_per_row_389d(
+layernorm_bwd_bf16_any_cols_team_per_row_3c52(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
@@ -1596,7 +1605,7 @@ layernorm_bwd_bf16_any_cols_team_per_row_389d(
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   constexpr int kThreads = Config::kThreads, kThreadsPerRow = Team::kSize, kVector = Config::kVector,
-      kRunningSums = kVector < 4 ? kVector : 4, kUnroll = Config::kUnroll;
+      kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4, kUnroll = Config::kUnroll;
   __shared__ typename Team::template Slots<Look1_b44d> look1_slots[2];
 
   const int lane = Team::lane();
@@ -1613,6 +1622,7 @@ layernorm_bwd_bf16_any_cols_team_per_row_389d(
     // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
     const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(dy_row) / sizeof(bfloat16) % kVector);
     const int head = (kVector - shift) % kVector;
+    const int own = head + lane * kVector;
     const int vectors = (cols - head) / kVector;
     const int edge = lane < head ? lane : lane + vectors * kVector;
     const bool has_edge = edge < cols;
@@ -1630,8 +1640,8 @@ layernorm_bwd_bf16_any_cols_team_per_row_389d(
       const int vector = lane + step * kThreadsPerRow;
       if (vector < vectors) {
         const int column = head + vector * kVector;
-        const Vec<bfloat16, kVector> dy_vec = read<kVector>(dy_row + column);
-        const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + column);
+        const Vec<bfloat16, kVector> dy_vec = read<kVector>(dy_row + own + step * kStride);
+        const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + own + step * kStride);
         const Vec<bfloat16, kVector> weight_vec = weight != nullptr ?
             read_window<kVector>(weight, column, cols, false) : filled<bfloat16, kVector>(1.0f);
         #pragma unroll
@@ -1671,8 +1681,8 @@ layernorm_bwd_bf16_any_cols_team_per_row_389d(
       const int vector = lane + step * kThreadsPerRow;
       if (vector < vectors) {
         const int column = head + vector * kVector;
-        const Vec<bfloat16, kVector> dy_vec = read<kVector, Load>(dy_row + column);
-        const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + column);
+        const Vec<bfloat16, kVector> dy_vec = read<kVector, Load>(dy_row + own + step * kStride);
+        const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + own + step * kStride);
         const Vec<bfloat16, kVector> weight_vec = weight != nullptr ?
             read_window<kVector>(weight, column, cols, false) : filled<bfloat16, kVector>(1.0f);
         float dx_values[kVector];
@@ -1689,7 +1699,7 @@ layernorm_bwd_bf16_any_cols_team_per_row_389d(
         }
         Vec<bfloat16, kVector> dx_vec;
         pack(dx_vec, dx_values);
-        write<Store>(dx_row + column, dx_vec);
+        write<Store>(dx_row + own + step * kStride, dx_vec);
       }
     }
     if (has_edge) {
@@ -1923,37 +1933,37 @@ struct Tuned {
 };
 inline constexpr Tuned kTuned[] = {
     {262144,   256, 16, 0u, 0u, false, {{256, 16, false, 0, 1, 2, 1, 1, 16384}, {512, 1, false, 64}, {0, 0, 2048},
-     run_and_finish<layernorm_bwd_bf16_team_per_row_ed07<Cols256_4b18>,
+     run_and_finish<layernorm_bwd_bf16_team_per_row_3cb0<Cols256_4b18>,
      layernorm_bwd_bf16_finish_8a6a<Cols256_4b18>>}},
     {  8192,   768, 16, 0u, 0u, false, {{128, 4, false, 0, 1, 3, 1, 1, 24576}, {512, 1, false, 192}, {0, 0, 6144},
-     run_and_finish<layernorm_bwd_bf16_team_per_row_ed07<Cols768_b00a>,
+     run_and_finish<layernorm_bwd_bf16_team_per_row_3cb0<Cols768_b00a>,
      layernorm_bwd_bf16_finish_8a6a<Cols768_b00a>>}},
     {  8192,  1023,  2, 0u, 0u,  true, {{128, 4, true, 0, 1, 2, 1, 1, 32768}, {512, 1, true, 256}, {0, 0, 8192},
-     run_and_finish<layernorm_bwd_bf16_team_per_row_5208<Cols1023_7d0a>,
+     run_and_finish<layernorm_bwd_bf16_team_per_row_15cc<Cols1023_7d0a>,
      layernorm_bwd_bf16_finish_8a6a<Cols1023_7d0a>>}},
     {  4096,  1024, 16, 0u, 0u, false, {{512, 8, false, 0, 1, 1, 1, 1, 65536}, {512, 1, false, 256}, {0, 0, 8192},
-     run_and_finish<layernorm_bwd_bf16_team_per_row_ed07<Cols1024_2e0f>,
+     run_and_finish<layernorm_bwd_bf16_team_per_row_3cb0<Cols1024_2e0f>,
      layernorm_bwd_bf16_finish_8a6a<Cols1024_2e0f>>}},
     { 32768,  1024, 16, 0u, 0u, false, {{256, 4, false, 0, 1, 2, 1, 1, 32768}, {512, 1, false, 256}, {0, 0, 8192},
-     run_and_finish<layernorm_bwd_bf16_team_per_row_ed07<Cols1024_46d4>,
+     run_and_finish<layernorm_bwd_bf16_team_per_row_3cb0<Cols1024_46d4>,
      layernorm_bwd_bf16_finish_8a6a<Cols1024_46d4>>}},
     {  4096,  4096, 16, 0u, 0u, false, {{512, 2, true, 0, 1, 1, 1, 1, 65536}, {512, 1, true, 256}, {0, 0, 32768},
-     run_and_finish<layernorm_bwd_bf16_team_per_row_ed07<Cols4096_46d8>,
+     run_and_finish<layernorm_bwd_bf16_team_per_row_3cb0<Cols4096_46d8>,
      layernorm_bwd_bf16_finish_8a6a<Cols4096_46d8>>}},
     { 16384,  8192, 16, 0u, 0u, false, {{512, 1, true, 0, 1, 1, 1, 1, 131072}, {512, 1, true, 512}, {0, 0, 65536},
-     run_and_finish<layernorm_bwd_bf16_team_per_row_127d<Cols8192_e8c6>,
+     run_and_finish<layernorm_bwd_bf16_team_per_row_c960<Cols8192_e8c6>,
      layernorm_bwd_bf16_finish_8a6a<Cols8192_e8c6>>}},
     {  2048, 16384, 16, 0u, 0u, false, {{512, 1, true, 0, 1, 1, 2, 1, 98304}, {512, 1, true, 1024}, {0, 0, 65536},
-     run_and_finish<layernorm_bwd_bf16_cluster_per_row_a698<Cols16384_7803>,
+     run_and_finish<layernorm_bwd_bf16_cluster_per_row_fefa<Cols16384_7803>,
      layernorm_bwd_bf16_finish_8a6a<Cols16384_7803>>}},
 };
 
 // For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.
 inline constexpr Kernel kGeneral[] = {
     {{256, 1, false, 0, 1}, {}, {128, 8, 0},
-     run_any_cols<layernorm_bwd_bf16_any_cols_team_per_row_389d<AnyCols_224d>>},
+     run_any_cols<layernorm_bwd_bf16_any_cols_team_per_row_3c52<AnyCols_224d>>},
     {{256, 1, false, 0, 1}, {}, {128, 8, 0},
-     run_any_cols<layernorm_bwd_bf16_any_cols_team_per_row_389d<AnyCols_0595>>},
+     run_any_cols<layernorm_bwd_bf16_any_cols_team_per_row_3c52<AnyCols_0595>>},
 };
 
 // Bits of `absent`: 1u weight, 2u bias.

@@ -17,6 +17,7 @@
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // verified  NVIDIA H200, driver for CUDA 13.0: 7 calls, 0 to 8192 rows, 18 families of rows, own pitches of dx, dy, x;
 //           rows of inf, nan were not tried
+// note      emitted as another text than the one that was tuned: 8192 x 768
 //
 //   rows x cols              kernel         threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
 //   8192 x 768               block_per_row  256      4           4       19.44     38.81 / 19.36  3888  87.3 %   1.02x       23.45     fresh
@@ -405,6 +406,7 @@ __device__ __forceinline__ void write_element(T* elements, int at, float value) 
 
 // What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row. In kernels:
 // kVector       elements per access
+// kStride       columns from one vector of a thread to its next
 // kRunningSums  running sums that a vector adds to
 // kEarlyParams  column parameters wait in registers, or are read where they are used
 // kVectors      vectors of a row
@@ -438,7 +440,7 @@ struct Look1_b44d {  // state of look 1: sum(dxhat * xhat), sum(dxhat)
 // layernorm backward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_bwd_f32_team_per_row_2ad1(
+layernorm_bwd_f32_team_per_row_1589(
     float* __restrict__ dx,
     float* __restrict__ dweight,
     float* __restrict__ dbias,
@@ -457,7 +459,8 @@ layernorm_bwd_f32_team_per_row_2ad1(
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kThreadsPerRow = Team::kSize,
-      kRowsPerBlock = Team::kRows, kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4;
+      kRowsPerBlock = Team::kRows, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
+      kRunningSums = kVector < 4 ? kVector : 4;
   constexpr bool kEarlyParams = Config::kEarlyParams;
   constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0, kAhead = Config::kAhead;
@@ -465,6 +468,7 @@ layernorm_bwd_f32_team_per_row_2ad1(
   __shared__ typename Team::template Slots<Look1_b44d> look1_slots[2];
 
   const int lane = Team::lane();
+  const int own = lane * kVector;  // the column of a thread's first vector
   const int slot = Team::slot();  // this thread's row within the block
   int parity = 0;
 
@@ -477,7 +481,7 @@ layernorm_bwd_f32_team_per_row_2ad1(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + vector * kVector);
+        weight_held[step] = read<kVector>(weight + own + step * kStride);
       }
     }
   }
@@ -502,8 +506,8 @@ layernorm_bwd_f32_team_per_row_2ad1(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        dy_next[step] = read<kVector, Load>(dy_row + vector * kVector);
-        x_next[step] = read<kVector, Load>(x_row + vector * kVector);
+        dy_next[step] = read<kVector, Load>(dy_row + own + step * kStride);
+        x_next[step] = read<kVector, Load>(x_row + own + step * kStride);
       }
     }
   };
@@ -540,7 +544,7 @@ layernorm_bwd_f32_team_per_row_2ad1(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + vector * kVector);
+        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
           const float dy_i = element(dy_held[step], i);
@@ -565,7 +569,7 @@ layernorm_bwd_f32_team_per_row_2ad1(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + vector * kVector);
+        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
         float dx_values[kVector];
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -580,7 +584,7 @@ layernorm_bwd_f32_team_per_row_2ad1(
         }
         Vec<float, kVector> dx_vec;
         pack(dx_vec, dx_values);
-        if (active) write<Store>(dx_row + vector * kVector, dx_vec);
+        if (active) write<Store>(dx_row + own + step * kStride, dx_vec);
       }
     }
 
@@ -675,7 +679,7 @@ layernorm_bwd_f32_finish_a4b3(
 // layernorm backward, any number of columns: a team of threads owns a row; each row is read twice.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_bwd_f32_any_cols_team_per_row_5414(
+layernorm_bwd_f32_any_cols_team_per_row_38fa(
     float* __restrict__ dx,
     float* __restrict__ dweight,
     float* __restrict__ dbias,
@@ -696,7 +700,7 @@ layernorm_bwd_f32_any_cols_team_per_row_5414(
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   constexpr int kThreads = Config::kThreads, kThreadsPerRow = Team::kSize, kVector = Config::kVector,
-      kRunningSums = kVector < 4 ? kVector : 4, kUnroll = Config::kUnroll;
+      kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4, kUnroll = Config::kUnroll;
   __shared__ typename Team::template Slots<Look1_b44d> look1_slots[2];
 
   const int lane = Team::lane();
@@ -713,6 +717,7 @@ layernorm_bwd_f32_any_cols_team_per_row_5414(
     // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
     const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(dy_row) / sizeof(float) % kVector);
     const int head = (kVector - shift) % kVector;
+    const int own = head + lane * kVector;
     const int vectors = (cols - head) / kVector;
     const int edge = lane < head ? lane : lane + vectors * kVector;
     const bool has_edge = edge < cols;
@@ -730,8 +735,8 @@ layernorm_bwd_f32_any_cols_team_per_row_5414(
       const int vector = lane + step * kThreadsPerRow;
       if (vector < vectors) {
         const int column = head + vector * kVector;
-        const Vec<float, kVector> dy_vec = read<kVector>(dy_row + column);
-        const Vec<float, kVector> x_vec = read<kVector>(x_row + column);
+        const Vec<float, kVector> dy_vec = read<kVector>(dy_row + own + step * kStride);
+        const Vec<float, kVector> x_vec = read<kVector>(x_row + own + step * kStride);
         const Vec<float, kVector> weight_vec = weight != nullptr ? read_window<kVector>(weight, column, cols, false) :
             filled<float, kVector>(1.0f);
         #pragma unroll
@@ -771,8 +776,8 @@ layernorm_bwd_f32_any_cols_team_per_row_5414(
       const int vector = lane + step * kThreadsPerRow;
       if (vector < vectors) {
         const int column = head + vector * kVector;
-        const Vec<float, kVector> dy_vec = read<kVector, Load>(dy_row + column);
-        const Vec<float, kVector> x_vec = read<kVector, Load>(x_row + column);
+        const Vec<float, kVector> dy_vec = read<kVector, Load>(dy_row + own + step * kStride);
+        const Vec<float, kVector> x_vec = read<kVector, Load>(x_row + own + step * kStride);
         const Vec<float, kVector> weight_vec = weight != nullptr ? read_window<kVector>(weight, column, cols, false) :
             filled<float, kVector>(1.0f);
         float dx_values[kVector];
@@ -789,7 +794,7 @@ layernorm_bwd_f32_any_cols_team_per_row_5414(
         }
         Vec<float, kVector> dx_vec;
         pack(dx_vec, dx_values);
-        write<Store>(dx_row + column, dx_vec);
+        write<Store>(dx_row + own + step * kStride, dx_vec);
       }
     }
     if (has_edge) {
@@ -1008,16 +1013,16 @@ struct Tuned {
 };
 inline constexpr Tuned kTuned[] = {
     {8192, 768, 16, 0u, 0u, false, {{256, 4, false, 0, 1, 2, 1, 1, 24576}, {512, 1, false, 192}, {0, 0, 6144},
-     run_and_finish<layernorm_bwd_f32_team_per_row_2ad1<Cols768_a240>,
+     run_and_finish<layernorm_bwd_f32_team_per_row_1589<Cols768_a240>,
      layernorm_bwd_f32_finish_a4b3<Cols768_a240>>}},
 };
 
 // For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.
 inline constexpr Kernel kGeneral[] = {
     {{256, 1, false, 0, 1}, {}, {128, 8, 0},
-     run_any_cols<layernorm_bwd_f32_any_cols_team_per_row_5414<AnyCols_ba44>>},
+     run_any_cols<layernorm_bwd_f32_any_cols_team_per_row_38fa<AnyCols_ba44>>},
     {{256, 1, false, 0, 1}, {}, {128, 8, 0},
-     run_any_cols<layernorm_bwd_f32_any_cols_team_per_row_5414<AnyCols_0595>>},
+     run_any_cols<layernorm_bwd_f32_any_cols_team_per_row_38fa<AnyCols_0595>>},
 };
 
 // Bits of `absent`: 1u weight, 2u bias.

@@ -15,6 +15,7 @@
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // verified  NVIDIA H200, driver for CUDA 13.0: 7 to 8 calls, 1 to 16384 rows, 18 families of rows, own pitches of y,
 //           x, null mean, rstd
+// note      emitted as another text than the one that was tuned: all
 //
 //   rows x cols              kernel         threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
 //   8192 x 768               warp_per_row   64       2           4       10.27     28.33 / 18.05  4908  100.1 %  1.11x       14.29     fresh
@@ -345,6 +346,7 @@ __device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
 
 // What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row. In kernels:
 // kVector       elements per access
+// kStride       columns from one vector of a thread to its next
 // kRunningSums  running sums that a vector adds to
 // kEarlyParams  column parameters wait in registers, or are read where they are used
 // kVectors      vectors of a row
@@ -404,7 +406,7 @@ struct Look2_ee66 {  // state of look 2: sum(x - x_rough_mean), sum((x - x_rough
 // layernorm forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_f32_team_per_row_32ef(
+layernorm_fwd_f32_team_per_row_254a(
     float* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -420,7 +422,7 @@ layernorm_fwd_f32_team_per_row_32ef(
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
-      kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4;
+      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
   constexpr bool kEarlyParams = Config::kEarlyParams;
   constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0, kAhead = Config::kAhead;
@@ -428,6 +430,7 @@ layernorm_fwd_f32_team_per_row_32ef(
   __shared__ typename Team::template Slots<Look2_1fb7> look2_slots;
 
   const int lane = Team::lane();
+  const int own = lane * kVector;  // the column of a thread's first vector
   const int slot = Team::slot();  // this thread's row within the block
 
   Chain::at_start();
@@ -440,8 +443,8 @@ layernorm_fwd_f32_team_per_row_32ef(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + vector * kVector);
-        bias_held[step] = read<kVector>(bias + vector * kVector);
+        weight_held[step] = read<kVector>(weight + own + step * kStride);
+        bias_held[step] = read<kVector>(bias + own + step * kStride);
       }
     }
   }
@@ -455,7 +458,7 @@ layernorm_fwd_f32_team_per_row_32ef(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        x_next[step] = read<kVector, Load>(x_row + vector * kVector);
+        x_next[step] = read<kVector, Load>(x_row + own + step * kStride);
       }
     }
   };
@@ -529,8 +532,8 @@ layernorm_fwd_f32_team_per_row_32ef(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + vector * kVector);
-        if (!kEarlyParams) bias_held[step] = read<kVector>(bias + vector * kVector);
+        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+        if (!kEarlyParams) bias_held[step] = read<kVector>(bias + own + step * kStride);
         float y_values[kVector];
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -541,7 +544,7 @@ layernorm_fwd_f32_team_per_row_32ef(
         }
         Vec<float, kVector> y_vec;
         pack(y_vec, y_values);
-        if (active) write<Store>(y_row + vector * kVector, y_vec);
+        if (active) write<Store>(y_row + own + step * kStride, y_vec);
       }
     }
   }
@@ -552,7 +555,7 @@ layernorm_fwd_f32_team_per_row_32ef(
 // layernorm forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_f32_team_per_row_1b38(
+layernorm_fwd_f32_team_per_row_7cf8(
     float* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -569,7 +572,7 @@ layernorm_fwd_f32_team_per_row_1b38(
   using Chain = typename Config::Chain;
   using Params = typename Config::Params;
   constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
-      kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4;
+      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
   constexpr bool kEarlyParams = Config::kEarlyParams;
   constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
@@ -577,6 +580,7 @@ layernorm_fwd_f32_team_per_row_1b38(
   __shared__ typename Team::template Slots<Look2_ee66> look2_slots;
 
   const int lane = Team::lane();
+  const int own = lane * kVector;  // the column of a thread's first vector
   const int slot = Team::slot();  // this thread's row within the block
   const int row = Team::tile() * kRowsPerBlock + slot;
 
@@ -597,7 +601,7 @@ layernorm_fwd_f32_team_per_row_1b38(
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      x_held[step] = read<kVector, Load>(x_row + vector * kVector);
+      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
     }
   }
 
@@ -608,8 +612,8 @@ layernorm_fwd_f32_team_per_row_1b38(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + vector * kVector);
-        bias_held[step] = read<kVector>(bias + vector * kVector);
+        weight_held[step] = read<kVector>(weight + own + step * kStride);
+        bias_held[step] = read<kVector>(bias + own + step * kStride);
       }
     }
   }
@@ -685,8 +689,8 @@ layernorm_fwd_f32_team_per_row_1b38(
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + vector * kVector);
-      if (!kEarlyParams) bias_held[step] = read<kVector>(bias + vector * kVector);
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+      if (!kEarlyParams) bias_held[step] = read<kVector>(bias + own + step * kStride);
       float y_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -697,7 +701,7 @@ layernorm_fwd_f32_team_per_row_1b38(
       }
       Vec<float, kVector> y_vec;
       pack(y_vec, y_values);
-      if (active) write<Store>(y_row + vector * kVector, y_vec);
+      if (active) write<Store>(y_row + own + step * kStride, y_vec);
     }
   }
 
@@ -707,7 +711,7 @@ layernorm_fwd_f32_team_per_row_1b38(
 // layernorm forward, any number of columns: a team of threads owns a row; each row is read 3 times.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_f32_any_cols_team_per_row_957b(
+layernorm_fwd_f32_any_cols_team_per_row_5490(
     float* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -723,8 +727,8 @@ layernorm_fwd_f32_any_cols_team_per_row_957b(
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kThreadsPerRow = Team::kSize, kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4,
-      kUnroll = Config::kUnroll;
+  constexpr int kThreadsPerRow = Team::kSize, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
+      kRunningSums = kVector < 4 ? kVector : 4, kUnroll = Config::kUnroll;
   __shared__ typename Team::template Slots<Look1_5b01> look1_slots;
   __shared__ typename Team::template Slots<Look2_1fb7> look2_slots;
 
@@ -737,6 +741,7 @@ layernorm_fwd_f32_any_cols_team_per_row_957b(
   // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
   const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(x_row) / sizeof(float) % kVector);
   const int head = (kVector - shift) % kVector;
+  const int own = head + lane * kVector;
   const int vectors = (cols - head) / kVector;
   const int edge = lane < head ? lane : lane + vectors * kVector;
   const bool has_edge = edge < cols;
@@ -754,8 +759,7 @@ layernorm_fwd_f32_any_cols_team_per_row_957b(
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const int column = head + vector * kVector;
-      const Vec<float, kVector> x_vec = read<kVector>(x_row + column);
+      const Vec<float, kVector> x_vec = read<kVector>(x_row + own + step * kStride);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
@@ -782,8 +786,7 @@ layernorm_fwd_f32_any_cols_team_per_row_957b(
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const int column = head + vector * kVector;
-      const Vec<float, kVector> x_vec = read<kVector>(x_row + column);
+      const Vec<float, kVector> x_vec = read<kVector>(x_row + own + step * kStride);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
@@ -813,7 +816,7 @@ layernorm_fwd_f32_any_cols_team_per_row_957b(
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
       const int column = head + vector * kVector;
-      const Vec<float, kVector> x_vec = read<kVector, Load>(x_row + column);
+      const Vec<float, kVector> x_vec = read<kVector, Load>(x_row + own + step * kStride);
       const Vec<float, kVector> weight_vec = weight != nullptr ? read_window<kVector>(weight, column, cols, false) :
           filled<float, kVector>(1.0f);
       const Vec<float, kVector> bias_vec = bias != nullptr ? read_window<kVector>(bias, column, cols, false) :
@@ -828,7 +831,7 @@ layernorm_fwd_f32_any_cols_team_per_row_957b(
       }
       Vec<float, kVector> y_vec;
       pack(y_vec, y_values);
-      write<Store>(y_row + column, y_vec);
+      write<Store>(y_row + own + step * kStride, y_vec);
     }
   }
   if (has_edge) {
@@ -1001,14 +1004,14 @@ struct Tuned {
 };
 inline constexpr Tuned kTuned[] = {
     { 8192,  768, 16, 0u, 0u, false, {{64, 2, false, 0, 0, 8},
-     run<layernorm_fwd_f32_team_per_row_32ef<Cols768_669d>>}},
-    {32768, 1024, 16, 0u, 0u, false, {{128}, run<layernorm_fwd_f32_team_per_row_1b38<Cols1024_ee37>>}},
+     run<layernorm_fwd_f32_team_per_row_254a<Cols768_669d>>}},
+    {32768, 1024, 16, 0u, 0u, false, {{128}, run<layernorm_fwd_f32_team_per_row_7cf8<Cols1024_ee37>>}},
 };
 
 // For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.
 inline constexpr Kernel kGeneral[] = {
-    {{256}, run_any_cols<layernorm_fwd_f32_any_cols_team_per_row_957b<AnyCols_ba44>>},
-    {{256}, run_any_cols<layernorm_fwd_f32_any_cols_team_per_row_957b<AnyCols_0595>>},
+    {{256}, run_any_cols<layernorm_fwd_f32_any_cols_team_per_row_5490<AnyCols_ba44>>},
+    {{256}, run_any_cols<layernorm_fwd_f32_any_cols_team_per_row_5490<AnyCols_0595>>},
 };
 
 // Bits of `absent`: 1u weight, 2u bias, 4u mean, 8u rstd.

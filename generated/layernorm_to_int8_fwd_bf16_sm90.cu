@@ -17,8 +17,8 @@
 // verified  NVIDIA H200, driver for CUDA 13.0: 4 to 6 calls, 1 to 4096 rows, 20 families of rows, own pitches of q, x
 //
 //   rows x cols  kernel         threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
-//   4096 x 768   warp_per_row   128      4           8       3.518     10.53 / 7.013  2684  71.2 %   1.13x       4.711     fresh
-//   4096 x 4096  block_per_row  128      1           8       10.7      33.3 / 22.58   4704  80.6 %   1.13x       15.34     fresh
+//   4096 x 768   warp_per_row   128      4           8       3.582     10.74 / 7.146  2635  70.9 %   1.14x       4.839     fresh
+//   4096 x 4096  block_per_row  128      1           8       9.997     32.7 / 22.71   5036  85.4 %   1.20x       14.83     fresh
 //   (any other)  block_per_row  256      1           1       -         -              -     -        -           -         not tuned
 //
 // times     price: what the kernel adds to a chain of a kernel that writes its main input and one that reads its
@@ -391,6 +391,7 @@ __device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
 
 // What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row. In kernels:
 // kVector        elements per access
+// kStride        columns from one vector of a thread to its next
 // kRunningSums   running sums that a vector adds to
 // kEarlyParams   column parameters wait in registers, or are read where they are used
 // kVectors       vectors of a row
@@ -430,7 +431,7 @@ struct Look2_1fb7 {  // state of look 2: sum((x - mean)**2)
 // layernorm_to_int8 forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_to_int8_fwd_bf16_team_per_row_de12(
+layernorm_to_int8_fwd_bf16_team_per_row_ffd6(
     int8* __restrict__ q,
     Input<Config, bfloat16> x,
     Input<Config, bfloat16> weight,
@@ -446,7 +447,7 @@ layernorm_to_int8_fwd_bf16_team_per_row_de12(
   using Chain = typename Config::Chain;
   using Params = typename Config::Params;
   constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
-      kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4;
+      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
   constexpr bool kEarlyParams = Config::kEarlyParams;
   constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
@@ -454,6 +455,7 @@ layernorm_to_int8_fwd_bf16_team_per_row_de12(
   __shared__ typename Team::template Slots<Look2_1fb7> look2_slots;
 
   const int lane = Team::lane();
+  const int own = lane * kVector;  // the column of a thread's first vector
   const int slot = Team::slot();  // this thread's row within the block
   const int row = Team::tile() * kRowsPerBlock + slot;
 
@@ -477,7 +479,7 @@ layernorm_to_int8_fwd_bf16_team_per_row_de12(
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      x_held[step] = read<kVector, Load>(x_row + vector * kVector);
+      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
     }
   }
 
@@ -488,8 +490,8 @@ layernorm_to_int8_fwd_bf16_team_per_row_de12(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + vector * kVector);
-        bias_held[step] = read<kVector>(bias + vector * kVector);
+        weight_held[step] = read<kVector>(weight + own + step * kStride);
+        bias_held[step] = read<kVector>(bias + own + step * kStride);
       }
     }
   }
@@ -544,8 +546,8 @@ layernorm_to_int8_fwd_bf16_team_per_row_de12(
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + vector * kVector);
-      if (!kEarlyParams) bias_held[step] = read<kVector>(bias + vector * kVector);
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+      if (!kEarlyParams) bias_held[step] = read<kVector>(bias + own + step * kStride);
       float q_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -557,7 +559,7 @@ layernorm_to_int8_fwd_bf16_team_per_row_de12(
       }
       Vec<int8, kVector> q_vec;
       pack(q_vec, q_values);
-      if (active) write<Store>(q_row + vector * kVector, q_vec);
+      if (active) write<Store>(q_row + own + step * kStride, q_vec);
     }
   }
 
@@ -567,7 +569,7 @@ layernorm_to_int8_fwd_bf16_team_per_row_de12(
 // layernorm_to_int8 forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_to_int8_fwd_bf16_team_per_row_1d67(
+layernorm_to_int8_fwd_bf16_team_per_row_66be(
     int8* __restrict__ q,
     Input<Config, bfloat16> x,
     Input<Config, bfloat16> weight,
@@ -582,7 +584,7 @@ layernorm_to_int8_fwd_bf16_team_per_row_1d67(
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
-      kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4;
+      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
   constexpr bool kEarlyParams = Config::kEarlyParams, kPackedParams = Config::kPackedParams;
   constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0, kAhead = Config::kAhead;
@@ -590,6 +592,7 @@ layernorm_to_int8_fwd_bf16_team_per_row_1d67(
   __shared__ typename Team::template Slots<Look2_1fb7> look2_slots;
 
   const int lane = Team::lane();
+  const int own = lane * kVector;  // the column of a thread's first vector
   const int slot = Team::slot();  // this thread's row within the block
 
   Chain::at_start();
@@ -602,8 +605,8 @@ layernorm_to_int8_fwd_bf16_team_per_row_1d67(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + vector * kVector);
-        bias_held[step] = read<kVector>(bias + vector * kVector);
+        weight_held[step] = read<kVector>(weight + own + step * kStride);
+        bias_held[step] = read<kVector>(bias + own + step * kStride);
       }
     }
   }
@@ -617,7 +620,7 @@ layernorm_to_int8_fwd_bf16_team_per_row_1d67(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        x_next[step] = read<kVector, Load>(x_row + vector * kVector);
+        x_next[step] = read<kVector, Load>(x_row + own + step * kStride);
       }
     }
   };
@@ -695,8 +698,8 @@ layernorm_to_int8_fwd_bf16_team_per_row_1d67(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + vector * kVector);
-        if (!kEarlyParams) bias_held[step] = read<kVector>(bias + vector * kVector);
+        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+        if (!kEarlyParams) bias_held[step] = read<kVector>(bias + own + step * kStride);
         float q_values[kVector];
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -708,7 +711,7 @@ layernorm_to_int8_fwd_bf16_team_per_row_1d67(
         }
         Vec<int8, kVector> q_vec;
         pack(q_vec, q_values);
-        if (active) write<Store>(q_row + vector * kVector, q_vec);
+        if (active) write<Store>(q_row + own + step * kStride, q_vec);
       }
     }
   }
@@ -719,7 +722,7 @@ layernorm_to_int8_fwd_bf16_team_per_row_1d67(
 // layernorm_to_int8 forward, any number of columns: a team of threads owns a row; each row is read 3 times.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_to_int8_fwd_bf16_any_cols_team_per_row_9ebe(
+layernorm_to_int8_fwd_bf16_any_cols_team_per_row_7b92(
     int8* __restrict__ q,
     Input<Config, bfloat16> x,
     Input<Config, bfloat16> weight,
@@ -734,12 +737,13 @@ layernorm_to_int8_fwd_bf16_any_cols_team_per_row_9ebe(
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kThreadsPerRow = Team::kSize, kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4,
-      kUnroll = Config::kUnroll;
+  constexpr int kThreadsPerRow = Team::kSize, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
+      kRunningSums = kVector < 4 ? kVector : 4, kUnroll = Config::kUnroll;
   __shared__ typename Team::template Slots<Look1_5b01> look1_slots;
   __shared__ typename Team::template Slots<Look2_1fb7> look2_slots;
 
   const int lane = Team::lane();
+  const int own = lane * kVector;  // the column of a thread's first vector
   const int row = blockIdx.x;
   const int vectors = cols / kVector;
   const int steps = (vectors + kThreadsPerRow - 1) / kThreadsPerRow;
@@ -763,7 +767,7 @@ layernorm_to_int8_fwd_bf16_any_cols_team_per_row_9ebe(
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + vector * kVector);
+      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + own + step * kStride);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
@@ -785,7 +789,7 @@ layernorm_to_int8_fwd_bf16_any_cols_team_per_row_9ebe(
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + vector * kVector);
+      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + own + step * kStride);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
@@ -804,10 +808,10 @@ layernorm_to_int8_fwd_bf16_any_cols_team_per_row_9ebe(
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + vector * kVector);
-      const Vec<bfloat16, kVector> weight_vec = weight != nullptr ? read<kVector>(weight + vector * kVector) :
+      const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + own + step * kStride);
+      const Vec<bfloat16, kVector> weight_vec = weight != nullptr ? read<kVector>(weight + own + step * kStride) :
           filled<bfloat16, kVector>(1.0f);
-      const Vec<bfloat16, kVector> bias_vec = bias != nullptr ? read<kVector>(bias + vector * kVector) :
+      const Vec<bfloat16, kVector> bias_vec = bias != nullptr ? read<kVector>(bias + own + step * kStride) :
           filled<bfloat16, kVector>(0.0f);
       float q_values[kVector];
       #pragma unroll
@@ -820,7 +824,7 @@ layernorm_to_int8_fwd_bf16_any_cols_team_per_row_9ebe(
       }
       Vec<int8, kVector> q_vec;
       pack(q_vec, q_values);
-      write<Store>(q_row + vector * kVector, q_vec);
+      write<Store>(q_row + own + step * kStride, q_vec);
     }
   }
 
@@ -977,14 +981,14 @@ struct Tuned {
   Kernel kernel;
 };
 inline constexpr Tuned kTuned[] = {
-    {4096,  768, 16, 0u, 0u, false, {{128, 4}, run<layernorm_to_int8_fwd_bf16_team_per_row_de12<Cols768_0199>>}},
+    {4096,  768, 16, 0u, 0u, false, {{128, 4}, run<layernorm_to_int8_fwd_bf16_team_per_row_ffd6<Cols768_0199>>}},
     {4096, 4096, 16, 0u, 0u, false, {{128, 1, false, 0, 0, 4},
-     run<layernorm_to_int8_fwd_bf16_team_per_row_1d67<Cols4096_489f>>}},
+     run<layernorm_to_int8_fwd_bf16_team_per_row_66be<Cols4096_489f>>}},
 };
 
 // For any cols.
 inline constexpr Kernel kGeneral[] = {
-    {{256}, run_any_cols<layernorm_to_int8_fwd_bf16_any_cols_team_per_row_9ebe<AnyCols_0595>>},
+    {{256}, run_any_cols<layernorm_to_int8_fwd_bf16_any_cols_team_per_row_7b92<AnyCols_0595>>},
 };
 
 // Bits of `absent`: 1u weight, 2u bias.

@@ -12,6 +12,7 @@
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // verified  NVIDIA H200, driver for CUDA 13.0: 4 calls, 1 to 3276 rows, 20 families of rows, own pitches of q, scale,
 //           x
+// note      emitted as another text than the one that was tuned: all
 //
 //   rows x cols  kernel          threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
 //   1 x 5120     block_per_part  256      1           4       1.08      3.6 / 2.52     14    95.1 %   1.05x       1.179     fresh
@@ -349,11 +350,12 @@ struct Minimum {
 };
 
 // All kLanes neighbouring lanes of a warp that own a group, a power of two, end with the value of the whole group.
-// Other lanes of the warp may own no vector in this step, so that each group shuffles by itself.
-template <int kLanes, typename Operation>
+// Unless kTogether, other lanes of the warp may own no vector in this step: then each group shuffles by itself, for a
+// dozen instructions that find out which lanes are there.
+template <int kLanes, typename Operation, bool kTogether>
 __device__ __forceinline__ float reduce_group(float value) {
   const unsigned first = threadIdx.x % 32 / kLanes * kLanes;
-  const unsigned lanes = kLanes == 32 ? 0xffffffffu : ((1u << kLanes % 32) - 1) << first;
+  const unsigned lanes = kTogether || kLanes == 32 ? 0xffffffffu : ((1u << kLanes % 32) - 1) << first;
   #pragma unroll
   for (int offset = kLanes / 2; offset > 0; offset /= 2) {
     value = Operation::combine(value, __shfl_xor_sync(lanes, value, offset));
@@ -381,6 +383,7 @@ struct Threads {
 // What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row. In kernels:
 // kParts         blocks that share a row
 // kVector        elements per access
+// kStride        columns from one vector of a thread to its next
 // kVectors       vectors of a row
 // kSteps         vectors a thread owns
 // kEven          all threads own kSteps of them
@@ -407,7 +410,7 @@ struct AnyCols_577b : Plain { using Team = Threads<256, 1>;
 // quantize_to_fp8_group forward: a block owns a part of a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-quantize_to_fp8_group_fwd_bf16_block_per_part_4876(
+quantize_to_fp8_group_fwd_bf16_block_per_part_10b0(
     float8_e4m3* __restrict__ q,
     float* __restrict__ scale,
     Input<Config, bfloat16> x,
@@ -420,12 +423,13 @@ quantize_to_fp8_group_fwd_bf16_block_per_part_4876(
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kParts = Config::kParts,
-      kThreadsPerRow = kParts * kThreads, kVector = Config::kVector, kVectors = kCols / kVector,
-      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+      kThreadsPerRow = kParts * kThreads, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
+      kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
   constexpr int kGroup = Config::kGroup, kGroupVectors = kGroup / kVector;
 
   const int lane = static_cast<int>(blockIdx.x % kParts * kThreads + threadIdx.x);
+  const int own = lane * kVector;  // the column of a thread's first vector
   const int row = blockIdx.x / kParts;
 
   float8_e4m3* q_row = q + static_cast<long long>(row) * q_pitch;
@@ -442,7 +446,7 @@ quantize_to_fp8_group_fwd_bf16_block_per_part_4876(
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      x_held[step] = read<kVector, Load>(x_row + vector * kVector);
+      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
     }
   }
 
@@ -460,12 +464,9 @@ quantize_to_fp8_group_fwd_bf16_block_per_part_4876(
         const float x_i = element(x_held[step], i);
         x_absmax_g = maximum(x_absmax_g, fabsf(x_i));
       }
-      x_absmax_g = reduce_group<kGroupVectors, Maximum>(x_absmax_g);
+      x_absmax_g = reduce_group<kGroupVectors, Maximum, kEven>(x_absmax_g);
       const float scale_g = maximum(amax_min, x_absmax_g) / 448.0f;
       const float scale_inverse_g = 1.0f / scale_g;
-      if (vector % kGroupVectors == 0) {
-        scale_row[vector / kGroupVectors] = scale_g;
-      }
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_held[step], i);
@@ -473,7 +474,10 @@ quantize_to_fp8_group_fwd_bf16_block_per_part_4876(
       }
       Vec<float8_e4m3, kVector> q_vec;
       pack(q_vec, q_values);
-      write<Store>(q_row + vector * kVector, q_vec);
+      write<Store>(q_row + own + step * kStride, q_vec);
+      if (vector % kGroupVectors == 0) {
+        scale_row[vector / kGroupVectors] = scale_g;
+      }
     }
   }
 
@@ -483,7 +487,7 @@ quantize_to_fp8_group_fwd_bf16_block_per_part_4876(
 // quantize_to_fp8_group forward, any number of columns: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-quantize_to_fp8_group_fwd_bf16_any_cols_team_per_row_3ab0(
+quantize_to_fp8_group_fwd_bf16_any_cols_team_per_row_c430(
     float8_e4m3* __restrict__ q,
     float* __restrict__ scale,
     Input<Config, bfloat16> x,
@@ -497,10 +501,11 @@ quantize_to_fp8_group_fwd_bf16_any_cols_team_per_row_3ab0(
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kThreadsPerRow = Team::kSize, kVector = Config::kVector, kUnroll = Config::kUnroll,
-      kGroup = Config::kGroup, kGroupVectors = kGroup / kVector;
+  constexpr int kThreadsPerRow = Team::kSize, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
+      kUnroll = Config::kUnroll, kGroup = Config::kGroup, kGroupVectors = kGroup / kVector;
 
   const int lane = Team::lane();
+  const int own = lane * kVector;  // the column of a thread's first vector
   const int row = blockIdx.x;
   const int vectors = cols / kVector;
   const int steps = (vectors + kThreadsPerRow - 1) / kThreadsPerRow;
@@ -517,7 +522,7 @@ quantize_to_fp8_group_fwd_bf16_any_cols_team_per_row_3ab0(
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + vector * kVector);
+      const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + own + step * kStride);
       float q_values[kVector];
       float x_absmax_g = 0.0f;
       #pragma unroll
@@ -525,12 +530,9 @@ quantize_to_fp8_group_fwd_bf16_any_cols_team_per_row_3ab0(
         const float x_i = element(x_vec, i);
         x_absmax_g = maximum(x_absmax_g, fabsf(x_i));
       }
-      x_absmax_g = reduce_group<kGroupVectors, Maximum>(x_absmax_g);
+      x_absmax_g = reduce_group<kGroupVectors, Maximum, false>(x_absmax_g);
       const float scale_g = maximum(amax_min, x_absmax_g) / 448.0f;
       const float scale_inverse_g = 1.0f / scale_g;
-      if (vector % kGroupVectors == 0) {
-        scale_row[vector / kGroupVectors] = scale_g;
-      }
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
@@ -538,7 +540,10 @@ quantize_to_fp8_group_fwd_bf16_any_cols_team_per_row_3ab0(
       }
       Vec<float8_e4m3, kVector> q_vec;
       pack(q_vec, q_values);
-      write<Store>(q_row + vector * kVector, q_vec);
+      write<Store>(q_row + own + step * kStride, q_vec);
+      if (vector % kGroupVectors == 0) {
+        scale_row[vector / kGroupVectors] = scale_g;
+      }
     }
   }
 
@@ -695,22 +700,22 @@ struct Tuned {
 };
 inline constexpr Tuned kTuned[] = {
     {   1, 5120, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 5},
-     run<quantize_to_fp8_group_fwd_bf16_block_per_part_4876<Cols5120_af4b>>}},
+     run<quantize_to_fp8_group_fwd_bf16_block_per_part_10b0<Cols5120_af4b>>}},
     {  16, 5120, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 5},
-     run<quantize_to_fp8_group_fwd_bf16_block_per_part_4876<Cols5120_af4b>>}},
+     run<quantize_to_fp8_group_fwd_bf16_block_per_part_10b0<Cols5120_af4b>>}},
     {  64, 5120, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 3},
-     run<quantize_to_fp8_group_fwd_bf16_block_per_part_4876<Cols5120_aca3>>}},
+     run<quantize_to_fp8_group_fwd_bf16_block_per_part_10b0<Cols5120_aca3>>}},
     { 256, 5120, 16, 0u, 0u, false, {{128, 1, false, 0, 0, 0, 1, 5},
-     run<quantize_to_fp8_group_fwd_bf16_block_per_part_4876<Cols5120_5643>>}},
+     run<quantize_to_fp8_group_fwd_bf16_block_per_part_10b0<Cols5120_5643>>}},
     {1024, 5120, 16, 0u, 0u, false, {{64, 1, false, 0, 0, 0, 1, 2},
-     run<quantize_to_fp8_group_fwd_bf16_block_per_part_4876<Cols5120_369b>>}},
+     run<quantize_to_fp8_group_fwd_bf16_block_per_part_10b0<Cols5120_369b>>}},
     {4096, 5120, 16, 0u, 0u, false, {{128, 1, false, 0, 0, 0, 1, 3},
-     run<quantize_to_fp8_group_fwd_bf16_block_per_part_4876<Cols5120_b6d3>>}},
+     run<quantize_to_fp8_group_fwd_bf16_block_per_part_10b0<Cols5120_b6d3>>}},
 };
 
 // For any cols.
 inline constexpr Kernel kGeneral[] = {
-    {{256}, run_any_cols<quantize_to_fp8_group_fwd_bf16_any_cols_team_per_row_3ab0<AnyCols_577b>>},
+    {{256}, run_any_cols<quantize_to_fp8_group_fwd_bf16_any_cols_team_per_row_c430<AnyCols_577b>>},
 };
 
 // Bits of `absent`: none.

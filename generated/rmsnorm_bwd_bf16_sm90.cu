@@ -15,6 +15,7 @@
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // verified  NVIDIA H200, driver for CUDA 13.0: 6 to 7 calls, 0 to 131072 rows, 18 families of rows, own pitches of dx,
 //           dy, x; rows of inf, nan were not tried; a call with 833 partial rows to add up was not made
+// note      emitted as another text than the one that was tuned: all
 //
 //   rows x cols              kernel           threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
 //   65536 x 128              warp_per_row     256      32          8       13.74     27.14 / 13.4   3682  83.2 %   1.06x       16.56     fresh
@@ -623,6 +624,7 @@ __device__ __forceinline__ void write_element(T* elements, int at, float value) 
 
 // What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row. In kernels:
 // kVector        elements per access
+// kStride        columns from one vector of a thread to its next
 // kRunningSums   running sums that a vector adds to
 // kEarlyParams   column parameters wait in registers, or are read where they are used
 // kPackedParams  column parameters stay as they are stored while they wait in registers
@@ -687,7 +689,7 @@ struct Look1_d77f {  // state of look 1: sum(dxhat * xhat)
 // rmsnorm backward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_bwd_bf16_team_per_row_4b19(
+rmsnorm_bwd_bf16_team_per_row_e1b5(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     Input<Config, bfloat16> dy,
@@ -704,7 +706,8 @@ rmsnorm_bwd_bf16_team_per_row_4b19(
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kThreadsPerRow = Team::kSize,
-      kRowsPerBlock = Team::kRows, kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4;
+      kRowsPerBlock = Team::kRows, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
+      kRunningSums = kVector < 4 ? kVector : 4;
   constexpr bool kEarlyParams = Config::kEarlyParams, kPackedParams = Config::kPackedParams;
   constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0, kAhead = Config::kAhead;
@@ -712,6 +715,7 @@ rmsnorm_bwd_bf16_team_per_row_4b19(
   __shared__ typename Team::template Slots<Look1_d77f> look1_slots[2];
 
   const int lane = Team::lane();
+  const int own = lane * kVector;  // the column of a thread's first vector
   const int slot = Team::slot();  // this thread's row within the block
   int parity = 0;
 
@@ -724,7 +728,7 @@ rmsnorm_bwd_bf16_team_per_row_4b19(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + vector * kVector);
+        weight_held[step] = read<kVector>(weight + own + step * kStride);
       }
     }
   }
@@ -746,8 +750,8 @@ rmsnorm_bwd_bf16_team_per_row_4b19(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        dy_next[step] = read<kVector, Load>(dy_row + vector * kVector);
-        x_next[step] = read<kVector, Load>(x_row + vector * kVector);
+        dy_next[step] = read<kVector, Load>(dy_row + own + step * kStride);
+        x_next[step] = read<kVector, Load>(x_row + own + step * kStride);
       }
     }
   };
@@ -788,7 +792,7 @@ rmsnorm_bwd_bf16_team_per_row_4b19(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + vector * kVector);
+        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
           const float dy_i = element(dy_held[step], i);
@@ -810,7 +814,7 @@ rmsnorm_bwd_bf16_team_per_row_4b19(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + vector * kVector);
+        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
         float dx_values[kVector];
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -824,7 +828,7 @@ rmsnorm_bwd_bf16_team_per_row_4b19(
         }
         Vec<bfloat16, kVector> dx_vec;
         pack(dx_vec, dx_values);
-        if (active) write<Store>(dx_row + vector * kVector, dx_vec);
+        if (active) write<Store>(dx_row + own + step * kStride, dx_vec);
       }
     }
 
@@ -903,7 +907,7 @@ rmsnorm_bwd_bf16_finish_7a1a(
 // rmsnorm backward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_bwd_bf16_team_per_row_a0aa(
+rmsnorm_bwd_bf16_team_per_row_f643(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     Input<Config, bfloat16> dy,
@@ -920,7 +924,8 @@ rmsnorm_bwd_bf16_team_per_row_a0aa(
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kThreadsPerRow = Team::kSize,
-      kRowsPerBlock = Team::kRows, kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4;
+      kRowsPerBlock = Team::kRows, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
+      kRunningSums = kVector < 4 ? kVector : 4;
   constexpr bool kEarlyParams = Config::kEarlyParams, kPackedParams = Config::kPackedParams;
   constexpr int kFirstInside = Config::kFirstInside, kVectors = kCols / kVector,
       kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow, kWholeSteps = (kVectors - 2) / kThreadsPerRow;
@@ -937,6 +942,7 @@ rmsnorm_bwd_bf16_team_per_row_a0aa(
       static_cast<int>(reinterpret_cast<unsigned long long>(dy + static_cast<long long>(own_row) *
       dy_pitch) / sizeof(bfloat16) % kVector);
   const int head = (kVector - shift) % kVector;
+  const int own = head + lane * kVector;
   const int vectors = (kCols - head) / kVector;
   const int edge = lane < head ? lane : lane + vectors * kVector;
   const bool has_edge = edge < kCols;
@@ -982,9 +988,8 @@ rmsnorm_bwd_bf16_team_per_row_a0aa(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (step < kWholeSteps || vector < vectors) {
-        const int column = head + vector * kVector;
-        dy_next[step] = read<kVector, Load>(dy_row + column);
-        x_next[step] = read<kVector, Load>(x_row + column);
+        dy_next[step] = read<kVector, Load>(dy_row + own + step * kStride);
+        x_next[step] = read<kVector, Load>(x_row + own + step * kStride);
       }
     }
     if (has_edge) {
@@ -1083,7 +1088,7 @@ rmsnorm_bwd_bf16_team_per_row_a0aa(
         }
         Vec<bfloat16, kVector> dx_vec;
         pack(dx_vec, dx_values);
-        if (active) write<Store>(dx_row + column, dx_vec);
+        if (active) write<Store>(dx_row + own + step * kStride, dx_vec);
       }
     }
     if (has_edge) {
@@ -1138,7 +1143,7 @@ rmsnorm_bwd_bf16_team_per_row_a0aa(
 // rmsnorm backward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_bwd_bf16_team_per_row_d9e4(
+rmsnorm_bwd_bf16_team_per_row_c8b2(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     Input<Config, bfloat16> dy,
@@ -1154,7 +1159,8 @@ rmsnorm_bwd_bf16_team_per_row_d9e4(
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kThreadsPerRow = Team::kSize,
-      kRowsPerBlock = Team::kRows, kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4;
+      kRowsPerBlock = Team::kRows, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
+      kRunningSums = kVector < 4 ? kVector : 4;
   constexpr bool kEarlyParams = Config::kEarlyParams, kPackedParams = Config::kPackedParams;
   constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
@@ -1162,6 +1168,7 @@ rmsnorm_bwd_bf16_team_per_row_d9e4(
   __shared__ typename Team::template Slots<Look1_d77f> look1_slots[2];
 
   const int lane = Team::lane();
+  const int own = lane * kVector;  // the column of a thread's first vector
   const int slot = Team::slot();  // this thread's row within the block
   int parity = 0;
   bfloat16* dy_shared = reinterpret_cast<bfloat16*>(dynamic_shared());
@@ -1181,9 +1188,9 @@ rmsnorm_bwd_bf16_team_per_row_d9e4(
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
         copy_async<kVector>(dy_shared + ((stage * kSteps + step) * kThreads + threadIdx.x) * kVector,
-            dy_row + vector * kVector);
+            dy_row + own + step * kStride);
         copy_async<kVector>(x_shared + ((stage * kSteps + step) * kThreads + threadIdx.x) * kVector,
-            x_row + vector * kVector);
+            x_row + own + step * kStride);
       }
     }
   };
@@ -1207,7 +1214,7 @@ rmsnorm_bwd_bf16_team_per_row_d9e4(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + vector * kVector);
+        weight_held[step] = read<kVector>(weight + own + step * kStride);
       }
     }
   }
@@ -1257,7 +1264,7 @@ rmsnorm_bwd_bf16_team_per_row_d9e4(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + vector * kVector);
+        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
           const float dy_i = element(dy_held[step], i);
@@ -1279,7 +1286,7 @@ rmsnorm_bwd_bf16_team_per_row_d9e4(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + vector * kVector);
+        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
         float dx_values[kVector];
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -1293,7 +1300,7 @@ rmsnorm_bwd_bf16_team_per_row_d9e4(
         }
         Vec<bfloat16, kVector> dx_vec;
         pack(dx_vec, dx_values);
-        if (active) write<Store>(dx_row + vector * kVector, dx_vec);
+        if (active) write<Store>(dx_row + own + step * kStride, dx_vec);
       }
     }
 
@@ -1321,7 +1328,7 @@ rmsnorm_bwd_bf16_team_per_row_d9e4(
 // rmsnorm backward: the blocks of a cluster own a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_bwd_bf16_cluster_per_row_fb6b(
+rmsnorm_bwd_bf16_cluster_per_row_85b3(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     Input<Config, bfloat16> dy,
@@ -1337,14 +1344,16 @@ rmsnorm_bwd_bf16_cluster_per_row_fb6b(
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kCluster = Config::kCluster, kWarps = kThreads / 32,
-      kThreadsPerRow = kCluster * kThreads, kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4,
-      kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+      kThreadsPerRow = kCluster * kThreads, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
+      kRunningSums = kVector < 4 ? kVector : 4, kVectors = kCols / kVector,
+      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0, kAhead = Config::kAhead;
   constexpr int kPitch = (kCols + 31) / 32 * 32, kTensors = 1;
   __shared__ Look1_d77f look1_slots[2][kCluster * kWarps];
   __shared__ unsigned long long look1_full[2];
 
   const int lane = static_cast<int>(cluster_rank() * kThreads + threadIdx.x);
+  const int own = lane * kVector;  // the column of a thread's first vector
   unsigned trip = 0;
   if (threadIdx.x == 0) {
     for (int i = 0; i < 2; ++i) {
@@ -1373,8 +1382,8 @@ rmsnorm_bwd_bf16_cluster_per_row_fb6b(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        dy_next[step] = read<kVector, Load>(dy_row + vector * kVector);
-        x_next[step] = read<kVector, Load>(x_row + vector * kVector);
+        dy_next[step] = read<kVector, Load>(dy_row + own + step * kStride);
+        x_next[step] = read<kVector, Load>(x_row + own + step * kStride);
       }
     }
   };
@@ -1408,7 +1417,7 @@ rmsnorm_bwd_bf16_cluster_per_row_fb6b(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        const Vec<bfloat16, kVector> weight_vec = read<kVector>(weight + vector * kVector);
+        const Vec<bfloat16, kVector> weight_vec = read<kVector>(weight + own + step * kStride);
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
           const float dy_i = element(dy_held[step], i);
@@ -1430,7 +1439,7 @@ rmsnorm_bwd_bf16_cluster_per_row_fb6b(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        const Vec<bfloat16, kVector> weight_vec = read<kVector>(weight + vector * kVector);
+        const Vec<bfloat16, kVector> weight_vec = read<kVector>(weight + own + step * kStride);
         float dx_values[kVector];
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -1444,7 +1453,7 @@ rmsnorm_bwd_bf16_cluster_per_row_fb6b(
         }
         Vec<bfloat16, kVector> dx_vec;
         pack(dx_vec, dx_values);
-        write<Store>(dx_row + vector * kVector, dx_vec);
+        write<Store>(dx_row + own + step * kStride, dx_vec);
       }
     }
 
@@ -1471,7 +1480,7 @@ rmsnorm_bwd_bf16_cluster_per_row_fb6b(
 // rmsnorm backward, any number of columns: a team of threads owns a row; each row is read twice.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_bwd_bf16_any_cols_team_per_row_6c75(
+rmsnorm_bwd_bf16_any_cols_team_per_row_e2a3(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     Input<Config, bfloat16> dy,
@@ -1490,7 +1499,7 @@ rmsnorm_bwd_bf16_any_cols_team_per_row_6c75(
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   constexpr int kThreads = Config::kThreads, kThreadsPerRow = Team::kSize, kVector = Config::kVector,
-      kRunningSums = kVector < 4 ? kVector : 4, kUnroll = Config::kUnroll;
+      kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4, kUnroll = Config::kUnroll;
   __shared__ typename Team::template Slots<Look1_d77f> look1_slots[2];
 
   const int lane = Team::lane();
@@ -1507,6 +1516,7 @@ rmsnorm_bwd_bf16_any_cols_team_per_row_6c75(
     // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
     const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(dy_row) / sizeof(bfloat16) % kVector);
     const int head = (kVector - shift) % kVector;
+    const int own = head + lane * kVector;
     const int vectors = (cols - head) / kVector;
     const int edge = lane < head ? lane : lane + vectors * kVector;
     const bool has_edge = edge < cols;
@@ -1522,8 +1532,8 @@ rmsnorm_bwd_bf16_any_cols_team_per_row_6c75(
       const int vector = lane + step * kThreadsPerRow;
       if (vector < vectors) {
         const int column = head + vector * kVector;
-        const Vec<bfloat16, kVector> dy_vec = read<kVector>(dy_row + column);
-        const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + column);
+        const Vec<bfloat16, kVector> dy_vec = read<kVector>(dy_row + own + step * kStride);
+        const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + own + step * kStride);
         const Vec<bfloat16, kVector> weight_vec = weight != nullptr ?
             read_window<kVector>(weight, column, cols, false) : filled<bfloat16, kVector>(1.0f);
         #pragma unroll
@@ -1559,8 +1569,8 @@ rmsnorm_bwd_bf16_any_cols_team_per_row_6c75(
       const int vector = lane + step * kThreadsPerRow;
       if (vector < vectors) {
         const int column = head + vector * kVector;
-        const Vec<bfloat16, kVector> dy_vec = read<kVector, Load>(dy_row + column);
-        const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + column);
+        const Vec<bfloat16, kVector> dy_vec = read<kVector, Load>(dy_row + own + step * kStride);
+        const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + own + step * kStride);
         const Vec<bfloat16, kVector> weight_vec = weight != nullptr ?
             read_window<kVector>(weight, column, cols, false) : filled<bfloat16, kVector>(1.0f);
         float dx_values[kVector];
@@ -1576,7 +1586,7 @@ rmsnorm_bwd_bf16_any_cols_team_per_row_6c75(
         }
         Vec<bfloat16, kVector> dx_vec;
         pack(dx_vec, dx_values);
-        write<Store>(dx_row + column, dx_vec);
+        write<Store>(dx_row + own + step * kStride, dx_vec);
       }
     }
     if (has_edge) {
@@ -1803,34 +1813,34 @@ struct Tuned {
 };
 inline constexpr Tuned kTuned[] = {
     {  65536,   128, 16, 0u, 0u, false, {{256, 32, false, 0, 1, 3, 1, 1, 4096}, {512, 1, false, 16}, {0, 0, 512},
-     run_and_finish<rmsnorm_bwd_bf16_team_per_row_4b19<Cols128_8df4>, rmsnorm_bwd_bf16_finish_7a1a<Cols128_8df4>>}},
+     run_and_finish<rmsnorm_bwd_bf16_team_per_row_e1b5<Cols128_8df4>, rmsnorm_bwd_bf16_finish_7a1a<Cols128_8df4>>}},
     {1048576,   128, 16, 0u, 0u, false, {{256, 32, false, 0, 1, 2, 1, 1, 4096}, {512, 1, false, 16}, {0, 0, 512},
-     run_and_finish<rmsnorm_bwd_bf16_team_per_row_4b19<Cols128_c105>, rmsnorm_bwd_bf16_finish_7a1a<Cols128_c105>>}},
+     run_and_finish<rmsnorm_bwd_bf16_team_per_row_e1b5<Cols128_c105>, rmsnorm_bwd_bf16_finish_7a1a<Cols128_c105>>}},
     {   8192,   768, 16, 0u, 0u, false, {{512, 16, false, 0, 1, 1, 1, 1, 49152}, {512, 1, false, 96}, {0, 0, 3072},
-     run_and_finish<rmsnorm_bwd_bf16_team_per_row_4b19<Cols768_e3dc>, rmsnorm_bwd_bf16_finish_7a1a<Cols768_e3dc>>}},
+     run_and_finish<rmsnorm_bwd_bf16_team_per_row_e1b5<Cols768_e3dc>, rmsnorm_bwd_bf16_finish_7a1a<Cols768_e3dc>>}},
     {  65536,  1024, 16, 0u, 0u, false, {{256, 4, false, 0, 1, 2, 1, 1, 16384}, {512, 1, false, 128}, {0, 0, 4096},
-     run_and_finish<rmsnorm_bwd_bf16_team_per_row_4b19<Cols1024_a71d>,
+     run_and_finish<rmsnorm_bwd_bf16_team_per_row_e1b5<Cols1024_a71d>,
      rmsnorm_bwd_bf16_finish_7a1a<Cols1024_a71d>>}},
     {   4096,  4096, 16, 0u, 0u, false, {{512, 2, false, 0, 1, 1, 1, 1, 32768}, {512, 1, false, 256},
-     {0, 0, 16384}, run_and_finish<rmsnorm_bwd_bf16_team_per_row_4b19<Cols4096_fdc7>,
+     {0, 0, 16384}, run_and_finish<rmsnorm_bwd_bf16_team_per_row_e1b5<Cols4096_fdc7>,
      rmsnorm_bwd_bf16_finish_7a1a<Cols4096_fdc7>>}},
     {   4096,  4097,  2, 0u, 0u,  true, {{512, 2, false, 0, 1, 1, 1, 1, 33024, 2}, {512, 1, false, 258},
-     {0, 0, 16512}, run_and_finish<rmsnorm_bwd_bf16_team_per_row_a0aa<Cols4097_ce83>,
+     {0, 0, 16512}, run_and_finish<rmsnorm_bwd_bf16_team_per_row_f643<Cols4097_ce83>,
      rmsnorm_bwd_bf16_finish_7a1a<Cols4097_ce83>>}},
     {  16384,  8192, 16, 0u, 0u, false, {{512, 1, true, 0, 1, 1, 1, 1, 65536}, {512, 1, true, 256}, {0, 0, 32768},
-     run_and_finish<rmsnorm_bwd_bf16_team_per_row_d9e4<Cols8192_7475>,
+     run_and_finish<rmsnorm_bwd_bf16_team_per_row_c8b2<Cols8192_7475>,
      rmsnorm_bwd_bf16_finish_7a1a<Cols8192_7475>>}},
     {   2048, 32768, 16, 0u, 0u, false, {{128, 1, true, 0, 1, 4, 8}, {512, 1, true, 1024}, {0, 0, 16384},
-     run_and_finish<rmsnorm_bwd_bf16_cluster_per_row_fb6b<Cols32768_531f>,
+     run_and_finish<rmsnorm_bwd_bf16_cluster_per_row_85b3<Cols32768_531f>,
      rmsnorm_bwd_bf16_finish_7a1a<Cols32768_531f>>}},
 };
 
 // For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.
 inline constexpr Kernel kGeneral[] = {
     {{256, 1, false, 0, 1}, {}, {128, 4, 0},
-     run_any_cols<rmsnorm_bwd_bf16_any_cols_team_per_row_6c75<AnyCols_224d>>},
+     run_any_cols<rmsnorm_bwd_bf16_any_cols_team_per_row_e2a3<AnyCols_224d>>},
     {{256, 1, false, 0, 1}, {}, {128, 4, 0},
-     run_any_cols<rmsnorm_bwd_bf16_any_cols_team_per_row_6c75<AnyCols_0595>>},
+     run_any_cols<rmsnorm_bwd_bf16_any_cols_team_per_row_e2a3<AnyCols_0595>>},
 };
 
 // Bits of `absent`: 1u weight.

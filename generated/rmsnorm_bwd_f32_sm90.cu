@@ -15,6 +15,7 @@
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // verified  NVIDIA H200, driver for CUDA 13.0: 6 calls, 0 to 4096 rows, 18 families of rows, own pitches of dx, dy, x;
 //           rows of inf, nan were not tried
+// note      emitted as another text than the one that was tuned: 8192 x 4096
 //
 //   rows x cols              kernel           threads  rows/block  vector  price us  chain us     GB/s  of roof  vs default  alone us  timed
 //   8192 x 4096              cluster_per_row  128      1           2       98.52     202.6 / 104  4088  96.4 %   1.21x       104.3     fresh
@@ -443,6 +444,7 @@ __device__ __forceinline__ void write_element(T* elements, int at, float value) 
 // What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row. In kernels:
 // kCluster      blocks that share a row; or blocks that fill a partial row together
 // kVector       elements per access
+// kStride       columns from one vector of a thread to its next
 // kRunningSums  running sums that a vector adds to
 // kVectors      vectors of a row
 // kSteps        vectors a thread owns
@@ -472,7 +474,7 @@ struct Look1_d77f {  // state of look 1: sum(dxhat * xhat)
 // rmsnorm backward: the blocks of a cluster own a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_bwd_f32_cluster_per_row_e5bb(
+rmsnorm_bwd_f32_cluster_per_row_0c92(
     float* __restrict__ dx,
     float* __restrict__ dweight,
     Input<Config, float> dy,
@@ -488,14 +490,16 @@ rmsnorm_bwd_f32_cluster_per_row_e5bb(
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kCluster = Config::kCluster, kWarps = kThreads / 32,
-      kThreadsPerRow = kCluster * kThreads, kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4,
-      kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+      kThreadsPerRow = kCluster * kThreads, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
+      kRunningSums = kVector < 4 ? kVector : 4, kVectors = kCols / kVector,
+      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0, kAhead = Config::kAhead;
   constexpr int kPitch = (kCols + 31) / 32 * 32, kTensors = 1;
   __shared__ Look1_d77f look1_slots[2][kCluster * kWarps];
   __shared__ unsigned long long look1_full[2];
 
   const int lane = static_cast<int>(cluster_rank() * kThreads + threadIdx.x);
+  const int own = lane * kVector;  // the column of a thread's first vector
   unsigned trip = 0;
   if (threadIdx.x == 0) {
     for (int i = 0; i < 2; ++i) {
@@ -524,8 +528,8 @@ rmsnorm_bwd_f32_cluster_per_row_e5bb(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        dy_next[step] = read<kVector, Load>(dy_row + vector * kVector);
-        x_next[step] = read<kVector, Load>(x_row + vector * kVector);
+        dy_next[step] = read<kVector, Load>(dy_row + own + step * kStride);
+        x_next[step] = read<kVector, Load>(x_row + own + step * kStride);
       }
     }
   };
@@ -559,7 +563,7 @@ rmsnorm_bwd_f32_cluster_per_row_e5bb(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        const Vec<float, kVector> weight_vec = read<kVector>(weight + vector * kVector);
+        const Vec<float, kVector> weight_vec = read<kVector>(weight + own + step * kStride);
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
           const float dy_i = element(dy_held[step], i);
@@ -581,7 +585,7 @@ rmsnorm_bwd_f32_cluster_per_row_e5bb(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        const Vec<float, kVector> weight_vec = read<kVector>(weight + vector * kVector);
+        const Vec<float, kVector> weight_vec = read<kVector>(weight + own + step * kStride);
         float dx_values[kVector];
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -595,7 +599,7 @@ rmsnorm_bwd_f32_cluster_per_row_e5bb(
         }
         Vec<float, kVector> dx_vec;
         pack(dx_vec, dx_values);
-        write<Store>(dx_row + vector * kVector, dx_vec);
+        write<Store>(dx_row + own + step * kStride, dx_vec);
       }
     }
 
@@ -649,7 +653,7 @@ rmsnorm_bwd_f32_finish_acf1(
 // rmsnorm backward, any number of columns: a team of threads owns a row; each row is read twice.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_bwd_f32_any_cols_team_per_row_7398(
+rmsnorm_bwd_f32_any_cols_team_per_row_3660(
     float* __restrict__ dx,
     float* __restrict__ dweight,
     Input<Config, float> dy,
@@ -668,7 +672,7 @@ rmsnorm_bwd_f32_any_cols_team_per_row_7398(
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   constexpr int kThreads = Config::kThreads, kThreadsPerRow = Team::kSize, kVector = Config::kVector,
-      kRunningSums = kVector < 4 ? kVector : 4, kUnroll = Config::kUnroll;
+      kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4, kUnroll = Config::kUnroll;
   __shared__ typename Team::template Slots<Look1_d77f> look1_slots[2];
 
   const int lane = Team::lane();
@@ -685,6 +689,7 @@ rmsnorm_bwd_f32_any_cols_team_per_row_7398(
     // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
     const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(dy_row) / sizeof(float) % kVector);
     const int head = (kVector - shift) % kVector;
+    const int own = head + lane * kVector;
     const int vectors = (cols - head) / kVector;
     const int edge = lane < head ? lane : lane + vectors * kVector;
     const bool has_edge = edge < cols;
@@ -700,8 +705,8 @@ rmsnorm_bwd_f32_any_cols_team_per_row_7398(
       const int vector = lane + step * kThreadsPerRow;
       if (vector < vectors) {
         const int column = head + vector * kVector;
-        const Vec<float, kVector> dy_vec = read<kVector>(dy_row + column);
-        const Vec<float, kVector> x_vec = read<kVector>(x_row + column);
+        const Vec<float, kVector> dy_vec = read<kVector>(dy_row + own + step * kStride);
+        const Vec<float, kVector> x_vec = read<kVector>(x_row + own + step * kStride);
         const Vec<float, kVector> weight_vec = weight != nullptr ? read_window<kVector>(weight, column, cols, false) :
             filled<float, kVector>(1.0f);
         #pragma unroll
@@ -737,8 +742,8 @@ rmsnorm_bwd_f32_any_cols_team_per_row_7398(
       const int vector = lane + step * kThreadsPerRow;
       if (vector < vectors) {
         const int column = head + vector * kVector;
-        const Vec<float, kVector> dy_vec = read<kVector, Load>(dy_row + column);
-        const Vec<float, kVector> x_vec = read<kVector, Load>(x_row + column);
+        const Vec<float, kVector> dy_vec = read<kVector, Load>(dy_row + own + step * kStride);
+        const Vec<float, kVector> x_vec = read<kVector, Load>(x_row + own + step * kStride);
         const Vec<float, kVector> weight_vec = weight != nullptr ? read_window<kVector>(weight, column, cols, false) :
             filled<float, kVector>(1.0f);
         float dx_values[kVector];
@@ -754,7 +759,7 @@ rmsnorm_bwd_f32_any_cols_team_per_row_7398(
         }
         Vec<float, kVector> dx_vec;
         pack(dx_vec, dx_values);
-        write<Store>(dx_row + column, dx_vec);
+        write<Store>(dx_row + own + step * kStride, dx_vec);
       }
     }
     if (has_edge) {
@@ -981,16 +986,16 @@ struct Tuned {
 };
 inline constexpr Tuned kTuned[] = {
     {8192, 4096, 8, 0u, 0u, false, {{128, 1, false, 0, 1, 3, 2}, {512, 1, false, 256}, {0, 0, 8192},
-     run_and_finish<rmsnorm_bwd_f32_cluster_per_row_e5bb<Cols4096_9f2f>,
+     run_and_finish<rmsnorm_bwd_f32_cluster_per_row_0c92<Cols4096_9f2f>,
      rmsnorm_bwd_f32_finish_acf1<Cols4096_9f2f>>}},
 };
 
 // For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.
 inline constexpr Kernel kGeneral[] = {
     {{256, 1, false, 0, 1}, {}, {128, 4, 0},
-     run_any_cols<rmsnorm_bwd_f32_any_cols_team_per_row_7398<AnyCols_ba44>>},
+     run_any_cols<rmsnorm_bwd_f32_any_cols_team_per_row_3660<AnyCols_ba44>>},
     {{256, 1, false, 0, 1}, {}, {128, 4, 0},
-     run_any_cols<rmsnorm_bwd_f32_any_cols_team_per_row_7398<AnyCols_0595>>},
+     run_any_cols<rmsnorm_bwd_f32_any_cols_team_per_row_3660<AnyCols_0595>>},
 };
 
 // Bits of `absent`: 1u weight.

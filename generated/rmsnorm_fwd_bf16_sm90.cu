@@ -13,14 +13,18 @@
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // verified  NVIDIA H200, driver for CUDA 13.0: 5 to 7 calls, 1 to 262144 rows, 20 families of rows, own pitches of y,
 //           x, null rstd
+// note      emitted as another text than the one that was tuned: 524288 x 64, 262144 x 128, 1 x 2048, 64 x 2048, 16384
+//           x 4095, 1 x 4096, 8 x 4096, 16 x 4096, 4096 x 4096, 8192 x 4096, 8192 x 4096, 32 x 5120, 2048 x 5120, 1 x
+//           7168, 8192 x 7168, 8192 x 8191, 1 x 8192, 16 x 8192, 64 x 8192, 16384 x 8192, 1 x 16384, 64 x 16384, 4096
+//           x 16384, 8192 x 32768, 4096 x 131072
 //
 // all timed without rstd:
 //
 //   rows x cols              kernel           threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
 //   524288 x 64              warp_per_row     128      16          8       29.77     83.3 / 53.52   4508  103.2 %  1.36x       33.06     fresh
-//   65536 x 128              warp_per_row     128      16          8       6.78      19.34 / 12.57  4949  87.1 %   1.10x       9.524     fresh
+//   65536 x 128              warp_per_row     256      32          8       7.107     20.21 / 13.12  4721  87.2 %   1.04x       9.882     fresh
 //   262144 x 128             warp_per_row     128      8           8       29.62     83.19 / 53.59  4531  103.6 %  1.20x       33.02     fresh
-//   32768 x 256              warp_per_row     256      32          8       5.957     18.53 / 12.58  5633  87.3 %   1.09x       9.879     fresh
+//   32768 x 256              warp_per_row     256      32          8       6.925     20.05 / 13.13  4846  90.7 %   1.05x       9.865     fresh
 //   1 x 2048                 block_per_row    256      1           4       1.19      3.347 / 2.158  10    89.8 %   1.01x       1.569     fresh
 //   64 x 2048                block_per_row    256      1           4       1.578     4.976 / 3.395  335   81.9 %   1.02x       2.091     fresh
 //   16384 x 4095             block_per_row    256      1           8       66.65     170.7 / 104    4026  96.1 %   1.07x       67.21     fresh
@@ -644,6 +648,7 @@ __device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
 
 // What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row. In kernels:
 // kVector        elements per access
+// kStride        columns from one vector of a thread to its next
 // kRunningSums   running sums that a vector adds to
 // kEarlyParams   column parameters wait in registers, or are read where they are used
 // kVectors       vectors of a row
@@ -659,14 +664,14 @@ __device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
 struct Cols64_09ca : Plain { using Team = Lanes<8, 16>; using Load = NoAllocate; using Store = Streaming;
   enum : int { kCols = 64, kThreads = 128, kVector = 8, kEarlyParams = 1 };
 };
-struct Cols128_957a : Plain { using Team = Lanes<8, 16>; using Load = EvictLast;
-  enum : int { kCols = 128, kThreads = 128, kVector = 8, kEarlyParams = 0 };
+struct Cols128_fd03 : Plain { using Team = Lanes<8, 32>; using Load = EvictLast;
+  enum : int { kCols = 128, kThreads = 256, kVector = 8, kEarlyParams = 0 };
 };
 struct Cols128_b978 : Plain { using Team = Lanes<16, 8>; using Load = NoAllocate; using Store = Streaming;
   enum : int { kCols = 128, kThreads = 128, kVector = 8, kEarlyParams = 1 };
 };
-struct Cols256_55dd : Plain { using Team = Lanes<8, 32>;
-  enum : int { kCols = 256, kThreads = 256, kVector = 8, kEarlyParams = 1 };
+struct Cols256_4891 : Plain { using Team = Lanes<8, 32>; using Load = EvictLast;
+  enum : int { kCols = 256, kThreads = 256, kVector = 8, kEarlyParams = 0 };
 };
 struct Cols2048_8c98 : Plain { using Team = Block<256>; using Load = EvictLast; using Params = Ahead;
   enum : int { kCols = 2048, kThreads = 256, kVector = 4, kEarlyParams = 1 };
@@ -747,7 +752,7 @@ struct Look1_57d9 {  // state of look 1: sum(x**2)
 // rmsnorm forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_bf16_team_per_row_4852(
+rmsnorm_fwd_bf16_team_per_row_804d(
     bfloat16* __restrict__ y,
     float* __restrict__ rstd,
     Input<Config, bfloat16> x,
@@ -762,13 +767,14 @@ rmsnorm_fwd_bf16_team_per_row_4852(
   using Chain = typename Config::Chain;
   using Params = typename Config::Params;
   constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
-      kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4;
+      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
   constexpr bool kEarlyParams = Config::kEarlyParams;
   constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
   __shared__ typename Team::template Slots<Look1_57d9> look1_slots;
 
   const int lane = Team::lane();
+  const int own = lane * kVector;  // the column of a thread's first vector
   const int slot = Team::slot();  // this thread's row within the block
   const int row = Team::tile() * kRowsPerBlock + slot;
 
@@ -788,7 +794,7 @@ rmsnorm_fwd_bf16_team_per_row_4852(
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      x_held[step] = read<kVector, Load>(x_row + vector * kVector);
+      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
     }
   }
 
@@ -798,7 +804,7 @@ rmsnorm_fwd_bf16_team_per_row_4852(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + vector * kVector);
+        weight_held[step] = read<kVector>(weight + own + step * kStride);
       }
     }
   }
@@ -836,7 +842,7 @@ rmsnorm_fwd_bf16_team_per_row_4852(
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + vector * kVector);
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
       float y_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -846,7 +852,7 @@ rmsnorm_fwd_bf16_team_per_row_4852(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      if (active) write<Store>(y_row + vector * kVector, y_vec);
+      if (active) write<Store>(y_row + own + step * kStride, y_vec);
     }
   }
 
@@ -856,7 +862,7 @@ rmsnorm_fwd_bf16_team_per_row_4852(
 // rmsnorm forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_bf16_team_per_row_7f5e(
+rmsnorm_fwd_bf16_team_per_row_722e(
     bfloat16* __restrict__ y,
     float* __restrict__ rstd,
     Input<Config, bfloat16> x,
@@ -871,7 +877,7 @@ rmsnorm_fwd_bf16_team_per_row_7f5e(
   using Chain = typename Config::Chain;
   using Params = typename Config::Params;
   constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
-      kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4;
+      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
   constexpr bool kEarlyParams = Config::kEarlyParams;
   constexpr int kFirstInside = Config::kFirstInside, kVectors = kCols / kVector,
       kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow, kWholeSteps = (kVectors - 2) / kThreadsPerRow;
@@ -888,6 +894,7 @@ rmsnorm_fwd_bf16_team_per_row_7f5e(
   // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
   const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(x_row) / sizeof(bfloat16) % kVector);
   const int head = (kVector - shift) % kVector;
+  const int own = head + lane * kVector;
   const int vectors = (kCols - head) / kVector;
   const int edge = lane < head ? lane : lane + vectors * kVector;
   const bool has_edge = edge < kCols;
@@ -904,8 +911,7 @@ rmsnorm_fwd_bf16_team_per_row_7f5e(
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (step < kWholeSteps || vector < vectors) {
-      const int column = head + vector * kVector;
-      x_held[step] = read<kVector, Load>(x_row + column);
+      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
     }
   }
   if (has_edge) {
@@ -977,7 +983,7 @@ rmsnorm_fwd_bf16_team_per_row_7f5e(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      if (active) write<Store>(y_row + column, y_vec);
+      if (active) write<Store>(y_row + own + step * kStride, y_vec);
     }
   }
   if (has_edge) {
@@ -997,7 +1003,7 @@ rmsnorm_fwd_bf16_team_per_row_7f5e(
 // rmsnorm forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_bf16_team_per_row_23b2(
+rmsnorm_fwd_bf16_team_per_row_7d8b(
     bfloat16* __restrict__ y,
     float* __restrict__ rstd,
     Input<Config, bfloat16> x,
@@ -1011,13 +1017,14 @@ rmsnorm_fwd_bf16_team_per_row_23b2(
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
-      kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4;
+      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
   constexpr bool kEarlyParams = Config::kEarlyParams, kPackedParams = Config::kPackedParams;
   constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0, kAhead = Config::kAhead;
   __shared__ typename Team::template Slots<Look1_57d9> look1_slots[2];
 
   const int lane = Team::lane();
+  const int own = lane * kVector;  // the column of a thread's first vector
   const int slot = Team::slot();  // this thread's row within the block
   int parity = 0;
 
@@ -1030,7 +1037,7 @@ rmsnorm_fwd_bf16_team_per_row_23b2(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + vector * kVector);
+        weight_held[step] = read<kVector>(weight + own + step * kStride);
       }
     }
   }
@@ -1044,7 +1051,7 @@ rmsnorm_fwd_bf16_team_per_row_23b2(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        x_next[step] = read<kVector, Load>(x_row + vector * kVector);
+        x_next[step] = read<kVector, Load>(x_row + own + step * kStride);
       }
     }
   };
@@ -1102,7 +1109,7 @@ rmsnorm_fwd_bf16_team_per_row_23b2(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + vector * kVector);
+        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
         float y_values[kVector];
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -1112,7 +1119,7 @@ rmsnorm_fwd_bf16_team_per_row_23b2(
         }
         Vec<bfloat16, kVector> y_vec;
         pack(y_vec, y_values);
-        if (active) write<Store>(y_row + vector * kVector, y_vec);
+        if (active) write<Store>(y_row + own + step * kStride, y_vec);
       }
     }
 
@@ -1125,7 +1132,7 @@ rmsnorm_fwd_bf16_team_per_row_23b2(
 // rmsnorm forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_bf16_team_per_row_b248(
+rmsnorm_fwd_bf16_team_per_row_aea2(
     bfloat16* __restrict__ y,
     float* __restrict__ rstd,
     Input<Config, bfloat16> x,
@@ -1139,14 +1146,16 @@ rmsnorm_fwd_bf16_team_per_row_b248(
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kThreadsPerRow = Team::kSize,
-      kRowsPerBlock = Team::kRows, kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4,
-      kUnroll = Config::kUnroll, kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+      kRowsPerBlock = Team::kRows, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
+      kRunningSums = kVector < 4 ? kVector : 4, kUnroll = Config::kUnroll, kVectors = kCols / kVector,
+      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
   constexpr int kCopiedCols = kCols;
   __shared__ typename Team::template Slots<Look1_57d9> look1_slots;
   __shared__ unsigned long long arrived;
 
   const int lane = Team::lane();
+  const int own = lane * kVector;  // the column of a thread's first vector
   const int slot = Team::slot();  // this thread's row within the block
   const int row = Team::tile() * kRowsPerBlock + slot;
   bfloat16* x_shared = reinterpret_cast<bfloat16*>(dynamic_shared());
@@ -1204,7 +1213,7 @@ rmsnorm_fwd_bf16_team_per_row_b248(
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       const Vec<bfloat16, kVector> x_vec = read<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector);
-      const Vec<bfloat16, kVector> weight_vec = read<kVector>(weight + vector * kVector);
+      const Vec<bfloat16, kVector> weight_vec = read<kVector>(weight + own + step * kStride);
       float y_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -1214,7 +1223,7 @@ rmsnorm_fwd_bf16_team_per_row_b248(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      if (active) write<Store>(y_row + vector * kVector, y_vec);
+      if (active) write<Store>(y_row + own + step * kStride, y_vec);
     }
   }
 
@@ -1224,7 +1233,7 @@ rmsnorm_fwd_bf16_team_per_row_b248(
 // rmsnorm forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_bf16_team_per_row_b5b9(
+rmsnorm_fwd_bf16_team_per_row_2dcf(
     bfloat16* __restrict__ y,
     float* __restrict__ rstd,
     Input<Config, bfloat16> x,
@@ -1238,12 +1247,14 @@ rmsnorm_fwd_bf16_team_per_row_b5b9(
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kThreadsPerRow = Team::kSize,
-      kRowsPerBlock = Team::kRows, kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4,
-      kUnroll = Config::kUnroll, kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+      kRowsPerBlock = Team::kRows, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
+      kRunningSums = kVector < 4 ? kVector : 4, kUnroll = Config::kUnroll, kVectors = kCols / kVector,
+      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
   __shared__ typename Team::template Slots<Look1_57d9> look1_slots;
 
   const int lane = Team::lane();
+  const int own = lane * kVector;  // the column of a thread's first vector
   const int slot = Team::slot();  // this thread's row within the block
   const int row = Team::tile() * kRowsPerBlock + slot;
   bfloat16* x_shared = reinterpret_cast<bfloat16*>(dynamic_shared());
@@ -1261,7 +1272,7 @@ rmsnorm_fwd_bf16_team_per_row_b5b9(
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      write(x_shared + (step * kThreads + threadIdx.x) * kVector, read<kVector, Load>(x_row + vector * kVector));
+      write(x_shared + (step * kThreads + threadIdx.x) * kVector, read<kVector, Load>(x_row + own + step * kStride));
     }
   }
 
@@ -1300,7 +1311,7 @@ rmsnorm_fwd_bf16_team_per_row_b5b9(
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       const Vec<bfloat16, kVector> x_vec = read<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector);
-      const Vec<bfloat16, kVector> weight_vec = read<kVector>(weight + vector * kVector);
+      const Vec<bfloat16, kVector> weight_vec = read<kVector>(weight + own + step * kStride);
       float y_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -1310,7 +1321,7 @@ rmsnorm_fwd_bf16_team_per_row_b5b9(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      if (active) write<Store>(y_row + vector * kVector, y_vec);
+      if (active) write<Store>(y_row + own + step * kStride, y_vec);
     }
   }
 
@@ -1320,7 +1331,7 @@ rmsnorm_fwd_bf16_team_per_row_b5b9(
 // rmsnorm forward: the blocks of a cluster own a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_bf16_cluster_per_row_59b9(
+rmsnorm_fwd_bf16_cluster_per_row_4cd4(
     bfloat16* __restrict__ y,
     float* __restrict__ rstd,
     Input<Config, bfloat16> x,
@@ -1333,13 +1344,15 @@ rmsnorm_fwd_bf16_cluster_per_row_59b9(
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kCluster = Config::kCluster, kWarps = kThreads / 32,
-      kThreadsPerRow = kCluster * kThreads, kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4,
-      kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+      kThreadsPerRow = kCluster * kThreads, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
+      kRunningSums = kVector < 4 ? kVector : 4, kVectors = kCols / kVector,
+      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0, kAhead = Config::kAhead;
   __shared__ Look1_57d9 look1_slots[2][kCluster * kWarps];
   __shared__ unsigned long long look1_full[2];
 
   const int lane = static_cast<int>(cluster_rank() * kThreads + threadIdx.x);
+  const int own = lane * kVector;  // the column of a thread's first vector
   unsigned trip = 0;
   if (threadIdx.x == 0) {
     for (int i = 0; i < 2; ++i) {
@@ -1361,7 +1374,7 @@ rmsnorm_fwd_bf16_cluster_per_row_59b9(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        x_next[step] = read<kVector, Load>(x_row + vector * kVector);
+        x_next[step] = read<kVector, Load>(x_row + own + step * kStride);
       }
     }
   };
@@ -1388,7 +1401,7 @@ rmsnorm_fwd_bf16_cluster_per_row_59b9(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + vector * kVector);
+        weight_held[step] = read<kVector>(weight + own + step * kStride);
       }
     }
 
@@ -1430,7 +1443,7 @@ rmsnorm_fwd_bf16_cluster_per_row_59b9(
         }
         Vec<bfloat16, kVector> y_vec;
         pack(y_vec, y_values);
-        write<Store>(y_row + vector * kVector, y_vec);
+        write<Store>(y_row + own + step * kStride, y_vec);
       }
     }
 
@@ -1443,7 +1456,7 @@ rmsnorm_fwd_bf16_cluster_per_row_59b9(
 // rmsnorm forward, any number of columns: a team of threads owns a row; each row is read twice.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_bf16_any_cols_team_per_row_179a(
+rmsnorm_fwd_bf16_any_cols_team_per_row_888f(
     bfloat16* __restrict__ y,
     float* __restrict__ rstd,
     Input<Config, bfloat16> x,
@@ -1457,8 +1470,8 @@ rmsnorm_fwd_bf16_any_cols_team_per_row_179a(
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kThreadsPerRow = Team::kSize, kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4,
-      kUnroll = Config::kUnroll;
+  constexpr int kThreadsPerRow = Team::kSize, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
+      kRunningSums = kVector < 4 ? kVector : 4, kUnroll = Config::kUnroll;
   __shared__ typename Team::template Slots<Look1_57d9> look1_slots;
 
   const int lane = Team::lane();
@@ -1470,6 +1483,7 @@ rmsnorm_fwd_bf16_any_cols_team_per_row_179a(
   // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
   const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(x_row) / sizeof(bfloat16) % kVector);
   const int head = (kVector - shift) % kVector;
+  const int own = head + lane * kVector;
   const int vectors = (cols - head) / kVector;
   const int edge = lane < head ? lane : lane + vectors * kVector;
   const bool has_edge = edge < cols;
@@ -1487,8 +1501,7 @@ rmsnorm_fwd_bf16_any_cols_team_per_row_179a(
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const int column = head + vector * kVector;
-      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + column);
+      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + own + step * kStride);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
@@ -1517,7 +1530,7 @@ rmsnorm_fwd_bf16_any_cols_team_per_row_179a(
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
       const int column = head + vector * kVector;
-      const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + column);
+      const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + own + step * kStride);
       const Vec<bfloat16, kVector> weight_vec = weight != nullptr ? read_window<kVector>(weight, column, cols, false) :
           filled<bfloat16, kVector>(1.0f);
       float y_values[kVector];
@@ -1529,7 +1542,7 @@ rmsnorm_fwd_bf16_any_cols_team_per_row_179a(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      write<Store>(y_row + column, y_vec);
+      write<Store>(y_row + own + step * kStride, y_vec);
     }
   }
   if (has_edge) {
@@ -1711,44 +1724,44 @@ struct Tuned {
   Kernel kernel;
 };
 inline constexpr Tuned kTuned[] = {
-    {524288,     64, 16, 0u, 2u, false, {{128, 16}, run<rmsnorm_fwd_bf16_team_per_row_4852<Cols64_09ca>>}},
-    { 65536,    128, 16, 0u, 2u, false, {{128, 16}, run<rmsnorm_fwd_bf16_team_per_row_4852<Cols128_957a>>}},
-    {262144,    128, 16, 0u, 2u, false, {{128, 8}, run<rmsnorm_fwd_bf16_team_per_row_4852<Cols128_b978>>}},
-    { 32768,    256, 16, 0u, 2u, false, {{256, 32}, run<rmsnorm_fwd_bf16_team_per_row_4852<Cols256_55dd>>}},
-    {     1,   2048,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_4852<Cols2048_8c98>>}},
-    {    64,   2048,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_4852<Cols2048_c541>>}},
-    { 16384,   4095,  2, 0u, 2u,  true, {{256}, run<rmsnorm_fwd_bf16_team_per_row_7f5e<Cols4095_c98f>>}},
-    {     1,   4096,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_4852<Cols4096_6ca1>>}},
-    {     8,   4096,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_4852<Cols4096_6ca1>>}},
-    {    16,   4096, 16, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_4852<Cols4096_5dd3>>}},
-    {  4096,   4096, 16, 0u, 2u, false, {{128, 1, true}, run<rmsnorm_fwd_bf16_team_per_row_4852<Cols4096_b039>>}},
+    {524288,     64, 16, 0u, 2u, false, {{128, 16}, run<rmsnorm_fwd_bf16_team_per_row_804d<Cols64_09ca>>}},
+    { 65536,    128, 16, 0u, 2u, false, {{256, 32}, run<rmsnorm_fwd_bf16_team_per_row_804d<Cols128_fd03>>}},
+    {262144,    128, 16, 0u, 2u, false, {{128, 8}, run<rmsnorm_fwd_bf16_team_per_row_804d<Cols128_b978>>}},
+    { 32768,    256, 16, 0u, 2u, false, {{256, 32}, run<rmsnorm_fwd_bf16_team_per_row_804d<Cols256_4891>>}},
+    {     1,   2048,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_804d<Cols2048_8c98>>}},
+    {    64,   2048,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_804d<Cols2048_c541>>}},
+    { 16384,   4095,  2, 0u, 2u,  true, {{256}, run<rmsnorm_fwd_bf16_team_per_row_722e<Cols4095_c98f>>}},
+    {     1,   4096,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_804d<Cols4096_6ca1>>}},
+    {     8,   4096,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_804d<Cols4096_6ca1>>}},
+    {    16,   4096, 16, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_804d<Cols4096_5dd3>>}},
+    {  4096,   4096, 16, 0u, 2u, false, {{128, 1, true}, run<rmsnorm_fwd_bf16_team_per_row_804d<Cols4096_b039>>}},
     {  8192,   4096,  8, 0u, 2u, false, {{64, 1, false, 0, 0, 16},
-     run<rmsnorm_fwd_bf16_team_per_row_23b2<Cols4096_2532>>}},
-    {  8192,   4096,  2, 0u, 2u,  true, {{256}, run<rmsnorm_fwd_bf16_team_per_row_7f5e<Cols4096_17a9>>}},
-    {    32,   5120,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_4852<Cols5120_f32c>>}},
+     run<rmsnorm_fwd_bf16_team_per_row_7d8b<Cols4096_2532>>}},
+    {  8192,   4096,  2, 0u, 2u,  true, {{256}, run<rmsnorm_fwd_bf16_team_per_row_722e<Cols4096_17a9>>}},
+    {    32,   5120,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_804d<Cols5120_f32c>>}},
     {  2048,   5120, 16, 0u, 2u, false, {{128, 1, false, 0, 0, 0, 1, 1, 10240},
-     run<rmsnorm_fwd_bf16_team_per_row_b248<Cols5120_b1fa>>}},
-    {     1,   7168,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_4852<Cols7168_043c>>}},
-    {  8192,   7168, 16, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_4852<Cols7168_ba9c>>}},
-    {  8192,   8191,  2, 0u, 2u,  true, {{256}, run<rmsnorm_fwd_bf16_team_per_row_7f5e<Cols8191_620e>>}},
-    {     1,   8192,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_4852<Cols8192_fe45>>}},
-    {    16,   8192,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_4852<Cols8192_fe45>>}},
-    {    64,   8192, 16, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_4852<Cols8192_0e5a>>}},
-    { 16384,   8192, 16, 0u, 2u, false, {{256, 1, true}, run<rmsnorm_fwd_bf16_team_per_row_4852<Cols8192_3736>>}},
+     run<rmsnorm_fwd_bf16_team_per_row_aea2<Cols5120_b1fa>>}},
+    {     1,   7168,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_804d<Cols7168_043c>>}},
+    {  8192,   7168, 16, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_804d<Cols7168_ba9c>>}},
+    {  8192,   8191,  2, 0u, 2u,  true, {{256}, run<rmsnorm_fwd_bf16_team_per_row_722e<Cols8191_620e>>}},
+    {     1,   8192,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_804d<Cols8192_fe45>>}},
+    {    16,   8192,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_804d<Cols8192_fe45>>}},
+    {    64,   8192, 16, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_804d<Cols8192_0e5a>>}},
+    { 16384,   8192, 16, 0u, 2u, false, {{256, 1, true}, run<rmsnorm_fwd_bf16_team_per_row_804d<Cols8192_3736>>}},
     {     1,  16384,  8, 0u, 2u, false, {{128, 1, false, 0, 0, 0, 8},
-     run<rmsnorm_fwd_bf16_team_per_row_4852<Cols16384_ab46>>}},
-    {    64,  16384, 16, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_4852<Cols16384_694b>>}},
-    {  4096,  16384,  8, 0u, 2u, false, {{512, 1, true}, run<rmsnorm_fwd_bf16_team_per_row_4852<Cols16384_6e04>>}},
+     run<rmsnorm_fwd_bf16_team_per_row_804d<Cols16384_ab46>>}},
+    {    64,  16384, 16, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_804d<Cols16384_694b>>}},
+    {  4096,  16384,  8, 0u, 2u, false, {{512, 1, true}, run<rmsnorm_fwd_bf16_team_per_row_804d<Cols16384_6e04>>}},
     {  8192,  32768,  8, 0u, 2u, false, {{1024, 1, false, 0, 0, 0, 1, 1, 65536},
-     run<rmsnorm_fwd_bf16_team_per_row_b5b9<Cols32768_8274>>}},
+     run<rmsnorm_fwd_bf16_team_per_row_2dcf<Cols32768_8274>>}},
     {  4096, 131072, 16, 0u, 2u, false, {{128, 1, false, 0, 0, 8, 16},
-     run<rmsnorm_fwd_bf16_cluster_per_row_59b9<Cols131072_3e88>>}},
+     run<rmsnorm_fwd_bf16_cluster_per_row_4cd4<Cols131072_3e88>>}},
 };
 
 // For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.
 inline constexpr Kernel kGeneral[] = {
-    {{256}, run_any_cols<rmsnorm_fwd_bf16_any_cols_team_per_row_179a<AnyCols_224d>>},
-    {{256}, run_any_cols<rmsnorm_fwd_bf16_any_cols_team_per_row_179a<AnyCols_0595>>},
+    {{256}, run_any_cols<rmsnorm_fwd_bf16_any_cols_team_per_row_888f<AnyCols_224d>>},
+    {{256}, run_any_cols<rmsnorm_fwd_bf16_any_cols_team_per_row_888f<AnyCols_0595>>},
 };
 
 // Bits of `absent`: 1u weight, 2u rstd.

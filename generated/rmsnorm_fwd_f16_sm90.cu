@@ -13,6 +13,7 @@
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // verified  NVIDIA H200, driver for CUDA 13.0: 5 calls, 1 to 4096 rows, 18 families of rows, own pitches of y, x, null
 //           rstd
+// note      emitted as another text than the one that was tuned: 8192 x 4096
 //
 //   rows x cols              kernel         threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
 //   8192 x 4096 no rstd      block_per_row  64       1           4       29.1      83.05 / 53.95  4613  105.7 %  1.18x       34.7      fresh
@@ -379,6 +380,7 @@ __device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
 
 // What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row. In kernels:
 // kVector        elements per access
+// kStride        columns from one vector of a thread to its next
 // kRunningSums   running sums that a vector adds to
 // kEarlyParams   column parameters wait in registers, or are read where they are used
 // kPackedParams  column parameters stay as they are stored while they wait in registers
@@ -406,7 +408,7 @@ struct Look1_57d9 {  // state of look 1: sum(x**2)
 // rmsnorm forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_f16_team_per_row_5002(
+rmsnorm_fwd_f16_team_per_row_59e9(
     float16* __restrict__ y,
     float* __restrict__ rstd,
     Input<Config, float16> x,
@@ -420,13 +422,14 @@ rmsnorm_fwd_f16_team_per_row_5002(
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
-      kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4;
+      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
   constexpr bool kEarlyParams = Config::kEarlyParams, kPackedParams = Config::kPackedParams;
   constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0, kAhead = Config::kAhead;
   __shared__ typename Team::template Slots<Look1_57d9> look1_slots[2];
 
   const int lane = Team::lane();
+  const int own = lane * kVector;  // the column of a thread's first vector
   const int slot = Team::slot();  // this thread's row within the block
   int parity = 0;
 
@@ -439,7 +442,7 @@ rmsnorm_fwd_f16_team_per_row_5002(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + vector * kVector);
+        weight_held[step] = read<kVector>(weight + own + step * kStride);
       }
     }
   }
@@ -453,7 +456,7 @@ rmsnorm_fwd_f16_team_per_row_5002(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        x_next[step] = read<kVector, Load>(x_row + vector * kVector);
+        x_next[step] = read<kVector, Load>(x_row + own + step * kStride);
       }
     }
   };
@@ -511,7 +514,7 @@ rmsnorm_fwd_f16_team_per_row_5002(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + vector * kVector);
+        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
         float y_values[kVector];
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -521,7 +524,7 @@ rmsnorm_fwd_f16_team_per_row_5002(
         }
         Vec<float16, kVector> y_vec;
         pack(y_vec, y_values);
-        if (active) write<Store>(y_row + vector * kVector, y_vec);
+        if (active) write<Store>(y_row + own + step * kStride, y_vec);
       }
     }
 
@@ -534,7 +537,7 @@ rmsnorm_fwd_f16_team_per_row_5002(
 // rmsnorm forward, any number of columns: a team of threads owns a row; each row is read twice.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_f16_any_cols_team_per_row_3859(
+rmsnorm_fwd_f16_any_cols_team_per_row_073d(
     float16* __restrict__ y,
     float* __restrict__ rstd,
     Input<Config, float16> x,
@@ -548,8 +551,8 @@ rmsnorm_fwd_f16_any_cols_team_per_row_3859(
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kThreadsPerRow = Team::kSize, kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4,
-      kUnroll = Config::kUnroll;
+  constexpr int kThreadsPerRow = Team::kSize, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
+      kRunningSums = kVector < 4 ? kVector : 4, kUnroll = Config::kUnroll;
   __shared__ typename Team::template Slots<Look1_57d9> look1_slots;
 
   const int lane = Team::lane();
@@ -561,6 +564,7 @@ rmsnorm_fwd_f16_any_cols_team_per_row_3859(
   // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
   const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(x_row) / sizeof(float16) % kVector);
   const int head = (kVector - shift) % kVector;
+  const int own = head + lane * kVector;
   const int vectors = (cols - head) / kVector;
   const int edge = lane < head ? lane : lane + vectors * kVector;
   const bool has_edge = edge < cols;
@@ -578,8 +582,7 @@ rmsnorm_fwd_f16_any_cols_team_per_row_3859(
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const int column = head + vector * kVector;
-      const Vec<float16, kVector> x_vec = read<kVector>(x_row + column);
+      const Vec<float16, kVector> x_vec = read<kVector>(x_row + own + step * kStride);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
@@ -608,7 +611,7 @@ rmsnorm_fwd_f16_any_cols_team_per_row_3859(
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
       const int column = head + vector * kVector;
-      const Vec<float16, kVector> x_vec = read<kVector, Load>(x_row + column);
+      const Vec<float16, kVector> x_vec = read<kVector, Load>(x_row + own + step * kStride);
       const Vec<float16, kVector> weight_vec = weight != nullptr ? read_window<kVector>(weight, column, cols, false) :
           filled<float16, kVector>(1.0f);
       float y_values[kVector];
@@ -620,7 +623,7 @@ rmsnorm_fwd_f16_any_cols_team_per_row_3859(
       }
       Vec<float16, kVector> y_vec;
       pack(y_vec, y_values);
-      write<Store>(y_row + column, y_vec);
+      write<Store>(y_row + own + step * kStride, y_vec);
     }
   }
   if (has_edge) {
@@ -788,13 +791,13 @@ struct Tuned {
 };
 inline constexpr Tuned kTuned[] = {
     {8192, 4096, 8, 0u, 2u, false, {{64, 1, false, 0, 0, 16},
-     run<rmsnorm_fwd_f16_team_per_row_5002<Cols4096_2532>>}},
+     run<rmsnorm_fwd_f16_team_per_row_59e9<Cols4096_2532>>}},
 };
 
 // For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.
 inline constexpr Kernel kGeneral[] = {
-    {{256}, run_any_cols<rmsnorm_fwd_f16_any_cols_team_per_row_3859<AnyCols_224d>>},
-    {{256}, run_any_cols<rmsnorm_fwd_f16_any_cols_team_per_row_3859<AnyCols_0595>>},
+    {{256}, run_any_cols<rmsnorm_fwd_f16_any_cols_team_per_row_073d<AnyCols_224d>>},
+    {{256}, run_any_cols<rmsnorm_fwd_f16_any_cols_team_per_row_073d<AnyCols_0595>>},
 };
 
 // Bits of `absent`: 1u weight, 2u rstd.

@@ -13,6 +13,7 @@
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // verified  NVIDIA H200, driver for CUDA 13.0: 5 to 6 calls, 1 to 4096 rows, 18 families of rows, own pitches of y, x,
 //           null rstd
+// note      emitted as another text than the one that was tuned: all
 //
 // all timed without rstd:
 //
@@ -467,6 +468,7 @@ __device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
 
 // What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row. In kernels:
 // kVector       elements per access
+// kStride       columns from one vector of a thread to its next
 // kRunningSums  running sums that a vector adds to
 // kEarlyParams  column parameters wait in registers, or are read where they are used
 // kVectors      vectors of a row
@@ -498,7 +500,7 @@ struct Look1_57d9 {  // state of look 1: sum(x**2)
 // rmsnorm forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_f32_team_per_row_4466(
+rmsnorm_fwd_f32_team_per_row_f3fb(
     float* __restrict__ y,
     float* __restrict__ rstd,
     Input<Config, float> x,
@@ -512,13 +514,14 @@ rmsnorm_fwd_f32_team_per_row_4466(
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
-      kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4;
+      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
   constexpr bool kEarlyParams = Config::kEarlyParams;
   constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0, kAhead = Config::kAhead;
   __shared__ typename Team::template Slots<Look1_57d9> look1_slots[2];
 
   const int lane = Team::lane();
+  const int own = lane * kVector;  // the column of a thread's first vector
   const int slot = Team::slot();  // this thread's row within the block
   int parity = 0;
 
@@ -531,7 +534,7 @@ rmsnorm_fwd_f32_team_per_row_4466(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + vector * kVector);
+        weight_held[step] = read<kVector>(weight + own + step * kStride);
       }
     }
   }
@@ -545,7 +548,7 @@ rmsnorm_fwd_f32_team_per_row_4466(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        x_next[step] = read<kVector, Load>(x_row + vector * kVector);
+        x_next[step] = read<kVector, Load>(x_row + own + step * kStride);
       }
     }
   };
@@ -597,7 +600,7 @@ rmsnorm_fwd_f32_team_per_row_4466(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + vector * kVector);
+        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
         float y_values[kVector];
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -607,7 +610,7 @@ rmsnorm_fwd_f32_team_per_row_4466(
         }
         Vec<float, kVector> y_vec;
         pack(y_vec, y_values);
-        if (active) write<Store>(y_row + vector * kVector, y_vec);
+        if (active) write<Store>(y_row + own + step * kStride, y_vec);
       }
     }
 
@@ -620,7 +623,7 @@ rmsnorm_fwd_f32_team_per_row_4466(
 // rmsnorm forward: the blocks of a cluster own a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_f32_cluster_per_row_11c9(
+rmsnorm_fwd_f32_cluster_per_row_ce9f(
     float* __restrict__ y,
     float* __restrict__ rstd,
     Input<Config, float> x,
@@ -633,8 +636,9 @@ rmsnorm_fwd_f32_cluster_per_row_11c9(
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kCluster = Config::kCluster, kWarps = kThreads / 32,
-      kThreadsPerRow = kCluster * kThreads, kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4,
-      kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+      kThreadsPerRow = kCluster * kThreads, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
+      kRunningSums = kVector < 4 ? kVector : 4, kVectors = kCols / kVector,
+      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
   constexpr int kStages = Config::kStages;
   __shared__ Look1_57d9 look1_slots[2][kCluster * kWarps];
@@ -642,6 +646,7 @@ rmsnorm_fwd_f32_cluster_per_row_11c9(
   __shared__ unsigned long long arrived[kStages];
 
   const int lane = static_cast<int>(cluster_rank() * kThreads + threadIdx.x);
+  const int own = lane * kVector;  // the column of a thread's first vector
   unsigned trip = 0;
   if (threadIdx.x == 0) {
     for (int i = 0; i < 2; ++i) {
@@ -700,7 +705,7 @@ rmsnorm_fwd_f32_cluster_per_row_11c9(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + vector * kVector);
+        weight_held[step] = read<kVector>(weight + own + step * kStride);
       }
     }
 
@@ -755,7 +760,7 @@ rmsnorm_fwd_f32_cluster_per_row_11c9(
         }
         Vec<float, kVector> y_vec;
         pack(y_vec, y_values);
-        write<Store>(y_row + vector * kVector, y_vec);
+        write<Store>(y_row + own + step * kStride, y_vec);
       }
     }
 
@@ -772,7 +777,7 @@ rmsnorm_fwd_f32_cluster_per_row_11c9(
 // rmsnorm forward, any number of columns: a team of threads owns a row; each row is read twice.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_f32_any_cols_team_per_row_a2a2(
+rmsnorm_fwd_f32_any_cols_team_per_row_9a04(
     float* __restrict__ y,
     float* __restrict__ rstd,
     Input<Config, float> x,
@@ -786,8 +791,8 @@ rmsnorm_fwd_f32_any_cols_team_per_row_a2a2(
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kThreadsPerRow = Team::kSize, kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4,
-      kUnroll = Config::kUnroll;
+  constexpr int kThreadsPerRow = Team::kSize, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
+      kRunningSums = kVector < 4 ? kVector : 4, kUnroll = Config::kUnroll;
   __shared__ typename Team::template Slots<Look1_57d9> look1_slots;
 
   const int lane = Team::lane();
@@ -799,6 +804,7 @@ rmsnorm_fwd_f32_any_cols_team_per_row_a2a2(
   // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
   const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(x_row) / sizeof(float) % kVector);
   const int head = (kVector - shift) % kVector;
+  const int own = head + lane * kVector;
   const int vectors = (cols - head) / kVector;
   const int edge = lane < head ? lane : lane + vectors * kVector;
   const bool has_edge = edge < cols;
@@ -816,8 +822,7 @@ rmsnorm_fwd_f32_any_cols_team_per_row_a2a2(
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const int column = head + vector * kVector;
-      const Vec<float, kVector> x_vec = read<kVector>(x_row + column);
+      const Vec<float, kVector> x_vec = read<kVector>(x_row + own + step * kStride);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
@@ -846,7 +851,7 @@ rmsnorm_fwd_f32_any_cols_team_per_row_a2a2(
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
       const int column = head + vector * kVector;
-      const Vec<float, kVector> x_vec = read<kVector, Load>(x_row + column);
+      const Vec<float, kVector> x_vec = read<kVector, Load>(x_row + own + step * kStride);
       const Vec<float, kVector> weight_vec = weight != nullptr ? read_window<kVector>(weight, column, cols, false) :
           filled<float, kVector>(1.0f);
       float y_values[kVector];
@@ -858,7 +863,7 @@ rmsnorm_fwd_f32_any_cols_team_per_row_a2a2(
       }
       Vec<float, kVector> y_vec;
       pack(y_vec, y_values);
-      write<Store>(y_row + column, y_vec);
+      write<Store>(y_row + own + step * kStride, y_vec);
     }
   }
   if (has_edge) {
@@ -1041,15 +1046,15 @@ struct Tuned {
 };
 inline constexpr Tuned kTuned[] = {
     {8192,   4096,  8, 0u, 2u, false, {{128, 2, false, 0, 0, 8},
-     run<rmsnorm_fwd_f32_team_per_row_4466<Cols4096_df12>>}},
+     run<rmsnorm_fwd_f32_team_per_row_f3fb<Cols4096_df12>>}},
     {2048, 262144, 16, 0u, 2u, false, {{1024, 1, false, 0, 0, 1, 16, 1, 131072},
-     run<rmsnorm_fwd_f32_cluster_per_row_11c9<Cols262144_36c6>>}},
+     run<rmsnorm_fwd_f32_cluster_per_row_ce9f<Cols262144_36c6>>}},
 };
 
 // For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.
 inline constexpr Kernel kGeneral[] = {
-    {{256}, run_any_cols<rmsnorm_fwd_f32_any_cols_team_per_row_a2a2<AnyCols_ba44>>},
-    {{256}, run_any_cols<rmsnorm_fwd_f32_any_cols_team_per_row_a2a2<AnyCols_0595>>},
+    {{256}, run_any_cols<rmsnorm_fwd_f32_any_cols_team_per_row_9a04<AnyCols_ba44>>},
+    {{256}, run_any_cols<rmsnorm_fwd_f32_any_cols_team_per_row_9a04<AnyCols_0595>>},
 };
 
 // Bits of `absent`: 1u weight, 2u rstd.

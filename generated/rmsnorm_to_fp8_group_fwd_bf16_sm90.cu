@@ -13,21 +13,23 @@
 // spec      rmsnorm_to_fp8_group, sha256:2b8246842988deb2fcdb29046e3dd14cb10f8ef221b7660558d7279e664aadeb
 // tuned by  normgen 0.1.0
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
-// verified  NVIDIA H200, driver for CUDA 13.0: 4 to 5 calls, 1 to 4096 rows, 18 families of rows, own pitches of y, q,
+// verified  NVIDIA H200, driver for CUDA 13.0: 4 to 5 calls, 1 to 4096 rows, 20 families of rows, own pitches of y, q,
 //           scale, x; any value passes in 0.00034 of the elements, which have no finite bound; any value passes in
 //           0.00044 of the elements, which have no finite bound; any value passes in 0.00053 of the elements, which
-//           have no finite bound; any value passes in 0.00057 of the elements, which have no finite bound; any value
+//           have no finite bound; any value passes in 0.017 of the elements, which have no finite bound; any value
 //           passes in 0.00063 of the elements, which have no finite bound; any value passes in 0.0002 of the elements,
 //           which have no finite bound; any value passes in 0.00025 of the elements, which have no finite bound; any
 //           value passes in 0.00024 of the elements, which have no finite bound; any value passes in 0.00028 of the
 //           elements, which have no finite bound
+// note      emitted as another text than the one that was tuned: 1 x 4096, 16 x 4096, 64 x 4096, 256 x 4096, 4096 x
+//           4096, 1 x 7168, 16 x 7168, 64 x 7168, 256 x 7168, 1024 x 7168, 4096 x 7168
 //
 //   rows x cols  kernel         threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
 //   1 x 4096     block_per_row  512      1           4       1.905     4.516 / 2.611  15    71.4 %   1.02x       2.18      fresh
 //   16 x 4096    block_per_row  512      1           8       1.821     5.314 / 3.493  186   71.2 %   1.01x       2.135     fresh
 //   64 x 4096    block_per_row  512      1           8       1.93      5.682 / 3.753  688   69.6 %   1.01x       2.363     fresh
 //   256 x 4096   block_per_row  512      1           8       2.762     7.24 / 4.475   1913  73.7 %   1.08x       3.78      fresh
-//   1024 x 4096  block_per_row  256      2           8       5.71      13.62 / 7.903  3697  80.6 %   1.06x       7.312     fresh
+//   1024 x 4096  block_per_row  256      2           8       5.314     13.34 / 8.031  3973  83.1 %   1.05x       7.224     fresh
 //   4096 x 4096  block_per_row  128      2           8       21.41     47.69 / 26.29  3943  100.6 %  1.01x       24.86     fresh
 //   1 x 7168     block_per_row  1024     1           8       2.142     5.211 / 3.072  24    60.5 %   1.14x       2.63      fresh
 //   16 x 7168    block_per_row  512      1           8       2.243     5.89 / 3.646   264   57.2 %   1.10x       2.648     fresh
@@ -510,11 +512,12 @@ struct Minimum {
 };
 
 // All kLanes neighbouring lanes of a warp that own a group, a power of two, end with the value of the whole group.
-// Other lanes of the warp may own no vector in this step, so that each group shuffles by itself.
-template <int kLanes, typename Operation>
+// Unless kTogether, other lanes of the warp may own no vector in this step: then each group shuffles by itself, for a
+// dozen instructions that find out which lanes are there.
+template <int kLanes, typename Operation, bool kTogether>
 __device__ __forceinline__ float reduce_group(float value) {
   const unsigned first = threadIdx.x % 32 / kLanes * kLanes;
-  const unsigned lanes = kLanes == 32 ? 0xffffffffu : ((1u << kLanes % 32) - 1) << first;
+  const unsigned lanes = kTogether || kLanes == 32 ? 0xffffffffu : ((1u << kLanes % 32) - 1) << first;
   #pragma unroll
   for (int offset = kLanes / 2; offset > 0; offset /= 2) {
     value = Operation::combine(value, __shfl_xor_sync(lanes, value, offset));
@@ -558,6 +561,7 @@ __device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
 
 // What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row. In kernels:
 // kVector        elements per access
+// kStride        columns from one vector of a thread to its next
 // kRunningSums   running sums that a vector adds to
 // kEarlyParams   column parameters wait in registers, or are read where they are used
 // kVectors       vectors of a row
@@ -619,7 +623,7 @@ struct Look1_57d9 {  // state of look 1: sum(x**2)
 // rmsnorm_to_fp8_group forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_to_fp8_group_fwd_bf16_team_per_row_1f05(
+rmsnorm_to_fp8_group_fwd_bf16_team_per_row_f0eb(
     bfloat16* __restrict__ y,
     float8_e4m3* __restrict__ q,
     float* __restrict__ scale,
@@ -638,7 +642,7 @@ rmsnorm_to_fp8_group_fwd_bf16_team_per_row_1f05(
   using Chain = typename Config::Chain;
   using Params = typename Config::Params;
   constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
-      kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4;
+      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
   constexpr bool kEarlyParams = Config::kEarlyParams;
   constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
@@ -646,6 +650,7 @@ rmsnorm_to_fp8_group_fwd_bf16_team_per_row_1f05(
   __shared__ typename Team::template Slots<Look1_57d9> look1_slots;
 
   const int lane = Team::lane();
+  const int own = lane * kVector;  // the column of a thread's first vector
   const int slot = Team::slot();  // this thread's row within the block
   const int row = Team::tile() * kRowsPerBlock + slot;
 
@@ -667,7 +672,7 @@ rmsnorm_to_fp8_group_fwd_bf16_team_per_row_1f05(
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      x_held[step] = read<kVector, Load>(x_row + vector * kVector);
+      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
     }
   }
 
@@ -677,7 +682,7 @@ rmsnorm_to_fp8_group_fwd_bf16_team_per_row_1f05(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + vector * kVector);
+        weight_held[step] = read<kVector>(weight + own + step * kStride);
       }
     }
   }
@@ -711,37 +716,37 @@ rmsnorm_to_fp8_group_fwd_bf16_team_per_row_1f05(
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + vector * kVector);
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
       float y_values[kVector];
       float q_values[kVector];
+      float y_kept[kVector];
       float y_absmax_g = 0.0f;
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_held[step], i);
         const float weight_i = element(weight_held[step], i);
         const float y_i = x_i * row_rstd * weight_i;
+        y_kept[i] = y_i;
         y_absmax_g = maximum(y_absmax_g, fabsf(y_i));
       }
-      y_absmax_g = reduce_group<kGroupVectors, Maximum>(y_absmax_g);
+      y_absmax_g = reduce_group<kGroupVectors, Maximum, kEven>(y_absmax_g);
       const float scale_g = maximum(amax_min, y_absmax_g) / 448.0f;
       const float scale_inverse_g = 1.0f / scale_g;
-      if (vector % kGroupVectors == 0 && active) {
-        scale_row[vector / kGroupVectors] = scale_g;
-      }
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        const float weight_i = element(weight_held[step], i);
-        const float y_i = x_i * row_rstd * weight_i;
+        const float y_i = y_kept[i];
         y_values[i] = y_i;
         q_values[i] = y_i * scale_inverse_g;
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      if (active) write<Store>(y_row + vector * kVector, y_vec);
+      if (active) write<Store>(y_row + own + step * kStride, y_vec);
       Vec<float8_e4m3, kVector> q_vec;
       pack(q_vec, q_values);
-      if (active) write<Store>(q_row + vector * kVector, q_vec);
+      if (active) write<Store>(q_row + own + step * kStride, q_vec);
+      if (vector % kGroupVectors == 0 && active) {
+        scale_row[vector / kGroupVectors] = scale_g;
+      }
     }
   }
 
@@ -751,7 +756,7 @@ rmsnorm_to_fp8_group_fwd_bf16_team_per_row_1f05(
 // rmsnorm_to_fp8_group forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_to_fp8_group_fwd_bf16_team_per_row_554b(
+rmsnorm_to_fp8_group_fwd_bf16_team_per_row_f67e(
     bfloat16* __restrict__ y,
     float8_e4m3* __restrict__ q,
     float* __restrict__ scale,
@@ -769,7 +774,7 @@ rmsnorm_to_fp8_group_fwd_bf16_team_per_row_554b(
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
-      kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4;
+      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
   constexpr bool kEarlyParams = Config::kEarlyParams, kPackedParams = Config::kPackedParams;
   constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
@@ -778,6 +783,7 @@ rmsnorm_to_fp8_group_fwd_bf16_team_per_row_554b(
   __shared__ typename Team::template Slots<Look1_57d9> look1_slots[2];
 
   const int lane = Team::lane();
+  const int own = lane * kVector;  // the column of a thread's first vector
   const int slot = Team::slot();  // this thread's row within the block
   int parity = 0;
 
@@ -790,7 +796,7 @@ rmsnorm_to_fp8_group_fwd_bf16_team_per_row_554b(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + vector * kVector);
+        weight_held[step] = read<kVector>(weight + own + step * kStride);
       }
     }
   }
@@ -804,7 +810,7 @@ rmsnorm_to_fp8_group_fwd_bf16_team_per_row_554b(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        x_next[step] = read<kVector, Load>(x_row + vector * kVector);
+        x_next[step] = read<kVector, Load>(x_row + own + step * kStride);
       }
     }
   };
@@ -860,37 +866,37 @@ rmsnorm_to_fp8_group_fwd_bf16_team_per_row_554b(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + vector * kVector);
+        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
         float y_values[kVector];
         float q_values[kVector];
+        float y_kept[kVector];
         float y_absmax_g = 0.0f;
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
           const float x_i = element(x_held[step], i);
           const float weight_i = element(weight_held[step], i);
           const float y_i = x_i * row_rstd * weight_i;
+          y_kept[i] = y_i;
           y_absmax_g = maximum(y_absmax_g, fabsf(y_i));
         }
-        y_absmax_g = reduce_group<kGroupVectors, Maximum>(y_absmax_g);
+        y_absmax_g = reduce_group<kGroupVectors, Maximum, kEven>(y_absmax_g);
         const float scale_g = maximum(amax_min, y_absmax_g) / 448.0f;
         const float scale_inverse_g = 1.0f / scale_g;
-        if (vector % kGroupVectors == 0 && active) {
-          scale_row[vector / kGroupVectors] = scale_g;
-        }
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
-          const float x_i = element(x_held[step], i);
-          const float weight_i = element(weight_held[step], i);
-          const float y_i = x_i * row_rstd * weight_i;
+          const float y_i = y_kept[i];
           y_values[i] = y_i;
           q_values[i] = y_i * scale_inverse_g;
         }
         Vec<bfloat16, kVector> y_vec;
         pack(y_vec, y_values);
-        if (active) write<Store>(y_row + vector * kVector, y_vec);
+        if (active) write<Store>(y_row + own + step * kStride, y_vec);
         Vec<float8_e4m3, kVector> q_vec;
         pack(q_vec, q_values);
-        if (active) write<Store>(q_row + vector * kVector, q_vec);
+        if (active) write<Store>(q_row + own + step * kStride, q_vec);
+        if (vector % kGroupVectors == 0 && active) {
+          scale_row[vector / kGroupVectors] = scale_g;
+        }
       }
     }
 
@@ -903,7 +909,7 @@ rmsnorm_to_fp8_group_fwd_bf16_team_per_row_554b(
 // rmsnorm_to_fp8_group forward, any number of columns: a team of threads owns a row; each row is read twice.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_to_fp8_group_fwd_bf16_any_cols_team_per_row_55f8(
+rmsnorm_to_fp8_group_fwd_bf16_any_cols_team_per_row_0253(
     bfloat16* __restrict__ y,
     float8_e4m3* __restrict__ q,
     float* __restrict__ scale,
@@ -921,11 +927,13 @@ rmsnorm_to_fp8_group_fwd_bf16_any_cols_team_per_row_55f8(
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kThreadsPerRow = Team::kSize, kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4,
-      kUnroll = Config::kUnroll, kGroup = Config::kGroup, kGroupVectors = kGroup / kVector;
+  constexpr int kThreadsPerRow = Team::kSize, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
+      kRunningSums = kVector < 4 ? kVector : 4, kUnroll = Config::kUnroll, kGroup = Config::kGroup,
+      kGroupVectors = kGroup / kVector;
   __shared__ typename Team::template Slots<Look1_57d9> look1_slots;
 
   const int lane = Team::lane();
+  const int own = lane * kVector;  // the column of a thread's first vector
   const int row = blockIdx.x;
   const int vectors = cols / kVector;
   const int steps = (vectors + kThreadsPerRow - 1) / kThreadsPerRow;
@@ -948,7 +956,7 @@ rmsnorm_to_fp8_group_fwd_bf16_any_cols_team_per_row_55f8(
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + vector * kVector);
+      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + own + step * kStride);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
@@ -967,39 +975,39 @@ rmsnorm_to_fp8_group_fwd_bf16_any_cols_team_per_row_55f8(
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + vector * kVector);
-      const Vec<bfloat16, kVector> weight_vec = weight != nullptr ? read<kVector>(weight + vector * kVector) :
+      const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + own + step * kStride);
+      const Vec<bfloat16, kVector> weight_vec = weight != nullptr ? read<kVector>(weight + own + step * kStride) :
           filled<bfloat16, kVector>(1.0f);
       float y_values[kVector];
       float q_values[kVector];
+      float y_kept[kVector];
       float y_absmax_g = 0.0f;
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
         const float weight_i = element(weight_vec, i);
         const float y_i = x_i * row_rstd * weight_i;
+        y_kept[i] = y_i;
         y_absmax_g = maximum(y_absmax_g, fabsf(y_i));
       }
-      y_absmax_g = reduce_group<kGroupVectors, Maximum>(y_absmax_g);
+      y_absmax_g = reduce_group<kGroupVectors, Maximum, false>(y_absmax_g);
       const float scale_g = maximum(amax_min, y_absmax_g) / 448.0f;
       const float scale_inverse_g = 1.0f / scale_g;
-      if (vector % kGroupVectors == 0) {
-        scale_row[vector / kGroupVectors] = scale_g;
-      }
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_vec, i);
-        const float weight_i = element(weight_vec, i);
-        const float y_i = x_i * row_rstd * weight_i;
+        const float y_i = y_kept[i];
         y_values[i] = y_i;
         q_values[i] = y_i * scale_inverse_g;
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      write<Store>(y_row + vector * kVector, y_vec);
+      write<Store>(y_row + own + step * kStride, y_vec);
       Vec<float8_e4m3, kVector> q_vec;
       pack(q_vec, q_values);
-      write<Store>(q_row + vector * kVector, q_vec);
+      write<Store>(q_row + own + step * kStride, q_vec);
+      if (vector % kGroupVectors == 0) {
+        scale_row[vector / kGroupVectors] = scale_g;
+      }
     }
   }
 
@@ -1161,27 +1169,27 @@ struct Tuned {
   Kernel kernel;
 };
 inline constexpr Tuned kTuned[] = {
-    {   1, 4096, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_group_fwd_bf16_team_per_row_1f05<Cols4096_bf7b>>}},
-    {  16, 4096, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_group_fwd_bf16_team_per_row_1f05<Cols4096_9629>>}},
-    {  64, 4096, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_group_fwd_bf16_team_per_row_1f05<Cols4096_e8d4>>}},
-    { 256, 4096, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_group_fwd_bf16_team_per_row_1f05<Cols4096_9629>>}},
+    {   1, 4096, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_group_fwd_bf16_team_per_row_f0eb<Cols4096_bf7b>>}},
+    {  16, 4096, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_group_fwd_bf16_team_per_row_f0eb<Cols4096_9629>>}},
+    {  64, 4096, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_group_fwd_bf16_team_per_row_f0eb<Cols4096_e8d4>>}},
+    { 256, 4096, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_group_fwd_bf16_team_per_row_f0eb<Cols4096_9629>>}},
     {1024, 4096, 16, 0u, 0u, false, {{256, 2},
-     run<rmsnorm_to_fp8_group_fwd_bf16_team_per_row_1f05<Cols4096_9c85>>}},
+     run<rmsnorm_to_fp8_group_fwd_bf16_team_per_row_f0eb<Cols4096_9c85>>}},
     {4096, 4096, 16, 0u, 0u, false, {{128, 2, false, 0, 0, 4},
-     run<rmsnorm_to_fp8_group_fwd_bf16_team_per_row_554b<Cols4096_d371>>}},
-    {   1, 7168, 16, 0u, 0u, false, {{1024}, run<rmsnorm_to_fp8_group_fwd_bf16_team_per_row_1f05<Cols7168_74bb>>}},
-    {  16, 7168, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_group_fwd_bf16_team_per_row_1f05<Cols7168_ef3e>>}},
-    {  64, 7168, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_group_fwd_bf16_team_per_row_1f05<Cols7168_441c>>}},
-    { 256, 7168, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_group_fwd_bf16_team_per_row_1f05<Cols7168_dd85>>}},
+     run<rmsnorm_to_fp8_group_fwd_bf16_team_per_row_f67e<Cols4096_d371>>}},
+    {   1, 7168, 16, 0u, 0u, false, {{1024}, run<rmsnorm_to_fp8_group_fwd_bf16_team_per_row_f0eb<Cols7168_74bb>>}},
+    {  16, 7168, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_group_fwd_bf16_team_per_row_f0eb<Cols7168_ef3e>>}},
+    {  64, 7168, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_group_fwd_bf16_team_per_row_f0eb<Cols7168_441c>>}},
+    { 256, 7168, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_group_fwd_bf16_team_per_row_f0eb<Cols7168_dd85>>}},
     {1024, 7168, 16, 0u, 0u, false, {{256, 2},
-     run<rmsnorm_to_fp8_group_fwd_bf16_team_per_row_1f05<Cols7168_840c>>}},
+     run<rmsnorm_to_fp8_group_fwd_bf16_team_per_row_f0eb<Cols7168_840c>>}},
     {4096, 7168, 16, 0u, 0u, false, {{128, 1, true},
-     run<rmsnorm_to_fp8_group_fwd_bf16_team_per_row_1f05<Cols7168_f98f>>}},
+     run<rmsnorm_to_fp8_group_fwd_bf16_team_per_row_f0eb<Cols7168_f98f>>}},
 };
 
 // For any cols.
 inline constexpr Kernel kGeneral[] = {
-    {{256}, run_any_cols<rmsnorm_to_fp8_group_fwd_bf16_any_cols_team_per_row_55f8<AnyCols_848d>>},
+    {{256}, run_any_cols<rmsnorm_to_fp8_group_fwd_bf16_any_cols_team_per_row_0253<AnyCols_848d>>},
 };
 
 // Bits of `absent`: 1u weight.

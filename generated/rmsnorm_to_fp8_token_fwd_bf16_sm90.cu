@@ -20,6 +20,7 @@
 //           the elements, which have no finite bound; any value passes in 0.021 of the elements, which have no finite
 //           bound; any value passes in 0.019 of the elements, which have no finite bound; any value passes in 0.016 of
 //           the elements, which have no finite bound
+// note      emitted as another text than the one that was tuned: all
 //
 // all timed without scale_ub:
 //
@@ -506,6 +507,7 @@ __device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
 
 // What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row. In kernels:
 // kVector        elements per access
+// kStride        columns from one vector of a thread to its next
 // kRunningSums   running sums that a vector adds to
 // kEarlyParams   column parameters wait in registers, or are read where they are used
 // kVectors       vectors of a row
@@ -566,7 +568,7 @@ struct Look2_737a {  // state of look 2: absmax(y)
 // rmsnorm_to_fp8_token forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_583f(
+rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_2539(
     bfloat16* __restrict__ y,
     float8_e4m3* __restrict__ q,
     float* __restrict__ scale,
@@ -584,7 +586,7 @@ rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_583f(
   using Chain = typename Config::Chain;
   using Params = typename Config::Params;
   constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
-      kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4;
+      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
   constexpr bool kEarlyParams = Config::kEarlyParams;
   constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
@@ -592,6 +594,7 @@ rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_583f(
   __shared__ typename Team::template Slots<Look2_737a> look2_slots;
 
   const int lane = Team::lane();
+  const int own = lane * kVector;  // the column of a thread's first vector
   const int slot = Team::slot();  // this thread's row within the block
   const int row = Team::tile() * kRowsPerBlock + slot;
 
@@ -614,7 +617,7 @@ rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_583f(
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      x_held[step] = read<kVector, Load>(x_row + vector * kVector);
+      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
     }
   }
 
@@ -624,7 +627,7 @@ rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_583f(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + vector * kVector);
+        weight_held[step] = read<kVector>(weight + own + step * kStride);
       }
     }
   }
@@ -660,7 +663,7 @@ rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_583f(
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + vector * kVector);
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_held[step], i);
@@ -684,7 +687,7 @@ rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_583f(
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + vector * kVector);
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
       float y_values[kVector];
       float q_values[kVector];
       #pragma unroll
@@ -697,10 +700,10 @@ rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_583f(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      if (active) write<Store>(y_row + vector * kVector, y_vec);
+      if (active) write<Store>(y_row + own + step * kStride, y_vec);
       Vec<float8_e4m3, kVector> q_vec;
       pack(q_vec, q_values);
-      if (active) write<Store>(q_row + vector * kVector, q_vec);
+      if (active) write<Store>(q_row + own + step * kStride, q_vec);
     }
   }
 
@@ -710,7 +713,7 @@ rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_583f(
 // rmsnorm_to_fp8_token forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_5c24(
+rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_0b62(
     bfloat16* __restrict__ y,
     float8_e4m3* __restrict__ q,
     float* __restrict__ scale,
@@ -727,7 +730,7 @@ rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_5c24(
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
-      kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4;
+      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
   constexpr bool kEarlyParams = Config::kEarlyParams, kPackedParams = Config::kPackedParams;
   constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0, kAhead = Config::kAhead;
@@ -735,6 +738,7 @@ rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_5c24(
   __shared__ typename Team::template Slots<Look2_737a> look2_slots;
 
   const int lane = Team::lane();
+  const int own = lane * kVector;  // the column of a thread's first vector
   const int slot = Team::slot();  // this thread's row within the block
 
   Chain::at_start();
@@ -746,7 +750,7 @@ rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_5c24(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + vector * kVector);
+        weight_held[step] = read<kVector>(weight + own + step * kStride);
       }
     }
   }
@@ -760,7 +764,7 @@ rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_5c24(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        x_next[step] = read<kVector, Load>(x_row + vector * kVector);
+        x_next[step] = read<kVector, Load>(x_row + own + step * kStride);
       }
     }
   };
@@ -818,7 +822,7 @@ rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_5c24(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + vector * kVector);
+        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
           const float x_i = element(x_held[step], i);
@@ -842,7 +846,7 @@ rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_5c24(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + vector * kVector);
+        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
         float y_values[kVector];
         float q_values[kVector];
         #pragma unroll
@@ -855,10 +859,10 @@ rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_5c24(
         }
         Vec<bfloat16, kVector> y_vec;
         pack(y_vec, y_values);
-        if (active) write<Store>(y_row + vector * kVector, y_vec);
+        if (active) write<Store>(y_row + own + step * kStride, y_vec);
         Vec<float8_e4m3, kVector> q_vec;
         pack(q_vec, q_values);
-        if (active) write<Store>(q_row + vector * kVector, q_vec);
+        if (active) write<Store>(q_row + own + step * kStride, q_vec);
       }
     }
   }
@@ -869,7 +873,7 @@ rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_5c24(
 // rmsnorm_to_fp8_token forward, any number of columns: a team of threads owns a row; each row is read 3 times.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_to_fp8_token_fwd_bf16_any_cols_team_per_row_65e7(
+rmsnorm_to_fp8_token_fwd_bf16_any_cols_team_per_row_f2de(
     bfloat16* __restrict__ y,
     float8_e4m3* __restrict__ q,
     float* __restrict__ scale,
@@ -887,12 +891,13 @@ rmsnorm_to_fp8_token_fwd_bf16_any_cols_team_per_row_65e7(
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kThreadsPerRow = Team::kSize, kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4,
-      kUnroll = Config::kUnroll;
+  constexpr int kThreadsPerRow = Team::kSize, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
+      kRunningSums = kVector < 4 ? kVector : 4, kUnroll = Config::kUnroll;
   __shared__ typename Team::template Slots<Look1_57d9> look1_slots;
   __shared__ typename Team::template Slots<Look2_737a> look2_slots;
 
   const int lane = Team::lane();
+  const int own = lane * kVector;  // the column of a thread's first vector
   const int row = blockIdx.x;
   const int vectors = cols / kVector;
   const int steps = (vectors + kThreadsPerRow - 1) / kThreadsPerRow;
@@ -916,7 +921,7 @@ rmsnorm_to_fp8_token_fwd_bf16_any_cols_team_per_row_65e7(
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + vector * kVector);
+      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + own + step * kStride);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
@@ -937,8 +942,8 @@ rmsnorm_to_fp8_token_fwd_bf16_any_cols_team_per_row_65e7(
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + vector * kVector);
-      const Vec<bfloat16, kVector> weight_vec = weight != nullptr ? read<kVector>(weight + vector * kVector) :
+      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + own + step * kStride);
+      const Vec<bfloat16, kVector> weight_vec = weight != nullptr ? read<kVector>(weight + own + step * kStride) :
           filled<bfloat16, kVector>(1.0f);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -963,8 +968,8 @@ rmsnorm_to_fp8_token_fwd_bf16_any_cols_team_per_row_65e7(
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + vector * kVector);
-      const Vec<bfloat16, kVector> weight_vec = weight != nullptr ? read<kVector>(weight + vector * kVector) :
+      const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + own + step * kStride);
+      const Vec<bfloat16, kVector> weight_vec = weight != nullptr ? read<kVector>(weight + own + step * kStride) :
           filled<bfloat16, kVector>(1.0f);
       float y_values[kVector];
       float q_values[kVector];
@@ -978,10 +983,10 @@ rmsnorm_to_fp8_token_fwd_bf16_any_cols_team_per_row_65e7(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      write<Store>(y_row + vector * kVector, y_vec);
+      write<Store>(y_row + own + step * kStride, y_vec);
       Vec<float8_e4m3, kVector> q_vec;
       pack(q_vec, q_values);
-      write<Store>(q_row + vector * kVector, q_vec);
+      write<Store>(q_row + own + step * kStride, q_vec);
     }
   }
 
@@ -1144,34 +1149,34 @@ struct Tuned {
 };
 inline constexpr Tuned kTuned[] = {
     {   1, 4096, 16, 2u, 2u, false, {{256},
-     run_without_scale_ub<rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_583f<Cols4096_207c>>}},
+     run_without_scale_ub<rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_2539<Cols4096_207c>>}},
     {  16, 4096, 16, 2u, 2u, false, {{256},
-     run_without_scale_ub<rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_583f<Cols4096_207c>>}},
+     run_without_scale_ub<rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_2539<Cols4096_207c>>}},
     {  64, 4096, 16, 2u, 2u, false, {{256},
-     run_without_scale_ub<rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_583f<Cols4096_925e>>}},
+     run_without_scale_ub<rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_2539<Cols4096_925e>>}},
     { 256, 4096, 16, 2u, 2u, false, {{256},
-     run_without_scale_ub<rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_583f<Cols4096_0193>>}},
+     run_without_scale_ub<rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_2539<Cols4096_0193>>}},
     {1024, 4096, 16, 2u, 2u, false, {{128, 1, true},
-     run_without_scale_ub<rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_583f<Cols4096_4e16>>}},
+     run_without_scale_ub<rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_2539<Cols4096_4e16>>}},
     {4096, 4096, 16, 2u, 2u, false, {{128, 1, true},
-     run_without_scale_ub<rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_583f<Cols4096_b039>>}},
+     run_without_scale_ub<rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_2539<Cols4096_b039>>}},
     {   1, 7168, 16, 2u, 2u, false, {{256},
-     run_without_scale_ub<rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_583f<Cols7168_d1cf>>}},
+     run_without_scale_ub<rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_2539<Cols7168_d1cf>>}},
     {  16, 7168, 16, 2u, 2u, false, {{256},
-     run_without_scale_ub<rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_583f<Cols7168_d1cf>>}},
+     run_without_scale_ub<rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_2539<Cols7168_d1cf>>}},
     {  64, 7168, 16, 2u, 2u, false, {{256},
-     run_without_scale_ub<rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_583f<Cols7168_d1cf>>}},
+     run_without_scale_ub<rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_2539<Cols7168_d1cf>>}},
     { 256, 7168, 16, 2u, 2u, false, {{256},
-     run_without_scale_ub<rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_583f<Cols7168_1639>>}},
+     run_without_scale_ub<rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_2539<Cols7168_1639>>}},
     {1024, 7168, 16, 2u, 2u, false, {{256, 1, true},
-     run_without_scale_ub<rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_583f<Cols7168_e663>>}},
+     run_without_scale_ub<rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_2539<Cols7168_e663>>}},
     {4096, 7168, 16, 2u, 2u, false, {{64, 1, false, 0, 0, 8},
-     run_without_scale_ub<rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_5c24<Cols7168_06de>>}},
+     run_without_scale_ub<rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_0b62<Cols7168_06de>>}},
 };
 
 // For any cols.
 inline constexpr Kernel kGeneral[] = {
-    {{256}, run_any_cols<rmsnorm_to_fp8_token_fwd_bf16_any_cols_team_per_row_65e7<AnyCols_0595>>},
+    {{256}, run_any_cols<rmsnorm_to_fp8_token_fwd_bf16_any_cols_team_per_row_f2de<AnyCols_0595>>},
 };
 
 // Bits of `absent`: 1u weight, 2u scale_ub.

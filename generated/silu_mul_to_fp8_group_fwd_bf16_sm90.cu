@@ -15,23 +15,25 @@
 //           gate, up; any value passes in 0.062 of the elements, which have no finite bound; any value passes in 0.023
 //           of the elements, which have no finite bound; any value passes in 0.00058 of the elements, which have no
 //           finite bound; any value passes in 0.02 of the elements, which have no finite bound; any value passes in
-//           0.037 of the elements, which have no finite bound; any value passes in 0.015 of the elements, which have
-//           no finite bound; any value passes in 0.035 of the elements, which have no finite bound; any value passes
-//           in 0.038 of the elements, which have no finite bound; any value passes in 0.032 of the elements, which
-//           have no finite bound
+//           0.033 of the elements, which have no finite bound; any value passes in 0.046 of the elements, which have
+//           no finite bound; any value passes in 0.015 of the elements, which have no finite bound; any value passes
+//           in 0.035 of the elements, which have no finite bound; any value passes in 0.041 of the elements, which
+//           have no finite bound; any value passes in 0.032 of the elements, which have no finite bound
+// note      emitted as another text than the one that was tuned: 1 x 6144, 16 x 6144, 64 x 6144, 256 x 6144, 1 x
+//           12288, 16 x 12288, 64 x 12288, 256 x 12288, 4096 x 12288
 //
 //   rows x cols   kernel          threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
 //   1 x 6144      block_per_part  256      1           4       1.473     4.052 / 2.58   21    87.9 %   1.08x       1.549     fresh
 //   16 x 6144     block_per_part  256      1           4       1.966     5.293 / 3.328  252   87.8 %   1.04x       1.83      fresh
 //   64 x 6144     block_per_part  256      1           4       2.002     5.83 / 3.803   988   89.3 %   1.06x       2.232     fresh
 //   256 x 6144    block_per_part  128      1           8       3.521     8.42 / 4.899   2248  81.2 %   1.03x       4.253     fresh
-//   1024 x 6144   block_per_part  128      1           8       9.197     18.8 / 9.599   3442  75.4 %   1.05x       9.618     fresh
-//   4096 x 6144   block_per_part  128      1           8       29.54     64.93 / 35.43  4286  88.7 %   1.03x       34.16     fresh
+//   1024 x 6144   block_per_part  128      1           8       7.544     17.89 / 10.33  4196  97.6 %   1.02x       9.003     fresh
+//   4096 x 6144   block_per_part  256      1           8       25.45     61.12 / 35.67  4976  102.6 %  1.00x       32.24     fresh
 //   1 x 12288     block_per_part  256      1           4       1.585     4.473 / 2.888  39    81.9 %   1.03x       1.596     fresh
 //   16 x 12288    block_per_part  256      1           4       1.914     5.586 / 3.668  517   89.7 %   1.04x       1.986     fresh
 //   64 x 12288    block_per_part  128      1           4       2.463     6.551 / 4.085  1606  91.5 %   1.05x       2.901     fresh
 //   256 x 12288   block_per_part  128      1           8       5.475     11.82 / 6.342  2891  76.0 %   1.13x       5.62      fresh
-//   1024 x 12288  block_per_part  64       1           8       17.36     33.86 / 16.49  3646  77.4 %   1.06x       18.31     fresh
+//   1024 x 12288  block_per_part  128      1           8       13.53     30.95 / 17.41  4678  102.2 %  1.01x       17.6      fresh
 //   4096 x 12288  block_per_part  32       1           8       61.53     128.9 / 67.39  4116  97.8 %   1.06x       69.28     fresh
 //   (any other)   block_per_row   256      1           4       -         -              -     -        -           -         not tuned
 //
@@ -39,7 +41,7 @@
 //           outputs; chain: with / without the kernel; fresh: all but the main input comes from DRAM
 //
 // accuracy  largest error against the float64 reference, as a fraction of the bound for float32 arithmetic and the
-//           stored dtype, over adversarial rows, on the GPU: q 0.94, scale 0.22
+//           stored dtype, over adversarial rows, on the GPU: q 0.94, scale 0.23
 // records   records/h200.jsonl: schedule, command and all figures of each line of the table; `normgen show` with --op,
 //           --shape, --dtype and --schedule prints its kernel and Config alone, byte for byte as they stand here
 //
@@ -106,6 +108,41 @@ __device__ __forceinline__ void dependency_wait() {
 __device__ __forceinline__ void dependency_trigger() {
   asm volatile("griddepcontrol.launch_dependents;");
 }
+
+// A load whose lines L2 keeps by `policy` (ld.global.L2::cache_hint: sm_80).
+template <int kBytes>
+__device__ __forceinline__ void load_by_policy(const void* address, unsigned* bits, unsigned long long policy) {
+  if constexpr (kBytes == 16) {
+    asm("ld.global.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
+        : "=r"(bits[0]), "=r"(bits[1]), "=r"(bits[2]), "=r"(bits[3]) : "l"(address), "l"(policy));
+  } else if constexpr (kBytes == 8) {
+    asm("ld.global.L2::cache_hint.v2.u32 {%0, %1}, [%2], %3;"
+        : "=r"(bits[0]), "=r"(bits[1]) : "l"(address), "l"(policy));
+  } else if constexpr (kBytes == 4) {
+    asm("ld.global.L2::cache_hint.u32 %0, [%1], %2;" : "=r"(bits[0]) : "l"(address), "l"(policy));
+  } else {
+    unsigned short half;
+    if constexpr (kBytes == 2) {
+      asm("ld.global.L2::cache_hint.u16 %0, [%1], %2;" : "=h"(half) : "l"(address), "l"(policy));
+    } else {
+      asm("ld.global.L2::cache_hint.u8 %0, [%1], %2;" : "=h"(half) : "l"(address), "l"(policy));
+    }
+    bits[0] = half;
+  }
+}
+
+// Last to leave L2 (createpolicy: sm_80).
+struct EvictLast {
+  static __device__ __forceinline__ unsigned long long l2_policy() {
+    unsigned long long policy;
+    asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+  }
+  template <int kBytes>
+  static __device__ __forceinline__ void load(const void* address, unsigned* bits) {
+    load_by_policy<kBytes>(address, bits, l2_policy());
+  }
+};
 
 // e^x by the hardware's power of two: off by 2 + 1.2 |x| units in the last place at most; 0 where that is subnormal.
 __device__ __forceinline__ float exp_approximate(float x) {
@@ -192,10 +229,11 @@ struct NoAllocate {
   }
 };
 
-// 1 / x by the hardware's reciprocal: off by 1 unit in the last place at most.
+// 1 / x by the hardware's reciprocal: off by 1 unit in the last place at most; 0 where that is subnormal,
+// an infinity where x is.
 __device__ __forceinline__ float reciprocal_approximate(float x) {
   float value;
-  asm("rcp.approx.f32 %0, %1;" : "=f"(value) : "f"(x));
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(value) : "f"(x));
   return value;
 }
 
@@ -363,11 +401,12 @@ struct Minimum {
 };
 
 // All kLanes neighbouring lanes of a warp that own a group, a power of two, end with the value of the whole group.
-// Other lanes of the warp may own no vector in this step, so that each group shuffles by itself.
-template <int kLanes, typename Operation>
+// Unless kTogether, other lanes of the warp may own no vector in this step: then each group shuffles by itself, for a
+// dozen instructions that find out which lanes are there.
+template <int kLanes, typename Operation, bool kTogether>
 __device__ __forceinline__ float reduce_group(float value) {
   const unsigned first = threadIdx.x % 32 / kLanes * kLanes;
-  const unsigned lanes = kLanes == 32 ? 0xffffffffu : ((1u << kLanes % 32) - 1) << first;
+  const unsigned lanes = kTogether || kLanes == 32 ? 0xffffffffu : ((1u << kLanes % 32) - 1) << first;
   #pragma unroll
   for (int offset = kLanes / 2; offset > 0; offset /= 2) {
     value = Operation::combine(value, __shfl_xor_sync(lanes, value, offset));
@@ -407,6 +446,7 @@ struct Threads {
 // What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row. In kernels:
 // kParts         blocks that share a row
 // kVector        elements per access
+// kStride        columns from one vector of a thread to its next
 // kVectors       vectors of a row
 // kSteps         vectors a thread owns
 // kEven          all threads own kSteps of them
@@ -423,8 +463,11 @@ struct Cols6144_6cc3 : Plain { enum : int { kCols = 6144, kThreads = 256, kParts
 struct Cols6144_c70f : Plain { using Load = NoAllocate;
   enum : int { kCols = 6144, kThreads = 128, kParts = 6, kVector = 8, kGroup = 128 };
 };
-struct Cols6144_2ee7 : Plain { using Load = NoAllocate; using Chain = EarlyAtLoads;
+struct Cols6144_e1cd : Plain { using Load = EvictLast;
   enum : int { kCols = 6144, kThreads = 128, kParts = 6, kVector = 8, kGroup = 128 };
+};
+struct Cols6144_6b63 : Plain { using Load = NoAllocate;
+  enum : int { kCols = 6144, kThreads = 256, kParts = 3, kVector = 8, kGroup = 128 };
 };
 struct Cols12288_bc99 : Plain { enum : int { kCols = 12288, kThreads = 256, kParts = 12, kVector = 4, kGroup = 128 }; };
 struct Cols12288_899a : Plain { using Load = NoAllocate;
@@ -434,8 +477,8 @@ struct Cols12288_3ae5 : Plain { enum : int { kCols = 12288, kThreads = 128, kPar
 struct Cols12288_e1ad : Plain { using Load = NoAllocate; using Chain = EarlyAtLoads;
   enum : int { kCols = 12288, kThreads = 128, kParts = 12, kVector = 8, kGroup = 128 };
 };
-struct Cols12288_0bf3 : Plain { using Load = NoAllocate;
-  enum : int { kCols = 12288, kThreads = 64, kParts = 24, kVector = 8, kGroup = 128 };
+struct Cols12288_ee93 : Plain { using Load = NoAllocate;
+  enum : int { kCols = 12288, kThreads = 128, kParts = 12, kVector = 8, kGroup = 128 };
 };
 struct Cols12288_3b40 : Plain { using Load = NoAllocate;
   enum : int { kCols = 12288, kThreads = 32, kParts = 16, kVector = 8, kGroup = 128 };
@@ -447,7 +490,7 @@ struct AnyCols_577b : Plain { using Team = Threads<256, 1>;
 // silu_mul_to_fp8_group forward: a block owns a part of a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-silu_mul_to_fp8_group_fwd_bf16_block_per_part_166f(
+silu_mul_to_fp8_group_fwd_bf16_block_per_part_699d(
     float8_e4m3* __restrict__ q,
     float* __restrict__ scale,
     Input<Config, bfloat16> gate,
@@ -462,12 +505,13 @@ silu_mul_to_fp8_group_fwd_bf16_block_per_part_166f(
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kParts = Config::kParts,
-      kThreadsPerRow = kParts * kThreads, kVector = Config::kVector, kVectors = kCols / kVector,
-      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+      kThreadsPerRow = kParts * kThreads, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
+      kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
   constexpr int kGroup = Config::kGroup, kGroupVectors = kGroup / kVector;
 
   const int lane = static_cast<int>(blockIdx.x % kParts * kThreads + threadIdx.x);
+  const int own = lane * kVector;  // the column of a thread's first vector
   const int row = blockIdx.x / kParts;
 
   float8_e4m3* q_row = q + static_cast<long long>(row) * q_pitch;
@@ -486,8 +530,8 @@ silu_mul_to_fp8_group_fwd_bf16_block_per_part_166f(
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      gate_held[step] = read<kVector, Load>(gate_row + vector * kVector);
-      up_held[step] = read<kVector, Load>(up_row + vector * kVector);
+      gate_held[step] = read<kVector, Load>(gate_row + own + step * kStride);
+      up_held[step] = read<kVector, Load>(up_row + own + step * kStride);
     }
   }
 
@@ -499,30 +543,30 @@ silu_mul_to_fp8_group_fwd_bf16_block_per_part_166f(
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       float q_values[kVector];
+      float y_kept[kVector];
       float y_absmax_g = 0.0f;
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float gate_i = element(gate_held[step], i);
         const float up_i = element(up_held[step], i);
         const float y_i = gate_i * reciprocal_approximate(exp_approximate(-gate_i) + 1.0f) * up_i;
+        y_kept[i] = y_i;
         y_absmax_g = maximum(y_absmax_g, fabsf(y_i));
       }
-      y_absmax_g = reduce_group<kGroupVectors, Maximum>(y_absmax_g);
+      y_absmax_g = reduce_group<kGroupVectors, Maximum, kEven>(y_absmax_g);
       const float scale_g = maximum(amax_min, y_absmax_g) / 448.0f;
       const float scale_inverse_g = 1.0f / scale_g;
-      if (vector % kGroupVectors == 0) {
-        scale_row[vector / kGroupVectors] = scale_g;
-      }
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
-        const float gate_i = element(gate_held[step], i);
-        const float up_i = element(up_held[step], i);
-        const float y_i = gate_i * reciprocal_approximate(exp_approximate(-gate_i) + 1.0f) * up_i;
+        const float y_i = y_kept[i];
         q_values[i] = y_i * scale_inverse_g;
       }
       Vec<float8_e4m3, kVector> q_vec;
       pack(q_vec, q_values);
-      write<Store>(q_row + vector * kVector, q_vec);
+      write<Store>(q_row + own + step * kStride, q_vec);
+      if (vector % kGroupVectors == 0) {
+        scale_row[vector / kGroupVectors] = scale_g;
+      }
     }
   }
 
@@ -532,7 +576,7 @@ silu_mul_to_fp8_group_fwd_bf16_block_per_part_166f(
 // silu_mul_to_fp8_group forward, any number of columns: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-silu_mul_to_fp8_group_fwd_bf16_any_cols_team_per_row_b1f2(
+silu_mul_to_fp8_group_fwd_bf16_any_cols_team_per_row_6a1a(
     float8_e4m3* __restrict__ q,
     float* __restrict__ scale,
     Input<Config, bfloat16> gate,
@@ -548,10 +592,11 @@ silu_mul_to_fp8_group_fwd_bf16_any_cols_team_per_row_b1f2(
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kThreadsPerRow = Team::kSize, kVector = Config::kVector, kUnroll = Config::kUnroll,
-      kGroup = Config::kGroup, kGroupVectors = kGroup / kVector;
+  constexpr int kThreadsPerRow = Team::kSize, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
+      kUnroll = Config::kUnroll, kGroup = Config::kGroup, kGroupVectors = kGroup / kVector;
 
   const int lane = Team::lane();
+  const int own = lane * kVector;  // the column of a thread's first vector
   const int row = blockIdx.x;
   const int vectors = cols / kVector;
   const int steps = (vectors + kThreadsPerRow - 1) / kThreadsPerRow;
@@ -569,33 +614,33 @@ silu_mul_to_fp8_group_fwd_bf16_any_cols_team_per_row_b1f2(
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const Vec<bfloat16, kVector> gate_vec = read<kVector, Load>(gate_row + vector * kVector);
-      const Vec<bfloat16, kVector> up_vec = read<kVector, Load>(up_row + vector * kVector);
+      const Vec<bfloat16, kVector> gate_vec = read<kVector, Load>(gate_row + own + step * kStride);
+      const Vec<bfloat16, kVector> up_vec = read<kVector, Load>(up_row + own + step * kStride);
       float q_values[kVector];
+      float y_kept[kVector];
       float y_absmax_g = 0.0f;
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float gate_i = element(gate_vec, i);
         const float up_i = element(up_vec, i);
         const float y_i = gate_i / (expf(-gate_i) + 1.0f) * up_i;
+        y_kept[i] = y_i;
         y_absmax_g = maximum(y_absmax_g, fabsf(y_i));
       }
-      y_absmax_g = reduce_group<kGroupVectors, Maximum>(y_absmax_g);
+      y_absmax_g = reduce_group<kGroupVectors, Maximum, false>(y_absmax_g);
       const float scale_g = maximum(amax_min, y_absmax_g) / 448.0f;
       const float scale_inverse_g = 1.0f / scale_g;
-      if (vector % kGroupVectors == 0) {
-        scale_row[vector / kGroupVectors] = scale_g;
-      }
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
-        const float gate_i = element(gate_vec, i);
-        const float up_i = element(up_vec, i);
-        const float y_i = gate_i / (expf(-gate_i) + 1.0f) * up_i;
+        const float y_i = y_kept[i];
         q_values[i] = y_i * scale_inverse_g;
       }
       Vec<float8_e4m3, kVector> q_vec;
       pack(q_vec, q_values);
-      write<Store>(q_row + vector * kVector, q_vec);
+      write<Store>(q_row + own + step * kStride, q_vec);
+      if (vector % kGroupVectors == 0) {
+        scale_row[vector / kGroupVectors] = scale_g;
+      }
     }
   }
 
@@ -756,34 +801,34 @@ struct Tuned {
 };
 inline constexpr Tuned kTuned[] = {
     {   1,  6144, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 6},
-     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_166f<Cols6144_8d7b>>}},
+     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_699d<Cols6144_8d7b>>}},
     {  16,  6144, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 6},
-     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_166f<Cols6144_750e>>}},
+     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_699d<Cols6144_750e>>}},
     {  64,  6144, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 6},
-     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_166f<Cols6144_6cc3>>}},
+     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_699d<Cols6144_6cc3>>}},
     { 256,  6144, 16, 0u, 0u, false, {{128, 1, false, 0, 0, 0, 1, 6},
-     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_166f<Cols6144_c70f>>}},
-    {1024,  6144, 16, 0u, 0u, false, {{128, 1, true, 0, 0, 0, 1, 6},
-     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_166f<Cols6144_2ee7>>}},
-    {4096,  6144, 16, 0u, 0u, false, {{128, 1, true, 0, 0, 0, 1, 6},
-     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_166f<Cols6144_2ee7>>}},
+     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_699d<Cols6144_c70f>>}},
+    {1024,  6144, 16, 0u, 0u, false, {{128, 1, false, 0, 0, 0, 1, 6},
+     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_699d<Cols6144_e1cd>>}},
+    {4096,  6144, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 3},
+     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_699d<Cols6144_6b63>>}},
     {   1, 12288, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 12},
-     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_166f<Cols12288_bc99>>}},
+     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_699d<Cols12288_bc99>>}},
     {  16, 12288, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 12},
-     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_166f<Cols12288_899a>>}},
+     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_699d<Cols12288_899a>>}},
     {  64, 12288, 16, 0u, 0u, false, {{128, 1, false, 0, 0, 0, 1, 24},
-     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_166f<Cols12288_3ae5>>}},
+     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_699d<Cols12288_3ae5>>}},
     { 256, 12288, 16, 0u, 0u, false, {{128, 1, true, 0, 0, 0, 1, 12},
-     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_166f<Cols12288_e1ad>>}},
-    {1024, 12288, 16, 0u, 0u, false, {{64, 1, false, 0, 0, 0, 1, 24},
-     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_166f<Cols12288_0bf3>>}},
+     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_699d<Cols12288_e1ad>>}},
+    {1024, 12288, 16, 0u, 0u, false, {{128, 1, false, 0, 0, 0, 1, 12},
+     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_699d<Cols12288_ee93>>}},
     {4096, 12288, 16, 0u, 0u, false, {{32, 1, false, 0, 0, 0, 1, 16},
-     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_166f<Cols12288_3b40>>}},
+     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_699d<Cols12288_3b40>>}},
 };
 
 // For any cols.
 inline constexpr Kernel kGeneral[] = {
-    {{256}, run_any_cols<silu_mul_to_fp8_group_fwd_bf16_any_cols_team_per_row_b1f2<AnyCols_577b>>},
+    {{256}, run_any_cols<silu_mul_to_fp8_group_fwd_bf16_any_cols_team_per_row_6a1a<AnyCols_577b>>},
 };
 
 // Bits of `absent`: none.

@@ -13,6 +13,7 @@
 // tuned by  normgen 0.1.0
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // verified  NVIDIA H200, driver for CUDA 13.0: 4 calls, 1 to 4096 rows, 19 families of rows, own pitches of dx, dy, y
+// note      emitted as another text than the one that was tuned: 8192 x 4096
 //
 //   rows x cols              kernel         threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
 //   8192 x 4096              block_per_row  64       1           4       46.67     100.7 / 54.08  4314  103.7 %  1.10x       49.35     fresh
@@ -314,6 +315,7 @@ __device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
 
 // What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row. In kernels:
 // kVector       elements per access
+// kStride       columns from one vector of a thread to its next
 // kRunningSums  running sums that a vector adds to
 // kVectors      vectors of a row
 // kSteps        vectors a thread owns
@@ -339,7 +341,7 @@ struct Look1_7593 {  // state of look 1: sum(dy * y)
 // softmax backward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-softmax_bwd_bf16_team_per_row_3988(
+softmax_bwd_bf16_team_per_row_89c7(
     bfloat16* __restrict__ dx,
     Input<Config, bfloat16> dy,
     Input<Config, bfloat16> y,
@@ -352,12 +354,13 @@ softmax_bwd_bf16_team_per_row_3988(
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
-      kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4, kVectors = kCols / kVector,
-      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4,
+      kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0, kAhead = Config::kAhead;
   __shared__ typename Team::template Slots<Look1_7593> look1_slots[2];
 
   const int lane = Team::lane();
+  const int own = lane * kVector;  // the column of a thread's first vector
   const int slot = Team::slot();  // this thread's row within the block
   int parity = 0;
 
@@ -375,8 +378,8 @@ softmax_bwd_bf16_team_per_row_3988(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        dy_next[step] = read<kVector, Load>(dy_row + vector * kVector);
-        y_next[step] = read<kVector, Load>(y_row + vector * kVector);
+        dy_next[step] = read<kVector, Load>(dy_row + own + step * kStride);
+        y_next[step] = read<kVector, Load>(y_row + own + step * kStride);
       }
     }
   };
@@ -435,7 +438,7 @@ softmax_bwd_bf16_team_per_row_3988(
         }
         Vec<bfloat16, kVector> dx_vec;
         pack(dx_vec, dx_values);
-        if (active) write<Store>(dx_row + vector * kVector, dx_vec);
+        if (active) write<Store>(dx_row + own + step * kStride, dx_vec);
       }
     }
 
@@ -448,7 +451,7 @@ softmax_bwd_bf16_team_per_row_3988(
 // softmax backward, any number of columns: a team of threads owns a row; each row is read twice.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-softmax_bwd_bf16_any_cols_team_per_row_7570(
+softmax_bwd_bf16_any_cols_team_per_row_2849(
     bfloat16* __restrict__ dx,
     Input<Config, bfloat16> dy,
     Input<Config, bfloat16> y,
@@ -461,8 +464,8 @@ softmax_bwd_bf16_any_cols_team_per_row_7570(
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kThreadsPerRow = Team::kSize, kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4,
-      kUnroll = Config::kUnroll;
+  constexpr int kThreadsPerRow = Team::kSize, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
+      kRunningSums = kVector < 4 ? kVector : 4, kUnroll = Config::kUnroll;
   __shared__ typename Team::template Slots<Look1_7593> look1_slots;
 
   const int lane = Team::lane();
@@ -475,6 +478,7 @@ softmax_bwd_bf16_any_cols_team_per_row_7570(
   // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
   const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(dy_row) / sizeof(bfloat16) % kVector);
   const int head = (kVector - shift) % kVector;
+  const int own = head + lane * kVector;
   const int vectors = (cols - head) / kVector;
   const int edge = lane < head ? lane : lane + vectors * kVector;
   const bool has_edge = edge < cols;
@@ -492,9 +496,8 @@ softmax_bwd_bf16_any_cols_team_per_row_7570(
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const int column = head + vector * kVector;
-      const Vec<bfloat16, kVector> dy_vec = read<kVector>(dy_row + column);
-      const Vec<bfloat16, kVector> y_vec = read<kVector>(y_row + column);
+      const Vec<bfloat16, kVector> dy_vec = read<kVector>(dy_row + own + step * kStride);
+      const Vec<bfloat16, kVector> y_vec = read<kVector>(y_row + own + step * kStride);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float dy_i = element(dy_vec, i);
@@ -520,9 +523,8 @@ softmax_bwd_bf16_any_cols_team_per_row_7570(
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const int column = head + vector * kVector;
-      const Vec<bfloat16, kVector> dy_vec = read<kVector, Load>(dy_row + column);
-      const Vec<bfloat16, kVector> y_vec = read<kVector, Load>(y_row + column);
+      const Vec<bfloat16, kVector> dy_vec = read<kVector, Load>(dy_row + own + step * kStride);
+      const Vec<bfloat16, kVector> y_vec = read<kVector, Load>(y_row + own + step * kStride);
       float dx_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -532,7 +534,7 @@ softmax_bwd_bf16_any_cols_team_per_row_7570(
       }
       Vec<bfloat16, kVector> dx_vec;
       pack(dx_vec, dx_values);
-      write<Store>(dx_row + column, dx_vec);
+      write<Store>(dx_row + own + step * kStride, dx_vec);
     }
   }
   if (has_edge) {
@@ -699,13 +701,13 @@ struct Tuned {
 };
 inline constexpr Tuned kTuned[] = {
     {8192, 4096, 8, 0u, 0u, false, {{64, 1, false, 0, 0, 8},
-     run<softmax_bwd_bf16_team_per_row_3988<Cols4096_05d0>>}},
+     run<softmax_bwd_bf16_team_per_row_89c7<Cols4096_05d0>>}},
 };
 
 // For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.
 inline constexpr Kernel kGeneral[] = {
-    {{256}, run_any_cols<softmax_bwd_bf16_any_cols_team_per_row_7570<AnyCols_224d>>},
-    {{256}, run_any_cols<softmax_bwd_bf16_any_cols_team_per_row_7570<AnyCols_0595>>},
+    {{256}, run_any_cols<softmax_bwd_bf16_any_cols_team_per_row_2849<AnyCols_224d>>},
+    {{256}, run_any_cols<softmax_bwd_bf16_any_cols_team_per_row_2849<AnyCols_0595>>},
 };
 
 // Bits of `absent`: none.

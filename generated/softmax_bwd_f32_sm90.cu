@@ -13,6 +13,7 @@
 // tuned by  normgen 0.1.0
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // verified  NVIDIA H200, driver for CUDA 13.0: 4 calls, 1 to 524 rows, 19 families of rows, own pitches of dx, dy, y
+// note      emitted as another text than the one that was tuned: 4096 x 32000
 //
 //   rows x cols              kernel           threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
 //   4096 x 32000             cluster_per_row  512      1           4       357.4     738.3 / 380.8  4400  102.2 %  1.01x       360.9     fresh
@@ -327,6 +328,7 @@ __device__ __forceinline__ void pack(Vec<float, N>& vec, const float (&values)[N
 
 // What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row. In kernels:
 // kVector       elements per access
+// kStride       columns from one vector of a thread to its next
 // kRunningSums  running sums that a vector adds to
 // kVectors      vectors of a row
 // kSteps        vectors a thread owns
@@ -351,7 +353,7 @@ struct Look1_7593 {  // state of look 1: sum(dy * y)
 // softmax backward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-softmax_bwd_f32_team_per_row_d795(
+softmax_bwd_f32_team_per_row_8c15(
     float* __restrict__ dx,
     Input<Config, float> dy,
     Input<Config, float> y,
@@ -364,12 +366,13 @@ softmax_bwd_f32_team_per_row_d795(
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
-      kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4, kVectors = kCols / kVector,
-      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4,
+      kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
   __shared__ typename Team::template Slots<Look1_7593> look1_slots;
 
   const int lane = Team::lane();
+  const int own = lane * kVector;  // the column of a thread's first vector
   const int slot = Team::slot();  // this thread's row within the block
   const int row = Team::tile() * kRowsPerBlock + slot;
 
@@ -390,8 +393,8 @@ softmax_bwd_f32_team_per_row_d795(
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      dy_held[step] = read<kVector, Load>(dy_row + vector * kVector);
-      y_held[step] = read<kVector, Load>(y_row + vector * kVector);
+      dy_held[step] = read<kVector, Load>(dy_row + own + step * kStride);
+      y_held[step] = read<kVector, Load>(y_row + own + step * kStride);
     }
   }
 
@@ -433,7 +436,7 @@ softmax_bwd_f32_team_per_row_d795(
       }
       Vec<float, kVector> dx_vec;
       pack(dx_vec, dx_values);
-      if (active) write<Store>(dx_row + vector * kVector, dx_vec);
+      if (active) write<Store>(dx_row + own + step * kStride, dx_vec);
     }
   }
 
@@ -443,7 +446,7 @@ softmax_bwd_f32_team_per_row_d795(
 // softmax backward, any number of columns: a team of threads owns a row; each row is read twice.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-softmax_bwd_f32_any_cols_team_per_row_6400(
+softmax_bwd_f32_any_cols_team_per_row_6cd5(
     float* __restrict__ dx,
     Input<Config, float> dy,
     Input<Config, float> y,
@@ -456,8 +459,8 @@ softmax_bwd_f32_any_cols_team_per_row_6400(
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kThreadsPerRow = Team::kSize, kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4,
-      kUnroll = Config::kUnroll;
+  constexpr int kThreadsPerRow = Team::kSize, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
+      kRunningSums = kVector < 4 ? kVector : 4, kUnroll = Config::kUnroll;
   __shared__ typename Team::template Slots<Look1_7593> look1_slots;
 
   const int lane = Team::lane();
@@ -470,6 +473,7 @@ softmax_bwd_f32_any_cols_team_per_row_6400(
   // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
   const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(dy_row) / sizeof(float) % kVector);
   const int head = (kVector - shift) % kVector;
+  const int own = head + lane * kVector;
   const int vectors = (cols - head) / kVector;
   const int edge = lane < head ? lane : lane + vectors * kVector;
   const bool has_edge = edge < cols;
@@ -487,9 +491,8 @@ softmax_bwd_f32_any_cols_team_per_row_6400(
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const int column = head + vector * kVector;
-      const Vec<float, kVector> dy_vec = read<kVector>(dy_row + column);
-      const Vec<float, kVector> y_vec = read<kVector>(y_row + column);
+      const Vec<float, kVector> dy_vec = read<kVector>(dy_row + own + step * kStride);
+      const Vec<float, kVector> y_vec = read<kVector>(y_row + own + step * kStride);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float dy_i = element(dy_vec, i);
@@ -515,9 +518,8 @@ softmax_bwd_f32_any_cols_team_per_row_6400(
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const int column = head + vector * kVector;
-      const Vec<float, kVector> dy_vec = read<kVector, Load>(dy_row + column);
-      const Vec<float, kVector> y_vec = read<kVector, Load>(y_row + column);
+      const Vec<float, kVector> dy_vec = read<kVector, Load>(dy_row + own + step * kStride);
+      const Vec<float, kVector> y_vec = read<kVector, Load>(y_row + own + step * kStride);
       float dx_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -527,7 +529,7 @@ softmax_bwd_f32_any_cols_team_per_row_6400(
       }
       Vec<float, kVector> dx_vec;
       pack(dx_vec, dx_values);
-      write<Store>(dx_row + column, dx_vec);
+      write<Store>(dx_row + own + step * kStride, dx_vec);
     }
   }
   if (has_edge) {
@@ -694,13 +696,13 @@ struct Tuned {
 };
 inline constexpr Tuned kTuned[] = {
     {4096, 32000, 16, 0u, 0u, false, {{512, 1, false, 0, 0, 0, 2},
-     run<softmax_bwd_f32_team_per_row_d795<Cols32000_cde2>>}},
+     run<softmax_bwd_f32_team_per_row_8c15<Cols32000_cde2>>}},
 };
 
 // For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.
 inline constexpr Kernel kGeneral[] = {
-    {{256}, run_any_cols<softmax_bwd_f32_any_cols_team_per_row_6400<AnyCols_ba44>>},
-    {{256}, run_any_cols<softmax_bwd_f32_any_cols_team_per_row_6400<AnyCols_0595>>},
+    {{256}, run_any_cols<softmax_bwd_f32_any_cols_team_per_row_6cd5<AnyCols_ba44>>},
+    {{256}, run_any_cols<softmax_bwd_f32_any_cols_team_per_row_6cd5<AnyCols_0595>>},
 };
 
 // Bits of `absent`: none.

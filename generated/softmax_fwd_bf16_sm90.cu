@@ -12,6 +12,7 @@
 // tuned by  normgen 0.1.0
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // verified  NVIDIA H200, driver for CUDA 13.0: 4 calls, 1 to 8192 rows, 21 families of rows, own pitches of y, x
+// note      emitted as another text than the one that was tuned: all
 //
 //   rows x cols              kernel         threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
 //   8192 x 2048              warp_per_row   32       1           8       12.76     36.98 / 24.21  5260  103.6 %  1.01x       18.41     fresh
@@ -487,6 +488,7 @@ __device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
 
 // What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row. In kernels:
 // kVector       elements per access
+// kStride       columns from one vector of a thread to its next
 // kRunningSums  running sums that a vector adds to
 // kVectors      vectors of a row
 // kSteps        vectors a thread owns
@@ -546,7 +548,7 @@ struct Look2_2916 {  // state of look 2: sum(exp(x - row_max))
 // softmax forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-softmax_fwd_bf16_team_per_row_6246(
+softmax_fwd_bf16_team_per_row_2f45(
     bfloat16* __restrict__ y,
     Input<Config, bfloat16> x,
     long long y_pitch,
@@ -557,12 +559,13 @@ softmax_fwd_bf16_team_per_row_6246(
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
-      kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4, kVectors = kCols / kVector,
-      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4,
+      kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
   __shared__ typename Team::template Slots<Look1_e134> look1_slots;
 
   const int lane = Team::lane();
+  const int own = lane * kVector;  // the column of a thread's first vector
   const int slot = Team::slot();  // this thread's row within the block
   const int row = Team::tile() * kRowsPerBlock + slot;
 
@@ -581,7 +584,7 @@ softmax_fwd_bf16_team_per_row_6246(
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      x_held[step] = read<kVector, Load>(x_row + vector * kVector);
+      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
     }
   }
 
@@ -630,7 +633,7 @@ softmax_fwd_bf16_team_per_row_6246(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      if (active) write<Store>(y_row + vector * kVector, y_vec);
+      if (active) write<Store>(y_row + own + step * kStride, y_vec);
     }
   }
 
@@ -640,7 +643,7 @@ softmax_fwd_bf16_team_per_row_6246(
 // softmax forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-softmax_fwd_bf16_team_per_row_5529(
+softmax_fwd_bf16_team_per_row_9791(
     bfloat16* __restrict__ y,
     Input<Config, bfloat16> x,
     long long y_pitch,
@@ -651,12 +654,14 @@ softmax_fwd_bf16_team_per_row_5529(
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kThreadsPerRow = Team::kSize,
-      kRowsPerBlock = Team::kRows, kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4,
-      kUnroll = Config::kUnroll, kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+      kRowsPerBlock = Team::kRows, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
+      kRunningSums = kVector < 4 ? kVector : 4, kUnroll = Config::kUnroll, kVectors = kCols / kVector,
+      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
   __shared__ typename Team::template Slots<Look1_e134> look1_slots;
 
   const int lane = Team::lane();
+  const int own = lane * kVector;  // the column of a thread's first vector
   const int slot = Team::slot();  // this thread's row within the block
   const int row = Team::tile() * kRowsPerBlock + slot;
   bfloat16* x_shared = reinterpret_cast<bfloat16*>(dynamic_shared());
@@ -674,7 +679,7 @@ softmax_fwd_bf16_team_per_row_5529(
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      write(x_shared + (step * kThreads + threadIdx.x) * kVector, read<kVector, Load>(x_row + vector * kVector));
+      write(x_shared + (step * kThreads + threadIdx.x) * kVector, read<kVector, Load>(x_row + own + step * kStride));
     }
   }
 
@@ -725,7 +730,7 @@ softmax_fwd_bf16_team_per_row_5529(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      if (active) write<Store>(y_row + vector * kVector, y_vec);
+      if (active) write<Store>(y_row + own + step * kStride, y_vec);
     }
   }
 
@@ -735,7 +740,7 @@ softmax_fwd_bf16_team_per_row_5529(
 // softmax forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-softmax_fwd_bf16_team_per_row_1ee3(
+softmax_fwd_bf16_team_per_row_83f9(
     bfloat16* __restrict__ y,
     Input<Config, bfloat16> x,
     long long y_pitch,
@@ -746,9 +751,9 @@ softmax_fwd_bf16_team_per_row_1ee3(
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kThreadsPerRow = Team::kSize,
-      kRowsPerBlock = Team::kRows, kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4,
-      kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow,
-      kWholeSteps = (kVectors - 2) / kThreadsPerRow;
+      kRowsPerBlock = Team::kRows, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
+      kRunningSums = kVector < 4 ? kVector : 4, kVectors = kCols / kVector,
+      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow, kWholeSteps = (kVectors - 2) / kThreadsPerRow;
   __shared__ typename Team::template Slots<Look1_e134> look1_slots;
 
   const int lane = Team::lane();
@@ -763,6 +768,7 @@ softmax_fwd_bf16_team_per_row_1ee3(
   // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
   const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(x_row) / sizeof(bfloat16) % kVector);
   const int head = (kVector - shift) % kVector;
+  const int own = head + lane * kVector;
   const int vectors = (kCols - head) / kVector;
   const int edge = lane < head ? lane : lane + vectors * kVector;
   const bool has_edge = edge < kCols;
@@ -777,8 +783,7 @@ softmax_fwd_bf16_team_per_row_1ee3(
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (step < kWholeSteps || vector < vectors) {
-      const int column = head + vector * kVector;
-      copy_async<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector, x_row + column);
+      copy_async<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector, x_row + own + step * kStride);
     }
   }
   if (has_edge) {
@@ -832,7 +837,6 @@ softmax_fwd_bf16_team_per_row_1ee3(
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (step < kWholeSteps || vector < vectors) {
-      const int column = head + vector * kVector;
       const Vec<bfloat16, kVector> x_vec = read<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector);
       float y_values[kVector];
       #pragma unroll
@@ -842,7 +846,7 @@ softmax_fwd_bf16_team_per_row_1ee3(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      if (active) write<Store>(y_row + column, y_vec);
+      if (active) write<Store>(y_row + own + step * kStride, y_vec);
     }
   }
   if (has_edge) {
@@ -860,7 +864,7 @@ softmax_fwd_bf16_team_per_row_1ee3(
 // softmax forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-softmax_fwd_bf16_team_per_row_5179(
+softmax_fwd_bf16_team_per_row_4057(
     bfloat16* __restrict__ y,
     Input<Config, bfloat16> x,
     long long y_pitch,
@@ -871,14 +875,16 @@ softmax_fwd_bf16_team_per_row_5179(
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kThreadsPerRow = Team::kSize,
-      kRowsPerBlock = Team::kRows, kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4,
-      kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+      kRowsPerBlock = Team::kRows, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
+      kRunningSums = kVector < 4 ? kVector : 4, kVectors = kCols / kVector,
+      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
   constexpr int kHeldSteps = Config::kHeldSteps, kCopiedCols = kCols - kHeldSteps * kThreadsPerRow * kVector;
   __shared__ typename Team::template Slots<Look1_e134> look1_slots;
   __shared__ unsigned long long arrived;
 
   const int lane = Team::lane();
+  const int own = lane * kVector;  // the column of a thread's first vector
   const int slot = Team::slot();  // this thread's row within the block
   const int row = Team::tile() * kRowsPerBlock + slot;
   bfloat16* x_shared = reinterpret_cast<bfloat16*>(dynamic_shared());
@@ -906,7 +912,7 @@ softmax_fwd_bf16_team_per_row_5179(
   for (int step = 0; step < kHeldSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      x_held[step] = read<kVector, Load>(x_row + vector * kVector);
+      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
     }
   }
 
@@ -981,7 +987,7 @@ softmax_fwd_bf16_team_per_row_5179(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      if (active) write<Store>(y_row + vector * kVector, y_vec);
+      if (active) write<Store>(y_row + own + step * kStride, y_vec);
     }
   }
 
@@ -999,7 +1005,7 @@ softmax_fwd_bf16_team_per_row_5179(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      if (active) write<Store>(y_row + vector * kVector, y_vec);
+      if (active) write<Store>(y_row + own + step * kStride, y_vec);
     }
   }
 
@@ -1009,7 +1015,7 @@ softmax_fwd_bf16_team_per_row_5179(
 // softmax forward, any number of columns: a team of threads owns a row; each row is read 3 times.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-softmax_fwd_bf16_any_cols_team_per_row_d8d3(
+softmax_fwd_bf16_any_cols_team_per_row_3272(
     bfloat16* __restrict__ y,
     Input<Config, bfloat16> x,
     long long y_pitch,
@@ -1020,8 +1026,8 @@ softmax_fwd_bf16_any_cols_team_per_row_d8d3(
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kThreadsPerRow = Team::kSize, kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4,
-      kUnroll = Config::kUnroll;
+  constexpr int kThreadsPerRow = Team::kSize, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
+      kRunningSums = kVector < 4 ? kVector : 4, kUnroll = Config::kUnroll;
   __shared__ typename Team::template Slots<Look1_697e> look1_slots;
   __shared__ typename Team::template Slots<Look2_2916> look2_slots;
 
@@ -1034,6 +1040,7 @@ softmax_fwd_bf16_any_cols_team_per_row_d8d3(
   // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
   const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(x_row) / sizeof(bfloat16) % kVector);
   const int head = (kVector - shift) % kVector;
+  const int own = head + lane * kVector;
   const int vectors = (cols - head) / kVector;
   const int edge = lane < head ? lane : lane + vectors * kVector;
   const bool has_edge = edge < cols;
@@ -1050,8 +1057,7 @@ softmax_fwd_bf16_any_cols_team_per_row_d8d3(
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const int column = head + vector * kVector;
-      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + column);
+      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + own + step * kStride);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
@@ -1076,8 +1082,7 @@ softmax_fwd_bf16_any_cols_team_per_row_d8d3(
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const int column = head + vector * kVector;
-      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + column);
+      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + own + step * kStride);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
@@ -1100,8 +1105,7 @@ softmax_fwd_bf16_any_cols_team_per_row_d8d3(
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const int column = head + vector * kVector;
-      const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + column);
+      const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + own + step * kStride);
       float y_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -1110,7 +1114,7 @@ softmax_fwd_bf16_any_cols_team_per_row_d8d3(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      write<Store>(y_row + column, y_vec);
+      write<Store>(y_row + own + step * kStride, y_vec);
     }
   }
   if (has_edge) {
@@ -1272,20 +1276,20 @@ struct Tuned {
   Kernel kernel;
 };
 inline constexpr Tuned kTuned[] = {
-    { 8192,   2048, 16, 0u, 0u, false, {{32, 1, true}, run<softmax_fwd_bf16_team_per_row_6246<Cols2048_46bd>>}},
-    { 4096,  32000, 16, 0u, 0u, false, {{1024}, run<softmax_fwd_bf16_team_per_row_6246<Cols32000_1517>>}},
+    { 8192,   2048, 16, 0u, 0u, false, {{32, 1, true}, run<softmax_fwd_bf16_team_per_row_2f45<Cols2048_46bd>>}},
+    { 4096,  32000, 16, 0u, 0u, false, {{1024}, run<softmax_fwd_bf16_team_per_row_2f45<Cols32000_1517>>}},
     {16384,  32768, 16, 0u, 0u, false, {{1024, 1, false, 0, 0, 0, 1, 1, 65536},
-     run<softmax_fwd_bf16_team_per_row_5529<Cols32768_cd04>>}},
+     run<softmax_fwd_bf16_team_per_row_9791<Cols32768_cd04>>}},
     { 2048,  50257, 16, 0u, 0u,  true, {{512, 1, false, 0, 0, 0, 1, 1, 106496},
-     run<softmax_fwd_bf16_team_per_row_1ee3<Cols50257_e53d>>}},
+     run<softmax_fwd_bf16_team_per_row_83f9<Cols50257_e53d>>}},
     { 4096, 128256, 16, 0u, 0u, false, {{1024, 1, false, 0, 0, 0, 1, 1, 147456},
-     run<softmax_fwd_bf16_team_per_row_5179<Cols128256_8076>>}},
+     run<softmax_fwd_bf16_team_per_row_4057<Cols128256_8076>>}},
 };
 
 // For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.
 inline constexpr Kernel kGeneral[] = {
-    {{256}, run_any_cols<softmax_fwd_bf16_any_cols_team_per_row_d8d3<AnyCols_224d>>},
-    {{256}, run_any_cols<softmax_fwd_bf16_any_cols_team_per_row_d8d3<AnyCols_0595>>},
+    {{256}, run_any_cols<softmax_fwd_bf16_any_cols_team_per_row_3272<AnyCols_224d>>},
+    {{256}, run_any_cols<softmax_fwd_bf16_any_cols_team_per_row_3272<AnyCols_0595>>},
 };
 
 // Bits of `absent`: none.

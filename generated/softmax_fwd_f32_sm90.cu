@@ -12,6 +12,7 @@
 // tuned by  normgen 0.1.0
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // verified  NVIDIA H200, driver for CUDA 13.0: 4 calls, 1 to 4096 rows, 19 families of rows, own pitches of y, x
+// note      emitted as another text than the one that was tuned: all
 //
 //   rows x cols              kernel           threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
 //   8192 x 4096              block_per_row    512      1           4       65.56     169.7 / 104.1  4095  97.8 %   1.07x       65.81     fresh
@@ -375,6 +376,7 @@ __device__ __forceinline__ void pack(Vec<float, N>& vec, const float (&values)[N
 
 // What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row. In kernels:
 // kVector       elements per access
+// kStride       columns from one vector of a thread to its next
 // kRunningSums  running sums that a vector adds to
 // kVectors      vectors of a row
 // kSteps        vectors a thread owns
@@ -412,7 +414,7 @@ struct Look2_2916 {  // state of look 2: sum(exp(x - row_max))
 // softmax forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-softmax_fwd_f32_team_per_row_94e2(
+softmax_fwd_f32_team_per_row_b437(
     float* __restrict__ y,
     Input<Config, float> x,
     long long y_pitch,
@@ -423,13 +425,14 @@ softmax_fwd_f32_team_per_row_94e2(
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
-      kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4, kVectors = kCols / kVector,
-      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4,
+      kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
   __shared__ typename Team::template Slots<Look1_697e> look1_slots;
   __shared__ typename Team::template Slots<Look2_2916> look2_slots;
 
   const int lane = Team::lane();
+  const int own = lane * kVector;  // the column of a thread's first vector
   const int slot = Team::slot();  // this thread's row within the block
   const int row = Team::tile() * kRowsPerBlock + slot;
 
@@ -448,7 +451,7 @@ softmax_fwd_f32_team_per_row_94e2(
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      x_held[step] = read<kVector, Load>(x_row + vector * kVector);
+      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
     }
   }
 
@@ -506,7 +509,7 @@ softmax_fwd_f32_team_per_row_94e2(
       }
       Vec<float, kVector> y_vec;
       pack(y_vec, y_values);
-      if (active) write<Store>(y_row + vector * kVector, y_vec);
+      if (active) write<Store>(y_row + own + step * kStride, y_vec);
     }
   }
 
@@ -516,7 +519,7 @@ softmax_fwd_f32_team_per_row_94e2(
 // softmax forward: the blocks of a cluster own a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-softmax_fwd_f32_cluster_per_row_84f1(
+softmax_fwd_f32_cluster_per_row_8178(
     float* __restrict__ y,
     Input<Config, float> x,
     long long y_pitch,
@@ -526,8 +529,9 @@ softmax_fwd_f32_cluster_per_row_84f1(
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kCluster = Config::kCluster, kWarps = kThreads / 32,
-      kThreadsPerRow = kCluster * kThreads, kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4,
-      kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+      kThreadsPerRow = kCluster * kThreads, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
+      kRunningSums = kVector < 4 ? kVector : 4, kVectors = kCols / kVector,
+      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0, kAhead = Config::kAhead;
   __shared__ Look1_697e look1_slots[2][kCluster * kWarps];
   __shared__ Look2_2916 look2_slots[2][kCluster * kWarps];
@@ -535,6 +539,7 @@ softmax_fwd_f32_cluster_per_row_84f1(
   __shared__ unsigned long long look2_full[2];
 
   const int lane = static_cast<int>(cluster_rank() * kThreads + threadIdx.x);
+  const int own = lane * kVector;  // the column of a thread's first vector
   unsigned trip = 0;
   if (threadIdx.x == 0) {
     for (int i = 0; i < 2; ++i) {
@@ -559,7 +564,7 @@ softmax_fwd_f32_cluster_per_row_84f1(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        x_next[step] = read<kVector, Load>(x_row + vector * kVector);
+        x_next[step] = read<kVector, Load>(x_row + own + step * kStride);
       }
     }
   };
@@ -631,7 +636,7 @@ softmax_fwd_f32_cluster_per_row_84f1(
         }
         Vec<float, kVector> y_vec;
         pack(y_vec, y_values);
-        write<Store>(y_row + vector * kVector, y_vec);
+        write<Store>(y_row + own + step * kStride, y_vec);
       }
     }
 
@@ -644,7 +649,7 @@ softmax_fwd_f32_cluster_per_row_84f1(
 // softmax forward, any number of columns: a team of threads owns a row; each row is read 3 times.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-softmax_fwd_f32_any_cols_team_per_row_3be9(
+softmax_fwd_f32_any_cols_team_per_row_a651(
     float* __restrict__ y,
     Input<Config, float> x,
     long long y_pitch,
@@ -655,8 +660,8 @@ softmax_fwd_f32_any_cols_team_per_row_3be9(
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kThreadsPerRow = Team::kSize, kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4,
-      kUnroll = Config::kUnroll;
+  constexpr int kThreadsPerRow = Team::kSize, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
+      kRunningSums = kVector < 4 ? kVector : 4, kUnroll = Config::kUnroll;
   __shared__ typename Team::template Slots<Look1_697e> look1_slots;
   __shared__ typename Team::template Slots<Look2_2916> look2_slots;
 
@@ -669,6 +674,7 @@ softmax_fwd_f32_any_cols_team_per_row_3be9(
   // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
   const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(x_row) / sizeof(float) % kVector);
   const int head = (kVector - shift) % kVector;
+  const int own = head + lane * kVector;
   const int vectors = (cols - head) / kVector;
   const int edge = lane < head ? lane : lane + vectors * kVector;
   const bool has_edge = edge < cols;
@@ -685,8 +691,7 @@ softmax_fwd_f32_any_cols_team_per_row_3be9(
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const int column = head + vector * kVector;
-      const Vec<float, kVector> x_vec = read<kVector>(x_row + column);
+      const Vec<float, kVector> x_vec = read<kVector>(x_row + own + step * kStride);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
@@ -711,8 +716,7 @@ softmax_fwd_f32_any_cols_team_per_row_3be9(
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const int column = head + vector * kVector;
-      const Vec<float, kVector> x_vec = read<kVector>(x_row + column);
+      const Vec<float, kVector> x_vec = read<kVector>(x_row + own + step * kStride);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
@@ -735,8 +739,7 @@ softmax_fwd_f32_any_cols_team_per_row_3be9(
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const int column = head + vector * kVector;
-      const Vec<float, kVector> x_vec = read<kVector, Load>(x_row + column);
+      const Vec<float, kVector> x_vec = read<kVector, Load>(x_row + own + step * kStride);
       float y_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -745,7 +748,7 @@ softmax_fwd_f32_any_cols_team_per_row_3be9(
       }
       Vec<float, kVector> y_vec;
       pack(y_vec, y_values);
-      write<Store>(y_row + column, y_vec);
+      write<Store>(y_row + own + step * kStride, y_vec);
     }
   }
   if (has_edge) {
@@ -922,15 +925,15 @@ struct Tuned {
   Kernel kernel;
 };
 inline constexpr Tuned kTuned[] = {
-    {8192,   4096, 16, 0u, 0u, false, {{512}, run<softmax_fwd_f32_team_per_row_94e2<Cols4096_8bbe>>}},
+    {8192,   4096, 16, 0u, 0u, false, {{512}, run<softmax_fwd_f32_team_per_row_b437<Cols4096_8bbe>>}},
     {4096, 131072,  8, 0u, 0u, false, {{512, 1, false, 0, 0, 2, 8},
-     run<softmax_fwd_f32_cluster_per_row_84f1<Cols131072_57f6>>}},
+     run<softmax_fwd_f32_cluster_per_row_8178<Cols131072_57f6>>}},
 };
 
 // For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.
 inline constexpr Kernel kGeneral[] = {
-    {{256}, run_any_cols<softmax_fwd_f32_any_cols_team_per_row_3be9<AnyCols_ba44>>},
-    {{256}, run_any_cols<softmax_fwd_f32_any_cols_team_per_row_3be9<AnyCols_0595>>},
+    {{256}, run_any_cols<softmax_fwd_f32_any_cols_team_per_row_a651<AnyCols_ba44>>},
+    {{256}, run_any_cols<softmax_fwd_f32_any_cols_team_per_row_a651<AnyCols_0595>>},
 };
 
 // Bits of `absent`: none.

@@ -13,6 +13,7 @@
 //           up; any value passes in 0.022 of the elements, which have no finite bound; any value passes in 0.014 of
 //           the elements, which have no finite bound; any value passes in 0.019 of the elements, which have no finite
 //           bound; any value passes in 0.026 of the elements, which have no finite bound
+// note      emitted as another text than the one that was tuned: all
 //
 //   rows x cols              kernel          threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
 //   1 x 11008                block_per_part  256      1           4       1.282     4.386 / 3.105  52    103.4 %  1.02x       1.334     fresh
@@ -114,10 +115,11 @@ struct NoAllocate {
   }
 };
 
-// 1 / x by the hardware's reciprocal: off by 1 unit in the last place at most.
+// 1 / x by the hardware's reciprocal: off by 1 unit in the last place at most; 0 where that is subnormal,
+// an infinity where x is.
 __device__ __forceinline__ float reciprocal_approximate(float x) {
   float value;
-  asm("rcp.approx.f32 %0, %1;" : "=f"(value) : "f"(x));
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(value) : "f"(x));
   return value;
 }
 
@@ -262,6 +264,7 @@ struct Threads {
 // What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row. In kernels:
 // kParts    blocks that share a row
 // kVector   elements per access
+// kStride   columns from one vector of a thread to its next
 // kVectors  vectors of a row
 // kSteps    vectors a thread owns
 // kEven     all threads own kSteps of them
@@ -282,7 +285,7 @@ struct AnyCols_b2dd : Plain { using Team = Threads<256, 1>; enum : int { kThread
 // swiglu forward: a block owns a part of a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-swiglu_fwd_bf16_block_per_part_81c5(
+swiglu_fwd_bf16_block_per_part_6578(
     bfloat16* __restrict__ y,
     Input<Config, bfloat16> gate,
     Input<Config, bfloat16> up,
@@ -294,11 +297,12 @@ swiglu_fwd_bf16_block_per_part_81c5(
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kParts = Config::kParts,
-      kThreadsPerRow = kParts * kThreads, kVector = Config::kVector, kVectors = kCols / kVector,
-      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+      kThreadsPerRow = kParts * kThreads, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
+      kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
 
   const int lane = static_cast<int>(blockIdx.x % kParts * kThreads + threadIdx.x);
+  const int own = lane * kVector;  // the column of a thread's first vector
   const int row = blockIdx.x / kParts;
 
   bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
@@ -316,8 +320,8 @@ swiglu_fwd_bf16_block_per_part_81c5(
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      gate_held[step] = read<kVector, Load>(gate_row + vector * kVector);
-      up_held[step] = read<kVector, Load>(up_row + vector * kVector);
+      gate_held[step] = read<kVector, Load>(gate_row + own + step * kStride);
+      up_held[step] = read<kVector, Load>(up_row + own + step * kStride);
     }
   }
 
@@ -337,7 +341,7 @@ swiglu_fwd_bf16_block_per_part_81c5(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      write<Store>(y_row + vector * kVector, y_vec);
+      write<Store>(y_row + own + step * kStride, y_vec);
     }
   }
 
@@ -347,7 +351,7 @@ swiglu_fwd_bf16_block_per_part_81c5(
 // swiglu forward, any number of columns: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-swiglu_fwd_bf16_any_cols_team_per_row_6ffc(
+swiglu_fwd_bf16_any_cols_team_per_row_b4e8(
     bfloat16* __restrict__ y,
     Input<Config, bfloat16> gate,
     Input<Config, bfloat16> up,
@@ -360,7 +364,8 @@ swiglu_fwd_bf16_any_cols_team_per_row_6ffc(
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kThreadsPerRow = Team::kSize, kVector = Config::kVector, kUnroll = Config::kUnroll;
+  constexpr int kThreadsPerRow = Team::kSize, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
+      kUnroll = Config::kUnroll;
 
   const int lane = Team::lane();
   const int row = blockIdx.x;
@@ -372,6 +377,7 @@ swiglu_fwd_bf16_any_cols_team_per_row_6ffc(
   // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
   const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(gate_row) / sizeof(bfloat16) % kVector);
   const int head = (kVector - shift) % kVector;
+  const int own = head + lane * kVector;
   const int vectors = (cols - head) / kVector;
   const int edge = lane < head ? lane : lane + vectors * kVector;
   const bool has_edge = edge < cols;
@@ -384,9 +390,8 @@ swiglu_fwd_bf16_any_cols_team_per_row_6ffc(
   for (int step = 0; step < steps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (vector < vectors) {
-      const int column = head + vector * kVector;
-      const Vec<bfloat16, kVector> gate_vec = read<kVector, Load>(gate_row + column);
-      const Vec<bfloat16, kVector> up_vec = read<kVector, Load>(up_row + column);
+      const Vec<bfloat16, kVector> gate_vec = read<kVector, Load>(gate_row + own + step * kStride);
+      const Vec<bfloat16, kVector> up_vec = read<kVector, Load>(up_row + own + step * kStride);
       float y_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -396,7 +401,7 @@ swiglu_fwd_bf16_any_cols_team_per_row_6ffc(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      write<Store>(y_row + column, y_vec);
+      write<Store>(y_row + own + step * kStride, y_vec);
     }
   }
   if (has_edge) {
@@ -563,23 +568,23 @@ struct Tuned {
 };
 inline constexpr Tuned kTuned[] = {
     {   1, 11008,  8, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 11},
-     run<swiglu_fwd_bf16_block_per_part_81c5<Cols11008_b040>>}},
+     run<swiglu_fwd_bf16_block_per_part_6578<Cols11008_b040>>}},
     {  16, 11008,  8, 0u, 0u, false, {{64, 1, false, 0, 0, 0, 1, 43},
-     run<swiglu_fwd_bf16_block_per_part_81c5<Cols11008_c38c>>}},
+     run<swiglu_fwd_bf16_block_per_part_6578<Cols11008_c38c>>}},
     {  64, 11008, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 6},
-     run<swiglu_fwd_bf16_block_per_part_81c5<Cols11008_63c9>>}},
+     run<swiglu_fwd_bf16_block_per_part_6578<Cols11008_63c9>>}},
     { 256, 11008, 16, 0u, 0u, false, {{128, 1, false, 0, 0, 0, 1, 11},
-     run<swiglu_fwd_bf16_block_per_part_81c5<Cols11008_0615>>}},
+     run<swiglu_fwd_bf16_block_per_part_6578<Cols11008_0615>>}},
     {1024, 11008, 16, 0u, 0u, false, {{128, 1, false, 0, 0, 0, 1, 11},
-     run<swiglu_fwd_bf16_block_per_part_81c5<Cols11008_efb6>>}},
+     run<swiglu_fwd_bf16_block_per_part_6578<Cols11008_efb6>>}},
     {4096, 11008,  8, 0u, 0u, false, {{64, 1, false, 0, 0, 0, 1, 22},
-     run<swiglu_fwd_bf16_block_per_part_81c5<Cols11008_5200>>}},
+     run<swiglu_fwd_bf16_block_per_part_6578<Cols11008_5200>>}},
 };
 
 // For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.
 inline constexpr Kernel kGeneral[] = {
-    {{256}, run_any_cols<swiglu_fwd_bf16_any_cols_team_per_row_6ffc<AnyCols_492e>>},
-    {{256}, run_any_cols<swiglu_fwd_bf16_any_cols_team_per_row_6ffc<AnyCols_b2dd>>},
+    {{256}, run_any_cols<swiglu_fwd_bf16_any_cols_team_per_row_b4e8<AnyCols_492e>>},
+    {{256}, run_any_cols<swiglu_fwd_bf16_any_cols_team_per_row_b4e8<AnyCols_b2dd>>},
 };
 
 // Bits of `absent`: none.

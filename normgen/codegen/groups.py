@@ -7,7 +7,7 @@ elements that are computed with values of groups, such as a variance, waits for 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from normgen.codegen.access import Access
@@ -22,11 +22,17 @@ _COMBINE = {"sum": "Sum", "max": "Maximum", "min": "Minimum", "absmax": "Maximum
 
 @dataclass(frozen=True, kw_only=True)
 class GroupWalk:
-    """What a walk does for its groups: `before` and `move` once per vector, `peek` once per element between them."""
+    """What a walk does for its groups: `before`, `move` and `tail` once per vector, `peek` once per element.
+
+    kept  values of elements that entered a group's, and that are read again: computed once. A compiler computes them
+          twice where asm takes part: of each element of silu_mul_to_fp8_group an exponential and a reciprocal.
+    """
 
     before: tuple[Statement, ...] = ()
     peek: tuple[Statement, ...] = ()
     move: tuple[Statement, ...] = ()
+    tail: tuple[Statement, ...] = ()
+    kept: tuple[str, ...] = ()
 
 
 class Groups:
@@ -45,13 +51,33 @@ class Groups:
             constant("kGroupVectors", "kGroup / kVector", "lanes that own one"),
         ]
 
-    def walk(self, roots: set[str], elements: Callable[[set[str]], list[Statement]], *, is_last: bool) -> GroupWalk:
-        """For the values in `roots`; `elements` computes values of one element. The last walk stores what is stored."""
+    def walk(
+        self,
+        roots: set[str],
+        elements: Callable[[set[str], list[str]], list[Statement]],
+        waiting: Collection[str],
+        *,
+        is_last: bool,
+    ) -> GroupWalk:
+        """For the values in `roots`; the last walk stores what is stored.
+
+        `elements` computes values of one element, given those that were kept; `waiting` are those of earlier looks.
+        """
         names, printer = self.access.names, Printer(self.access.names)
         before: list[Statement] = []
         passes: list[list[Statement]] = []
-        for statements in self.plan.group_rounds(roots):
-            peek = elements({n for r in statements if isinstance(r, Reduce) for n in used_names(r)})
+        known, kept = list(waiting), list[str]()
+        rounds = self.plan.group_rounds(roots)
+        wanted = [{n for r in statements if isinstance(r, Reduce) for n in used_names(r)} for statements in rounds]
+        for number, statements in enumerate(rounds):
+            peek = elements(wanted[number], known)
+            computed = {m.name for m in self.plan.elementwise(wanted[number], known).maps} & wanted[number]
+            later = roots.union(*wanted[number + 1 :])
+            for name in (m.name for m in self.plan.elementwise(later, known).maps if m.name in computed):
+                known.append(name)
+                kept.append(name)
+                before.append(Do(f"float {name}_kept[kVector]"))
+                peek.append(Do(f"{name}_kept[i] = {names[name]}"))
             move: list[Statement] = []
             for statement in statements:
                 if isinstance(statement, Map):
@@ -61,15 +87,15 @@ class Groups:
                 before.append(Do(f"float {name} = {Printer(CONSTANTS).text(statement.monoid.identity[0])}"))
                 peek += single_step(statement, name, names)
                 combine = _COMBINE[statement.monoid.name]
-                move.append(Do(f"{name} = reduce_group<kGroupVectors, {combine}>({name})"))
+                together = "false" if self.plan.problem.any_cols else "kEven"
+                move.append(Do(f"{name} = reduce_group<kGroupVectors, {combine}, {together}>({name})"))
             passes += [peek, move]
+        stores = tuple(self.stores()) if is_last else ()
         if not passes:
-            return GroupWalk(move=tuple(self.stores()) if is_last else ())
-        later = [[each_element(part), *after] for part, after in zip(passes[2::2], passes[3::2], strict=True)]
-        ends = self.stores() if is_last else []
-        return GroupWalk(
-            before=tuple(before), peek=tuple(passes[0]), move=(*passes[1], *(s for part in later for s in part), *ends)
-        )
+            return GroupWalk(tail=stores)
+        others = [[each_element(part), *after] for part, after in zip(passes[2::2], passes[3::2], strict=True)]
+        moves = (*passes[1], *(s for part in others for s in part))
+        return GroupWalk(before=tuple(before), peek=tuple(passes[0]), move=moves, tail=stores, kept=tuple(kept))
 
     def stores(self) -> list[Statement]:
         """The first lane of a group writes what is one value for it."""

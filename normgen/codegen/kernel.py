@@ -180,6 +180,8 @@ class MainKernel:
         if s.parts > 1:
             lane = "static_cast<int>(blockIdx.x % kParts * kThreads + threadIdx.x)"
         found: list[Statement] = [Let("const int lane", lane)]
+        if not plan.cut.shifted:
+            found.append(Let("const int own", "lane * kVector", "the column of a thread's first vector"))
         if plan.rows_beside:
             found.append(Let("const int slot", "Team::slot()", "this thread's row within the block"))
         if not plan.loops_rows:
@@ -218,6 +220,7 @@ class MainKernel:
         return [
             Gap(),
             *holders(self.access),
+            *self.looks.kept_values(),
             *self.transport.start(),
             *early,
             *([] if plan.loops_rows or Place.RELOAD in plan.places else [AT_LOADS]),
@@ -303,6 +306,8 @@ class MainKernel:
         if plan.sums and plan.sums.way is Way.CLUSTER_PARTIALS:
             found.append(setting("kCluster", s.cluster, "blocks that add their column sums"))
         found.append(setting("kVector", s.vector, "elements per access"))
+        stride = "columns from one vector of a thread to its next"
+        found.append(constant("kStride", "kThreadsPerRow * kVector", stride))
         sums = f"kVector < {RUNNING_SUMS} ? kVector : {RUNNING_SUMS}"
         found.append(constant("kRunningSums", sums, "running sums that a vector adds to"))
         found.append(type_setting("Load", policy(s.load)))

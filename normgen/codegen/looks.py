@@ -6,7 +6,7 @@ registers or in its own slots of shared memory needs no barrier between looks.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 from normgen.codegen.access import EDGE, SHIFTED, Access, Site
@@ -19,7 +19,7 @@ from normgen.codegen.transport.transport import Transport
 from normgen.codegen.walk import Walk
 from normgen.program.functions import COL, ROW
 from normgen.program.ir import Load, Map, Random, Store, names_of, used_names
-from normgen.schedule.plan import Place
+from normgen.schedule.plan import Elementwise, Place
 
 
 class Looks:
@@ -47,10 +47,16 @@ class Looks:
             walks.append(replace(walk, comment="" if walks else comment, span=span))
         return walks
 
+    def kept_values(self) -> list[Statement]:
+        """Where values of elements wait for later looks."""
+        names = [name for found in self.plan.kept for name in found]
+        edges = [Do(f"float {name}_edge_float = 0.0f") for name in names if self.plan.cut.edged]
+        return [*(Do(f"float {name}_floats[kSteps][kVector]") for name in names), *edges]
+
     def look_at(self, look: int, site: Site, place: Place) -> Walk:
         """What look `look` does at a site."""
         roots = self.plan.look_roots(look)
-        loads, maps = self.plan.elementwise(roots)
+        waiting = self.plan.waiting(look)
         head: list[Statement] = [*self.access.places(site)]
         vectors = {
             source.name: self.drawn(source, head, site)
@@ -60,13 +66,15 @@ class Looks:
         }
         is_last = look == len(self.plan.looks)
 
-        def values(wanted: set[str]) -> list[Statement]:
-            return self.elements(*self.plan.elementwise(wanted), vectors, site)
+        def values(wanted: set[str], kept: Collection[str] = waiting) -> list[Statement]:
+            return self.elements(self.plan.elementwise(wanted, kept), vectors, site, waiting)
 
-        groups = self.groups.walk(roots, values, is_last=is_last)
+        groups = self.groups.walk(roots, values, waiting, is_last=is_last)
+        loop = self.plan.elementwise(roots, [*waiting, *groups.kept])
         if is_last:
-            found = self.outputs(maps, head, self.element_reads(loads, vectors, site), site)
-            return replace(found, head=(*found.head, *groups.before), peek=groups.peek, move=groups.move)
+            found = self.outputs(loop.maps, head, self.element_reads(loop, vectors, site, waiting), site)
+            before, after = (*found.head, *groups.before), (*found.tail, *groups.tail)
+            return replace(found, head=before, peek=groups.peek, move=groups.move, tail=after)
         group = self.plan.looks[look]
         by_vector = site is not EDGE and self.plan.cut.vector > 1
         steps = steps_of(self.access.states[look], group, self.access.names_at(site), site.index, by_vector=by_vector)
@@ -78,26 +86,53 @@ class Looks:
             head=(*head, *steps.before, *groups.before, *stored.head),
             peek=(*groups.peek, *peek),
             move=(*groups.move, *steps.move),
-            elem=(*self.elements(loads, maps, vectors, site), *stored.elem, *steps.elem),
+            elem=(*self.elements(loop, vectors, site, waiting, self.plan.kept[look]), *stored.elem, *steps.elem),
             tail=(*stored.tail, *steps.after),
         )
 
     def elements(
-        self, loads: Iterable[Load | Random], maps: Iterable[Map], vectors: dict[str, str], site: Site
+        self,
+        loop: Elementwise,
+        vectors: dict[str, str],
+        site: Site,
+        waiting: Collection[str],
+        left: Collection[str] = (),
     ) -> list[Statement]:
-        """The values of one element: of `loads` from their vectors, and of `maps`."""
-        return [*self.element_reads(loads, vectors, site), *self.element_maps(maps, site)]
+        """The values of one element, in the order in which they need each other; those in `left` for later looks."""
+        reads = self.element_reads(loop, vectors, site, waiting, left)
+        leaves = [
+            Do(f"{f'{name}_edge_float' if site is EDGE else f'{name}_floats[step][i]'} = {self.access.names[name]}")
+            for name in left
+        ]
+        return [*reads, *self.element_maps(loop.maps, site, left), *leaves]
 
-    def element_reads(self, loads: Iterable[Load | Random], vectors: dict[str, str], site: Site) -> list[Statement]:
-        """Which column the element is in, and the tensors' values there."""
+    def element_reads(
+        self,
+        loop: Elementwise,
+        vectors: dict[str, str],
+        site: Site,
+        waiting: Collection[str],
+        left: Collection[str] = (),
+    ) -> list[Statement]:
+        """Which column the element is in, the tensors' values there, from their vectors, and what was kept of it."""
         names = self.access.names
         column = site.at if site is EDGE else f"{site.at} + {site.index}"
-        reads = [Let(f"const float {names[ld.name]}", f"element({vectors[ld.name]}, {site.index})") for ld in loads]
-        return [Let(f"const int {names[COL.name]}", column), *reads]
+        reads = [
+            *((source.name, f"element({vectors[source.name]}, {site.index})") for source in loop.sources),
+            *((name, self.kept_value(name, site, waiting)) for name in loop.kept),
+        ]
+        values = [Let(f"const float {names[name]}", once(text, name in left)) for name, text in reads]
+        return [Let(f"const int {names[COL.name]}", column), *values]
 
-    def element_maps(self, maps: Iterable[Map], site: Site) -> list[Statement]:
+    def kept_value(self, name: str, site: Site, waiting: Collection[str]) -> str:
+        """Where a value of an element waits: for later looks, or within one look at a vector."""
+        if name in waiting:
+            return f"{name}_edge_float" if site is EDGE else f"{name}_floats[step][{site.index}]"
+        return f"{name}_kept[{site.index}]"
+
+    def element_maps(self, maps: Iterable[Map], site: Site, left: Collection[str] = ()) -> list[Statement]:
         names, printer = self.access.names, Printer(self.access.names_at(site))
-        return [Let(f"const float {names[m.name]}", printer.text(m.expr)) for m in maps]
+        return [Let(f"const float {names[m.name]}", once(printer.text(m.expr), m.name in left)) for m in maps]
 
     def outputs(self, maps: list[Map], head: list[Statement], elem: list[Statement], site: Site) -> Walk:
         """The last look: what is stored and what is summed over rows; `elem` reads its elements."""
@@ -185,3 +220,8 @@ class Looks:
         if self.plan.config_params:
             reading = [If("kEarlyParams", tuple(reading)), Gap()]
         return [*self.access.declarations(params, self.access.steps), *reading]
+
+
+def once(text: str, is_kept: bool) -> str:
+    """The value of `text`, which a compiler does not compute again if it is kept."""
+    return f"computed_once({text})" if is_kept else text

@@ -25,7 +25,7 @@ from normgen.cost.constants import Constants, constants_of
 from normgen.device import Device
 from normgen.problem.problem import Problem
 from normgen.program.source import stages_of
-from normgen.schedule.knobs import Columns, Copy, Edges, Hold, Load, Params, ReduceWith, Softmax, Store, Variance
+from normgen.schedule.knobs import Columns, Copy, Edges, Hold, Keep, Load, Params, ReduceWith, Softmax, Store, Variance
 from normgen.schedule.plan import (
     held_bytes_per_thread,
     last_tiles,
@@ -93,6 +93,8 @@ def estimated_registers(problem: Problem, s: Schedule, c: Constants | None = Non
     rows = s.stages if s.copy is Copy.DIRECT else 1  # others on their way wait in shared memory
     need = c.base_registers + c.held_registers * held * rows + c.param_registers * params
     need += c.sum_registers * sums + c.vector_registers * s.vector
+    if s.keep is Keep.VALUES:
+        need += held_bytes_per_thread(problem, s) / 4 * (4 / problem.dtype.bytes - 1)
     limit = min(255, REGISTERS_PER_SM // (max(1, s.blocks_per_sm) * s.threads) // 8 * 8)
     return int(min(need, limit)), max(0, int(need - limit)) + int(indexed)
 
@@ -115,6 +117,7 @@ def row_looks(s: Schedule, stages: int, writes: bool) -> int:
 def _issue_us(problem: Problem, s: Schedule, device: Device, looks: int, blocks: int, c: Constants) -> float:
     """Warp instructions over the busy SMs' issue rate: some an element and look, reads and writes by vector."""
     per_element = 2.0 * looks + 3.0 + 2.0 * problem.column_outputs
+    per_element -= 2.0 * (looks - 1) if s.keep is Keep.VALUES else 0.0  # a conversion and a difference each
     per_element += {Variance.WELFORD: 6.0, Variance.CORRECTED_TWO_PASS: 1.0}.get(s.variance, 0.0)
     # A maximum of the vector first, then one more exponential a vector, which rescales the sum so far.
     per_element += 2.0 + 10.0 / s.vector if s.softmax is Softmax.ONLINE else 0.0

@@ -75,6 +75,13 @@ class Hold(StrEnum):
         return self is Hold.RELOAD
 
 
+class Keep(StrEnum):
+    """What of a row held in registers waits there between looks."""
+
+    ROW = "row"
+    VALUES = "values"
+
+
 class Copy(StrEnum):
     """How a row reaches the SM."""
 
@@ -354,6 +361,17 @@ TABLE: tuple[Knob, ...] = (
             "shared": ("smem", "shared_memory"),
             "reload": ("global", "gmem"),
         },
+    ),
+    Knob(
+        name="keep",
+        values=tuple(Keep),
+        plain=Keep.ROW,
+        group=Group.FREE,
+        meaning="what of a row in registers waits between looks: the row as it is stored, or its values as floats",
+        forward=tuple(Keep),
+        backward=tuple(Keep),
+        words={"values": "what a later look needs of an element stays in registers as floats, computed once"},
+        elsewhere={"row": ("recompute", "rematerialize")},
     ),
     Knob(
         name="copy",

@@ -12,7 +12,10 @@ from functools import cache, lru_cache
 from normgen.device import Device
 from normgen.problem.problem import Problem
 from normgen.problem.tensors import TensorUse
+from normgen.program.ir import looks
+from normgen.program.rewrites.kept import name_kept_values
 from normgen.program.rewrites.passes import passed
+from normgen.program.rewrites.reductions import variance
 from normgen.program.source import kernel_problem, written_program
 from normgen.schedule.knobs import (
     KNOBS,
@@ -21,6 +24,7 @@ from normgen.schedule.knobs import (
     DependentLaunch,
     Edges,
     Hold,
+    Keep,
     Load,
     Params,
     ReduceWith,
@@ -176,6 +180,34 @@ def _hold(problem: Problem, s: Schedule, device: Device) -> str | None:
     if s.hold in (Hold.SHARED, Hold.HYBRID) and any(s.vector * t.dtype.bytes < 4 for t in _elem_inputs(problem)):
         return "shared slots of less than 4 bytes a thread conflict on banks: use a wider vector or registers"
     return None
+
+
+def keep(problem: Problem, s: Schedule, device: Device) -> str | None:
+    """Rules of keep = values: floats in registers for each element of the row inputs, at most."""
+    if s.keep is Keep.ROW:
+        return None
+    if s.hold is not Hold.REGISTERS or problem.any_cols:
+        return "values wait in registers in the place of a row that does so: hold = registers"
+    if not keeps_values(problem):
+        return "no look leaves another one anything but the row as it is stored: keep = row"
+    floats = sum(4 for t in problem.elem_tensors if not t.is_written)
+    registers = steps_per_lane(problem, s) * s.vector * floats // 4 + sums_in_registers(problem, s)
+    if s.stages > 1 and s.copy is Copy.DIRECT:
+        registers += held_bytes_per_thread(problem, s) // 4
+    if s.params.in_registers:
+        registers += param_bytes_per_thread(problem, s) // 4
+    limit = held_register_limit(s, device)
+    if registers > limit:
+        return f"a thread would keep {registers} registers of values; {s.threads} threads a block leave it {limit}"
+    return None
+
+
+@cache
+def keeps_values(problem: Problem) -> bool:
+    """Whether looks share more of an element than a float32 of its row: a conversion, or a term of two formulas."""
+    program = written_program(problem)
+    narrow = any(t.dtype.bytes < 4 for t in _elem_inputs(problem))
+    return looks(program) > 1 and (narrow or name_kept_values(variance(program, Variance.TWO_PASS)) != program)
 
 
 def _hybrid(problem: Problem, s: Schedule) -> str | None:
@@ -459,6 +491,7 @@ FREE: tuple[Rule, ...] = (
     _any_cols,
     params_registers,
     _hold,
+    keep,
     persistent,
     _reduce_with,
     _guarded,

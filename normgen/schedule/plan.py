@@ -7,9 +7,11 @@ depends on the program, for one schedule: it is all that the emitter reads.
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
+from typing import NamedTuple
 
 import sympy as sp
 
@@ -32,7 +34,7 @@ from normgen.program.ir import (
     used_names,
     value_kinds,
 )
-from normgen.schedule.knobs import KNOBS, Columns, Copy, Edges, Hold, Params, ReduceWith
+from normgen.schedule.knobs import KNOBS, Columns, Copy, Edges, Hold, Keep, Params, ReduceWith
 from normgen.schedule.schedule import Schedule
 from normgen.spec.spec import Kind
 
@@ -227,6 +229,19 @@ class Sums:
     batch_bytes: int
 
 
+class Elementwise(NamedTuple):
+    """What a loop does of each element, in program order.
+
+    sources  loads and random numbers
+    maps     what is computed of them
+    kept     values that an earlier loop over the same elements left
+    """
+
+    sources: list[Load | Random]
+    maps: list[Map]
+    kept: list[str]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """One kernel, decided: what the emitter turns into text."""
@@ -266,7 +281,8 @@ class Plan:
         """
         if not self.looks or Place.RELOAD in self.places:
             return ()
-        known = {value.name for part in self.elementwise(self.look_roots(0)) for value in part}
+        first = self.elementwise(self.look_roots(0))
+        known = {value.name for value in (*first.sources, *first.maps)}
         apart = not (self.cut.shifted or self.cut.edged)
         pivots = {load.of for load in self.program.loads}
         late = {written for written, read in self.problem.in_place if not apart or read in pivots}
@@ -324,21 +340,19 @@ class Plan:
         """The values that those reductions read of each element."""
         return {name for r in self.grouped(roots) if isinstance(r, Reduce) for name in used_names(r)}
 
-    def elementwise(self, roots: set[str]) -> tuple[list[Load | Random], list[Map]]:
-        """What a loop must run to have `roots`, given its groups' values, in program order.
-
-        Its loads and random numbers, and the maps of each element.
-        """
+    def elementwise(self, roots: set[str], kept: Collection[str] = ()) -> Elementwise:
+        """What a loop must run to have `roots`, given its groups' values and each element's `kept` ones."""
         found = set(roots)
         maps: list[Map] = []
         for statement in reversed(self.program.statements):
             wide = isinstance(statement, Map) and statement.kind.by_col
-            if wide and isinstance(statement, Map) and statement.name in found:
+            if wide and isinstance(statement, Map) and statement.name in found and statement.name not in kept:
                 found |= used_names(statement)
                 maps.insert(0, statement)
         sources: tuple[Load | Random, ...] = (*self.program.loads, *self.program.randoms)
-        loads = [source for source in sources if source.name in found and source.kind.by_col]
-        return loads, maps
+        wanted = found.difference(kept)
+        loads = [source for source in sources if source.name in wanted and source.kind.by_col]
+        return Elementwise(loads, maps, [name for name in kept if name in found])
 
     def look_roots(self, look: int) -> set[str]:
         """Names the loop of look `look` (0-based; the last one writes) starts from."""
@@ -350,8 +364,33 @@ class Plan:
     @cached_property
     def look_sources(self) -> list[list[Load | Random]]:
         """What each look reads, or draws, of every element."""
-        every = map(self.look_roots, range(len(self.looks) + 1))
-        return [self.elementwise(roots | self.group_arguments(roots))[0] for roots in every]
+        return [self._loop(look, self.waiting(look)).sources for look in range(len(self.looks) + 1)]
+
+    def _loop(self, look: int, kept: Collection[str]) -> Elementwise:
+        """All that a look does of each element, for its groups too."""
+        roots = self.look_roots(look)
+        return self.elementwise(roots | self.group_arguments(roots), kept)
+
+    @cached_property
+    def kept(self) -> list[list[str]]:
+        """keep = values: of each look the values of elements that it leaves for later ones.
+
+        Not of a look that rows may be spared.
+        """
+        found: list[list[str]] = []
+        for look in range(len(self.looks) + 1):
+            known = [name for names in found for name in names]
+            is_left = self.schedule.keep is Keep.VALUES and look < len(self.looks) and not is_spared(self.looks[look])
+            loop = self._loop(look, known)
+            own = [v.name for v in (*loop.sources, *loop.maps) if v.kind.is_elem] if is_left else []
+            later = (self._loop(after, [*known, *own]).kept for after in range(look + 1, len(self.looks) + 1))
+            needed = {name for names in later for name in names}
+            found.append([name for name in own if name in needed])
+        return found
+
+    def waiting(self, look: int) -> list[str]:
+        """The values of elements that looks before this one left."""
+        return [name for names in self.kept[:look] for name in names]
 
     @cached_property
     def look_loads(self) -> list[list[Load]]:

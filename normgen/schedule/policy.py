@@ -18,6 +18,7 @@ from normgen.schedule.knobs import (
     DependentLaunch,
     Edges,
     Hold,
+    Keep,
     Load,
     Params,
     ReduceWith,
@@ -29,6 +30,7 @@ from normgen.schedule.legality import (
     Rule,
     dependent_launch,
     hints,
+    keep,
     params_registers,
     persistent,
     reduces_rows,
@@ -192,6 +194,13 @@ def _walks_registers(problem: Problem, s: Schedule) -> bool:
     return not problem.sums_rows and s.persistent > 0 and s.cluster == 1 and s.copy is Copy.DIRECT
 
 
+def searched_keep(problem: Problem, s: Schedule, _: Device) -> str | None:
+    """Of a block's only row, in few steps, the compiler keeps what it has computed (NVRTC 13.0: the same code)."""
+    if s.keep is Keep.VALUES and not s.persistent and steps_per_lane(problem, s) < 4:
+        return "not searched: values of a block's only row, of fewer than 4 vectors a thread"
+    return None
+
+
 def searched_params(problem: Problem, s: Schedule, device: Device) -> str | None:
     """Search policy: parameters asked for ahead gain up to 10 % for one row, and 2 % for 64 (H200)."""
     is_asked = "params" in problem.searched_knobs
@@ -323,6 +332,7 @@ def spare_late_parameters(schedule: Schedule, own: Schedule, problem: Problem) -
 # Rules that look at one free knob, and else at the structure alone.
 ONE_KNOB: dict[str, tuple[Rule, ...]] = {
     "unroll": (unroll,),
+    "keep": (keep, searched_keep),
     "load": (hints, searched_hint),
     "params": (persistent, params_registers, searched_params),
     "dependent_launch": (dependent_launch, searched_launch),

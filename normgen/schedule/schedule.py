@@ -18,6 +18,7 @@ from normgen.schedule.knobs import (
     DependentLaunch,
     Edges,
     Hold,
+    Keep,
     Load,
     Params,
     ReduceWith,
@@ -47,6 +48,8 @@ class Schedule:
     softmax          two_pass | online: the rewrite of a softmax denominator
     hold             registers | shared | hybrid | reload: where a row waits between looks; hybrid: as much of it in
                      registers as they take, the rest in shared memory
+    keep             row | values: what of a row in registers waits between looks. row: the row as it is stored; each
+                     look converts it and computes of it what it needs. values: what later looks need, as floats
     copy             direct | cp_async | bulk: how a row reaches the SM
     edges            exact | masked | peel: cols % vector == 0; a masked last vector; a scalar head and tail
     persistent       blocks per SM of a grid that loops over rows; 0 = one block per row tile
@@ -77,6 +80,7 @@ class Schedule:
     variance: Variance = Variance.TWO_PASS
     softmax: Softmax = Softmax.TWO_PASS
     hold: Hold = Hold.RELOAD
+    keep: Keep = Keep.ROW
     copy: Copy = Copy.DIRECT
     edges: Edges = Edges.EXACT
     persistent: int = 0
@@ -195,7 +199,7 @@ class Schedule:
 # contracts a product and a sum into one rounding is up to the statements around it.
 _OF_ORDER = (
     *("threads_per_row", "cluster", "parts", "reduce_with", "vector", "edges", "variance", "softmax", "arithmetic"),
-    *("hold", "copy", "unroll", "statistics", "columns"),
+    *("hold", "keep", "copy", "unroll", "statistics", "columns"),
 )
 
 

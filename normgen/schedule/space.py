@@ -29,6 +29,7 @@ from normgen.schedule.policy import (
     searched_columns,
     searched_cut,
     searched_hint,
+    searched_keep,
     searched_launch,
     searched_method,
     searched_params,
@@ -156,7 +157,9 @@ def space(problem: Problem, device: Device) -> Space:
                 continue
             lists = values if plain is None else _plain(problem, base, device, values)
             for schedule in _points(base, FREE_KNOBS, _promising(problem, base, device, lists, refusals)):
-                reason = refusal(problem, schedule, device, (*FREE, searched_hint, searched_params, searched_launch))
+                reason = refusal(
+                    problem, schedule, device, (*FREE, searched_hint, searched_keep, searched_params, searched_launch)
+                )
                 if reason is None:
                     legal.append(schedule)
                 else:

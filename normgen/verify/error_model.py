@@ -10,7 +10,8 @@ absolute error of its float32 evaluation. With u = 2^-24:
   e(f(a)) = |f'(a)| e_a or the exact change of f over [a - e_a, a + e_a] where f is steep.
 * Functions round by the CUDA C++ Programming Guide, table of mathematical functions, 1 ulp being at most 2u |v|:
   rsqrtf, tanhf, erff 2 ulp; logf, sqrt 1 ulp; __expf 2 + floor(|1.173 x|) ulp, which covers expf. A division may
-  be a product with a reciprocal: 1 ulp; by a power of two it is exact.
+  be a product with a reciprocal: 1 ulp; by a power of two it is exact. A reciprocal may flush its argument and its
+  result: nothing is said of the quotient by a subnormal, and one by 2^126 or more may lose 2^-126 of the dividend.
 * A whole power n is a product of n factors, by repeated squaring or not: a product of a and of b factors has a - 1 and
   b - 1 roundings and adds one, so that n - 1 of them are bounded by n u |v|. The size of every
   factor lies between 1 and the result's. A power -n is the reciprocal of that product, which may overflow where the
@@ -67,6 +68,7 @@ from numpy.typing import NDArray
 
 from normgen.dtypes import F32, DType
 from normgen.verify.bounded import (
+    FLUSHED,
     HALF_SUBNORMAL,
     OVERFLOW,
     REARRANGED,
@@ -193,12 +195,14 @@ class Float32Error:
             far = np.where((least > 0) & (b.error < np.inf), far, np.inf)
             ratio = np.where(off < 0.5, off / np.maximum(1 - off, 0.5), far)
             error = plus(error, grown * ratio)
+        size = np.abs(b.value)
+        if np.any(inverted := size >= 1 / FLUSHED):  # 1 / b is subnormal: 0 to the hardware
+            error = plus(error, np.where(inverted & (size < np.inf), np.abs(a.value) * FLUSHED, 0.0))
         found = rounded(value, error, 0.0 if _is_power_of_two(b) else 2.0, of=(a, b))
         if (unsure := b.may_be_0) is not None:
             found = unknown(found, np.isfinite(a.value) & unsure)
             found = unknown(found, np.broadcast_to(_unsure_infinity(a, b), value.shape))
-        size = np.abs(b.value)
-        if np.any(inverted := (size > 0) & (size * OVERFLOW <= 1)):  # a kernel may multiply by 1 / b, which overflows
+        if np.any(inverted := (size > 0) & (size < FLUSHED)):  # a kernel may multiply by 1 / b, which overflows
             found = unknown(found, np.broadcast_to(np.isfinite(a.value) & inverted, value.shape))
         share = a.least / b.value if b.error is None and not b.value.ndim else 0.0
         return found.from_least(_least_of(a.least, b.least, share))

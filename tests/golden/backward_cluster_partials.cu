@@ -401,6 +401,7 @@ __device__ __forceinline__ void write_element(T* elements, int at, float value) 
 
 // kCluster       blocks that add their column sums; or blocks that fill a partial row together
 // kVector        elements per access
+// kStride        columns from one vector of a thread to its next
 // kRunningSums   running sums that a vector adds to
 // kEarlyParams   column parameters wait in registers, or are read where they are used
 // kPackedParams  column parameters stay as they are stored while they wait in registers
@@ -434,7 +435,7 @@ struct Look1_d77f {  // state of look 1: sum(dxhat * xhat)
 // once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_bwd_bf16_team_per_row_16dc(
+rmsnorm_bwd_bf16_team_per_row_a20a(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     Input<Config, bfloat16> dy,
@@ -452,7 +453,7 @@ rmsnorm_bwd_bf16_team_per_row_16dc(
   using Chain = typename Config::Chain;
   constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kThreadsPerRow = Team::kSize,
       kRowsPerBlock = Team::kRows, kCluster = Config::kCluster, kVector = Config::kVector,
-      kRunningSums = kVector < 4 ? kVector : 4;
+      kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
   constexpr bool kEarlyParams = Config::kEarlyParams, kPackedParams = Config::kPackedParams;
   constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0, kAhead = Config::kAhead;
@@ -461,6 +462,7 @@ rmsnorm_bwd_bf16_team_per_row_16dc(
   __shared__ typename Team::template Slots<Look1_d77f> look1_slots[2];
 
   const int lane = Team::lane();
+  const int own = lane * kVector;  // the column of a thread's first vector
   const int slot = Team::slot();  // this thread's row within the block
   int parity = 0;
 
@@ -473,7 +475,7 @@ rmsnorm_bwd_bf16_team_per_row_16dc(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + vector * kVector);
+        weight_held[step] = read<kVector>(weight + own + step * kStride);
       }
     }
   }
@@ -495,8 +497,8 @@ rmsnorm_bwd_bf16_team_per_row_16dc(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        dy_next[step] = read<kVector, Load>(dy_row + vector * kVector);
-        x_next[step] = read<kVector, Load>(x_row + vector * kVector);
+        dy_next[step] = read<kVector, Load>(dy_row + own + step * kStride);
+        x_next[step] = read<kVector, Load>(x_row + own + step * kStride);
       }
     }
   };
@@ -537,7 +539,7 @@ rmsnorm_bwd_bf16_team_per_row_16dc(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + vector * kVector);
+        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
           const float dy_i = element(dy_held[step], i);
@@ -559,7 +561,7 @@ rmsnorm_bwd_bf16_team_per_row_16dc(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + vector * kVector);
+        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
         float dx_values[kVector];
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
@@ -573,7 +575,7 @@ rmsnorm_bwd_bf16_team_per_row_16dc(
         }
         Vec<bfloat16, kVector> dx_vec;
         pack(dx_vec, dx_values);
-        if (active) write<Store>(dx_row + vector * kVector, dx_vec);
+        if (active) write<Store>(dx_row + own + step * kStride, dx_vec);
       }
     }
 

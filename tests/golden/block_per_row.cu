@@ -223,6 +223,7 @@ __device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
 }
 
 // kVector       elements per access
+// kStride       columns from one vector of a thread to its next
 // kRunningSums  running sums that a vector adds to
 // kEarlyParams  column parameters wait in registers, or are read where they are used
 // kVectors      vectors of a row
@@ -246,7 +247,7 @@ struct Look1_57d9 {  // state of look 1: sum(x**2)
 // rmsnorm forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_bf16_team_per_row_4852(
+rmsnorm_fwd_bf16_team_per_row_804d(
     bfloat16* __restrict__ y,
     float* __restrict__ rstd,
     Input<Config, bfloat16> x,
@@ -261,13 +262,14 @@ rmsnorm_fwd_bf16_team_per_row_4852(
   using Chain = typename Config::Chain;
   using Params = typename Config::Params;
   constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
-      kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4;
+      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
   constexpr bool kEarlyParams = Config::kEarlyParams;
   constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
   __shared__ typename Team::template Slots<Look1_57d9> look1_slots;
 
   const int lane = Team::lane();
+  const int own = lane * kVector;  // the column of a thread's first vector
   const int slot = Team::slot();  // this thread's row within the block
   const int row = Team::tile() * kRowsPerBlock + slot;
 
@@ -287,7 +289,7 @@ rmsnorm_fwd_bf16_team_per_row_4852(
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      x_held[step] = read<kVector, Load>(x_row + vector * kVector);
+      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
     }
   }
 
@@ -297,7 +299,7 @@ rmsnorm_fwd_bf16_team_per_row_4852(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + vector * kVector);
+        weight_held[step] = read<kVector>(weight + own + step * kStride);
       }
     }
   }
@@ -335,7 +337,7 @@ rmsnorm_fwd_bf16_team_per_row_4852(
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + vector * kVector);
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
       float y_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -345,7 +347,7 @@ rmsnorm_fwd_bf16_team_per_row_4852(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      if (active) write<Store>(y_row + vector * kVector, y_vec);
+      if (active) write<Store>(y_row + own + step * kStride, y_vec);
     }
   }
 

@@ -291,6 +291,7 @@ __device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
 }
 
 // kVector       elements per access
+// kStride       columns from one vector of a thread to its next
 // kRunningSums  running sums that a vector adds to
 // kUnroll       steps that a loop does in a trip
 // kVectors      vectors of a row
@@ -315,7 +316,7 @@ struct Look1_57d9 {  // state of look 1: sum(x**2)
 // y takes the place of x.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_bf16_team_per_row_8b19(
+rmsnorm_fwd_bf16_team_per_row_2b70(
     float* __restrict__ rstd,
     bfloat16* x,
     Input<Config, bfloat16> weight,
@@ -327,12 +328,13 @@ rmsnorm_fwd_bf16_team_per_row_8b19(
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
-      kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4, kUnroll = Config::kUnroll,
-      kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4,
+      kUnroll = Config::kUnroll, kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
   __shared__ typename Team::template Slots<Look1_57d9> look1_slots;
 
   const int lane = Team::lane();
+  const int own = lane * kVector;  // the column of a thread's first vector
   const int slot = Team::slot();  // this thread's row within the block
   const int row = Team::tile() * kRowsPerBlock + slot;
 
@@ -353,7 +355,7 @@ rmsnorm_fwd_bf16_team_per_row_8b19(
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      const Vec<bfloat16, kVector> x_vec = read_first<kVector>(x_row + vector * kVector);
+      const Vec<bfloat16, kVector> x_vec = read_first<kVector>(x_row + own + step * kStride);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
@@ -376,8 +378,8 @@ rmsnorm_fwd_bf16_team_per_row_8b19(
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      const Vec<bfloat16, kVector> x_vec = read_first<kVector, Load>(x_row + vector * kVector);
-      const Vec<bfloat16, kVector> weight_vec = read<kVector>(weight + vector * kVector);
+      const Vec<bfloat16, kVector> x_vec = read_first<kVector, Load>(x_row + own + step * kStride);
+      const Vec<bfloat16, kVector> weight_vec = read<kVector>(weight + own + step * kStride);
       float y_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -387,7 +389,7 @@ rmsnorm_fwd_bf16_team_per_row_8b19(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      if (active) write<Store>(x_row + vector * kVector, y_vec);
+      if (active) write<Store>(x_row + own + step * kStride, y_vec);
     }
   }
 

@@ -171,6 +171,7 @@ __device__ __forceinline__ void pack(Vec<float, N>& vec, const float (&values)[N
 }
 
 // kVector       elements per access
+// kStride       columns from one vector of a thread to its next
 // kRunningSums  running sums that a vector adds to
 // kUnroll       steps that a loop does in a trip
 // kVectors      vectors of a row
@@ -191,7 +192,7 @@ struct Look1_ba7b {  // state of look 1: sum(x), sum(x**2)
 // layernorm forward: a team of threads owns a row; each row is read twice.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_f32_team_per_row_263c(
+layernorm_fwd_f32_team_per_row_307c(
     float* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -207,12 +208,13 @@ layernorm_fwd_f32_team_per_row_263c(
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
-      kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4, kUnroll = Config::kUnroll,
-      kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4,
+      kUnroll = Config::kUnroll, kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
   __shared__ Look1_ba7b look1_slots[kThreadsPerRow];
 
   const int lane = Team::lane();
+  const int own = lane * kVector;  // the column of a thread's first vector
   const int slot = Team::slot();  // this thread's row within the block
   const int row = Team::tile() * kRowsPerBlock + slot;
 
@@ -233,7 +235,7 @@ layernorm_fwd_f32_team_per_row_263c(
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      const Vec<float, kVector> x_vec = read<kVector>(x_row + vector * kVector);
+      const Vec<float, kVector> x_vec = read<kVector>(x_row + own + step * kStride);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
@@ -261,9 +263,9 @@ layernorm_fwd_f32_team_per_row_263c(
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      const Vec<float, kVector> x_vec = read<kVector, Load>(x_row + vector * kVector);
-      const Vec<float, kVector> weight_vec = read<kVector>(weight + vector * kVector);
-      const Vec<float, kVector> bias_vec = read<kVector>(bias + vector * kVector);
+      const Vec<float, kVector> x_vec = read<kVector, Load>(x_row + own + step * kStride);
+      const Vec<float, kVector> weight_vec = read<kVector>(weight + own + step * kStride);
+      const Vec<float, kVector> bias_vec = read<kVector>(bias + own + step * kStride);
       float y_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -274,7 +276,7 @@ layernorm_fwd_f32_team_per_row_263c(
       }
       Vec<float, kVector> y_vec;
       pack(y_vec, y_values);
-      if (active) write<Store>(y_row + vector * kVector, y_vec);
+      if (active) write<Store>(y_row + own + step * kStride, y_vec);
     }
   }
 

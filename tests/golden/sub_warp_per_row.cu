@@ -224,6 +224,7 @@ __device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
 }
 
 // kVector       elements per access
+// kStride       columns from one vector of a thread to its next
 // kRunningSums  running sums that a vector adds to
 // kVectors      vectors of a row
 // kSteps        vectors a thread owns
@@ -254,7 +255,7 @@ struct Look2_2916 {  // state of look 2: sum(exp(x - row_max))
 // softmax forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-softmax_fwd_bf16_team_per_row_afa0(
+softmax_fwd_bf16_team_per_row_1df9(
     bfloat16* __restrict__ y,
     Input<Config, bfloat16> x,
     long long y_pitch,
@@ -265,13 +266,14 @@ softmax_fwd_bf16_team_per_row_afa0(
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
-      kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4, kVectors = kCols / kVector,
-      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4,
+      kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
   __shared__ typename Team::template Slots<Look1_697e> look1_slots;
   __shared__ typename Team::template Slots<Look2_2916> look2_slots;
 
   const int lane = Team::lane();
+  const int own = lane * kVector;  // the column of a thread's first vector
   const int slot = Team::slot();  // this thread's row within the block
   const int row = Team::tile() * kRowsPerBlock + slot;
 
@@ -290,7 +292,7 @@ softmax_fwd_bf16_team_per_row_afa0(
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      x_held[step] = read<kVector, Load>(x_row + vector * kVector);
+      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
     }
   }
 
@@ -348,7 +350,7 @@ softmax_fwd_bf16_team_per_row_afa0(
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
-      if (active) write<Store>(y_row + vector * kVector, y_vec);
+      if (active) write<Store>(y_row + own + step * kStride, y_vec);
     }
   }
 

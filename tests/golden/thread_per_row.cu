@@ -134,6 +134,7 @@ __device__ __forceinline__ void pack(Vec<float, N>& vec, const float (&values)[N
 }
 
 // kVector       elements per access
+// kStride       columns from one vector of a thread to its next
 // kRunningSums  running sums that a vector adds to
 // kUnroll       steps that a loop does in a trip
 // kVectors      vectors of a row
@@ -154,7 +155,7 @@ struct Look1_3b4a {  // state of look 1: sum(x)
 // row_sum forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-row_sum_fwd_f32_team_per_row_9995(
+row_sum_fwd_f32_team_per_row_6cbf(
     float* __restrict__ total,
     Input<Config, float> x,
     long long x_pitch,
@@ -162,11 +163,12 @@ row_sum_fwd_f32_team_per_row_9995(
   using Team = typename Config::Team;
   using Chain = typename Config::Chain;
   constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
-      kVector = Config::kVector, kRunningSums = kVector < 4 ? kVector : 4, kUnroll = Config::kUnroll,
-      kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4,
+      kUnroll = Config::kUnroll, kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
 
   const int lane = Team::lane();
+  const int own = lane * kVector;  // the column of a thread's first vector
   const int slot = Team::slot();  // this thread's row within the block
   const int row = Team::tile() * kRowsPerBlock + slot;
 
@@ -185,7 +187,7 @@ row_sum_fwd_f32_team_per_row_9995(
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      const Vec<float, kVector> x_vec = read<kVector>(x_row + vector * kVector);
+      const Vec<float, kVector> x_vec = read<kVector>(x_row + own + step * kStride);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);

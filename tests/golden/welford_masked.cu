@@ -210,6 +210,7 @@ struct Plain {
 };
 
 // kVector   elements per access
+// kStride   columns from one vector of a thread to its next
 // kUnroll   steps that a loop does in a trip
 // kVectors  vectors of a row
 // kSteps    vectors a thread owns
@@ -236,7 +237,7 @@ struct Look1_ee5d {  // state of look 1: welford(x)
 // layernorm forward: a team of threads owns a row; each row is read twice.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_f16_team_per_row_deac(
+layernorm_fwd_f16_team_per_row_678b(
     float16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -252,12 +253,13 @@ layernorm_fwd_f16_team_per_row_deac(
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
-      kVector = Config::kVector, kUnroll = Config::kUnroll, kVectors = kCols / kVector,
-      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kUnroll = Config::kUnroll,
+      kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
   __shared__ typename Team::template Slots<Look1_ee5d> look1_slots;
 
   const int lane = Team::lane();
+  const int own = lane * kVector;  // the column of a thread's first vector
   const int slot = Team::slot();  // this thread's row within the block
   const int row = Team::tile() * kRowsPerBlock + slot;
   // The elements behind the last whole vector belong to a lane each.
@@ -281,7 +283,7 @@ layernorm_fwd_f16_team_per_row_deac(
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      const Vec<float16, kVector> x_vec = read<kVector>(x_row + vector * kVector);
+      const Vec<float16, kVector> x_vec = read<kVector>(x_row + own + step * kStride);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
@@ -320,9 +322,9 @@ layernorm_fwd_f16_team_per_row_deac(
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      const Vec<float16, kVector> x_vec = read<kVector, Load>(x_row + vector * kVector);
-      const Vec<float16, kVector> weight_vec = read<kVector>(weight + vector * kVector);
-      const Vec<float16, kVector> bias_vec = read<kVector>(bias + vector * kVector);
+      const Vec<float16, kVector> x_vec = read<kVector, Load>(x_row + own + step * kStride);
+      const Vec<float16, kVector> weight_vec = read<kVector>(weight + own + step * kStride);
+      const Vec<float16, kVector> bias_vec = read<kVector>(bias + own + step * kStride);
       float y_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
@@ -333,7 +335,7 @@ layernorm_fwd_f16_team_per_row_deac(
       }
       Vec<float16, kVector> y_vec;
       pack(y_vec, y_values);
-      if (active) write<Store>(y_row + vector * kVector, y_vec);
+      if (active) write<Store>(y_row + own + step * kStride, y_vec);
     }
   }
   if (has_edge) {

@@ -124,7 +124,7 @@ START = "  Look1_3b4a look1 = {0.0f};"
 ADDED = "look1_total[i % kRunningSums] += x_i"
 PLANTED = [
     (ADDED, "look1_total[i % kRunningSums] += 2.0f * x_i", Outcome.NUMBERS),
-    ("x_row + vector * kVector", "x_row + vector * kVector + 4096 * kCols", Outcome.FAULT),
+    ("x_row + own + step * kStride", "x_row + own + step * kStride + 4096 * kCols", Outcome.FAULT),
     (ADDED, "look1_totl[i % kRunningSums] += x_i", Outcome.DOES_NOT_COMPILE),
     (START, f"{START}\n  while (*reinterpret_cast<const volatile int*>(x + 0) != rows + 1) {{}}", Outcome.HANG),
     (START, f"{START}\n  reinterpret_cast<void (*)()>(x_pitch - x_pitch + 8)();", Outcome.FAULT),  # ends the process

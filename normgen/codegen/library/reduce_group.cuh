@@ -14,11 +14,12 @@ struct Minimum {
 };
 
 // All kLanes neighbouring lanes of a warp that own a group, a power of two, end with the value of the whole group.
-// Other lanes of the warp may own no vector in this step, so that each group shuffles by itself.
-template <int kLanes, typename Operation>
+// Unless kTogether, other lanes of the warp may own no vector in this step: then each group shuffles by itself, for a
+// dozen instructions that find out which lanes are there.
+template <int kLanes, typename Operation, bool kTogether>
 __device__ __forceinline__ float reduce_group(float value) {
   const unsigned first = threadIdx.x % 32 / kLanes * kLanes;
-  const unsigned lanes = kLanes == 32 ? 0xffffffffu : ((1u << kLanes % 32) - 1) << first;
+  const unsigned lanes = kTogether || kLanes == 32 ? 0xffffffffu : ((1u << kLanes % 32) - 1) << first;
   #pragma unroll
   for (int offset = kLanes / 2; offset > 0; offset /= 2) {
     value = Operation::combine(value, __shfl_xor_sync(lanes, value, offset));

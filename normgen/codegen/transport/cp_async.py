@@ -32,7 +32,7 @@ class CpAsync:
 
     def _copies(self) -> list[Statement]:
         """The copies of one step."""
-        at = self.access.vector_site.at
+        at = self.access.vector_site.place
         return [Do(f"copy_async<kVector>({self.slots.of(ld.name)}, {ld.name}_row + {at})") for ld in self.plan.held]
 
     def fetch(self) -> list[Statement]:

@@ -9,10 +9,11 @@ from typing import Protocol
 from normgen.program.ir import RowProgram, check
 from normgen.program.rewrites.approximate import approximate_exponentials
 from normgen.program.rewrites.hoist import hoist_row_divisions
+from normgen.program.rewrites.kept import name_kept_values
 from normgen.program.rewrites.reductions import softmax, variance
 from normgen.program.rewrites.taken import load_taken_elements
 from normgen.program.rewrites.totals import totals_of_elements
-from normgen.schedule.knobs import Arithmetic, Softmax, Variance
+from normgen.schedule.knobs import Arithmetic, Keep, Softmax, Variance
 
 
 class Choices(Protocol):
@@ -27,6 +28,9 @@ class Choices(Protocol):
     @property
     def arithmetic(self) -> Arithmetic: ...
 
+    @property
+    def keep(self) -> Keep: ...
+
 
 def passes(choices: Choices) -> list[tuple[str, Callable[[RowProgram], RowProgram]]]:
     """(name, pass), first to last."""
@@ -39,6 +43,8 @@ def passes(choices: Choices) -> list[tuple[str, Callable[[RowProgram], RowProgra
     ]
     if choices.arithmetic is Arithmetic.APPROXIMATE:
         listed.append(("approximate exponentials", approximate_exponentials))
+    if choices.keep is Keep.VALUES:
+        listed.append(("name kept values", name_kept_values))
     return listed
 
 

@@ -134,6 +134,7 @@ NORMGEN_INLINE void mbarrier_cluster_fence() { normgen_cpu_mbarrier_cluster_fenc
 NORMGEN_INLINE void cluster_arrive() { normgen_cpu_cluster_arrive(); }
 NORMGEN_INLINE void cluster_wait() { normgen_cpu_cluster_wait(); }
 NORMGEN_INLINE void opaque(unsigned&) {}
+NORMGEN_INLINE float computed_once(float value) { return value; }
 NORMGEN_INLINE void settled(unsigned&) {}
 NORMGEN_INLINE void named_barrier(int id, int threads) { normgen_cpu_named_barrier(id, threads); }
 NORMGEN_INLINE void dependency_wait() { normgen_cpu_dependency_wait(); }
