@@ -195,9 +195,16 @@ def _walks_registers(problem: Problem, s: Schedule) -> bool:
 
 
 def searched_keep(problem: Problem, s: Schedule, _: Device) -> str | None:
-    """Of a block's only row, in few steps, the compiler keeps what it has computed (NVRTC 13.0: the same code)."""
-    if s.keep is Keep.VALUES and not s.persistent and steps_per_lane(problem, s) < 4:
+    """Of a block's only row, in few steps, the compiler keeps what it has computed (NVRTC 13.0: the same code).
+
+    Where floats wait in registers the winners have plain hints (gate_rmsnorm, adaln, layernorm of odd rows; H200).
+    """
+    if s.keep is Keep.ROW:
+        return None
+    if not s.persistent and steps_per_lane(problem, s) < 4:
         return "not searched: values of a block's only row, of fewer than 4 vectors a thread"
+    if s.store is not Store.DEFAULT or s.load is Load.EVICT_LAST:
+        return "not searched: values in registers, and a store or load with a hint for the L2"
     return None
 
 

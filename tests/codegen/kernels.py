@@ -56,6 +56,21 @@ KERNELS = {
         without=["rstd"],
         stable_parameters=True,
     ),
+    "kept_values": named(
+        "layernorm",
+        "16384x1023",
+        "bf16",
+        {
+            **{"threads_per_row": 32, "rows_per_block": 2, "vector": 4, "edges": "peel", "persistent": 8, "stages": 2},
+            **{"keep": "values", "params": "packed", **IN_REGISTERS},
+        },
+    ),
+    "groups_of_columns": named(
+        "silu_mul_to_fp8_group",
+        "4096x6144",
+        "bf16",
+        {"threads_per_row": 256, "parts": 3, "vector": 8, "arithmetic": "approximate", **IN_REGISTERS},
+    ),
     "in_place": named(
         "rmsnorm",
         "4096x1024",

@@ -194,7 +194,7 @@ def test_what_is_overwritten_is_one_pointer_that_is_not_restricted() -> None:
     assert "bfloat16* residual,\n" in text
     assert "write<Store>(residual_row + own + step * kStride, h_vec);" in text
     assert "read_first<kVector, Load>(residual_row + own + step * kStride);" in text
-    assert "read<kVector, Load>(x_row + vector * kVector);" in text
+    assert "read<kVector, Load>(x_row + own + step * kStride);" in text
     assert "// h takes the place of residual.\n" in text
     assert "h_row" not in text
 

@@ -64,6 +64,7 @@ CASES: dict[str, Named] = {
     ),
     "max_sum_hybrid": forward("row_max_sum", "4096x6144", "f32", team(32, 1, 4, hold="hybrid", unroll=1)),
     "approximate_softmax": forward("softmax", "4096x256", "f32", team(32, 2, 4, arithmetic="approximate", **HELD)),
+    "groups_of_columns": forward("silu_mul_to_fp8_group", "4096x512", "bf16", team(32, 1, 8, **HELD)),
     # edges, lengths at run time, chained launches
     "peeled_any_cols": forward(
         "log_softmax", "4096x333", "bf16",
@@ -80,6 +81,9 @@ CASES: dict[str, Named] = {
     ),
     # how rows arrive
     "ahead_layernorm": forward("layernorm", "4096x256", "f32", team(32, 2, 4, **AHEAD)),
+    "kept_layernorm": forward(
+        "layernorm", "4096x253", "bf16", team(32, 2, 4, keep="values", edges="peel", **AHEAD), align=2
+    ),
     "packed_rmsnorm": forward("rmsnorm", "4096x512", "bf16", team(32, 2, 8, **(AHEAD | {"params": "packed"}))),
     "cp_async_layernorm": forward("layernorm", "4096x256", "f32", team(32, 2, 4, stages=3, **CP_ASYNC_RING)),
     "cp_async_peel": forward(

@@ -59,6 +59,7 @@ def test_the_kernels_use_every_technique() -> None:
         "copy",
         "edges",
         "hold",
+        "keep",
         "reduce_with",
         "softmax",
         "params",

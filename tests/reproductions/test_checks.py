@@ -67,7 +67,7 @@ MUTANTS = [
         "__any_sync(0xffffffffu, row_x_margin >= 0.0f)",
         "WRONG at 4 rows of a large mean:",
     ),
-    ("backward_persistent", "lane + step * kThreadsPerRow;", "lane + step * (kThreadsPerRow - 1);", "global_race: "),
+    ("backward_persistent", "own + step * kStride", "own + step * (kStride - kVector)", "global_race: "),
 ]
 
 

@@ -91,7 +91,7 @@ def test_a_spec_that_lists_a_value_has_it_searched(listed: str, knob: str, value
 
 def test_a_tune_of_8192x768_chooses_among_few_thousand_schedules_and_welford_is_none_of_them() -> None:
     legal = space(problem_for(load("layernorm"), **SHORT), H200).legal
-    assert len(legal) < 4000  # 2376 of them walk no rows; 9363 were searched alone
+    assert len(legal) < 5500  # 2376 of them walk no rows, 1160 keep values as floats; 9363 were searched alone
     assert {s.variance for s in legal} == {"two_pass", "corrected_two_pass", "guarded"}
 
 
