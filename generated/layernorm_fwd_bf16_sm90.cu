@@ -19,15 +19,15 @@
 //           6144, 16 x 8192, 16384 x 8192, 4 x 16384
 //
 //   rows x cols                kernel           threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
-//   8192 x 768                 warp_per_row     32       2           8       6.122     16.91 / 10.79  4122  81.0 %   1.08x       8.023     fresh
-//   8192 x 1000                warp_per_row     256      8           8       7.113     19.32 / 12.19  4616  79.5 %   1.23x       10.87     fresh
+//   8192 x 768                 warp_per_row     32       2           8       6.093     16.89 / 10.8   4142  80.9 %   1.08x       7.966     fresh
+//   8192 x 1000                warp_per_row     256      8           8       7.028     20.02 / 13.01  4672  78.4 %   1.24x       11.11     fresh
 //   16384 x 1000               warp_per_row     128      4           8       14.06     37.68 / 23.61  4672  91.9 %   1.13x       18.32     fresh
-//   16384 x 1023               warp_per_row     64       2           4       16.54     40.87 / 24.34  4062  80.1 %   1.28x       21.4      fresh
+//   16384 x 1023               warp_per_row     32       1           4       16.91     41.84 / 24.91  3972  80.0 %   1.26x       21.51     fresh
 //   4096 x 3072                block_per_row    64       1           4       10.5      28.85 / 18.35  4799  90.4 %   1.16x       15.52     fresh
 //   1 x 4096 no mean no rstd   block_per_row    256      1           8       1.454     3.98 / 2.526   23    79.5 %   1.04x       1.89      fresh
 //   64 x 4096 no mean no rstd  block_per_row    256      1           4       1.883     5.417 / 3.531  565   70.6 %   1.01x       2.116     fresh
 //   4096 x 4096                warp_per_row     64       2           8       13.31     37.74 / 24.41  5044  99.6 %   1.16x       19.42     fresh
-//   8192 x 4097                block_per_row    128      1           4       34.08     88.07 / 54     3942  90.9 %   1.12x       40.19     fresh
+//   8192 x 4097                block_per_row    128      1           8       36.11     88.18 / 52.1   3721  89.3 %   1.08x       39.94     fresh
 //   4096 x 6144                block_per_row    128      1           8       22.1      61.79 / 39.67  4557  99.9 %   1.17x       25.54     fresh
 //   16 x 8192 no mean no rstd  block_per_row    256      1           8       1.934     5.339 / 3.402  288   76.6 %   1.02x       2.334     fresh
 //   16384 x 8192               block_per_row    256      1           8       130       325.3 / 195.3  4132  97.3 %   1.05x       126.8     fresh
@@ -671,14 +671,14 @@ __device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
 struct Cols768_d2ef : Plain { using Team = Lanes<16, 2>;
   enum : int { kCols = 768, kThreads = 32, kVector = 8, kEarlyParams = 0, kPackedParams = 0, kAhead = 1 };
 };
-struct Cols1000_62a2 : Plain { using Team = Lanes<32, 8>; using Load = NoAllocate;
-  enum : int { kCols = 1000, kThreads = 256, kVector = 8, kEarlyParams = 1, kPackedParams = 0, kAhead = 1 };
+struct Cols1000_b098 : Plain { using Team = Lanes<32, 8>; using Load = NoAllocate;
+  enum : int { kCols = 1000, kThreads = 256, kVector = 8, kEarlyParams = 1, kPackedParams = 1, kAhead = 1 };
 };
 struct Cols1000_177c : Plain { using Team = Lanes<32, 4>; using Load = NoAllocate; using Chain = EarlyAtLoads;
   enum : int { kCols = 1000, kThreads = 128, kVector = 8, kEarlyParams = 1 };
 };
-struct Cols1023_5ec5 : Plain { using Team = Lanes<32, 2>; using Load = NoAllocate;
-  enum : int { kCols = 1023, kThreads = 64, kVector = 4, kEarlyParams = 1, kPackedParams = 1, kFirstInside = 0,
+struct Cols1023_e132 : Plain { using Team = Lanes<32, 1>; using Load = NoAllocate;
+  enum : int { kCols = 1023, kThreads = 32, kVector = 4, kEarlyParams = 1, kPackedParams = 1, kFirstInside = 0,
       kAhead = 1 };
 };
 struct Cols3072_6538 : Plain { using Team = Block<64>; using Load = NoAllocate;
@@ -693,8 +693,8 @@ struct Cols4096_270c : Plain { using Team = Block<256>;
 struct Cols4096_4532 : Plain { using Team = Lanes<32, 2>; using Load = NoAllocate;
   enum : int { kCols = 4096, kThreads = 64, kVector = 8, kEarlyParams = 0, kPackedParams = 0, kAhead = 1 };
 };
-struct Cols4097_4733 : Plain { using Team = Block<128>; using Load = NoAllocate; using Store = Streaming;
-  enum : int { kCols = 4097, kThreads = 128, kVector = 4, kEarlyParams = 1, kPackedParams = 1, kFirstInside = 0,
+struct Cols4097_150a : Plain { using Team = Block<128>; using Load = NoAllocate; using Store = Streaming;
+  enum : int { kCols = 4097, kThreads = 128, kVector = 8, kEarlyParams = 1, kPackedParams = 1, kFirstInside = 0,
       kAhead = 1 };
 };
 struct Cols6144_33f2 : Plain { using Team = Block<128>; using Load = NoAllocate; using Store = Streaming; using Chain = EarlyAtLoads;
@@ -731,6 +731,16 @@ struct Look2_1fb7 {  // state of look 2: sum((x - mean)**2)
     return {a.var_sum + b.var_sum};
   }
   static __device__ __forceinline__ Look2_1fb7 shuffle_xor(const Look2_1fb7& s, int offset, unsigned mask) {
+    return {__shfl_xor_sync(mask, s.var_sum, offset)};
+  }
+};
+
+struct Look2_e431 {  // state of look 2: sum(x_minus_mean**2)
+  float var_sum;
+  static __device__ __forceinline__ Look2_e431 combine(const Look2_e431& a, const Look2_e431& b) {
+    return {a.var_sum + b.var_sum};
+  }
+  static __device__ __forceinline__ Look2_e431 shuffle_xor(const Look2_e431& s, int offset, unsigned mask) {
     return {__shfl_xor_sync(mask, s.var_sum, offset)};
   }
 };
@@ -914,7 +924,7 @@ layernorm_fwd_bf16_team_per_row_7ad3(
 // layernorm forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_bf16_team_per_row_389e(
+layernorm_fwd_bf16_team_per_row_6677(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -935,7 +945,7 @@ layernorm_fwd_bf16_team_per_row_389e(
   constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0, kAhead = Config::kAhead;
   __shared__ typename Team::template Slots<Look1_5b01> look1_slots;
-  __shared__ typename Team::template Slots<Look2_1fb7> look2_slots;
+  __shared__ typename Team::template Slots<Look2_e431> look2_slots;
 
   const int lane = Team::lane();
   const int own = lane * kVector;  // the column of a thread's first vector
@@ -981,6 +991,7 @@ layernorm_fwd_bf16_team_per_row_389e(
 
     Vec<bfloat16, kVector> x_held[kSteps];
     float x_floats[kSteps][kVector];
+    float x_minus_mean_floats[kSteps][kVector];
 
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
@@ -1018,10 +1029,10 @@ layernorm_fwd_bf16_team_per_row_389e(
     look1 = Team::reduce(look1, look1_slots);
     const float row_mean = look1.x_sum / kCols;
 
-    Look2_1fb7 look2 = {0.0f};
+    Look2_e431 look2 = {0.0f};
     float look2_var_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
 
-    // Look 2: sum((x - mean)**2)
+    // Look 2: sum(x_minus_mean**2)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
@@ -1029,7 +1040,9 @@ layernorm_fwd_bf16_team_per_row_389e(
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
           const float x_i = x_floats[step][i];
-          look2_var_sum[i % kRunningSums] += (x_i - row_mean) * (x_i - row_mean);
+          const float x_minus_mean_i = computed_once(x_i - row_mean);
+          x_minus_mean_floats[step][i] = x_minus_mean_i;
+          look2_var_sum[i % kRunningSums] += x_minus_mean_i * x_minus_mean_i;
         }
       }
     }
@@ -1056,8 +1069,8 @@ layernorm_fwd_bf16_team_per_row_389e(
         for (int i = 0; i < kVector; ++i) {
           const float weight_i = element(weight_held[step], i);
           const float bias_i = element(bias_held[step], i);
-          const float x_i = x_floats[step][i];
-          y_values[i] = (x_i - row_mean) * row_rstd * weight_i + bias_i;
+          const float x_minus_mean_i = x_minus_mean_floats[step][i];
+          y_values[i] = x_minus_mean_i * row_rstd * weight_i + bias_i;
         }
         Vec<bfloat16, kVector> y_vec;
         pack(y_vec, y_values);
@@ -1228,7 +1241,7 @@ layernorm_fwd_bf16_team_per_row_2355(
 // layernorm forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_bf16_team_per_row_35f7(
+layernorm_fwd_bf16_team_per_row_0c25(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -1243,19 +1256,18 @@ layernorm_fwd_bf16_team_per_row_35f7(
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
-      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kVector = Config::kVector,
+      kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
   constexpr bool kEarlyParams = Config::kEarlyParams, kPackedParams = Config::kPackedParams;
   constexpr int kFirstInside = Config::kFirstInside, kVectors = kCols / kVector,
       kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow, kWholeSteps = (kVectors - 2) / kThreadsPerRow;
   constexpr bool kAhead = Config::kAhead;
   __shared__ typename Team::template Slots<Look1_5b01> look1_slots;
-  __shared__ typename Team::template Slots<Look2_1fb7> look2_slots;
+  __shared__ typename Team::template Slots<Look2_e431> look2_slots;
 
   const int lane = Team::lane();
-  const int slot = Team::slot();  // this thread's row within the block
   // The grid's stride is a multiple of the vector: all rows of this lane shift alike.
-  const int own_row = min(static_cast<int>(blockIdx.x * kRowsPerBlock + slot), rows - 1);
+  const int own_row = blockIdx.x;
   // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
   const int shift =
       static_cast<int>(reinterpret_cast<unsigned long long>(x + static_cast<long long>(own_row) *
@@ -1292,9 +1304,8 @@ layernorm_fwd_bf16_team_per_row_35f7(
   Vec<bfloat16, kVector> x_next[kSteps];
   Vec<bfloat16, 1> x_edge_next = {};
   // Starts the loads of a row.
-  const auto fetch = [&](int first_row) {
-    const int fetched_row = first_row + slot < rows ? first_row + slot : own_row;
-    const bfloat16* x_row = x + static_cast<long long>(fetched_row) * x_pitch;
+  const auto fetch = [&](int row) {
+    const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
 
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
@@ -1307,20 +1318,18 @@ layernorm_fwd_bf16_team_per_row_35f7(
       x_edge_next = read<1, Load>(x_row + edge);
     }
   };
-  if (kAhead && blockIdx.x * kRowsPerBlock < rows) fetch(blockIdx.x * kRowsPerBlock);
+  if (kAhead && blockIdx.x < rows) fetch(blockIdx.x);
 
-  for (int first_row = blockIdx.x * kRowsPerBlock; first_row < rows; first_row += gridDim.x * kRowsPerBlock) {
-    const int row = first_row + slot;
-    // idle rows recompute their lane's first row and store nothing
-    const bool active = kRowsPerBlock == 1 || row < rows;
-    const int valid_row = active ? row : own_row;
-    bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
-    if (!kAhead) fetch(first_row);
+  for (int row = blockIdx.x; row < rows; row += gridDim.x) {
+    bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
+    if (!kAhead) fetch(row);
 
     Vec<bfloat16, kVector> x_held[kSteps];
     Vec<bfloat16, 1> x_edge = {};
     float x_floats[kSteps][kVector];
+    float x_minus_mean_floats[kSteps][kVector];
     float x_edge_float = 0.0f;
+    float x_minus_mean_edge_float = 0.0f;
 
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
@@ -1328,7 +1337,7 @@ layernorm_fwd_bf16_team_per_row_35f7(
     }
 
     x_edge = x_edge_next;
-    const unsigned next_row = first_row + gridDim.x * kRowsPerBlock;
+    const unsigned next_row = row + gridDim.x;
     if (kAhead && next_row < rows) fetch(next_row);
     if (kPackedParams) {
       #pragma unroll
@@ -1364,10 +1373,10 @@ layernorm_fwd_bf16_team_per_row_35f7(
     look1 = Team::reduce(look1, look1_slots);
     const float row_mean = look1.x_sum / kCols;
 
-    Look2_1fb7 look2 = {0.0f};
+    Look2_e431 look2 = {0.0f};
     float look2_var_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
 
-    // Look 2: sum((x - mean)**2)
+    // Look 2: sum(x_minus_mean**2)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
@@ -1375,13 +1384,17 @@ layernorm_fwd_bf16_team_per_row_35f7(
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
           const float x_i = x_floats[step][i];
-          look2_var_sum[i % kRunningSums] += (x_i - row_mean) * (x_i - row_mean);
+          const float x_minus_mean_i = computed_once(x_i - row_mean);
+          x_minus_mean_floats[step][i] = x_minus_mean_i;
+          look2_var_sum[i % kRunningSums] += x_minus_mean_i * x_minus_mean_i;
         }
       }
     }
     if (has_edge) {
       const float x_i = x_edge_float;
-      look2_var_sum[0] += (x_i - row_mean) * (x_i - row_mean);
+      const float x_minus_mean_i = computed_once(x_i - row_mean);
+      x_minus_mean_edge_float = x_minus_mean_i;
+      look2_var_sum[0] += x_minus_mean_i * x_minus_mean_i;
     }
 
     look2.var_sum = sum_in_pairs(look2_var_sum);
@@ -1389,7 +1402,7 @@ layernorm_fwd_bf16_team_per_row_35f7(
     const float row_var = look2.var_sum / kCols;
     const float row_rstd = rsqrtf(eps + row_var);
 
-    if (lane == 0 && active) {
+    if (lane == 0) {
       if (mean != nullptr) mean[row] = row_mean;
       if (rstd != nullptr) rstd[row] = row_rstd;
     }
@@ -1409,12 +1422,12 @@ layernorm_fwd_bf16_team_per_row_35f7(
         for (int i = 0; i < kVector; ++i) {
           const float weight_i = element(weight_held[step], i);
           const float bias_i = element(bias_held[step], i);
-          const float x_i = x_floats[step][i];
-          y_values[i] = (x_i - row_mean) * row_rstd * weight_i + bias_i;
+          const float x_minus_mean_i = x_minus_mean_floats[step][i];
+          y_values[i] = x_minus_mean_i * row_rstd * weight_i + bias_i;
         }
         Vec<bfloat16, kVector> y_vec;
         pack(y_vec, y_values);
-        if (active) write<Store>(y_row + own + step * kStride, y_vec);
+        write<Store>(y_row + own + step * kStride, y_vec);
       }
     }
     if (has_edge) {
@@ -1423,11 +1436,11 @@ layernorm_fwd_bf16_team_per_row_35f7(
       float y_values[1];
       const float weight_i = element(weight_edge, 0);
       const float bias_i = element(bias_edge, 0);
-      const float x_i = x_edge_float;
-      y_values[0] = (x_i - row_mean) * row_rstd * weight_i + bias_i;
+      const float x_minus_mean_i = x_minus_mean_edge_float;
+      y_values[0] = x_minus_mean_i * row_rstd * weight_i + bias_i;
       Vec<bfloat16, 1> y_vec;
       pack(y_vec, y_values);
-      if (active) write<Store>(y_row + edge, y_vec);
+      write<Store>(y_row + edge, y_vec);
     }
   }
 
@@ -1437,7 +1450,7 @@ layernorm_fwd_bf16_team_per_row_35f7(
 // layernorm forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_bf16_team_per_row_9204(
+layernorm_fwd_bf16_team_per_row_cd84(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -1522,8 +1535,6 @@ layernorm_fwd_bf16_team_per_row_9204(
 
     Vec<bfloat16, kVector> x_held[kSteps];
     Vec<bfloat16, 1> x_edge = {};
-    float x_floats[kSteps][kVector];
-    float x_edge_float = 0.0f;
 
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
@@ -1551,15 +1562,13 @@ layernorm_fwd_bf16_team_per_row_9204(
       if (step < kWholeSteps || vector < vectors) {
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
-          const float x_i = computed_once(element(x_held[step], i));
-          x_floats[step][i] = x_i;
+          const float x_i = element(x_held[step], i);
           look1_x_sum[i % kRunningSums] += x_i;
         }
       }
     }
     if (has_edge) {
-      const float x_i = computed_once(element(x_edge, 0));
-      x_edge_float = x_i;
+      const float x_i = element(x_edge, 0);
       look1_x_sum[0] += x_i;
     }
 
@@ -1577,13 +1586,13 @@ layernorm_fwd_bf16_team_per_row_9204(
       if (step < kWholeSteps || vector < vectors) {
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
-          const float x_i = x_floats[step][i];
+          const float x_i = element(x_held[step], i);
           look2_var_sum[i % kRunningSums] += (x_i - row_mean) * (x_i - row_mean);
         }
       }
     }
     if (has_edge) {
-      const float x_i = x_edge_float;
+      const float x_i = element(x_edge, 0);
       look2_var_sum[0] += (x_i - row_mean) * (x_i - row_mean);
     }
 
@@ -1610,9 +1619,9 @@ layernorm_fwd_bf16_team_per_row_9204(
         float y_values[kVector];
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
+          const float x_i = element(x_held[step], i);
           const float weight_i = element(weight_held[step], i);
           const float bias_i = element(bias_held[step], i);
-          const float x_i = x_floats[step][i];
           y_values[i] = (x_i - row_mean) * row_rstd * weight_i + bias_i;
         }
         Vec<bfloat16, kVector> y_vec;
@@ -1624,9 +1633,9 @@ layernorm_fwd_bf16_team_per_row_9204(
       if (!kEarlyParams) weight_edge = read<1>(weight + edge);
       if (!kEarlyParams) bias_edge = read<1>(bias + edge);
       float y_values[1];
+      const float x_i = element(x_edge, 0);
       const float weight_i = element(weight_edge, 0);
       const float bias_i = element(bias_edge, 0);
-      const float x_i = x_edge_float;
       y_values[0] = (x_i - row_mean) * row_rstd * weight_i + bias_i;
       Vec<bfloat16, 1> y_vec;
       pack(y_vec, y_values);
@@ -2432,18 +2441,18 @@ inline constexpr Tuned kTuned[] = {
     { 8192,   768, 16,  0u,  0u, false, {{32, 2, false, 0, 0, 16},
      run<layernorm_fwd_bf16_team_per_row_7ad3<Cols768_d2ef>>}},
     { 8192,  1000, 16,  0u,  0u, false, {{256, 8, false, 0, 0, 2},
-     run<layernorm_fwd_bf16_team_per_row_389e<Cols1000_62a2>>}},
+     run<layernorm_fwd_bf16_team_per_row_6677<Cols1000_b098>>}},
     {16384,  1000, 16,  0u,  0u, false, {{128, 4, true},
      run<layernorm_fwd_bf16_team_per_row_2355<Cols1000_177c>>}},
-    {16384,  1023,  2,  0u,  0u,  true, {{64, 2, false, 0, 0, 8, 1, 1, 0, 2},
-     run<layernorm_fwd_bf16_team_per_row_35f7<Cols1023_5ec5>>}},
+    {16384,  1023,  2,  0u,  0u,  true, {{32, 1, false, 0, 0, 16, 1, 1, 0, 4},
+     run<layernorm_fwd_bf16_team_per_row_0c25<Cols1023_e132>>}},
     { 4096,  3072, 16,  0u,  0u, false, {{64}, run<layernorm_fwd_bf16_team_per_row_2355<Cols3072_6538>>}},
     {    1,  4096, 16,  0u, 12u, false, {{256}, run<layernorm_fwd_bf16_team_per_row_2355<Cols4096_925e>>}},
     {   64,  4096,  8,  0u, 12u, false, {{256}, run<layernorm_fwd_bf16_team_per_row_2355<Cols4096_270c>>}},
     { 4096,  4096, 16,  0u,  0u, false, {{64, 2, false, 0, 0, 4},
      run<layernorm_fwd_bf16_team_per_row_7ad3<Cols4096_4532>>}},
-    { 8192,  4097,  2,  0u,  0u,  true, {{128, 1, false, 0, 0, 8, 1, 1, 0, 4},
-     run<layernorm_fwd_bf16_team_per_row_9204<Cols4097_4733>>}},
+    { 8192,  4097,  2,  0u,  0u,  true, {{128, 1, false, 0, 0, 8, 1, 1, 0, 8},
+     run<layernorm_fwd_bf16_team_per_row_cd84<Cols4097_150a>>}},
     { 4096,  6144, 16,  0u,  0u, false, {{128, 1, true},
      run<layernorm_fwd_bf16_team_per_row_2355<Cols6144_33f2>>}},
     {   16,  8192, 16,  0u, 12u, false, {{256}, run<layernorm_fwd_bf16_team_per_row_2355<Cols8192_3426>>}},

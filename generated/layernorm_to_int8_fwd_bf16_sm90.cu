@@ -17,7 +17,7 @@
 // verified  NVIDIA H200, driver for CUDA 13.0: 4 to 6 calls, 1 to 4096 rows, 20 families of rows, own pitches of q, x
 //
 //   rows x cols  kernel         threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
-//   4096 x 768   warp_per_row   128      4           8       3.582     10.74 / 7.146  2635  70.9 %   1.14x       4.839     fresh
+//   4096 x 768   warp_per_row   128      4           8       3.541     10.55 / 7.012  2666  70.3 %   1.13x       4.747     fresh
 //   4096 x 4096  block_per_row  128      1           8       9.997     32.7 / 22.71   5036  85.4 %   1.20x       14.83     fresh
 //   (any other)  block_per_row  256      1           1       -         -              -     -        -           -         not tuned
 //

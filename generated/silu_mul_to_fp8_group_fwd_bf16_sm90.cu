@@ -12,29 +12,28 @@
 // tuned by  normgen 0.1.0
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // verified  NVIDIA H200, driver for CUDA 13.0: 4 calls, 1 to 2730 rows, 20 families of rows, own pitches of q, scale,
-//           gate, up; any value passes in 0.062 of the elements, which have no finite bound; any value passes in 0.023
-//           of the elements, which have no finite bound; any value passes in 0.00058 of the elements, which have no
-//           finite bound; any value passes in 0.02 of the elements, which have no finite bound; any value passes in
-//           0.033 of the elements, which have no finite bound; any value passes in 0.046 of the elements, which have
-//           no finite bound; any value passes in 0.015 of the elements, which have no finite bound; any value passes
-//           in 0.035 of the elements, which have no finite bound; any value passes in 0.041 of the elements, which
-//           have no finite bound; any value passes in 0.032 of the elements, which have no finite bound
-// note      emitted as another text than the one that was tuned: 1 x 6144, 16 x 6144, 64 x 6144, 256 x 6144, 1 x
-//           12288, 16 x 12288, 64 x 12288, 256 x 12288, 4096 x 12288
+//           gate, up; any value passes in 0.062 of the elements, which have no finite bound; any value passes in 0.029
+//           of the elements, which have no finite bound; any value passes in 0.035 of the elements, which have no
+//           finite bound; any value passes in 0.033 of the elements, which have no finite bound; any value passes in
+//           0.046 of the elements, which have no finite bound; any value passes in 0.023 of the elements, which have
+//           no finite bound; any value passes in 0.041 of the elements, which have no finite bound; any value passes
+//           in 0.015 of the elements, which have no finite bound; any value passes in 0.047 of the elements, which
+//           have no finite bound
+// note      emitted as another text than the one that was tuned: 1 x 6144, 1 x 12288
 //
 //   rows x cols   kernel          threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
 //   1 x 6144      block_per_part  256      1           4       1.473     4.052 / 2.58   21    87.9 %   1.08x       1.549     fresh
-//   16 x 6144     block_per_part  256      1           4       1.966     5.293 / 3.328  252   87.8 %   1.04x       1.83      fresh
-//   64 x 6144     block_per_part  256      1           4       2.002     5.83 / 3.803   988   89.3 %   1.06x       2.232     fresh
-//   256 x 6144    block_per_part  128      1           8       3.521     8.42 / 4.899   2248  81.2 %   1.03x       4.253     fresh
+//   16 x 6144     block_per_part  128      1           4       2.271     6.266 / 3.993  218   85.7 %   1.01x       2.125     fresh
+//   64 x 6144     block_per_part  256      1           4       2.312     6.761 / 4.445  856   93.6 %   1.00x       2.503     fresh
+//   256 x 6144    block_per_part  128      1           8       3.338     8.91 / 5.569   2371  95.9 %   1.01x       3.946     fresh
 //   1024 x 6144   block_per_part  128      1           8       7.544     17.89 / 10.33  4196  97.6 %   1.02x       9.003     fresh
 //   4096 x 6144   block_per_part  256      1           8       25.45     61.12 / 35.67  4976  102.6 %  1.00x       32.24     fresh
 //   1 x 12288     block_per_part  256      1           4       1.585     4.473 / 2.888  39    81.9 %   1.03x       1.596     fresh
-//   16 x 12288    block_per_part  256      1           4       1.914     5.586 / 3.668  517   89.7 %   1.04x       1.986     fresh
-//   64 x 12288    block_per_part  128      1           4       2.463     6.551 / 4.085  1606  91.5 %   1.05x       2.901     fresh
-//   256 x 12288   block_per_part  128      1           8       5.475     11.82 / 6.342  2891  76.0 %   1.13x       5.62      fresh
+//   16 x 12288    block_per_part  256      1           4       2.256     6.49 / 4.235   438   91.1 %   1.00x       2.29      fresh
+//   64 x 12288    block_per_part  128      1           8       2.666     7.421 / 4.749  1484  98.0 %   1.01x       3.038     fresh
+//   256 x 12288   block_per_part  128      1           8       4.645     11.66 / 7.016  3407  96.3 %   1.07x       5.324     fresh
 //   1024 x 12288  block_per_part  128      1           8       13.53     30.95 / 17.41  4678  102.2 %  1.01x       17.6      fresh
-//   4096 x 12288  block_per_part  32       1           8       61.53     128.9 / 67.39  4116  97.8 %   1.06x       69.28     fresh
+//   4096 x 12288  block_per_part  256      1           8       56.66     123.2 / 66.6   4469  104.4 %  1.04x       59.99     fresh
 //   (any other)   block_per_row   256      1           4       -         -              -     -        -           -         not tuned
 //
 // times     price: what the kernel adds to a chain of a kernel that writes its main input and one that reads its
@@ -65,12 +64,12 @@ struct __nv_bfloat16;  // cuda_bf16.h has it, and takes as long to compile as cu
 struct __nv_fp8_e4m3;  // cuda_fp8.h has it, and takes as long to compile as cuda_runtime.h
 #endif
 
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
-#error "silu_mul_to_fp8_group_fwd_bf16 needs sm_90 or newer: compile with -arch=sm_90"
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 890
+#error "silu_mul_to_fp8_group_fwd_bf16 needs sm_89 or newer: compile with -arch=sm_90"
 #endif
 
 namespace normgen {
-namespace sm90 {  // the GPU these shapes were tuned on; the code itself runs on sm_90 and newer
+namespace sm90 {  // the GPU these shapes were tuned on; the code itself runs on sm_89 and newer
 namespace silu_mul_to_fp8_group_fwd_bf16_detail {
 
 struct bfloat16 {
@@ -97,16 +96,6 @@ __device__ __forceinline__ unsigned floats_to_bfloat162(float low, float high) {
 #else
   return float_to_bfloat16(low) | (static_cast<unsigned>(float_to_bfloat16(high)) << 16);
 #endif
-}
-
-// Programmatic dependent launch: wait until the kernel before this one has ended and its writes are visible.
-__device__ __forceinline__ void dependency_wait() {
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-}
-
-// Programmatic dependent launch: let the kernel behind this one start as soon as blocks leave room.
-__device__ __forceinline__ void dependency_trigger() {
-  asm volatile("griddepcontrol.launch_dependents;");
 }
 
 // A load whose lines L2 keeps by `policy` (ld.global.L2::cache_hint: sm_80).
@@ -326,35 +315,6 @@ __device__ __forceinline__ void pack(Vec<bfloat16, N>& vec, const float (&values
   }
 }
 
-// How a kernel and its neighbours in the stream overlap: not at all.
-// wait              before the first access to what the kernels in front write, or still read
-// wait_for_partner  in a call's second kernel, before the first access to what the first one writes
-// at_...            here the kernel behind this one may start: it takes the place of blocks as they end
-// Pointer           to what is only read: while kernels in front may still write it, it is not `__restrict__`, by which
-//                   the compiler would read it through the non-coherent cache and move loads over a wait
-struct InOrder {
-  template <typename T> using Pointer = const T* __restrict__;
-  static __device__ __forceinline__ void wait() {}
-  static __device__ __forceinline__ void wait_for_partner() {}
-  static __device__ __forceinline__ void at_start() {}
-  static __device__ __forceinline__ void at_loads() {}
-  static __device__ __forceinline__ void at_end() {}
-};
-
-template <class Config, typename T> using Input = typename Config::Chain::template Pointer<T>;
-
-// Starts while the kernel in front still runs (programmatic dependent launch).
-struct Early : InOrder {
-  template <typename T> using Pointer = const T*;
-  static __device__ __forceinline__ void wait() { dependency_wait(); }
-  static __device__ __forceinline__ void wait_for_partner() { dependency_wait(); }
-};
-
-// As Early; the next kernel may start once this one has asked for its rows.
-struct EarlyAtLoads : Early {
-  static __device__ __forceinline__ void at_loads() { dependency_trigger(); }
-};
-
 // Four elements share a register.
 template <int N>
 __device__ __forceinline__ float element(const Vec<float8_e4m3, N>& vec, int i) {
@@ -373,6 +333,23 @@ __device__ __forceinline__ void pack(Vec<float8_e4m3, N>& vec, const float (&val
     }
   }
 }
+
+// How a kernel and its neighbours in the stream overlap: not at all.
+// wait              before the first access to what the kernels in front write, or still read
+// wait_for_partner  in a call's second kernel, before the first access to what the first one writes
+// at_...            here the kernel behind this one may start: it takes the place of blocks as they end
+// Pointer           to what is only read: while kernels in front may still write it, it is not `__restrict__`, by which
+//                   the compiler would read it through the non-coherent cache and move loads over a wait
+struct InOrder {
+  template <typename T> using Pointer = const T* __restrict__;
+  static __device__ __forceinline__ void wait() {}
+  static __device__ __forceinline__ void wait_for_partner() {}
+  static __device__ __forceinline__ void at_start() {}
+  static __device__ __forceinline__ void at_loads() {}
+  static __device__ __forceinline__ void at_end() {}
+};
+
+template <class Config, typename T> using Input = typename Config::Chain::template Pointer<T>;
 
 // Parameters are read in their turn.
 struct InTurn {
@@ -456,8 +433,8 @@ struct Threads {
 struct Cols6144_8d7b : Plain { using Load = NoAllocate; using Store = Streaming;
   enum : int { kCols = 6144, kThreads = 256, kParts = 6, kVector = 4, kGroup = 128 };
 };
-struct Cols6144_750e : Plain { using Load = NoAllocate;
-  enum : int { kCols = 6144, kThreads = 256, kParts = 6, kVector = 4, kGroup = 128 };
+struct Cols6144_6c53 : Plain { using Load = NoAllocate;
+  enum : int { kCols = 6144, kThreads = 128, kParts = 12, kVector = 4, kGroup = 128 };
 };
 struct Cols6144_6cc3 : Plain { enum : int { kCols = 6144, kThreads = 256, kParts = 6, kVector = 4, kGroup = 128 }; };
 struct Cols6144_c70f : Plain { using Load = NoAllocate;
@@ -470,18 +447,12 @@ struct Cols6144_6b63 : Plain { using Load = NoAllocate;
   enum : int { kCols = 6144, kThreads = 256, kParts = 3, kVector = 8, kGroup = 128 };
 };
 struct Cols12288_bc99 : Plain { enum : int { kCols = 12288, kThreads = 256, kParts = 12, kVector = 4, kGroup = 128 }; };
-struct Cols12288_899a : Plain { using Load = NoAllocate;
-  enum : int { kCols = 12288, kThreads = 256, kParts = 12, kVector = 4, kGroup = 128 };
-};
-struct Cols12288_3ae5 : Plain { enum : int { kCols = 12288, kThreads = 128, kParts = 24, kVector = 4, kGroup = 128 }; };
-struct Cols12288_e1ad : Plain { using Load = NoAllocate; using Chain = EarlyAtLoads;
-  enum : int { kCols = 12288, kThreads = 128, kParts = 12, kVector = 8, kGroup = 128 };
-};
+struct Cols12288_94ce : Plain { enum : int { kCols = 12288, kThreads = 128, kParts = 12, kVector = 8, kGroup = 128 }; };
 struct Cols12288_ee93 : Plain { using Load = NoAllocate;
   enum : int { kCols = 12288, kThreads = 128, kParts = 12, kVector = 8, kGroup = 128 };
 };
-struct Cols12288_3b40 : Plain { using Load = NoAllocate;
-  enum : int { kCols = 12288, kThreads = 32, kParts = 16, kVector = 8, kGroup = 128 };
+struct Cols12288_6158 : Plain { using Load = NoAllocate; using Store = Streaming;
+  enum : int { kCols = 12288, kThreads = 256, kParts = 6, kVector = 8, kGroup = 128 };
 };
 struct AnyCols_577b : Plain { using Team = Threads<256, 1>;
   enum : int { kThreads = 256, kVector = 4, kUnroll = 1, kGroup = 128 };
@@ -802,8 +773,8 @@ struct Tuned {
 inline constexpr Tuned kTuned[] = {
     {   1,  6144, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 6},
      run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_699d<Cols6144_8d7b>>}},
-    {  16,  6144, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 6},
-     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_699d<Cols6144_750e>>}},
+    {  16,  6144, 16, 0u, 0u, false, {{128, 1, false, 0, 0, 0, 1, 12},
+     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_699d<Cols6144_6c53>>}},
     {  64,  6144, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 6},
      run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_699d<Cols6144_6cc3>>}},
     { 256,  6144, 16, 0u, 0u, false, {{128, 1, false, 0, 0, 0, 1, 6},
@@ -815,15 +786,15 @@ inline constexpr Tuned kTuned[] = {
     {   1, 12288, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 12},
      run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_699d<Cols12288_bc99>>}},
     {  16, 12288, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 12},
-     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_699d<Cols12288_899a>>}},
-    {  64, 12288, 16, 0u, 0u, false, {{128, 1, false, 0, 0, 0, 1, 24},
-     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_699d<Cols12288_3ae5>>}},
-    { 256, 12288, 16, 0u, 0u, false, {{128, 1, true, 0, 0, 0, 1, 12},
-     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_699d<Cols12288_e1ad>>}},
+     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_699d<Cols12288_bc99>>}},
+    {  64, 12288, 16, 0u, 0u, false, {{128, 1, false, 0, 0, 0, 1, 12},
+     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_699d<Cols12288_94ce>>}},
+    { 256, 12288, 16, 0u, 0u, false, {{128, 1, false, 0, 0, 0, 1, 12},
+     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_699d<Cols12288_94ce>>}},
     {1024, 12288, 16, 0u, 0u, false, {{128, 1, false, 0, 0, 0, 1, 12},
      run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_699d<Cols12288_ee93>>}},
-    {4096, 12288, 16, 0u, 0u, false, {{32, 1, false, 0, 0, 0, 1, 16},
-     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_699d<Cols12288_3b40>>}},
+    {4096, 12288, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 6},
+     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_699d<Cols12288_6158>>}},
 };
 
 // For any cols.

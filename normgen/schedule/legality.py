@@ -294,6 +294,12 @@ def reduces_rows(problem: Problem) -> bool:
     return bool(written_program(problem).row_reduces)
 
 
+@cache
+def reads_rows(problem: Problem) -> bool:
+    """Whether anything is read of each element: a sum's gradient reads none of what was summed."""
+    return any(load.kind.is_elem for load in written_program(problem).loads)
+
+
 def persistent(problem: Problem, s: Schedule, device: Device) -> str | None:
     if not s.persistent:
         if s.keeps_params:
@@ -343,6 +349,8 @@ def _asynchronous(problem: Problem, s: Schedule, device: Device) -> str | None:
     needed = KNOBS["copy"].least_arch.get(s.copy, 0)
     if device.arch < needed:
         return f"copy = {s.copy} needs sm_{needed}"
+    if not reads_rows(problem):
+        return "nothing is read of each element: copy = direct"
     if s.hold is Hold.RELOAD:
         return "a row that is copied to shared memory waits there or in registers: hold = shared, hybrid or registers"
     if s.hold is Hold.REGISTERS and not s.persistent:

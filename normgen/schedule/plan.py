@@ -425,10 +425,11 @@ class Plan:
         """Column parameters of which the Config says whether they are read early: the kernel has text for both.
 
         Registers can hold them where every loop over vectors is unrolled. Where a block walks rows, early is before
-        the first of them.
+        the first of them, whose shift is then that of all.
         """
         p, s = self.problem, self.schedule
         unrolled = not p.any_cols and s.unroll == 0 and not self.is_hybrid
+        unrolled = unrolled and not (self.loops_rows and self.cut.shifted and not self.one_shift)
         either = not s.params.read_early and self.has_team if self.loops_rows else not s.keeps_params
         return self.col_params if either and unrolled and not (s.chained and p.stable_tensors) else ()
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from normgen.cuda.compiler import compile_module
+from normgen.device import target
 from normgen.dtypes import DTYPES
 from normgen.measure.calls import calls
 from normgen.measure.cpu_check import check_on_cpu
@@ -18,7 +19,9 @@ from normgen.program.lower import lower
 from normgen.program.rewrites.reductions import variance
 from normgen.program.source import problem_for, written_program
 from normgen.schedule.default import default_schedule
-from normgen.spec.reader import parse
+from normgen.schedule.legality import refusal
+from normgen.schedule.schedule import Schedule
+from normgen.spec.reader import load, parse
 from normgen.verify.bounded import Bounded, whole
 from normgen.verify.error_model import Float32Error
 from normgen.verify.program_walk import ProgramWalk
@@ -375,3 +378,19 @@ def test_a_gradient_over_an_input_may_be_one_of_an_optional_input_at_any_cols() 
     problem = problem_for(parse(text), shape=(24, 256), dtype="f32", direction="backward", in_place={"dz": "x"})
     general = replace(problem, any_cols=True)
     assert compile_module(emit(general, default_schedule(general, H200)), 90).data
+
+
+def test_parameters_of_rows_that_shift_one_by_one_are_not_read_ahead_of_the_first() -> None:
+    """In front of the loop over rows no shift is known: the text named one all the same."""
+    problem = problem_for(load("gemma_rmsnorm"), shape="3x7", direction="backward", dtypes={"weight": "bf16"})
+    cut = {"threads_per_row": 4, "rows_per_block": 64, "vector": 2, "edges": "peel", "hold": "shared", "unroll": 0}
+    schedule = Schedule(**cut, columns="atomic")
+    assert refusal(problem, schedule, target("h200")) is None
+    assert compile_module(emit(problem, schedule), 90)
+
+
+def test_a_row_of_which_nothing_is_read_is_not_copied() -> None:
+    """A sum's gradient reads none of what was summed: an asynchronous copy of nothing was no C++."""
+    problem = problem_for(load("full_sum"), shape="70x120", direction="backward")
+    schedule = Schedule(threads_per_row=32, vector=4, hold="shared", copy="bulk")
+    assert refusal(problem, schedule, target("h200")) == "nothing is read of each element: copy = direct"
