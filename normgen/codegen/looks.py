@@ -7,7 +7,7 @@ registers or in its own slots of shared memory needs no barrier between looks.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from normgen.codegen.access import EDGE, SHIFTED, Access, Site
 from normgen.codegen.columns import Columns
@@ -20,6 +20,49 @@ from normgen.codegen.walk import Walk
 from normgen.program.functions import COL, ROW
 from normgen.program.ir import Load, Map, Random, Store, names_of, used_names
 from normgen.schedule.plan import Elementwise, Place
+
+
+@dataclass(frozen=True, kw_only=True)
+class Elements:
+    """How one look computes values of an element at a site.
+
+    vectors  C text of the access that holds a tensor's elements, or random numbers
+    waiting  the values that earlier looks left in registers
+    left     those that this one leaves for later ones
+    """
+
+    access: Access
+    site: Site
+    vectors: Mapping[str, str]
+    waiting: Collection[str]
+    left: Collection[str] = ()
+
+    def values(self, loop: Elementwise) -> list[Statement]:
+        """All that `loop` does, in the order in which values need each other; then what is left for later looks."""
+        leaves = [Do(f"{self.floats(name)} = {self.access.names[name]}") for name in self.left]
+        return [*self.reads(loop), *self.maps(loop.maps), *leaves]
+
+    def reads(self, loop: Elementwise) -> list[Statement]:
+        """Which column the element is in, the tensors' values there, and what was kept of it."""
+        site = self.site
+        column = site.at if site is EDGE else f"{site.at} + {site.index}"
+        found: list[Statement] = [Let(f"const int {self.access.names[COL.name]}", column)]
+        found += [self.let(s.name, f"element({self.vectors[s.name]}, {site.index})") for s in loop.sources]
+        for name in loop.kept:
+            found.append(self.let(name, self.floats(name) if name in self.waiting else f"{name}_kept[{site.index}]"))
+        return found
+
+    def maps(self, maps: Iterable[Map]) -> list[Statement]:
+        printer = Printer(self.access.names_at(self.site))
+        return [self.let(m.name, printer.text(m.expr)) for m in maps]
+
+    def let(self, name: str, text: str) -> Let:
+        """The value as a constant; the compiler does not compute again what is left for later looks."""
+        return Let(f"const float {self.access.names[name]}", f"computed_once({text})" if name in self.left else text)
+
+    def floats(self, name: str) -> str:
+        """Where the value waits for later looks."""
+        return f"{name}_edge_float" if self.site is EDGE else f"{name}_floats[step][{self.site.index}]"
 
 
 class Looks:
@@ -56,7 +99,6 @@ class Looks:
     def look_at(self, look: int, site: Site, place: Place) -> Walk:
         """What look `look` does at a site."""
         roots = self.plan.look_roots(look)
-        waiting = self.plan.waiting(look)
         head: list[Statement] = [*self.access.places(site)]
         vectors = {
             source.name: self.drawn(source, head, site)
@@ -65,14 +107,16 @@ class Looks:
             for source in self.plan.look_sources[look]
         }
         is_last = look == len(self.plan.looks)
+        waiting = self.plan.waiting(look)
+        elements = Elements(access=self.access, site=site, vectors=vectors, waiting=waiting)
 
         def values(wanted: set[str], kept: Collection[str] = waiting) -> list[Statement]:
-            return self.elements(self.plan.elementwise(wanted, kept), vectors, site, waiting)
+            return elements.values(self.plan.elementwise(wanted, kept))
 
         groups = self.groups.walk(roots, values, waiting, is_last=is_last)
         loop = self.plan.elementwise(roots, [*waiting, *groups.kept])
         if is_last:
-            found = self.outputs(loop.maps, head, self.element_reads(loop, vectors, site, waiting), site)
+            found = self.outputs(loop, head, elements)
             before, after = (*found.head, *groups.before), (*found.tail, *groups.tail)
             return replace(found, head=before, peek=groups.peek, move=groups.move, tail=after)
         group = self.plan.looks[look]
@@ -86,61 +130,22 @@ class Looks:
             head=(*head, *steps.before, *groups.before, *stored.head),
             peek=(*groups.peek, *peek),
             move=(*groups.move, *steps.move),
-            elem=(*self.elements(loop, vectors, site, waiting, self.plan.kept[look]), *stored.elem, *steps.elem),
+            elem=(*replace(elements, left=self.plan.kept[look]).values(loop), *stored.elem, *steps.elem),
             tail=(*stored.tail, *steps.after),
         )
 
-    def elements(
-        self,
-        loop: Elementwise,
-        vectors: dict[str, str],
-        site: Site,
-        waiting: Collection[str],
-        left: Collection[str] = (),
-    ) -> list[Statement]:
-        """The values of one element, in the order in which they need each other; those in `left` for later looks."""
-        reads = self.element_reads(loop, vectors, site, waiting, left)
-        leaves = [
-            Do(f"{f'{name}_edge_float' if site is EDGE else f'{name}_floats[step][i]'} = {self.access.names[name]}")
-            for name in left
-        ]
-        return [*reads, *self.element_maps(loop.maps, site, left), *leaves]
-
-    def element_reads(
-        self,
-        loop: Elementwise,
-        vectors: dict[str, str],
-        site: Site,
-        waiting: Collection[str],
-        left: Collection[str] = (),
-    ) -> list[Statement]:
-        """Which column the element is in, the tensors' values there, from their vectors, and what was kept of it."""
-        names = self.access.names
-        column = site.at if site is EDGE else f"{site.at} + {site.index}"
-        reads = [
-            *((source.name, f"element({vectors[source.name]}, {site.index})") for source in loop.sources),
-            *((name, self.kept_value(name, site, waiting)) for name in loop.kept),
-        ]
-        values = [Let(f"const float {names[name]}", once(text, name in left)) for name, text in reads]
-        return [Let(f"const int {names[COL.name]}", column), *values]
-
-    def kept_value(self, name: str, site: Site, waiting: Collection[str]) -> str:
-        """Where a value of an element waits: for later looks, or within one look at a vector."""
-        if name in waiting:
-            return f"{name}_edge_float" if site is EDGE else f"{name}_floats[step][{site.index}]"
-        return f"{name}_kept[{site.index}]"
-
-    def element_maps(self, maps: Iterable[Map], site: Site, left: Collection[str] = ()) -> list[Statement]:
-        names, printer = self.access.names, Printer(self.access.names_at(site))
-        return [Let(f"const float {names[m.name]}", once(printer.text(m.expr), m.name in left)) for m in maps]
-
-    def outputs(self, maps: list[Map], head: list[Statement], elem: list[Statement], site: Site) -> Walk:
-        """The last look: what is stored and what is summed over rows; `elem` reads its elements."""
+    def outputs(self, loop: Elementwise, head: list[Statement], elements: Elements) -> Walk:
+        """The last look: what is stored and what is summed over rows."""
+        maps, site = loop.maps, elements.site
         stored = {s.value for s in self.plan.late_stores}
         inlined = {m.name: m for m in maps if m.name in stored and not self.is_read_in_loop(m.name, maps)}
-        elem += self.element_maps((m for m in maps if m.name not in inlined), site)
         written = self.written(self.plan.late_stores, inlined, site)
-        elem += [*written.elem, *self.columns.elements(Printer(self.access.names_at(site)), site)]
+        elem = [
+            *elements.reads(loop),
+            *elements.maps(m for m in maps if m.name not in inlined),
+            *written.elem,
+            *self.columns.elements(Printer(self.access.names_at(site)), site),
+        ]
         return Walk(head=(*head, *written.head), elem=elem, tail=written.tail)
 
     def written(self, stores: Iterable[Store], inlined: Mapping[str, Map], site: Site) -> Walk:
@@ -220,8 +225,3 @@ class Looks:
         if self.plan.config_params:
             reading = [If("kEarlyParams", tuple(reading)), Gap()]
         return [*self.access.declarations(params, self.access.steps), *reading]
-
-
-def once(text: str, is_kept: bool) -> str:
-    """The value of `text`, which a compiler does not compute again if it is kept."""
-    return f"computed_once({text})" if is_kept else text
