@@ -105,7 +105,7 @@ def test_the_calls_reach_what_they_say(name: str) -> None:
     assert found["at 1 row"].problem.rows == 1
     own = next(t for says, t in found.items() if says.startswith("with pitches of their own"))
     pitches = own.pitches.values()
-    assert len(set(pitches)) == len(pitches) == sum(t.kind.is_elem for t in problem.passed_tensors)
+    assert len(set(pitches)) == len(pitches) == sum(t.kind.is_matrix for t in problem.passed_tensors)
     assert all(pitch > problem.pitch and (pitch - problem.pitch) % PITCH_STEP == 0 for pitch in pitches)
     assert sum(t.is_far for t in found.values()) == len(pitches)
     assert all((t.problem.rows - 1) * max(t.pitches.values()) >= FAR for t in found.values() if t.is_far)

@@ -186,11 +186,12 @@ PARTS = {
             "left_out_statistics",
             "max_sum_hybrid",
             "approximate_softmax",
+            "groups_of_columns",
         ),
         ("peeled_any_cols", "masked_any_cols", "chained_rmsnorm", "early_at_start"),
     ),
     "transports": (
-        ("ahead_layernorm", "packed_rmsnorm", "cp_async_layernorm", "cp_async_peel", "bulk_rmsnorm"),
+        ("ahead_layernorm", "kept_layernorm", "packed_rmsnorm", "cp_async_layernorm", "cp_async_peel", "bulk_rmsnorm"),
         ("bulk_backward", "cp_async_backward"),
     ),
     "columns": (
@@ -277,12 +278,12 @@ def test_wrong_lines_of_a_sample_of_files_are_all_killed() -> None:
 @needs_compiler
 def test_the_command_prints_tables_and_writes_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "results.json"
-    assert main(["kernels", "--schedule", "thread_sum", "--class", "element_last", "--json", str(file)]) == 0
+    assert main(["kernels", "--schedule", "thread_sum", "--class", "element_bound", "--json", str(file)]) == 0
     printed = capsys.readouterr()
     assert "1 mutants of 1 classes in 1 kernels" in printed.out
-    assert "[1/1] element_last/thread_sum" in printed.err
+    assert "[1/1] element_bound/thread_sum" in printed.err
     [told] = json.loads(file.read_text())
-    assert (told["class"], told["kernel"], told["outcome"]) == ("element_last", "thread_sum", "killed_by_numbers")
+    assert (told["class"], told["kernel"], told["outcome"]) == ("element_bound", "thread_sum", "killed_by_numbers")
 
 
 @needs_compiler
