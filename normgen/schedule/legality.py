@@ -190,8 +190,7 @@ def keep(problem: Problem, s: Schedule, device: Device) -> str | None:
         return "values wait in registers in the place of a row that does so: hold = registers"
     if not keeps_values(problem):
         return "no look leaves another one anything but the row as it is stored: keep = row"
-    floats = sum(4 for t in problem.elem_tensors if not t.is_written)
-    registers = steps_per_lane(problem, s) * s.vector * floats // 4 + sums_in_registers(problem, s)
+    registers = steps_per_lane(problem, s) * s.vector * len(_elem_inputs(problem)) + sums_in_registers(problem, s)
     if s.stages > 1 and s.copy is Copy.DIRECT:
         registers += held_bytes_per_thread(problem, s) // 4
     if s.params.in_registers:

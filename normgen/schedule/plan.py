@@ -377,10 +377,12 @@ class Plan:
 
         Not of a look that rows may be spared.
         """
+        if self.schedule.keep is Keep.ROW:
+            return [[] for _ in range(len(self.looks) + 1)]
         found: list[list[str]] = []
         for look in range(len(self.looks) + 1):
             known = [name for names in found for name in names]
-            is_left = self.schedule.keep is Keep.VALUES and look < len(self.looks) and not is_spared(self.looks[look])
+            is_left = look < len(self.looks) and not is_spared(self.looks[look])
             loop = self._loop(look, known)
             own = [v.name for v in (*loop.sources, *loop.maps) if v.kind.is_elem] if is_left else []
             later = (self._loop(after, [*known, *own]).kept for after in range(look + 1, len(self.looks) + 1))

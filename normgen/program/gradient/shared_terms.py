@@ -100,7 +100,7 @@ def _with_name(statements: list[Statement], term: sp.Expr, kinds: dict[str, Kind
                 result.append(statement)
             is_written = True
             continue
-        new = _replaced(old, replacement)
+        new = replaced(old, replacement)
         if new != old and not is_written:
             result.append(statement)
             is_written = True
@@ -108,7 +108,8 @@ def _with_name(statements: list[Statement], term: sp.Expr, kinds: dict[str, Kind
     return result
 
 
-def _replaced(statement: Statement, replacement: Mapping[sp.Expr, sp.Symbol]) -> Statement:
+def replaced(statement: Statement, replacement: Mapping[sp.Expr, sp.Symbol]) -> Statement:
+    """The statement with terms of its formulas replaced."""
     match statement:
         case Map(name=name, kind=kind, expr=expr):
             return Map(name, kind, expr.xreplace(replacement))

@@ -6,14 +6,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 
 import sympy as sp
 
 from normgen.program.functions import Condition, Index
 from normgen.program.gradient.normalised import fresh
-from normgen.program.gradient.shared_terms import term_name
-from normgen.program.ir import Map, Reduce, RowProgram, Statement, check, kind_of, value_kinds
+from normgen.program.gradient.shared_terms import replaced, term_name
+from normgen.program.ir import Map, RowProgram, Statement, check, kind_of, used_exprs, value_kinds
 from normgen.program.monoid import symbol
 from normgen.spec.spec import Kind
 
@@ -27,7 +26,7 @@ def name_kept_values(program: RowProgram) -> RowProgram:
         kinds[name] = Kind.ELEM
         first = next(i for i, s in enumerate(statements) if term in _terms(s, kinds))
         known = {term: symbol(name)}
-        statements = [_replaced(s, known) for s in statements]
+        statements = [replaced(s, known) for s in statements]
         statements.insert(first, Map(name, Kind.ELEM, term))
     return check(RowProgram(program.name, tuple(statements), program.scalars))
 
@@ -42,31 +41,7 @@ def _terms(statement: Statement, kinds: dict[str, Kind]) -> set[sp.Expr]:
     """What it computes of each element, each term once; a condition costs no more than the register of its result."""
     return {
         term
-        for expr in _exprs(statement)
+        for expr in used_exprs(statement)
         for term in sp.preorder_traversal(expr)
         if term.args and not isinstance(term, Condition | Index) and kind_of(term, kinds).is_elem
     }
-
-
-def _exprs(statement: Statement) -> Iterator[sp.Expr]:
-    match statement:
-        case Map(expr=expr):
-            yield expr
-        case Reduce(args=args):
-            yield from args
-
-
-def _replaced(statement: Statement, known: dict[sp.Expr, sp.Symbol]) -> Statement:
-    match statement:
-        case Map(name=name, kind=kind, expr=expr):
-            return Map(name, kind, expr.xreplace(known))
-        case Reduce(args=args):
-            return Reduce(
-                statement.names,
-                statement.kind,
-                statement.monoid,
-                tuple(arg.xreplace(known) for arg in args),
-                statement.guard,
-                statement.group,
-            )
-    return statement
