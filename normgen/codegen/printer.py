@@ -26,6 +26,7 @@ from normgen.program.functions import (
     clamp,
     constant,
     divide,
+    divide_by_remainder,
     either,
     equal,
     name_of,
@@ -110,6 +111,8 @@ class Printer:
             return self._print(expr.args[0])
         if isinstance(expr, divide):
             return f"__fdiv_rn({self.text(expr.args[0])}, {self.text(expr.args[1])})", ATOM
+        if isinstance(expr, divide_by_remainder):
+            return f"divide_by_remainder({', '.join(map(self.text, expr.args))})", ATOM
         if isinstance(expr, clamp):
             x, low, high = map(self.text, expr.args)
             return f"minimum(maximum({x}, {low}), {high})", ATOM

@@ -94,6 +94,10 @@ class divide(Opaque):
     """a / b by one division."""
 
 
+class divide_by_remainder(Opaque):
+    """a / b with 1 / b at hand, its third argument: what the product leaves of a corrects it."""
+
+
 class constant(Opaque):
     """x, without a gradient."""
 
@@ -215,6 +219,7 @@ MEANINGS: dict[str, Meaning] = {
     "maximum": Meaning(sp.Max, "", np.maximum),
     "%": Meaning(remainder, "", np.fmod),
     "divide": Meaning(divide, "", np.divide),
+    "divide by remainder": Meaning(divide_by_remainder, "", lambda a, b, _: np.divide(a, b)),  # of passes alone
     "constant": Meaning(constant, "", np.asarray),
     "clamp": Meaning(clamp, "", lambda x, low, high: np.minimum(np.maximum(x, low), high)),
     "where": Meaning(where, "", _where),

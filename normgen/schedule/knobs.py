@@ -547,7 +547,7 @@ TABLE: tuple[Knob, ...] = (
         values=tuple(Arithmetic),
         plain=Arithmetic.EXACT,
         group=Group.FREE,
-        meaning="exponentials by expf, or by the hardware's power of two",
+        meaning="exponentials by expf and their quotients to the last bit, or the hardware's power of two",
         words={"approximate": "exponentials by the hardware's power of two"},
         elsewhere={"exact": ("expf",), "approximate": ("fast", "fast_math", "__expf", "ex2.approx")},
     ),

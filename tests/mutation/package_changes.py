@@ -128,6 +128,8 @@ CHANGES: tuple[Change, ...] = (
         ("tests/program", "tests/codegen/test_golden.py"),
         ("power.exp < 0)", "power.exp < -1)"),
         ("kind.is_row or kind.is_groups or (", "kind.by_row or ("),
+        ("return type(product)(quotient, *behind) if behind else quotient", "return quotient"),
+        ("and f.base.is_Symbol)", ")"),
     ),
     *changes(
         "program/rewrites/approximate.py",

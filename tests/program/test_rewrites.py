@@ -427,6 +427,27 @@ def test_only_row_values_are_hoisted_out_of_the_column_loop() -> None:
     assert [m.kind for m in hoisted.maps] == [Kind.ELEM, Kind.ROW, Kind.ELEM]
 
 
+def test_exact_quotients_of_exponentials_are_divided_by_the_remainder() -> None:
+    """What stands behind the division multiplies the quotient; an expression that divides has no name to divide by."""
+    s, t = 's = "sum(exp(x))"\n', 't = "mean(x)"\n'
+    divided = {
+        "exp(x) / s": "exp(x), s",
+        "exp(x) * x / s": "exp(x)*x, s",
+        "exp(x) / s / t": "exp(x), s",
+        "1 - exp(x) / s": "-exp(x), s",
+        **dict.fromkeys(["x / s", "x / s * exp(x)", "exp(x) / s**2", "exp(x) / (s + 1)"]),
+    }
+    for written, quotient in divided.items():
+        program = spec_program(f'{s}{t if "/ t" in written else ""}y = "{written}"')
+        hoisted = hoist_row_divisions(program, corrected=True)
+        assert re.findall(r"remainder[(](.+), s_inverse[)]", str(hoisted)) == [quotient] * bool(quotient), written
+        x = np.random.default_rng().standard_normal((3, 5))
+        found, expected = (evaluate(p, {"x": x})["y"] for p in (hoisted, program))
+        np.testing.assert_allclose(found, expected, rtol=1e-14)
+    approximate = dict(passed(program, Schedule(arithmetic="approximate")))
+    assert "remainder" not in str(approximate["hoist row divisions"])
+
+
 @pytest.mark.parametrize("method", SOFTMAX)
 def test_approximate_arithmetic_leaves_no_exponential_in_a_kernel(method: str) -> None:
     problem = problem_for(load("softmax"), shape="64x512", dtype="bf16")

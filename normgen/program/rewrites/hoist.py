@@ -3,7 +3,8 @@
 `exp(x - max) / total` multiplies by one reciprocal per row.
 
 One rounding more (a reciprocal and a product instead of a quotient), cols - 1 divisions less: an IEEE
-division is about ten instructions, a product one.
+division is about ten instructions, a product one. The reciprocal's own error is that of all elements of a row: where
+exponentials are exact, their quotients are corrected by what the product leaves of them.
 """
 
 from __future__ import annotations
@@ -12,13 +13,18 @@ from dataclasses import replace
 
 import sympy as sp
 
+from normgen.program.functions import divide_by_remainder
 from normgen.program.ir import COLS, Map, Reduce, RowProgram, Statement, check, kind_of, value_kinds
 from normgen.program.monoid import symbol
+from normgen.program.ordered import Ordered, is_product
 from normgen.spec.spec import Kind
 
 
-def hoist_row_divisions(program: RowProgram) -> RowProgram:
-    """Every negative integer power of what is no elem, inside an elem expression, becomes a value of its own."""
+def hoist_row_divisions(program: RowProgram, *, corrected: bool = False) -> RowProgram:
+    """Every negative integer power of what is no elem, inside an elem expression, becomes a value of its own.
+
+    corrected  quotients of exponentials are divided by the remainder
+    """
     kinds = value_kinds(check(program))
     hoisted: dict[sp.Expr, sp.Symbol] = {}
     statements: list[Statement] = []
@@ -39,11 +45,31 @@ def hoist_row_divisions(program: RowProgram) -> RowProgram:
                 kinds[name] = kind
                 hoisted[power] = symbol(name)
                 statements.append(Map(name, kind, power))
+        if corrected:
+            exprs = tuple(e.replace(is_product, lambda e: _divided(e, hoisted)) for e in exprs)
         new = tuple(e.xreplace(hoisted) for e in exprs)
         statements.append(
             replace(statement, expr=new[0]) if isinstance(statement, Map) else replace(statement, args=new)
         )
     return check(replace(program, statements=tuple(statements)))
+
+
+def _divided(product: sp.Expr, hoisted: dict[sp.Expr, sp.Symbol]) -> sp.Expr:
+    """The product with its exponential, and what else the first hoisted value divides, divided by the remainder.
+
+    That value has a name: an expression would be computed again for each element.
+    """
+    factors = product.args
+    at = next((i for i, f in enumerate(factors) if f in hoisted and f.exp == -1 and f.base.is_Symbol), None)
+    if at is None:
+        return product
+    in_order = isinstance(product, Ordered)
+    before, behind = (factors[:at], factors[at + 1 :]) if in_order else ((*factors[:at], *factors[at + 1 :]), ())
+    if not any(f.has(sp.exp) for f in before):
+        return product
+    divided = before[0] if len(before) == 1 else type(product)(*before)
+    quotient = divide_by_remainder(divided, factors[at].base, hoisted[factors[at]])
+    return type(product)(quotient, *behind) if behind else quotient
 
 
 def _label(expr: sp.Expr) -> str:

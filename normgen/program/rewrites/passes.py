@@ -39,7 +39,7 @@ def passes(choices: Choices) -> list[tuple[str, Callable[[RowProgram], RowProgra
         ("load taken elements", load_taken_elements),
         (f"variance={choices.variance}", partial(variance, method=choices.variance)),
         (f"softmax={choices.softmax}", partial(softmax, method=choices.softmax)),
-        ("hoist row divisions", hoist_row_divisions),
+        ("hoist row divisions", partial(hoist_row_divisions, corrected=choices.arithmetic is Arithmetic.EXACT)),
     ]
     if choices.arithmetic is Arithmetic.APPROXIMATE:
         listed.append(("approximate exponentials", approximate_exponentials))
