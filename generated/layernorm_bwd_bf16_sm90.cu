@@ -17,17 +17,16 @@
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // verified  NVIDIA H200, driver for CUDA 13.0: 6 to 7 calls, 0 to 65536 rows, 18 families of rows, own pitches of dx,
 //           dy, x; rows of inf, nan were not tried
-// note      emitted as another text than the one that was tuned: all
 //
 //   rows x cols              kernel           threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
-//   262144 x 256             warp_per_row     256      16          8       99.81     204.3 / 104.5  4055  95.5 %   1.00x       100.6     fresh
-//   8192 x 768               warp_per_row     128      4           8       13.47     24.26 / 10.79  2808  66.8 %   1.01x       15.23     fresh
-//   8192 x 1023              warp_per_row     128      4           4       19        32.46 / 13.43  2650  59.9 %   1.05x       19.91     fresh
-//   4096 x 1024              block_per_row    512      8           8       10.39     18.66 / 8.273  2425  64.4 %   1.02x       11.08     fresh
-//   32768 x 1024             block_per_row    256      4           8       53.68     108.6 / 54.75  3755  89.0 %   1.04x       56.29     fresh
-//   4096 x 4096              block_per_row    512      2           8       26.48     50.84 / 24.34  3803  84.0 %   1.08x       31.29     fresh
-//   16384 x 8192             block_per_row    512      1           8       192.5     392.4 / 199.9  4185  97.6 %   1.10x       192.6     fresh
-//   2048 x 16384             cluster_per_row  512      1           8       56.98     111.2 / 54.19  3535  85.0 %   1.06x       55.61     fresh
+//   262144 x 256             warp_per_row     256      16          8       99.25     202.8 / 103.8  4078  95.8 %   1.00x       100.6     fresh
+//   8192 x 768               warp_per_row     128      4           8       13.26     24.09 / 10.84  2853  67.9 %   1.00x       14.99     fresh
+//   8192 x 1023              warp_per_row     256      8           4       17.12     30.6 / 13.5    2941  66.1 %   1.14x       19.45     fresh
+//   4096 x 1024              block_per_row    512      8           8       10.35     18.5 / 8.131   2435  64.2 %   1.00x       10.58     fresh
+//   32768 x 1024             block_per_row    256      4           8       51.8      105.6 / 53.77  3892  91.4 %   1.05x       54.88     fresh
+//   4096 x 4096              block_per_row    512      2           8       26.26     50.84 / 24.58  3836  84.6 %   1.08x       31.53     fresh
+//   16384 x 8192             block_per_row    512      1           8       192.2     393.6 / 201.2  4190  97.6 %   1.09x       193.6     fresh
+//   2048 x 16384             cluster_per_row  512      1           8       57.2      111.3 / 54.1   3522  84.4 %   1.05x       56.17     fresh
 //   (any other, rows alike)  block_per_row    256      1           8       -         -              -     -        -           -         not tuned
 //   (any other)              block_per_row    256      1           1       -         -              -     -        -           -         not tuned
 //
@@ -171,6 +170,12 @@ __device__ __forceinline__ void cluster_send(T* own, unsigned rank, const T& val
 // The other blocks of the cluster see the mbarriers that this thread has set up, behind the next cluster barrier.
 __device__ __forceinline__ void mbarrier_cluster_fence() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+// Hides from the compiler how the value was found: it would find it again in every look rather than keep it.
+__device__ __forceinline__ float computed_once(float value) {
+  asm volatile("" : "+f"(value));
+  return value;
 }
 
 // Programmatic dependent launch: wait until the kernel before this one has ended and its writes are visible.
@@ -635,15 +640,15 @@ struct Cols768_b00a : Plain { using Team = Lanes<32, 4>; using Load = NoAllocate
   enum : int { kCols = 768, kThreads = 128, kVector = 8, kEarlyParams = 1, kPackedParams = 0, kAhead = 1, kGroups = 4,
       kSumVector = 8, kCells = 8 };
 };
-struct Cols1023_7d0a : Plain { using Team = Lanes<32, 4>; using Load = NoAllocate; using Chain = EarlyAtEnd;
-  enum : int { kCols = 1023, kThreads = 128, kVector = 4, kEarlyParams = 1, kPackedParams = 0, kFirstInside = 0,
-      kAhead = 1, kGroups = 4, kSumVector = 1, kCells = 8 };
+struct Cols1023_ae84 : Plain { using Team = Lanes<32, 8>; using Load = NoAllocate;
+  enum : int { kCols = 1023, kThreads = 256, kVector = 4, kEarlyParams = 1, kPackedParams = 0, kFirstInside = 0,
+      kAhead = 1, kGroups = 8, kSumVector = 1, kCells = 8 };
 };
-struct Cols1024_2e0f : Plain { using Team = Beside<64, 8>; using Load = NoAllocate;
+struct Cols1024_62f2 : Plain { using Team = Beside<64, 8>; using Load = NoAllocate; using Chain = EarlyAtEnd;
   enum : int { kCols = 1024, kThreads = 512, kVector = 8, kEarlyParams = 1, kPackedParams = 0, kAhead = 1, kGroups = 8,
       kSumVector = 8, kCells = 8 };
 };
-struct Cols1024_46d4 : Plain { using Team = Beside<64, 4>; using Load = NoAllocate; using Store = Streaming;
+struct Cols1024_fe7c : Plain { using Team = Beside<64, 4>; using Load = NoAllocate; using Store = Streaming; using Chain = EarlyAtEnd;
   enum : int { kCols = 1024, kThreads = 256, kVector = 8, kEarlyParams = 1, kPackedParams = 0, kAhead = 1, kGroups = 4,
       kSumVector = 8, kCells = 8 };
 };
@@ -919,7 +924,7 @@ layernorm_bwd_bf16_finish_8a6a(
 // layernorm backward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_bwd_bf16_team_per_row_15cc(
+layernorm_bwd_bf16_team_per_row_dfaf(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
@@ -1031,6 +1036,12 @@ layernorm_bwd_bf16_team_per_row_15cc(
     Vec<bfloat16, 1> dy_edge = {};
     Vec<bfloat16, kVector> x_held[kSteps];
     Vec<bfloat16, 1> x_edge = {};
+    float dy_floats[kSteps][kVector];
+    float dxhat_floats[kSteps][kVector];
+    float xhat_floats[kSteps][kVector];
+    float dy_edge_float = 0.0f;
+    float dxhat_edge_float = 0.0f;
+    float xhat_edge_float = 0.0f;
 
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
@@ -1064,11 +1075,14 @@ layernorm_bwd_bf16_team_per_row_15cc(
             read_window<kVector>(weight, column, kCols, step >= kFirstInside && step < kWholeSteps);
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
-          const float dy_i = element(dy_held[step], i);
+          const float dy_i = computed_once(element(dy_held[step], i));
           const float x_i = element(x_held[step], i);
           const float weight_i = element(weight_held[step], i);
-          const float dxhat_i = dy_i * weight_i;
-          const float xhat_i = (x_i - row_mean) * row_rstd;
+          const float dxhat_i = computed_once(dy_i * weight_i);
+          const float xhat_i = computed_once((x_i - row_mean) * row_rstd);
+          dy_floats[step][i] = dy_i;
+          dxhat_floats[step][i] = dxhat_i;
+          xhat_floats[step][i] = xhat_i;
           look1_dxhat_xhat_sum[i % kRunningSums] += dxhat_i * xhat_i;
           look1_dxhat_sum[i % kRunningSums] += dxhat_i;
         }
@@ -1076,11 +1090,14 @@ layernorm_bwd_bf16_team_per_row_15cc(
     }
     if (has_edge) {
       if (!kEarlyParams) weight_edge = read<1>(weight + edge);
-      const float dy_i = element(dy_edge, 0);
+      const float dy_i = computed_once(element(dy_edge, 0));
       const float x_i = element(x_edge, 0);
       const float weight_i = element(weight_edge, 0);
-      const float dxhat_i = dy_i * weight_i;
-      const float xhat_i = (x_i - row_mean) * row_rstd;
+      const float dxhat_i = computed_once(dy_i * weight_i);
+      const float xhat_i = computed_once((x_i - row_mean) * row_rstd);
+      dy_edge_float = dy_i;
+      dxhat_edge_float = dxhat_i;
+      xhat_edge_float = xhat_i;
       look1_dxhat_xhat_sum[0] += dxhat_i * xhat_i;
       look1_dxhat_sum[0] += dxhat_i;
     }
@@ -1096,17 +1113,12 @@ layernorm_bwd_bf16_team_per_row_15cc(
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (step < kWholeSteps || vector < vectors) {
-        const int column = head + vector * kVector;
-        if (!kEarlyParams) weight_held[step] =
-            read_window<kVector>(weight, column, kCols, step >= kFirstInside && step < kWholeSteps);
         float dx_values[kVector];
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
-          const float dy_i = element(dy_held[step], i);
-          const float x_i = element(x_held[step], i);
-          const float weight_i = element(weight_held[step], i);
-          const float dxhat_i = dy_i * weight_i;
-          const float xhat_i = (x_i - row_mean) * row_rstd;
+          const float dy_i = dy_floats[step][i];
+          const float dxhat_i = dxhat_floats[step][i];
+          const float xhat_i = xhat_floats[step][i];
           dx_values[i] = (dxhat_i - xhat_i * row_dxhat_xhat_mean - row_dxhat_mean) * row_rstd;
           if (active) dweight_sum[step][i] += dy_i * xhat_i;
           if (active) dbias_sum[step][i] += dy_i;
@@ -1117,13 +1129,10 @@ layernorm_bwd_bf16_team_per_row_15cc(
       }
     }
     if (has_edge) {
-      if (!kEarlyParams) weight_edge = read<1>(weight + edge);
       float dx_values[1];
-      const float dy_i = element(dy_edge, 0);
-      const float x_i = element(x_edge, 0);
-      const float weight_i = element(weight_edge, 0);
-      const float dxhat_i = dy_i * weight_i;
-      const float xhat_i = (x_i - row_mean) * row_rstd;
+      const float dy_i = dy_edge_float;
+      const float dxhat_i = dxhat_edge_float;
+      const float xhat_i = xhat_edge_float;
       dx_values[0] = (dxhat_i - xhat_i * row_dxhat_xhat_mean - row_dxhat_mean) * row_rstd;
       if (active) dweight_edge_sum += dy_i * xhat_i;
       if (active) dbias_edge_sum += dy_i;
@@ -1938,15 +1947,15 @@ inline constexpr Tuned kTuned[] = {
     {  8192,   768, 16, 0u, 0u, false, {{128, 4, false, 0, 1, 3, 1, 1, 24576}, {512, 1, false, 192}, {0, 0, 6144},
      run_and_finish<layernorm_bwd_bf16_team_per_row_3cb0<Cols768_b00a>,
      layernorm_bwd_bf16_finish_8a6a<Cols768_b00a>>}},
-    {  8192,  1023,  2, 0u, 0u,  true, {{128, 4, true, 0, 1, 2, 1, 1, 32768}, {512, 1, true, 256}, {0, 0, 8192},
-     run_and_finish<layernorm_bwd_bf16_team_per_row_15cc<Cols1023_7d0a>,
-     layernorm_bwd_bf16_finish_8a6a<Cols1023_7d0a>>}},
-    {  4096,  1024, 16, 0u, 0u, false, {{512, 8, false, 0, 1, 1, 1, 1, 65536}, {512, 1, false, 256}, {0, 0, 8192},
-     run_and_finish<layernorm_bwd_bf16_team_per_row_3cb0<Cols1024_2e0f>,
-     layernorm_bwd_bf16_finish_8a6a<Cols1024_2e0f>>}},
-    { 32768,  1024, 16, 0u, 0u, false, {{256, 4, false, 0, 1, 2, 1, 1, 32768}, {512, 1, false, 256}, {0, 0, 8192},
-     run_and_finish<layernorm_bwd_bf16_team_per_row_3cb0<Cols1024_46d4>,
-     layernorm_bwd_bf16_finish_8a6a<Cols1024_46d4>>}},
+    {  8192,  1023,  2, 0u, 0u,  true, {{256, 8, false, 0, 1, 1, 1, 1, 65536}, {512, 1, false, 256}, {0, 0, 8192},
+     run_and_finish<layernorm_bwd_bf16_team_per_row_dfaf<Cols1023_ae84>,
+     layernorm_bwd_bf16_finish_8a6a<Cols1023_ae84>>}},
+    {  4096,  1024, 16, 0u, 0u, false, {{512, 8, true, 0, 1, 1, 1, 1, 65536}, {512, 1, true, 256}, {0, 0, 8192},
+     run_and_finish<layernorm_bwd_bf16_team_per_row_3cb0<Cols1024_62f2>,
+     layernorm_bwd_bf16_finish_8a6a<Cols1024_62f2>>}},
+    { 32768,  1024, 16, 0u, 0u, false, {{256, 4, true, 0, 1, 2, 1, 1, 32768}, {512, 1, true, 256}, {0, 0, 8192},
+     run_and_finish<layernorm_bwd_bf16_team_per_row_3cb0<Cols1024_fe7c>,
+     layernorm_bwd_bf16_finish_8a6a<Cols1024_fe7c>>}},
     {  4096,  4096, 16, 0u, 0u, false, {{512, 2, true, 0, 1, 1, 1, 1, 65536}, {512, 1, true, 256}, {0, 0, 32768},
      run_and_finish<layernorm_bwd_bf16_team_per_row_3cb0<Cols4096_46d8>,
      layernorm_bwd_bf16_finish_8a6a<Cols4096_46d8>>}},

@@ -13,25 +13,24 @@
 // spec      layernorm, sha256:c7f98664fa697e8d2c11aca162704a6c7e5feee81c124c1b0764ef3ccc150a41
 // tuned by  normgen 0.1.0
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
-// verified  NVIDIA H200, driver for CUDA 13.0: 4 to 9 calls, 1 to 16384 rows, 20 families of rows, own pitches of y,
+// verified  NVIDIA H200, driver for CUDA 13.0: 7 to 9 calls, 1 to 16384 rows, 20 families of rows, own pitches of y,
 //           x, null mean, rstd
-// note      emitted as another text than the one that was tuned: 4096 x 3072, 1 x 4096, 64 x 4096, 4096 x 4096, 4096 x
-//           6144, 16 x 8192, 16384 x 8192, 4 x 16384
+// note      emitted as another text than the one that was tuned: 64 x 4096
 //
 //   rows x cols                kernel           threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
 //   8192 x 768                 warp_per_row     32       2           8       6.093     16.89 / 10.8   4142  80.9 %   1.08x       7.966     fresh
 //   8192 x 1000                warp_per_row     256      8           8       7.028     20.02 / 13.01  4672  78.4 %   1.24x       11.11     fresh
 //   16384 x 1000               warp_per_row     128      4           8       14.06     37.68 / 23.61  4672  91.9 %   1.13x       18.32     fresh
 //   16384 x 1023               warp_per_row     32       1           4       16.91     41.84 / 24.91  3972  80.0 %   1.26x       21.51     fresh
-//   4096 x 3072                block_per_row    64       1           4       10.5      28.85 / 18.35  4799  90.4 %   1.16x       15.52     fresh
-//   1 x 4096 no mean no rstd   block_per_row    256      1           8       1.454     3.98 / 2.526   23    79.5 %   1.04x       1.89      fresh
+//   4096 x 3072                block_per_row    64       1           4       10.13     28.51 / 18.37  4971  94.0 %   1.09x       15.84     fresh
+//   1 x 4096 no mean no rstd   block_per_row    256      1           8       1.82      5.019 / 3.199  18    82.7 %   1.03x       1.885     fresh
 //   64 x 4096 no mean no rstd  block_per_row    256      1           4       1.883     5.417 / 3.531  565   70.6 %   1.01x       2.116     fresh
-//   4096 x 4096                warp_per_row     64       2           8       13.31     37.74 / 24.41  5044  99.6 %   1.16x       19.42     fresh
+//   4096 x 4096                warp_per_row     32       1           4       13.16     37.44 / 24.31  5102  100.4 %  1.18x       19.82     fresh
 //   8192 x 4097                block_per_row    128      1           8       36.11     88.18 / 52.1   3721  89.3 %   1.08x       39.94     fresh
-//   4096 x 6144                block_per_row    128      1           8       22.1      61.79 / 39.67  4557  99.9 %   1.17x       25.54     fresh
-//   16 x 8192 no mean no rstd  block_per_row    256      1           8       1.934     5.339 / 3.402  288   76.6 %   1.02x       2.334     fresh
-//   16384 x 8192               block_per_row    256      1           8       130       325.3 / 195.3  4132  97.3 %   1.05x       126.8     fresh
-//   4 x 16384 no mean no rstd  cluster_per_row  128      1           4       2.438     5.681 / 3.244  134   61.2 %   1.02x       2.683     fresh
+//   4096 x 6144                block_per_row    128      1           8       22.76     61.38 / 38.6   4426  100.9 %  1.16x       25.5      fresh
+//   16 x 8192 no mean no rstd  block_per_row    256      1           8       2.245     6.331 / 4.084  248   80.4 %   1.05x       2.638     fresh
+//   16384 x 8192               block_per_row    256      1           8       130.2     325.3 / 195    4126  97.4 %   1.06x       127.1     fresh
+//   4 x 16384 no mean no rstd  cluster_per_row  128      1           8       2.843     6.719 / 3.877  115   66.2 %   1.02x       2.728     fresh
 //   2048 x 65536               cluster_per_row  128      1           8       134.8     330.7 / 195.2  3984  94.2 %   1.04x       133.6     fresh
 //   (any other, rows alike)    block_per_row    256      1           8       -         -              -     -        -           -         not tuned
 //   (any other)                block_per_row    256      1           1       -         -              -     -        -           -         not tuned
@@ -690,8 +689,8 @@ struct Cols4096_925e : Plain { using Team = Block<256>; using Params = Ahead;
 struct Cols4096_270c : Plain { using Team = Block<256>;
   enum : int { kCols = 4096, kThreads = 256, kVector = 4, kEarlyParams = 1 };
 };
-struct Cols4096_4532 : Plain { using Team = Lanes<32, 2>; using Load = NoAllocate;
-  enum : int { kCols = 4096, kThreads = 64, kVector = 8, kEarlyParams = 0, kPackedParams = 0, kAhead = 1 };
+struct Cols4096_c248 : Plain { using Team = Lanes<32, 1>; using Load = NoAllocate;
+  enum : int { kCols = 4096, kThreads = 32, kVector = 4, kEarlyParams = 0, kPackedParams = 0, kAhead = 1 };
 };
 struct Cols4097_150a : Plain { using Team = Block<128>; using Load = NoAllocate; using Store = Streaming;
   enum : int { kCols = 4097, kThreads = 128, kVector = 8, kEarlyParams = 1, kPackedParams = 1, kFirstInside = 0,
@@ -700,14 +699,14 @@ struct Cols4097_150a : Plain { using Team = Block<128>; using Load = NoAllocate;
 struct Cols6144_33f2 : Plain { using Team = Block<128>; using Load = NoAllocate; using Store = Streaming; using Chain = EarlyAtLoads;
   enum : int { kCols = 6144, kThreads = 128, kVector = 8, kEarlyParams = 1 };
 };
-struct Cols8192_3426 : Plain { using Team = Block<256>; using Params = Ahead;
+struct Cols8192_1d3a : Plain { using Team = Block<256>; using Load = NoAllocate; using Params = Ahead;
   enum : int { kCols = 8192, kThreads = 256, kVector = 8, kEarlyParams = 1 };
 };
 struct Cols8192_743e : Plain { using Team = Block<256>; using Load = EvictLast; using Chain = EarlyAtLoads;
   enum : int { kCols = 8192, kThreads = 256, kVector = 8, kEarlyParams = 0 };
 };
-struct Cols16384_084c : Plain { using Team = ClusterTeam<8, 128>; using Load = NoAllocate; using Store = Streaming;
-  enum : int { kCols = 16384, kThreads = 128, kVector = 4, kEarlyParams = 1 };
+struct Cols16384_bc7d : Plain { using Team = ClusterTeam<4, 128>; using Load = NoAllocate;
+  enum : int { kCols = 16384, kThreads = 128, kVector = 8, kEarlyParams = 1 };
 };
 struct Cols65536_4575 : Plain { using Load = EvictLast; using Chain = EarlyAtEnd;
   enum : int { kCols = 65536, kThreads = 128, kCluster = 8, kVector = 8 };
@@ -761,6 +760,16 @@ struct Look2_ee66 {  // state of look 2: sum(x - x_rough_mean), sum((x - x_rough
     return {a.x_shifted_sum + b.x_shifted_sum, a.x_shifted_squares + b.x_shifted_squares};
   }
   static __device__ __forceinline__ Look2_ee66 shuffle_xor(const Look2_ee66& s, int offset, unsigned mask) {
+    return {__shfl_xor_sync(mask, s.x_shifted_sum, offset), __shfl_xor_sync(mask, s.x_shifted_squares, offset)};
+  }
+};
+
+struct Look2_a975 {  // state of look 2: sum(x_minus_x_rough_mean), sum(x_minus_x_rough_mean**2)
+  float x_shifted_sum, x_shifted_squares;
+  static __device__ __forceinline__ Look2_a975 combine(const Look2_a975& a, const Look2_a975& b) {
+    return {a.x_shifted_sum + b.x_shifted_sum, a.x_shifted_squares + b.x_shifted_squares};
+  }
+  static __device__ __forceinline__ Look2_a975 shuffle_xor(const Look2_a975& s, int offset, unsigned mask) {
     return {__shfl_xor_sync(mask, s.x_shifted_sum, offset), __shfl_xor_sync(mask, s.x_shifted_squares, offset)};
   }
 };
@@ -1649,6 +1658,165 @@ layernorm_fwd_bf16_team_per_row_cd84(
 // layernorm forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
+layernorm_fwd_bf16_team_per_row_dd58(
+    bfloat16* __restrict__ y,
+    float* __restrict__ mean,
+    float* __restrict__ rstd,
+    Input<Config, bfloat16> x,
+    Input<Config, bfloat16> weight,
+    Input<Config, bfloat16> bias,
+    long long y_pitch,
+    long long x_pitch,
+    int rows,
+    float eps) {
+  using Team = typename Config::Team;
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  using Params = typename Config::Params;
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
+      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
+  constexpr bool kEarlyParams = Config::kEarlyParams;
+  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
+  __shared__ typename Team::template Slots<Look1_a922> look1_slots;
+  __shared__ typename Team::template Slots<Look2_a975> look2_slots;
+
+  const int lane = Team::lane();
+  const int own = lane * kVector;  // the column of a thread's first vector
+  const int slot = Team::slot();  // this thread's row within the block
+  const int row = Team::tile() * kRowsPerBlock + slot;
+
+  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const int valid_row = active ? row : rows - 1;
+  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
+  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+
+  Params::to_l2(weight, kCols);
+  Params::to_l2(bias, kCols);
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
+
+  Vec<bfloat16, kVector> x_held[kSteps];
+  float x_floats[kSteps][kVector];
+
+  // The row of x is read once and waits in registers; each thread reads back its own part.
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
+    }
+  }
+
+  Vec<bfloat16, kVector> weight_held[kSteps];
+  Vec<bfloat16, kVector> bias_held[kSteps];
+  if (kEarlyParams) {
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        weight_held[step] = read<kVector>(weight + own + step * kStride);
+        bias_held[step] = read<kVector>(bias + own + step * kStride);
+      }
+    }
+  }
+
+  Chain::at_loads();
+  Team::announce();
+
+  Look1_a922 look1 = {0.0f, 0.0f};
+  float look1_x_rough_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+  float look1_x_squares[kRunningSums] = {};
+
+  // Look 1: sum(x), sum(x**2)
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = computed_once(element(x_held[step], i));
+        x_floats[step][i] = x_i;
+        look1_x_rough_sum[i % kRunningSums] += x_i;
+        look1_x_squares[i % kRunningSums] += x_i * x_i;
+      }
+    }
+  }
+
+  look1.x_rough_sum = sum_in_pairs(look1_x_rough_sum);
+  look1.x_squares = sum_in_pairs(look1_x_squares);
+  Team::meet();
+  look1 = Team::reduce(look1, look1_slots);
+  const float row_x_rough_mean = look1.x_rough_sum / kCols;
+  const float row_x_left = look1.x_squares - row_x_rough_mean * row_x_rough_mean * kCols;
+  const float row_x_margin = row_x_left - 0.75f * look1.x_squares;
+
+  Look2_a975 look2 = {0.0f, 0.0f};
+  float look2_x_shifted_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+  float look2_x_shifted_squares[kRunningSums] = {};
+  if (kThreadsPerRow < 32 ? __any_sync(0xffffffffu, !(row_x_margin >= 0.0f)) : !(row_x_margin >= 0.0f)) {
+    // Look 2: sum(x_minus_x_rough_mean), sum(x_minus_x_rough_mean**2)
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        #pragma unroll
+        for (int i = 0; i < kVector; ++i) {
+          const float x_i = x_floats[step][i];
+          const float x_minus_x_rough_mean_i = x_i - row_x_rough_mean;
+          look2_x_shifted_sum[i % kRunningSums] += x_minus_x_rough_mean_i;
+          look2_x_shifted_squares[i % kRunningSums] += x_minus_x_rough_mean_i * x_minus_x_rough_mean_i;
+        }
+      }
+    }
+
+    look2.x_shifted_sum = sum_in_pairs(look2_x_shifted_sum);
+    look2.x_shifted_squares = sum_in_pairs(look2_x_shifted_squares);
+    look2 = Team::reduce(look2, look2_slots);
+  }
+  if (row_x_margin >= 0.0f) {
+    look2.x_shifted_sum = 0.0f;
+    look2.x_shifted_squares = row_x_left;
+  }
+  const float row_x_shifted_mean = look2.x_shifted_sum / kCols;
+  const float row_mean = row_x_rough_mean + row_x_shifted_mean;
+  const float row_var_sum = maximum(look2.x_shifted_squares - row_x_shifted_mean * row_x_shifted_mean * kCols, 0.0f);
+  const float row_var = row_var_sum / kCols;
+  const float row_rstd = rsqrtf(eps + row_var);
+
+  if (lane == 0 && active) {
+    if (mean != nullptr) mean[row] = row_mean;
+    if (rstd != nullptr) rstd[row] = row_rstd;
+  }
+
+  // Last look: the outputs
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+      if (!kEarlyParams) bias_held[step] = read<kVector>(bias + own + step * kStride);
+      float y_values[kVector];
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float weight_i = element(weight_held[step], i);
+        const float bias_i = element(bias_held[step], i);
+        const float x_i = x_floats[step][i];
+        y_values[i] = (x_i - row_mean) * row_rstd * weight_i + bias_i;
+      }
+      Vec<bfloat16, kVector> y_vec;
+      pack(y_vec, y_values);
+      if (active) write<Store>(y_row + own + step * kStride, y_vec);
+    }
+  }
+
+  Chain::at_end();
+}
+
+// layernorm forward: a team of threads owns a row; each row is read once.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
 layernorm_fwd_bf16_team_per_row_2f66(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
@@ -1761,155 +1929,6 @@ layernorm_fwd_bf16_team_per_row_2f66(
     if (mean != nullptr) mean[row] = row_mean;
     if (rstd != nullptr) rstd[row] = row_rstd;
   }
-
-  // Last look: the outputs
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
-      if (!kEarlyParams) bias_held[step] = read<kVector>(bias + own + step * kStride);
-      float y_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        const float weight_i = element(weight_held[step], i);
-        const float bias_i = element(bias_held[step], i);
-        y_values[i] = (x_i - row_mean) * row_rstd * weight_i + bias_i;
-      }
-      Vec<bfloat16, kVector> y_vec;
-      pack(y_vec, y_values);
-      if (active) write<Store>(y_row + own + step * kStride, y_vec);
-    }
-  }
-
-  Chain::at_end();
-}
-
-// layernorm forward: a team of threads owns a row; each row is read once.
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_bf16_without_mean_without_rstd_team_per_row_346e(
-    bfloat16* __restrict__ y,
-    Input<Config, bfloat16> x,
-    Input<Config, bfloat16> weight,
-    Input<Config, bfloat16> bias,
-    long long y_pitch,
-    long long x_pitch,
-    int rows,
-    float eps) {
-  using Team = typename Config::Team;
-  using Load = typename Config::Load;
-  using Store = typename Config::Store;
-  using Chain = typename Config::Chain;
-  using Params = typename Config::Params;
-  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
-      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
-  constexpr bool kEarlyParams = Config::kEarlyParams;
-  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  __shared__ typename Team::template Slots<Look1_a922> look1_slots;
-  __shared__ typename Team::template Slots<Look2_ee66> look2_slots;
-
-  const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
-  const int slot = Team::slot();  // this thread's row within the block
-  const int row = Team::tile() * kRowsPerBlock + slot;
-
-  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
-  const int valid_row = active ? row : rows - 1;
-  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
-
-  Params::to_l2(weight, kCols);
-  Params::to_l2(bias, kCols);
-  Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
-
-  Vec<bfloat16, kVector> x_held[kSteps];
-
-  // The row of x is read once and waits in registers; each thread reads back its own part.
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
-    }
-  }
-
-  Vec<bfloat16, kVector> weight_held[kSteps];
-  Vec<bfloat16, kVector> bias_held[kSteps];
-  if (kEarlyParams) {
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + own + step * kStride);
-        bias_held[step] = read<kVector>(bias + own + step * kStride);
-      }
-    }
-  }
-
-  Chain::at_loads();
-  Team::announce();
-
-  Look1_a922 look1 = {0.0f, 0.0f};
-  float look1_x_rough_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
-  float look1_x_squares[kRunningSums] = {};
-
-  // Look 1: sum(x), sum(x**2)
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        look1_x_rough_sum[i % kRunningSums] += x_i;
-        look1_x_squares[i % kRunningSums] += x_i * x_i;
-      }
-    }
-  }
-
-  look1.x_rough_sum = sum_in_pairs(look1_x_rough_sum);
-  look1.x_squares = sum_in_pairs(look1_x_squares);
-  Team::meet();
-  look1 = Team::reduce(look1, look1_slots);
-  const float row_x_rough_mean = look1.x_rough_sum / kCols;
-  const float row_x_left = look1.x_squares - row_x_rough_mean * row_x_rough_mean * kCols;
-  const float row_x_margin = row_x_left - 0.75f * look1.x_squares;
-
-  Look2_ee66 look2 = {0.0f, 0.0f};
-  float look2_x_shifted_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
-  float look2_x_shifted_squares[kRunningSums] = {};
-  if (kThreadsPerRow < 32 ? __any_sync(0xffffffffu, !(row_x_margin >= 0.0f)) : !(row_x_margin >= 0.0f)) {
-    // Look 2: sum(x - x_rough_mean), sum((x - x_rough_mean)**2)
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      if (kEven || vector < kVectors) {
-        #pragma unroll
-        for (int i = 0; i < kVector; ++i) {
-          const float x_i = element(x_held[step], i);
-          look2_x_shifted_sum[i % kRunningSums] += x_i - row_x_rough_mean;
-          look2_x_shifted_squares[i % kRunningSums] += (x_i - row_x_rough_mean) * (x_i - row_x_rough_mean);
-        }
-      }
-    }
-
-    look2.x_shifted_sum = sum_in_pairs(look2_x_shifted_sum);
-    look2.x_shifted_squares = sum_in_pairs(look2_x_shifted_squares);
-    look2 = Team::reduce(look2, look2_slots);
-  }
-  if (row_x_margin >= 0.0f) {
-    look2.x_shifted_sum = 0.0f;
-    look2.x_shifted_squares = row_x_left;
-  }
-  const float row_x_shifted_mean = look2.x_shifted_sum / kCols;
-  const float row_mean = row_x_rough_mean + row_x_shifted_mean;
-  const float row_var_sum = maximum(look2.x_shifted_squares - row_x_shifted_mean * row_x_shifted_mean * kCols, 0.0f);
-  const float row_var = row_var_sum / kCols;
-  const float row_rstd = rsqrtf(eps + row_var);
 
   // Last look: the outputs
   #pragma unroll
@@ -2408,16 +2427,6 @@ inline cudaError_t run(const Kernel& kernel, const Arguments& call) {
 }
 
 template <auto kMain>
-inline cudaError_t run_without_mean_without_rstd(const Kernel& kernel, const Arguments& call) {
-  int blocks = 0;
-  cudaError_t status = fitting_grid(reinterpret_cast<const void*>(kMain), kernel.launch, call.rows, &blocks);
-  if (status != cudaSuccess) return status;
-  return launch_on(
-      call.stream, kMain, kernel.launch, blocks,
-      call.y, call.x, call.weight, call.bias, call.y_pitch, call.x_pitch, call.rows, call.eps);
-}
-
-template <auto kMain>
 inline cudaError_t run_any_cols(const Kernel& kernel, const Arguments& call) {
   int blocks = 0;
   cudaError_t status = fitting_grid(reinterpret_cast<const void*>(kMain), kernel.launch, call.rows, &blocks);
@@ -2438,29 +2447,26 @@ struct Tuned {
   Kernel kernel;
 };
 inline constexpr Tuned kTuned[] = {
-    { 8192,   768, 16,  0u,  0u, false, {{32, 2, false, 0, 0, 16},
+    { 8192,   768, 16, 0u,  0u, false, {{32, 2, false, 0, 0, 16},
      run<layernorm_fwd_bf16_team_per_row_7ad3<Cols768_d2ef>>}},
-    { 8192,  1000, 16,  0u,  0u, false, {{256, 8, false, 0, 0, 2},
+    { 8192,  1000, 16, 0u,  0u, false, {{256, 8, false, 0, 0, 2},
      run<layernorm_fwd_bf16_team_per_row_6677<Cols1000_b098>>}},
-    {16384,  1000, 16,  0u,  0u, false, {{128, 4, true},
-     run<layernorm_fwd_bf16_team_per_row_2355<Cols1000_177c>>}},
-    {16384,  1023,  2,  0u,  0u,  true, {{32, 1, false, 0, 0, 16, 1, 1, 0, 4},
+    {16384,  1000, 16, 0u,  0u, false, {{128, 4, true}, run<layernorm_fwd_bf16_team_per_row_2355<Cols1000_177c>>}},
+    {16384,  1023,  2, 0u,  0u,  true, {{32, 1, false, 0, 0, 16, 1, 1, 0, 4},
      run<layernorm_fwd_bf16_team_per_row_0c25<Cols1023_e132>>}},
-    { 4096,  3072, 16,  0u,  0u, false, {{64}, run<layernorm_fwd_bf16_team_per_row_2355<Cols3072_6538>>}},
-    {    1,  4096, 16,  0u, 12u, false, {{256}, run<layernorm_fwd_bf16_team_per_row_2355<Cols4096_925e>>}},
-    {   64,  4096,  8,  0u, 12u, false, {{256}, run<layernorm_fwd_bf16_team_per_row_2355<Cols4096_270c>>}},
-    { 4096,  4096, 16,  0u,  0u, false, {{64, 2, false, 0, 0, 4},
-     run<layernorm_fwd_bf16_team_per_row_7ad3<Cols4096_4532>>}},
-    { 8192,  4097,  2,  0u,  0u,  true, {{128, 1, false, 0, 0, 8, 1, 1, 0, 8},
+    { 4096,  3072, 16, 0u,  0u, false, {{64}, run<layernorm_fwd_bf16_team_per_row_2355<Cols3072_6538>>}},
+    {    1,  4096, 16, 0u, 12u, false, {{256}, run<layernorm_fwd_bf16_team_per_row_2355<Cols4096_925e>>}},
+    {   64,  4096,  8, 0u, 12u, false, {{256}, run<layernorm_fwd_bf16_team_per_row_2355<Cols4096_270c>>}},
+    { 4096,  4096, 16, 0u,  0u, false, {{32, 1, false, 0, 0, 8},
+     run<layernorm_fwd_bf16_team_per_row_7ad3<Cols4096_c248>>}},
+    { 8192,  4097,  2, 0u,  0u,  true, {{128, 1, false, 0, 0, 8, 1, 1, 0, 8},
      run<layernorm_fwd_bf16_team_per_row_cd84<Cols4097_150a>>}},
-    { 4096,  6144, 16,  0u,  0u, false, {{128, 1, true},
-     run<layernorm_fwd_bf16_team_per_row_2355<Cols6144_33f2>>}},
-    {   16,  8192, 16,  0u, 12u, false, {{256}, run<layernorm_fwd_bf16_team_per_row_2355<Cols8192_3426>>}},
-    {16384,  8192, 16,  0u,  0u, false, {{256, 1, true},
-     run<layernorm_fwd_bf16_team_per_row_2f66<Cols8192_743e>>}},
-    {    4, 16384,  8, 12u, 12u, false, {{128, 1, false, 0, 0, 0, 8}, run_without_mean_without_rstd<
-     layernorm_fwd_bf16_without_mean_without_rstd_team_per_row_346e<Cols16384_084c>>}},
-    { 2048, 65536, 16,  0u,  0u, false, {{128, 1, true, 0, 0, 8, 8, 1, 16384},
+    { 4096,  6144, 16, 0u,  0u, false, {{128, 1, true}, run<layernorm_fwd_bf16_team_per_row_2355<Cols6144_33f2>>}},
+    {   16,  8192, 16, 0u, 12u, false, {{256}, run<layernorm_fwd_bf16_team_per_row_dd58<Cols8192_1d3a>>}},
+    {16384,  8192, 16, 0u,  0u, false, {{256, 1, true}, run<layernorm_fwd_bf16_team_per_row_2f66<Cols8192_743e>>}},
+    {    4, 16384, 16, 0u, 12u, false, {{128, 1, false, 0, 0, 0, 4},
+     run<layernorm_fwd_bf16_team_per_row_dd58<Cols16384_bc7d>>}},
+    { 2048, 65536, 16, 0u,  0u, false, {{128, 1, true, 0, 0, 8, 8, 1, 16384},
      run<layernorm_fwd_bf16_cluster_per_row_3fa2<Cols65536_4575>>}},
 };
 

@@ -13,41 +13,38 @@
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // verified  NVIDIA H200, driver for CUDA 13.0: 5 to 7 calls, 1 to 262144 rows, 20 families of rows, own pitches of y,
 //           x, null rstd
-// note      emitted as another text than the one that was tuned: 524288 x 64, 262144 x 128, 1 x 2048, 64 x 2048, 16384
-//           x 4095, 1 x 4096, 8 x 4096, 16 x 4096, 4096 x 4096, 8192 x 4096, 8192 x 4096, 32 x 5120, 2048 x 5120, 1 x
-//           7168, 8192 x 7168, 8192 x 8191, 1 x 8192, 16 x 8192, 64 x 8192, 16384 x 8192, 1 x 16384, 64 x 16384, 4096
-//           x 16384, 8192 x 32768, 4096 x 131072
+// note      emitted as another text than the one that was tuned: 524288 x 64
 //
 // all timed without rstd:
 //
 //   rows x cols              kernel           threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
 //   524288 x 64              warp_per_row     128      16          8       29.77     83.3 / 53.52   4508  103.2 %  1.36x       33.06     fresh
 //   65536 x 128              warp_per_row     256      32          8       7.107     20.21 / 13.12  4721  87.2 %   1.04x       9.882     fresh
-//   262144 x 128             warp_per_row     128      8           8       29.62     83.19 / 53.59  4531  103.6 %  1.20x       33.02     fresh
+//   262144 x 128             warp_per_row     128      8           8       29.87     84.47 / 54.34  4494  104.5 %  1.01x       33.57     fresh
 //   32768 x 256              warp_per_row     256      32          8       6.925     20.05 / 13.13  4846  90.7 %   1.05x       9.865     fresh
-//   1 x 2048                 block_per_row    256      1           4       1.19      3.347 / 2.158  10    89.8 %   1.01x       1.569     fresh
-//   64 x 2048                block_per_row    256      1           4       1.578     4.976 / 3.395  335   81.9 %   1.02x       2.091     fresh
-//   16384 x 4095             block_per_row    256      1           8       66.65     170.7 / 104    4026  96.1 %   1.07x       67.21     fresh
-//   1 x 4096                 block_per_row    512      1           4       1.31      3.833 / 2.525  19    90.0 %   1.01x       1.736     fresh
-//   8 x 4096                 block_per_row    512      1           4       1.349     4.507 / 3.158  103   89.3 %   1.01x       2         fresh
-//   16 x 4096                block_per_row    512      1           8       1.595     4.847 / 3.252  169   80.2 %   1.00x       2.073     fresh
-//   4096 x 4096              block_per_row    128      1           8       13.21     37.34 / 24.14  5082  100.8 %  1.00x       18.22     fresh
-//   8192 x 4096 pitch 5120   block_per_row    64       1           4       31.13     99.11 / 67.93  4312  104.2 %  1.11x       35.42     fresh
-//   8192 x 4096              block_per_row    256      1           8       32.69     86.2 / 53.53   4106  93.0 %   1.17x       35.28     fresh
-//   32 x 5120                block_per_row    256      1           4       1.788     5.269 / 3.481  372   73.0 %   1.19x       2.101     fresh
-//   2048 x 5120              block_per_row    128      1           8       8.866     25.45 / 16.59  4732  101.8 %  1.06x       12.64     fresh
-//   1 x 7168                 block_per_row    512      1           4       1.518     4.573 / 3.055  28    84.5 %   1.27x       1.972     fresh
-//   8192 x 7168              block_per_row    512      1           8       57.3      149 / 91.75    4100  98.2 %   1.05x       57.84     fresh
-//   8192 x 8191              block_per_row    256      1           8       67.45     171.4 / 104    3980  94.8 %   1.07x       67.88     fresh
-//   1 x 8192                 block_per_row    512      1           4       1.559     4.662 / 3.103  32    81.9 %   1.03x       2.023     fresh
-//   16 x 8192                block_per_row    512      1           4       1.658     5.055 / 3.396  326   75.3 %   1.04x       2.483     fresh
-//   64 x 8192                block_per_row    512      1           8       1.829     5.543 / 3.714  1156  79.6 %   1.03x       2.705     fresh
-//   16384 x 8192             block_per_row    256      1           8       128.3     324.7 / 196.2  4185  98.8 %   1.07x       126       fresh
-//   1 x 16384                cluster_per_row  128      1           4       1.975     5.12 / 3.146   50    65.1 %   1.01x       2.033     fresh
-//   64 x 16384               block_per_row    512      1           8       2.63      6.872 / 4.257  1607  71.4 %   1.12x       3.547     fresh
-//   4096 x 16384             block_per_row    512      1           4       65.25     165.2 / 99.94  4114  97.8 %   1.06x       64.33     fresh
-//   8192 x 32768             block_per_row    1024     1           4       251.2     640.5 / 389.1  4274  102.7 %  1.01x       254.2     fresh
-//   4096 x 131072            cluster_per_row  128      1           8       513.9     1287 / 773.2   4179  100.1 %  1.11x       517.2     fresh
+//   1 x 2048                 block_per_row    256      1           4       1.512     4.353 / 2.84   8     91.7 %   1.02x       1.554     fresh
+//   64 x 2048                block_per_row    256      1           4       1.918     5.968 / 4.052  276   87.7 %   1.03x       2.091     fresh
+//   16384 x 4095             block_per_row    256      1           8       67.29     172.3 / 105    3988  96.0 %   1.01x       67.73     fresh
+//   1 x 4096                 block_per_row    512      1           4       1.653     4.859 / 3.208  15    89.5 %   1.01x       1.725     fresh
+//   8 x 4096                 block_per_row    512      1           4       1.699     5.553 / 3.852  82    90.2 %   1.02x       1.941     fresh
+//   16 x 4096                block_per_row    512      1           8       1.927     5.824 / 3.898  140   87.9 %   1.01x       2.071     fresh
+//   4096 x 4096              block_per_row    64       1           4       13.22     38.22 / 24.97  5076  102.8 %  1.05x       18.76     fresh
+//   8192 x 4096 pitch 5120   block_per_row    64       1           4       31.45     99.72 / 68.31  4268  104.2 %  1.04x       35.74     fresh
+//   8192 x 4096              block_per_row    256      1           8       32.86     87.05 / 54.19  4084  93.0 %   1.04x       37.46     fresh
+//   32 x 5120                block_per_row    256      1           4       2.124     6.212 / 4.089  313   78.0 %   1.00x       2.375     fresh
+//   2048 x 5120              block_per_row    128      2           4       8.758     25.15 / 16.39  4790  102.8 %  1.06x       12.43     fresh
+//   1 x 7168                 block_per_row    512      1           4       1.905     5.662 / 3.757  23    85.8 %   1.02x       2.041     fresh
+//   8192 x 7168              block_per_row    512      1           8       56.97     148.2 / 91.2   4123  98.9 %   1.02x       57.25     fresh
+//   8192 x 8191              block_per_row    256      1           8       67.38     170.6 / 103.2  3984  95.3 %   1.00x       68.59     fresh
+//   1 x 8192                 block_per_row    512      1           4       1.898     5.715 / 3.814  26    85.6 %   1.00x       2.029     fresh
+//   16 x 8192                block_per_row    512      1           4       1.989     6.024 / 4.034  272   83.4 %   1.00x       2.442     fresh
+//   64 x 8192                block_per_row    512      1           4       2.171     6.571 / 4.4    973   85.7 %   1.02x       2.696     fresh
+//   16384 x 8192             block_per_row    256      1           8       128.6     324.9 / 195.8  4176  98.9 %   1.02x       125.9     fresh
+//   1 x 16384                cluster_per_row  128      1           8       2.26      6.113 / 3.851  43    72.1 %   1.00x       2.329     fresh
+//   64 x 16384               block_per_row    512      1           4       2.913     7.866 / 4.955  1451  75.0 %   1.07x       3.466     fresh
+//   4096 x 16384             block_per_row    512      1           4       65.49     166.2 / 100.6  4099  97.4 %   1.06x       64.22     fresh
+//   8192 x 32768             block_per_row    256      1           4       251.7     643.2 / 391.5  4266  102.8 %  1.01x       253.5     fresh
+//   4096 x 131072            cluster_per_row  128      1           8       513.5     1284 / 770.7   4182  100.1 %  1.05x       516.4     fresh
 //   (any other, rows alike)  block_per_row    256      1           8       -         -              -     -        -           -         not tuned
 //   (any other)              block_per_row    256      1           1       -         -              -     -        -           -         not tuned
 //
@@ -104,6 +101,11 @@ struct Ahead {
   }
 };
 
+// Waits for that many threads, whole warps, at barrier `id` of 1 to 15.
+__device__ __forceinline__ void named_barrier(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" :: "r"(id), "r"(threads) : "memory");
+}
+
 struct bfloat16 {
   unsigned short bits;
 };
@@ -130,49 +132,6 @@ __device__ __forceinline__ unsigned floats_to_bfloat162(float low, float high) {
 #endif
 }
 
-__device__ __forceinline__ void mbarrier_init(unsigned long long* barrier, unsigned arrivals) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;"
-               :: "r"(static_cast<unsigned>(__cvta_generic_to_shared(barrier))), "r"(arrivals) : "memory");
-}
-
-// Arrives, and makes the phase wait for that many bytes more.
-__device__ __forceinline__ void mbarrier_expect_bytes(unsigned long long* barrier, unsigned bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
-               :: "r"(static_cast<unsigned>(__cvta_generic_to_shared(barrier))), "r"(bytes) : "memory");
-}
-
-// Waits for the end of the barrier's phase of that parity; the first phase has parity 0.
-__device__ __forceinline__ void mbarrier_wait(unsigned long long* barrier, unsigned parity) {
-  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(barrier));
-  unsigned done;
-  do {
-    asm volatile("{\n.reg .pred done;\n"
-                 "mbarrier.try_wait.parity.shared::cta.b64 done, [%1], %2;\n"
-                 "selp.u32 %0, 1, 0, done;\n}" : "=r"(done) : "r"(address), "r"(parity) : "memory");
-  } while (done == 0);
-}
-
-// The copy engine sees the barriers that this thread has set up.
-__device__ __forceinline__ void mbarrier_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-
-// One copy of a multiple of 16 bytes by the copy engine; its bytes count at the barrier as they arrive.
-__device__ __forceinline__ void bulk_load(
-    void* shared, const void* global, unsigned bytes, unsigned long long* barrier) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
-               :: "r"(static_cast<unsigned>(__cvta_generic_to_shared(shared))), "l"(global), "r"(bytes),
-                  "r"(static_cast<unsigned>(__cvta_generic_to_shared(barrier))) : "memory");
-}
-
-// As bulk_load, by the L2 policy of `Hint`.
-template <typename Hint>
-__device__ __forceinline__ void bulk_load_by(
-    void* shared, const void* global, unsigned bytes, unsigned long long* barrier) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
-               "[%0], [%1], %2, [%3], %4;"
-               :: "r"(static_cast<unsigned>(__cvta_generic_to_shared(shared))), "l"(global), "r"(bytes),
-                  "r"(static_cast<unsigned>(__cvta_generic_to_shared(barrier))), "l"(Hint::l2_policy()) : "memory");
-}
-
 // This block's rank in its cluster.
 __device__ __forceinline__ unsigned cluster_rank() {
   unsigned rank;
@@ -196,6 +155,28 @@ __device__ __forceinline__ unsigned cluster_address(const T* own, unsigned rank)
   asm("mapa.shared::cluster.u32 %0, %1, %2;"
       : "=r"(remote) : "r"(static_cast<unsigned>(__cvta_generic_to_shared(own))), "r"(rank));
   return remote;
+}
+
+__device__ __forceinline__ void mbarrier_init(unsigned long long* barrier, unsigned arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;"
+               :: "r"(static_cast<unsigned>(__cvta_generic_to_shared(barrier))), "r"(arrivals) : "memory");
+}
+
+// Arrives, and makes the phase wait for that many bytes more.
+__device__ __forceinline__ void mbarrier_expect_bytes(unsigned long long* barrier, unsigned bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
+               :: "r"(static_cast<unsigned>(__cvta_generic_to_shared(barrier))), "r"(bytes) : "memory");
+}
+
+// Waits for the end of the barrier's phase of that parity; the first phase has parity 0.
+__device__ __forceinline__ void mbarrier_wait(unsigned long long* barrier, unsigned parity) {
+  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(barrier));
+  unsigned done;
+  do {
+    asm volatile("{\n.reg .pred done;\n"
+                 "mbarrier.try_wait.parity.shared::cta.b64 done, [%1], %2;\n"
+                 "selp.u32 %0, 1, 0, done;\n}" : "=r"(done) : "r"(address), "r"(parity) : "memory");
+  } while (done == 0);
 }
 
 // Writes `value` to where block `rank` of the cluster has the shared variable `own`. Nobody waits for the store: its
@@ -227,6 +208,12 @@ __device__ __forceinline__ void cluster_store(T* own, unsigned rank, const T& va
   }
 }
 
+// Hides from the compiler how the value was found: it would find it again in every look rather than keep it.
+__device__ __forceinline__ float computed_once(float value) {
+  asm volatile("" : "+f"(value));
+  return value;
+}
+
 // Programmatic dependent launch: wait until the kernel before this one has ended and its writes are visible.
 __device__ __forceinline__ void dependency_wait() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -235,12 +222,6 @@ __device__ __forceinline__ void dependency_wait() {
 // Programmatic dependent launch: let the kernel behind this one start as soon as blocks leave room.
 __device__ __forceinline__ void dependency_trigger() {
   asm volatile("griddepcontrol.launch_dependents;");
-}
-
-// Shared memory whose size the launch decides.
-__device__ __forceinline__ unsigned char* dynamic_shared() {
-  extern __shared__ __align__(128) unsigned char bytes[];
-  return bytes;
 }
 
 // A load whose lines L2 keeps by `policy` (ld.global.L2::cache_hint: sm_80).
@@ -302,6 +283,79 @@ struct NoAllocate {
 
 // The compiler no longer knows where the bits come from.
 __device__ __forceinline__ void opaque(unsigned& bits) { asm volatile("" : "+r"(bits)); }
+
+// The lanes that a shuffle names: all of the warp.
+struct WholeWarp {
+  template <int kLanes>
+  static __device__ __forceinline__ unsigned lanes() { return 0xffffffffu; }
+};
+
+// All kLanes neighbouring lanes, a power of two, end with the combined state. A state is a struct of floats that knows
+// how two combine, and how to get that of the lane whose number differs by `offset`.
+template <int kLanes, class Named = WholeWarp, typename State>
+__device__ __forceinline__ State reduce_lanes(State s) {
+  const unsigned mask = Named::template lanes<kLanes>();
+  #pragma unroll
+  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset, mask));
+  return s;
+}
+
+// A barrier for the kWarps warps of row number `slot` of a block. Only wide rows have one each: a barrier whose number
+// the hardware learns at run time is a slow one, and narrow rows share that of the block.
+template <int kWarps>
+__device__ __forceinline__ void rows_meet(int slot) {
+  if constexpr (kWarps >= 8) named_barrier(1 + slot, kWarps * 32);
+  else __syncthreads();
+}
+
+// The largest power of two up to n, and up to a warp: how many lanes combine n states.
+__host__ __device__ constexpr int lanes_for(int n) { return n < 2 ? 1 : n >= 32 ? 32 : 2 * lanes_for(n / 2); }
+
+// What this lane combines of kStates states: lanes_for(kStates) lanes take turns at them.
+template <int kStates, typename State>
+__device__ __forceinline__ State share_of_slots(const State* slots) {
+  constexpr int kLanes = lanes_for(kStates);
+  const int own = threadIdx.x % kLanes;
+  State total = slots[own];
+  #pragma unroll
+  for (int i = kLanes; i < kStates; i += kLanes) {
+    if (kStates % kLanes == 0 || own + i < kStates) total = State::combine(total, slots[own + i]);
+  }
+  return total;
+}
+
+// A team: the threads that share a row. They are neighbours in a block, which has kRowsPerBlock rows side by side.
+template <int kThreadsPerRow, int kRowsPerBlock>
+struct Threads {
+  enum : int { kSize = kThreadsPerRow, kRows = kRowsPerBlock };
+  // This thread's number in its team, and its team's in the block; which tile of rows is the block's.
+  static __device__ __forceinline__ int lane() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
+  static __device__ __forceinline__ int slot() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
+  static __device__ __forceinline__ unsigned tile() { return blockIdx.x; }
+  // The team's row of the tile that starts at row `first`; idle teams take the last row.
+  static __device__ __forceinline__ int row(int first, int rows) {
+    return kRows == 1 ? first : min(first + slot(), rows - 1);
+  }
+  // Blocks that are a team say that they have started, and wait for each other before they combine.
+  static __device__ __forceinline__ void announce() {}
+  static __device__ __forceinline__ void meet() {}
+};
+
+// Several warps are a team, and a block has several teams. They combine as the warps of a Block do.
+template <int kThreadsPerRow, int kRowsPerBlock, class Named = WholeWarp>
+struct Beside : Threads<kThreadsPerRow, kRowsPerBlock> {
+  enum : int { kWarps = kThreadsPerRow / 32 };
+  template <typename State> using Slots = State[kRowsPerBlock][kWarps];
+  template <typename State>
+  static __device__ __forceinline__ State reduce(State s, State (&slots)[kRowsPerBlock][kWarps]) {
+    const int slot = threadIdx.x / kThreadsPerRow;
+    State* own = slots[slot];
+    s = reduce_lanes<32, Named>(s);
+    if (threadIdx.x % 32 == 0) own[threadIdx.x / 32 % kWarps] = s;
+    rows_meet<kWarps>(slot);
+    return reduce_lanes<lanes_for(kWarps), Named>(share_of_slots<kWarps>(own));
+  }
+};
 
 // The widest type that memory of that many bytes is accessed as, and its bits in registers.
 template <int kBytes> struct WordOf { using type = uint4; };
@@ -391,55 +445,6 @@ __device__ __forceinline__ void pack(Vec<bfloat16, N>& vec, const float (&values
     for (int i = 0; i + 1 < N; i += 2) vec.bits[i / 2] = floats_to_bfloat162(values[i], values[i + 1]);
   }
 }
-
-// The lanes that a shuffle names: all of the warp.
-struct WholeWarp {
-  template <int kLanes>
-  static __device__ __forceinline__ unsigned lanes() { return 0xffffffffu; }
-};
-
-// All kLanes neighbouring lanes, a power of two, end with the combined state. A state is a struct of floats that knows
-// how two combine, and how to get that of the lane whose number differs by `offset`.
-template <int kLanes, class Named = WholeWarp, typename State>
-__device__ __forceinline__ State reduce_lanes(State s) {
-  const unsigned mask = Named::template lanes<kLanes>();
-  #pragma unroll
-  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset, mask));
-  return s;
-}
-
-// The largest power of two up to n, and up to a warp: how many lanes combine n states.
-__host__ __device__ constexpr int lanes_for(int n) { return n < 2 ? 1 : n >= 32 ? 32 : 2 * lanes_for(n / 2); }
-
-// What this lane combines of kStates states: lanes_for(kStates) lanes take turns at them.
-template <int kStates, typename State>
-__device__ __forceinline__ State share_of_slots(const State* slots) {
-  constexpr int kLanes = lanes_for(kStates);
-  const int own = threadIdx.x % kLanes;
-  State total = slots[own];
-  #pragma unroll
-  for (int i = kLanes; i < kStates; i += kLanes) {
-    if (kStates % kLanes == 0 || own + i < kStates) total = State::combine(total, slots[own + i]);
-  }
-  return total;
-}
-
-// A team: the threads that share a row. They are neighbours in a block, which has kRowsPerBlock rows side by side.
-template <int kThreadsPerRow, int kRowsPerBlock>
-struct Threads {
-  enum : int { kSize = kThreadsPerRow, kRows = kRowsPerBlock };
-  // This thread's number in its team, and its team's in the block; which tile of rows is the block's.
-  static __device__ __forceinline__ int lane() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
-  static __device__ __forceinline__ int slot() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
-  static __device__ __forceinline__ unsigned tile() { return blockIdx.x; }
-  // The team's row of the tile that starts at row `first`; idle teams take the last row.
-  static __device__ __forceinline__ int row(int first, int rows) {
-    return kRows == 1 ? first : min(first + slot(), rows - 1);
-  }
-  // Blocks that are a team say that they have started, and wait for each other before they combine.
-  static __device__ __forceinline__ void announce() {}
-  static __device__ __forceinline__ void meet() {}
-};
 
 // A block is a team. Warps first, then every warp combines the warps' states redundantly: one barrier, no broadcast.
 template <int kThreadsPerRow, class Named = WholeWarp>
@@ -551,15 +556,6 @@ struct Lanes : Threads<kThreadsPerRow, kRowsPerBlock> {
   }
 };
 
-// As the shuffles of CUDA's cooperative groups, which name only the lanes of their tile. The headers of cooperative
-// groups are not included: they would take more than half of the time that a header compiles.
-struct OwnTile {
-  template <int kLanes>
-  static __device__ __forceinline__ unsigned lanes() {
-    return (0xffffffffu >> (32 - kLanes)) << threadIdx.x % 32 / kLanes * kLanes;
-  }
-};
-
 // What a Config names but where it says otherwise. Its sizes are counted in elements, threads, rows or blocks.
 struct Plain {
   using Load = Default;   // how rows are read
@@ -658,9 +654,8 @@ __device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
 // kWholeSteps    steps in which each thread has a vector, and the row one more behind it, however the row is aligned
 // kPackedParams  column parameters stay as they are stored while they wait in registers
 // kAhead         the next row is loaded while the present one is computed
-// kUnroll        steps that a loop does in a trip
-// kCopiedCols    columns of a row that the copy engine brings
 // kCluster       blocks that share a row
+// kUnroll        steps that a loop does in a trip
 struct Cols64_09ca : Plain { using Team = Lanes<8, 16>; using Load = NoAllocate; using Store = Streaming;
   enum : int { kCols = 64, kThreads = 128, kVector = 8, kEarlyParams = 1 };
 };
@@ -673,7 +668,7 @@ struct Cols128_b978 : Plain { using Team = Lanes<16, 8>; using Load = NoAllocate
 struct Cols256_4891 : Plain { using Team = Lanes<8, 32>; using Load = EvictLast;
   enum : int { kCols = 256, kThreads = 256, kVector = 8, kEarlyParams = 0 };
 };
-struct Cols2048_8c98 : Plain { using Team = Block<256>; using Load = EvictLast; using Params = Ahead;
+struct Cols2048_9b2e : Plain { using Team = Block<256>; using Load = NoAllocate; using Params = Ahead;
   enum : int { kCols = 2048, kThreads = 256, kVector = 4, kEarlyParams = 1 };
 };
 struct Cols2048_c541 : Plain { using Team = Block<256>; using Params = Ahead;
@@ -688,8 +683,8 @@ struct Cols4096_6ca1 : Plain { using Team = Block<512>; using Params = Ahead;
 struct Cols4096_5dd3 : Plain { using Team = Block<512>; using Load = NoAllocate; using Params = Ahead;
   enum : int { kCols = 4096, kThreads = 512, kVector = 8, kEarlyParams = 1 };
 };
-struct Cols4096_b039 : Plain { using Team = Block<128>; using Load = NoAllocate; using Chain = EarlyAtLoads;
-  enum : int { kCols = 4096, kThreads = 128, kVector = 8, kEarlyParams = 1 };
+struct Cols4096_44a5 : Plain { using Team = Block<64>; using Load = NoAllocate;
+  enum : int { kCols = 4096, kThreads = 64, kVector = 4, kEarlyParams = 0, kPackedParams = 0, kAhead = 1 };
 };
 struct Cols4096_2532 : Plain { using Team = Block<64>; using Load = NoAllocate; using Store = Streaming;
   enum : int { kCols = 4096, kThreads = 64, kVector = 4, kEarlyParams = 1, kPackedParams = 1, kAhead = 1 };
@@ -700,10 +695,10 @@ struct Cols4096_17a9 : Plain { using Team = Block<256>; using Load = NoAllocate;
 struct Cols5120_f32c : Plain { using Team = Block<256>; using Params = Ahead;
   enum : int { kCols = 5120, kThreads = 256, kVector = 4, kEarlyParams = 1 };
 };
-struct Cols5120_b1fa : Plain { using Team = Block<128>; using Load = EvictLast;
-  enum : int { kCols = 5120, kThreads = 128, kVector = 8, kUnroll = 4 };
+struct Cols5120_5c09 : Plain { using Team = Beside<64, 2>; using Load = EvictLast;
+  enum : int { kCols = 5120, kThreads = 128, kVector = 4, kEarlyParams = 0 };
 };
-struct Cols7168_043c : Plain { using Team = Block<512>; using Params = Ahead;
+struct Cols7168_5b47 : Plain { using Team = Block<512>;
   enum : int { kCols = 7168, kThreads = 512, kVector = 4, kEarlyParams = 1 };
 };
 struct Cols7168_ba9c : Plain { using Team = Block<512>;
@@ -715,23 +710,26 @@ struct Cols8191_620e : Plain { using Team = Block<256>;
 struct Cols8192_fe45 : Plain { using Team = Block<512>; using Params = Ahead;
   enum : int { kCols = 8192, kThreads = 512, kVector = 4, kEarlyParams = 1 };
 };
-struct Cols8192_0e5a : Plain { using Team = Block<512>; using Load = NoAllocate;
-  enum : int { kCols = 8192, kThreads = 512, kVector = 8, kEarlyParams = 0 };
+struct Cols8192_40bc : Plain { using Team = Block<512>; using Load = NoAllocate; using Params = Ahead;
+  enum : int { kCols = 8192, kThreads = 512, kVector = 4, kEarlyParams = 1 };
+};
+struct Cols8192_21a0 : Plain { using Team = Block<512>; using Load = NoAllocate;
+  enum : int { kCols = 8192, kThreads = 512, kVector = 4, kEarlyParams = 1 };
 };
 struct Cols8192_3736 : Plain { using Team = Block<256>; using Load = EvictLast; using Chain = EarlyAtLoads;
   enum : int { kCols = 8192, kThreads = 256, kVector = 8, kEarlyParams = 1 };
 };
-struct Cols16384_ab46 : Plain { using Team = ClusterTeam<8, 128>; using Load = EvictLast;
-  enum : int { kCols = 16384, kThreads = 128, kVector = 4, kEarlyParams = 1 };
+struct Cols16384_b360 : Plain { using Team = ClusterTeam<8, 128>;
+  enum : int { kCols = 16384, kThreads = 128, kVector = 8, kEarlyParams = 1 };
 };
-struct Cols16384_694b : Plain { using Team = Block<512>; using Load = NoAllocate; using Params = Ahead;
-  enum : int { kCols = 16384, kThreads = 512, kVector = 8, kEarlyParams = 1 };
+struct Cols16384_0656 : Plain { using Team = Block<512>;
+  enum : int { kCols = 16384, kThreads = 512, kVector = 4, kEarlyParams = 1 };
 };
 struct Cols16384_6e04 : Plain { using Team = Block<512>; using Chain = EarlyAtLoads;
   enum : int { kCols = 16384, kThreads = 512, kVector = 4, kEarlyParams = 1 };
 };
-struct Cols32768_8274 : Plain { using Team = Block<1024, OwnTile>; using Load = EvictLast;
-  enum : int { kCols = 32768, kThreads = 1024, kVector = 4, kUnroll = 4 };
+struct Cols32768_b62d : Plain { using Team = Block<256>; using Load = EvictLast;
+  enum : int { kCols = 32768, kThreads = 256, kVector = 4, kEarlyParams = 0 };
 };
 struct Cols131072_3e88 : Plain { using Load = EvictLast;
   enum : int { kCols = 131072, kThreads = 128, kCluster = 16, kVector = 8, kAhead = 1 };
@@ -1003,6 +1001,137 @@ rmsnorm_fwd_bf16_team_per_row_722e(
 // rmsnorm forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
+rmsnorm_fwd_bf16_team_per_row_c6b8(
+    bfloat16* __restrict__ y,
+    float* __restrict__ rstd,
+    Input<Config, bfloat16> x,
+    Input<Config, bfloat16> weight,
+    long long y_pitch,
+    long long x_pitch,
+    int rows,
+    float eps) {
+  using Team = typename Config::Team;
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
+      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
+  constexpr bool kEarlyParams = Config::kEarlyParams, kPackedParams = Config::kPackedParams;
+  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0, kAhead = Config::kAhead;
+  __shared__ typename Team::template Slots<Look1_57d9> look1_slots[2];
+
+  const int lane = Team::lane();
+  const int own = lane * kVector;  // the column of a thread's first vector
+  const int slot = Team::slot();  // this thread's row within the block
+  int parity = 0;
+
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
+
+  Vec<bfloat16, kVector> weight_held[kSteps];
+  if (kEarlyParams) {
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        weight_held[step] = read<kVector>(weight + own + step * kStride);
+      }
+    }
+  }
+
+  Vec<bfloat16, kVector> x_next[kSteps];
+  // Starts the loads of a row.
+  const auto fetch = [&](int row) {
+    const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
+
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        x_next[step] = read<kVector, Load>(x_row + own + step * kStride);
+      }
+    }
+  };
+  if (kAhead && blockIdx.x * kRowsPerBlock < rows) fetch(Team::row(blockIdx.x * kRowsPerBlock, rows));
+
+  for (int first_row = blockIdx.x * kRowsPerBlock; first_row < rows; first_row += gridDim.x * kRowsPerBlock) {
+    const int row = first_row + slot;
+    const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+    const int valid_row = active ? row : rows - 1;
+    bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
+    if (!kAhead) fetch(valid_row);
+
+    Vec<bfloat16, kVector> x_held[kSteps];
+    float x_floats[kSteps][kVector];
+
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      x_held[step] = x_next[step];
+    }
+
+    const unsigned next_row = first_row + gridDim.x * kRowsPerBlock;
+    if (kAhead && next_row < rows) fetch(Team::row(next_row, rows));
+    if (kPackedParams) {
+      #pragma unroll
+      for (int step = 0; step < kSteps; ++step) {
+        stay_packed(weight_held[step]);
+      }
+    }
+
+    Look1_57d9 look1 = {0.0f};
+    float look1_x_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+
+    // Look 1: sum(x**2)
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        #pragma unroll
+        for (int i = 0; i < kVector; ++i) {
+          const float x_i = computed_once(element(x_held[step], i));
+          x_floats[step][i] = x_i;
+          look1_x_squares[i % kRunningSums] += x_i * x_i;
+        }
+      }
+    }
+
+    look1.x_squares = sum_in_pairs(look1_x_squares);
+    look1 = Team::reduce(look1, look1_slots[parity]);
+    const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
+
+    if (lane == 0 && active) {
+      if (rstd != nullptr) rstd[row] = row_rstd;
+    }
+
+    // Last look: the outputs
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+        float y_values[kVector];
+        #pragma unroll
+        for (int i = 0; i < kVector; ++i) {
+          const float weight_i = element(weight_held[step], i);
+          const float x_i = x_floats[step][i];
+          y_values[i] = x_i * row_rstd * weight_i;
+        }
+        Vec<bfloat16, kVector> y_vec;
+        pack(y_vec, y_values);
+        if (active) write<Store>(y_row + own + step * kStride, y_vec);
+      }
+    }
+
+    parity ^= 1;
+  }
+
+  Chain::at_end();
+}
+
+// rmsnorm forward: a team of threads owns a row; each row is read once.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
 rmsnorm_fwd_bf16_team_per_row_7d8b(
     bfloat16* __restrict__ y,
     float* __restrict__ rstd,
@@ -1132,7 +1261,7 @@ rmsnorm_fwd_bf16_team_per_row_7d8b(
 // rmsnorm forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_bf16_team_per_row_aea2(
+rmsnorm_fwd_bf16_team_per_row_2799(
     bfloat16* __restrict__ y,
     float* __restrict__ rstd,
     Input<Config, bfloat16> x,
@@ -1145,54 +1274,66 @@ rmsnorm_fwd_bf16_team_per_row_aea2(
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kThreadsPerRow = Team::kSize,
-      kRowsPerBlock = Team::kRows, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
-      kRunningSums = kVector < 4 ? kVector : 4, kUnroll = Config::kUnroll, kVectors = kCols / kVector,
-      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  using Params = typename Config::Params;
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
+      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
+  constexpr bool kEarlyParams = Config::kEarlyParams;
+  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  constexpr int kCopiedCols = kCols;
   __shared__ typename Team::template Slots<Look1_57d9> look1_slots;
-  __shared__ unsigned long long arrived;
 
   const int lane = Team::lane();
   const int own = lane * kVector;  // the column of a thread's first vector
   const int slot = Team::slot();  // this thread's row within the block
   const int row = Team::tile() * kRowsPerBlock + slot;
-  bfloat16* x_shared = reinterpret_cast<bfloat16*>(dynamic_shared());
 
   const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
   const int valid_row = active ? row : rows - 1;
   bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
   const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
 
+  Params::to_l2(weight, kCols);
   Chain::at_start();
   Chain::wait();  // nothing before it depends on the kernels in front of this one
 
-  // One thread asks for a row; the barrier counts down the bytes that arrive.
-  if (threadIdx.x == 0) {
-    mbarrier_init(&arrived, 1);
-    mbarrier_fence();
-    mbarrier_expect_bytes(&arrived, kCopiedCols * sizeof(bfloat16));
-    bulk_load_by<Load>(x_shared, x_row, kCopiedCols * sizeof(bfloat16), &arrived);
-  }
-  __syncthreads();  // others wait only for a barrier that is set up
-  Chain::at_loads();
+  Vec<bfloat16, kVector> x_held[kSteps];
+  float x_floats[kSteps][kVector];
 
-  mbarrier_wait(&arrived, 0);
+  // The row of x is read once and waits in registers; each thread reads back its own part.
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
+    }
+  }
+
+  Vec<bfloat16, kVector> weight_held[kSteps];
+  if (kEarlyParams) {
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        weight_held[step] = read<kVector>(weight + own + step * kStride);
+      }
+    }
+  }
+
+  Chain::at_loads();
   Team::announce();
 
   Look1_57d9 look1 = {0.0f};
   float look1_x_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
 
   // Look 1: sum(x**2)
-  #pragma unroll kUnroll
+  #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector);
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_vec, i);
+        const float x_i = computed_once(element(x_held[step], i));
+        x_floats[step][i] = x_i;
         look1_x_squares[i % kRunningSums] += x_i * x_i;
       }
     }
@@ -1208,115 +1349,16 @@ rmsnorm_fwd_bf16_team_per_row_aea2(
   }
 
   // Last look: the outputs
-  #pragma unroll kUnroll
+  #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
-      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector);
-      const Vec<bfloat16, kVector> weight_vec = read<kVector>(weight + own + step * kStride);
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
       float y_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_vec, i);
-        const float weight_i = element(weight_vec, i);
-        y_values[i] = x_i * row_rstd * weight_i;
-      }
-      Vec<bfloat16, kVector> y_vec;
-      pack(y_vec, y_values);
-      if (active) write<Store>(y_row + own + step * kStride, y_vec);
-    }
-  }
-
-  Chain::at_end();
-}
-
-// rmsnorm forward: a team of threads owns a row; each row is read once.
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_bf16_team_per_row_2dcf(
-    bfloat16* __restrict__ y,
-    float* __restrict__ rstd,
-    Input<Config, bfloat16> x,
-    Input<Config, bfloat16> weight,
-    long long y_pitch,
-    long long x_pitch,
-    int rows,
-    float eps) {
-  using Team = typename Config::Team;
-  using Load = typename Config::Load;
-  using Store = typename Config::Store;
-  using Chain = typename Config::Chain;
-  constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kThreadsPerRow = Team::kSize,
-      kRowsPerBlock = Team::kRows, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
-      kRunningSums = kVector < 4 ? kVector : 4, kUnroll = Config::kUnroll, kVectors = kCols / kVector,
-      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  __shared__ typename Team::template Slots<Look1_57d9> look1_slots;
-
-  const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
-  const int slot = Team::slot();  // this thread's row within the block
-  const int row = Team::tile() * kRowsPerBlock + slot;
-  bfloat16* x_shared = reinterpret_cast<bfloat16*>(dynamic_shared());
-
-  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
-  const int valid_row = active ? row : rows - 1;
-  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
-
-  Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
-
-  // The row of x is read once and waits in shared memory; each thread reads back its own part.
-  #pragma unroll kUnroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      write(x_shared + (step * kThreads + threadIdx.x) * kVector, read<kVector, Load>(x_row + own + step * kStride));
-    }
-  }
-
-  Chain::at_loads();
-  Team::announce();
-
-  Look1_57d9 look1 = {0.0f};
-  float look1_x_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
-
-  // Look 1: sum(x**2)
-  #pragma unroll kUnroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector);
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_vec, i);
-        look1_x_squares[i % kRunningSums] += x_i * x_i;
-      }
-    }
-  }
-
-  look1.x_squares = sum_in_pairs(look1_x_squares);
-  Team::meet();
-  look1 = Team::reduce(look1, look1_slots);
-  const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
-
-  if (lane == 0 && active) {
-    if (rstd != nullptr) rstd[row] = row_rstd;
-  }
-
-  // Last look: the outputs
-  #pragma unroll kUnroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector);
-      const Vec<bfloat16, kVector> weight_vec = read<kVector>(weight + own + step * kStride);
-      float y_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_vec, i);
-        const float weight_i = element(weight_vec, i);
+        const float weight_i = element(weight_held[step], i);
+        const float x_i = x_floats[step][i];
         y_values[i] = x_i * row_rstd * weight_i;
       }
       Vec<bfloat16, kVector> y_vec;
@@ -1728,32 +1770,31 @@ inline constexpr Tuned kTuned[] = {
     { 65536,    128, 16, 0u, 2u, false, {{256, 32}, run<rmsnorm_fwd_bf16_team_per_row_804d<Cols128_fd03>>}},
     {262144,    128, 16, 0u, 2u, false, {{128, 8}, run<rmsnorm_fwd_bf16_team_per_row_804d<Cols128_b978>>}},
     { 32768,    256, 16, 0u, 2u, false, {{256, 32}, run<rmsnorm_fwd_bf16_team_per_row_804d<Cols256_4891>>}},
-    {     1,   2048,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_804d<Cols2048_8c98>>}},
+    {     1,   2048,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_804d<Cols2048_9b2e>>}},
     {    64,   2048,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_804d<Cols2048_c541>>}},
     { 16384,   4095,  2, 0u, 2u,  true, {{256}, run<rmsnorm_fwd_bf16_team_per_row_722e<Cols4095_c98f>>}},
     {     1,   4096,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_804d<Cols4096_6ca1>>}},
     {     8,   4096,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_804d<Cols4096_6ca1>>}},
     {    16,   4096, 16, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_804d<Cols4096_5dd3>>}},
-    {  4096,   4096, 16, 0u, 2u, false, {{128, 1, true}, run<rmsnorm_fwd_bf16_team_per_row_804d<Cols4096_b039>>}},
+    {  4096,   4096,  8, 0u, 2u, false, {{64, 1, false, 0, 0, 8},
+     run<rmsnorm_fwd_bf16_team_per_row_c6b8<Cols4096_44a5>>}},
     {  8192,   4096,  8, 0u, 2u, false, {{64, 1, false, 0, 0, 16},
      run<rmsnorm_fwd_bf16_team_per_row_7d8b<Cols4096_2532>>}},
     {  8192,   4096,  2, 0u, 2u,  true, {{256}, run<rmsnorm_fwd_bf16_team_per_row_722e<Cols4096_17a9>>}},
     {    32,   5120,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_804d<Cols5120_f32c>>}},
-    {  2048,   5120, 16, 0u, 2u, false, {{128, 1, false, 0, 0, 0, 1, 1, 10240},
-     run<rmsnorm_fwd_bf16_team_per_row_aea2<Cols5120_b1fa>>}},
-    {     1,   7168,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_804d<Cols7168_043c>>}},
+    {  2048,   5120,  8, 0u, 2u, false, {{128, 2}, run<rmsnorm_fwd_bf16_team_per_row_804d<Cols5120_5c09>>}},
+    {     1,   7168,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_804d<Cols7168_5b47>>}},
     {  8192,   7168, 16, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_804d<Cols7168_ba9c>>}},
     {  8192,   8191,  2, 0u, 2u,  true, {{256}, run<rmsnorm_fwd_bf16_team_per_row_722e<Cols8191_620e>>}},
     {     1,   8192,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_804d<Cols8192_fe45>>}},
-    {    16,   8192,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_804d<Cols8192_fe45>>}},
-    {    64,   8192, 16, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_804d<Cols8192_0e5a>>}},
+    {    16,   8192,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_804d<Cols8192_40bc>>}},
+    {    64,   8192,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_2799<Cols8192_21a0>>}},
     { 16384,   8192, 16, 0u, 2u, false, {{256, 1, true}, run<rmsnorm_fwd_bf16_team_per_row_804d<Cols8192_3736>>}},
-    {     1,  16384,  8, 0u, 2u, false, {{128, 1, false, 0, 0, 0, 8},
-     run<rmsnorm_fwd_bf16_team_per_row_804d<Cols16384_ab46>>}},
-    {    64,  16384, 16, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_804d<Cols16384_694b>>}},
+    {     1,  16384, 16, 0u, 2u, false, {{128, 1, false, 0, 0, 0, 8},
+     run<rmsnorm_fwd_bf16_team_per_row_804d<Cols16384_b360>>}},
+    {    64,  16384,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_2799<Cols16384_0656>>}},
     {  4096,  16384,  8, 0u, 2u, false, {{512, 1, true}, run<rmsnorm_fwd_bf16_team_per_row_804d<Cols16384_6e04>>}},
-    {  8192,  32768,  8, 0u, 2u, false, {{1024, 1, false, 0, 0, 0, 1, 1, 65536},
-     run<rmsnorm_fwd_bf16_team_per_row_2dcf<Cols32768_8274>>}},
+    {  8192,  32768,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_804d<Cols32768_b62d>>}},
     {  4096, 131072, 16, 0u, 2u, false, {{128, 1, false, 0, 0, 8, 16},
      run<rmsnorm_fwd_bf16_cluster_per_row_4cd4<Cols131072_3e88>>}},
 };

@@ -11,14 +11,14 @@
 // spec      softmax, sha256:c5400002ca547394ec84e5aa4b3351da738c737199bc4278c68add55f3aaf94c
 // tuned by  normgen 0.1.0
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
-// verified  NVIDIA H200, driver for CUDA 13.0: 4 calls, 1 to 8192 rows, 21 families of rows, own pitches of y, x
-// note      emitted as another text than the one that was tuned: all
+// verified  NVIDIA H200, driver for CUDA 13.0: 4 to 5 calls, 1 to 8192 rows, 21 families of rows, own pitches of y, x
+// note      emitted as another text than the one that was tuned: 4096 x 128256
 //
 //   rows x cols              kernel         threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
-//   8192 x 2048              warp_per_row   32       1           8       12.76     36.98 / 24.21  5260  103.6 %  1.01x       18.41     fresh
-//   4096 x 32000             block_per_row  1024     1           8       127       319 / 191.7    4128  97.7 %   1.01x       126.1     fresh
-//   16384 x 32768            block_per_row  1024     1           8       496.7     1268 / 771.4   4324  103.5 %  1.01x       502.7     fresh
-//   2048 x 50257             block_per_row  512      1           8       106.3     261.8 / 155.4  3873  91.7 %   1.02x       106.6     fresh
+//   8192 x 2048              block_per_row  128      2           8       13.22     38.26 / 25.05  5075  104.0 %  1.01x       18.29     fresh
+//   4096 x 32000             block_per_row  512      1           8       127.9     320.8 / 192.7  4099  96.6 %   1.00x       127.1     fresh
+//   16384 x 32768            block_per_row  1024     1           8       497.2     1269 / 771.4   4319  103.3 %  1.01x       499.8     fresh
+//   2048 x 50257             block_per_row  512      1           8       106       260.5 / 154.4  3884  91.6 %   1.02x       106.6     fresh
 //   4096 x 128256            block_per_row  1024     1           8       505.8     1259 / 753.6   4154  97.0 %   1.00x       509       fresh
 //   (any other, rows alike)  block_per_row  256      1           8       -         -              -     -        -           -         not tuned
 //   (any other)              block_per_row  256      1           1       -         -              -     -        -           -         not tuned
@@ -57,6 +57,11 @@ struct __nv_bfloat16;  // cuda_bf16.h has it, and takes as long to compile as cu
 namespace normgen {
 namespace sm90 {  // the GPU these shapes were tuned on; the code itself runs on sm_90 and newer
 namespace softmax_fwd_bf16_detail {
+
+// Waits for that many threads, whole warps, at barrier `id` of 1 to 15.
+__device__ __forceinline__ void named_barrier(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" :: "r"(id), "r"(threads) : "memory");
+}
 
 struct bfloat16 {
   unsigned short bits;
@@ -127,6 +132,12 @@ __device__ __forceinline__ void bulk_load_by(
                   "r"(static_cast<unsigned>(__cvta_generic_to_shared(barrier))), "l"(Hint::l2_policy()) : "memory");
 }
 
+// Hides from the compiler how the value was found: it would find it again in every look rather than keep it.
+__device__ __forceinline__ float computed_once(float value) {
+  asm volatile("" : "+f"(value));
+  return value;
+}
+
 // Copies 4, 8 or 16 bytes to shared memory past the registers; 16 bytes leave no line in L1.
 template <int kBytes>
 __device__ __forceinline__ void cp_async(void* shared, const void* global) {
@@ -144,16 +155,6 @@ __device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commi
 template <int kGroups>
 __device__ __forceinline__ void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" :: "n"(kGroups) : "memory");
-}
-
-// Programmatic dependent launch: wait until the kernel before this one has ended and its writes are visible.
-__device__ __forceinline__ void dependency_wait() {
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-}
-
-// Programmatic dependent launch: let the kernel behind this one start as soon as blocks leave room.
-__device__ __forceinline__ void dependency_trigger() {
-  asm volatile("griddepcontrol.launch_dependents;");
 }
 
 // Shared memory whose size the launch decides.
@@ -247,6 +248,79 @@ struct NoAllocate {
   }
 };
 
+// The lanes that a shuffle names: all of the warp.
+struct WholeWarp {
+  template <int kLanes>
+  static __device__ __forceinline__ unsigned lanes() { return 0xffffffffu; }
+};
+
+// All kLanes neighbouring lanes, a power of two, end with the combined state. A state is a struct of floats that knows
+// how two combine, and how to get that of the lane whose number differs by `offset`.
+template <int kLanes, class Named = WholeWarp, typename State>
+__device__ __forceinline__ State reduce_lanes(State s) {
+  const unsigned mask = Named::template lanes<kLanes>();
+  #pragma unroll
+  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset, mask));
+  return s;
+}
+
+// A barrier for the kWarps warps of row number `slot` of a block. Only wide rows have one each: a barrier whose number
+// the hardware learns at run time is a slow one, and narrow rows share that of the block.
+template <int kWarps>
+__device__ __forceinline__ void rows_meet(int slot) {
+  if constexpr (kWarps >= 8) named_barrier(1 + slot, kWarps * 32);
+  else __syncthreads();
+}
+
+// The largest power of two up to n, and up to a warp: how many lanes combine n states.
+__host__ __device__ constexpr int lanes_for(int n) { return n < 2 ? 1 : n >= 32 ? 32 : 2 * lanes_for(n / 2); }
+
+// What this lane combines of kStates states: lanes_for(kStates) lanes take turns at them.
+template <int kStates, typename State>
+__device__ __forceinline__ State share_of_slots(const State* slots) {
+  constexpr int kLanes = lanes_for(kStates);
+  const int own = threadIdx.x % kLanes;
+  State total = slots[own];
+  #pragma unroll
+  for (int i = kLanes; i < kStates; i += kLanes) {
+    if (kStates % kLanes == 0 || own + i < kStates) total = State::combine(total, slots[own + i]);
+  }
+  return total;
+}
+
+// A team: the threads that share a row. They are neighbours in a block, which has kRowsPerBlock rows side by side.
+template <int kThreadsPerRow, int kRowsPerBlock>
+struct Threads {
+  enum : int { kSize = kThreadsPerRow, kRows = kRowsPerBlock };
+  // This thread's number in its team, and its team's in the block; which tile of rows is the block's.
+  static __device__ __forceinline__ int lane() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
+  static __device__ __forceinline__ int slot() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
+  static __device__ __forceinline__ unsigned tile() { return blockIdx.x; }
+  // The team's row of the tile that starts at row `first`; idle teams take the last row.
+  static __device__ __forceinline__ int row(int first, int rows) {
+    return kRows == 1 ? first : min(first + slot(), rows - 1);
+  }
+  // Blocks that are a team say that they have started, and wait for each other before they combine.
+  static __device__ __forceinline__ void announce() {}
+  static __device__ __forceinline__ void meet() {}
+};
+
+// Several warps are a team, and a block has several teams. They combine as the warps of a Block do.
+template <int kThreadsPerRow, int kRowsPerBlock, class Named = WholeWarp>
+struct Beside : Threads<kThreadsPerRow, kRowsPerBlock> {
+  enum : int { kWarps = kThreadsPerRow / 32 };
+  template <typename State> using Slots = State[kRowsPerBlock][kWarps];
+  template <typename State>
+  static __device__ __forceinline__ State reduce(State s, State (&slots)[kRowsPerBlock][kWarps]) {
+    const int slot = threadIdx.x / kThreadsPerRow;
+    State* own = slots[slot];
+    s = reduce_lanes<32, Named>(s);
+    if (threadIdx.x % 32 == 0) own[threadIdx.x / 32 % kWarps] = s;
+    rows_meet<kWarps>(slot);
+    return reduce_lanes<lanes_for(kWarps), Named>(share_of_slots<kWarps>(own));
+  }
+};
+
 // The widest type that memory of that many bytes is accessed as, and its bits in registers.
 template <int kBytes> struct WordOf { using type = uint4; };
 template <> struct WordOf<8> { using type = uint2; };
@@ -336,55 +410,6 @@ __device__ __forceinline__ void pack(Vec<bfloat16, N>& vec, const float (&values
   }
 }
 
-// The lanes that a shuffle names: all of the warp.
-struct WholeWarp {
-  template <int kLanes>
-  static __device__ __forceinline__ unsigned lanes() { return 0xffffffffu; }
-};
-
-// All kLanes neighbouring lanes, a power of two, end with the combined state. A state is a struct of floats that knows
-// how two combine, and how to get that of the lane whose number differs by `offset`.
-template <int kLanes, class Named = WholeWarp, typename State>
-__device__ __forceinline__ State reduce_lanes(State s) {
-  const unsigned mask = Named::template lanes<kLanes>();
-  #pragma unroll
-  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset, mask));
-  return s;
-}
-
-// The largest power of two up to n, and up to a warp: how many lanes combine n states.
-__host__ __device__ constexpr int lanes_for(int n) { return n < 2 ? 1 : n >= 32 ? 32 : 2 * lanes_for(n / 2); }
-
-// What this lane combines of kStates states: lanes_for(kStates) lanes take turns at them.
-template <int kStates, typename State>
-__device__ __forceinline__ State share_of_slots(const State* slots) {
-  constexpr int kLanes = lanes_for(kStates);
-  const int own = threadIdx.x % kLanes;
-  State total = slots[own];
-  #pragma unroll
-  for (int i = kLanes; i < kStates; i += kLanes) {
-    if (kStates % kLanes == 0 || own + i < kStates) total = State::combine(total, slots[own + i]);
-  }
-  return total;
-}
-
-// A team: the threads that share a row. They are neighbours in a block, which has kRowsPerBlock rows side by side.
-template <int kThreadsPerRow, int kRowsPerBlock>
-struct Threads {
-  enum : int { kSize = kThreadsPerRow, kRows = kRowsPerBlock };
-  // This thread's number in its team, and its team's in the block; which tile of rows is the block's.
-  static __device__ __forceinline__ int lane() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
-  static __device__ __forceinline__ int slot() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
-  static __device__ __forceinline__ unsigned tile() { return blockIdx.x; }
-  // The team's row of the tile that starts at row `first`; idle teams take the last row.
-  static __device__ __forceinline__ int row(int first, int rows) {
-    return kRows == 1 ? first : min(first + slot(), rows - 1);
-  }
-  // Blocks that are a team say that they have started, and wait for each other before they combine.
-  static __device__ __forceinline__ void announce() {}
-  static __device__ __forceinline__ void meet() {}
-};
-
 // A block is a team. Warps first, then every warp combines the warps' states redundantly: one barrier, no broadcast.
 template <int kThreadsPerRow, class Named = WholeWarp>
 struct Block : Threads<kThreadsPerRow, 1> {
@@ -435,41 +460,10 @@ struct InOrder {
 
 template <class Config, typename T> using Input = typename Config::Chain::template Pointer<T>;
 
-// Starts while the kernel in front still runs (programmatic dependent launch).
-struct Early : InOrder {
-  template <typename T> using Pointer = const T*;
-  static __device__ __forceinline__ void wait() { dependency_wait(); }
-  static __device__ __forceinline__ void wait_for_partner() { dependency_wait(); }
-};
-
-// As Early; the next kernel may start once this one has asked for its rows.
-struct EarlyAtLoads : Early {
-  static __device__ __forceinline__ void at_loads() { dependency_trigger(); }
-};
-
 // Parameters are read in their turn.
 struct InTurn {
   template <typename T>
   static __device__ __forceinline__ void to_l2(const T*, int) {}
-};
-
-// Lanes of a warp are a team: they combine by shuffles alone.
-template <int kThreadsPerRow, int kRowsPerBlock, class Named = WholeWarp>
-struct Lanes : Threads<kThreadsPerRow, kRowsPerBlock> {
-  template <typename State> struct Slots {};
-  template <typename State>
-  static __device__ __forceinline__ State reduce(State s, Slots<State>&) {
-    return reduce_lanes<kThreadsPerRow, Named>(s);
-  }
-};
-
-// As the shuffles of CUDA's cooperative groups, which name only the lanes of their tile. The headers of cooperative
-// groups are not included: they would take more than half of the time that a header compiles.
-struct OwnTile {
-  template <int kLanes>
-  static __device__ __forceinline__ unsigned lanes() {
-    return (0xffffffffu >> (32 - kLanes)) << threadIdx.x % 32 / kLanes * kLanes;
-  }
 };
 
 // What a Config names but where it says otherwise. Its sizes are counted in elements, threads, rows or blocks.
@@ -503,14 +497,14 @@ __device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
 // kSteps        vectors a thread owns
 // kEven         all threads own kSteps of them
 // kUnroll       steps that a loop does in a trip
+// kCopiedCols   columns of a row that the copy engine brings
 // kWholeSteps   steps in which each thread has a vector, and the row one more behind it, however the row is aligned
 // kHeldSteps    vectors of a thread in registers
-// kCopiedCols   columns of a row that the copy engine brings
-struct Cols2048_46bd : Plain { using Team = Lanes<32, 1>; using Load = NoAllocate; using Chain = EarlyAtLoads;
-  enum : int { kCols = 2048, kThreads = 32, kVector = 8 };
+struct Cols2048_66f4 : Plain { using Team = Beside<64, 2>; using Load = NoAllocate;
+  enum : int { kCols = 2048, kThreads = 128, kVector = 8 };
 };
-struct Cols32000_1517 : Plain { using Team = Block<1024, OwnTile>; using Load = EvictLast;
-  enum : int { kCols = 32000, kThreads = 1024, kVector = 8 };
+struct Cols32000_d86e : Plain { using Team = Block<512>; using Load = EvictLast;
+  enum : int { kCols = 32000, kThreads = 512, kVector = 8, kUnroll = 1 };
 };
 struct Cols32768_cd04 : Plain { using Team = Block<1024>; using Load = EvictLast;
   enum : int { kCols = 32768, kThreads = 1024, kVector = 8, kUnroll = 4 };
@@ -522,6 +516,26 @@ struct Cols128256_8076 : Plain { using Team = Block<1024>; using Load = EvictLas
 struct AnyCols_224d : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 8, kUnroll = 1 }; };
 struct AnyCols_0595 : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 1, kUnroll = 1 }; };
 
+struct Look1_697e {  // state of look 1: max(x)
+  float row_max;
+  static __device__ __forceinline__ Look1_697e combine(const Look1_697e& a, const Look1_697e& b) {
+    return {maximum(a.row_max, b.row_max)};
+  }
+  static __device__ __forceinline__ Look1_697e shuffle_xor(const Look1_697e& s, int offset, unsigned mask) {
+    return {__shfl_xor_sync(mask, s.row_max, offset)};
+  }
+};
+
+struct Look2_f6c4 {  // state of look 2: sum(exp_approximate_x_minus_row_max)
+  float row_sum;
+  static __device__ __forceinline__ Look2_f6c4 combine(const Look2_f6c4& a, const Look2_f6c4& b) {
+    return {a.row_sum + b.row_sum};
+  }
+  static __device__ __forceinline__ Look2_f6c4 shuffle_xor(const Look2_f6c4& s, int offset, unsigned mask) {
+    return {__shfl_xor_sync(mask, s.row_sum, offset)};
+  }
+};
+
 struct Look1_e134 {  // state of look 1: online_softmax(x)
   float row_max, row_sum;
   static __device__ __forceinline__ Look1_e134 combine(const Look1_e134& a, const Look1_e134& b) {
@@ -531,16 +545,6 @@ struct Look1_e134 {  // state of look 1: online_softmax(x)
   }
   static __device__ __forceinline__ Look1_e134 shuffle_xor(const Look1_e134& s, int offset, unsigned mask) {
     return {__shfl_xor_sync(mask, s.row_max, offset), __shfl_xor_sync(mask, s.row_sum, offset)};
-  }
-};
-
-struct Look1_697e {  // state of look 1: max(x)
-  float row_max;
-  static __device__ __forceinline__ Look1_697e combine(const Look1_697e& a, const Look1_697e& b) {
-    return {maximum(a.row_max, b.row_max)};
-  }
-  static __device__ __forceinline__ Look1_697e shuffle_xor(const Look1_697e& s, int offset, unsigned mask) {
-    return {__shfl_xor_sync(mask, s.row_max, offset)};
   }
 };
 
@@ -557,7 +561,7 @@ struct Look2_2916 {  // state of look 2: sum(exp(x - row_max))
 // softmax forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-softmax_fwd_bf16_team_per_row_2f45(
+softmax_fwd_bf16_team_per_row_c493(
     bfloat16* __restrict__ y,
     Input<Config, bfloat16> x,
     long long y_pitch,
@@ -571,7 +575,8 @@ softmax_fwd_bf16_team_per_row_2f45(
       kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4,
       kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  __shared__ typename Team::template Slots<Look1_e134> look1_slots;
+  __shared__ typename Team::template Slots<Look1_697e> look1_slots;
+  __shared__ typename Team::template Slots<Look2_f6c4> look2_slots;
 
   const int lane = Team::lane();
   const int own = lane * kVector;  // the column of a thread's first vector
@@ -587,6 +592,8 @@ softmax_fwd_bf16_team_per_row_2f45(
   Chain::wait();  // nothing before it depends on the kernels in front of this one
 
   Vec<bfloat16, kVector> x_held[kSteps];
+  float x_floats[kSteps][kVector];
+  float exp_approximate_x_minus_row_max_floats[kSteps][kVector];
 
   // The row of x is read once and waits in registers; each thread reads back its own part.
   #pragma unroll
@@ -600,25 +607,136 @@ softmax_fwd_bf16_team_per_row_2f45(
   Chain::at_loads();
   Team::announce();
 
-  Look1_e134 look1 = {-3.402823466e+38f, 0.0f};  // the lowest finite number: -inf - -inf is NaN
+  Look1_697e look1 = {__int_as_float(0xff800000)};
 
-  // Look 1: online_softmax(x)
+  // Look 1: max(x)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = computed_once(element(x_held[step], i));
+        x_floats[step][i] = x_i;
+        look1.row_max = maximum(look1.row_max, x_i);
+      }
+    }
+  }
+
+  Team::meet();
+  look1 = Team::reduce(look1, look1_slots);
+
+  Look2_f6c4 look2 = {0.0f};
+  float look2_row_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+
+  // Look 2: sum(exp_approximate_x_minus_row_max)
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = x_floats[step][i];
+        const float exp_approximate_x_minus_row_max_i = computed_once(exp_approximate(x_i - look1.row_max));
+        exp_approximate_x_minus_row_max_floats[step][i] = exp_approximate_x_minus_row_max_i;
+        look2_row_sum[i % kRunningSums] += exp_approximate_x_minus_row_max_i;
+      }
+    }
+  }
+
+  look2.row_sum = sum_in_pairs(look2_row_sum);
+  look2 = Team::reduce(look2, look2_slots);
+  const float row_sum_inverse = 1.0f / look2.row_sum;
+
+  // Last look: the outputs
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      float y_values[kVector];
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float exp_approximate_x_minus_row_max_i = exp_approximate_x_minus_row_max_floats[step][i];
+        y_values[i] = exp_approximate_x_minus_row_max_i * row_sum_inverse;
+      }
+      Vec<bfloat16, kVector> y_vec;
+      pack(y_vec, y_values);
+      if (active) write<Store>(y_row + own + step * kStride, y_vec);
+    }
+  }
+
+  Chain::at_end();
+}
+
+// softmax forward: a team of threads owns a row; each row is read once.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+softmax_fwd_bf16_team_per_row_c05e(
+    bfloat16* __restrict__ y,
+    Input<Config, bfloat16> x,
+    long long y_pitch,
+    long long x_pitch,
+    int rows) {
+  using Team = typename Config::Team;
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kThreadsPerRow = Team::kSize,
+      kRowsPerBlock = Team::kRows, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
+      kRunningSums = kVector < 4 ? kVector : 4, kUnroll = Config::kUnroll, kVectors = kCols / kVector,
+      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
+  constexpr int kCopiedCols = kCols;
+  __shared__ typename Team::template Slots<Look1_e134> look1_slots;
+  __shared__ unsigned long long arrived;
+
+  const int lane = Team::lane();
+  const int own = lane * kVector;  // the column of a thread's first vector
+  const int slot = Team::slot();  // this thread's row within the block
+  const int row = Team::tile() * kRowsPerBlock + slot;
+  bfloat16* x_shared = reinterpret_cast<bfloat16*>(dynamic_shared());
+
+  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const int valid_row = active ? row : rows - 1;
+  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
+  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
+
+  // One thread asks for a row; the barrier counts down the bytes that arrive.
+  if (threadIdx.x == 0) {
+    mbarrier_init(&arrived, 1);
+    mbarrier_fence();
+    mbarrier_expect_bytes(&arrived, kCopiedCols * sizeof(bfloat16));
+    bulk_load_by<Load>(x_shared, x_row, kCopiedCols * sizeof(bfloat16), &arrived);
+  }
+  __syncthreads();  // others wait only for a barrier that is set up
+  Chain::at_loads();
+
+  mbarrier_wait(&arrived, 0);
+  Team::announce();
+
+  Look1_e134 look1 = {-3.402823466e+38f, 0.0f};  // the lowest finite number: -inf - -inf is NaN
+
+  // Look 1: online_softmax(x)
+  #pragma unroll kUnroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector);
       float new_max = look1.row_max;
       float sums[kRunningSums] = {};
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
+        const float x_i = element(x_vec, i);
         new_max = maximum(new_max, x_i);
       }
       look1.row_sum = exp_approximate(look1.row_max - new_max) * look1.row_sum;
       look1.row_max = new_max;
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
+        const float x_i = element(x_vec, i);
         sums[i % kRunningSums] += exp_approximate(x_i - look1.row_max);
       }
       look1.row_sum += sum_in_pairs(sums);
@@ -630,14 +748,15 @@ softmax_fwd_bf16_team_per_row_2f45(
   const float row_sum_inverse = 1.0f / look1.row_sum;
 
   // Last look: the outputs
-  #pragma unroll
+  #pragma unroll kUnroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
+      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector);
       float y_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
+        const float x_i = element(x_vec, i);
         y_values[i] = exp_approximate(x_i - look1.row_max) * row_sum_inverse;
       }
       Vec<bfloat16, kVector> y_vec;
@@ -1285,8 +1404,9 @@ struct Tuned {
   Kernel kernel;
 };
 inline constexpr Tuned kTuned[] = {
-    { 8192,   2048, 16, 0u, 0u, false, {{32, 1, true}, run<softmax_fwd_bf16_team_per_row_2f45<Cols2048_46bd>>}},
-    { 4096,  32000, 16, 0u, 0u, false, {{1024}, run<softmax_fwd_bf16_team_per_row_2f45<Cols32000_1517>>}},
+    { 8192,   2048, 16, 0u, 0u, false, {{128, 2}, run<softmax_fwd_bf16_team_per_row_c493<Cols2048_66f4>>}},
+    { 4096,  32000, 16, 0u, 0u, false, {{512, 1, false, 0, 0, 0, 1, 1, 65536},
+     run<softmax_fwd_bf16_team_per_row_c05e<Cols32000_d86e>>}},
     {16384,  32768, 16, 0u, 0u, false, {{1024, 1, false, 0, 0, 0, 1, 1, 65536},
      run<softmax_fwd_bf16_team_per_row_9791<Cols32768_cd04>>}},
     { 2048,  50257, 16, 0u, 0u,  true, {{512, 1, false, 0, 0, 0, 1, 1, 106496},
