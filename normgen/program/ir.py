@@ -20,10 +20,11 @@ hide a NaN row). Symbols are `symbol(name)`; a name is defined once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property, lru_cache
+from itertools import chain, count
 
 import sympy as sp
 
@@ -239,6 +240,12 @@ def names_of(expr: sp.Expr) -> frozenset[str]:
 def used_names(statement: Statement) -> frozenset[str]:
     """Names of the values and scalars a statement reads (never `cols`)."""
     return frozenset().union(*map(names_of, used_exprs(statement)))
+
+
+def free_name(wish: str, *taken: Container[str], joint: str = "") -> str:
+    """`wish`, or the first of wish2, wish3 ... that none of `taken` has, with `joint` in front of the number."""
+    names = chain([wish], (f"{wish}{joint}{number}" for number in count(2)))
+    return next(name for name in names if not any(name in some for some in taken))
 
 
 def value_kinds(program: RowProgram) -> dict[str, Kind]:

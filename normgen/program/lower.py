@@ -21,7 +21,7 @@ from normgen.dtypes import F32
 from normgen.errors import SpecError, UsageError, did_you_mean
 from normgen.program.cleanup import without_dead_code
 from normgen.program.functions import COL, INFINITY, MEANINGS, ROW, Opaque, Stored, cast, remainder
-from normgen.program.ir import COLS, Load, Map, Random, Reduce, RowProgram, Statement, Store, check, kind_of
+from normgen.program.ir import COLS, Load, Map, Random, Reduce, RowProgram, Statement, Store, check, free_name, kind_of
 from normgen.program.monoid import ARGMAX, ARGMIN, MONOIDS, SUM, Monoid, symbol
 from normgen.program.ordered import is_product, opened, product, quotient, settled
 from normgen.spec.checks import draws
@@ -124,11 +124,7 @@ class _Lowering:
     # names
 
     def fresh(self, wish: str) -> str:
-        name, count = wish, 1
-        while name in self.taken or name in self.kinds:
-            count += 1
-            name = f"{wish}{count}"
-        return name
+        return free_name(wish, self.taken, self.kinds)
 
     def kind_of(self, expr: sp.Expr) -> Kind:
         return kind_of(expr, self.kinds)

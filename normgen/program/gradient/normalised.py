@@ -24,6 +24,7 @@ from normgen.program.ir import (
     Statement,
     Store,
     defined_names,
+    free_name,
     kind_of,
     used_exprs,
 )
@@ -54,12 +55,9 @@ def fresh(wish: str, taken: set[str]) -> str:
     """
     name = "_".join(re.findall("[A-Za-z0-9]+", wish))
     name = name if name[:1].isalpha() else f"term_{name}".rstrip("_")
-    candidate, count = name, 1
-    while candidate in taken:
-        count += 1
-        candidate = f"{name}_{count}"
-    taken.add(candidate)
-    return candidate
+    name = free_name(name, taken, joint="_")
+    taken.add(name)
+    return name
 
 
 def _root(factor: sp.Expr, power: sp.Integer) -> sp.Expr:

@@ -14,7 +14,7 @@ from dataclasses import replace
 import sympy as sp
 
 from normgen.program.functions import divide_by_remainder
-from normgen.program.ir import COLS, Map, Reduce, RowProgram, Statement, check, kind_of, value_kinds
+from normgen.program.ir import COLS, Map, Reduce, RowProgram, Statement, check, free_name, kind_of, value_kinds
 from normgen.program.monoid import symbol
 from normgen.program.ordered import Ordered, is_product
 from normgen.spec.spec import Kind
@@ -41,7 +41,7 @@ def hoist_row_divisions(program: RowProgram, *, corrected: bool = False) -> RowP
                 continue
             kind = kind_of(power, kinds)
             if kind.is_row or kind.is_groups or (kind is Kind.SCALAR and power.base.free_symbols - {COLS}):
-                name = _fresh(f"{_label(power.base)}_inverse", kinds)
+                name = free_name(f"{_label(power.base)}_inverse", kinds)
                 kinds[name] = kind
                 hoisted[power] = symbol(name)
                 statements.append(Map(name, kind, power))
@@ -74,11 +74,3 @@ def _divided(product: sp.Expr, hoisted: dict[sp.Expr, sp.Symbol]) -> sp.Expr:
 
 def _label(expr: sp.Expr) -> str:
     return min((str(s.name) for s in expr.free_symbols if s != COLS), default="row")  # of its index alone
-
-
-def _fresh(wish: str, taken: dict[str, Kind]) -> str:
-    name, count = wish, 1
-    while name in taken:
-        count += 1
-        name = f"{wish}{count}"
-    return name

@@ -41,6 +41,7 @@ from normgen.program.ir import (
     Store,
     check,
     defined_names,
+    free_name,
     used_names,
     value_kinds,
 )
@@ -214,12 +215,7 @@ def _ordered(statements: list[Statement]) -> list[Statement]:
 
 
 def _fresh(program: RowProgram, wish: str) -> str:
-    taken = set(value_kinds(program)) | {s.tensor for s in program.stores} | {COLS.name}
-    name, count = wish, 1
-    while name in taken:
-        count += 1
-        name = f"{wish}{count}"
-    return name
+    return free_name(wish, value_kinds(program), {s.tensor for s in program.stores}, {COLS.name})
 
 
 def _sum_of_squares(program: RowProgram, pair: _Pair) -> dict[str, tuple[Statement, ...]]:
