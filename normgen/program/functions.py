@@ -95,7 +95,7 @@ class divide(Opaque):
 
 
 class divide_by_remainder(Opaque):
-    """a / b with 1 / b at hand, its third argument: what the product leaves of a corrects it."""
+    """a / b with 1 / b at hand, its third argument: what the product leaves of a corrects it. Passes write it alone."""
 
 
 class constant(Opaque):
@@ -219,7 +219,6 @@ MEANINGS: dict[str, Meaning] = {
     "maximum": Meaning(sp.Max, "", np.maximum),
     "%": Meaning(remainder, "", np.fmod),
     "divide": Meaning(divide, "", np.divide),
-    "divide by remainder": Meaning(divide_by_remainder, "", lambda a, b, _: np.divide(a, b)),  # of passes alone
     "constant": Meaning(constant, "", np.asarray),
     "clamp": Meaning(clamp, "", lambda x, low, high: np.minimum(np.maximum(x, low), high)),
     "where": Meaning(where, "", _where),
@@ -253,6 +252,8 @@ def value_of(expr: sp.Expr) -> Callable[..., Array]:
     """The numpy function that `expr` is a call of. ProgramError for one that the language does not have."""
     if isinstance(expr, cast):
         return lambda x: np.asarray(expr.dtype.stored(x).astype(x.dtype))
+    if isinstance(expr, divide_by_remainder):
+        return lambda a, b, _: np.asarray(np.divide(a, b))
     name = name_of(expr)
     if name is None:
         raise ProgramError(f"the function {type(expr).__name__} cannot be evaluated", received=str(expr))
