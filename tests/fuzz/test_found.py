@@ -394,3 +394,13 @@ def test_a_row_of_which_nothing_is_read_is_not_copied() -> None:
     problem = problem_for(load("full_sum"), shape="70x120", direction="backward")
     schedule = Schedule(threads_per_row=32, vector=4, hold="shared", copy="bulk")
     assert refusal(problem, schedule, target("h200")) == "nothing is read of each element: copy = direct"
+
+
+def test_two_quotients_in_which_all_cancels_have_no_common_name() -> None:
+    """Both are 1 to sympy: the gradient of r, a value of rows, read the name of a quotient of elements."""
+    text = (
+        'name = "t"\n[tensors]\nx = "input"\nz = "input"\nr = "row_input"\nt = "scalar_output"\ny = "output"\n'
+        '[formulas]\nm = "mean(x)"\ny = "x - (z / z)**0.5"\nt = "total(clamp(m / m, 0.1, log(r)))"\n'
+    )
+    problem = problem_for(parse(text), shape="4x8", direction="backward")
+    assert "dr : row = dt*where((1 > log_r)" in str(written_program(problem))

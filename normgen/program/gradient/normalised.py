@@ -65,6 +65,22 @@ def _root(factor: sp.Expr, power: sp.Integer) -> sp.Expr:
     return sp.Pow(factor.base, factor.exp / power) if factor.is_Pow else sp.Pow(factor, 1 / power)
 
 
+def _meaning(expr: sp.Expr) -> sp.Expr:
+    """What two terms share that may have one name: the opened product, unless something cancels in it.
+
+    z/z and m/m are both 1 to sympy; a kernel has NaN where z is 0, or where m is.
+    """
+    found = opened(expr)
+    is_whole = all(of(found) == of(expr) for of in (lambda e: e.free_symbols, _divisors))
+    return found if is_whole else expr
+
+
+def _divisors(expr: sp.Expr) -> set[sp.Symbol]:
+    """The values that something is divided by."""
+    powers = (p for p in expr.atoms(sp.Pow) if p.exp.could_extract_minus_sign())
+    return set().union(*(p.base.free_symbols for p in powers))
+
+
 class _TermNamer:
     def __init__(self, program: RowProgram, taken: set[str]) -> None:
         self.kinds: dict[str, Kind] = dict.fromkeys(program.scalars, Kind.SCALAR)
@@ -79,10 +95,10 @@ class _TermNamer:
                 return
             case Map(name=name, kind=kind, expr=expr) if kind.is_elem:
                 named = settled(self.rewritten(expr, is_whole=True))
-                self.known.setdefault(opened(named), symbol(name))
+                self.known.setdefault(_meaning(named), symbol(name))
                 self.append(Map(name, kind, named))
             case Map(name=name, expr=expr):
-                self.known.setdefault(opened(expr), symbol(name))
+                self.known.setdefault(_meaning(expr), symbol(name))
                 self.append(statement)
             case Reduce(args=args):
                 self.append(replace(statement, args=tuple(self.reduced(statement, arg) for arg in args)))
@@ -115,8 +131,8 @@ class _TermNamer:
         args = tuple(self.rewritten(arg, is_whole=False) for arg in expr.args)
         if args != expr.args and is_kept(expr, args, found := expr.func(*args)):
             expr = found
-        if opened(expr) in self.known and not is_whole:
-            return self.known[opened(expr)]
+        if not is_whole and (known := self.known.get(_meaning(expr))):
+            return known
         if expr.is_Pow and expr.base.is_Add and kind_of(expr, self.kinds).is_row:
             return expr if is_whole else self.row_power(expr)
         return self.normalised(expr, is_whole=is_whole) if is_product(expr) else expr
@@ -127,7 +143,7 @@ class _TermNamer:
 
     def new_map(self, name: str, kind: Kind, expr: sp.Expr) -> sp.Symbol:
         value = symbol(fresh(name, self.taken))
-        self.known[opened(expr)] = value
+        self.known[_meaning(expr)] = value
         self.append(Map(value.name, kind, expr))
         return value
 
