@@ -23,7 +23,8 @@ def functions_of(
 ) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """(The function that hands its arguments to `run`, one that returns them): tensors, scalars, then the options.
 
-    takes    names the first parameters and what they are called; `defaults` other values of scalars than the spec's
+    takes    names the first parameters, in order, and what they are called: one in front of a tensor that is not
+             optional has no default, None being said; `defaults` other values of scalars than the spec's
     options  further arguments, by name alone -> default; a tensor or a scalar of such a name ends with an underscore
     says     the end of its docstring: what a call returns
     traced   (whether a compiler traces the call, what then takes all arguments in a row, the last of them): a compiler
@@ -35,8 +36,9 @@ def functions_of(
 
     called = {t.name: parameter(takes.get(t.name, t.name)) for t in reads}
     scalars = {n: parameter(takes.get(n, n)) for n, _ in spec.scalars}
-    order = sorted(reads, key=lambda t: (t.optional, [*takes, t.name].index(t.name)))
-    tensors = [f"{called[t.name]}{'=None' if t.optional else ''}" for t in order]
+    order = sorted(reads, key=lambda t: ([*takes, t.name].index(t.name), t.optional))
+    asked = max((place for place, t in enumerate(order) if not t.optional), default=-1)
+    tensors = [f"{called[t.name]}{'=None' if place > asked else ''}" for place, t in enumerate(order)]
     values = [f"{scalars[n]}={defaults.get(n, value)!r}" for n, value in spec.scalars]
     ours = [f"{option}={value!r}" for option, value in options.items()]
     parameters = ", ".join((*tensors, *values, *["*"] * bool(ours), *ours))

@@ -243,6 +243,16 @@ class Ready:
         return named
 
 
+def as_wide(tensors: Values, dtype: Any) -> Values:
+    """The tensors of a call whose result is to have `dtype`, converted where they or it are float64.
+
+    What float64 a call reads decides whether its formulas run in float64.
+    """
+    if dtype == torch.float64:
+        return tuple(t.double() if isinstance(t, torch.Tensor) and t.is_floating_point() else t for t in tensors)
+    return tuple(t.float() if isinstance(t, torch.Tensor) and t.dtype == torch.float64 else t for t in tensors)
+
+
 def takes_a_kernel(first: Value, tensors: Sequence[Value]) -> bool:
     """Whether our kernels run where these tensors are, and store what is in them."""
     return bool(first.is_cuda) and all(t.dtype != torch.float64 for t in tensors)

@@ -13,7 +13,7 @@ from normgen.errors import UsageError
 from normgen.operators.forms import returned, spec_of_operator
 from normgen.operators.signature import functions_of
 from normgen.spec.spec import Spec
-from normgen.torch.calls import Values
+from normgen.torch.calls import Values, as_wide
 from normgen.torch.choosing import is_worth_a_call, line_of_call, note
 from normgen.torch.eager import Eager
 from normgen.torch.library import operators_of
@@ -79,6 +79,7 @@ class Operator:
     def decomposition(self, *args: Any, **named: Any) -> Any:
         """The same as torch's own operations, in float32 inside (float64 for float64), with all derivatives."""
         tensors, scalars, dtype, _ = self.bound(*args, **named)
+        tensors = tensors if dtype is None else as_wide(tensors, dtype)
         found = self.operators.decomposed(*tensors, *scalars, self._dtype(tensors) if dtype is None else dtype)
         return _picked(found, self._of_plain)
 
@@ -92,6 +93,8 @@ class Operator:
 
     def run(self, tensors: Values, scalars: tuple[float, ...], dtype: Any, opaque: bool | None) -> Any:
         """Straight to the kernel; by the dispatcher where somebody may be looking on."""
+        if dtype is not None:
+            tensors = as_wide(tensors, dtype)
         found = self.eager(tensors, scalars, dtype)
         if found is not NotImplemented:
             return found
@@ -105,6 +108,8 @@ class Operator:
 
     def _chosen(self, tensors: Values, scalars: tuple[float, ...], dtype: Any, opaque: bool | None, where: str) -> Any:
         """What a compiler, or an exporter, gets; eager, where its graph is run as it is. `where`: as in `Site`."""
+        if dtype is not None:
+            tensors = as_wide(tensors, dtype)
         if opaque is not False:
             found = self.eager(tensors, scalars, dtype)  # a tracer's tensors are no plain ones
             if found is not NotImplemented:

@@ -226,3 +226,34 @@ def test_normgen_itself_imports_no_torch() -> None:
     program = "import sys, normgen, normgen.python.handle, normgen.cli.main; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize("asked", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("stored", [torch.float64, torch.float32, torch.bfloat16])
+def test_a_result_has_the_dtype_that_is_asked_for(asked: torch.dtype, stored: torch.dtype, device: str) -> None:
+    """float64 too, which no kernel stores: what is asked for, not what is read, then says how to compute."""
+    x, residual, weight = (t.to(stored).requires_grad_() for t in sample(device, needs=False))
+    call = ng.add_rms_norm
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda *given: call(*given, dtype=asked), fullgraph=True, backend="eager")
+    for found in (call, call.operator.decomposition):
+        y, h = found(x, residual, weight, dtype=asked)
+        assert y.dtype == h.dtype == asked
+        gradients = torch.autograd.grad(y.sum() + h.sum(), (x, weight))
+        assert [g.dtype for g in gradients] == [stored, stored]
+        expected = by_torch(x.double(), residual.double(), weight.double())[0]
+        eps = torch.finfo(asked).eps  # a handful of roundings, in float32 or float64
+        torch.testing.assert_close(y.double(), expected, rtol=8 * eps, atol=8 * eps)
+    with torch.no_grad():
+        assert [t.dtype for t in compiled(x, residual, weight)] == [asked, asked]
+
+
+@pytest.mark.parametrize("name", ["add_rms_norm", "add_layer_norm", "add_llama_rms_norm", "add_gemma_rms_norm"])
+def test_a_sum_takes_the_rows_before_the_weight(name: str, device: str) -> None:
+    """By position, whatever of them a spec can do without: one row and its weight have the same shape."""
+    x, residual, weight = (t.reshape(-1, 64)[:1] for t in sample(device, needs=False))
+    call = getattr(ng, name)
+    found = call(x, residual, weight[0])
+    for a, b in zip(found, call(x, residual=residual, weight=weight[0]), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0)
+    torch.testing.assert_close(found[1], x + residual)
