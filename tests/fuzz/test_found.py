@@ -191,6 +191,9 @@ FOUND = {
         {"v": "(x - 3)**(-1/3)", "y": "x * (sign(v) * sign(v))"}
     ),
     "a power of the sign of NaN is 0": Found({"v": "(x - 3)**(-1/3)", "y": "x * sign(v)**4"}, direction="forward"),
+    "a scale of what is negative is NaN where nobody takes it": Found(
+        {"v": "cast(x, f8e8m0)", "p": "(v + 3) * (x - v)", "y": "take(where(x > 2, cos(v), p), floor(mean(abs(x))))"}
+    ),
     "a clamp bends": Found({"y": "row / (random(seed) * clamp(0.1 * z, w, x))"}, ("z", "w", "seed")),
 }
 

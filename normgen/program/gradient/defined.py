@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Mapping
 
 import sympy as sp
 
-from normgen.program.functions import INFINITY, divide
+from normgen.dtypes import F8E8M0
+from normgen.program.functions import INFINITY, cast, divide
 from normgen.program.ir import COLS, Map, Reduce, Statement, defined_names
 from normgen.program.monoid import symbol
 from normgen.program.ordered import is_product
@@ -107,6 +108,8 @@ class Defined:
             return not (self.is_positive(expr.base) if is_root else self.is_never_0(expr.base))
         if isinstance(expr, sp.log):
             return not self.is_positive(expr.args[0])
+        if isinstance(expr, cast) and expr.args[1].name == F8E8M0.name:  # which has no sign, but NaN
+            return not self.is_never_negative(expr.args[0])
         return isinstance(expr, divide) and not self.is_never_0(expr.args[1])
 
     def _is_scalar(self, expr: sp.Expr) -> bool:
