@@ -244,13 +244,15 @@ class Ready:
 
 
 def as_wide(tensors: Values, dtype: Any) -> Values:
-    """The tensors of a call whose result is to have `dtype`, converted where they or it are float64.
+    """The tensors of a call whose result is to have `dtype`, if any, converted where they or it are float64.
 
     What float64 a call reads decides whether its formulas run in float64.
     """
+    if dtype is None:
+        return tensors
     if dtype == torch.float64:
-        return tuple(t.double() if isinstance(t, torch.Tensor) and t.is_floating_point() else t for t in tensors)
-    return tuple(t.float() if isinstance(t, torch.Tensor) and t.dtype == torch.float64 else t for t in tensors)
+        return tuple(t.double() if t is not None and t.is_floating_point() else t for t in tensors)
+    return tuple(t.float() if t is not None and t.dtype == torch.float64 else t for t in tensors)
 
 
 def takes_a_kernel(first: Value, tensors: Sequence[Value]) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from normgen.torch.calls import Ready, Value, Values
+from normgen.torch.calls import Ready, Value, Values, as_wide
 from normgen.torch.library import Kept, Operators, no_second
 
 _MOST_SHAPES = 1024  # that an operator remembers: shapes that never repeat must not fill the memory
@@ -107,6 +107,7 @@ class Eager:
         step = self._likely.get(likely)
         results = NotImplemented if step is None else step.ready.repeated(tensors, scalars)
         if results is NotImplemented:
+            tensors = as_wide(tensors, dtype)  # of what is remembered nothing is float64
             step = self._step(likely, tensors, dtype)
             results = step.ready(tensors, scalars)
             if step.written == 1:

@@ -79,7 +79,7 @@ class Operator:
     def decomposition(self, *args: Any, **named: Any) -> Any:
         """The same as torch's own operations, in float32 inside (float64 for float64), with all derivatives."""
         tensors, scalars, dtype, _ = self.bound(*args, **named)
-        tensors = tensors if dtype is None else as_wide(tensors, dtype)
+        tensors = as_wide(tensors, dtype)
         found = self.operators.decomposed(*tensors, *scalars, self._dtype(tensors) if dtype is None else dtype)
         return _picked(found, self._of_plain)
 
@@ -93,8 +93,6 @@ class Operator:
 
     def run(self, tensors: Values, scalars: tuple[float, ...], dtype: Any, opaque: bool | None) -> Any:
         """Straight to the kernel; by the dispatcher where somebody may be looking on."""
-        if dtype is not None:
-            tensors = as_wide(tensors, dtype)
         found = self.eager(tensors, scalars, dtype)
         if found is not NotImplemented:
             return found
@@ -104,12 +102,11 @@ class Operator:
                 raise UsageError(rule, received=type(tensor).__name__)
         if torch.compiler.is_compiling():
             return self._chosen(tensors, scalars, dtype, opaque, "")
-        return self._kernel(tensors, scalars, self._dtype(tensors) if dtype is None else dtype)
+        return self._kernel(as_wide(tensors, dtype), scalars, self._dtype(tensors) if dtype is None else dtype)
 
     def _chosen(self, tensors: Values, scalars: tuple[float, ...], dtype: Any, opaque: bool | None, where: str) -> Any:
         """What a compiler, or an exporter, gets; eager, where its graph is run as it is. `where`: as in `Site`."""
-        if dtype is not None:
-            tensors = as_wide(tensors, dtype)
+        tensors = as_wide(tensors, dtype)
         if opaque is not False:
             found = self.eager(tensors, scalars, dtype)  # a tracer's tensors are no plain ones
             if found is not NotImplemented:

@@ -16,7 +16,7 @@ from normgen.program.rewrites.passes import passed
 from normgen.program.rewrites.reductions import SOFTMAX, VARIANCE, applicable, softmax, variance
 from normgen.program.rewrites.taken import load_taken_elements
 from normgen.program.source import problem_for
-from normgen.schedule.knobs import KNOBS, Variance
+from normgen.schedule.knobs import KNOBS, Arithmetic, Variance
 from normgen.schedule.schedule import Schedule
 from normgen.spec.reader import load, parse
 from normgen.spec.spec import Kind
@@ -444,8 +444,10 @@ def test_exact_quotients_of_exponentials_are_divided_by_the_remainder() -> None:
         x = np.random.default_rng().standard_normal((3, 5))
         found, expected = (evaluate(p, {"x": x})["y"] for p in (hoisted, program))
         np.testing.assert_allclose(found, expected, rtol=1e-14)
-    approximate = dict(passed(program, Schedule(arithmetic="approximate")))
-    assert "remainder" not in str(approximate["hoist row divisions"])
+    program = spec_program(f'{s}y = "exp(x) / s"')
+    for arithmetic in Arithmetic:
+        hoisted = dict(passed(program, Schedule(arithmetic=arithmetic)))["hoist row divisions"]
+        assert ("remainder" in str(hoisted)) == (arithmetic is Arithmetic.EXACT)
 
 
 @pytest.mark.parametrize("method", SOFTMAX)
