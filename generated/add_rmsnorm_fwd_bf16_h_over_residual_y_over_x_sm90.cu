@@ -528,7 +528,7 @@ struct Look1_efa7 {  // state of look 1: sum(h**2)
 // y takes the place of x.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-add_rmsnorm_fwd_bf16_team_per_row_903c(
+add_rmsnorm_fwd_bf16_team_per_row_7011(
     float* __restrict__ rstd,
     bfloat16* x,
     bfloat16* residual,
@@ -565,6 +565,7 @@ add_rmsnorm_fwd_bf16_team_per_row_903c(
 
   Vec<bfloat16, kVector> x_held[kSteps];
   Vec<bfloat16, kVector> residual_held[kSteps];
+  Team::announce();
 
   // The row of x and residual is read once and waits in registers; each thread reads back its own part.
   #pragma unroll
@@ -588,7 +589,6 @@ add_rmsnorm_fwd_bf16_team_per_row_903c(
   }
 
   Chain::at_loads();
-  Team::announce();
 
   Look1_efa7 look1 = {0.0f};
   float look1_h_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
@@ -797,7 +797,7 @@ add_rmsnorm_fwd_bf16_team_per_row_fc7e(
 // y takes the place of x.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-add_rmsnorm_fwd_bf16_without_rstd_team_per_row_352c(
+add_rmsnorm_fwd_bf16_without_rstd_team_per_row_9ad0(
     bfloat16* x,
     bfloat16* residual,
     Input<Config, bfloat16> weight,
@@ -833,6 +833,7 @@ add_rmsnorm_fwd_bf16_without_rstd_team_per_row_352c(
 
   Vec<bfloat16, kVector> x_held[kSteps];
   Vec<bfloat16, kVector> residual_held[kSteps];
+  Team::announce();
 
   // The row of x and residual is read once and waits in registers; each thread reads back its own part.
   #pragma unroll
@@ -856,7 +857,6 @@ add_rmsnorm_fwd_bf16_without_rstd_team_per_row_352c(
   }
 
   Chain::at_loads();
-  Team::announce();
 
   Look1_efa7 look1 = {0.0f};
   float look1_h_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
@@ -1201,16 +1201,16 @@ struct Tuned {
   Kernel kernel;
 };
 inline constexpr Tuned kTuned[] = {
-    {   1, 4096,  8, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_team_per_row_903c<Cols4096_6ca1>>}},
-    {  16, 4096, 16, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_team_per_row_903c<Cols4096_9794>>}},
-    {  64, 4096, 16, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_team_per_row_903c<Cols4096_df92>>}},
+    {   1, 4096,  8, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_team_per_row_7011<Cols4096_6ca1>>}},
+    {  16, 4096, 16, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_team_per_row_7011<Cols4096_9794>>}},
+    {  64, 4096, 16, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_team_per_row_7011<Cols4096_df92>>}},
     {4096, 4096,  8, 0u, 2u, false, {{64, 1, false, 0, 0, 16},
      run<add_rmsnorm_fwd_bf16_team_per_row_fc7e<Cols4096_56e8>>}},
     {   1, 7168,  8, 2u, 2u, false, {{256},
-     run_without_rstd<add_rmsnorm_fwd_bf16_without_rstd_team_per_row_352c<Cols7168_d1cf>>}},
-    {  16, 7168,  8, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_team_per_row_903c<Cols7168_5b47>>}},
-    {  64, 7168,  8, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_team_per_row_903c<Cols7168_5b47>>}},
-    {4096, 7168,  8, 0u, 2u, false, {{256, 1, true}, run<add_rmsnorm_fwd_bf16_team_per_row_903c<Cols7168_d43b>>}},
+     run_without_rstd<add_rmsnorm_fwd_bf16_without_rstd_team_per_row_9ad0<Cols7168_d1cf>>}},
+    {  16, 7168,  8, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_team_per_row_7011<Cols7168_5b47>>}},
+    {  64, 7168,  8, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_team_per_row_7011<Cols7168_5b47>>}},
+    {4096, 7168,  8, 0u, 2u, false, {{256, 1, true}, run<add_rmsnorm_fwd_bf16_team_per_row_7011<Cols7168_d43b>>}},
 };
 
 // For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.

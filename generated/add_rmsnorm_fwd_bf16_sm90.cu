@@ -493,7 +493,7 @@ struct Look1_efa7 {  // state of look 1: sum(h**2)
 // add_rmsnorm forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-add_rmsnorm_fwd_bf16_team_per_row_0fe9(
+add_rmsnorm_fwd_bf16_team_per_row_4c64(
     bfloat16* __restrict__ h,
     bfloat16* __restrict__ y,
     float* __restrict__ rstd,
@@ -536,6 +536,7 @@ add_rmsnorm_fwd_bf16_team_per_row_0fe9(
 
   Vec<bfloat16, kVector> x_held[kSteps];
   Vec<bfloat16, kVector> residual_held[kSteps];
+  Team::announce();
 
   // The row of x and residual is read once and waits in registers; each thread reads back its own part.
   #pragma unroll
@@ -559,7 +560,6 @@ add_rmsnorm_fwd_bf16_team_per_row_0fe9(
   }
 
   Chain::at_loads();
-  Team::announce();
 
   Look1_efa7 look1 = {0.0f};
   float look1_h_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
@@ -1055,19 +1055,19 @@ struct Tuned {
   Kernel kernel;
 };
 inline constexpr Tuned kTuned[] = {
-    {   1, 4096, 16, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_team_per_row_0fe9<Cols4096_df92>>}},
-    {  16, 4096, 16, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_team_per_row_0fe9<Cols4096_cb17>>}},
-    {  64, 4096, 16, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_team_per_row_0fe9<Cols4096_cb17>>}},
-    { 256, 4096, 16, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_0fe9<Cols4096_0193>>}},
-    {1024, 4096, 16, 0u, 2u, false, {{128, 2}, run<add_rmsnorm_fwd_bf16_team_per_row_0fe9<Cols4096_1610>>}},
+    {   1, 4096, 16, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_team_per_row_4c64<Cols4096_df92>>}},
+    {  16, 4096, 16, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_team_per_row_4c64<Cols4096_cb17>>}},
+    {  64, 4096, 16, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_team_per_row_4c64<Cols4096_cb17>>}},
+    { 256, 4096, 16, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_4c64<Cols4096_0193>>}},
+    {1024, 4096, 16, 0u, 2u, false, {{128, 2}, run<add_rmsnorm_fwd_bf16_team_per_row_4c64<Cols4096_1610>>}},
     {4096, 4096,  8, 0u, 2u, false, {{128, 1, false, 0, 0, 8},
      run<add_rmsnorm_fwd_bf16_team_per_row_f9b9<Cols4096_3264>>}},
-    {   1, 7168,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_0fe9<Cols7168_fe33>>}},
-    {  16, 7168, 16, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_team_per_row_0fe9<Cols7168_da00>>}},
-    {  64, 7168,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_0fe9<Cols7168_1639>>}},
-    { 256, 7168,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_0fe9<Cols7168_1639>>}},
-    {1024, 7168,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_0fe9<Cols7168_4b77>>}},
-    {4096, 7168,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_0fe9<Cols7168_1639>>}},
+    {   1, 7168,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_4c64<Cols7168_fe33>>}},
+    {  16, 7168, 16, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_team_per_row_4c64<Cols7168_da00>>}},
+    {  64, 7168,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_4c64<Cols7168_1639>>}},
+    { 256, 7168,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_4c64<Cols7168_1639>>}},
+    {1024, 7168,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_4c64<Cols7168_4b77>>}},
+    {4096, 7168,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_4c64<Cols7168_1639>>}},
 };
 
 // For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.

@@ -563,7 +563,7 @@ struct Look2_737a {  // state of look 2: absmax(y)
 // add_rmsnorm_to_fp8_token forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_60c3(
+add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_4d71(
     bfloat16* __restrict__ h,
     bfloat16* __restrict__ y,
     float8_e4m3* __restrict__ q,
@@ -613,6 +613,7 @@ add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_60c3(
 
   Vec<bfloat16, kVector> x_held[kSteps];
   Vec<bfloat16, kVector> residual_held[kSteps];
+  Team::announce();
 
   // The row of x and residual is read once and waits in registers; each thread reads back its own part.
   #pragma unroll
@@ -636,7 +637,6 @@ add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_60c3(
   }
 
   Chain::at_loads();
-  Team::announce();
 
   Look1_efa7 look1 = {0.0f};
   float look1_h_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
@@ -1208,29 +1208,29 @@ struct Tuned {
 };
 inline constexpr Tuned kTuned[] = {
     {   1, 4096, 16, 2u, 2u, false, {{512},
-     run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_60c3<Cols4096_45a8>>}},
+     run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_4d71<Cols4096_45a8>>}},
     {  16, 4096, 16, 2u, 2u, false, {{256},
-     run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_60c3<Cols4096_6109>>}},
+     run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_4d71<Cols4096_6109>>}},
     {  64, 4096, 16, 2u, 2u, false, {{256},
-     run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_60c3<Cols4096_6109>>}},
+     run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_4d71<Cols4096_6109>>}},
     { 256, 4096, 16, 2u, 2u, false, {{256},
-     run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_60c3<Cols4096_2642>>}},
+     run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_4d71<Cols4096_2642>>}},
     {1024, 4096, 16, 2u, 2u, false, {{256, 2},
-     run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_60c3<Cols4096_e193>>}},
+     run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_4d71<Cols4096_e193>>}},
     {4096, 4096, 16, 2u, 2u, false, {{256, 2, false, 0, 0, 4},
      run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_04bb<Cols4096_14bc>>}},
     {   1, 7168, 16, 2u, 2u, false, {{256},
-     run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_60c3<Cols7168_d1cf>>}},
+     run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_4d71<Cols7168_d1cf>>}},
     {  16, 7168, 16, 2u, 2u, false, {{256},
-     run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_60c3<Cols7168_f211>>}},
+     run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_4d71<Cols7168_f211>>}},
     {  64, 7168, 16, 2u, 2u, false, {{256},
-     run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_60c3<Cols7168_f211>>}},
+     run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_4d71<Cols7168_f211>>}},
     { 256, 7168, 16, 2u, 2u, false, {{256},
-     run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_60c3<Cols7168_fe33>>}},
+     run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_4d71<Cols7168_fe33>>}},
     {1024, 7168, 16, 2u, 2u, false, {{256},
-     run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_60c3<Cols7168_fe33>>}},
+     run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_4d71<Cols7168_fe33>>}},
     {4096, 7168, 16, 2u, 2u, false, {{128, 1, true},
-     run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_60c3<Cols7168_cb55>>}},
+     run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_4d71<Cols7168_cb55>>}},
 };
 
 // For any cols.

@@ -149,6 +149,10 @@ __device__ __forceinline__ unsigned cluster_rank() {
 __device__ __forceinline__ void cluster_arrive() {
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 }
+// As above, where a thread has written nothing that others wait for: no fence.
+__device__ __forceinline__ void cluster_arrive_relaxed() {
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
 __device__ __forceinline__ void cluster_wait() {
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
@@ -632,7 +636,7 @@ struct Look2_2916 {  // state of look 2: sum(exp(x - row_max))
 // cross_entropy_grad forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-cross_entropy_grad_fwd_bf16_without_lse_team_per_row_b329(
+cross_entropy_grad_fwd_bf16_without_lse_team_per_row_ebf9(
     bfloat16* __restrict__ dlogits,
     float* __restrict__ loss,
     Input<Config, bfloat16> x,
@@ -677,6 +681,7 @@ cross_entropy_grad_fwd_bf16_without_lse_team_per_row_b329(
   const float row_is_counted = static_cast<float>(row_label != ignore_index);
   const float others = grad_scale_value * label_smoothing / kCols;
 
+  Team::announce();
   // One thread asks for a row; the barrier counts down the bytes that arrive.
   if (threadIdx.x == 0) {
     mbarrier_init(&arrived, 1);
@@ -688,7 +693,6 @@ cross_entropy_grad_fwd_bf16_without_lse_team_per_row_b329(
   Chain::at_loads();
 
   mbarrier_wait(&arrived, 0);
-  Team::announce();
 
   Look1_dc37 look1 = {-3.402823466e+38f, 0.0f, 0.0f};  // the lowest finite number: -inf - -inf is NaN
   float look1_x_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
@@ -922,7 +926,7 @@ cross_entropy_grad_fwd_bf16_without_lse_cluster_per_row_9ea6(
 // cross_entropy_grad forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-cross_entropy_grad_fwd_bf16_without_lse_team_per_row_150c(
+cross_entropy_grad_fwd_bf16_without_lse_team_per_row_7159(
     bfloat16* __restrict__ dlogits,
     float* __restrict__ loss,
     Input<Config, bfloat16> x,
@@ -968,6 +972,7 @@ cross_entropy_grad_fwd_bf16_without_lse_team_per_row_150c(
   const float others = grad_scale_value * label_smoothing / kCols;
 
   Vec<bfloat16, kVector> x_held[kHeldSteps];
+  Team::announce();
   // One thread asks for a row; the barrier counts down the bytes that arrive.
   if (threadIdx.x == 0) {
     mbarrier_init(&arrived, 1);
@@ -987,7 +992,6 @@ cross_entropy_grad_fwd_bf16_without_lse_team_per_row_150c(
   }
 
   Chain::at_loads();
-  Team::announce();
 
   Look1_dc37 look1 = {-3.402823466e+38f, 0.0f, 0.0f};  // the lowest finite number: -inf - -inf is NaN
   float look1_x_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
@@ -1432,11 +1436,11 @@ struct Tuned {
 };
 inline constexpr Tuned kTuned[] = {
     {4096,  32000, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 1, 65536},
-     run_without_lse<cross_entropy_grad_fwd_bf16_without_lse_team_per_row_b329<Cols32000_10f4>>}},
+     run_without_lse<cross_entropy_grad_fwd_bf16_without_lse_team_per_row_ebf9<Cols32000_10f4>>}},
     {4096, 128256, 16, 0u, 0u, false, {{1024, 1, false, 0, 0, 1, 2, 1, 131072},
      run_without_lse<cross_entropy_grad_fwd_bf16_without_lse_cluster_per_row_9ea6<Cols128256_e56c>>}},
     {4096, 151936, 16, 0u, 0u, false, {{1024, 1, false, 0, 0, 0, 1, 1, 196608},
-     run_without_lse<cross_entropy_grad_fwd_bf16_without_lse_team_per_row_150c<Cols151936_0c9d>>}},
+     run_without_lse<cross_entropy_grad_fwd_bf16_without_lse_team_per_row_7159<Cols151936_0c9d>>}},
 };
 
 // For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.

@@ -14,6 +14,7 @@
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // verified  NVIDIA H200, driver for CUDA 13.0: 5 calls, 1 to 4096 rows, 20 families of rows, own pitches of y, x, z,
 //           null rstd; any value passes in 0.016 of the elements, which have no finite bound
+// note      emitted as another text than the one that was tuned: 4096 x 4096
 //
 //   rows x cols              kernel         threads  rows/block  vector  price us  chain us      GB/s  of roof  vs default  alone us  timed
 //   4096 x 4096 no rstd      block_per_row  256      1           4       21.07     45.2 / 24.12  4779  106.8 %  1.20x       27.07     fresh
@@ -426,7 +427,7 @@ struct Look1_efa7 {  // state of look 1: sum(h**2)
 // gate_rmsnorm forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-gate_rmsnorm_fwd_bf16_team_per_row_a84b(
+gate_rmsnorm_fwd_bf16_team_per_row_b0b9(
     bfloat16* __restrict__ y,
     float* __restrict__ rstd,
     Input<Config, bfloat16> x,
@@ -467,6 +468,7 @@ gate_rmsnorm_fwd_bf16_team_per_row_a84b(
   Vec<bfloat16, kVector> x_held[kSteps];
   Vec<bfloat16, kVector> z_held[kSteps];
   float h_floats[kSteps][kVector];
+  Team::announce();
 
   // The row of x and z is read once and waits in registers; each thread reads back its own part.
   #pragma unroll
@@ -490,7 +492,6 @@ gate_rmsnorm_fwd_bf16_team_per_row_a84b(
   }
 
   Chain::at_loads();
-  Team::announce();
 
   Look1_efa7 look1 = {0.0f};
   float look1_h_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
@@ -816,7 +817,7 @@ struct Tuned {
   Kernel kernel;
 };
 inline constexpr Tuned kTuned[] = {
-    {4096, 4096, 8, 0u, 2u, false, {{256, 1, true}, run<gate_rmsnorm_fwd_bf16_team_per_row_a84b<Cols4096_d3ae>>}},
+    {4096, 4096, 8, 0u, 2u, false, {{256, 1, true}, run<gate_rmsnorm_fwd_bf16_team_per_row_b0b9<Cols4096_d3ae>>}},
 };
 
 // For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.

@@ -15,7 +15,8 @@
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // verified  NVIDIA H200, driver for CUDA 13.0: 7 to 9 calls, 1 to 16384 rows, 20 families of rows, own pitches of y,
 //           x, null mean, rstd
-// note      emitted as another text than the one that was tuned: 64 x 4096
+// note      emitted as another text than the one that was tuned: 16384 x 1000, 4096 x 3072, 1 x 4096, 64 x 4096, 4096
+//           x 6144, 16 x 8192, 16384 x 8192, 4 x 16384, 2048 x 65536
 //
 //   rows x cols                kernel           threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
 //   8192 x 768                 warp_per_row     32       2           8       6.093     16.89 / 10.8   4142  80.9 %   1.08x       7.966     fresh
@@ -168,6 +169,10 @@ __device__ __forceinline__ unsigned cluster_rank() {
 // they have waited.
 __device__ __forceinline__ void cluster_arrive() {
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+// As above, where a thread has written nothing that others wait for: no fence.
+__device__ __forceinline__ void cluster_arrive_relaxed() {
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }
 __device__ __forceinline__ void cluster_wait() {
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
@@ -473,7 +478,7 @@ struct ClusterTeam : Threads<kBlocks * kBlockThreads, 1> {
   enum : int { kWarps = kBlockThreads / 32, kStates = kWarps * kBlocks };
   static __device__ __forceinline__ int lane() { return cluster_rank() * kBlockThreads + threadIdx.x; }
   static __device__ __forceinline__ unsigned tile() { return blockIdx.x / kBlocks; }
-  static __device__ __forceinline__ void announce() { cluster_arrive(); }
+  static __device__ __forceinline__ void announce() { cluster_arrive_relaxed(); }
   static __device__ __forceinline__ void meet() { cluster_wait(); }
   template <typename State> using Slots = State[kStates];
   template <typename State>
@@ -1094,7 +1099,7 @@ layernorm_fwd_bf16_team_per_row_6677(
 // layernorm forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_bf16_team_per_row_2355(
+layernorm_fwd_bf16_team_per_row_303d(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -1134,6 +1139,7 @@ layernorm_fwd_bf16_team_per_row_2355(
   Chain::wait();  // nothing before it depends on the kernels in front of this one
 
   Vec<bfloat16, kVector> x_held[kSteps];
+  Team::announce();
 
   // The row of x is read once and waits in registers; each thread reads back its own part.
   #pragma unroll
@@ -1158,7 +1164,6 @@ layernorm_fwd_bf16_team_per_row_2355(
   }
 
   Chain::at_loads();
-  Team::announce();
 
   Look1_a922 look1 = {0.0f, 0.0f};
   float look1_x_rough_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
@@ -1658,7 +1663,7 @@ layernorm_fwd_bf16_team_per_row_cd84(
 // layernorm forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_bf16_team_per_row_dd58(
+layernorm_fwd_bf16_team_per_row_7707(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -1699,6 +1704,7 @@ layernorm_fwd_bf16_team_per_row_dd58(
 
   Vec<bfloat16, kVector> x_held[kSteps];
   float x_floats[kSteps][kVector];
+  Team::announce();
 
   // The row of x is read once and waits in registers; each thread reads back its own part.
   #pragma unroll
@@ -1723,7 +1729,6 @@ layernorm_fwd_bf16_team_per_row_dd58(
   }
 
   Chain::at_loads();
-  Team::announce();
 
   Look1_a922 look1 = {0.0f, 0.0f};
   float look1_x_rough_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
@@ -1817,7 +1822,7 @@ layernorm_fwd_bf16_team_per_row_dd58(
 // layernorm forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_bf16_team_per_row_2f66(
+layernorm_fwd_bf16_team_per_row_b729(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -1857,6 +1862,7 @@ layernorm_fwd_bf16_team_per_row_2f66(
   Chain::wait();  // nothing before it depends on the kernels in front of this one
 
   Vec<bfloat16, kVector> x_held[kSteps];
+  Team::announce();
 
   // The row of x is read once and waits in registers; each thread reads back its own part.
   #pragma unroll
@@ -1881,7 +1887,6 @@ layernorm_fwd_bf16_team_per_row_2f66(
   }
 
   Chain::at_loads();
-  Team::announce();
 
   Look1_5b01 look1 = {0.0f};
   float look1_x_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
@@ -2451,21 +2456,21 @@ inline constexpr Tuned kTuned[] = {
      run<layernorm_fwd_bf16_team_per_row_7ad3<Cols768_d2ef>>}},
     { 8192,  1000, 16, 0u,  0u, false, {{256, 8, false, 0, 0, 2},
      run<layernorm_fwd_bf16_team_per_row_6677<Cols1000_b098>>}},
-    {16384,  1000, 16, 0u,  0u, false, {{128, 4, true}, run<layernorm_fwd_bf16_team_per_row_2355<Cols1000_177c>>}},
+    {16384,  1000, 16, 0u,  0u, false, {{128, 4, true}, run<layernorm_fwd_bf16_team_per_row_303d<Cols1000_177c>>}},
     {16384,  1023,  2, 0u,  0u,  true, {{32, 1, false, 0, 0, 16, 1, 1, 0, 4},
      run<layernorm_fwd_bf16_team_per_row_0c25<Cols1023_e132>>}},
-    { 4096,  3072, 16, 0u,  0u, false, {{64}, run<layernorm_fwd_bf16_team_per_row_2355<Cols3072_6538>>}},
-    {    1,  4096, 16, 0u, 12u, false, {{256}, run<layernorm_fwd_bf16_team_per_row_2355<Cols4096_925e>>}},
-    {   64,  4096,  8, 0u, 12u, false, {{256}, run<layernorm_fwd_bf16_team_per_row_2355<Cols4096_270c>>}},
+    { 4096,  3072, 16, 0u,  0u, false, {{64}, run<layernorm_fwd_bf16_team_per_row_303d<Cols3072_6538>>}},
+    {    1,  4096, 16, 0u, 12u, false, {{256}, run<layernorm_fwd_bf16_team_per_row_303d<Cols4096_925e>>}},
+    {   64,  4096,  8, 0u, 12u, false, {{256}, run<layernorm_fwd_bf16_team_per_row_303d<Cols4096_270c>>}},
     { 4096,  4096, 16, 0u,  0u, false, {{32, 1, false, 0, 0, 8},
      run<layernorm_fwd_bf16_team_per_row_7ad3<Cols4096_c248>>}},
     { 8192,  4097,  2, 0u,  0u,  true, {{128, 1, false, 0, 0, 8, 1, 1, 0, 8},
      run<layernorm_fwd_bf16_team_per_row_cd84<Cols4097_150a>>}},
-    { 4096,  6144, 16, 0u,  0u, false, {{128, 1, true}, run<layernorm_fwd_bf16_team_per_row_2355<Cols6144_33f2>>}},
-    {   16,  8192, 16, 0u, 12u, false, {{256}, run<layernorm_fwd_bf16_team_per_row_dd58<Cols8192_1d3a>>}},
-    {16384,  8192, 16, 0u,  0u, false, {{256, 1, true}, run<layernorm_fwd_bf16_team_per_row_2f66<Cols8192_743e>>}},
+    { 4096,  6144, 16, 0u,  0u, false, {{128, 1, true}, run<layernorm_fwd_bf16_team_per_row_303d<Cols6144_33f2>>}},
+    {   16,  8192, 16, 0u, 12u, false, {{256}, run<layernorm_fwd_bf16_team_per_row_7707<Cols8192_1d3a>>}},
+    {16384,  8192, 16, 0u,  0u, false, {{256, 1, true}, run<layernorm_fwd_bf16_team_per_row_b729<Cols8192_743e>>}},
     {    4, 16384, 16, 0u, 12u, false, {{128, 1, false, 0, 0, 0, 4},
-     run<layernorm_fwd_bf16_team_per_row_dd58<Cols16384_bc7d>>}},
+     run<layernorm_fwd_bf16_team_per_row_7707<Cols16384_bc7d>>}},
     { 2048, 65536, 16, 0u,  0u, false, {{128, 1, true, 0, 0, 8, 8, 1, 16384},
      run<layernorm_fwd_bf16_cluster_per_row_3fa2<Cols65536_4575>>}},
 };

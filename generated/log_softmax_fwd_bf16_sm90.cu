@@ -441,7 +441,7 @@ struct Look2_2916 {  // state of look 2: sum(exp(x - row_max))
 // log_softmax forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-log_softmax_fwd_bf16_team_per_row_9708(
+log_softmax_fwd_bf16_team_per_row_d09d(
     bfloat16* __restrict__ y,
     Input<Config, bfloat16> x,
     long long y_pitch,
@@ -475,6 +475,7 @@ log_softmax_fwd_bf16_team_per_row_9708(
   Chain::wait();  // nothing before it depends on the kernels in front of this one
 
   Vec<bfloat16, kVector> x_held[kHeldSteps];
+  Team::announce();
   // One thread asks for a row; the barrier counts down the bytes that arrive.
   if (threadIdx.x == 0) {
     mbarrier_init(&arrived, 1);
@@ -494,7 +495,6 @@ log_softmax_fwd_bf16_team_per_row_9708(
   }
 
   Chain::at_loads();
-  Team::announce();
 
   Look1_e134 look1 = {-3.402823466e+38f, 0.0f};  // the lowest finite number: -inf - -inf is NaN
 
@@ -856,7 +856,7 @@ struct Tuned {
 };
 inline constexpr Tuned kTuned[] = {
     {4096, 151936, 16, 0u, 0u, false, {{1024, 1, false, 0, 0, 0, 1, 1, 196608},
-     run<log_softmax_fwd_bf16_team_per_row_9708<Cols151936_2d34>>}},
+     run<log_softmax_fwd_bf16_team_per_row_d09d<Cols151936_2d34>>}},
 };
 
 // For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.

@@ -13,7 +13,10 @@
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // verified  NVIDIA H200, driver for CUDA 13.0: 5 to 7 calls, 1 to 262144 rows, 20 families of rows, own pitches of y,
 //           x, null rstd
-// note      emitted as another text than the one that was tuned: 524288 x 64
+// note      emitted as another text than the one that was tuned: 524288 x 64, 65536 x 128, 262144 x 128, 32768 x 256,
+//           1 x 2048, 64 x 2048, 16384 x 4095, 1 x 4096, 8 x 4096, 16 x 4096, 8192 x 4096, 32 x 5120, 2048 x 5120, 1 x
+//           7168, 8192 x 7168, 8192 x 8191, 1 x 8192, 16 x 8192, 64 x 8192, 16384 x 8192, 1 x 16384, 64 x 16384, 4096
+//           x 16384, 8192 x 32768, 4096 x 131072
 //
 // all timed without rstd:
 //
@@ -143,6 +146,10 @@ __device__ __forceinline__ unsigned cluster_rank() {
 // they have waited.
 __device__ __forceinline__ void cluster_arrive() {
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+// As above, where a thread has written nothing that others wait for: no fence.
+__device__ __forceinline__ void cluster_arrive_relaxed() {
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }
 __device__ __forceinline__ void cluster_wait() {
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
@@ -467,7 +474,7 @@ struct ClusterTeam : Threads<kBlocks * kBlockThreads, 1> {
   enum : int { kWarps = kBlockThreads / 32, kStates = kWarps * kBlocks };
   static __device__ __forceinline__ int lane() { return cluster_rank() * kBlockThreads + threadIdx.x; }
   static __device__ __forceinline__ unsigned tile() { return blockIdx.x / kBlocks; }
-  static __device__ __forceinline__ void announce() { cluster_arrive(); }
+  static __device__ __forceinline__ void announce() { cluster_arrive_relaxed(); }
   static __device__ __forceinline__ void meet() { cluster_wait(); }
   template <typename State> using Slots = State[kStates];
   template <typename State>
@@ -750,7 +757,7 @@ struct Look1_57d9 {  // state of look 1: sum(x**2)
 // rmsnorm forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_bf16_team_per_row_804d(
+rmsnorm_fwd_bf16_team_per_row_f200(
     bfloat16* __restrict__ y,
     float* __restrict__ rstd,
     Input<Config, bfloat16> x,
@@ -786,6 +793,7 @@ rmsnorm_fwd_bf16_team_per_row_804d(
   Chain::wait();  // nothing before it depends on the kernels in front of this one
 
   Vec<bfloat16, kVector> x_held[kSteps];
+  Team::announce();
 
   // The row of x is read once and waits in registers; each thread reads back its own part.
   #pragma unroll
@@ -808,7 +816,6 @@ rmsnorm_fwd_bf16_team_per_row_804d(
   }
 
   Chain::at_loads();
-  Team::announce();
 
   Look1_57d9 look1 = {0.0f};
   float look1_x_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
@@ -860,7 +867,7 @@ rmsnorm_fwd_bf16_team_per_row_804d(
 // rmsnorm forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_bf16_team_per_row_722e(
+rmsnorm_fwd_bf16_team_per_row_0046(
     bfloat16* __restrict__ y,
     float* __restrict__ rstd,
     Input<Config, bfloat16> x,
@@ -903,6 +910,7 @@ rmsnorm_fwd_bf16_team_per_row_722e(
 
   Vec<bfloat16, kVector> x_held[kSteps];
   Vec<bfloat16, 1> x_edge = {};
+  Team::announce();
 
   // The row of x is read once and waits in registers; each thread reads back its own part.
   #pragma unroll
@@ -933,7 +941,6 @@ rmsnorm_fwd_bf16_team_per_row_722e(
   }
 
   Chain::at_loads();
-  Team::announce();
 
   Look1_57d9 look1 = {0.0f};
   float look1_x_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
@@ -1261,7 +1268,7 @@ rmsnorm_fwd_bf16_team_per_row_7d8b(
 // rmsnorm forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_bf16_team_per_row_2799(
+rmsnorm_fwd_bf16_team_per_row_4b0b(
     bfloat16* __restrict__ y,
     float* __restrict__ rstd,
     Input<Config, bfloat16> x,
@@ -1298,6 +1305,7 @@ rmsnorm_fwd_bf16_team_per_row_2799(
 
   Vec<bfloat16, kVector> x_held[kSteps];
   float x_floats[kSteps][kVector];
+  Team::announce();
 
   // The row of x is read once and waits in registers; each thread reads back its own part.
   #pragma unroll
@@ -1320,7 +1328,6 @@ rmsnorm_fwd_bf16_team_per_row_2799(
   }
 
   Chain::at_loads();
-  Team::announce();
 
   Look1_57d9 look1 = {0.0f};
   float look1_x_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
@@ -1766,35 +1773,35 @@ struct Tuned {
   Kernel kernel;
 };
 inline constexpr Tuned kTuned[] = {
-    {524288,     64, 16, 0u, 2u, false, {{128, 16}, run<rmsnorm_fwd_bf16_team_per_row_804d<Cols64_09ca>>}},
-    { 65536,    128, 16, 0u, 2u, false, {{256, 32}, run<rmsnorm_fwd_bf16_team_per_row_804d<Cols128_fd03>>}},
-    {262144,    128, 16, 0u, 2u, false, {{128, 8}, run<rmsnorm_fwd_bf16_team_per_row_804d<Cols128_b978>>}},
-    { 32768,    256, 16, 0u, 2u, false, {{256, 32}, run<rmsnorm_fwd_bf16_team_per_row_804d<Cols256_4891>>}},
-    {     1,   2048,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_804d<Cols2048_9b2e>>}},
-    {    64,   2048,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_804d<Cols2048_c541>>}},
-    { 16384,   4095,  2, 0u, 2u,  true, {{256}, run<rmsnorm_fwd_bf16_team_per_row_722e<Cols4095_c98f>>}},
-    {     1,   4096,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_804d<Cols4096_6ca1>>}},
-    {     8,   4096,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_804d<Cols4096_6ca1>>}},
-    {    16,   4096, 16, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_804d<Cols4096_5dd3>>}},
+    {524288,     64, 16, 0u, 2u, false, {{128, 16}, run<rmsnorm_fwd_bf16_team_per_row_f200<Cols64_09ca>>}},
+    { 65536,    128, 16, 0u, 2u, false, {{256, 32}, run<rmsnorm_fwd_bf16_team_per_row_f200<Cols128_fd03>>}},
+    {262144,    128, 16, 0u, 2u, false, {{128, 8}, run<rmsnorm_fwd_bf16_team_per_row_f200<Cols128_b978>>}},
+    { 32768,    256, 16, 0u, 2u, false, {{256, 32}, run<rmsnorm_fwd_bf16_team_per_row_f200<Cols256_4891>>}},
+    {     1,   2048,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_f200<Cols2048_9b2e>>}},
+    {    64,   2048,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_f200<Cols2048_c541>>}},
+    { 16384,   4095,  2, 0u, 2u,  true, {{256}, run<rmsnorm_fwd_bf16_team_per_row_0046<Cols4095_c98f>>}},
+    {     1,   4096,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_f200<Cols4096_6ca1>>}},
+    {     8,   4096,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_f200<Cols4096_6ca1>>}},
+    {    16,   4096, 16, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_f200<Cols4096_5dd3>>}},
     {  4096,   4096,  8, 0u, 2u, false, {{64, 1, false, 0, 0, 8},
      run<rmsnorm_fwd_bf16_team_per_row_c6b8<Cols4096_44a5>>}},
     {  8192,   4096,  8, 0u, 2u, false, {{64, 1, false, 0, 0, 16},
      run<rmsnorm_fwd_bf16_team_per_row_7d8b<Cols4096_2532>>}},
-    {  8192,   4096,  2, 0u, 2u,  true, {{256}, run<rmsnorm_fwd_bf16_team_per_row_722e<Cols4096_17a9>>}},
-    {    32,   5120,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_804d<Cols5120_f32c>>}},
-    {  2048,   5120,  8, 0u, 2u, false, {{128, 2}, run<rmsnorm_fwd_bf16_team_per_row_804d<Cols5120_5c09>>}},
-    {     1,   7168,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_804d<Cols7168_5b47>>}},
-    {  8192,   7168, 16, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_804d<Cols7168_ba9c>>}},
-    {  8192,   8191,  2, 0u, 2u,  true, {{256}, run<rmsnorm_fwd_bf16_team_per_row_722e<Cols8191_620e>>}},
-    {     1,   8192,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_804d<Cols8192_fe45>>}},
-    {    16,   8192,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_804d<Cols8192_40bc>>}},
-    {    64,   8192,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_2799<Cols8192_21a0>>}},
-    { 16384,   8192, 16, 0u, 2u, false, {{256, 1, true}, run<rmsnorm_fwd_bf16_team_per_row_804d<Cols8192_3736>>}},
+    {  8192,   4096,  2, 0u, 2u,  true, {{256}, run<rmsnorm_fwd_bf16_team_per_row_0046<Cols4096_17a9>>}},
+    {    32,   5120,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_f200<Cols5120_f32c>>}},
+    {  2048,   5120,  8, 0u, 2u, false, {{128, 2}, run<rmsnorm_fwd_bf16_team_per_row_f200<Cols5120_5c09>>}},
+    {     1,   7168,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_f200<Cols7168_5b47>>}},
+    {  8192,   7168, 16, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_f200<Cols7168_ba9c>>}},
+    {  8192,   8191,  2, 0u, 2u,  true, {{256}, run<rmsnorm_fwd_bf16_team_per_row_0046<Cols8191_620e>>}},
+    {     1,   8192,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_f200<Cols8192_fe45>>}},
+    {    16,   8192,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_f200<Cols8192_40bc>>}},
+    {    64,   8192,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_4b0b<Cols8192_21a0>>}},
+    { 16384,   8192, 16, 0u, 2u, false, {{256, 1, true}, run<rmsnorm_fwd_bf16_team_per_row_f200<Cols8192_3736>>}},
     {     1,  16384, 16, 0u, 2u, false, {{128, 1, false, 0, 0, 0, 8},
-     run<rmsnorm_fwd_bf16_team_per_row_804d<Cols16384_b360>>}},
-    {    64,  16384,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_2799<Cols16384_0656>>}},
-    {  4096,  16384,  8, 0u, 2u, false, {{512, 1, true}, run<rmsnorm_fwd_bf16_team_per_row_804d<Cols16384_6e04>>}},
-    {  8192,  32768,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_804d<Cols32768_b62d>>}},
+     run<rmsnorm_fwd_bf16_team_per_row_f200<Cols16384_b360>>}},
+    {    64,  16384,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_4b0b<Cols16384_0656>>}},
+    {  4096,  16384,  8, 0u, 2u, false, {{512, 1, true}, run<rmsnorm_fwd_bf16_team_per_row_f200<Cols16384_6e04>>}},
+    {  8192,  32768,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_f200<Cols32768_b62d>>}},
     {  4096, 131072, 16, 0u, 2u, false, {{128, 1, false, 0, 0, 8, 16},
      run<rmsnorm_fwd_bf16_cluster_per_row_4cd4<Cols131072_3e88>>}},
 };

@@ -480,7 +480,7 @@ struct Look1_57d9 {  // state of look 1: sum(x**2)
 // rmsnorm_to_fp8 forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_to_fp8_fwd_bf16_team_per_row_d4d4(
+rmsnorm_to_fp8_fwd_bf16_team_per_row_f61c(
     float8_e4m3* __restrict__ q,
     Input<Config, bfloat16> x,
     Input<Config, bfloat16> weight,
@@ -519,6 +519,7 @@ rmsnorm_to_fp8_fwd_bf16_team_per_row_d4d4(
   const float scale_inverse = 1.0f / scale_value;
 
   Vec<bfloat16, kVector> x_held[kSteps];
+  Team::announce();
 
   // The row of x is read once and waits in registers; each thread reads back its own part.
   #pragma unroll
@@ -541,7 +542,6 @@ rmsnorm_to_fp8_fwd_bf16_team_per_row_d4d4(
   }
 
   Chain::at_loads();
-  Team::announce();
 
   Look1_57d9 look1 = {0.0f};
   float look1_x_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
@@ -821,12 +821,12 @@ struct Tuned {
   Kernel kernel;
 };
 inline constexpr Tuned kTuned[] = {
-    {   1, 4096, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_d4d4<Cols4096_c85c>>}},
-    {  16, 4096, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_d4d4<Cols4096_b8ef>>}},
-    {  64, 4096, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_d4d4<Cols4096_b8ef>>}},
-    { 256, 4096, 16, 0u, 0u, false, {{256}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_d4d4<Cols4096_f009>>}},
-    {1024, 4096, 16, 0u, 0u, false, {{128}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_d4d4<Cols4096_69b0>>}},
-    {4096, 4096, 16, 0u, 0u, false, {{128}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_d4d4<Cols4096_4714>>}},
+    {   1, 4096, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_f61c<Cols4096_c85c>>}},
+    {  16, 4096, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_f61c<Cols4096_b8ef>>}},
+    {  64, 4096, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_f61c<Cols4096_b8ef>>}},
+    { 256, 4096, 16, 0u, 0u, false, {{256}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_f61c<Cols4096_f009>>}},
+    {1024, 4096, 16, 0u, 0u, false, {{128}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_f61c<Cols4096_69b0>>}},
+    {4096, 4096, 16, 0u, 0u, false, {{128}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_f61c<Cols4096_4714>>}},
 };
 
 // For any cols.

@@ -65,6 +65,10 @@ __device__ __forceinline__ unsigned cluster_rank() {
 __device__ __forceinline__ void cluster_arrive() {
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 }
+// As above, where a thread has written nothing that others wait for: no fence.
+__device__ __forceinline__ void cluster_arrive_relaxed() {
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
 __device__ __forceinline__ void cluster_wait() {
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
@@ -194,7 +198,7 @@ struct ClusterTeam : Threads<kBlocks * kBlockThreads, 1> {
   enum : int { kWarps = kBlockThreads / 32, kStates = kWarps * kBlocks };
   static __device__ __forceinline__ int lane() { return cluster_rank() * kBlockThreads + threadIdx.x; }
   static __device__ __forceinline__ unsigned tile() { return blockIdx.x / kBlocks; }
-  static __device__ __forceinline__ void announce() { cluster_arrive(); }
+  static __device__ __forceinline__ void announce() { cluster_arrive_relaxed(); }
   static __device__ __forceinline__ void meet() { cluster_wait(); }
   template <typename State> using Slots = State[kStates];
   template <typename State>
@@ -353,7 +357,7 @@ struct Look1_7593 {  // state of look 1: sum(dy * y)
 // softmax backward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-softmax_bwd_f32_team_per_row_8c15(
+softmax_bwd_f32_team_per_row_654d(
     float* __restrict__ dx,
     Input<Config, float> dy,
     Input<Config, float> y,
@@ -387,6 +391,7 @@ softmax_bwd_f32_team_per_row_8c15(
 
   Vec<float, kVector> dy_held[kSteps];
   Vec<float, kVector> y_held[kSteps];
+  Team::announce();
 
   // The row of dy and y is read once and waits in registers; each thread reads back its own part.
   #pragma unroll
@@ -399,7 +404,6 @@ softmax_bwd_f32_team_per_row_8c15(
   }
 
   Chain::at_loads();
-  Team::announce();
 
   Look1_7593 look1 = {0.0f};
   float look1_dy_y_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
@@ -696,7 +700,7 @@ struct Tuned {
 };
 inline constexpr Tuned kTuned[] = {
     {4096, 32000, 16, 0u, 0u, false, {{512, 1, false, 0, 0, 0, 2},
-     run<softmax_bwd_f32_team_per_row_8c15<Cols32000_cde2>>}},
+     run<softmax_bwd_f32_team_per_row_654d<Cols32000_cde2>>}},
 };
 
 // For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.

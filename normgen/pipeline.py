@@ -19,7 +19,7 @@ from normgen.problem.problem import Problem
 from normgen.program.ir import RowProgram
 from normgen.program.rewrites.passes import passed
 from normgen.program.source import kernel_problem, written_program
-from normgen.schedule.knobs import Arithmetic, Keep, Softmax, Statistics, Variance
+from normgen.schedule.knobs import Arithmetic, Division, Keep, Softmax, Statistics, Variance
 from normgen.schedule.plan import Plan, plan_of
 from normgen.schedule.schedule import Schedule
 
@@ -53,13 +53,19 @@ def planned(problem: Problem, schedule: Schedule) -> Plan:
 def programs_of(problem: Problem, schedule: Schedule) -> list[tuple[str, RowProgram]]:
     """The program as its author wrote it and after every pass, named: what `normgen show --ir` prints."""
     written = written_program(answered(problem, schedule))
-    return list(_programs(written, schedule.variance, schedule.softmax, schedule.arithmetic, schedule.keep))
+    s = schedule
+    return list(_programs(written, s.variance, s.softmax, s.arithmetic, s.division, s.keep))
 
 
 @lru_cache(maxsize=128)
 def _programs(
-    written: RowProgram, variance: Variance, softmax: Softmax, arithmetic: Arithmetic, keep: Keep
+    written: RowProgram,
+    variance: Variance,
+    softmax: Softmax,
+    arithmetic: Arithmetic,
+    division: Division,
+    keep: Keep,
 ) -> tuple[tuple[str, RowProgram], ...]:
     """Thousands of schedules share a few programs, and a program takes four times as long as its text."""
-    choices = Schedule(variance=variance, softmax=softmax, arithmetic=arithmetic, keep=keep)
+    choices = Schedule(variance=variance, softmax=softmax, arithmetic=arithmetic, division=division, keep=keep)
     return tuple(passed(written, choices))

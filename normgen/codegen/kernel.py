@@ -221,11 +221,11 @@ class MainKernel:
             Gap(),
             *holders(self.access),
             *self.looks.kept_values(),
+            *(self.exchange.announce() if self.states else []),
             *self.transport.start(),
             *early,
             *([] if plan.loops_rows or Place.RELOAD in plan.places else [AT_LOADS]),
             *([] if plan.is_hybrid else self.transport.arrive()),
-            *(self.exchange.announce() if self.states else []),
             *self.pack_params(),
             *self.reductions(),
             *self.row_stores(),  # not last: 5 % of a short call (H200, 1x4096)

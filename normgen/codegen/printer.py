@@ -266,6 +266,8 @@ class FormulaPrinter(Printer):
             return f"where({', '.join(texts)})", ATOM
         if isinstance(expr, cast):
             return f"cast({self.text(expr.args[0])}, {expr.dtype})", ATOM
+        if isinstance(expr, divide_by_remainder):
+            return self._print(expr.args[0] / expr.args[1])
         if isinstance(expr, sign | clamp | divide):
             return f"{name_of(expr)}({', '.join(map(self.text, expr.args))})", ATOM
         return (self.condition(expr), CHOICE) if isinstance(expr, Condition) else super()._print(expr)

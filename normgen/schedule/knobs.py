@@ -201,6 +201,13 @@ class Statistics(StrEnum):
     LEFT_OUT = "left_out"
 
 
+class Division(StrEnum):
+    """How the sum of a row is divided by its columns."""
+
+    IEEE = "ieee"
+    REMAINDER = "remainder"
+
+
 class Arithmetic(StrEnum):
     """How exponentials are computed."""
 
@@ -480,6 +487,9 @@ TABLE: tuple[Knob, ...] = (
         plain=Params.LATE,
         group=Group.FREE,
         meaning="when the column parameters are read",
+        # Not read before the row (1.07 to 1.18 times the price in decode), nor copied to shared memory meanwhile, by
+        # cp.async (0.98 to 1.03) or cp.async.bulk (up to 1.28; H200). An SM gets what it loads in the order in which it
+        # asked: rows in L2 would wait for parameters in DRAM.
         forward=(Params.LATE, Params.EARLY, Params.KEPT, Params.PACKED, Params.PREFETCHED),
         backward=(Params.LATE, Params.KEPT),
         words={
@@ -550,6 +560,17 @@ TABLE: tuple[Knob, ...] = (
         meaning="exponentials by expf and their quotients to the last bit, or the hardware's power of two",
         words={"approximate": "exponentials by the hardware's power of two"},
         elsewhere={"exact": ("expf",), "approximate": ("fast", "fast_math", "__expf", "ex2.approx")},
+    ),
+    Knob(
+        name="division",
+        values=tuple(Division),
+        plain=Division.IEEE,
+        group=Group.FREE,
+        meaning="a mean of cols that are no power of two: by a division, or by a product and its remainder",
+        forward=tuple(Division),
+        backward=tuple(Division),
+        words={"remainder": "means by a product and its remainder: no branch, across which a compiler moves nothing"},
+        elsewhere={"ieee": ("div.rn", "fdiv"), "remainder": ("fma",)},
     ),
     Knob(
         name="statistics",

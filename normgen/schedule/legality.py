@@ -14,6 +14,7 @@ from normgen.problem.problem import Problem
 from normgen.problem.tensors import TensorUse
 from normgen.program.ir import looks
 from normgen.program.rewrites.kept import name_kept_values
+from normgen.program.rewrites.means import divide_means_by_remainder
 from normgen.program.rewrites.passes import passed
 from normgen.program.rewrites.reductions import variance
 from normgen.program.source import kernel_problem, written_program
@@ -22,6 +23,7 @@ from normgen.schedule.knobs import (
     Columns,
     Copy,
     DependentLaunch,
+    Division,
     Edges,
     Hold,
     Keep,
@@ -199,6 +201,22 @@ def keep(problem: Problem, s: Schedule, device: Device) -> str | None:
     if registers > limit:
         return f"a thread would keep {registers} registers of values; {s.threads} threads a block leave it {limit}"
     return None
+
+
+def division(problem: Problem, s: Schedule, _: Device) -> str | None:
+    """Rules of division = remainder."""
+    return None if s.division is Division.IEEE else without_remainders(problem)
+
+
+@cache
+def without_remainders(problem: Problem) -> str | None:
+    """Why no sum of a problem is divided by the remainder."""
+    if problem.any_cols:
+        return "cols known at the call alone have no reciprocal yet: division = ieee"
+    if problem.cols & (problem.cols - 1) == 0:
+        return "what a power of two divides is an exact product: division = ieee"
+    program = variance(written_program(problem), Variance.TWO_PASS)
+    return None if divide_means_by_remainder(program) != program else "no row has a mean: division = ieee"
 
 
 @cache
@@ -502,6 +520,7 @@ FREE: tuple[Rule, ...] = (
     persistent,
     _reduce_with,
     _guarded,
+    division,
     in_place,
     _cluster,
     unroll,

@@ -16,6 +16,7 @@ from normgen.schedule.knobs import (
     Columns,
     Copy,
     DependentLaunch,
+    Division,
     Edges,
     Hold,
     Keep,
@@ -63,6 +64,7 @@ class Schedule:
     blocks_per_sm    launch bound: the least number of blocks that must fit an SM; 0 = none
     columns          how column reductions (dweight, dbias) are summed over blocks, see Columns.is_deterministic
     arithmetic       exact | approximate: exponentials by expf, or by the hardware's power of two
+    division         ieee | remainder: a mean by an IEEE division, or by the product with 1 / cols and its remainder
     dependent_launch off | on | start | loads | end: programmatic dependent launch (sm_90+). on: only a call's second
                      kernel starts while its first one ends; the others: every kernel starts while the one in front
                      of it in the stream ends, and lets the next one start when it starts, has asked for its row, or
@@ -93,6 +95,7 @@ class Schedule:
     columns: Columns = Columns.PARTIALS_TWO_KERNELS
     dependent_launch: DependentLaunch = DependentLaunch.OFF
     arithmetic: Arithmetic = Arithmetic.EXACT
+    division: Division = Division.IEEE
     statistics: Statistics = Statistics.NULLABLE
 
     def __post_init__(self) -> None:
@@ -199,7 +202,7 @@ class Schedule:
 # contracts a product and a sum into one rounding is up to the statements around it.
 _OF_ORDER = (
     *("threads_per_row", "cluster", "parts", "reduce_with", "vector", "edges", "variance", "softmax", "arithmetic"),
-    *("hold", "keep", "copy", "unroll", "statistics", "columns"),
+    *("division", "hold", "keep", "copy", "unroll", "statistics", "columns"),
 )
 
 

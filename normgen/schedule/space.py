@@ -21,13 +21,14 @@ from normgen.schedule.knobs import (
     Params,
     names_of,
 )
-from normgen.schedule.legality import CUT, FREE, STRUCTURAL, hints, reduces_rows, refusal
+from normgen.schedule.legality import CUT, FREE, STRUCTURAL, hints, reduces_rows, refusal, without_remainders
 from normgen.schedule.policy import (
     ONE_KNOB,
     plain_only,
     searched_cluster,
     searched_columns,
     searched_cut,
+    searched_division,
     searched_hint,
     searched_keep,
     searched_launch,
@@ -45,6 +46,7 @@ BACKWARD_KNOBS: dict[str, tuple[Any, ...]] = {k.name: k.backward for k in TABLE 
 CUT_KNOBS, PLACE_KNOBS = names_of(Group.CUT), names_of(Group.PLACE)
 METHOD_KNOBS, FREE_KNOBS = names_of(Group.METHOD), names_of(Group.FREE)
 
+SEARCHED = (searched_hint, searched_keep, searched_division, searched_params, searched_launch)
 # Rules for a cut that is legal, in one place.
 PLACED = (*(rule for rule in STRUCTURAL if rule not in CUT), searched_tile, searched_cluster, searched_place)
 
@@ -94,6 +96,8 @@ def knob_values(problem: Problem, rewrites: Mapping[str, tuple[str, ...]]) -> di
             searched = tuple(v for v in searched if v in _params_values(problem)) or (default.params,)
         if name == "columns" and not problem.sums_rows:
             searched = (default.columns,)
+        if name == "division" and without_remainders(problem):
+            searched = (default.division,)
         if name == "arithmetic" and name not in asked and is_approximate(problem):
             searched = (Arithmetic.APPROXIMATE,)
         values[name] = tuple(searched)
@@ -157,9 +161,7 @@ def space(problem: Problem, device: Device) -> Space:
                 continue
             lists = values if plain is None else _plain(problem, base, device, values)
             for schedule in _points(base, FREE_KNOBS, _promising(problem, base, device, lists, refusals)):
-                reason = refusal(
-                    problem, schedule, device, (*FREE, searched_hint, searched_keep, searched_params, searched_launch)
-                )
+                reason = refusal(problem, schedule, device, (*FREE, *SEARCHED))
                 if reason is None:
                     legal.append(schedule)
                 else:

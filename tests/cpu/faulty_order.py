@@ -92,6 +92,17 @@ _RACES = {
   y[threadIdx.x] = blockIdx.x;  // HERE
 """,
     ),
+    "a block reads what another wrote before an arrival that publishes nothing": ordered(
+        FaultKind.GLOBAL_RACE,
+        "wrote: no barrier and no counter orders the two",
+        """
+  y[64 * blockIdx.x + threadIdx.x] = 1.0f;
+  cluster_arrive_relaxed();
+  cluster_wait();
+  y[64 * blockIdx.x + threadIdx.x] += y[64 * (blockIdx.x ^ 1) + threadIdx.x];  // HERE
+""",
+        cluster=2,
+    ),
     "two blocks write the same value": ordered(
         FaultKind.GLOBAL_RACE,
         "of block 0 wrote",

@@ -13,6 +13,7 @@ from tests.cpu.cases import ROWS, kernel, module, pointer
 
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler on this machine")
 BARRIER = "cluster_arrive(); cluster_wait();"
+RELAXED = "cluster_arrive_relaxed(); cluster_wait();"
 
 
 def run_pair(body: str, *, seed: int = 0) -> tuple[Run, np.ndarray]:
@@ -41,6 +42,12 @@ def test_a_block_reads_what_the_other_has_left_before_the_barrier(seed: int) -> 
     np.testing.assert_array_equal(y, [131 - np.arange(32), 31 - np.arange(32)])
 
 
+def test_a_relaxed_arrival_takes_back_nothing_that_an_earlier_one_has_published() -> None:
+    run, y = run_pair(f"{WRITE} {BARRIER} {RELAXED} {READ} {BARRIER}")
+    assert run.faults == ()
+    np.testing.assert_array_equal(y, [131 - np.arange(32), 31 - np.arange(32)])
+
+
 def test_four_values_at_a_time_are_those_at_the_address() -> None:
     four = "float four[4]; cluster_load(four, own + threadIdx.x / 4 * 4, 1 - rank); value[0] = four[threadIdx.x % 4];"
     run, y = run_pair(f"{WRITE} {BARRIER} {four} {BARRIER}")
@@ -60,6 +67,9 @@ MISUSES = {
         body=f"{BARRIER} {WRITE} __syncthreads(); if (rank == 0) {READ} {BARRIER}",
         kind=FaultKind.SHARED_RACE,
         says="with no barrier since",
+    ),
+    "an arrival that publishes nothing between the write and the read": Misuse(
+        body=f"{WRITE} {RELAXED} {READ} {BARRIER}", kind=FaultKind.SHARED_RACE, says="with no barrier since"
     ),
     "read before anyone wrote": Misuse(
         body=f"{BARRIER} {READ} {BARRIER}", kind=FaultKind.UNINITIALISED_SHARED, says="before anyone wrote them"

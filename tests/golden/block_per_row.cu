@@ -247,7 +247,7 @@ struct Look1_57d9 {  // state of look 1: sum(x**2)
 // rmsnorm forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_bf16_team_per_row_804d(
+rmsnorm_fwd_bf16_team_per_row_f200(
     bfloat16* __restrict__ y,
     float* __restrict__ rstd,
     Input<Config, bfloat16> x,
@@ -283,6 +283,7 @@ rmsnorm_fwd_bf16_team_per_row_804d(
   Chain::wait();  // nothing before it depends on the kernels in front of this one
 
   Vec<bfloat16, kVector> x_held[kSteps];
+  Team::announce();
 
   // The row of x is read once and waits in registers; each thread reads back its own part.
   #pragma unroll
@@ -305,7 +306,6 @@ rmsnorm_fwd_bf16_team_per_row_804d(
   }
 
   Chain::at_loads();
-  Team::announce();
 
   Look1_57d9 look1 = {0.0f};
   float look1_x_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another

@@ -229,7 +229,7 @@ struct Look2_1fb7 {  // state of look 2: sum((x - mean)**2)
 // layernorm forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_f32_team_per_row_4cbc(
+layernorm_fwd_f32_team_per_row_d938(
     float* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -266,6 +266,8 @@ layernorm_fwd_f32_team_per_row_4cbc(
   Chain::at_start();
   Chain::wait();  // nothing before it depends on the kernels in front of this one
 
+  Team::announce();
+
   // The row of x is read once and waits in shared memory; each thread reads back its own part.
   #pragma unroll kUnroll
   for (int step = 0; step < kSteps; ++step) {
@@ -276,7 +278,6 @@ layernorm_fwd_f32_team_per_row_4cbc(
   }
 
   Chain::at_loads();
-  Team::announce();
 
   Look1_5b01 look1 = {0.0f};
   float look1_x_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another

@@ -269,7 +269,7 @@ struct Look1_57d9 {  // state of look 1: sum(x**2)
 // It may read weight before the kernels in front have ended.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_bf16_team_per_row_f005(
+rmsnorm_fwd_bf16_team_per_row_a588(
     bfloat16* __restrict__ y,
     float* __restrict__ rstd,
     Input<Config, bfloat16> x,
@@ -313,6 +313,7 @@ rmsnorm_fwd_bf16_team_per_row_f005(
   Chain::wait();  // nothing before it depends on the kernels in front of this one
 
   Vec<bfloat16, kVector> x_held[kSteps];
+  Team::announce();
 
   // The row of x is read once and waits in registers; each thread reads back its own part.
   #pragma unroll
@@ -324,7 +325,6 @@ rmsnorm_fwd_bf16_team_per_row_f005(
   }
 
   Chain::at_loads();
-  Team::announce();
 
   Look1_57d9 look1 = {0.0f};
   float look1_x_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another

@@ -258,7 +258,7 @@ struct Look2_ee66 {  // state of look 2: sum(x - x_rough_mean), sum((x - x_rough
 // layernorm forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_bf16_team_per_row_2355(
+layernorm_fwd_bf16_team_per_row_303d(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -298,6 +298,7 @@ layernorm_fwd_bf16_team_per_row_2355(
   Chain::wait();  // nothing before it depends on the kernels in front of this one
 
   Vec<bfloat16, kVector> x_held[kSteps];
+  Team::announce();
 
   // The row of x is read once and waits in registers; each thread reads back its own part.
   #pragma unroll
@@ -322,7 +323,6 @@ layernorm_fwd_bf16_team_per_row_2355(
   }
 
   Chain::at_loads();
-  Team::announce();
 
   Look1_a922 look1 = {0.0f, 0.0f};
   float look1_x_rough_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another

@@ -264,7 +264,7 @@ struct Look2_2916 {  // state of look 2: sum(exp(x - row_max))
 // softmax forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-softmax_fwd_bf16_team_per_row_2051(
+softmax_fwd_bf16_team_per_row_fef0(
     bfloat16* __restrict__ y,
     Input<Config, bfloat16> x,
     long long y_pitch,
@@ -295,6 +295,7 @@ softmax_fwd_bf16_team_per_row_2051(
   Chain::wait();  // nothing before it depends on the kernels in front of this one
 
   Vec<bfloat16, kVector> x_held[kSteps];
+  Team::announce();
 
   // The row of x is read once and waits in registers; each thread reads back its own part.
   #pragma unroll
@@ -306,7 +307,6 @@ softmax_fwd_bf16_team_per_row_2051(
   }
 
   Chain::at_loads();
-  Team::announce();
 
   Look1_697e look1 = {__int_as_float(0xff800000)};
 

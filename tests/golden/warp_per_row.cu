@@ -206,7 +206,7 @@ struct Look2_1fb7 {  // state of look 2: sum((x - mean)**2)
 // layernorm forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_f32_team_per_row_a6d4(
+layernorm_fwd_f32_team_per_row_c6db(
     float* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -246,6 +246,7 @@ layernorm_fwd_f32_team_per_row_a6d4(
   Chain::wait();  // nothing before it depends on the kernels in front of this one
 
   Vec<float, kVector> x_held[kSteps];
+  Team::announce();
 
   // The row of x is read once and waits in registers; each thread reads back its own part.
   #pragma unroll
@@ -270,7 +271,6 @@ layernorm_fwd_f32_team_per_row_a6d4(
   }
 
   Chain::at_loads();
-  Team::announce();
 
   Look1_5b01 look1 = {0.0f};
   float look1_x_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another

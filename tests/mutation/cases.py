@@ -82,7 +82,8 @@ CASES: dict[str, Named] = {
     # how rows arrive
     "ahead_layernorm": forward("layernorm", "4096x256", "f32", team(32, 2, 4, **AHEAD)),
     "kept_layernorm": forward(
-        "layernorm", "4096x253", "bf16", team(32, 2, 4, keep="values", edges="peel", **AHEAD), align=2
+        "layernorm", "4096x253", "bf16",
+        team(32, 2, 4, keep="values", edges="peel", division="remainder", **AHEAD), align=2,
     ),
     "packed_rmsnorm": forward("rmsnorm", "4096x512", "bf16", team(32, 2, 8, **(AHEAD | {"params": "packed"}))),
     "cp_async_layernorm": forward("layernorm", "4096x256", "f32", team(32, 2, 4, stages=3, **CP_ASYNC_RING)),

@@ -64,6 +64,7 @@ def test_the_kernels_use_every_technique() -> None:
         "softmax",
         "params",
         "arithmetic",
+        "division",
         "dependent_launch",
         "statistics",
     ):

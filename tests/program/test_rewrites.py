@@ -12,11 +12,12 @@ from normgen.program.ir import COLS, Column, Load, Map, Reduce, RowProgram, Stor
 from normgen.program.lower import lower
 from normgen.program.monoid import ONLINE_SOFTMAX, SUM, WELFORD, Monoid, symbol
 from normgen.program.rewrites.hoist import hoist_row_divisions
+from normgen.program.rewrites.means import divide_means_by_remainder
 from normgen.program.rewrites.passes import passed
 from normgen.program.rewrites.reductions import SOFTMAX, VARIANCE, applicable, softmax, variance
 from normgen.program.rewrites.taken import load_taken_elements
 from normgen.program.source import problem_for
-from normgen.schedule.knobs import KNOBS, Arithmetic, Variance
+from normgen.schedule.knobs import KNOBS, Arithmetic, Division, Variance
 from normgen.schedule.schedule import Schedule
 from normgen.spec.reader import load, parse
 from normgen.spec.spec import Kind
@@ -448,6 +449,30 @@ def test_exact_quotients_of_exponentials_are_divided_by_the_remainder() -> None:
     for arithmetic in Arithmetic:
         hoisted = dict(passed(program, Schedule(arithmetic=arithmetic)))["hoist row divisions"]
         assert ("remainder" in str(hoisted)) == (arithmetic is Arithmetic.EXACT)
+
+
+def test_means_are_divided_by_the_remainder() -> None:
+    """What stands before the division is divided, in its order; cols that do not divide a row's value stay."""
+    m, s = 'm = "mean(x)"\n', 's = "sum(x*x)"\n'
+    divided = {
+        f'{m}y = "x - m"': ["x_sum, cols, 1/cols"],
+        f'{s}y = "x * rsqrt(s / cols + 1e-6)"': ["s, cols, 1/cols"],
+        f'{s}t = "s * s / cols"\ny = "x * t"': ["s**2, cols, 1/cols"],
+        f'{m}{s}t = "s / cols / m * s"\ny = "x * t"': ["x_sum, cols, 1/cols", "s, cols, 1/cols"],
+        f'{s}y = "x / cols * s"': [],
+        f'{s}t = "s * cols"\ny = "x * t"': [],
+    }
+    for formulas, quotients in divided.items():
+        program = spec_program(formulas)
+        rewritten = divide_means_by_remainder(program)
+        assert re.findall(r"remainder[(](.+?)[)]", str(rewritten)) == quotients, formulas
+        assert (rewritten != program) == bool(quotients)
+        x = np.random.default_rng().standard_normal((3, 5))
+        found, expected = (evaluate(p, {"x": x})["y"] for p in (rewritten, program))
+        np.testing.assert_allclose(found, expected, rtol=1e-13)
+    program = spec_program(f'{m}y = "x - m"')
+    for way in Division:
+        assert ("remainder" in str(passed(program, Schedule(division=way))[-1][1])) == (way is Division.REMAINDER)
 
 
 @pytest.mark.parametrize("method", SOFTMAX)

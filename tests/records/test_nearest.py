@@ -189,6 +189,12 @@ def test_edges_follow_what_cols_divides_into() -> None:
         assert refusal(make(shape), schedule, H200) is None
 
 
+def test_a_mean_of_a_power_of_two_is_no_longer_divided_by_the_remainder() -> None:
+    record = tuned(make("2048x5120"), replace(ROW_IN_BLOCK, division="remainder"))
+    assert fitted(record, make("2048x7168"), H200) == record.schedule
+    assert fitted(record, make("2048x4096"), H200) == ROW_IN_BLOCK
+
+
 def test_what_cannot_be_made_legal_is_passed_over() -> None:
     """A cluster of blocks over one row of 262144 columns has no work for its threads at 64 columns."""
     cluster = Schedule(threads_per_row=1024, cluster=8, vector=8, hold="registers", unroll=0)

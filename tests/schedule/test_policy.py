@@ -27,6 +27,7 @@ RULES = (
     policy.searched_place,
     policy.searched_method,
     policy.searched_columns,
+    policy.searched_division,
 )
 HELD = {"threads_per_row": 64, "vector": 4, "hold": "registers", "unroll": 0}
 SHORT = {"shape": "8192x768", "dtype": "bf16"}
@@ -38,6 +39,7 @@ NOT_SEARCHED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("layernorm", SHORT, HELD | {"hold": "shared"}, "that wait in shared memory"),
     ("layernorm", SHORT, HELD | {"reduce_with": "shared_tree"}, "with other trees than shuffles"),
     ("layernorm", SHORT, HELD | {"persistent": 16}, "a persistent grid of aligned rows"),
+    ("layernorm", SHORT, HELD | {"division": "remainder"}, "means of fewer than 4096 cols"),
     ("rmsnorm", BACKWARD, HELD | {"persistent": 2, "columns": "atomic"}, "by atomics or last arrivers"),
 ]
 SEARCHED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
@@ -45,6 +47,7 @@ SEARCHED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("layernorm", {"shape": "8192x767", "dtype": "bf16"}, HELD | {"vector": 1, "threads_per_row": 128}),
     ("layernorm", {"shape": "64x64", "dtype": "bf16"}, HELD | {"vector": 1, "threads_per_row": 32}),
     ("layernorm", {"shape": "16x16384", "dtype": "bf16"}, HELD | {"hold": "shared", "threads_per_row": 512}),
+    ("rmsnorm", {"shape": "2048x5120", "dtype": "bf16"}, HELD | {"division": "remainder"}),
     ("softmax", {"shape": "8192x4096", "dtype": "bf16"}, HELD | {"reduce_with": "shared_tree"}),
     ("layernorm", {"shape": "8192x1023", "dtype": "bf16"}, HELD | {"edges": "peel", "persistent": 8}),
     ("rmsnorm", BACKWARD | {"shape": "64x1024"}, HELD | {"persistent": 2, "columns": "register_atomic"}),

@@ -93,8 +93,8 @@ def test_spaces_come_in_the_same_order_every_time() -> None:
     assert space(problem, H200).legal == space(problem, H200).legal
 
 
-def problem(shape: str = "4096x768", **more: object) -> Problem:
-    return problem_for(load("layernorm"), shape=shape, **more)
+def problem(shape: str = "4096x768", op: str = "layernorm", **more: object) -> Problem:
+    return problem_for(load(op), shape=shape, **more)
 
 
 AHEAD = {"hold": "registers", "unroll": 0, "vector": 4, "persistent": 1, "threads_per_row": 64}
@@ -152,6 +152,9 @@ REFUSED = [
     ({"dependent_launch": "on"}, {}, "no second kernel to start early"),
     ({"dependent_launch": "loads", "persistent": 2}, {}, "the only one of its block"),
     ({"dependent_launch": "loads", "hold": "reload"}, {}, "the only one of its block"),
+    ({"division": "remainder"}, {"shape": "8x4096"}, "a power of two divides is an exact product"),
+    ({"division": "remainder"}, {"op": "softmax"}, "no row has a mean"),
+    ({"division": "remainder"}, {"any_cols": True}, "no reciprocal yet"),
     # Just past a limit; `LEGAL` has what lies just within.
     ({"threads_per_row": 32, "vector": 2}, WIDE_WEIGHT, "parameters are not aligned to vectors of 2 elements"),
     ({"threads_per_row": 16}, {}, "whole warps"),
@@ -172,6 +175,7 @@ LEGAL = [
     ({"threads_per_row": 32, "vector": 2}, {**WIDE_WEIGHT, "align": 8}),
     ({"threads_per_row": 16, "rows_per_block": 2}, {}),
     ({"threads_per_row": 32, "vector": 4}, {"shape": "8x128"}),
+    ({"division": "remainder"}, {"shape": "8x768"}),
     ({"threads_per_row": 16, "rows_per_block": 8, **PEELED}, ODD_ROWS),
     ({"threads_per_row": 64, "cluster": 2, **PEELED}, ODD_ROWS),
     ({"threads_per_row": 512, "vector": 4, "hold": "shared"}, {"shape": "8x55296"}),

@@ -10,10 +10,11 @@ from normgen.program.ir import RowProgram, check
 from normgen.program.rewrites.approximate import approximate_exponentials
 from normgen.program.rewrites.hoist import hoist_row_divisions
 from normgen.program.rewrites.kept import name_kept_values
+from normgen.program.rewrites.means import divide_means_by_remainder
 from normgen.program.rewrites.reductions import softmax, variance
 from normgen.program.rewrites.taken import load_taken_elements
 from normgen.program.rewrites.totals import totals_of_elements
-from normgen.schedule.knobs import Arithmetic, Keep, Softmax, Variance
+from normgen.schedule.knobs import Arithmetic, Division, Keep, Softmax, Variance
 
 
 class Choices(Protocol):
@@ -29,6 +30,9 @@ class Choices(Protocol):
     def arithmetic(self) -> Arithmetic: ...
 
     @property
+    def division(self) -> Division: ...
+
+    @property
     def keep(self) -> Keep: ...
 
 
@@ -41,6 +45,8 @@ def passes(choices: Choices) -> list[tuple[str, Callable[[RowProgram], RowProgra
         (f"softmax={choices.softmax}", partial(softmax, method=choices.softmax)),
         ("hoist row divisions", partial(hoist_row_divisions, corrected=choices.arithmetic is Arithmetic.EXACT)),
     ]
+    if choices.division is Division.REMAINDER:
+        listed.append(("divide means by the remainder", divide_means_by_remainder))
     if choices.arithmetic is Arithmetic.APPROXIMATE:
         listed.append(("approximate exponentials", approximate_exponentials))
     if choices.keep is Keep.VALUES:

@@ -69,7 +69,7 @@ void normgen_cpu_shuffle(unsigned mask, int source, const void* in, void* out, i
 unsigned normgen_cpu_ballot(unsigned mask, int predicate);
 unsigned normgen_cpu_activemask();
 void normgen_cpu_named_barrier(int id, int threads);
-void normgen_cpu_cluster_arrive();
+void normgen_cpu_cluster_arrive(bool releases);
 void normgen_cpu_cluster_wait();
 void normgen_cpu_cluster_store(void* own, unsigned rank, const void* value, unsigned bytes);
 void normgen_cpu_cluster_load(const void* own, unsigned rank, void* value, unsigned bytes);

@@ -131,7 +131,8 @@ NORMGEN_INLINE void cluster_send(Value* own_shared_address, unsigned rank, Value
   normgen_cpu_cluster_send(own_shared_address, rank, &value, sizeof(Value), mbarrier);
 }
 NORMGEN_INLINE void mbarrier_cluster_fence() { normgen_cpu_mbarrier_cluster_fence(); }
-NORMGEN_INLINE void cluster_arrive() { normgen_cpu_cluster_arrive(); }
+NORMGEN_INLINE void cluster_arrive() { normgen_cpu_cluster_arrive(true); }
+NORMGEN_INLINE void cluster_arrive_relaxed() { normgen_cpu_cluster_arrive(false); }
 NORMGEN_INLINE void cluster_wait() { normgen_cpu_cluster_wait(); }
 NORMGEN_INLINE void opaque(unsigned&) {}
 NORMGEN_INLINE float computed_once(float value) { return value; }

@@ -148,12 +148,13 @@ NORMGEN_API void normgen_cpu_named_barrier(int id, int threads) {
   leave_fiber();
 }
 
-NORMGEN_API void normgen_cpu_cluster_arrive() {
+NORMGEN_API void normgen_cpu_cluster_arrive(bool releases) {
   const uintptr_t pc = NORMGEN_CALLER;
   Fiber& fiber = *machine.current;
   if (fiber.cluster_arrived) fatal_fault(kDivergentBarrier, pc, "arrives twice at the cluster barrier without a wait");
   fiber.cluster_arrived = true;
-  machine.arrivals[machine.cluster_phase % 2][fiber.stamp_thread] = tick();
+  const auto& before = machine.arrivals[(machine.cluster_phase + 1) % 2];  // what others have known since then
+  machine.arrivals[machine.cluster_phase % 2][fiber.stamp_thread] = releases ? tick() : before[fiber.stamp_thread];
   ++machine.cluster_arrived;
   recheck_cluster_barrier();
 }
