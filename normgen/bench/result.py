@@ -38,7 +38,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -220,6 +220,35 @@ class Results(Run):
             ),
             "geometric_mean_to_roof": geometric_mean([e.ours.to_roof.median for e in self.entries if e.ours.to_roof]),
         }
+
+
+def joined(older: Results, newer: Results) -> Results:
+    """The entries of both runs of a suite on one GPU model: the newer one's where it has a time, in the older's order.
+
+    The note says how many entries are whose; the head is the newer one's, the versions are those of both.
+
+    Raises UsageError for runs of two suites or of two GPU models, whose figures do not stand side by side.
+    """
+    for name, old, new in (
+        ("suite", older.suite, newer.suite),
+        ("GPU model", older.device.get("name"), newer.device.get("name")),
+    ):
+        if old != new:
+            raise UsageError(f"runs of one {name} are joined", received=f"{old} and {new}")
+    fresh = {e.label: e for e in newer.entries if e.ours.us is not None}
+    known = {e.label for e in older.entries}
+    added = tuple(e for label, e in fresh.items() if label not in known)
+    entries = (*(fresh.get(e.label, e) for e in older.entries), *added)
+    kept = [e for e in entries if e.label not in fresh]
+    before = f"{len(kept)} of {len(entries)} entries are older, of {older.started}" + (": " if older.note else ".")
+    return replace(
+        newer,
+        entries=entries,
+        versions={**older.versions, **newer.versions},
+        seconds=math.fsum(e.seconds for e in entries),
+        finished=older.finished or newer.finished,  # one of them has all entries
+        note=" ".join(filter(None, [newer.note if newer.finished else "", before + older.note if kept else ""])),
+    )
 
 
 def geometric_mean(values: Sequence[float]) -> float | None:

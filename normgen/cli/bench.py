@@ -50,9 +50,15 @@ from normgen.records.place import Context, Setting
 @click.option("--tried", type=click.IntRange(min=1), default=4, show_default=True, help="Kernels without a technique.")
 @click.option("--device", type=int, default=0, show_default=True, help="Number of the GPU.")
 @click.option(
-    "--from", "recorded", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Print old results."
+    "--from",
+    "recorded",
+    multiple=True,
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Print what --json wrote; repeat to join runs of a suite, into the file of --json: later entries replace.",
 )
-def bench(suite: str | None, recorded: Path | None, json_to: str | None, picture: Path | None, **options: Any) -> None:
+def bench(
+    suite: str | None, recorded: tuple[Path, ...], json_to: str | None, picture: Path | None, **options: Any
+) -> None:
     """Price a SUITE: our kernels, roofs and other libraries between the same kernels, in one interleaved run.
 
     SUITE is a built-in suite (forward_h200, decode_h200, backward_h200) or a TOML file. Every result is checked against
@@ -66,7 +72,7 @@ def bench(suite: str | None, recorded: Path | None, json_to: str | None, picture
     """
     nearest, source, rows = options.pop("nearest"), options.pop("ablation"), options.pop("rows")
     is_host, model, compiled = options.pop("host"), options.pop("model"), options.pop("compiled")
-    if sum(what is not None for what in (suite, recorded, nearest, source, model)) + is_host != 1:
+    if sum(map(bool, (suite, recorded, nearest, source, model, is_host))) != 1:
         rule = "give a suite, or --from with the file of a recorded one, --nearest, --ablation, --host or --model"
         raise UsageError(rule)
     if compiled and model is None:
@@ -98,6 +104,5 @@ def bench(suite: str | None, recorded: Path | None, json_to: str | None, picture
             **options,
         )
     else:
-        assert recorded is not None
         code = command.show_recorded(recorded, json_to=json_to, picture=picture)
     sys.exit(code)

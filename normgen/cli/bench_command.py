@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,7 +17,7 @@ from normgen.bench import plot as plots
 from normgen.bench.ablation import Ablation
 from normgen.bench.contest import Venue
 from normgen.bench.peers import Options, check_names
-from normgen.bench.result import Results, Run, from_json
+from normgen.bench.result import Results, Run, from_json, joined
 from normgen.bench.runner import DEVICE_LOST, INTERRUPTED, Wish
 from normgen.bench.table import results_text
 from normgen.bench.transfer import Transfer
@@ -59,11 +60,7 @@ class Ask:
     device: int
 
     def file(self) -> Path | None:
-        """The results file, if there is to be one. Raises UsageError where it cannot be written."""
-        file = Path(self.json_to) if self.json_to not in (None, STDOUT) else None
-        if file is not None and not file.resolve().parent.is_dir():
-            raise UsageError("the folder of the results file exists", received=str(file))
-        return file
+        return results_file(self.json_to)
 
     def venue(self) -> Venue:
         """Where contests are held. Raises NoDeviceError without a GPU, UsageError for too few samples."""
@@ -202,6 +199,16 @@ def run_ablation(source: str, ask: Ask, *, each: int, most: int, tried: int) -> 
     return _conclude(found, file, ask.json_to, ablation.ablation_text(found))
 
 
+def results_file(json_to: str | None) -> Path | None:
+    """The file of --json, if there is to be one. Raises UsageError where it cannot be written."""
+    if json_to is None or json_to == STDOUT:
+        return None
+    file = Path(json_to)
+    if not file.resolve().parent.is_dir():
+        raise UsageError("the folder of the results file exists", received=str(file))
+    return file
+
+
 def known_records(files: tuple[Path, ...], facts: Device) -> list[Record]:
     """What the rule may know: the records of the files, and those that ship; not what this user tuned meanwhile."""
     places = [*files, shipped_folder() / f"{gpu_slug(facts)}.jsonl"]
@@ -219,9 +226,11 @@ def _conclude(found: Transfer | Ablation, file: Path | None, json_to: str | None
     return _ended(found.note)
 
 
-def show_recorded(recorded: Path, *, json_to: str | None, picture: Path | None) -> int:
-    """Print and draw what an earlier run wrote."""
-    _show(_recorded(recorded), json_to, picture)
+def show_recorded(recorded: Sequence[Path], *, json_to: str | None, picture: Path | None) -> int:
+    """Print, draw and write what earlier runs of a suite found: the later files' entries replace the earlier ones'."""
+    found = reduce(joined, map(_recorded, recorded))
+    _save(results_file(json_to), found)
+    _show(found, json_to, picture)
     return 0
 
 

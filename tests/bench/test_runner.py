@@ -275,6 +275,26 @@ def test_runs_of_parts_of_a_suite_add_up_in_one_file(
     assert text.splitlines()[-1].startswith("3 entries in ")
 
 
+def test_files_of_several_runs_are_joined_and_later_entries_replace_earlier_ones(
+    file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole, part, out = (tmp_path / f"{name}.json" for name in ("whole", "part", "joined"))
+    assert run(capsys, "bench", file, "--peers", "none", "--json", str(whole))[0] == 0
+    assert run(capsys, "bench", file, "--peers", "none", "--json", str(part), "--only", "layernorm")[0] == 0
+    code, text, _ = run(capsys, "bench", "--from", str(whole), "--from", str(part), "--json", str(out))
+    assert code == 0
+    old, new, found = (from_json(path.read_text()) for path in (whole, part, out))
+    assert found.entries == (*old.entries[:2], *new.entries)
+    assert found.note == f"2 of 3 entries are older, of {old.started}."
+    assert (found.finished, found.started) == (True, new.started)
+    assert text.splitlines()[-1].startswith("3 entries in ")
+    other = tmp_path / "other.json"
+    other.write_text(part.read_text().replace('"suite": "', '"suite": "un'))
+    code, _, err = run(capsys, "bench", "--from", str(whole), "--from", str(other))
+    assert code == 2
+    assert "runs of one suite are joined" in err
+
+
 def test_the_command_prints_json_on_stdout(file: str, capsys: pytest.CaptureFixture[str]) -> None:
     code, text, _ = run(capsys, "bench", file, "--peers", "none", "--json", "-")
     assert code == 0
