@@ -79,13 +79,14 @@ class Groups:
                 before.append(Do(f"float {name}_kept[kVector]"))
                 peek.append(Do(f"{name}_kept[i] = {names[name]}"))
             move: list[Statement] = []
+            several = sum(isinstance(statement, Reduce) for statement in statements) > 1
             for statement in statements:
                 if isinstance(statement, Map):
                     move.append(Let(f"const float {names[statement.name]}", printer.text(statement.expr)))
                     continue
                 name = names[statement.names[0]]
                 before.append(Do(f"float {name} = {Printer(CONSTANTS).text(statement.monoid.identity[0])}"))
-                peek += single_step(statement, name, names)
+                peek += single_step(statement, name, names, prefix=f"{name}_" if several else "")
                 combine = _COMBINE[statement.monoid.name]
                 together = "false" if self.plan.problem.any_cols else "kEven"
                 move.append(Do(f"{name} = reduce_group<kGroupVectors, {combine}, {together}>({name})"))

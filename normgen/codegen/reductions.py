@@ -159,9 +159,9 @@ def steps_of(
     return Steps(before=tuple(before), peek=tuple(peek), move=tuple(move), elem=tuple(elem), after=tuple(after))
 
 
-def single_step(reduce: Reduce, variable: str, names: Mapping[str, str]) -> list[Statement]:
-    """One more element enters the variable of a monoid of one component."""
-    return _step(reduce, reduce.monoid.step, {symbol(reduce.monoid.state[0]): variable}, names, "")
+def single_step(reduce: Reduce, variable: str, names: Mapping[str, str], *, prefix: str) -> list[Statement]:
+    """One more element enters the variable of a monoid of one component; locals of several need a prefix each."""
+    return _step(reduce, reduce.monoid.step, {symbol(reduce.monoid.state[0]): variable}, names, prefix)
 
 
 def _step(

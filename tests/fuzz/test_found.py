@@ -407,3 +407,16 @@ def test_two_quotients_in_which_all_cancels_have_no_common_name() -> None:
     )
     problem = problem_for(parse(text), shape="4x8", direction="backward")
     assert "dr : row = dt*where((1 > log_r)" in str(written_program(problem))
+
+
+def test_two_values_of_groups_in_one_look_have_locals_of_their_own() -> None:
+    """Both reductions wrote their argument to a local of one name, which was no C++."""
+    text = (
+        'name = "t"\n[tensors]\nx = "input"\nb = "parameter"\ng = "group_statistic"\ny = "output"\n'
+        '[formulas]\ng = "absmax(x / b + 1, 8)"\nh = "absmax(b / x, 8)"\ny = "x * g + h"\n'
+    )
+    problem = problem_for(parse(text), shape="24x40")
+    schedule = Schedule(threads_per_row=4, rows_per_block=32, vector=4, hold="registers", unroll=0)
+    module = emit(problem, schedule)
+    assert compile_module(module, 90)
+    assert check_on_cpu(problem, module).ok
