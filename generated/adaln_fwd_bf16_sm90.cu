@@ -16,7 +16,7 @@
 //           scale, shift, null mean, rstd
 //
 //   rows x cols                  kernel         threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
-//   4096 x 3072 no mean no rstd  block_per_row  128      1           4       10.67     28.73 / 18.06  4723  100.0 %  1.11x       14.81     fresh
+//   4096 x 3072 no mean no rstd  block_per_row  128      1           4       10.08     28.74 / 18.66  4998  95.4 %   1.14x       14.92     fresh
 //   (any other, rows alike)      block_per_row  256      1           8       -         -              -     -        -           -         not tuned
 //   (any other)                  block_per_row  256      1           1       -         -              -     -        -           -         not tuned
 //

@@ -16,10 +16,9 @@
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // verified  NVIDIA H200, driver for CUDA 13.0: 6 calls, 0 to 4096 rows, 18 families of rows, own pitches of dx, dh,
 //           dy, h; rows of inf, nan were not tried
-// note      emitted as another text than the one that was tuned: 4096 x 4096
 //
 //   rows x cols              kernel         threads  rows/block  vector  price us  chain us      GB/s  of roof  vs default  alone us  timed
-//   4096 x 4096              block_per_row  512      2           4       32.75     56.93 / 24.2  4099  92.9 %   1.06x       37.26     fresh
+//   4096 x 4096              block_per_row  512      2           4       32.83     57.5 / 24.67  4090  92.2 %   1.06x       38.13     fresh
 //   (any other, rows alike)  block_per_row  256      1           8       -         -             -     -        -           -         not tuned
 //   (any other)              block_per_row  256      1           1       -         -             -     -        -           -         not tuned
 //

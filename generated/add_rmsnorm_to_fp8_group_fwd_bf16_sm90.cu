@@ -18,24 +18,25 @@
 //           q, scale, x, residual; any value passes in 0.014 of the elements, which have no finite bound; any value
 //           passes in 0.00023 of the elements, which have no finite bound; any value passes in 0.00029 of the
 //           elements, which have no finite bound; any value passes in 0.011 of the elements, which have no finite
-//           bound; any value passes in 0.00042 of the elements, which have no finite bound; any value passes in
-//           0.00013 of the elements, which have no finite bound; any value passes in 0.00017 of the elements, which
-//           have no finite bound; any value passes in 0.00022 of the elements, which have no finite bound
-// note      emitted as another text than the one that was tuned: all
+//           bound; any value passes in 0.00013 of the elements, which have no finite bound; any value passes in
+//           0.00017 of the elements, which have no finite bound; any value passes in 0.01 of the elements, which have
+//           no finite bound
+// note      emitted as another text than the one that was tuned: 1 x 4096, 16 x 4096, 64 x 4096, 256 x 4096, 1 x 7168,
+//           16 x 7168, 64 x 7168
 //
 //   rows x cols  kernel           threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
 //   1 x 4096     block_per_row    512      1           8       2.167     4.869 / 2.703  21    70.5 %   1.01x       2.358     fresh
 //   16 x 4096    block_per_row    512      1           8       2.334     5.946 / 3.604  257   66.0 %   1.00x       2.449     fresh
 //   64 x 4096    block_per_row    512      1           4       2.582     6.392 / 3.811  920   76.0 %   1.01x       2.999     fresh
 //   256 x 4096   block_per_row    256      1           8       3.501     8.159 / 4.66   2707  87.6 %   1.00x       4.075     fresh
-//   1024 x 4096  block_per_row    128      2           8       8.956     19.07 / 10.12  4231  105.6 %  1.02x       11.2      fresh
-//   4096 x 4096  block_per_row    256      2           8       49.26     79.49 / 30.22  3076  94.9 %   1.04x       42.21     fresh
+//   1024 x 4096  block_per_row    128      2           8       8.489     18.14 / 9.667  4463  104.4 %  1.04x       11.27     fresh
+//   4096 x 4096  block_per_row    128      1           8       46.95     78.33 / 31.41  3227  100.8 %  1.00x       40.62     fresh
 //   1 x 7168     cluster_per_row  128      1           8       2.403     5.523 / 3.118  33    55.5 %   1.10x       2.728     fresh
 //   16 x 7168    cluster_per_row  128      1           8       2.714     6.481 / 3.764  387   59.2 %   1.06x       2.813     fresh
 //   64 x 7168    block_per_row    512      1           8       3.04      7.044 / 4.014  1368  66.9 %   1.00x       3.745     fresh
-//   256 x 7168   block_per_row    512      1           8       5.152     10.78 / 5.638  3220  87.0 %   1.03x       5.954     fresh
-//   1024 x 7168  block_per_row    256      2           8       16.06     31.25 / 15.19  4130  95.6 %   1.01x       19.64     fresh
-//   4096 x 7168  block_per_row    512      1           8       68.18     135.2 / 66.97  3890  96.5 %   1.01x       67.78     fresh
+//   256 x 7168   block_per_row    512      1           8       5.09      10.77 / 5.677  3259  88.4 %   1.00x       6.205     fresh
+//   1024 x 7168  block_per_row    256      2           8       17.45     31.95 / 14.51  3800  92.3 %   1.03x       19.19     fresh
+//   4096 x 7168  block_per_row    512      1           8       69.16     137.9 / 68.74  3834  95.8 %   1.01x       68.52     fresh
 //   (any other)  block_per_row    256      1           4       -         -              -     -        -           -         not tuned
 //
 // times     price: what the kernel adds to a chain of a kernel that writes its main input and one that reads its
@@ -281,9 +282,6 @@ struct NoAllocate {
     }
   }
 };
-
-// The compiler no longer knows where the bits come from.
-__device__ __forceinline__ void opaque(unsigned& bits) { asm volatile("" : "+r"(bits)); }
 
 // The lanes that a shuffle names: all of the warp.
 struct WholeWarp {
@@ -569,13 +567,17 @@ __device__ __forceinline__ float reduce_group(float value) {
   return value;
 }
 
-// Hides from the compiler what the vector holds: it would convert kept parameters to floats once, for all rows, and
-// keep those, in twice the registers.
-template <int N, typename T>
-__device__ __forceinline__ void stay_packed(Vec<T, N>& vec) {
-  #pragma unroll
-  for (int i = 0; i < Vec<T, N>::kRegisters; ++i) opaque(vec.bits[i]);
-}
+// Used once: evict first (ld.global.cs, st.global.cs).
+struct Streaming {
+  template <int kBytes>
+  static __device__ __forceinline__ void load(const void* address, unsigned* bits) {
+    split(__ldcs(static_cast<const Word<kBytes>*>(address)), bits);
+  }
+  template <int kBytes>
+  static __device__ __forceinline__ void store(void* address, const unsigned* bits) {
+    __stcs(static_cast<Word<kBytes>*>(address), join<kBytes>(bits));
+  }
+};
 
 // The sum of N terms, N a power of two, as a tree: log2(N) roundings on the way of each term.
 template <int N>
@@ -601,8 +603,6 @@ __device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
 // kEven          all threads own kSteps of them
 // kGroup         columns
 // kGroupVectors  lanes that own one
-// kPackedParams  column parameters stay as they are stored while they wait in registers
-// kAhead         the next row is loaded while the present one is computed
 // kUnroll        steps that a loop does in a trip
 struct Cols4096_0d71 : Plain { using Team = Block<512>; using Load = EvictLast; using Params = Ahead;
   enum : int { kCols = 4096, kThreads = 512, kVector = 8, kEarlyParams = 1, kGroup = 128 };
@@ -619,9 +619,8 @@ struct Cols4096_ae72 : Plain { using Team = Block<256>; using Load = NoAllocate;
 struct Cols4096_bb5f : Plain { using Team = Beside<64, 2>; using Load = NoAllocate;
   enum : int { kCols = 4096, kThreads = 128, kVector = 8, kEarlyParams = 1, kGroup = 128 };
 };
-struct Cols4096_c293 : Plain { using Team = Beside<128, 2>; using Load = NoAllocate;
-  enum : int { kCols = 4096, kThreads = 256, kVector = 8, kEarlyParams = 1, kPackedParams = 0, kGroup = 128, kAhead = 1
-      };
+struct Cols4096_d7f7 : Plain { using Team = Block<128>; using Load = NoAllocate; using Store = Streaming;
+  enum : int { kCols = 4096, kThreads = 128, kVector = 8, kEarlyParams = 1, kGroup = 128 };
 };
 struct Cols7168_6614 : Plain { using Team = ClusterTeam<8, 128>; using Load = NoAllocate;
   enum : int { kCols = 7168, kThreads = 128, kVector = 8, kEarlyParams = 1, kGroup = 128 };
@@ -949,178 +948,6 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_21e7(
   Chain::at_end();
 }
 
-// add_rmsnorm_to_fp8_group forward: a team of threads owns a row; each row is read once.
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_d8c4(
-    bfloat16* __restrict__ h,
-    bfloat16* __restrict__ y,
-    float8_e4m3* __restrict__ q,
-    float* __restrict__ scale,
-    Input<Config, bfloat16> x,
-    Input<Config, bfloat16> residual,
-    Input<Config, bfloat16> weight,
-    long long h_pitch,
-    long long y_pitch,
-    long long q_pitch,
-    long long scale_pitch,
-    long long x_pitch,
-    long long residual_pitch,
-    int rows,
-    float eps,
-    float amax_min) {
-  using Team = typename Config::Team;
-  using Load = typename Config::Load;
-  using Store = typename Config::Store;
-  using Chain = typename Config::Chain;
-  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
-      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
-  constexpr bool kEarlyParams = Config::kEarlyParams, kPackedParams = Config::kPackedParams;
-  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  constexpr int kGroup = Config::kGroup, kGroupVectors = kGroup / kVector;
-  constexpr bool kAhead = Config::kAhead;
-  __shared__ typename Team::template Slots<Look1_efa7> look1_slots[2];
-
-  const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
-  const int slot = Team::slot();  // this thread's row within the block
-  int parity = 0;
-
-  Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
-
-  Vec<bfloat16, kVector> weight_held[kSteps];
-  if (kEarlyParams) {
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + own + step * kStride);
-      }
-    }
-  }
-
-  Vec<bfloat16, kVector> x_next[kSteps];
-  Vec<bfloat16, kVector> residual_next[kSteps];
-  // Starts the loads of a row.
-  const auto fetch = [&](int row) {
-    const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
-    const bfloat16* residual_row = residual + static_cast<long long>(row) * residual_pitch;
-
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      if (kEven || vector < kVectors) {
-        x_next[step] = read<kVector, Load>(x_row + own + step * kStride);
-        residual_next[step] = read<kVector, Load>(residual_row + own + step * kStride);
-      }
-    }
-  };
-  if (kAhead && blockIdx.x * kRowsPerBlock < rows) fetch(Team::row(blockIdx.x * kRowsPerBlock, rows));
-
-  for (int first_row = blockIdx.x * kRowsPerBlock; first_row < rows; first_row += gridDim.x * kRowsPerBlock) {
-    const int row = first_row + slot;
-    const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
-    const int valid_row = active ? row : rows - 1;
-    bfloat16* h_row = h + static_cast<long long>(valid_row) * h_pitch;
-    bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
-    float8_e4m3* q_row = q + static_cast<long long>(valid_row) * q_pitch;
-    float* scale_row = scale + static_cast<long long>(valid_row) * scale_pitch;
-    if (!kAhead) fetch(valid_row);
-
-    Vec<bfloat16, kVector> x_held[kSteps];
-    Vec<bfloat16, kVector> residual_held[kSteps];
-
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      x_held[step] = x_next[step];
-      residual_held[step] = residual_next[step];
-    }
-
-    const unsigned next_row = first_row + gridDim.x * kRowsPerBlock;
-    if (kAhead && next_row < rows) fetch(Team::row(next_row, rows));
-    if (kPackedParams) {
-      #pragma unroll
-      for (int step = 0; step < kSteps; ++step) {
-        stay_packed(weight_held[step]);
-      }
-    }
-
-    Look1_efa7 look1 = {0.0f};
-    float look1_h_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
-
-    // Look 1: sum(h**2)
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      if (kEven || vector < kVectors) {
-        float h_values[kVector];
-        #pragma unroll
-        for (int i = 0; i < kVector; ++i) {
-          const float x_i = element(x_held[step], i);
-          const float residual_i = element(residual_held[step], i);
-          const float h_i = x_i + residual_i;
-          h_values[i] = h_i;
-          look1_h_squares[i % kRunningSums] += h_i * h_i;
-        }
-        Vec<bfloat16, kVector> h_vec;
-        pack(h_vec, h_values);
-        if (active) write<Store>(h_row + own + step * kStride, h_vec);
-      }
-    }
-
-    look1.h_squares = sum_in_pairs(look1_h_squares);
-    look1 = Team::reduce(look1, look1_slots[parity]);
-    const float row_rstd = rsqrtf(eps + look1.h_squares / kCols);
-
-    // Last look: the outputs
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      if (kEven || vector < kVectors) {
-        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
-        float y_values[kVector];
-        float q_values[kVector];
-        float y_kept[kVector];
-        float y_absmax_g = 0.0f;
-        #pragma unroll
-        for (int i = 0; i < kVector; ++i) {
-          const float x_i = element(x_held[step], i);
-          const float residual_i = element(residual_held[step], i);
-          const float weight_i = element(weight_held[step], i);
-          const float h_i = x_i + residual_i;
-          const float y_i = h_i * row_rstd * weight_i;
-          y_kept[i] = y_i;
-          y_absmax_g = maximum(y_absmax_g, fabsf(y_i));
-        }
-        y_absmax_g = reduce_group<kGroupVectors, Maximum, kEven>(y_absmax_g);
-        const float scale_g = maximum(amax_min, y_absmax_g) / 448.0f;
-        const float scale_inverse_g = 1.0f / scale_g;
-        #pragma unroll
-        for (int i = 0; i < kVector; ++i) {
-          const float y_i = y_kept[i];
-          y_values[i] = y_i;
-          q_values[i] = y_i * scale_inverse_g;
-        }
-        Vec<bfloat16, kVector> y_vec;
-        pack(y_vec, y_values);
-        if (active) write<Store>(y_row + own + step * kStride, y_vec);
-        Vec<float8_e4m3, kVector> q_vec;
-        pack(q_vec, q_values);
-        if (active) write<Store>(q_row + own + step * kStride, q_vec);
-        if (vector % kGroupVectors == 0 && active) {
-          scale_row[vector / kGroupVectors] = scale_g;
-        }
-      }
-    }
-
-    parity ^= 1;
-  }
-
-  Chain::at_end();
-}
-
 // add_rmsnorm_to_fp8_group forward, any number of columns: a team of threads owns a row; each row is read twice.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
@@ -1418,8 +1245,8 @@ inline constexpr Tuned kTuned[] = {
      run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_da39<Cols4096_ae72>>}},
     {1024, 4096, 16, 0u, 0u, false, {{128, 2},
      run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_21e7<Cols4096_bb5f>>}},
-    {4096, 4096, 16, 0u, 0u, false, {{256, 2, false, 0, 0, 4},
-     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_d8c4<Cols4096_c293>>}},
+    {4096, 4096, 16, 0u, 0u, false, {{128},
+     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_da39<Cols4096_d7f7>>}},
     {   1, 7168, 16, 0u, 0u, false, {{128, 1, false, 0, 0, 0, 8},
      run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_da39<Cols7168_6614>>}},
     {  16, 7168, 16, 0u, 0u, false, {{128, 1, false, 0, 0, 0, 8},

@@ -17,17 +17,16 @@
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // verified  NVIDIA H200, driver for CUDA 13.0: 6 to 7 calls, 0 to 65536 rows, 18 families of rows, own pitches of dx,
 //           dy, x; rows of inf, nan were not tried
-// note      emitted as another text than the one that was tuned: 2048 x 16384
 //
 //   rows x cols              kernel           threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
-//   262144 x 256             warp_per_row     256      16          8       99.25     202.8 / 103.8  4078  95.8 %   1.00x       100.6     fresh
-//   8192 x 768               warp_per_row     128      4           8       13.26     24.09 / 10.84  2853  67.9 %   1.00x       14.99     fresh
-//   8192 x 1023              warp_per_row     256      8           4       17.12     30.6 / 13.5    2941  66.1 %   1.14x       19.45     fresh
-//   4096 x 1024              block_per_row    512      8           8       10.35     18.5 / 8.131   2435  64.2 %   1.00x       10.58     fresh
-//   32768 x 1024             block_per_row    256      4           8       51.8      105.6 / 53.77  3892  91.4 %   1.05x       54.88     fresh
-//   4096 x 4096              block_per_row    512      2           8       26.26     50.84 / 24.58  3836  84.6 %   1.08x       31.53     fresh
-//   16384 x 8192             block_per_row    512      1           8       192.2     393.6 / 201.2  4190  97.6 %   1.09x       193.6     fresh
-//   2048 x 16384             cluster_per_row  512      1           8       57.2      111.3 / 54.1   3522  84.4 %   1.05x       56.17     fresh
+//   262144 x 256             warp_per_row     256      16          8       99.67     204.2 / 104.6  4061  95.6 %   1.00x       99.95     fresh
+//   8192 x 768               warp_per_row     128      4           8       13.37     24.19 / 10.82  2829  67.3 %   1.01x       14.35     fresh
+//   8192 x 1023              warp_per_row     256      8           4       17.21     30.67 / 13.47  2925  66.2 %   1.14x       19.42     fresh
+//   4096 x 1024              block_per_row    256      4           8       10.45     18.79 / 8.344  2412  63.1 %   1.01x       10.87     fresh
+//   32768 x 1024             block_per_row    256      4           8       53.34     107.9 / 54.59  3779  89.6 %   1.05x       55.57     fresh
+//   4096 x 4096              block_per_row    512      2           8       26.29     51.02 / 24.71  3831  84.4 %   1.08x       31.4      fresh
+//   16384 x 8192             block_per_row    512      1           8       190.9     390.1 / 199.3  4219  97.9 %   1.10x       192.1     fresh
+//   2048 x 16384             cluster_per_row  512      1           8       56.95     111.1 / 54.23  3537  85.2 %   1.07x       55.6      fresh
 //   (any other, rows alike)  block_per_row    256      1           8       -         -              -     -        -           -         not tuned
 //   (any other)              block_per_row    256      1           1       -         -              -     -        -           -         not tuned
 //
@@ -649,11 +648,11 @@ struct Cols1023_ae84 : Plain { using Team = Lanes<32, 8>; using Load = NoAllocat
   enum : int { kCols = 1023, kThreads = 256, kVector = 4, kEarlyParams = 1, kPackedParams = 0, kFirstInside = 0,
       kAhead = 1, kGroups = 8, kSumVector = 1, kCells = 8 };
 };
-struct Cols1024_62f2 : Plain { using Team = Beside<64, 8>; using Load = NoAllocate; using Chain = EarlyAtEnd;
-  enum : int { kCols = 1024, kThreads = 512, kVector = 8, kEarlyParams = 1, kPackedParams = 0, kAhead = 1, kGroups = 8,
+struct Cols1024_e039 : Plain { using Team = Beside<64, 4>; using Load = NoAllocate;
+  enum : int { kCols = 1024, kThreads = 256, kVector = 8, kEarlyParams = 1, kPackedParams = 0, kAhead = 1, kGroups = 4,
       kSumVector = 8, kCells = 8 };
 };
-struct Cols1024_fe7c : Plain { using Team = Beside<64, 4>; using Load = NoAllocate; using Store = Streaming; using Chain = EarlyAtEnd;
+struct Cols1024_46d4 : Plain { using Team = Beside<64, 4>; using Load = NoAllocate; using Store = Streaming;
   enum : int { kCols = 1024, kThreads = 256, kVector = 8, kEarlyParams = 1, kPackedParams = 0, kAhead = 1, kGroups = 4,
       kSumVector = 8, kCells = 8 };
 };
@@ -1955,12 +1954,12 @@ inline constexpr Tuned kTuned[] = {
     {  8192,  1023,  2, 0u, 0u,  true, {{256, 8, false, 0, 1, 1, 1, 1, 65536}, {512, 1, false, 256}, {0, 0, 8192},
      run_and_finish<layernorm_bwd_bf16_team_per_row_dfaf<Cols1023_ae84>,
      layernorm_bwd_bf16_finish_8a6a<Cols1023_ae84>>}},
-    {  4096,  1024, 16, 0u, 0u, false, {{512, 8, true, 0, 1, 1, 1, 1, 65536}, {512, 1, true, 256}, {0, 0, 8192},
-     run_and_finish<layernorm_bwd_bf16_team_per_row_3cb0<Cols1024_62f2>,
-     layernorm_bwd_bf16_finish_8a6a<Cols1024_62f2>>}},
-    { 32768,  1024, 16, 0u, 0u, false, {{256, 4, true, 0, 1, 2, 1, 1, 32768}, {512, 1, true, 256}, {0, 0, 8192},
-     run_and_finish<layernorm_bwd_bf16_team_per_row_3cb0<Cols1024_fe7c>,
-     layernorm_bwd_bf16_finish_8a6a<Cols1024_fe7c>>}},
+    {  4096,  1024, 16, 0u, 0u, false, {{256, 4, false, 0, 1, 2, 1, 1, 32768}, {512, 1, false, 256}, {0, 0, 8192},
+     run_and_finish<layernorm_bwd_bf16_team_per_row_3cb0<Cols1024_e039>,
+     layernorm_bwd_bf16_finish_8a6a<Cols1024_e039>>}},
+    { 32768,  1024, 16, 0u, 0u, false, {{256, 4, false, 0, 1, 2, 1, 1, 32768}, {512, 1, false, 256}, {0, 0, 8192},
+     run_and_finish<layernorm_bwd_bf16_team_per_row_3cb0<Cols1024_46d4>,
+     layernorm_bwd_bf16_finish_8a6a<Cols1024_46d4>>}},
     {  4096,  4096, 16, 0u, 0u, false, {{512, 2, true, 0, 1, 1, 1, 1, 65536}, {512, 1, true, 256}, {0, 0, 32768},
      run_and_finish<layernorm_bwd_bf16_team_per_row_3cb0<Cols4096_46d8>,
      layernorm_bwd_bf16_finish_8a6a<Cols4096_46d8>>}},

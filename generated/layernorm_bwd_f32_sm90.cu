@@ -19,7 +19,7 @@
 //           rows of inf, nan were not tried
 //
 //   rows x cols              kernel         threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
-//   8192 x 768               block_per_row  256      4           2       19.15     38.21 / 19.07  3946  88.7 %   1.02x       23.39     fresh
+//   8192 x 768               block_per_row  256      4           2       19.27     38.55 / 19.28  3922  88.2 %   1.02x       23.05     fresh
 //   (any other, rows alike)  block_per_row  256      1           4       -         -              -     -        -           -         not tuned
 //   (any other)              block_per_row  256      1           1       -         -              -     -        -           -         not tuned
 //

@@ -15,24 +15,22 @@
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // verified  NVIDIA H200, driver for CUDA 13.0: 7 to 9 calls, 1 to 16384 rows, 20 families of rows, own pitches of y,
 //           x, null mean, rstd
-// note      emitted as another text than the one that was tuned: 16384 x 1000, 4096 x 3072, 1 x 4096, 64 x 4096, 4096
-//           x 6144, 16 x 8192, 16384 x 8192, 4 x 16384, 2048 x 65536
 //
 //   rows x cols                kernel           threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
-//   8192 x 768                 warp_per_row     32       2           8       6.093     16.89 / 10.8   4142  80.9 %   1.08x       7.966     fresh
-//   8192 x 1000                warp_per_row     256      8           8       7.028     20.02 / 13.01  4672  78.4 %   1.24x       11.11     fresh
-//   16384 x 1000               warp_per_row     128      4           8       14.06     37.68 / 23.61  4672  91.9 %   1.13x       18.32     fresh
-//   16384 x 1023               warp_per_row     32       1           4       16.91     41.84 / 24.91  3972  80.0 %   1.26x       21.51     fresh
-//   4096 x 3072                block_per_row    64       1           4       10.13     28.51 / 18.37  4971  94.0 %   1.09x       15.84     fresh
-//   1 x 4096 no mean no rstd   block_per_row    256      1           8       1.82      5.019 / 3.199  18    82.7 %   1.03x       1.885     fresh
-//   64 x 4096 no mean no rstd  block_per_row    256      1           4       1.883     5.417 / 3.531  565   70.6 %   1.01x       2.116     fresh
-//   4096 x 4096                warp_per_row     32       1           4       13.16     37.44 / 24.31  5102  100.4 %  1.18x       19.82     fresh
-//   8192 x 4097                block_per_row    128      1           8       36.11     88.18 / 52.1   3721  89.3 %   1.08x       39.94     fresh
-//   4096 x 6144                block_per_row    128      1           8       22.76     61.38 / 38.6   4426  100.9 %  1.16x       25.5      fresh
-//   16 x 8192 no mean no rstd  block_per_row    256      1           8       2.245     6.331 / 4.084  248   80.4 %   1.05x       2.638     fresh
-//   16384 x 8192               block_per_row    256      1           8       130.2     325.3 / 195    4126  97.4 %   1.06x       127.1     fresh
-//   4 x 16384 no mean no rstd  cluster_per_row  128      1           8       2.843     6.719 / 3.877  115   66.2 %   1.02x       2.728     fresh
-//   2048 x 65536               cluster_per_row  128      1           8       134.8     330.7 / 195.2  3984  94.2 %   1.04x       133.6     fresh
+//   8192 x 768                 warp_per_row     32       2           8       5.508     15.62 / 10.11  4582  78.3 %   1.14x       7.856     fresh
+//   8192 x 1000                warp_per_row     256      8           8       6.507     19.03 / 12.54  5047  77.8 %   1.28x       10.48     fresh
+//   16384 x 1000               warp_per_row     128      4           8       14.04     38.13 / 24.07  4677  91.2 %   1.13x       18.4      fresh
+//   16384 x 1023               warp_per_row     128      4           4       16.34     41.04 / 24.66  4111  80.6 %   1.29x       21.19     fresh
+//   4096 x 3072                block_per_row    64       1           4       10.12     28.63 / 18.52  4979  93.6 %   1.09x       15.47     fresh
+//   1 x 4096 no mean no rstd   block_per_row    256      1           8       1.481     4.052 / 2.571  22    79.2 %   1.02x       2.069     fresh
+//   64 x 4096 no mean no rstd  block_per_row    256      1           4       1.728     5.459 / 3.73   616   68.4 %   1.02x       2.488     fresh
+//   4096 x 4096                warp_per_row     32       1           4       13.18     37.79 / 24.62  5097  100.6 %  1.18x       19.86     fresh
+//   8192 x 4097                block_per_row    128      1           8       33.56     87.78 / 54.22  4002  92.4 %   1.14x       39.16     fresh
+//   4096 x 6144                block_per_row    128      1           8       22.08     62.19 / 40.09  4562  100.6 %  1.12x       25.94     fresh
+//   16 x 8192 no mean no rstd  block_per_row    256      1           8       1.842     5.265 / 3.423  302   77.5 %   1.05x       2.683     fresh
+//   16384 x 8192               block_per_row    256      1           8       129.9     326 / 196.4    4135  97.9 %   1.06x       127       fresh
+//   4 x 16384 no mean no rstd  cluster_per_row  128      1           4       2.143     5.428 / 3.285  153   70.5 %   1.00x       2.232     fresh
+//   2048 x 65536               cluster_per_row  128      1           8       134.8     330.8 / 195.4  3985  93.9 %   1.04x       135.5     fresh
 //   (any other, rows alike)    block_per_row    256      1           8       -         -              -     -        -           -         not tuned
 //   (any other)                block_per_row    256      1           1       -         -              -     -        -           -         not tuned
 //
@@ -492,6 +490,15 @@ struct ClusterTeam : Threads<kBlocks * kBlockThreads, 1> {
   }
 };
 
+// a / b, inverse being 1 / b: the product and what it leaves of a, times the inverse once more. An IEEE division gives
+// the same but for a few ties and subnormals, in twice as many instructions. Where b is an infinity, or the product or
+// the inverse overflow, what is left is not finite, and the product is right.
+__device__ __forceinline__ float divide_by_remainder(float a, float b, float inverse) {
+  const float product = a * inverse;
+  const float left = fmaf(-product, b, a);
+  return fabsf(left) <= 3.402823466e38f ? fmaf(left, inverse, product) : product;
+}
+
 // How a kernel and its neighbours in the stream overlap: not at all.
 // wait              before the first access to what the kernels in front write, or still read
 // wait_for_partner  in a call's second kernel, before the first access to what the first one writes
@@ -675,14 +682,14 @@ __device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
 struct Cols768_d2ef : Plain { using Team = Lanes<16, 2>;
   enum : int { kCols = 768, kThreads = 32, kVector = 8, kEarlyParams = 0, kPackedParams = 0, kAhead = 1 };
 };
-struct Cols1000_b098 : Plain { using Team = Lanes<32, 8>; using Load = NoAllocate;
-  enum : int { kCols = 1000, kThreads = 256, kVector = 8, kEarlyParams = 1, kPackedParams = 1, kAhead = 1 };
+struct Cols1000_72c6 : Plain { using Team = Lanes<32, 8>;
+  enum : int { kCols = 1000, kThreads = 256, kVector = 8, kEarlyParams = 1, kPackedParams = 0, kAhead = 1 };
 };
 struct Cols1000_177c : Plain { using Team = Lanes<32, 4>; using Load = NoAllocate; using Chain = EarlyAtLoads;
   enum : int { kCols = 1000, kThreads = 128, kVector = 8, kEarlyParams = 1 };
 };
-struct Cols1023_e132 : Plain { using Team = Lanes<32, 1>; using Load = NoAllocate;
-  enum : int { kCols = 1023, kThreads = 32, kVector = 4, kEarlyParams = 1, kPackedParams = 1, kFirstInside = 0,
+struct Cols1023_7f77 : Plain { using Team = Lanes<32, 4>; using Load = NoAllocate;
+  enum : int { kCols = 1023, kThreads = 128, kVector = 4, kEarlyParams = 1, kPackedParams = 1, kFirstInside = 0,
       kAhead = 1 };
 };
 struct Cols3072_6538 : Plain { using Team = Block<64>; using Load = NoAllocate;
@@ -691,7 +698,7 @@ struct Cols3072_6538 : Plain { using Team = Block<64>; using Load = NoAllocate;
 struct Cols4096_925e : Plain { using Team = Block<256>; using Params = Ahead;
   enum : int { kCols = 4096, kThreads = 256, kVector = 8, kEarlyParams = 1 };
 };
-struct Cols4096_270c : Plain { using Team = Block<256>;
+struct Cols4096_9bbc : Plain { using Team = Block<256>; using Load = NoAllocate; using Params = Ahead;
   enum : int { kCols = 4096, kThreads = 256, kVector = 4, kEarlyParams = 1 };
 };
 struct Cols4096_c248 : Plain { using Team = Lanes<32, 1>; using Load = NoAllocate;
@@ -710,8 +717,8 @@ struct Cols8192_1d3a : Plain { using Team = Block<256>; using Load = NoAllocate;
 struct Cols8192_743e : Plain { using Team = Block<256>; using Load = EvictLast; using Chain = EarlyAtLoads;
   enum : int { kCols = 8192, kThreads = 256, kVector = 8, kEarlyParams = 0 };
 };
-struct Cols16384_bc7d : Plain { using Team = ClusterTeam<4, 128>; using Load = NoAllocate;
-  enum : int { kCols = 16384, kThreads = 128, kVector = 8, kEarlyParams = 1 };
+struct Cols16384_a733 : Plain { using Team = ClusterTeam<8, 128>; using Load = NoAllocate;
+  enum : int { kCols = 16384, kThreads = 128, kVector = 4, kEarlyParams = 1 };
 };
 struct Cols65536_4575 : Plain { using Load = EvictLast; using Chain = EarlyAtEnd;
   enum : int { kCols = 65536, kThreads = 128, kCluster = 8, kVector = 8 };
@@ -1255,7 +1262,7 @@ layernorm_fwd_bf16_team_per_row_303d(
 // layernorm forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_bf16_team_per_row_0c25(
+layernorm_fwd_bf16_team_per_row_7704(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -1270,8 +1277,8 @@ layernorm_fwd_bf16_team_per_row_0c25(
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kVector = Config::kVector,
-      kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
+      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
   constexpr bool kEarlyParams = Config::kEarlyParams, kPackedParams = Config::kPackedParams;
   constexpr int kFirstInside = Config::kFirstInside, kVectors = kCols / kVector,
       kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow, kWholeSteps = (kVectors - 2) / kThreadsPerRow;
@@ -1280,8 +1287,9 @@ layernorm_fwd_bf16_team_per_row_0c25(
   __shared__ typename Team::template Slots<Look2_e431> look2_slots;
 
   const int lane = Team::lane();
+  const int slot = Team::slot();  // this thread's row within the block
   // The grid's stride is a multiple of the vector: all rows of this lane shift alike.
-  const int own_row = blockIdx.x;
+  const int own_row = min(static_cast<int>(blockIdx.x * kRowsPerBlock + slot), rows - 1);
   // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
   const int shift =
       static_cast<int>(reinterpret_cast<unsigned long long>(x + static_cast<long long>(own_row) *
@@ -1318,8 +1326,9 @@ layernorm_fwd_bf16_team_per_row_0c25(
   Vec<bfloat16, kVector> x_next[kSteps];
   Vec<bfloat16, 1> x_edge_next = {};
   // Starts the loads of a row.
-  const auto fetch = [&](int row) {
-    const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
+  const auto fetch = [&](int first_row) {
+    const int fetched_row = first_row + slot < rows ? first_row + slot : own_row;
+    const bfloat16* x_row = x + static_cast<long long>(fetched_row) * x_pitch;
 
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
@@ -1332,11 +1341,15 @@ layernorm_fwd_bf16_team_per_row_0c25(
       x_edge_next = read<1, Load>(x_row + edge);
     }
   };
-  if (kAhead && blockIdx.x < rows) fetch(blockIdx.x);
+  if (kAhead && blockIdx.x * kRowsPerBlock < rows) fetch(blockIdx.x * kRowsPerBlock);
 
-  for (int row = blockIdx.x; row < rows; row += gridDim.x) {
-    bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
-    if (!kAhead) fetch(row);
+  for (int first_row = blockIdx.x * kRowsPerBlock; first_row < rows; first_row += gridDim.x * kRowsPerBlock) {
+    const int row = first_row + slot;
+    // idle rows recompute their lane's first row and store nothing
+    const bool active = kRowsPerBlock == 1 || row < rows;
+    const int valid_row = active ? row : own_row;
+    bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
+    if (!kAhead) fetch(first_row);
 
     Vec<bfloat16, kVector> x_held[kSteps];
     Vec<bfloat16, 1> x_edge = {};
@@ -1351,7 +1364,7 @@ layernorm_fwd_bf16_team_per_row_0c25(
     }
 
     x_edge = x_edge_next;
-    const unsigned next_row = row + gridDim.x;
+    const unsigned next_row = first_row + gridDim.x * kRowsPerBlock;
     if (kAhead && next_row < rows) fetch(next_row);
     if (kPackedParams) {
       #pragma unroll
@@ -1416,7 +1429,7 @@ layernorm_fwd_bf16_team_per_row_0c25(
     const float row_var = look2.var_sum / kCols;
     const float row_rstd = rsqrtf(eps + row_var);
 
-    if (lane == 0) {
+    if (lane == 0 && active) {
       if (mean != nullptr) mean[row] = row_mean;
       if (rstd != nullptr) rstd[row] = row_rstd;
     }
@@ -1441,7 +1454,7 @@ layernorm_fwd_bf16_team_per_row_0c25(
         }
         Vec<bfloat16, kVector> y_vec;
         pack(y_vec, y_values);
-        write<Store>(y_row + own + step * kStride, y_vec);
+        if (active) write<Store>(y_row + own + step * kStride, y_vec);
       }
     }
     if (has_edge) {
@@ -1454,7 +1467,7 @@ layernorm_fwd_bf16_team_per_row_0c25(
       y_values[0] = x_minus_mean_i * row_rstd * weight_i + bias_i;
       Vec<bfloat16, 1> y_vec;
       pack(y_vec, y_values);
-      write<Store>(y_row + edge, y_vec);
+      if (active) write<Store>(y_row + edge, y_vec);
     }
   }
 
@@ -1464,7 +1477,7 @@ layernorm_fwd_bf16_team_per_row_0c25(
 // layernorm forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_bf16_team_per_row_cd84(
+layernorm_fwd_bf16_team_per_row_8fbb(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -1485,8 +1498,8 @@ layernorm_fwd_bf16_team_per_row_cd84(
   constexpr int kFirstInside = Config::kFirstInside, kVectors = kCols / kVector,
       kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow, kWholeSteps = (kVectors - 2) / kThreadsPerRow;
   constexpr bool kAhead = Config::kAhead;
-  __shared__ typename Team::template Slots<Look1_5b01> look1_slots;
-  __shared__ typename Team::template Slots<Look2_1fb7> look2_slots;
+  __shared__ typename Team::template Slots<Look1_a922> look1_slots[2];
+  __shared__ typename Team::template Slots<Look2_ee66> look2_slots[2];
 
   const int lane = Team::lane();
   // The grid's stride is a multiple of the vector: all rows of this lane shift alike.
@@ -1500,6 +1513,7 @@ layernorm_fwd_bf16_team_per_row_cd84(
   const int vectors = (kCols - head) / kVector;
   const int edge = lane < head ? lane : lane + vectors * kVector;
   const bool has_edge = edge < kCols;
+  int parity = 0;
 
   Chain::at_start();
   Chain::wait();  // nothing before it depends on the kernels in front of this one
@@ -1566,10 +1580,11 @@ layernorm_fwd_bf16_team_per_row_cd84(
       }
     }
 
-    Look1_5b01 look1 = {0.0f};
-    float look1_x_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+    Look1_a922 look1 = {0.0f, 0.0f};
+    float look1_x_rough_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+    float look1_x_squares[kRunningSums] = {};
 
-    // Look 1: sum(x)
+    // Look 1: sum(x), sum(x**2)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
@@ -1577,42 +1592,60 @@ layernorm_fwd_bf16_team_per_row_cd84(
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
           const float x_i = element(x_held[step], i);
-          look1_x_sum[i % kRunningSums] += x_i;
+          look1_x_rough_sum[i % kRunningSums] += x_i;
+          look1_x_squares[i % kRunningSums] += x_i * x_i;
         }
       }
     }
     if (has_edge) {
       const float x_i = element(x_edge, 0);
-      look1_x_sum[0] += x_i;
+      look1_x_rough_sum[0] += x_i;
+      look1_x_squares[0] += x_i * x_i;
     }
 
-    look1.x_sum = sum_in_pairs(look1_x_sum);
-    look1 = Team::reduce(look1, look1_slots);
-    const float row_mean = look1.x_sum / kCols;
+    look1.x_rough_sum = sum_in_pairs(look1_x_rough_sum);
+    look1.x_squares = sum_in_pairs(look1_x_squares);
+    look1 = Team::reduce(look1, look1_slots[parity]);
+    const float row_x_rough_mean = divide_by_remainder(look1.x_rough_sum, kCols, 1.0f / kCols);
+    const float row_x_left = look1.x_squares - row_x_rough_mean * row_x_rough_mean * kCols;
+    const float row_x_margin = row_x_left - 0.75f * look1.x_squares;
 
-    Look2_1fb7 look2 = {0.0f};
-    float look2_var_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
-
-    // Look 2: sum((x - mean)**2)
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      if (step < kWholeSteps || vector < vectors) {
-        #pragma unroll
-        for (int i = 0; i < kVector; ++i) {
-          const float x_i = element(x_held[step], i);
-          look2_var_sum[i % kRunningSums] += (x_i - row_mean) * (x_i - row_mean);
+    Look2_ee66 look2 = {0.0f, 0.0f};
+    // short chains of additions: few roundings, and none waits for another
+    float look2_x_shifted_sum[kRunningSums] = {};
+    float look2_x_shifted_squares[kRunningSums] = {};
+    if (kThreadsPerRow < 32 ? __any_sync(0xffffffffu, !(row_x_margin >= 0.0f)) : !(row_x_margin >= 0.0f)) {
+      // Look 2: sum(x - x_rough_mean), sum((x - x_rough_mean)**2)
+      #pragma unroll
+      for (int step = 0; step < kSteps; ++step) {
+        const int vector = lane + step * kThreadsPerRow;
+        if (step < kWholeSteps || vector < vectors) {
+          #pragma unroll
+          for (int i = 0; i < kVector; ++i) {
+            const float x_i = element(x_held[step], i);
+            look2_x_shifted_sum[i % kRunningSums] += x_i - row_x_rough_mean;
+            look2_x_shifted_squares[i % kRunningSums] += (x_i - row_x_rough_mean) * (x_i - row_x_rough_mean);
+          }
         }
       }
-    }
-    if (has_edge) {
-      const float x_i = element(x_edge, 0);
-      look2_var_sum[0] += (x_i - row_mean) * (x_i - row_mean);
-    }
+      if (has_edge) {
+        const float x_i = element(x_edge, 0);
+        look2_x_shifted_sum[0] += x_i - row_x_rough_mean;
+        look2_x_shifted_squares[0] += (x_i - row_x_rough_mean) * (x_i - row_x_rough_mean);
+      }
 
-    look2.var_sum = sum_in_pairs(look2_var_sum);
-    look2 = Team::reduce(look2, look2_slots);
-    const float row_var = look2.var_sum / kCols;
+      look2.x_shifted_sum = sum_in_pairs(look2_x_shifted_sum);
+      look2.x_shifted_squares = sum_in_pairs(look2_x_shifted_squares);
+      look2 = Team::reduce(look2, look2_slots[parity]);
+    }
+    if (row_x_margin >= 0.0f) {
+      look2.x_shifted_sum = 0.0f;
+      look2.x_shifted_squares = row_x_left;
+    }
+    const float row_x_shifted_mean = divide_by_remainder(look2.x_shifted_sum, kCols, 1.0f / kCols);
+    const float row_mean = row_x_rough_mean + row_x_shifted_mean;
+    const float row_var_sum = maximum(look2.x_shifted_squares - row_x_shifted_mean * row_x_shifted_mean * kCols, 0.0f);
+    const float row_var = divide_by_remainder(row_var_sum, kCols, 1.0f / kCols);
     const float row_rstd = rsqrtf(eps + row_var);
 
     if (lane == 0) {
@@ -1655,6 +1688,8 @@ layernorm_fwd_bf16_team_per_row_cd84(
       pack(y_vec, y_values);
       write<Store>(y_row + edge, y_vec);
     }
+
+    parity ^= 1;
   }
 
   Chain::at_end();
@@ -2455,22 +2490,22 @@ inline constexpr Tuned kTuned[] = {
     { 8192,   768, 16, 0u,  0u, false, {{32, 2, false, 0, 0, 16},
      run<layernorm_fwd_bf16_team_per_row_7ad3<Cols768_d2ef>>}},
     { 8192,  1000, 16, 0u,  0u, false, {{256, 8, false, 0, 0, 2},
-     run<layernorm_fwd_bf16_team_per_row_6677<Cols1000_b098>>}},
+     run<layernorm_fwd_bf16_team_per_row_6677<Cols1000_72c6>>}},
     {16384,  1000, 16, 0u,  0u, false, {{128, 4, true}, run<layernorm_fwd_bf16_team_per_row_303d<Cols1000_177c>>}},
-    {16384,  1023,  2, 0u,  0u,  true, {{32, 1, false, 0, 0, 16, 1, 1, 0, 4},
-     run<layernorm_fwd_bf16_team_per_row_0c25<Cols1023_e132>>}},
+    {16384,  1023,  2, 0u,  0u,  true, {{128, 4, false, 0, 0, 4},
+     run<layernorm_fwd_bf16_team_per_row_7704<Cols1023_7f77>>}},
     { 4096,  3072, 16, 0u,  0u, false, {{64}, run<layernorm_fwd_bf16_team_per_row_303d<Cols3072_6538>>}},
     {    1,  4096, 16, 0u, 12u, false, {{256}, run<layernorm_fwd_bf16_team_per_row_303d<Cols4096_925e>>}},
-    {   64,  4096,  8, 0u, 12u, false, {{256}, run<layernorm_fwd_bf16_team_per_row_303d<Cols4096_270c>>}},
+    {   64,  4096,  8, 0u, 12u, false, {{256}, run<layernorm_fwd_bf16_team_per_row_303d<Cols4096_9bbc>>}},
     { 4096,  4096, 16, 0u,  0u, false, {{32, 1, false, 0, 0, 8},
      run<layernorm_fwd_bf16_team_per_row_7ad3<Cols4096_c248>>}},
     { 8192,  4097,  2, 0u,  0u,  true, {{128, 1, false, 0, 0, 8, 1, 1, 0, 8},
-     run<layernorm_fwd_bf16_team_per_row_cd84<Cols4097_150a>>}},
+     run<layernorm_fwd_bf16_team_per_row_8fbb<Cols4097_150a>>}},
     { 4096,  6144, 16, 0u,  0u, false, {{128, 1, true}, run<layernorm_fwd_bf16_team_per_row_303d<Cols6144_33f2>>}},
     {   16,  8192, 16, 0u, 12u, false, {{256}, run<layernorm_fwd_bf16_team_per_row_7707<Cols8192_1d3a>>}},
     {16384,  8192, 16, 0u,  0u, false, {{256, 1, true}, run<layernorm_fwd_bf16_team_per_row_b729<Cols8192_743e>>}},
-    {    4, 16384, 16, 0u, 12u, false, {{128, 1, false, 0, 0, 0, 4},
-     run<layernorm_fwd_bf16_team_per_row_7707<Cols16384_bc7d>>}},
+    {    4, 16384,  8, 0u, 12u, false, {{128, 1, false, 0, 0, 0, 8},
+     run<layernorm_fwd_bf16_team_per_row_303d<Cols16384_a733>>}},
     { 2048, 65536, 16, 0u,  0u, false, {{128, 1, true, 0, 0, 8, 8, 1, 16384},
      run<layernorm_fwd_bf16_cluster_per_row_3fa2<Cols65536_4575>>}},
 };

@@ -17,7 +17,7 @@
 //           mean, rstd
 //
 //   rows x cols              kernel         threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
-//   8192 x 4096              block_per_row  128      1           4       32.11     84.79 / 52.64  4182  100.5 %  1.15x       36.43     fresh
+//   8192 x 4096              block_per_row  128      1           4       30.9      84.91 / 54.11  4347  101.2 %  1.18x       35.64     fresh
 //   (any other, rows alike)  block_per_row  256      1           8       -         -              -     -        -           -         not tuned
 //   (any other)              block_per_row  256      1           1       -         -              -     -        -           -         not tuned
 //

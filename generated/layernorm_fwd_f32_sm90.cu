@@ -15,11 +15,10 @@
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // verified  NVIDIA H200, driver for CUDA 13.0: 7 to 8 calls, 1 to 16384 rows, 20 families of rows, own pitches of y,
 //           x, null mean, rstd
-// note      emitted as another text than the one that was tuned: 32768 x 1024
 //
 //   rows x cols              kernel         threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
-//   8192 x 768               warp_per_row   64       2           4       10.56     29.31 / 18.75  4773  100.8 %  1.07x       14.57     fresh
-//   32768 x 1024             block_per_row  128      1           4       64.92     168.3 / 103.4  4139  99.2 %   1.04x       64.91     fresh
+//   8192 x 768               warp_per_row   64       2           4       9.43      28.05 / 18.62  5345  100.8 %  1.08x       14.3      fresh
+//   32768 x 1024             block_per_row  128      1           4       65.39     169.5 / 104.1  4110  98.7 %   1.04x       65.75     fresh
 //   (any other, rows alike)  block_per_row  256      1           4       -         -              -     -        -           -         not tuned
 //   (any other)              block_per_row  256      1           1       -         -              -     -        -           -         not tuned
 //

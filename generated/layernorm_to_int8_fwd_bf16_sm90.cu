@@ -19,7 +19,7 @@
 //
 //   rows x cols  kernel         threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
 //   4096 x 768   warp_per_row   128      4           8       3.541     10.55 / 7.012  2666  70.3 %   1.13x       4.747     fresh
-//   4096 x 4096  block_per_row  128      1           8       9.997     32.7 / 22.71   5036  85.4 %   1.20x       14.83     fresh
+//   4096 x 4096  block_per_row  128      1           8       10.04     33.04 / 23.03  5015  85.3 %   1.18x       15.23     fresh
 //   (any other)  block_per_row  256      1           1       -         -              -     -        -           -         not tuned
 //
 // times     price: what the kernel adds to a chain of a kernel that writes its main input and one that reads its

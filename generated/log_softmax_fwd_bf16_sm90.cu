@@ -12,10 +12,9 @@
 // tuned by  normgen 0.1.0
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // verified  NVIDIA H200, driver for CUDA 13.0: 4 calls, 1 to 110 rows, 21 families of rows, own pitches of y, x
-// note      emitted as another text than the one that was tuned: 4096 x 151936
 //
 //   rows x cols              kernel         threads  rows/block  vector  price us  chain us      GB/s  of roof  vs default  alone us  timed
-//   4096 x 151936            block_per_row  1024     1           8       609.1     1505 / 896.4  4087  98.4 %   1.01x       617.2     fresh
+//   4096 x 151936            block_per_row  1024     1           8       608.6     1498 / 889.2  4090  98.2 %   1.01x       610.3     fresh
 //   (any other, rows alike)  block_per_row  256      1           8       -         -             -     -        -           -         not tuned
 //   (any other)              block_per_row  256      1           1       -         -             -     -        -           -         not tuned
 //

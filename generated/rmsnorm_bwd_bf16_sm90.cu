@@ -15,17 +15,16 @@
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // verified  NVIDIA H200, driver for CUDA 13.0: 6 to 7 calls, 0 to 131072 rows, 18 families of rows, own pitches of dx,
 //           dy, x; rows of inf, nan were not tried; a call with 833 partial rows to add up was not made
-// note      emitted as another text than the one that was tuned: all
 //
 //   rows x cols              kernel           threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
-//   65536 x 128              warp_per_row     256      32          8       13.74     27.14 / 13.4   3682  83.2 %   1.06x       16.56     fresh
-//   1048576 x 128            warp_per_row     256      32          8       195.6     394.9 / 199.2  4138  96.3 %   1.01x       196.8     fresh
-//   8192 x 768               warp_per_row     512      16          4       11.92     22.71 / 10.79  3169  76.3 %   1.02x       13.46     fresh
-//   65536 x 1024             block_per_row    256      4           4       100.6     204.2 / 103.7  4006  94.2 %   1.00x       101.5     fresh
-//   4096 x 4096              block_per_row    512      2           4       26.34     51.34 / 24.99  3823  85.9 %   1.02x       30.34     fresh
-//   4096 x 4097              block_per_row    512      2           4       29.49     54.67 / 25.12  3416  76.2 %   1.02x       33.49     fresh
-//   16384 x 8192             block_per_row    512      1           8       187.8     387 / 199.2    4289  99.8 %   1.05x       189.5     fresh
-//   2048 x 32768             cluster_per_row  128      1           8       100.5     204.8 / 104.2  4010  94.4 %   1.53x       102       fresh
+//   65536 x 128              warp_per_row     256      32          8       12.92     25.53 / 12.61  3916  86.3 %   1.07x       16.17     fresh
+//   1048576 x 128            warp_per_row     128      16          8       194.5     392.5 / 198.2  4163  96.5 %   1.02x       195       fresh
+//   8192 x 768               warp_per_row     512      16          4       11.71     22.5 / 10.79   3227  77.9 %   1.02x       13.21     fresh
+//   65536 x 1024             block_per_row    256      4           4       99.85     202.9 / 103    4035  94.5 %   1.00x       101.4     fresh
+//   4096 x 4096              block_per_row    512      2           8       25.4      50.18 / 24.77  3964  87.5 %   1.01x       30.56     fresh
+//   4096 x 4097              block_per_row    512      2           4       27.88     52.59 / 24.7   3612  79.0 %   1.04x       32.21     fresh
+//   16384 x 8192             block_per_row    512      1           8       187.7     387 / 199.3    4292  99.6 %   1.05x       189.7     fresh
+//   2048 x 32768             cluster_per_row  128      1           8       100.2     204.3 / 104.1  4021  94.6 %   1.50x       101.3     fresh
 //   (any other, rows alike)  block_per_row    256      1           8       -         -              -     -        -           -         not tuned
 //   (any other)              block_per_row    256      1           1       -         -              -     -        -           -         not tuned
 //
@@ -162,6 +161,12 @@ __device__ __forceinline__ void cluster_send(T* own, unsigned rank, const T& val
 // The other blocks of the cluster see the mbarriers that this thread has set up, behind the next cluster barrier.
 __device__ __forceinline__ void mbarrier_cluster_fence() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+// Hides from the compiler how the value was found: it would find it again in every look rather than keep it.
+__device__ __forceinline__ float computed_once(float value) {
+  asm volatile("" : "+f"(value));
+  return value;
 }
 
 // Copies 4, 8 or 16 bytes to shared memory past the registers; 16 bytes leave no line in L1.
@@ -410,6 +415,15 @@ __device__ __forceinline__ void copy_async(T* slot, const T* elements) {
   }
 }
 
+// a / b, inverse being 1 / b: the product and what it leaves of a, times the inverse once more. An IEEE division gives
+// the same but for a few ties and subnormals, in twice as many instructions. Where b is an infinity, or the product or
+// the inverse overflow, what is left is not finite, and the product is right.
+__device__ __forceinline__ float divide_by_remainder(float a, float b, float inverse) {
+  const float product = a * inverse;
+  const float left = fmaf(-product, b, a);
+  return fabsf(left) <= 3.402823466e38f ? fmaf(left, inverse, product) : product;
+}
+
 // How a kernel and its neighbours in the stream overlap: not at all.
 // wait              before the first access to what the kernels in front write, or still read
 // wait_for_partner  in a call's second kernel, before the first access to what the first one writes
@@ -646,15 +660,15 @@ __device__ __forceinline__ void write_element(T* elements, int at, float value) 
 // kWholeSteps    steps in which each thread has a vector, and the row one more behind it, however the row is aligned
 // kStages        row tiles in shared memory
 // kUnroll        steps that a loop does in a trip
-struct Cols128_8df4 : Plain { using Team = Lanes<8, 32>; using Load = NoAllocate;
+struct Cols128_3381 : Plain { using Team = Lanes<8, 32>; using Load = NoAllocate; using Chain = EarlyAtEnd;
   enum : int { kCols = 128, kThreads = 256, kVector = 8, kEarlyParams = 1, kPackedParams = 0, kAhead = 0, kGroups = 8,
       kSumVector = 8, kCells = 8 };
 };
-struct Cols128_c105 : Plain { using Team = Lanes<8, 32>; using Store = Streaming;
-  enum : int { kCols = 128, kThreads = 256, kVector = 8, kEarlyParams = 0, kPackedParams = 0, kAhead = 1, kGroups = 8,
+struct Cols128_f104 : Plain { using Team = Lanes<8, 16>; using Store = Streaming; using Chain = EarlyAtEnd;
+  enum : int { kCols = 128, kThreads = 128, kVector = 8, kEarlyParams = 1, kPackedParams = 0, kAhead = 1, kGroups = 4,
       kSumVector = 8, kCells = 8 };
 };
-struct Cols768_e3dc : Plain { using Team = Lanes<32, 16>;
+struct Cols768_d87c : Plain { using Team = Lanes<32, 16>; using Load = NoAllocate;
   enum : int { kCols = 768, kThreads = 512, kVector = 4, kEarlyParams = 1, kPackedParams = 0, kAhead = 1, kGroups = 16,
       kSumVector = 4, kCells = 8 };
 };
@@ -662,11 +676,11 @@ struct Cols1024_a71d : Plain { using Team = Beside<64, 4>;
   enum : int { kCols = 1024, kThreads = 256, kVector = 4, kEarlyParams = 1, kPackedParams = 0, kAhead = 1, kGroups = 4,
       kSumVector = 4, kCells = 8 };
 };
-struct Cols4096_fdc7 : Plain { using Team = Beside<256, 2>; using Load = NoAllocate;
-  enum : int { kCols = 4096, kThreads = 512, kVector = 4, kEarlyParams = 1, kPackedParams = 0, kAhead = 1, kGroups = 2,
-      kSumVector = 4, kCells = 16 };
+struct Cols4096_566d : Plain { using Team = Beside<256, 2>; using Load = NoAllocate; using Chain = EarlyAtEnd;
+  enum : int { kCols = 4096, kThreads = 512, kVector = 8, kEarlyParams = 1, kPackedParams = 0, kAhead = 1, kGroups = 2,
+      kSumVector = 8, kCells = 16 };
 };
-struct Cols4097_ce83 : Plain { using Team = Beside<256, 2>; using Load = NoAllocate;
+struct Cols4097_8681 : Plain { using Team = Beside<256, 2>; using Load = NoAllocate; using Chain = EarlyAtEnd;
   enum : int { kCols = 4097, kThreads = 512, kVector = 4, kEarlyParams = 1, kPackedParams = 0, kFirstInside = 0,
       kAhead = 1, kGroups = 2, kSumVector = 1, kCells = 16 };
 };
@@ -911,7 +925,7 @@ rmsnorm_bwd_bf16_finish_7a1a(
 // rmsnorm backward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_bwd_bf16_team_per_row_f643(
+rmsnorm_bwd_bf16_team_per_row_d2ff(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     Input<Config, bfloat16> dy,
@@ -1016,6 +1030,12 @@ rmsnorm_bwd_bf16_team_per_row_f643(
     Vec<bfloat16, 1> dy_edge = {};
     Vec<bfloat16, kVector> x_held[kSteps];
     Vec<bfloat16, 1> x_edge = {};
+    float dy_floats[kSteps][kVector];
+    float dxhat_floats[kSteps][kVector];
+    float xhat_floats[kSteps][kVector];
+    float dy_edge_float = 0.0f;
+    float dxhat_edge_float = 0.0f;
+    float xhat_edge_float = 0.0f;
 
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
@@ -1048,45 +1068,46 @@ rmsnorm_bwd_bf16_team_per_row_f643(
             read_window<kVector>(weight, column, kCols, step >= kFirstInside && step < kWholeSteps);
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
-          const float dy_i = element(dy_held[step], i);
+          const float dy_i = computed_once(element(dy_held[step], i));
           const float x_i = element(x_held[step], i);
           const float weight_i = element(weight_held[step], i);
-          const float dxhat_i = dy_i * weight_i;
-          const float xhat_i = x_i * row_rstd;
+          const float dxhat_i = computed_once(dy_i * weight_i);
+          const float xhat_i = computed_once(x_i * row_rstd);
+          dy_floats[step][i] = dy_i;
+          dxhat_floats[step][i] = dxhat_i;
+          xhat_floats[step][i] = xhat_i;
           look1_dxhat_xhat_sum[i % kRunningSums] += dxhat_i * xhat_i;
         }
       }
     }
     if (has_edge) {
       if (!kEarlyParams) weight_edge = read<1>(weight + edge);
-      const float dy_i = element(dy_edge, 0);
+      const float dy_i = computed_once(element(dy_edge, 0));
       const float x_i = element(x_edge, 0);
       const float weight_i = element(weight_edge, 0);
-      const float dxhat_i = dy_i * weight_i;
-      const float xhat_i = x_i * row_rstd;
+      const float dxhat_i = computed_once(dy_i * weight_i);
+      const float xhat_i = computed_once(x_i * row_rstd);
+      dy_edge_float = dy_i;
+      dxhat_edge_float = dxhat_i;
+      xhat_edge_float = xhat_i;
       look1_dxhat_xhat_sum[0] += dxhat_i * xhat_i;
     }
 
     look1.dxhat_xhat_sum = sum_in_pairs(look1_dxhat_xhat_sum);
     look1 = Team::reduce(look1, look1_slots[parity]);
-    const float row_dxhat_xhat_mean = look1.dxhat_xhat_sum / kCols;
+    const float row_dxhat_xhat_mean = divide_by_remainder(look1.dxhat_xhat_sum, kCols, 1.0f / kCols);
 
     // Last look: the outputs
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (step < kWholeSteps || vector < vectors) {
-        const int column = head + vector * kVector;
-        if (!kEarlyParams) weight_held[step] =
-            read_window<kVector>(weight, column, kCols, step >= kFirstInside && step < kWholeSteps);
         float dx_values[kVector];
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
-          const float dy_i = element(dy_held[step], i);
-          const float x_i = element(x_held[step], i);
-          const float weight_i = element(weight_held[step], i);
-          const float dxhat_i = dy_i * weight_i;
-          const float xhat_i = x_i * row_rstd;
+          const float dy_i = dy_floats[step][i];
+          const float dxhat_i = dxhat_floats[step][i];
+          const float xhat_i = xhat_floats[step][i];
           dx_values[i] = (dxhat_i - xhat_i * row_dxhat_xhat_mean) * row_rstd;
           if (active) dweight_sum[step][i] += dy_i * xhat_i;
         }
@@ -1096,13 +1117,10 @@ rmsnorm_bwd_bf16_team_per_row_f643(
       }
     }
     if (has_edge) {
-      if (!kEarlyParams) weight_edge = read<1>(weight + edge);
       float dx_values[1];
-      const float dy_i = element(dy_edge, 0);
-      const float x_i = element(x_edge, 0);
-      const float weight_i = element(weight_edge, 0);
-      const float dxhat_i = dy_i * weight_i;
-      const float xhat_i = x_i * row_rstd;
+      const float dy_i = dy_edge_float;
+      const float dxhat_i = dxhat_edge_float;
+      const float xhat_i = xhat_edge_float;
       dx_values[0] = (dxhat_i - xhat_i * row_dxhat_xhat_mean) * row_rstd;
       if (active) dweight_edge_sum += dy_i * xhat_i;
       Vec<bfloat16, 1> dx_vec;
@@ -1816,21 +1834,21 @@ struct Tuned {
   Kernel kernel;
 };
 inline constexpr Tuned kTuned[] = {
-    {  65536,   128, 16, 0u, 0u, false, {{256, 32, false, 0, 1, 3, 1, 1, 4096}, {512, 1, false, 16}, {0, 0, 512},
-     run_and_finish<rmsnorm_bwd_bf16_team_per_row_e1b5<Cols128_8df4>, rmsnorm_bwd_bf16_finish_7a1a<Cols128_8df4>>}},
-    {1048576,   128, 16, 0u, 0u, false, {{256, 32, false, 0, 1, 2, 1, 1, 4096}, {512, 1, false, 16}, {0, 0, 512},
-     run_and_finish<rmsnorm_bwd_bf16_team_per_row_e1b5<Cols128_c105>, rmsnorm_bwd_bf16_finish_7a1a<Cols128_c105>>}},
+    {  65536,   128, 16, 0u, 0u, false, {{256, 32, true, 0, 1, 3, 1, 1, 4096}, {512, 1, true, 16}, {0, 0, 512},
+     run_and_finish<rmsnorm_bwd_bf16_team_per_row_e1b5<Cols128_3381>, rmsnorm_bwd_bf16_finish_7a1a<Cols128_3381>>}},
+    {1048576,   128, 16, 0u, 0u, false, {{128, 16, true, 0, 1, 4, 1, 1, 2048}, {512, 1, true, 16}, {0, 0, 512},
+     run_and_finish<rmsnorm_bwd_bf16_team_per_row_e1b5<Cols128_f104>, rmsnorm_bwd_bf16_finish_7a1a<Cols128_f104>>}},
     {   8192,   768, 16, 0u, 0u, false, {{512, 16, false, 0, 1, 1, 1, 1, 49152}, {512, 1, false, 96}, {0, 0, 3072},
-     run_and_finish<rmsnorm_bwd_bf16_team_per_row_e1b5<Cols768_e3dc>, rmsnorm_bwd_bf16_finish_7a1a<Cols768_e3dc>>}},
+     run_and_finish<rmsnorm_bwd_bf16_team_per_row_e1b5<Cols768_d87c>, rmsnorm_bwd_bf16_finish_7a1a<Cols768_d87c>>}},
     {  65536,  1024, 16, 0u, 0u, false, {{256, 4, false, 0, 1, 2, 1, 1, 16384}, {512, 1, false, 128}, {0, 0, 4096},
      run_and_finish<rmsnorm_bwd_bf16_team_per_row_e1b5<Cols1024_a71d>,
      rmsnorm_bwd_bf16_finish_7a1a<Cols1024_a71d>>}},
-    {   4096,  4096, 16, 0u, 0u, false, {{512, 2, false, 0, 1, 1, 1, 1, 32768}, {512, 1, false, 256},
-     {0, 0, 16384}, run_and_finish<rmsnorm_bwd_bf16_team_per_row_e1b5<Cols4096_fdc7>,
-     rmsnorm_bwd_bf16_finish_7a1a<Cols4096_fdc7>>}},
-    {   4096,  4097,  2, 0u, 0u,  true, {{512, 2, false, 0, 1, 1, 1, 1, 33024, 2}, {512, 1, false, 258},
-     {0, 0, 16512}, run_and_finish<rmsnorm_bwd_bf16_team_per_row_f643<Cols4097_ce83>,
-     rmsnorm_bwd_bf16_finish_7a1a<Cols4097_ce83>>}},
+    {   4096,  4096, 16, 0u, 0u, false, {{512, 2, true, 0, 1, 1, 1, 1, 32768}, {512, 1, true, 256}, {0, 0, 16384},
+     run_and_finish<rmsnorm_bwd_bf16_team_per_row_e1b5<Cols4096_566d>,
+     rmsnorm_bwd_bf16_finish_7a1a<Cols4096_566d>>}},
+    {   4096,  4097,  2, 0u, 0u,  true, {{512, 2, true, 0, 1, 1, 1, 1, 33024, 2}, {512, 1, true, 258},
+     {0, 0, 16512}, run_and_finish<rmsnorm_bwd_bf16_team_per_row_d2ff<Cols4097_8681>,
+     rmsnorm_bwd_bf16_finish_7a1a<Cols4097_8681>>}},
     {  16384,  8192, 16, 0u, 0u, false, {{512, 1, true, 0, 1, 1, 1, 1, 65536}, {512, 1, true, 256}, {0, 0, 32768},
      run_and_finish<rmsnorm_bwd_bf16_team_per_row_c8b2<Cols8192_7475>,
      rmsnorm_bwd_bf16_finish_7a1a<Cols8192_7475>>}},

@@ -13,41 +13,37 @@
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // verified  NVIDIA H200, driver for CUDA 13.0: 5 to 7 calls, 1 to 262144 rows, 20 families of rows, own pitches of y,
 //           x, null rstd
-// note      emitted as another text than the one that was tuned: 524288 x 64, 65536 x 128, 262144 x 128, 32768 x 256,
-//           1 x 2048, 64 x 2048, 16384 x 4095, 1 x 4096, 8 x 4096, 16 x 4096, 8192 x 4096, 32 x 5120, 2048 x 5120, 1 x
-//           7168, 8192 x 7168, 8192 x 8191, 1 x 8192, 16 x 8192, 64 x 8192, 16384 x 8192, 1 x 16384, 64 x 16384, 4096
-//           x 16384, 8192 x 32768, 4096 x 131072
 //
 // all timed without rstd:
 //
 //   rows x cols              kernel           threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
-//   524288 x 64              warp_per_row     128      16          8       29.77     83.3 / 53.52   4508  103.2 %  1.36x       33.06     fresh
-//   65536 x 128              warp_per_row     256      32          8       7.107     20.21 / 13.12  4721  87.2 %   1.04x       9.882     fresh
-//   262144 x 128             warp_per_row     128      8           8       29.87     84.47 / 54.34  4494  104.5 %  1.01x       33.57     fresh
-//   32768 x 256              warp_per_row     256      32          8       6.925     20.05 / 13.13  4846  90.7 %   1.05x       9.865     fresh
-//   1 x 2048                 block_per_row    256      1           4       1.512     4.353 / 2.84   8     91.7 %   1.02x       1.554     fresh
-//   64 x 2048                block_per_row    256      1           4       1.918     5.968 / 4.052  276   87.7 %   1.03x       2.091     fresh
-//   16384 x 4095             block_per_row    256      1           8       67.29     172.3 / 105    3988  96.0 %   1.01x       67.73     fresh
-//   1 x 4096                 block_per_row    512      1           4       1.653     4.859 / 3.208  15    89.5 %   1.01x       1.725     fresh
-//   8 x 4096                 block_per_row    512      1           4       1.699     5.553 / 3.852  82    90.2 %   1.02x       1.941     fresh
-//   16 x 4096                block_per_row    512      1           8       1.927     5.824 / 3.898  140   87.9 %   1.01x       2.071     fresh
-//   4096 x 4096              block_per_row    64       1           4       13.22     38.22 / 24.97  5076  102.8 %  1.05x       18.76     fresh
-//   8192 x 4096 pitch 5120   block_per_row    64       1           4       31.45     99.72 / 68.31  4268  104.2 %  1.04x       35.74     fresh
-//   8192 x 4096              block_per_row    256      1           8       32.86     87.05 / 54.19  4084  93.0 %   1.04x       37.46     fresh
-//   32 x 5120                block_per_row    256      1           4       2.124     6.212 / 4.089  313   78.0 %   1.00x       2.375     fresh
-//   2048 x 5120              block_per_row    128      2           4       8.758     25.15 / 16.39  4790  102.8 %  1.06x       12.43     fresh
-//   1 x 7168                 block_per_row    512      1           4       1.905     5.662 / 3.757  23    85.8 %   1.02x       2.041     fresh
-//   8192 x 7168              block_per_row    512      1           8       56.97     148.2 / 91.2   4123  98.9 %   1.02x       57.25     fresh
-//   8192 x 8191              block_per_row    256      1           8       67.38     170.6 / 103.2  3984  95.3 %   1.00x       68.59     fresh
-//   1 x 8192                 block_per_row    512      1           4       1.898     5.715 / 3.814  26    85.6 %   1.00x       2.029     fresh
-//   16 x 8192                block_per_row    512      1           4       1.989     6.024 / 4.034  272   83.4 %   1.00x       2.442     fresh
-//   64 x 8192                block_per_row    512      1           4       2.171     6.571 / 4.4    973   85.7 %   1.02x       2.696     fresh
-//   16384 x 8192             block_per_row    256      1           8       128.6     324.9 / 195.8  4176  98.9 %   1.02x       125.9     fresh
-//   1 x 16384                cluster_per_row  128      1           8       2.26      6.113 / 3.851  43    72.1 %   1.00x       2.329     fresh
-//   64 x 16384               block_per_row    512      1           4       2.913     7.866 / 4.955  1451  75.0 %   1.07x       3.466     fresh
-//   4096 x 16384             block_per_row    512      1           4       65.49     166.2 / 100.6  4099  97.4 %   1.06x       64.22     fresh
-//   8192 x 32768             block_per_row    256      1           4       251.7     643.2 / 391.5  4266  102.8 %  1.01x       253.5     fresh
-//   4096 x 131072            cluster_per_row  128      1           8       513.5     1284 / 770.7   4182  100.1 %  1.05x       516.4     fresh
+//   524288 x 64              warp_per_row     128      16          8       29.82     83.64 / 53.81  4501  104.3 %  1.00x       33.29     fresh
+//   65536 x 128              warp_per_row     128      16          8       6.649     19.09 / 12.43  5047  90.4 %   1.07x       9.547     fresh
+//   262144 x 128             warp_per_row     128      8           8       29.76     83.55 / 53.76  4510  104.5 %  1.00x       33.26     fresh
+//   32768 x 256              warp_per_row     256      32          8       6.34      18.86 / 12.5   5292  93.7 %   1.10x       9.527     fresh
+//   1 x 2048                 block_per_row    256      1           4       1.218     3.442 / 2.223  10    89.8 %   1.04x       1.609     fresh
+//   64 x 2048                block_per_row    256      1           4       1.604     5.027 / 3.419  329   78.0 %   1.02x       2.12      fresh
+//   16384 x 4095             block_per_row    256      1           8       67.2      172.2 / 104.9  3994  96.1 %   1.01x       67.52     fresh
+//   1 x 4096                 block_per_row    512      1           4       1.34      3.91 / 2.569   18    88.8 %   1.01x       1.773     fresh
+//   8 x 4096                 block_per_row    512      1           4       1.374     4.617 / 3.243  101   88.0 %   1.02x       1.982     fresh
+//   16 x 4096                block_per_row    512      1           4       1.442     4.941 / 3.499  187   75.2 %   1.01x       2.136     fresh
+//   4096 x 4096              block_per_row    64       1           4       12.89     37.64 / 24.74  5207  102.5 %  1.06x       18.87     fresh
+//   8192 x 4096 pitch 5120   block_per_row    64       1           4       31.3      98.74 / 67.43  4289  103.8 %  1.04x       35.77     fresh
+//   8192 x 4096              block_per_row    256      1           8       32.96     86.95 / 53.98  4073  93.3 %   1.03x       37.27     fresh
+//   32 x 5120                block_per_row    256      1           4       1.793     5.266 / 3.471  371   73.1 %   1.01x       2.405     fresh
+//   2048 x 5120              block_per_row    128      2           4       8.454     24.26 / 15.81  4963  103.7 %  1.09x       12.58     fresh
+//   1 x 7168                 block_per_row    256      1           4       1.569     4.678 / 3.107  27    85.5 %   1.02x       2.02      fresh
+//   8192 x 7168              block_per_row    512      1           8       57.71     149.4 / 91.71  4071  98.3 %   1.02x       58.31     fresh
+//   8192 x 8191              block_per_row    512      1           8       67.27     171.3 / 104.1  3990  95.9 %   1.01x       67.61     fresh
+//   1 x 8192                 block_per_row    512      1           4       1.558     4.685 / 3.127  32    86.6 %   1.00x       1.696     fresh
+//   16 x 8192                block_per_row    256      1           8       1.703     5.316 / 3.611  317   62.8 %   1.03x       2.11      fresh
+//   64 x 8192                block_per_row    512      1           4       1.761     5.467 / 3.704  1200  80.9 %   1.01x       2.693     fresh
+//   16384 x 8192             block_per_row    256      1           8       128.6     323.9 / 195    4174  99.0 %   1.02x       126.4     fresh
+//   1 x 16384                cluster_per_row  128      1           4       1.944     5.125 / 3.182  51    71.1 %   1.00x       1.975     fresh
+//   64 x 16384               block_per_row    512      1           4       2.42      6.835 / 4.415  1747  70.0 %   1.14x       3.477     fresh
+//   4096 x 16384             block_per_row    512      1           8       65.46     165.1 / 99.69  4101  98.0 %   1.06x       64.66     fresh
+//   8192 x 32768             block_per_row    256      1           4       251.9     640.1 / 388.2  4263  103.0 %  1.01x       253.8     fresh
+//   4096 x 131072            cluster_per_row  128      1           8       515.5     1284 / 769.4   4167  100.1 %  1.05x       518.3     fresh
 //   (any other, rows alike)  block_per_row    256      1           8       -         -              -     -        -           -         not tuned
 //   (any other)              block_per_row    256      1           1       -         -              -     -        -           -         not tuned
 //
@@ -55,7 +51,7 @@
 //           outputs; chain: with / without the kernel; fresh: all but the main input comes from DRAM
 //
 // accuracy  largest error against the float64 reference, as a fraction of the bound for float32 arithmetic and the
-//           stored dtype, over adversarial rows, on the GPU: y 1, rstd 0.04
+//           stored dtype, over adversarial rows, on the GPU: y 1, rstd 0.044
 // records   records/h200.jsonl: schedule, command and all figures of each line of the table; `normgen show` with --op,
 //           --shape, --dtype and --schedule prints its kernel and Config alone, byte for byte as they stand here
 //
@@ -488,6 +484,15 @@ struct ClusterTeam : Threads<kBlocks * kBlockThreads, 1> {
   }
 };
 
+// a / b, inverse being 1 / b: the product and what it leaves of a, times the inverse once more. An IEEE division gives
+// the same but for a few ties and subnormals, in twice as many instructions. Where b is an infinity, or the product or
+// the inverse overflow, what is left is not finite, and the product is right.
+__device__ __forceinline__ float divide_by_remainder(float a, float b, float inverse) {
+  const float product = a * inverse;
+  const float left = fmaf(-product, b, a);
+  return fabsf(left) <= 3.402823466e38f ? fmaf(left, inverse, product) : product;
+}
+
 // How a kernel and its neighbours in the stream overlap: not at all.
 // wait              before the first access to what the kernels in front write, or still read
 // wait_for_partner  in a call's second kernel, before the first access to what the first one writes
@@ -666,8 +671,8 @@ __device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
 struct Cols64_09ca : Plain { using Team = Lanes<8, 16>; using Load = NoAllocate; using Store = Streaming;
   enum : int { kCols = 64, kThreads = 128, kVector = 8, kEarlyParams = 1 };
 };
-struct Cols128_fd03 : Plain { using Team = Lanes<8, 32>; using Load = EvictLast;
-  enum : int { kCols = 128, kThreads = 256, kVector = 8, kEarlyParams = 0 };
+struct Cols128_957a : Plain { using Team = Lanes<8, 16>; using Load = EvictLast;
+  enum : int { kCols = 128, kThreads = 128, kVector = 8, kEarlyParams = 0 };
 };
 struct Cols128_b978 : Plain { using Team = Lanes<16, 8>; using Load = NoAllocate; using Store = Streaming;
   enum : int { kCols = 128, kThreads = 128, kVector = 8, kEarlyParams = 1 };
@@ -687,9 +692,6 @@ struct Cols4095_c98f : Plain { using Team = Block<256>;
 struct Cols4096_6ca1 : Plain { using Team = Block<512>; using Params = Ahead;
   enum : int { kCols = 4096, kThreads = 512, kVector = 4, kEarlyParams = 1 };
 };
-struct Cols4096_5dd3 : Plain { using Team = Block<512>; using Load = NoAllocate; using Params = Ahead;
-  enum : int { kCols = 4096, kThreads = 512, kVector = 8, kEarlyParams = 1 };
-};
 struct Cols4096_44a5 : Plain { using Team = Block<64>; using Load = NoAllocate;
   enum : int { kCols = 4096, kThreads = 64, kVector = 4, kEarlyParams = 0, kPackedParams = 0, kAhead = 1 };
 };
@@ -699,26 +701,26 @@ struct Cols4096_2532 : Plain { using Team = Block<64>; using Load = NoAllocate; 
 struct Cols4096_17a9 : Plain { using Team = Block<256>; using Load = NoAllocate; using Store = Streaming;
   enum : int { kCols = 4096, kThreads = 256, kVector = 8, kEarlyParams = 0, kFirstInside = 1 };
 };
-struct Cols5120_f32c : Plain { using Team = Block<256>; using Params = Ahead;
+struct Cols5120_8bed : Plain { using Team = Block<256>; using Load = NoAllocate; using Params = Ahead;
   enum : int { kCols = 5120, kThreads = 256, kVector = 4, kEarlyParams = 1 };
 };
 struct Cols5120_5c09 : Plain { using Team = Beside<64, 2>; using Load = EvictLast;
   enum : int { kCols = 5120, kThreads = 128, kVector = 4, kEarlyParams = 0 };
 };
-struct Cols7168_5b47 : Plain { using Team = Block<512>;
-  enum : int { kCols = 7168, kThreads = 512, kVector = 4, kEarlyParams = 1 };
+struct Cols7168_d1cf : Plain { using Team = Block<256>; using Params = Ahead;
+  enum : int { kCols = 7168, kThreads = 256, kVector = 4, kEarlyParams = 1 };
 };
 struct Cols7168_ba9c : Plain { using Team = Block<512>;
   enum : int { kCols = 7168, kThreads = 512, kVector = 8, kEarlyParams = 1 };
 };
-struct Cols8191_620e : Plain { using Team = Block<256>;
-  enum : int { kCols = 8191, kThreads = 256, kVector = 8, kEarlyParams = 0, kFirstInside = 0 };
+struct Cols8191_3877 : Plain { using Team = Block<512>;
+  enum : int { kCols = 8191, kThreads = 512, kVector = 8, kEarlyParams = 0, kFirstInside = 0 };
 };
 struct Cols8192_fe45 : Plain { using Team = Block<512>; using Params = Ahead;
   enum : int { kCols = 8192, kThreads = 512, kVector = 4, kEarlyParams = 1 };
 };
-struct Cols8192_40bc : Plain { using Team = Block<512>; using Load = NoAllocate; using Params = Ahead;
-  enum : int { kCols = 8192, kThreads = 512, kVector = 4, kEarlyParams = 1 };
+struct Cols8192_1d3a : Plain { using Team = Block<256>; using Load = NoAllocate; using Params = Ahead;
+  enum : int { kCols = 8192, kThreads = 256, kVector = 8, kEarlyParams = 1 };
 };
 struct Cols8192_21a0 : Plain { using Team = Block<512>; using Load = NoAllocate;
   enum : int { kCols = 8192, kThreads = 512, kVector = 4, kEarlyParams = 1 };
@@ -726,14 +728,14 @@ struct Cols8192_21a0 : Plain { using Team = Block<512>; using Load = NoAllocate;
 struct Cols8192_3736 : Plain { using Team = Block<256>; using Load = EvictLast; using Chain = EarlyAtLoads;
   enum : int { kCols = 8192, kThreads = 256, kVector = 8, kEarlyParams = 1 };
 };
-struct Cols16384_b360 : Plain { using Team = ClusterTeam<8, 128>;
-  enum : int { kCols = 16384, kThreads = 128, kVector = 8, kEarlyParams = 1 };
+struct Cols16384_a733 : Plain { using Team = ClusterTeam<8, 128>; using Load = NoAllocate;
+  enum : int { kCols = 16384, kThreads = 128, kVector = 4, kEarlyParams = 1 };
 };
-struct Cols16384_0656 : Plain { using Team = Block<512>;
+struct Cols16384_adc5 : Plain { using Team = Block<512>; using Load = NoAllocate;
   enum : int { kCols = 16384, kThreads = 512, kVector = 4, kEarlyParams = 1 };
 };
-struct Cols16384_6e04 : Plain { using Team = Block<512>; using Chain = EarlyAtLoads;
-  enum : int { kCols = 16384, kThreads = 512, kVector = 4, kEarlyParams = 1 };
+struct Cols16384_42a0 : Plain { using Team = Block<512>; using Chain = EarlyAtLoads;
+  enum : int { kCols = 16384, kThreads = 512, kVector = 8, kEarlyParams = 1 };
 };
 struct Cols32768_b62d : Plain { using Team = Block<256>; using Load = EvictLast;
   enum : int { kCols = 32768, kThreads = 256, kVector = 4, kEarlyParams = 0 };
@@ -841,6 +843,111 @@ rmsnorm_fwd_bf16_team_per_row_f200(
   if (lane == 0 && active) {
     if (rstd != nullptr) rstd[row] = row_rstd;
   }
+
+  // Last look: the outputs
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+      float y_values[kVector];
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        const float weight_i = element(weight_held[step], i);
+        y_values[i] = x_i * row_rstd * weight_i;
+      }
+      Vec<bfloat16, kVector> y_vec;
+      pack(y_vec, y_values);
+      if (active) write<Store>(y_row + own + step * kStride, y_vec);
+    }
+  }
+
+  Chain::at_end();
+}
+
+// rmsnorm forward: a team of threads owns a row; each row is read once.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+rmsnorm_fwd_bf16_without_rstd_team_per_row_8eec(
+    bfloat16* __restrict__ y,
+    Input<Config, bfloat16> x,
+    Input<Config, bfloat16> weight,
+    long long y_pitch,
+    long long x_pitch,
+    int rows,
+    float eps) {
+  using Team = typename Config::Team;
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  using Params = typename Config::Params;
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
+      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
+  constexpr bool kEarlyParams = Config::kEarlyParams;
+  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
+  __shared__ typename Team::template Slots<Look1_57d9> look1_slots;
+
+  const int lane = Team::lane();
+  const int own = lane * kVector;  // the column of a thread's first vector
+  const int slot = Team::slot();  // this thread's row within the block
+  const int row = Team::tile() * kRowsPerBlock + slot;
+
+  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const int valid_row = active ? row : rows - 1;
+  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
+  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+
+  Params::to_l2(weight, kCols);
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
+
+  Vec<bfloat16, kVector> x_held[kSteps];
+  Team::announce();
+
+  // The row of x is read once and waits in registers; each thread reads back its own part.
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
+    }
+  }
+
+  Vec<bfloat16, kVector> weight_held[kSteps];
+  if (kEarlyParams) {
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        weight_held[step] = read<kVector>(weight + own + step * kStride);
+      }
+    }
+  }
+
+  Chain::at_loads();
+
+  Look1_57d9 look1 = {0.0f};
+  float look1_x_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+
+  // Look 1: sum(x**2)
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        look1_x_squares[i % kRunningSums] += x_i * x_i;
+      }
+    }
+  }
+
+  look1.x_squares = sum_in_pairs(look1_x_squares);
+  Team::meet();
+  look1 = Team::reduce(look1, look1_slots);
+  const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
 
   // Last look: the outputs
   #pragma unroll
@@ -1260,6 +1367,257 @@ rmsnorm_fwd_bf16_team_per_row_7d8b(
     }
 
     parity ^= 1;
+  }
+
+  Chain::at_end();
+}
+
+// rmsnorm forward: a team of threads owns a row; each row is read once.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+rmsnorm_fwd_bf16_team_per_row_b15d(
+    bfloat16* __restrict__ y,
+    float* __restrict__ rstd,
+    Input<Config, bfloat16> x,
+    Input<Config, bfloat16> weight,
+    long long y_pitch,
+    long long x_pitch,
+    int rows,
+    float eps) {
+  using Team = typename Config::Team;
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  using Params = typename Config::Params;
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
+      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
+  constexpr bool kEarlyParams = Config::kEarlyParams;
+  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
+  __shared__ typename Team::template Slots<Look1_57d9> look1_slots;
+
+  const int lane = Team::lane();
+  const int own = lane * kVector;  // the column of a thread's first vector
+  const int slot = Team::slot();  // this thread's row within the block
+  const int row = Team::tile() * kRowsPerBlock + slot;
+
+  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const int valid_row = active ? row : rows - 1;
+  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
+  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+
+  Params::to_l2(weight, kCols);
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
+
+  Vec<bfloat16, kVector> x_held[kSteps];
+  Team::announce();
+
+  // The row of x is read once and waits in registers; each thread reads back its own part.
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
+    }
+  }
+
+  Vec<bfloat16, kVector> weight_held[kSteps];
+  if (kEarlyParams) {
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        weight_held[step] = read<kVector>(weight + own + step * kStride);
+      }
+    }
+  }
+
+  Chain::at_loads();
+
+  Look1_57d9 look1 = {0.0f};
+  float look1_x_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+
+  // Look 1: sum(x**2)
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        look1_x_squares[i % kRunningSums] += x_i * x_i;
+      }
+    }
+  }
+
+  look1.x_squares = sum_in_pairs(look1_x_squares);
+  Team::meet();
+  look1 = Team::reduce(look1, look1_slots);
+  const float row_rstd = rsqrtf(eps + divide_by_remainder(look1.x_squares, kCols, 1.0f / kCols));
+
+  if (lane == 0 && active) {
+    if (rstd != nullptr) rstd[row] = row_rstd;
+  }
+
+  // Last look: the outputs
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+      float y_values[kVector];
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        const float weight_i = element(weight_held[step], i);
+        y_values[i] = x_i * row_rstd * weight_i;
+      }
+      Vec<bfloat16, kVector> y_vec;
+      pack(y_vec, y_values);
+      if (active) write<Store>(y_row + own + step * kStride, y_vec);
+    }
+  }
+
+  Chain::at_end();
+}
+
+// rmsnorm forward: a team of threads owns a row; each row is read once.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+rmsnorm_fwd_bf16_team_per_row_a3b1(
+    bfloat16* __restrict__ y,
+    float* __restrict__ rstd,
+    Input<Config, bfloat16> x,
+    Input<Config, bfloat16> weight,
+    long long y_pitch,
+    long long x_pitch,
+    int rows,
+    float eps) {
+  using Team = typename Config::Team;
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  using Params = typename Config::Params;
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
+      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
+  constexpr bool kEarlyParams = Config::kEarlyParams;
+  constexpr int kFirstInside = Config::kFirstInside, kVectors = kCols / kVector,
+      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow, kWholeSteps = (kVectors - 2) / kThreadsPerRow;
+  __shared__ typename Team::template Slots<Look1_57d9> look1_slots;
+
+  const int lane = Team::lane();
+  const int slot = Team::slot();  // this thread's row within the block
+  const int row = Team::tile() * kRowsPerBlock + slot;
+
+  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const int valid_row = active ? row : rows - 1;
+  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
+  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+  // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
+  const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(x_row) / sizeof(bfloat16) % kVector);
+  const int head = (kVector - shift) % kVector;
+  const int own = head + lane * kVector;
+  const int vectors = (kCols - head) / kVector;
+  const int edge = lane < head ? lane : lane + vectors * kVector;
+  const bool has_edge = edge < kCols;
+
+  Params::to_l2(weight, kCols);
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
+
+  Vec<bfloat16, kVector> x_held[kSteps];
+  Vec<bfloat16, 1> x_edge = {};
+  Team::announce();
+
+  // The row of x is read once and waits in registers; each thread reads back its own part.
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (step < kWholeSteps || vector < vectors) {
+      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
+    }
+  }
+  if (has_edge) {
+    x_edge = read<1, Load>(x_row + edge);
+  }
+
+  Vec<bfloat16, kVector> weight_held[kSteps];
+  Vec<bfloat16, 1> weight_edge = {};
+  if (kEarlyParams) {
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (step < kWholeSteps || vector < vectors) {
+        const int column = head + vector * kVector;
+        weight_held[step] = read_window<kVector>(weight, column, kCols, step >= kFirstInside && step < kWholeSteps);
+      }
+    }
+    if (has_edge) {
+      weight_edge = read<1>(weight + edge);
+    }
+  }
+
+  Chain::at_loads();
+
+  Look1_57d9 look1 = {0.0f};
+  float look1_x_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+
+  // Look 1: sum(x**2)
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (step < kWholeSteps || vector < vectors) {
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        look1_x_squares[i % kRunningSums] += x_i * x_i;
+      }
+    }
+  }
+  if (has_edge) {
+    const float x_i = element(x_edge, 0);
+    look1_x_squares[0] += x_i * x_i;
+  }
+
+  look1.x_squares = sum_in_pairs(look1_x_squares);
+  Team::meet();
+  look1 = Team::reduce(look1, look1_slots);
+  const float row_rstd = rsqrtf(eps + divide_by_remainder(look1.x_squares, kCols, 1.0f / kCols));
+
+  if (lane == 0 && active) {
+    if (rstd != nullptr) rstd[row] = row_rstd;
+  }
+
+  // Last look: the outputs
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (step < kWholeSteps || vector < vectors) {
+      const int column = head + vector * kVector;
+      if (!kEarlyParams) weight_held[step] =
+          read_window<kVector>(weight, column, kCols, step >= kFirstInside && step < kWholeSteps);
+      float y_values[kVector];
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        const float weight_i = element(weight_held[step], i);
+        y_values[i] = x_i * row_rstd * weight_i;
+      }
+      Vec<bfloat16, kVector> y_vec;
+      pack(y_vec, y_values);
+      if (active) write<Store>(y_row + own + step * kStride, y_vec);
+    }
+  }
+  if (has_edge) {
+    if (!kEarlyParams) weight_edge = read<1>(weight + edge);
+    float y_values[1];
+    const float x_i = element(x_edge, 0);
+    const float weight_i = element(weight_edge, 0);
+    y_values[0] = x_i * row_rstd * weight_i;
+    Vec<bfloat16, 1> y_vec;
+    pack(y_vec, y_values);
+    if (active) write<Store>(y_row + edge, y_vec);
   }
 
   Chain::at_end();
@@ -1754,6 +2112,16 @@ inline cudaError_t run(const Kernel& kernel, const Arguments& call) {
 }
 
 template <auto kMain>
+inline cudaError_t run_without_rstd(const Kernel& kernel, const Arguments& call) {
+  int blocks = 0;
+  cudaError_t status = fitting_grid(reinterpret_cast<const void*>(kMain), kernel.launch, call.rows, &blocks);
+  if (status != cudaSuccess) return status;
+  return launch_on(
+      call.stream, kMain, kernel.launch, blocks,
+      call.y, call.x, call.weight, call.y_pitch, call.x_pitch, call.rows, call.eps);
+}
+
+template <auto kMain>
 inline cudaError_t run_any_cols(const Kernel& kernel, const Arguments& call) {
   int blocks = 0;
   cudaError_t status = fitting_grid(reinterpret_cast<const void*>(kMain), kernel.launch, call.rows, &blocks);
@@ -1774,33 +2142,34 @@ struct Tuned {
 };
 inline constexpr Tuned kTuned[] = {
     {524288,     64, 16, 0u, 2u, false, {{128, 16}, run<rmsnorm_fwd_bf16_team_per_row_f200<Cols64_09ca>>}},
-    { 65536,    128, 16, 0u, 2u, false, {{256, 32}, run<rmsnorm_fwd_bf16_team_per_row_f200<Cols128_fd03>>}},
+    { 65536,    128, 16, 0u, 2u, false, {{128, 16}, run<rmsnorm_fwd_bf16_team_per_row_f200<Cols128_957a>>}},
     {262144,    128, 16, 0u, 2u, false, {{128, 8}, run<rmsnorm_fwd_bf16_team_per_row_f200<Cols128_b978>>}},
-    { 32768,    256, 16, 0u, 2u, false, {{256, 32}, run<rmsnorm_fwd_bf16_team_per_row_f200<Cols256_4891>>}},
+    { 32768,    256, 16, 2u, 2u, false, {{256, 32},
+     run_without_rstd<rmsnorm_fwd_bf16_without_rstd_team_per_row_8eec<Cols256_4891>>}},
     {     1,   2048,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_f200<Cols2048_9b2e>>}},
     {    64,   2048,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_f200<Cols2048_c541>>}},
     { 16384,   4095,  2, 0u, 2u,  true, {{256}, run<rmsnorm_fwd_bf16_team_per_row_0046<Cols4095_c98f>>}},
     {     1,   4096,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_f200<Cols4096_6ca1>>}},
     {     8,   4096,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_f200<Cols4096_6ca1>>}},
-    {    16,   4096, 16, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_f200<Cols4096_5dd3>>}},
+    {    16,   4096,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_f200<Cols4096_6ca1>>}},
     {  4096,   4096,  8, 0u, 2u, false, {{64, 1, false, 0, 0, 8},
      run<rmsnorm_fwd_bf16_team_per_row_c6b8<Cols4096_44a5>>}},
     {  8192,   4096,  8, 0u, 2u, false, {{64, 1, false, 0, 0, 16},
      run<rmsnorm_fwd_bf16_team_per_row_7d8b<Cols4096_2532>>}},
     {  8192,   4096,  2, 0u, 2u,  true, {{256}, run<rmsnorm_fwd_bf16_team_per_row_0046<Cols4096_17a9>>}},
-    {    32,   5120,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_f200<Cols5120_f32c>>}},
+    {    32,   5120,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_f200<Cols5120_8bed>>}},
     {  2048,   5120,  8, 0u, 2u, false, {{128, 2}, run<rmsnorm_fwd_bf16_team_per_row_f200<Cols5120_5c09>>}},
-    {     1,   7168,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_f200<Cols7168_5b47>>}},
+    {     1,   7168,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_b15d<Cols7168_d1cf>>}},
     {  8192,   7168, 16, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_f200<Cols7168_ba9c>>}},
-    {  8192,   8191,  2, 0u, 2u,  true, {{256}, run<rmsnorm_fwd_bf16_team_per_row_0046<Cols8191_620e>>}},
+    {  8192,   8191,  2, 0u, 2u,  true, {{512}, run<rmsnorm_fwd_bf16_team_per_row_a3b1<Cols8191_3877>>}},
     {     1,   8192,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_f200<Cols8192_fe45>>}},
-    {    16,   8192,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_f200<Cols8192_40bc>>}},
+    {    16,   8192, 16, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_f200<Cols8192_1d3a>>}},
     {    64,   8192,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_4b0b<Cols8192_21a0>>}},
     { 16384,   8192, 16, 0u, 2u, false, {{256, 1, true}, run<rmsnorm_fwd_bf16_team_per_row_f200<Cols8192_3736>>}},
-    {     1,  16384, 16, 0u, 2u, false, {{128, 1, false, 0, 0, 0, 8},
-     run<rmsnorm_fwd_bf16_team_per_row_f200<Cols16384_b360>>}},
-    {    64,  16384,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_4b0b<Cols16384_0656>>}},
-    {  4096,  16384,  8, 0u, 2u, false, {{512, 1, true}, run<rmsnorm_fwd_bf16_team_per_row_f200<Cols16384_6e04>>}},
+    {     1,  16384,  8, 0u, 2u, false, {{128, 1, false, 0, 0, 0, 8},
+     run<rmsnorm_fwd_bf16_team_per_row_f200<Cols16384_a733>>}},
+    {    64,  16384,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_4b0b<Cols16384_adc5>>}},
+    {  4096,  16384, 16, 0u, 2u, false, {{512, 1, true}, run<rmsnorm_fwd_bf16_team_per_row_4b0b<Cols16384_42a0>>}},
     {  8192,  32768,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_f200<Cols32768_b62d>>}},
     {  4096, 131072, 16, 0u, 2u, false, {{128, 1, false, 0, 0, 8, 16},
      run<rmsnorm_fwd_bf16_cluster_per_row_4cd4<Cols131072_3e88>>}},

@@ -14,10 +14,10 @@
 // verified  NVIDIA H200, driver for CUDA 13.0: 5 calls, 1 to 4096 rows, 20 families of rows, own pitches of y, x, null
 //           rstd
 //
-//   rows x cols              kernel         threads  rows/block  vector  price us  chain us      GB/s  of roof  vs default  alone us  timed
-//   8192 x 4096 no rstd      block_per_row  64       1           4       31        84.2 / 53.19  4329  104.0 %  1.04x       35.65     fresh
-//   (any other, rows alike)  block_per_row  256      1           8       -         -             -     -        -           -         not tuned
-//   (any other)              block_per_row  256      1           1       -         -             -     -        -           -         not tuned
+//   rows x cols              kernel         threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
+//   8192 x 4096 no rstd      block_per_row  64       1           4       29.43     83.62 / 54.19  4561  106.1 %  1.06x       35.73     fresh
+//   (any other, rows alike)  block_per_row  256      1           8       -         -              -     -        -           -         not tuned
+//   (any other)              block_per_row  256      1           1       -         -              -     -        -           -         not tuned
 //
 // times     price: what the kernel adds to a chain of a kernel that writes its main input and one that reads its
 //           outputs; chain: with / without the kernel; fresh: all but the main input comes from DRAM

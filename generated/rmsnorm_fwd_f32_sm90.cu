@@ -13,13 +13,12 @@
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // verified  NVIDIA H200, driver for CUDA 13.0: 5 to 6 calls, 1 to 4096 rows, 20 families of rows, own pitches of y, x,
 //           null rstd
-// note      emitted as another text than the one that was tuned: 2048 x 262144
 //
 // all timed without rstd:
 //
 //   rows x cols              kernel           threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
-//   8192 x 4096              block_per_row    128      2           2       66.06     170.8 / 104.7  4063  97.6 %   1.02x       67.43     fresh
-//   2048 x 262144            cluster_per_row  1024     1           4       1031      2565 / 1534    4165  99.3 %   1.06x       1026      fresh
+//   8192 x 4096              block_per_row    128      2           2       66.21     170.2 / 103.9  4055  97.6 %   1.01x       67.3      fresh
+//   2048 x 262144            cluster_per_row  1024     1           4       1030      2566 / 1532    4169  99.7 %   1.07x       1036      fresh
 //   (any other, rows alike)  block_per_row    256      1           4       -         -              -     -        -           -         not tuned
 //   (any other)              block_per_row    256      1           1       -         -              -     -        -           -         not tuned
 //

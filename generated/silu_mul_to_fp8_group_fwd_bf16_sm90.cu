@@ -26,14 +26,14 @@
 //   16 x 6144     block_per_part  128      1           4       2.271     6.266 / 3.993  218   85.7 %   1.01x       2.125     fresh
 //   64 x 6144     block_per_part  256      1           4       2.312     6.761 / 4.445  856   93.6 %   1.00x       2.503     fresh
 //   256 x 6144    block_per_part  128      1           8       3.338     8.91 / 5.569   2371  95.9 %   1.01x       3.946     fresh
-//   1024 x 6144   block_per_part  128      1           8       7.544     17.89 / 10.33  4196  97.6 %   1.02x       9.003     fresh
-//   4096 x 6144   block_per_part  256      1           8       25.45     61.12 / 35.67  4976  102.6 %  1.00x       32.24     fresh
+//   1024 x 6144   block_per_part  256      1           8       7.167     16.73 / 9.563  4416  95.2 %   1.00x       9.374     fresh
+//   4096 x 6144   block_per_part  256      1           8       25.16     60.75 / 35.56  5033  105.9 %  1.00x       32.66     fresh
 //   1 x 12288     block_per_part  256      1           4       1.585     4.473 / 2.888  39    81.9 %   1.03x       1.596     fresh
 //   16 x 12288    block_per_part  256      1           4       2.256     6.49 / 4.235   438   91.1 %   1.00x       2.29      fresh
 //   64 x 12288    block_per_part  128      1           8       2.666     7.421 / 4.749  1484  98.0 %   1.01x       3.038     fresh
 //   256 x 12288   block_per_part  128      1           8       4.645     11.66 / 7.016  3407  96.3 %   1.07x       5.324     fresh
-//   1024 x 12288  block_per_part  128      1           8       13.53     30.95 / 17.41  4678  102.2 %  1.01x       17.6      fresh
-//   4096 x 12288  block_per_part  256      1           8       56.66     123.2 / 66.6   4469  104.4 %  1.04x       59.99     fresh
+//   1024 x 12288  block_per_part  128      1           8       13.03     30.01 / 17     4857  101.8 %  1.01x       16.98     fresh
+//   4096 x 12288  block_per_part  256      1           8       57.96     126.1 / 68.12  4369  103.9 %  1.03x       60.57     fresh
 //   (any other)   block_per_row   256      1           4       -         -              -     -        -           -         not tuned
 //
 // times     price: what the kernel adds to a chain of a kernel that writes its main input and one that reads its
@@ -97,41 +97,6 @@ __device__ __forceinline__ unsigned floats_to_bfloat162(float low, float high) {
   return float_to_bfloat16(low) | (static_cast<unsigned>(float_to_bfloat16(high)) << 16);
 #endif
 }
-
-// A load whose lines L2 keeps by `policy` (ld.global.L2::cache_hint: sm_80).
-template <int kBytes>
-__device__ __forceinline__ void load_by_policy(const void* address, unsigned* bits, unsigned long long policy) {
-  if constexpr (kBytes == 16) {
-    asm("ld.global.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
-        : "=r"(bits[0]), "=r"(bits[1]), "=r"(bits[2]), "=r"(bits[3]) : "l"(address), "l"(policy));
-  } else if constexpr (kBytes == 8) {
-    asm("ld.global.L2::cache_hint.v2.u32 {%0, %1}, [%2], %3;"
-        : "=r"(bits[0]), "=r"(bits[1]) : "l"(address), "l"(policy));
-  } else if constexpr (kBytes == 4) {
-    asm("ld.global.L2::cache_hint.u32 %0, [%1], %2;" : "=r"(bits[0]) : "l"(address), "l"(policy));
-  } else {
-    unsigned short half;
-    if constexpr (kBytes == 2) {
-      asm("ld.global.L2::cache_hint.u16 %0, [%1], %2;" : "=h"(half) : "l"(address), "l"(policy));
-    } else {
-      asm("ld.global.L2::cache_hint.u8 %0, [%1], %2;" : "=h"(half) : "l"(address), "l"(policy));
-    }
-    bits[0] = half;
-  }
-}
-
-// Last to leave L2 (createpolicy: sm_80).
-struct EvictLast {
-  static __device__ __forceinline__ unsigned long long l2_policy() {
-    unsigned long long policy;
-    asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
-    return policy;
-  }
-  template <int kBytes>
-  static __device__ __forceinline__ void load(const void* address, unsigned* bits) {
-    load_by_policy<kBytes>(address, bits, l2_policy());
-  }
-};
 
 // e^x by the hardware's power of two: off by 2 + 1.2 |x| units in the last place at most; 0 where that is subnormal.
 __device__ __forceinline__ float exp_approximate(float x) {
@@ -438,9 +403,6 @@ struct Cols6144_6c53 : Plain { using Load = NoAllocate;
 };
 struct Cols6144_6cc3 : Plain { enum : int { kCols = 6144, kThreads = 256, kParts = 6, kVector = 4, kGroup = 128 }; };
 struct Cols6144_c70f : Plain { using Load = NoAllocate;
-  enum : int { kCols = 6144, kThreads = 128, kParts = 6, kVector = 8, kGroup = 128 };
-};
-struct Cols6144_e1cd : Plain { using Load = EvictLast;
   enum : int { kCols = 6144, kThreads = 128, kParts = 6, kVector = 8, kGroup = 128 };
 };
 struct Cols6144_6b63 : Plain { using Load = NoAllocate;
@@ -779,8 +741,8 @@ inline constexpr Tuned kTuned[] = {
      run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_699d<Cols6144_6cc3>>}},
     { 256,  6144, 16, 0u, 0u, false, {{128, 1, false, 0, 0, 0, 1, 6},
      run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_699d<Cols6144_c70f>>}},
-    {1024,  6144, 16, 0u, 0u, false, {{128, 1, false, 0, 0, 0, 1, 6},
-     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_699d<Cols6144_e1cd>>}},
+    {1024,  6144, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 3},
+     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_699d<Cols6144_6b63>>}},
     {4096,  6144, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 3},
      run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_699d<Cols6144_6b63>>}},
     {   1, 12288, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 12},

@@ -12,11 +12,10 @@
 // spec      softmax, sha256:c5400002ca547394ec84e5aa4b3351da738c737199bc4278c68add55f3aaf94c
 // tuned by  normgen 0.1.0
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
-// verified  NVIDIA H200, driver for CUDA 13.0: 4 calls, 1 to 4096 rows, 19 families of rows, own pitches of dx, dy, y
-// note      emitted as another text than the one that was tuned: 8192 x 4096
+// verified  NVIDIA H200, driver for CUDA 13.0: 4 calls, 1 to 4096 rows, 21 families of rows, own pitches of dx, dy, y
 //
 //   rows x cols              kernel         threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
-//   8192 x 4096              block_per_row  64       1           4       46.67     100.7 / 54.08  4314  103.7 %  1.10x       49.35     fresh
+//   8192 x 4096              block_per_row  128      2           4       46.89     101.2 / 54.33  4294  103.6 %  1.04x       52.61     fresh
 //   (any other, rows alike)  block_per_row  256      1           8       -         -              -     -        -           -         not tuned
 //   (any other)              block_per_row  256      1           1       -         -              -     -        -           -         not tuned
 //
@@ -54,6 +53,11 @@ struct __nv_bfloat16;  // cuda_bf16.h has it, and takes as long to compile as cu
 namespace normgen {
 namespace sm90 {  // the GPU these shapes were tuned on; the code itself runs on sm_75 and newer
 namespace softmax_bwd_bf16_detail {
+
+// Waits for that many threads, whole warps, at barrier `id` of 1 to 15.
+__device__ __forceinline__ void named_barrier(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" :: "r"(id), "r"(threads) : "memory");
+}
 
 struct bfloat16 {
   unsigned short bits;
@@ -100,6 +104,79 @@ struct NoAllocate {
       else asm("ld.global.L1::no_allocate.u8 %0, [%1];" : "=h"(half) : "l"(address));
       bits[0] = half;
     }
+  }
+};
+
+// The lanes that a shuffle names: all of the warp.
+struct WholeWarp {
+  template <int kLanes>
+  static __device__ __forceinline__ unsigned lanes() { return 0xffffffffu; }
+};
+
+// All kLanes neighbouring lanes, a power of two, end with the combined state. A state is a struct of floats that knows
+// how two combine, and how to get that of the lane whose number differs by `offset`.
+template <int kLanes, class Named = WholeWarp, typename State>
+__device__ __forceinline__ State reduce_lanes(State s) {
+  const unsigned mask = Named::template lanes<kLanes>();
+  #pragma unroll
+  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset, mask));
+  return s;
+}
+
+// A barrier for the kWarps warps of row number `slot` of a block. Only wide rows have one each: a barrier whose number
+// the hardware learns at run time is a slow one, and narrow rows share that of the block.
+template <int kWarps>
+__device__ __forceinline__ void rows_meet(int slot) {
+  if constexpr (kWarps >= 8) named_barrier(1 + slot, kWarps * 32);
+  else __syncthreads();
+}
+
+// The largest power of two up to n, and up to a warp: how many lanes combine n states.
+__host__ __device__ constexpr int lanes_for(int n) { return n < 2 ? 1 : n >= 32 ? 32 : 2 * lanes_for(n / 2); }
+
+// What this lane combines of kStates states: lanes_for(kStates) lanes take turns at them.
+template <int kStates, typename State>
+__device__ __forceinline__ State share_of_slots(const State* slots) {
+  constexpr int kLanes = lanes_for(kStates);
+  const int own = threadIdx.x % kLanes;
+  State total = slots[own];
+  #pragma unroll
+  for (int i = kLanes; i < kStates; i += kLanes) {
+    if (kStates % kLanes == 0 || own + i < kStates) total = State::combine(total, slots[own + i]);
+  }
+  return total;
+}
+
+// A team: the threads that share a row. They are neighbours in a block, which has kRowsPerBlock rows side by side.
+template <int kThreadsPerRow, int kRowsPerBlock>
+struct Threads {
+  enum : int { kSize = kThreadsPerRow, kRows = kRowsPerBlock };
+  // This thread's number in its team, and its team's in the block; which tile of rows is the block's.
+  static __device__ __forceinline__ int lane() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
+  static __device__ __forceinline__ int slot() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
+  static __device__ __forceinline__ unsigned tile() { return blockIdx.x; }
+  // The team's row of the tile that starts at row `first`; idle teams take the last row.
+  static __device__ __forceinline__ int row(int first, int rows) {
+    return kRows == 1 ? first : min(first + slot(), rows - 1);
+  }
+  // Blocks that are a team say that they have started, and wait for each other before they combine.
+  static __device__ __forceinline__ void announce() {}
+  static __device__ __forceinline__ void meet() {}
+};
+
+// Several warps are a team, and a block has several teams. They combine as the warps of a Block do.
+template <int kThreadsPerRow, int kRowsPerBlock, class Named = WholeWarp>
+struct Beside : Threads<kThreadsPerRow, kRowsPerBlock> {
+  enum : int { kWarps = kThreadsPerRow / 32 };
+  template <typename State> using Slots = State[kRowsPerBlock][kWarps];
+  template <typename State>
+  static __device__ __forceinline__ State reduce(State s, State (&slots)[kRowsPerBlock][kWarps]) {
+    const int slot = threadIdx.x / kThreadsPerRow;
+    State* own = slots[slot];
+    s = reduce_lanes<32, Named>(s);
+    if (threadIdx.x % 32 == 0) own[threadIdx.x / 32 % kWarps] = s;
+    rows_meet<kWarps>(slot);
+    return reduce_lanes<lanes_for(kWarps), Named>(share_of_slots<kWarps>(own));
   }
 };
 
@@ -192,55 +269,6 @@ __device__ __forceinline__ void pack(Vec<bfloat16, N>& vec, const float (&values
   }
 }
 
-// The lanes that a shuffle names: all of the warp.
-struct WholeWarp {
-  template <int kLanes>
-  static __device__ __forceinline__ unsigned lanes() { return 0xffffffffu; }
-};
-
-// All kLanes neighbouring lanes, a power of two, end with the combined state. A state is a struct of floats that knows
-// how two combine, and how to get that of the lane whose number differs by `offset`.
-template <int kLanes, class Named = WholeWarp, typename State>
-__device__ __forceinline__ State reduce_lanes(State s) {
-  const unsigned mask = Named::template lanes<kLanes>();
-  #pragma unroll
-  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset, mask));
-  return s;
-}
-
-// The largest power of two up to n, and up to a warp: how many lanes combine n states.
-__host__ __device__ constexpr int lanes_for(int n) { return n < 2 ? 1 : n >= 32 ? 32 : 2 * lanes_for(n / 2); }
-
-// What this lane combines of kStates states: lanes_for(kStates) lanes take turns at them.
-template <int kStates, typename State>
-__device__ __forceinline__ State share_of_slots(const State* slots) {
-  constexpr int kLanes = lanes_for(kStates);
-  const int own = threadIdx.x % kLanes;
-  State total = slots[own];
-  #pragma unroll
-  for (int i = kLanes; i < kStates; i += kLanes) {
-    if (kStates % kLanes == 0 || own + i < kStates) total = State::combine(total, slots[own + i]);
-  }
-  return total;
-}
-
-// A team: the threads that share a row. They are neighbours in a block, which has kRowsPerBlock rows side by side.
-template <int kThreadsPerRow, int kRowsPerBlock>
-struct Threads {
-  enum : int { kSize = kThreadsPerRow, kRows = kRowsPerBlock };
-  // This thread's number in its team, and its team's in the block; which tile of rows is the block's.
-  static __device__ __forceinline__ int lane() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
-  static __device__ __forceinline__ int slot() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
-  static __device__ __forceinline__ unsigned tile() { return blockIdx.x; }
-  // The team's row of the tile that starts at row `first`; idle teams take the last row.
-  static __device__ __forceinline__ int row(int first, int rows) {
-    return kRows == 1 ? first : min(first + slot(), rows - 1);
-  }
-  // Blocks that are a team say that they have started, and wait for each other before they combine.
-  static __device__ __forceinline__ void announce() {}
-  static __device__ __forceinline__ void meet() {}
-};
-
 // A block is a team. Warps first, then every warp combines the warps' states redundantly: one barrier, no broadcast.
 template <int kThreadsPerRow, class Named = WholeWarp>
 struct Block : Threads<kThreadsPerRow, 1> {
@@ -322,8 +350,8 @@ __device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
 // kEven         all threads own kSteps of them
 // kAhead        the next row is loaded while the present one is computed
 // kUnroll       steps that a loop does in a trip
-struct Cols4096_05d0 : Plain { using Team = Block<64>; using Load = NoAllocate; using Store = Streaming;
-  enum : int { kCols = 4096, kThreads = 64, kVector = 4, kAhead = 1 };
+struct Cols4096_36cb : Plain { using Team = Beside<64, 2>; using Load = NoAllocate; using Store = Streaming;
+  enum : int { kCols = 4096, kThreads = 128, kVector = 4, kAhead = 1 };
 };
 struct AnyCols_224d : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 8, kUnroll = 1 }; };
 struct AnyCols_0595 : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 1, kUnroll = 1 }; };
@@ -700,8 +728,8 @@ struct Tuned {
   Kernel kernel;
 };
 inline constexpr Tuned kTuned[] = {
-    {8192, 4096, 8, 0u, 0u, false, {{64, 1, false, 0, 0, 8},
-     run<softmax_bwd_bf16_team_per_row_89c7<Cols4096_05d0>>}},
+    {8192, 4096, 8, 0u, 0u, false, {{128, 2, false, 0, 0, 4},
+     run<softmax_bwd_bf16_team_per_row_89c7<Cols4096_36cb>>}},
 };
 
 // For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.

@@ -12,11 +12,10 @@
 // tuned by  normgen 0.1.0
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // verified  NVIDIA H200, driver for CUDA 13.0: 4 calls, 1 to 4096 rows, 21 families of rows, own pitches of y, x
-// note      emitted as another text than the one that was tuned: all
 //
 //   rows x cols              kernel           threads  rows/block  vector  price us  chain us     GB/s  of roof  vs default  alone us  timed
-//   8192 x 4096              block_per_row    512      1           4       65.22     169 / 103.7  4116  98.4 %   1.01x       66.33     fresh
-//   4096 x 131072            cluster_per_row  512      1           2       1036      2575 / 1538  4144  98.9 %   1.03x       1039      fresh
+//   8192 x 4096              block_per_row    512      1           4       65.91     169.9 / 104  4073  98.0 %   1.01x       66.62     fresh
+//   4096 x 131072            cluster_per_row  512      1           4       1056      2590 / 1532  4068  97.2 %   1.02x       1050      fresh
 //   (any other, rows alike)  block_per_row    256      1           4       -         -            -     -        -           -         not tuned
 //   (any other)              block_per_row    256      1           1       -         -            -     -        -           -         not tuned
 //
@@ -398,8 +397,8 @@ __device__ __forceinline__ void pack(Vec<float, N>& vec, const float (&values)[N
 // kAhead        the next row is loaded while the present one is computed
 // kUnroll       steps that a loop does in a trip
 struct Cols4096_8bbe : Plain { using Team = Block<512>; enum : int { kCols = 4096, kThreads = 512, kVector = 4 }; };
-struct Cols131072_57f6 : Plain { using Load = EvictLast;
-  enum : int { kCols = 131072, kThreads = 512, kCluster = 8, kVector = 2, kAhead = 1 };
+struct Cols131072_bc3c : Plain { using Load = EvictLast;
+  enum : int { kCols = 131072, kThreads = 512, kCluster = 8, kVector = 4, kAhead = 1 };
 };
 struct AnyCols_ba44 : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 4, kUnroll = 1 }; };
 struct AnyCols_0595 : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 1, kUnroll = 1 }; };
@@ -939,8 +938,8 @@ struct Tuned {
 };
 inline constexpr Tuned kTuned[] = {
     {8192,   4096, 16, 0u, 0u, false, {{512}, run<softmax_fwd_f32_team_per_row_581c<Cols4096_8bbe>>}},
-    {4096, 131072,  8, 0u, 0u, false, {{512, 1, false, 0, 0, 2, 8},
-     run<softmax_fwd_f32_cluster_per_row_34ba<Cols131072_57f6>>}},
+    {4096, 131072, 16, 0u, 0u, false, {{512, 1, false, 0, 0, 2, 8},
+     run<softmax_fwd_f32_cluster_per_row_34ba<Cols131072_bc3c>>}},
 };
 
 // For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.

@@ -138,6 +138,8 @@ def _accesses(problem: Problem, *, few: bool, by_8: bool) -> Iterator[tuple[int,
         widths.sort(key=lambda v: v * size != 8)
     least = 4 if few or problem.column_outputs else 8
     yield from ((v, Edges.EXACT) for v in widths if v > 1 and v * size >= least)
+    if few and problem.cols * size <= 2048:
+        yield 1, Edges.EXACT  # a thread of 512 has two elements: peeled edges cost more (layernorm 25x957 bf16: 1.3 x)
     yield from itertools.product(widths, (Edges.EXACT, Edges.MASKED, Edges.PEEL))
 
 
@@ -226,7 +228,7 @@ def _without_columns(problem: Problem, device: Device) -> Iterator[Schedule]:
                 load=_load(problem, device),
                 store=Store.STREAMING if is_streamed and not few else Store.DEFAULT,
             )
-            if cluster > 1 and not few and hold is Hold.REGISTERS:
+            if cluster > 1 and hold is Hold.REGISTERS and (not few or problem.rows * cluster > 4 * device.sm_count):
                 walking = hinted.varied(persistent=_at_most("persistent", 1024 // cut.threads))
                 yield walking.varied(stages=2)
                 yield walking
@@ -249,7 +251,9 @@ def _clusters(problem: Problem, device: Device) -> tuple[int, ...]:
     """Blocks to share a row, the best first: few long rows are spread over idle SMs, 4 KB a block or more.
 
     By eights at most: 16 blocks start later (layernorm 8x119936 bf16: 22 %, and 3x19456 by eight 15 % ahead of four).
-    Pairs only of rows of 64 KB: at 64x16384 bf16 one block is 5 % ahead.
+    Pairs only of rows of 64 KB: at 64x16384 bf16 one block is 5 % ahead. Few rows of 128 KB and more take eight though
+    their blocks share SMs: rmsnorm 112x106432 bf16 had cost 1.66 x what eight do, add_rmsnorm_to_fp8_token 31x51776
+    1.55 x, add_rmsnorm_to_fp8_group 41x34304 1.10 x.
     """
     if device.arch < 90:
         return (1,)
@@ -257,6 +261,7 @@ def _clusters(problem: Problem, device: Device) -> tuple[int, ...]:
     vectors = problem.cols * problem.dtype.bytes // 16
     least = {2: 4096, 4: 2048, 8: 2048}
     spread = [c for c in least if problem.rows * c <= device.sm_count and vectors >= least[c]]
+    spread += [8] if _few(problem, device) and problem.cols * problem.row_input_bytes >= 128 << 10 else []
     first = max(spread, default=1)
     return (*(c for c in sizes if c >= first), *(c for c in sizes if c < first))
 
