@@ -1,0 +1,37 @@
+"""`python -m tests.peers NAME [FOLDER] [pytest's arguments]`: see the package's docstring."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+LIBRARIES = ("apex", "flashinfer", "liger", "opinfo", "quack")
+USAGE = f"usage: python -m tests.peers {{{','.join(LIBRARIES)}}} [FOLDER of its checkout] [arguments of pytest]"
+
+
+def main(arguments: list[str]) -> int:
+    if not arguments or arguments[0] not in LIBRARIES:
+        print(USAGE, file=sys.stderr)
+        return 2
+    name, *rest = arguments
+    here = Path(__file__).resolve().parents[2]
+    folder = here
+    if name != "opinfo":
+        if not rest or not Path(rest[0]).is_dir():
+            print(f"{USAGE}\n{name}'s tests are read from a checkout of its repository", file=sys.stderr)
+            return 2
+        folder, rest = Path(rest[0]).resolve(), rest[1:]
+    files = importlib.import_module(f"tests.peers.{name}").PEER.files
+    # Its own folder `tests` or `test` must not hide ours, nor the library that stands beside it what we put in place.
+    paths = [str(here), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "NORMGEN_PEER": name, "PYTHONPATH": os.pathsep.join(paths)}
+    options = ["-p", "tests.peers.plugin", "--import-mode=importlib", "-q", "-o", "addopts=", "-W", "ignore"]
+    command = [sys.executable, "-m", "pytest", *options, *files, *rest]
+    return subprocess.run(command, cwd=folder, env=environment, check=False).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
