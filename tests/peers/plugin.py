@@ -11,12 +11,10 @@ import torch
 from tests.peers.place import Peer, calls, without_gpu
 
 _peer: Peer = importlib.import_module(f"tests.peers.{os.environ['NORMGEN_PEER']}").PEER
-
-
-def pytest_configure() -> None:
-    if not torch.cuda.is_available():
-        without_gpu()
-    _peer.put_in_place()
+# Before any conftest.py of the library is read.
+if not torch.cuda.is_available():
+    without_gpu()
+_peer.put_in_place()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
