@@ -25,11 +25,11 @@ def main(arguments: list[str]) -> int:
             return 2
         folder, rest = Path(rest[0]).resolve(), rest[1:]
     files = importlib.import_module(f"tests.peers.{name}").PEER.files
-    # Its own folder `tests` or `test` must not hide ours, nor the library that stands beside it what we put in place.
-    paths = [str(here), *filter(None, [os.environ.get("PYTHONPATH")])]
+    # Ours first: a checkout may have a folder `tests` too. Then the checkout, whose `test` is before Python's own.
+    paths = [str(here), str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "NORMGEN_PEER": name, "PYTHONPATH": os.pathsep.join(paths)}
     options = ["-p", "tests.peers.plugin", "--import-mode=importlib", "-q", "-o", "addopts=", "-W", "ignore"]
-    command = [sys.executable, "-m", "pytest", *options, *files, *rest]
+    command = [sys.executable, "-P", "-m", "pytest", *options, *files, *rest]
     return subprocess.run(command, cwd=folder, env=environment, check=False).returncode
 
 

@@ -81,7 +81,7 @@ class OnCpu(TorchFunctionMode):
     def __torch_function__(
         self, function: Any, types: Iterable[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        if function is torch.Tensor.cuda:
+        if function is torch.Tensor.cuda or (function is torch.Tensor.to and isinstance(args[1], int)):
             return args[0]
         given = {name: _moved(value) for name, value in (kwargs or {}).items()}
         return function(*(_moved(value) for value in args), **given)
@@ -99,5 +99,6 @@ def without_gpu() -> None:
     torch.cuda.is_available = lambda: True
     torch.cuda.get_device_capability = lambda *_: (9, 0)
     torch.cuda.is_bf16_supported = lambda *_: True
+    torch.cuda.mem_get_info = lambda *_: (0, 0)
     for name in ("synchronize", "empty_cache", "manual_seed", "manual_seed_all"):
         setattr(torch.cuda, name, lambda *_: None)

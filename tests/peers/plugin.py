@@ -11,8 +11,9 @@ import torch
 from tests.peers.place import Peer, calls, without_gpu
 
 _peer: Peer = importlib.import_module(f"tests.peers.{os.environ['NORMGEN_PEER']}").PEER
+_has_gpu = torch.cuda.is_available()
 # Before any conftest.py of the library is read.
-if not torch.cuda.is_available():
+if not _has_gpu:
     without_gpu()
 _peer.put_in_place()
 
@@ -21,6 +22,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if reason := _peer.why_left_out(item.name):
             item.add_marker(pytest.mark.skip(reason=f"not offered: {reason}"))
+        elif not _has_gpu and _compiles(item):
+            item.add_marker(pytest.mark.skip(reason="no CUDA device to compile for"))
+
+
+def _compiles(item: pytest.Item) -> bool:
+    given = getattr(item, "callspec", None)
+    return "compile" in item.name or (given is not None and given.params.get("use_compile", False))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
