@@ -420,3 +420,15 @@ def test_two_values_of_groups_in_one_look_have_locals_of_their_own() -> None:
     module = emit(problem, schedule)
     assert compile_module(module, 90)
     assert check_on_cpu(problem, module).ok
+
+
+def test_a_sum_of_values_of_groups_that_a_gradient_names_is_a_value_of_groups() -> None:
+    """Named as one of elements, it made the gradient that reads it in each group one of elements too."""
+    text = (
+        'name = "t"\n[tensors]\nx = "input"\nz = "input"\nw = "parameter"\ns = "scalar_input"\ny = "output"\n'
+        'b = { role = "batch_parameter", group = 16 }\n[formulas]\ng = "sum(x - w - b, 8)"\ny = "z * x - (minimum(g, s) - g)"\n'
+    )
+    spec = parse(text)
+    problem = problem_for(spec, shape="4x16", direction="backward", batches=1)
+    assert "sign_s_minus_g_plus_1 : groups" in str(written_program(problem))
+    assert check_on_cpu(problem, emit(problem, default_schedule(problem, H200))).ok

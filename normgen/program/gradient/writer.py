@@ -143,8 +143,10 @@ class GradientWriter:
         (dy + x) - mean, which cancel.
         """
         if elem.is_Add and coefficient.is_number and (abs(coefficient) != 1 or not is_alone):
+            kind = self.algebra.kind(elem)
+            kind = kind if kind.is_groups else Kind.ELEM
             value = symbol(fresh(self._atom_name(elem), self.taken))
-            self._append(value, Kind.ELEM, elem, Map(value.name, Kind.ELEM, elem))
+            self._append(value, kind, elem, Map(value.name, kind, elem))
             elem = value
         return coefficient * elem
 
