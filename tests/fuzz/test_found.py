@@ -426,7 +426,8 @@ def test_a_sum_of_values_of_groups_that_a_gradient_names_is_a_value_of_groups() 
     """Named as one of elements, it made the gradient that reads it in each group one of elements too."""
     text = (
         'name = "t"\n[tensors]\nx = "input"\nz = "input"\nw = "parameter"\ns = "scalar_input"\ny = "output"\n'
-        'b = { role = "batch_parameter", group = 16 }\n[formulas]\ng = "sum(x - w - b, 8)"\ny = "z * x - (minimum(g, s) - g)"\n'
+        'b = { role = "batch_parameter", group = 16 }\n'
+        '[formulas]\ng = "sum(x - w - b, 8)"\ny = "z * x - (minimum(g, s) - g)"\n'
     )
     spec = parse(text)
     problem = problem_for(spec, shape="4x16", direction="backward", batches=1)

@@ -1,4 +1,4 @@
-"""`python -m tests.peers NAME [FOLDER] [pytest's arguments]`: see the package's docstring."""
+"""`python -m tests.peers NAME FOLDER [pytest's arguments]`: see the package's docstring."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-LIBRARIES = ("apex", "flashinfer", "liger", "opinfo", "quack")
-USAGE = f"usage: python -m tests.peers {{{','.join(LIBRARIES)}}} [FOLDER of its checkout] [arguments of pytest]"
+LIBRARIES = ("apex", "flashinfer", "liger", "quack")
+USAGE = f"usage: python -m tests.peers {{{','.join(LIBRARIES)}}} FOLDER [arguments of pytest]"
 
 
 def main(arguments: list[str]) -> int:
@@ -17,13 +17,11 @@ def main(arguments: list[str]) -> int:
         print(USAGE, file=sys.stderr)
         return 2
     name, *rest = arguments
+    if not rest or not Path(rest[0]).is_dir():
+        print(f"{USAGE}\n{name}'s tests are read from a checkout of its repository", file=sys.stderr)
+        return 2
+    folder, rest = Path(rest[0]).resolve(), rest[1:]
     here = Path(__file__).resolve().parents[2]
-    folder = here
-    if name != "opinfo":
-        if not rest or not Path(rest[0]).is_dir():
-            print(f"{USAGE}\n{name}'s tests are read from a checkout of its repository", file=sys.stderr)
-            return 2
-        folder, rest = Path(rest[0]).resolve(), rest[1:]
     files = importlib.import_module(f"tests.peers.{name}").PEER.files
     # Ours first: a checkout may have a folder `tests` too. Then the checkout, whose `test` is before Python's own.
     paths = [str(here), str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
