@@ -87,7 +87,7 @@ def test_samples_of_torch_have_its_results_and_gradients(op: Any, dtype: Any, de
         if math.prod(found.shape) == 0:
             continue
         cotangent = torch.randn_like(found)
-        # What is saved in bf16, as y of softmax, is off by 2^-9 of itself, and so are the products of it that are summed.
+        # What is saved in bf16, as y of softmax, is off by 2^-9 of itself, and so are the products that are summed.
         close = {"atol": 2.0**-8 * float(cotangent.abs().max()), "rtol": 0.016} if dtype == torch.bfloat16 else {}
         got = gradients(found, list(leaves(args)), cotangent)
         for own, want in zip(got, gradients(wanted, list(leaves(exact)), cotangent), strict=True):
