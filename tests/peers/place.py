@@ -100,5 +100,7 @@ def without_gpu() -> None:
     torch.cuda.get_device_capability = lambda *_: (9, 0)
     torch.cuda.is_bf16_supported = lambda *_: True
     torch.cuda.mem_get_info = lambda *_: (0, 0)
+    torch.cuda.current_device = lambda: 0
+    torch._C._cuda_setDevice = lambda _: None  # torch's helpers of tests call it themselves
     for name in ("synchronize", "empty_cache", "manual_seed", "manual_seed_all"):
         setattr(torch.cuda, name, lambda *_: None)
