@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import normgen.torch
-from tests.peers.place import Peer, left_out, ours
+from tests.peers.place import Peer, left_out, not_offered, ours
 
 Tensor = torch.Tensor
 
@@ -28,7 +28,7 @@ _kl_div_of_rows = normgen.torch.operator("kl_div")
 
 def _norms(casting_mode: str, offset: float) -> tuple[Callable[..., Any], Callable[..., Any]]:
     found = _NORMS.get((casting_mode, offset))
-    return found or left_out(f"no norm that rounds as {casting_mode} with an offset of {offset}")()
+    return found or not_offered(f"no norm that rounds as {casting_mode} with an offset of {offset}")
 
 
 @ours
@@ -67,7 +67,7 @@ def liger_dyt(x: Tensor, alpha: Tensor, gamma: Tensor, beta: Tensor | None) -> T
 @ours
 def liger_swiglu(a: Tensor, b: Tensor, gate_multiplier: float = 1.0, down_multiplier: float = 1.0) -> Tensor:
     if (gate_multiplier, down_multiplier) != (1.0, 1.0):
-        left_out("swiglu has no multipliers")()
+        not_offered("swiglu has no multipliers")
     return normgen.torch.swiglu(a, b)
 
 
@@ -81,12 +81,12 @@ def liger_cross_entropy(
     input: Tensor, target: Tensor, weight: Tensor | None = None, *, lse_square_scale: float = 0.0, **options: Any
 ) -> Tensor:
     if weight is not None:
-        left_out("cross_entropy has no weights of classes")()
+        not_offered("cross_entropy has no weights of classes")
     if options.pop("softcap", None) is not None:
-        left_out("cross_entropy has no softcap")()
+        not_offered("cross_entropy has no softcap")
     for name in ("return_z_loss", "return_token_accuracy", "return_predicted_tokens"):
         if options.pop(name, False):
-            left_out(f"cross_entropy returns the loss alone: no {name}")()
+            not_offered(f"cross_entropy returns the loss alone: no {name}")
     loss = normgen.torch.cross_entropy(input, target, z_loss=lse_square_scale, **options)
     return loss.to(input.dtype)  # Liger's dtype of a loss, and torch's; ours is float32
 
@@ -94,9 +94,9 @@ def liger_cross_entropy(
 @ours
 def liger_kl_div(input: Tensor, target: Tensor, *, reduction: str = "batchmean", log_target: bool = False) -> Tensor:
     if log_target:
-        left_out("kl_div takes probabilities, not their logarithms")()
+        not_offered("kl_div takes probabilities, not their logarithms")
     if reduction == "none":
-        left_out("kl_div has one loss for each row, not for each element")()
+        not_offered("kl_div has one loss for each row, not for each element")
     total = _kl_div_of_rows(input, target).sum()
     return total / {"sum": 1, "batchmean": input.shape[0], "mean": input.numel()}[reduction]
 

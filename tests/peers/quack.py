@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
 
 import normgen.torch as ng
-from tests.peers.place import Peer, left_out, ours
+from tests.peers.place import Peer, left_out, not_offered, ours
 
 Tensor = torch.Tensor
 Maybe = Tensor | None
@@ -35,7 +34,7 @@ y = "h * rstd * (weight + offset) + bias"
 saved = ["h", "rstd"]
 """
 _KINDS = {role: _NORM.format(name=f"norm_of_{role}", role=role) for role in ("parameter", "head_parameter")}
-_MADE = {(role, names): ng.operator(text, returns=names) for role, text in _KINDS.items() for names in [("y", "h")]}
+_NORMS = {role: ng.operator(text, returns=("y", "h")) for role, text in _KINDS.items()}
 _WITH_RSTD = ng.operator(_KINDS["parameter"], returns=("y", "h", "rstd"))
 _LAYER_NORM = ng.operator("layernorm", returns=("y", "rstd", "mean"))
 _LOSS = ng.operator("cross_entropy", returns=("loss", "lse"))
@@ -43,7 +42,7 @@ _LOSS = ng.operator("cross_entropy", returns=("loss", "lse"))
 
 def _same_dtype(x: Tensor, *dtypes: Any) -> None:
     if any(dtype not in (None, x.dtype) for dtype in dtypes):
-        pytest.skip("the norm and the sum have one dtype")
+        not_offered("the norm and the sum have one dtype")
 
 
 @ours
@@ -62,8 +61,7 @@ def rmsnorm(
     if bias is None and residual is None and weight_offset == 0.0 and (weight is None or weight.dim() == 1):
         return ng.rms_norm(x, weight, eps=eps, dtype=x.dtype)
     role = "head_parameter" if weight is not None and weight.dim() == 2 else "parameter"
-    norm = _MADE[role, ("y", "h")]
-    y, h = norm(x, residual, weight, bias, eps=eps, offset=weight_offset, dtype=x.dtype)
+    y, h = _NORMS[role](x, residual, weight, bias, eps=eps, offset=weight_offset, dtype=x.dtype)
     return (y, h) if prenorm else y
 
 
@@ -151,7 +149,7 @@ def cross_entropy(
     inplace_backward: bool = False,  # noqa: ARG001  which memory the gradient takes
 ) -> Tensor:
     if weight is not None or lse_partial is not None:
-        pytest.skip("a weight for each class, and sums that another kernel began, are not offered")
+        not_offered("a weight for each class, and sums that another kernel began")
     return ng.cross_entropy(x, target, ignore_index=ignore_index, reduction=reduction)
 
 
@@ -167,7 +165,7 @@ def cross_entropy_fwd(
     inplace_backward: bool = False,
 ) -> Any:
     if target_logit is not None or weight is not None or inplace_backward:
-        pytest.skip("a weight for each class, given logits and gradients over the logits are not offered here")
+        not_offered("a weight for each class, given logits, gradients over the logits")
     logits = x.detach().requires_grad_(return_dx)
     loss, lse = _LOSS(logits, target, float(ignore_index))
     gradient = torch.autograd.grad(loss.sum(), logits) if return_dx else ()
