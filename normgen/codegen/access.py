@@ -395,14 +395,19 @@ class Access:
         read = [t for t in self.plan.problem.elem_tensors if not t.is_written]
         return next((t for t in read if t.null_as is None), read[0])
 
+    @property
+    def unit(self) -> str:
+        """Elements: a shifted row's first vector starts at a multiple of so many."""
+        return "kUnit" if self.plan.cut.unit > self.plan.cut.vector else "kVector"
+
     def shift(self, row: str) -> list[Statement]:
         """How the row at pointer `row` is cut."""
         address = f"reinterpret_cast<unsigned long long>({row})"
         ctype = self.first_elem.dtype.ctype
         return [
             Comment("A row's first elements, up to its first aligned vector, and its last ones belong to a lane each."),
-            Let("const int shift", f"static_cast<int>({address} / sizeof({ctype}) % kVector)"),
-            Let("const int head", "(kVector - shift) % kVector"),
+            Let("const int shift", f"static_cast<int>({address} / sizeof({ctype}) % {self.unit})"),
+            Let("const int head", f"({self.unit} - shift) % {self.unit}"),
             Let("const int own", "head + lane * kVector"),
             Let("const int vectors", f"({self.cols} - head) / kVector"),
             Let("const int edge", "lane < head ? lane : lane + vectors * kVector"),
@@ -415,9 +420,10 @@ class Access:
         if plan.one_shift:
             x = self.first_elem.name
             slot = f"{self.first_tile} + slot{self._apart}"
+            of = "the vector" if self.unit == "kVector" else self.unit
             first = f"min(static_cast<int>({slot}), {self.last})" if plan.rows_beside else self.first_tile
             return [
-                Comment("The grid's stride is a multiple of the vector: all rows of this lane shift alike."),
+                Comment(f"The grid's stride is a multiple of {of}: all rows of this lane shift alike."),
                 Let("const int own_row", first),
                 *self.shift(f"{x} + static_cast<long long>(own_row) * {x}_pitch"),
             ]

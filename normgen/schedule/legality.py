@@ -37,6 +37,7 @@ from normgen.schedule.knobs import (
 from normgen.schedule.plan import (
     WARP,
     has_row_barriers,
+    head_unit,
     held_bytes_per_thread,
     held_register_limit,
     param_bytes_per_thread,
@@ -84,23 +85,27 @@ def _edges(problem: Problem, s: Schedule, _: Device) -> str | None:
         return "cols is a run-time value: vectors need a masked tail"
     if s.edges is Edges.EXACT and s.vector > 1 and not divides:
         return f"vectors of {s.vector} elements need cols divisible by {s.vector}, or edges = masked or peel"
-    if s.edges is not Edges.PEEL and not aligned:
+    if not s.peels and not aligned:
         what = f"rows or parameters are not aligned to vectors of {s.vector} elements"
         return f"{what}: use a narrower vector or edges = peel"
     if s.edges is Edges.MASKED and divides:
         return "cols is divisible by the vector: nothing to mask"
     if s.edges is Edges.MASKED and s.vector == 1:
         return "vectors of one element have no tail"
-    edge = {"exact": 0, "masked": s.vector - 1, "peel": 2 * s.vector - 2}[s.edges]
-    if s.edges is not Edges.EXACT and problem.cols < s.vector:
+    unit = head_unit(problem, s) if s.peels else 1
+    edge = 0 if s.edges is Edges.EXACT else unit + s.vector - 2
+    if s.edges is not Edges.EXACT and problem.cols < max(s.vector, unit):
         return f"a row of {problem.cols} elements has no vector of {s.vector}"
     if edge > s.threads_per_row * s.row_blocks:
         return f"up to {edge} elements outside of the whole vectors need a lane each"
-    if s.edges is Edges.PEEL:
+    if s.peels:
         if s.vector == 1 and not problem.any_cols:
             return "vectors of one element need no peeled head"
-        if aligned and divides:
+        whole = all(t.dtype.bytes * problem.pitch % s.edges.unit == 0 for t in problem.matrices)
+        if aligned and divides and whole:
             return "rows are aligned and whole vectors: nothing to peel"
+        if unit == s.vector and s.edges is not Edges.PEEL:
+            return f"vectors of {unit} elements are whole {s.edges} already: edges = peel"
         if len({t.dtype.bytes for t in problem.elem_tensors}) > 1:
             return "a peeled head needs all elem tensors of one element size, so that their rows shift alike"
         if s.vector * problem.dtype.bytes > 16:
@@ -282,7 +287,7 @@ def _cluster(problem: Problem, s: Schedule, device: Device) -> str | None:
         return "clusters combine with shuffles and distributed shared memory"
     if problem.any_cols:
         return "a cluster shares rows of a fixed length: cols is a run-time value"
-    if s.persistent and s.edges is Edges.PEEL:
+    if s.persistent and s.peels:
         return "clusters that fit the device are not a multiple of the vector: rows would shift from trip to trip"
     if problem.column_outputs and s.columns is Columns.SHARED_ATOMIC:
         return (
@@ -409,7 +414,7 @@ def _columns(problem: Problem, s: Schedule, _: Device) -> str | None:
     if problem.deterministic and not s.columns.is_deterministic:
         if s.columns is not Columns.ATOMIC:
             return "deterministic: atomics add the sums of blocks in whatever order these end; columns = partials_*"
-        if s.rows_per_block > 1 or s.edges is Edges.PEEL:
+        if s.rows_per_block > 1 or s.peels:
             return "deterministic: atomics keep the order of rows only where one thread owns a column in all of them"
         if problem.totals and s.cluster > 1:
             return "deterministic: atomics of several blocks add a total in whatever order these end"

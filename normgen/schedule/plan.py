@@ -94,6 +94,11 @@ def vectors_per_row(problem: Problem, s: Schedule) -> int:
     return problem.cols // s.vector
 
 
+def head_unit(problem: Problem, s: Schedule) -> int:
+    """Elements: the first vector of a peeled row starts at a multiple of so many."""
+    return max(s.vector, s.edges.unit // problem.dtype.bytes)
+
+
 def steps_per_lane(problem: Problem, s: Schedule) -> int:
     """Vectors a thread owns in its row."""
     return -(-vectors_per_row(problem, s) // (s.threads_per_row * s.row_blocks))
@@ -137,9 +142,9 @@ def sums_shared_bytes(problem: Problem, s: Schedule) -> int:
     row = problem.column_outputs * sums_pitch(problem) * 4
     if s.columns is Columns.SHARED_ATOMIC:
         return row
-    groups = s.rows_per_block if s.edges is Edges.PEEL else s.threads // max(32, s.threads_per_row)
+    groups = s.rows_per_block if s.peels else s.threads // max(32, s.threads_per_row)
     if s.columns is Columns.ATOMIC or (
-        s.rows_per_block == 1 and s.edges is not Edges.PEEL and s.columns is not Columns.CLUSTER_PARTIALS
+        s.rows_per_block == 1 and not s.peels and s.columns is not Columns.CLUSTER_PARTIALS
     ):
         groups = 0
     return max(groups * row, 16 * s.threads if s.columns is Columns.PARTIALS_LAST_TILE else 0)
@@ -168,13 +173,14 @@ def is_spared(look: tuple[Reduce, ...]) -> bool:
 class Cut:
     """How a row is cut: whole vectors, lanes that share them, steps a lane takes; the edge that is left over.
 
-    The edge of a row is what no whole aligned vector covers: fewer than `vector` elements behind the vectors, and as
-    few before them where rows start anywhere. Each lane owns at most one of them.
+    The edge of a row is what no whole aligned vector covers: fewer than `vector` elements behind the vectors, and
+    fewer than `unit` before them where rows start anywhere. Each lane owns at most one of them.
     """
 
     vector: int
     steps: int
-    shifted: bool  # rows may start between two aligned vectors (edges = peel)
+    unit: int  # elements: the first vector of a shifted row starts at a multiple of so many
+    shifted: bool  # rows may start between two aligned vectors (edges = peel, sectors or lines)
     edged: bool  # a row may have an edge
 
 
@@ -454,13 +460,14 @@ class Plan:
         return Cut(
             vector=s.vector,
             steps=steps_per_lane(self.problem, s),
-            shifted=s.edges is Edges.PEEL,
+            unit=head_unit(self.problem, s),
+            shifted=s.peels,
             edged=s.edges is not Edges.EXACT,
         )
 
     @property
     def one_shift(self) -> bool:
-        """Whether all rows of a lane shift alike: the grid's stride is a multiple of the vector (`period`)."""
+        """Whether all rows of a lane shift alike: the grid's stride is a multiple of their unit (`period`)."""
         return self.cut.shifted and self.schedule.persistent > 0
 
     @property
@@ -646,7 +653,8 @@ class Plan:
     @property
     def period(self) -> int:
         """The blocks of a persistent grid are a multiple of this: a thread's rows all start at one alignment."""
-        return self.schedule.vector // math.gcd(self.schedule.vector, self.rows_per_tile) if self.one_shift else 1
+        unit = self.cut.unit
+        return unit // math.gcd(unit, self.rows_per_tile) if self.one_shift else 1
 
     @property
     def blocks(self) -> int:

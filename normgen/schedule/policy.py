@@ -17,7 +17,6 @@ from normgen.schedule.knobs import (
     Copy,
     DependentLaunch,
     Division,
-    Edges,
     Hold,
     Keep,
     Load,
@@ -60,7 +59,7 @@ def searched_tile(problem: Problem, s: Schedule, device: Device) -> str | None:
     if _walks_registers(problem, s) and not is_asked:
         if problem.rows < 8 * device.sm_count:
             return "not searched: a persistent grid of less than 8 rows an SM"
-        keeps = s.edges is Edges.PEEL or _wide_parameters(problem)
+        keeps = s.peels or _wide_parameters(problem)
         if s.stages == 1 and not keeps:
             return "not searched: a persistent grid of aligned rows that does not fetch the next one"
         if not (512 if keeps else 256) <= s.persistent * s.threads <= 1024:

@@ -46,6 +46,7 @@ _MODULES = {
     "quack": ("quack", ("torch", "quack")),
     "flashinfer": ("flashinfer", ("torch", "flashinfer")),
     "transformers": ("transformers", ("torch", "transformers")),
+    "helion": ("helion", ("torch", "helion")),
     "triton": ("triton_tutorial", ("torch", "flash_attn")),
 }
 NAMES: tuple[str, ...] = tuple(_MODULES)
