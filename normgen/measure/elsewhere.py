@@ -8,6 +8,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from normgen.errors import NormgenError, NothingValidError
 from normgen.measure import timing
+from normgen.measure.chains.matmul import LONGEST_US, too_long
 from normgen.measure.judge import Fault, Found, Judge
 from normgen.measure.protocol import BASE, DeviceLostError, KernelFaultError
 from normgen.measure.timing import Confirmation, Policy, Series
@@ -22,7 +23,6 @@ class Finalist(Protocol):
 
 E = TypeVar("E", bound=Finalist)
 FEW = 3  # samples that say how long two matrix products take
-LONGEST_LINK_US = 2000.0  # two matrix products that take longer hide what the kernel between them costs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +106,7 @@ class Trial(Generic[E]):
         except NormgenError as refusal:
             return "", refusal.received or refusal.rule
         us = statistics.median(timing.race(self._bench, [base], samples=FEW, seed=self._seed)[base])
-        return (base, "") if us <= LONGEST_LINK_US else ("", f"two of this size take {us / 1e3:.1f} ms")
+        return (base, "") if us <= LONGEST_US else ("", too_long(us))
 
     def _loses(self, entrant: E, base: str) -> bool:
         """Whether a finalist is slower than the default there by more than the noise, or faults; the default is not."""

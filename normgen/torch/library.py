@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch._decomp import register_decomposition
 
 from normgen.errors import UsageError
 from normgen.operators.forms import Form, writes_of
@@ -80,7 +81,7 @@ class Operators:
         if self.plain is not self.saving:
             error = refusal("this operator keeps nothing for a backward pass", f"normgen::{base} for {base}_saving")
             _LIBRARY.impl(base, self._without_gradient(error), "Autograd", with_keyset=True)
-        self.decomposed = _composite(f"{base}_decomposed", self._schema(self.plainly), self._decomposed)
+        self.decomposed = _composite(f"{base}_decomposed", self._schema(self.plainly), self._formulas(self.plainly))
 
     # What a call's context keeps for its backward pass; the context is torch's, of an operator or of a Function.
 
@@ -234,6 +235,8 @@ class Operators:
         if written == self.plainly:
             self._run_plain = run
         defined = _defined(name, self._schema(written), run, like, of_all)
+        # For exporters that must not leave an operator of ours in a program, as that to ONNX.
+        register_decomposition(defined)(self._formulas(written))
         return defined
 
     def _without_gradient(self, error: UsageError) -> Callable[..., Any]:
@@ -262,9 +265,14 @@ class Operators:
 
         return run
 
-    def _decomposed(self, *args: Any) -> Any:
-        tensors, scalars, dtype = self._split(args)
-        return alone(self.calls.formulas(self._form(self.plainly, tensors, dtype), tensors, scalars))
+    def _formulas(self, written: tuple[str, ...]) -> Callable[..., Any]:
+        """What is written, as torch's own operations."""
+
+        def run(*args: Any) -> Any:
+            tensors, scalars, dtype = self._split(args)
+            return alone(self.calls.formulas(self._form(written, tensors, dtype), tensors, scalars))
+
+        return run
 
     def traced(self, name: str, returns: Sequence[str], chosen: Callable[..., Any], *, in_float32: bool) -> Any:
         """The operator of a function of this name with these results: what `chosen` makes of its arguments.

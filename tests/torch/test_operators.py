@@ -168,6 +168,29 @@ def test_an_operator_can_be_exported(strict: bool, device: str) -> None:
     torch.testing.assert_close(exported.module()(again), torch.nn.functional.rms_norm(again, (64,)) + 1)
 
 
+@pytest.mark.filterwarnings("ignore:.isinstance.treespec:FutureWarning")
+@pytest.mark.parametrize("needs_grad", [False, True])
+def test_an_exported_program_can_be_of_torchs_operations_alone(needs_grad: bool, device: str) -> None:
+    """As an exporter to ONNX asks for."""
+
+    class Block(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = ng.LayerNorm(64, device=device)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.norm(x) + 1
+
+    block, x = Block(), torch.randn(3, 64, device=device)
+    with torch.set_grad_enabled(needs_grad):
+        exported = torch.export.export(block, (x,))
+    assert f"normgen.layernorm{'_saving' * needs_grad}.default" in exported.graph_module.code
+    table = {op: way for op, way in torch._decomp.decomposition_table.items() if "normgen" in str(op)}
+    plain = exported.run_decompositions(table)
+    assert "normgen" not in plain.graph_module.code
+    torch.testing.assert_close(plain.module()(x), torch.nn.functional.layer_norm(x, (64,)) + 1)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_autocast_keeps_the_result_of_torchs_own_operation(dtype: torch.dtype) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import unittest
+import warnings
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +16,9 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 # torch's helpers of tests import it and these use none of it.
 sys.modules.setdefault("expecttest", SimpleNamespace(TestCase=unittest.TestCase))  # type: ignore[arg-type]
 
-from torch.testing._internal.common_methods_invocations import op_db  # noqa: E402
+with warnings.catch_warnings():  # of what it imports, as numba's
+    warnings.simplefilter("ignore")
+    from torch.testing._internal.common_methods_invocations import op_db
 
 import normgen.torch as ng  # noqa: E402
 

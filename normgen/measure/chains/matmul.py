@@ -18,6 +18,7 @@ import numpy as np
 from normgen.cuda.driver import OnDevice, check, driver
 from normgen.cuda.memory import DeviceBuffer, copy
 from normgen.cuda.stream import Stream
+from normgen.device import Device
 from normgen.errors import NormgenError
 from normgen.measure.chains.ends import Region
 from normgen.measure.replays import consumed, main_input
@@ -26,6 +27,7 @@ from normgen.problem.problem import Problem
 WHEELS = ("nvidia-cublas", "nvidia-cublas-cu13", "nvidia-cublas-cu12")
 HINT = "pip install 'normgen[matmul]', or nvidia-cublas (nvidia-cublas-cu12 with CUDA 12)"
 WORKSPACE_BYTES = 32 << 20  # what NVIDIA recommends from Hopper on; a captured call must not allocate its own
+LONGEST_US = 2000.0  # two matrix products that take longer hide what the kernel between them costs
 MEMORY_SHARE = 0.5  # of the free memory that weights and products may take
 RANDOM_WEIGHTS = 1_000_003  # numbers that the weights repeat: a prime, so that no two rows of them are alike
 _TYPES = {"f32": 0, "f16": 2, "bf16": 14}  # cudaDataType: CUDA_R_32F, CUDA_R_16F, CUDA_R_16BF
@@ -53,8 +55,11 @@ def library() -> ctypes.CDLL:
     raise NormgenError("the context matmul needs cuBLAS", received="no wheel of it is installed", hint=HINT)
 
 
-def refusal(problem: Problem, *, free_bytes: int) -> str:
-    """Why a problem does not stand between matrix products; empty where it does."""
+def refusal(problem: Problem, *, free_bytes: int, gb_per_s: float) -> str:
+    """Why a problem does not stand between matrix products; empty where it does.
+
+    gb_per_s  of the GPU's memory: products whose weights alone take too long to read are not made to be timed
+    """
     x, y = main_input(problem), next((t for t in consumed(problem) if t.kind.is_elem), None)
     if y is None:
         return "it has no [rows, cols] output that a matrix product could read"
@@ -65,7 +70,12 @@ def refusal(problem: Problem, *, free_bytes: int) -> str:
         return (
             f"weights [{problem.cols}, {problem.cols}] take {needed / 2**30:.1f} GiB of {free_bytes / 2**30:.1f} free"
         )
-    return ""
+    us = needed / gb_per_s / 1e3
+    return too_long(us) if us > LONGEST_US else ""
+
+
+def too_long(us: float) -> str:
+    return f"two of this size take {us / 1e3:.1f} ms"
 
 
 def _bytes(problem: Problem) -> int:
@@ -77,12 +87,12 @@ def _bytes(problem: Problem) -> int:
 class Matmul:
     """P and C as matrix products in float32 arithmetic; f32 ones run without tensor cores."""
 
-    def __init__(self, problem: Problem, index: int) -> None:
+    def __init__(self, problem: Problem, facts: Device, index: int) -> None:
         """Raises NormgenError where cuBLAS or memory is missing, or the dtypes do not fit."""
         self._cublas, self._index = library(), index
         with OnDevice(index):
             free, _ = check(driver().cuMemGetInfo(), "tell its free memory")
-        if why := refusal(problem, free_bytes=int(free)):
+        if why := refusal(problem, free_bytes=int(free), gb_per_s=facts.dram_gb_per_s):
             raise NormgenError("the context matmul does not fit the problem", received=why, hint="--context between")
         self._rows, self._cols, self._pitch = problem.rows, problem.cols, problem.pitch
         self._dtype = main_input(problem).dtype
