@@ -387,7 +387,7 @@ class Access:
         for tensor in problem.pitched_tensors:
             found.append(self.row_pointer(tensor, "batch" if tensor.kind.by_batch else self.valid_row))
         if self.plan.cut.shifted and not self.plan.one_shift:
-            found += self.shift(f"{self.first_elem.name}_row")
+            found += self.shift(f"{self.first_elem.name}_row", f"{self.first_elem.name}_row - {self.first_elem.name}")
         return found
 
     @property
@@ -400,13 +400,19 @@ class Access:
         """Elements: a shifted row's first vector starts at a multiple of so many."""
         return "kUnit" if self.plan.cut.unit > self.plan.cut.vector else "kVector"
 
-    def shift(self, row: str) -> list[Statement]:
-        """How the row at pointer `row` is cut."""
-        address = f"reinterpret_cast<unsigned long long>({row})"
-        ctype = self.first_elem.dtype.ctype
+    def shift(self, row: str, offset: str) -> list[Statement]:
+        """How the row at pointer `row` is cut, so many elements from the first one.
+
+        Units are counted from the first row's: where memory lies, beyond a vector, must not change a row's bits.
+        """
+        x = self.first_elem
+        address, size = "reinterpret_cast<unsigned long long>({})", f"sizeof({x.dtype.ctype})"
+        shift = f"{address.format(row)} / {size} % kVector"
+        if self.unit != "kVector":
+            shift = f"({address.format(x.name)} / {size} % kVector + {offset}) % {self.unit}"
         return [
             Comment("A row's first elements, up to its first aligned vector, and its last ones belong to a lane each."),
-            Let("const int shift", f"static_cast<int>({address} / sizeof({ctype}) % {self.unit})"),
+            Let("const int shift", f"static_cast<int>({shift})"),
             Let("const int head", f"({self.unit} - shift) % {self.unit}"),
             Let("const int own", "head + lane * kVector"),
             Let("const int vectors", f"({self.cols} - head) / kVector"),
@@ -420,12 +426,13 @@ class Access:
         if plan.one_shift:
             x = self.first_elem.name
             slot = f"{self.first_tile} + slot{self._apart}"
+            offset = f"static_cast<long long>(own_row) * {x}_pitch"
             of = "the vector" if self.unit == "kVector" else self.unit
             first = f"min(static_cast<int>({slot}), {self.last})" if plan.rows_beside else self.first_tile
             return [
                 Comment(f"The grid's stride is a multiple of {of}: all rows of this lane shift alike."),
                 Let("const int own_row", first),
-                *self.shift(f"{x} + static_cast<long long>(own_row) * {x}_pitch"),
+                *self.shift(f"{x} + {offset}", offset),
             ]
         if not plan.cut.edged or plan.cut.shifted:
             return []

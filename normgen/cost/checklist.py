@@ -137,8 +137,8 @@ def _width(problem: Problem, s: Schedule, device: Device) -> Answer:
     rows = min((problem.row_alignment(t) for t in problem.matrices), default=problem.align)
     possible = max(w for w in (1, 2, 4, 8, WIDEST) if w <= rows)
     answer = f"{width} bytes an access; aligned rows allow {possible}"
-    if s.peels:
-        answer += f", and edges={s.edges} 16 inside a row"
+    if s.edges is Edges.PEEL:
+        answer += ", and edges=peel 16 inside a row"
     least = min(possible, 8)
     knobs = ("vector",) if rows >= WIDEST else ("vector", "edges")
     return Answer(question="vector width", answer=f"{answer} on sm_{device.arch}", is_good=width >= least, knobs=knobs)

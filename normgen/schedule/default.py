@@ -17,15 +17,17 @@ from normgen.schedule.knobs import (
     Columns,
     Copy,
     DependentLaunch,
+    Division,
     Edges,
     Hold,
+    Keep,
     Load,
     Params,
     Softmax,
     Store,
     Variance,
 )
-from normgen.schedule.legality import reduces_rows, refusal
+from normgen.schedule.legality import reduces_rows, refusal, without_remainders
 from normgen.schedule.plan import (
     WARP,
     held_bytes_per_thread,
@@ -34,17 +36,19 @@ from normgen.schedule.plan import (
     steps_per_lane,
     sums_in_registers,
 )
-from normgen.schedule.policy import shows_in_float32
+from normgen.schedule.policy import LEAST_DIVIDED, shows_in_float32
 from normgen.schedule.schedule import Schedule
 from normgen.schedule.space import is_approximate
 
 L1_ALONE = 28 << 10  # of an SM's L1, what shared memory cannot have (compute capability 8.0 to 9.0)
 PLAIN = Schedule()
 THREADS = tuple(1 << exponent for exponent in range(11))  # of a row and block; others are left to the search
+WALKED_BYTES = 196  # of a row, for each of 256 threads in a cluster
 EARLY_BYTES = 128  # of parameters a thread may hold beside its row; twice as many where rows are few
-# What a launch moves, beside an L2 of 60 MB: from the first on, its outputs are better sent on to DRAM, where they
-# would push out what the kernel behind it reads first; from the second on, neither that nor lines left out of L1 help.
-STREAMED_BYTES, LONG_BYTES = 100 << 20, 200 << 20
+# Beside an L2 of 60 MB. Of what a launch writes: from so much on its outputs are better sent on to DRAM, where they
+# would push out what the kernel behind it reads first. Of what it moves: from so much on neither that nor lines left
+# out of L1 help.
+STREAMED_BYTES, LONG_BYTES = 48 << 20, 200 << 20
 
 
 def default_schedule(problem: Problem, device: Device) -> Schedule:
@@ -58,7 +62,8 @@ def default_schedule(problem: Problem, device: Device) -> Schedule:
     if problem.sums_rows:
         candidates = _with_columns(problem, device)
     else:
-        rows = (_in_parts(problem, device), _long_rows(problem, device), _without_columns(problem, device))
+        ways = (_in_parts, _in_warps, _long_rows, _without_columns)
+        rows = [way(problem, device) for way in ways]
         candidates = itertools.chain.from_iterable(rows)
     arithmetic = Arithmetic.APPROXIMATE if is_approximate(problem) else Arithmetic.EXACT
     # One look and one exchange less pay from 16 KiB on: 1 % at 8192x4096 bf16, where two looks win, 4 to 14 % above.
@@ -71,11 +76,21 @@ def default_schedule(problem: Problem, device: Device) -> Schedule:
     looks_once = [Variance.GUARDED] if guarded else []
     looks_twice = [v for v in (Variance.TWO_PASS, Variance.CORRECTED_TWO_PASS) if v in known["variance"]]
     methods = list(itertools.product([*looks_once, *looks_twice], [*online, Softmax.TWO_PASS]))
-    plain = (cut.varied(arithmetic=arithmetic) for cut in candidates)
+    plain = (cut.varied(arithmetic=arithmetic, division=_division(problem, cut)) for cut in candidates)
     for schedule in (cut.varied(variance=v, softmax=s) for cut in plain for v, s in methods):
+        if schedule.variance is Variance.GUARDED and schedule.threads_per_row <= WARP:
+            continue  # lanes exchange in less time than the guard takes
         if shows_in_float32(problem, schedule) is None and refusal(problem, schedule, device) is None:
             return schedule
     raise NothingValidError("no schedule is legal for this problem", received=str(problem))
+
+
+def _division(problem: Problem, cut: Schedule) -> Division:
+    """Without the division's branch where rows are peeled, whose loads it keeps in their places: 2 to 5 % at 2730, 3333
+    and 5726 cols of bf16; 1023 and aligned rows are level.
+    """
+    pays = cut.peels and problem.cols >= LEAST_DIVIDED and without_remainders(problem) is None
+    return Division.REMAINDER if pays else Division.IEEE
 
 
 def _few(problem: Problem, device: Device) -> bool:
@@ -168,6 +183,21 @@ def _long_rows(problem: Problem, device: Device) -> Iterator[Schedule]:
         yield from _copied(problem, device, halves.varied(persistent=2, stages=2, params=Params.EARLY), bulk=True)
 
 
+def _in_warps(problem: Problem, device: Device) -> Iterator[Schedule]:
+    """Defaults of a few dozen short rows with a variance: a warp each, four beside each other, 8 bytes an access.
+
+    Layernorm 65x448 to int8: the chain takes 10 % less, 53x704 bf16 2.5 %, 32x768 1.5 %; 8x512 is level, and rmsnorm
+    16x256 to 100x512, with one exchange, loses 1 %.
+    """
+    is_short = problem.cols * problem.dtype.bytes <= 1536 and not (problem.any_cols or problem.spec.group)
+    has_variance = Variance.TWO_PASS in applicable(written_program(problem))["variance"]
+    if is_short and has_variance and _few(problem, device) and problem.rows >= 32:
+        vector = 8 // problem.dtype.bytes
+        warps = Schedule(threads_per_row=32, rows_per_block=4, vector=vector, hold=Hold.REGISTERS, unroll=0)
+        for params in (Params.PREFETCHED, Params.LATE):
+            yield warps.varied(keep=Keep.VALUES, params=params)
+
+
 def _in_parts(problem: Problem, device: Device) -> Iterator[Schedule]:
     """Defaults of rows that need no reduction: one or two vectors a thread, in blocks that share a row.
 
@@ -206,16 +236,18 @@ def _without_columns(problem: Problem, device: Device) -> Iterator[Schedule]:
 
     Many rows are read past L1: 12 % faster between plain kernels (4096x4096 bf16, its input just written; 3 % at
     8192x768), where lines that are last to leave L2 only pay behind a kernel's own copy. Of the shipped winners that
-    move 100 to 200 MB 15 of 16 store by streaming, which takes the outputs of shorter ones from the kernel that reads
-    them; from 200 MB on 27 of 35 load by another hint than past L1. Few start early: 34 of 54 winners of 48 to 600 MB
-    do not, and a short launch loses 0.6 of 2 us by it (16x4096), 0.4 of 6.6 (8192x768).
+    move 96 to 200 MB all 16 that write 48 MB or more store by streaming and none of the others, whose outputs the
+    kernel behind them finds in L2 (layernorm 21636x2112 to int8: 4 %); from 200 MB on 27 of 35 load by another hint
+    than past L1. Few start early: 34 of 54 winners of 48 to 600 MB do not, and a short launch loses 0.6 of 2 us by it
+    (16x4096), 0.4 of 6.6 (8192x768).
     Parameters that a thread holds beside its row are read early. Holding f32 parameters in registers costs occupancy:
     with 64 of them a thread, 8192x4096 bf16 takes 36 % longer than with parameters read late.
     With few rows a kernel waits for its parameters, which come from DRAM, longer than for its row, and compilers put
     their loads behind those of the row whatever the text says: asked for ahead, in L2, they save 2 to 9 % (rmsnorm of
     1 to 32 rows).
     Clusters that walk many long rows, the next one on its way, hide their exchanges (2048x65536 to 2048x262144: 3 to
-    7 % ahead of one cluster a row).
+    7 % ahead of one cluster a row), and keep their part of the parameters, packed (rmsnorm 602x132792: 5 %, 112x106432:
+    7 %).
     """
     few = _few(problem, device)
     clusters = _clusters(problem, device)
@@ -223,13 +255,16 @@ def _without_columns(problem: Problem, device: Device) -> Iterator[Schedule]:
         for cut in _cut(problem, device, hold, cluster):
             if hold is Hold.REGISTERS and _crowded(problem, cut, more=len(clusters) > 1):
                 continue
-            is_streamed = device.arch < 80 or STREAMED_BYTES <= problem.compulsory_bytes < LONG_BYTES
+            is_streamed = problem.compulsory_bytes < LONG_BYTES and _written(problem) >= STREAMED_BYTES
+            is_streamed = device.arch < 80 or is_streamed
             hinted = cut.varied(
                 load=_load(problem, device),
                 store=Store.STREAMING if is_streamed and not few else Store.DEFAULT,
             )
-            if cluster > 1 and hold is Hold.REGISTERS and (not few or problem.rows * cluster > 4 * device.sm_count):
+            if cluster > 1 and hold is Hold.REGISTERS and _walks(problem, device, cluster):
                 walking = hinted.varied(persistent=_at_most("persistent", 1024 // cut.threads))
+                if _has_parameters(problem):
+                    yield walking.varied(stages=2, params=Params.PACKED)
                 yield walking.varied(stages=2)
                 yield walking
             most = EARLY_BYTES * (2 if few else 1)
@@ -238,6 +273,11 @@ def _without_columns(problem: Problem, device: Device) -> Iterator[Schedule]:
             if hold is Hold.REGISTERS and 0 < param_bytes_per_thread(problem, cut) <= most:
                 yield hinted.varied(params=Params.EARLY)
             yield hinted
+
+
+def _written(problem: Problem) -> int:
+    """Bytes of the outputs with an element for each of the rows'."""
+    return sum(problem.rows * problem.cols * t.dtype.bytes for t in problem.elem_tensors if t.is_written)
 
 
 def _load(problem: Problem, device: Device) -> Load:
@@ -264,6 +304,17 @@ def _clusters(problem: Problem, device: Device) -> tuple[int, ...]:
     spread += [8] if _few(problem, device) and problem.cols * problem.row_input_bytes >= 128 << 10 else []
     first = max(spread, default=1)
     return (*(c for c in sizes if c >= first), *(c for c in sizes if c < first))
+
+
+def _walks(problem: Problem, device: Device, cluster: int) -> bool:
+    """Whether clusters walk rows: where all have about as many, and there are more than fit (of 1024 threads an SM).
+
+    299 rows of log_softmax, two for one cluster in eight and one for the others, lose 8 % by it.
+    """
+    if _few(problem, device) and problem.rows * cluster <= 4 * device.sm_count:
+        return False
+    rows = problem.rows * cluster / (4 * device.sm_count)
+    return math.ceil(rows) <= 1.3 * rows
 
 
 def _crowded(problem: Problem, s: Schedule, *, more: bool) -> bool:
@@ -342,8 +393,9 @@ def _distance(problem: Problem, device: Device, vector: int, cluster: int, threa
     With column sums about two of 16 bytes a thread, which take registers too, and few idle lanes. Else about four of
     16 bytes, in blocks of 128 rather than more (4096x6144 bf16: 128 threads 20 % ahead of 256) and of 1024 only where
     nothing else is left; two where the rows leave SMs room (256x4096 bf16: 6 %), one of rows of at most 20
-    (524288x64: 13 %). 512 threads in a cluster, whose blocks start together, and where blocks are fewer than SMs
-    (16x4096 bf16 with its weights in DRAM: 9 % ahead of 256). Idle lanes cost their share, and wait with the others
+    (524288x64: 13 %). In a cluster 256 threads that hold up to 196 bytes each (softmax 500x50000 bf16: 2 % ahead of
+    512, rmsnorm 112x106432: 5 %), else 512; 512 too where blocks are fewer than SMs (16x4096 bf16 with its weights in
+    DRAM: 9 % ahead of 256). Idle lanes cost their share, and wait with the others
     (32x5120 bf16: 6 %, layernorm 1245x13184 to int8: 20 %).
     """
     width = min(16, vector * problem.dtype.bytes) / 16
@@ -354,9 +406,10 @@ def _distance(problem: Problem, device: Device, vector: int, cluster: int, threa
     aim = 2 if problem.column_outputs or is_roomy else 1 if is_short else 4
     if problem.column_outputs:
         return (abs(steps * width - aim) if steps >= 2 else 1.5) + 4 * idle + 8 * (threads == 1024)
-    few = _few(problem, device)
+    few = _few(problem, device) and not (cluster > 1 and _walks(problem, device, cluster))
     if few or cluster > 1:
-        usual, most = (512, 16) if not few else (512 if cluster == 1 else 128, min(8, 4 / width))
+        many = 256 if held_bytes_per_thread(problem, cut.varied(threads_per_row=256)) <= WALKED_BYTES else 512
+        usual, most = (many, 16) if not few else (512 if cluster == 1 else 128, min(8, 4 / width))
         is_spread = steps < 2 and not (few and cluster == 1)
         off = abs(math.log2(threads / usual)) + 2 * max(is_spread, math.log2(max(1, steps) / most))
         return off + 8 * idle if cluster == 1 else off

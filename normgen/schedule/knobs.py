@@ -111,18 +111,6 @@ class Edges(StrEnum):
     EXACT = "exact"
     MASKED = "masked"
     PEEL = "peel"
-    SECTORS = "sectors"
-    LINES = "lines"
-
-    @property
-    def are_peeled(self) -> bool:
-        """Whether a row's vectors begin at an aligned address inside it, whatever it starts at."""
-        return self in (Edges.PEEL, Edges.SECTORS, Edges.LINES)
-
-    @property
-    def unit(self) -> int:
-        """Bytes that the address of a row's first vector is a multiple of, beside those of a vector."""
-        return {Edges.SECTORS: 32, Edges.LINES: 128}.get(self, 1)
 
 
 class Load(StrEnum):
@@ -412,15 +400,12 @@ TABLE: tuple[Knob, ...] = (
         values=tuple(Edges),
         plain=Edges.EXACT,
         group=Group.CUT,
-        meaning="exact: cols are whole vectors; masked: the last vector is cut; peel: a scalar head and tail; sectors, "
-        "lines: a head up to the first whole 32 or 128 bytes of memory",
+        meaning="exact: cols are whole vectors; masked: the last vector is cut; peel: a scalar head and tail",
         forward=tuple(Edges),
         backward=tuple(Edges),
         words={
             "masked": "a masked last vector",
             "peel": "a scalar head and tail around 16-byte accesses of misaligned rows",
-            "sectors": "the same, and accesses begin at whole sectors of 32 bytes: no two of them move the same one",
-            "lines": "the same, and accesses begin at whole lines of 128 bytes",
         },
         elsewhere={"masked": ("predicated",), "peel": ("head_tail", "prologue")},
     ),

@@ -37,7 +37,6 @@ from normgen.schedule.knobs import (
 from normgen.schedule.plan import (
     WARP,
     has_row_barriers,
-    head_unit,
     held_bytes_per_thread,
     held_register_limit,
     param_bytes_per_thread,
@@ -92,20 +91,16 @@ def _edges(problem: Problem, s: Schedule, _: Device) -> str | None:
         return "cols is divisible by the vector: nothing to mask"
     if s.edges is Edges.MASKED and s.vector == 1:
         return "vectors of one element have no tail"
-    unit = head_unit(problem, s) if s.peels else 1
-    edge = 0 if s.edges is Edges.EXACT else unit + s.vector - 2
-    if s.edges is not Edges.EXACT and problem.cols < max(s.vector, unit):
+    edge = {"exact": 0, "masked": s.vector - 1, "peel": 2 * s.vector - 2}[s.edges]
+    if s.edges is not Edges.EXACT and problem.cols < s.vector:
         return f"a row of {problem.cols} elements has no vector of {s.vector}"
     if edge > s.threads_per_row * s.row_blocks:
         return f"up to {edge} elements outside of the whole vectors need a lane each"
     if s.peels:
         if s.vector == 1 and not problem.any_cols:
             return "vectors of one element need no peeled head"
-        whole = all(t.dtype.bytes * problem.pitch % s.edges.unit == 0 for t in problem.matrices)
-        if aligned and divides and whole:
+        if aligned and divides:
             return "rows are aligned and whole vectors: nothing to peel"
-        if unit == s.vector and s.edges is not Edges.PEEL:
-            return f"vectors of {unit} elements are whole {s.edges} already: edges = peel"
         if len({t.dtype.bytes for t in problem.elem_tensors}) > 1:
             return "a peeled head needs all elem tensors of one element size, so that their rows shift alike"
         if s.vector * problem.dtype.bytes > 16:

@@ -40,6 +40,7 @@ from normgen.spec.spec import Kind
 
 WARP = 32
 FIRST_ARCH = 75
+LINE_BYTES, SECTOR_BYTES = 128, 32  # of memory: what a cache keeps together, and what is moved at once
 TICKET_BYTES = 128  # an arrival counter has a line of its own
 HYBRID_SPARE = 8  # registers beside a held row: without them blocks of 1024 threads spill (NVRTC 13.0, sm_90)
 
@@ -95,8 +96,18 @@ def vectors_per_row(problem: Problem, s: Schedule) -> int:
 
 
 def head_unit(problem: Problem, s: Schedule) -> int:
-    """Elements: the first vector of a peeled row starts at a multiple of so many."""
-    return max(s.vector, s.edges.unit // problem.dtype.bytes)
+    """Elements: the first vector of a peeled row starts at a multiple of so many.
+
+    Those of a whole line of memory, else of a whole sector, where a row has them and lanes for what is left at both
+    ends: then no two accesses move the same sector. On an H200 0.6 to 1.2 % at 4097 and 50257 cols of bf16, 0.2 % at
+    1023.
+    """
+    if s.peels and not problem.any_cols:
+        for whole in LINE_BYTES, SECTOR_BYTES:
+            unit = whole // problem.dtype.bytes
+            if s.vector < unit <= min(problem.cols, s.threads_per_row * s.row_blocks - s.vector + 2):
+                return unit
+    return s.vector
 
 
 def steps_per_lane(problem: Problem, s: Schedule) -> int:
@@ -180,7 +191,7 @@ class Cut:
     vector: int
     steps: int
     unit: int  # elements: the first vector of a shifted row starts at a multiple of so many
-    shifted: bool  # rows may start between two aligned vectors (edges = peel, sectors or lines)
+    shifted: bool  # rows may start between two aligned vectors (edges = peel)
     edged: bool  # a row may have an edge
 
 

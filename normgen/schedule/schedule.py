@@ -52,7 +52,7 @@ class Schedule:
     keep             row | values: what of a row in registers waits between looks. row: the row as it is stored; each
                      look converts it and computes of it what it needs. values: what later looks need, as floats
     copy             direct | cp_async | bulk: how a row reaches the SM
-    edges            exact | masked | peel | sectors | lines: whole vectors; a masked last one; a scalar head and tail
+    edges            exact | masked | peel: cols % vector == 0; a masked last vector; a scalar head and tail
     persistent       blocks per SM of a grid that loops over rows; 0 = one block per row tile
     stages           rows in flight in the persistent loop: 2 with the next one in registers; with asynchronous copies
                      1 to 4 row tiles in shared memory
@@ -127,7 +127,7 @@ class Schedule:
     @property
     def peels(self) -> bool:
         """Whether rows may start between two aligned vectors."""
-        return self.edges.are_peeled
+        return self.edges is Edges.PEEL
 
     @property
     def is_batch_invariant(self) -> bool:

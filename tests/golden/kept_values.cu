@@ -263,6 +263,7 @@ __device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
 }
 
 // kVector        elements per access
+// kUnit          elements: a row's first vector starts at a multiple of them
 // kStride        columns from one vector of a thread to its next
 // kRunningSums   running sums that a vector adds to
 // kEarlyParams   column parameters wait in registers, or are read where they are used
@@ -273,9 +274,9 @@ __device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
 // kWholeSteps    steps in which each thread has a vector, and the row one more behind it, however the row is aligned
 // kAhead         the next row is loaded while the present one is computed
 
-struct Cols1023_f1be : Plain { using Team = Lanes<32, 2>;
-  enum : int { kCols = 1023, kThreads = 64, kVector = 4, kEarlyParams = 1, kPackedParams = 1, kFirstInside = 0,
-      kAhead = 1 };
+struct Cols1023_6207 : Plain { using Team = Lanes<32, 2>;
+  enum : int { kCols = 1023, kThreads = 64, kVector = 4, kUnit = 16, kEarlyParams = 1, kPackedParams = 1,
+      kFirstInside = 0, kAhead = 1 };
 };
 
 struct Look1_5b01 {  // state of look 1: sum(x)
@@ -301,7 +302,7 @@ struct Look2_e431 {  // state of look 2: sum(x_minus_mean**2)
 // layernorm forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_bf16_team_per_row_7704(
+layernorm_fwd_bf16_team_per_row_6a5c(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -317,23 +318,25 @@ layernorm_fwd_bf16_team_per_row_7704(
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
-      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
+      kVector = Config::kVector, kUnit = Config::kUnit, kStride = kThreadsPerRow * kVector,
+      kRunningSums = kVector < 4 ? kVector : 4;
   constexpr bool kEarlyParams = Config::kEarlyParams, kPackedParams = Config::kPackedParams;
   constexpr int kFirstInside = Config::kFirstInside, kVectors = kCols / kVector,
-      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow, kWholeSteps = (kVectors - 2) / kThreadsPerRow;
+      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow,
+      kWholeSteps = ((kCols - kUnit + 1) / kVector - 1) / kThreadsPerRow;
   constexpr bool kAhead = Config::kAhead;
   __shared__ typename Team::template Slots<Look1_5b01> look1_slots;
   __shared__ typename Team::template Slots<Look2_e431> look2_slots;
 
   const int lane = Team::lane();
   const int slot = Team::slot();  // this thread's row within the block
-  // The grid's stride is a multiple of the vector: all rows of this lane shift alike.
+  // The grid's stride is a multiple of kUnit: all rows of this lane shift alike.
   const int own_row = min(static_cast<int>(blockIdx.x * kRowsPerBlock + slot), rows - 1);
   // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
   const int shift =
-      static_cast<int>(reinterpret_cast<unsigned long long>(x + static_cast<long long>(own_row) *
-      x_pitch) / sizeof(bfloat16) % kVector);
-  const int head = (kVector - shift) % kVector;
+      static_cast<int>((reinterpret_cast<unsigned long long>(x) / sizeof(bfloat16) % kVector +
+      static_cast<long long>(own_row) * x_pitch) % kUnit);
+  const int head = (kUnit - shift) % kUnit;
   const int own = head + lane * kVector;
   const int vectors = (kCols - head) / kVector;
   const int edge = lane < head ? lane : lane + vectors * kVector;
