@@ -19,17 +19,16 @@
 //           scale, x, residual; any value passes in 0.014 of the elements, which have no finite bound; any value
 //           passes in 0.0097 of the elements, which have no finite bound; any value passes in 0.011 of the elements,
 //           which have no finite bound; any value passes in 0.0096 of the elements, which have no finite bound
-// note      emitted as another text than the one that was tuned: all
 //
 //   rows x cols  kernel           threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
-//   1 x 4096     block_per_row    512      1           8       2.286     4.994 / 2.709  20    70.2 %   1.02x       2.414     fresh
-//   16 x 4096    block_per_row    512      1           8       2.434     6.045 / 3.61   247   67.5 %   1.02x       2.529     fresh
-//   64 x 4096    block_per_row    512      1           8       2.676     6.509 / 3.832  888   72.2 %   1.02x       3.068     fresh
-//   4096 x 4096  block_per_row    256      1           8       45.56     75.84 / 30.27  3326  104.2 %  1.12x       38.87     fresh
-//   1 x 7168     cluster_per_row  128      1           8       2.561     5.679 / 3.118  31    55.4 %   1.17x       2.489     fresh
-//   16 x 7168    cluster_per_row  128      1           8       2.898     6.605 / 3.707  362   58.9 %   1.11x       3.068     fresh
-//   64 x 7168    block_per_row    1024     1           8       3.358     7.405 / 4.046  1238  67.0 %   1.01x       4.042     fresh
-//   4096 x 7168  block_per_row    512      1           8       66.77     134.8 / 68.08  3972  98.5 %   1.05x       67.11     fresh
+//   1 x 4096     block_per_row    512      1           8       2.504     5.949 / 3.448  18    76.4 %   1.00x       1.988     fresh
+//   16 x 4096    block_per_row    512      1           8       2.304     5.949 / 3.648  260   70.9 %   1.01x       2.811     fresh
+//   64 x 4096    block_per_row    512      1           8       2.955     7.505 / 4.551  804   77.5 %   1.00x       3.049     fresh
+//   4096 x 4096  block_per_row    256      1           8       46.03     76.38 / 30.36  3292  112.3 %  1.01x       39.7      fresh
+//   1 x 7168     cluster_per_row  128      1           8       2.845     6.745 / 3.901  28    60.0 %   1.16x       2.812     fresh
+//   16 x 7168    cluster_per_row  128      1           8       3.181     7.63 / 4.452   330   64.2 %   1.12x       2.965     fresh
+//   64 x 7168    block_per_row    1024     1           8       3.305     7.359 / 4.057  1258  61.9 %   1.01x       4.039     fresh
+//   4096 x 7168  block_per_row    512      1           8       67.8      136.1 / 68.11  3911  99.9 %   1.04x       67.96     fresh
 //   (any other)  block_per_row    256      1           4       -         -              -     -        -           -         not tuned
 //
 // times     price: what the kernel adds to a chain of a kernel that writes its main input and one that reads its

@@ -23,13 +23,12 @@
 // tuned by  normgen 0.1.0
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // verified  NVIDIA H200, driver for CUDA 13.0: 4 calls, 1 to 524 rows, 21 families of rows, own pitches of x
-// note      emitted as another text than the one that was tuned: all
 //
 // all timed without lse:
 //
 //   rows x cols              kernel           threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
-//   4096 x 32000             block_per_row    512      1           8       132.3     321.2 / 188.8  3962  123.4 %  1.00x       132.6     fresh
-//   4096 x 128256            cluster_per_row  1024     1           8       525.5     1270 / 743.9   3998  129.7 %  1.06x       530.4     fresh
+//   4096 x 32000             block_per_row    512      1           8       133.2     323.1 / 189.9  3938  92.9 %   1.00x       134.8     fresh
+//   4096 x 128256            cluster_per_row  1024     1           8       546.2     1291 / 745.6   3847  94.5 %   1.03x       550.8     fresh
 //   (any other, rows alike)  block_per_row    256      1           8       -         -              -     -        -           -         not tuned
 //   (any other)              block_per_row    256      1           1       -         -              -     -        -           -         not tuned
 //

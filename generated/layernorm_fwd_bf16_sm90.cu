@@ -15,6 +15,7 @@
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // verified  NVIDIA H200, driver for CUDA 13.0: 7 to 9 calls, 1 to 16384 rows, 20 families of rows, own pitches of y,
 //           x, null mean, rstd
+// note      emitted as another text than the one that was tuned: 16384 x 1023, 8192 x 4097
 //
 //   rows x cols                kernel           threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
 //   8192 x 768                 warp_per_row     32       2           8       5.508     15.62 / 10.11  4582  78.3 %   1.14x       7.856     fresh
@@ -675,6 +676,7 @@ __device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
 // kSteps         vectors a thread owns
 // kEven          all threads own kSteps of them
 // kAhead         the next row is loaded while the present one is computed
+// kUnit          elements: a row's first vector starts at a multiple of them
 // kFirstInside   first step whose windows of parameters begin within these
 // kWholeSteps    steps in which each thread has a vector, and the row one more behind it, however the row is aligned
 // kCluster       blocks that share a row
@@ -688,9 +690,9 @@ struct Cols1000_72c6 : Plain { using Team = Lanes<32, 8>;
 struct Cols1000_177c : Plain { using Team = Lanes<32, 4>; using Load = NoAllocate; using Chain = EarlyAtLoads;
   enum : int { kCols = 1000, kThreads = 128, kVector = 8, kEarlyParams = 1 };
 };
-struct Cols1023_7f77 : Plain { using Team = Lanes<32, 4>; using Load = NoAllocate;
-  enum : int { kCols = 1023, kThreads = 128, kVector = 4, kEarlyParams = 1, kPackedParams = 1, kFirstInside = 0,
-      kAhead = 1 };
+struct Cols1023_21c8 : Plain { using Team = Lanes<32, 4>; using Load = NoAllocate;
+  enum : int { kCols = 1023, kThreads = 128, kVector = 4, kUnit = 16, kEarlyParams = 1, kPackedParams = 1,
+      kFirstInside = 0, kAhead = 1 };
 };
 struct Cols3072_6538 : Plain { using Team = Block<64>; using Load = NoAllocate;
   enum : int { kCols = 3072, kThreads = 64, kVector = 4, kEarlyParams = 0 };
@@ -704,9 +706,9 @@ struct Cols4096_9bbc : Plain { using Team = Block<256>; using Load = NoAllocate;
 struct Cols4096_c248 : Plain { using Team = Lanes<32, 1>; using Load = NoAllocate;
   enum : int { kCols = 4096, kThreads = 32, kVector = 4, kEarlyParams = 0, kPackedParams = 0, kAhead = 1 };
 };
-struct Cols4097_150a : Plain { using Team = Block<128>; using Load = NoAllocate; using Store = Streaming;
-  enum : int { kCols = 4097, kThreads = 128, kVector = 8, kEarlyParams = 1, kPackedParams = 1, kFirstInside = 0,
-      kAhead = 1 };
+struct Cols4097_ee2b : Plain { using Team = Block<128>; using Load = NoAllocate; using Store = Streaming;
+  enum : int { kCols = 4097, kThreads = 128, kVector = 8, kUnit = 64, kEarlyParams = 1, kPackedParams = 1,
+      kFirstInside = 0, kAhead = 1 };
 };
 struct Cols6144_33f2 : Plain { using Team = Block<128>; using Load = NoAllocate; using Store = Streaming; using Chain = EarlyAtLoads;
   enum : int { kCols = 6144, kThreads = 128, kVector = 8, kEarlyParams = 1 };
@@ -1262,7 +1264,7 @@ layernorm_fwd_bf16_team_per_row_303d(
 // layernorm forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_bf16_team_per_row_7704(
+layernorm_fwd_bf16_team_per_row_4918(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -1278,23 +1280,25 @@ layernorm_fwd_bf16_team_per_row_7704(
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
-      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
+      kVector = Config::kVector, kUnit = Config::kUnit, kStride = kThreadsPerRow * kVector,
+      kRunningSums = kVector < 4 ? kVector : 4;
   constexpr bool kEarlyParams = Config::kEarlyParams, kPackedParams = Config::kPackedParams;
   constexpr int kFirstInside = Config::kFirstInside, kVectors = kCols / kVector,
-      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow, kWholeSteps = (kVectors - 2) / kThreadsPerRow;
+      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow,
+      kWholeSteps = ((kCols - kUnit + 1) / kVector - 1) / kThreadsPerRow;
   constexpr bool kAhead = Config::kAhead;
   __shared__ typename Team::template Slots<Look1_5b01> look1_slots;
   __shared__ typename Team::template Slots<Look2_e431> look2_slots;
 
   const int lane = Team::lane();
   const int slot = Team::slot();  // this thread's row within the block
-  // The grid's stride is a multiple of the vector: all rows of this lane shift alike.
+  // The grid's stride is a multiple of kUnit: all rows of this lane shift alike.
   const int own_row = min(static_cast<int>(blockIdx.x * kRowsPerBlock + slot), rows - 1);
   // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
   const int shift =
-      static_cast<int>(reinterpret_cast<unsigned long long>(x + static_cast<long long>(own_row) *
-      x_pitch) / sizeof(bfloat16) % kVector);
-  const int head = (kVector - shift) % kVector;
+      static_cast<int>((reinterpret_cast<unsigned long long>(&x[0]) / sizeof(bfloat16) % kVector +
+      static_cast<long long>(own_row) * x_pitch) % kUnit);
+  const int head = (kUnit - shift) % kUnit;
   const int own = head + lane * kVector;
   const int vectors = (kCols - head) / kVector;
   const int edge = lane < head ? lane : lane + vectors * kVector;
@@ -1477,7 +1481,7 @@ layernorm_fwd_bf16_team_per_row_7704(
 // layernorm forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_bf16_team_per_row_8fbb(
+layernorm_fwd_bf16_team_per_row_8543(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -1492,23 +1496,24 @@ layernorm_fwd_bf16_team_per_row_8fbb(
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kVector = Config::kVector,
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kVector = Config::kVector, kUnit = Config::kUnit,
       kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
   constexpr bool kEarlyParams = Config::kEarlyParams, kPackedParams = Config::kPackedParams;
   constexpr int kFirstInside = Config::kFirstInside, kVectors = kCols / kVector,
-      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow, kWholeSteps = (kVectors - 2) / kThreadsPerRow;
+      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow,
+      kWholeSteps = ((kCols - kUnit + 1) / kVector - 1) / kThreadsPerRow;
   constexpr bool kAhead = Config::kAhead;
   __shared__ typename Team::template Slots<Look1_a922> look1_slots[2];
   __shared__ typename Team::template Slots<Look2_ee66> look2_slots[2];
 
   const int lane = Team::lane();
-  // The grid's stride is a multiple of the vector: all rows of this lane shift alike.
+  // The grid's stride is a multiple of kUnit: all rows of this lane shift alike.
   const int own_row = blockIdx.x;
   // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
   const int shift =
-      static_cast<int>(reinterpret_cast<unsigned long long>(x + static_cast<long long>(own_row) *
-      x_pitch) / sizeof(bfloat16) % kVector);
-  const int head = (kVector - shift) % kVector;
+      static_cast<int>((reinterpret_cast<unsigned long long>(&x[0]) / sizeof(bfloat16) % kVector +
+      static_cast<long long>(own_row) * x_pitch) % kUnit);
+  const int head = (kUnit - shift) % kUnit;
   const int own = head + lane * kVector;
   const int vectors = (kCols - head) / kVector;
   const int edge = lane < head ? lane : lane + vectors * kVector;
@@ -2492,15 +2497,15 @@ inline constexpr Tuned kTuned[] = {
     { 8192,  1000, 16, 0u,  0u, false, {{256, 8, false, 0, 0, 2},
      run<layernorm_fwd_bf16_team_per_row_6677<Cols1000_72c6>>}},
     {16384,  1000, 16, 0u,  0u, false, {{128, 4, true}, run<layernorm_fwd_bf16_team_per_row_303d<Cols1000_177c>>}},
-    {16384,  1023,  2, 0u,  0u,  true, {{128, 4, false, 0, 0, 4},
-     run<layernorm_fwd_bf16_team_per_row_7704<Cols1023_7f77>>}},
+    {16384,  1023,  2, 0u,  0u,  true, {{128, 4, false, 0, 0, 4, 1, 1, 0, 4},
+     run<layernorm_fwd_bf16_team_per_row_4918<Cols1023_21c8>>}},
     { 4096,  3072, 16, 0u,  0u, false, {{64}, run<layernorm_fwd_bf16_team_per_row_303d<Cols3072_6538>>}},
     {    1,  4096, 16, 0u, 12u, false, {{256}, run<layernorm_fwd_bf16_team_per_row_303d<Cols4096_925e>>}},
     {   64,  4096,  8, 0u, 12u, false, {{256}, run<layernorm_fwd_bf16_team_per_row_303d<Cols4096_9bbc>>}},
     { 4096,  4096, 16, 0u,  0u, false, {{32, 1, false, 0, 0, 8},
      run<layernorm_fwd_bf16_team_per_row_7ad3<Cols4096_c248>>}},
-    { 8192,  4097,  2, 0u,  0u,  true, {{128, 1, false, 0, 0, 8, 1, 1, 0, 8},
-     run<layernorm_fwd_bf16_team_per_row_8fbb<Cols4097_150a>>}},
+    { 8192,  4097,  2, 0u,  0u,  true, {{128, 1, false, 0, 0, 8, 1, 1, 0, 64},
+     run<layernorm_fwd_bf16_team_per_row_8543<Cols4097_ee2b>>}},
     { 4096,  6144, 16, 0u,  0u, false, {{128, 1, true}, run<layernorm_fwd_bf16_team_per_row_303d<Cols6144_33f2>>}},
     {   16,  8192, 16, 0u, 12u, false, {{256}, run<layernorm_fwd_bf16_team_per_row_7707<Cols8192_1d3a>>}},
     {16384,  8192, 16, 0u,  0u, false, {{256, 1, true}, run<layernorm_fwd_bf16_team_per_row_b729<Cols8192_743e>>}},

@@ -15,10 +15,9 @@
 // tuned by  normgen 0.1.0
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // verified  NVIDIA H200, driver for CUDA 13.0: 4 to 6 calls, 1 to 4096 rows, 20 families of rows, own pitches of q, x
-// note      emitted as another text than the one that was tuned: 4096 x 768
 //
 //   rows x cols  kernel         threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
-//   4096 x 768   warp_per_row   128      4           8       3.541     10.55 / 7.012  2666  70.3 %   1.13x       4.747     fresh
+//   4096 x 768   warp_per_row   128      4           8       3.227     9.627 / 6.405  2925  66.5 %   1.14x       4.585     fresh
 //   4096 x 4096  block_per_row  128      1           8       10.04     33.04 / 23.03  5015  85.3 %   1.18x       15.23     fresh
 //   (any other)  block_per_row  256      1           1       -         -              -     -        -           -         not tuned
 //

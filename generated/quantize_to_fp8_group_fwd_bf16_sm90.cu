@@ -12,13 +12,12 @@
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // verified  NVIDIA H200, driver for CUDA 13.0: 4 calls, 1 to 3276 rows, 20 families of rows, own pitches of q, scale,
 //           x
-// note      emitted as another text than the one that was tuned: 1 x 5120, 16 x 5120, 64 x 5120, 256 x 5120
 //
 //   rows x cols  kernel          threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
-//   1 x 5120     block_per_part  256      1           4       1.08      3.6 / 2.52     14    95.1 %   1.05x       1.179     fresh
-//   16 x 5120    block_per_part  256      1           4       1.425     4.681 / 3.256  174   89.5 %   1.04x       1.616     fresh
-//   64 x 5120    block_per_part  256      1           8       1.39      5.116 / 3.716  715   87.8 %   1.05x       1.838     fresh
-//   256 x 5120   block_per_part  128      1           8       1.839     6.441 / 4.602  2160  91.0 %   1.02x       2.557     fresh
+//   1 x 5120     block_per_part  256      1           4       1.4       4.654 / 3.253  11    97.3 %   1.01x       1.531     fresh
+//   16 x 5120    block_per_part  256      1           4       1.814     5.763 / 3.951  137   92.1 %   1.01x       1.633     fresh
+//   64 x 5120    block_per_part  256      1           8       1.381     5.146 / 3.763  719   89.2 %   1.02x       1.863     fresh
+//   256 x 5120   block_per_part  128      1           8       1.748     6.386 / 4.639  2272  100.1 %  1.05x       2.569     fresh
 //   1024 x 5120  block_per_part  256      1           8       3.797     12.16 / 8.362  4186  82.1 %   1.10x       5.3       fresh
 //   4096 x 5120  block_per_part  128      1           8       11.07     41.07 / 29.97  5744  103.1 %  1.08x       18.27     fresh
 //   (any other)  block_per_row   256      1           4       -         -              -     -        -           -         not tuned

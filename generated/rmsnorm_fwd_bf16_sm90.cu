@@ -13,6 +13,7 @@
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // verified  NVIDIA H200, driver for CUDA 13.0: 5 to 7 calls, 1 to 262144 rows, 20 families of rows, own pitches of y,
 //           x, null rstd
+// note      emitted as another text than the one that was tuned: 16384 x 4095, 8192 x 4096, 8192 x 8191
 //
 // all timed without rstd:
 //
@@ -662,6 +663,7 @@ __device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
 // kVectors       vectors of a row
 // kSteps         vectors a thread owns
 // kEven          all threads own kSteps of them
+// kUnit          elements: a row's first vector starts at a multiple of them
 // kFirstInside   first step whose windows of parameters begin within these
 // kWholeSteps    steps in which each thread has a vector, and the row one more behind it, however the row is aligned
 // kPackedParams  column parameters stay as they are stored while they wait in registers
@@ -686,8 +688,8 @@ struct Cols2048_9b2e : Plain { using Team = Block<256>; using Load = NoAllocate;
 struct Cols2048_c541 : Plain { using Team = Block<256>; using Params = Ahead;
   enum : int { kCols = 2048, kThreads = 256, kVector = 4, kEarlyParams = 1 };
 };
-struct Cols4095_c98f : Plain { using Team = Block<256>;
-  enum : int { kCols = 4095, kThreads = 256, kVector = 8, kEarlyParams = 0, kFirstInside = 0 };
+struct Cols4095_2f28 : Plain { using Team = Block<256>;
+  enum : int { kCols = 4095, kThreads = 256, kVector = 8, kUnit = 64, kEarlyParams = 0, kFirstInside = 0 };
 };
 struct Cols4096_6ca1 : Plain { using Team = Block<512>; using Params = Ahead;
   enum : int { kCols = 4096, kThreads = 512, kVector = 4, kEarlyParams = 1 };
@@ -698,8 +700,8 @@ struct Cols4096_44a5 : Plain { using Team = Block<64>; using Load = NoAllocate;
 struct Cols4096_2532 : Plain { using Team = Block<64>; using Load = NoAllocate; using Store = Streaming;
   enum : int { kCols = 4096, kThreads = 64, kVector = 4, kEarlyParams = 1, kPackedParams = 1, kAhead = 1 };
 };
-struct Cols4096_17a9 : Plain { using Team = Block<256>; using Load = NoAllocate; using Store = Streaming;
-  enum : int { kCols = 4096, kThreads = 256, kVector = 8, kEarlyParams = 0, kFirstInside = 1 };
+struct Cols4096_6259 : Plain { using Team = Block<256>; using Load = NoAllocate; using Store = Streaming;
+  enum : int { kCols = 4096, kThreads = 256, kVector = 8, kUnit = 64, kEarlyParams = 0, kFirstInside = 1 };
 };
 struct Cols5120_8bed : Plain { using Team = Block<256>; using Load = NoAllocate; using Params = Ahead;
   enum : int { kCols = 5120, kThreads = 256, kVector = 4, kEarlyParams = 1 };
@@ -713,8 +715,8 @@ struct Cols7168_d1cf : Plain { using Team = Block<256>; using Params = Ahead;
 struct Cols7168_ba9c : Plain { using Team = Block<512>;
   enum : int { kCols = 7168, kThreads = 512, kVector = 8, kEarlyParams = 1 };
 };
-struct Cols8191_3877 : Plain { using Team = Block<512>;
-  enum : int { kCols = 8191, kThreads = 512, kVector = 8, kEarlyParams = 0, kFirstInside = 0 };
+struct Cols8191_ffa5 : Plain { using Team = Block<512>;
+  enum : int { kCols = 8191, kThreads = 512, kVector = 8, kUnit = 64, kEarlyParams = 0, kFirstInside = 0 };
 };
 struct Cols8192_fe45 : Plain { using Team = Block<512>; using Params = Ahead;
   enum : int { kCols = 8192, kThreads = 512, kVector = 4, kEarlyParams = 1 };
@@ -974,7 +976,7 @@ rmsnorm_fwd_bf16_without_rstd_team_per_row_8eec(
 // rmsnorm forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_bf16_team_per_row_0046(
+rmsnorm_fwd_bf16_team_per_row_7991(
     bfloat16* __restrict__ y,
     float* __restrict__ rstd,
     Input<Config, bfloat16> x,
@@ -989,10 +991,12 @@ rmsnorm_fwd_bf16_team_per_row_0046(
   using Chain = typename Config::Chain;
   using Params = typename Config::Params;
   constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
-      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
+      kVector = Config::kVector, kUnit = Config::kUnit, kStride = kThreadsPerRow * kVector,
+      kRunningSums = kVector < 4 ? kVector : 4;
   constexpr bool kEarlyParams = Config::kEarlyParams;
   constexpr int kFirstInside = Config::kFirstInside, kVectors = kCols / kVector,
-      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow, kWholeSteps = (kVectors - 2) / kThreadsPerRow;
+      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow,
+      kWholeSteps = ((kCols - kUnit + 1) / kVector - 1) / kThreadsPerRow;
   __shared__ typename Team::template Slots<Look1_57d9> look1_slots;
 
   const int lane = Team::lane();
@@ -1004,8 +1008,10 @@ rmsnorm_fwd_bf16_team_per_row_0046(
   bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
   const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
   // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
-  const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(x_row) / sizeof(bfloat16) % kVector);
-  const int head = (kVector - shift) % kVector;
+  const int shift =
+      static_cast<int>((reinterpret_cast<unsigned long long>(&x[0]) / sizeof(bfloat16) % kVector +
+      (x_row - x)) % kUnit);
+  const int head = (kUnit - shift) % kUnit;
   const int own = head + lane * kVector;
   const int vectors = (kCols - head) / kVector;
   const int edge = lane < head ? lane : lane + vectors * kVector;
@@ -1485,7 +1491,7 @@ rmsnorm_fwd_bf16_team_per_row_b15d(
 // rmsnorm forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_bf16_team_per_row_a3b1(
+rmsnorm_fwd_bf16_team_per_row_e07b(
     bfloat16* __restrict__ y,
     float* __restrict__ rstd,
     Input<Config, bfloat16> x,
@@ -1500,10 +1506,12 @@ rmsnorm_fwd_bf16_team_per_row_a3b1(
   using Chain = typename Config::Chain;
   using Params = typename Config::Params;
   constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
-      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
+      kVector = Config::kVector, kUnit = Config::kUnit, kStride = kThreadsPerRow * kVector,
+      kRunningSums = kVector < 4 ? kVector : 4;
   constexpr bool kEarlyParams = Config::kEarlyParams;
   constexpr int kFirstInside = Config::kFirstInside, kVectors = kCols / kVector,
-      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow, kWholeSteps = (kVectors - 2) / kThreadsPerRow;
+      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow,
+      kWholeSteps = ((kCols - kUnit + 1) / kVector - 1) / kThreadsPerRow;
   __shared__ typename Team::template Slots<Look1_57d9> look1_slots;
 
   const int lane = Team::lane();
@@ -1515,8 +1523,10 @@ rmsnorm_fwd_bf16_team_per_row_a3b1(
   bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
   const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
   // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
-  const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(x_row) / sizeof(bfloat16) % kVector);
-  const int head = (kVector - shift) % kVector;
+  const int shift =
+      static_cast<int>((reinterpret_cast<unsigned long long>(&x[0]) / sizeof(bfloat16) % kVector +
+      (x_row - x)) % kUnit);
+  const int head = (kUnit - shift) % kUnit;
   const int own = head + lane * kVector;
   const int vectors = (kCols - head) / kVector;
   const int edge = lane < head ? lane : lane + vectors * kVector;
@@ -2148,7 +2158,7 @@ inline constexpr Tuned kTuned[] = {
      run_without_rstd<rmsnorm_fwd_bf16_without_rstd_team_per_row_8eec<Cols256_4891>>}},
     {     1,   2048,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_f200<Cols2048_9b2e>>}},
     {    64,   2048,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_f200<Cols2048_c541>>}},
-    { 16384,   4095,  2, 0u, 2u,  true, {{256}, run<rmsnorm_fwd_bf16_team_per_row_0046<Cols4095_c98f>>}},
+    { 16384,   4095,  2, 0u, 2u,  true, {{256}, run<rmsnorm_fwd_bf16_team_per_row_7991<Cols4095_2f28>>}},
     {     1,   4096,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_f200<Cols4096_6ca1>>}},
     {     8,   4096,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_f200<Cols4096_6ca1>>}},
     {    16,   4096,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_f200<Cols4096_6ca1>>}},
@@ -2156,12 +2166,12 @@ inline constexpr Tuned kTuned[] = {
      run<rmsnorm_fwd_bf16_team_per_row_c6b8<Cols4096_44a5>>}},
     {  8192,   4096,  8, 0u, 2u, false, {{64, 1, false, 0, 0, 16},
      run<rmsnorm_fwd_bf16_team_per_row_7d8b<Cols4096_2532>>}},
-    {  8192,   4096,  2, 0u, 2u,  true, {{256}, run<rmsnorm_fwd_bf16_team_per_row_0046<Cols4096_17a9>>}},
+    {  8192,   4096,  2, 0u, 2u,  true, {{256}, run<rmsnorm_fwd_bf16_team_per_row_7991<Cols4096_6259>>}},
     {    32,   5120,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_f200<Cols5120_8bed>>}},
     {  2048,   5120,  8, 0u, 2u, false, {{128, 2}, run<rmsnorm_fwd_bf16_team_per_row_f200<Cols5120_5c09>>}},
     {     1,   7168,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_b15d<Cols7168_d1cf>>}},
     {  8192,   7168, 16, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_f200<Cols7168_ba9c>>}},
-    {  8192,   8191,  2, 0u, 2u,  true, {{512}, run<rmsnorm_fwd_bf16_team_per_row_a3b1<Cols8191_3877>>}},
+    {  8192,   8191,  2, 0u, 2u,  true, {{512}, run<rmsnorm_fwd_bf16_team_per_row_e07b<Cols8191_ffa5>>}},
     {     1,   8192,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_f200<Cols8192_fe45>>}},
     {    16,   8192, 16, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_f200<Cols8192_1d3a>>}},
     {    64,   8192,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_4b0b<Cols8192_21a0>>}},

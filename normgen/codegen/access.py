@@ -387,7 +387,7 @@ class Access:
         for tensor in problem.pitched_tensors:
             found.append(self.row_pointer(tensor, "batch" if tensor.kind.by_batch else self.valid_row))
         if self.plan.cut.shifted and not self.plan.one_shift:
-            found += self.shift(f"{self.first_elem.name}_row", f"{self.first_elem.name}_row - {self.first_elem.name}")
+            found += self.shift(f"{self.first_elem.name}_row", f"({self.first_elem.name}_row - {self.first_elem.name})")
         return found
 
     @property
@@ -409,7 +409,8 @@ class Access:
         address, size = "reinterpret_cast<unsigned long long>({})", f"sizeof({x.dtype.ctype})"
         shift = f"{address.format(row)} / {size} % kVector"
         if self.unit != "kVector":
-            shift = f"({address.format(x.name)} / {size} % kVector + {offset}) % {self.unit}"
+            first = address.format(f"&{x.name}[0]")  # NVRTC 13.0 does not cast an Input of a template's Config
+            shift = f"({first} / {size} % kVector + {offset}) % {self.unit}"
         return [
             Comment("A row's first elements, up to its first aligned vector, and its last ones belong to a lane each."),
             Let("const int shift", f"static_cast<int>({shift})"),

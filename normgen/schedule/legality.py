@@ -84,7 +84,7 @@ def _edges(problem: Problem, s: Schedule, _: Device) -> str | None:
         return "cols is a run-time value: vectors need a masked tail"
     if s.edges is Edges.EXACT and s.vector > 1 and not divides:
         return f"vectors of {s.vector} elements need cols divisible by {s.vector}, or edges = masked or peel"
-    if not s.peels and not aligned:
+    if s.edges is not Edges.PEEL and not aligned:
         what = f"rows or parameters are not aligned to vectors of {s.vector} elements"
         return f"{what}: use a narrower vector or edges = peel"
     if s.edges is Edges.MASKED and divides:
@@ -96,7 +96,7 @@ def _edges(problem: Problem, s: Schedule, _: Device) -> str | None:
         return f"a row of {problem.cols} elements has no vector of {s.vector}"
     if edge > s.threads_per_row * s.row_blocks:
         return f"up to {edge} elements outside of the whole vectors need a lane each"
-    if s.peels:
+    if s.edges is Edges.PEEL:
         if s.vector == 1 and not problem.any_cols:
             return "vectors of one element need no peeled head"
         if aligned and divides:
@@ -282,7 +282,7 @@ def _cluster(problem: Problem, s: Schedule, device: Device) -> str | None:
         return "clusters combine with shuffles and distributed shared memory"
     if problem.any_cols:
         return "a cluster shares rows of a fixed length: cols is a run-time value"
-    if s.persistent and s.peels:
+    if s.persistent and s.edges is Edges.PEEL:
         return "clusters that fit the device are not a multiple of the vector: rows would shift from trip to trip"
     if problem.column_outputs and s.columns is Columns.SHARED_ATOMIC:
         return (
@@ -409,7 +409,7 @@ def _columns(problem: Problem, s: Schedule, _: Device) -> str | None:
     if problem.deterministic and not s.columns.is_deterministic:
         if s.columns is not Columns.ATOMIC:
             return "deterministic: atomics add the sums of blocks in whatever order these end; columns = partials_*"
-        if s.rows_per_block > 1 or s.peels:
+        if s.rows_per_block > 1 or s.edges is Edges.PEEL:
             return "deterministic: atomics keep the order of rows only where one thread owns a column in all of them"
         if problem.totals and s.cluster > 1:
             return "deterministic: atomics of several blocks add a total in whatever order these end"

@@ -34,8 +34,7 @@ def peer(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 OPS = """
     rmsnorm layernorm softmax add_rmsnorm add_layernorm gate_rmsnorm layernorm_to_int8 rmsnorm_to_fp8
-    rmsnorm_to_fp8_token add_rmsnorm_to_fp8_token rmsnorm_to_fp8_group add_rmsnorm_to_fp8_group quantize_to_fp8_group
-    silu_mul_to_fp8_group swiglu
+    rmsnorm_to_fp8_token add_rmsnorm_to_fp8_token quantize_to_fp8_group silu_mul_to_fp8_group swiglu
 """
 
 

@@ -302,7 +302,7 @@ struct Look2_e431 {  // state of look 2: sum(x_minus_mean**2)
 // layernorm forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_bf16_team_per_row_6a5c(
+layernorm_fwd_bf16_team_per_row_4918(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -334,7 +334,7 @@ layernorm_fwd_bf16_team_per_row_6a5c(
   const int own_row = min(static_cast<int>(blockIdx.x * kRowsPerBlock + slot), rows - 1);
   // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
   const int shift =
-      static_cast<int>((reinterpret_cast<unsigned long long>(x) / sizeof(bfloat16) % kVector +
+      static_cast<int>((reinterpret_cast<unsigned long long>(&x[0]) / sizeof(bfloat16) % kVector +
       static_cast<long long>(own_row) * x_pitch) % kUnit);
   const int head = (kUnit - shift) % kUnit;
   const int own = head + lane * kVector;
