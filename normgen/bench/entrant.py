@@ -26,7 +26,7 @@ from normgen.schedule.schedule import Schedule
 
 CHECKED_ELEMENTS = 1 << 21  # of the adversarial check; what is timed is checked on its own inputs besides
 ROOF_SAMPLES = 12  # of each roof, to choose the best of each family
-PREPARE_S = 300.0  # a peer may compile this long
+PREPARE_S = 150.0  # a peer may compile this long: twice the longest that torch.compile took for an entry of a suite
 CAPTURE_S = 60.0  # hundreds of a library's calls may take this long to be captured
 
 
@@ -85,7 +85,9 @@ def race_bench(
         place=place,
         seed=seed,
         note=note,
-        patience=Patience(fixed_s={"prepare": PREPARE_S, "warm_up": CAPTURE_S, "race": CAPTURE_S}),
+        patience=Patience(
+            fixed_s={"prepare": PREPARE_S, "warm_up": CAPTURE_S, "race": CAPTURE_S}, once=frozenset({"prepare"})
+        ),
         checked_elements=CHECKED_ELEMENTS,
         replay_us=CONTEST_REPLAY_US,
     )

@@ -187,6 +187,18 @@ def test_the_time_an_answer_may_take_follows_the_quickest_one(tmp_path: Path) ->
         assert time.monotonic() - start < 10.0
 
 
+def test_what_ran_out_of_its_time_once_is_not_done_again_where_that_is_asked_for(tmp_path: Path) -> None:
+    patience = Patience(floor_s=0.3, first_s=0.3, open_s=20.0, once=frozenset({"check"}))
+    with Bench(tmp_path, patience=patience) as bench:
+        bench.load("hangs", *kernel("hang@check"))
+        with pytest.raises(KernelFaultError, match=r"^no answer within 0\.3 s \(check\)$"):
+            bench.check("hangs", full=False)
+        bench.load("dies", *kernel("segv@check"))
+        with pytest.raises(KernelFaultError, match="SIGSEGV; tried again alone: the same end"):
+            bench.check("dies", full=False)
+        assert bench.lines().count("open") == 3  # at the start, after the first, for the retry of the second
+
+
 def test_a_worker_that_never_starts_is_an_error_that_says_why(tmp_path: Path) -> None:
     with pytest.raises(DeviceLostError, match="SIGSEGV"), Bench(tmp_path, start="segv@open"):
         pass

@@ -32,6 +32,7 @@ class Patience:
     first_s    before there is one of its kind
     open_s     until a worker is started and holds the problem's data
     fixed_s    of verbs for which the quickest answer says nothing about the next
+    once       verbs that are not done again when their time has run out: it would run out again
     """
 
     multiple: float = 50.0
@@ -39,6 +40,7 @@ class Patience:
     first_s: float = 30.0
     open_s: float = 120.0
     fixed_s: Mapping[str, float] = field(default_factory=dict, hash=False)
+    once: frozenset[str] = frozenset()
 
 
 class WorkerBench:
@@ -191,7 +193,8 @@ class WorkerBench:
             except WorkerLostError as loss:
                 self._drop_worker()
                 suspect = self._origin(loss.at or key)
-                if suspect in blamed:
+                is_hopeless = loss.outcome is Outcome.TIMEOUT and during in self._patience.once
+                if suspect in blamed or is_hopeless:
                     raise self._out(suspect, during, loss) from loss
                 blamed.add(suspect)
                 self._remember(suspect, during, loss, then="tried again alone")
@@ -217,13 +220,13 @@ class WorkerBench:
 
     def _out(self, suspect: str | None, during: str, loss: WorkerLostError) -> NormgenError:
         """The error that ends a suspect; without one, the device is to blame."""
+        was_tried_again = any((i["key"], i["then"]) == (suspect, "tried again alone") for i in self._incidents)
         self._remember(suspect, during, loss, then="given up")
         if suspect is None:
             return DeviceLostError("a worker process must stay alive", received=str(loss))
         self._recipes.pop(suspect, None)
-        return KernelFaultError(
-            f"{loss}; tried again alone: the same end ({during})", key=suspect, outcome=loss.outcome
-        )
+        again = "; tried again alone: the same end" if was_tried_again else ""
+        return KernelFaultError(f"{loss}{again} ({during})", key=suspect, outcome=loss.outcome)
 
     def _remember(self, suspect: str | None, during: str, loss: WorkerLostError, *, then: str) -> None:
         who = suspect or "no kernel"
