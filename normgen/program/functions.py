@@ -8,7 +8,7 @@ own, which it neither evaluates nor rewrites. A condition is a number: 1 where i
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -96,6 +96,18 @@ class divide(Opaque):
 
 class divide_by_remainder(Opaque):
     """a / b with 1 / b at hand, its third argument: what the product leaves of a corrects it. Passes write it alone."""
+
+
+def quotient_in(
+    product: Callable[..., sp.Expr],
+    before: Sequence[sp.Expr],
+    divisor: tuple[sp.Expr, sp.Expr],
+    behind: Sequence[sp.Expr],
+) -> sp.Expr:
+    """`product` of what is divided and of what stands behind it; divisor: it, and its reciprocal."""
+    divided = product(*before) if len(before) > 1 else before[0] if before else sp.Integer(1)
+    quotient = divide_by_remainder(divided, *divisor)
+    return product(quotient, *behind) if behind else quotient
 
 
 class constant(Opaque):

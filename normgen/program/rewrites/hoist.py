@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import sympy as sp
 
-from normgen.program.functions import divide_by_remainder
+from normgen.program.functions import quotient_in
 from normgen.program.ir import COLS, Map, Reduce, RowProgram, Statement, check, free_name, kind_of, value_kinds
 from normgen.program.monoid import symbol
 from normgen.program.ordered import Ordered, is_product
@@ -67,9 +67,7 @@ def _divided(product: sp.Expr, hoisted: dict[sp.Expr, sp.Symbol]) -> sp.Expr:
     before, behind = (factors[:at], factors[at + 1 :]) if in_order else ((*factors[:at], *factors[at + 1 :]), ())
     if not any(f.has(sp.exp) for f in before):
         return product
-    divided = before[0] if len(before) == 1 else type(product)(*before)
-    quotient = divide_by_remainder(divided, factors[at].base, hoisted[factors[at]])
-    return type(product)(quotient, *behind) if behind else quotient
+    return quotient_in(type(product), before, (factors[at].base, hoisted[factors[at]]), behind)
 
 
 def _label(expr: sp.Expr) -> str:

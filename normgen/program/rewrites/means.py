@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import sympy as sp
 
-from normgen.program.functions import divide_by_remainder
+from normgen.program.functions import quotient_in
 from normgen.program.ir import COLS, Map, Reduce, RowProgram, Statement, check, kind_of, value_kinds
 from normgen.program.ordered import Ordered, is_product
 
@@ -46,6 +46,4 @@ def _divided(product: sp.Expr) -> sp.Expr:
         others = [f for i, f in enumerate(factors) if i != at]
         below = [f for f in others if f.is_Pow and f.exp.is_negative]
         before, behind = tuple(f for f in others if f not in below), tuple(below)
-    divided = type(product)(*before) if len(before) > 1 else before[0] if before else sp.Integer(1)
-    quotient = divide_by_remainder(divided, COLS, ONE_OVER_COLS)
-    return type(product)(quotient, *behind) if behind else quotient
+    return quotient_in(type(product), before, (COLS, ONE_OVER_COLS), behind)
