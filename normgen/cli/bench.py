@@ -16,7 +16,10 @@ from normgen.records.place import Context, Setting
 
 @click.command()
 @click.argument("suite", required=False)
-@click.option("--peers", help="torch,compile,liger,quack,flashinfer,triton or none (default: every installed one).")
+@click.option(
+    "--peers",
+    help="torch,compile,liger,quack,flashinfer,helion,transformers,triton or none (default: every installed one).",
+)
 @click.option(
     "--json",
     "json_to",

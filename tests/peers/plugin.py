@@ -11,6 +11,8 @@ import torch
 
 from tests.peers.place import Peer, calls, without_gpu
 
+KEPT_BYTES = 2 << 30
+
 _peer: Peer = importlib.import_module(f"tests.peers.{os.environ['NORMGEN_PEER']}").PEER
 _has_gpu = torch.cuda.is_available()
 # Before any conftest.py of the library is read.
@@ -30,6 +32,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _compiles(item: pytest.Item) -> bool:
     given = getattr(item, "callspec", None)
     return "compile" in item.name or (given is not None and given.params.get("use_compile", False))
+
+
+def pytest_runtest_teardown() -> None:
+    """Give back what torch keeps for later: several processes share one GPU's memory."""
+    if _has_gpu and torch.cuda.memory_reserved() > KEPT_BYTES:
+        torch.cuda.empty_cache()
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
