@@ -124,11 +124,20 @@ CHANGES: tuple[Change, ...] = (
         ("self.draws[self.open[-1], call.column]", "len(self.statements) % 2"),
     ),
     *changes(
+        "program/functions.py",
+        ("tests/program", "tests/codegen/test_golden.py"),
+        ("return product(quotient, *behind) if behind else quotient", "return quotient"),
+    ),
+    *changes(
+        "codegen/access.py",
+        ("tests/codegen/test_edges.py",),
+        ("% kVector + {offset}) %", "% kVector) %"),
+    ),
+    *changes(
         "program/rewrites/hoist.py",
         ("tests/program", "tests/codegen/test_golden.py"),
         ("power.exp < 0)", "power.exp < -1)"),
         ("kind.is_row or kind.is_groups or (", "kind.by_row or ("),
-        ("return type(product)(quotient, *behind) if behind else quotient", "return quotient"),
         ("and f.base.is_Symbol)", ")"),
     ),
     *changes(
