@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from normgen.cli import bench_command as command
-from normgen.cli.options import NewFile, file_or_stdout, parse_names, parse_seconds, seed_option
+from normgen.cli.options import NewFile, file_or_stdout, parse_names, parse_part, parse_seconds, seed_option
 from normgen.errors import UsageError
 from normgen.records.place import Context, Setting
 
@@ -28,6 +28,7 @@ from normgen.records.place import Context, Setting
 )
 @click.option("--only", help="Entries whose label contains this: 'rmsnorm*bf16'.")
 @click.option("--skip", help="Entries whose label does not contain this.")
+@click.option("--part", help="Every N-th entry from the K-th on: 1/2 on one GPU, 2/2 on another, joined by --from.")
 @click.option("--resume", is_flag=True, help="Go on with the file of --json: what has a time there is kept.")
 @click.option("--tune", "is_tuning", is_flag=True, help="Tune entries without an exact record first.")
 @click.option("--budget", default="20s", show_default=True, help="Time for each tuning.")
@@ -91,9 +92,11 @@ def bench(
     budget_s, limit = parse_seconds(options.pop("budget")), options.pop("limit")
     shared = {name: options.pop(name) for name in ("records", "samples", "seed", "device")}
     ask = command.Ask(json_to=json_to, limit_s=parse_seconds(limit) if limit else None, **shared)
+    part = options.pop("part")
+    which = slice(None) if part is None else parse_part(part)
     sizes = {name: options.pop(name) for name in ("each", "most", "tried")}
     if nearest is not None:
-        code = command.run_nearest(nearest, ask, budget_s=budget_s, rows=rows)
+        code = command.run_nearest(nearest, ask, budget_s=budget_s, rows=rows, which=which)
     elif source is not None:
         code = command.run_ablation(source, ask, **sizes)
     elif suite is not None:
@@ -101,6 +104,7 @@ def bench(
         code = command.run(
             suite,
             ask,
+            which=which,
             picture=picture,
             budget_s=budget_s if options.pop("is_tuning") else None,
             peers=None if peers is None else tuple(name for name in parse_names(peers) if name != "none"),

@@ -78,6 +78,7 @@ def run(
     peers: tuple[str, ...] | None,
     only: str | None,
     skip: str | None,
+    which: slice,
     resume: bool,
     budget_s: float | None,
     picture: Path | None,
@@ -92,7 +93,7 @@ def run(
         chosen = chosen.only(only)
     if skip:
         chosen = chosen.skip(skip)
-    chosen = chosen.at(setting=setting, context=context)
+    chosen = chosen.part(which).at(setting=setting, context=context)
     if picture is not None:
         plots.require_matplotlib()
     file = ask.file()
@@ -123,8 +124,11 @@ def run(
     return exit_code(results)
 
 
-def run_nearest(count: int, ask: Ask, *, budget_s: float, rows: str | None) -> int:
-    """What the nearest-schedule rule is worth at `count` random shapes, or row counts. Returns the exit code."""
+def run_nearest(count: int, ask: Ask, *, budget_s: float, rows: str | None, which: slice) -> int:
+    """What the nearest-schedule rule is worth at `count` random shapes, or row counts, or at some of these.
+
+    Returns the exit code.
+    """
     file, venue = ask.file(), ask.venue()
     known = known_records(ask.records, venue.facts)
     if rows is None:
@@ -134,7 +138,7 @@ def run_nearest(count: int, ask: Ask, *, budget_s: float, rows: str | None) -> i
         entries = transfer.row_entries(about, parse_rows(rows), count=count, seed=ask.seed)
     with Terminal() as progress:
         found = transfer.run_transfer(
-            entries,
+            entries[which],
             known,
             venue,
             budget_s=budget_s,

@@ -167,6 +167,14 @@ def parse_names(text: str) -> tuple[str, ...]:
     return tuple(name for name in re.split(r"[,\s]+", text) if name)
 
 
+def parse_part(text: str) -> slice:
+    """`2/3`: of several things every third, from the second on. Raises UsageError for another text."""
+    found = re.fullmatch(r"([1-9][0-9]{0,3})/([1-9][0-9]{0,3})", text.strip())
+    if found is None or int(found[1]) > int(found[2]):
+        raise UsageError("a part is K/N: every N-th, from the K-th on", received=text, hint="for example 1/2, and 2/2")
+    return slice(int(found[1]) - 1, None, int(found[2]))
+
+
 def parse_pairs(text: str) -> dict[str, str]:
     """`a=1 b=2` or `a=1,b=2`. Raises UsageError for another text."""
     pairs: dict[str, str] = {}

@@ -110,6 +110,12 @@ class Suite:
             raise UsageError(f"every entry of suite '{self.name}' matches the pattern to skip", received=pattern)
         return replace(self, entries=chosen)
 
+    def part(self, which: slice) -> Suite:
+        """Some of the entries, by their places. Raises UsageError when that leaves none."""
+        if not self.entries[which]:
+            raise UsageError(f"suite '{self.name}' has fewer entries than parts", received=str(len(self.entries)))
+        return replace(self, entries=self.entries[which])
+
     def at(self, *, setting: str | None = None, context: str | None = None) -> Suite:
         """The same entries in another setting or context. Raises UsageError for an unknown one."""
 

@@ -295,6 +295,17 @@ def test_files_of_several_runs_are_joined_and_later_entries_replace_earlier_ones
     assert "runs of one suite are joined" in err
 
 
+def test_parts_of_a_suite_on_two_gpus_are_joined_to_the_whole(
+    file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second, out = (tmp_path / f"{name}.json" for name in ("first", "second", "whole"))
+    for number, path in enumerate((first, second), start=1):
+        assert run(capsys, "bench", file, "--peers", "none", "--json", str(path), "--part", f"{number}/2")[0] == 0
+    assert [e.shape for e in from_json(first.read_text()).entries] == ["96x256", "128x384"]
+    assert run(capsys, "bench", "--from", str(first), "--from", str(second), "--json", str(out))[0] == 0
+    assert {e.shape for e in from_json(out.read_text()).entries} == {"96x256", "64x272", "128x384"}
+
+
 def test_the_command_prints_json_on_stdout(file: str, capsys: pytest.CaptureFixture[str]) -> None:
     code, text, _ = run(capsys, "bench", file, "--peers", "none", "--json", "-")
     assert code == 0
@@ -324,6 +335,8 @@ def test_the_exit_code_says_how_it_ended(
         (("forward_h20",), "did you mean 'forward_h200'"),
         (("decode_h200", "--only", "softmax"), "no entry of suite 'decode_h200' matches"),
         (("decode_h200", "--skip", "bf16"), "every entry of suite 'decode_h200' matches the pattern to skip"),
+        (("decode_h200", "--part", "3/2"), "every N-th, from the K-th on"),
+        (("decode_h200", "--only", "1x2048", "--part", "9/9"), "fewer entries than parts"),
         (("decode_h200", "--resume"), "--json FILE names it"),
         (("decode_h200", "--peers", "torhc"), "did you mean 'torch'"),
         (("decode_h200", "--budget", "soon", "--tune"), "received: soon"),
