@@ -260,12 +260,15 @@ class _Decoding:
     def __init__(self, model: Module, prompt: Tensor) -> None:
         self.model, self.prompt = model, prompt
         with torch.no_grad():
-            self.cache = model(input_ids=prompt, use_cache=True).past_key_values
+            found = model(input_ids=prompt, use_cache=True)
+        # As transformers calls it, which had another name for it before 5.24.
+        self.named = next(name for name in ("cache", "past_key_values") if name in found)
+        self.cache = found[self.named]
 
     def __call__(self) -> None:
         with torch.no_grad():
             for _ in range(DECODE_STEPS):
-                self.model(input_ids=self.prompt[:, -1:], past_key_values=self.cache, use_cache=True)
+                self.model(input_ids=self.prompt[:, -1:], use_cache=True, **{self.named: self.cache})
         self.cache.crop(-DECODE_STEPS)
 
 

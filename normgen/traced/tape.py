@@ -5,7 +5,7 @@ The program is the one that a schedule has not touched yet: the formulas as writ
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -20,12 +20,19 @@ Step = Callable[[Any, list[Any]], Any]  # from an arithmetic and the values so f
 
 
 class Tape:
-    """An arithmetic whose values are places: each operation notes down how another one will find the next value."""
+    """An arithmetic whose values are places: each operation notes down how another one will find the next value.
 
-    def __init__(self, given: int) -> None:
-        self.given = given
+    A sum over the row that cols divide is its mean, in one operation: what frameworks, and those who read their
+    programs, have for it.
+
+    cols  the place of the number of columns
+    """
+
+    def __init__(self, given: int, *, cols: int) -> None:
+        self.given, self.cols = given, cols
         self.steps: list[Step] = []
         self.used: set[int] = set()
+        self._sums: dict[int, int] = {}  # over the row: place -> of what
 
     def noted(self, step: Step, *args: int) -> int:
         self.steps.append(step)
@@ -45,6 +52,8 @@ class Tape:
         return self.noted(lambda do, v: do.multiply(v[a], v[b]), a, b)
 
     def divide(self, a: int, b: int) -> int:
+        if b == self.cols and a in self._sums:
+            return self.reduce("mean", self._sums[a])
         return self.noted(lambda do, v: do.divide(v[a], v[b]), a, b)
 
     def negate(self, a: int) -> int:
@@ -63,12 +72,24 @@ class Tape:
         return found
 
     def reduce(self, name: str, arg: int, group: int = 0) -> int:
-        return self.noted(lambda do, v: do.reduce(name, v[arg], group), arg)
+        place = self.noted(lambda do, v: do.reduce(name, v[arg], group), arg)
+        if name == "sum" and not group:
+            self._sums[place] = arg
+        return place
+
+    def without_unused(self, wanted: Collection[int]) -> tuple[Step, ...]:
+        """The steps, of which those that nobody asks for do nothing: sums whose mean alone is."""
+        unused = self._sums.keys() - self.used - set(wanted)
+        return tuple(_nothing if i in unused else step for i, step in enumerate(self.steps, start=self.given))
 
     def sum_rows(self, arg: int, row: int | None = None) -> int:
         if row is None:
             return self.noted(lambda do, v: do.sum_rows(v[arg]), arg)
         return self.noted(lambda do, v: do.sum_rows(v[arg], v[row]), arg, row)
+
+
+def _nothing(_do: Any, _values: list[Any]) -> None:
+    return None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +121,7 @@ def replayed(problem: Problem) -> Replay:
     program = written_program(problem)
     drawn = (f"random {random.draw}" for random in program.randoms)
     names = (*reads, *(name for name, _ in problem.spec.scalars), "cols", "row", "col", *drawn)
-    tape = Tape(len(names))
+    tape = Tape(len(names), cols=names.index("cols"))
     walk = ProgramWalk(tape, program, {name: place for place, name in enumerate(names)})
     places = tuple(
         (t.name, walk.column_term(t.name) if t.is_row_sum and t.kind.by_batch else walk.value(t.name))
@@ -110,6 +131,6 @@ def replayed(problem: Problem) -> Replay:
     return Replay(
         names=names,
         used=frozenset(names[place] for place in (*tape.used, *(p for _, p in places)) if place < len(names)),
-        steps=tuple(tape.steps),
+        steps=tape.without_unused([place for _, place in places]),
         places=places,
     )

@@ -197,7 +197,7 @@ def test_torch_computes_the_gradients_of_batches(module: str, monkeypatch: pytes
         assert expected.share(name, got[::-1], peer_roundoff=2.0**-24) > 1, name
 
 
-@pytest.mark.parametrize("module", ["torch_eager", "torch_formulas"])
+@pytest.mark.parametrize("module", ["torch_eager", "torch_compile"])
 def test_torch_gives_scales_the_layout_that_is_asked_for(module: str) -> None:
     pytest.importorskip("torch", reason="torch is not installed")
     peer, common = (importlib.import_module(f"normgen.bench.peers.{name}") for name in (module, "common"))

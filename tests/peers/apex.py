@@ -67,9 +67,6 @@ class MixedFusedLayerNorm(FusedLayerNorm):
     is_mixed = True
 
 
-# ours becomes operators of ONNX as well, a sum and a division among them
-_EXPORT, _NAMED = "norm_export", "it asks for an operator of ONNX by its name, LayerNormalization or ReduceMean"
-
 _ON_CPU = {
     "^test_compile": "torch.compile asks for the state of a GPU, and there is none",
     r"^test_(layer|rms)_norm_(?!export)": "it asks whether a tensor lies on a GPU, and there is none",
@@ -86,5 +83,5 @@ PEER = Peer(
         },
         "expecttest": {"TestCase": unittest.TestCase},  # torch's helpers of tests import it, these tests use none of it
     },
-    left_out={_EXPORT: _NAMED} if torch.cuda.is_available() else {**_ON_CPU, _EXPORT: _NAMED},
+    left_out={} if torch.cuda.is_available() else _ON_CPU,
 )

@@ -311,10 +311,8 @@ class _Launched:
             pitch = found.get((Source.PITCH, tensor.name), fixed)
             self._bound.set_tensor(tensor.name, found.get((Source.TENSOR, tensor.name)), pitch)
         scalars = {key: value for (source, key), value in found.items() if source is Source.SCALAR}
-        self._bound.set(
-            scalars=scalars,
-            workspace=found.get((Source.WORKSPACE, ""), 0),
-            rows_per_batch=found.get((Source.ROWS_PER_BATCH, ""), self._divisor(found)),
-        )
-        self._bound.set_rows(found[Source.ROWS, ""], found.get((Source.BATCHES, ""), 1))
+        rows, in_batch = found[Source.ROWS, ""], found.get((Source.ROWS_PER_BATCH, ""), self._divisor(found))
+        workspace = found.get((Source.WORKSPACE, ""), 0)
+        self._bound.set(scalars=scalars, workspace=workspace, rows_per_batch=in_batch)
+        self._bound.set_rows(rows, found.get((Source.BATCHES, ""), rows // in_batch if in_batch else 1))
         self._bound.launch(0)

@@ -188,6 +188,7 @@ def test_an_exported_program_can_be_of_torchs_operations_alone(needs_grad: bool,
     table = {op: way for op, way in torch._decomp.decomposition_table.items() if "normgen" in str(op)}
     plain = exported.run_decompositions(table)
     assert "normgen" not in plain.graph_module.code
+    assert "aten.mean.dim" in plain.graph_module.code  # what a reader of the program knows a mean by
     torch.testing.assert_close(plain.module()(x), torch.nn.functional.layer_norm(x, (64,)) + 1)
 
 
