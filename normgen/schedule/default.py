@@ -78,8 +78,8 @@ def default_schedule(problem: Problem, device: Device) -> Schedule:
     methods = list(itertools.product([*looks_once, *looks_twice], [*online, Softmax.TWO_PASS]))
     plain = (cut.varied(arithmetic=arithmetic, division=_division(problem, cut)) for cut in candidates)
     for schedule in (cut.varied(variance=v, softmax=s) for cut in plain for v, s in methods):
-        if schedule.variance is Variance.GUARDED and schedule.threads_per_row <= WARP:
-            continue  # lanes exchange in less time than the guard takes
+        if schedule.variance is Variance.GUARDED and schedule.keep is Keep.VALUES:
+            continue  # what such a thread keeps is what two passes share
         if shows_in_float32(problem, schedule) is None and refusal(problem, schedule, device) is None:
             return schedule
     raise NothingValidError("no schedule is legal for this problem", received=str(problem))
@@ -189,7 +189,7 @@ def _in_warps(problem: Problem, device: Device) -> Iterator[Schedule]:
     Layernorm 65x448 to int8: the chain takes 10 % less, 53x704 bf16 2.5 %, 32x768 1.5 %; 8x512 is level, and rmsnorm
     16x256 to 100x512, with one exchange, loses 1 %.
     """
-    is_short = problem.cols * problem.dtype.bytes <= 1536 and not (problem.any_cols or problem.spec.group)
+    is_short = 768 <= problem.cols * problem.dtype.bytes <= 1536 and not (problem.any_cols or problem.spec.group)
     has_variance = Variance.TWO_PASS in applicable(written_program(problem))["variance"]
     if is_short and has_variance and _few(problem, device) and problem.rows >= 32:
         vector = 8 // problem.dtype.bytes
