@@ -196,8 +196,14 @@ def _let_prefix(reduce: Reduce, group: tuple[Reduce, ...]) -> str:
 
 
 def _is_kept(recipe: Recipe, expr: sp.Expr) -> bool:
-    """Whether the expression stands in the recipe as it is: sympy writes |exp(z)| with the real part of z."""
-    return bool(expr.is_extended_real) or not any(e.has(sp.Abs) for e in recipe.results)
+    """Whether the expression stands in the recipe as it is.
+
+    sympy writes |exp(z)| with the real part of z, and has no extremum of what it takes for complex: log(minimum(0, b)).
+    """
+    if expr.is_extended_real:
+        return True
+    refused = (sp.Abs, sp.Min, sp.Max) if expr.is_extended_real is False else (sp.Abs,)
+    return not any(e.has(*refused) for e in recipe.results)
 
 
 def _uses(recipe: Recipe, argument: sp.Symbol) -> int:

@@ -433,3 +433,19 @@ def test_a_sum_of_values_of_groups_that_a_gradient_names_is_a_value_of_groups() 
     problem = problem_for(spec, shape="4x16", direction="backward", batches=1)
     assert "sign_s_minus_g_plus_1 : groups" in str(written_program(problem))
     assert check_on_cpu(problem, emit(problem, default_schedule(problem, H200))).ok
+
+
+def test_an_extremum_of_a_logarithm_that_is_never_real_is_emitted() -> None:
+    """Of log(minimum(0, b)), b > 0 or not, sympy knows that it is no real number, and refused to compare it."""
+    text = (
+        'name = "t"\n[tensors]\nx = "input"\nz = { role = "input", optional = true, absent = "0" }\n'
+        'b = "parameter"\ng = "group_statistic"\ny = "output"\n'
+        '[formulas]\ng = "min(-x * log(minimum(z, b)), 8)"\ny = "x + b"\n'
+    )
+    problem = problem_for(parse(text), shape="4x16", without=("z",))
+    module = emit(problem, default_schedule(problem, H200))
+    assert compile_module(module, 90)
+    rows = "min(x * log(minimum(z, b)))"
+    whole = text.replace("group_statistic", "statistic").replace("min(-x * log(minimum(z, b)), 8)", rows)
+    problem = problem_for(parse(whole), shape="4x16", without=("z",))
+    assert compile_module(emit(problem, default_schedule(problem, H200)), 90)
