@@ -398,7 +398,7 @@ class Access:
     @property
     def unit(self) -> str:
         """Elements: a shifted row's first vector starts at a multiple of so many."""
-        return "kUnit" if self.plan.cut.unit > self.plan.cut.vector else "kVector"
+        return "kUnit" if self.plan.cut.has_unit else "kVector"
 
     def shift(self, row: str, offset: str) -> list[Statement]:
         """How the row at pointer `row` is cut, so many elements from the first one.
@@ -408,7 +408,7 @@ class Access:
         x = self.first_elem
         address, size = "reinterpret_cast<unsigned long long>({})", f"sizeof({x.dtype.ctype})"
         shift = f"{address.format(row)} / {size} % kVector"
-        if self.unit != "kVector":
+        if self.plan.cut.has_unit:
             first = address.format(f"&{x.name}[0]")  # NVRTC 13.0 does not cast an Input of a template's Config
             shift = f"({first} / {size} % kVector + {offset}) % {self.unit}"
         return [
@@ -428,7 +428,7 @@ class Access:
             x = self.first_elem.name
             slot = f"{self.first_tile} + slot{self._apart}"
             offset = f"static_cast<long long>(own_row) * {x}_pitch"
-            of = "the vector" if self.unit == "kVector" else self.unit
+            of = self.unit if plan.cut.has_unit else "the vector"
             first = f"min(static_cast<int>({slot}), {self.last})" if plan.rows_beside else self.first_tile
             return [
                 Comment(f"The grid's stride is a multiple of {of}: all rows of this lane shift alike."),

@@ -306,8 +306,7 @@ class MainKernel:
         if plan.sums and plan.sums.way is Way.CLUSTER_PARTIALS:
             found.append(setting("kCluster", s.cluster, "blocks that add their column sums"))
         found.append(setting("kVector", s.vector, "elements per access"))
-        apart = plan.cut.shifted and plan.cut.unit > s.vector
-        if apart:
+        if plan.cut.has_unit:
             found.append(setting("kUnit", plan.cut.unit, "elements: a row's first vector starts at a multiple of them"))
         stride = "columns from one vector of a thread to its next"
         found.append(constant("kStride", "kThreadsPerRow * kVector", stride))
@@ -338,7 +337,7 @@ class MainKernel:
             whole = (
                 "steps in which each thread has a vector, and the row one more behind it, however the row is aligned"
             )
-            least = "(kCols - kUnit + 1) / kVector - 1" if apart else "kVectors - 2"
+            least = "(kCols - kUnit + 1) / kVector - 1" if plan.cut.has_unit else "kVectors - 2"
             found.append(constant("kWholeSteps", f"({least}) / kThreadsPerRow", whole))
         return [*found, *self.looks.groups.constants(), *self.transport.constants(), *self.columns.constants()]
 

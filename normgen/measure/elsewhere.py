@@ -8,7 +8,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from normgen.errors import NormgenError, NothingValidError
 from normgen.measure import timing
-from normgen.measure.chains.matmul import LONGEST_US, too_long
+from normgen.measure.chains.matmul import too_long
 from normgen.measure.judge import Fault, Found, Judge
 from normgen.measure.protocol import BASE, DeviceLostError, KernelFaultError
 from normgen.measure.timing import Confirmation, Policy, Series
@@ -106,7 +106,8 @@ class Trial(Generic[E]):
         except NormgenError as refusal:
             return "", refusal.received or refusal.rule
         us = statistics.median(timing.race(self._bench, [base], samples=FEW, seed=self._seed)[base])
-        return (base, "") if us <= LONGEST_US else ("", too_long(us))
+        why = too_long(us)
+        return ("", why) if why else (base, "")
 
     def _loses(self, entrant: E, base: str) -> bool:
         """Whether a finalist is slower than the default there by more than the noise, or faults; the default is not."""

@@ -17,8 +17,9 @@ from normgen.cuda.launch import LoadedModule
 from normgen.cuda.memory import DeviceBuffer, copy, memset
 from normgen.cuda.stream import Event, Graph, Stream
 from normgen.device import Device
-from normgen.errors import DriverError
+from normgen.errors import DriverError, NormgenError
 from normgen.measure.calls import taken, together
+from normgen.measure.chains import matmul
 from normgen.measure.chains.chain import Chain, chain_of
 from normgen.measure.chains.ends import Loaded
 from normgen.measure.chains.kernels import VECTOR_BYTES, module_of
@@ -322,9 +323,17 @@ class GpuBench:
         return launch
 
     def chain(self, context: Context) -> Chain:
-        """The chain of a context other than `alone`. Raises NormgenError where the device or the problem has none."""
+        """The chain of a context other than `alone`. Raises NormgenError where the device or the problem has none.
+
+        Matrix products that nobody asked for, and that hide a kernel, are not made: of 1x97600 bf16 each has 19 GB of
+        weights, and takes longer to make than an answer may.
+        """
         assert self.place.context is not Context.ALONE, "the sets of a bench that times alone hold nothing for P"
         if context not in self._chains:
+            if context is Context.MATMUL and self.place.context is not context:
+                us = matmul.least_us(self.problem, gb_per_s=self._facts.dram_gb_per_s)
+                if why := matmul.too_long(us):
+                    raise NormgenError("matrix products show what a kernel costs", received=why)
             chain = chain_of(context, self.problem, self._layout, self._sets, self._facts, self._index)
             self._stream.wait_for(0)  # what a chain allocates was filled on the default stream
             self._chains[context] = chain

@@ -194,6 +194,11 @@ class Cut:
     shifted: bool  # rows may start between two aligned vectors (edges = peel)
     edged: bool  # a row may have an edge
 
+    @property
+    def has_unit(self) -> bool:
+        """Whether a row's first vector starts at a multiple of more than a vector."""
+        return self.unit > self.vector
+
 
 class Exchange(StrEnum):
     """How the threads of a row combine their states."""

@@ -211,126 +211,63 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     return y
 
 
-def _named(*names: str, call: Callable[[Tensors], Any]) -> Function:
-    """The results of `call` by name; one that is no tuple is the only one."""
+def _offered(
+    kernel: Callable[..., Any], reads: str, writes: str, *, scalars: str = "eps", unknown: str = ""
+) -> Callable[[Problem], Function]:
+    """What the kernel makes of the tensors it reads and then the scalars; offered where it knows all tensors there."""
 
-    def run(t: Tensors) -> Tensors:
-        found = call(t)
-        return dict(zip(names, found if isinstance(found, tuple) else (found,), strict=True))
+    def function(problem: Problem) -> Function:
+        require(problem, *reads.split())
+        if found := [name for name in unknown.split() if name in problem.present]:
+            raise NotOfferedError(f"has no {' and '.join(found)}")
+        numbers = [scalar(problem, name) for name in scalars.split()]
 
-    return run
+        def run(t: Tensors) -> Tensors:
+            results = kernel(*(torch.atleast_1d(t[name]) for name in reads.split()), *numbers)
+            return dict(zip(writes.split(), results if isinstance(results, tuple) else (results,), strict=True))
 
+        return run
 
-def _rms_norm(problem: Problem) -> Function:
-    _only(problem, "weight", "rstd")
-    eps = scalar(problem, "eps")
-    return _named("y", call=lambda t: rms_norm(t["x"], t["weight"], eps))
-
-
-def _layer_norm(problem: Problem) -> Function:
-    require(problem, "weight", "bias")
-    eps = scalar(problem, "eps")
-    return _named("y", "mean", "rstd", call=lambda t: layer_norm(t["x"], t["weight"], t["bias"], eps))
+    return function
 
 
-def _softmax(_: Problem) -> Function:
-    return _named("y", call=lambda t: softmax(t["x"]))
+def _by_groups(kernel: Callable[..., Any], reads: str) -> Callable[[Problem], Function]:
+    """As `_offered`, of rows that are cut into groups, each a row to the kernel."""
 
+    def function(problem: Problem) -> Function:
+        floor, size, rows = scalar(problem, "amax_min"), problem.spec.group, problem.rows
 
-def _add_rms_norm(problem: Problem) -> Function:
-    _only(problem, "weight", "rstd")
-    eps = scalar(problem, "eps")
-    return _named("h", "y", call=lambda t: add_rms_norm(t["x"], t["residual"], t["weight"], eps))
+        def run(t: Tensors) -> Tensors:
+            q, scale = kernel(*(t[name].view(-1, size) for name in reads.split()), floor)
+            return {"q": q.view(rows, -1), "scale": scale.view(rows, -1)}
 
+        return run
 
-def _add_layer_norm(problem: Problem) -> Function:
-    require(problem, "weight", "bias", "x_bias")
-    if {"residual2", "h", "mean", "rstd"} & set(problem.present):
-        raise NotOfferedError("writes the norm alone, of one residual")
-    eps = scalar(problem, "eps")
-    return _named("y", call=lambda t: add_layer_norm(t["x"], t["x_bias"], t["residual"], t["weight"], t["bias"], eps))
-
-
-def _gate_rms_norm(problem: Problem) -> Function:
-    _only(problem, "weight", "rstd")
-    eps = scalar(problem, "eps")
-    return _named("y", call=lambda t: gate_rms_norm(t["x"], t["z"], t["weight"], eps))
-
-
-def _layer_norm_to_int8(problem: Problem) -> Function:
-    require(problem, "weight", "bias")
-    eps = scalar(problem, "eps")
-    return _named("q", call=lambda t: layer_norm_to_int8(t["x"], t["weight"], t["bias"], t["scale"].view(1), eps))
-
-
-def _rms_norm_to_fp8(problem: Problem) -> Function:
-    require(problem, "weight")
-    eps = scalar(problem, "eps")
-    return _named("q", call=lambda t: rms_norm_to_fp8(t["x"], t["weight"], t["scale"].view(1), eps))
-
-
-def _rms_norm_to_fp8_token(problem: Problem) -> Function:
-    _only(problem, "weight", "scale_ub")
-    eps, floor = scalar(problem, "eps"), scalar(problem, "amax_min")
-    return _named("y", "q", "scale", call=lambda t: rms_norm_to_fp8_token(t["x"], t["weight"], eps, floor))
-
-
-def _add_rms_norm_to_fp8_token(problem: Problem) -> Function:
-    _only(problem, "weight", "scale_ub")
-    eps, floor = scalar(problem, "eps"), scalar(problem, "amax_min")
-    return _named(
-        "h",
-        "y",
-        "q",
-        "scale",
-        call=lambda t: add_rms_norm_to_fp8_token(t["x"], t["residual"], t["weight"], eps, floor),
-    )
-
-
-def _to_fp8_group(problem: Problem) -> Function:
-    floor, size, rows = scalar(problem, "amax_min"), problem.spec.group, problem.rows
-
-    def call(t: Tensors) -> tuple[Tensor, Tensor]:
-        q, scale = to_fp8_group(t["x"].view(-1, size), floor)
-        return q.view(rows, -1), scale.view(rows, -1)
-
-    return _named("q", "scale", call=call)
-
-
-def _silu_mul_to_fp8_group(problem: Problem) -> Function:
-    floor, size, rows = scalar(problem, "amax_min"), problem.spec.group, problem.rows
-
-    def call(t: Tensors) -> tuple[Tensor, Tensor]:
-        q, scale = silu_mul_to_fp8_group(t["gate"].view(-1, size), t["up"].view(-1, size), floor)
-        return q.view(rows, -1), scale.view(rows, -1)
-
-    return _named("q", "scale", call=call)
+    return function
 
 
 def _swiglu(problem: Problem) -> Function:
     shape = (problem.rows, problem.cols)
-    return _named("y", call=lambda t: swiglu(t["gate"].view(-1), t["up"].view(-1)).view(shape))
+    return lambda t: {"y": swiglu(t["gate"].view(-1), t["up"].view(-1)).view(shape)}
 
 
-def _only(problem: Problem, needed: str, unknown: str) -> None:
-    """Raises NotOfferedError if the one tensor is absent or the other, which these functions do not know, is there."""
-    require(problem, needed)
-    if unknown in problem.present:
-        raise NotOfferedError(f"has no {unknown}")
-
-
+_TOKEN: dict[str, str] = {"scalars": "eps amax_min", "unknown": "scale_ub"}
 _FUNCTIONS: dict[tuple[str, str], Callable[[Problem], Function]] = {
-    ("rmsnorm", "forward"): _rms_norm,
-    ("layernorm", "forward"): _layer_norm,
-    ("softmax", "forward"): _softmax,
-    ("add_rmsnorm", "forward"): _add_rms_norm,
-    ("add_layernorm", "forward"): _add_layer_norm,
-    ("gate_rmsnorm", "forward"): _gate_rms_norm,
-    ("layernorm_to_int8", "forward"): _layer_norm_to_int8,
-    ("rmsnorm_to_fp8", "forward"): _rms_norm_to_fp8,
-    ("rmsnorm_to_fp8_token", "forward"): _rms_norm_to_fp8_token,
-    ("add_rmsnorm_to_fp8_token", "forward"): _add_rms_norm_to_fp8_token,
-    ("quantize_to_fp8_group", "forward"): _to_fp8_group,
-    ("silu_mul_to_fp8_group", "forward"): _silu_mul_to_fp8_group,
+    ("rmsnorm", "forward"): _offered(rms_norm, "x weight", "y", unknown="rstd"),
+    ("layernorm", "forward"): _offered(layer_norm, "x weight bias", "y mean rstd"),
+    ("softmax", "forward"): _offered(softmax, "x", "y", scalars=""),
+    ("add_rmsnorm", "forward"): _offered(add_rms_norm, "x residual weight", "h y", unknown="rstd"),
+    ("add_layernorm", "forward"): _offered(
+        add_layer_norm, "x x_bias residual weight bias", "y", unknown="residual2 h mean rstd"
+    ),
+    ("gate_rmsnorm", "forward"): _offered(gate_rms_norm, "x z weight", "y", unknown="rstd"),
+    ("layernorm_to_int8", "forward"): _offered(layer_norm_to_int8, "x weight bias scale", "q"),
+    ("rmsnorm_to_fp8", "forward"): _offered(rms_norm_to_fp8, "x weight scale", "q"),
+    ("rmsnorm_to_fp8_token", "forward"): _offered(rms_norm_to_fp8_token, "x weight", "y q scale", **_TOKEN),
+    ("add_rmsnorm_to_fp8_token", "forward"): _offered(
+        add_rms_norm_to_fp8_token, "x residual weight", "h y q scale", **_TOKEN
+    ),
+    ("quantize_to_fp8_group", "forward"): _by_groups(to_fp8_group, "x"),
+    ("silu_mul_to_fp8_group", "forward"): _by_groups(silu_mul_to_fp8_group, "gate up"),
     ("swiglu", "forward"): _swiglu,
 }

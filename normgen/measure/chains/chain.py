@@ -63,7 +63,7 @@ def chain_of(
 ) -> Chain:
     """The chain of a context other than `alone`. Raises NormgenError where the device or the problem allows none."""
     if context is Context.MATMUL:
-        return Chain(problem, layout, sets, Matmul(problem, facts, index))
+        return Chain(problem, layout, sets, Matmul(problem, index))
     early = context is Context.CHAIN
     if early and facts.arch < EARLY_ARCH:
         rule = f"the context chain needs programmatic dependent launch, sm_{EARLY_ARCH} or later"

@@ -18,7 +18,6 @@ import numpy as np
 from normgen.cuda.driver import OnDevice, check, driver
 from normgen.cuda.memory import DeviceBuffer, copy
 from normgen.cuda.stream import Stream
-from normgen.device import Device
 from normgen.errors import NormgenError
 from normgen.measure.chains.ends import Region
 from normgen.measure.replays import consumed, main_input
@@ -55,11 +54,8 @@ def library() -> ctypes.CDLL:
     raise NormgenError("the context matmul needs cuBLAS", received="no wheel of it is installed", hint=HINT)
 
 
-def refusal(problem: Problem, *, free_bytes: int, gb_per_s: float) -> str:
-    """Why a problem does not stand between matrix products; empty where it does.
-
-    gb_per_s  of the GPU's memory: products whose weights alone take too long to read are not made to be timed
-    """
+def refusal(problem: Problem, *, free_bytes: int) -> str:
+    """Why a problem does not stand between matrix products; empty where it does."""
     x, y = main_input(problem), next((t for t in consumed(problem) if t.kind.is_elem), None)
     if y is None:
         return "it has no [rows, cols] output that a matrix product could read"
@@ -70,12 +66,17 @@ def refusal(problem: Problem, *, free_bytes: int, gb_per_s: float) -> str:
         return (
             f"weights [{problem.cols}, {problem.cols}] take {needed / 2**30:.1f} GiB of {free_bytes / 2**30:.1f} free"
         )
-    us = needed / gb_per_s / 1e3
-    return too_long(us) if us > LONGEST_US else ""
+    return ""
+
+
+def least_us(problem: Problem, *, gb_per_s: float) -> float:
+    """What two products take on a GPU of such memory, at least: their weights and the product are read or written."""
+    return _bytes(problem) / gb_per_s / 1e3
 
 
 def too_long(us: float) -> str:
-    return f"two of this size take {us / 1e3:.1f} ms"
+    """Why two products of so many µs are not compared with; empty where they are."""
+    return f"two of this size take {us / 1e3:.1f} ms" if us > LONGEST_US else ""
 
 
 def _bytes(problem: Problem) -> int:
@@ -87,12 +88,12 @@ def _bytes(problem: Problem) -> int:
 class Matmul:
     """P and C as matrix products in float32 arithmetic; f32 ones run without tensor cores."""
 
-    def __init__(self, problem: Problem, facts: Device, index: int) -> None:
+    def __init__(self, problem: Problem, index: int) -> None:
         """Raises NormgenError where cuBLAS or memory is missing, or the dtypes do not fit."""
         self._cublas, self._index = library(), index
         with OnDevice(index):
             free, _ = check(driver().cuMemGetInfo(), "tell its free memory")
-        if why := refusal(problem, free_bytes=int(free), gb_per_s=facts.dram_gb_per_s):
+        if why := refusal(problem, free_bytes=int(free)):
             raise NormgenError("the context matmul does not fit the problem", received=why, hint="--context between")
         self._rows, self._cols, self._pitch = problem.rows, problem.cols, problem.pitch
         self._dtype = main_input(problem).dtype

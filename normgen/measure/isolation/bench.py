@@ -195,7 +195,7 @@ class WorkerBench:
                 suspect = self._origin(loss.at or key)
                 is_hopeless = loss.outcome is Outcome.TIMEOUT and during in self._patience.once
                 if suspect in blamed or is_hopeless:
-                    raise self._out(suspect, during, loss) from loss
+                    raise self._out(suspect, during, loss, again=suspect in blamed) from loss
                 blamed.add(suspect)
                 self._remember(suspect, during, loss, then="tried again alone")
                 # Making or checking it again is trying it alone.
@@ -210,7 +210,7 @@ class WorkerBench:
             self._call("race", [suspect], samples=ALONE_SAMPLES, seed=0)
         except WorkerLostError as again:
             self._drop_worker()
-            raise self._out(suspect, during, again) from again
+            raise self._out(suspect, during, again, again=True) from again
         except RefusedError as refusal:
             text = f"{loss}; alone: {refusal}"
             raise KernelFaultError(text, key=suspect, outcome=Outcome.LAUNCH_ERROR) from refusal
@@ -218,15 +218,14 @@ class WorkerBench:
             text = f"{loss}; alone: {check.summary}"
             raise KernelFaultError(text, key=suspect, outcome=Outcome.WRONG_RESULT) from loss
 
-    def _out(self, suspect: str | None, during: str, loss: WorkerLostError) -> NormgenError:
-        """The error that ends a suspect; without one, the device is to blame."""
-        was_tried_again = any((i["key"], i["then"]) == (suspect, "tried again alone") for i in self._incidents)
+    def _out(self, suspect: str | None, during: str, loss: WorkerLostError, *, again: bool) -> NormgenError:
+        """The error that ends a suspect, which was tried again or not; without one, the device is to blame."""
         self._remember(suspect, during, loss, then="given up")
         if suspect is None:
             return DeviceLostError("a worker process must stay alive", received=str(loss))
         self._recipes.pop(suspect, None)
-        again = "; tried again alone: the same end" if was_tried_again else ""
-        return KernelFaultError(f"{loss}{again} ({during})", key=suspect, outcome=loss.outcome)
+        tried = "; tried again alone: the same end" if again else ""
+        return KernelFaultError(f"{loss}{tried} ({during})", key=suspect, outcome=loss.outcome)
 
     def _remember(self, suspect: str | None, during: str, loss: WorkerLostError, *, then: str) -> None:
         who = suspect or "no kernel"
