@@ -387,9 +387,16 @@ def _asynchronous(problem: Problem, s: Schedule, device: Device) -> str | None:
 
 
 def _bulk(problem: Problem, s: Schedule) -> str | None:
+    """Whole rows are copied; of peeled ones the whole vectors, of which `_idle_threads` leaves each row some."""
+    if s.peels:
+        if s.row_cluster > 1:
+            return "a bulk copy for each block of a cluster starts where no row shifts: edges = exact"
+        if s.vector * problem.dtype.bytes % 16:
+            return "a bulk copy moves units of 16 bytes that start at 16-byte addresses: use a wider vector"
+        return None
     for t in _elem_inputs(problem):
         if problem.cols * t.dtype.bytes % 16 or problem.row_alignment(t) % 16:
-            return "a bulk copy moves whole rows of 16-byte units that start at 16-byte addresses"
+            return "a bulk copy moves whole rows of 16-byte units that start at 16-byte addresses, or edges = peel"
         if s.threads_per_row * s.vector * t.dtype.bytes % 16:
             return "rows side by side in shared memory start at 16-byte addresses: use a wider vector or more threads"
     return None

@@ -47,10 +47,10 @@ HYBRID_SPARE = 8  # registers beside a held row: without them blocks of 1024 thr
 
 def alignment_of(problem: Problem, s: Schedule) -> int:
     """Bytes that every row start and every column parameter must be a multiple of."""
-    if s.copy is not Copy.DIRECT:
-        return 16
     if s.peels:
         return problem.dtype.bytes
+    if s.copy is not Copy.DIRECT:
+        return 16
     return min(16, s.vector * max(t.dtype.bytes for t in problem.tensors if not t.kind.is_spread))
 
 

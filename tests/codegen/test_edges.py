@@ -13,7 +13,7 @@ from normgen.cpu import find_compiler
 from normgen.device import target
 from normgen.pipeline import emit, planned
 from normgen.program.source import problem_for
-from normgen.schedule.knobs import Edges, Hold, Params
+from normgen.schedule.knobs import Copy, Edges, Hold, Params
 from normgen.schedule.legality import refusal
 from normgen.schedule.schedule import Schedule
 from normgen.spec.reader import load
@@ -71,6 +71,9 @@ def moved(buffer: Buffer, by: int) -> Buffer:
         PEELED,
         replace(PEELED, threads_per_row=32, rows_per_block=4, vector=4),
         replace(PEELED, persistent=2, stages=2, params=Params.PACKED),
+        replace(PEELED, hold=Hold.SHARED, copy=Copy.CP_ASYNC, unroll=1),
+        replace(PEELED, hold=Hold.SHARED, copy=Copy.BULK, unroll=1),
+        replace(PEELED, copy=Copy.BULK, persistent=2, stages=3),
     ],
     ids=str,
 )

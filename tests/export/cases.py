@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ CREATED = "2026-11-20T12:00:00Z"
 HELD_IN_SHARED = Schedule(threads_per_row=512, vector=4, hold="shared", unroll=1, store="streaming")
 PERSISTENT = Schedule(threads_per_row=128, vector=4, hold="registers", unroll=0, persistent=4)
 PEELED = Schedule(threads_per_row=32, rows_per_block=4, vector=4, hold="registers", unroll=0, edges="peel")
+PEELED_COPIES = replace(PEELED, hold="shared", copy="bulk", unroll=1)
 WELFORD_TREE = Schedule(threads_per_row=256, reduce_with="shared_tree", variance="welford")
 COOPERATIVE = Schedule(threads_per_row=256, reduce_with="cooperative_groups", vector=4)
 
@@ -69,6 +71,7 @@ def layernorm_records() -> list[Record]:
         record(shape="64x768", without=("mean", "rstd")),  # nearer only in what it writes
         record(shape="8192x768", without=("bias",), schedule=WELFORD_TREE),
         record(shape="512x770", pitch=771, align=4, schedule=PEELED),
+        record(shape="512x771", align=4, schedule=PEELED_COPIES),
         record(shape="128x16384", schedule=HELD_IN_SHARED),
         record(shape="256x1024", schedule=COOPERATIVE),
     ]

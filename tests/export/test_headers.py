@@ -264,7 +264,7 @@ def test_a_header_selects_by_cols_nearest_rows_alignment_and_null_parameters(pro
     drawn = random.Random(0)
     cases = [
         (drawn.choice([0, 1, 63, 64, 724, 725, 8192, 10**6, 2**31 - 1]), cols, align, absent, alike)
-        for cols in (1, 767, 768, 770, 1024, 16384)
+        for cols in (1, 767, 768, 770, 771, 1024, 16384)
         for align in (4, 8, 16, 32)
         for absent in range(16)
         for alike in (False, True)

@@ -91,7 +91,7 @@ def test_column_sums_of_rows_too_long_for_registers_do_not_go_to_memory_row_by_r
     ("op", "shape", "hold", "copy", "threads"),
     [
         ("softmax", "16384x32768", "shared", "bulk", 512),
-        ("softmax", "2048x50257", "shared", "cp_async", 512),
+        ("softmax", "2048x50257", "shared", "bulk", 512),
         ("softmax", "4096x128256", "hybrid", "bulk", 1024),
         ("rmsnorm", "8192x32768", "shared", "bulk", 512),
         ("layernorm", "8192x16384", "shared", "bulk", 512),

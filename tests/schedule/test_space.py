@@ -99,6 +99,7 @@ def problem(shape: str = "4096x768", op: str = "layernorm", **more: object) -> P
 
 AHEAD = {"hold": "registers", "unroll": 0, "vector": 4, "persistent": 1, "threads_per_row": 64}
 HYBRID = {"hold": "hybrid", "vector": 4, "threads_per_row": 1024}
+SLOT = {"hold": "shared", "threads_per_row": 64}
 THIN_PARAMETERS = {"shape": "8x49152", "without": ["bias"], "dtypes": {"weight": "bf16"}}
 HELD = {"hold": "registers", "unroll": 0}
 PEELED = {"edges": "peel", "vector": 8}
@@ -131,6 +132,8 @@ REFUSED = [
     ({"copy": "bulk", **AHEAD, "vector": 2}, {"shape": "4096x762"}, "whole rows of 16-byte units"),
     ({"copy": "bulk", **AHEAD, "vector": 1}, {"shape": "4096x768", "align": 4}, "whole rows of 16-byte units"),
     ({"copy": "bulk", "threads_per_row": 1, "rows_per_block": 32, "hold": "shared"}, {}, "start at 16-byte addresses"),
+    ({"copy": "bulk", **SLOT, "edges": "peel", "vector": 4}, ODD_ROWS, "moves units of 16 bytes"),
+    ({"copy": "bulk", **SLOT, **PEELED, "cluster": 2}, ODD_ROWS, "starts where no row shifts"),
     ({"copy": "cp_async", **AHEAD, "vector": 1}, {"dtype": "bf16"}, "moves at least 4 bytes"),
     ({"copy": "bulk", **AHEAD, "vector": 4, "load": "streaming"}, {}, "priorities in L2 only"),
     ({"copy": "cp_async", **AHEAD, "load": "streaming"}, {}, "carries no cache hint"),
@@ -178,6 +181,7 @@ LEGAL = [
     ({"division": "remainder"}, {"shape": "8x768"}),
     ({"threads_per_row": 16, "rows_per_block": 8, **PEELED}, ODD_ROWS),
     ({"threads_per_row": 64, "cluster": 2, **PEELED}, ODD_ROWS),
+    ({"copy": "bulk", **SLOT, **PEELED}, ODD_ROWS),
     ({"threads_per_row": 512, "vector": 4, "hold": "shared"}, {"shape": "8x55296"}),
     ({"threads_per_row": 128, "vector": 4, "unroll": 2}, {"shape": "8x1024"}),
     ({"threads_per_row": 512, "vector": 4, **HELD}, {"shape": "8x43008"}),

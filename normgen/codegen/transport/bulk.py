@@ -32,8 +32,13 @@ class Bulk:
         self.load = "bulk_load_by<Load>" if load in POLICIES else "bulk_load"
 
     def constants(self) -> list[Let]:
-        held = " - kHeldSteps * kThreadsPerRow * kVector" if self.plan.is_hybrid else ""
-        return [constant("kCopiedCols", f"kCols{held}", "columns of a row that the copy engine brings")]
+        if self.plan.cut.shifted:
+            return []
+        return [constant("kCopiedCols", f"kCols{self._less_held}", "columns of a row that the copy engine brings")]
+
+    @property
+    def _less_held(self) -> str:
+        return " - kHeldSteps * kThreadsPerRow * kVector" if self.plan.is_hybrid else ""
 
     def shared(self) -> list[Statement]:
         size = ("[kStages]" if self.plan.is_staged else "") + ("[kRowsPerBlock]" if self.side_by_side else "")
@@ -44,20 +49,25 @@ class Bulk:
         return "&arrived" + ("[stage]" if self.plan.is_staged else "") + ("[slot]" if self.side_by_side else "")
 
     def _copies(self) -> list[Statement]:
-        """What the elected thread of a row does."""
+        """What the elected thread of a row does: whole vectors of a shifted row, whose edge is read by its lanes."""
         ctypes = [self.access.ctype(load.name) for load in self.plan.held]
         size = " + ".join(f"sizeof({ctype})" for ctype in ctypes)
         size = f"({size})" if len(ctypes) > 1 else size
         if self.plan.schedule.row_cluster > 1:
             return self._part_copies(size)
-        found: list[Statement] = [Do(f"mbarrier_expect_bytes({self._barrier}, kCopiedCols * {size})")]
+        start, cols = " + kCols - kCopiedCols" if self.plan.is_hybrid else "", "kCopiedCols"
+        found: list[Statement] = []
+        if self.plan.cut.shifted:
+            start = " + head" + self._less_held.replace("-", "+")
+            cols = "copied_cols"
+            found.append(Let("const int copied_cols", f"vectors * kVector{self._less_held}"))
+        found.append(Do(f"mbarrier_expect_bytes({self._barrier}, {cols} * {size})"))
         row = "stage * kRowsPerBlock + slot" if self.plan.is_staged else "slot"
         row = row if self.side_by_side else "stage" if self.plan.is_staged else ""
         row = f" + ({row}) * {self.slots.steps} * kThreadsPerRow * kVector" if row else ""
-        start = " + kCols - kCopiedCols" if self.plan.is_hybrid else ""
         for load, ctype in zip(self.plan.held, ctypes, strict=True):
             to, source = f"{load.name}_shared{row}", f"{load.name}_row{start}"
-            found.append(Do(f"{self.load}({to}, {source}, kCopiedCols * sizeof({ctype}), {self._barrier})"))
+            found.append(Do(f"{self.load}({to}, {source}, {cols} * sizeof({ctype}), {self._barrier})"))
         return found
 
     def _part_copies(self, size: str) -> list[Statement]:
@@ -100,6 +110,7 @@ class Bulk:
             Comment("One thread asks for a row; the barrier counts down the bytes that arrive."),
             If(self.elected, start),
             Do("__syncthreads()", SET_UP),
+            *([If("has_edge", self.access.edge_reads("{}_edge"))] if self.plan.cut.edged else []),
         ]
 
     def wait(self) -> list[Statement]:
