@@ -32,11 +32,13 @@ entries                   one object an entry, in the suite's order:
     ours_to_this          peers: {median, low, high} of our T over its T
     our_price_to_this     the same of prices; null alone
   seconds                 wall time of the entry
+  run                     `started` of the run that timed it, where files were joined; "" for the file's own
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import UTC, datetime
@@ -104,6 +106,7 @@ class EntryResult:
     seconds: float
     roofs_us: Mapping[str, float] = field(default_factory=dict, hash=False)
     chain_us: Times | None = None
+    run: str = ""
 
     @property
     def place(self) -> Place:
@@ -225,7 +228,8 @@ class Results(Run):
 def joined(older: Results, newer: Results) -> Results:
     """The entries of both runs of a suite on one GPU model: the newer one's where it has a time, in the older's order.
 
-    The note says how many entries are whose; the head is the newer one's, the versions are those of both.
+    Each says which run it is of, and the note how many are of which day; the head is the newer one's, the versions are
+    those of both.
 
     Raises UsageError for runs of two suites or of two GPU models, whose figures do not stand side by side.
     """
@@ -235,20 +239,26 @@ def joined(older: Results, newer: Results) -> Results:
     ):
         if old != new:
             raise UsageError(f"runs of one {name} are joined", received=f"{old} and {new}")
-    fresh = {e.label: e for e in newer.entries if e.ours.us is not None}
+    of_both = [[replace(e, run=e.run or found.started) for e in found.entries] for found in (older, newer)]
+    fresh = {e.label: e for e in of_both[1] if e.ours.us is not None}
     known = {e.label for e in older.entries}
     added = tuple(e for label, e in fresh.items() if label not in known)
-    entries = (*(fresh.get(e.label, e) for e in older.entries), *added)
-    kept = [e for e in entries if e.label not in fresh]
-    before = f"{len(kept)} of {len(entries)} entries are older, of {older.started}" + (": " if older.note else ".")
+    entries = (*(fresh.get(e.label, e) for e in of_both[0]), *added)
     return replace(
         newer,
         entries=entries,
         versions={**older.versions, **newer.versions},
         seconds=math.fsum(e.seconds for e in entries),
         finished=older.finished or newer.finished,  # one of them has all entries
-        note=" ".join(filter(None, [newer.note if newer.finished else "", before + older.note if kept else ""])),
+        note=days_of(entries),
     )
+
+
+def days_of(entries: Sequence[EntryResult]) -> str:
+    """`timed on 2026-11-22 (38 entries) and 2026-11-25 (74)`, of the entries of joined files."""
+    first, *others = sorted(Counter(entry.run[:10] for entry in entries).items())
+    days = [f"{first[0]} ({first[1]} entries)", *(f"{day} ({count})" for day, count in others)]
+    return f"timed on {' and '.join(days)}"
 
 
 def geometric_mean(values: Sequence[float]) -> float | None:

@@ -119,8 +119,8 @@ def summary(results: Results) -> str:
     slowest = max((e for e in results.entries if e.ours.to_roof), key=_to_roof, default=None)
     if slowest is not None and slowest.ours.to_roof is not None:
         parts.append(f"farthest from the roof {ratio_text(slowest.ours.to_roof)} at {slowest.label}")
-    if not results.finished:
-        parts.append(f"NOT FINISHED: {results.note}")
+    if results.note:
+        parts.append(results.note if results.finished else f"NOT FINISHED: {results.note}")
     return "; ".join(parts)
 
 

@@ -284,10 +284,19 @@ def test_files_of_several_runs_are_joined_and_later_entries_replace_earlier_ones
     code, text, _ = run(capsys, "bench", "--from", str(whole), "--from", str(part), "--json", str(out))
     assert code == 0
     old, new, found = (from_json(path.read_text()) for path in (whole, part, out))
-    assert found.entries == (*old.entries[:2], *new.entries)
-    assert found.note == f"2 of 3 entries are older, of {old.started}."
+    runs = [old.started, old.started, new.started]
+    assert found.entries == tuple(
+        replace(e, run=run) for e, run in zip((*old.entries[:2], *new.entries), runs, strict=True)
+    )
+    assert found.note == f"timed on {new.started[:10]} (3 entries)"
     assert (found.finished, found.started) == (True, new.started)
     assert text.splitlines()[-1].startswith("3 entries in ")
+    yesterday = tmp_path / "yesterday.json"
+    yesterday.write_text(whole.read_text().replace(old.started, "2001-02-03T04:05:06Z"))
+    code, text, _ = run(capsys, "bench", "--from", str(yesterday), "--from", str(out), "--from", str(part))
+    assert text.splitlines()[-1].endswith(f"timed on {new.started[:10]} (3 entries)"), "each keeps its run's day"
+    code, text, _ = run(capsys, "bench", "--from", str(yesterday), "--from", str(part))
+    assert text.splitlines()[-1].endswith(f"timed on 2001-02-03 (2 entries) and {new.started[:10]} (1)")
     other = tmp_path / "other.json"
     other.write_text(part.read_text().replace('"suite": "', '"suite": "un'))
     code, _, err = run(capsys, "bench", "--from", str(whole), "--from", str(other))
