@@ -17,12 +17,11 @@
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // verified  NVIDIA H200, driver for CUDA 13.0: 6 to 7 calls, 0 to 65536 rows, 18 families of rows, own pitches of dx,
 //           dy, x; rows of inf, nan were not tried
-// note      emitted as another text than the one that was tuned: 8192 x 1023
 //
 //   rows x cols              kernel           threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
 //   262144 x 256             warp_per_row     256      16          8       99.67     204.2 / 104.6  4061  95.6 %   1.00x       99.95     fresh
 //   8192 x 768               warp_per_row     128      4           8       13.37     24.19 / 10.82  2829  67.3 %   1.01x       14.35     fresh
-//   8192 x 1023              warp_per_row     256      8           4       17.21     30.67 / 13.47  2925  66.2 %   1.14x       19.42     fresh
+//   8192 x 1023              warp_per_row     256      8           4       17.38     30.67 / 13.31  2897  64.9 %   1.13x       19.33     fresh
 //   4096 x 1024              block_per_row    256      4           8       10.45     18.79 / 8.344  2412  63.1 %   1.01x       10.87     fresh
 //   32768 x 1024             block_per_row    256      4           8       53.34     107.9 / 54.59  3779  89.6 %   1.05x       55.57     fresh
 //   4096 x 4096              block_per_row    512      2           8       26.29     51.02 / 24.71  3831  84.4 %   1.08x       31.4      fresh

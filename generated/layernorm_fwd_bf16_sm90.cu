@@ -15,18 +15,17 @@
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // verified  NVIDIA H200, driver for CUDA 13.0: 7 to 9 calls, 1 to 16384 rows, 20 families of rows, own pitches of y,
 //           x, null mean, rstd
-// note      emitted as another text than the one that was tuned: 16384 x 1023, 8192 x 4097
 //
 //   rows x cols                kernel           threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
 //   8192 x 768                 warp_per_row     32       2           8       5.508     15.62 / 10.11  4582  78.3 %   1.14x       7.856     fresh
-//   8192 x 1000                warp_per_row     256      8           8       6.507     19.03 / 12.54  5047  77.8 %   1.28x       10.48     fresh
-//   16384 x 1000               warp_per_row     128      4           8       14.04     38.13 / 24.07  4677  91.2 %   1.13x       18.4      fresh
-//   16384 x 1023               warp_per_row     128      4           4       16.34     41.04 / 24.66  4111  80.6 %   1.29x       21.19     fresh
+//   8192 x 1000                warp_per_row     128      4           8       6.756     19.08 / 12.34  4860  75.9 %   1.23x       10.55     fresh
+//   16384 x 1000               warp_per_row     128      4           8       14.18     37.95 / 23.75  4630  91.2 %   1.12x       18.47     fresh
+//   16384 x 1023               warp_per_row     128      4           4       16.62     41.02 / 24.44  4043  79.5 %   1.28x       21.44     fresh
 //   4096 x 3072                block_per_row    64       1           4       10.12     28.63 / 18.52  4979  93.6 %   1.09x       15.47     fresh
 //   1 x 4096 no mean no rstd   block_per_row    256      1           8       1.481     4.052 / 2.571  22    79.2 %   1.02x       2.069     fresh
 //   64 x 4096 no mean no rstd  block_per_row    256      1           4       1.728     5.459 / 3.73   616   68.4 %   1.02x       2.488     fresh
 //   4096 x 4096                warp_per_row     32       1           4       13.18     37.79 / 24.62  5097  100.6 %  1.18x       19.86     fresh
-//   8192 x 4097                block_per_row    128      1           8       33.56     87.78 / 54.22  4002  92.4 %   1.14x       39.16     fresh
+//   8192 x 4097                block_per_row    128      1           4       32.93     87.15 / 54.22  4080  93.4 %   1.20x       37.76     fresh
 //   4096 x 6144                block_per_row    128      1           8       22.08     62.19 / 40.09  4562  100.6 %  1.12x       25.94     fresh
 //   16 x 8192 no mean no rstd  block_per_row    256      1           8       1.842     5.265 / 3.423  302   77.5 %   1.05x       2.683     fresh
 //   16384 x 8192               block_per_row    256      1           8       129.9     326 / 196.4    4135  97.9 %   1.06x       127       fresh
@@ -684,8 +683,8 @@ __device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
 struct Cols768_d2ef : Plain { using Team = Lanes<16, 2>;
   enum : int { kCols = 768, kThreads = 32, kVector = 8, kEarlyParams = 0, kPackedParams = 0, kAhead = 1 };
 };
-struct Cols1000_72c6 : Plain { using Team = Lanes<32, 8>;
-  enum : int { kCols = 1000, kThreads = 256, kVector = 8, kEarlyParams = 1, kPackedParams = 0, kAhead = 1 };
+struct Cols1000_32cd : Plain { using Team = Lanes<32, 4>;
+  enum : int { kCols = 1000, kThreads = 128, kVector = 8, kEarlyParams = 1, kPackedParams = 1, kAhead = 1 };
 };
 struct Cols1000_177c : Plain { using Team = Lanes<32, 4>; using Load = NoAllocate; using Chain = EarlyAtLoads;
   enum : int { kCols = 1000, kThreads = 128, kVector = 8, kEarlyParams = 1 };
@@ -706,8 +705,8 @@ struct Cols4096_9bbc : Plain { using Team = Block<256>; using Load = NoAllocate;
 struct Cols4096_c248 : Plain { using Team = Lanes<32, 1>; using Load = NoAllocate;
   enum : int { kCols = 4096, kThreads = 32, kVector = 4, kEarlyParams = 0, kPackedParams = 0, kAhead = 1 };
 };
-struct Cols4097_ee2b : Plain { using Team = Block<128>; using Load = NoAllocate; using Store = Streaming;
-  enum : int { kCols = 4097, kThreads = 128, kVector = 8, kUnit = 64, kEarlyParams = 1, kPackedParams = 1,
+struct Cols4097_d71d : Plain { using Team = Block<128>; using Load = NoAllocate; using Store = Streaming;
+  enum : int { kCols = 4097, kThreads = 128, kVector = 4, kUnit = 64, kEarlyParams = 1, kPackedParams = 1,
       kFirstInside = 0, kAhead = 1 };
 };
 struct Cols6144_33f2 : Plain { using Team = Block<128>; using Load = NoAllocate; using Store = Streaming; using Chain = EarlyAtLoads;
@@ -1264,7 +1263,7 @@ layernorm_fwd_bf16_team_per_row_303d(
 // layernorm forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_bf16_team_per_row_4918(
+layernorm_fwd_bf16_team_per_row_44ce(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -1288,7 +1287,7 @@ layernorm_fwd_bf16_team_per_row_4918(
       kWholeSteps = ((kCols - kUnit + 1) / kVector - 1) / kThreadsPerRow;
   constexpr bool kAhead = Config::kAhead;
   __shared__ typename Team::template Slots<Look1_5b01> look1_slots;
-  __shared__ typename Team::template Slots<Look2_e431> look2_slots;
+  __shared__ typename Team::template Slots<Look2_1fb7> look2_slots;
 
   const int lane = Team::lane();
   const int slot = Team::slot();  // this thread's row within the block
@@ -1357,10 +1356,6 @@ layernorm_fwd_bf16_team_per_row_4918(
 
     Vec<bfloat16, kVector> x_held[kSteps];
     Vec<bfloat16, 1> x_edge = {};
-    float x_floats[kSteps][kVector];
-    float x_minus_mean_floats[kSteps][kVector];
-    float x_edge_float = 0.0f;
-    float x_minus_mean_edge_float = 0.0f;
 
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
@@ -1388,15 +1383,13 @@ layernorm_fwd_bf16_team_per_row_4918(
       if (step < kWholeSteps || vector < vectors) {
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
-          const float x_i = computed_once(element(x_held[step], i));
-          x_floats[step][i] = x_i;
+          const float x_i = element(x_held[step], i);
           look1_x_sum[i % kRunningSums] += x_i;
         }
       }
     }
     if (has_edge) {
-      const float x_i = computed_once(element(x_edge, 0));
-      x_edge_float = x_i;
+      const float x_i = element(x_edge, 0);
       look1_x_sum[0] += x_i;
     }
 
@@ -1404,28 +1397,24 @@ layernorm_fwd_bf16_team_per_row_4918(
     look1 = Team::reduce(look1, look1_slots);
     const float row_mean = look1.x_sum / kCols;
 
-    Look2_e431 look2 = {0.0f};
+    Look2_1fb7 look2 = {0.0f};
     float look2_var_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
 
-    // Look 2: sum(x_minus_mean**2)
+    // Look 2: sum((x - mean)**2)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (step < kWholeSteps || vector < vectors) {
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
-          const float x_i = x_floats[step][i];
-          const float x_minus_mean_i = computed_once(x_i - row_mean);
-          x_minus_mean_floats[step][i] = x_minus_mean_i;
-          look2_var_sum[i % kRunningSums] += x_minus_mean_i * x_minus_mean_i;
+          const float x_i = element(x_held[step], i);
+          look2_var_sum[i % kRunningSums] += (x_i - row_mean) * (x_i - row_mean);
         }
       }
     }
     if (has_edge) {
-      const float x_i = x_edge_float;
-      const float x_minus_mean_i = computed_once(x_i - row_mean);
-      x_minus_mean_edge_float = x_minus_mean_i;
-      look2_var_sum[0] += x_minus_mean_i * x_minus_mean_i;
+      const float x_i = element(x_edge, 0);
+      look2_var_sum[0] += (x_i - row_mean) * (x_i - row_mean);
     }
 
     look2.var_sum = sum_in_pairs(look2_var_sum);
@@ -1451,10 +1440,10 @@ layernorm_fwd_bf16_team_per_row_4918(
         float y_values[kVector];
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
+          const float x_i = element(x_held[step], i);
           const float weight_i = element(weight_held[step], i);
           const float bias_i = element(bias_held[step], i);
-          const float x_minus_mean_i = x_minus_mean_floats[step][i];
-          y_values[i] = x_minus_mean_i * row_rstd * weight_i + bias_i;
+          y_values[i] = (x_i - row_mean) * row_rstd * weight_i + bias_i;
         }
         Vec<bfloat16, kVector> y_vec;
         pack(y_vec, y_values);
@@ -1465,10 +1454,10 @@ layernorm_fwd_bf16_team_per_row_4918(
       if (!kEarlyParams) weight_edge = read<1>(weight + edge);
       if (!kEarlyParams) bias_edge = read<1>(bias + edge);
       float y_values[1];
+      const float x_i = element(x_edge, 0);
       const float weight_i = element(weight_edge, 0);
       const float bias_i = element(bias_edge, 0);
-      const float x_minus_mean_i = x_minus_mean_edge_float;
-      y_values[0] = x_minus_mean_i * row_rstd * weight_i + bias_i;
+      y_values[0] = (x_i - row_mean) * row_rstd * weight_i + bias_i;
       Vec<bfloat16, 1> y_vec;
       pack(y_vec, y_values);
       if (active) write<Store>(y_row + edge, y_vec);
@@ -2494,18 +2483,18 @@ struct Tuned {
 inline constexpr Tuned kTuned[] = {
     { 8192,   768, 16, 0u,  0u, false, {{32, 2, false, 0, 0, 16},
      run<layernorm_fwd_bf16_team_per_row_7ad3<Cols768_d2ef>>}},
-    { 8192,  1000, 16, 0u,  0u, false, {{256, 8, false, 0, 0, 2},
-     run<layernorm_fwd_bf16_team_per_row_6677<Cols1000_72c6>>}},
+    { 8192,  1000, 16, 0u,  0u, false, {{128, 4, false, 0, 0, 4},
+     run<layernorm_fwd_bf16_team_per_row_6677<Cols1000_32cd>>}},
     {16384,  1000, 16, 0u,  0u, false, {{128, 4, true}, run<layernorm_fwd_bf16_team_per_row_303d<Cols1000_177c>>}},
     {16384,  1023,  2, 0u,  0u,  true, {{128, 4, false, 0, 0, 4, 1, 1, 0, 4},
-     run<layernorm_fwd_bf16_team_per_row_4918<Cols1023_21c8>>}},
+     run<layernorm_fwd_bf16_team_per_row_44ce<Cols1023_21c8>>}},
     { 4096,  3072, 16, 0u,  0u, false, {{64}, run<layernorm_fwd_bf16_team_per_row_303d<Cols3072_6538>>}},
     {    1,  4096, 16, 0u, 12u, false, {{256}, run<layernorm_fwd_bf16_team_per_row_303d<Cols4096_925e>>}},
     {   64,  4096,  8, 0u, 12u, false, {{256}, run<layernorm_fwd_bf16_team_per_row_303d<Cols4096_9bbc>>}},
     { 4096,  4096, 16, 0u,  0u, false, {{32, 1, false, 0, 0, 8},
      run<layernorm_fwd_bf16_team_per_row_7ad3<Cols4096_c248>>}},
     { 8192,  4097,  2, 0u,  0u,  true, {{128, 1, false, 0, 0, 8, 1, 1, 0, 64},
-     run<layernorm_fwd_bf16_team_per_row_8543<Cols4097_ee2b>>}},
+     run<layernorm_fwd_bf16_team_per_row_8543<Cols4097_d71d>>}},
     { 4096,  6144, 16, 0u,  0u, false, {{128, 1, true}, run<layernorm_fwd_bf16_team_per_row_303d<Cols6144_33f2>>}},
     {   16,  8192, 16, 0u, 12u, false, {{256}, run<layernorm_fwd_bf16_team_per_row_7707<Cols8192_1d3a>>}},
     {16384,  8192, 16, 0u,  0u, false, {{256, 1, true}, run<layernorm_fwd_bf16_team_per_row_b729<Cols8192_743e>>}},

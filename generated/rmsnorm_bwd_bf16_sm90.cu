@@ -15,7 +15,6 @@
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // verified  NVIDIA H200, driver for CUDA 13.0: 6 to 7 calls, 0 to 131072 rows, 18 families of rows, own pitches of dx,
 //           dy, x; rows of inf, nan were not tried; a call with 833 partial rows to add up was not made
-// note      emitted as another text than the one that was tuned: 4096 x 4097
 //
 //   rows x cols              kernel           threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
 //   65536 x 128              warp_per_row     256      32          8       12.92     25.53 / 12.61  3916  86.3 %   1.07x       16.17     fresh
@@ -23,7 +22,7 @@
 //   8192 x 768               warp_per_row     512      16          4       11.71     22.5 / 10.79   3227  77.9 %   1.02x       13.21     fresh
 //   65536 x 1024             block_per_row    256      4           4       99.85     202.9 / 103    4035  94.5 %   1.00x       101.4     fresh
 //   4096 x 4096              block_per_row    512      2           8       25.4      50.18 / 24.77  3964  87.5 %   1.01x       30.56     fresh
-//   4096 x 4097              block_per_row    512      2           4       27.88     52.59 / 24.7   3612  79.0 %   1.04x       32.21     fresh
+//   4096 x 4097              block_per_row    512      2           4       27.62     52.02 / 24.43  3647  79.7 %   1.03x       32.26     fresh
 //   16384 x 8192             block_per_row    512      1           8       187.7     387 / 199.3    4292  99.6 %   1.05x       189.7     fresh
 //   2048 x 32768             cluster_per_row  128      1           8       100.2     204.3 / 104.1  4021  94.6 %   1.50x       101.3     fresh
 //   (any other, rows alike)  block_per_row    256      1           8       -         -              -     -        -           -         not tuned
