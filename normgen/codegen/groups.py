@@ -16,6 +16,7 @@ from normgen.codegen.reductions import CONSTANTS, single_step
 from normgen.codegen.statements import Do, If, Let, Statement, constant, setting
 from normgen.codegen.walk import each_element
 from normgen.program.ir import Map, Reduce, used_names
+from normgen.schedule.plan import WARP
 
 _COMBINE = {"sum": "Sum", "max": "Maximum", "min": "Minimum", "absmax": "Maximum"}
 
@@ -87,9 +88,7 @@ class Groups:
                 name = names[statement.names[0]]
                 before.append(Do(f"float {name} = {Printer(CONSTANTS).text(statement.monoid.identity[0])}"))
                 peek += single_step(statement, name, names, prefix=f"{name}_" if several else "")
-                combine = _COMBINE[statement.monoid.name]
-                together = "false" if self.plan.problem.any_cols else "kEven"
-                move.append(Do(f"{name} = reduce_group<kGroupVectors, {combine}, {together}>({name})"))
+                move.append(Do(f"{name} = {self._combined(statement.monoid.name, name)}"))
             passes += [peek, move]
         stores = tuple(self.stores()) if is_last else ()
         if not passes:
@@ -97,6 +96,14 @@ class Groups:
         others = [[each_element(part), *after] for part, after in zip(passes[2::2], passes[3::2], strict=True)]
         moves = (*passes[1], *(s for part in others for s in part))
         return GroupWalk(before=tuple(before), peek=tuple(passes[0]), move=moves, tail=stores, kept=tuple(kept))
+
+    def _combined(self, monoid: str, name: str) -> str:
+        """The value of a whole group, of what its lanes have."""
+        s, group = self.plan.schedule, self.plan.problem.spec.group
+        if s.reduce_with.is_short and monoid == "absmax" and group == WARP * s.vector:
+            return f"largest_of_warp({name})"
+        together = "false" if self.plan.problem.any_cols else "kEven"
+        return f"reduce_group<kGroupVectors, {_COMBINE[monoid]}, {together}>({name})"
 
     def stores(self) -> list[Statement]:
         """The first lane of a group writes what is one value for it."""

@@ -377,13 +377,15 @@ class MainKernel:
             *self.epilogue(),
         ]
         config: dict[str, int | str] = {"kThreads": s.threads, "Chain": chain_of(plan)}
-        config |= {"kBlocksPerSm": s.blocks_per_sm} if s.blocks_per_sm else {}
+        config |= {"kBlocksPerSm": plan.least_blocks} if plan.least_blocks else {}
         return KernelText(
             name=self.name,
             comment=self.comment(),
             params=tuple(declare(plan, p) for p in self.params),
-            bounds="Config::kThreads" + (", Config::kBlocksPerSm" if s.blocks_per_sm else ""),
+            bounds="Config::kThreads" + (", Config::kBlocksPerSm" if plan.least_blocks else ""),
             config=config,
             body=pruned(body),
-            types=tuple(state.struct(shuffled=self.exchange.shuffles) for state in self.states),
+            types=tuple(
+                state.struct(shuffled=self.exchange.shuffles, short=s.reduce_with.is_short) for state in self.states
+            ),
         )

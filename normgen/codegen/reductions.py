@@ -27,9 +27,10 @@ class State:
     lets: tuple[Let, ...]  # of combine
     combined: tuple[str, ...]
     added: tuple[str, ...]  # components that elements are only added to
+    are_largest: bool  # whether all components are largest absolute values
 
-    def struct(self, *, shuffled: bool) -> Struct:
-        """The type; the library's trees call its `combine`, those of lanes `shuffle_xor` as well."""
+    def struct(self, *, shuffled: bool, short: bool) -> Struct:
+        """The type; the library's trees call its `combine`, those of lanes `shuffle_xor`, short ones `of_warp`."""
         kind = self.type
         words = [f"__shfl_xor_sync(mask, s.{name}, offset)" for name in self.components]
         shuffle = (
@@ -45,9 +46,20 @@ class State:
                 f"  static __device__ __forceinline__ {kind} combine(const {kind}& a, const {kind}& b) {{",
                 *body,
                 "  }",
-                *(shuffle if shuffled else ()),
+                *(shuffle if shuffled and not (short and self.are_largest) else ()),
+                *(self._of_warp() if short else ()),
                 "};",
             )
+        )
+
+    def _of_warp(self) -> tuple[str, ...]:
+        """How the states of a warp become one, in the fewest steps."""
+        largest = ", ".join(f"largest_of_warp(s.{name})" for name in self.components)
+        found = f"{{{largest}}}" if self.are_largest else "reduce_lanes<32>(s)"
+        return (
+            f"  static __device__ __forceinline__ {self.type} of_warp(const {self.type}& s) {{",
+            *_body([Do(f"return {found}")]),
+            "  }",
         )
 
     def start(self) -> list[Statement]:
@@ -97,6 +109,7 @@ def state_of(look: int, reduces: tuple[Reduce, ...], values: Iterable[str]) -> S
         lets=tuple(lets),
         combined=tuple(combined),
         added=tuple(name for r in reduces for name in r.names if r.monoid == SUM),
+        are_largest=all(r.monoid.name == "absmax" for r in reduces),
     )
 
 

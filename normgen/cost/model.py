@@ -142,10 +142,10 @@ def _reduce_us(s: Schedule, c: Constants) -> float:
     if s.threads_per_row > 32:
         tree = math.log2(s.threads_per_row) * c.barrier_us
         warps = s.threads / 32
+        # A read of all states and additions in pairs wait about as long as two shuffles.
+        steps = 2 if s.reduce_with.is_short else shuffles
         reduce += (
-            tree
-            if s.reduce_with is ReduceWith.SHARED_TREE
-            else (1 + warps / 8) * c.barrier_us + shuffles * c.shuffle_us
+            tree if s.reduce_with is ReduceWith.SHARED_TREE else (1 + warps / 8) * c.barrier_us + steps * c.shuffle_us
         )
     if s.reduce_with is ReduceWith.SHARED_TREE and s.threads_per_row <= 32:
         reduce *= 2

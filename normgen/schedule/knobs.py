@@ -29,8 +29,14 @@ class ReduceWith(StrEnum):
     """How the threads of a row combine."""
 
     SHUFFLE = "shuffle"
+    SHORT_CHAINS = "short_chains"
     COOPERATIVE_GROUPS = "cooperative_groups"
     SHARED_TREE = "shared_tree"
+
+    @property
+    def is_short(self) -> bool:
+        """Whether as few steps as possible wait for each other, at the price of more instructions."""
+        return self is ReduceWith.SHORT_CHAINS
 
 
 class Variance(StrEnum):
@@ -297,11 +303,14 @@ TABLE: tuple[Knob, ...] = (
         meaning="how the threads of a row combine",
         forward=tuple(ReduceWith),
         words={
+            "short_chains": "each thread reads what every warp has left; the largest of a warp in one instruction",
             "cooperative_groups": "cooperative groups combine the lanes",
             "shared_tree": "a tree in shared memory combines the threads",
         },
+        least_arch={"short_chains": 80},
         elsewhere={
             "shuffle": ("shfl", "shfl_xor_sync", "__shfl_xor_sync", "warp_shuffle"),
+            "short_chains": ("broadcast", "redux", "redux_sync", "__reduce_max_sync"),
             "cooperative_groups": ("cg", "cg::reduce", "coop_groups"),
             "shared_tree": ("shared_memory", "smem", "tree"),
         },

@@ -278,8 +278,8 @@ def _cluster(problem: Problem, s: Schedule, device: Device) -> str | None:
         return None
     if s.rows_per_block > 1 or s.threads_per_row < 32:
         return "a cluster shares one row: rows_per_block = 1 and whole warps"
-    if s.reduce_with is not ReduceWith.SHUFFLE:
-        return "clusters combine with shuffles and distributed shared memory"
+    if s.reduce_with is not ReduceWith.SHUFFLE and (s.persistent or not s.reduce_with.is_short):
+        return "clusters combine with shuffles and distributed shared memory; short_chains where they walk no rows"
     if problem.any_cols:
         return "a cluster shares rows of a fixed length: cols is a run-time value"
     if s.persistent and s.edges is Edges.PEEL:
@@ -448,9 +448,21 @@ def _guarded(_: Problem, s: Schedule, __: Device) -> str | None:
     return None
 
 
-def _reduce_with(_: Problem, s: Schedule, __: Device) -> str | None:
+def _reduce_with(problem: Problem, s: Schedule, __: Device) -> str | None:
     if s.threads_per_row == 1 and s.reduce_with is not ReduceWith.SHUFFLE:
         return "a thread that owns a row combines with nobody"
+    return _short(problem, s) if s.reduce_with.is_short else None
+
+
+def _short(problem: Problem, s: Schedule) -> str | None:
+    """Rules of reduce_with = short_chains."""
+    if problem.any_cols:
+        return "general kernels combine as their tuned neighbours do, by shuffles"
+    if not reduces_rows(problem):
+        is_warp = problem.spec.group == WARP * s.vector and s.threads_per_row >= WARP
+        return None if is_warp else "one instruction combines groups of a vector for each lane of a warp"
+    if s.rows_per_block > 1 or s.threads_per_row * s.row_blocks <= WARP:
+        return "what warps have left is read by every thread of their row: rows_per_block = 1, several warps"
     return None
 
 

@@ -604,6 +604,15 @@ class Plan:
         stable = all(load.name in self.problem.stable_tensors for load in self.early_params)
         return s.chained and ahead and stable
 
+    @property
+    def least_blocks(self) -> int:
+        """Blocks that must fit an SM, a launch bound; 0: none.
+
+        Where threads read the states of all warps, one: unbound, NVRTC 13.0 keeps a kernel of 512 threads within the 32
+        registers of four blocks, and reads the states one after another.
+        """
+        return self.schedule.blocks_per_sm or int(self.schedule.reduce_with.is_short)
+
     # ---- sums over rows ----------------------------------------------------------------------------------------
 
     @cached_property

@@ -257,8 +257,10 @@ def searched_launch(problem: Problem, s: Schedule, _: Device) -> str | None:
     return None
 
 
-def searched_method(problem: Problem, s: Schedule, _: Device) -> str | None:
+def searched_method(problem: Problem, s: Schedule, device: Device) -> str | None:
     """Search policy: past the registers, or half in them, go the rows of the best methods only."""
+    if s.reduce_with.is_short:
+        return _searched_short(problem, s, device)
     if (
         s.reduce_with is not ReduceWith.SHUFFLE
         and "reduce_with" not in problem.searched_knobs
@@ -279,6 +281,17 @@ def searched_method(problem: Problem, s: Schedule, _: Device) -> str | None:
     if s.columns != Schedule().columns:
         return "not searched: asynchronous copies and hybrid rows with column sums other than partials_two_kernels"
     return None
+
+
+def _searched_short(problem: Problem, s: Schedule, device: Device) -> str | None:
+    """A shorter wait in more instructions, for blocks that have an SM to themselves; of groups alone, in fewer."""
+    crowded = problem.rows * s.row_blocks > 2 * device.sm_count and reduces_rows(problem)
+    if crowded and "reduce_with" not in problem.searched_knobs:
+        return "not searched: short chains in more than two blocks an SM"
+    if s.hold is not Hold.REGISTERS or s.copy is not Copy.DIRECT or s.persistent or s.blocks_per_sm:
+        return "not searched: short chains, but for the only row of a block, in registers"
+    inexact = shows_in_float32(problem, s)
+    return f"not searched: {inexact}" if inexact else None
 
 
 def shows_in_float32(problem: Problem, s: Schedule) -> str | None:
@@ -315,7 +328,7 @@ def plain_only(problem: Problem, s: Schedule) -> str | None:
     extras = "hints, early parameters or a persistent grid"
     if problem.sums_rows and s.columns is not Columns.PARTIALS_TWO_KERNELS:
         return "not searched: column sums by atomics or last arrivers, with " + extras
-    if s.reduce_with is not ReduceWith.SHUFFLE or s.threads_per_row == 1:
+    if s.reduce_with not in (ReduceWith.SHUFFLE, ReduceWith.SHORT_CHAINS) or s.threads_per_row == 1:
         return "not searched: thread per row, shared_tree, cooperative_groups with " + extras
     wide_is_legal = problem.cols * problem.dtype.bytes % 16 == 0 and problem.align % 16 == 0
     if s.vector * problem.dtype.bytes < 8 and wide_is_legal:

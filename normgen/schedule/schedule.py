@@ -42,7 +42,7 @@ class Schedule:
     cluster          blocks that share one row through distributed shared memory (sm_90+); with columns =
                      cluster_partials they walk rows of their own, and share their column sums
     parts            blocks that share one row of a program without row reductions: no cluster, they exchange nothing
-    reduce_with      shuffle | cooperative_groups | shared_tree: how the threads of a row combine
+    reduce_with      shuffle | short_chains | cooperative_groups | shared_tree: how the threads of a row combine
     vector           elements of one access to the first row input (bytes: vector * element size)
     variance         two_pass | corrected_two_pass | sum_of_squares | shifted | welford | guarded: the rewrite of a
                      variance

@@ -43,6 +43,19 @@ FORWARD: dict[str, Case] = {
     "cooperative groups, a barrier for each row": _forward(
         "rmsnorm", "37x1536", threads_per_row=320, rows_per_block=2, reduce_with="cooperative_groups"
     ),
+    "31 warps, read by every thread": _forward("softmax", "29x4096", threads_per_row=992, reduce_with="short_chains"),
+    "three warps, read by every thread of a grid that loops": _forward(
+        "layernorm", "180x384", threads_per_row=96, persistent=1, reduce_with="short_chains", variance="guarded"
+    ),
+    "clusters of 12 warps, read by every thread": _forward(
+        "layernorm", "37x1536", threads_per_row=96, cluster=4, reduce_with="short_chains"
+    ),
+    "the largest of warps, in one instruction": _forward(
+        "rmsnorm_to_fp8_token", "37x1024", "bf16", threads_per_row=256, reduce_with="short_chains"
+    ),
+    "the largest of groups that are warps": _forward(
+        "silu_mul_to_fp8_group", "37x1280", "bf16", threads_per_row=64, parts=5, reduce_with="short_chains"
+    ),
     "clusters of 12 warps": _forward("layernorm", "37x1536", threads_per_row=96, cluster=4),
     "clusters of 40 warps": _forward("softmax", "29x5120", threads_per_row=640, cluster=2),
     "clusters of 96 warps": _forward("rmsnorm", "29x12288", threads_per_row=768, cluster=4),

@@ -104,6 +104,7 @@ THIN_PARAMETERS = {"shape": "8x49152", "without": ["bias"], "dtypes": {"weight":
 HELD = {"hold": "registers", "unroll": 0}
 PEELED = {"edges": "peel", "vector": 8}
 WIDE_WEIGHT = {"shape": "37x64", "dtype": "bf16", "dtypes": {"weight": "f32"}, "align": 4}
+GROUPS = {"op": "quantize_to_fp8_group", "shape": "64x512", "dtype": "bf16"}
 ODD_ROWS = {"shape": "4096x1001", "dtype": "bf16", "align": 4}
 REFUSED = [
     ({"threads_per_row": 1024, "rows_per_block": 2}, {}, "at most 1024 threads a block"),
@@ -167,6 +168,19 @@ REFUSED = [
     ({"threads_per_row": 512, "vector": 4, "hold": "shared"}, {"shape": "8x57344"}, "need 229376 bytes of shared"),
     ({"stages": 2, "hold": "shared", "persistent": 1}, {}, "the next row travels in registers"),
     ({"cluster": 2, "threads_per_row": 64, "reduce_with": "cooperative_groups"}, {}, "clusters combine with shuffles"),
+    ({"cluster": 2, **AHEAD, "reduce_with": "short_chains"}, {}, "short_chains where they walk no rows"),
+    (
+        {"threads_per_row": 64, "rows_per_block": 2, "reduce_with": "short_chains"},
+        {},
+        "rows_per_block = 1, several warps",
+    ),
+    ({"threads_per_row": 32, "reduce_with": "short_chains"}, {}, "rows_per_block = 1, several warps"),
+    ({"threads_per_row": 64, "reduce_with": "short_chains"}, {"any_cols": True}, "by shuffles"),
+    (
+        {"threads_per_row": 32, "vector": 8, "reduce_with": "short_chains"},
+        GROUPS,
+        "a vector for each lane of a warp",
+    ),
     ({"threads_per_row": 128, "vector": 4, "unroll": 4}, {"shape": "8x1024"}, "unroll 4 exceeds the 2 steps"),
     (
         {"threads_per_row": 512, "vector": 4, "hold": "registers", "unroll": 0},
@@ -179,6 +193,9 @@ LEGAL = [
     ({"threads_per_row": 16, "rows_per_block": 2}, {}),
     ({"threads_per_row": 32, "vector": 4}, {"shape": "8x128"}),
     ({"division": "remainder"}, {"shape": "8x768"}),
+    ({"threads_per_row": 64, "reduce_with": "short_chains"}, {}),
+    ({"threads_per_row": 32, "vector": 4, "reduce_with": "short_chains"}, GROUPS),
+    ({"threads_per_row": 32, "cluster": 2, "reduce_with": "short_chains"}, {}),
     ({"threads_per_row": 16, "rows_per_block": 8, **PEELED}, ODD_ROWS),
     ({"threads_per_row": 64, "cluster": 2, **PEELED}, ODD_ROWS),
     ({"copy": "bulk", **SLOT, **PEELED}, ODD_ROWS),
@@ -244,6 +261,16 @@ def test_a_spec_may_ask_for_exact_exponentials() -> None:
     exact = with_space("softmax", '[space]\narithmetic = "exact"\n')
     assert Searched(exact, "64x256")["arithmetic"] == {"exact"}
     assert default_schedule(problem_for(exact, shape="64x256", dtype="bf16"), H200).arithmetic == "exact"
+
+
+def test_short_chains_are_searched_for_blocks_that_have_an_sm_to_themselves_and_for_groups() -> None:
+    few, many = Searched(load("rmsnorm"), "64x4096"), Searched(load("rmsnorm"), "8192x4096")
+    assert (few["reduce_with"], many["reduce_with"]) == ({"shuffle", "short_chains"}, {"shuffle"})
+    asked = with_space("rmsnorm", '[space]\nreduce_with = "short_chains"\n')
+    assert Searched(asked, "8192x4096")["reduce_with"] == {"short_chains"}
+    groups = Searched(load("quantize_to_fp8_group"), "8192x4096")
+    assert groups["reduce_with"] == {"shuffle", "short_chains"}
+    assert {s.vector for s in groups.legal if s.reduce_with == "short_chains"} == {4}
 
 
 def test_every_knob_of_a_schedule_has_its_values_listed() -> None:

@@ -19,8 +19,11 @@ def team_setting(plan: Plan) -> Setting:
     s, way = plan.schedule, plan.exchange
     sizes = [s.threads_per_row, s.rows_per_block]
     kind = "Threads"
+    reads = s.reduce_with.is_short
     if way is Way.CLUSTER:
-        kind, sizes = "ClusterTeam", [s.row_cluster, s.threads]
+        kind, sizes = "BroadcastCluster" if reads else "ClusterTeam", [s.row_cluster, s.threads]
+    elif reads and way is Way.BLOCK:
+        kind, sizes = "BroadcastBlock", sizes[:1]
     elif way in (Way.LANES, Way.COOPERATIVE_WARP):
         kind = "Lanes"
     elif way in (Way.BLOCK, Way.COOPERATIVE_BLOCK):

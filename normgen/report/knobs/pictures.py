@@ -26,6 +26,7 @@ from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
 from normgen.schedule.knobs import KNOBS
 from normgen.schedule.legality import refusal
+from normgen.schedule.plan import WARP
 from normgen.schedule.schedule import Schedule, changed
 from normgen.spec.reader import load
 
@@ -182,7 +183,8 @@ def combining(_: Problem, steps: Steps) -> list[str]:
             wrote[step.col] = step.thread
         elif step.place == SHARED and wrote.get(step.col, step.thread) != step.thread:
             taken.setdefault(step.thread, []).append(wrote[step.col])
-    return [f"A{thread:<2} takes from {_listed(found)}" for thread, found in sorted(taken.items())]
+    lines = [f"A{thread:<2} takes from {_listed(found)}" for thread, found in sorted(taken.items())]
+    return lines if len(lines) <= WARP else [*lines[:4], "and so on"]
 
 
 def _listed(threads: Iterable[int]) -> str:
@@ -237,7 +239,13 @@ PICTURES: Mapping[str, tuple[Scene, ...] | str] = {
     "rows_per_block": _scenes(owners, _WIDE, "threads_per_row=32", 1, 2, 4),
     "cluster": _scenes(owners, {**_WIDE, "shape": "2x128"}, "threads_per_row=32", 1, 2),
     "parts": _scenes(owners, {"op": "swiglu", "shape": "2x128"}, "threads_per_row=32", 1, 2),
-    "reduce_with": _scenes(combining, _BARE, "threads_per_row=8 rows_per_block=4", *KNOBS["reduce_with"].values),
+    "reduce_with": _scenes(
+        combining,
+        _BARE,
+        "threads_per_row=8 rows_per_block=4",
+        *(way for way in KNOBS["reduce_with"].values if not way.is_short),
+    )
+    + _scenes(combining, {**_BARE, "shape": "1x128"}, "threads_per_row=128", "short_chains"),
     "vector": _scenes(owners, _ROWS, _QUARTER, 1, 2, 4),
     "variance": _scenes(diary, _MEAN, "threads_per_row=32", *KNOBS["variance"].values),
     "softmax": _scenes(diary, {"op": "softmax", "shape": "8x8"}, _QUARTER, *KNOBS["softmax"].values),

@@ -134,6 +134,10 @@ NORMGEN_INLINE void mbarrier_cluster_fence() { normgen_cpu_mbarrier_cluster_fenc
 NORMGEN_INLINE void cluster_arrive() { normgen_cpu_cluster_arrive(true); }
 NORMGEN_INLINE void cluster_arrive_relaxed() { normgen_cpu_cluster_arrive(false); }
 NORMGEN_INLINE void cluster_wait() { normgen_cpu_cluster_wait(); }
+NORMGEN_INLINE float largest_of_warp(float value) {
+  for (int offset = 16; offset > 0; offset /= 2) value = maximum(value, __shfl_xor_sync(0xffffffffu, value, offset));
+  return value;
+}
 NORMGEN_INLINE void opaque(unsigned&) {}
 NORMGEN_INLINE float computed_once(float value) { return value; }
 NORMGEN_INLINE void settled(unsigned&) {}
