@@ -254,8 +254,8 @@ CHANGES: tuple[Change, ...] = (
         ("if edge > s.threads_per_row * s.row_blocks:", "if edge > 2 * s.threads_per_row * s.row_blocks:"),
         ('return "the next row travels in registers: hold = registers"', "return None"),
         (
-            'if s.reduce_with is not ReduceWith.SHUFFLE:\n        return "clusters combine',
-            'if False:\n        return "clusters combine',
+            "if s.reduce_with is not ReduceWith.SHUFFLE and (s.persistent or not s.reduce_with.is_short):",
+            "if s.reduce_with is not ReduceWith.SHUFFLE and not s.reduce_with.is_short:",
         ),
         ("if s.unroll > steps:", "if s.unroll > 8 * steps:"),
         (
