@@ -173,7 +173,7 @@ def test_every_argument_names_classes_and_kernels_and_covers_a_mutant() -> None:
 PARTS = {
     "exchanges": (
         ("thread_sum", "lanes_softmax", "warp_layernorm", "block_rmsnorm", "tree_layernorm", "groups_layernorm"),
-        ("cluster_layernorm", "cluster_softmax_ring", "uneven_layernorm", "uneven_cluster"),
+        ("cluster_layernorm", "cluster_softmax_ring", "uneven_layernorm", "uneven_cluster", "short_to_int8"),
     ),
     "statistics": (
         (
@@ -279,12 +279,12 @@ def test_wrong_lines_of_a_sample_of_files_are_all_killed() -> None:
 @needs_compiler
 def test_the_command_prints_tables_and_writes_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "results.json"
-    assert main(["kernels", "--schedule", "thread_sum", "--class", "element_bound", "--json", str(file)]) == 0
+    assert main(["kernels", "--schedule", "thread_sum", "--class", "element_first", "--json", str(file)]) == 0
     printed = capsys.readouterr()
     assert "1 mutants of 1 classes in 1 kernels" in printed.out
-    assert "[1/1] element_bound/thread_sum" in printed.err
+    assert "[1/1] element_first/thread_sum" in printed.err
     [told] = json.loads(file.read_text())
-    assert (told["class"], told["kernel"], told["outcome"]) == ("element_bound", "thread_sum", "killed_by_numbers")
+    assert (told["class"], told["kernel"], told["outcome"]) == ("element_first", "thread_sum", "killed_by_numbers")
 
 
 @needs_compiler
