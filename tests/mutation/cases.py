@@ -38,7 +38,9 @@ CASES: dict[str, Named] = {
     "groups_layernorm": forward(
         "layernorm", "4096x512", "f32", team(128, 1, 2, reduce_with="cooperative_groups", hold="shared", unroll=1)
     ),
-    "short_to_int8": forward("layernorm_to_int8", "4096x768", "bf16", team(96, 1, 4, reduce_with="short_chains", params="early", **HELD)),
+    "short_to_int8": forward(
+        "layernorm_to_int8", "4096x768", "bf16", team(96, 1, 4, reduce_with="short_chains", params="early", **HELD)
+    ),
     "cluster_layernorm": forward("layernorm", "4096x1024", "bf16", team(64, 1, 4, cluster=2, **HELD)),
     "cluster_softmax_ring": forward(
         "softmax", "4096x1024", "bf16", team(32, 1, 8, cluster=2, softmax="online", stages=2, **BULK_RING)

@@ -13,6 +13,7 @@ from normgen.codegen.transport.transport import Slots, fetched
 from normgen.schedule.knobs import Load
 
 POLICIES = (Load.EVICT_FIRST, Load.EVICT_LAST)  # hints that the copy engine knows
+HELD = "kHeldSteps * kThreadsPerRow * kVector"  # columns of a hybrid row that wait in registers
 SET_UP = "others wait only for a barrier that is set up"
 
 
@@ -34,11 +35,8 @@ class Bulk:
     def constants(self) -> list[Let]:
         if self.plan.cut.shifted:
             return []
-        return [constant("kCopiedCols", f"kCols{self._less_held}", "columns of a row that the copy engine brings")]
-
-    @property
-    def _less_held(self) -> str:
-        return " - kHeldSteps * kThreadsPerRow * kVector" if self.plan.is_hybrid else ""
+        held = f" - {HELD}" if self.plan.is_hybrid else ""
+        return [constant("kCopiedCols", f"kCols{held}", "columns of a row that the copy engine brings")]
 
     def shared(self) -> list[Statement]:
         size = ("[kStages]" if self.plan.is_staged else "") + ("[kRowsPerBlock]" if self.side_by_side else "")
@@ -55,12 +53,13 @@ class Bulk:
         size = f"({size})" if len(ctypes) > 1 else size
         if self.plan.schedule.row_cluster > 1:
             return self._part_copies(size)
-        start, cols = " + kCols - kCopiedCols" if self.plan.is_hybrid else "", "kCopiedCols"
         found: list[Statement] = []
         if self.plan.cut.shifted:
-            start = " + head" + self._less_held.replace("-", "+")
-            cols = "copied_cols"
-            found.append(Let("const int copied_cols", f"vectors * kVector{self._less_held}"))
+            less, more = (f" - {HELD}", f" + {HELD}") if self.plan.is_hybrid else ("", "")
+            start, cols = f" + head{more}", "copied_cols"
+            found.append(Let(f"const int {cols}", f"vectors * kVector{less}"))
+        else:
+            start, cols = " + kCols - kCopiedCols" if self.plan.is_hybrid else "", "kCopiedCols"
         found.append(Do(f"mbarrier_expect_bytes({self._barrier}, {cols} * {size})"))
         row = "stage * kRowsPerBlock + slot" if self.plan.is_staged else "slot"
         row = row if self.side_by_side else "stage" if self.plan.is_staged else ""
