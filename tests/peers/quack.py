@@ -38,8 +38,8 @@ _NORMS = {role: ng.operator(text, returns=("y", "h")) for role, text in _KINDS.i
 _WITH_RSTD = ng.operator(_KINDS["parameter"], returns=("y", "h", "rstd"))
 _LAYER_NORM = ng.operator("layernorm", returns=("y", "rstd", "mean"))
 # Its cross entropy takes a weight for each class.
-_WEIGHED = """
-name = "weighed_cross_entropy"
+_WEIGHTED = """
+name = "weighted_cross_entropy"
 [tensors]
 x = "input"
 label = {{ role = "row_input", dtypes = ["i64", "i32"] }}
@@ -64,8 +64,8 @@ _LOSS, _LOSS_GRADIENT = (
     ng.operator(name, returns=("loss", "lse", *more))
     for name, *more in (("cross_entropy",), ("cross_entropy_grad", "dlogits"))
 )
-_WEIGHED_LOSS = ng.operator(_WEIGHED.format(more="", formula=""), returns=("loss", "lse"))
-_WEIGHED_GRADIENT = ng.operator(_WEIGHED.format(**_GRADIENT), returns=("loss", "lse", "dlogits"))
+_WEIGHTED_LOSS = ng.operator(_WEIGHTED.format(more="", formula=""), returns=("loss", "lse"))
+_WEIGHTED_GRADIENT = ng.operator(_WEIGHTED.format(**_GRADIENT), returns=("loss", "lse", "dlogits"))
 
 
 def _same_dtype(x: Tensor, *dtypes: Any) -> None:
@@ -180,7 +180,7 @@ def cross_entropy(
         not_offered("sums that another kernel began")
     if weight is None:
         return ng.cross_entropy(x, target, ignore_index=ignore_index, reduction=reduction)
-    loss, _ = _WEIGHED_LOSS(x, label=target, weight=weight, ignore_index=float(ignore_index))
+    loss, _ = _WEIGHTED_LOSS(x, label=target, weight=weight, ignore_index=float(ignore_index))
     if reduction == "none":
         return loss
     counted = weight[target.clamp(min=0)] * (target != ignore_index)
@@ -205,7 +205,7 @@ def cross_entropy_fwd(
     if weight is None:
         found = (_LOSS_GRADIENT if return_dx else _LOSS)(x, target, ignore_index=float(ignore_index))
     else:
-        function = _WEIGHED_GRADIENT if return_dx else _WEIGHED_LOSS
+        function = _WEIGHTED_GRADIENT if return_dx else _WEIGHTED_LOSS
         found = function(x, label=target, weight=weight, ignore_index=float(ignore_index))
     loss, lse, *gradient = found
     wanted = (loss, *([lse] if return_lse else []), *gradient)
