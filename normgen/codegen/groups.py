@@ -16,7 +16,7 @@ from normgen.codegen.reductions import CONSTANTS, single_step
 from normgen.codegen.statements import Do, If, Let, Statement, constant, setting
 from normgen.codegen.walk import each_element
 from normgen.program.ir import Map, Reduce, used_names
-from normgen.schedule.plan import WARP
+from normgen.schedule.plan import groups_are_warps
 
 _COMBINE = {"sum": "Sum", "max": "Maximum", "min": "Minimum", "absmax": "Maximum"}
 
@@ -99,10 +99,10 @@ class Groups:
 
     def _combined(self, monoid: str, name: str) -> str:
         """The value of a whole group, of what its lanes have."""
-        s, group = self.plan.schedule, self.plan.problem.spec.group
-        if s.reduce_with.is_short and monoid == "absmax" and group == WARP * s.vector:
+        problem, s = self.plan.problem, self.plan.schedule
+        if s.reduce_with.is_short and monoid == "absmax" and groups_are_warps(problem, s):
             return f"largest_of_warp({name})"
-        together = "false" if self.plan.problem.any_cols else "kEven"
+        together = "false" if problem.any_cols else "kEven"
         return f"reduce_group<kGroupVectors, {_COMBINE[monoid]}, {together}>({name})"
 
     def stores(self) -> list[Statement]:

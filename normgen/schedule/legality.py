@@ -36,6 +36,7 @@ from normgen.schedule.knobs import (
 )
 from normgen.schedule.plan import (
     WARP,
+    groups_are_warps,
     has_row_barriers,
     held_bytes_per_thread,
     held_register_limit,
@@ -459,8 +460,11 @@ def _short(problem: Problem, s: Schedule) -> str | None:
     if problem.any_cols:
         return "general kernels combine as their tuned neighbours do, by shuffles"
     if not reduces_rows(problem):
-        is_warp = problem.spec.group == WARP * s.vector and s.threads_per_row >= WARP
-        return None if is_warp else "one instruction combines groups of a vector for each lane of a warp"
+        return (
+            None
+            if groups_are_warps(problem, s)
+            else "one instruction combines groups of a vector for each lane of a warp"
+        )
     if s.rows_per_block > 1 or s.threads_per_row * s.row_blocks <= WARP:
         return "what warps have left is read by every thread of their row: rows_per_block = 1, several warps"
     return None

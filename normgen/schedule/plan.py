@@ -175,6 +175,11 @@ def slot_bytes(problem: Problem, s: Schedule) -> int:
     return tile * s.stages if s.copy is not Copy.DIRECT else tile
 
 
+def groups_are_warps(problem: Problem, s: Schedule) -> bool:
+    """Whether each lane of a warp owns one vector of a group."""
+    return problem.spec.group == WARP * s.vector and s.threads_per_row >= WARP
+
+
 def is_spared(look: tuple[Reduce, ...]) -> bool:
     """Whether rows may be spared this look: each of its reductions is guarded."""
     return all(reduce.guard for reduce in look)

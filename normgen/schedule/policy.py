@@ -41,6 +41,7 @@ from normgen.schedule.plan import held_bytes_per_thread, steps_per_lane, vectors
 from normgen.schedule.schedule import Schedule
 
 KIB = 1024
+OTHER_TREES = (ReduceWith.COOPERATIVE_GROUPS, ReduceWith.SHARED_TREE)
 LEAST_DIVIDED = 2048  # cols of a peeled row whose means a product and its remainder make faster
 CHAINED_BYTES = 768 << 20  # an early start gains 0.2 % at 16384x8192 bf16, 1 to 5 % from there down (H200)
 
@@ -259,10 +260,10 @@ def searched_launch(problem: Problem, s: Schedule, _: Device) -> str | None:
 
 def searched_method(problem: Problem, s: Schedule, device: Device) -> str | None:
     """Search policy: past the registers, or half in them, go the rows of the best methods only."""
-    if s.reduce_with.is_short:
-        return _searched_short(problem, s, device)
+    if s.reduce_with.is_short and (reason := _searched_short(problem, s, device)) is not None:
+        return reason
     if (
-        s.reduce_with is not ReduceWith.SHUFFLE
+        s.reduce_with in OTHER_TREES
         and "reduce_with" not in problem.searched_knobs
         and not problem.any_cols
         and _is_short_norm(problem)
@@ -276,7 +277,7 @@ def searched_method(problem: Problem, s: Schedule, device: Device) -> str | None
         return "not searched: residuals of rows that are fetched while others are worked on"
     if s.copy is Copy.DIRECT and s.hold is not Hold.HYBRID:
         return None
-    if s.reduce_with is not ReduceWith.SHUFFLE or s.variance in (Variance.WELFORD, Variance.SHIFTED):
+    if s.reduce_with in OTHER_TREES or s.variance in (Variance.WELFORD, Variance.SHIFTED):
         return "not searched: asynchronous copies and hybrid rows with other trees and one-look variances"
     if s.columns != Schedule().columns:
         return "not searched: asynchronous copies and hybrid rows with column sums other than partials_two_kernels"
@@ -290,8 +291,7 @@ def _searched_short(problem: Problem, s: Schedule, device: Device) -> str | None
         return "not searched: short chains in more than two blocks an SM"
     if s.hold is not Hold.REGISTERS or s.copy is not Copy.DIRECT or s.persistent or s.blocks_per_sm:
         return "not searched: short chains, but for the only row of a block, in registers"
-    inexact = shows_in_float32(problem, s)
-    return f"not searched: {inexact}" if inexact else None
+    return None
 
 
 def shows_in_float32(problem: Problem, s: Schedule) -> str | None:
@@ -328,7 +328,7 @@ def plain_only(problem: Problem, s: Schedule) -> str | None:
     extras = "hints, early parameters or a persistent grid"
     if problem.sums_rows and s.columns is not Columns.PARTIALS_TWO_KERNELS:
         return "not searched: column sums by atomics or last arrivers, with " + extras
-    if s.reduce_with not in (ReduceWith.SHUFFLE, ReduceWith.SHORT_CHAINS) or s.threads_per_row == 1:
+    if s.reduce_with in OTHER_TREES or s.threads_per_row == 1:
         return "not searched: thread per row, shared_tree, cooperative_groups with " + extras
     wide_is_legal = problem.cols * problem.dtype.bytes % 16 == 0 and problem.align % 16 == 0
     if s.vector * problem.dtype.bytes < 8 and wide_is_legal:

@@ -60,10 +60,8 @@ loss = "where(is_counted, share * (log(row_sum) - (take(x, label) - row_max)), 0
 """
 _DLOGITS = 'dlogits = "where(is_counted, share * (exp(x - row_max) / row_sum - where(col == label, 1, 0)), 0)"'
 _GRADIENT = {"more": 'dlogits = { role = "output", follows = "x" }', "formula": _DLOGITS}
-_LOSS, _LOSS_GRADIENT = (
-    ng.operator(name, returns=("loss", "lse", *more))
-    for name, *more in (("cross_entropy",), ("cross_entropy_grad", "dlogits"))
-)
+_LOSS = ng.operator("cross_entropy", returns=("loss", "lse"))
+_LOSS_GRADIENT = ng.operator("cross_entropy_grad", returns=("loss", "lse", "dlogits"))
 _WEIGHTED_LOSS = ng.operator(_WEIGHTED.format(more="", formula=""), returns=("loss", "lse"))
 _WEIGHTED_GRADIENT = ng.operator(_WEIGHTED.format(**_GRADIENT), returns=("loss", "lse", "dlogits"))
 

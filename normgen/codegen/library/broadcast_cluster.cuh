@@ -1,17 +1,12 @@
 #pragma once
 
-#include "cluster_store.cuh"
+#include "cluster_team.cuh"
 #include "combine_in_pairs.cuh"
-#include "threads.cuh"
 
-// The blocks of a cluster are a team, as a ClusterTeam, and every thread reads the states of all warps.
+// A ClusterTeam in which every thread reads the states of all warps.
 template <int kBlocks, int kBlockThreads>
-struct BroadcastCluster : Threads<kBlocks * kBlockThreads, 1> {
+struct BroadcastCluster : ClusterTeam<kBlocks, kBlockThreads> {
   enum : int { kWarps = kBlockThreads / 32, kStates = kWarps * kBlocks };
-  static __device__ __forceinline__ int lane() { return cluster_rank() * kBlockThreads + threadIdx.x; }
-  static __device__ __forceinline__ unsigned tile() { return blockIdx.x / kBlocks; }
-  static __device__ __forceinline__ void announce() { cluster_arrive_relaxed(); }
-  static __device__ __forceinline__ void meet() { cluster_wait(); }
   template <typename State> using Slots = StatesOfWarps<kStates, State>;
   template <typename State>
   static __device__ __forceinline__ State reduce(State s, StatesOfWarps<kStates, State>& slots) {
