@@ -220,3 +220,46 @@ print(f"device memory {free - left} bytes, host memory {grown - resident} bytes 
 assert free - left <= 2 << 20 and grown - resident <= 8 << 20, (free - left, grown - resident)
 """)
     assert "more after 9000 handles" in told
+
+
+@pytest.mark.gpu
+def test_a_million_calls_take_no_more_memory_than_ten_thousand() -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
+    told = run("""
+import resource
+import torch
+import normgen.torch
+x = torch.randn(1, 1024, device="cuda").bfloat16()
+w = torch.randn(1024, device="cuda").bfloat16()
+y = torch.empty_like(x)
+wx, ww = (t.clone().requires_grad_() for t in (x, w))
+handle = normgen.kernel("rmsnorm", shape=(1, 1024), dtype="bf16", present=["weight"])
+
+def calls(count):
+    for i in range(count // 10):
+        for _ in range(6):
+            handle(x, w, out=y)
+        handle(x, w)
+        normgen.torch.rms_norm(x, w)
+        normgen.torch.rms_norm(wx, ww).backward(y)
+        if i % 1000 == 0:
+            wx.grad = ww.grad = None
+            torch.cuda.synchronize()
+    torch.cuda.synchronize()
+
+def memory():
+    gc.collect()
+    with OnDevice(0):
+        free, _ = check(driver().cuMemGetInfo(), "tell the free memory")
+    pages = int(open("/proc/self/statm").read().split()[1])
+    return free, pages * resource.getpagesize()
+
+calls(10_000)
+free, resident = memory()
+calls(1_000_000)
+left, grown = memory()
+print(f"device memory {free - left} bytes, host memory {grown - resident} bytes more after 1,000,000 calls")
+assert free - left <= 2 << 20 and grown - resident <= 8 << 20, (free - left, grown - resident)
+""")
+    print(told)
+    assert "more after 1,000,000 calls" in told
