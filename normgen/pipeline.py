@@ -20,6 +20,7 @@ from normgen.program.ir import RowProgram
 from normgen.program.rewrites.passes import passed
 from normgen.program.source import kernel_problem, written_program
 from normgen.schedule.knobs import Arithmetic, Division, Keep, Softmax, Statistics, Variance
+from normgen.schedule.legality import divides_inexactly
 from normgen.schedule.plan import Plan, plan_of
 from normgen.schedule.schedule import Schedule
 
@@ -54,7 +55,7 @@ def programs_of(problem: Problem, schedule: Schedule) -> list[tuple[str, RowProg
     """The program as its author wrote it and after every pass, named: what `normgen show --ir` prints."""
     written = written_program(answered(problem, schedule))
     s = schedule
-    return list(_programs(written, s.variance, s.softmax, s.arithmetic, s.division, s.keep))
+    return list(_programs(written, s.variance, s.softmax, s.arithmetic, s.division, s.keep, divides_inexactly(problem)))
 
 
 @lru_cache(maxsize=128)
@@ -65,7 +66,8 @@ def _programs(
     arithmetic: Arithmetic,
     division: Division,
     keep: Keep,
+    means: bool,
 ) -> tuple[tuple[str, RowProgram], ...]:
     """Thousands of schedules share a few programs, and a program takes four times as long as its text."""
     choices = Schedule(variance=variance, softmax=softmax, arithmetic=arithmetic, division=division, keep=keep)
-    return tuple(passed(written, choices))
+    return tuple(passed(written, choices, means=means))

@@ -31,6 +31,7 @@ from normgen.program.functions import (
     equal,
     name_of,
     negation,
+    reciprocal_approximate,
     remainder,
     sign,
     unequal,
@@ -38,7 +39,7 @@ from normgen.program.functions import (
 )
 from normgen.program.ir import COLS
 from normgen.program.ordered import Ordered, steps
-from normgen.program.rewrites.approximate import exp_approximate, reciprocal_approximate
+from normgen.program.rewrites.approximate import exp_approximate
 
 CHOICE, SUM, PRODUCT, ATOM = 0, 1, 2, 3  # how tightly a piece of text binds
 LONGEST_PRODUCT = 4  # factors of a power that is written out
@@ -112,7 +113,9 @@ class Printer:
         if isinstance(expr, divide):
             return f"__fdiv_rn({self.text(expr.args[0])}, {self.text(expr.args[1])})", ATOM
         if isinstance(expr, divide_by_remainder):
-            return f"divide_by_remainder({', '.join(map(self.text, expr.args))})", ATOM
+            above, below, inverse = expr.args
+            known = f"1.0f / {self.operand(below, ATOM)}" if inverse == 1 / below else self.text(inverse)
+            return f"divide_by_remainder({self.text(above)}, {self.text(below)}, {known})", ATOM
         if isinstance(expr, clamp):
             x, low, high = map(self.text, expr.args)
             return f"minimum(maximum({x}, {low}), {high})", ATOM

@@ -98,6 +98,10 @@ class divide_by_remainder(Opaque):
     """a / b with 1 / b at hand, its third argument: what the product leaves of a corrects it. Passes write it alone."""
 
 
+class reciprocal_approximate(Opaque):
+    """1 / x, off by 1 ulp at most (PTX ISA, rcp.approx.f32). Passes write it alone."""
+
+
 def quotient_in(
     product: Callable[..., sp.Expr],
     before: Sequence[sp.Expr],
@@ -266,6 +270,8 @@ def value_of(expr: sp.Expr) -> Callable[..., Array]:
         return lambda x: np.asarray(expr.dtype.stored(x).astype(x.dtype))
     if isinstance(expr, divide_by_remainder):
         return lambda a, b, _: np.asarray(np.divide(a, b))
+    if isinstance(expr, reciprocal_approximate):
+        return lambda x: np.asarray(1 / x)
     name = name_of(expr)
     if name is None:
         raise ProgramError(f"the function {type(expr).__name__} cannot be evaluated", received=str(expr))

@@ -27,7 +27,7 @@ from normgen.schedule.knobs import (
     Store,
     Variance,
 )
-from normgen.schedule.legality import reduces_rows, refusal, without_remainders
+from normgen.schedule.legality import has_means, reduces_rows, refusal, without_remainders
 from normgen.schedule.plan import (
     WARP,
     held_bytes_per_thread,
@@ -89,7 +89,7 @@ def _division(problem: Problem, cut: Schedule) -> Division:
     """Without the division's branch where rows are peeled, whose loads it keeps in their places: 2 to 5 % at 2730, 3333
     and 5726 cols of bf16; 1023 and aligned rows are level.
     """
-    pays = cut.peels and problem.cols >= LEAST_DIVIDED and without_remainders(problem) is None
+    pays = cut.peels and problem.cols >= LEAST_DIVIDED and without_remainders(problem) is None and has_means(problem)
     return Division.REMAINDER if pays else Division.IEEE
 
 

@@ -575,10 +575,12 @@ TABLE: tuple[Knob, ...] = (
         values=tuple(Division),
         plain=Division.IEEE,
         group=Group.FREE,
-        meaning="a mean of cols that are no power of two: by a division, or by a product and its remainder",
+        meaning="means, scales and reciprocals of rows and groups: by a division, or by a product and its remainder",
         forward=tuple(Division),
         backward=tuple(Division),
-        words={"remainder": "means by a product and its remainder: no branch, across which a compiler moves nothing"},
+        words={
+            "remainder": "quotients by a product and its remainder: no branch, across which a compiler moves nothing"
+        },
         elsewhere={"ieee": ("div.rn", "fdiv"), "remainder": ("fma",)},
     ),
     Knob(

@@ -12,10 +12,11 @@ from functools import cache, lru_cache
 from normgen.device import Device
 from normgen.problem.problem import Problem
 from normgen.problem.tensors import TensorUse
-from normgen.program.ir import looks
+from normgen.program.ir import RowProgram, looks
+from normgen.program.rewrites.hoist import hoist_row_divisions
 from normgen.program.rewrites.kept import name_kept_values
-from normgen.program.rewrites.means import divide_means_by_remainder
 from normgen.program.rewrites.passes import passed
+from normgen.program.rewrites.quotients import divide_by_remainders
 from normgen.program.rewrites.reductions import variance
 from normgen.program.source import kernel_problem, written_program
 from normgen.schedule.knobs import (
@@ -211,13 +212,35 @@ def division(problem: Problem, s: Schedule, _: Device) -> str | None:
 
 @cache
 def without_remainders(problem: Problem) -> str | None:
-    """Why no sum of a problem is divided by the remainder."""
+    """Why nothing of a problem is divided by the remainder."""
     if problem.any_cols:
         return "cols known at the call alone have no reciprocal yet: division = ieee"
-    if problem.cols & (problem.cols - 1) == 0:
-        return "what a power of two divides is an exact product: division = ieee"
-    program = variance(written_program(problem), Variance.TWO_PASS)
-    return None if divide_means_by_remainder(program) != program else "no row has a mean: division = ieee"
+    if has_means(problem) or has_quotients(problem):
+        return None
+    return "no row or group has a quotient, but by powers of two: division = ieee"
+
+
+def divides_inexactly(problem: Problem) -> bool:
+    """Whether a mean rounds: what a power of two divides is an exact product."""
+    return problem.cols & (problem.cols - 1) != 0
+
+
+@cache
+def has_means(problem: Problem) -> bool:
+    """Whether a row of the problem has a mean that rounds."""
+    return divides_inexactly(problem) and _divided(problem, means=True) != _divided(problem, means=False)
+
+
+@cache
+def has_quotients(problem: Problem) -> bool:
+    """Whether rows or groups of the problem have quotients that are no means: scales of codes, reciprocals."""
+    return _divided(problem, means=False) != _divided(problem, means=None)
+
+
+def _divided(problem: Problem, *, means: bool | None) -> RowProgram:
+    """As passes write it for a schedule, divided by the remainder; None: not."""
+    program = hoist_row_divisions(variance(written_program(problem), Variance.TWO_PASS), corrected=False)
+    return program if means is None else divide_by_remainders(program, means=means)
 
 
 @cache

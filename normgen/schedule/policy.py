@@ -30,6 +30,8 @@ from normgen.schedule.legality import (
     Rule,
     dependent_launch,
     division,
+    has_means,
+    has_quotients,
     hints,
     keep,
     params_registers,
@@ -211,15 +213,18 @@ def searched_keep(problem: Problem, s: Schedule, _: Device) -> str | None:
     return None
 
 
-def searched_division(problem: Problem, s: Schedule, _: Device) -> str | None:
+def searched_division(problem: Problem, s: Schedule, device: Device) -> str | None:
     """Search policy: of shorter rows the division is level or ahead, up to 8 % (four shapes, tuned with each; H200).
 
-    Peeled ones gain 2 % at 2730 and 3333 cols.
+    Peeled ones gain 2 % at 2730 and 3333 cols. Where few rows have scales, a kernel waits for their two divisions.
     """
     least = LEAST_DIVIDED if s.peels else 4096
-    if s.division is Division.IEEE or problem.cols >= least or "division" in problem.searched_knobs:
+    if s.division is Division.IEEE or "division" in problem.searched_knobs:
         return None
-    return f"not searched: means of fewer than {least} cols by a product and its remainder"
+    has_short_wait = has_quotients(problem) and not _is_crowded(problem, s, device)
+    if has_short_wait or (has_means(problem) and problem.cols >= least):
+        return None
+    return f"not searched: means of fewer than {least} cols by a product and its remainder, quotients of many rows"
 
 
 def searched_params(problem: Problem, s: Schedule, device: Device) -> str | None:
@@ -284,9 +289,14 @@ def searched_method(problem: Problem, s: Schedule, device: Device) -> str | None
     return None
 
 
+def _is_crowded(problem: Problem, s: Schedule, device: Device) -> bool:
+    """More blocks than two an SM: one waits while another works."""
+    return problem.rows * s.row_blocks > 2 * device.sm_count
+
+
 def _searched_short(problem: Problem, s: Schedule, device: Device) -> str | None:
     """A shorter wait in more instructions, for blocks that have an SM to themselves; of groups alone, in fewer."""
-    crowded = problem.rows * s.row_blocks > 2 * device.sm_count and reduces_rows(problem)
+    crowded = _is_crowded(problem, s, device) and reduces_rows(problem)
     if crowded and "reduce_with" not in problem.searched_knobs:
         return "not searched: short chains in more than two blocks an SM"
     if s.hold is not Hold.REGISTERS or s.copy is not Copy.DIRECT or s.persistent or s.blocks_per_sm:

@@ -64,7 +64,8 @@ class Schedule:
     blocks_per_sm    launch bound: the least number of blocks that must fit an SM; 0 = none
     columns          how column reductions (dweight, dbias) are summed over blocks, see Columns.is_deterministic
     arithmetic       exact | approximate: exponentials by expf, or by the hardware's power of two
-    division         ieee | remainder: a mean by an IEEE division, or by the product with 1 / cols and its remainder
+    division         ieee | remainder: means, scales and reciprocals of rows by IEEE divisions, or by products and what
+                     these leave
     dependent_launch off | on | start | loads | end: programmatic dependent launch (sm_90+). on: only a call's second
                      kernel starts while its first one ends; the others: every kernel starts while the one in front
                      of it in the stream ends, and lets the next one start when it starts, has asked for its row, or

@@ -84,23 +84,28 @@ def test_a_quotient_by_the_remainder_is_that_of_a_division(tmp_path: Path) -> No
 
     A product with 1 / b has two roundings, which together pass half an ulp that often.
     """
-    text = 'extern "C" void quotients(const float* a, const float* b, float* found, int count) {\n'
-    text += "  for (int i = 0; i < count; ++i) found[i] = divide_by_remainder(a[i], b[i], 1.0f / b[i]);\n}\n"
+    text = (
+        'extern "C" void quotients(const float* a, const float* b, const float* inverse, float* found, int count) {\n'
+    )
+    text += "  for (int i = 0; i < count; ++i) found[i] = divide_by_remainder(a[i], b[i], inverse[i]);\n}\n"
     library = on_the_host("divide_by_remainder", text, tmp_path)
 
-    def quotients(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    def quotients(a: np.ndarray, b: np.ndarray, inverse: np.ndarray) -> np.ndarray:
         found = np.full_like(a, np.nan)
-        library.quotients(*(ctypes.c_void_p(x.ctypes.data) for x in (a, b, found)), len(a))
+        library.quotients(*(ctypes.c_void_p(x.ctypes.data) for x in (a, b, inverse, found)), len(a))
         return found
 
     rng = np.random.default_rng()
     a, b = np.exp2(rng.uniform(-60, 0, 1_000_000)).astype(np.float32), (1 + 4095 * rng.random(1_000_000, np.float32))
-    assert np.mean(quotients(a, b) != a / b) < 1e-3
+    assert np.mean(quotients(a, b, 1 / b) != a / b) < 1e-3
     assert np.mean(a * (1 / b) != a / b) > 0.1
+    for off in (-1, 0, 1):  # a reciprocal that is off by an ulp, as the hardware's may be, is corrected as well
+        near = ((1 / b).view(np.int32) + off).view(np.float32)
+        assert np.mean(quotients(np.ones_like(b), b, near) != 1 / b) < 1e-3
     ends = np.float32([0, 1, 1e-40, 3e38, np.inf, np.nan, -1])
     a, b = np.repeat(ends, len(ends)), np.tile(ends, len(ends))
     with np.errstate(all="ignore"):
-        np.testing.assert_allclose(quotients(a, b), a * (1 / b), rtol=1e-6)
+        np.testing.assert_allclose(quotients(a, b, 1 / b), a * (1 / b), rtol=1e-6)
 
 
 def test_no_name_is_defined_twice() -> None:

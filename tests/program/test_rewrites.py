@@ -12,8 +12,8 @@ from normgen.program.ir import COLS, Column, Load, Map, Reduce, RowProgram, Stor
 from normgen.program.lower import lower
 from normgen.program.monoid import ONLINE_SOFTMAX, SUM, WELFORD, Monoid, symbol
 from normgen.program.rewrites.hoist import hoist_row_divisions
-from normgen.program.rewrites.means import divide_means_by_remainder
 from normgen.program.rewrites.passes import passed
+from normgen.program.rewrites.quotients import divide_by_remainders
 from normgen.program.rewrites.reductions import SOFTMAX, VARIANCE, applicable, softmax, variance
 from normgen.program.rewrites.taken import load_taken_elements
 from normgen.program.source import problem_for
@@ -451,8 +451,8 @@ def test_exact_quotients_of_exponentials_are_divided_by_the_remainder() -> None:
         assert ("remainder" in str(hoisted)) == (arithmetic is Arithmetic.EXACT)
 
 
-def test_means_are_divided_by_the_remainder() -> None:
-    """What stands before the division is divided, in its order; cols that do not divide a row's value stay."""
+def test_what_rows_have_is_divided_by_the_remainder() -> None:
+    """What stands before the division is divided, in its order; what divides no row's value stays."""
     m, s = 'm = "mean(x)"\n', 's = "sum(x*x)"\n'
     divided = {
         f'{m}y = "x - m"': ["x_sum, cols, 1/cols"],
@@ -461,18 +461,28 @@ def test_means_are_divided_by_the_remainder() -> None:
         f'{m}{s}t = "s / cols / m * s"\ny = "x * t"': ["x_sum, cols, 1/cols", "s, cols, 1/cols"],
         f'{s}y = "x / cols * s"': [],
         f'{s}t = "s * cols"\ny = "x * t"': [],
+        f'{s}t = "s / 448"\ny = "x * t"': ["s, 448, 1/448"],
+        f'{s}t = "s / 6 / cols"\ny = "x * t"': ["s, 6, 1/6"],  # one division of a product
+        f'{s}t = "s / 8"\ny = "x * t"': [],
+        f'{s}y = "x / 6 * s"': [],
+        f'{s}y = "x / s"': ["1, s, reciprocal_approximate(s"],
+        f'{s}y = "x / (s + 1)"': ["1, s + 1, reciprocal_approximate(s + 1"],
+        f'{s}t = "2 / s"\ny = "x * t"': [],
     }
     for formulas, quotients in divided.items():
-        program = spec_program(formulas)
-        rewritten = divide_means_by_remainder(program)
+        program = hoist_row_divisions(spec_program(formulas), corrected=False)
+        rewritten = divide_by_remainders(program)
         assert re.findall(r"remainder[(](.+?)[)]", str(rewritten)) == quotients, formulas
         assert (rewritten != program) == bool(quotients)
         x = np.random.default_rng().standard_normal((3, 5))
         found, expected = (evaluate(p, {"x": x})["y"] for p in (rewritten, program))
         np.testing.assert_allclose(found, expected, rtol=1e-13)
-    program = spec_program(f'{m}y = "x - m"')
+    program = spec_program(f'{m}{s}y = "(x - m) / s"')
     for way in Division:
-        assert ("remainder" in str(passed(program, Schedule(division=way))[-1][1])) == (way is Division.REMAINDER)
+        found = str(passed(program, Schedule(division=way))[-1][1])
+        assert found.count("remainder") == 2 * (way is Division.REMAINDER)
+    found = str(passed(program, Schedule(division=Division.REMAINDER), means=False)[-1][1])
+    assert re.findall(r"remainder[(](.+?),", found) == ["1"]  # a power of two divides by an exact product
 
 
 @pytest.mark.parametrize("method", SOFTMAX)

@@ -10,16 +10,13 @@ from dataclasses import replace
 
 import sympy as sp
 
+from normgen.program.functions import reciprocal_approximate
 from normgen.program.ir import Map, Reduce, RowProgram, Statement
 from normgen.program.monoid import Monoid, Recipe
 
 
 class exp_approximate(sp.Function):  # type: ignore[misc]  # sympy has no types
     """e^x, off by 2 + 1.2 |x| ulp at most; 0 where that is subnormal."""
-
-
-class reciprocal_approximate(sp.Function):  # type: ignore[misc]  # sympy has no types
-    """1 / x, off by 1 ulp at most (PTX ISA, rcp.approx.f32); the error model's division is as far off."""
 
 
 def has_exponentials(program: RowProgram) -> bool:

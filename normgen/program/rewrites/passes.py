@@ -10,7 +10,7 @@ from normgen.program.ir import RowProgram, check
 from normgen.program.rewrites.approximate import approximate_exponentials
 from normgen.program.rewrites.hoist import hoist_row_divisions
 from normgen.program.rewrites.kept import name_kept_values
-from normgen.program.rewrites.means import divide_means_by_remainder
+from normgen.program.rewrites.quotients import divide_by_remainders
 from normgen.program.rewrites.reductions import softmax, variance
 from normgen.program.rewrites.taken import load_taken_elements
 from normgen.program.rewrites.totals import totals_of_elements
@@ -36,8 +36,8 @@ class Choices(Protocol):
     def keep(self) -> Keep: ...
 
 
-def passes(choices: Choices) -> list[tuple[str, Callable[[RowProgram], RowProgram]]]:
-    """(name, pass), first to last."""
+def passes(choices: Choices, *, means: bool = True) -> list[tuple[str, Callable[[RowProgram], RowProgram]]]:
+    """(name, pass), first to last. `means` False: cols is a power of two, what it divides an exact product."""
     listed: list[tuple[str, Callable[[RowProgram], RowProgram]]] = [
         ("totals of elements", totals_of_elements),
         ("load taken elements", load_taken_elements),
@@ -46,7 +46,7 @@ def passes(choices: Choices) -> list[tuple[str, Callable[[RowProgram], RowProgra
         ("hoist row divisions", partial(hoist_row_divisions, corrected=choices.arithmetic is Arithmetic.EXACT)),
     ]
     if choices.division is Division.REMAINDER:
-        listed.append(("divide means by the remainder", divide_means_by_remainder))
+        listed.append(("divide by the remainder", partial(divide_by_remainders, means=means)))
     if choices.arithmetic is Arithmetic.APPROXIMATE:
         listed.append(("approximate exponentials", approximate_exponentials))
     if choices.keep is Keep.VALUES:
@@ -54,9 +54,9 @@ def passes(choices: Choices) -> list[tuple[str, Callable[[RowProgram], RowProgra
     return listed
 
 
-def passed(program: RowProgram, choices: Choices) -> list[tuple[str, RowProgram]]:
+def passed(program: RowProgram, choices: Choices, *, means: bool = True) -> list[tuple[str, RowProgram]]:
     """The program as lowered and after each pass, every one checked: what `normgen show --ir` prints."""
     steps = [("lower", check(program))]
-    for name, rewrite in passes(choices):
+    for name, rewrite in passes(choices, means=means):
         steps.append((name, check(rewrite(steps[-1][1]))))
     return steps

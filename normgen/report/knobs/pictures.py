@@ -281,7 +281,7 @@ PICTURES: Mapping[str, tuple[Scene, ...] | str] = {
         *_scenes(partial(diary, kernel=1), _BACK, "threads_per_row=32 persistent=1 hold=registers unroll=0", "on"),
     ),
     "arithmetic": "no thread owns anything else: the same exponentials by other instructions",
-    "division": "no thread owns anything else: the same means by other instructions",
+    "division": "no thread owns anything else: the same quotients by other instructions",
     "statistics": "a null pointer's store is skipped at run time, or is not in the text: no access differs",
 }
 
