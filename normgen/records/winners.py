@@ -181,9 +181,10 @@ def lookup(
     First the exact problem; then the same one with other statistics, where one kernel serves both (`kernel_problem`);
     then the nearest one in rows and cols whose schedule is worth taking (`records.nearest`).
     Measured records come before predicted ones, those of the asked place before those of the default one, and these
-    before what was timed alone; records of other places serve only who names their place. A problem that promises
-    stable parameters takes records without the promise when there are none with it. A record of another text of the
-    spec is a miss, with that reason.
+    before what was timed alone; records of other places serve only who names their place. Of several that are left the
+    last is taken: a tune begins with what was known, so that its winner has beaten that where it ran, and times of
+    other days and machines do not compare. A problem that promises stable parameters takes records without the promise
+    when there are none with it. A record of another text of the spec is a miss, with that reason.
     """
     key = ProblemKey.of(problem)
     known = records_of(device, folders) if records is None else records
@@ -191,11 +192,11 @@ def lookup(
     keys = (key, replace(key, stable_parameters=False))
     exact = next(filter(None, (_of_problem(k, found) or _of_same_kernel(problem, k, found) for k in keys)), [])
 
-    def order(record: Record) -> tuple[bool, int, float]:
-        return not record.measured, place_rank(record.place, place) or 0, record.us or float("inf")
+    def order(record: Record) -> tuple[bool, int]:
+        return not record.measured, place_rank(record.place, place) or 0
 
     if exact:
-        best = min(exact, key=order)
+        best = min(sorted(exact, key=lambda r: r.created, reverse=True), key=order)
         schedule = searched_today(best.schedule, problem)
         reason = "tuned for this problem" + _other_statistics(key, best.problem) + _where(best, place)
         reason += "" if schedule == best.schedule else ", with two passes for its variance"

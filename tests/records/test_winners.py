@@ -139,6 +139,20 @@ def test_a_slower_record_in_place_comes_before_a_faster_one_alone(tmp_path: Path
     assert (found.record, found.reason) == (record(us=14.0), "tuned for this problem")
 
 
+def test_of_two_records_the_one_tuned_last_serves_whatever_times_each_machine_had(tmp_path: Path) -> None:
+    user, shipped = tmp_path / "user", tmp_path / "shipped"
+    adopt(record(us=9.0, created="2026-11-24T22:18:00Z"), shipped, H200)
+    adopt(record(us=12.0, created="2026-11-25T03:57:00Z"), user, H200)
+    for folders in ([user, shipped], [shipped, user]):
+        found = lookup(problem(), H200, folders=folders).record
+        assert found is not None
+        assert found.us == 12.0
+    adopt(record(us=14.0, created="2026-11-26T08:00:00Z"), shipped, H200, force=True)  # a later version's
+    found = lookup(problem(), H200, folders=[user, shipped]).record
+    assert found is not None
+    assert found.us == 14.0
+
+
 def test_a_record_of_another_place_is_evidence_that_only_its_name_reaches(tmp_path: Path) -> None:
     for elsewhere in (Place(setting=Setting.HOT), Place(context=Context.MATMUL)):
         adopt(record(us=3.0, place=elsewhere), tmp_path, H200)
