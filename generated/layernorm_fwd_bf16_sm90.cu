@@ -16,23 +16,23 @@
 // verified  NVIDIA H200, driver for CUDA 13.0: 7 to 9 calls, 1 to 16384 rows, 20 families of rows, own pitches of y,
 //           x, null mean, rstd
 //
-//   rows x cols                kernel           threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
-//   8192 x 768                 warp_per_row     32       2           8       5.508     15.62 / 10.11  4582  78.3 %   1.14x       7.856     fresh
-//   8192 x 1000                warp_per_row     128      4           8       6.756     19.08 / 12.34  4860  75.9 %   1.23x       10.55     fresh
-//   16384 x 1000               warp_per_row     128      4           8       14.18     37.95 / 23.75  4630  91.2 %   1.12x       18.47     fresh
-//   16384 x 1023               warp_per_row     128      4           4       16.62     41.02 / 24.44  4043  79.5 %   1.28x       21.44     fresh
-//   4096 x 3072                block_per_row    64       1           4       10.12     28.63 / 18.52  4979  93.6 %   1.09x       15.47     fresh
-//   1 x 4096 no mean no rstd   block_per_row    256      1           8       1.481     4.052 / 2.571  22    79.2 %   1.02x       2.069     fresh
-//   64 x 4096 no mean no rstd  block_per_row    256      1           4       1.728     5.459 / 3.73   616   68.4 %   1.02x       2.488     fresh
-//   4096 x 4096                warp_per_row     32       1           4       13.18     37.79 / 24.62  5097  100.6 %  1.18x       19.86     fresh
-//   8192 x 4097                block_per_row    128      1           4       32.93     87.15 / 54.22  4080  93.4 %   1.20x       37.76     fresh
-//   4096 x 6144                block_per_row    128      1           8       22.08     62.19 / 40.09  4562  100.6 %  1.12x       25.94     fresh
-//   16 x 8192 no mean no rstd  block_per_row    256      1           8       1.842     5.265 / 3.423  302   77.5 %   1.05x       2.683     fresh
-//   16384 x 8192               block_per_row    256      1           8       129.9     326 / 196.4    4135  97.9 %   1.06x       127       fresh
-//   4 x 16384 no mean no rstd  cluster_per_row  128      1           4       2.143     5.428 / 3.285  153   70.5 %   1.00x       2.232     fresh
-//   2048 x 65536               cluster_per_row  128      1           8       134.8     330.8 / 195.4  3985  93.9 %   1.04x       135.5     fresh
-//   (any other, rows alike)    block_per_row    256      1           8       -         -              -     -        -           -         not tuned
-//   (any other)                block_per_row    256      1           1       -         -              -     -        -           -         not tuned
+//   rows x cols              kernel           threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
+//   8192 x 768               warp_per_row     32       2           8       5.508     15.62 / 10.11  4582  78.3 %   1.14x       7.856     fresh
+//   8192 x 1000              warp_per_row     128      4           8       6.756     19.08 / 12.34  4860  75.9 %   1.23x       10.55     fresh
+//   16384 x 1000             warp_per_row     128      4           8       14.18     37.95 / 23.75  4630  91.2 %   1.12x       18.47     fresh
+//   16384 x 1023             warp_per_row     128      4           4       16.62     41.02 / 24.44  4043  79.5 %   1.28x       21.44     fresh
+//   4096 x 3072              block_per_row    64       1           4       10.12     28.63 / 18.52  4979  93.6 %   1.09x       15.47     fresh
+//   1 x 4096                 block_per_row    256      1           4       1.822     5.058 / 3.236  18    82.6 %   1.03x       2.032     fresh
+//   64 x 4096                block_per_row    256      1           4       2.158     6.427 / 4.27   494   80.9 %   1.05x       2.453     fresh
+//   4096 x 4096              warp_per_row     32       1           4       13.18     37.79 / 24.62  5097  100.6 %  1.18x       19.86     fresh
+//   8192 x 4097              block_per_row    128      1           4       32.93     87.15 / 54.22  4080  93.4 %   1.20x       37.76     fresh
+//   4096 x 6144              block_per_row    128      1           8       22.08     62.19 / 40.09  4562  100.6 %  1.12x       25.94     fresh
+//   16 x 8192                block_per_row    256      1           4       2.179     6.288 / 4.111  256   83.6 %   1.08x       2.602     fresh
+//   16384 x 8192             block_per_row    256      1           8       129.9     326 / 196.4    4135  97.9 %   1.06x       127       fresh
+//   4 x 16384                cluster_per_row  128      1           8       2.565     6.518 / 3.953  128   74.8 %   1.00x       2.587     fresh
+//   2048 x 65536             cluster_per_row  128      1           8       134.8     330.8 / 195.4  3985  93.9 %   1.04x       135.5     fresh
+//   (any other, rows alike)  block_per_row    256      1           8       -         -              -     -        -           -         not tuned
+//   (any other)              block_per_row    256      1           1       -         -              -     -        -           -         not tuned
 //
 // times     price: what the kernel adds to a chain of a kernel that writes its main input and one that reads its
 //           outputs; chain: with / without the kernel; fresh: all but the main input comes from DRAM
@@ -113,6 +113,46 @@ __device__ __forceinline__ unsigned floats_to_bfloat162(float low, float high) {
 #endif
 }
 
+// This block's rank in its cluster.
+__device__ __forceinline__ unsigned cluster_rank() {
+  unsigned rank;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+
+// All threads of all blocks of a cluster arrive, then wait. What a thread wrote before it arrived, the others see after
+// they have waited.
+__device__ __forceinline__ void cluster_arrive() {
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+// As above, where a thread has written nothing that others wait for: no fence.
+__device__ __forceinline__ void cluster_arrive_relaxed() {
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void cluster_wait() {
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+// Where block `rank` of the cluster has the shared variable `own`.
+template <typename T>
+__device__ __forceinline__ unsigned cluster_address(const T* own, unsigned rank) {
+  unsigned remote;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;"
+      : "=r"(remote) : "r"(static_cast<unsigned>(__cvta_generic_to_shared(own))), "r"(rank));
+  return remote;
+}
+
+// Writes `value` to where block `rank` of the cluster has the shared variable `own`.
+template <typename T>
+__device__ __forceinline__ void cluster_store(T* own, unsigned rank, const T& value) {
+  const unsigned remote = cluster_address(own, rank);
+  const float* words = reinterpret_cast<const float*>(&value);
+  #pragma unroll
+  for (unsigned i = 0; i < sizeof(T) / 4; ++i) {
+    asm volatile("st.shared::cluster.f32 [%0], %1;" :: "r"(remote + 4 * i), "f"(words[i]) : "memory");
+  }
+}
+
 __device__ __forceinline__ void mbarrier_init(unsigned long long* barrier, unsigned arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;"
                :: "r"(static_cast<unsigned>(__cvta_generic_to_shared(barrier))), "r"(arrivals) : "memory");
@@ -156,35 +196,6 @@ __device__ __forceinline__ void bulk_load_by(
                   "r"(static_cast<unsigned>(__cvta_generic_to_shared(barrier))), "l"(Hint::l2_policy()) : "memory");
 }
 
-// This block's rank in its cluster.
-__device__ __forceinline__ unsigned cluster_rank() {
-  unsigned rank;
-  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  return rank;
-}
-
-// All threads of all blocks of a cluster arrive, then wait. What a thread wrote before it arrived, the others see after
-// they have waited.
-__device__ __forceinline__ void cluster_arrive() {
-  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-}
-// As above, where a thread has written nothing that others wait for: no fence.
-__device__ __forceinline__ void cluster_arrive_relaxed() {
-  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
-}
-__device__ __forceinline__ void cluster_wait() {
-  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-
-// Where block `rank` of the cluster has the shared variable `own`.
-template <typename T>
-__device__ __forceinline__ unsigned cluster_address(const T* own, unsigned rank) {
-  unsigned remote;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;"
-      : "=r"(remote) : "r"(static_cast<unsigned>(__cvta_generic_to_shared(own))), "r"(rank));
-  return remote;
-}
-
 // Writes `value` to where block `rank` of the cluster has the shared variable `own`. Nobody waits for the store: its
 // bytes count at that block's `mbarrier` as they arrive.
 template <typename T>
@@ -201,17 +212,6 @@ __device__ __forceinline__ void cluster_send(T* own, unsigned rank, const T& val
 // The other blocks of the cluster see the mbarriers that this thread has set up, behind the next cluster barrier.
 __device__ __forceinline__ void mbarrier_cluster_fence() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-}
-
-// Writes `value` to where block `rank` of the cluster has the shared variable `own`.
-template <typename T>
-__device__ __forceinline__ void cluster_store(T* own, unsigned rank, const T& value) {
-  const unsigned remote = cluster_address(own, rank);
-  const float* words = reinterpret_cast<const float*>(&value);
-  #pragma unroll
-  for (unsigned i = 0; i < sizeof(T) / 4; ++i) {
-    asm volatile("st.shared::cluster.f32 [%0], %1;" :: "r"(remote + 4 * i), "f"(words[i]) : "memory");
-  }
 }
 
 // Hides from the compiler how the value was found: it would find it again in every look rather than keep it.
@@ -469,6 +469,39 @@ struct Block : Threads<kThreadsPerRow, 1> {
   }
 };
 
+// Shared memory for the states of kStates warps, read four floats at once.
+template <int kStates, typename State>
+struct alignas(16) StatesOfWarps {
+  State states[kStates];
+};
+
+// States kFirst to kFirst + kCount - 1 combined in pairs: as few steps one behind the other as a tree has levels.
+template <int kFirst, int kCount, typename State>
+__device__ __forceinline__ State combine_in_pairs(const State* states) {
+  if constexpr (kCount == 1) {
+    return states[kFirst];
+  } else {
+    constexpr int kHalf = kCount / 2;
+    return State::combine(combine_in_pairs<kFirst, kHalf>(states),
+                          combine_in_pairs<kFirst + kHalf, kCount - kHalf>(states));
+  }
+}
+
+// A block is a team. Warps first, then every thread reads the states of all warps, which shared memory broadcasts. One
+// read and a few additions behind each other wait less than the shuffles of a Block.
+template <int kThreadsPerRow>
+struct BroadcastBlock : Threads<kThreadsPerRow, 1> {
+  enum : int { kWarps = kThreadsPerRow / 32 };
+  template <typename State> using Slots = StatesOfWarps<kWarps, State>;
+  template <typename State>
+  static __device__ __forceinline__ State reduce(State s, StatesOfWarps<kWarps, State>& slots) {
+    s = State::of_warp(s);
+    if (threadIdx.x % 32 == 0) slots.states[threadIdx.x / 32] = s;
+    __syncthreads();
+    return combine_in_pairs<0, kWarps>(slots.states);
+  }
+};
+
 // The blocks of a cluster are a team. Every warp leaves its state in each block, then every warp combines all of them:
 // one barrier. A block may write to another only once that one has started.
 template <int kBlocks, int kBlockThreads>
@@ -487,6 +520,22 @@ struct ClusterTeam : Threads<kBlocks * kBlockThreads, 1> {
     cluster_arrive();
     cluster_wait();
     return reduce_lanes<lanes_for(kStates)>(share_of_slots<kStates>(slots));
+  }
+};
+
+// A ClusterTeam in which every thread reads the states of all warps.
+template <int kBlocks, int kBlockThreads>
+struct BroadcastCluster : ClusterTeam<kBlocks, kBlockThreads> {
+  enum : int { kWarps = kBlockThreads / 32, kStates = kWarps * kBlocks };
+  template <typename State> using Slots = StatesOfWarps<kStates, State>;
+  template <typename State>
+  static __device__ __forceinline__ State reduce(State s, StatesOfWarps<kStates, State>& slots) {
+    s = State::of_warp(s);
+    const unsigned lane = threadIdx.x % 32;
+    if (lane < kBlocks) cluster_store(slots.states + cluster_rank() * kWarps + threadIdx.x / 32, lane, s);
+    cluster_arrive();
+    cluster_wait();
+    return combine_in_pairs<0, kStates>(slots.states);
   }
 };
 
@@ -696,11 +745,11 @@ struct Cols1023_21c8 : Plain { using Team = Lanes<32, 4>; using Load = NoAllocat
 struct Cols3072_6538 : Plain { using Team = Block<64>; using Load = NoAllocate;
   enum : int { kCols = 3072, kThreads = 64, kVector = 4, kEarlyParams = 0 };
 };
-struct Cols4096_925e : Plain { using Team = Block<256>; using Params = Ahead;
-  enum : int { kCols = 4096, kThreads = 256, kVector = 8, kEarlyParams = 1 };
+struct Cols4096_c8f5 : Plain { using Team = BroadcastBlock<256>; using Load = NoAllocate;
+  enum : int { kCols = 4096, kThreads = 256, kVector = 4, kEarlyParams = 1, kBlocksPerSm = 1 };
 };
-struct Cols4096_9bbc : Plain { using Team = Block<256>; using Load = NoAllocate; using Params = Ahead;
-  enum : int { kCols = 4096, kThreads = 256, kVector = 4, kEarlyParams = 1 };
+struct Cols4096_7968 : Plain { using Team = BroadcastBlock<256>; using Load = NoAllocate; using Params = Ahead;
+  enum : int { kCols = 4096, kThreads = 256, kVector = 4, kEarlyParams = 1, kBlocksPerSm = 1 };
 };
 struct Cols4096_c248 : Plain { using Team = Lanes<32, 1>; using Load = NoAllocate;
   enum : int { kCols = 4096, kThreads = 32, kVector = 4, kEarlyParams = 0, kPackedParams = 0, kAhead = 1 };
@@ -712,14 +761,14 @@ struct Cols4097_d71d : Plain { using Team = Block<128>; using Load = NoAllocate;
 struct Cols6144_33f2 : Plain { using Team = Block<128>; using Load = NoAllocate; using Store = Streaming; using Chain = EarlyAtLoads;
   enum : int { kCols = 6144, kThreads = 128, kVector = 8, kEarlyParams = 1 };
 };
-struct Cols8192_1d3a : Plain { using Team = Block<256>; using Load = NoAllocate; using Params = Ahead;
-  enum : int { kCols = 8192, kThreads = 256, kVector = 8, kEarlyParams = 1 };
+struct Cols8192_3b92 : Plain { using Team = BroadcastBlock<256>; using Load = NoAllocate;
+  enum : int { kCols = 8192, kThreads = 256, kVector = 4, kEarlyParams = 0, kBlocksPerSm = 1 };
 };
 struct Cols8192_743e : Plain { using Team = Block<256>; using Load = EvictLast; using Chain = EarlyAtLoads;
   enum : int { kCols = 8192, kThreads = 256, kVector = 8, kEarlyParams = 0 };
 };
-struct Cols16384_a733 : Plain { using Team = ClusterTeam<8, 128>; using Load = NoAllocate;
-  enum : int { kCols = 16384, kThreads = 128, kVector = 4, kEarlyParams = 1 };
+struct Cols16384_f4bd : Plain { using Team = BroadcastCluster<8, 128>; using Load = NoAllocate;
+  enum : int { kCols = 16384, kThreads = 128, kVector = 8, kEarlyParams = 1, kBlocksPerSm = 1 };
 };
 struct Cols65536_4575 : Plain { using Load = EvictLast; using Chain = EarlyAtEnd;
   enum : int { kCols = 65536, kThreads = 128, kCluster = 8, kVector = 8 };
@@ -777,13 +826,42 @@ struct Look2_ee66 {  // state of look 2: sum(x - x_rough_mean), sum((x - x_rough
   }
 };
 
-struct Look2_a975 {  // state of look 2: sum(x_minus_x_rough_mean), sum(x_minus_x_rough_mean**2)
+struct Look1_9c44 {  // state of look 1: sum(x), sum(x**2)
+  float x_rough_sum, x_squares;
+  static __device__ __forceinline__ Look1_9c44 combine(const Look1_9c44& a, const Look1_9c44& b) {
+    return {a.x_rough_sum + b.x_rough_sum, a.x_squares + b.x_squares};
+  }
+  static __device__ __forceinline__ Look1_9c44 shuffle_xor(const Look1_9c44& s, int offset, unsigned mask) {
+    return {__shfl_xor_sync(mask, s.x_rough_sum, offset), __shfl_xor_sync(mask, s.x_squares, offset)};
+  }
+  static __device__ __forceinline__ Look1_9c44 of_warp(const Look1_9c44& s) {
+    return reduce_lanes<32>(s);
+  }
+};
+
+struct Look2_8c7e {  // state of look 2: sum(x - x_rough_mean), sum((x - x_rough_mean)**2)
   float x_shifted_sum, x_shifted_squares;
-  static __device__ __forceinline__ Look2_a975 combine(const Look2_a975& a, const Look2_a975& b) {
+  static __device__ __forceinline__ Look2_8c7e combine(const Look2_8c7e& a, const Look2_8c7e& b) {
     return {a.x_shifted_sum + b.x_shifted_sum, a.x_shifted_squares + b.x_shifted_squares};
   }
-  static __device__ __forceinline__ Look2_a975 shuffle_xor(const Look2_a975& s, int offset, unsigned mask) {
+  static __device__ __forceinline__ Look2_8c7e shuffle_xor(const Look2_8c7e& s, int offset, unsigned mask) {
     return {__shfl_xor_sync(mask, s.x_shifted_sum, offset), __shfl_xor_sync(mask, s.x_shifted_squares, offset)};
+  }
+  static __device__ __forceinline__ Look2_8c7e of_warp(const Look2_8c7e& s) {
+    return reduce_lanes<32>(s);
+  }
+};
+
+struct Look2_d57a {  // state of look 2: sum(x_minus_x_rough_mean), sum(x_minus_x_rough_mean**2)
+  float x_shifted_sum, x_shifted_squares;
+  static __device__ __forceinline__ Look2_d57a combine(const Look2_d57a& a, const Look2_d57a& b) {
+    return {a.x_shifted_sum + b.x_shifted_sum, a.x_shifted_squares + b.x_shifted_squares};
+  }
+  static __device__ __forceinline__ Look2_d57a shuffle_xor(const Look2_d57a& s, int offset, unsigned mask) {
+    return {__shfl_xor_sync(mask, s.x_shifted_sum, offset), __shfl_xor_sync(mask, s.x_shifted_squares, offset)};
+  }
+  static __device__ __forceinline__ Look2_d57a of_warp(const Look2_d57a& s) {
+    return reduce_lanes<32>(s);
   }
 };
 
@@ -1469,6 +1547,162 @@ layernorm_fwd_bf16_team_per_row_44ce(
 
 // layernorm forward: a team of threads owns a row; each row is read once.
 template <class Config>
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+layernorm_fwd_bf16_team_per_row_22a4(
+    bfloat16* __restrict__ y,
+    float* __restrict__ mean,
+    float* __restrict__ rstd,
+    Input<Config, bfloat16> x,
+    Input<Config, bfloat16> weight,
+    Input<Config, bfloat16> bias,
+    long long y_pitch,
+    long long x_pitch,
+    int rows,
+    float eps) {
+  using Team = typename Config::Team;
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  using Params = typename Config::Params;
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
+      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
+  constexpr bool kEarlyParams = Config::kEarlyParams;
+  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
+  __shared__ typename Team::template Slots<Look1_9c44> look1_slots;
+  __shared__ typename Team::template Slots<Look2_8c7e> look2_slots;
+
+  const int lane = Team::lane();
+  const int own = lane * kVector;  // the column of a thread's first vector
+  const int slot = Team::slot();  // this thread's row within the block
+  const int row = Team::tile() * kRowsPerBlock + slot;
+
+  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const int valid_row = active ? row : rows - 1;
+  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
+  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+
+  Params::to_l2(weight, kCols);
+  Params::to_l2(bias, kCols);
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
+
+  Vec<bfloat16, kVector> x_held[kSteps];
+  Team::announce();
+
+  // The row of x is read once and waits in registers; each thread reads back its own part.
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
+    }
+  }
+
+  Vec<bfloat16, kVector> weight_held[kSteps];
+  Vec<bfloat16, kVector> bias_held[kSteps];
+  if (kEarlyParams) {
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        weight_held[step] = read<kVector>(weight + own + step * kStride);
+        bias_held[step] = read<kVector>(bias + own + step * kStride);
+      }
+    }
+  }
+
+  Chain::at_loads();
+
+  Look1_9c44 look1 = {0.0f, 0.0f};
+  float look1_x_rough_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+  float look1_x_squares[kRunningSums] = {};
+
+  // Look 1: sum(x), sum(x**2)
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        look1_x_rough_sum[i % kRunningSums] += x_i;
+        look1_x_squares[i % kRunningSums] += x_i * x_i;
+      }
+    }
+  }
+
+  look1.x_rough_sum = sum_in_pairs(look1_x_rough_sum);
+  look1.x_squares = sum_in_pairs(look1_x_squares);
+  Team::meet();
+  look1 = Team::reduce(look1, look1_slots);
+  const float row_x_rough_mean = look1.x_rough_sum / kCols;
+  const float row_x_left = look1.x_squares - row_x_rough_mean * row_x_rough_mean * kCols;
+  const float row_x_margin = row_x_left - 0.75f * look1.x_squares;
+
+  Look2_8c7e look2 = {0.0f, 0.0f};
+  float look2_x_shifted_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+  float look2_x_shifted_squares[kRunningSums] = {};
+  if (kThreadsPerRow < 32 ? __any_sync(0xffffffffu, !(row_x_margin >= 0.0f)) : !(row_x_margin >= 0.0f)) {
+    // Look 2: sum(x - x_rough_mean), sum((x - x_rough_mean)**2)
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        #pragma unroll
+        for (int i = 0; i < kVector; ++i) {
+          const float x_i = element(x_held[step], i);
+          look2_x_shifted_sum[i % kRunningSums] += x_i - row_x_rough_mean;
+          look2_x_shifted_squares[i % kRunningSums] += (x_i - row_x_rough_mean) * (x_i - row_x_rough_mean);
+        }
+      }
+    }
+
+    look2.x_shifted_sum = sum_in_pairs(look2_x_shifted_sum);
+    look2.x_shifted_squares = sum_in_pairs(look2_x_shifted_squares);
+    look2 = Team::reduce(look2, look2_slots);
+  }
+  if (row_x_margin >= 0.0f) {
+    look2.x_shifted_sum = 0.0f;
+    look2.x_shifted_squares = row_x_left;
+  }
+  const float row_x_shifted_mean = look2.x_shifted_sum / kCols;
+  const float row_mean = row_x_rough_mean + row_x_shifted_mean;
+  const float row_var_sum = maximum(look2.x_shifted_squares - row_x_shifted_mean * row_x_shifted_mean * kCols, 0.0f);
+  const float row_var = row_var_sum / kCols;
+  const float row_rstd = rsqrtf(eps + row_var);
+
+  if (lane == 0 && active) {
+    if (mean != nullptr) mean[row] = row_mean;
+    if (rstd != nullptr) rstd[row] = row_rstd;
+  }
+
+  // Last look: the outputs
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+      if (!kEarlyParams) bias_held[step] = read<kVector>(bias + own + step * kStride);
+      float y_values[kVector];
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        const float weight_i = element(weight_held[step], i);
+        const float bias_i = element(bias_held[step], i);
+        y_values[i] = (x_i - row_mean) * row_rstd * weight_i + bias_i;
+      }
+      Vec<bfloat16, kVector> y_vec;
+      pack(y_vec, y_values);
+      if (active) write<Store>(y_row + own + step * kStride, y_vec);
+    }
+  }
+
+  Chain::at_end();
+}
+
+// layernorm forward: a team of threads owns a row; each row is read once.
+template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
 layernorm_fwd_bf16_team_per_row_8543(
     bfloat16* __restrict__ y,
@@ -1691,8 +1925,8 @@ layernorm_fwd_bf16_team_per_row_8543(
 
 // layernorm forward: a team of threads owns a row; each row is read once.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_bf16_team_per_row_7707(
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+layernorm_fwd_bf16_team_per_row_630c(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -1713,8 +1947,8 @@ layernorm_fwd_bf16_team_per_row_7707(
   constexpr bool kEarlyParams = Config::kEarlyParams;
   constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  __shared__ typename Team::template Slots<Look1_a922> look1_slots;
-  __shared__ typename Team::template Slots<Look2_a975> look2_slots;
+  __shared__ typename Team::template Slots<Look1_9c44> look1_slots;
+  __shared__ typename Team::template Slots<Look2_d57a> look2_slots;
 
   const int lane = Team::lane();
   const int own = lane * kVector;  // the column of a thread's first vector
@@ -1759,7 +1993,7 @@ layernorm_fwd_bf16_team_per_row_7707(
 
   Chain::at_loads();
 
-  Look1_a922 look1 = {0.0f, 0.0f};
+  Look1_9c44 look1 = {0.0f, 0.0f};
   float look1_x_rough_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
   float look1_x_squares[kRunningSums] = {};
 
@@ -1786,7 +2020,7 @@ layernorm_fwd_bf16_team_per_row_7707(
   const float row_x_left = look1.x_squares - row_x_rough_mean * row_x_rough_mean * kCols;
   const float row_x_margin = row_x_left - 0.75f * look1.x_squares;
 
-  Look2_a975 look2 = {0.0f, 0.0f};
+  Look2_d57a look2 = {0.0f, 0.0f};
   float look2_x_shifted_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
   float look2_x_shifted_squares[kRunningSums] = {};
   if (kThreadsPerRow < 32 ? __any_sync(0xffffffffu, !(row_x_margin >= 0.0f)) : !(row_x_margin >= 0.0f)) {
@@ -2481,26 +2715,26 @@ struct Tuned {
   Kernel kernel;
 };
 inline constexpr Tuned kTuned[] = {
-    { 8192,   768, 16, 0u,  0u, false, {{32, 2, false, 0, 0, 16},
+    { 8192,   768, 16, 0u, 0u, false, {{32, 2, false, 0, 0, 16},
      run<layernorm_fwd_bf16_team_per_row_7ad3<Cols768_d2ef>>}},
-    { 8192,  1000, 16, 0u,  0u, false, {{128, 4, false, 0, 0, 4},
+    { 8192,  1000, 16, 0u, 0u, false, {{128, 4, false, 0, 0, 4},
      run<layernorm_fwd_bf16_team_per_row_6677<Cols1000_32cd>>}},
-    {16384,  1000, 16, 0u,  0u, false, {{128, 4, true}, run<layernorm_fwd_bf16_team_per_row_303d<Cols1000_177c>>}},
-    {16384,  1023,  2, 0u,  0u,  true, {{128, 4, false, 0, 0, 4, 1, 1, 0, 4},
+    {16384,  1000, 16, 0u, 0u, false, {{128, 4, true}, run<layernorm_fwd_bf16_team_per_row_303d<Cols1000_177c>>}},
+    {16384,  1023,  2, 0u, 0u,  true, {{128, 4, false, 0, 0, 4, 1, 1, 0, 4},
      run<layernorm_fwd_bf16_team_per_row_44ce<Cols1023_21c8>>}},
-    { 4096,  3072, 16, 0u,  0u, false, {{64}, run<layernorm_fwd_bf16_team_per_row_303d<Cols3072_6538>>}},
-    {    1,  4096, 16, 0u, 12u, false, {{256}, run<layernorm_fwd_bf16_team_per_row_303d<Cols4096_925e>>}},
-    {   64,  4096,  8, 0u, 12u, false, {{256}, run<layernorm_fwd_bf16_team_per_row_303d<Cols4096_9bbc>>}},
-    { 4096,  4096, 16, 0u,  0u, false, {{32, 1, false, 0, 0, 8},
+    { 4096,  3072, 16, 0u, 0u, false, {{64}, run<layernorm_fwd_bf16_team_per_row_303d<Cols3072_6538>>}},
+    {    1,  4096, 16, 0u, 0u, false, {{256}, run<layernorm_fwd_bf16_team_per_row_22a4<Cols4096_c8f5>>}},
+    {   64,  4096, 16, 0u, 0u, false, {{256}, run<layernorm_fwd_bf16_team_per_row_22a4<Cols4096_7968>>}},
+    { 4096,  4096, 16, 0u, 0u, false, {{32, 1, false, 0, 0, 8},
      run<layernorm_fwd_bf16_team_per_row_7ad3<Cols4096_c248>>}},
-    { 8192,  4097,  2, 0u,  0u,  true, {{128, 1, false, 0, 0, 8, 1, 1, 0, 64},
+    { 8192,  4097,  2, 0u, 0u,  true, {{128, 1, false, 0, 0, 8, 1, 1, 0, 64},
      run<layernorm_fwd_bf16_team_per_row_8543<Cols4097_d71d>>}},
-    { 4096,  6144, 16, 0u,  0u, false, {{128, 1, true}, run<layernorm_fwd_bf16_team_per_row_303d<Cols6144_33f2>>}},
-    {   16,  8192, 16, 0u, 12u, false, {{256}, run<layernorm_fwd_bf16_team_per_row_7707<Cols8192_1d3a>>}},
-    {16384,  8192, 16, 0u,  0u, false, {{256, 1, true}, run<layernorm_fwd_bf16_team_per_row_b729<Cols8192_743e>>}},
-    {    4, 16384,  8, 0u, 12u, false, {{128, 1, false, 0, 0, 0, 8},
-     run<layernorm_fwd_bf16_team_per_row_303d<Cols16384_a733>>}},
-    { 2048, 65536, 16, 0u,  0u, false, {{128, 1, true, 0, 0, 8, 8, 1, 16384},
+    { 4096,  6144, 16, 0u, 0u, false, {{128, 1, true}, run<layernorm_fwd_bf16_team_per_row_303d<Cols6144_33f2>>}},
+    {   16,  8192, 16, 0u, 0u, false, {{256}, run<layernorm_fwd_bf16_team_per_row_630c<Cols8192_3b92>>}},
+    {16384,  8192, 16, 0u, 0u, false, {{256, 1, true}, run<layernorm_fwd_bf16_team_per_row_b729<Cols8192_743e>>}},
+    {    4, 16384, 16, 0u, 0u, false, {{128, 1, false, 0, 0, 0, 8},
+     run<layernorm_fwd_bf16_team_per_row_22a4<Cols16384_f4bd>>}},
+    { 2048, 65536, 16, 0u, 0u, false, {{128, 1, true, 0, 0, 8, 8, 1, 16384},
      run<layernorm_fwd_bf16_cluster_per_row_3fa2<Cols65536_4575>>}},
 };
 

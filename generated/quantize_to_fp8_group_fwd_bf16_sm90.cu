@@ -14,9 +14,9 @@
 //           x
 //
 //   rows x cols  kernel          threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
-//   1 x 5120     block_per_part  256      1           4       1.4       4.654 / 3.253  11    97.3 %   1.01x       1.531     fresh
-//   16 x 5120    block_per_part  256      1           4       1.814     5.763 / 3.951  137   92.1 %   1.01x       1.633     fresh
-//   64 x 5120    block_per_part  256      1           8       1.381     5.146 / 3.763  719   89.2 %   1.02x       1.863     fresh
+//   1 x 5120     block_per_part  256      1           4       1.016     3.533 / 2.516  15    101.1 %  1.08x       1.114     fresh
+//   16 x 5120    block_per_part  256      1           4       1.735     5.695 / 3.957  143   96.6 %   1.07x       1.91      fresh
+//   64 x 5120    block_per_part  256      1           4       1.679     6.134 / 4.455  592   94.0 %   1.05x       2.186     fresh
 //   256 x 5120   block_per_part  128      1           8       1.748     6.386 / 4.639  2272  100.1 %  1.05x       2.569     fresh
 //   1024 x 5120  block_per_part  256      1           8       3.797     12.16 / 8.362  4186  82.1 %   1.10x       5.3       fresh
 //   4096 x 5120  block_per_part  128      1           8       11.07     41.07 / 29.97  5744  103.1 %  1.08x       18.27     fresh
@@ -185,6 +185,13 @@ __device__ __forceinline__ float e5m2_to_float(unsigned bits) {
   return value;
 }
 
+// The largest of a warp's values, none of which is negative: the bits of such floats have their order, NaN above all.
+__device__ __forceinline__ float largest_of_warp(float value) {
+  unsigned largest;
+  asm volatile("redux.sync.max.u32 %0, %1, 0xffffffff;" : "=r"(largest) : "r"(__float_as_uint(value)));
+  return __uint_as_float(largest);
+}
+
 // Leaves no line in L1.
 struct NoAllocate {
   template <int kBytes>
@@ -206,6 +213,14 @@ struct NoAllocate {
     }
   }
 };
+
+// 1 / x by the hardware's reciprocal: off by 1 unit in the last place at most; 0 where that is subnormal,
+// an infinity where x is.
+__device__ __forceinline__ float reciprocal_approximate(float x) {
+  float value;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(value) : "f"(x));
+  return value;
+}
 
 // The widest type that memory of that many bytes is accessed as, and its bits in registers.
 template <int kBytes> struct WordOf { using type = uint4; };
@@ -294,6 +309,15 @@ __device__ __forceinline__ void pack(Vec<bfloat16, N>& vec, const float (&values
     #pragma unroll
     for (int i = 0; i + 1 < N; i += 2) vec.bits[i / 2] = floats_to_bfloat162(values[i], values[i + 1]);
   }
+}
+
+// a / b, inverse being 1 / b: the product and what it leaves of a, times the inverse once more. An IEEE division gives
+// the same but for a few ties and subnormals, in twice as many instructions. Where b is an infinity, or the product or
+// the inverse overflow, what is left is not finite, and the product is right.
+__device__ __forceinline__ float divide_by_remainder(float a, float b, float inverse) {
+  const float product = a * inverse;
+  const float left = fmaf(-product, b, a);
+  return fabsf(left) <= 3.402823466e38f ? fmaf(left, inverse, product) : product;
 }
 
 // How a kernel and its neighbours in the stream overlap: not at all.
@@ -411,10 +435,15 @@ struct Threads {
 // kGroup         columns
 // kGroupVectors  lanes that own one
 // kUnroll        steps that a loop does in a trip
-struct Cols5120_af4b : Plain { using Load = EvictLast;
-  enum : int { kCols = 5120, kThreads = 256, kParts = 5, kVector = 4, kGroup = 128 };
+struct Cols5120_a17b : Plain { using Load = NoAllocate;
+  enum : int { kCols = 5120, kThreads = 256, kParts = 5, kVector = 4, kGroup = 128, kBlocksPerSm = 1 };
 };
-struct Cols5120_aca3 : Plain { enum : int { kCols = 5120, kThreads = 256, kParts = 3, kVector = 8, kGroup = 128 }; };
+struct Cols5120_b533 : Plain {
+  enum : int { kCols = 5120, kThreads = 256, kParts = 5, kVector = 4, kGroup = 128, kBlocksPerSm = 1 };
+};
+struct Cols5120_a02d : Plain { using Load = EvictLast;
+  enum : int { kCols = 5120, kThreads = 256, kParts = 5, kVector = 4, kGroup = 128, kBlocksPerSm = 1 };
+};
 struct Cols5120_5643 : Plain { using Load = EvictLast;
   enum : int { kCols = 5120, kThreads = 128, kParts = 5, kVector = 8, kGroup = 128 };
 };
@@ -427,6 +456,160 @@ struct Cols5120_b6d3 : Plain { using Load = NoAllocate;
 struct AnyCols_577b : Plain { using Team = Threads<256, 1>;
   enum : int { kThreads = 256, kVector = 4, kUnroll = 1, kGroup = 128 };
 };
+
+// quantize_to_fp8_group forward: a block owns a part of a row; each row is read once.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+quantize_to_fp8_group_fwd_bf16_block_per_part_d05c(
+    float8_e4m3* __restrict__ q,
+    float* __restrict__ scale,
+    Input<Config, bfloat16> x,
+    long long q_pitch,
+    long long scale_pitch,
+    long long x_pitch,
+    int rows,
+    float amax_min) {
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kParts = Config::kParts,
+      kThreadsPerRow = kParts * kThreads, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
+      kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
+  constexpr int kGroup = Config::kGroup, kGroupVectors = kGroup / kVector;
+
+  const int lane = static_cast<int>(blockIdx.x % kParts * kThreads + threadIdx.x);
+  const int own = lane * kVector;  // the column of a thread's first vector
+  const int row = blockIdx.x / kParts;
+
+  float8_e4m3* q_row = q + static_cast<long long>(row) * q_pitch;
+  float* scale_row = scale + static_cast<long long>(row) * scale_pitch;
+  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
+
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
+
+  Vec<bfloat16, kVector> x_held[kSteps];
+
+  // The row of x is read once and waits in registers; each thread reads back its own part.
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
+    }
+  }
+
+  Chain::at_loads();
+
+  // One look: the outputs
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      float q_values[kVector];
+      float x_absmax_g = 0.0f;
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        x_absmax_g = maximum(x_absmax_g, fabsf(x_i));
+      }
+      x_absmax_g = largest_of_warp(x_absmax_g);
+      const float scale_g = maximum(amax_min, x_absmax_g) / 448.0f;
+      const float scale_inverse_g = 1.0f / scale_g;
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        q_values[i] = x_i * scale_inverse_g;
+      }
+      Vec<float8_e4m3, kVector> q_vec;
+      pack(q_vec, q_values);
+      write<Store>(q_row + own + step * kStride, q_vec);
+      if (vector % kGroupVectors == 0) {
+        scale_row[vector / kGroupVectors] = scale_g;
+      }
+    }
+  }
+
+  Chain::at_end();
+}
+
+// quantize_to_fp8_group forward: a block owns a part of a row; each row is read once.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+quantize_to_fp8_group_fwd_bf16_block_per_part_6310(
+    float8_e4m3* __restrict__ q,
+    float* __restrict__ scale,
+    Input<Config, bfloat16> x,
+    long long q_pitch,
+    long long scale_pitch,
+    long long x_pitch,
+    int rows,
+    float amax_min) {
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kParts = Config::kParts,
+      kThreadsPerRow = kParts * kThreads, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
+      kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
+  constexpr int kGroup = Config::kGroup, kGroupVectors = kGroup / kVector;
+
+  const int lane = static_cast<int>(blockIdx.x % kParts * kThreads + threadIdx.x);
+  const int own = lane * kVector;  // the column of a thread's first vector
+  const int row = blockIdx.x / kParts;
+
+  float8_e4m3* q_row = q + static_cast<long long>(row) * q_pitch;
+  float* scale_row = scale + static_cast<long long>(row) * scale_pitch;
+  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
+
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
+
+  Vec<bfloat16, kVector> x_held[kSteps];
+
+  // The row of x is read once and waits in registers; each thread reads back its own part.
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
+    }
+  }
+
+  Chain::at_loads();
+
+  // One look: the outputs
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      float q_values[kVector];
+      float x_absmax_g = 0.0f;
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        x_absmax_g = maximum(x_absmax_g, fabsf(x_i));
+      }
+      x_absmax_g = largest_of_warp(x_absmax_g);
+      const float scale_g = divide_by_remainder(maximum(amax_min, x_absmax_g), 448.0f, 1.0f / 448.0f);
+      const float scale_inverse_g = divide_by_remainder(1.0f, scale_g, reciprocal_approximate(scale_g));
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        q_values[i] = x_i * scale_inverse_g;
+      }
+      Vec<float8_e4m3, kVector> q_vec;
+      pack(q_vec, q_values);
+      write<Store>(q_row + own + step * kStride, q_vec);
+      if (vector % kGroupVectors == 0) {
+        scale_row[vector / kGroupVectors] = scale_g;
+      }
+    }
+  }
+
+  Chain::at_end();
+}
 
 // quantize_to_fp8_group forward: a block owns a part of a row; each row is read once.
 template <class Config>
@@ -721,11 +904,11 @@ struct Tuned {
 };
 inline constexpr Tuned kTuned[] = {
     {   1, 5120, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 5},
-     run<quantize_to_fp8_group_fwd_bf16_block_per_part_10b0<Cols5120_af4b>>}},
+     run<quantize_to_fp8_group_fwd_bf16_block_per_part_d05c<Cols5120_a17b>>}},
     {  16, 5120, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 5},
-     run<quantize_to_fp8_group_fwd_bf16_block_per_part_10b0<Cols5120_af4b>>}},
-    {  64, 5120, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 3},
-     run<quantize_to_fp8_group_fwd_bf16_block_per_part_10b0<Cols5120_aca3>>}},
+     run<quantize_to_fp8_group_fwd_bf16_block_per_part_6310<Cols5120_b533>>}},
+    {  64, 5120, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 5},
+     run<quantize_to_fp8_group_fwd_bf16_block_per_part_d05c<Cols5120_a02d>>}},
     { 256, 5120, 16, 0u, 0u, false, {{128, 1, false, 0, 0, 0, 1, 5},
      run<quantize_to_fp8_group_fwd_bf16_block_per_part_10b0<Cols5120_5643>>}},
     {1024, 5120, 16, 0u, 0u, false, {{256, 1, true, 0, 0, 0, 1, 2},

@@ -26,13 +26,13 @@
 //   16384 x 4095             block_per_row    256      1           8       66.49     168.6 / 102.1  4036  97.0 %   1.01x       67.43     fresh
 //   1 x 4096                 block_per_row    512      1           4       1.34      3.91 / 2.569   18    88.8 %   1.01x       1.773     fresh
 //   8 x 4096                 block_per_row    512      1           4       1.374     4.617 / 3.243  101   88.0 %   1.02x       1.982     fresh
-//   16 x 4096                block_per_row    512      1           4       1.442     4.941 / 3.499  187   75.2 %   1.01x       2.136     fresh
+//   16 x 4096                block_per_row    256      1           8       1.929     5.908 / 3.981  140   88.2 %   1.02x       2.066     fresh
 //   4096 x 4096              block_per_row    64       1           4       12.89     37.64 / 24.74  5207  102.5 %  1.06x       18.87     fresh
 //   8192 x 4096 pitch 5120   block_per_row    64       1           4       31.3      98.74 / 67.43  4289  103.8 %  1.04x       35.77     fresh
 //   8192 x 4096              block_per_row    256      1           8       33.22     85.65 / 52.4   4040  96.2 %   1.05x       36.26     fresh
 //   32 x 5120                block_per_row    256      1           4       1.793     5.266 / 3.471  371   73.1 %   1.01x       2.405     fresh
 //   2048 x 5120              block_per_row    128      2           4       8.454     24.26 / 15.81  4963  103.7 %  1.09x       12.58     fresh
-//   1 x 7168                 block_per_row    256      1           4       1.569     4.678 / 3.107  27    85.5 %   1.02x       2.02      fresh
+//   1 x 7168                 block_per_row    512      1           4       1.841     5.649 / 3.808  23    90.6 %   1.05x       1.993     fresh
 //   8192 x 7168              block_per_row    512      1           8       57.71     149.4 / 91.71  4071  98.3 %   1.02x       58.31     fresh
 //   8192 x 8191              block_per_row    512      1           8       67.27     171.7 / 104.5  3990  95.9 %   1.00x       67.99     fresh
 //   1 x 8192                 block_per_row    512      1           4       1.558     4.685 / 3.127  32    86.6 %   1.00x       1.696     fresh
@@ -463,6 +463,39 @@ struct Block : Threads<kThreadsPerRow, 1> {
   }
 };
 
+// Shared memory for the states of kStates warps, read four floats at once.
+template <int kStates, typename State>
+struct alignas(16) StatesOfWarps {
+  State states[kStates];
+};
+
+// States kFirst to kFirst + kCount - 1 combined in pairs: as few steps one behind the other as a tree has levels.
+template <int kFirst, int kCount, typename State>
+__device__ __forceinline__ State combine_in_pairs(const State* states) {
+  if constexpr (kCount == 1) {
+    return states[kFirst];
+  } else {
+    constexpr int kHalf = kCount / 2;
+    return State::combine(combine_in_pairs<kFirst, kHalf>(states),
+                          combine_in_pairs<kFirst + kHalf, kCount - kHalf>(states));
+  }
+}
+
+// A block is a team. Warps first, then every thread reads the states of all warps, which shared memory broadcasts. One
+// read and a few additions behind each other wait less than the shuffles of a Block.
+template <int kThreadsPerRow>
+struct BroadcastBlock : Threads<kThreadsPerRow, 1> {
+  enum : int { kWarps = kThreadsPerRow / 32 };
+  template <typename State> using Slots = StatesOfWarps<kWarps, State>;
+  template <typename State>
+  static __device__ __forceinline__ State reduce(State s, StatesOfWarps<kWarps, State>& slots) {
+    s = State::of_warp(s);
+    if (threadIdx.x % 32 == 0) slots.states[threadIdx.x / 32] = s;
+    __syncthreads();
+    return combine_in_pairs<0, kWarps>(slots.states);
+  }
+};
+
 // The blocks of a cluster are a team. Every warp leaves its state in each block, then every warp combines all of them:
 // one barrier. A block may write to another only once that one has started.
 template <int kBlocks, int kBlockThreads>
@@ -693,6 +726,9 @@ struct Cols4095_2f28 : Plain { using Team = Block<256>;
 struct Cols4096_6ca1 : Plain { using Team = Block<512>; using Params = Ahead;
   enum : int { kCols = 4096, kThreads = 512, kVector = 4, kEarlyParams = 1 };
 };
+struct Cols4096_ffa9 : Plain { using Team = BroadcastBlock<256>; using Load = NoAllocate; using Params = Ahead;
+  enum : int { kCols = 4096, kThreads = 256, kVector = 8, kEarlyParams = 1, kBlocksPerSm = 1 };
+};
 struct Cols4096_44a5 : Plain { using Team = Block<64>; using Load = NoAllocate;
   enum : int { kCols = 4096, kThreads = 64, kVector = 4, kEarlyParams = 0, kPackedParams = 0, kAhead = 1 };
 };
@@ -708,8 +744,8 @@ struct Cols5120_8bed : Plain { using Team = Block<256>; using Load = NoAllocate;
 struct Cols5120_5c09 : Plain { using Team = Beside<64, 2>; using Load = EvictLast;
   enum : int { kCols = 5120, kThreads = 128, kVector = 4, kEarlyParams = 0 };
 };
-struct Cols7168_d1cf : Plain { using Team = Block<256>; using Params = Ahead;
-  enum : int { kCols = 7168, kThreads = 256, kVector = 4, kEarlyParams = 1 };
+struct Cols7168_3ec0 : Plain { using Team = BroadcastBlock<512>;
+  enum : int { kCols = 7168, kThreads = 512, kVector = 4, kEarlyParams = 1, kBlocksPerSm = 1 };
 };
 struct Cols7168_ba9c : Plain { using Team = Block<512>;
   enum : int { kCols = 7168, kThreads = 512, kVector = 8, kEarlyParams = 1 };
@@ -754,6 +790,19 @@ struct Look1_57d9 {  // state of look 1: sum(x**2)
   }
   static __device__ __forceinline__ Look1_57d9 shuffle_xor(const Look1_57d9& s, int offset, unsigned mask) {
     return {__shfl_xor_sync(mask, s.x_squares, offset)};
+  }
+};
+
+struct Look1_dbdc {  // state of look 1: sum(x**2)
+  float x_squares;
+  static __device__ __forceinline__ Look1_dbdc combine(const Look1_dbdc& a, const Look1_dbdc& b) {
+    return {a.x_squares + b.x_squares};
+  }
+  static __device__ __forceinline__ Look1_dbdc shuffle_xor(const Look1_dbdc& s, int offset, unsigned mask) {
+    return {__shfl_xor_sync(mask, s.x_squares, offset)};
+  }
+  static __device__ __forceinline__ Look1_dbdc of_warp(const Look1_dbdc& s) {
+    return reduce_lanes<32>(s);
   }
 };
 
@@ -1119,6 +1168,116 @@ rmsnorm_fwd_bf16_team_per_row_7991(
 
 // rmsnorm forward: a team of threads owns a row; each row is read once.
 template <class Config>
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+rmsnorm_fwd_bf16_team_per_row_d6d5(
+    bfloat16* __restrict__ y,
+    float* __restrict__ rstd,
+    Input<Config, bfloat16> x,
+    Input<Config, bfloat16> weight,
+    long long y_pitch,
+    long long x_pitch,
+    int rows,
+    float eps) {
+  using Team = typename Config::Team;
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  using Params = typename Config::Params;
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
+      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
+  constexpr bool kEarlyParams = Config::kEarlyParams;
+  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
+  __shared__ typename Team::template Slots<Look1_dbdc> look1_slots;
+
+  const int lane = Team::lane();
+  const int own = lane * kVector;  // the column of a thread's first vector
+  const int slot = Team::slot();  // this thread's row within the block
+  const int row = Team::tile() * kRowsPerBlock + slot;
+
+  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const int valid_row = active ? row : rows - 1;
+  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
+  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+
+  Params::to_l2(weight, kCols);
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
+
+  Vec<bfloat16, kVector> x_held[kSteps];
+  Team::announce();
+
+  // The row of x is read once and waits in registers; each thread reads back its own part.
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
+    }
+  }
+
+  Vec<bfloat16, kVector> weight_held[kSteps];
+  if (kEarlyParams) {
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        weight_held[step] = read<kVector>(weight + own + step * kStride);
+      }
+    }
+  }
+
+  Chain::at_loads();
+
+  Look1_dbdc look1 = {0.0f};
+  float look1_x_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+
+  // Look 1: sum(x**2)
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        look1_x_squares[i % kRunningSums] += x_i * x_i;
+      }
+    }
+  }
+
+  look1.x_squares = sum_in_pairs(look1_x_squares);
+  Team::meet();
+  look1 = Team::reduce(look1, look1_slots);
+  const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
+
+  if (lane == 0 && active) {
+    if (rstd != nullptr) rstd[row] = row_rstd;
+  }
+
+  // Last look: the outputs
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+      float y_values[kVector];
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        const float weight_i = element(weight_held[step], i);
+        y_values[i] = x_i * row_rstd * weight_i;
+      }
+      Vec<bfloat16, kVector> y_vec;
+      pack(y_vec, y_values);
+      if (active) write<Store>(y_row + own + step * kStride, y_vec);
+    }
+  }
+
+  Chain::at_end();
+}
+
+// rmsnorm forward: a team of threads owns a row; each row is read once.
+template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
 rmsnorm_fwd_bf16_team_per_row_c6b8(
     bfloat16* __restrict__ y,
@@ -1379,8 +1538,8 @@ rmsnorm_fwd_bf16_team_per_row_7d8b(
 
 // rmsnorm forward: a team of threads owns a row; each row is read once.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_bf16_team_per_row_b15d(
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+rmsnorm_fwd_bf16_team_per_row_669e(
     bfloat16* __restrict__ y,
     float* __restrict__ rstd,
     Input<Config, bfloat16> x,
@@ -1399,7 +1558,7 @@ rmsnorm_fwd_bf16_team_per_row_b15d(
   constexpr bool kEarlyParams = Config::kEarlyParams;
   constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  __shared__ typename Team::template Slots<Look1_57d9> look1_slots;
+  __shared__ typename Team::template Slots<Look1_dbdc> look1_slots;
 
   const int lane = Team::lane();
   const int own = lane * kVector;  // the column of a thread's first vector
@@ -1416,6 +1575,7 @@ rmsnorm_fwd_bf16_team_per_row_b15d(
   Chain::wait();  // nothing before it depends on the kernels in front of this one
 
   Vec<bfloat16, kVector> x_held[kSteps];
+  float x_floats[kSteps][kVector];
   Team::announce();
 
   // The row of x is read once and waits in registers; each thread reads back its own part.
@@ -1440,7 +1600,7 @@ rmsnorm_fwd_bf16_team_per_row_b15d(
 
   Chain::at_loads();
 
-  Look1_57d9 look1 = {0.0f};
+  Look1_dbdc look1 = {0.0f};
   float look1_x_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
 
   // Look 1: sum(x**2)
@@ -1450,7 +1610,8 @@ rmsnorm_fwd_bf16_team_per_row_b15d(
     if (kEven || vector < kVectors) {
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
+        const float x_i = computed_once(element(x_held[step], i));
+        x_floats[step][i] = x_i;
         look1_x_squares[i % kRunningSums] += x_i * x_i;
       }
     }
@@ -1474,8 +1635,8 @@ rmsnorm_fwd_bf16_team_per_row_b15d(
       float y_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
         const float weight_i = element(weight_held[step], i);
+        const float x_i = x_floats[step][i];
         y_values[i] = x_i * row_rstd * weight_i;
       }
       Vec<bfloat16, kVector> y_vec;
@@ -2160,7 +2321,7 @@ inline constexpr Tuned kTuned[] = {
     { 16384,   4095,  2, 0u, 2u,  true, {{256}, run<rmsnorm_fwd_bf16_team_per_row_7991<Cols4095_2f28>>}},
     {     1,   4096,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_f200<Cols4096_6ca1>>}},
     {     8,   4096,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_f200<Cols4096_6ca1>>}},
-    {    16,   4096,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_f200<Cols4096_6ca1>>}},
+    {    16,   4096, 16, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_d6d5<Cols4096_ffa9>>}},
     {  4096,   4096,  8, 0u, 2u, false, {{64, 1, false, 0, 0, 8},
      run<rmsnorm_fwd_bf16_team_per_row_c6b8<Cols4096_44a5>>}},
     {  8192,   4096,  8, 0u, 2u, false, {{64, 1, false, 0, 0, 16},
@@ -2168,7 +2329,7 @@ inline constexpr Tuned kTuned[] = {
     {  8192,   4096,  2, 0u, 2u,  true, {{256}, run<rmsnorm_fwd_bf16_team_per_row_7991<Cols4096_9e4b>>}},
     {    32,   5120,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_f200<Cols5120_8bed>>}},
     {  2048,   5120,  8, 0u, 2u, false, {{128, 2}, run<rmsnorm_fwd_bf16_team_per_row_f200<Cols5120_5c09>>}},
-    {     1,   7168,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_b15d<Cols7168_d1cf>>}},
+    {     1,   7168,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_669e<Cols7168_3ec0>>}},
     {  8192,   7168, 16, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_f200<Cols7168_ba9c>>}},
     {  8192,   8191,  2, 0u, 2u,  true, {{512}, run<rmsnorm_fwd_bf16_team_per_row_e07b<Cols8191_ffa5>>}},
     {     1,   8192,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_f200<Cols8192_fe45>>}},

@@ -20,15 +20,15 @@
 //           in 0.047 of the elements, which have no finite bound
 //
 //   rows x cols   kernel          threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
-//   1 x 6144      block_per_part  256      1           4       1.244     3.848 / 2.606  25    90.0 %   1.00x       1.356     fresh
-//   16 x 6144     block_per_part  128      1           4       2.271     6.266 / 3.993  218   85.7 %   1.01x       2.125     fresh
-//   64 x 6144     block_per_part  256      1           4       2.312     6.761 / 4.445  856   93.6 %   1.00x       2.503     fresh
+//   1 x 6144      block_per_part  256      1           4       1.503     4.823 / 3.32   21    97.3 %   1.07x       1.628     fresh
+//   16 x 6144     block_per_part  128      1           4       2.211     6.298 / 4.087  224   89.0 %   1.05x       2.123     fresh
+//   64 x 6144     block_per_part  256      1           4       2.261     6.769 / 4.508  875   95.9 %   1.03x       2.467     fresh
 //   256 x 6144    block_per_part  128      1           8       3.338     8.91 / 5.569   2371  95.9 %   1.01x       3.946     fresh
 //   1024 x 6144   block_per_part  256      1           8       7.167     16.73 / 9.563  4416  95.2 %   1.00x       9.374     fresh
 //   4096 x 6144   block_per_part  256      1           8       25.16     60.75 / 35.56  5033  105.9 %  1.00x       32.66     fresh
-//   1 x 12288     block_per_part  256      1           4       1.751     5.434 / 3.68   35    87.0 %   1.00x       1.473     fresh
-//   16 x 12288    block_per_part  256      1           4       2.256     6.49 / 4.235   438   91.1 %   1.00x       2.29      fresh
-//   64 x 12288    block_per_part  128      1           8       2.666     7.421 / 4.749  1484  98.0 %   1.01x       3.038     fresh
+//   1 x 12288     block_per_part  512      1           4       1.64      5.31 / 3.67    38    94.2 %   1.07x       1.779     fresh
+//   16 x 12288    block_per_part  512      1           4       2.136     6.522 / 4.385  463   95.2 %   1.04x       2.209     fresh
+//   64 x 12288    block_per_part  256      1           4       2.65      7.427 / 4.783  1493  98.6 %   1.02x       3.014     fresh
 //   256 x 12288   block_per_part  128      1           8       4.645     11.66 / 7.016  3407  96.3 %   1.07x       5.324     fresh
 //   1024 x 12288  block_per_part  128      1           8       13.03     30.01 / 17     4857  101.8 %  1.01x       16.98     fresh
 //   4096 x 12288  block_per_part  256      1           8       57.96     126.1 / 68.12  4369  103.9 %  1.03x       60.57     fresh
@@ -159,6 +159,13 @@ __device__ __forceinline__ float e5m2_to_float(unsigned bits) {
   return value;
 }
 
+// The largest of a warp's values, none of which is negative: the bits of such floats have their order, NaN above all.
+__device__ __forceinline__ float largest_of_warp(float value) {
+  unsigned largest;
+  asm volatile("redux.sync.max.u32 %0, %1, 0xffffffff;" : "=r"(largest) : "r"(__float_as_uint(value)));
+  return __uint_as_float(largest);
+}
+
 // Leaves no line in L1.
 struct NoAllocate {
   template <int kBytes>
@@ -278,6 +285,15 @@ __device__ __forceinline__ void pack(Vec<bfloat16, N>& vec, const float (&values
   }
 }
 
+// a / b, inverse being 1 / b: the product and what it leaves of a, times the inverse once more. An IEEE division gives
+// the same but for a few ties and subnormals, in twice as many instructions. Where b is an infinity, or the product or
+// the inverse overflow, what is left is not finite, and the product is right.
+__device__ __forceinline__ float divide_by_remainder(float a, float b, float inverse) {
+  const float product = a * inverse;
+  const float left = fmaf(-product, b, a);
+  return fabsf(left) <= 3.402823466e38f ? fmaf(left, inverse, product) : product;
+}
+
 // Four elements share a register.
 template <int N>
 __device__ __forceinline__ float element(const Vec<float8_e4m3, N>& vec, int i) {
@@ -393,9 +409,11 @@ struct Threads {
 // kGroup         columns
 // kGroupVectors  lanes that own one
 // kUnroll        steps that a loop does in a trip
-struct Cols6144_6cc3 : Plain { enum : int { kCols = 6144, kThreads = 256, kParts = 6, kVector = 4, kGroup = 128 }; };
-struct Cols6144_6c53 : Plain { using Load = NoAllocate;
-  enum : int { kCols = 6144, kThreads = 128, kParts = 12, kVector = 4, kGroup = 128 };
+struct Cols6144_38a0 : Plain {
+  enum : int { kCols = 6144, kThreads = 256, kParts = 6, kVector = 4, kGroup = 128, kBlocksPerSm = 1 };
+};
+struct Cols6144_e657 : Plain {
+  enum : int { kCols = 6144, kThreads = 128, kParts = 12, kVector = 4, kGroup = 128, kBlocksPerSm = 1 };
 };
 struct Cols6144_c70f : Plain { using Load = NoAllocate;
   enum : int { kCols = 6144, kThreads = 128, kParts = 6, kVector = 8, kGroup = 128 };
@@ -403,7 +421,12 @@ struct Cols6144_c70f : Plain { using Load = NoAllocate;
 struct Cols6144_6b63 : Plain { using Load = NoAllocate;
   enum : int { kCols = 6144, kThreads = 256, kParts = 3, kVector = 8, kGroup = 128 };
 };
-struct Cols12288_bc99 : Plain { enum : int { kCols = 12288, kThreads = 256, kParts = 12, kVector = 4, kGroup = 128 }; };
+struct Cols12288_3279 : Plain {
+  enum : int { kCols = 12288, kThreads = 512, kParts = 6, kVector = 4, kGroup = 128, kBlocksPerSm = 1 };
+};
+struct Cols12288_3e00 : Plain {
+  enum : int { kCols = 12288, kThreads = 256, kParts = 12, kVector = 4, kGroup = 128, kBlocksPerSm = 1 };
+};
 struct Cols12288_94ce : Plain { enum : int { kCols = 12288, kThreads = 128, kParts = 12, kVector = 8, kGroup = 128 }; };
 struct Cols12288_ee93 : Plain { using Load = NoAllocate;
   enum : int { kCols = 12288, kThreads = 128, kParts = 12, kVector = 8, kGroup = 128 };
@@ -414,6 +437,178 @@ struct Cols12288_6158 : Plain { using Load = NoAllocate; using Store = Streaming
 struct AnyCols_577b : Plain { using Team = Threads<256, 1>;
   enum : int { kThreads = 256, kVector = 4, kUnroll = 1, kGroup = 128 };
 };
+
+// silu_mul_to_fp8_group forward: a block owns a part of a row; each row is read once.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+silu_mul_to_fp8_group_fwd_bf16_block_per_part_0774(
+    float8_e4m3* __restrict__ q,
+    float* __restrict__ scale,
+    Input<Config, bfloat16> gate,
+    Input<Config, bfloat16> up,
+    long long q_pitch,
+    long long scale_pitch,
+    long long gate_pitch,
+    long long up_pitch,
+    int rows,
+    float amax_min) {
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kParts = Config::kParts,
+      kThreadsPerRow = kParts * kThreads, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
+      kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
+  constexpr int kGroup = Config::kGroup, kGroupVectors = kGroup / kVector;
+
+  const int lane = static_cast<int>(blockIdx.x % kParts * kThreads + threadIdx.x);
+  const int own = lane * kVector;  // the column of a thread's first vector
+  const int row = blockIdx.x / kParts;
+
+  float8_e4m3* q_row = q + static_cast<long long>(row) * q_pitch;
+  float* scale_row = scale + static_cast<long long>(row) * scale_pitch;
+  const bfloat16* gate_row = gate + static_cast<long long>(row) * gate_pitch;
+  const bfloat16* up_row = up + static_cast<long long>(row) * up_pitch;
+
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
+
+  Vec<bfloat16, kVector> gate_held[kSteps];
+  Vec<bfloat16, kVector> up_held[kSteps];
+
+  // The row of gate and up is read once and waits in registers; each thread reads back its own part.
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      gate_held[step] = read<kVector, Load>(gate_row + own + step * kStride);
+      up_held[step] = read<kVector, Load>(up_row + own + step * kStride);
+    }
+  }
+
+  Chain::at_loads();
+
+  // One look: the outputs
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      float q_values[kVector];
+      float y_kept[kVector];
+      float y_absmax_g = 0.0f;
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float gate_i = element(gate_held[step], i);
+        const float up_i = element(up_held[step], i);
+        const float y_i = gate_i * reciprocal_approximate(exp_approximate(-gate_i) + 1.0f) * up_i;
+        y_kept[i] = y_i;
+        y_absmax_g = maximum(y_absmax_g, fabsf(y_i));
+      }
+      y_absmax_g = largest_of_warp(y_absmax_g);
+      const float scale_g = divide_by_remainder(maximum(amax_min, y_absmax_g), 448.0f, 1.0f / 448.0f);
+      const float scale_inverse_g = divide_by_remainder(1.0f, scale_g, reciprocal_approximate(scale_g));
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float y_i = y_kept[i];
+        q_values[i] = y_i * scale_inverse_g;
+      }
+      Vec<float8_e4m3, kVector> q_vec;
+      pack(q_vec, q_values);
+      write<Store>(q_row + own + step * kStride, q_vec);
+      if (vector % kGroupVectors == 0) {
+        scale_row[vector / kGroupVectors] = scale_g;
+      }
+    }
+  }
+
+  Chain::at_end();
+}
+
+// silu_mul_to_fp8_group forward: a block owns a part of a row; each row is read once.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+silu_mul_to_fp8_group_fwd_bf16_block_per_part_f49e(
+    float8_e4m3* __restrict__ q,
+    float* __restrict__ scale,
+    Input<Config, bfloat16> gate,
+    Input<Config, bfloat16> up,
+    long long q_pitch,
+    long long scale_pitch,
+    long long gate_pitch,
+    long long up_pitch,
+    int rows,
+    float amax_min) {
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kParts = Config::kParts,
+      kThreadsPerRow = kParts * kThreads, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
+      kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
+  constexpr int kGroup = Config::kGroup, kGroupVectors = kGroup / kVector;
+
+  const int lane = static_cast<int>(blockIdx.x % kParts * kThreads + threadIdx.x);
+  const int own = lane * kVector;  // the column of a thread's first vector
+  const int row = blockIdx.x / kParts;
+
+  float8_e4m3* q_row = q + static_cast<long long>(row) * q_pitch;
+  float* scale_row = scale + static_cast<long long>(row) * scale_pitch;
+  const bfloat16* gate_row = gate + static_cast<long long>(row) * gate_pitch;
+  const bfloat16* up_row = up + static_cast<long long>(row) * up_pitch;
+
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
+
+  Vec<bfloat16, kVector> gate_held[kSteps];
+  Vec<bfloat16, kVector> up_held[kSteps];
+
+  // The row of gate and up is read once and waits in registers; each thread reads back its own part.
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      gate_held[step] = read<kVector, Load>(gate_row + own + step * kStride);
+      up_held[step] = read<kVector, Load>(up_row + own + step * kStride);
+    }
+  }
+
+  Chain::at_loads();
+
+  // One look: the outputs
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      float q_values[kVector];
+      float y_kept[kVector];
+      float y_absmax_g = 0.0f;
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float gate_i = element(gate_held[step], i);
+        const float up_i = element(up_held[step], i);
+        const float y_i = gate_i * reciprocal_approximate(exp_approximate(-gate_i) + 1.0f) * up_i;
+        y_kept[i] = y_i;
+        y_absmax_g = maximum(y_absmax_g, fabsf(y_i));
+      }
+      y_absmax_g = largest_of_warp(y_absmax_g);
+      const float scale_g = maximum(amax_min, y_absmax_g) / 448.0f;
+      const float scale_inverse_g = 1.0f / scale_g;
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float y_i = y_kept[i];
+        q_values[i] = y_i * scale_inverse_g;
+      }
+      Vec<float8_e4m3, kVector> q_vec;
+      pack(q_vec, q_values);
+      write<Store>(q_row + own + step * kStride, q_vec);
+      if (vector % kGroupVectors == 0) {
+        scale_row[vector / kGroupVectors] = scale_g;
+      }
+    }
+  }
+
+  Chain::at_end();
+}
 
 // silu_mul_to_fp8_group forward: a block owns a part of a row; each row is read once.
 template <class Config>
@@ -729,23 +924,23 @@ struct Tuned {
 };
 inline constexpr Tuned kTuned[] = {
     {   1,  6144, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 6},
-     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_699d<Cols6144_6cc3>>}},
+     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_0774<Cols6144_38a0>>}},
     {  16,  6144, 16, 0u, 0u, false, {{128, 1, false, 0, 0, 0, 1, 12},
-     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_699d<Cols6144_6c53>>}},
+     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_0774<Cols6144_e657>>}},
     {  64,  6144, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 6},
-     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_699d<Cols6144_6cc3>>}},
+     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_f49e<Cols6144_38a0>>}},
     { 256,  6144, 16, 0u, 0u, false, {{128, 1, false, 0, 0, 0, 1, 6},
      run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_699d<Cols6144_c70f>>}},
     {1024,  6144, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 3},
      run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_699d<Cols6144_6b63>>}},
     {4096,  6144, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 3},
      run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_699d<Cols6144_6b63>>}},
-    {   1, 12288, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 12},
-     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_699d<Cols12288_bc99>>}},
-    {  16, 12288, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 12},
-     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_699d<Cols12288_bc99>>}},
-    {  64, 12288, 16, 0u, 0u, false, {{128, 1, false, 0, 0, 0, 1, 12},
-     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_699d<Cols12288_94ce>>}},
+    {   1, 12288, 16, 0u, 0u, false, {{512, 1, false, 0, 0, 0, 1, 6},
+     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_0774<Cols12288_3279>>}},
+    {  16, 12288, 16, 0u, 0u, false, {{512, 1, false, 0, 0, 0, 1, 6},
+     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_0774<Cols12288_3279>>}},
+    {  64, 12288, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 12},
+     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_f49e<Cols12288_3e00>>}},
     { 256, 12288, 16, 0u, 0u, false, {{128, 1, false, 0, 0, 0, 1, 12},
      run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_699d<Cols12288_94ce>>}},
     {1024, 12288, 16, 0u, 0u, false, {{128, 1, false, 0, 0, 0, 1, 12},
