@@ -10,10 +10,7 @@
 // tuned by  normgen 0.1.0
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // verified  NVIDIA H200, driver for CUDA 13.0: 4 calls, 1 to 1524 rows, 20 families of rows, own pitches of y, gate,
-//           up; any value passes in 0.041 of the elements, which have no finite bound; any value passes in 0.056 of
-//           the elements, which have no finite bound; any value passes in 0.042 of the elements, which have no finite
-//           bound; any value passes in 0.054 of the elements, which have no finite bound; any value passes in 0.046 of
-//           the elements, which have no finite bound
+//           up; any value passes in 0.041 to 0.056 of the elements, which have no finite bound
 //
 //   rows x cols              kernel          threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
 //   1 x 11008                block_per_part  256      1           4       1.157     4.291 / 3.134  57    104.2 %  1.00x       1.269     fresh

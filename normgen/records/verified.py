@@ -80,9 +80,11 @@ class Verified:
     @property
     def not_shown(self) -> tuple[str, ...]:
         """What the calls say nothing about, in words."""
+        return (*_free([self]), *self._not_called)
+
+    @property
+    def _not_called(self) -> tuple[str, ...]:
         said = []
-        if self.unbounded:
-            said.append(f"any value passes in {self.unbounded:.2g} of the elements, which have no finite bound")
         if self.left_out:
             said.append(f"rows of {', '.join(self.left_out)} were not tried")
         if self.uncounted:
@@ -125,8 +127,17 @@ def _width(group: Sequence[Verified]) -> str:
     parts += [f"own pitches of {pitched}"] if pitched else []
     parts += [f"null {nulls}"] if nulls else []
     parts += ["another order of threads"] if any(one.orders > 1 for one in group) else []
-    not_shown = list(dict.fromkeys(said for one in group for said in one.not_shown))
-    return "; ".join([", ".join(parts), *not_shown])
+    not_called = list(dict.fromkeys(said for one in group for said in one._not_called))
+    return "; ".join([", ".join(parts), *_free(group), *not_called])
+
+
+def _free(group: Iterable[Verified]) -> list[str]:
+    """In which share of the elements of kernels any value passes; nothing where all have a bound."""
+    shares = sorted({f"{one.unbounded:.2g}" for one in group if one.unbounded}, key=float)
+    if not shares:
+        return []
+    share = shares[0] if len(shares) == 1 else f"{shares[0]} to {shares[-1]}"
+    return [f"any value passes in {share} of the elements, which have no finite bound"]
 
 
 def _ends(group: Sequence[Verified], of: Callable[[Verified], Sequence[int]]) -> tuple[int, int]:

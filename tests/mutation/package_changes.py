@@ -414,7 +414,8 @@ CHANGES: tuple[Change, ...] = (
     *changes(
         "records/verified.py",
         VERIFIED,
-        ("for one in group for said in one.not_shown", "for one in group[:1] for said in one.not_shown"),
+        ("for one in group for said in one._not_called", "for one in group[:1] for said in one._not_called"),
+        ("*_free(group), *not_called", "*not_called"),
         ("tuple(value) if isinstance(value, list) else value", "value"),
         ("(n := every.count(None))", "(n := 0)"),
         ("values = [value for one in group for value in of(one)]", "values = list(of(group[0]))"),

@@ -76,6 +76,9 @@ def test_what_was_not_shown_is_told_with_it() -> None:
     assert told([part]) == ["; ".join((ON_H200, *said))]
     assert VERIFIED.not_shown == ()
     assert told([VERIFIED, part]) == ["; ".join((ON_H200, *said))]
+    several = [replace(part, unbounded=share) for share in (0.062, 0.0125, 0.029, 0.0)]
+    free = "any value passes in 0.013 to 0.062 of the elements, which have no finite bound"
+    assert told(several) == ["; ".join((ON_H200, free, *said[1:]))]
 
 
 @pytest.mark.parametrize(("verified", "says"), [(VERIFIED, ON_H200), (None, "not recorded")], ids=["new", "older"])
