@@ -221,8 +221,8 @@ def searched_division(problem: Problem, s: Schedule, device: Device) -> str | No
     least = LEAST_DIVIDED if s.peels else 4096
     if s.division is Division.IEEE or "division" in problem.searched_knobs:
         return None
-    has_short_wait = has_quotients(problem) and not _is_crowded(problem, s, device)
-    if has_short_wait or (has_means(problem) and problem.cols >= least):
+    waits = has_quotients(problem) and problem.rows <= device.sm_count
+    if waits or (has_means(problem) and problem.cols >= least):
         return None
     return f"not searched: means of fewer than {least} cols by a product and its remainder, quotients of many rows"
 
@@ -289,14 +289,9 @@ def searched_method(problem: Problem, s: Schedule, device: Device) -> str | None
     return None
 
 
-def _is_crowded(problem: Problem, s: Schedule, device: Device) -> bool:
-    """More blocks than two an SM: one waits while another works."""
-    return problem.rows * s.row_blocks > 2 * device.sm_count
-
-
 def _searched_short(problem: Problem, s: Schedule, device: Device) -> str | None:
     """A shorter wait in more instructions, for blocks that have an SM to themselves; of groups alone, in fewer."""
-    crowded = _is_crowded(problem, s, device) and reduces_rows(problem)
+    crowded = problem.rows * s.row_blocks > 2 * device.sm_count and reduces_rows(problem)
     if crowded and "reduce_with" not in problem.searched_knobs:
         return "not searched: short chains in more than two blocks an SM"
     if s.hold is not Hold.REGISTERS or s.copy is not Copy.DIRECT or s.persistent or s.blocks_per_sm:

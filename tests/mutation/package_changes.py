@@ -141,6 +141,13 @@ CHANGES: tuple[Change, ...] = (
         ("and f.base.is_Symbol)", ")"),
     ),
     *changes(
+        "program/rewrites/quotients.py",
+        REWRITES,
+        ("and factor.q & (factor.q - 1):", "and factor.q > 1:"),
+        ("factor == ONE_OVER_COLS and means:", "factor == ONE_OVER_COLS:"),
+        ("expr.exp == -1 and", "expr.exp < 0 and"),
+    ),
+    *changes(
         "program/rewrites/approximate.py",
         REWRITES,
         ("step=_recipe(monoid.step),", "step=monoid.step,"),
@@ -295,13 +302,14 @@ CHANGES: tuple[Change, ...] = (
         "records/winners.py",
         WINNERS,
         (
-            "return not record.measured, place_rank(record.place, place) or 0,",
-            "return place_rank(record.place, place) or 0, not record.measured,",
+            "return not record.measured, place_rank(record.place, place) or 0\n",
+            "return bool(place_rank(record.place, place)), not record.measured\n",
         ),
         (
             "if not (force or is_better(record, old, text_now=text_now)):",
             "if not is_better(record, old, text_now=text_now):",
         ),
+        ("key=lambda r: r.created, reverse=True", "key=lambda r: r.created"),
         ("for slot in sorted(slots)", "for slot in slots"),
         (
             "return [r for r in records if r.serves(key) and r.outcome.is_usable]",

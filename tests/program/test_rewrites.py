@@ -467,6 +467,7 @@ def test_what_rows_have_is_divided_by_the_remainder() -> None:
         f'{s}y = "x / 6 * s"': [],
         f'{s}y = "x / s"': ["1, s, reciprocal_approximate(s"],
         f'{s}y = "x / (s + 1)"': ["1, s + 1, reciprocal_approximate(s + 1"],
+        f'{s}y = "x / s**2"': [],
         f'{s}t = "2 / s"\ny = "x * t"': [],
     }
     for formulas, quotients in divided.items():
