@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import cached_property
 
@@ -25,6 +25,7 @@ from normgen.records.record import ProblemKey, Record
 from normgen.records.winners import Lookup, lookup, records_of
 from normgen.schedule.default import default_schedule
 from normgen.schedule.legality import refusal
+from normgen.schedule.policy import searched_method
 from normgen.schedule.schedule import Schedule
 
 NEAR = 1.0  # octaves
@@ -74,18 +75,22 @@ class Bands:
 
     @cached_property
     def order(self) -> Schedule:
-        """Of the schedules of all tuned bands, the one whose order costs all of them least, by the cost model."""
+        """Of the schedules of all tuned bands, the one whose order costs all of them least, by the cost model.
+
+        What a search would leave out at one of the bands, as not worth a measurement, comes after what it would not.
+        """
         problems = [self._problem.with_rows(rows) for rows in self.tuned or (1, 64, 4096)]
         own = [self._own(p.rows).schedule or default_schedule(p, self._device) for p in problems]
 
+        def moved(order: Schedule) -> Iterator[tuple[Problem, Schedule]]:
+            return ((p, self._reordered(p, s, order)) for p, s in zip(problems, own, strict=True))
+
         def cost(order: Schedule) -> float:
-            moved = [self._reordered(p, s, order) for p, s in zip(problems, own, strict=True)]
-            hot = self._place.is_hot
-            times = (predicted_us(p, s, self._device, hot=hot) for p, s in zip(problems, moved, strict=True))
-            return math.prod(times)
+            return math.prod(predicted_us(p, s, self._device, hot=self._place.is_hot) for p, s in moved(order))
 
         legal = [order for order in own if all(refusal(p, order, self._device) is None for p in problems)]
-        return min(legal or own[:1], key=lambda order: (cost(order), order.key))
+        searched = [o for o in legal if all(searched_method(p, s, self._device) is None for p, s in moved(o))]
+        return min(searched or legal or own[:1], key=lambda order: (cost(order), order.key))
 
     def _reordered(self, problem: Problem, own: Schedule | None, order: Schedule) -> Schedule:
         """A band's schedule with the order of another one, or that other one where this is not legal."""

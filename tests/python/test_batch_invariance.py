@@ -18,7 +18,7 @@ from normgen.program.source import problem_for
 from normgen.python.any_rows import AnyRows
 from normgen.records.record import ProblemKey
 from normgen.records.winners import lookup, records_of, shipped_folder
-from normgen.schedule.knobs import Edges
+from normgen.schedule.knobs import Edges, ReduceWith
 from normgen.schedule.legality import refusal
 from normgen.schedule.schedule import Schedule, changed
 from normgen.spec.reader import load
@@ -132,7 +132,9 @@ def test_all_bands_have_one_order_and_keep_what_it_leaves_open() -> None:
     found = [bands.lookup(rows).schedule for rows in counts]
     assert len({schedule.order for schedule in found if schedule}) == 1
     assert len({schedule for schedule in (free.lookup(rows).schedule for rows in counts) if schedule}) > 1
-    assert all(s is not None and refusal(promised, s, H200) is None for s in found)
+    at_work = [promised.with_rows(bands.band(rows)) for rows in counts]
+    assert all(s is not None and refusal(p, s, H200) is None for p, s in zip(at_work, found, strict=True))
+    assert {s.reduce_with for s in found if s} == {ReduceWith.SHUFFLE}  # what is not searched for many rows serves none
 
 
 def test_a_header_of_the_promise_has_one_order_for_its_columns() -> None:

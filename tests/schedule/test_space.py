@@ -273,6 +273,18 @@ def test_short_chains_are_searched_for_blocks_that_have_an_sm_to_themselves_and_
     assert {s.vector for s in groups.legal if s.reduce_with == "short_chains"} == {4}
 
 
+def test_of_rows_that_blocks_share_other_thread_counts_are_searched_where_each_thread_has_one_vector() -> None:
+    def counts(op: str, shape: str) -> set[tuple[int, int]]:
+        asked = problem_for(load(op), shape=shape, dtype="bf16")
+        found = {(s.threads_per_row, s.parts) for s in space(asked, target("h200")).legal if s.vector == 4}
+        return {(threads, parts) for threads, parts in found if threads & (threads - 1)}
+
+    groups = counts("silu_mul_to_fp8_group", "16x6144")
+    assert {(384, 4), (192, 8), (96, 16)} <= groups
+    assert {threads for threads, _ in groups} == {96, 192, 384, 768}
+    assert not counts("layernorm", "16x6144")
+
+
 def test_every_knob_of_a_schedule_has_its_values_listed() -> None:
     assert list(KNOBS) == list(Schedule().as_dict())
     for name, default in Schedule().as_dict().items():
