@@ -102,6 +102,11 @@ def test_a_quotient_by_the_remainder_is_that_of_a_division(tmp_path: Path) -> No
     for off in (-1, 0, 1):  # a reciprocal that is off by an ulp, as the hardware's may be, is corrected as well
         near = ((1 / b).view(np.int32) + off).view(np.float32)
         assert np.mean(quotients(np.ones_like(b), b, near) != 1 / b) < 1e-3
+    every = (np.arange(1 << 23, dtype=np.uint32) | 0x3F800000).view(np.float32)  # from 1 to 2
+    for code in np.float32([448, 57344, 127]):  # a scale has the bits of the division, whatever its row holds
+        np.testing.assert_array_equal(
+            quotients(every, np.full_like(every, code), np.full_like(every, 1 / code)), every / code
+        )
     ends = np.float32([0, 1, 1e-40, 3e38, np.inf, np.nan, -1])
     a, b = np.repeat(ends, len(ends)), np.tile(ends, len(ends))
     with np.errstate(all="ignore"):

@@ -24,6 +24,8 @@ def divide_by_remainders(program: RowProgram, *, means: bool = True) -> RowProgr
 
     Those are products that a number or cols divide (a scale by the largest code, a mean), and reciprocals with a name.
 
+    What the largest code divides has the bits of the division (tests/codegen/test_library.py divides all floats).
+
     means  False: cols is a power of two, what it divides an exact product
     """
     kinds = value_kinds(check(program))
