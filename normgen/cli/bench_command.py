@@ -151,17 +151,17 @@ def run_nearest(count: int, ask: Ask, *, budget_s: float, rows: str | None, whic
 
 
 def run_host(json_to: str | None, *, rounds: int, device: int) -> None:
-    """Print what a call costs the host, or write it into a file. Raises UsageError without torch."""
+    """Print what a call costs the host, and write it into a file. Raises UsageError without torch."""
     with _torch_is_there("what a call costs is measured beside torch"):
         from normgen.torch.host_times import host_times
-    _print_or_write(host_times(rounds=rounds, device=device), json_to)
+    _tell(host_times(rounds=rounds, device=device), json_to)
 
 
 def run_model(name: str, json_to: str | None, *, rounds: int, device: int, compiled: bool) -> None:
-    """Print what norms cost in a whole model, or write it into a file. Raises UsageError without torch."""
+    """Print what norms cost in a whole model, and write it into a file. Raises UsageError without torch."""
     with _torch_is_there("models are torch's"):
         from normgen.torch.model_times import model_times
-    _print_or_write(model_times(name, rounds=rounds, device=device, compiled=compiled), json_to)
+    _tell(model_times(name, rounds=rounds, device=device, compiled=compiled), json_to)
 
 
 @contextmanager
@@ -172,15 +172,12 @@ def _torch_is_there(rule: str) -> Iterator[None]:
         raise UsageError(rule, received=str(error)) from error
 
 
-def _print_or_write(found: Found, json_to: str | None) -> None:
-    if json_to is None:
-        click.echo(str(found))
-        return
+def _tell(found: Found, json_to: str | None) -> None:
+    """A table, and a file beside it where one is named, as of a suite; or JSON instead."""
     text = json.dumps(found.as_dict(), indent=1) + "\n"
-    if json_to == STDOUT:
-        click.echo(text.rstrip("\n"))
-    else:
+    if json_to not in (None, STDOUT):
         write_output(Path(json_to), text)
+    click.echo(text.rstrip("\n") if json_to == STDOUT else str(found))
 
 
 def run_ablation(source: str, ask: Ask, *, each: int, most: int, tried: int) -> int:

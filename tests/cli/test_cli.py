@@ -10,10 +10,12 @@ import time
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
+from normgen.cli import bench_command
 from normgen.cli import main as cli
 from normgen.cli import options as cli_options
 from normgen.cli.main import COMMANDS
@@ -458,3 +460,25 @@ def test_an_unknown_command_gets_the_nearest_one(capsys: pytest.CaptureFixture[s
     code, _, said = run(capsys, "tun")
     assert code == 2
     assert "error: unknown command\n  received: tun\n  hint: did you mean 'tune'?" in said
+
+
+def test_what_a_call_or_a_model_costs_is_a_table_and_a_file_or_json(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Times:
+        def as_dict(self) -> dict[str, float]:
+            return {"rmsnorm": 4.5}
+
+        def __str__(self) -> str:
+            return "rmsnorm 4.5 µs"
+
+    times = ModuleType("normgen.torch.host_times")
+    times.host_times = lambda **_: Times()  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, times.__name__, times)
+    monkeypatch.setitem(sys.modules, "normgen.torch", ModuleType("normgen.torch"))
+    for json_to, said in ((None, "rmsnorm 4.5 µs"), (str(tmp_path / "host.json"), "rmsnorm 4.5 µs")):
+        bench_command.run_host(json_to, rounds=1, device=0)
+        assert capsys.readouterr().out == f"{said}\n"
+    assert json.loads((tmp_path / "host.json").read_text()) == {"rmsnorm": 4.5}
+    bench_command.run_host("-", rounds=1, device=0)
+    assert json.loads(capsys.readouterr().out) == {"rmsnorm": 4.5}
