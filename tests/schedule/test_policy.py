@@ -40,6 +40,7 @@ NOT_SEARCHED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("layernorm", SHORT, HELD | {"reduce_with": "shared_tree"}, "with other trees than shuffles"),
     ("layernorm", SHORT, HELD | {"persistent": 16}, "a persistent grid of aligned rows"),
     ("layernorm", SHORT, HELD | {"division": "remainder"}, "means of fewer than 4096 cols"),
+    ("rmsnorm_to_fp8", {"shape": "4096x4096", "dtype": "bf16"}, HELD | {"division": "remainder"}, "of many rows"),
     ("rmsnorm", BACKWARD, HELD | {"persistent": 2, "columns": "atomic"}, "by atomics or last arrivers"),
 ]
 SEARCHED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
@@ -48,6 +49,8 @@ SEARCHED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("layernorm", {"shape": "64x64", "dtype": "bf16"}, HELD | {"vector": 1, "threads_per_row": 32}),
     ("layernorm", {"shape": "16x16384", "dtype": "bf16"}, HELD | {"hold": "shared", "threads_per_row": 512}),
     ("rmsnorm", {"shape": "2048x5120", "dtype": "bf16"}, HELD | {"division": "remainder"}),
+    ("rmsnorm_to_fp8", {"shape": "16x4096", "dtype": "bf16"}, HELD | {"division": "remainder"}),
+    ("layernorm_to_int8", {"shape": "4096x768", "dtype": "bf16"}, HELD | {"division": "remainder"}),
     ("softmax", {"shape": "8192x4096", "dtype": "bf16"}, HELD | {"reduce_with": "shared_tree"}),
     ("layernorm", {"shape": "8192x1023", "dtype": "bf16"}, HELD | {"edges": "peel", "persistent": 8}),
     ("rmsnorm", BACKWARD | {"shape": "64x1024"}, HELD | {"persistent": 2, "columns": "register_atomic"}),
