@@ -21,7 +21,7 @@ from tests.python.devices import Array, Place
 pytestmark = pytest.mark.filterwarnings("ignore:no record for")
 
 HEAD = """
-import gc, warnings
+import gc, resource, warnings
 import numpy as np
 import normgen
 from normgen.cuda.arrays import DeviceArray
@@ -57,6 +57,13 @@ def poison():
 
 def result():
     return {name: array.numpy().tobytes() for name, array in out.items()}
+
+def memory():
+    gc.collect()
+    with OnDevice(0):
+        free, _ = check(driver().cuMemGetInfo(), "tell the free memory")
+    pages = int(open("/proc/self/statm").read().split()[1])
+    return free, pages * resource.getpagesize()
 
 given, out = arrays(1), outputs()
 """
@@ -192,7 +199,6 @@ for name, array in out.items():
 @pytest.mark.gpu
 def test_ten_thousand_handles_of_ten_kernels_take_the_memory_of_ten() -> None:
     told = run("""
-import resource
 from normgen.python.handle import Kernel
 made = []
 for cols in range(512, 5632, 512):
@@ -201,13 +207,6 @@ for cols in range(512, 5632, 512):
 x = {p.cols: DeviceArray.of(np.ones((64, p.cols), np.float32)) for p, *_ in made}
 w = {p.cols: DeviceArray.of(np.ones(p.cols, np.float32)) for p, *_ in made}
 y = {p.cols: DeviceArray((64, p.cols), "f32") for p, *_ in made}
-
-def memory():
-    gc.collect()
-    with OnDevice(0):
-        free, _ = check(driver().cuMemGetInfo(), "tell the free memory")
-    pages = int(open("/proc/self/statm").read().split()[1])
-    return free, pages * resource.getpagesize()
 
 for i in range(10_000):
     problem, schedule, module, cubin = made[i % 10]
@@ -226,7 +225,6 @@ assert free - left <= 2 << 20 and grown - resident <= 8 << 20, (free - left, gro
 def test_a_million_calls_take_no_more_memory_than_ten_thousand() -> None:
     pytest.importorskip("torch", reason="torch is not installed")
     told = run("""
-import resource
 import torch
 import normgen.torch
 x = torch.randn(1, 1024, device="cuda").bfloat16()
@@ -246,13 +244,6 @@ def calls(count):
             wx.grad = ww.grad = None
             torch.cuda.synchronize()
     torch.cuda.synchronize()
-
-def memory():
-    gc.collect()
-    with OnDevice(0):
-        free, _ = check(driver().cuMemGetInfo(), "tell the free memory")
-    pages = int(open("/proc/self/statm").read().split()[1])
-    return free, pages * resource.getpagesize()
 
 calls(10_000)
 free, resident = memory()
