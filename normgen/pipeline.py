@@ -20,7 +20,6 @@ from normgen.program.ir import RowProgram
 from normgen.program.rewrites.passes import passed
 from normgen.program.source import kernel_problem, written_program
 from normgen.schedule.knobs import Arithmetic, Division, Keep, Softmax, Statistics, Variance
-from normgen.schedule.legality import divides_inexactly
 from normgen.schedule.plan import Plan, plan_of
 from normgen.schedule.schedule import Schedule
 
@@ -55,7 +54,8 @@ def programs_of(problem: Problem, schedule: Schedule) -> list[tuple[str, RowProg
     """The program as its author wrote it and after every pass, named: what `normgen show --ir` prints."""
     written = written_program(answered(problem, schedule))
     s = schedule
-    return list(_programs(written, s.variance, s.softmax, s.arithmetic, s.division, s.keep, divides_inexactly(problem)))
+    means = not problem.divides_exactly
+    return list(_programs(written, s.variance, s.softmax, s.arithmetic, s.division, s.keep, means))
 
 
 @lru_cache(maxsize=128)

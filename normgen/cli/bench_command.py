@@ -175,8 +175,8 @@ def _torch_is_there(rule: str) -> Iterator[None]:
 def _tell(found: Found, json_to: str | None) -> None:
     """A table, and a file beside it where one is named, as of a suite; or JSON instead."""
     text = json.dumps(found.as_dict(), indent=1) + "\n"
-    if json_to not in (None, STDOUT):
-        write_output(Path(json_to), text)
+    if file := results_file(json_to):
+        write_output(file, text)
     click.echo(text.rstrip("\n") if json_to == STDOUT else str(found))
 
 

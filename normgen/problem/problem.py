@@ -129,6 +129,11 @@ class Problem:
         """`pitch_of` each tensor that has one and that the caller passes."""
         return {t.name: self.pitch_of(t) for t in self.pitched_tensors}
 
+    @property
+    def divides_exactly(self) -> bool:
+        """Whether a mean is an exact product: cols is a power of two."""
+        return self.cols & (self.cols - 1) == 0
+
     @cached_property
     def row_input_bytes(self) -> int:
         """Bytes that one element of every row input takes together."""

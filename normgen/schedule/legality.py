@@ -220,27 +220,24 @@ def without_remainders(problem: Problem) -> str | None:
     return "no row or group has a quotient, but by powers of two: division = ieee"
 
 
-def divides_inexactly(problem: Problem) -> bool:
-    """Whether a mean rounds: what a power of two divides is an exact product."""
-    return problem.cols & (problem.cols - 1) != 0
-
-
 @cache
 def has_means(problem: Problem) -> bool:
     """Whether a row of the problem has a mean that rounds."""
-    return divides_inexactly(problem) and _divided(problem, means=True) != _divided(problem, means=False)
+    program = _with_divisions(problem)
+    others = divide_by_remainders(program, means=False)
+    return not problem.divides_exactly and divide_by_remainders(program) != others
 
 
 @cache
 def has_quotients(problem: Problem) -> bool:
     """Whether rows or groups of the problem have quotients that are no means: scales of codes, reciprocals."""
-    return _divided(problem, means=False) != _divided(problem, means=None)
+    program = _with_divisions(problem)
+    return divide_by_remainders(program, means=False) != program
 
 
-def _divided(problem: Problem, *, means: bool | None) -> RowProgram:
-    """As passes write it for a schedule, divided by the remainder; None: not."""
-    program = hoist_row_divisions(variance(written_program(problem), Variance.TWO_PASS), corrected=False)
-    return program if means is None else divide_by_remainders(program, means=means)
+def _with_divisions(problem: Problem) -> RowProgram:
+    """The program as the pass that divides finds it."""
+    return hoist_row_divisions(variance(written_program(problem), Variance.TWO_PASS), corrected=False)
 
 
 @cache
