@@ -335,6 +335,45 @@ class Access:
         return "blockIdx.x * kRowsPerBlock" if self.plan.rows_beside else self.walker
 
     @property
+    def start_tile(self) -> str:
+        """Where a walker begins: its first tile, or the variable of its last one."""
+        return "last_start" if self.plan.descends else self.first_tile
+
+    def last_start(self) -> list[Statement]:
+        """Where the last of a walker's tiles starts, if it has them from the last to the first.
+
+        Each walker has the tiles that it would have in ascending order, so that rows shift alike as they do there.
+        """
+        if not (self.plan.descends and self.plan.loops_rows):
+            return []
+        first, stride = self.first_tile, self.tile_stride
+        start = f"(rows - 1 - {first}) / ({stride}) * ({stride}) + {first}"
+        return [Let("const int last_start", start, "the last of this walker's tiles comes first")]
+
+    def behind(self, tiles: str = "") -> str:
+        """The start of the tile that a walker comes to next, or of the one that many `tiles` later."""
+        sign = "-" if self.plan.descends else "+"
+        return f"{self.tile} {sign} {f'{tiles} * ' if tiles else ''}{self.tile_stride}"
+
+    def is_tile(self, row: str) -> str:
+        """Whether a walker has a tile that starts at `row`."""
+        return f"{row} >= 0" if self.plan.descends else f"{row} < {self.end}"
+
+    @property
+    def walk(self) -> str:
+        """The head of a walker's loop over its tiles."""
+        tile, step = self.tile, "-=" if self.plan.descends else "+="
+        return f"for (int {tile} = {self.start_tile}; {self.is_tile(tile)}; {tile} {step} {self.tile_stride})"
+
+    @property
+    def only_row(self) -> str:
+        """The row of a thread whose block has one tile."""
+        if not self.plan.rows_beside:
+            return f"rows - 1 - {self.walker}" if self.plan.descends else self.walker
+        tile = "((rows - 1) / kRowsPerBlock - Team::tile())" if self.plan.descends else "Team::tile()"
+        return f"{tile} * kRowsPerBlock + slot"
+
+    @property
     def tile_stride(self) -> str:
         blocks = "batch_blocks" if self.plan.walks_batches else "gridDim.x"
         stride = f"{blocks} * kRowsPerBlock" if self.plan.rows_beside else self._walker_of(blocks)

@@ -160,6 +160,7 @@ class MainKernel:
         return [
             *self.thread(),
             *self.access.batch(),
+            *self.access.last_start(),
             *self.access.edge(),
             *self.exchange.set_up(self.states),
             *self.transport.pointers(),
@@ -185,8 +186,7 @@ class MainKernel:
         if plan.rows_beside:
             found.append(Let("const int slot", "Team::slot()", "this thread's row within the block"))
         if not plan.loops_rows:
-            start = "Team::tile() * kRowsPerBlock + slot" if plan.rows_beside else self.access.walker
-            found.append(Let("const int row", start))
+            found.append(Let("const int row", self.access.only_row))
         if plan.problem.any_cols:
             vectors = "cols / kVector" if plan.cut.shifted else "vectors"
             found += [] if plan.cut.shifted else [Let("const int vectors", "cols / kVector")]
@@ -358,13 +358,11 @@ class MainKernel:
         first = f"{what}: {owner}{beside}; each row is read {times}."
         taken = (f"{written} takes the place of {read}." for written, read in plan.problem.in_place)
         laid = (f"{name} is {layout.replace('_', '-')}." for name, layout in plan.problem.layout)
-        return (first, *taken, *laid, *chain_comment(plan))
+        last = ("The last rows come first: of an input too large for L2 it still has these.",) if plan.descends else ()
+        return (first, *taken, *laid, *last, *chain_comment(plan))
 
     def text(self) -> KernelText:
         plan, s = self.plan, self.plan.schedule
-        first, stride = self.access.first_tile, self.access.tile_stride
-        tile = self.access.tile
-        walk = f"for (int {tile} = {first}; {tile} < {self.access.end}; {tile} += {stride})"
         row = self.row()
         body = [
             *self.constants(),
@@ -373,7 +371,7 @@ class MainKernel:
             Gap(),
             *self.prologue(),
             Gap(),
-            *([For(walk, tuple(row))] if plan.loops_rows else row),
+            *([For(self.access.walk, tuple(row))] if plan.loops_rows else row),
             *self.epilogue(),
         ]
         config: dict[str, int | str] = {"kThreads": s.threads, "Chain": chain_of(plan)}

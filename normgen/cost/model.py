@@ -35,10 +35,12 @@ from normgen.schedule.plan import (
     sums_in_registers,
 )
 from normgen.schedule.plan import shared_bytes as dynamic_shared_bytes
+from normgen.schedule.policy import overflows_l2
 from normgen.schedule.schedule import Schedule
 
 REGISTERS_PER_SM = 65536  # of every GPU since compute capability 5.0
 L1_BYTES = 128 << 10  # of an SM, beside some shared memory
+FOUND_IN_L2 = 0.33  # of L2: what DRAM need not move where the last rows come first (134 and 235 MB, H200)
 ROW_ATOMICS = ("atomic", "shared_atomic")
 
 
@@ -186,7 +188,9 @@ def _memory_us(
     read = problem.rows * problem.cols * sum(t.dtype.bytes for t in problem.elem_tensors if not t.is_written)
     again = read * max(0, looks - 1) if s.hold is Hold.RELOAD and not _rereads_l1(problem, s) else 0
     local = 8.0 * spilled * s.threads_per_row * s.row_blocks * problem.rows  # stored and loaded once a row
-    return (problem.compulsory_bytes / (l2 if hot else min(dram, l2)) + (again + local) / l2) * narrow
+    found = FOUND_IN_L2 * device.l2_bytes if s.row_order.is_reversed and overflows_l2(problem, device) else 0.0
+    moved = problem.compulsory_bytes / l2 if hot else (problem.compulsory_bytes - found) / min(dram, l2)
+    return (moved + (again + local) / l2) * narrow
 
 
 def _columns_us(problem: Problem, s: Schedule, device: Device, blocks: float, c: Constants) -> float:

@@ -24,9 +24,9 @@ from normgen.problem.problem import Problem
 from normgen.records.place import DEFAULT_PLACE, Context, Place
 from normgen.records.record import ProblemKey, Record
 from normgen.schedule.default import default_schedule
-from normgen.schedule.knobs import KNOBS, Division, Statistics, Variance
+from normgen.schedule.knobs import KNOBS, Division, RowOrder, Statistics, Variance
 from normgen.schedule.legality import refusal, without_remainders
-from normgen.schedule.policy import leaves_rounding, spare_late_parameters
+from normgen.schedule.policy import leaves_rounding, overflows_l2, spare_late_parameters
 from normgen.schedule.schedule import Schedule
 from normgen.schedule.space import DEFAULT_KNOBS
 
@@ -151,6 +151,8 @@ def fitted(record: Record, problem: Problem, device: Device) -> Schedule | None:
         own = replace(own, variance=Variance.CORRECTED_TWO_PASS)
     if without_remainders(problem):
         own = replace(own, division=Division.IEEE)
+    if not overflows_l2(problem, device):  # else as the record has it
+        own = replace(own, row_order=RowOrder.ASCENDING)
     for schedule in _variants(own, problem.cols / record.problem.cols):
         if refusal(problem, schedule, device) is None:
             return spare_late_parameters(schedule, own, problem)

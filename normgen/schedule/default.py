@@ -24,6 +24,7 @@ from normgen.schedule.knobs import (
     Load,
     Params,
     ReduceWith,
+    RowOrder,
     Softmax,
     Store,
     Variance,
@@ -37,7 +38,7 @@ from normgen.schedule.plan import (
     steps_per_lane,
     sums_in_registers,
 )
-from normgen.schedule.policy import LEAST_DIVIDED, shows_in_float32
+from normgen.schedule.policy import LEAST_DIVIDED, overflows_l2, shows_in_float32
 from normgen.schedule.schedule import Schedule
 from normgen.schedule.space import is_approximate
 
@@ -84,7 +85,12 @@ def default_schedule(problem: Problem, device: Device) -> Schedule:
         for tree in (*trees, PLAIN.reduce_with)
         if tree is PLAIN.reduce_with or cut.hold is Hold.REGISTERS
     )
-    for schedule in (cut.varied(variance=v, softmax=s) for cut in plain for v, s in methods):
+    is_large = overflows_l2(problem, device) and not problem.any_cols
+    orders = [RowOrder.DESCENDING, RowOrder.ASCENDING] if is_large else [RowOrder.ASCENDING]
+    methods_in_order = [(v, s, order) for v, s in methods for order in orders]
+    for schedule in (
+        cut.varied(variance=v, softmax=s, row_order=order) for cut in plain for v, s, order in methods_in_order
+    ):
         if schedule.variance is Variance.GUARDED and schedule.keep is Keep.VALUES:
             continue  # what such a thread keeps is what two passes share
         if shows_in_float32(problem, schedule) is None and refusal(problem, schedule, device) is None:

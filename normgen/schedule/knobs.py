@@ -200,6 +200,18 @@ class DependentLaunch(StrEnum):
         return self in (DependentLaunch.START, DependentLaunch.LOADS, DependentLaunch.END)
 
 
+class RowOrder(StrEnum):
+    """Which rows a launch begins with."""
+
+    ASCENDING = "ascending"
+    DESCENDING = "descending"
+
+    @property
+    def is_reversed(self) -> bool:
+        """Whether the last rows come first: those that the kernel in front, as most do, has just written."""
+        return self is RowOrder.DESCENDING
+
+
 class Statistics(StrEnum):
     """What a kernel does about statistics that its caller may not want."""
 
@@ -582,6 +594,17 @@ TABLE: tuple[Knob, ...] = (
             "remainder": "quotients by a product and its remainder: no branch, across which a compiler moves nothing"
         },
         elsewhere={"ieee": ("div.rn", "fdiv"), "remainder": ("fma",)},
+    ),
+    Knob(
+        name="row_order",
+        values=tuple(RowOrder),
+        plain=RowOrder.ASCENDING,
+        group=Group.FREE,
+        meaning="which rows a launch begins with: the first, or the last, which L2 still has where it holds not all",
+        forward=tuple(RowOrder),
+        backward=tuple(RowOrder),
+        words={"descending": "the last rows first: L2 still has them, and then has what the next kernel reads first"},
+        elsewhere={"ascending": ("forward",), "descending": ("reverse", "reversed", "backward", "last_first")},
     ),
     Knob(
         name="statistics",

@@ -522,6 +522,16 @@ def statistics(problem: Problem, s: Schedule, _: Device) -> str | None:
     return None
 
 
+def row_order(problem: Problem, s: Schedule, _: Device) -> str | None:
+    if not s.row_order.is_reversed:
+        return None
+    if problem.sums_batches:
+        return "the rows of a batch are walked from its first one: row_order = ascending"
+    if problem.sums_rows and not s.persistent:
+        return "blocks of one tile, with sums over rows, take it in their own order: row_order = ascending"
+    return None
+
+
 def hints(_: Problem, s: Schedule, device: Device) -> str | None:
     if device.arch < 80 and {s.load, s.store} & {"evict_first", "evict_last"}:
         return "L2 eviction priorities need sm_80"
@@ -569,6 +579,7 @@ FREE: tuple[Rule, ...] = (
     unroll,
     _launch_bound,
     hints,
+    row_order,
     statistics,
 )
 

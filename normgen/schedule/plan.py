@@ -659,6 +659,11 @@ class Plan:
         """Whether a walker's rows are all of one batch, as the sums are that it keeps from row to row."""
         return self.problem.sums_batches and self.schedule.columns is not Columns.ATOMIC
 
+    @property
+    def descends(self) -> bool:
+        """Whether walkers go from their last rows to their first ones."""
+        return self.schedule.row_order.is_reversed
+
     # ---- what a launch needs -----------------------------------------------------------------------------------
 
     @cached_property

@@ -23,6 +23,7 @@ from normgen.schedule.knobs import (
     Load,
     Params,
     ReduceWith,
+    RowOrder,
     Softmax,
     Statistics,
     Store,
@@ -70,6 +71,8 @@ class Schedule:
                      kernel starts while its first one ends; the others: every kernel starts while the one in front
                      of it in the stream ends, and lets the next one start when it starts, has asked for its row, or
                      ends
+    row_order        ascending | descending: which rows a launch begins with. Of an input that does not fit L2 the last
+                     rows are still there, if the kernel in front wrote it in order
     statistics       nullable | left_out: a kernel of a problem without some statistics has them all the same and takes
                      null pointers for them, so that it serves callers with them too, or it leaves them out
     """
@@ -97,6 +100,7 @@ class Schedule:
     dependent_launch: DependentLaunch = DependentLaunch.OFF
     arithmetic: Arithmetic = Arithmetic.EXACT
     division: Division = Division.IEEE
+    row_order: RowOrder = RowOrder.ASCENDING
     statistics: Statistics = Statistics.NULLABLE
 
     def __post_init__(self) -> None:

@@ -33,6 +33,7 @@ from normgen.schedule.policy import (
     searched_keep,
     searched_launch,
     searched_method,
+    searched_order,
     searched_params,
     searched_place,
     searched_tile,
@@ -46,7 +47,7 @@ BACKWARD_KNOBS: dict[str, tuple[Any, ...]] = {k.name: k.backward for k in TABLE 
 CUT_KNOBS, PLACE_KNOBS = names_of(Group.CUT), names_of(Group.PLACE)
 METHOD_KNOBS, FREE_KNOBS = names_of(Group.METHOD), names_of(Group.FREE)
 
-SEARCHED = (searched_hint, searched_keep, searched_division, searched_params, searched_launch)
+SEARCHED = (searched_hint, searched_keep, searched_division, searched_order, searched_params, searched_launch)
 # Rules for a cut that is legal, in one place.
 PLACED = (*(rule for rule in STRUCTURAL if rule not in CUT), searched_tile, searched_cluster, searched_place)
 

@@ -81,7 +81,8 @@ CASES: dict[str, Named] = {
         without=["rstd"], stable_parameters=True,
     ),
     "early_at_start": forward(
-        "rmsnorm", "4096x512", "bf16", team(64, 1, 8, params="prefetched", dependent_launch="start", **HELD),
+        "rmsnorm", "4096x512", "bf16",
+        team(64, 1, 8, params="prefetched", dependent_launch="start", row_order="descending", **HELD),
         stable_parameters=True,
     ),
     # how rows arrive
@@ -90,8 +91,12 @@ CASES: dict[str, Named] = {
         "layernorm", "4096x253", "bf16",
         team(32, 2, 4, keep="values", edges="peel", division="remainder", **AHEAD), align=2,
     ),
-    "packed_rmsnorm": forward("rmsnorm", "4096x512", "bf16", team(32, 2, 8, **(AHEAD | {"params": "packed"}))),
-    "cp_async_layernorm": forward("layernorm", "4096x256", "f32", team(32, 2, 4, stages=3, **CP_ASYNC_RING)),
+    "packed_rmsnorm": forward(
+        "rmsnorm", "4096x512", "bf16", team(32, 2, 8, **(AHEAD | {"params": "packed", "row_order": "descending"}))
+    ),
+    "cp_async_layernorm": forward(
+        "layernorm", "4096x256", "f32", team(32, 2, 4, stages=3, row_order="descending", **CP_ASYNC_RING)
+    ),
     "cp_async_peel": forward(
         "softmax", "4096x259", "f32", team(32, 2, 4, edges="peel", stages=2, **CP_ASYNC_RING), align=4
     ),

@@ -66,6 +66,7 @@ def test_the_kernels_use_every_technique() -> None:
         "arithmetic",
         "division",
         "dependent_launch",
+        "row_order",
         "statistics",
     ):
         assert {getattr(named.schedule, knob) for named in CASES.values()} == set(KNOBS[knob].values), knob

@@ -21,7 +21,7 @@ class RegisterAhead(Transport):
         return [*super().constants(), is_ahead]
 
     def start_fetching(self) -> list[Statement]:
-        first = self.access.first_tile
+        first = self.access.start_tile
         return [Gap(), *self._fetch(), fetch_if(self.access, self._call, first, "kAhead"), Gap()]
 
     def ask(self) -> list[Statement]:

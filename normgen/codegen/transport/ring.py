@@ -114,13 +114,14 @@ class Ring(Transport):
         return self.plan.cut.edged or bool(self.plan.fetched_rows)
 
     def _first_fetches(self) -> list[Statement]:
-        first, stride = self.access.first_tile, self.access.tile_stride
+        first, stride = self.access.start_tile, self.access.tile_stride
+        sign = "-" if self.plan.descends else "+"
         values = [fetch_if(self.access, "fetch_values({})", first)] if self._fetches_values else []
         copier = self.copier
         if not self.plan.is_staged:
             return [fetch_if(self.access, "fetch({})", first, copier.elected), *copier.commit, *values]
         tile = [
-            Let(f"const int {self.access.tile}", f"{first} + stage * {stride}"),
+            Let(f"const int {self.access.tile}", f"{first} {sign} stage * {stride}"),
             fetch_if(self.access, "fetch({}, stage)", self.access.tile, copier.elected),
             *copier.commit,
         ]
@@ -181,7 +182,7 @@ class Ring(Transport):
 
     def _refill(self) -> list[Statement]:
         """The slots get the row tile that is `stages` trips ahead."""
-        ahead = f"{self.access.tile} + kStages * {self.access.tile_stride}"
+        ahead = self.access.behind("kStages")
         call, row = ("fetch({}, stage)", ahead) if self.plan.is_staged else ("fetch({})", next_row(self.access))
         return [*fetch_later(self.access, call, "refill_row", row, self.copier.elected), *self.copier.commit]
 

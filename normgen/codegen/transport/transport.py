@@ -146,15 +146,16 @@ def fetched(access: Access) -> list[Statement]:
 
 def fetch_if(access: Access, call: str, row: str, elected: str = "") -> Statement:
     """Ask for the row tile that starts at `row`, if there is one; where one thread does that, `elected` is it."""
-    condition = f"{elected} && {row} < {access.end}" if elected else f"{row} < {access.end}"
+    condition = f"{elected} && {access.is_tile(row)}" if elected else access.is_tile(row)
     return If(condition, (Do(call.format(row)),), alone=True)
 
 
 def fetch_later(access: Access, call: str, name: str, row: str, elected: str = "") -> list[Statement]:
     """Ask for the row tile that starts at `row`, called `name`, if there is one. It may lie past the largest int."""
-    return [Let(f"const unsigned {name}", row), fetch_if(access, call, name, elected)]
+    kind = "int" if access.plan.descends else "unsigned"
+    return [Let(f"const {kind} {name}", row), fetch_if(access, call, name, elected)]
 
 
 def next_row(access: Access) -> str:
     """The start of the row tile behind this one."""
-    return f"{access.tile} + {access.tile_stride}"
+    return access.behind()

@@ -77,7 +77,7 @@ extern "C" __global__ void __launch_bounds__({threads})
                 long long targets, long long sources, long long extras, int vectors) {{
     constexpr int kFlight = {flight}, kTile = {threads} * kFlight;
     unsigned mixed = 0;
-    for (long long first = blockIdx.x * static_cast<long long>(kTile) + threadIdx.x; first < vectors;
+    for (long long first = {block} * static_cast<long long>(kTile) + threadIdx.x; first < vectors;
          first += gridDim.x * static_cast<long long>(kTile)) {{
         Vector held[kFlight] = {{}};
 #pragma unroll
@@ -194,14 +194,17 @@ _TYPES = {16: "uint4", 8: "uint2", 4: "unsigned", 2: "unsigned short", 1: "unsig
 
 
 def elementwise_roofs(streams: Streams, *, sums: tuple[int, int] | None = None, parts: int = 0) -> Iterator[Roof]:
-    """Eight variants. With `sums` (columns, bytes of one) each is followed by the kernel that adds `parts` partials."""
+    """Eleven variants. With `sums` (columns, bytes of one) a second kernel adds `parts` partials."""
     plain = ((16, 1, "", 0), (16, 2, "", 0), (16, 4, "", 0), (16, 4, "", 8), (8, 4, "", 0))
     hinted = ((16, 4, "cs", 0), (16, 2, "past L1", 0), (16, 4, "past L1", 0))
-    for size, flight, hint, wave in (*plain, *hinted):
+    backwards = ((16, 4, "", 0), (16, 2, "past L1", 0), (16, 4, "past L1", 0))
+    variants = [(*one, False) for one in (*plain, *hinted)] + [(*one, True) for one in backwards]
+    for size, flight, hint, wave, last_first in variants:
         text = _ELEMENTWISE.format(
             vector=_TYPES[size],
             threads=THREADS,
             flight=flight,
+            block="(gridDim.x - 1 - blockIdx.x)" if last_first else "blockIdx.x",
             load=_LOAD[hint],
             store="__stcs(target + at, held[k])" if hint == "cs" else "target[at] = held[k]",
         )
@@ -217,6 +220,7 @@ def elementwise_roofs(streams: Streams, *, sums: tuple[int, int] | None = None, 
             blocks = -(-sums[0] // SUM_COLUMNS)
             kernels.append(Kernel(name="add_partials", params=_ADDED, launch=Launch(threads=256, blocks=blocks)))
         name = f"{size}x{flight}" + (f" {hint}" if hint else "") + (" one wave" if wave else "")
+        name += " last first" if last_first else ""
         yield Roof(
             name=("two launches " if sums is not None else "elementwise ") + name,
             module=Module(instructions="", text=text, kernels=tuple(kernels)),

@@ -282,6 +282,7 @@ PICTURES: Mapping[str, tuple[Scene, ...] | str] = {
     ),
     "arithmetic": "no thread owns anything else: the same exponentials by other instructions",
     "division": "no thread owns anything else: the same quotients by other instructions",
+    "row_order": "the same threads own the same elements: a block's number says which rows are its own",
     "statistics": "a null pointer's store is skipped at run time, or is not in the text: no access differs",
 }
 
