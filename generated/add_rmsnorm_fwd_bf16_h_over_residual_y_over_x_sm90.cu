@@ -27,7 +27,7 @@
 //   1 x 7168                 block_per_row  256      1           4       2.214     6.047 / 3.833  32    76.0 %   1.02x       2.331     fresh
 //   16 x 7168                block_per_row  256      1           4       2.117     5.783 / 3.668  440   78.4 %   1.11x       2.602     fresh
 //   64 x 7168                block_per_row  512      1           8       2.415     6.361 / 3.935  1526  82.5 %   1.08x       2.773     fresh
-//   4096 x 7168              block_per_row  256      1           4       56.26     116.7 / 60.39  4175  97.0 %   1.04x       58.55     fresh
+//   4096 x 7168              block_per_row  256      1           4       52.58     113.7 / 61.12  4468  104.1 %  1.00x       57.64     fresh
 //   (any other, rows alike)  block_per_row  256      1           8       -         -              -     -        -           -         not tuned
 //   (any other)              block_per_row  256      1           1       -         -              -     -        -           -         not tuned
 //
@@ -58,12 +58,12 @@
 struct __nv_bfloat16;  // cuda_bf16.h has it, and takes as long to compile as cuda_runtime.h
 #endif
 
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
-#error "add_rmsnorm_fwd_bf16_h_over_residual_y_over_x needs sm_90 or newer: compile with -arch=sm_90"
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+#error "add_rmsnorm_fwd_bf16_h_over_residual_y_over_x needs sm_80 or newer: compile with -arch=sm_90"
 #endif
 
 namespace normgen {
-namespace sm90 {  // the GPU these shapes were tuned on; the code itself runs on sm_90 and newer
+namespace sm90 {  // the GPU these shapes were tuned on; the code itself runs on sm_80 and newer
 namespace add_rmsnorm_fwd_bf16_h_over_residual_y_over_x_detail {
 
 // Parameters are on their way from DRAM to L2 while the kernel waits for its rows. The first block asks for all `count`
@@ -115,51 +115,6 @@ __device__ __forceinline__ float computed_once(float value) {
   asm volatile("" : "+f"(value));
   return value;
 }
-
-// Programmatic dependent launch: wait until the kernel before this one has ended and its writes are visible.
-__device__ __forceinline__ void dependency_wait() {
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-}
-
-// Programmatic dependent launch: let the kernel behind this one start as soon as blocks leave room.
-__device__ __forceinline__ void dependency_trigger() {
-  asm volatile("griddepcontrol.launch_dependents;");
-}
-
-// A load whose lines L2 keeps by `policy` (ld.global.L2::cache_hint: sm_80).
-template <int kBytes>
-__device__ __forceinline__ void load_by_policy(const void* address, unsigned* bits, unsigned long long policy) {
-  if constexpr (kBytes == 16) {
-    asm("ld.global.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
-        : "=r"(bits[0]), "=r"(bits[1]), "=r"(bits[2]), "=r"(bits[3]) : "l"(address), "l"(policy));
-  } else if constexpr (kBytes == 8) {
-    asm("ld.global.L2::cache_hint.v2.u32 {%0, %1}, [%2], %3;"
-        : "=r"(bits[0]), "=r"(bits[1]) : "l"(address), "l"(policy));
-  } else if constexpr (kBytes == 4) {
-    asm("ld.global.L2::cache_hint.u32 %0, [%1], %2;" : "=r"(bits[0]) : "l"(address), "l"(policy));
-  } else {
-    unsigned short half;
-    if constexpr (kBytes == 2) {
-      asm("ld.global.L2::cache_hint.u16 %0, [%1], %2;" : "=h"(half) : "l"(address), "l"(policy));
-    } else {
-      asm("ld.global.L2::cache_hint.u8 %0, [%1], %2;" : "=h"(half) : "l"(address), "l"(policy));
-    }
-    bits[0] = half;
-  }
-}
-
-// Last to leave L2 (createpolicy: sm_80).
-struct EvictLast {
-  static __device__ __forceinline__ unsigned long long l2_policy() {
-    unsigned long long policy;
-    asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
-    return policy;
-  }
-  template <int kBytes>
-  static __device__ __forceinline__ void load(const void* address, unsigned* bits) {
-    load_by_policy<kBytes>(address, bits, l2_policy());
-  }
-};
 
 // Leaves no line in L1.
 struct NoAllocate {
@@ -384,6 +339,17 @@ __device__ __forceinline__ float divide_by_remainder(float a, float b, float inv
   return fabsf(left) <= 3.402823466e38f ? fmaf(left, inverse, product) : product;
 }
 
+// N elements that all have that value.
+template <typename T, int N>
+__device__ __forceinline__ Vec<T, N> filled(float value) {
+  float values[N];
+  #pragma unroll
+  for (int i = 0; i < N; ++i) values[i] = value;
+  Vec<T, N> vec;
+  pack(vec, values);
+  return vec;
+}
+
 // How a kernel and its neighbours in the stream overlap: not at all.
 // wait              before the first access to what the kernels in front write, or still read
 // wait_for_partner  in a call's second kernel, before the first access to what the first one writes
@@ -400,29 +366,6 @@ struct InOrder {
 };
 
 template <class Config, typename T> using Input = typename Config::Chain::template Pointer<T>;
-
-// Starts while the kernel in front still runs (programmatic dependent launch).
-struct Early : InOrder {
-  template <typename T> using Pointer = const T*;
-  static __device__ __forceinline__ void wait() { dependency_wait(); }
-  static __device__ __forceinline__ void wait_for_partner() { dependency_wait(); }
-};
-
-// As Early; the next kernel may start once this one has asked for its rows.
-struct EarlyAtLoads : Early {
-  static __device__ __forceinline__ void at_loads() { dependency_trigger(); }
-};
-
-// N elements that all have that value.
-template <typename T, int N>
-__device__ __forceinline__ Vec<T, N> filled(float value) {
-  float values[N];
-  #pragma unroll
-  for (int i = 0; i < N; ++i) values[i] = value;
-  Vec<T, N> vec;
-  pack(vec, values);
-  return vec;
-}
 
 // Parameters are read in their turn.
 struct InTurn {
@@ -557,7 +500,7 @@ struct Cols7168_b0d1 : Plain { using Team = BroadcastBlock<256>;
 struct Cols7168_13bd : Plain { using Team = BroadcastBlock<512>;
   enum : int { kCols = 7168, kThreads = 512, kVector = 8, kEarlyParams = 1, kBlocksPerSm = 1 };
 };
-struct Cols7168_d43b : Plain { using Team = Block<256>; using Load = EvictLast; using Store = Streaming; using Chain = EarlyAtLoads;
+struct Cols7168_1639 : Plain { using Team = Block<256>;
   enum : int { kCols = 7168, kThreads = 256, kVector = 4, kEarlyParams = 1 };
 };
 struct AnyCols_224d : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 8, kUnroll = 1 }; };
@@ -1342,6 +1285,130 @@ add_rmsnorm_fwd_bf16_team_per_row_aa40(
   Chain::at_end();
 }
 
+// add_rmsnorm forward: a team of threads owns a row; each row is read once.
+// h takes the place of residual.
+// y takes the place of x.
+// The last rows come first: of an input too large for L2 it still has these.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+add_rmsnorm_fwd_bf16_team_per_row_c820(
+    float* __restrict__ rstd,
+    bfloat16* x,
+    bfloat16* residual,
+    Input<Config, bfloat16> weight,
+    long long x_pitch,
+    long long residual_pitch,
+    int rows,
+    float eps) {
+  using Team = typename Config::Team;
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  using Params = typename Config::Params;
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
+      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
+  constexpr bool kEarlyParams = Config::kEarlyParams;
+  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
+  __shared__ typename Team::template Slots<Look1_efa7> look1_slots;
+
+  const int lane = Team::lane();
+  const int own = lane * kVector;  // the column of a thread's first vector
+  const int slot = Team::slot();  // this thread's row within the block
+  const int row = ((rows - 1) / kRowsPerBlock - Team::tile()) * kRowsPerBlock + slot;
+
+  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const int valid_row = active ? row : rows - 1;
+  bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+  bfloat16* residual_row = residual + static_cast<long long>(valid_row) * residual_pitch;
+
+  Params::to_l2(weight, kCols);
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
+
+  Vec<bfloat16, kVector> x_held[kSteps];
+  Vec<bfloat16, kVector> residual_held[kSteps];
+  float h_floats[kSteps][kVector];
+  Team::announce();
+
+  // The row of x and residual is read once and waits in registers; each thread reads back its own part.
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      x_held[step] = read_first<kVector, Load>(x_row + own + step * kStride);
+      residual_held[step] = read_first<kVector, Load>(residual_row + own + step * kStride);
+    }
+  }
+
+  Vec<bfloat16, kVector> weight_held[kSteps];
+  if (kEarlyParams) {
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        weight_held[step] = read<kVector>(weight + own + step * kStride);
+      }
+    }
+  }
+
+  Chain::at_loads();
+
+  Look1_efa7 look1 = {0.0f};
+  float look1_h_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+
+  // Look 1: sum(h**2)
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      float h_values[kVector];
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        const float residual_i = element(residual_held[step], i);
+        const float h_i = computed_once(x_i + residual_i);
+        h_floats[step][i] = h_i;
+        h_values[i] = h_i;
+        look1_h_squares[i % kRunningSums] += h_i * h_i;
+      }
+      Vec<bfloat16, kVector> h_vec;
+      pack(h_vec, h_values);
+      if (active) write<Store>(residual_row + own + step * kStride, h_vec);
+    }
+  }
+
+  look1.h_squares = sum_in_pairs(look1_h_squares);
+  Team::meet();
+  look1 = Team::reduce(look1, look1_slots);
+  const float row_rstd = rsqrtf(eps + divide_by_remainder(look1.h_squares, kCols, 1.0f / kCols));
+
+  if (lane == 0 && active) {
+    if (rstd != nullptr) rstd[row] = row_rstd;
+  }
+
+  // Last look: the outputs
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+      float y_values[kVector];
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float weight_i = element(weight_held[step], i);
+        const float h_i = h_floats[step][i];
+        y_values[i] = h_i * row_rstd * weight_i;
+      }
+      Vec<bfloat16, kVector> y_vec;
+      pack(y_vec, y_values);
+      if (active) write<Store>(x_row + own + step * kStride, y_vec);
+    }
+  }
+
+  Chain::at_end();
+}
+
 // add_rmsnorm forward, any number of columns: a team of threads owns a row; each row is read twice.
 // h takes the place of residual.
 // y takes the place of x.
@@ -1642,7 +1709,7 @@ inline constexpr Tuned kTuned[] = {
      run_without_rstd<add_rmsnorm_fwd_bf16_without_rstd_team_per_row_9ad0<Cols7168_d1cf>>}},
     {  16, 7168,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_c76d<Cols7168_b0d1>>}},
     {  64, 7168, 16, 0u, 2u, false, {{512}, run<add_rmsnorm_fwd_bf16_team_per_row_aa40<Cols7168_13bd>>}},
-    {4096, 7168,  8, 0u, 2u, false, {{256, 1, true}, run<add_rmsnorm_fwd_bf16_team_per_row_7011<Cols7168_d43b>>}},
+    {4096, 7168,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_c820<Cols7168_1639>>}},
 };
 
 // For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.

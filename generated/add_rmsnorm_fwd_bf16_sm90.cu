@@ -29,7 +29,7 @@
 //   64 x 7168                block_per_row  256      1           4       2.534     6.453 / 3.916  1454  80.3 %   1.00x       3.157     fresh
 //   256 x 7168               block_per_row  256      1           4       4.215     9.721 / 5.513  3487  97.6 %   1.03x       5.417     fresh
 //   1024 x 7168              block_per_row  256      1           4       13.12     26.38 / 13.29  4476  101.6 %  1.00x       16.26     fresh
-//   4096 x 7168              block_per_row  256      1           4       59.56     121.8 / 62.22  3944  98.6 %   1.00x       58.91     fresh
+//   4096 x 7168              block_per_row  256      1           4       55.34     117.3 / 61.95  4245  104.8 %  1.00x       59.23     fresh
 //   (any other, rows alike)  block_per_row  256      1           8       -         -              -     -        -           -         not tuned
 //   (any other)              block_per_row  256      1           1       -         -              -     -        -           -         not tuned
 //
@@ -1027,6 +1027,134 @@ add_rmsnorm_fwd_bf16_team_per_row_ebbe(
   Chain::at_end();
 }
 
+// add_rmsnorm forward: a team of threads owns a row; each row is read once.
+// The last rows come first: of an input too large for L2 it still has these.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+add_rmsnorm_fwd_bf16_team_per_row_ac77(
+    bfloat16* __restrict__ h,
+    bfloat16* __restrict__ y,
+    float* __restrict__ rstd,
+    Input<Config, bfloat16> x,
+    Input<Config, bfloat16> residual,
+    Input<Config, bfloat16> weight,
+    long long h_pitch,
+    long long y_pitch,
+    long long x_pitch,
+    long long residual_pitch,
+    int rows,
+    float eps) {
+  using Team = typename Config::Team;
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  using Params = typename Config::Params;
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
+      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
+  constexpr bool kEarlyParams = Config::kEarlyParams;
+  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
+  __shared__ typename Team::template Slots<Look1_efa7> look1_slots;
+
+  const int lane = Team::lane();
+  const int own = lane * kVector;  // the column of a thread's first vector
+  const int slot = Team::slot();  // this thread's row within the block
+  const int row = ((rows - 1) / kRowsPerBlock - Team::tile()) * kRowsPerBlock + slot;
+
+  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const int valid_row = active ? row : rows - 1;
+  bfloat16* h_row = h + static_cast<long long>(valid_row) * h_pitch;
+  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
+  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+  const bfloat16* residual_row = residual + static_cast<long long>(valid_row) * residual_pitch;
+
+  Params::to_l2(weight, kCols);
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
+
+  Vec<bfloat16, kVector> x_held[kSteps];
+  Vec<bfloat16, kVector> residual_held[kSteps];
+  Team::announce();
+
+  // The row of x and residual is read once and waits in registers; each thread reads back its own part.
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
+      residual_held[step] = read<kVector, Load>(residual_row + own + step * kStride);
+    }
+  }
+
+  Vec<bfloat16, kVector> weight_held[kSteps];
+  if (kEarlyParams) {
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        weight_held[step] = read<kVector>(weight + own + step * kStride);
+      }
+    }
+  }
+
+  Chain::at_loads();
+
+  Look1_efa7 look1 = {0.0f};
+  float look1_h_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+
+  // Look 1: sum(h**2)
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      float h_values[kVector];
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        const float residual_i = element(residual_held[step], i);
+        const float h_i = x_i + residual_i;
+        h_values[i] = h_i;
+        look1_h_squares[i % kRunningSums] += h_i * h_i;
+      }
+      Vec<bfloat16, kVector> h_vec;
+      pack(h_vec, h_values);
+      if (active) write<Store>(h_row + own + step * kStride, h_vec);
+    }
+  }
+
+  look1.h_squares = sum_in_pairs(look1_h_squares);
+  Team::meet();
+  look1 = Team::reduce(look1, look1_slots);
+  const float row_rstd = rsqrtf(eps + divide_by_remainder(look1.h_squares, kCols, 1.0f / kCols));
+
+  if (lane == 0 && active) {
+    if (rstd != nullptr) rstd[row] = row_rstd;
+  }
+
+  // Last look: the outputs
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+      float y_values[kVector];
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        const float residual_i = element(residual_held[step], i);
+        const float weight_i = element(weight_held[step], i);
+        const float h_i = x_i + residual_i;
+        y_values[i] = h_i * row_rstd * weight_i;
+      }
+      Vec<bfloat16, kVector> y_vec;
+      pack(y_vec, y_values);
+      if (active) write<Store>(y_row + own + step * kStride, y_vec);
+    }
+  }
+
+  Chain::at_end();
+}
+
 // add_rmsnorm forward, any number of columns: a team of threads owns a row; each row is read twice.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
@@ -1328,7 +1456,7 @@ inline constexpr Tuned kTuned[] = {
     {  64, 7168,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_4c64<Cols7168_1639>>}},
     { 256, 7168,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_4c64<Cols7168_1639>>}},
     {1024, 7168,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_4c64<Cols7168_fe33>>}},
-    {4096, 7168,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_4c64<Cols7168_1639>>}},
+    {4096, 7168,  8, 0u, 2u, false, {{256}, run<add_rmsnorm_fwd_bf16_team_per_row_ac77<Cols7168_1639>>}},
 };
 
 // For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.

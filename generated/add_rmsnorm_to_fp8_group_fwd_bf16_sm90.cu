@@ -18,18 +18,18 @@
 //           q, scale, x, residual; any value passes in 0.0096 to 0.014 of the elements, which have no finite bound
 //
 //   rows x cols  kernel           threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
-//   1 x 4096     block_per_row    512      1           8       2.133     4.856 / 2.723  21    72.7 %   1.00x       1.927     fresh
-//   16 x 4096    block_per_row    512      1           8       2.179     5.848 / 3.67   275   65.8 %   1.00x       2.289     fresh
-//   64 x 4096    block_per_row    512      1           8       2.398     6.249 / 3.848  990   81.2 %   1.00x       2.493     fresh
-//   256 x 4096   block_per_row    256      1           8       3.561     8.251 / 4.68   2662  87.0 %   1.00x       4.06      fresh
+//   1 x 4096     block_per_row    512      1           8       2.356     5.739 / 3.381  19    80.4 %   1.00x       2.11      fresh
+//   16 x 4096    block_per_row    512      1           8       2.402     6.695 / 4.292  250   75.6 %   1.00x       2.507     fresh
+//   64 x 4096    block_per_row    512      1           8       2.699     7.234 / 4.528  880   85.8 %   1.00x       2.784     fresh
+//   256 x 4096   block_per_row    256      1           8       3.823     9.176 / 5.352  2479  89.5 %   1.01x       4.496     fresh
 //   1024 x 4096  block_per_row    128      2           8       8.489     18.14 / 9.667  4463  104.4 %  1.04x       11.27     fresh
 //   4096 x 4096  block_per_row    128      1           8       46.95     78.33 / 31.41  3227  100.8 %  1.00x       40.62     fresh
-//   1 x 7168     cluster_per_row  128      1           8       2.343     5.482 / 3.139  34    57.6 %   1.12x       2.666     fresh
-//   16 x 7168    cluster_per_row  128      1           8       2.606     6.378 / 3.775  403   62.3 %   1.10x       3.082     fresh
-//   64 x 7168    block_per_row    512      1           8       2.998     7.061 / 4.061  1387  66.5 %   1.00x       3.342     fresh
-//   256 x 7168   block_per_row    512      1           8       5.09      10.77 / 5.677  3259  88.4 %   1.00x       6.205     fresh
+//   1 x 7168     cluster_per_row  128      1           8       2.6       6.424 / 3.825  30    66.5 %   1.10x       2.601     fresh
+//   16 x 7168    cluster_per_row  128      1           8       2.918     7.342 / 4.42   360   66.1 %   1.04x       3.074     fresh
+//   64 x 7168    block_per_row    512      1           8       3.248     7.956 / 4.71   1280  73.5 %   1.00x       3.587     fresh
+//   256 x 7168   block_per_row    256      1           4       5.239     11.62 / 6.355  3166  93.1 %   1.03x       6.073     fresh
 //   1024 x 7168  block_per_row    256      2           8       17.45     31.95 / 14.51  3800  92.3 %   1.03x       19.19     fresh
-//   4096 x 7168  block_per_row    512      1           8       69.16     137.9 / 68.74  3834  95.8 %   1.01x       68.52     fresh
+//   4096 x 7168  block_per_row    256      2           8       65.5      131.1 / 65.65  4049  100.8 %  1.01x       66.45     fresh
 //   (any other)  block_per_row    256      1           4       -         -              -     -        -           -         not tuned
 //
 // times     price: what the kernel adds to a chain of a kernel that writes its main input and one that reads its
@@ -219,6 +219,13 @@ __device__ __forceinline__ float e5m2_to_float(unsigned bits) {
   return value;
 }
 
+// The largest of a warp's values, none of which is negative: the bits of such floats have their order, NaN above all.
+__device__ __forceinline__ float largest_of_warp(float value) {
+  unsigned largest;
+  asm volatile("redux.sync.max.u32 %0, %1, 0xffffffff;" : "=r"(largest) : "r"(__float_as_uint(value)));
+  return __uint_as_float(largest);
+}
+
 // Leaves no line in L1.
 struct NoAllocate {
   template <int kBytes>
@@ -240,6 +247,14 @@ struct NoAllocate {
     }
   }
 };
+
+// 1 / x by the hardware's reciprocal: off by 1 unit in the last place at most; 0 where that is subnormal,
+// an infinity where x is.
+__device__ __forceinline__ float reciprocal_approximate(float x) {
+  float value;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(value) : "f"(x));
+  return value;
+}
 
 // The lanes that a shuffle names: all of the warp.
 struct WholeWarp {
@@ -417,6 +432,39 @@ struct Block : Threads<kThreadsPerRow, 1> {
   }
 };
 
+// Shared memory for the states of kStates warps, read four floats at once.
+template <int kStates, typename State>
+struct alignas(16) StatesOfWarps {
+  State states[kStates];
+};
+
+// States kFirst to kFirst + kCount - 1 combined in pairs: as few steps one behind the other as a tree has levels.
+template <int kFirst, int kCount, typename State>
+__device__ __forceinline__ State combine_in_pairs(const State* states) {
+  if constexpr (kCount == 1) {
+    return states[kFirst];
+  } else {
+    constexpr int kHalf = kCount / 2;
+    return State::combine(combine_in_pairs<kFirst, kHalf>(states),
+                          combine_in_pairs<kFirst + kHalf, kCount - kHalf>(states));
+  }
+}
+
+// A block is a team. Warps first, then every thread reads the states of all warps, which shared memory broadcasts. One
+// read and a few additions behind each other wait less than the shuffles of a Block.
+template <int kThreadsPerRow>
+struct BroadcastBlock : Threads<kThreadsPerRow, 1> {
+  enum : int { kWarps = kThreadsPerRow / 32 };
+  template <typename State> using Slots = StatesOfWarps<kWarps, State>;
+  template <typename State>
+  static __device__ __forceinline__ State reduce(State s, StatesOfWarps<kWarps, State>& slots) {
+    s = State::of_warp(s);
+    if (threadIdx.x % 32 == 0) slots.states[threadIdx.x / 32] = s;
+    __syncthreads();
+    return combine_in_pairs<0, kWarps>(slots.states);
+  }
+};
+
 // The blocks of a cluster are a team. Every warp leaves its state in each block, then every warp combines all of them:
 // one barrier. A block may write to another only once that one has started.
 template <int kBlocks, int kBlockThreads>
@@ -437,6 +485,31 @@ struct ClusterTeam : Threads<kBlocks * kBlockThreads, 1> {
     return reduce_lanes<lanes_for(kStates)>(share_of_slots<kStates>(slots));
   }
 };
+
+// A ClusterTeam in which every thread reads the states of all warps.
+template <int kBlocks, int kBlockThreads>
+struct BroadcastCluster : ClusterTeam<kBlocks, kBlockThreads> {
+  enum : int { kWarps = kBlockThreads / 32, kStates = kWarps * kBlocks };
+  template <typename State> using Slots = StatesOfWarps<kStates, State>;
+  template <typename State>
+  static __device__ __forceinline__ State reduce(State s, StatesOfWarps<kStates, State>& slots) {
+    s = State::of_warp(s);
+    const unsigned lane = threadIdx.x % 32;
+    if (lane < kBlocks) cluster_store(slots.states + cluster_rank() * kWarps + threadIdx.x / 32, lane, s);
+    cluster_arrive();
+    cluster_wait();
+    return combine_in_pairs<0, kStates>(slots.states);
+  }
+};
+
+// a / b, inverse being 1 / b: the product and what it leaves of a, times the inverse once more. An IEEE division gives
+// the same but for a few ties and subnormals, in twice as many instructions. Where b is an infinity, or the product or
+// the inverse overflow, what is left is not finite, and the product is right.
+__device__ __forceinline__ float divide_by_remainder(float a, float b, float inverse) {
+  const float product = a * inverse;
+  const float left = fmaf(-product, b, a);
+  return fabsf(left) <= 3.402823466e38f ? fmaf(left, inverse, product) : product;
+}
 
 // N elements that all have that value.
 template <typename T, int N>
@@ -562,11 +635,11 @@ __device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
 // kGroup         columns
 // kGroupVectors  lanes that own one
 // kUnroll        steps that a loop does in a trip
-struct Cols4096_9d20 : Plain { using Team = Block<512>; using Params = Ahead;
-  enum : int { kCols = 4096, kThreads = 512, kVector = 8, kEarlyParams = 1, kGroup = 128 };
+struct Cols4096_8fc8 : Plain { using Team = BroadcastBlock<512>; using Params = Ahead;
+  enum : int { kCols = 4096, kThreads = 512, kVector = 8, kEarlyParams = 1, kGroup = 128, kBlocksPerSm = 1 };
 };
-struct Cols4096_ae72 : Plain { using Team = Block<256>; using Load = NoAllocate;
-  enum : int { kCols = 4096, kThreads = 256, kVector = 8, kEarlyParams = 1, kGroup = 128 };
+struct Cols4096_8c3d : Plain { using Team = BroadcastBlock<256>;
+  enum : int { kCols = 4096, kThreads = 256, kVector = 8, kEarlyParams = 1, kGroup = 128, kBlocksPerSm = 1 };
 };
 struct Cols4096_bb5f : Plain { using Team = Beside<64, 2>; using Load = NoAllocate;
   enum : int { kCols = 4096, kThreads = 128, kVector = 8, kEarlyParams = 1, kGroup = 128 };
@@ -574,23 +647,39 @@ struct Cols4096_bb5f : Plain { using Team = Beside<64, 2>; using Load = NoAlloca
 struct Cols4096_d7f7 : Plain { using Team = Block<128>; using Load = NoAllocate; using Store = Streaming;
   enum : int { kCols = 4096, kThreads = 128, kVector = 8, kEarlyParams = 1, kGroup = 128 };
 };
-struct Cols7168_6614 : Plain { using Team = ClusterTeam<8, 128>; using Load = NoAllocate;
-  enum : int { kCols = 7168, kThreads = 128, kVector = 8, kEarlyParams = 1, kGroup = 128 };
+struct Cols7168_4053 : Plain { using Team = BroadcastCluster<8, 128>; using Load = NoAllocate;
+  enum : int { kCols = 7168, kThreads = 128, kVector = 8, kEarlyParams = 1, kGroup = 128, kBlocksPerSm = 1 };
 };
 struct Cols7168_ecd8 : Plain { using Team = ClusterTeam<8, 128>;
   enum : int { kCols = 7168, kThreads = 128, kVector = 8, kEarlyParams = 1, kGroup = 128 };
 };
-struct Cols7168_9642 : Plain { using Team = Block<512>; using Params = Ahead;
-  enum : int { kCols = 7168, kThreads = 512, kVector = 8, kEarlyParams = 1, kGroup = 128 };
+struct Cols7168_d899 : Plain { using Team = BroadcastBlock<512>; using Params = Ahead;
+  enum : int { kCols = 7168, kThreads = 512, kVector = 8, kEarlyParams = 1, kGroup = 128, kBlocksPerSm = 1 };
 };
-struct Cols7168_2329 : Plain { using Team = Block<512>;
-  enum : int { kCols = 7168, kThreads = 512, kVector = 8, kEarlyParams = 1, kGroup = 128 };
+struct Cols7168_809b : Plain { using Team = BroadcastBlock<256>;
+  enum : int { kCols = 7168, kThreads = 256, kVector = 4, kEarlyParams = 1, kGroup = 128, kBlocksPerSm = 1 };
 };
 struct Cols7168_2958 : Plain { using Team = Beside<128, 2>; using Load = NoAllocate;
   enum : int { kCols = 7168, kThreads = 256, kVector = 8, kEarlyParams = 1, kGroup = 128 };
 };
+struct Cols7168_f833 : Plain { using Team = Beside<128, 2>;
+  enum : int { kCols = 7168, kThreads = 256, kVector = 8, kEarlyParams = 1, kGroup = 128 };
+};
 struct AnyCols_848d : Plain { using Team = Block<256>;
   enum : int { kThreads = 256, kVector = 4, kUnroll = 1, kGroup = 128 };
+};
+
+struct Look1_2b83 {  // state of look 1: sum(h**2)
+  float h_squares;
+  static __device__ __forceinline__ Look1_2b83 combine(const Look1_2b83& a, const Look1_2b83& b) {
+    return {a.h_squares + b.h_squares};
+  }
+  static __device__ __forceinline__ Look1_2b83 shuffle_xor(const Look1_2b83& s, int offset, unsigned mask) {
+    return {__shfl_xor_sync(mask, s.h_squares, offset)};
+  }
+  static __device__ __forceinline__ Look1_2b83 of_warp(const Look1_2b83& s) {
+    return reduce_lanes<32>(s);
+  }
 };
 
 struct Look1_efa7 {  // state of look 1: sum(h**2)
@@ -605,8 +694,8 @@ struct Look1_efa7 {  // state of look 1: sum(h**2)
 
 // add_rmsnorm_to_fp8_group forward: a team of threads owns a row; each row is read once.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_da39(
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_4fa0(
     bfloat16* __restrict__ h,
     bfloat16* __restrict__ y,
     float8_e4m3* __restrict__ q,
@@ -634,7 +723,7 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_da39(
   constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
   constexpr int kGroup = Config::kGroup, kGroupVectors = kGroup / kVector;
-  __shared__ typename Team::template Slots<Look1_efa7> look1_slots;
+  __shared__ typename Team::template Slots<Look1_2b83> look1_slots;
 
   const int lane = Team::lane();
   const int own = lane * kVector;  // the column of a thread's first vector
@@ -681,7 +770,157 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_da39(
 
   Chain::at_loads();
 
-  Look1_efa7 look1 = {0.0f};
+  Look1_2b83 look1 = {0.0f};
+  float look1_h_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+
+  // Look 1: sum(h**2)
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      float h_values[kVector];
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        const float residual_i = element(residual_held[step], i);
+        const float h_i = x_i + residual_i;
+        h_values[i] = h_i;
+        look1_h_squares[i % kRunningSums] += h_i * h_i;
+      }
+      Vec<bfloat16, kVector> h_vec;
+      pack(h_vec, h_values);
+      if (active) write<Store>(h_row + own + step * kStride, h_vec);
+    }
+  }
+
+  look1.h_squares = sum_in_pairs(look1_h_squares);
+  Team::meet();
+  look1 = Team::reduce(look1, look1_slots);
+  const float row_rstd = rsqrtf(eps + look1.h_squares / kCols);
+
+  // Last look: the outputs
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+      float y_values[kVector];
+      float q_values[kVector];
+      float y_kept[kVector];
+      float y_absmax_g = 0.0f;
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        const float residual_i = element(residual_held[step], i);
+        const float weight_i = element(weight_held[step], i);
+        const float h_i = x_i + residual_i;
+        const float y_i = h_i * row_rstd * weight_i;
+        y_kept[i] = y_i;
+        y_absmax_g = maximum(y_absmax_g, fabsf(y_i));
+      }
+      y_absmax_g = reduce_group<kGroupVectors, Maximum, kEven>(y_absmax_g);
+      const float scale_g = divide_by_remainder(maximum(amax_min, y_absmax_g), 448.0f, 1.0f / 448.0f);
+      const float scale_inverse_g = divide_by_remainder(1.0f, scale_g, reciprocal_approximate(scale_g));
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float y_i = y_kept[i];
+        y_values[i] = y_i;
+        q_values[i] = y_i * scale_inverse_g;
+      }
+      Vec<bfloat16, kVector> y_vec;
+      pack(y_vec, y_values);
+      if (active) write<Store>(y_row + own + step * kStride, y_vec);
+      Vec<float8_e4m3, kVector> q_vec;
+      pack(q_vec, q_values);
+      if (active) write<Store>(q_row + own + step * kStride, q_vec);
+      if (vector % kGroupVectors == 0 && active) {
+        scale_row[vector / kGroupVectors] = scale_g;
+      }
+    }
+  }
+
+  Chain::at_end();
+}
+
+// add_rmsnorm_to_fp8_group forward: a team of threads owns a row; each row is read once.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_af14(
+    bfloat16* __restrict__ h,
+    bfloat16* __restrict__ y,
+    float8_e4m3* __restrict__ q,
+    float* __restrict__ scale,
+    Input<Config, bfloat16> x,
+    Input<Config, bfloat16> residual,
+    Input<Config, bfloat16> weight,
+    long long h_pitch,
+    long long y_pitch,
+    long long q_pitch,
+    long long scale_pitch,
+    long long x_pitch,
+    long long residual_pitch,
+    int rows,
+    float eps,
+    float amax_min) {
+  using Team = typename Config::Team;
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  using Params = typename Config::Params;
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
+      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
+  constexpr bool kEarlyParams = Config::kEarlyParams;
+  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
+  constexpr int kGroup = Config::kGroup, kGroupVectors = kGroup / kVector;
+  __shared__ typename Team::template Slots<Look1_2b83> look1_slots;
+
+  const int lane = Team::lane();
+  const int own = lane * kVector;  // the column of a thread's first vector
+  const int slot = Team::slot();  // this thread's row within the block
+  const int row = Team::tile() * kRowsPerBlock + slot;
+
+  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const int valid_row = active ? row : rows - 1;
+  bfloat16* h_row = h + static_cast<long long>(valid_row) * h_pitch;
+  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
+  float8_e4m3* q_row = q + static_cast<long long>(valid_row) * q_pitch;
+  float* scale_row = scale + static_cast<long long>(valid_row) * scale_pitch;
+  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+  const bfloat16* residual_row = residual + static_cast<long long>(valid_row) * residual_pitch;
+
+  Params::to_l2(weight, kCols);
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
+
+  Vec<bfloat16, kVector> x_held[kSteps];
+  Vec<bfloat16, kVector> residual_held[kSteps];
+  Team::announce();
+
+  // The row of x and residual is read once and waits in registers; each thread reads back its own part.
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
+      residual_held[step] = read<kVector, Load>(residual_row + own + step * kStride);
+    }
+  }
+
+  Vec<bfloat16, kVector> weight_held[kSteps];
+  if (kEarlyParams) {
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        weight_held[step] = read<kVector>(weight + own + step * kStride);
+      }
+    }
+  }
+
+  Chain::at_loads();
+
+  Look1_2b83 look1 = {0.0f};
   float look1_h_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
 
   // Look 1: sum(h**2)
@@ -875,6 +1114,607 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_21e7(
       for (int i = 0; i < kVector; ++i) {
         const float weight_i = element(weight_held[step], i);
         const float h_i = h_floats[step][i];
+        const float y_i = h_i * row_rstd * weight_i;
+        y_kept[i] = y_i;
+        y_absmax_g = maximum(y_absmax_g, fabsf(y_i));
+      }
+      y_absmax_g = reduce_group<kGroupVectors, Maximum, kEven>(y_absmax_g);
+      const float scale_g = maximum(amax_min, y_absmax_g) / 448.0f;
+      const float scale_inverse_g = 1.0f / scale_g;
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float y_i = y_kept[i];
+        y_values[i] = y_i;
+        q_values[i] = y_i * scale_inverse_g;
+      }
+      Vec<bfloat16, kVector> y_vec;
+      pack(y_vec, y_values);
+      if (active) write<Store>(y_row + own + step * kStride, y_vec);
+      Vec<float8_e4m3, kVector> q_vec;
+      pack(q_vec, q_values);
+      if (active) write<Store>(q_row + own + step * kStride, q_vec);
+      if (vector % kGroupVectors == 0 && active) {
+        scale_row[vector / kGroupVectors] = scale_g;
+      }
+    }
+  }
+
+  Chain::at_end();
+}
+
+// add_rmsnorm_to_fp8_group forward: a team of threads owns a row; each row is read once.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_da39(
+    bfloat16* __restrict__ h,
+    bfloat16* __restrict__ y,
+    float8_e4m3* __restrict__ q,
+    float* __restrict__ scale,
+    Input<Config, bfloat16> x,
+    Input<Config, bfloat16> residual,
+    Input<Config, bfloat16> weight,
+    long long h_pitch,
+    long long y_pitch,
+    long long q_pitch,
+    long long scale_pitch,
+    long long x_pitch,
+    long long residual_pitch,
+    int rows,
+    float eps,
+    float amax_min) {
+  using Team = typename Config::Team;
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  using Params = typename Config::Params;
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
+      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
+  constexpr bool kEarlyParams = Config::kEarlyParams;
+  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
+  constexpr int kGroup = Config::kGroup, kGroupVectors = kGroup / kVector;
+  __shared__ typename Team::template Slots<Look1_efa7> look1_slots;
+
+  const int lane = Team::lane();
+  const int own = lane * kVector;  // the column of a thread's first vector
+  const int slot = Team::slot();  // this thread's row within the block
+  const int row = Team::tile() * kRowsPerBlock + slot;
+
+  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const int valid_row = active ? row : rows - 1;
+  bfloat16* h_row = h + static_cast<long long>(valid_row) * h_pitch;
+  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
+  float8_e4m3* q_row = q + static_cast<long long>(valid_row) * q_pitch;
+  float* scale_row = scale + static_cast<long long>(valid_row) * scale_pitch;
+  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+  const bfloat16* residual_row = residual + static_cast<long long>(valid_row) * residual_pitch;
+
+  Params::to_l2(weight, kCols);
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
+
+  Vec<bfloat16, kVector> x_held[kSteps];
+  Vec<bfloat16, kVector> residual_held[kSteps];
+  Team::announce();
+
+  // The row of x and residual is read once and waits in registers; each thread reads back its own part.
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
+      residual_held[step] = read<kVector, Load>(residual_row + own + step * kStride);
+    }
+  }
+
+  Vec<bfloat16, kVector> weight_held[kSteps];
+  if (kEarlyParams) {
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        weight_held[step] = read<kVector>(weight + own + step * kStride);
+      }
+    }
+  }
+
+  Chain::at_loads();
+
+  Look1_efa7 look1 = {0.0f};
+  float look1_h_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+
+  // Look 1: sum(h**2)
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      float h_values[kVector];
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        const float residual_i = element(residual_held[step], i);
+        const float h_i = x_i + residual_i;
+        h_values[i] = h_i;
+        look1_h_squares[i % kRunningSums] += h_i * h_i;
+      }
+      Vec<bfloat16, kVector> h_vec;
+      pack(h_vec, h_values);
+      if (active) write<Store>(h_row + own + step * kStride, h_vec);
+    }
+  }
+
+  look1.h_squares = sum_in_pairs(look1_h_squares);
+  Team::meet();
+  look1 = Team::reduce(look1, look1_slots);
+  const float row_rstd = rsqrtf(eps + look1.h_squares / kCols);
+
+  // Last look: the outputs
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+      float y_values[kVector];
+      float q_values[kVector];
+      float y_kept[kVector];
+      float y_absmax_g = 0.0f;
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        const float residual_i = element(residual_held[step], i);
+        const float weight_i = element(weight_held[step], i);
+        const float h_i = x_i + residual_i;
+        const float y_i = h_i * row_rstd * weight_i;
+        y_kept[i] = y_i;
+        y_absmax_g = maximum(y_absmax_g, fabsf(y_i));
+      }
+      y_absmax_g = reduce_group<kGroupVectors, Maximum, kEven>(y_absmax_g);
+      const float scale_g = maximum(amax_min, y_absmax_g) / 448.0f;
+      const float scale_inverse_g = 1.0f / scale_g;
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float y_i = y_kept[i];
+        y_values[i] = y_i;
+        q_values[i] = y_i * scale_inverse_g;
+      }
+      Vec<bfloat16, kVector> y_vec;
+      pack(y_vec, y_values);
+      if (active) write<Store>(y_row + own + step * kStride, y_vec);
+      Vec<float8_e4m3, kVector> q_vec;
+      pack(q_vec, q_values);
+      if (active) write<Store>(q_row + own + step * kStride, q_vec);
+      if (vector % kGroupVectors == 0 && active) {
+        scale_row[vector / kGroupVectors] = scale_g;
+      }
+    }
+  }
+
+  Chain::at_end();
+}
+
+// add_rmsnorm_to_fp8_group forward: a team of threads owns a row; each row is read once.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_1359(
+    bfloat16* __restrict__ h,
+    bfloat16* __restrict__ y,
+    float8_e4m3* __restrict__ q,
+    float* __restrict__ scale,
+    Input<Config, bfloat16> x,
+    Input<Config, bfloat16> residual,
+    Input<Config, bfloat16> weight,
+    long long h_pitch,
+    long long y_pitch,
+    long long q_pitch,
+    long long scale_pitch,
+    long long x_pitch,
+    long long residual_pitch,
+    int rows,
+    float eps,
+    float amax_min) {
+  using Team = typename Config::Team;
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  using Params = typename Config::Params;
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
+      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
+  constexpr bool kEarlyParams = Config::kEarlyParams;
+  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
+  constexpr int kGroup = Config::kGroup, kGroupVectors = kGroup / kVector;
+  __shared__ typename Team::template Slots<Look1_2b83> look1_slots;
+
+  const int lane = Team::lane();
+  const int own = lane * kVector;  // the column of a thread's first vector
+  const int slot = Team::slot();  // this thread's row within the block
+  const int row = Team::tile() * kRowsPerBlock + slot;
+
+  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const int valid_row = active ? row : rows - 1;
+  bfloat16* h_row = h + static_cast<long long>(valid_row) * h_pitch;
+  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
+  float8_e4m3* q_row = q + static_cast<long long>(valid_row) * q_pitch;
+  float* scale_row = scale + static_cast<long long>(valid_row) * scale_pitch;
+  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+  const bfloat16* residual_row = residual + static_cast<long long>(valid_row) * residual_pitch;
+
+  Params::to_l2(weight, kCols);
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
+
+  Vec<bfloat16, kVector> x_held[kSteps];
+  Vec<bfloat16, kVector> residual_held[kSteps];
+  Team::announce();
+
+  // The row of x and residual is read once and waits in registers; each thread reads back its own part.
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
+      residual_held[step] = read<kVector, Load>(residual_row + own + step * kStride);
+    }
+  }
+
+  Vec<bfloat16, kVector> weight_held[kSteps];
+  if (kEarlyParams) {
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        weight_held[step] = read<kVector>(weight + own + step * kStride);
+      }
+    }
+  }
+
+  Chain::at_loads();
+
+  Look1_2b83 look1 = {0.0f};
+  float look1_h_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+
+  // Look 1: sum(h**2)
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      float h_values[kVector];
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        const float residual_i = element(residual_held[step], i);
+        const float h_i = x_i + residual_i;
+        h_values[i] = h_i;
+        look1_h_squares[i % kRunningSums] += h_i * h_i;
+      }
+      Vec<bfloat16, kVector> h_vec;
+      pack(h_vec, h_values);
+      if (active) write<Store>(h_row + own + step * kStride, h_vec);
+    }
+  }
+
+  look1.h_squares = sum_in_pairs(look1_h_squares);
+  Team::meet();
+  look1 = Team::reduce(look1, look1_slots);
+  const float row_rstd = rsqrtf(eps + divide_by_remainder(look1.h_squares, kCols, 1.0f / kCols));
+
+  // Last look: the outputs
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+      float y_values[kVector];
+      float q_values[kVector];
+      float y_kept[kVector];
+      float y_absmax_g = 0.0f;
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        const float residual_i = element(residual_held[step], i);
+        const float weight_i = element(weight_held[step], i);
+        const float h_i = x_i + residual_i;
+        const float y_i = h_i * row_rstd * weight_i;
+        y_kept[i] = y_i;
+        y_absmax_g = maximum(y_absmax_g, fabsf(y_i));
+      }
+      y_absmax_g = reduce_group<kGroupVectors, Maximum, kEven>(y_absmax_g);
+      const float scale_g = divide_by_remainder(maximum(amax_min, y_absmax_g), 448.0f, 1.0f / 448.0f);
+      const float scale_inverse_g = divide_by_remainder(1.0f, scale_g, reciprocal_approximate(scale_g));
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float y_i = y_kept[i];
+        y_values[i] = y_i;
+        q_values[i] = y_i * scale_inverse_g;
+      }
+      Vec<bfloat16, kVector> y_vec;
+      pack(y_vec, y_values);
+      if (active) write<Store>(y_row + own + step * kStride, y_vec);
+      Vec<float8_e4m3, kVector> q_vec;
+      pack(q_vec, q_values);
+      if (active) write<Store>(q_row + own + step * kStride, q_vec);
+      if (vector % kGroupVectors == 0 && active) {
+        scale_row[vector / kGroupVectors] = scale_g;
+      }
+    }
+  }
+
+  Chain::at_end();
+}
+
+// add_rmsnorm_to_fp8_group forward: a team of threads owns a row; each row is read once.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_d0ae(
+    bfloat16* __restrict__ h,
+    bfloat16* __restrict__ y,
+    float8_e4m3* __restrict__ q,
+    float* __restrict__ scale,
+    Input<Config, bfloat16> x,
+    Input<Config, bfloat16> residual,
+    Input<Config, bfloat16> weight,
+    long long h_pitch,
+    long long y_pitch,
+    long long q_pitch,
+    long long scale_pitch,
+    long long x_pitch,
+    long long residual_pitch,
+    int rows,
+    float eps,
+    float amax_min) {
+  using Team = typename Config::Team;
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  using Params = typename Config::Params;
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
+      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
+  constexpr bool kEarlyParams = Config::kEarlyParams;
+  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
+  constexpr int kGroup = Config::kGroup, kGroupVectors = kGroup / kVector;
+  __shared__ typename Team::template Slots<Look1_2b83> look1_slots;
+
+  const int lane = Team::lane();
+  const int own = lane * kVector;  // the column of a thread's first vector
+  const int slot = Team::slot();  // this thread's row within the block
+  const int row = Team::tile() * kRowsPerBlock + slot;
+
+  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const int valid_row = active ? row : rows - 1;
+  bfloat16* h_row = h + static_cast<long long>(valid_row) * h_pitch;
+  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
+  float8_e4m3* q_row = q + static_cast<long long>(valid_row) * q_pitch;
+  float* scale_row = scale + static_cast<long long>(valid_row) * scale_pitch;
+  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+  const bfloat16* residual_row = residual + static_cast<long long>(valid_row) * residual_pitch;
+
+  Params::to_l2(weight, kCols);
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
+
+  Vec<bfloat16, kVector> x_held[kSteps];
+  Vec<bfloat16, kVector> residual_held[kSteps];
+  Team::announce();
+
+  // The row of x and residual is read once and waits in registers; each thread reads back its own part.
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
+      residual_held[step] = read<kVector, Load>(residual_row + own + step * kStride);
+    }
+  }
+
+  Vec<bfloat16, kVector> weight_held[kSteps];
+  if (kEarlyParams) {
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        weight_held[step] = read<kVector>(weight + own + step * kStride);
+      }
+    }
+  }
+
+  Chain::at_loads();
+
+  Look1_2b83 look1 = {0.0f};
+  float look1_h_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+
+  // Look 1: sum(h**2)
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      float h_values[kVector];
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        const float residual_i = element(residual_held[step], i);
+        const float h_i = x_i + residual_i;
+        h_values[i] = h_i;
+        look1_h_squares[i % kRunningSums] += h_i * h_i;
+      }
+      Vec<bfloat16, kVector> h_vec;
+      pack(h_vec, h_values);
+      if (active) write<Store>(h_row + own + step * kStride, h_vec);
+    }
+  }
+
+  look1.h_squares = sum_in_pairs(look1_h_squares);
+  Team::meet();
+  look1 = Team::reduce(look1, look1_slots);
+  const float row_rstd = rsqrtf(eps + divide_by_remainder(look1.h_squares, kCols, 1.0f / kCols));
+
+  // Last look: the outputs
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+      float y_values[kVector];
+      float q_values[kVector];
+      float y_kept[kVector];
+      float y_absmax_g = 0.0f;
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        const float residual_i = element(residual_held[step], i);
+        const float weight_i = element(weight_held[step], i);
+        const float h_i = x_i + residual_i;
+        const float y_i = h_i * row_rstd * weight_i;
+        y_kept[i] = y_i;
+        y_absmax_g = maximum(y_absmax_g, fabsf(y_i));
+      }
+      y_absmax_g = largest_of_warp(y_absmax_g);
+      const float scale_g = divide_by_remainder(maximum(amax_min, y_absmax_g), 448.0f, 1.0f / 448.0f);
+      const float scale_inverse_g = divide_by_remainder(1.0f, scale_g, reciprocal_approximate(scale_g));
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float y_i = y_kept[i];
+        y_values[i] = y_i;
+        q_values[i] = y_i * scale_inverse_g;
+      }
+      Vec<bfloat16, kVector> y_vec;
+      pack(y_vec, y_values);
+      if (active) write<Store>(y_row + own + step * kStride, y_vec);
+      Vec<float8_e4m3, kVector> q_vec;
+      pack(q_vec, q_values);
+      if (active) write<Store>(q_row + own + step * kStride, q_vec);
+      if (vector % kGroupVectors == 0 && active) {
+        scale_row[vector / kGroupVectors] = scale_g;
+      }
+    }
+  }
+
+  Chain::at_end();
+}
+
+// add_rmsnorm_to_fp8_group forward: a team of threads owns a row; each row is read once.
+// The last rows come first: of an input too large for L2 it still has these.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_1b5d(
+    bfloat16* __restrict__ h,
+    bfloat16* __restrict__ y,
+    float8_e4m3* __restrict__ q,
+    float* __restrict__ scale,
+    Input<Config, bfloat16> x,
+    Input<Config, bfloat16> residual,
+    Input<Config, bfloat16> weight,
+    long long h_pitch,
+    long long y_pitch,
+    long long q_pitch,
+    long long scale_pitch,
+    long long x_pitch,
+    long long residual_pitch,
+    int rows,
+    float eps,
+    float amax_min) {
+  using Team = typename Config::Team;
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  using Params = typename Config::Params;
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
+      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
+  constexpr bool kEarlyParams = Config::kEarlyParams;
+  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
+  constexpr int kGroup = Config::kGroup, kGroupVectors = kGroup / kVector;
+  __shared__ typename Team::template Slots<Look1_efa7> look1_slots;
+
+  const int lane = Team::lane();
+  const int own = lane * kVector;  // the column of a thread's first vector
+  const int slot = Team::slot();  // this thread's row within the block
+  const int row = ((rows - 1) / kRowsPerBlock - Team::tile()) * kRowsPerBlock + slot;
+
+  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const int valid_row = active ? row : rows - 1;
+  bfloat16* h_row = h + static_cast<long long>(valid_row) * h_pitch;
+  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
+  float8_e4m3* q_row = q + static_cast<long long>(valid_row) * q_pitch;
+  float* scale_row = scale + static_cast<long long>(valid_row) * scale_pitch;
+  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+  const bfloat16* residual_row = residual + static_cast<long long>(valid_row) * residual_pitch;
+
+  Params::to_l2(weight, kCols);
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
+
+  Vec<bfloat16, kVector> x_held[kSteps];
+  Vec<bfloat16, kVector> residual_held[kSteps];
+  Team::announce();
+
+  // The row of x and residual is read once and waits in registers; each thread reads back its own part.
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
+      residual_held[step] = read<kVector, Load>(residual_row + own + step * kStride);
+    }
+  }
+
+  Vec<bfloat16, kVector> weight_held[kSteps];
+  if (kEarlyParams) {
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        weight_held[step] = read<kVector>(weight + own + step * kStride);
+      }
+    }
+  }
+
+  Chain::at_loads();
+
+  Look1_efa7 look1 = {0.0f};
+  float look1_h_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+
+  // Look 1: sum(h**2)
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      float h_values[kVector];
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        const float residual_i = element(residual_held[step], i);
+        const float h_i = x_i + residual_i;
+        h_values[i] = h_i;
+        look1_h_squares[i % kRunningSums] += h_i * h_i;
+      }
+      Vec<bfloat16, kVector> h_vec;
+      pack(h_vec, h_values);
+      if (active) write<Store>(h_row + own + step * kStride, h_vec);
+    }
+  }
+
+  look1.h_squares = sum_in_pairs(look1_h_squares);
+  Team::meet();
+  look1 = Team::reduce(look1, look1_slots);
+  const float row_rstd = rsqrtf(eps + look1.h_squares / kCols);
+
+  // Last look: the outputs
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+      float y_values[kVector];
+      float q_values[kVector];
+      float y_kept[kVector];
+      float y_absmax_g = 0.0f;
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        const float residual_i = element(residual_held[step], i);
+        const float weight_i = element(weight_held[step], i);
+        const float h_i = x_i + residual_i;
         const float y_i = h_i * row_rstd * weight_i;
         y_kept[i] = y_i;
         y_absmax_g = maximum(y_absmax_g, fabsf(y_i));
@@ -1191,29 +2031,29 @@ struct Tuned {
 };
 inline constexpr Tuned kTuned[] = {
     {   1, 4096, 16, 0u, 0u, false, {{512},
-     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_da39<Cols4096_9d20>>}},
+     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_4fa0<Cols4096_8fc8>>}},
     {  16, 4096, 16, 0u, 0u, false, {{512},
-     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_da39<Cols4096_9d20>>}},
+     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_4fa0<Cols4096_8fc8>>}},
     {  64, 4096, 16, 0u, 0u, false, {{512},
-     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_da39<Cols4096_9d20>>}},
+     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_4fa0<Cols4096_8fc8>>}},
     { 256, 4096, 16, 0u, 0u, false, {{256},
-     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_da39<Cols4096_ae72>>}},
+     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_af14<Cols4096_8c3d>>}},
     {1024, 4096, 16, 0u, 0u, false, {{128, 2},
      run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_21e7<Cols4096_bb5f>>}},
     {4096, 4096, 16, 0u, 0u, false, {{128},
      run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_da39<Cols4096_d7f7>>}},
     {   1, 7168, 16, 0u, 0u, false, {{128, 1, false, 0, 0, 0, 8},
-     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_da39<Cols7168_6614>>}},
+     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_af14<Cols7168_4053>>}},
     {  16, 7168, 16, 0u, 0u, false, {{128, 1, false, 0, 0, 0, 8},
      run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_da39<Cols7168_ecd8>>}},
     {  64, 7168, 16, 0u, 0u, false, {{512},
-     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_da39<Cols7168_9642>>}},
-    { 256, 7168, 16, 0u, 0u, false, {{512},
-     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_da39<Cols7168_2329>>}},
+     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_1359<Cols7168_d899>>}},
+    { 256, 7168, 16, 0u, 0u, false, {{256},
+     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_d0ae<Cols7168_809b>>}},
     {1024, 7168, 16, 0u, 0u, false, {{256, 2},
      run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_da39<Cols7168_2958>>}},
-    {4096, 7168, 16, 0u, 0u, false, {{512},
-     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_da39<Cols7168_2329>>}},
+    {4096, 7168, 16, 0u, 0u, false, {{256, 2},
+     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_1b5d<Cols7168_f833>>}},
 };
 
 // For any cols.

@@ -20,18 +20,18 @@
 // all timed without scale_ub:
 //
 //   rows x cols  kernel         threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
-//   1 x 4096     block_per_row  512      1           8       2.357     5.081 / 2.724  19    65.5 %   1.00x       2.142     fresh
-//   16 x 4096    block_per_row  256      1           8       2.231     5.923 / 3.692  268   66.9 %   1.01x       2.75      fresh
-//   64 x 4096    block_per_row  256      1           8       2.812     7.413 / 4.598  842   79.5 %   1.02x       2.57      fresh
-//   256 x 4096   block_per_row  256      1           8       3.788     8.475 / 4.688  2494  82.4 %   1.06x       4.642     fresh
+//   1 x 4096     block_per_row  512      1           8       2.405     5.799 / 3.392  19    78.3 %   1.00x       2.211     fresh
+//   16 x 4096    block_per_row  256      1           4       2.397     6.779 / 4.373  250   71.0 %   1.03x       2.591     fresh
+//   64 x 4096    block_per_row  256      1           8       2.681     7.286 / 4.612  883   83.2 %   1.03x       2.844     fresh
+//   256 x 4096   block_per_row  256      1           8       3.861     9.291 / 5.426  2447  88.5 %   1.11x       4.549     fresh
 //   1024 x 4096  block_per_row  256      2           8       8.277     17.82 / 9.543  4562  108.9 %  1.09x       11.06     fresh
 //   4096 x 4096  block_per_row  128      1           8       46.09     76.49 / 30.43  3277  101.2 %  1.00x       39.74     fresh
-//   1 x 7168     block_per_row  256      1           4       2.381     5.526 / 3.146  33    56.7 %   1.00x       2.439     fresh
-//   16 x 7168    block_per_row  256      1           4       3.073     7.578 / 4.502  341   62.6 %   1.01x       2.841     fresh
-//   64 x 7168    block_per_row  256      1           4       3.196     8.011 / 4.812  1296  71.4 %   1.01x       3.246     fresh
-//   256 x 7168   block_per_row  256      1           4       5.117     10.78 / 5.662  3230  86.7 %   1.09x       5.968     fresh
+//   1 x 7168     block_per_row  256      1           4       2.8       6.628 / 3.826  28    61.9 %   1.00x       2.818     fresh
+//   16 x 7168    block_per_row  256      1           4       2.875     7.29 / 4.412   364   65.2 %   1.00x       3.002     fresh
+//   64 x 7168    block_per_row  256      1           4       3.058     7.883 / 4.82   1355  75.6 %   1.00x       3.489     fresh
+//   256 x 7168   block_per_row  256      1           4       4.833     10.47 / 5.631  3420  93.1 %   1.15x       6.125     fresh
 //   1024 x 7168  block_per_row  256      1           4       15.8      30.34 / 14.52  4181  96.8 %   1.00x       18.18     fresh
-//   4096 x 7168  block_per_row  128      1           4       67.76     135.4 / 67.75  3900  97.1 %   1.01x       66.57     fresh
+//   4096 x 7168  block_per_row  256      1           4       63.74     132.4 / 68.64  4146  102.6 %  1.00x       68.62     fresh
 //   (any other)  block_per_row  256      1           1       -         -              -     -        -           -         not tuned
 //
 // times     price: what the kernel adds to a chain of a kernel that writes its main input and one that reads its
@@ -62,12 +62,12 @@ struct __nv_bfloat16;  // cuda_bf16.h has it, and takes as long to compile as cu
 struct __nv_fp8_e4m3;  // cuda_fp8.h has it, and takes as long to compile as cuda_runtime.h
 #endif
 
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
-#error "add_rmsnorm_to_fp8_token_fwd_bf16 needs sm_90 or newer: compile with -arch=sm_90"
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 890
+#error "add_rmsnorm_to_fp8_token_fwd_bf16 needs sm_89 or newer: compile with -arch=sm_90"
 #endif
 
 namespace normgen {
-namespace sm90 {  // the GPU these shapes were tuned on; the code itself runs on sm_90 and newer
+namespace sm90 {  // the GPU these shapes were tuned on; the code itself runs on sm_89 and newer
 namespace add_rmsnorm_to_fp8_token_fwd_bf16_detail {
 
 // Parameters are on their way from DRAM to L2 while the kernel waits for its rows. The first block asks for all `count`
@@ -119,14 +119,10 @@ __device__ __forceinline__ unsigned floats_to_bfloat162(float low, float high) {
 #endif
 }
 
-// Programmatic dependent launch: wait until the kernel before this one has ended and its writes are visible.
-__device__ __forceinline__ void dependency_wait() {
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-}
-
-// Programmatic dependent launch: let the kernel behind this one start as soon as blocks leave room.
-__device__ __forceinline__ void dependency_trigger() {
-  asm volatile("griddepcontrol.launch_dependents;");
+// Hides from the compiler how the value was found: it would find it again in every look rather than keep it.
+__device__ __forceinline__ float computed_once(float value) {
+  asm volatile("" : "+f"(value));
+  return value;
 }
 
 // IEEE 754-2019 maximum and minimum: unlike fmaxf and fminf they return NaN when either operand is NaN.
@@ -185,6 +181,13 @@ __device__ __forceinline__ float e5m2_to_float(unsigned bits) {
   return value;
 }
 
+// The largest of a warp's values, none of which is negative: the bits of such floats have their order, NaN above all.
+__device__ __forceinline__ float largest_of_warp(float value) {
+  unsigned largest;
+  asm volatile("redux.sync.max.u32 %0, %1, 0xffffffff;" : "=r"(largest) : "r"(__float_as_uint(value)));
+  return __uint_as_float(largest);
+}
+
 // Leaves no line in L1.
 struct NoAllocate {
   template <int kBytes>
@@ -206,6 +209,14 @@ struct NoAllocate {
     }
   }
 };
+
+// 1 / x by the hardware's reciprocal: off by 1 unit in the last place at most; 0 where that is subnormal,
+// an infinity where x is.
+__device__ __forceinline__ float reciprocal_approximate(float x) {
+  float value;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(value) : "f"(x));
+  return value;
+}
 
 // The lanes that a shuffle names: all of the warp.
 struct WholeWarp {
@@ -383,34 +394,47 @@ struct Block : Threads<kThreadsPerRow, 1> {
   }
 };
 
-// How a kernel and its neighbours in the stream overlap: not at all.
-// wait              before the first access to what the kernels in front write, or still read
-// wait_for_partner  in a call's second kernel, before the first access to what the first one writes
-// at_...            here the kernel behind this one may start: it takes the place of blocks as they end
-// Pointer           to what is only read: while kernels in front may still write it, it is not `__restrict__`, by which
-//                   the compiler would read it through the non-coherent cache and move loads over a wait
-struct InOrder {
-  template <typename T> using Pointer = const T* __restrict__;
-  static __device__ __forceinline__ void wait() {}
-  static __device__ __forceinline__ void wait_for_partner() {}
-  static __device__ __forceinline__ void at_start() {}
-  static __device__ __forceinline__ void at_loads() {}
-  static __device__ __forceinline__ void at_end() {}
+// Shared memory for the states of kStates warps, read four floats at once.
+template <int kStates, typename State>
+struct alignas(16) StatesOfWarps {
+  State states[kStates];
 };
 
-template <class Config, typename T> using Input = typename Config::Chain::template Pointer<T>;
+// States kFirst to kFirst + kCount - 1 combined in pairs: as few steps one behind the other as a tree has levels.
+template <int kFirst, int kCount, typename State>
+__device__ __forceinline__ State combine_in_pairs(const State* states) {
+  if constexpr (kCount == 1) {
+    return states[kFirst];
+  } else {
+    constexpr int kHalf = kCount / 2;
+    return State::combine(combine_in_pairs<kFirst, kHalf>(states),
+                          combine_in_pairs<kFirst + kHalf, kCount - kHalf>(states));
+  }
+}
 
-// Starts while the kernel in front still runs (programmatic dependent launch).
-struct Early : InOrder {
-  template <typename T> using Pointer = const T*;
-  static __device__ __forceinline__ void wait() { dependency_wait(); }
-  static __device__ __forceinline__ void wait_for_partner() { dependency_wait(); }
+// A block is a team. Warps first, then every thread reads the states of all warps, which shared memory broadcasts. One
+// read and a few additions behind each other wait less than the shuffles of a Block.
+template <int kThreadsPerRow>
+struct BroadcastBlock : Threads<kThreadsPerRow, 1> {
+  enum : int { kWarps = kThreadsPerRow / 32 };
+  template <typename State> using Slots = StatesOfWarps<kWarps, State>;
+  template <typename State>
+  static __device__ __forceinline__ State reduce(State s, StatesOfWarps<kWarps, State>& slots) {
+    s = State::of_warp(s);
+    if (threadIdx.x % 32 == 0) slots.states[threadIdx.x / 32] = s;
+    __syncthreads();
+    return combine_in_pairs<0, kWarps>(slots.states);
+  }
 };
 
-// As Early; the next kernel may start once this one has asked for its rows.
-struct EarlyAtLoads : Early {
-  static __device__ __forceinline__ void at_loads() { dependency_trigger(); }
-};
+// a / b, inverse being 1 / b: the product and what it leaves of a, times the inverse once more. An IEEE division gives
+// the same but for a few ties and subnormals, in twice as many instructions. Where b is an infinity, or the product or
+// the inverse overflow, what is left is not finite, and the product is right.
+__device__ __forceinline__ float divide_by_remainder(float a, float b, float inverse) {
+  const float product = a * inverse;
+  const float left = fmaf(-product, b, a);
+  return fabsf(left) <= 3.402823466e38f ? fmaf(left, inverse, product) : product;
+}
 
 // N elements that all have that value.
 template <typename T, int N>
@@ -441,6 +465,23 @@ __device__ __forceinline__ void pack(Vec<float8_e4m3, N>& vec, const float (&val
     }
   }
 }
+
+// How a kernel and its neighbours in the stream overlap: not at all.
+// wait              before the first access to what the kernels in front write, or still read
+// wait_for_partner  in a call's second kernel, before the first access to what the first one writes
+// at_...            here the kernel behind this one may start: it takes the place of blocks as they end
+// Pointer           to what is only read: while kernels in front may still write it, it is not `__restrict__`, by which
+//                   the compiler would read it through the non-coherent cache and move loads over a wait
+struct InOrder {
+  template <typename T> using Pointer = const T* __restrict__;
+  static __device__ __forceinline__ void wait() {}
+  static __device__ __forceinline__ void wait_for_partner() {}
+  static __device__ __forceinline__ void at_start() {}
+  static __device__ __forceinline__ void at_loads() {}
+  static __device__ __forceinline__ void at_end() {}
+};
+
+template <class Config, typename T> using Input = typename Config::Chain::template Pointer<T>;
 
 // Parameters are read in their turn.
 struct InTurn {
@@ -492,14 +533,17 @@ __device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
 // kSteps        vectors a thread owns
 // kEven         all threads own kSteps of them
 // kUnroll       steps that a loop does in a trip
-struct Cols4096_45a8 : Plain { using Team = Block<512>; using Params = Ahead;
-  enum : int { kCols = 4096, kThreads = 512, kVector = 8, kEarlyParams = 1 };
+struct Cols4096_b5b1 : Plain { using Team = BroadcastBlock<512>; using Params = Ahead;
+  enum : int { kCols = 4096, kThreads = 512, kVector = 8, kEarlyParams = 1, kBlocksPerSm = 1 };
 };
-struct Cols4096_6109 : Plain { using Team = Block<256>; using Load = NoAllocate; using Params = Ahead;
-  enum : int { kCols = 4096, kThreads = 256, kVector = 8, kEarlyParams = 1 };
+struct Cols4096_7fa1 : Plain { using Team = BroadcastBlock<256>; using Params = Ahead;
+  enum : int { kCols = 4096, kThreads = 256, kVector = 4, kEarlyParams = 1, kBlocksPerSm = 1 };
 };
-struct Cols4096_2642 : Plain { using Team = Block<256>; using Load = NoAllocate;
-  enum : int { kCols = 4096, kThreads = 256, kVector = 8, kEarlyParams = 0 };
+struct Cols4096_f17b : Plain { using Team = BroadcastBlock<256>; using Params = Ahead;
+  enum : int { kCols = 4096, kThreads = 256, kVector = 8, kEarlyParams = 1, kBlocksPerSm = 1 };
+};
+struct Cols4096_97f7 : Plain { using Team = BroadcastBlock<256>; using Load = NoAllocate;
+  enum : int { kCols = 4096, kThreads = 256, kVector = 8, kEarlyParams = 1, kBlocksPerSm = 1 };
 };
 struct Cols4096_e193 : Plain { using Team = Beside<128, 2>; using Load = NoAllocate;
   enum : int { kCols = 4096, kThreads = 256, kVector = 8, kEarlyParams = 1 };
@@ -507,19 +551,39 @@ struct Cols4096_e193 : Plain { using Team = Beside<128, 2>; using Load = NoAlloc
 struct Cols4096_d0ac : Plain { using Team = Block<128>; using Load = NoAllocate; using Store = Streaming;
   enum : int { kCols = 4096, kThreads = 128, kVector = 8, kEarlyParams = 1 };
 };
-struct Cols7168_d1cf : Plain { using Team = Block<256>; using Params = Ahead;
-  enum : int { kCols = 7168, kThreads = 256, kVector = 4, kEarlyParams = 1 };
+struct Cols7168_d334 : Plain { using Team = BroadcastBlock<256>; using Params = Ahead;
+  enum : int { kCols = 7168, kThreads = 256, kVector = 4, kEarlyParams = 1, kBlocksPerSm = 1 };
 };
-struct Cols7168_f211 : Plain { using Team = Block<256>; using Load = NoAllocate; using Params = Ahead;
-  enum : int { kCols = 7168, kThreads = 256, kVector = 4, kEarlyParams = 1 };
+struct Cols7168_3a62 : Plain { using Team = BroadcastBlock<256>; using Load = NoAllocate;
+  enum : int { kCols = 7168, kThreads = 256, kVector = 4, kEarlyParams = 1, kBlocksPerSm = 1 };
 };
 struct Cols7168_fe33 : Plain { using Team = Block<256>; using Load = NoAllocate;
   enum : int { kCols = 7168, kThreads = 256, kVector = 4, kEarlyParams = 1 };
 };
-struct Cols7168_cb55 : Plain { using Team = Block<128>; using Chain = EarlyAtLoads;
-  enum : int { kCols = 7168, kThreads = 128, kVector = 4, kEarlyParams = 1 };
-};
 struct AnyCols_0595 : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 1, kUnroll = 1 }; };
+
+struct Look1_2b83 {  // state of look 1: sum(h**2)
+  float h_squares;
+  static __device__ __forceinline__ Look1_2b83 combine(const Look1_2b83& a, const Look1_2b83& b) {
+    return {a.h_squares + b.h_squares};
+  }
+  static __device__ __forceinline__ Look1_2b83 shuffle_xor(const Look1_2b83& s, int offset, unsigned mask) {
+    return {__shfl_xor_sync(mask, s.h_squares, offset)};
+  }
+  static __device__ __forceinline__ Look1_2b83 of_warp(const Look1_2b83& s) {
+    return reduce_lanes<32>(s);
+  }
+};
+
+struct Look2_6cc6 {  // state of look 2: absmax(y)
+  float y_absmax;
+  static __device__ __forceinline__ Look2_6cc6 combine(const Look2_6cc6& a, const Look2_6cc6& b) {
+    return {maximum(a.y_absmax, b.y_absmax)};
+  }
+  static __device__ __forceinline__ Look2_6cc6 of_warp(const Look2_6cc6& s) {
+    return {largest_of_warp(s.y_absmax)};
+  }
+};
 
 struct Look1_efa7 {  // state of look 1: sum(h**2)
   float h_squares;
@@ -540,6 +604,497 @@ struct Look2_737a {  // state of look 2: absmax(y)
     return {__shfl_xor_sync(mask, s.y_absmax, offset)};
   }
 };
+
+// add_rmsnorm_to_fp8_token forward: a team of threads owns a row; each row is read once.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_bb6b(
+    bfloat16* __restrict__ h,
+    bfloat16* __restrict__ y,
+    float8_e4m3* __restrict__ q,
+    float* __restrict__ scale,
+    Input<Config, bfloat16> x,
+    Input<Config, bfloat16> residual,
+    Input<Config, bfloat16> weight,
+    long long h_pitch,
+    long long y_pitch,
+    long long q_pitch,
+    long long x_pitch,
+    long long residual_pitch,
+    int rows,
+    float eps,
+    float amax_min) {
+  using Team = typename Config::Team;
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  using Params = typename Config::Params;
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
+      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
+  constexpr bool kEarlyParams = Config::kEarlyParams;
+  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
+  __shared__ typename Team::template Slots<Look1_2b83> look1_slots;
+  __shared__ typename Team::template Slots<Look2_6cc6> look2_slots;
+
+  const int lane = Team::lane();
+  const int own = lane * kVector;  // the column of a thread's first vector
+  const int slot = Team::slot();  // this thread's row within the block
+  const int row = Team::tile() * kRowsPerBlock + slot;
+
+  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const int valid_row = active ? row : rows - 1;
+  bfloat16* h_row = h + static_cast<long long>(valid_row) * h_pitch;
+  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
+  float8_e4m3* q_row = q + static_cast<long long>(valid_row) * q_pitch;
+  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+  const bfloat16* residual_row = residual + static_cast<long long>(valid_row) * residual_pitch;
+
+  Params::to_l2(weight, kCols);
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
+
+  const float scale_ub = __int_as_float(0x7f800000);
+
+  Vec<bfloat16, kVector> x_held[kSteps];
+  Vec<bfloat16, kVector> residual_held[kSteps];
+  Team::announce();
+
+  // The row of x and residual is read once and waits in registers; each thread reads back its own part.
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
+      residual_held[step] = read<kVector, Load>(residual_row + own + step * kStride);
+    }
+  }
+
+  Vec<bfloat16, kVector> weight_held[kSteps];
+  if (kEarlyParams) {
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        weight_held[step] = read<kVector>(weight + own + step * kStride);
+      }
+    }
+  }
+
+  Chain::at_loads();
+
+  Look1_2b83 look1 = {0.0f};
+  float look1_h_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+
+  // Look 1: sum(h**2)
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      float h_values[kVector];
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        const float residual_i = element(residual_held[step], i);
+        const float h_i = x_i + residual_i;
+        h_values[i] = h_i;
+        look1_h_squares[i % kRunningSums] += h_i * h_i;
+      }
+      Vec<bfloat16, kVector> h_vec;
+      pack(h_vec, h_values);
+      if (active) write<Store>(h_row + own + step * kStride, h_vec);
+    }
+  }
+
+  look1.h_squares = sum_in_pairs(look1_h_squares);
+  Team::meet();
+  look1 = Team::reduce(look1, look1_slots);
+  const float row_rstd = rsqrtf(eps + look1.h_squares / kCols);
+
+  Look2_6cc6 look2 = {0.0f};
+
+  // Look 2: absmax(y)
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        const float residual_i = element(residual_held[step], i);
+        const float weight_i = element(weight_held[step], i);
+        const float h_i = x_i + residual_i;
+        const float y_i = h_i * row_rstd * weight_i;
+        look2.y_absmax = maximum(look2.y_absmax, fabsf(y_i));
+      }
+    }
+  }
+
+  look2 = Team::reduce(look2, look2_slots);
+  const float row_scale =
+      divide_by_remainder(maximum(amax_min, minimum(scale_ub, look2.y_absmax)), 448.0f, 1.0f / 448.0f);
+  const float row_scale_inverse = divide_by_remainder(1.0f, row_scale, reciprocal_approximate(row_scale));
+
+  if (lane == 0 && active) {
+    scale[row] = row_scale;
+  }
+
+  // Last look: the outputs
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+      float y_values[kVector];
+      float q_values[kVector];
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        const float residual_i = element(residual_held[step], i);
+        const float weight_i = element(weight_held[step], i);
+        const float h_i = x_i + residual_i;
+        const float y_i = h_i * row_rstd * weight_i;
+        y_values[i] = y_i;
+        q_values[i] = y_i * row_scale_inverse;
+      }
+      Vec<bfloat16, kVector> y_vec;
+      pack(y_vec, y_values);
+      if (active) write<Store>(y_row + own + step * kStride, y_vec);
+      Vec<float8_e4m3, kVector> q_vec;
+      pack(q_vec, q_values);
+      if (active) write<Store>(q_row + own + step * kStride, q_vec);
+    }
+  }
+
+  Chain::at_end();
+}
+
+// add_rmsnorm_to_fp8_token forward: a team of threads owns a row; each row is read once.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_810b(
+    bfloat16* __restrict__ h,
+    bfloat16* __restrict__ y,
+    float8_e4m3* __restrict__ q,
+    float* __restrict__ scale,
+    Input<Config, bfloat16> x,
+    Input<Config, bfloat16> residual,
+    Input<Config, bfloat16> weight,
+    long long h_pitch,
+    long long y_pitch,
+    long long q_pitch,
+    long long x_pitch,
+    long long residual_pitch,
+    int rows,
+    float eps,
+    float amax_min) {
+  using Team = typename Config::Team;
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  using Params = typename Config::Params;
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
+      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
+  constexpr bool kEarlyParams = Config::kEarlyParams;
+  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
+  __shared__ typename Team::template Slots<Look1_2b83> look1_slots;
+  __shared__ typename Team::template Slots<Look2_6cc6> look2_slots;
+
+  const int lane = Team::lane();
+  const int own = lane * kVector;  // the column of a thread's first vector
+  const int slot = Team::slot();  // this thread's row within the block
+  const int row = Team::tile() * kRowsPerBlock + slot;
+
+  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const int valid_row = active ? row : rows - 1;
+  bfloat16* h_row = h + static_cast<long long>(valid_row) * h_pitch;
+  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
+  float8_e4m3* q_row = q + static_cast<long long>(valid_row) * q_pitch;
+  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+  const bfloat16* residual_row = residual + static_cast<long long>(valid_row) * residual_pitch;
+
+  Params::to_l2(weight, kCols);
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
+
+  const float scale_ub = __int_as_float(0x7f800000);
+
+  Vec<bfloat16, kVector> x_held[kSteps];
+  Vec<bfloat16, kVector> residual_held[kSteps];
+  float h_floats[kSteps][kVector];
+  float y_floats[kSteps][kVector];
+  Team::announce();
+
+  // The row of x and residual is read once and waits in registers; each thread reads back its own part.
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
+      residual_held[step] = read<kVector, Load>(residual_row + own + step * kStride);
+    }
+  }
+
+  Vec<bfloat16, kVector> weight_held[kSteps];
+  if (kEarlyParams) {
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        weight_held[step] = read<kVector>(weight + own + step * kStride);
+      }
+    }
+  }
+
+  Chain::at_loads();
+
+  Look1_2b83 look1 = {0.0f};
+  float look1_h_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+
+  // Look 1: sum(h**2)
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      float h_values[kVector];
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        const float residual_i = element(residual_held[step], i);
+        const float h_i = computed_once(x_i + residual_i);
+        h_floats[step][i] = h_i;
+        h_values[i] = h_i;
+        look1_h_squares[i % kRunningSums] += h_i * h_i;
+      }
+      Vec<bfloat16, kVector> h_vec;
+      pack(h_vec, h_values);
+      if (active) write<Store>(h_row + own + step * kStride, h_vec);
+    }
+  }
+
+  look1.h_squares = sum_in_pairs(look1_h_squares);
+  Team::meet();
+  look1 = Team::reduce(look1, look1_slots);
+  const float row_rstd = rsqrtf(eps + look1.h_squares / kCols);
+
+  Look2_6cc6 look2 = {0.0f};
+
+  // Look 2: absmax(y)
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float weight_i = element(weight_held[step], i);
+        const float h_i = h_floats[step][i];
+        const float y_i = computed_once(h_i * row_rstd * weight_i);
+        y_floats[step][i] = y_i;
+        look2.y_absmax = maximum(look2.y_absmax, fabsf(y_i));
+      }
+    }
+  }
+
+  look2 = Team::reduce(look2, look2_slots);
+  const float row_scale =
+      divide_by_remainder(maximum(amax_min, minimum(scale_ub, look2.y_absmax)), 448.0f, 1.0f / 448.0f);
+  const float row_scale_inverse = divide_by_remainder(1.0f, row_scale, reciprocal_approximate(row_scale));
+
+  if (lane == 0 && active) {
+    scale[row] = row_scale;
+  }
+
+  // Last look: the outputs
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      float y_values[kVector];
+      float q_values[kVector];
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float y_i = y_floats[step][i];
+        y_values[i] = y_i;
+        q_values[i] = y_i * row_scale_inverse;
+      }
+      Vec<bfloat16, kVector> y_vec;
+      pack(y_vec, y_values);
+      if (active) write<Store>(y_row + own + step * kStride, y_vec);
+      Vec<float8_e4m3, kVector> q_vec;
+      pack(q_vec, q_values);
+      if (active) write<Store>(q_row + own + step * kStride, q_vec);
+    }
+  }
+
+  Chain::at_end();
+}
+
+// add_rmsnorm_to_fp8_token forward: a team of threads owns a row; each row is read once.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_2d18(
+    bfloat16* __restrict__ h,
+    bfloat16* __restrict__ y,
+    float8_e4m3* __restrict__ q,
+    float* __restrict__ scale,
+    Input<Config, bfloat16> x,
+    Input<Config, bfloat16> residual,
+    Input<Config, bfloat16> weight,
+    long long h_pitch,
+    long long y_pitch,
+    long long q_pitch,
+    long long x_pitch,
+    long long residual_pitch,
+    int rows,
+    float eps,
+    float amax_min) {
+  using Team = typename Config::Team;
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  using Params = typename Config::Params;
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
+      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
+  constexpr bool kEarlyParams = Config::kEarlyParams;
+  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
+  __shared__ typename Team::template Slots<Look1_2b83> look1_slots;
+  __shared__ typename Team::template Slots<Look2_6cc6> look2_slots;
+
+  const int lane = Team::lane();
+  const int own = lane * kVector;  // the column of a thread's first vector
+  const int slot = Team::slot();  // this thread's row within the block
+  const int row = Team::tile() * kRowsPerBlock + slot;
+
+  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const int valid_row = active ? row : rows - 1;
+  bfloat16* h_row = h + static_cast<long long>(valid_row) * h_pitch;
+  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
+  float8_e4m3* q_row = q + static_cast<long long>(valid_row) * q_pitch;
+  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+  const bfloat16* residual_row = residual + static_cast<long long>(valid_row) * residual_pitch;
+
+  Params::to_l2(weight, kCols);
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
+
+  const float scale_ub = __int_as_float(0x7f800000);
+
+  Vec<bfloat16, kVector> x_held[kSteps];
+  Vec<bfloat16, kVector> residual_held[kSteps];
+  Team::announce();
+
+  // The row of x and residual is read once and waits in registers; each thread reads back its own part.
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
+      residual_held[step] = read<kVector, Load>(residual_row + own + step * kStride);
+    }
+  }
+
+  Vec<bfloat16, kVector> weight_held[kSteps];
+  if (kEarlyParams) {
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        weight_held[step] = read<kVector>(weight + own + step * kStride);
+      }
+    }
+  }
+
+  Chain::at_loads();
+
+  Look1_2b83 look1 = {0.0f};
+  float look1_h_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+
+  // Look 1: sum(h**2)
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      float h_values[kVector];
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        const float residual_i = element(residual_held[step], i);
+        const float h_i = x_i + residual_i;
+        h_values[i] = h_i;
+        look1_h_squares[i % kRunningSums] += h_i * h_i;
+      }
+      Vec<bfloat16, kVector> h_vec;
+      pack(h_vec, h_values);
+      if (active) write<Store>(h_row + own + step * kStride, h_vec);
+    }
+  }
+
+  look1.h_squares = sum_in_pairs(look1_h_squares);
+  Team::meet();
+  look1 = Team::reduce(look1, look1_slots);
+  const float row_rstd = rsqrtf(eps + look1.h_squares / kCols);
+
+  Look2_6cc6 look2 = {0.0f};
+
+  // Look 2: absmax(y)
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        const float residual_i = element(residual_held[step], i);
+        const float weight_i = element(weight_held[step], i);
+        const float h_i = x_i + residual_i;
+        const float y_i = h_i * row_rstd * weight_i;
+        look2.y_absmax = maximum(look2.y_absmax, fabsf(y_i));
+      }
+    }
+  }
+
+  look2 = Team::reduce(look2, look2_slots);
+  const float row_scale = maximum(amax_min, minimum(scale_ub, look2.y_absmax)) / 448.0f;
+  const float row_scale_inverse = 1.0f / row_scale;
+
+  if (lane == 0 && active) {
+    scale[row] = row_scale;
+  }
+
+  // Last look: the outputs
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+      float y_values[kVector];
+      float q_values[kVector];
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        const float residual_i = element(residual_held[step], i);
+        const float weight_i = element(weight_held[step], i);
+        const float h_i = x_i + residual_i;
+        const float y_i = h_i * row_rstd * weight_i;
+        y_values[i] = y_i;
+        q_values[i] = y_i * row_scale_inverse;
+      }
+      Vec<bfloat16, kVector> y_vec;
+      pack(y_vec, y_values);
+      if (active) write<Store>(y_row + own + step * kStride, y_vec);
+      Vec<float8_e4m3, kVector> q_vec;
+      pack(q_vec, q_values);
+      if (active) write<Store>(q_row + own + step * kStride, q_vec);
+    }
+  }
+
+  Chain::at_end();
+}
 
 // add_rmsnorm_to_fp8_token forward: a team of threads owns a row; each row is read once.
 template <class Config>
@@ -577,6 +1132,497 @@ add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_4d71(
   const int own = lane * kVector;  // the column of a thread's first vector
   const int slot = Team::slot();  // this thread's row within the block
   const int row = Team::tile() * kRowsPerBlock + slot;
+
+  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const int valid_row = active ? row : rows - 1;
+  bfloat16* h_row = h + static_cast<long long>(valid_row) * h_pitch;
+  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
+  float8_e4m3* q_row = q + static_cast<long long>(valid_row) * q_pitch;
+  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+  const bfloat16* residual_row = residual + static_cast<long long>(valid_row) * residual_pitch;
+
+  Params::to_l2(weight, kCols);
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
+
+  const float scale_ub = __int_as_float(0x7f800000);
+
+  Vec<bfloat16, kVector> x_held[kSteps];
+  Vec<bfloat16, kVector> residual_held[kSteps];
+  Team::announce();
+
+  // The row of x and residual is read once and waits in registers; each thread reads back its own part.
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
+      residual_held[step] = read<kVector, Load>(residual_row + own + step * kStride);
+    }
+  }
+
+  Vec<bfloat16, kVector> weight_held[kSteps];
+  if (kEarlyParams) {
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        weight_held[step] = read<kVector>(weight + own + step * kStride);
+      }
+    }
+  }
+
+  Chain::at_loads();
+
+  Look1_efa7 look1 = {0.0f};
+  float look1_h_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+
+  // Look 1: sum(h**2)
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      float h_values[kVector];
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        const float residual_i = element(residual_held[step], i);
+        const float h_i = x_i + residual_i;
+        h_values[i] = h_i;
+        look1_h_squares[i % kRunningSums] += h_i * h_i;
+      }
+      Vec<bfloat16, kVector> h_vec;
+      pack(h_vec, h_values);
+      if (active) write<Store>(h_row + own + step * kStride, h_vec);
+    }
+  }
+
+  look1.h_squares = sum_in_pairs(look1_h_squares);
+  Team::meet();
+  look1 = Team::reduce(look1, look1_slots);
+  const float row_rstd = rsqrtf(eps + look1.h_squares / kCols);
+
+  Look2_737a look2 = {0.0f};
+
+  // Look 2: absmax(y)
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        const float residual_i = element(residual_held[step], i);
+        const float weight_i = element(weight_held[step], i);
+        const float h_i = x_i + residual_i;
+        const float y_i = h_i * row_rstd * weight_i;
+        look2.y_absmax = maximum(look2.y_absmax, fabsf(y_i));
+      }
+    }
+  }
+
+  look2 = Team::reduce(look2, look2_slots);
+  const float row_scale = maximum(amax_min, minimum(scale_ub, look2.y_absmax)) / 448.0f;
+  const float row_scale_inverse = 1.0f / row_scale;
+
+  if (lane == 0 && active) {
+    scale[row] = row_scale;
+  }
+
+  // Last look: the outputs
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+      float y_values[kVector];
+      float q_values[kVector];
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        const float residual_i = element(residual_held[step], i);
+        const float weight_i = element(weight_held[step], i);
+        const float h_i = x_i + residual_i;
+        const float y_i = h_i * row_rstd * weight_i;
+        y_values[i] = y_i;
+        q_values[i] = y_i * row_scale_inverse;
+      }
+      Vec<bfloat16, kVector> y_vec;
+      pack(y_vec, y_values);
+      if (active) write<Store>(y_row + own + step * kStride, y_vec);
+      Vec<float8_e4m3, kVector> q_vec;
+      pack(q_vec, q_values);
+      if (active) write<Store>(q_row + own + step * kStride, q_vec);
+    }
+  }
+
+  Chain::at_end();
+}
+
+// add_rmsnorm_to_fp8_token forward: a team of threads owns a row; each row is read once.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_e6f1(
+    bfloat16* __restrict__ h,
+    bfloat16* __restrict__ y,
+    float8_e4m3* __restrict__ q,
+    float* __restrict__ scale,
+    Input<Config, bfloat16> x,
+    Input<Config, bfloat16> residual,
+    Input<Config, bfloat16> weight,
+    long long h_pitch,
+    long long y_pitch,
+    long long q_pitch,
+    long long x_pitch,
+    long long residual_pitch,
+    int rows,
+    float eps,
+    float amax_min) {
+  using Team = typename Config::Team;
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  using Params = typename Config::Params;
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
+      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
+  constexpr bool kEarlyParams = Config::kEarlyParams;
+  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
+  __shared__ typename Team::template Slots<Look1_2b83> look1_slots;
+  __shared__ typename Team::template Slots<Look2_6cc6> look2_slots;
+
+  const int lane = Team::lane();
+  const int own = lane * kVector;  // the column of a thread's first vector
+  const int slot = Team::slot();  // this thread's row within the block
+  const int row = Team::tile() * kRowsPerBlock + slot;
+
+  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const int valid_row = active ? row : rows - 1;
+  bfloat16* h_row = h + static_cast<long long>(valid_row) * h_pitch;
+  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
+  float8_e4m3* q_row = q + static_cast<long long>(valid_row) * q_pitch;
+  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+  const bfloat16* residual_row = residual + static_cast<long long>(valid_row) * residual_pitch;
+
+  Params::to_l2(weight, kCols);
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
+
+  const float scale_ub = __int_as_float(0x7f800000);
+
+  Vec<bfloat16, kVector> x_held[kSteps];
+  Vec<bfloat16, kVector> residual_held[kSteps];
+  Team::announce();
+
+  // The row of x and residual is read once and waits in registers; each thread reads back its own part.
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
+      residual_held[step] = read<kVector, Load>(residual_row + own + step * kStride);
+    }
+  }
+
+  Vec<bfloat16, kVector> weight_held[kSteps];
+  if (kEarlyParams) {
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        weight_held[step] = read<kVector>(weight + own + step * kStride);
+      }
+    }
+  }
+
+  Chain::at_loads();
+
+  Look1_2b83 look1 = {0.0f};
+  float look1_h_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+
+  // Look 1: sum(h**2)
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      float h_values[kVector];
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        const float residual_i = element(residual_held[step], i);
+        const float h_i = x_i + residual_i;
+        h_values[i] = h_i;
+        look1_h_squares[i % kRunningSums] += h_i * h_i;
+      }
+      Vec<bfloat16, kVector> h_vec;
+      pack(h_vec, h_values);
+      if (active) write<Store>(h_row + own + step * kStride, h_vec);
+    }
+  }
+
+  look1.h_squares = sum_in_pairs(look1_h_squares);
+  Team::meet();
+  look1 = Team::reduce(look1, look1_slots);
+  const float row_rstd = rsqrtf(eps + divide_by_remainder(look1.h_squares, kCols, 1.0f / kCols));
+
+  Look2_6cc6 look2 = {0.0f};
+
+  // Look 2: absmax(y)
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        const float residual_i = element(residual_held[step], i);
+        const float weight_i = element(weight_held[step], i);
+        const float h_i = x_i + residual_i;
+        const float y_i = h_i * row_rstd * weight_i;
+        look2.y_absmax = maximum(look2.y_absmax, fabsf(y_i));
+      }
+    }
+  }
+
+  look2 = Team::reduce(look2, look2_slots);
+  const float row_scale =
+      divide_by_remainder(maximum(amax_min, minimum(scale_ub, look2.y_absmax)), 448.0f, 1.0f / 448.0f);
+  const float row_scale_inverse = divide_by_remainder(1.0f, row_scale, reciprocal_approximate(row_scale));
+
+  if (lane == 0 && active) {
+    scale[row] = row_scale;
+  }
+
+  // Last look: the outputs
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+      float y_values[kVector];
+      float q_values[kVector];
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        const float residual_i = element(residual_held[step], i);
+        const float weight_i = element(weight_held[step], i);
+        const float h_i = x_i + residual_i;
+        const float y_i = h_i * row_rstd * weight_i;
+        y_values[i] = y_i;
+        q_values[i] = y_i * row_scale_inverse;
+      }
+      Vec<bfloat16, kVector> y_vec;
+      pack(y_vec, y_values);
+      if (active) write<Store>(y_row + own + step * kStride, y_vec);
+      Vec<float8_e4m3, kVector> q_vec;
+      pack(q_vec, q_values);
+      if (active) write<Store>(q_row + own + step * kStride, q_vec);
+    }
+  }
+
+  Chain::at_end();
+}
+
+// add_rmsnorm_to_fp8_token forward: a team of threads owns a row; each row is read once.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_259c(
+    bfloat16* __restrict__ h,
+    bfloat16* __restrict__ y,
+    float8_e4m3* __restrict__ q,
+    float* __restrict__ scale,
+    Input<Config, bfloat16> x,
+    Input<Config, bfloat16> residual,
+    Input<Config, bfloat16> weight,
+    long long h_pitch,
+    long long y_pitch,
+    long long q_pitch,
+    long long x_pitch,
+    long long residual_pitch,
+    int rows,
+    float eps,
+    float amax_min) {
+  using Team = typename Config::Team;
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  using Params = typename Config::Params;
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
+      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
+  constexpr bool kEarlyParams = Config::kEarlyParams;
+  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
+  __shared__ typename Team::template Slots<Look1_2b83> look1_slots;
+  __shared__ typename Team::template Slots<Look2_6cc6> look2_slots;
+
+  const int lane = Team::lane();
+  const int own = lane * kVector;  // the column of a thread's first vector
+  const int slot = Team::slot();  // this thread's row within the block
+  const int row = Team::tile() * kRowsPerBlock + slot;
+
+  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const int valid_row = active ? row : rows - 1;
+  bfloat16* h_row = h + static_cast<long long>(valid_row) * h_pitch;
+  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
+  float8_e4m3* q_row = q + static_cast<long long>(valid_row) * q_pitch;
+  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+  const bfloat16* residual_row = residual + static_cast<long long>(valid_row) * residual_pitch;
+
+  Params::to_l2(weight, kCols);
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
+
+  const float scale_ub = __int_as_float(0x7f800000);
+
+  Vec<bfloat16, kVector> x_held[kSteps];
+  Vec<bfloat16, kVector> residual_held[kSteps];
+  float h_floats[kSteps][kVector];
+  float y_floats[kSteps][kVector];
+  Team::announce();
+
+  // The row of x and residual is read once and waits in registers; each thread reads back its own part.
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
+      residual_held[step] = read<kVector, Load>(residual_row + own + step * kStride);
+    }
+  }
+
+  Vec<bfloat16, kVector> weight_held[kSteps];
+  if (kEarlyParams) {
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        weight_held[step] = read<kVector>(weight + own + step * kStride);
+      }
+    }
+  }
+
+  Chain::at_loads();
+
+  Look1_2b83 look1 = {0.0f};
+  float look1_h_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+
+  // Look 1: sum(h**2)
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      float h_values[kVector];
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        const float residual_i = element(residual_held[step], i);
+        const float h_i = computed_once(x_i + residual_i);
+        h_floats[step][i] = h_i;
+        h_values[i] = h_i;
+        look1_h_squares[i % kRunningSums] += h_i * h_i;
+      }
+      Vec<bfloat16, kVector> h_vec;
+      pack(h_vec, h_values);
+      if (active) write<Store>(h_row + own + step * kStride, h_vec);
+    }
+  }
+
+  look1.h_squares = sum_in_pairs(look1_h_squares);
+  Team::meet();
+  look1 = Team::reduce(look1, look1_slots);
+  const float row_rstd = rsqrtf(eps + look1.h_squares / kCols);
+
+  Look2_6cc6 look2 = {0.0f};
+
+  // Look 2: absmax(y)
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float weight_i = element(weight_held[step], i);
+        const float h_i = h_floats[step][i];
+        const float y_i = computed_once(h_i * row_rstd * weight_i);
+        y_floats[step][i] = y_i;
+        look2.y_absmax = maximum(look2.y_absmax, fabsf(y_i));
+      }
+    }
+  }
+
+  look2 = Team::reduce(look2, look2_slots);
+  const float row_scale = maximum(amax_min, minimum(scale_ub, look2.y_absmax)) / 448.0f;
+  const float row_scale_inverse = 1.0f / row_scale;
+
+  if (lane == 0 && active) {
+    scale[row] = row_scale;
+  }
+
+  // Last look: the outputs
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      float y_values[kVector];
+      float q_values[kVector];
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float y_i = y_floats[step][i];
+        y_values[i] = y_i;
+        q_values[i] = y_i * row_scale_inverse;
+      }
+      Vec<bfloat16, kVector> y_vec;
+      pack(y_vec, y_values);
+      if (active) write<Store>(y_row + own + step * kStride, y_vec);
+      Vec<float8_e4m3, kVector> q_vec;
+      pack(q_vec, q_values);
+      if (active) write<Store>(q_row + own + step * kStride, q_vec);
+    }
+  }
+
+  Chain::at_end();
+}
+
+// add_rmsnorm_to_fp8_token forward: a team of threads owns a row; each row is read once.
+// The last rows come first: of an input too large for L2 it still has these.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_fae7(
+    bfloat16* __restrict__ h,
+    bfloat16* __restrict__ y,
+    float8_e4m3* __restrict__ q,
+    float* __restrict__ scale,
+    Input<Config, bfloat16> x,
+    Input<Config, bfloat16> residual,
+    Input<Config, bfloat16> weight,
+    long long h_pitch,
+    long long y_pitch,
+    long long q_pitch,
+    long long x_pitch,
+    long long residual_pitch,
+    int rows,
+    float eps,
+    float amax_min) {
+  using Team = typename Config::Team;
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  using Params = typename Config::Params;
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
+      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
+  constexpr bool kEarlyParams = Config::kEarlyParams;
+  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
+  __shared__ typename Team::template Slots<Look1_efa7> look1_slots;
+  __shared__ typename Team::template Slots<Look2_737a> look2_slots;
+
+  const int lane = Team::lane();
+  const int own = lane * kVector;  // the column of a thread's first vector
+  const int slot = Team::slot();  // this thread's row within the block
+  const int row = ((rows - 1) / kRowsPerBlock - Team::tile()) * kRowsPerBlock + slot;
 
   const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
   const int valid_row = active ? row : rows - 1;
@@ -1008,29 +2054,29 @@ struct Tuned {
 };
 inline constexpr Tuned kTuned[] = {
     {   1, 4096, 16, 2u, 2u, false, {{512},
-     run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_4d71<Cols4096_45a8>>}},
+     run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_bb6b<Cols4096_b5b1>>}},
     {  16, 4096, 16, 2u, 2u, false, {{256},
-     run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_4d71<Cols4096_6109>>}},
+     run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_810b<Cols4096_7fa1>>}},
     {  64, 4096, 16, 2u, 2u, false, {{256},
-     run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_4d71<Cols4096_6109>>}},
+     run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_bb6b<Cols4096_f17b>>}},
     { 256, 4096, 16, 2u, 2u, false, {{256},
-     run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_4d71<Cols4096_2642>>}},
+     run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_2d18<Cols4096_97f7>>}},
     {1024, 4096, 16, 2u, 2u, false, {{256, 2},
      run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_4d71<Cols4096_e193>>}},
     {4096, 4096, 16, 2u, 2u, false, {{128},
      run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_4d71<Cols4096_d0ac>>}},
     {   1, 7168, 16, 2u, 2u, false, {{256},
-     run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_4d71<Cols7168_d1cf>>}},
+     run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_e6f1<Cols7168_d334>>}},
     {  16, 7168, 16, 2u, 2u, false, {{256},
-     run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_4d71<Cols7168_f211>>}},
+     run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_e6f1<Cols7168_d334>>}},
     {  64, 7168, 16, 2u, 2u, false, {{256},
-     run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_4d71<Cols7168_f211>>}},
+     run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_e6f1<Cols7168_d334>>}},
     { 256, 7168, 16, 2u, 2u, false, {{256},
-     run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_4d71<Cols7168_fe33>>}},
+     run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_259c<Cols7168_3a62>>}},
     {1024, 7168, 16, 2u, 2u, false, {{256},
      run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_4d71<Cols7168_fe33>>}},
-    {4096, 7168, 16, 2u, 2u, false, {{128, 1, true},
-     run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_4d71<Cols7168_cb55>>}},
+    {4096, 7168, 16, 2u, 2u, false, {{256},
+     run_without_scale_ub<add_rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_fae7<Cols7168_fe33>>}},
 };
 
 // For any cols.

@@ -25,8 +25,8 @@
 //   1 x 4096                 block_per_row    256      1           4       1.822     5.058 / 3.236  18    82.6 %   1.03x       2.032     fresh
 //   64 x 4096                block_per_row    256      1           4       2.158     6.427 / 4.27   494   80.9 %   1.05x       2.453     fresh
 //   4096 x 4096              warp_per_row     32       1           4       13.18     37.79 / 24.62  5097  100.6 %  1.18x       19.86     fresh
-//   8192 x 4097              block_per_row    128      1           4       32.93     87.15 / 54.22  4080  93.4 %   1.20x       37.76     fresh
-//   4096 x 6144              block_per_row    128      1           8       22.08     62.19 / 40.09  4562  100.6 %  1.12x       25.94     fresh
+//   8192 x 4097              block_per_row    128      1           8       30.58     84.43 / 53.86  4393  87.9 %   1.16x       39.25     fresh
+//   4096 x 6144              block_per_row    128      1           4       21.56     60.96 / 39.37  4671  97.8 %   1.09x       28.07     fresh
 //   16 x 8192                block_per_row    256      1           4       2.179     6.288 / 4.111  256   83.6 %   1.08x       2.602     fresh
 //   16384 x 8192             block_per_row    256      1           8       129.9     326 / 196.4    4135  97.9 %   1.06x       127       fresh
 //   4 x 16384                cluster_per_row  128      1           8       2.565     6.518 / 3.953  128   74.8 %   1.00x       2.587     fresh
@@ -688,18 +688,6 @@ __device__ __forceinline__ void stay_packed(Vec<T, N>& vec) {
   for (int i = 0; i < Vec<T, N>::kRegisters; ++i) opaque(vec.bits[i]);
 }
 
-// Used once: evict first (ld.global.cs, st.global.cs).
-struct Streaming {
-  template <int kBytes>
-  static __device__ __forceinline__ void load(const void* address, unsigned* bits) {
-    split(__ldcs(static_cast<const Word<kBytes>*>(address)), bits);
-  }
-  template <int kBytes>
-  static __device__ __forceinline__ void store(void* address, const unsigned* bits) {
-    __stcs(static_cast<Word<kBytes>*>(address), join<kBytes>(bits));
-  }
-};
-
 // The sum of N terms, N a power of two, as a tree: log2(N) roundings on the way of each term.
 template <int N>
 __device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
@@ -754,12 +742,12 @@ struct Cols4096_7968 : Plain { using Team = BroadcastBlock<256>; using Load = No
 struct Cols4096_c248 : Plain { using Team = Lanes<32, 1>; using Load = NoAllocate;
   enum : int { kCols = 4096, kThreads = 32, kVector = 4, kEarlyParams = 0, kPackedParams = 0, kAhead = 1 };
 };
-struct Cols4097_d71d : Plain { using Team = Block<128>; using Load = NoAllocate; using Store = Streaming;
-  enum : int { kCols = 4097, kThreads = 128, kVector = 4, kUnit = 64, kEarlyParams = 1, kPackedParams = 1,
+struct Cols4097_5139 : Plain { using Team = Block<128>; using Load = NoAllocate;
+  enum : int { kCols = 4097, kThreads = 128, kVector = 8, kUnit = 64, kEarlyParams = 1, kPackedParams = 1,
       kFirstInside = 0, kAhead = 1 };
 };
-struct Cols6144_33f2 : Plain { using Team = Block<128>; using Load = NoAllocate; using Store = Streaming; using Chain = EarlyAtLoads;
-  enum : int { kCols = 6144, kThreads = 128, kVector = 8, kEarlyParams = 1 };
+struct Cols6144_f0b3 : Plain { using Team = Block<128>; using Load = NoAllocate;
+  enum : int { kCols = 6144, kThreads = 128, kVector = 4, kEarlyParams = 0 };
 };
 struct Cols8192_3b92 : Plain { using Team = BroadcastBlock<256>; using Load = NoAllocate;
   enum : int { kCols = 8192, kThreads = 256, kVector = 4, kEarlyParams = 0, kBlocksPerSm = 1 };
@@ -849,6 +837,16 @@ struct Look2_8c7e {  // state of look 2: sum(x - x_rough_mean), sum((x - x_rough
   }
   static __device__ __forceinline__ Look2_8c7e of_warp(const Look2_8c7e& s) {
     return reduce_lanes<32>(s);
+  }
+};
+
+struct Look2_a975 {  // state of look 2: sum(x_minus_x_rough_mean), sum(x_minus_x_rough_mean**2)
+  float x_shifted_sum, x_shifted_squares;
+  static __device__ __forceinline__ Look2_a975 combine(const Look2_a975& a, const Look2_a975& b) {
+    return {a.x_shifted_sum + b.x_shifted_sum, a.x_shifted_squares + b.x_shifted_squares};
+  }
+  static __device__ __forceinline__ Look2_a975 shuffle_xor(const Look2_a975& s, int offset, unsigned mask) {
+    return {__shfl_xor_sync(mask, s.x_shifted_sum, offset), __shfl_xor_sync(mask, s.x_shifted_squares, offset)};
   }
 };
 
@@ -1702,9 +1700,10 @@ layernorm_fwd_bf16_team_per_row_22a4(
 }
 
 // layernorm forward: a team of threads owns a row; each row is read once.
+// The last rows come first: of an input too large for L2 it still has these.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_bf16_team_per_row_8543(
+layernorm_fwd_bf16_team_per_row_3370(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -1727,9 +1726,11 @@ layernorm_fwd_bf16_team_per_row_8543(
       kWholeSteps = ((kCols - kUnit + 1) / kVector - 1) / kThreadsPerRow;
   constexpr bool kAhead = Config::kAhead;
   __shared__ typename Team::template Slots<Look1_a922> look1_slots[2];
-  __shared__ typename Team::template Slots<Look2_ee66> look2_slots[2];
+  __shared__ typename Team::template Slots<Look2_a975> look2_slots[2];
 
   const int lane = Team::lane();
+  // the last of this walker's tiles comes first
+  const int last_start = (rows - 1 - blockIdx.x) / (gridDim.x) * (gridDim.x) + blockIdx.x;
   // The grid's stride is a multiple of kUnit: all rows of this lane shift alike.
   const int own_row = blockIdx.x;
   // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
@@ -1783,14 +1784,16 @@ layernorm_fwd_bf16_team_per_row_8543(
       x_edge_next = read<1, Load>(x_row + edge);
     }
   };
-  if (kAhead && blockIdx.x < rows) fetch(blockIdx.x);
+  if (kAhead && last_start >= 0) fetch(last_start);
 
-  for (int row = blockIdx.x; row < rows; row += gridDim.x) {
+  for (int row = last_start; row >= 0; row -= gridDim.x) {
     bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
     if (!kAhead) fetch(row);
 
     Vec<bfloat16, kVector> x_held[kSteps];
     Vec<bfloat16, 1> x_edge = {};
+    float x_floats[kSteps][kVector];
+    float x_edge_float = 0.0f;
 
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
@@ -1798,8 +1801,8 @@ layernorm_fwd_bf16_team_per_row_8543(
     }
 
     x_edge = x_edge_next;
-    const unsigned next_row = row + gridDim.x;
-    if (kAhead && next_row < rows) fetch(next_row);
+    const int next_row = row - gridDim.x;
+    if (kAhead && next_row >= 0) fetch(next_row);
     if (kPackedParams) {
       #pragma unroll
       for (int step = 0; step < kSteps; ++step) {
@@ -1819,14 +1822,16 @@ layernorm_fwd_bf16_team_per_row_8543(
       if (step < kWholeSteps || vector < vectors) {
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
-          const float x_i = element(x_held[step], i);
+          const float x_i = computed_once(element(x_held[step], i));
+          x_floats[step][i] = x_i;
           look1_x_rough_sum[i % kRunningSums] += x_i;
           look1_x_squares[i % kRunningSums] += x_i * x_i;
         }
       }
     }
     if (has_edge) {
-      const float x_i = element(x_edge, 0);
+      const float x_i = computed_once(element(x_edge, 0));
+      x_edge_float = x_i;
       look1_x_rough_sum[0] += x_i;
       look1_x_squares[0] += x_i * x_i;
     }
@@ -1838,28 +1843,30 @@ layernorm_fwd_bf16_team_per_row_8543(
     const float row_x_left = look1.x_squares - row_x_rough_mean * row_x_rough_mean * kCols;
     const float row_x_margin = row_x_left - 0.75f * look1.x_squares;
 
-    Look2_ee66 look2 = {0.0f, 0.0f};
+    Look2_a975 look2 = {0.0f, 0.0f};
     // short chains of additions: few roundings, and none waits for another
     float look2_x_shifted_sum[kRunningSums] = {};
     float look2_x_shifted_squares[kRunningSums] = {};
     if (kThreadsPerRow < 32 ? __any_sync(0xffffffffu, !(row_x_margin >= 0.0f)) : !(row_x_margin >= 0.0f)) {
-      // Look 2: sum(x - x_rough_mean), sum((x - x_rough_mean)**2)
+      // Look 2: sum(x_minus_x_rough_mean), sum(x_minus_x_rough_mean**2)
       #pragma unroll
       for (int step = 0; step < kSteps; ++step) {
         const int vector = lane + step * kThreadsPerRow;
         if (step < kWholeSteps || vector < vectors) {
           #pragma unroll
           for (int i = 0; i < kVector; ++i) {
-            const float x_i = element(x_held[step], i);
-            look2_x_shifted_sum[i % kRunningSums] += x_i - row_x_rough_mean;
-            look2_x_shifted_squares[i % kRunningSums] += (x_i - row_x_rough_mean) * (x_i - row_x_rough_mean);
+            const float x_i = x_floats[step][i];
+            const float x_minus_x_rough_mean_i = x_i - row_x_rough_mean;
+            look2_x_shifted_sum[i % kRunningSums] += x_minus_x_rough_mean_i;
+            look2_x_shifted_squares[i % kRunningSums] += x_minus_x_rough_mean_i * x_minus_x_rough_mean_i;
           }
         }
       }
       if (has_edge) {
-        const float x_i = element(x_edge, 0);
-        look2_x_shifted_sum[0] += x_i - row_x_rough_mean;
-        look2_x_shifted_squares[0] += (x_i - row_x_rough_mean) * (x_i - row_x_rough_mean);
+        const float x_i = x_edge_float;
+        const float x_minus_x_rough_mean_i = x_i - row_x_rough_mean;
+        look2_x_shifted_sum[0] += x_minus_x_rough_mean_i;
+        look2_x_shifted_squares[0] += x_minus_x_rough_mean_i * x_minus_x_rough_mean_i;
       }
 
       look2.x_shifted_sum = sum_in_pairs(look2_x_shifted_sum);
@@ -1894,9 +1901,9 @@ layernorm_fwd_bf16_team_per_row_8543(
         float y_values[kVector];
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
-          const float x_i = element(x_held[step], i);
           const float weight_i = element(weight_held[step], i);
           const float bias_i = element(bias_held[step], i);
+          const float x_i = x_floats[step][i];
           y_values[i] = (x_i - row_mean) * row_rstd * weight_i + bias_i;
         }
         Vec<bfloat16, kVector> y_vec;
@@ -1908,9 +1915,9 @@ layernorm_fwd_bf16_team_per_row_8543(
       if (!kEarlyParams) weight_edge = read<1>(weight + edge);
       if (!kEarlyParams) bias_edge = read<1>(bias + edge);
       float y_values[1];
-      const float x_i = element(x_edge, 0);
       const float weight_i = element(weight_edge, 0);
       const float bias_i = element(bias_edge, 0);
+      const float x_i = x_edge_float;
       y_values[0] = (x_i - row_mean) * row_rstd * weight_i + bias_i;
       Vec<bfloat16, 1> y_vec;
       pack(y_vec, y_values);
@@ -1918,6 +1925,152 @@ layernorm_fwd_bf16_team_per_row_8543(
     }
 
     parity ^= 1;
+  }
+
+  Chain::at_end();
+}
+
+// layernorm forward: a team of threads owns a row; each row is read once.
+// The last rows come first: of an input too large for L2 it still has these.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+layernorm_fwd_bf16_team_per_row_ee35(
+    bfloat16* __restrict__ y,
+    float* __restrict__ mean,
+    float* __restrict__ rstd,
+    Input<Config, bfloat16> x,
+    Input<Config, bfloat16> weight,
+    Input<Config, bfloat16> bias,
+    long long y_pitch,
+    long long x_pitch,
+    int rows,
+    float eps) {
+  using Team = typename Config::Team;
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  using Params = typename Config::Params;
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
+      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
+  constexpr bool kEarlyParams = Config::kEarlyParams;
+  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
+  __shared__ typename Team::template Slots<Look1_5b01> look1_slots;
+  __shared__ typename Team::template Slots<Look2_e431> look2_slots;
+
+  const int lane = Team::lane();
+  const int own = lane * kVector;  // the column of a thread's first vector
+  const int slot = Team::slot();  // this thread's row within the block
+  const int row = ((rows - 1) / kRowsPerBlock - Team::tile()) * kRowsPerBlock + slot;
+
+  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const int valid_row = active ? row : rows - 1;
+  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
+  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+
+  Params::to_l2(weight, kCols);
+  Params::to_l2(bias, kCols);
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
+
+  Vec<bfloat16, kVector> x_held[kSteps];
+  float x_floats[kSteps][kVector];
+  float x_minus_mean_floats[kSteps][kVector];
+  Team::announce();
+
+  // The row of x is read once and waits in registers; each thread reads back its own part.
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
+    }
+  }
+
+  Vec<bfloat16, kVector> weight_held[kSteps];
+  Vec<bfloat16, kVector> bias_held[kSteps];
+  if (kEarlyParams) {
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        weight_held[step] = read<kVector>(weight + own + step * kStride);
+        bias_held[step] = read<kVector>(bias + own + step * kStride);
+      }
+    }
+  }
+
+  Chain::at_loads();
+
+  Look1_5b01 look1 = {0.0f};
+  float look1_x_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+
+  // Look 1: sum(x)
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = computed_once(element(x_held[step], i));
+        x_floats[step][i] = x_i;
+        look1_x_sum[i % kRunningSums] += x_i;
+      }
+    }
+  }
+
+  look1.x_sum = sum_in_pairs(look1_x_sum);
+  Team::meet();
+  look1 = Team::reduce(look1, look1_slots);
+  const float row_mean = divide_by_remainder(look1.x_sum, kCols, 1.0f / kCols);
+
+  Look2_e431 look2 = {0.0f};
+  float look2_var_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+
+  // Look 2: sum(x_minus_mean**2)
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = x_floats[step][i];
+        const float x_minus_mean_i = computed_once(x_i - row_mean);
+        x_minus_mean_floats[step][i] = x_minus_mean_i;
+        look2_var_sum[i % kRunningSums] += x_minus_mean_i * x_minus_mean_i;
+      }
+    }
+  }
+
+  look2.var_sum = sum_in_pairs(look2_var_sum);
+  look2 = Team::reduce(look2, look2_slots);
+  const float row_var = divide_by_remainder(look2.var_sum, kCols, 1.0f / kCols);
+  const float row_rstd = rsqrtf(eps + row_var);
+
+  if (lane == 0 && active) {
+    if (mean != nullptr) mean[row] = row_mean;
+    if (rstd != nullptr) rstd[row] = row_rstd;
+  }
+
+  // Last look: the outputs
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+      if (!kEarlyParams) bias_held[step] = read<kVector>(bias + own + step * kStride);
+      float y_values[kVector];
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float weight_i = element(weight_held[step], i);
+        const float bias_i = element(bias_held[step], i);
+        const float x_minus_mean_i = x_minus_mean_floats[step][i];
+        y_values[i] = x_minus_mean_i * row_rstd * weight_i + bias_i;
+      }
+      Vec<bfloat16, kVector> y_vec;
+      pack(y_vec, y_values);
+      if (active) write<Store>(y_row + own + step * kStride, y_vec);
+    }
   }
 
   Chain::at_end();
@@ -2727,9 +2880,9 @@ inline constexpr Tuned kTuned[] = {
     {   64,  4096, 16, 0u, 0u, false, {{256}, run<layernorm_fwd_bf16_team_per_row_22a4<Cols4096_7968>>}},
     { 4096,  4096, 16, 0u, 0u, false, {{32, 1, false, 0, 0, 8},
      run<layernorm_fwd_bf16_team_per_row_7ad3<Cols4096_c248>>}},
-    { 8192,  4097,  2, 0u, 0u,  true, {{128, 1, false, 0, 0, 8, 1, 1, 0, 64},
-     run<layernorm_fwd_bf16_team_per_row_8543<Cols4097_d71d>>}},
-    { 4096,  6144, 16, 0u, 0u, false, {{128, 1, true}, run<layernorm_fwd_bf16_team_per_row_303d<Cols6144_33f2>>}},
+    { 8192,  4097,  2, 0u, 0u,  true, {{128, 1, false, 0, 0, 4, 1, 1, 0, 64},
+     run<layernorm_fwd_bf16_team_per_row_3370<Cols4097_5139>>}},
+    { 4096,  6144, 16, 0u, 0u, false, {{128}, run<layernorm_fwd_bf16_team_per_row_ee35<Cols6144_f0b3>>}},
     {   16,  8192, 16, 0u, 0u, false, {{256}, run<layernorm_fwd_bf16_team_per_row_630c<Cols8192_3b92>>}},
     {16384,  8192, 16, 0u, 0u, false, {{256, 1, true}, run<layernorm_fwd_bf16_team_per_row_b729<Cols8192_743e>>}},
     {    4, 16384, 16, 0u, 0u, false, {{128, 1, false, 0, 0, 0, 8},

@@ -18,7 +18,7 @@
 //
 //   rows x cols              kernel         threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
 //   8192 x 768               warp_per_row   64       2           4       9.43      28.05 / 18.62  5345  100.8 %  1.08x       14.3      fresh
-//   32768 x 1024             block_per_row  128      1           4       65.39     169.5 / 104.1  4110  98.7 %   1.04x       65.75     fresh
+//   32768 x 1024             block_per_row  128      1           4       59.96     165.3 / 105.3  4481  103.3 %  1.03x       67.61     fresh
 //   (any other, rows alike)  block_per_row  256      1           4       -         -              -     -        -           -         not tuned
 //   (any other)              block_per_row  256      1           1       -         -              -     -        -           -         not tuned
 //
@@ -356,7 +356,7 @@ __device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
 struct Cols768_669d : Plain { using Team = Lanes<32, 2>; using Load = NoAllocate;
   enum : int { kCols = 768, kThreads = 64, kVector = 4, kEarlyParams = 1, kAhead = 1 };
 };
-struct Cols1024_ee37 : Plain { using Team = Block<128>;
+struct Cols1024_e1d1 : Plain { using Team = Block<128>; using Load = NoAllocate;
   enum : int { kCols = 1024, kThreads = 128, kVector = 4, kEarlyParams = 1 };
 };
 struct AnyCols_ba44 : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 4, kUnroll = 1 }; };
@@ -552,9 +552,10 @@ layernorm_fwd_f32_team_per_row_254a(
 }
 
 // layernorm forward: a team of threads owns a row; each row is read once.
+// The last rows come first: of an input too large for L2 it still has these.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_f32_team_per_row_c8bf(
+layernorm_fwd_f32_team_per_row_87e9(
     float* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -581,7 +582,7 @@ layernorm_fwd_f32_team_per_row_c8bf(
   const int lane = Team::lane();
   const int own = lane * kVector;  // the column of a thread's first vector
   const int slot = Team::slot();  // this thread's row within the block
-  const int row = Team::tile() * kRowsPerBlock + slot;
+  const int row = ((rows - 1) / kRowsPerBlock - Team::tile()) * kRowsPerBlock + slot;
 
   const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
   const int valid_row = active ? row : rows - 1;
@@ -1004,7 +1005,7 @@ struct Tuned {
 inline constexpr Tuned kTuned[] = {
     { 8192,  768, 16, 0u, 0u, false, {{64, 2, false, 0, 0, 8},
      run<layernorm_fwd_f32_team_per_row_254a<Cols768_669d>>}},
-    {32768, 1024, 16, 0u, 0u, false, {{128}, run<layernorm_fwd_f32_team_per_row_c8bf<Cols1024_ee37>>}},
+    {32768, 1024, 16, 0u, 0u, false, {{128}, run<layernorm_fwd_f32_team_per_row_87e9<Cols1024_e1d1>>}},
 };
 
 // For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.

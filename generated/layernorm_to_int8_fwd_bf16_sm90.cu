@@ -16,10 +16,10 @@
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // verified  NVIDIA H200, driver for CUDA 13.0: 4 to 6 calls, 1 to 4096 rows, 20 families of rows, own pitches of q, x
 //
-//   rows x cols  kernel         threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
-//   4096 x 768   warp_per_row   128      4           8       3.227     9.627 / 6.405  2925  66.5 %   1.14x       4.585     fresh
-//   4096 x 4096  block_per_row  128      1           8       10.04     33.04 / 23.03  5015  85.3 %   1.18x       15.23     fresh
-//   (any other)  block_per_row  256      1           1       -         -              -     -        -           -         not tuned
+//   rows x cols  kernel         threads  rows/block  vector  price us  chain us      GB/s  of roof  vs default  alone us  timed
+//   4096 x 768   warp_per_row   128      4           8       3.547     10.6 / 7.047  2661  69.7 %   1.12x       4.778     fresh
+//   4096 x 4096  block_per_row  128      1           8       10.14     32.7 / 22.57  4963  85.5 %   1.18x       15.16     fresh
+//   (any other)  block_per_row  256      1           1       -         -             -     -        -           -         not tuned
 //
 // times     price: what the kernel adds to a chain of a kernel that writes its main input and one that reads its
 //           outputs; chain: with / without the kernel; fresh: all but the main input comes from DRAM

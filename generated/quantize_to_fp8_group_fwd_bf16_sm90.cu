@@ -14,11 +14,11 @@
 //           x
 //
 //   rows x cols  kernel          threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
-//   1 x 5120     block_per_part  256      1           4       1.016     3.533 / 2.516  15    101.1 %  1.08x       1.114     fresh
-//   16 x 5120    block_per_part  256      1           4       1.735     5.695 / 3.957  143   96.6 %   1.07x       1.91      fresh
-//   64 x 5120    block_per_part  256      1           4       1.679     6.134 / 4.455  592   94.0 %   1.05x       2.186     fresh
-//   256 x 5120   block_per_part  128      1           8       1.748     6.386 / 4.639  2272  100.1 %  1.05x       2.569     fresh
-//   1024 x 5120  block_per_part  256      1           8       3.797     12.16 / 8.362  4186  82.1 %   1.10x       5.3       fresh
+//   1 x 5120     block_per_part  160      1           4       1.324     4.526 / 3.204  12    101.3 %  1.00x       1.57      fresh
+//   16 x 5120    block_per_part  256      1           4       1.768     5.667 / 3.9    140   95.0 %   1.00x       1.864     fresh
+//   64 x 5120    block_per_part  160      1           4       1.569     5.94 / 4.367   633   97.7 %   1.01x       2.054     fresh
+//   256 x 5120   block_per_part  128      1           8       2.082     7.367 / 5.279  1909  99.9 %   1.03x       2.863     fresh
+//   1024 x 5120  block_per_part  160      1           8       4.237     13.37 / 9.123  3750  84.1 %   1.07x       5.48      fresh
 //   4096 x 5120  block_per_part  128      1           8       11.07     41.07 / 29.97  5744  103.1 %  1.08x       18.27     fresh
 //   (any other)  block_per_row   256      1           4       -         -              -     -        -           -         not tuned
 //
@@ -50,12 +50,12 @@ struct __nv_bfloat16;  // cuda_bf16.h has it, and takes as long to compile as cu
 struct __nv_fp8_e4m3;  // cuda_fp8.h has it, and takes as long to compile as cuda_runtime.h
 #endif
 
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
-#error "quantize_to_fp8_group_fwd_bf16 needs sm_90 or newer: compile with -arch=sm_90"
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 890
+#error "quantize_to_fp8_group_fwd_bf16 needs sm_89 or newer: compile with -arch=sm_90"
 #endif
 
 namespace normgen {
-namespace sm90 {  // the GPU these shapes were tuned on; the code itself runs on sm_90 and newer
+namespace sm90 {  // the GPU these shapes were tuned on; the code itself runs on sm_89 and newer
 namespace quantize_to_fp8_group_fwd_bf16_detail {
 
 struct bfloat16 {
@@ -82,16 +82,6 @@ __device__ __forceinline__ unsigned floats_to_bfloat162(float low, float high) {
 #else
   return float_to_bfloat16(low) | (static_cast<unsigned>(float_to_bfloat16(high)) << 16);
 #endif
-}
-
-// Programmatic dependent launch: wait until the kernel before this one has ended and its writes are visible.
-__device__ __forceinline__ void dependency_wait() {
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-}
-
-// Programmatic dependent launch: let the kernel behind this one start as soon as blocks leave room.
-__device__ __forceinline__ void dependency_trigger() {
-  asm volatile("griddepcontrol.launch_dependents;");
 }
 
 // A load whose lines L2 keeps by `policy` (ld.global.L2::cache_hint: sm_80).
@@ -320,35 +310,6 @@ __device__ __forceinline__ float divide_by_remainder(float a, float b, float inv
   return fabsf(left) <= 3.402823466e38f ? fmaf(left, inverse, product) : product;
 }
 
-// How a kernel and its neighbours in the stream overlap: not at all.
-// wait              before the first access to what the kernels in front write, or still read
-// wait_for_partner  in a call's second kernel, before the first access to what the first one writes
-// at_...            here the kernel behind this one may start: it takes the place of blocks as they end
-// Pointer           to what is only read: while kernels in front may still write it, it is not `__restrict__`, by which
-//                   the compiler would read it through the non-coherent cache and move loads over a wait
-struct InOrder {
-  template <typename T> using Pointer = const T* __restrict__;
-  static __device__ __forceinline__ void wait() {}
-  static __device__ __forceinline__ void wait_for_partner() {}
-  static __device__ __forceinline__ void at_start() {}
-  static __device__ __forceinline__ void at_loads() {}
-  static __device__ __forceinline__ void at_end() {}
-};
-
-template <class Config, typename T> using Input = typename Config::Chain::template Pointer<T>;
-
-// Starts while the kernel in front still runs (programmatic dependent launch).
-struct Early : InOrder {
-  template <typename T> using Pointer = const T*;
-  static __device__ __forceinline__ void wait() { dependency_wait(); }
-  static __device__ __forceinline__ void wait_for_partner() { dependency_wait(); }
-};
-
-// As Early; the next kernel may start once this one has asked for its rows.
-struct EarlyAtLoads : Early {
-  static __device__ __forceinline__ void at_loads() { dependency_trigger(); }
-};
-
 // Four elements share a register.
 template <int N>
 __device__ __forceinline__ float element(const Vec<float8_e4m3, N>& vec, int i) {
@@ -367,6 +328,23 @@ __device__ __forceinline__ void pack(Vec<float8_e4m3, N>& vec, const float (&val
     }
   }
 }
+
+// How a kernel and its neighbours in the stream overlap: not at all.
+// wait              before the first access to what the kernels in front write, or still read
+// wait_for_partner  in a call's second kernel, before the first access to what the first one writes
+// at_...            here the kernel behind this one may start: it takes the place of blocks as they end
+// Pointer           to what is only read: while kernels in front may still write it, it is not `__restrict__`, by which
+//                   the compiler would read it through the non-coherent cache and move loads over a wait
+struct InOrder {
+  template <typename T> using Pointer = const T* __restrict__;
+  static __device__ __forceinline__ void wait() {}
+  static __device__ __forceinline__ void wait_for_partner() {}
+  static __device__ __forceinline__ void at_start() {}
+  static __device__ __forceinline__ void at_loads() {}
+  static __device__ __forceinline__ void at_end() {}
+};
+
+template <class Config, typename T> using Input = typename Config::Chain::template Pointer<T>;
 
 // Parameters are read in their turn.
 struct InTurn {
@@ -435,104 +413,22 @@ struct Threads {
 // kGroup         columns
 // kGroupVectors  lanes that own one
 // kUnroll        steps that a loop does in a trip
-struct Cols5120_a17b : Plain { using Load = NoAllocate;
-  enum : int { kCols = 5120, kThreads = 256, kParts = 5, kVector = 4, kGroup = 128, kBlocksPerSm = 1 };
+struct Cols5120_c3c2 : Plain { using Load = NoAllocate;
+  enum : int { kCols = 5120, kThreads = 160, kParts = 8, kVector = 4, kGroup = 128, kBlocksPerSm = 1 };
 };
 struct Cols5120_b533 : Plain {
-  enum : int { kCols = 5120, kThreads = 256, kParts = 5, kVector = 4, kGroup = 128, kBlocksPerSm = 1 };
-};
-struct Cols5120_a02d : Plain { using Load = EvictLast;
   enum : int { kCols = 5120, kThreads = 256, kParts = 5, kVector = 4, kGroup = 128, kBlocksPerSm = 1 };
 };
 struct Cols5120_5643 : Plain { using Load = EvictLast;
   enum : int { kCols = 5120, kThreads = 128, kParts = 5, kVector = 8, kGroup = 128 };
 };
-struct Cols5120_b6be : Plain { using Load = EvictLast; using Chain = EarlyAtLoads;
-  enum : int { kCols = 5120, kThreads = 256, kParts = 2, kVector = 8, kGroup = 128 };
-};
+struct Cols5120_9252 : Plain { enum : int { kCols = 5120, kThreads = 160, kParts = 4, kVector = 8, kGroup = 128 }; };
 struct Cols5120_b6d3 : Plain { using Load = NoAllocate;
   enum : int { kCols = 5120, kThreads = 128, kParts = 3, kVector = 8, kGroup = 128 };
 };
 struct AnyCols_577b : Plain { using Team = Threads<256, 1>;
   enum : int { kThreads = 256, kVector = 4, kUnroll = 1, kGroup = 128 };
 };
-
-// quantize_to_fp8_group forward: a block owns a part of a row; each row is read once.
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-quantize_to_fp8_group_fwd_bf16_block_per_part_d05c(
-    float8_e4m3* __restrict__ q,
-    float* __restrict__ scale,
-    Input<Config, bfloat16> x,
-    long long q_pitch,
-    long long scale_pitch,
-    long long x_pitch,
-    int rows,
-    float amax_min) {
-  using Load = typename Config::Load;
-  using Store = typename Config::Store;
-  using Chain = typename Config::Chain;
-  constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kParts = Config::kParts,
-      kThreadsPerRow = kParts * kThreads, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
-      kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  constexpr int kGroup = Config::kGroup, kGroupVectors = kGroup / kVector;
-
-  const int lane = static_cast<int>(blockIdx.x % kParts * kThreads + threadIdx.x);
-  const int own = lane * kVector;  // the column of a thread's first vector
-  const int row = blockIdx.x / kParts;
-
-  float8_e4m3* q_row = q + static_cast<long long>(row) * q_pitch;
-  float* scale_row = scale + static_cast<long long>(row) * scale_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
-
-  Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
-
-  Vec<bfloat16, kVector> x_held[kSteps];
-
-  // The row of x is read once and waits in registers; each thread reads back its own part.
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
-    }
-  }
-
-  Chain::at_loads();
-
-  // One look: the outputs
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      float q_values[kVector];
-      float x_absmax_g = 0.0f;
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        x_absmax_g = maximum(x_absmax_g, fabsf(x_i));
-      }
-      x_absmax_g = largest_of_warp(x_absmax_g);
-      const float scale_g = maximum(amax_min, x_absmax_g) / 448.0f;
-      const float scale_inverse_g = 1.0f / scale_g;
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        q_values[i] = x_i * scale_inverse_g;
-      }
-      Vec<float8_e4m3, kVector> q_vec;
-      pack(q_vec, q_values);
-      write<Store>(q_row + own + step * kStride, q_vec);
-      if (vector % kGroupVectors == 0) {
-        scale_row[vector / kGroupVectors] = scale_g;
-      }
-    }
-  }
-
-  Chain::at_end();
-}
 
 // quantize_to_fp8_group forward: a block owns a part of a row; each row is read once.
 template <class Config>
@@ -903,16 +799,16 @@ struct Tuned {
   Kernel kernel;
 };
 inline constexpr Tuned kTuned[] = {
-    {   1, 5120, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 5},
-     run<quantize_to_fp8_group_fwd_bf16_block_per_part_d05c<Cols5120_a17b>>}},
+    {   1, 5120, 16, 0u, 0u, false, {{160, 1, false, 0, 0, 0, 1, 8},
+     run<quantize_to_fp8_group_fwd_bf16_block_per_part_6310<Cols5120_c3c2>>}},
     {  16, 5120, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 5},
      run<quantize_to_fp8_group_fwd_bf16_block_per_part_6310<Cols5120_b533>>}},
-    {  64, 5120, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 5},
-     run<quantize_to_fp8_group_fwd_bf16_block_per_part_d05c<Cols5120_a02d>>}},
+    {  64, 5120, 16, 0u, 0u, false, {{160, 1, false, 0, 0, 0, 1, 8},
+     run<quantize_to_fp8_group_fwd_bf16_block_per_part_6310<Cols5120_c3c2>>}},
     { 256, 5120, 16, 0u, 0u, false, {{128, 1, false, 0, 0, 0, 1, 5},
      run<quantize_to_fp8_group_fwd_bf16_block_per_part_10b0<Cols5120_5643>>}},
-    {1024, 5120, 16, 0u, 0u, false, {{256, 1, true, 0, 0, 0, 1, 2},
-     run<quantize_to_fp8_group_fwd_bf16_block_per_part_10b0<Cols5120_b6be>>}},
+    {1024, 5120, 16, 0u, 0u, false, {{160, 1, false, 0, 0, 0, 1, 4},
+     run<quantize_to_fp8_group_fwd_bf16_block_per_part_10b0<Cols5120_9252>>}},
     {4096, 5120, 16, 0u, 0u, false, {{128, 1, false, 0, 0, 0, 1, 3},
      run<quantize_to_fp8_group_fwd_bf16_block_per_part_10b0<Cols5120_b6d3>>}},
 };

@@ -17,31 +17,31 @@
 // all timed without rstd:
 //
 //   rows x cols              kernel           threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
-//   524288 x 64              warp_per_row     128      16          8       29.82     83.64 / 53.81  4501  104.3 %  1.00x       33.29     fresh
+//   524288 x 64              warp_per_row     64       16          8       28.79     82.95 / 54.14  4662  96.2 %   1.01x       34.01     fresh
 //   65536 x 128              warp_per_row     128      16          8       6.649     19.09 / 12.43  5047  90.4 %   1.07x       9.547     fresh
-//   262144 x 128             warp_per_row     128      8           8       29.76     83.55 / 53.76  4510  104.5 %  1.00x       33.26     fresh
+//   262144 x 128             warp_per_row     64       16          8       29        82.57 / 53.54  4629  96.1 %   1.01x       34.01     fresh
 //   32768 x 256              warp_per_row     256      32          8       6.34      18.86 / 12.5   5292  93.7 %   1.10x       9.527     fresh
 //   1 x 2048                 block_per_row    256      1           4       1.218     3.442 / 2.223  10    89.8 %   1.04x       1.609     fresh
 //   64 x 2048                block_per_row    256      1           4       1.604     5.027 / 3.419  329   78.0 %   1.02x       2.12      fresh
-//   16384 x 4095             block_per_row    256      1           8       66.49     168.6 / 102.1  4036  97.0 %   1.01x       67.43     fresh
+//   16384 x 4095             block_per_row    128      1           8       61.38     166.2 / 104.9  4372  100.8 %  1.00x       67.39     fresh
 //   1 x 4096                 block_per_row    512      1           4       1.34      3.91 / 2.569   18    88.8 %   1.01x       1.773     fresh
 //   8 x 4096                 block_per_row    512      1           4       1.374     4.617 / 3.243  101   88.0 %   1.02x       1.982     fresh
 //   16 x 4096                block_per_row    256      1           8       1.929     5.908 / 3.981  140   88.2 %   1.02x       2.066     fresh
 //   4096 x 4096              block_per_row    64       1           4       12.89     37.64 / 24.74  5207  102.5 %  1.06x       18.87     fresh
-//   8192 x 4096 pitch 5120   block_per_row    64       1           4       31.3      98.74 / 67.43  4289  103.8 %  1.04x       35.77     fresh
-//   8192 x 4096              block_per_row    256      1           8       33.22     85.65 / 52.4   4040  96.2 %   1.05x       36.26     fresh
+//   8192 x 4096 pitch 5120   block_per_row    64       1           8       27.9      96.48 / 68.5   4811  105.0 %  1.09x       36.18     fresh
+//   8192 x 4096              block_per_row    128      1           4       29.25     83.59 / 54.27  4588  90.9 %   1.10x       38.4      fresh
 //   32 x 5120                block_per_row    256      1           4       1.793     5.266 / 3.471  371   73.1 %   1.01x       2.405     fresh
 //   2048 x 5120              block_per_row    128      2           4       8.454     24.26 / 15.81  4963  103.7 %  1.09x       12.58     fresh
 //   1 x 7168                 block_per_row    512      1           4       1.841     5.649 / 3.808  23    90.6 %   1.05x       1.993     fresh
-//   8192 x 7168              block_per_row    512      1           8       57.71     149.4 / 91.71  4071  98.3 %   1.02x       58.31     fresh
-//   8192 x 8191              block_per_row    512      1           8       67.27     171.7 / 104.5  3990  95.9 %   1.00x       67.99     fresh
+//   8192 x 7168              block_per_row    256      1           4       51.74     141.8 / 90.1   4540  103.3 %  1.01x       58.2      fresh
+//   8192 x 8191              block_per_row    256      1           4       61.12     166.1 / 104.9  4392  101.1 %  1.01x       67.5      fresh
 //   1 x 8192                 block_per_row    512      1           4       1.558     4.685 / 3.127  32    86.6 %   1.00x       1.696     fresh
 //   16 x 8192                block_per_row    256      1           8       1.703     5.316 / 3.611  317   62.8 %   1.03x       2.11      fresh
 //   64 x 8192                block_per_row    512      1           4       1.761     5.467 / 3.704  1200  80.9 %   1.01x       2.693     fresh
 //   16384 x 8192             block_per_row    256      1           8       128.6     323.9 / 195    4174  99.0 %   1.02x       126.4     fresh
 //   1 x 16384                cluster_per_row  128      1           4       1.944     5.125 / 3.182  51    71.1 %   1.00x       1.975     fresh
 //   64 x 16384               block_per_row    512      1           4       2.42      6.835 / 4.415  1747  70.0 %   1.14x       3.477     fresh
-//   4096 x 16384             block_per_row    512      1           8       65.46     165.1 / 99.69  4101  98.0 %   1.06x       64.66     fresh
+//   4096 x 16384             block_per_row    256      1           8       61.16     162.6 / 101.5  4389  101.2 %  1.03x       66.68     fresh
 //   8192 x 32768             block_per_row    256      1           4       251.9     640.1 / 388.2  4263  103.0 %  1.01x       253.8     fresh
 //   4096 x 131072            cluster_per_row  128      1           8       515.5     1284 / 769.4   4167  100.1 %  1.05x       518.3     fresh
 //   (any other, rows alike)  block_per_row    256      1           8       -         -              -     -        -           -         not tuned
@@ -661,18 +661,6 @@ __device__ __forceinline__ void stay_packed(Vec<T, N>& vec) {
   for (int i = 0; i < Vec<T, N>::kRegisters; ++i) opaque(vec.bits[i]);
 }
 
-// Used once: evict first (ld.global.cs, st.global.cs).
-struct Streaming {
-  template <int kBytes>
-  static __device__ __forceinline__ void load(const void* address, unsigned* bits) {
-    split(__ldcs(static_cast<const Word<kBytes>*>(address)), bits);
-  }
-  template <int kBytes>
-  static __device__ __forceinline__ void store(void* address, const unsigned* bits) {
-    __stcs(static_cast<Word<kBytes>*>(address), join<kBytes>(bits));
-  }
-};
-
 // The sum of N terms, N a power of two, as a tree: log2(N) roundings on the way of each term.
 template <int N>
 __device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
@@ -702,14 +690,14 @@ __device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
 // kAhead         the next row is loaded while the present one is computed
 // kCluster       blocks that share a row
 // kUnroll        steps that a loop does in a trip
-struct Cols64_09ca : Plain { using Team = Lanes<8, 16>; using Load = NoAllocate; using Store = Streaming;
-  enum : int { kCols = 64, kThreads = 128, kVector = 8, kEarlyParams = 1 };
+struct Cols64_1514 : Plain { using Team = Lanes<4, 16>;
+  enum : int { kCols = 64, kThreads = 64, kVector = 8, kEarlyParams = 0 };
 };
 struct Cols128_957a : Plain { using Team = Lanes<8, 16>; using Load = EvictLast;
   enum : int { kCols = 128, kThreads = 128, kVector = 8, kEarlyParams = 0 };
 };
-struct Cols128_b978 : Plain { using Team = Lanes<16, 8>; using Load = NoAllocate; using Store = Streaming;
-  enum : int { kCols = 128, kThreads = 128, kVector = 8, kEarlyParams = 1 };
+struct Cols128_d50e : Plain { using Team = Lanes<4, 16>;
+  enum : int { kCols = 128, kThreads = 64, kVector = 8, kEarlyParams = 1 };
 };
 struct Cols256_4891 : Plain { using Team = Lanes<8, 32>; using Load = EvictLast;
   enum : int { kCols = 256, kThreads = 256, kVector = 8, kEarlyParams = 0 };
@@ -720,8 +708,8 @@ struct Cols2048_9b2e : Plain { using Team = Block<256>; using Load = NoAllocate;
 struct Cols2048_c541 : Plain { using Team = Block<256>; using Params = Ahead;
   enum : int { kCols = 2048, kThreads = 256, kVector = 4, kEarlyParams = 1 };
 };
-struct Cols4095_2f28 : Plain { using Team = Block<256>;
-  enum : int { kCols = 4095, kThreads = 256, kVector = 8, kUnit = 64, kEarlyParams = 0, kFirstInside = 0 };
+struct Cols4095_92de : Plain { using Team = Block<128>;
+  enum : int { kCols = 4095, kThreads = 128, kVector = 8, kUnit = 64, kEarlyParams = 1, kFirstInside = 0 };
 };
 struct Cols4096_6ca1 : Plain { using Team = Block<512>; using Params = Ahead;
   enum : int { kCols = 4096, kThreads = 512, kVector = 4, kEarlyParams = 1 };
@@ -732,11 +720,11 @@ struct Cols4096_ffa9 : Plain { using Team = BroadcastBlock<256>; using Load = No
 struct Cols4096_44a5 : Plain { using Team = Block<64>; using Load = NoAllocate;
   enum : int { kCols = 4096, kThreads = 64, kVector = 4, kEarlyParams = 0, kPackedParams = 0, kAhead = 1 };
 };
-struct Cols4096_2532 : Plain { using Team = Block<64>; using Load = NoAllocate; using Store = Streaming;
-  enum : int { kCols = 4096, kThreads = 64, kVector = 4, kEarlyParams = 1, kPackedParams = 1, kAhead = 1 };
+struct Cols4096_ffb4 : Plain { using Team = Block<64>; using Load = NoAllocate;
+  enum : int { kCols = 4096, kThreads = 64, kVector = 8, kEarlyParams = 1 };
 };
-struct Cols4096_9e4b : Plain { using Team = Block<256>; using Load = NoAllocate; using Store = Streaming;
-  enum : int { kCols = 4096, kThreads = 256, kVector = 8, kUnit = 64, kEarlyParams = 1, kFirstInside = 1 };
+struct Cols4096_0f6c : Plain { using Team = Block<128>; using Load = NoAllocate;
+  enum : int { kCols = 4096, kThreads = 128, kVector = 4, kUnit = 64, kEarlyParams = 1, kFirstInside = 1 };
 };
 struct Cols5120_8bed : Plain { using Team = Block<256>; using Load = NoAllocate; using Params = Ahead;
   enum : int { kCols = 5120, kThreads = 256, kVector = 4, kEarlyParams = 1 };
@@ -747,11 +735,11 @@ struct Cols5120_5c09 : Plain { using Team = Beside<64, 2>; using Load = EvictLas
 struct Cols7168_3ec0 : Plain { using Team = BroadcastBlock<512>;
   enum : int { kCols = 7168, kThreads = 512, kVector = 4, kEarlyParams = 1, kBlocksPerSm = 1 };
 };
-struct Cols7168_ba9c : Plain { using Team = Block<512>;
-  enum : int { kCols = 7168, kThreads = 512, kVector = 8, kEarlyParams = 1 };
+struct Cols7168_1639 : Plain { using Team = Block<256>;
+  enum : int { kCols = 7168, kThreads = 256, kVector = 4, kEarlyParams = 1 };
 };
-struct Cols8191_ffa5 : Plain { using Team = Block<512>;
-  enum : int { kCols = 8191, kThreads = 512, kVector = 8, kUnit = 64, kEarlyParams = 0, kFirstInside = 0 };
+struct Cols8191_9bc0 : Plain { using Team = Block<256>;
+  enum : int { kCols = 8191, kThreads = 256, kVector = 4, kUnit = 64, kEarlyParams = 1, kFirstInside = 0 };
 };
 struct Cols8192_fe45 : Plain { using Team = Block<512>; using Params = Ahead;
   enum : int { kCols = 8192, kThreads = 512, kVector = 4, kEarlyParams = 1 };
@@ -771,8 +759,8 @@ struct Cols16384_a733 : Plain { using Team = ClusterTeam<8, 128>; using Load = N
 struct Cols16384_adc5 : Plain { using Team = Block<512>; using Load = NoAllocate;
   enum : int { kCols = 16384, kThreads = 512, kVector = 4, kEarlyParams = 1 };
 };
-struct Cols16384_42a0 : Plain { using Team = Block<512>; using Chain = EarlyAtLoads;
-  enum : int { kCols = 16384, kThreads = 512, kVector = 8, kEarlyParams = 1 };
+struct Cols16384_6f3c : Plain { using Team = Block<256>;
+  enum : int { kCols = 16384, kThreads = 256, kVector = 8, kEarlyParams = 1 };
 };
 struct Cols32768_b62d : Plain { using Team = Block<256>; using Load = EvictLast;
   enum : int { kCols = 32768, kThreads = 256, kVector = 4, kEarlyParams = 0 };
@@ -805,6 +793,117 @@ struct Look1_dbdc {  // state of look 1: sum(x**2)
     return reduce_lanes<32>(s);
   }
 };
+
+// rmsnorm forward: a team of threads owns a row; each row is read once.
+// The last rows come first: of an input too large for L2 it still has these.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+rmsnorm_fwd_bf16_team_per_row_fb6f(
+    bfloat16* __restrict__ y,
+    float* __restrict__ rstd,
+    Input<Config, bfloat16> x,
+    Input<Config, bfloat16> weight,
+    long long y_pitch,
+    long long x_pitch,
+    int rows,
+    float eps) {
+  using Team = typename Config::Team;
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  using Params = typename Config::Params;
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
+      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
+  constexpr bool kEarlyParams = Config::kEarlyParams;
+  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
+  __shared__ typename Team::template Slots<Look1_57d9> look1_slots;
+
+  const int lane = Team::lane();
+  const int own = lane * kVector;  // the column of a thread's first vector
+  const int slot = Team::slot();  // this thread's row within the block
+  const int row = ((rows - 1) / kRowsPerBlock - Team::tile()) * kRowsPerBlock + slot;
+
+  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const int valid_row = active ? row : rows - 1;
+  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
+  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+
+  Params::to_l2(weight, kCols);
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
+
+  Vec<bfloat16, kVector> x_held[kSteps];
+  Team::announce();
+
+  // The row of x is read once and waits in registers; each thread reads back its own part.
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
+    }
+  }
+
+  Vec<bfloat16, kVector> weight_held[kSteps];
+  if (kEarlyParams) {
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        weight_held[step] = read<kVector>(weight + own + step * kStride);
+      }
+    }
+  }
+
+  Chain::at_loads();
+
+  Look1_57d9 look1 = {0.0f};
+  float look1_x_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+
+  // Look 1: sum(x**2)
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        look1_x_squares[i % kRunningSums] += x_i * x_i;
+      }
+    }
+  }
+
+  look1.x_squares = sum_in_pairs(look1_x_squares);
+  Team::meet();
+  look1 = Team::reduce(look1, look1_slots);
+  const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
+
+  if (lane == 0 && active) {
+    if (rstd != nullptr) rstd[row] = row_rstd;
+  }
+
+  // Last look: the outputs
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+      float y_values[kVector];
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        const float weight_i = element(weight_held[step], i);
+        y_values[i] = x_i * row_rstd * weight_i;
+      }
+      Vec<bfloat16, kVector> y_vec;
+      pack(y_vec, y_values);
+      if (active) write<Store>(y_row + own + step * kStride, y_vec);
+    }
+  }
+
+  Chain::at_end();
+}
 
 // rmsnorm forward: a team of threads owns a row; each row is read once.
 template <class Config>
@@ -905,6 +1004,119 @@ rmsnorm_fwd_bf16_team_per_row_f200(
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_held[step], i);
         const float weight_i = element(weight_held[step], i);
+        y_values[i] = x_i * row_rstd * weight_i;
+      }
+      Vec<bfloat16, kVector> y_vec;
+      pack(y_vec, y_values);
+      if (active) write<Store>(y_row + own + step * kStride, y_vec);
+    }
+  }
+
+  Chain::at_end();
+}
+
+// rmsnorm forward: a team of threads owns a row; each row is read once.
+// The last rows come first: of an input too large for L2 it still has these.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+rmsnorm_fwd_bf16_team_per_row_99e6(
+    bfloat16* __restrict__ y,
+    float* __restrict__ rstd,
+    Input<Config, bfloat16> x,
+    Input<Config, bfloat16> weight,
+    long long y_pitch,
+    long long x_pitch,
+    int rows,
+    float eps) {
+  using Team = typename Config::Team;
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  using Params = typename Config::Params;
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
+      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
+  constexpr bool kEarlyParams = Config::kEarlyParams;
+  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
+  __shared__ typename Team::template Slots<Look1_57d9> look1_slots;
+
+  const int lane = Team::lane();
+  const int own = lane * kVector;  // the column of a thread's first vector
+  const int slot = Team::slot();  // this thread's row within the block
+  const int row = ((rows - 1) / kRowsPerBlock - Team::tile()) * kRowsPerBlock + slot;
+
+  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const int valid_row = active ? row : rows - 1;
+  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
+  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+
+  Params::to_l2(weight, kCols);
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
+
+  Vec<bfloat16, kVector> x_held[kSteps];
+  float x_floats[kSteps][kVector];
+  Team::announce();
+
+  // The row of x is read once and waits in registers; each thread reads back its own part.
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
+    }
+  }
+
+  Vec<bfloat16, kVector> weight_held[kSteps];
+  if (kEarlyParams) {
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        weight_held[step] = read<kVector>(weight + own + step * kStride);
+      }
+    }
+  }
+
+  Chain::at_loads();
+
+  Look1_57d9 look1 = {0.0f};
+  float look1_x_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+
+  // Look 1: sum(x**2)
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = computed_once(element(x_held[step], i));
+        x_floats[step][i] = x_i;
+        look1_x_squares[i % kRunningSums] += x_i * x_i;
+      }
+    }
+  }
+
+  look1.x_squares = sum_in_pairs(look1_x_squares);
+  Team::meet();
+  look1 = Team::reduce(look1, look1_slots);
+  const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
+
+  if (lane == 0 && active) {
+    if (rstd != nullptr) rstd[row] = row_rstd;
+  }
+
+  // Last look: the outputs
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+      float y_values[kVector];
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float weight_i = element(weight_held[step], i);
+        const float x_i = x_floats[step][i];
         y_values[i] = x_i * row_rstd * weight_i;
       }
       Vec<bfloat16, kVector> y_vec;
@@ -1022,9 +1234,10 @@ rmsnorm_fwd_bf16_without_rstd_team_per_row_8eec(
 }
 
 // rmsnorm forward: a team of threads owns a row; each row is read once.
+// The last rows come first: of an input too large for L2 it still has these.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_bf16_team_per_row_7991(
+rmsnorm_fwd_bf16_team_per_row_ca57(
     bfloat16* __restrict__ y,
     float* __restrict__ rstd,
     Input<Config, bfloat16> x,
@@ -1049,7 +1262,7 @@ rmsnorm_fwd_bf16_team_per_row_7991(
 
   const int lane = Team::lane();
   const int slot = Team::slot();  // this thread's row within the block
-  const int row = Team::tile() * kRowsPerBlock + slot;
+  const int row = ((rows - 1) / kRowsPerBlock - Team::tile()) * kRowsPerBlock + slot;
 
   const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
   const int valid_row = active ? row : rows - 1;
@@ -1071,6 +1284,8 @@ rmsnorm_fwd_bf16_team_per_row_7991(
 
   Vec<bfloat16, kVector> x_held[kSteps];
   Vec<bfloat16, 1> x_edge = {};
+  float x_floats[kSteps][kVector];
+  float x_edge_float = 0.0f;
   Team::announce();
 
   // The row of x is read once and waits in registers; each thread reads back its own part.
@@ -1113,13 +1328,15 @@ rmsnorm_fwd_bf16_team_per_row_7991(
     if (step < kWholeSteps || vector < vectors) {
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
+        const float x_i = computed_once(element(x_held[step], i));
+        x_floats[step][i] = x_i;
         look1_x_squares[i % kRunningSums] += x_i * x_i;
       }
     }
   }
   if (has_edge) {
-    const float x_i = element(x_edge, 0);
+    const float x_i = computed_once(element(x_edge, 0));
+    x_edge_float = x_i;
     look1_x_squares[0] += x_i * x_i;
   }
 
@@ -1143,8 +1360,8 @@ rmsnorm_fwd_bf16_team_per_row_7991(
       float y_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
         const float weight_i = element(weight_held[step], i);
+        const float x_i = x_floats[step][i];
         y_values[i] = x_i * row_rstd * weight_i;
       }
       Vec<bfloat16, kVector> y_vec;
@@ -1155,8 +1372,8 @@ rmsnorm_fwd_bf16_team_per_row_7991(
   if (has_edge) {
     if (!kEarlyParams) weight_edge = read<1>(weight + edge);
     float y_values[1];
-    const float x_i = element(x_edge, 0);
     const float weight_i = element(weight_edge, 0);
+    const float x_i = x_edge_float;
     y_values[0] = x_i * row_rstd * weight_i;
     Vec<bfloat16, 1> y_vec;
     pack(y_vec, y_values);
@@ -1409,135 +1626,6 @@ rmsnorm_fwd_bf16_team_per_row_c6b8(
 
 // rmsnorm forward: a team of threads owns a row; each row is read once.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_bf16_team_per_row_7d8b(
-    bfloat16* __restrict__ y,
-    float* __restrict__ rstd,
-    Input<Config, bfloat16> x,
-    Input<Config, bfloat16> weight,
-    long long y_pitch,
-    long long x_pitch,
-    int rows,
-    float eps) {
-  using Team = typename Config::Team;
-  using Load = typename Config::Load;
-  using Store = typename Config::Store;
-  using Chain = typename Config::Chain;
-  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
-      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
-  constexpr bool kEarlyParams = Config::kEarlyParams, kPackedParams = Config::kPackedParams;
-  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0, kAhead = Config::kAhead;
-  __shared__ typename Team::template Slots<Look1_57d9> look1_slots[2];
-
-  const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
-  const int slot = Team::slot();  // this thread's row within the block
-  int parity = 0;
-
-  Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
-
-  Vec<bfloat16, kVector> weight_held[kSteps];
-  if (kEarlyParams) {
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + own + step * kStride);
-      }
-    }
-  }
-
-  Vec<bfloat16, kVector> x_next[kSteps];
-  // Starts the loads of a row.
-  const auto fetch = [&](int row) {
-    const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
-
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      if (kEven || vector < kVectors) {
-        x_next[step] = read<kVector, Load>(x_row + own + step * kStride);
-      }
-    }
-  };
-  if (kAhead && blockIdx.x * kRowsPerBlock < rows) fetch(Team::row(blockIdx.x * kRowsPerBlock, rows));
-
-  for (int first_row = blockIdx.x * kRowsPerBlock; first_row < rows; first_row += gridDim.x * kRowsPerBlock) {
-    const int row = first_row + slot;
-    const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
-    const int valid_row = active ? row : rows - 1;
-    bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
-    if (!kAhead) fetch(valid_row);
-
-    Vec<bfloat16, kVector> x_held[kSteps];
-
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      x_held[step] = x_next[step];
-    }
-
-    const unsigned next_row = first_row + gridDim.x * kRowsPerBlock;
-    if (kAhead && next_row < rows) fetch(Team::row(next_row, rows));
-    if (kPackedParams) {
-      #pragma unroll
-      for (int step = 0; step < kSteps; ++step) {
-        stay_packed(weight_held[step]);
-      }
-    }
-
-    Look1_57d9 look1 = {0.0f};
-    float look1_x_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
-
-    // Look 1: sum(x**2)
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      if (kEven || vector < kVectors) {
-        #pragma unroll
-        for (int i = 0; i < kVector; ++i) {
-          const float x_i = element(x_held[step], i);
-          look1_x_squares[i % kRunningSums] += x_i * x_i;
-        }
-      }
-    }
-
-    look1.x_squares = sum_in_pairs(look1_x_squares);
-    look1 = Team::reduce(look1, look1_slots[parity]);
-    const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
-
-    if (lane == 0 && active) {
-      if (rstd != nullptr) rstd[row] = row_rstd;
-    }
-
-    // Last look: the outputs
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      if (kEven || vector < kVectors) {
-        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
-        float y_values[kVector];
-        #pragma unroll
-        for (int i = 0; i < kVector; ++i) {
-          const float x_i = element(x_held[step], i);
-          const float weight_i = element(weight_held[step], i);
-          y_values[i] = x_i * row_rstd * weight_i;
-        }
-        Vec<bfloat16, kVector> y_vec;
-        pack(y_vec, y_values);
-        if (active) write<Store>(y_row + own + step * kStride, y_vec);
-      }
-    }
-
-    parity ^= 1;
-  }
-
-  Chain::at_end();
-}
-
-// rmsnorm forward: a team of threads owns a row; each row is read once.
-template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
 rmsnorm_fwd_bf16_team_per_row_669e(
     bfloat16* __restrict__ y,
@@ -1649,9 +1737,10 @@ rmsnorm_fwd_bf16_team_per_row_669e(
 }
 
 // rmsnorm forward: a team of threads owns a row; each row is read once.
+// The last rows come first: of an input too large for L2 it still has these.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_bf16_team_per_row_e07b(
+rmsnorm_fwd_bf16_team_per_row_906d(
     bfloat16* __restrict__ y,
     float* __restrict__ rstd,
     Input<Config, bfloat16> x,
@@ -1676,7 +1765,7 @@ rmsnorm_fwd_bf16_team_per_row_e07b(
 
   const int lane = Team::lane();
   const int slot = Team::slot();  // this thread's row within the block
-  const int row = Team::tile() * kRowsPerBlock + slot;
+  const int row = ((rows - 1) / kRowsPerBlock - Team::tile()) * kRowsPerBlock + slot;
 
   const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
   const int valid_row = active ? row : rows - 1;
@@ -1698,6 +1787,8 @@ rmsnorm_fwd_bf16_team_per_row_e07b(
 
   Vec<bfloat16, kVector> x_held[kSteps];
   Vec<bfloat16, 1> x_edge = {};
+  float x_floats[kSteps][kVector];
+  float x_edge_float = 0.0f;
   Team::announce();
 
   // The row of x is read once and waits in registers; each thread reads back its own part.
@@ -1740,13 +1831,15 @@ rmsnorm_fwd_bf16_team_per_row_e07b(
     if (step < kWholeSteps || vector < vectors) {
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
+        const float x_i = computed_once(element(x_held[step], i));
+        x_floats[step][i] = x_i;
         look1_x_squares[i % kRunningSums] += x_i * x_i;
       }
     }
   }
   if (has_edge) {
-    const float x_i = element(x_edge, 0);
+    const float x_i = computed_once(element(x_edge, 0));
+    x_edge_float = x_i;
     look1_x_squares[0] += x_i * x_i;
   }
 
@@ -1770,8 +1863,8 @@ rmsnorm_fwd_bf16_team_per_row_e07b(
       float y_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
         const float weight_i = element(weight_held[step], i);
+        const float x_i = x_floats[step][i];
         y_values[i] = x_i * row_rstd * weight_i;
       }
       Vec<bfloat16, kVector> y_vec;
@@ -1782,8 +1875,8 @@ rmsnorm_fwd_bf16_team_per_row_e07b(
   if (has_edge) {
     if (!kEarlyParams) weight_edge = read<1>(weight + edge);
     float y_values[1];
-    const float x_i = element(x_edge, 0);
     const float weight_i = element(weight_edge, 0);
+    const float x_i = x_edge_float;
     y_values[0] = x_i * row_rstd * weight_i;
     Vec<bfloat16, 1> y_vec;
     pack(y_vec, y_values);
@@ -2311,27 +2404,26 @@ struct Tuned {
   Kernel kernel;
 };
 inline constexpr Tuned kTuned[] = {
-    {524288,     64, 16, 0u, 2u, false, {{128, 16}, run<rmsnorm_fwd_bf16_team_per_row_f200<Cols64_09ca>>}},
+    {524288,     64, 16, 0u, 2u, false, {{64, 16}, run<rmsnorm_fwd_bf16_team_per_row_fb6f<Cols64_1514>>}},
     { 65536,    128, 16, 0u, 2u, false, {{128, 16}, run<rmsnorm_fwd_bf16_team_per_row_f200<Cols128_957a>>}},
-    {262144,    128, 16, 0u, 2u, false, {{128, 8}, run<rmsnorm_fwd_bf16_team_per_row_f200<Cols128_b978>>}},
+    {262144,    128, 16, 0u, 2u, false, {{64, 16}, run<rmsnorm_fwd_bf16_team_per_row_99e6<Cols128_d50e>>}},
     { 32768,    256, 16, 2u, 2u, false, {{256, 32},
      run_without_rstd<rmsnorm_fwd_bf16_without_rstd_team_per_row_8eec<Cols256_4891>>}},
     {     1,   2048,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_f200<Cols2048_9b2e>>}},
     {    64,   2048,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_f200<Cols2048_c541>>}},
-    { 16384,   4095,  2, 0u, 2u,  true, {{256}, run<rmsnorm_fwd_bf16_team_per_row_7991<Cols4095_2f28>>}},
+    { 16384,   4095,  2, 0u, 2u,  true, {{128}, run<rmsnorm_fwd_bf16_team_per_row_ca57<Cols4095_92de>>}},
     {     1,   4096,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_f200<Cols4096_6ca1>>}},
     {     8,   4096,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_f200<Cols4096_6ca1>>}},
     {    16,   4096, 16, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_d6d5<Cols4096_ffa9>>}},
     {  4096,   4096,  8, 0u, 2u, false, {{64, 1, false, 0, 0, 8},
      run<rmsnorm_fwd_bf16_team_per_row_c6b8<Cols4096_44a5>>}},
-    {  8192,   4096,  8, 0u, 2u, false, {{64, 1, false, 0, 0, 16},
-     run<rmsnorm_fwd_bf16_team_per_row_7d8b<Cols4096_2532>>}},
-    {  8192,   4096,  2, 0u, 2u,  true, {{256}, run<rmsnorm_fwd_bf16_team_per_row_7991<Cols4096_9e4b>>}},
+    {  8192,   4096, 16, 0u, 2u, false, {{64}, run<rmsnorm_fwd_bf16_team_per_row_fb6f<Cols4096_ffb4>>}},
+    {  8192,   4096,  2, 0u, 2u,  true, {{128}, run<rmsnorm_fwd_bf16_team_per_row_ca57<Cols4096_0f6c>>}},
     {    32,   5120,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_f200<Cols5120_8bed>>}},
     {  2048,   5120,  8, 0u, 2u, false, {{128, 2}, run<rmsnorm_fwd_bf16_team_per_row_f200<Cols5120_5c09>>}},
     {     1,   7168,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_669e<Cols7168_3ec0>>}},
-    {  8192,   7168, 16, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_f200<Cols7168_ba9c>>}},
-    {  8192,   8191,  2, 0u, 2u,  true, {{512}, run<rmsnorm_fwd_bf16_team_per_row_e07b<Cols8191_ffa5>>}},
+    {  8192,   7168,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_99e6<Cols7168_1639>>}},
+    {  8192,   8191,  2, 0u, 2u,  true, {{256}, run<rmsnorm_fwd_bf16_team_per_row_906d<Cols8191_9bc0>>}},
     {     1,   8192,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_f200<Cols8192_fe45>>}},
     {    16,   8192, 16, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_f200<Cols8192_1d3a>>}},
     {    64,   8192,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_4b0b<Cols8192_21a0>>}},
@@ -2339,7 +2431,7 @@ inline constexpr Tuned kTuned[] = {
     {     1,  16384,  8, 0u, 2u, false, {{128, 1, false, 0, 0, 0, 8},
      run<rmsnorm_fwd_bf16_team_per_row_f200<Cols16384_a733>>}},
     {    64,  16384,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_4b0b<Cols16384_adc5>>}},
-    {  4096,  16384, 16, 0u, 2u, false, {{512, 1, true}, run<rmsnorm_fwd_bf16_team_per_row_4b0b<Cols16384_42a0>>}},
+    {  4096,  16384, 16, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_fb6f<Cols16384_6f3c>>}},
     {  8192,  32768,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_f200<Cols32768_b62d>>}},
     {  4096, 131072, 16, 0u, 2u, false, {{128, 1, false, 0, 0, 8, 16},
      run<rmsnorm_fwd_bf16_cluster_per_row_4cd4<Cols131072_3e88>>}},

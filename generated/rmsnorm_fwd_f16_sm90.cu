@@ -15,7 +15,7 @@
 //           rstd
 //
 //   rows x cols              kernel         threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
-//   8192 x 4096 no rstd      block_per_row  64       1           4       29.43     83.62 / 54.19  4561  106.1 %  1.06x       35.73     fresh
+//   8192 x 4096 no rstd      block_per_row  64       1           4       27.85     81.03 / 53.22  4820  102.2 %  1.08x       36.24     fresh
 //   (any other, rows alike)  block_per_row  256      1           8       -         -              -     -        -           -         not tuned
 //   (any other)              block_per_row  256      1           1       -         -              -     -        -           -         not tuned
 //
@@ -101,9 +101,6 @@ struct NoAllocate {
     }
   }
 };
-
-// The compiler no longer knows where the bits come from.
-__device__ __forceinline__ void opaque(unsigned& bits) { asm volatile("" : "+r"(bits)); }
 
 // The lanes that a shuffle names: all of the warp.
 struct WholeWarp {
@@ -343,26 +340,6 @@ __device__ __forceinline__ Vec<T, N> read_window(const T* elements, int first, i
   }
 }
 
-// Hides from the compiler what the vector holds: it would convert kept parameters to floats once, for all rows, and
-// keep those, in twice the registers.
-template <int N, typename T>
-__device__ __forceinline__ void stay_packed(Vec<T, N>& vec) {
-  #pragma unroll
-  for (int i = 0; i < Vec<T, N>::kRegisters; ++i) opaque(vec.bits[i]);
-}
-
-// Used once: evict first (ld.global.cs, st.global.cs).
-struct Streaming {
-  template <int kBytes>
-  static __device__ __forceinline__ void load(const void* address, unsigned* bits) {
-    split(__ldcs(static_cast<const Word<kBytes>*>(address)), bits);
-  }
-  template <int kBytes>
-  static __device__ __forceinline__ void store(void* address, const unsigned* bits) {
-    __stcs(static_cast<Word<kBytes>*>(address), join<kBytes>(bits));
-  }
-};
-
 // The sum of N terms, N a power of two, as a tree: log2(N) roundings on the way of each term.
 template <int N>
 __device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
@@ -378,18 +355,16 @@ __device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
 }
 
 // What a tuned shape is: the sizes and hints of its kernel. A look is a pass over a row. In kernels:
-// kVector        elements per access
-// kStride        columns from one vector of a thread to its next
-// kRunningSums   running sums that a vector adds to
-// kEarlyParams   column parameters wait in registers, or are read where they are used
-// kPackedParams  column parameters stay as they are stored while they wait in registers
-// kVectors       vectors of a row
-// kSteps         vectors a thread owns
-// kEven          all threads own kSteps of them
-// kAhead         the next row is loaded while the present one is computed
-// kUnroll        steps that a loop does in a trip
-struct Cols4096_2532 : Plain { using Team = Block<64>; using Load = NoAllocate; using Store = Streaming;
-  enum : int { kCols = 4096, kThreads = 64, kVector = 4, kEarlyParams = 1, kPackedParams = 1, kAhead = 1 };
+// kVector       elements per access
+// kStride       columns from one vector of a thread to its next
+// kRunningSums  running sums that a vector adds to
+// kEarlyParams  column parameters wait in registers, or are read where they are used
+// kVectors      vectors of a row
+// kSteps        vectors a thread owns
+// kEven         all threads own kSteps of them
+// kUnroll       steps that a loop does in a trip
+struct Cols4096_bfb0 : Plain { using Team = Block<64>; using Load = NoAllocate;
+  enum : int { kCols = 4096, kThreads = 64, kVector = 4, kEarlyParams = 1 };
 };
 struct AnyCols_224d : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 8, kUnroll = 1 }; };
 struct AnyCols_0595 : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 1, kUnroll = 1 }; };
@@ -405,9 +380,10 @@ struct Look1_57d9 {  // state of look 1: sum(x**2)
 };
 
 // rmsnorm forward: a team of threads owns a row; each row is read once.
+// The last rows come first: of an input too large for L2 it still has these.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_f16_team_per_row_59e9(
+rmsnorm_fwd_f16_team_per_row_9124(
     float16* __restrict__ y,
     float* __restrict__ rstd,
     Input<Config, float16> x,
@@ -420,20 +396,39 @@ rmsnorm_fwd_f16_team_per_row_59e9(
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
+  using Params = typename Config::Params;
   constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
       kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
-  constexpr bool kEarlyParams = Config::kEarlyParams, kPackedParams = Config::kPackedParams;
+  constexpr bool kEarlyParams = Config::kEarlyParams;
   constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0, kAhead = Config::kAhead;
-  __shared__ typename Team::template Slots<Look1_57d9> look1_slots[2];
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
+  __shared__ typename Team::template Slots<Look1_57d9> look1_slots;
 
   const int lane = Team::lane();
   const int own = lane * kVector;  // the column of a thread's first vector
   const int slot = Team::slot();  // this thread's row within the block
-  int parity = 0;
+  const int row = ((rows - 1) / kRowsPerBlock - Team::tile()) * kRowsPerBlock + slot;
 
+  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const int valid_row = active ? row : rows - 1;
+  float16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
+  const float16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+
+  Params::to_l2(weight, kCols);
   Chain::at_start();
   Chain::wait();  // nothing before it depends on the kernels in front of this one
+
+  Vec<float16, kVector> x_held[kSteps];
+  Team::announce();
+
+  // The row of x is read once and waits in registers; each thread reads back its own part.
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
+    }
+  }
 
   Vec<float16, kVector> weight_held[kSteps];
   if (kEarlyParams) {
@@ -446,88 +441,50 @@ rmsnorm_fwd_f16_team_per_row_59e9(
     }
   }
 
-  Vec<float16, kVector> x_next[kSteps];
-  // Starts the loads of a row.
-  const auto fetch = [&](int row) {
-    const float16* x_row = x + static_cast<long long>(row) * x_pitch;
+  Chain::at_loads();
 
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      if (kEven || vector < kVectors) {
-        x_next[step] = read<kVector, Load>(x_row + own + step * kStride);
-      }
-    }
-  };
-  if (kAhead && blockIdx.x * kRowsPerBlock < rows) fetch(Team::row(blockIdx.x * kRowsPerBlock, rows));
+  Look1_57d9 look1 = {0.0f};
+  float look1_x_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
 
-  for (int first_row = blockIdx.x * kRowsPerBlock; first_row < rows; first_row += gridDim.x * kRowsPerBlock) {
-    const int row = first_row + slot;
-    const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
-    const int valid_row = active ? row : rows - 1;
-    float16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
-    if (!kAhead) fetch(valid_row);
-
-    Vec<float16, kVector> x_held[kSteps];
-
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      x_held[step] = x_next[step];
-    }
-
-    const unsigned next_row = first_row + gridDim.x * kRowsPerBlock;
-    if (kAhead && next_row < rows) fetch(Team::row(next_row, rows));
-    if (kPackedParams) {
+  // Look 1: sum(x**2)
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
       #pragma unroll
-      for (int step = 0; step < kSteps; ++step) {
-        stay_packed(weight_held[step]);
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        look1_x_squares[i % kRunningSums] += x_i * x_i;
       }
     }
+  }
 
-    Look1_57d9 look1 = {0.0f};
-    float look1_x_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+  look1.x_squares = sum_in_pairs(look1_x_squares);
+  Team::meet();
+  look1 = Team::reduce(look1, look1_slots);
+  const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
 
-    // Look 1: sum(x**2)
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      if (kEven || vector < kVectors) {
-        #pragma unroll
-        for (int i = 0; i < kVector; ++i) {
-          const float x_i = element(x_held[step], i);
-          look1_x_squares[i % kRunningSums] += x_i * x_i;
-        }
+  if (lane == 0 && active) {
+    if (rstd != nullptr) rstd[row] = row_rstd;
+  }
+
+  // Last look: the outputs
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+      float y_values[kVector];
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        const float weight_i = element(weight_held[step], i);
+        y_values[i] = x_i * row_rstd * weight_i;
       }
+      Vec<float16, kVector> y_vec;
+      pack(y_vec, y_values);
+      if (active) write<Store>(y_row + own + step * kStride, y_vec);
     }
-
-    look1.x_squares = sum_in_pairs(look1_x_squares);
-    look1 = Team::reduce(look1, look1_slots[parity]);
-    const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
-
-    if (lane == 0 && active) {
-      if (rstd != nullptr) rstd[row] = row_rstd;
-    }
-
-    // Last look: the outputs
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      if (kEven || vector < kVectors) {
-        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
-        float y_values[kVector];
-        #pragma unroll
-        for (int i = 0; i < kVector; ++i) {
-          const float x_i = element(x_held[step], i);
-          const float weight_i = element(weight_held[step], i);
-          y_values[i] = x_i * row_rstd * weight_i;
-        }
-        Vec<float16, kVector> y_vec;
-        pack(y_vec, y_values);
-        if (active) write<Store>(y_row + own + step * kStride, y_vec);
-      }
-    }
-
-    parity ^= 1;
   }
 
   Chain::at_end();
@@ -789,8 +746,7 @@ struct Tuned {
   Kernel kernel;
 };
 inline constexpr Tuned kTuned[] = {
-    {8192, 4096, 8, 0u, 2u, false, {{64, 1, false, 0, 0, 16},
-     run<rmsnorm_fwd_f16_team_per_row_59e9<Cols4096_2532>>}},
+    {8192, 4096, 8, 0u, 2u, false, {{64}, run<rmsnorm_fwd_f16_team_per_row_9124<Cols4096_bfb0>>}},
 };
 
 // For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.

@@ -16,10 +16,10 @@
 //           value passes in 0.014 to 0.02 of the elements, which have no finite bound
 //
 //   rows x cols  kernel         threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
-//   1 x 4096     block_per_row  512      1           4       1.781     4.784 / 3.005  12    80.7 %   1.08x       1.811     fresh
-//   16 x 4096    block_per_row  512      1           4       1.971     5.92 / 3.951   104   88.4 %   1.06x       2.156     fresh
-//   64 x 4096    block_per_row  256      1           4       1.593     5.238 / 3.641  499   81.5 %   1.07x       1.99      fresh
-//   256 x 4096   block_per_row  256      1           4       1.999     6.355 / 4.359  1578  80.7 %   1.03x       2.529     fresh
+//   1 x 4096     block_per_row  512      1           4       1.739     4.695 / 2.956  12    81.5 %   0.99x       1.793     fresh
+//   16 x 4096    block_per_row  512      1           8       1.929     5.799 / 3.872  106   88.6 %   1.00x       2.043     fresh
+//   64 x 4096    block_per_row  512      1           4       1.89      6.252 / 4.363  420   85.8 %   1.00x       2.315     fresh
+//   256 x 4096   block_per_row  128      1           8       2.285     7.34 / 5.059   1380  83.7 %   1.04x       2.811     fresh
 //   1024 x 4096  block_per_row  128      1           8       3.118     10.41 / 7.288  4038  88.8 %   1.02x       4.758     fresh
 //   4096 x 4096  block_per_row  128      1           8       8.463     31.4 / 22.93   5948  100.7 %  1.00x       14.15     fresh
 //   (any other)  block_per_row  256      1           1       -         -              -     -        -           -         not tuned
@@ -498,14 +498,14 @@ __device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
 struct Cols4096_6930 : Plain { using Team = BroadcastBlock<512>; using Load = EvictLast; using Store = Streaming;
   enum : int { kCols = 4096, kThreads = 512, kVector = 4, kEarlyParams = 1, kBlocksPerSm = 1 };
 };
-struct Cols4096_b8ef : Plain { using Team = Block<512>; using Load = EvictLast; using Params = Ahead;
+struct Cols4096_45a8 : Plain { using Team = Block<512>; using Params = Ahead;
+  enum : int { kCols = 4096, kThreads = 512, kVector = 8, kEarlyParams = 1 };
+};
+struct Cols4096_6ca1 : Plain { using Team = Block<512>; using Params = Ahead;
   enum : int { kCols = 4096, kThreads = 512, kVector = 4, kEarlyParams = 1 };
 };
-struct Cols4096_08fe : Plain { using Team = BroadcastBlock<256>; using Load = EvictLast;
-  enum : int { kCols = 4096, kThreads = 256, kVector = 4, kEarlyParams = 1, kBlocksPerSm = 1 };
-};
-struct Cols4096_f009 : Plain { using Team = Block<256>; using Load = NoAllocate;
-  enum : int { kCols = 4096, kThreads = 256, kVector = 4, kEarlyParams = 1 };
+struct Cols4096_9013 : Plain { using Team = BroadcastBlock<128>; using Load = NoAllocate;
+  enum : int { kCols = 4096, kThreads = 128, kVector = 8, kEarlyParams = 1, kBlocksPerSm = 1 };
 };
 struct Cols4096_69b0 : Plain { using Team = Block<128>; using Load = EvictLast;
   enum : int { kCols = 4096, kThreads = 128, kVector = 8, kEarlyParams = 1 };
@@ -1213,9 +1213,9 @@ struct Tuned {
 };
 inline constexpr Tuned kTuned[] = {
     {   1, 4096, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_557f<Cols4096_6930>>}},
-    {  16, 4096, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_e225<Cols4096_b8ef>>}},
-    {  64, 4096, 16, 0u, 0u, false, {{256}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_5ca7<Cols4096_08fe>>}},
-    { 256, 4096, 16, 0u, 0u, false, {{256}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_f61c<Cols4096_f009>>}},
+    {  16, 4096, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_e225<Cols4096_45a8>>}},
+    {  64, 4096, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_e225<Cols4096_6ca1>>}},
+    { 256, 4096, 16, 0u, 0u, false, {{128}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_5ca7<Cols4096_9013>>}},
     {1024, 4096, 16, 0u, 0u, false, {{128}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_f61c<Cols4096_69b0>>}},
     {4096, 4096, 16, 0u, 0u, false, {{128}, run<rmsnorm_to_fp8_fwd_bf16_team_per_row_f61c<Cols4096_4714>>}},
 };

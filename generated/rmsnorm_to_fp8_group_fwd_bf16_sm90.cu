@@ -16,20 +16,20 @@
 // verified  NVIDIA H200, driver for CUDA 13.0: 4 to 5 calls, 1 to 4096 rows, 20 families of rows, own pitches of y, q,
 //           scale, x; any value passes in 0.014 to 0.021 of the elements, which have no finite bound
 //
-//   rows x cols  kernel         threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
-//   1 x 4096     block_per_row  512      1           8       1.755     4.384 / 2.628  16    78.8 %   1.00x       1.716     fresh
-//   16 x 4096    block_per_row  512      1           8       1.751     5.257 / 3.508  193   75.8 %   1.00x       2.108     fresh
-//   64 x 4096    block_per_row  512      1           8       1.837     5.622 / 3.785  723   74.0 %   1.00x       2.353     fresh
-//   256 x 4096   block_per_row  512      1           8       2.683     7.202 / 4.506  1969  75.2 %   1.00x       3.652     fresh
-//   1024 x 4096  block_per_row  256      2           8       5.335     13.34 / 8.011  3957  79.9 %   1.03x       7.567     fresh
-//   4096 x 4096  block_per_row  128      1           8       22.2      48.76 / 26.57  3802  97.0 %   1.00x       23.91     fresh
-//   1 x 7168     block_per_row  1024     1           8       2.079     5.167 / 3.088  24    63.1 %   1.01x       2.594     fresh
-//   16 x 7168    block_per_row  512      1           8       2.505     6.888 / 4.382  236   69.1 %   1.00x       2.676     fresh
-//   64 x 7168    block_per_row  512      1           8       2.241     6.164 / 3.921  1036  66.9 %   1.00x       2.897     fresh
-//   256 x 7168   block_per_row  512      1           8       3.481     8.88 / 5.389   2656  74.3 %   1.00x       4.605     fresh
-//   1024 x 7168  block_per_row  256      2           8       8.956     21.58 / 12.62  4125  74.7 %   1.14x       11.54     fresh
-//   4096 x 7168  block_per_row  128      1           8       34.22     89.49 / 55.28  4318  102.9 %  1.04x       38.67     fresh
-//   (any other)  block_per_row  256      1           4       -         -              -     -        -           -         not tuned
+//   rows x cols  kernel           threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
+//   1 x 4096     block_per_row    512      1           8       2.024     5.334 / 3.313  14    83.0 %   1.00x       1.952     fresh
+//   16 x 4096    block_per_row    512      1           8       1.999     6.166 / 4.164  169   82.1 %   1.00x       2.349     fresh
+//   64 x 4096    block_per_row    512      1           8       2.116     6.578 / 4.461  627   80.3 %   1.00x       2.57      fresh
+//   256 x 4096   block_per_row    512      1           4       2.983     8.175 / 5.195  1771  79.4 %   1.02x       3.542     fresh
+//   1024 x 4096  block_per_row    256      2           8       5.335     13.34 / 8.011  3957  79.9 %   1.03x       7.567     fresh
+//   4096 x 4096  block_per_row    128      1           8       22.2      48.76 / 26.57  3802  97.0 %   1.00x       23.91     fresh
+//   1 x 7168     cluster_per_row  128      1           4       2.32      6.087 / 3.767  22    72.3 %   1.14x       2.43      fresh
+//   16 x 7168    block_per_row    512      1           4       2.461     6.795 / 4.333  240   69.8 %   1.08x       2.963     fresh
+//   64 x 7168    block_per_row    512      1           8       2.553     7.176 / 4.628  910   70.8 %   1.05x       3.192     fresh
+//   256 x 7168   block_per_row    256      1           4       3.709     9.781 / 6.07   2493  80.3 %   1.04x       4.787     fresh
+//   1024 x 7168  block_per_row    256      2           8       8.956     21.58 / 12.62  4125  74.7 %   1.14x       11.54     fresh
+//   4096 x 7168  block_per_row    128      1           8       33.9      89.26 / 55.34  4358  98.4 %   1.03x       38.41     fresh
+//   (any other)  block_per_row    256      1           4       -         -              -     -        -           -         not tuned
 //
 // times     price: what the kernel adds to a chain of a kernel that writes its main input and one that reads its
 //           outputs; chain: with / without the kernel; fresh: all but the main input comes from DRAM
@@ -116,6 +116,52 @@ __device__ __forceinline__ unsigned floats_to_bfloat162(float low, float high) {
 #endif
 }
 
+// This block's rank in its cluster.
+__device__ __forceinline__ unsigned cluster_rank() {
+  unsigned rank;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+
+// All threads of all blocks of a cluster arrive, then wait. What a thread wrote before it arrived, the others see after
+// they have waited.
+__device__ __forceinline__ void cluster_arrive() {
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+// As above, where a thread has written nothing that others wait for: no fence.
+__device__ __forceinline__ void cluster_arrive_relaxed() {
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void cluster_wait() {
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+// Where block `rank` of the cluster has the shared variable `own`.
+template <typename T>
+__device__ __forceinline__ unsigned cluster_address(const T* own, unsigned rank) {
+  unsigned remote;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;"
+      : "=r"(remote) : "r"(static_cast<unsigned>(__cvta_generic_to_shared(own))), "r"(rank));
+  return remote;
+}
+
+// Writes `value` to where block `rank` of the cluster has the shared variable `own`.
+template <typename T>
+__device__ __forceinline__ void cluster_store(T* own, unsigned rank, const T& value) {
+  const unsigned remote = cluster_address(own, rank);
+  const float* words = reinterpret_cast<const float*>(&value);
+  #pragma unroll
+  for (unsigned i = 0; i < sizeof(T) / 4; ++i) {
+    asm volatile("st.shared::cluster.f32 [%0], %1;" :: "r"(remote + 4 * i), "f"(words[i]) : "memory");
+  }
+}
+
+// Hides from the compiler how the value was found: it would find it again in every look rather than keep it.
+__device__ __forceinline__ float computed_once(float value) {
+  asm volatile("" : "+f"(value));
+  return value;
+}
+
 // Programmatic dependent launch: wait until the kernel before this one has ended and its writes are visible.
 __device__ __forceinline__ void dependency_wait() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -125,41 +171,6 @@ __device__ __forceinline__ void dependency_wait() {
 __device__ __forceinline__ void dependency_trigger() {
   asm volatile("griddepcontrol.launch_dependents;");
 }
-
-// A load whose lines L2 keeps by `policy` (ld.global.L2::cache_hint: sm_80).
-template <int kBytes>
-__device__ __forceinline__ void load_by_policy(const void* address, unsigned* bits, unsigned long long policy) {
-  if constexpr (kBytes == 16) {
-    asm("ld.global.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
-        : "=r"(bits[0]), "=r"(bits[1]), "=r"(bits[2]), "=r"(bits[3]) : "l"(address), "l"(policy));
-  } else if constexpr (kBytes == 8) {
-    asm("ld.global.L2::cache_hint.v2.u32 {%0, %1}, [%2], %3;"
-        : "=r"(bits[0]), "=r"(bits[1]) : "l"(address), "l"(policy));
-  } else if constexpr (kBytes == 4) {
-    asm("ld.global.L2::cache_hint.u32 %0, [%1], %2;" : "=r"(bits[0]) : "l"(address), "l"(policy));
-  } else {
-    unsigned short half;
-    if constexpr (kBytes == 2) {
-      asm("ld.global.L2::cache_hint.u16 %0, [%1], %2;" : "=h"(half) : "l"(address), "l"(policy));
-    } else {
-      asm("ld.global.L2::cache_hint.u8 %0, [%1], %2;" : "=h"(half) : "l"(address), "l"(policy));
-    }
-    bits[0] = half;
-  }
-}
-
-// Last to leave L2 (createpolicy: sm_80).
-struct EvictLast {
-  static __device__ __forceinline__ unsigned long long l2_policy() {
-    unsigned long long policy;
-    asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
-    return policy;
-  }
-  template <int kBytes>
-  static __device__ __forceinline__ void load(const void* address, unsigned* bits) {
-    load_by_policy<kBytes>(address, bits, l2_policy());
-  }
-};
 
 // IEEE 754-2019 maximum and minimum: unlike fmaxf and fminf they return NaN when either operand is NaN.
 __device__ __forceinline__ float maximum(float a, float b) {
@@ -217,6 +228,13 @@ __device__ __forceinline__ float e5m2_to_float(unsigned bits) {
   return value;
 }
 
+// The largest of a warp's values, none of which is negative: the bits of such floats have their order, NaN above all.
+__device__ __forceinline__ float largest_of_warp(float value) {
+  unsigned largest;
+  asm volatile("redux.sync.max.u32 %0, %1, 0xffffffff;" : "=r"(largest) : "r"(__float_as_uint(value)));
+  return __uint_as_float(largest);
+}
+
 // Leaves no line in L1.
 struct NoAllocate {
   template <int kBytes>
@@ -238,6 +256,14 @@ struct NoAllocate {
     }
   }
 };
+
+// 1 / x by the hardware's reciprocal: off by 1 unit in the last place at most; 0 where that is subnormal,
+// an infinity where x is.
+__device__ __forceinline__ float reciprocal_approximate(float x) {
+  float value;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(value) : "f"(x));
+  return value;
+}
 
 // The lanes that a shuffle names: all of the warp.
 struct WholeWarp {
@@ -415,6 +441,85 @@ struct Block : Threads<kThreadsPerRow, 1> {
   }
 };
 
+// Shared memory for the states of kStates warps, read four floats at once.
+template <int kStates, typename State>
+struct alignas(16) StatesOfWarps {
+  State states[kStates];
+};
+
+// States kFirst to kFirst + kCount - 1 combined in pairs: as few steps one behind the other as a tree has levels.
+template <int kFirst, int kCount, typename State>
+__device__ __forceinline__ State combine_in_pairs(const State* states) {
+  if constexpr (kCount == 1) {
+    return states[kFirst];
+  } else {
+    constexpr int kHalf = kCount / 2;
+    return State::combine(combine_in_pairs<kFirst, kHalf>(states),
+                          combine_in_pairs<kFirst + kHalf, kCount - kHalf>(states));
+  }
+}
+
+// A block is a team. Warps first, then every thread reads the states of all warps, which shared memory broadcasts. One
+// read and a few additions behind each other wait less than the shuffles of a Block.
+template <int kThreadsPerRow>
+struct BroadcastBlock : Threads<kThreadsPerRow, 1> {
+  enum : int { kWarps = kThreadsPerRow / 32 };
+  template <typename State> using Slots = StatesOfWarps<kWarps, State>;
+  template <typename State>
+  static __device__ __forceinline__ State reduce(State s, StatesOfWarps<kWarps, State>& slots) {
+    s = State::of_warp(s);
+    if (threadIdx.x % 32 == 0) slots.states[threadIdx.x / 32] = s;
+    __syncthreads();
+    return combine_in_pairs<0, kWarps>(slots.states);
+  }
+};
+
+// The blocks of a cluster are a team. Every warp leaves its state in each block, then every warp combines all of them:
+// one barrier. A block may write to another only once that one has started.
+template <int kBlocks, int kBlockThreads>
+struct ClusterTeam : Threads<kBlocks * kBlockThreads, 1> {
+  enum : int { kWarps = kBlockThreads / 32, kStates = kWarps * kBlocks };
+  static __device__ __forceinline__ int lane() { return cluster_rank() * kBlockThreads + threadIdx.x; }
+  static __device__ __forceinline__ unsigned tile() { return blockIdx.x / kBlocks; }
+  static __device__ __forceinline__ void announce() { cluster_arrive_relaxed(); }
+  static __device__ __forceinline__ void meet() { cluster_wait(); }
+  template <typename State> using Slots = State[kStates];
+  template <typename State>
+  static __device__ __forceinline__ State reduce(State s, State (&slots)[kStates]) {
+    s = reduce_lanes<32>(s);
+    const unsigned lane = threadIdx.x % 32;
+    if (lane < kBlocks) cluster_store(slots + cluster_rank() * kWarps + threadIdx.x / 32, lane, s);
+    cluster_arrive();
+    cluster_wait();
+    return reduce_lanes<lanes_for(kStates)>(share_of_slots<kStates>(slots));
+  }
+};
+
+// A ClusterTeam in which every thread reads the states of all warps.
+template <int kBlocks, int kBlockThreads>
+struct BroadcastCluster : ClusterTeam<kBlocks, kBlockThreads> {
+  enum : int { kWarps = kBlockThreads / 32, kStates = kWarps * kBlocks };
+  template <typename State> using Slots = StatesOfWarps<kStates, State>;
+  template <typename State>
+  static __device__ __forceinline__ State reduce(State s, StatesOfWarps<kStates, State>& slots) {
+    s = State::of_warp(s);
+    const unsigned lane = threadIdx.x % 32;
+    if (lane < kBlocks) cluster_store(slots.states + cluster_rank() * kWarps + threadIdx.x / 32, lane, s);
+    cluster_arrive();
+    cluster_wait();
+    return combine_in_pairs<0, kStates>(slots.states);
+  }
+};
+
+// a / b, inverse being 1 / b: the product and what it leaves of a, times the inverse once more. An IEEE division gives
+// the same but for a few ties and subnormals, in twice as many instructions. Where b is an infinity, or the product or
+// the inverse overflow, what is left is not finite, and the product is right.
+__device__ __forceinline__ float divide_by_remainder(float a, float b, float inverse) {
+  const float product = a * inverse;
+  const float left = fmaf(-product, b, a);
+  return fabsf(left) <= 3.402823466e38f ? fmaf(left, inverse, product) : product;
+}
+
 // How a kernel and its neighbours in the stream overlap: not at all.
 // wait              before the first access to what the kernels in front write, or still read
 // wait_for_partner  in a call's second kernel, before the first access to what the first one writes
@@ -551,11 +656,11 @@ __device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
 // kGroup         columns
 // kGroupVectors  lanes that own one
 // kUnroll        steps that a loop does in a trip
-struct Cols4096_9d20 : Plain { using Team = Block<512>; using Params = Ahead;
-  enum : int { kCols = 4096, kThreads = 512, kVector = 8, kEarlyParams = 1, kGroup = 128 };
+struct Cols4096_8fc8 : Plain { using Team = BroadcastBlock<512>; using Params = Ahead;
+  enum : int { kCols = 4096, kThreads = 512, kVector = 8, kEarlyParams = 1, kGroup = 128, kBlocksPerSm = 1 };
 };
-struct Cols4096_9629 : Plain { using Team = Block<512>; using Load = NoAllocate;
-  enum : int { kCols = 4096, kThreads = 512, kVector = 8, kEarlyParams = 0, kGroup = 128 };
+struct Cols4096_32f1 : Plain { using Team = BroadcastBlock<512>; using Load = NoAllocate;
+  enum : int { kCols = 4096, kThreads = 512, kVector = 4, kEarlyParams = 1, kGroup = 128, kBlocksPerSm = 1 };
 };
 struct Cols4096_9c85 : Plain { using Team = Beside<128, 2>; using Load = NoAllocate;
   enum : int { kCols = 4096, kThreads = 256, kVector = 8, kEarlyParams = 1, kGroup = 128 };
@@ -563,14 +668,17 @@ struct Cols4096_9c85 : Plain { using Team = Beside<128, 2>; using Load = NoAlloc
 struct Cols4096_1668 : Plain { using Team = Block<128>; using Load = NoAllocate;
   enum : int { kCols = 4096, kThreads = 128, kVector = 8, kEarlyParams = 1, kGroup = 128 };
 };
-struct Cols7168_74bb : Plain { using Team = Block<1024>; using Load = EvictLast;
-  enum : int { kCols = 7168, kThreads = 1024, kVector = 8, kEarlyParams = 1, kGroup = 128 };
+struct Cols7168_0baa : Plain { using Team = BroadcastCluster<8, 128>; using Load = NoAllocate;
+  enum : int { kCols = 7168, kThreads = 128, kVector = 4, kEarlyParams = 1, kGroup = 128, kBlocksPerSm = 1 };
+};
+struct Cols7168_7ec8 : Plain { using Team = BroadcastBlock<512>;
+  enum : int { kCols = 7168, kThreads = 512, kVector = 4, kEarlyParams = 1, kGroup = 128, kBlocksPerSm = 1 };
 };
 struct Cols7168_9642 : Plain { using Team = Block<512>; using Params = Ahead;
   enum : int { kCols = 7168, kThreads = 512, kVector = 8, kEarlyParams = 1, kGroup = 128 };
 };
-struct Cols7168_dd85 : Plain { using Team = Block<512>; using Load = NoAllocate;
-  enum : int { kCols = 7168, kThreads = 512, kVector = 8, kEarlyParams = 1, kGroup = 128 };
+struct Cols7168_809b : Plain { using Team = BroadcastBlock<256>;
+  enum : int { kCols = 7168, kThreads = 256, kVector = 4, kEarlyParams = 1, kGroup = 128, kBlocksPerSm = 1 };
 };
 struct Cols7168_840c : Plain { using Team = Beside<128, 2>; using Load = NoAllocate;
   enum : int { kCols = 7168, kThreads = 256, kVector = 8, kEarlyParams = 0, kGroup = 128 };
@@ -582,6 +690,19 @@ struct AnyCols_848d : Plain { using Team = Block<256>;
   enum : int { kThreads = 256, kVector = 4, kUnroll = 1, kGroup = 128 };
 };
 
+struct Look1_dbdc {  // state of look 1: sum(x**2)
+  float x_squares;
+  static __device__ __forceinline__ Look1_dbdc combine(const Look1_dbdc& a, const Look1_dbdc& b) {
+    return {a.x_squares + b.x_squares};
+  }
+  static __device__ __forceinline__ Look1_dbdc shuffle_xor(const Look1_dbdc& s, int offset, unsigned mask) {
+    return {__shfl_xor_sync(mask, s.x_squares, offset)};
+  }
+  static __device__ __forceinline__ Look1_dbdc of_warp(const Look1_dbdc& s) {
+    return reduce_lanes<32>(s);
+  }
+};
+
 struct Look1_57d9 {  // state of look 1: sum(x**2)
   float x_squares;
   static __device__ __forceinline__ Look1_57d9 combine(const Look1_57d9& a, const Look1_57d9& b) {
@@ -591,6 +712,272 @@ struct Look1_57d9 {  // state of look 1: sum(x**2)
     return {__shfl_xor_sync(mask, s.x_squares, offset)};
   }
 };
+
+// rmsnorm_to_fp8_group forward: a team of threads owns a row; each row is read once.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+rmsnorm_to_fp8_group_fwd_bf16_team_per_row_cf65(
+    bfloat16* __restrict__ y,
+    float8_e4m3* __restrict__ q,
+    float* __restrict__ scale,
+    Input<Config, bfloat16> x,
+    Input<Config, bfloat16> weight,
+    long long y_pitch,
+    long long q_pitch,
+    long long scale_pitch,
+    long long x_pitch,
+    int rows,
+    float eps,
+    float amax_min) {
+  using Team = typename Config::Team;
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  using Params = typename Config::Params;
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
+      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
+  constexpr bool kEarlyParams = Config::kEarlyParams;
+  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
+  constexpr int kGroup = Config::kGroup, kGroupVectors = kGroup / kVector;
+  __shared__ typename Team::template Slots<Look1_dbdc> look1_slots;
+
+  const int lane = Team::lane();
+  const int own = lane * kVector;  // the column of a thread's first vector
+  const int slot = Team::slot();  // this thread's row within the block
+  const int row = Team::tile() * kRowsPerBlock + slot;
+
+  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const int valid_row = active ? row : rows - 1;
+  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
+  float8_e4m3* q_row = q + static_cast<long long>(valid_row) * q_pitch;
+  float* scale_row = scale + static_cast<long long>(valid_row) * scale_pitch;
+  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+
+  Params::to_l2(weight, kCols);
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
+
+  Vec<bfloat16, kVector> x_held[kSteps];
+  Team::announce();
+
+  // The row of x is read once and waits in registers; each thread reads back its own part.
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
+    }
+  }
+
+  Vec<bfloat16, kVector> weight_held[kSteps];
+  if (kEarlyParams) {
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        weight_held[step] = read<kVector>(weight + own + step * kStride);
+      }
+    }
+  }
+
+  Chain::at_loads();
+
+  Look1_dbdc look1 = {0.0f};
+  float look1_x_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+
+  // Look 1: sum(x**2)
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        look1_x_squares[i % kRunningSums] += x_i * x_i;
+      }
+    }
+  }
+
+  look1.x_squares = sum_in_pairs(look1_x_squares);
+  Team::meet();
+  look1 = Team::reduce(look1, look1_slots);
+  const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
+
+  // Last look: the outputs
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+      float y_values[kVector];
+      float q_values[kVector];
+      float y_kept[kVector];
+      float y_absmax_g = 0.0f;
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        const float weight_i = element(weight_held[step], i);
+        const float y_i = x_i * row_rstd * weight_i;
+        y_kept[i] = y_i;
+        y_absmax_g = maximum(y_absmax_g, fabsf(y_i));
+      }
+      y_absmax_g = reduce_group<kGroupVectors, Maximum, kEven>(y_absmax_g);
+      const float scale_g = divide_by_remainder(maximum(amax_min, y_absmax_g), 448.0f, 1.0f / 448.0f);
+      const float scale_inverse_g = divide_by_remainder(1.0f, scale_g, reciprocal_approximate(scale_g));
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float y_i = y_kept[i];
+        y_values[i] = y_i;
+        q_values[i] = y_i * scale_inverse_g;
+      }
+      Vec<bfloat16, kVector> y_vec;
+      pack(y_vec, y_values);
+      if (active) write<Store>(y_row + own + step * kStride, y_vec);
+      Vec<float8_e4m3, kVector> q_vec;
+      pack(q_vec, q_values);
+      if (active) write<Store>(q_row + own + step * kStride, q_vec);
+      if (vector % kGroupVectors == 0 && active) {
+        scale_row[vector / kGroupVectors] = scale_g;
+      }
+    }
+  }
+
+  Chain::at_end();
+}
+
+// rmsnorm_to_fp8_group forward: a team of threads owns a row; each row is read once.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+rmsnorm_to_fp8_group_fwd_bf16_team_per_row_9159(
+    bfloat16* __restrict__ y,
+    float8_e4m3* __restrict__ q,
+    float* __restrict__ scale,
+    Input<Config, bfloat16> x,
+    Input<Config, bfloat16> weight,
+    long long y_pitch,
+    long long q_pitch,
+    long long scale_pitch,
+    long long x_pitch,
+    int rows,
+    float eps,
+    float amax_min) {
+  using Team = typename Config::Team;
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  using Params = typename Config::Params;
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
+      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
+  constexpr bool kEarlyParams = Config::kEarlyParams;
+  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
+  constexpr int kGroup = Config::kGroup, kGroupVectors = kGroup / kVector;
+  __shared__ typename Team::template Slots<Look1_dbdc> look1_slots;
+
+  const int lane = Team::lane();
+  const int own = lane * kVector;  // the column of a thread's first vector
+  const int slot = Team::slot();  // this thread's row within the block
+  const int row = Team::tile() * kRowsPerBlock + slot;
+
+  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const int valid_row = active ? row : rows - 1;
+  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
+  float8_e4m3* q_row = q + static_cast<long long>(valid_row) * q_pitch;
+  float* scale_row = scale + static_cast<long long>(valid_row) * scale_pitch;
+  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+
+  Params::to_l2(weight, kCols);
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
+
+  Vec<bfloat16, kVector> x_held[kSteps];
+  Team::announce();
+
+  // The row of x is read once and waits in registers; each thread reads back its own part.
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
+    }
+  }
+
+  Vec<bfloat16, kVector> weight_held[kSteps];
+  if (kEarlyParams) {
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        weight_held[step] = read<kVector>(weight + own + step * kStride);
+      }
+    }
+  }
+
+  Chain::at_loads();
+
+  Look1_dbdc look1 = {0.0f};
+  float look1_x_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+
+  // Look 1: sum(x**2)
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        look1_x_squares[i % kRunningSums] += x_i * x_i;
+      }
+    }
+  }
+
+  look1.x_squares = sum_in_pairs(look1_x_squares);
+  Team::meet();
+  look1 = Team::reduce(look1, look1_slots);
+  const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
+
+  // Last look: the outputs
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+      float y_values[kVector];
+      float q_values[kVector];
+      float y_kept[kVector];
+      float y_absmax_g = 0.0f;
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        const float weight_i = element(weight_held[step], i);
+        const float y_i = x_i * row_rstd * weight_i;
+        y_kept[i] = y_i;
+        y_absmax_g = maximum(y_absmax_g, fabsf(y_i));
+      }
+      y_absmax_g = largest_of_warp(y_absmax_g);
+      const float scale_g = maximum(amax_min, y_absmax_g) / 448.0f;
+      const float scale_inverse_g = 1.0f / scale_g;
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float y_i = y_kept[i];
+        y_values[i] = y_i;
+        q_values[i] = y_i * scale_inverse_g;
+      }
+      Vec<bfloat16, kVector> y_vec;
+      pack(y_vec, y_values);
+      if (active) write<Store>(y_row + own + step * kStride, y_vec);
+      Vec<float8_e4m3, kVector> q_vec;
+      pack(q_vec, q_values);
+      if (active) write<Store>(q_row + own + step * kStride, q_vec);
+      if (vector % kGroupVectors == 0 && active) {
+        scale_row[vector / kGroupVectors] = scale_g;
+      }
+    }
+  }
+
+  Chain::at_end();
+}
 
 // rmsnorm_to_fp8_group forward: a team of threads owns a row; each row is read once.
 template <class Config>
@@ -704,6 +1091,141 @@ rmsnorm_to_fp8_group_fwd_bf16_team_per_row_196d(
       y_absmax_g = reduce_group<kGroupVectors, Maximum, kEven>(y_absmax_g);
       const float scale_g = maximum(amax_min, y_absmax_g) / 448.0f;
       const float scale_inverse_g = 1.0f / scale_g;
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float y_i = y_kept[i];
+        y_values[i] = y_i;
+        q_values[i] = y_i * scale_inverse_g;
+      }
+      Vec<bfloat16, kVector> y_vec;
+      pack(y_vec, y_values);
+      if (active) write<Store>(y_row + own + step * kStride, y_vec);
+      Vec<float8_e4m3, kVector> q_vec;
+      pack(q_vec, q_values);
+      if (active) write<Store>(q_row + own + step * kStride, q_vec);
+      if (vector % kGroupVectors == 0 && active) {
+        scale_row[vector / kGroupVectors] = scale_g;
+      }
+    }
+  }
+
+  Chain::at_end();
+}
+
+// rmsnorm_to_fp8_group forward: a team of threads owns a row; each row is read once.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+rmsnorm_to_fp8_group_fwd_bf16_team_per_row_4512(
+    bfloat16* __restrict__ y,
+    float8_e4m3* __restrict__ q,
+    float* __restrict__ scale,
+    Input<Config, bfloat16> x,
+    Input<Config, bfloat16> weight,
+    long long y_pitch,
+    long long q_pitch,
+    long long scale_pitch,
+    long long x_pitch,
+    int rows,
+    float eps,
+    float amax_min) {
+  using Team = typename Config::Team;
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  using Params = typename Config::Params;
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
+      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
+  constexpr bool kEarlyParams = Config::kEarlyParams;
+  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
+  constexpr int kGroup = Config::kGroup, kGroupVectors = kGroup / kVector;
+  __shared__ typename Team::template Slots<Look1_dbdc> look1_slots;
+
+  const int lane = Team::lane();
+  const int own = lane * kVector;  // the column of a thread's first vector
+  const int slot = Team::slot();  // this thread's row within the block
+  const int row = Team::tile() * kRowsPerBlock + slot;
+
+  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const int valid_row = active ? row : rows - 1;
+  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
+  float8_e4m3* q_row = q + static_cast<long long>(valid_row) * q_pitch;
+  float* scale_row = scale + static_cast<long long>(valid_row) * scale_pitch;
+  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+
+  Params::to_l2(weight, kCols);
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
+
+  Vec<bfloat16, kVector> x_held[kSteps];
+  float x_floats[kSteps][kVector];
+  Team::announce();
+
+  // The row of x is read once and waits in registers; each thread reads back its own part.
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
+    }
+  }
+
+  Vec<bfloat16, kVector> weight_held[kSteps];
+  if (kEarlyParams) {
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        weight_held[step] = read<kVector>(weight + own + step * kStride);
+      }
+    }
+  }
+
+  Chain::at_loads();
+
+  Look1_dbdc look1 = {0.0f};
+  float look1_x_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+
+  // Look 1: sum(x**2)
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = computed_once(element(x_held[step], i));
+        x_floats[step][i] = x_i;
+        look1_x_squares[i % kRunningSums] += x_i * x_i;
+      }
+    }
+  }
+
+  look1.x_squares = sum_in_pairs(look1_x_squares);
+  Team::meet();
+  look1 = Team::reduce(look1, look1_slots);
+  const float row_rstd = rsqrtf(eps + divide_by_remainder(look1.x_squares, kCols, 1.0f / kCols));
+
+  // Last look: the outputs
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+      float y_values[kVector];
+      float q_values[kVector];
+      float y_kept[kVector];
+      float y_absmax_g = 0.0f;
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float weight_i = element(weight_held[step], i);
+        const float x_i = x_floats[step][i];
+        const float y_i = x_i * row_rstd * weight_i;
+        y_kept[i] = y_i;
+        y_absmax_g = maximum(y_absmax_g, fabsf(y_i));
+      }
+      y_absmax_g = largest_of_warp(y_absmax_g);
+      const float scale_g = divide_by_remainder(maximum(amax_min, y_absmax_g), 448.0f, 1.0f / 448.0f);
+      const float scale_inverse_g = divide_by_remainder(1.0f, scale_g, reciprocal_approximate(scale_g));
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float y_i = y_kept[i];
@@ -988,17 +1510,18 @@ struct Tuned {
   Kernel kernel;
 };
 inline constexpr Tuned kTuned[] = {
-    {   1, 4096, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_group_fwd_bf16_team_per_row_196d<Cols4096_9d20>>}},
-    {  16, 4096, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_group_fwd_bf16_team_per_row_196d<Cols4096_9d20>>}},
-    {  64, 4096, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_group_fwd_bf16_team_per_row_196d<Cols4096_9d20>>}},
-    { 256, 4096, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_group_fwd_bf16_team_per_row_196d<Cols4096_9629>>}},
+    {   1, 4096, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_group_fwd_bf16_team_per_row_cf65<Cols4096_8fc8>>}},
+    {  16, 4096, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_group_fwd_bf16_team_per_row_cf65<Cols4096_8fc8>>}},
+    {  64, 4096, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_group_fwd_bf16_team_per_row_cf65<Cols4096_8fc8>>}},
+    { 256, 4096, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_group_fwd_bf16_team_per_row_9159<Cols4096_32f1>>}},
     {1024, 4096, 16, 0u, 0u, false, {{256, 2},
      run<rmsnorm_to_fp8_group_fwd_bf16_team_per_row_196d<Cols4096_9c85>>}},
     {4096, 4096, 16, 0u, 0u, false, {{128}, run<rmsnorm_to_fp8_group_fwd_bf16_team_per_row_196d<Cols4096_1668>>}},
-    {   1, 7168, 16, 0u, 0u, false, {{1024}, run<rmsnorm_to_fp8_group_fwd_bf16_team_per_row_196d<Cols7168_74bb>>}},
-    {  16, 7168, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_group_fwd_bf16_team_per_row_196d<Cols7168_9642>>}},
+    {   1, 7168, 16, 0u, 0u, false, {{128, 1, false, 0, 0, 0, 8},
+     run<rmsnorm_to_fp8_group_fwd_bf16_team_per_row_9159<Cols7168_0baa>>}},
+    {  16, 7168, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_group_fwd_bf16_team_per_row_4512<Cols7168_7ec8>>}},
     {  64, 7168, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_group_fwd_bf16_team_per_row_196d<Cols7168_9642>>}},
-    { 256, 7168, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_group_fwd_bf16_team_per_row_196d<Cols7168_dd85>>}},
+    { 256, 7168, 16, 0u, 0u, false, {{256}, run<rmsnorm_to_fp8_group_fwd_bf16_team_per_row_4512<Cols7168_809b>>}},
     {1024, 7168, 16, 0u, 0u, false, {{256, 2},
      run<rmsnorm_to_fp8_group_fwd_bf16_team_per_row_196d<Cols7168_840c>>}},
     {4096, 7168, 16, 0u, 0u, false, {{128, 1, true},

@@ -20,18 +20,18 @@
 // all timed without scale_ub:
 //
 //   rows x cols  kernel         threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
-//   1 x 4096     block_per_row  256      1           4       1.937     4.569 / 2.632  15    72.0 %   1.01x       2.417     fresh
-//   16 x 4096    block_per_row  256      1           4       1.837     5.417 / 3.58   183   68.6 %   1.00x       2.585     fresh
-//   64 x 4096    block_per_row  256      1           8       1.968     5.803 / 3.834  670   71.3 %   1.01x       2.852     fresh
-//   256 x 4096   block_per_row  256      1           8       3.228     8.472 / 5.239  1627  72.6 %   1.03x       3.773     fresh
+//   1 x 4096     block_per_row  512      1           4       2.148     5.46 / 3.311   13    78.0 %   1.02x       2.071     fresh
+//   16 x 4096    block_per_row  256      1           8       1.99      6.227 / 4.237  169   78.6 %   1.04x       2.349     fresh
+//   64 x 4096    block_per_row  256      1           8       2.047     6.619 / 4.57   644   81.1 %   1.06x       2.603     fresh
+//   256 x 4096   block_per_row  512      1           4       3.129     8.332 / 5.2    1679  74.8 %   1.06x       3.769     fresh
 //   1024 x 4096  block_per_row  128      1           8       5.582     13.53 / 7.933  3759  78.6 %   1.08x       5.991     fresh
 //   4096 x 4096  block_per_row  128      1           8       20.96     47.7 / 26.74   4003  100.9 %  1.05x       22.68     fresh
-//   1 x 7168     block_per_row  256      1           4       2.488     6.31 / 3.822   20    68.2 %   1.00x       2.36      fresh
-//   16 x 7168    block_per_row  256      1           4       2.163     5.91 / 3.748   272   58.3 %   1.00x       2.673     fresh
-//   64 x 7168    block_per_row  256      1           4       2.331     6.292 / 3.958  990   68.1 %   1.00x       2.861     fresh
-//   256 x 7168   block_per_row  256      1           4       3.815     9.199 / 5.385  2409  67.5 %   1.01x       5.06      fresh
+//   1 x 7168     block_per_row  512      1           4       2.285     6.064 / 3.777  22    72.7 %   1.07x       2.569     fresh
+//   16 x 7168    block_per_row  512      1           4       2.366     6.786 / 4.423  248   70.7 %   1.03x       2.898     fresh
+//   64 x 7168    block_per_row  128      1           8       2.378     7.089 / 4.705  971   73.4 %   1.08x       2.949     fresh
+//   256 x 7168   block_per_row  256      1           4       3.884     9.973 / 6.089  2366  76.3 %   1.07x       4.883     fresh
 //   1024 x 7168  block_per_row  128      1           8       8.696     21.36 / 12.66  4223  77.3 %   1.08x       12.81     fresh
-//   4096 x 7168  block_per_row  64       1           8       33.4      88.68 / 55.3   4396  103.8 %  1.04x       39.31     fresh
+//   4096 x 7168  block_per_row  64       1           8       33.39     89.25 / 55.8   4398  100.3 %  1.04x       38.86     fresh
 //   (any other)  block_per_row  256      1           1       -         -              -     -        -           -         not tuned
 //
 // times     price: what the kernel adds to a chain of a kernel that writes its main input and one that reads its
@@ -114,6 +114,12 @@ __device__ __forceinline__ unsigned floats_to_bfloat162(float low, float high) {
 #endif
 }
 
+// Hides from the compiler how the value was found: it would find it again in every look rather than keep it.
+__device__ __forceinline__ float computed_once(float value) {
+  asm volatile("" : "+f"(value));
+  return value;
+}
+
 // Programmatic dependent launch: wait until the kernel before this one has ended and its writes are visible.
 __device__ __forceinline__ void dependency_wait() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -178,6 +184,13 @@ __device__ __forceinline__ float e5m2_to_float(unsigned bits) {
   float value;
   asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(static_cast<unsigned short>(bits << 8)));  // half of an f16
   return value;
+}
+
+// The largest of a warp's values, none of which is negative: the bits of such floats have their order, NaN above all.
+__device__ __forceinline__ float largest_of_warp(float value) {
+  unsigned largest;
+  asm volatile("redux.sync.max.u32 %0, %1, 0xffffffff;" : "=r"(largest) : "r"(__float_as_uint(value)));
+  return __uint_as_float(largest);
 }
 
 // Leaves no line in L1.
@@ -365,6 +378,39 @@ struct Block : Threads<kThreadsPerRow, 1> {
   }
 };
 
+// Shared memory for the states of kStates warps, read four floats at once.
+template <int kStates, typename State>
+struct alignas(16) StatesOfWarps {
+  State states[kStates];
+};
+
+// States kFirst to kFirst + kCount - 1 combined in pairs: as few steps one behind the other as a tree has levels.
+template <int kFirst, int kCount, typename State>
+__device__ __forceinline__ State combine_in_pairs(const State* states) {
+  if constexpr (kCount == 1) {
+    return states[kFirst];
+  } else {
+    constexpr int kHalf = kCount / 2;
+    return State::combine(combine_in_pairs<kFirst, kHalf>(states),
+                          combine_in_pairs<kFirst + kHalf, kCount - kHalf>(states));
+  }
+}
+
+// A block is a team. Warps first, then every thread reads the states of all warps, which shared memory broadcasts. One
+// read and a few additions behind each other wait less than the shuffles of a Block.
+template <int kThreadsPerRow>
+struct BroadcastBlock : Threads<kThreadsPerRow, 1> {
+  enum : int { kWarps = kThreadsPerRow / 32 };
+  template <typename State> using Slots = StatesOfWarps<kWarps, State>;
+  template <typename State>
+  static __device__ __forceinline__ State reduce(State s, StatesOfWarps<kWarps, State>& slots) {
+    s = State::of_warp(s);
+    if (threadIdx.x % 32 == 0) slots.states[threadIdx.x / 32] = s;
+    __syncthreads();
+    return combine_in_pairs<0, kWarps>(slots.states);
+  }
+};
+
 // a / b, inverse being 1 / b: the product and what it leaves of a, times the inverse once more. An IEEE division gives
 // the same but for a few ties and subnormals, in twice as many instructions. Where b is an infinity, or the product or
 // the inverse overflow, what is left is not finite, and the product is right.
@@ -493,14 +539,14 @@ __device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
 // kPackedParams  column parameters stay as they are stored while they wait in registers
 // kAhead         the next row is loaded while the present one is computed
 // kUnroll        steps that a loop does in a trip
-struct Cols4096_207c : Plain { using Team = Block<256>; using Params = Ahead;
-  enum : int { kCols = 4096, kThreads = 256, kVector = 4, kEarlyParams = 1 };
+struct Cols4096_04c0 : Plain { using Team = BroadcastBlock<512>; using Load = NoAllocate;
+  enum : int { kCols = 4096, kThreads = 512, kVector = 4, kEarlyParams = 1, kBlocksPerSm = 1 };
 };
-struct Cols4096_925e : Plain { using Team = Block<256>; using Params = Ahead;
-  enum : int { kCols = 4096, kThreads = 256, kVector = 8, kEarlyParams = 1 };
+struct Cols4096_f17b : Plain { using Team = BroadcastBlock<256>; using Params = Ahead;
+  enum : int { kCols = 4096, kThreads = 256, kVector = 8, kEarlyParams = 1, kBlocksPerSm = 1 };
 };
-struct Cols4096_0193 : Plain { using Team = Block<256>;
-  enum : int { kCols = 4096, kThreads = 256, kVector = 8, kEarlyParams = 0 };
+struct Cols4096_f829 : Plain { using Team = BroadcastBlock<512>; using Load = NoAllocate;
+  enum : int { kCols = 4096, kThreads = 512, kVector = 4, kEarlyParams = 0, kBlocksPerSm = 1 };
 };
 struct Cols4096_4e16 : Plain { using Team = Block<128>; using Chain = EarlyAtLoads;
   enum : int { kCols = 4096, kThreads = 128, kVector = 8, kEarlyParams = 1 };
@@ -508,11 +554,14 @@ struct Cols4096_4e16 : Plain { using Team = Block<128>; using Chain = EarlyAtLoa
 struct Cols4096_b039 : Plain { using Team = Block<128>; using Load = NoAllocate; using Chain = EarlyAtLoads;
   enum : int { kCols = 4096, kThreads = 128, kVector = 8, kEarlyParams = 1 };
 };
-struct Cols7168_d1cf : Plain { using Team = Block<256>; using Params = Ahead;
-  enum : int { kCols = 7168, kThreads = 256, kVector = 4, kEarlyParams = 1 };
+struct Cols7168_3ec0 : Plain { using Team = BroadcastBlock<512>;
+  enum : int { kCols = 7168, kThreads = 512, kVector = 4, kEarlyParams = 1, kBlocksPerSm = 1 };
 };
-struct Cols7168_1639 : Plain { using Team = Block<256>;
-  enum : int { kCols = 7168, kThreads = 256, kVector = 4, kEarlyParams = 1 };
+struct Cols7168_2400 : Plain { using Team = BroadcastBlock<128>; using Load = NoAllocate; using Params = Ahead;
+  enum : int { kCols = 7168, kThreads = 128, kVector = 8, kEarlyParams = 1, kBlocksPerSm = 1 };
+};
+struct Cols7168_b0d1 : Plain { using Team = BroadcastBlock<256>;
+  enum : int { kCols = 7168, kThreads = 256, kVector = 4, kEarlyParams = 1, kBlocksPerSm = 1 };
 };
 struct Cols7168_e41b : Plain { using Team = Block<128>; using Load = NoAllocate;
   enum : int { kCols = 7168, kThreads = 128, kVector = 8, kEarlyParams = 1 };
@@ -521,6 +570,29 @@ struct Cols7168_06de : Plain { using Team = Block<64>; using Load = NoAllocate; 
   enum : int { kCols = 7168, kThreads = 64, kVector = 8, kEarlyParams = 1, kPackedParams = 0, kAhead = 1 };
 };
 struct AnyCols_0595 : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 1, kUnroll = 1 }; };
+
+struct Look1_dbdc {  // state of look 1: sum(x**2)
+  float x_squares;
+  static __device__ __forceinline__ Look1_dbdc combine(const Look1_dbdc& a, const Look1_dbdc& b) {
+    return {a.x_squares + b.x_squares};
+  }
+  static __device__ __forceinline__ Look1_dbdc shuffle_xor(const Look1_dbdc& s, int offset, unsigned mask) {
+    return {__shfl_xor_sync(mask, s.x_squares, offset)};
+  }
+  static __device__ __forceinline__ Look1_dbdc of_warp(const Look1_dbdc& s) {
+    return reduce_lanes<32>(s);
+  }
+};
+
+struct Look2_6cc6 {  // state of look 2: absmax(y)
+  float y_absmax;
+  static __device__ __forceinline__ Look2_6cc6 combine(const Look2_6cc6& a, const Look2_6cc6& b) {
+    return {maximum(a.y_absmax, b.y_absmax)};
+  }
+  static __device__ __forceinline__ Look2_6cc6 of_warp(const Look2_6cc6& s) {
+    return {largest_of_warp(s.y_absmax)};
+  }
+};
 
 struct Look1_57d9 {  // state of look 1: sum(x**2)
   float x_squares;
@@ -541,6 +613,297 @@ struct Look2_737a {  // state of look 2: absmax(y)
     return {__shfl_xor_sync(mask, s.y_absmax, offset)};
   }
 };
+
+// rmsnorm_to_fp8_token forward: a team of threads owns a row; each row is read once.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_17fc(
+    bfloat16* __restrict__ y,
+    float8_e4m3* __restrict__ q,
+    float* __restrict__ scale,
+    Input<Config, bfloat16> x,
+    Input<Config, bfloat16> weight,
+    long long y_pitch,
+    long long q_pitch,
+    long long x_pitch,
+    int rows,
+    float eps,
+    float amax_min) {
+  using Team = typename Config::Team;
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  using Params = typename Config::Params;
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
+      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
+  constexpr bool kEarlyParams = Config::kEarlyParams;
+  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
+  __shared__ typename Team::template Slots<Look1_dbdc> look1_slots;
+  __shared__ typename Team::template Slots<Look2_6cc6> look2_slots;
+
+  const int lane = Team::lane();
+  const int own = lane * kVector;  // the column of a thread's first vector
+  const int slot = Team::slot();  // this thread's row within the block
+  const int row = Team::tile() * kRowsPerBlock + slot;
+
+  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const int valid_row = active ? row : rows - 1;
+  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
+  float8_e4m3* q_row = q + static_cast<long long>(valid_row) * q_pitch;
+  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+
+  Params::to_l2(weight, kCols);
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
+
+  const float scale_ub = __int_as_float(0x7f800000);
+
+  Vec<bfloat16, kVector> x_held[kSteps];
+  Team::announce();
+
+  // The row of x is read once and waits in registers; each thread reads back its own part.
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
+    }
+  }
+
+  Vec<bfloat16, kVector> weight_held[kSteps];
+  if (kEarlyParams) {
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        weight_held[step] = read<kVector>(weight + own + step * kStride);
+      }
+    }
+  }
+
+  Chain::at_loads();
+
+  Look1_dbdc look1 = {0.0f};
+  float look1_x_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+
+  // Look 1: sum(x**2)
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        look1_x_squares[i % kRunningSums] += x_i * x_i;
+      }
+    }
+  }
+
+  look1.x_squares = sum_in_pairs(look1_x_squares);
+  Team::meet();
+  look1 = Team::reduce(look1, look1_slots);
+  const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
+
+  Look2_6cc6 look2 = {0.0f};
+
+  // Look 2: absmax(y)
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        const float weight_i = element(weight_held[step], i);
+        const float y_i = x_i * row_rstd * weight_i;
+        look2.y_absmax = maximum(look2.y_absmax, fabsf(y_i));
+      }
+    }
+  }
+
+  look2 = Team::reduce(look2, look2_slots);
+  const float row_scale =
+      divide_by_remainder(maximum(amax_min, minimum(scale_ub, look2.y_absmax)), 448.0f, 1.0f / 448.0f);
+  const float row_scale_inverse = divide_by_remainder(1.0f, row_scale, reciprocal_approximate(row_scale));
+
+  if (lane == 0 && active) {
+    scale[row] = row_scale;
+  }
+
+  // Last look: the outputs
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+      float y_values[kVector];
+      float q_values[kVector];
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        const float weight_i = element(weight_held[step], i);
+        const float y_i = x_i * row_rstd * weight_i;
+        y_values[i] = y_i;
+        q_values[i] = y_i * row_scale_inverse;
+      }
+      Vec<bfloat16, kVector> y_vec;
+      pack(y_vec, y_values);
+      if (active) write<Store>(y_row + own + step * kStride, y_vec);
+      Vec<float8_e4m3, kVector> q_vec;
+      pack(q_vec, q_values);
+      if (active) write<Store>(q_row + own + step * kStride, q_vec);
+    }
+  }
+
+  Chain::at_end();
+}
+
+// rmsnorm_to_fp8_token forward: a team of threads owns a row; each row is read once.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_e660(
+    bfloat16* __restrict__ y,
+    float8_e4m3* __restrict__ q,
+    float* __restrict__ scale,
+    Input<Config, bfloat16> x,
+    Input<Config, bfloat16> weight,
+    long long y_pitch,
+    long long q_pitch,
+    long long x_pitch,
+    int rows,
+    float eps,
+    float amax_min) {
+  using Team = typename Config::Team;
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  using Params = typename Config::Params;
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
+      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
+  constexpr bool kEarlyParams = Config::kEarlyParams;
+  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
+  __shared__ typename Team::template Slots<Look1_dbdc> look1_slots;
+  __shared__ typename Team::template Slots<Look2_6cc6> look2_slots;
+
+  const int lane = Team::lane();
+  const int own = lane * kVector;  // the column of a thread's first vector
+  const int slot = Team::slot();  // this thread's row within the block
+  const int row = Team::tile() * kRowsPerBlock + slot;
+
+  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const int valid_row = active ? row : rows - 1;
+  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
+  float8_e4m3* q_row = q + static_cast<long long>(valid_row) * q_pitch;
+  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+
+  Params::to_l2(weight, kCols);
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
+
+  const float scale_ub = __int_as_float(0x7f800000);
+
+  Vec<bfloat16, kVector> x_held[kSteps];
+  Team::announce();
+
+  // The row of x is read once and waits in registers; each thread reads back its own part.
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
+    }
+  }
+
+  Vec<bfloat16, kVector> weight_held[kSteps];
+  if (kEarlyParams) {
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        weight_held[step] = read<kVector>(weight + own + step * kStride);
+      }
+    }
+  }
+
+  Chain::at_loads();
+
+  Look1_dbdc look1 = {0.0f};
+  float look1_x_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+
+  // Look 1: sum(x**2)
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        look1_x_squares[i % kRunningSums] += x_i * x_i;
+      }
+    }
+  }
+
+  look1.x_squares = sum_in_pairs(look1_x_squares);
+  Team::meet();
+  look1 = Team::reduce(look1, look1_slots);
+  const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
+
+  Look2_6cc6 look2 = {0.0f};
+
+  // Look 2: absmax(y)
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        const float weight_i = element(weight_held[step], i);
+        const float y_i = x_i * row_rstd * weight_i;
+        look2.y_absmax = maximum(look2.y_absmax, fabsf(y_i));
+      }
+    }
+  }
+
+  look2 = Team::reduce(look2, look2_slots);
+  const float row_scale = maximum(amax_min, minimum(scale_ub, look2.y_absmax)) / 448.0f;
+  const float row_scale_inverse = 1.0f / row_scale;
+
+  if (lane == 0 && active) {
+    scale[row] = row_scale;
+  }
+
+  // Last look: the outputs
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+      float y_values[kVector];
+      float q_values[kVector];
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        const float weight_i = element(weight_held[step], i);
+        const float y_i = x_i * row_rstd * weight_i;
+        y_values[i] = y_i;
+        q_values[i] = y_i * row_scale_inverse;
+      }
+      Vec<bfloat16, kVector> y_vec;
+      pack(y_vec, y_values);
+      if (active) write<Store>(y_row + own + step * kStride, y_vec);
+      Vec<float8_e4m3, kVector> q_vec;
+      pack(q_vec, q_values);
+      if (active) write<Store>(q_row + own + step * kStride, q_vec);
+    }
+  }
+
+  Chain::at_end();
+}
 
 // rmsnorm_to_fp8_token forward: a team of threads owns a row; each row is read once.
 template <class Config>
@@ -672,6 +1035,299 @@ rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_751f(
         const float x_i = element(x_held[step], i);
         const float weight_i = element(weight_held[step], i);
         const float y_i = x_i * row_rstd * weight_i;
+        y_values[i] = y_i;
+        q_values[i] = y_i * row_scale_inverse;
+      }
+      Vec<bfloat16, kVector> y_vec;
+      pack(y_vec, y_values);
+      if (active) write<Store>(y_row + own + step * kStride, y_vec);
+      Vec<float8_e4m3, kVector> q_vec;
+      pack(q_vec, q_values);
+      if (active) write<Store>(q_row + own + step * kStride, q_vec);
+    }
+  }
+
+  Chain::at_end();
+}
+
+// rmsnorm_to_fp8_token forward: a team of threads owns a row; each row is read once.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_5653(
+    bfloat16* __restrict__ y,
+    float8_e4m3* __restrict__ q,
+    float* __restrict__ scale,
+    Input<Config, bfloat16> x,
+    Input<Config, bfloat16> weight,
+    long long y_pitch,
+    long long q_pitch,
+    long long x_pitch,
+    int rows,
+    float eps,
+    float amax_min) {
+  using Team = typename Config::Team;
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  using Params = typename Config::Params;
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
+      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
+  constexpr bool kEarlyParams = Config::kEarlyParams;
+  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
+  __shared__ typename Team::template Slots<Look1_dbdc> look1_slots;
+  __shared__ typename Team::template Slots<Look2_6cc6> look2_slots;
+
+  const int lane = Team::lane();
+  const int own = lane * kVector;  // the column of a thread's first vector
+  const int slot = Team::slot();  // this thread's row within the block
+  const int row = Team::tile() * kRowsPerBlock + slot;
+
+  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const int valid_row = active ? row : rows - 1;
+  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
+  float8_e4m3* q_row = q + static_cast<long long>(valid_row) * q_pitch;
+  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+
+  Params::to_l2(weight, kCols);
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
+
+  const float scale_ub = __int_as_float(0x7f800000);
+
+  Vec<bfloat16, kVector> x_held[kSteps];
+  float x_floats[kSteps][kVector];
+  float y_floats[kSteps][kVector];
+  Team::announce();
+
+  // The row of x is read once and waits in registers; each thread reads back its own part.
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
+    }
+  }
+
+  Vec<bfloat16, kVector> weight_held[kSteps];
+  if (kEarlyParams) {
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        weight_held[step] = read<kVector>(weight + own + step * kStride);
+      }
+    }
+  }
+
+  Chain::at_loads();
+
+  Look1_dbdc look1 = {0.0f};
+  float look1_x_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+
+  // Look 1: sum(x**2)
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = computed_once(element(x_held[step], i));
+        x_floats[step][i] = x_i;
+        look1_x_squares[i % kRunningSums] += x_i * x_i;
+      }
+    }
+  }
+
+  look1.x_squares = sum_in_pairs(look1_x_squares);
+  Team::meet();
+  look1 = Team::reduce(look1, look1_slots);
+  const float row_rstd = rsqrtf(eps + divide_by_remainder(look1.x_squares, kCols, 1.0f / kCols));
+
+  Look2_6cc6 look2 = {0.0f};
+
+  // Look 2: absmax(y)
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float weight_i = element(weight_held[step], i);
+        const float x_i = x_floats[step][i];
+        const float y_i = computed_once(x_i * row_rstd * weight_i);
+        y_floats[step][i] = y_i;
+        look2.y_absmax = maximum(look2.y_absmax, fabsf(y_i));
+      }
+    }
+  }
+
+  look2 = Team::reduce(look2, look2_slots);
+  const float row_scale =
+      divide_by_remainder(maximum(amax_min, minimum(scale_ub, look2.y_absmax)), 448.0f, 1.0f / 448.0f);
+  const float row_scale_inverse = divide_by_remainder(1.0f, row_scale, reciprocal_approximate(row_scale));
+
+  if (lane == 0 && active) {
+    scale[row] = row_scale;
+  }
+
+  // Last look: the outputs
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      float y_values[kVector];
+      float q_values[kVector];
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float y_i = y_floats[step][i];
+        y_values[i] = y_i;
+        q_values[i] = y_i * row_scale_inverse;
+      }
+      Vec<bfloat16, kVector> y_vec;
+      pack(y_vec, y_values);
+      if (active) write<Store>(y_row + own + step * kStride, y_vec);
+      Vec<float8_e4m3, kVector> q_vec;
+      pack(q_vec, q_values);
+      if (active) write<Store>(q_row + own + step * kStride, q_vec);
+    }
+  }
+
+  Chain::at_end();
+}
+
+// rmsnorm_to_fp8_token forward: a team of threads owns a row; each row is read once.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_b9fe(
+    bfloat16* __restrict__ y,
+    float8_e4m3* __restrict__ q,
+    float* __restrict__ scale,
+    Input<Config, bfloat16> x,
+    Input<Config, bfloat16> weight,
+    long long y_pitch,
+    long long q_pitch,
+    long long x_pitch,
+    int rows,
+    float eps,
+    float amax_min) {
+  using Team = typename Config::Team;
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  using Params = typename Config::Params;
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
+      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
+  constexpr bool kEarlyParams = Config::kEarlyParams;
+  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
+  __shared__ typename Team::template Slots<Look1_dbdc> look1_slots;
+  __shared__ typename Team::template Slots<Look2_6cc6> look2_slots;
+
+  const int lane = Team::lane();
+  const int own = lane * kVector;  // the column of a thread's first vector
+  const int slot = Team::slot();  // this thread's row within the block
+  const int row = Team::tile() * kRowsPerBlock + slot;
+
+  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const int valid_row = active ? row : rows - 1;
+  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
+  float8_e4m3* q_row = q + static_cast<long long>(valid_row) * q_pitch;
+  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+
+  Params::to_l2(weight, kCols);
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
+
+  const float scale_ub = __int_as_float(0x7f800000);
+
+  Vec<bfloat16, kVector> x_held[kSteps];
+  float x_floats[kSteps][kVector];
+  float y_floats[kSteps][kVector];
+  Team::announce();
+
+  // The row of x is read once and waits in registers; each thread reads back its own part.
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
+    }
+  }
+
+  Vec<bfloat16, kVector> weight_held[kSteps];
+  if (kEarlyParams) {
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        weight_held[step] = read<kVector>(weight + own + step * kStride);
+      }
+    }
+  }
+
+  Chain::at_loads();
+
+  Look1_dbdc look1 = {0.0f};
+  float look1_x_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+
+  // Look 1: sum(x**2)
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = computed_once(element(x_held[step], i));
+        x_floats[step][i] = x_i;
+        look1_x_squares[i % kRunningSums] += x_i * x_i;
+      }
+    }
+  }
+
+  look1.x_squares = sum_in_pairs(look1_x_squares);
+  Team::meet();
+  look1 = Team::reduce(look1, look1_slots);
+  const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
+
+  Look2_6cc6 look2 = {0.0f};
+
+  // Look 2: absmax(y)
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float weight_i = element(weight_held[step], i);
+        const float x_i = x_floats[step][i];
+        const float y_i = computed_once(x_i * row_rstd * weight_i);
+        y_floats[step][i] = y_i;
+        look2.y_absmax = maximum(look2.y_absmax, fabsf(y_i));
+      }
+    }
+  }
+
+  look2 = Team::reduce(look2, look2_slots);
+  const float row_scale = maximum(amax_min, minimum(scale_ub, look2.y_absmax)) / 448.0f;
+  const float row_scale_inverse = 1.0f / row_scale;
+
+  if (lane == 0 && active) {
+    scale[row] = row_scale;
+  }
+
+  // Last look: the outputs
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      float y_values[kVector];
+      float q_values[kVector];
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float y_i = y_floats[step][i];
         y_values[i] = y_i;
         q_values[i] = y_i * row_scale_inverse;
       }
@@ -1271,26 +1927,26 @@ struct Tuned {
   Kernel kernel;
 };
 inline constexpr Tuned kTuned[] = {
-    {   1, 4096, 16, 2u, 2u, false, {{256},
-     run_without_scale_ub<rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_751f<Cols4096_207c>>}},
+    {   1, 4096, 16, 2u, 2u, false, {{512},
+     run_without_scale_ub<rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_17fc<Cols4096_04c0>>}},
     {  16, 4096, 16, 2u, 2u, false, {{256},
-     run_without_scale_ub<rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_751f<Cols4096_207c>>}},
+     run_without_scale_ub<rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_17fc<Cols4096_f17b>>}},
     {  64, 4096, 16, 2u, 2u, false, {{256},
-     run_without_scale_ub<rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_751f<Cols4096_925e>>}},
-    { 256, 4096, 16, 2u, 2u, false, {{256},
-     run_without_scale_ub<rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_751f<Cols4096_0193>>}},
+     run_without_scale_ub<rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_17fc<Cols4096_f17b>>}},
+    { 256, 4096, 16, 2u, 2u, false, {{512},
+     run_without_scale_ub<rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_e660<Cols4096_f829>>}},
     {1024, 4096, 16, 2u, 2u, false, {{128, 1, true},
      run_without_scale_ub<rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_751f<Cols4096_4e16>>}},
     {4096, 4096, 16, 2u, 2u, false, {{128, 1, true},
      run_without_scale_ub<rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_751f<Cols4096_b039>>}},
-    {   1, 7168, 16, 2u, 2u, false, {{256},
-     run_without_scale_ub<rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_751f<Cols7168_d1cf>>}},
-    {  16, 7168, 16, 2u, 2u, false, {{256},
-     run_without_scale_ub<rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_751f<Cols7168_d1cf>>}},
-    {  64, 7168, 16, 2u, 2u, false, {{256},
-     run_without_scale_ub<rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_751f<Cols7168_d1cf>>}},
+    {   1, 7168, 16, 2u, 2u, false, {{512},
+     run_without_scale_ub<rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_5653<Cols7168_3ec0>>}},
+    {  16, 7168, 16, 2u, 2u, false, {{512},
+     run_without_scale_ub<rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_5653<Cols7168_3ec0>>}},
+    {  64, 7168, 16, 2u, 2u, false, {{128},
+     run_without_scale_ub<rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_5653<Cols7168_2400>>}},
     { 256, 7168, 16, 2u, 2u, false, {{256},
-     run_without_scale_ub<rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_751f<Cols7168_1639>>}},
+     run_without_scale_ub<rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_b9fe<Cols7168_b0d1>>}},
     {1024, 7168, 16, 2u, 2u, false, {{128},
      run_without_scale_ub<rmsnorm_to_fp8_token_fwd_bf16_without_scale_ub_team_per_row_0606<Cols7168_e41b>>}},
     {4096, 7168, 16, 2u, 2u, false, {{64, 1, false, 0, 0, 8},

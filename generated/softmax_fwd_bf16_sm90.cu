@@ -15,9 +15,9 @@
 //
 //   rows x cols              kernel           threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
 //   8192 x 2048              block_per_row    128      2           8       12.66     37.33 / 24.65  5299  104.5 %  1.01x       18.53     fresh
-//   4096 x 32000             block_per_row    512      1           8       128.1     318.7 / 190.6  4094  97.3 %   1.00x       126.8     fresh
+//   4096 x 32000             block_per_row    512      1           8       123.7     316.4 / 192.4  4239  101.3 %  1.00x       126       fresh
 //   16384 x 32768            block_per_row    1024     1           8       498       1267 / 769.1   4313  103.6 %  1.01x       501.6     fresh
-//   2048 x 50257             block_per_row    512      1           8       103.9     254.9 / 150.9  3963  93.7 %   1.00x       103       fresh
+//   2048 x 50257             block_per_row    512      1           8       98.41     250.7 / 152    4183  97.5 %   1.00x       101.3     fresh
 //   4096 x 128256            cluster_per_row  512      1           8       505.9     1259 / 752.9   4154  97.1 %   1.01x       526.9     fresh
 //   (any other, rows alike)  block_per_row    256      1           8       -         -              -     -        -           -         not tuned
 //   (any other)              block_per_row    256      1           1       -         -              -     -        -           -         not tuned
@@ -182,25 +182,6 @@ __device__ __forceinline__ void mbarrier_cluster_fence() {
 __device__ __forceinline__ float computed_once(float value) {
   asm volatile("" : "+f"(value));
   return value;
-}
-
-// Copies 4, 8 or 16 bytes to shared memory past the registers; 16 bytes leave no line in L1.
-template <int kBytes>
-__device__ __forceinline__ void cp_async(void* shared, const void* global) {
-  const unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(shared));
-  if (kBytes == 16) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(to), "l"(global) : "memory");
-  } else {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" :: "r"(to), "l"(global), "n"(kBytes) : "memory");
-  }
-}
-
-__device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-
-// Waits until all but the newest kGroups groups of this thread's copies have arrived.
-template <int kGroups>
-__device__ __forceinline__ void cp_async_wait() {
-  asm volatile("cp.async.wait_group %0;" :: "n"(kGroups) : "memory");
 }
 
 // Shared memory whose size the launch decides.
@@ -470,16 +451,6 @@ struct Block : Threads<kThreadsPerRow, 1> {
   }
 };
 
-// Copies N elements to a slot of shared memory, past the registers.
-template <int N, typename T>
-__device__ __forceinline__ void copy_async(T* slot, const T* elements) {
-  constexpr int kBytes = Vec<T, N>::kWordBytes;
-  #pragma unroll
-  for (int i = 0; i < Vec<T, N>::kBytes; i += kBytes) {
-    cp_async<kBytes>(reinterpret_cast<unsigned char*>(slot) + i, reinterpret_cast<const unsigned char*>(elements) + i);
-  }
-}
-
 // a / b, inverse being 1 / b: the product and what it leaves of a, times the inverse once more. An IEEE division gives
 // the same but for a few ties and subnormals, in twice as many instructions. Where b is an infinity, or the product or
 // the inverse overflow, what is left is not finite, and the product is right.
@@ -570,14 +541,14 @@ __device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
 struct Cols2048_66f4 : Plain { using Team = Beside<64, 2>; using Load = NoAllocate;
   enum : int { kCols = 2048, kThreads = 128, kVector = 8 };
 };
-struct Cols32000_d86e : Plain { using Team = Block<512>; using Load = EvictLast;
-  enum : int { kCols = 32000, kThreads = 512, kVector = 8, kUnroll = 1 };
+struct Cols32000_3aa6 : Plain { using Team = Block<512>; using Load = EvictLast;
+  enum : int { kCols = 32000, kThreads = 512, kVector = 8, kUnroll = 4 };
 };
 struct Cols32768_cd04 : Plain { using Team = Block<1024>; using Load = EvictLast;
   enum : int { kCols = 32768, kThreads = 1024, kVector = 8, kUnroll = 4 };
 };
-struct Cols50257_5753 : Plain { using Team = Block<512>;
-  enum : int { kCols = 50257, kThreads = 512, kVector = 8, kUnit = 64 };
+struct Cols50257_482e : Plain { using Team = Block<512>; using Load = EvictLast;
+  enum : int { kCols = 50257, kThreads = 512, kVector = 8, kUnit = 64, kUnroll = 4 };
 };
 struct Cols128256_438e : Plain { using Load = EvictLast;
   enum : int { kCols = 128256, kThreads = 512, kCluster = 4, kVector = 8, kStages = 2 };
@@ -601,16 +572,6 @@ struct Look2_f6c4 {  // state of look 2: sum(exp_approximate_x_minus_row_max)
     return {a.row_sum + b.row_sum};
   }
   static __device__ __forceinline__ Look2_f6c4 shuffle_xor(const Look2_f6c4& s, int offset, unsigned mask) {
-    return {__shfl_xor_sync(mask, s.row_sum, offset)};
-  }
-};
-
-struct Look2_f039 {  // state of look 2: sum(exp_approximate(x - row_max))
-  float row_sum;
-  static __device__ __forceinline__ Look2_f039 combine(const Look2_f039& a, const Look2_f039& b) {
-    return {a.row_sum + b.row_sum};
-  }
-  static __device__ __forceinline__ Look2_f039 shuffle_xor(const Look2_f039& s, int offset, unsigned mask) {
     return {__shfl_xor_sync(mask, s.row_sum, offset)};
   }
 };
@@ -748,9 +709,10 @@ softmax_fwd_bf16_team_per_row_ee4b(
 }
 
 // softmax forward: a team of threads owns a row; each row is read once.
+// The last rows come first: of an input too large for L2 it still has these.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-softmax_fwd_bf16_team_per_row_84dd(
+softmax_fwd_bf16_team_per_row_9995(
     bfloat16* __restrict__ y,
     Input<Config, bfloat16> x,
     long long y_pitch,
@@ -766,14 +728,13 @@ softmax_fwd_bf16_team_per_row_84dd(
       kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
   constexpr int kCopiedCols = kCols;
-  __shared__ typename Team::template Slots<Look1_697e> look1_slots;
-  __shared__ typename Team::template Slots<Look2_f039> look2_slots;
+  __shared__ typename Team::template Slots<Look1_e134> look1_slots;
   __shared__ unsigned long long arrived;
 
   const int lane = Team::lane();
   const int own = lane * kVector;  // the column of a thread's first vector
   const int slot = Team::slot();  // this thread's row within the block
-  const int row = Team::tile() * kRowsPerBlock + slot;
+  const int row = ((rows - 1) / kRowsPerBlock - Team::tile()) * kRowsPerBlock + slot;
   bfloat16* x_shared = reinterpret_cast<bfloat16*>(dynamic_shared());
 
   const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
@@ -797,45 +758,35 @@ softmax_fwd_bf16_team_per_row_84dd(
 
   mbarrier_wait(&arrived, 0);
 
-  Look1_697e look1 = {__int_as_float(0xff800000)};
+  Look1_e134 look1 = {-3.402823466e+38f, 0.0f};  // the lowest finite number: -inf - -inf is NaN
 
-  // Look 1: max(x)
+  // Look 1: online_softmax(x)
   #pragma unroll kUnroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       const Vec<bfloat16, kVector> x_vec = read<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector);
+      float new_max = look1.row_max;
+      float sums[kRunningSums] = {};
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_vec, i);
-        look1.row_max = maximum(look1.row_max, x_i);
+        new_max = maximum(new_max, x_i);
       }
+      look1.row_sum = exp_approximate(look1.row_max - new_max) * look1.row_sum;
+      look1.row_max = new_max;
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_vec, i);
+        sums[i % kRunningSums] += exp_approximate(x_i - look1.row_max);
+      }
+      look1.row_sum += sum_in_pairs(sums);
     }
   }
 
   Team::meet();
   look1 = Team::reduce(look1, look1_slots);
-
-  Look2_f039 look2 = {0.0f};
-  float look2_row_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
-
-  // Look 2: sum(exp_approximate(x - row_max))
-  #pragma unroll kUnroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector);
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_vec, i);
-        look2_row_sum[i % kRunningSums] += exp_approximate(x_i - look1.row_max);
-      }
-    }
-  }
-
-  look2.row_sum = sum_in_pairs(look2_row_sum);
-  look2 = Team::reduce(look2, look2_slots);
-  const float row_sum_inverse = 1.0f / look2.row_sum;
+  const float row_sum_inverse = 1.0f / look1.row_sum;
 
   // Last look: the outputs
   #pragma unroll kUnroll
@@ -957,9 +908,10 @@ softmax_fwd_bf16_team_per_row_0951(
 }
 
 // softmax forward: a team of threads owns a row; each row is read once.
+// The last rows come first: of an input too large for L2 it still has these.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-softmax_fwd_bf16_team_per_row_79ad(
+softmax_fwd_bf16_team_per_row_499e(
     bfloat16* __restrict__ y,
     Input<Config, bfloat16> x,
     long long y_pitch,
@@ -971,14 +923,15 @@ softmax_fwd_bf16_team_per_row_79ad(
   using Chain = typename Config::Chain;
   constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kThreadsPerRow = Team::kSize,
       kRowsPerBlock = Team::kRows, kVector = Config::kVector, kUnit = Config::kUnit, kStride = kThreadsPerRow * kVector,
-      kRunningSums = kVector < 4 ? kVector : 4, kVectors = kCols / kVector,
+      kRunningSums = kVector < 4 ? kVector : 4, kUnroll = Config::kUnroll, kVectors = kCols / kVector,
       kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow,
       kWholeSteps = ((kCols - kUnit + 1) / kVector - 1) / kThreadsPerRow;
   __shared__ typename Team::template Slots<Look1_e134> look1_slots;
+  __shared__ unsigned long long arrived;
 
   const int lane = Team::lane();
   const int slot = Team::slot();  // this thread's row within the block
-  const int row = Team::tile() * kRowsPerBlock + slot;
+  const int row = ((rows - 1) / kRowsPerBlock - Team::tile()) * kRowsPerBlock + slot;
   bfloat16* x_shared = reinterpret_cast<bfloat16*>(dynamic_shared());
 
   const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
@@ -1000,28 +953,26 @@ softmax_fwd_bf16_team_per_row_79ad(
 
   Vec<bfloat16, 1> x_edge = {};
   Team::announce();
-
-  // Each thread copies its own vectors to its own slots of shared memory.
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (step < kWholeSteps || vector < vectors) {
-      copy_async<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector, x_row + own + step * kStride);
-    }
+  // One thread asks for a row; the barrier counts down the bytes that arrive.
+  if (threadIdx.x == 0) {
+    mbarrier_init(&arrived, 1);
+    mbarrier_fence();
+    const int copied_cols = vectors * kVector;
+    mbarrier_expect_bytes(&arrived, copied_cols * sizeof(bfloat16));
+    bulk_load_by<Load>(x_shared, x_row + head, copied_cols * sizeof(bfloat16), &arrived);
   }
+  __syncthreads();  // others wait only for a barrier that is set up
   if (has_edge) {
     x_edge = read<1, Load>(x_row + edge);
   }
-
-  cp_async_commit();
   Chain::at_loads();
 
-  cp_async_wait<0>();
+  mbarrier_wait(&arrived, 0);
 
   Look1_e134 look1 = {-3.402823466e+38f, 0.0f};  // the lowest finite number: -inf - -inf is NaN
 
   // Look 1: online_softmax(x)
-  #pragma unroll
+  #pragma unroll kUnroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (step < kWholeSteps || vector < vectors) {
@@ -1055,7 +1006,7 @@ softmax_fwd_bf16_team_per_row_79ad(
   const float row_sum_inverse = 1.0f / look1.row_sum;
 
   // Last look: the outputs
-  #pragma unroll
+  #pragma unroll kUnroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (step < kWholeSteps || vector < vectors) {
@@ -1509,11 +1460,11 @@ struct Tuned {
 inline constexpr Tuned kTuned[] = {
     { 8192,   2048, 16, 0u, 0u, false, {{128, 2}, run<softmax_fwd_bf16_team_per_row_ee4b<Cols2048_66f4>>}},
     { 4096,  32000, 16, 0u, 0u, false, {{512, 1, false, 0, 0, 0, 1, 1, 65536},
-     run<softmax_fwd_bf16_team_per_row_84dd<Cols32000_d86e>>}},
+     run<softmax_fwd_bf16_team_per_row_9995<Cols32000_3aa6>>}},
     {16384,  32768, 16, 0u, 0u, false, {{1024, 1, false, 0, 0, 0, 1, 1, 65536},
      run<softmax_fwd_bf16_team_per_row_0951<Cols32768_cd04>>}},
     { 2048,  50257,  2, 0u, 0u,  true, {{512, 1, false, 0, 0, 0, 1, 1, 106496},
-     run<softmax_fwd_bf16_team_per_row_79ad<Cols50257_5753>>}},
+     run<softmax_fwd_bf16_team_per_row_499e<Cols50257_482e>>}},
     { 4096, 128256, 16, 0u, 0u, false, {{512, 1, false, 0, 0, 2, 4, 1, 131072},
      run<softmax_fwd_bf16_cluster_per_row_df2d<Cols128256_438e>>}},
 };

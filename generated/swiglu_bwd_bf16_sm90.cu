@@ -14,7 +14,7 @@
 //           dup, dy, gate, up; any value passes in 0.044 of the elements, which have no finite bound
 //
 //   rows x cols              kernel          threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
-//   4096 x 11008             block_per_part  128      1           4       105.8     199.5 / 93.67  4261  101.5 %  1.01x       106.3     fresh
+//   4096 x 11008             block_per_part  128      1           8       101.7     195.2 / 93.51  4434  105.4 %  1.00x       106.3     fresh
 //   (any other, rows alike)  block_per_row   256      1           8       -         -              -     -        -           -         not tuned
 //   (any other)              block_per_row   256      1           1       -         -              -     -        -           -         not tuned
 //
@@ -240,14 +240,15 @@ struct Threads {
 // kSteps    vectors a thread owns
 // kEven     all threads own kSteps of them
 // kUnroll   steps that a loop does in a trip
-struct Cols11008_a9de : Plain { enum : int { kCols = 11008, kThreads = 128, kParts = 22, kVector = 4 }; };
+struct Cols11008_0615 : Plain { enum : int { kCols = 11008, kThreads = 128, kParts = 11, kVector = 8 }; };
 struct AnyCols_492e : Plain { using Team = Threads<256, 1>; enum : int { kThreads = 256, kVector = 8, kUnroll = 1 }; };
 struct AnyCols_b2dd : Plain { using Team = Threads<256, 1>; enum : int { kThreads = 256, kVector = 1, kUnroll = 1 }; };
 
 // swiglu backward: a block owns a part of a row; each row is read once.
+// The last rows come first: of an input too large for L2 it still has these.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-swiglu_bwd_bf16_block_per_part_aa44(
+swiglu_bwd_bf16_block_per_part_a069(
     bfloat16* __restrict__ dgate,
     bfloat16* __restrict__ dup,
     Input<Config, bfloat16> dy,
@@ -269,7 +270,7 @@ swiglu_bwd_bf16_block_per_part_aa44(
 
   const int lane = static_cast<int>(blockIdx.x % kParts * kThreads + threadIdx.x);
   const int own = lane * kVector;  // the column of a thread's first vector
-  const int row = blockIdx.x / kParts;
+  const int row = rows - 1 - blockIdx.x / kParts;
 
   bfloat16* dgate_row = dgate + static_cast<long long>(row) * dgate_pitch;
   bfloat16* dup_row = dup + static_cast<long long>(row) * dup_pitch;
@@ -572,8 +573,8 @@ struct Tuned {
   Kernel kernel;
 };
 inline constexpr Tuned kTuned[] = {
-    {4096, 11008, 8, 0u, 0u, false, {{128, 1, false, 0, 0, 0, 1, 22},
-     run<swiglu_bwd_bf16_block_per_part_aa44<Cols11008_a9de>>}},
+    {4096, 11008, 16, 0u, 0u, false, {{128, 1, false, 0, 0, 0, 1, 11},
+     run<swiglu_bwd_bf16_block_per_part_a069<Cols11008_0615>>}},
 };
 
 // For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.

@@ -18,7 +18,7 @@
 //   64 x 11008               block_per_part  256      1           8       2.3       6.183 / 3.885  1838  106.6 %  1.00x       2.874     fresh
 //   256 x 11008              block_per_part  128      1           8       4.878     11.68 / 6.782  3467  103.1 %  1.00x       5.846     fresh
 //   1024 x 11008             block_per_part  128      1           8       14.05     30.67 / 16.62  4814  111.2 %  1.00x       17.61     fresh
-//   4096 x 11008             block_per_part  64       1           4       63.84     137.2 / 73.34  4238  101.4 %  1.00x       63.92     fresh
+//   4096 x 11008             block_per_part  128      1           8       58.46     130.4 / 71.98  4628  106.1 %  1.00x       63.44     fresh
 //   (any other, rows alike)  block_per_row   256      1           8       -         -              -     -        -           -         not tuned
 //   (any other)              block_per_row   256      1           1       -         -              -     -        -           -         not tuned
 //
@@ -275,7 +275,6 @@ struct Cols11008_0615 : Plain { enum : int { kCols = 11008, kThreads = 128, kPar
 struct Cols11008_efb6 : Plain { using Load = NoAllocate;
   enum : int { kCols = 11008, kThreads = 128, kParts = 11, kVector = 8 };
 };
-struct Cols11008_5200 : Plain { enum : int { kCols = 11008, kThreads = 64, kParts = 22, kVector = 4 }; };
 struct AnyCols_492e : Plain { using Team = Threads<256, 1>; enum : int { kThreads = 256, kVector = 8, kUnroll = 1 }; };
 struct AnyCols_b2dd : Plain { using Team = Threads<256, 1>; enum : int { kThreads = 256, kVector = 1, kUnroll = 1 }; };
 
@@ -301,6 +300,73 @@ swiglu_fwd_bf16_block_per_part_6578(
   const int lane = static_cast<int>(blockIdx.x % kParts * kThreads + threadIdx.x);
   const int own = lane * kVector;  // the column of a thread's first vector
   const int row = blockIdx.x / kParts;
+
+  bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
+  const bfloat16* gate_row = gate + static_cast<long long>(row) * gate_pitch;
+  const bfloat16* up_row = up + static_cast<long long>(row) * up_pitch;
+
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
+
+  Vec<bfloat16, kVector> gate_held[kSteps];
+  Vec<bfloat16, kVector> up_held[kSteps];
+
+  // The row of gate and up is read once and waits in registers; each thread reads back its own part.
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      gate_held[step] = read<kVector, Load>(gate_row + own + step * kStride);
+      up_held[step] = read<kVector, Load>(up_row + own + step * kStride);
+    }
+  }
+
+  Chain::at_loads();
+
+  // One look: the outputs
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      float y_values[kVector];
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float gate_i = element(gate_held[step], i);
+        const float up_i = element(up_held[step], i);
+        y_values[i] = gate_i * reciprocal_approximate(exp_approximate(-gate_i) + 1.0f) * up_i;
+      }
+      Vec<bfloat16, kVector> y_vec;
+      pack(y_vec, y_values);
+      write<Store>(y_row + own + step * kStride, y_vec);
+    }
+  }
+
+  Chain::at_end();
+}
+
+// swiglu forward: a block owns a part of a row; each row is read once.
+// The last rows come first: of an input too large for L2 it still has these.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+swiglu_fwd_bf16_block_per_part_50a8(
+    bfloat16* __restrict__ y,
+    Input<Config, bfloat16> gate,
+    Input<Config, bfloat16> up,
+    long long y_pitch,
+    long long gate_pitch,
+    long long up_pitch,
+    int rows) {
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kParts = Config::kParts,
+      kThreadsPerRow = kParts * kThreads, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
+      kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
+
+  const int lane = static_cast<int>(blockIdx.x % kParts * kThreads + threadIdx.x);
+  const int own = lane * kVector;  // the column of a thread's first vector
+  const int row = rows - 1 - blockIdx.x / kParts;
 
   bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
   const bfloat16* gate_row = gate + static_cast<long long>(row) * gate_pitch;
@@ -574,8 +640,8 @@ inline constexpr Tuned kTuned[] = {
      run<swiglu_fwd_bf16_block_per_part_6578<Cols11008_0615>>}},
     {1024, 11008, 16, 0u, 0u, false, {{128, 1, false, 0, 0, 0, 1, 11},
      run<swiglu_fwd_bf16_block_per_part_6578<Cols11008_efb6>>}},
-    {4096, 11008,  8, 0u, 0u, false, {{64, 1, false, 0, 0, 0, 1, 22},
-     run<swiglu_fwd_bf16_block_per_part_6578<Cols11008_5200>>}},
+    {4096, 11008, 16, 0u, 0u, false, {{128, 1, false, 0, 0, 0, 1, 11},
+     run<swiglu_fwd_bf16_block_per_part_50a8<Cols11008_0615>>}},
 };
 
 // For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.

@@ -26,7 +26,7 @@ from normgen.records.record import ProblemKey, Record
 from normgen.schedule.default import default_schedule
 from normgen.schedule.knobs import KNOBS, Division, RowOrder, Statistics, Variance
 from normgen.schedule.legality import refusal, without_remainders
-from normgen.schedule.policy import leaves_rounding, overflows_l2, spare_late_parameters
+from normgen.schedule.policy import fills_l2, leaves_rounding, overflows_l2, spare_late_parameters
 from normgen.schedule.schedule import Schedule
 from normgen.schedule.space import DEFAULT_KNOBS
 
@@ -151,8 +151,10 @@ def fitted(record: Record, problem: Problem, device: Device) -> Schedule | None:
         own = replace(own, variance=Variance.CORRECTED_TWO_PASS)
     if without_remainders(problem):
         own = replace(own, division=Division.IEEE)
-    if not overflows_l2(problem, device):  # else as the record has it
+    if not overflows_l2(problem, device):
         own = replace(own, row_order=RowOrder.ASCENDING)
+    elif not fills_l2(record.problem.rows * record.problem.cols * problem.dtype.bytes, device):
+        own = replace(own, row_order=RowOrder.DESCENDING)  # not a question where it was tuned
     for schedule in _variants(own, problem.cols / record.problem.cols):
         if refusal(problem, schedule, device) is None:
             return spare_late_parameters(schedule, own, problem)
@@ -173,9 +175,11 @@ def _variants(own: Schedule, ratio: float) -> Iterator[Schedule]:
     loops = [{}, *([{"persistent": 0, "stages": 1, "params": "late"}] if own.persistent else [])]
     edges = dict.fromkeys((own.edges, "exact", "masked", "peel"))
     unrolls = dict.fromkeys((own.unroll, 0, 1))
+    orders = dict.fromkeys((own.row_order, RowOrder.ASCENDING))
     vectors = [v for v in reversed(KNOBS["vector"].values) if v <= own.vector]
-    for vector, loop, grid, edge, unroll in itertools.product(vectors, loops, _grids(own, ratio), edges, unrolls):
-        knobs = {**grid, **loop, "vector": vector, "edges": edge, "unroll": unroll}
+    ways = itertools.product(vectors, loops, _grids(own, ratio), edges, unrolls, orders)
+    for vector, loop, grid, edge, unroll, order in ways:
+        knobs = {**grid, **loop, "vector": vector, "edges": edge, "unroll": unroll, "row_order": order}
         yield replace(own, **knobs)
 
 

@@ -45,6 +45,8 @@ from normgen.schedule.space import is_approximate
 L1_ALONE = 28 << 10  # of an SM's L1, what shared memory cannot have (compute capability 8.0 to 9.0)
 PLAIN = Schedule()
 THREADS = tuple(1 << exponent for exponent in range(11))  # of a row and block; others are left to the search
+SHORT_VECTORS = 20  # of a row, where a thread has one rather than more
+MOST_ACCESSES = 8  # of a thread, where narrow ones would have it make up to 32 for as many bytes
 WALKED_BYTES = 196  # of a row, for each of 256 threads in a cluster
 EARLY_BYTES = 128  # of parameters a thread may hold beside its row; twice as many where rows are few
 # Beside an L2 of 60 MB. Of what a launch writes: from so much on its outputs are better sent on to DRAM, where they
@@ -140,14 +142,18 @@ def _pairs(problem: Problem, device: Device, cluster: int) -> Iterator[tuple[int
     Vectors of 16 and 8 bytes compete: those of 8 leave no lanes idle at 4096x7168 bf16 (256 threads; 3 % ahead of idle
     ones, 1 % at 1024 rows of 4 KiB), and of few short rows they keep twice as many threads busy (what tuning finds at
     3x1088, 22x320, 83x192 and 28x2944: 2 to 20 % of their prices). Groups of columns take vectors of 16 bytes, which
-    leave fewer lanes to combine.
+    leave fewer lanes to combine. Where short rows are peeled they compete too (softmax 299551x91 bf16: 1.36 x).
     """
     few, grouped = _few(problem, device), bool(problem.spec.group)
     by_8 = few and cluster == 1 and problem.cols * problem.dtype.bytes > 8192 and not grouped
     accesses = list(_accesses(problem, few=few, by_8=by_8))
-    alike = len({edges for _, edges in accesses[:2]}) == 1
-    together = 2 if alike and not (by_8 or cluster > 1 or problem.sums_rows or grouped) else 1
-    for group in (accesses[:together], *([access] for access in accesses[together:])):
+    compete = not (by_8 or cluster > 1 or problem.sums_rows or grouped)
+    together = 2 if compete and len({edges for _, edges in accesses[:2]}) == 1 else 1
+    groups = [accesses[:together], *([access] for access in accesses[together:])]
+    peeled = (16 // problem.dtype.bytes, Edges.PEEL)
+    if compete and problem.cols <= SHORT_VECTORS * peeled[0]:
+        groups[groups.index([peeled])] = [peeled, (peeled[0] // 2, Edges.PEEL)]
+    for group in groups:
         rated = [
             (_distance(problem, device, vector, cluster, threads) + 0.15 * number, number, threads)
             for number, (vector, _) in enumerate(group)
@@ -424,7 +430,7 @@ def _distance(problem: Problem, device: Device, vector: int, cluster: int, threa
     cut = PLAIN.varied(threads_per_row=threads, vector=vector, cluster=cluster)
     steps, idle = steps_per_lane(problem, cut), _idle(problem, cut)
     is_roomy = problem.rows < 4 * device.sm_count
-    is_short = problem.cols // vector * width <= 20
+    is_short = problem.cols // vector * width <= SHORT_VECTORS
     aim = 2 if problem.column_outputs or is_roomy else 1 if is_short else 4
     if problem.column_outputs:
         return (abs(steps * width - aim) if steps >= 2 else 1.5) + 4 * idle + 8 * (threads == 1024)
@@ -435,5 +441,5 @@ def _distance(problem: Problem, device: Device, vector: int, cluster: int, threa
         is_spread = steps < 2 and not (few and cluster == 1)
         off = abs(math.log2(threads / usual)) + 2 * max(is_spread, math.log2(max(1, steps) / most))
         return off + 8 * idle if cluster == 1 else off
-    off = abs(math.log2(max(steps, 0.75) * width / aim)) + 5.5 * max(0.0, idle)
+    off = abs(math.log2(max(steps, 0.75) / min(MOST_ACCESSES, aim / width))) + 5.5 * max(0.0, idle)
     return off + {256: 0.2, 512: 0.2, 1024: 1.1}.get(threads, 0.0)

@@ -167,7 +167,8 @@ def test_every_flat_roof_compiles_and_its_grid_covers_what_it_moves(direction: s
     parts = 132 if problem.column_outputs else 0
     sums = (2 * 768, 2) if parts else None
     roofs = list(elementwise_roofs(streams_of(problem, parts=parts), sums=sums, parts=parts))
-    assert len(roofs) == 8
+    assert len(roofs) == 11
+    assert sum(roof.name.endswith("last first") for roof in roofs) == 3
     for roof in roofs:
         resources = compile_module(roof.module, arch).resources
         assert all(r.stack_bytes == r.spill_bytes == 0 for r in resources.values())

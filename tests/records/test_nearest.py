@@ -161,7 +161,7 @@ def test_threads_grow_with_the_cols_and_nothing_else_changes() -> None:
     wide = fitted(record, make("4096x8192"), H200)
     assert wide is not None
     assert (wide.threads_per_row, wide.vector, wide.load, wide.params) == (512, 8, "streaming", "early")
-    assert fitted(record, make("4096x5120"), H200) == ROW_IN_BLOCK
+    assert fitted(record, make("2048x5120"), H200) == ROW_IN_BLOCK
     assert fitted(record, make("128x4096"), H200) == ROW_IN_BLOCK
 
 
@@ -193,6 +193,29 @@ def test_a_mean_of_a_power_of_two_is_no_longer_divided_by_the_remainder() -> Non
     record = tuned(make("2048x5120"), replace(ROW_IN_BLOCK, division="remainder"))
     assert fitted(record, make("2048x7168"), H200) == record.schedule
     assert fitted(record, make("2048x4096"), H200) == ROW_IN_BLOCK
+
+
+@pytest.mark.parametrize(
+    ("there", "asked", "order", "expected"),
+    [
+        ("8192x4096", "4096x4096", "descending", "ascending"),  # fits L2
+        ("4096x4096", "8192x4096", "ascending", "descending"),  # does not, and did there
+        ("8192x4096", "16384x4096", "ascending", "ascending"),  # did not there either: found best
+        ("8192x4096", "16384x4096", "descending", "descending"),
+    ],
+)
+def test_rows_come_in_the_order_that_l2_asks_for(there: str, asked: str, order: str, expected: str) -> None:
+    record = tuned(make(there), replace(ROW_IN_BLOCK, row_order=order))
+    assert fitted(record, make(asked), H200) == replace(ROW_IN_BLOCK, row_order=expected)
+
+
+def test_sums_that_take_rows_in_their_own_order_keep_it() -> None:
+    atomic = Schedule(threads_per_row=128, vector=8, hold="registers", unroll=0, columns="atomic")
+    found = fitted(
+        tuned(make("4096x4096", direction="backward"), atomic), make("16384x4096", direction="backward"), H200
+    )
+    assert found is not None
+    assert found.row_order == "ascending"
 
 
 def test_what_cannot_be_made_legal_is_passed_over() -> None:

@@ -112,3 +112,31 @@ def test_softmax_takes_one_look_less_where_a_look_is_long() -> None:
     assert default("softmax", "8192x2048").softmax == "two_pass"
     assert default("softmax", "4096x32000", gpu=target("t4")).softmax == "online"
     assert default("rmsnorm", "8192x32768").softmax == "two_pass"
+
+
+@pytest.mark.parametrize(
+    ("op", "shape", "direction", "order"),
+    [
+        ("rmsnorm", "8192x4096", "forward", "descending"),
+        ("rmsnorm", "4096x4096", "forward", "ascending"),  # 33 MB fit: 9 % more the other way round
+        ("softmax", "8192x4096", "backward", "descending"),
+        ("rmsnorm", "8192x4096", "backward", "descending"),
+        ("adaln", "4x4096x4096", "backward", "ascending"),  # a batch's rows are walked from its first one
+    ],
+)
+def test_the_last_rows_come_first_where_l2_does_not_hold_all(op: str, shape: str, direction: str, order: str) -> None:
+    assert default(op, shape, direction=direction).row_order == order
+
+
+@pytest.mark.parametrize(
+    ("op", "shape", "threads", "vector"),
+    [
+        ("add_rmsnorm_to_fp8_token", "2453x189", 32, 1),  # eight threads took 2 x as long
+        ("softmax", "299551x91", 8, 4),  # 16 that own one vector each or none: 1.36 x
+    ],
+)
+def test_narrow_accesses_are_shared_out_among_more_threads_and_leave_few_idle(
+    op: str, shape: str, threads: int, vector: int
+) -> None:
+    found = default(op, shape)
+    assert (found.threads_per_row, found.vector) == (threads, vector)

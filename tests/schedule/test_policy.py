@@ -28,6 +28,7 @@ RULES = (
     policy.searched_method,
     policy.searched_columns,
     policy.searched_division,
+    policy.searched_order,
 )
 HELD = {"threads_per_row": 64, "vector": 4, "hold": "registers", "unroll": 0}
 SHORT = {"shape": "8192x768", "dtype": "bf16"}
@@ -42,6 +43,7 @@ NOT_SEARCHED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("layernorm", SHORT, HELD | {"division": "remainder"}, "means of fewer than 4096 cols"),
     ("rmsnorm_to_fp8", {"shape": "4096x4096", "dtype": "bf16"}, HELD | {"division": "remainder"}, "of many rows"),
     ("rmsnorm", BACKWARD, HELD | {"persistent": 2, "columns": "atomic"}, "by atomics or last arrivers"),
+    ("rmsnorm", {"shape": "4096x4096", "dtype": "bf16"}, HELD | {"row_order": "descending"}, "that L2 holds"),
 ]
 SEARCHED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("layernorm", SHORT, HELD),
@@ -53,6 +55,7 @@ SEARCHED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("layernorm_to_int8", {"shape": "4096x768", "dtype": "bf16"}, HELD | {"division": "remainder"}),
     ("softmax", {"shape": "8192x4096", "dtype": "bf16"}, HELD | {"reduce_with": "shared_tree"}),
     ("layernorm", {"shape": "8192x1023", "dtype": "bf16"}, HELD | {"edges": "peel", "persistent": 8}),
+    ("rmsnorm", {"shape": "4096x5120", "dtype": "bf16"}, HELD | {"row_order": "descending"}),
     ("rmsnorm", BACKWARD | {"shape": "64x1024"}, HELD | {"persistent": 2, "columns": "register_atomic"}),
 ]
 
@@ -87,6 +90,7 @@ def test_what_was_not_measured_is_searched(op: str, asked: dict[str, Any], knobs
         ("vector = 1", "vector", 1),
         ('hold = "reload"', "hold", "reload"),
         ('reduce_with = "shared_tree"', "reduce_with", "shared_tree"),
+        ('row_order = "descending"', "row_order", "descending"),
     ],
 )
 def test_a_spec_that_lists_a_value_has_it_searched(listed: str, knob: str, value: object) -> None:
