@@ -38,7 +38,7 @@ from normgen.schedule.plan import (
     steps_per_lane,
     sums_in_registers,
 )
-from normgen.schedule.policy import LEAST_DIVIDED, overflows_l2, shows_in_float32
+from normgen.schedule.policy import LEAST_DIVIDED, input_bytes, overflows_l2, shows_in_float32
 from normgen.schedule.schedule import Schedule
 from normgen.schedule.space import is_approximate
 
@@ -46,7 +46,7 @@ L1_ALONE = 28 << 10  # of an SM's L1, what shared memory cannot have (compute ca
 PLAIN = Schedule()
 THREADS = tuple(1 << exponent for exponent in range(11))  # of a row and block; others are left to the search
 SHORT_VECTORS = 20  # of a row, where a thread has one rather than more
-MOST_ACCESSES = 8  # of a thread, where narrow ones would have it make up to 32 for as many bytes
+LEAST_COVERED = 64  # bytes of a row that a narrow access of its threads covers: two sectors of a line
 WALKED_BYTES = 196  # of a row, for each of 256 threads in a cluster
 EARLY_BYTES = 128  # of parameters a thread may hold beside its row; twice as many where rows are few
 # Beside an L2 of 60 MB. Of what a launch writes: from so much on its outputs are better sent on to DRAM, where they
@@ -87,7 +87,7 @@ def default_schedule(problem: Problem, device: Device) -> Schedule:
         for tree in (*trees, PLAIN.reduce_with)
         if tree is PLAIN.reduce_with or cut.hold is Hold.REGISTERS
     )
-    is_large = overflows_l2(problem, device) and not problem.any_cols
+    is_large = overflows_l2(input_bytes(problem), device) and not problem.any_cols
     orders = [RowOrder.DESCENDING, RowOrder.ASCENDING] if is_large else [RowOrder.ASCENDING]
     methods_in_order = [(v, s, order) for v, s in methods for order in orders]
     for schedule in (
@@ -292,6 +292,8 @@ def _without_columns(problem: Problem, device: Device) -> Iterator[Schedule]:
             if cluster > 1 and hold is Hold.REGISTERS and _walks(problem, device, cluster):
                 walking = hinted.varied(persistent=_at_most("persistent", 1024 // cut.threads))
                 if _has_parameters(problem):
+                    if _overfills(problem, cut):
+                        yield walking.varied(copy=Copy.CP_ASYNC, params=Params.PACKED, load=Load.DEFAULT)
                     yield walking.varied(stages=2, params=Params.PACKED)
                 yield walking.varied(stages=2)
                 yield walking
@@ -301,6 +303,14 @@ def _without_columns(problem: Problem, device: Device) -> Iterator[Schedule]:
             if hold is Hold.REGISTERS and 0 < param_bytes_per_thread(problem, cut) <= most:
                 yield hinted.varied(params=Params.EARLY)
             yield hinted
+
+
+def _overfills(problem: Problem, s: Schedule) -> bool:
+    """Whether a thread that divides, and keeps more of the parameters than of its row, has no registers left for the
+    next row: it comes to shared memory instead (layernorm to int8 265x99968: 0.66 of the price).
+    """
+    row, params = held_bytes_per_thread(problem, s), param_bytes_per_thread(problem, s)
+    return has_quotients(problem) and params > row and 2 * row + params > 256
 
 
 def _written(problem: Problem) -> int:
@@ -321,7 +331,9 @@ def _clusters(problem: Problem, device: Device) -> tuple[int, ...]:
     By eights at most: 16 blocks start later (layernorm 8x119936 bf16: 22 %, and 3x19456 by eight 15 % ahead of four).
     Pairs only of rows of 64 KB: at 64x16384 bf16 one block is 5 % ahead. Few rows of 128 KB and more take eight though
     their blocks share SMs: rmsnorm 112x106432 bf16 had cost 1.66 x what eight do, add_rmsnorm_to_fp8_token 31x51776
-    1.55 x, add_rmsnorm_to_fp8_group 41x34304 1.10 x.
+    1.55 x, add_rmsnorm_to_fp8_group 41x34304 1.10 x. More such rows that meet parameters: first those that walk (layernorm
+    300x65536, rmsnorm 265x99968: eight that walk take 0.88 and 0.68 of the price of two and four that do not; without
+    parameters, log_softmax 299x36288, they take 1.7 x as much).
     """
     if device.arch < 90:
         return (1,)
@@ -329,9 +341,13 @@ def _clusters(problem: Problem, device: Device) -> tuple[int, ...]:
     vectors = problem.cols * problem.dtype.bytes // 16
     least = {2: 4096, 4: 2048, 8: 2048}
     spread = [c for c in least if problem.rows * c <= device.sm_count and vectors >= least[c]]
-    spread += [8] if _few(problem, device) and problem.cols * problem.row_input_bytes >= 128 << 10 else []
+    is_long = problem.cols * problem.row_input_bytes >= 128 << 10
+    spread += [8] if _few(problem, device) and is_long else []
     first = max(spread, default=1)
-    return (*(c for c in sizes if c >= first), *(c for c in sizes if c < first))
+    order = [*(c for c in sizes if c >= first), *(c for c in sizes if c < first)]
+    if is_long and _has_parameters(problem) and not _few(problem, device) and _walks(problem, device, 8):
+        order.sort(key=lambda c: c in (2, 4) and not _walks(problem, device, c))
+    return tuple(order)
 
 
 def _walks(problem: Problem, device: Device, cluster: int) -> bool:
@@ -424,7 +440,9 @@ def _distance(problem: Problem, device: Device, vector: int, cluster: int, threa
     (524288x64: 13 %). In a cluster 256 threads that hold up to 196 bytes each (softmax 500x50000 bf16: 2 % ahead of
     512, rmsnorm 112x106432: 5 %), else 512; 512 too where blocks are fewer than SMs (16x4096 bf16 with its weights in
     DRAM: 9 % ahead of 256). Idle lanes cost their share, and wait with the others
-    (32x5120 bf16: 6 %, layernorm 1245x13184 to int8: 20 %).
+    (32x5120 bf16: 6 %, layernorm 1245x13184 to int8: 20 %). Threads whose narrow accesses cover less than two sectors of
+    a row fetch the rest in vain (rmsnorm to fp8, by elements: 5000x333 takes 2.4 x as long by 8 threads as by 32, 1.4 x by
+    16; 50000x4097 1.3 x by 256 as by 128).
     """
     width = min(16, vector * problem.dtype.bytes) / 16
     cut = PLAIN.varied(threads_per_row=threads, vector=vector, cluster=cluster)
@@ -441,5 +459,8 @@ def _distance(problem: Problem, device: Device, vector: int, cluster: int, threa
         is_spread = steps < 2 and not (few and cluster == 1)
         off = abs(math.log2(threads / usual)) + 2 * max(is_spread, math.log2(max(1, steps) / most))
         return off + 8 * idle if cluster == 1 else off
-    off = abs(math.log2(max(steps, 0.75) / min(MOST_ACCESSES, aim / width))) + 5.5 * max(0.0, idle)
+    off = abs(math.log2(max(steps, 0.75) * width / aim)) + 5.5 * max(0.0, idle)
+    size = problem.dtype.bytes
+    if vector * size < 8:
+        off += 2 * max(0.0, math.log2(min(LEAST_COVERED, problem.cols * size) / (threads * vector * size)))
     return off + {256: 0.2, 512: 0.2, 1024: 1.1}.get(threads, 0.0)
