@@ -19,7 +19,7 @@
 //   64 x 5120    block_per_part  160      1           4       1.569     5.94 / 4.367   633   97.7 %   1.01x       2.054     fresh
 //   256 x 5120   block_per_part  128      1           8       2.082     7.367 / 5.279  1909  99.9 %   1.03x       2.863     fresh
 //   1024 x 5120  block_per_part  160      1           8       4.237     13.37 / 9.123  3750  84.1 %   1.07x       5.48      fresh
-//   4096 x 5120  block_per_part  128      1           8       11.07     41.07 / 29.97  5744  103.1 %  1.08x       18.27     fresh
+//   4096 x 5120  block_per_row   160      1           8       11.57     41.79 / 30.22  5494  90.1 %   1.09x       18.13     fresh
 //   (any other)  block_per_row   256      1           4       -         -              -     -        -           -         not tuned
 //
 // times     price: what the kernel adds to a chain of a kernel that writes its main input and one that reads its
@@ -423,8 +423,8 @@ struct Cols5120_5643 : Plain { using Load = EvictLast;
   enum : int { kCols = 5120, kThreads = 128, kParts = 5, kVector = 8, kGroup = 128 };
 };
 struct Cols5120_9252 : Plain { enum : int { kCols = 5120, kThreads = 160, kParts = 4, kVector = 8, kGroup = 128 }; };
-struct Cols5120_b6d3 : Plain { using Load = NoAllocate;
-  enum : int { kCols = 5120, kThreads = 128, kParts = 3, kVector = 8, kGroup = 128 };
+struct Cols5120_3fcb : Plain { using Team = Threads<160, 1>; using Load = NoAllocate;
+  enum : int { kCols = 5120, kThreads = 160, kVector = 8, kGroup = 128 };
 };
 struct AnyCols_577b : Plain { using Team = Threads<256, 1>;
   enum : int { kThreads = 256, kVector = 4, kUnroll = 1, kGroup = 128 };
@@ -576,6 +576,88 @@ quantize_to_fp8_group_fwd_bf16_block_per_part_10b0(
       pack(q_vec, q_values);
       write<Store>(q_row + own + step * kStride, q_vec);
       if (vector % kGroupVectors == 0) {
+        scale_row[vector / kGroupVectors] = scale_g;
+      }
+    }
+  }
+
+  Chain::at_end();
+}
+
+// quantize_to_fp8_group forward: a team of threads owns a row; each row is read once.
+// The last rows come first: of an input too large for L2 it still has these.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+quantize_to_fp8_group_fwd_bf16_team_per_row_c2d9(
+    float8_e4m3* __restrict__ q,
+    float* __restrict__ scale,
+    Input<Config, bfloat16> x,
+    long long q_pitch,
+    long long scale_pitch,
+    long long x_pitch,
+    int rows,
+    float amax_min) {
+  using Team = typename Config::Team;
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
+      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kVectors = kCols / kVector,
+      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
+  constexpr int kGroup = Config::kGroup, kGroupVectors = kGroup / kVector;
+
+  const int lane = Team::lane();
+  const int own = lane * kVector;  // the column of a thread's first vector
+  const int slot = Team::slot();  // this thread's row within the block
+  const int row = ((rows - 1) / kRowsPerBlock - Team::tile()) * kRowsPerBlock + slot;
+
+  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const int valid_row = active ? row : rows - 1;
+  float8_e4m3* q_row = q + static_cast<long long>(valid_row) * q_pitch;
+  float* scale_row = scale + static_cast<long long>(valid_row) * scale_pitch;
+  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
+
+  Vec<bfloat16, kVector> x_held[kSteps];
+
+  // The row of x is read once and waits in registers; each thread reads back its own part.
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
+    }
+  }
+
+  Chain::at_loads();
+
+  // One look: the outputs
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      float q_values[kVector];
+      float x_absmax_g = 0.0f;
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        x_absmax_g = maximum(x_absmax_g, fabsf(x_i));
+      }
+      x_absmax_g = reduce_group<kGroupVectors, Maximum, kEven>(x_absmax_g);
+      const float scale_g = maximum(amax_min, x_absmax_g) / 448.0f;
+      const float scale_inverse_g = 1.0f / scale_g;
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        q_values[i] = x_i * scale_inverse_g;
+      }
+      Vec<float8_e4m3, kVector> q_vec;
+      pack(q_vec, q_values);
+      if (active) write<Store>(q_row + own + step * kStride, q_vec);
+      if (vector % kGroupVectors == 0 && active) {
         scale_row[vector / kGroupVectors] = scale_g;
       }
     }
@@ -809,8 +891,7 @@ inline constexpr Tuned kTuned[] = {
      run<quantize_to_fp8_group_fwd_bf16_block_per_part_10b0<Cols5120_5643>>}},
     {1024, 5120, 16, 0u, 0u, false, {{160, 1, false, 0, 0, 0, 1, 4},
      run<quantize_to_fp8_group_fwd_bf16_block_per_part_10b0<Cols5120_9252>>}},
-    {4096, 5120, 16, 0u, 0u, false, {{128, 1, false, 0, 0, 0, 1, 3},
-     run<quantize_to_fp8_group_fwd_bf16_block_per_part_10b0<Cols5120_b6d3>>}},
+    {4096, 5120, 16, 0u, 0u, false, {{160}, run<quantize_to_fp8_group_fwd_bf16_team_per_row_c2d9<Cols5120_3fcb>>}},
 };
 
 // For any cols.
