@@ -331,9 +331,9 @@ def _clusters(problem: Problem, device: Device) -> tuple[int, ...]:
     By eights at most: 16 blocks start later (layernorm 8x119936 bf16: 22 %, and 3x19456 by eight 15 % ahead of four).
     Pairs only of rows of 64 KB: at 64x16384 bf16 one block is 5 % ahead. Few rows of 128 KB and more take eight though
     their blocks share SMs: rmsnorm 112x106432 bf16 had cost 1.66 x what eight do, add_rmsnorm_to_fp8_token 31x51776
-    1.55 x, add_rmsnorm_to_fp8_group 41x34304 1.10 x. More such rows that meet parameters: first those that walk (layernorm
-    300x65536, rmsnorm 265x99968: eight that walk take 0.88 and 0.68 of the price of two and four that do not; without
-    parameters, log_softmax 299x36288, they take 1.7 x as much).
+    1.55 x, add_rmsnorm_to_fp8_group 41x34304 1.10 x. Of more such rows, where they meet parameters, those come first
+    that walk (layernorm 300x65536, rmsnorm 265x99968: eight that walk take 0.88 and 0.68 of the price of two and four
+    that do not; without parameters, log_softmax 299x36288, they take 1.7 x as much).
     """
     if device.arch < 90:
         return (1,)
@@ -439,10 +439,10 @@ def _distance(problem: Problem, device: Device, vector: int, cluster: int, threa
     nothing else is left; two where the rows leave SMs room (256x4096 bf16: 6 %), one of rows of at most 20
     (524288x64: 13 %). In a cluster 256 threads that hold up to 196 bytes each (softmax 500x50000 bf16: 2 % ahead of
     512, rmsnorm 112x106432: 5 %), else 512; 512 too where blocks are fewer than SMs (16x4096 bf16 with its weights in
-    DRAM: 9 % ahead of 256). Idle lanes cost their share, and wait with the others
-    (32x5120 bf16: 6 %, layernorm 1245x13184 to int8: 20 %). Threads whose narrow accesses cover less than two sectors of
-    a row fetch the rest in vain (rmsnorm to fp8, by elements: 5000x333 takes 2.4 x as long by 8 threads as by 32, 1.4 x by
-    16; 50000x4097 1.3 x by 256 as by 128).
+    DRAM: 9 % ahead of 256). Idle lanes cost their share, and wait with the others (32x5120 bf16: 6 %, layernorm
+    1245x13184 to int8: 20 %). Threads whose narrow accesses cover less than two sectors of a row fetch the rest in vain
+    (rmsnorm to fp8, by elements: 5000x333 takes 2.4 x as long by 8 threads as by 32, 1.4 x by 16; 50000x4097 1.3 x by
+    256 as by 128).
     """
     width = min(16, vector * problem.dtype.bytes) / 16
     cut = PLAIN.varied(threads_per_row=threads, vector=vector, cluster=cluster)
