@@ -342,7 +342,8 @@ class Access:
     def last_start(self) -> list[Statement]:
         """Where the last of a walker's tiles starts, if it has them from the last to the first.
 
-        Each walker has the tiles that it would have in ascending order, so that rows shift alike as they do there.
+        Each walker has the tiles that it would have in ascending order, so that rows shift alike as they do there. A
+        launch has no more walkers than tiles; of 0 rows its only one starts below 0, in unsigned numbers too.
         """
         if not (self.plan.descends and self.plan.loops_rows):
             return []

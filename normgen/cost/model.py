@@ -35,7 +35,7 @@ from normgen.schedule.plan import (
     sums_in_registers,
 )
 from normgen.schedule.plan import shared_bytes as dynamic_shared_bytes
-from normgen.schedule.policy import input_bytes, overflows_l2
+from normgen.schedule.policy import overflows_l2
 from normgen.schedule.schedule import Schedule
 
 REGISTERS_PER_SM = 65536  # of every GPU since compute capability 5.0
@@ -188,7 +188,7 @@ def _memory_us(
     read = problem.rows * problem.cols * sum(t.dtype.bytes for t in problem.elem_tensors if not t.is_written)
     again = read * max(0, looks - 1) if s.hold is Hold.RELOAD and not _rereads_l1(problem, s) else 0
     local = 8.0 * spilled * s.threads_per_row * s.row_blocks * problem.rows  # stored and loaded once a row
-    is_found = s.row_order.is_reversed and overflows_l2(input_bytes(problem), device)
+    is_found = s.row_order.is_reversed and overflows_l2(problem.main_bytes, device)
     found = FOUND_IN_L2 * device.l2_bytes if is_found else 0.0
     moved = problem.compulsory_bytes / l2 if hot else (problem.compulsory_bytes - found) / min(dram, l2)
     return (moved + (again + local) / l2) * narrow

@@ -134,6 +134,11 @@ class Problem:
         """Whether a mean is an exact product: cols is a power of two."""
         return self.cols & (self.cols - 1) == 0
 
+    @property
+    def main_bytes(self) -> int:
+        """Of the main input, which the kernel in front has just written."""
+        return self.rows * self.cols * self.dtype.bytes
+
     @cached_property
     def row_input_bytes(self) -> int:
         """Bytes that one element of every row input takes together."""

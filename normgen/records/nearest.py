@@ -26,7 +26,7 @@ from normgen.records.record import ProblemKey, Record
 from normgen.schedule.default import default_schedule
 from normgen.schedule.knobs import KNOBS, Division, RowOrder, Statistics, Variance
 from normgen.schedule.legality import refusal, without_remainders
-from normgen.schedule.policy import input_bytes, leaves_rounding, overflows_l2, spare_late_parameters
+from normgen.schedule.policy import leaves_rounding, overflows_l2, spare_late_parameters
 from normgen.schedule.schedule import Schedule
 from normgen.schedule.space import DEFAULT_KNOBS
 
@@ -151,7 +151,7 @@ def fitted(record: Record, problem: Problem, device: Device) -> Schedule | None:
         own = replace(own, variance=Variance.CORRECTED_TWO_PASS)
     if without_remainders(problem):
         own = replace(own, division=Division.IEEE)
-    if not overflows_l2(input_bytes(problem), device):
+    if problem.any_cols or not overflows_l2(problem.main_bytes, device):
         own = replace(own, row_order=RowOrder.ASCENDING)
     elif not overflows_l2(record.problem.rows * record.problem.cols * problem.dtype.bytes, device):
         own = replace(own, row_order=RowOrder.DESCENDING)  # not a question where it was tuned

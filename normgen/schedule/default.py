@@ -38,7 +38,7 @@ from normgen.schedule.plan import (
     steps_per_lane,
     sums_in_registers,
 )
-from normgen.schedule.policy import LEAST_DIVIDED, input_bytes, overflows_l2, shows_in_float32
+from normgen.schedule.policy import LEAST_DIVIDED, overflows_l2, shows_in_float32
 from normgen.schedule.schedule import Schedule
 from normgen.schedule.space import is_approximate
 
@@ -79,7 +79,9 @@ def default_schedule(problem: Problem, device: Device) -> Schedule:
     guarded = few and Variance.GUARDED in known["variance"]
     looks_once = [Variance.GUARDED] if guarded else []
     looks_twice = [v for v in (Variance.TWO_PASS, Variance.CORRECTED_TWO_PASS) if v in known["variance"]]
-    methods = list(itertools.product([*looks_once, *looks_twice], [*online, Softmax.TWO_PASS]))
+    last_first = [RowOrder.DESCENDING] if overflows_l2(problem.main_bytes, device) and not problem.any_cols else []
+    variances, softmaxes = [*looks_once, *looks_twice], [*online, Softmax.TWO_PASS]
+    methods = list(itertools.product(variances, softmaxes, [*last_first, RowOrder.ASCENDING]))
     trees = [ReduceWith.SHORT_CHAINS] if few and _exchanges_twice(problem) else []
     plain = (
         cut.varied(arithmetic=arithmetic, division=_division(problem, cut, device), reduce_with=tree)
@@ -87,12 +89,7 @@ def default_schedule(problem: Problem, device: Device) -> Schedule:
         for tree in (*trees, PLAIN.reduce_with)
         if tree is PLAIN.reduce_with or cut.hold is Hold.REGISTERS
     )
-    is_large = overflows_l2(input_bytes(problem), device) and not problem.any_cols
-    orders = [RowOrder.DESCENDING, RowOrder.ASCENDING] if is_large else [RowOrder.ASCENDING]
-    methods_in_order = [(v, s, order) for v, s in methods for order in orders]
-    for schedule in (
-        cut.varied(variance=v, softmax=s, row_order=order) for cut in plain for v, s, order in methods_in_order
-    ):
+    for schedule in (cut.varied(variance=v, softmax=s, row_order=o) for cut in plain for v, s, o in methods):
         if schedule.variance is Variance.GUARDED and schedule.keep is Keep.VALUES:
             continue  # what such a thread keeps is what two passes share
         if shows_in_float32(problem, schedule) is None and refusal(problem, schedule, device) is None:

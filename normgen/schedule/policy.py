@@ -232,11 +232,6 @@ def searched_division(problem: Problem, s: Schedule, device: Device) -> str | No
     return f"not searched: means of fewer than {least} cols by a product and its remainder, quotients of many rows"
 
 
-def input_bytes(problem: Problem) -> int:
-    """Of the main input, which the kernel in front has just written."""
-    return problem.rows * problem.cols * problem.dtype.bytes
-
-
 def overflows_l2(size: int, device: Device) -> bool:
     """Whether so many bytes, written in order, have pushed their first ones out of L2 when a kernel begins to read.
 
@@ -250,7 +245,7 @@ def overflows_l2(size: int, device: Device) -> bool:
 
 def searched_order(problem: Problem, s: Schedule, device: Device) -> str | None:
     """Search policy: the last rows first only where L2 has hardly room for all of them."""
-    is_small = input_bytes(problem) <= EITHER_ORDER * device.l2_bytes
+    is_small = problem.main_bytes <= EITHER_ORDER * device.l2_bytes
     if s.row_order.is_reversed and is_small and "row_order" not in problem.searched_knobs:
         return "not searched: the last rows first, of an input that L2 holds"
     return None

@@ -10,6 +10,7 @@ import pytest
 from normgen import verify
 from normgen.cpu import find_compiler
 from normgen.device import target
+from normgen.measure.cpu_check import check_on_cpu
 from normgen.pipeline import emit
 from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
@@ -83,6 +84,17 @@ def test_a_launch_begins_with_the_rows_that_its_order_names(schedule: Schedule, 
     unlike = np.frombuffer(outputs.arrays["y"].tobytes(), np.uint8) != np.frombuffer(before, np.uint8)
     written = np.flatnonzero(unlike.reshape(problem.rows, -1).any(axis=1))
     assert written.tolist() == list(range(56, 64) if order.is_reversed else range(8))
+
+
+@pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler on this machine")
+@pytest.mark.parametrize("rows_per_block", [1, 4])
+def test_column_sums_of_last_rows_first_are_right_of_0_rows_too(rows_per_block: int) -> None:
+    """The check calls a kernel with sums over rows at 0 rows as well, where a block writes zeros."""
+    problem = problem_for(load("rmsnorm"), shape=(700, 1024), dtype="bf16", direction="backward")
+    schedule = HELD.varied(rows_per_block=rows_per_block, persistent=1, row_order=RowOrder.DESCENDING)
+    checked = check_on_cpu(problem, emit(problem, schedule))
+    assert checked.ok, checked.summary
+    assert "at 0 rows" in checked.summary
 
 
 @pytest.mark.parametrize(
