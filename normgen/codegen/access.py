@@ -342,13 +342,14 @@ class Access:
     def last_start(self) -> list[Statement]:
         """Where the last of a walker's tiles starts, if it has them from the last to the first.
 
-        Each walker has the tiles that it would have in ascending order, so that rows shift alike as they do there. A
-        launch has no more walkers than tiles; of 0 rows its only one starts below 0, in unsigned numbers too.
+        Each walker has the tiles that it would have in ascending order, so that rows shift alike as they do there.
+        Where blocks add column sums they may be more than there are tiles.
         """
         if not (self.plan.descends and self.plan.loops_rows):
             return []
         first, stride = self.first_tile, self.tile_stride
         start = f"(rows - 1 - {first}) / ({stride}) * ({stride}) + {first}"
+        start = f"{first} < rows ? {start} : -1" if self.plan.sums else start
         return [Let("const int last_start", start, "the last of this walker's tiles comes first")]
 
     def behind(self, tiles: str = "") -> str:

@@ -14,7 +14,7 @@ from normgen.measure.cpu_check import check_on_cpu
 from normgen.pipeline import emit
 from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
-from normgen.schedule.knobs import Copy, Edges, Hold, Params, RowOrder
+from normgen.schedule.knobs import Columns, Copy, Edges, Hold, Params, RowOrder
 from normgen.schedule.legality import refusal
 from normgen.schedule.schedule import Schedule
 from normgen.spec.reader import load
@@ -68,11 +68,15 @@ def test_peeled_rows_shift_as_they_do_in_ascending_order(schedule: Schedule) -> 
 
 
 @pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler on this machine")
-@pytest.mark.parametrize("schedule", [WAYS[0], WAYS[1], WAYS[2]], ids=str)
+@pytest.mark.parametrize(
+    ("op", "schedule"),
+    [*(("rmsnorm", way) for way in WAYS[:3]), ("swiglu", HELD.varied(rows_per_block=1, parts=4))],
+    ids=str,
+)
 @pytest.mark.parametrize("order", list(RowOrder))
-def test_a_launch_begins_with_the_rows_that_its_order_names(schedule: Schedule, order: RowOrder) -> None:
+def test_a_launch_begins_with_the_rows_that_its_order_names(op: str, schedule: Schedule, order: RowOrder) -> None:
     """Grids cut short, as if the rows were fewer: the blocks that run own the first rows, or the last ones."""
-    problem = problem_for(load("rmsnorm"), shape=(64, 1024), dtype="bf16", without=["rstd"])
+    problem = problem_for(load(op), shape=(64, 1024), dtype="bf16", without=["rstd"] if op == "rmsnorm" else [])
     module = emit(problem, replace(schedule, row_order=order))
     launch = module.kernels[0].launch
     few = launch.grid(rows=8, sm_count=H200.sm_count)
@@ -87,11 +91,19 @@ def test_a_launch_begins_with_the_rows_that_its_order_names(schedule: Schedule, 
 
 
 @pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler on this machine")
-@pytest.mark.parametrize("rows_per_block", [1, 4])
-def test_column_sums_of_last_rows_first_are_right_of_0_rows_too(rows_per_block: int) -> None:
+@pytest.mark.parametrize(
+    ("rows", "knobs"),
+    [
+        (700, {"rows_per_block": 1}),
+        (700, {"rows_per_block": 4}),
+        (40, {"rows_per_block": 4, "cluster": 4, "columns": Columns.CLUSTER_PARTIALS}),  # ten tiles, twelve blocks
+        (40, {"rows_per_block": 4, "cluster": 4, "columns": Columns.CLUSTER_PARTIALS, "stages": 2}),
+    ],
+)
+def test_column_sums_of_last_rows_first_are_right_of_0_rows_too(rows: int, knobs: dict[str, object]) -> None:
     """The check calls a kernel with sums over rows at 0 rows as well, where a block writes zeros."""
-    problem = problem_for(load("rmsnorm"), shape=(700, 1024), dtype="bf16", direction="backward")
-    schedule = HELD.varied(rows_per_block=rows_per_block, persistent=1, row_order=RowOrder.DESCENDING)
+    problem = problem_for(load("rmsnorm"), shape=(rows, 1024), dtype="bf16", direction="backward")
+    schedule = HELD.varied(persistent=16, row_order=RowOrder.DESCENDING, **knobs)
     checked = check_on_cpu(problem, emit(problem, schedule))
     assert checked.ok, checked.summary
     assert "at 0 rows" in checked.summary
@@ -100,7 +112,7 @@ def test_column_sums_of_last_rows_first_are_right_of_0_rows_too(rows_per_block: 
 @pytest.mark.parametrize(
     ("op", "asked", "knobs", "reason"),
     [
-        ("rmsnorm", {"shape": "4096x1024", "direction": "backward"}, {"columns": "atomic"}, "blocks of one tile"),
+        ("rmsnorm", {"shape": "4096x1024", "direction": "backward"}, {"columns": Columns.ATOMIC}, "blocks of one tile"),
         ("adaln", {"shape": "4x64x256", "direction": "backward"}, {"persistent": 1}, "a batch are walked"),
     ],
 )

@@ -136,6 +136,7 @@ def test_the_asked_setting_is_nearer_and_measured_comes_before_predicted() -> No
         problem=fresh.problem, schedule=fresh.schedule, outcome=Outcome.PREDICTED, measured=False, predicted_us=1.0
     )
     assert nearest_shape(make("20x4096"), guess, hot, place=Place(setting=Setting.HOT)) == (32, 4096)
+    assert nearest_shape(make("20x4096"), guess, tuned(make("32x4096"))) == (32, 4096)
     cold, hot = (Place(context=Context.ALONE, setting=setting) for setting in (Setting.COLD, Setting.HOT))
     alone, other = tuned(make("16x4096"), place=hot), tuned(make("16x4096"), place=cold)
     assert nearest_shape(make("16x2048"), alone, other) == (16, 4096)

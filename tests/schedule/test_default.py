@@ -128,6 +128,11 @@ def test_the_last_rows_come_first_where_l2_does_not_hold_all(op: str, shape: str
     assert default(op, shape, direction=direction).row_order == order
 
 
+def test_a_kernel_of_any_columns_knows_no_size_and_begins_with_the_first_rows() -> None:
+    problem = problem_for(load("rmsnorm"), shape="8192x4096", dtype="bf16", any_cols=True)
+    assert default_schedule(problem, H200).row_order == "ascending"
+
+
 @pytest.mark.parametrize(
     ("op", "shape", "threads", "vector"),
     [
@@ -148,3 +153,4 @@ def test_few_long_rows_that_meet_parameters_are_walked_by_clusters_that_have_equ
     assert (found.cluster, found.persistent, found.stages, found.params) == (8, 4, 2, "packed")
     assert default("layernorm_to_int8", "265x99968").copy == "cp_async"  # a thread has no registers for the next row
     assert default("log_softmax", "299x36288").persistent == 0
+    assert default("softmax", "265x99968").persistent == 0
