@@ -349,7 +349,7 @@ class Access:
             return []
         first, stride = self.first_tile, self.tile_stride
         start = f"(rows - 1 - {first}) / ({stride}) * ({stride}) + {first}"
-        start = f"{first} < rows ? {start} : -1" if self.plan.sums else start
+        start = f"{first} < rows ? static_cast<int>({start}) : -1" if self.plan.sums else start
         return [Let("const int last_start", start, "the last of this walker's tiles comes first")]
 
     def behind(self, tiles: str = "") -> str:

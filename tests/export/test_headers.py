@@ -50,6 +50,18 @@ CLUSTERS = Schedule(threads_per_row=128, cluster=4, vector=4, hold="registers", 
 PAIRS = replace(CLUSTERS, cluster=2, vector=2, columns="cluster_partials")
 
 
+LAST_FIRST = Schedule(
+    threads_per_row=32,
+    rows_per_block=4,
+    vector=4,
+    hold="registers",
+    persistent=2,
+    stages=2,
+    unroll=0,
+    row_order="descending",
+)
+
+
 def single_records() -> dict[str, list[Record]]:
     """One header each; between them every dtype, both directions, a spec without parameters or scalars."""
     return {
@@ -63,6 +75,13 @@ def single_records() -> dict[str, list[Record]]:
         "layernorm_backward_only_dx": [record(shape="64x256", direction="backward", gradients=("x",))],
         "rmsnorm_backward_only_dweight": [
             record("rmsnorm", shape="64x256", direction="backward", gradients=["weight"])
+        ],
+        "rmsnorm_last_rows_first": [
+            record("rmsnorm", shape="4096x256", schedule=replace(LAST_FIRST, persistent=0, stages=1)),
+            record("rmsnorm", shape="4096x512", schedule=LAST_FIRST),
+        ],
+        "rmsnorm_backward_last_rows_first": [
+            record("rmsnorm", shape="4096x512", direction="backward", schedule=LAST_FIRST)
         ],
         "rmsnorm_in_place": [record("rmsnorm", shape="64x1000", dtype="bf16", in_place={"y": "x"})],
         "dyt_backward": [record("dyt", shape="64x256", dtype="bf16", direction="backward")],

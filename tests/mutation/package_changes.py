@@ -340,7 +340,7 @@ CHANGES: tuple[Change, ...] = (
         ("tests/codegen/test_row_order.py",),
         ("({stride}) * ({stride}) + {first}", "({stride}) * ({stride})"),
         ('return f"{row} >= 0" if self.plan.descends', 'return f"{row} > 0" if self.plan.descends'),
-        ('f"{first} < rows ? {start} : -1" if self.plan.sums else start', "start"),
+        ('f"{first} < rows ? static_cast<int>({start}) : -1" if self.plan.sums else start', "start"),
         ('"-=" if self.plan.descends else "+="', '"+="'),
         ('sign = "-" if self.plan.descends else "+"', 'sign = "+"'),
         ('f"rows - 1 - {self.walker}" if self.plan.descends else self.walker', "self.walker"),
