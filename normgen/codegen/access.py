@@ -352,10 +352,10 @@ class Access:
         start = f"{first} < rows ? static_cast<int>({start}) : -1" if self.plan.sums else start
         return [Let("const int last_start", start, "the last of this walker's tiles comes first")]
 
-    def behind(self, tiles: str = "") -> str:
-        """The start of the tile that a walker comes to next, or of the one that many `tiles` later."""
+    def behind(self, tile: str = "", *, tiles: str = "") -> str:
+        """The start of the tile that a walker comes to behind `tile`, else this one, or of that many `tiles` on."""
         sign = "-" if self.plan.descends else "+"
-        return f"{self.tile} {sign} {f'{tiles} * ' if tiles else ''}{self.tile_stride}"
+        return f"{tile or self.tile} {sign} {f'{tiles} * ' if tiles else ''}{self.tile_stride}"
 
     def is_tile(self, row: str) -> str:
         """Whether a walker has a tile that starts at `row`."""

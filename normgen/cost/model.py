@@ -188,7 +188,7 @@ def _memory_us(
     read = problem.rows * problem.cols * sum(t.dtype.bytes for t in problem.elem_tensors if not t.is_written)
     again = read * max(0, looks - 1) if s.hold is Hold.RELOAD and not _rereads_l1(problem, s) else 0
     local = 8.0 * spilled * s.threads_per_row * s.row_blocks * problem.rows  # stored and loaded once a row
-    is_found = s.row_order.is_reversed and overflows_l2(problem.main_bytes, device)
+    is_found = s.row_order.descends and overflows_l2(problem.main_bytes, device)
     found = FOUND_IN_L2 * device.l2_bytes if is_found else 0.0
     moved = problem.compulsory_bytes / l2 if hot else (problem.compulsory_bytes - found) / min(dram, l2)
     return (moved + (again + local) / l2) * narrow

@@ -207,7 +207,7 @@ class RowOrder(StrEnum):
     DESCENDING = "descending"
 
     @property
-    def is_reversed(self) -> bool:
+    def descends(self) -> bool:
         """Whether the last rows come first: those that the kernel in front, as most do, has just written."""
         return self is RowOrder.DESCENDING
 

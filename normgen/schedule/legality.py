@@ -523,7 +523,7 @@ def statistics(problem: Problem, s: Schedule, _: Device) -> str | None:
 
 
 def row_order(problem: Problem, s: Schedule, _: Device) -> str | None:
-    if not s.row_order.is_reversed:
+    if not s.row_order.descends:
         return None
     if problem.sums_batches:
         return "the rows of a batch are walked from its first one: row_order = ascending"

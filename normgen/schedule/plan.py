@@ -662,7 +662,7 @@ class Plan:
     @property
     def descends(self) -> bool:
         """Whether walkers go from their last rows to their first ones."""
-        return self.schedule.row_order.is_reversed
+        return self.schedule.row_order.descends
 
     # ---- what a launch needs -----------------------------------------------------------------------------------
 

@@ -246,7 +246,7 @@ def overflows_l2(size: int, device: Device) -> bool:
 def searched_order(problem: Problem, s: Schedule, device: Device) -> str | None:
     """Search policy: the last rows first only where L2 has hardly room for all of them."""
     is_small = problem.main_bytes <= EITHER_ORDER * device.l2_bytes
-    if s.row_order.is_reversed and is_small and "row_order" not in problem.searched_knobs:
+    if s.row_order.descends and is_small and "row_order" not in problem.searched_knobs:
         return "not searched: the last rows first, of an input that L2 holds"
     return None
 

@@ -349,7 +349,7 @@ CHANGES: tuple[Change, ...] = (
     *changes(
         "codegen/transport/ring.py",
         ("tests/codegen/test_row_order.py",),
-        ('sign = "-" if self.plan.descends else "+"', 'sign = "+"'),
+        ('self.access.behind(first, tiles="stage")', 'f"{first} + stage * {self.access.tile_stride}"'),
     ),
     *changes(
         "schedule/default.py",
@@ -367,7 +367,7 @@ CHANGES: tuple[Change, ...] = (
         ("tests/schedule/test_policy.py",),
         ("problem.main_bytes <= EITHER_ORDER * device.l2_bytes", "problem.main_bytes <= device.l2_bytes"),
         (' and "row_order" not in problem.searched_knobs', ""),
-        ("if s.row_order.is_reversed and is_small", "if is_small"),
+        ("if s.row_order.descends and is_small", "if is_small"),
     ),
     *changes(
         "records/results.py",

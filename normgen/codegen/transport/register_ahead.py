@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from normgen.codegen.access import EDGE
 from normgen.codegen.statements import Comment, Do, Gap, If, Let, Setting, Statement, function
-from normgen.codegen.transport.transport import Transport, fetch_if, fetch_later, next_row
+from normgen.codegen.transport.transport import Transport, fetch_if, fetch_later
 from normgen.codegen.walk import Walk
 from normgen.program.ir import Load
 
@@ -42,7 +42,7 @@ class RegisterAhead(Transport):
         access, held = self.access, self.plan.held
         moves = [Do(f"{h.name}_held[step] = {h.name}_next[step]") for h in held]
         edges = [Do(f"{h.name}_edge = {h.name}_edge_next") for h in held if self.plan.cut.edged]
-        later = fetch_later(self.access, self._call, "next_row", next_row(access), "kAhead")
+        later = fetch_later(self.access, self._call, "next_row", access.behind(), "kAhead")
         return [*Walk(head=moves, always=True).statements(access), *edges, *later]
 
     def row_value(self, load: Load) -> str:

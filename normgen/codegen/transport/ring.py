@@ -13,7 +13,7 @@ from typing import Protocol
 from normgen.codegen.access import EDGE, Access
 from normgen.codegen.statements import Comment, Do, Gap, If, Let, Statement, function, loop
 from normgen.codegen.transport.direct import read_row
-from normgen.codegen.transport.transport import Slots, Transport, fetch_if, fetch_later, next_row
+from normgen.codegen.transport.transport import Slots, Transport, fetch_if, fetch_later
 from normgen.codegen.walk import Walk
 from normgen.program.ir import Load
 from normgen.schedule.plan import WARP, Place
@@ -114,14 +114,13 @@ class Ring(Transport):
         return self.plan.cut.edged or bool(self.plan.fetched_rows)
 
     def _first_fetches(self) -> list[Statement]:
-        first, stride = self.access.start_tile, self.access.tile_stride
-        sign = "-" if self.plan.descends else "+"
+        first = self.access.start_tile
         values = [fetch_if(self.access, "fetch_values({})", first)] if self._fetches_values else []
         copier = self.copier
         if not self.plan.is_staged:
             return [fetch_if(self.access, "fetch({})", first, copier.elected), *copier.commit, *values]
         tile = [
-            Let(f"const int {self.access.tile}", f"{first} {sign} stage * {stride}"),
+            Let(f"const int {self.access.tile}", self.access.behind(first, tiles="stage")),
             fetch_if(self.access, "fetch({}, stage)", self.access.tile, copier.elected),
             *copier.commit,
         ]
@@ -143,7 +142,7 @@ class Ring(Transport):
         if not self._fetches_values:
             return []
         edges = [Do(f"{ld.name}_edge = {ld.name}_edge_next") for ld in self.plan.held if self.plan.cut.edged]
-        return [*edges, *fetch_later(self.access, "fetch_values({})", "next_row", next_row(self.access))]
+        return [*edges, *fetch_later(self.access, "fetch_values({})", "next_row", self.access.behind())]
 
     def arrive(self) -> list[Statement]:
         """Wait for this row; rows that are held in registers leave their slots."""
@@ -182,8 +181,8 @@ class Ring(Transport):
 
     def _refill(self) -> list[Statement]:
         """The slots get the row tile that is `stages` trips ahead."""
-        ahead = self.access.behind("kStages")
-        call, row = ("fetch({}, stage)", ahead) if self.plan.is_staged else ("fetch({})", next_row(self.access))
+        ahead = self.access.behind(tiles="kStages")
+        call, row = ("fetch({}, stage)", ahead) if self.plan.is_staged else ("fetch({})", self.access.behind())
         return [*fetch_later(self.access, call, "refill_row", row, self.copier.elected), *self.copier.commit]
 
 

@@ -151,11 +151,9 @@ def fetch_if(access: Access, call: str, row: str, elected: str = "") -> Statemen
 
 
 def fetch_later(access: Access, call: str, name: str, row: str, elected: str = "") -> list[Statement]:
-    """Ask for the row tile that starts at `row`, called `name`, if there is one. It may lie past the largest int."""
+    """Ask for the row tile that starts at `row`, called `name`, if there is one.
+
+    It may lie past the largest int; of last rows first it may lie below 0.
+    """
     kind = "int" if access.plan.descends else "unsigned"
     return [Let(f"const {kind} {name}", row), fetch_if(access, call, name, elected)]
-
-
-def next_row(access: Access) -> str:
-    """The start of the row tile behind this one."""
-    return access.behind()
