@@ -26,7 +26,7 @@ from normgen.records.record import ProblemKey, Record
 from normgen.schedule.default import default_schedule
 from normgen.schedule.knobs import KNOBS, Division, RowOrder, Statistics, Variance
 from normgen.schedule.legality import refusal, without_remainders
-from normgen.schedule.policy import leaves_rounding, overflows_l2, spare_late_parameters
+from normgen.schedule.policy import leaves_rounding, overflows_l2, spare_late_parameters, wants_last_first
 from normgen.schedule.schedule import Schedule
 from normgen.schedule.space import DEFAULT_KNOBS
 
@@ -151,7 +151,7 @@ def fitted(record: Record, problem: Problem, device: Device) -> Schedule | None:
         own = replace(own, variance=Variance.CORRECTED_TWO_PASS)
     if without_remainders(problem):
         own = replace(own, division=Division.IEEE)
-    if problem.any_cols or not overflows_l2(problem.main_bytes, device):
+    if not wants_last_first(problem, device):
         own = replace(own, row_order=RowOrder.ASCENDING)
     elif not overflows_l2(record.problem.rows * record.problem.cols * problem.dtype.bytes, device):
         own = replace(own, row_order=RowOrder.DESCENDING)  # not a question where it was tuned
@@ -175,11 +175,9 @@ def _variants(own: Schedule, ratio: float) -> Iterator[Schedule]:
     loops = [{}, *([{"persistent": 0, "stages": 1, "params": "late"}] if own.persistent else [])]
     edges = dict.fromkeys((own.edges, "exact", "masked", "peel"))
     unrolls = dict.fromkeys((own.unroll, 0, 1))
-    orders = dict.fromkeys((own.row_order, RowOrder.ASCENDING))
     vectors = [v for v in reversed(KNOBS["vector"].values) if v <= own.vector]
-    ways = itertools.product(vectors, loops, _grids(own, ratio), edges, unrolls, orders)
-    for vector, loop, grid, edge, unroll, order in ways:
-        knobs = {**grid, **loop, "vector": vector, "edges": edge, "unroll": unroll, "row_order": order}
+    for vector, loop, grid, edge, unroll in itertools.product(vectors, loops, _grids(own, ratio), edges, unrolls):
+        knobs = {**grid, **loop, "vector": vector, "edges": edge, "unroll": unroll}
         yield replace(own, **knobs)
 
 

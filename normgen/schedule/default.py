@@ -38,7 +38,7 @@ from normgen.schedule.plan import (
     steps_per_lane,
     sums_in_registers,
 )
-from normgen.schedule.policy import LEAST_DIVIDED, overflows_l2, shows_in_float32
+from normgen.schedule.policy import LEAST_DIVIDED, shows_in_float32, wants_last_first
 from normgen.schedule.schedule import Schedule
 from normgen.schedule.space import is_approximate
 
@@ -79,7 +79,7 @@ def default_schedule(problem: Problem, device: Device) -> Schedule:
     guarded = few and Variance.GUARDED in known["variance"]
     looks_once = [Variance.GUARDED] if guarded else []
     looks_twice = [v for v in (Variance.TWO_PASS, Variance.CORRECTED_TWO_PASS) if v in known["variance"]]
-    last_first = [RowOrder.DESCENDING] if overflows_l2(problem.main_bytes, device) and not problem.any_cols else []
+    last_first = [RowOrder.DESCENDING] if wants_last_first(problem, device) else []
     variances, softmaxes = [*looks_once, *looks_twice], [*online, Softmax.TWO_PASS]
     methods = list(itertools.product(variances, softmaxes, [*last_first, RowOrder.ASCENDING]))
     trees = [ReduceWith.SHORT_CHAINS] if few and _exchanges_twice(problem) else []

@@ -243,6 +243,13 @@ def overflows_l2(size: int, device: Device) -> bool:
     return size > LEFT_IN_L2 * device.l2_bytes
 
 
+def wants_last_first(problem: Problem, device: Device) -> bool:
+    """Whether a schedule that was not tuned begins with the last rows: of kernels with sums over rows nobody has timed
+    that, and those of any columns serve inputs of any size.
+    """
+    return overflows_l2(problem.main_bytes, device) and not (problem.any_cols or problem.sums_rows)
+
+
 def searched_order(problem: Problem, s: Schedule, device: Device) -> str | None:
     """Search policy: the last rows first only where L2 has hardly room for all of them."""
     is_small = problem.main_bytes <= EITHER_ORDER * device.l2_bytes

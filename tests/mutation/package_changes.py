@@ -333,7 +333,6 @@ CHANGES: tuple[Change, ...] = (
         ("OTHER_WIDTH if there != here else 0.0", "0.0"),
         ("own = replace(own, row_order=RowOrder.ASCENDING)", "pass"),
         ("own = replace(own, row_order=RowOrder.DESCENDING)", "pass"),
-        ("dict.fromkeys((own.row_order, RowOrder.ASCENDING))", "(own.row_order,)"),
     ),
     *changes(
         "codegen/access.py",
@@ -354,7 +353,6 @@ CHANGES: tuple[Change, ...] = (
     *changes(
         "schedule/default.py",
         ("tests/schedule/test_default.py",),
-        (" and not problem.any_cols else []\n    variances", " else []\n    variances"),
         ("[*last_first, RowOrder.ASCENDING]", "[RowOrder.ASCENDING]"),
         ("if vector * size < 8:", "if vector * size < 2:"),
         ("(peeled[0] // 2, Edges.PEEL)]", "(peeled[0] // 4, Edges.PEEL)]"),
@@ -368,6 +366,12 @@ CHANGES: tuple[Change, ...] = (
         ("problem.main_bytes <= EITHER_ORDER * device.l2_bytes", "problem.main_bytes <= device.l2_bytes"),
         (' and "row_order" not in problem.searched_knobs', ""),
         ("if s.row_order.descends and is_small", "if is_small"),
+    ),
+    *changes(
+        "schedule/policy.py",
+        ("tests/schedule/test_default.py",),
+        ("not (problem.any_cols or problem.sums_rows)", "not problem.any_cols"),
+        ("not (problem.any_cols or problem.sums_rows)", "not problem.sums_rows"),
     ),
     *changes(
         "records/results.py",

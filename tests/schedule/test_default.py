@@ -120,7 +120,7 @@ def test_softmax_takes_one_look_less_where_a_look_is_long() -> None:
         ("rmsnorm", "8192x4096", "forward", "descending"),
         ("rmsnorm", "4096x4096", "forward", "ascending"),  # 33 MB fit: 9 % more the other way round
         ("softmax", "8192x4096", "backward", "descending"),
-        ("rmsnorm", "8192x4096", "backward", "descending"),
+        ("rmsnorm", "8192x4096", "backward", "ascending"),  # with column sums nobody has timed it
         ("adaln", "4x4096x4096", "backward", "ascending"),  # a batch's rows are walked from its first one
     ],
 )
