@@ -106,15 +106,16 @@ class For:
 
 @dataclass(frozen=True)
 class If:
-    """`if (condition)`; with `alone`, a single statement on the same line."""
+    """`if (condition)`, and `else`; with `alone`, a single statement on the same line."""
 
     condition: str
     body: tuple[Statement, ...]
     alone: bool = False
+    otherwise: tuple[Statement, ...] = ()
 
     @cached_property
     def reads(self) -> frozenset[str]:
-        return identifiers(self.condition) | reads_of(self.body)
+        return identifiers(self.condition) | reads_of(self.body) | reads_of(self.otherwise)
 
 
 @dataclass(frozen=True)
@@ -178,11 +179,15 @@ def pruned(statements: Sequence[Statement], read_later: frozenset[str] = frozens
                 continue
             case Let() if statement.name not in read:
                 continue
-            case For() | If():
-                body = pruned(statement.body)
-                if not body and not (isinstance(statement, For) and statement.tail):
+            case For():
+                statement = replace(statement, body=pruned(statement.body))
+                if not statement.body and not statement.tail:
                     continue
-                statement = replace(statement, body=body)
+            case If():
+                body, otherwise = pruned(statement.body), pruned(statement.otherwise)
+                if not body and not otherwise:
+                    continue
+                statement = replace(statement, body=body, otherwise=otherwise)
         kept.append(statement)
         read |= statement.reads
     return tuple(reversed(kept))
@@ -222,6 +227,9 @@ def _statement_lines(statement: Statement, indent: str) -> Iterator[str]:
             head = statement.head if isinstance(statement, For) else f"if ({statement.condition})"
             yield from broken(f"{indent}{head} {{", "    ")
             yield from _lines(statement.body, indent + "  ")
+            if isinstance(statement, If) and statement.otherwise:
+                yield f"{indent}}} else {{"
+                yield from _lines(statement.otherwise, indent + "  ")
             yield f"{indent}}}{statement.tail if isinstance(statement, For) else ''}"
         case Struct():
             yield from (f"{indent}{line}" for line in statement.lines)

@@ -25,6 +25,8 @@ class Walk:
     peek    once per element, in a pass before that of `elem`
     move    once per vector, between the two
     elem    once per element
+    plain   instead of `elem`, of each element of the vectors of which `named` is not true
+    named   whether a vector has a column that a value of the row names, as its label: few have
     tail    once per vector, after its elements (writes)
     edge    once after the loop, by the lanes that own an element outside of the whole vectors
     span    the steps that it walks
@@ -37,6 +39,8 @@ class Walk:
     peek: Statements = ()
     move: Statements = ()
     elem: Statements = ()
+    plain: Statements = ()
+    named: str = ""
     tail: Statements = ()
     edge: Statements = ()
     also: str = ""
@@ -47,6 +51,8 @@ class Walk:
     def inner(self) -> list[Statement]:
         """What is done at one site: a vector's statements."""
         peek, elem = ([each_element(part)] if part else [] for part in (self.peek, self.elem))
+        if self.named:
+            elem = [If(self.named, tuple(elem), otherwise=(each_element(self.plain),))]
         return [*self.head, *peek, *self.move, *elem, *self.tail]
 
     def statements(self, access: Access) -> list[Statement]:

@@ -5,6 +5,10 @@ distance is in octaves of rows; an octave of cols, which decides how many thread
 The schedule is fitted: with twice the cols a row gets twice the threads, and edges follow what cols divides into.
 What is not legal after that is not taken, whatever its distance. Nor is a variance method that is searched no more.
 
+A schedule that leaves lanes idle which the default keeps busy, or more of them than at its own cols and no fewer than
+the default, is not trusted: layernorm 6504x2688 after 4096x3072 took 13 % longer than the default, layernorm backward
+424714x320 after 262144x256 18 %, rmsnorm_to_fp8 2x3520 after 1x4096 5 %.
+
 A measurement is worth less the farther away it was made. The cost model sees what a shape changes, as a row that no
 longer fits its SM twice: a neighbour is trusted while the model finds it no slower than the default schedule, give or
 take what its distance leaves of a measurement's worth.
@@ -26,7 +30,14 @@ from normgen.records.record import ProblemKey, Record
 from normgen.schedule.default import default_schedule
 from normgen.schedule.knobs import KNOBS, Division, RowOrder, Statistics, Variance
 from normgen.schedule.legality import refusal, without_remainders
-from normgen.schedule.policy import leaves_rounding, overflows_l2, spare_late_parameters, wants_last_first
+from normgen.schedule.plan import idle_lanes
+from normgen.schedule.policy import (
+    last_first,
+    leaves_rounding,
+    overflows_l2,
+    spare_late_parameters,
+    wants_last_first,
+)
 from normgen.schedule.schedule import Schedule
 from normgen.schedule.space import DEFAULT_KNOBS
 
@@ -40,6 +51,8 @@ OTHER_STATISTICS = 0.25
 OTHER_PROMISE = 0.25  # stable parameters: a launch may begin earlier
 FARTHEST = 6.0  # 2.8 x the cols, 64 x the rows: the default schedule knows as much
 VECTOR_BYTES = 16
+MORE_IDLE = 0.03  # lanes for each that has a vector, of the last step
+FAR_MORE_IDLE = 0.1
 WORTH = 0.05  # of the model's time for the default, what a measurement of the same shape may be above it
 WORTH_LOST = 0.02  # of that, with each octave of distance: from 2.5 octaves on the model must find it faster
 
@@ -92,8 +105,12 @@ def neighbours(problem: Problem, device: Device, records: Iterable[Record], *, p
 
 
 def is_trusted(near: Neighbour, problem: Problem, device: Device, *, place: Place) -> bool:
-    """Whether the cost model does not find a neighbour's schedule too slow for its distance."""
+    """Whether a neighbour leaves few lanes idle, and the cost model finds it not too slow for its distance."""
     hot = place.is_hot
+    there = idle_lanes(near.record.problem.cols, near.record.schedule)
+    here, default = (idle_lanes(problem.cols, s) for s in (near.schedule, default_schedule(problem, device)))
+    if here > default + MORE_IDLE or default <= here > there + FAR_MORE_IDLE:
+        return False
     ours = predicted_us(problem, near.schedule, device, hot=hot)
     return ours <= _default_us(problem, device, hot=hot) * (1 + WORTH - WORTH_LOST * near.distance)
 
@@ -151,13 +168,16 @@ def fitted(record: Record, problem: Problem, device: Device) -> Schedule | None:
         own = replace(own, variance=Variance.CORRECTED_TWO_PASS)
     if without_remainders(problem):
         own = replace(own, division=Division.IEEE)
-    if not wants_last_first(problem, device):
+    is_large = wants_last_first(problem, device)
+    was_large = overflows_l2(record.problem.rows * record.problem.cols * problem.dtype.bytes, device)
+    if not is_large:
         own = replace(own, row_order=RowOrder.ASCENDING)
-    elif not overflows_l2(record.problem.rows * record.problem.cols * problem.dtype.bytes, device):
-        own = replace(own, row_order=RowOrder.DESCENDING)  # not a question where it was tuned
-    for schedule in _variants(own, problem.cols / record.problem.cols):
-        if refusal(problem, schedule, device) is None:
-            return spare_late_parameters(schedule, own, problem)
+    # Last rows first were no question where L2 held all; some sums have an order of their own.
+    orders = (last_first(own), own) if is_large and not was_large else (own,)
+    for wanted in orders:
+        for schedule in _variants(wanted, problem.cols / record.problem.cols):
+            if refusal(problem, schedule, device) is None:
+                return spare_late_parameters(schedule, wanted, problem)
     return None
 
 

@@ -115,6 +115,12 @@ def steps_per_lane(problem: Problem, s: Schedule) -> int:
     return -(-vectors_per_row(problem, s) // (s.threads_per_row * s.row_blocks))
 
 
+def idle_lanes(cols: int, s: Schedule) -> float:
+    """Lanes without a vector in the last step, for each vector of a row of so many cols."""
+    lanes = s.threads_per_row * s.row_blocks
+    return -(-(cols // s.vector) // lanes) * lanes * s.vector / cols - 1
+
+
 def held_bytes_per_thread(problem: Problem, s: Schedule) -> int:
     """Bytes of row inputs a thread keeps between looks."""
     return steps_per_lane(problem, s) * s.vector * problem.row_input_bytes

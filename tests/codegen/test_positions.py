@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from itertools import groupby
 
 import numpy as np
@@ -15,7 +16,8 @@ from normgen.pipeline import emit
 from normgen.problem.problem import MOST_NUMBERED
 from normgen.program.source import problem_for
 from normgen.schedule.default import fallback_schedules
-from normgen.spec.reader import parse
+from normgen.schedule.schedule import Schedule
+from normgen.spec.reader import load, parse
 from normgen.verify import interpret, make_inputs, make_outputs
 from tests.codegen.covering import Case, ways
 from tests.codegen.executors import CpuExecutor
@@ -144,6 +146,27 @@ def test_an_index_outside_of_the_row_takes_0_and_nothing_else_leaks(beside: str,
     (kernel,) = CpuExecutor().build([emit(*ways(problem, DEVICE, random.Random(0))[0])])
     assert not kernel.run(inputs, outputs)
     np.testing.assert_array_equal(outputs.arrays["y"], want)
+
+
+@pytest.mark.parametrize(("cols", "vector", "edges"), [(24, 4, "exact"), (24, 1, "exact"), (23, 4, "peel")])
+def test_a_vector_is_compared_with_a_label_that_it_holds_and_no_other(cols: int, vector: int, edges: str) -> None:
+    """Of a softmax less one at the label each row is positive everywhere else; a masked row is 0."""
+    problem = problem_for(load("cross_entropy_grad"), shape=(cols + 1, cols), without=["lse"])
+    cut = Schedule(threads_per_row=8, rows_per_block=4, vector=vector, edges=edges, hold="registers", unroll=0)
+    module = emit(problem, cut)
+    assert ("} else {" in module.text) == (vector > 1)
+    assert len(re.findall("== label_place", module.text)) == (
+        1 if edges == "exact" else 2
+    )  # a peeled row's edge has one of its own
+    inputs, outputs = make_inputs(problem), make_outputs(problem)
+    inputs.arrays["x"][...] = np.random.default_rng(cols).normal(size=(cols + 1, cols))
+    inputs.arrays["label"][...] = [*range(cols), -100]
+    inputs.arrays["grad_scale"][...] = 1.0
+    (kernel,) = CpuExecutor().build([module])
+    assert not kernel.run(inputs, outputs)
+    found = outputs.arrays["dlogits"]
+    np.testing.assert_array_equal(found < 0, np.eye(cols + 1, cols, dtype=bool))
+    np.testing.assert_array_equal(found[cols], 0.0)
 
 
 REFUSED = {

@@ -116,3 +116,16 @@ def test_marks_do_not_make_a_line_long() -> None:
     line = f"y = {' + '.join(['þx!'] * 28)}"
     assert len(line) > WIDTH > len(line.replace("þ", "").replace("!", ""))
     assert text_of([Do(line)]).count("\n") == 1
+
+
+def test_the_other_branch_is_written_read_and_pruned() -> None:
+    column = Let("const int column", "head")
+    both = If("is_named", (column, Do("f(column)")), otherwise=(Let("const int unread", "0"), Do("g(step)")))
+    first, kept = pruned([Let("const int step", "0"), both])
+    assert first == Let("const int step", "0")  # the other branch alone reads it
+    want = "if (is_named) {\n  const int column = head;\n  f(column);\n} else {\n  g(step);\n}\n"
+    assert text_of([kept]) == want
+    assert (
+        text_of(pruned([If("is_named", (column,), otherwise=(Do("g()"),))])) == "if (is_named) {\n} else {\n  g();\n}\n"
+    )
+    assert pruned([If("is_named", (column,), otherwise=(column,))]) == ()

@@ -207,7 +207,9 @@ def test_a_mean_of_a_power_of_two_is_no_longer_divided_by_the_remainder() -> Non
 )
 def test_rows_come_in_the_order_that_l2_asks_for(there: str, asked: str, order: str, expected: str) -> None:
     record = tuned(make(there), replace(ROW_IN_BLOCK, row_order=order))
-    assert fitted(record, make(asked), H200) == replace(ROW_IN_BLOCK, row_order=expected)
+    # Outputs that the next kernel finds in L2 are not sent on to DRAM.
+    changes = {"store": "default"} if order != expected == "descending" else {}
+    assert fitted(record, make(asked), H200) == replace(ROW_IN_BLOCK, row_order=expected, **changes)
 
 
 def test_sums_that_take_rows_in_their_own_order_keep_it() -> None:
@@ -279,6 +281,25 @@ def test_a_measurement_is_trusted_less_the_farther_away_it_was_made() -> None:
     assert not is_trusted(replace(near, distance=FARTHEST), asked, H200, place=Place())
     slow = replace(default, hold="reload", unroll=1)
     assert not is_trusted(replace(near, schedule=slow), asked, H200, place=Place())
+
+
+@pytest.mark.parametrize(
+    ("op", "direction", "there", "asked", "knobs", "trusted"),
+    [
+        ("layernorm", "forward", "4096x3072", "6504x2688", {"threads_per_row": 64, "vector": 4}, False),
+        ("layernorm", "backward", "262144x256", "424714x320", {"threads_per_row": 16, "rows_per_block": 16}, False),
+        ("layernorm", "forward", "4096x3072", "6504x2816", {"threads_per_row": 64, "vector": 4}, True),
+        ("rmsnorm", "forward", "4096x4096", "3000x4032", {"threads_per_row": 128}, True),  # as the default's lanes
+    ],
+)
+def test_lanes_that_would_idle_at_other_cols_are_not_trusted(
+    op: str, direction: str, there: str, asked: str, knobs: dict[str, int], trusted: bool
+) -> None:
+    """The first two took 13 and 18 % longer than the default."""
+    schedule = Schedule(**{"vector": 8, "hold": "registers", "unroll": 0, "load": "no_allocate", **knobs})
+    problem = make(asked, op=op, direction=direction)
+    near = Neighbour(record=tuned(make(there, op=op, direction=direction), schedule), distance=0.5, schedule=schedule)
+    assert is_trusted(near, problem, H200, place=Place()) == trusted
 
 
 def test_parameters_that_come_to_be_read_late_are_not_pushed_out_of_l2() -> None:
