@@ -26,9 +26,9 @@
 // all timed without lse:
 //
 //   rows x cols              kernel           threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
-//   4096 x 32000             block_per_row    512      1           8       132.8     323.2 / 189.2  3950  94.5 %   1.01x       132.3     fresh
-//   4096 x 128256            cluster_per_row  1024     1           8       546.6     1294 / 748.3   3845  89.8 %   1.02x       556.6     fresh
-//   4096 x 151936            block_per_row    1024     1           8       648.5     1524 / 876.3   3839  92.3 %   1.00x       648.5     fresh
+//   4096 x 32000             block_per_row    512      1           8       129.6     320.2 / 190.2  4045  97.0 %   1.00x       133.1     fresh
+//   4096 x 128256            cluster_per_row  1024     1           8       540.1     1284 / 744.2   3890  90.8 %   1.02x       541.4     fresh
+//   4096 x 151936            block_per_row    1024     1           8       644.6     1522 / 877.7   3862  92.6 %   1.00x       650.8     fresh
 //   (any other, rows alike)  block_per_row    256      1           8       -         -              -     -        -           -         not tuned
 //   (any other)              block_per_row    256      1           1       -         -              -     -        -           -         not tuned
 //
@@ -633,9 +633,10 @@ struct Look2_2916 {  // state of look 2: sum(exp(x - row_max))
 };
 
 // cross_entropy_grad forward: a team of threads owns a row; each row is read once.
+// The last rows come first: of an input too large for L2 it still has these.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-cross_entropy_grad_fwd_bf16_without_lse_team_per_row_ebf9(
+cross_entropy_grad_fwd_bf16_without_lse_team_per_row_b904(
     bfloat16* __restrict__ dlogits,
     float* __restrict__ loss,
     Input<Config, bfloat16> x,
@@ -663,7 +664,7 @@ cross_entropy_grad_fwd_bf16_without_lse_team_per_row_ebf9(
   const int lane = Team::lane();
   const int own = lane * kVector;  // the column of a thread's first vector
   const int slot = Team::slot();  // this thread's row within the block
-  const int row = Team::tile() * kRowsPerBlock + slot;
+  const int row = ((rows - 1) / kRowsPerBlock - Team::tile()) * kRowsPerBlock + slot;
   bfloat16* x_shared = reinterpret_cast<bfloat16*>(dynamic_shared());
 
   const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
@@ -747,12 +748,22 @@ cross_entropy_grad_fwd_bf16_without_lse_team_per_row_ebf9(
       const int label_place = column_of(row_label) - vector * kVector;
       const Vec<bfloat16, kVector> x_vec = read<kVector>(x_shared + (step * kThreads + threadIdx.x) * kVector);
       float dlogits_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_vec, i);
-        const float wanted_i = i == label_place ? (1.0f - label_smoothing) * grad_scale_value + others : others;
-        const float slope_i = exp_approximate(x_i - row_max) * row_share - wanted_i;
-        dlogits_values[i] = row_is_counted != 0.0f ? slope_i : 0.0f;
+      if (0 <= label_place && label_place < kVector) {
+        #pragma unroll
+        for (int i = 0; i < kVector; ++i) {
+          const float x_i = element(x_vec, i);
+          const float wanted_i = i == label_place ? (1.0f - label_smoothing) * grad_scale_value + others : others;
+          const float slope_i = exp_approximate(x_i - row_max) * row_share - wanted_i;
+          dlogits_values[i] = row_is_counted != 0.0f ? slope_i : 0.0f;
+        }
+      } else {
+        #pragma unroll
+        for (int i = 0; i < kVector; ++i) {
+          const float x_i = element(x_vec, i);
+          const float wanted_i = others;
+          const float slope_i = exp_approximate(x_i - row_max) * row_share - wanted_i;
+          dlogits_values[i] = row_is_counted != 0.0f ? slope_i : 0.0f;
+        }
       }
       Vec<bfloat16, kVector> dlogits_vec;
       pack(dlogits_vec, dlogits_values);
@@ -766,7 +777,7 @@ cross_entropy_grad_fwd_bf16_without_lse_team_per_row_ebf9(
 // cross_entropy_grad forward: the blocks of a cluster own a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-cross_entropy_grad_fwd_bf16_without_lse_cluster_per_row_9ea6(
+cross_entropy_grad_fwd_bf16_without_lse_cluster_per_row_748f(
     bfloat16* __restrict__ dlogits,
     float* __restrict__ loss,
     Input<Config, bfloat16> x,
@@ -903,12 +914,22 @@ cross_entropy_grad_fwd_bf16_without_lse_cluster_per_row_9ea6(
       if (kEven || vector < kVectors) {
         const int label_place = column_of(row_label) - vector * kVector;
         float dlogits_values[kVector];
-        #pragma unroll
-        for (int i = 0; i < kVector; ++i) {
-          const float x_i = element(x_held[step], i);
-          const float wanted_i = i == label_place ? (1.0f - label_smoothing) * grad_scale_value + others : others;
-          const float slope_i = exp_approximate(x_i - row_max) * row_share - wanted_i;
-          dlogits_values[i] = row_is_counted != 0.0f ? slope_i : 0.0f;
+        if (0 <= label_place && label_place < kVector) {
+          #pragma unroll
+          for (int i = 0; i < kVector; ++i) {
+            const float x_i = element(x_held[step], i);
+            const float wanted_i = i == label_place ? (1.0f - label_smoothing) * grad_scale_value + others : others;
+            const float slope_i = exp_approximate(x_i - row_max) * row_share - wanted_i;
+            dlogits_values[i] = row_is_counted != 0.0f ? slope_i : 0.0f;
+          }
+        } else {
+          #pragma unroll
+          for (int i = 0; i < kVector; ++i) {
+            const float x_i = element(x_held[step], i);
+            const float wanted_i = others;
+            const float slope_i = exp_approximate(x_i - row_max) * row_share - wanted_i;
+            dlogits_values[i] = row_is_counted != 0.0f ? slope_i : 0.0f;
+          }
         }
         Vec<bfloat16, kVector> dlogits_vec;
         pack(dlogits_vec, dlogits_values);
@@ -925,7 +946,7 @@ cross_entropy_grad_fwd_bf16_without_lse_cluster_per_row_9ea6(
 // cross_entropy_grad forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-cross_entropy_grad_fwd_bf16_without_lse_team_per_row_7159(
+cross_entropy_grad_fwd_bf16_without_lse_team_per_row_a8a7(
     bfloat16* __restrict__ dlogits,
     float* __restrict__ loss,
     Input<Config, bfloat16> x,
@@ -1071,12 +1092,22 @@ cross_entropy_grad_fwd_bf16_without_lse_team_per_row_7159(
     if (kEven || vector < kVectors) {
       const int label_place = column_of(row_label) - vector * kVector;
       float dlogits_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        const float wanted_i = i == label_place ? (1.0f - label_smoothing) * grad_scale_value + others : others;
-        const float slope_i = exp_approximate(x_i - row_max) * row_share - wanted_i;
-        dlogits_values[i] = row_is_counted != 0.0f ? slope_i : 0.0f;
+      if (0 <= label_place && label_place < kVector) {
+        #pragma unroll
+        for (int i = 0; i < kVector; ++i) {
+          const float x_i = element(x_held[step], i);
+          const float wanted_i = i == label_place ? (1.0f - label_smoothing) * grad_scale_value + others : others;
+          const float slope_i = exp_approximate(x_i - row_max) * row_share - wanted_i;
+          dlogits_values[i] = row_is_counted != 0.0f ? slope_i : 0.0f;
+        }
+      } else {
+        #pragma unroll
+        for (int i = 0; i < kVector; ++i) {
+          const float x_i = element(x_held[step], i);
+          const float wanted_i = others;
+          const float slope_i = exp_approximate(x_i - row_max) * row_share - wanted_i;
+          dlogits_values[i] = row_is_counted != 0.0f ? slope_i : 0.0f;
+        }
       }
       Vec<bfloat16, kVector> dlogits_vec;
       pack(dlogits_vec, dlogits_values);
@@ -1092,17 +1123,193 @@ cross_entropy_grad_fwd_bf16_without_lse_team_per_row_7159(
       const Vec<bfloat16, kVector> x_vec =
           read<kVector>(x_shared + ((step - kHeldSteps) * kThreads + threadIdx.x) * kVector);
       float dlogits_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_vec, i);
-        const float wanted_i = i == label_place ? (1.0f - label_smoothing) * grad_scale_value + others : others;
-        const float slope_i = exp_approximate(x_i - row_max) * row_share - wanted_i;
-        dlogits_values[i] = row_is_counted != 0.0f ? slope_i : 0.0f;
+      if (0 <= label_place && label_place < kVector) {
+        #pragma unroll
+        for (int i = 0; i < kVector; ++i) {
+          const float x_i = element(x_vec, i);
+          const float wanted_i = i == label_place ? (1.0f - label_smoothing) * grad_scale_value + others : others;
+          const float slope_i = exp_approximate(x_i - row_max) * row_share - wanted_i;
+          dlogits_values[i] = row_is_counted != 0.0f ? slope_i : 0.0f;
+        }
+      } else {
+        #pragma unroll
+        for (int i = 0; i < kVector; ++i) {
+          const float x_i = element(x_vec, i);
+          const float wanted_i = others;
+          const float slope_i = exp_approximate(x_i - row_max) * row_share - wanted_i;
+          dlogits_values[i] = row_is_counted != 0.0f ? slope_i : 0.0f;
+        }
       }
       Vec<bfloat16, kVector> dlogits_vec;
       pack(dlogits_vec, dlogits_values);
       if (active) write<Store>(dlogits_row + own + step * kStride, dlogits_vec);
     }
+  }
+
+  Chain::at_end();
+}
+
+// cross_entropy_grad forward, any number of columns: a team of threads owns a row; each row is read 3 times.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+cross_entropy_grad_fwd_bf16_any_cols_team_per_row_dde0(
+    bfloat16* __restrict__ dlogits,
+    float* __restrict__ loss,
+    float* __restrict__ lse,
+    Input<Config, bfloat16> x,
+    Input<Config, int64> label,
+    Input<Config, float> grad_scale,
+    long long dlogits_pitch,
+    long long x_pitch,
+    int rows,
+    int cols,
+    float ignore_index,
+    float label_smoothing,
+    float z_loss) {
+  using Team = typename Config::Team;
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  constexpr int kThreadsPerRow = Team::kSize, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
+      kRunningSums = kVector < 4 ? kVector : 4, kUnroll = Config::kUnroll;
+  __shared__ typename Team::template Slots<Look1_438c> look1_slots;
+  __shared__ typename Team::template Slots<Look2_2916> look2_slots;
+
+  const int lane = Team::lane();
+  const int row = blockIdx.x;
+  const int steps = (cols / kVector + kThreadsPerRow - 1) / kThreadsPerRow;
+
+  bfloat16* dlogits_row = dlogits + static_cast<long long>(row) * dlogits_pitch;
+  const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
+  // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
+  const int shift = static_cast<int>(reinterpret_cast<unsigned long long>(x_row) / sizeof(bfloat16) % kVector);
+  const int head = (kVector - shift) % kVector;
+  const int own = head + lane * kVector;
+  const int vectors = (cols - head) / kVector;
+  const int edge = lane < head ? lane : lane + vectors * kVector;
+  const bool has_edge = edge < cols;
+
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
+
+  const float row_label = row_value(&label[row]);
+  const float grad_scale_value = grad_scale != nullptr ? grad_scale[0] : 1.0f;
+  const float row_right_sum = taken(x_row, row_label, cols);
+  const float row_is_counted = static_cast<float>(row_label != ignore_index);
+  const float others = grad_scale_value * label_smoothing / cols;
+
+  Team::announce();
+
+  Look1_438c look1 = {__int_as_float(0xff800000), 0.0f};
+  float look1_x_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+
+  // Look 1: max(x), sum(x)
+  #pragma unroll kUnroll
+  for (int step = 0; step < steps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (vector < vectors) {
+      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + own + step * kStride);
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_vec, i);
+        look1.x_max = maximum(look1.x_max, x_i);
+        look1_x_sum[i % kRunningSums] += x_i;
+      }
+    }
+  }
+  if (has_edge) {
+    const Vec<bfloat16, 1> x_vec = read<1>(x_row + edge);
+    const float x_i = element(x_vec, 0);
+    look1.x_max = maximum(look1.x_max, x_i);
+    look1_x_sum[0] += x_i;
+  }
+
+  look1.x_sum = sum_in_pairs(look1_x_sum);
+  Team::meet();
+  look1 = Team::reduce(look1, look1_slots);
+  const float row_max = look1.x_max;
+  const float row_smooth_part = look1.x_sum / cols - row_max;
+  const float row_right_part = row_right_sum - row_max;
+
+  Look2_2916 look2 = {0.0f};
+  float look2_row_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+
+  // Look 2: sum(exp(x - row_max))
+  #pragma unroll kUnroll
+  for (int step = 0; step < steps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (vector < vectors) {
+      const Vec<bfloat16, kVector> x_vec = read<kVector>(x_row + own + step * kStride);
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_vec, i);
+        look2_row_sum[i % kRunningSums] += expf(x_i - row_max);
+      }
+    }
+  }
+  if (has_edge) {
+    const Vec<bfloat16, 1> x_vec = read<1>(x_row + edge);
+    const float x_i = element(x_vec, 0);
+    look2_row_sum[0] += expf(x_i - row_max);
+  }
+
+  look2.row_sum = sum_in_pairs(look2_row_sum);
+  look2 = Team::reduce(look2, look2_slots);
+  const float row_lse = row_max + logf(look2.row_sum);
+  const float row_smooth = label_smoothing > 0.0f ? label_smoothing * (logf(look2.row_sum) - row_smooth_part) : 0.0f;
+  const float row_right = (1.0f - label_smoothing) * (logf(look2.row_sum) - row_right_part);
+  const float row_loss_part = z_loss * row_lse;
+  const float row_loss_part2 = row_smooth + row_right;
+  const float row_loss = row_is_counted != 0.0f ? row_lse * row_loss_part + row_loss_part2 : 0.0f;
+  const float row_share = grad_scale_value * (2.0f * z_loss * row_lse + 1.0f) / look2.row_sum;
+
+  if (lane == 0) {
+    loss[row] = row_loss;
+    lse[row] = row_lse;
+  }
+
+  // Last look: the outputs
+  #pragma unroll kUnroll
+  for (int step = 0; step < steps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (vector < vectors) {
+      const int column = head + vector * kVector;
+      const int label_place = column_of(row_label) - column;
+      const Vec<bfloat16, kVector> x_vec = read<kVector, Load>(x_row + own + step * kStride);
+      float dlogits_values[kVector];
+      if (0 <= label_place && label_place < kVector) {
+        #pragma unroll
+        for (int i = 0; i < kVector; ++i) {
+          const float x_i = element(x_vec, i);
+          const float wanted_i = i == label_place ? (1.0f - label_smoothing) * grad_scale_value + others : others;
+          const float slope_i = expf(x_i - row_max) * row_share - wanted_i;
+          dlogits_values[i] = row_is_counted != 0.0f ? slope_i : 0.0f;
+        }
+      } else {
+        #pragma unroll
+        for (int i = 0; i < kVector; ++i) {
+          const float x_i = element(x_vec, i);
+          const float wanted_i = others;
+          const float slope_i = expf(x_i - row_max) * row_share - wanted_i;
+          dlogits_values[i] = row_is_counted != 0.0f ? slope_i : 0.0f;
+        }
+      }
+      Vec<bfloat16, kVector> dlogits_vec;
+      pack(dlogits_vec, dlogits_values);
+      write<Store>(dlogits_row + own + step * kStride, dlogits_vec);
+    }
+  }
+  if (has_edge) {
+    const int label_place = column_of(row_label) - edge;
+    const Vec<bfloat16, 1> x_vec = read<1, Load>(x_row + edge);
+    float dlogits_values[1];
+    const float x_i = element(x_vec, 0);
+    const float wanted_i = 0 == label_place ? (1.0f - label_smoothing) * grad_scale_value + others : others;
+    const float slope_i = expf(x_i - row_max) * row_share - wanted_i;
+    dlogits_values[0] = row_is_counted != 0.0f ? slope_i : 0.0f;
+    Vec<bfloat16, 1> dlogits_vec;
+    pack(dlogits_vec, dlogits_values);
+    write<Store>(dlogits_row + edge, dlogits_vec);
   }
 
   Chain::at_end();
@@ -1435,16 +1642,16 @@ struct Tuned {
 };
 inline constexpr Tuned kTuned[] = {
     {4096,  32000, 16, 0u, 0u, false, {{512, 1, false, 0, 0, 0, 1, 1, 65536},
-     run_without_lse<cross_entropy_grad_fwd_bf16_without_lse_team_per_row_ebf9<Cols32000_3aa6>>}},
+     run_without_lse<cross_entropy_grad_fwd_bf16_without_lse_team_per_row_b904<Cols32000_3aa6>>}},
     {4096, 128256, 16, 0u, 0u, false, {{1024, 1, false, 0, 0, 1, 2, 1, 131072},
-     run_without_lse<cross_entropy_grad_fwd_bf16_without_lse_cluster_per_row_9ea6<Cols128256_e56c>>}},
+     run_without_lse<cross_entropy_grad_fwd_bf16_without_lse_cluster_per_row_748f<Cols128256_e56c>>}},
     {4096, 151936, 16, 0u, 0u, false, {{1024, 1, false, 0, 0, 0, 1, 1, 196608},
-     run_without_lse<cross_entropy_grad_fwd_bf16_without_lse_team_per_row_7159<Cols151936_0c9d>>}},
+     run_without_lse<cross_entropy_grad_fwd_bf16_without_lse_team_per_row_a8a7<Cols151936_0c9d>>}},
 };
 
 // For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.
 inline constexpr Kernel kGeneral[] = {
-    {{256}, run_any_cols<cross_entropy_grad_fwd_bf16_any_cols_team_per_row_3d80<AnyCols_224d>>},
+    {{256}, run_any_cols<cross_entropy_grad_fwd_bf16_any_cols_team_per_row_dde0<AnyCols_224d>>},
     {{256}, run_any_cols<cross_entropy_grad_fwd_bf16_any_cols_team_per_row_3d80<AnyCols_0595>>},
 };
 

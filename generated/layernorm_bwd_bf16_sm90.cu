@@ -19,14 +19,14 @@
 //           dy, x; rows of inf, nan were not tried
 //
 //   rows x cols              kernel           threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
-//   262144 x 256             warp_per_row     256      16          8       99.67     204.2 / 104.6  4061  95.6 %   1.00x       99.95     fresh
+//   262144 x 256             warp_per_row     512      32          8       95.19     200.2 / 104.9  4252  99.4 %   1.04x       100.7     fresh
 //   8192 x 768               warp_per_row     128      4           8       13.37     24.19 / 10.82  2829  67.3 %   1.01x       14.35     fresh
 //   8192 x 1023              warp_per_row     256      8           4       17.38     30.67 / 13.31  2897  64.9 %   1.13x       19.33     fresh
 //   4096 x 1024              block_per_row    256      4           8       10.45     18.79 / 8.344  2412  63.1 %   1.01x       10.87     fresh
-//   32768 x 1024             block_per_row    256      4           8       53.34     107.9 / 54.59  3779  89.6 %   1.05x       55.57     fresh
+//   32768 x 1024             block_per_row    256      4           8       49        103.6 / 54.58  4114  89.5 %   1.14x       55.62     fresh
 //   4096 x 4096              block_per_row    512      2           8       26.29     51.02 / 24.71  3831  84.4 %   1.08x       31.4      fresh
-//   16384 x 8192             block_per_row    512      1           8       190.9     390.1 / 199.3  4219  97.9 %   1.10x       192.1     fresh
-//   2048 x 16384             cluster_per_row  512      1           8       56.95     111.1 / 54.23  3537  85.2 %   1.07x       55.6      fresh
+//   16384 x 8192             block_per_row    512      1           8       187       388 / 201      4308  100.5 %  1.13x       192.9     fresh
+//   2048 x 16384             cluster_per_row  512      1           8       52.34     106.7 / 54.3   3849  84.7 %   1.15x       56.1      fresh
 //   (any other, rows alike)  block_per_row    256      1           8       -         -              -     -        -           -         not tuned
 //   (any other)              block_per_row    256      1           1       -         -              -     -        -           -         not tuned
 //
@@ -584,18 +584,6 @@ __device__ __forceinline__ void stay_packed(Vec<T, N>& vec) {
   for (int i = 0; i < Vec<T, N>::kRegisters; ++i) opaque(vec.bits[i]);
 }
 
-// Used once: evict first (ld.global.cs, st.global.cs).
-struct Streaming {
-  template <int kBytes>
-  static __device__ __forceinline__ void load(const void* address, unsigned* bits) {
-    split(__ldcs(static_cast<const Word<kBytes>*>(address)), bits);
-  }
-  template <int kBytes>
-  static __device__ __forceinline__ void store(void* address, const unsigned* bits) {
-    __stcs(static_cast<Word<kBytes>*>(address), join<kBytes>(bits));
-  }
-};
-
 // Whether this block is the last of the grid to take a ticket. What the others wrote before they took theirs is seen.
 // `is_last` is a variable in shared memory.
 __device__ __forceinline__ bool takes_last_ticket(unsigned* ticket, bool& is_last) {
@@ -637,8 +625,8 @@ __device__ __forceinline__ void write_element(T* elements, int at, float value) 
 // kStages        row tiles in shared memory
 // kCopiedCols    columns of a row that the copy engine brings
 // kUnroll        steps that a loop does in a trip
-struct Cols256_4b18 : Plain { using Team = Lanes<16, 16>;
-  enum : int { kCols = 256, kThreads = 256, kVector = 8, kEarlyParams = 1, kPackedParams = 0, kAhead = 1, kGroups = 8,
+struct Cols256_4dd7 : Plain { using Team = Lanes<16, 32>; using Chain = EarlyAtEnd;
+  enum : int { kCols = 256, kThreads = 512, kVector = 8, kEarlyParams = 1, kPackedParams = 0, kAhead = 1, kGroups = 16,
       kSumVector = 8, kCells = 8 };
 };
 struct Cols768_b00a : Plain { using Team = Lanes<32, 4>; using Load = NoAllocate;
@@ -653,10 +641,6 @@ struct Cols1024_e039 : Plain { using Team = Beside<64, 4>; using Load = NoAlloca
   enum : int { kCols = 1024, kThreads = 256, kVector = 8, kEarlyParams = 1, kPackedParams = 0, kAhead = 1, kGroups = 4,
       kSumVector = 8, kCells = 8 };
 };
-struct Cols1024_46d4 : Plain { using Team = Beside<64, 4>; using Load = NoAllocate; using Store = Streaming;
-  enum : int { kCols = 1024, kThreads = 256, kVector = 8, kEarlyParams = 1, kPackedParams = 0, kAhead = 1, kGroups = 4,
-      kSumVector = 8, kCells = 8 };
-};
 struct Cols4096_46d8 : Plain { using Team = Beside<256, 2>; using Load = NoAllocate; using Chain = EarlyAtEnd;
   enum : int { kCols = 4096, kThreads = 512, kVector = 8, kEarlyParams = 1, kPackedParams = 0, kAhead = 1, kGroups = 2,
       kSumVector = 8, kCells = 32 };
@@ -665,8 +649,8 @@ struct Cols8192_e8c6 : Plain { using Team = Block<512>; using Chain = EarlyAtEnd
   enum : int { kCols = 8192, kThreads = 512, kVector = 8, kEarlyParams = 1, kPackedParams = 0, kStages = 4,
       kSumVector = 8, kCells = 32 };
 };
-struct Cols16384_7803 : Plain { using Chain = EarlyAtEnd;
-  enum : int { kCols = 16384, kThreads = 512, kCluster = 2, kVector = 8, kStages = 3, kSumVector = 8, kCells = 32 };
+struct Cols16384_f0b1 : Plain { using Chain = EarlyAtEnd;
+  enum : int { kCols = 16384, kThreads = 512, kCluster = 2, kVector = 8, kStages = 4, kSumVector = 8, kCells = 32 };
 };
 struct AnyCols_224d : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 8, kUnroll = 1 }; };
 struct AnyCols_0595 : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 1, kUnroll = 1 }; };
@@ -680,6 +664,256 @@ struct Look1_b44d {  // state of look 1: sum(dxhat * xhat), sum(dxhat)
     return {__shfl_xor_sync(mask, s.dxhat_xhat_sum, offset), __shfl_xor_sync(mask, s.dxhat_sum, offset)};
   }
 };
+
+// layernorm backward: a team of threads owns a row; each row is read once.
+// The last rows come first: of an input too large for L2 it still has these.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+layernorm_bwd_bf16_team_per_row_30f7(
+    bfloat16* __restrict__ dx,
+    bfloat16* __restrict__ dweight,
+    bfloat16* __restrict__ dbias,
+    Input<Config, bfloat16> dy,
+    Input<Config, bfloat16> x,
+    Input<Config, bfloat16> weight,
+    Input<Config, float> mean,
+    Input<Config, float> rstd,
+    long long dx_pitch,
+    long long dy_pitch,
+    long long x_pitch,
+    int rows,
+    float* partials) {
+  using Team = typename Config::Team;
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kThreadsPerRow = Team::kSize,
+      kRowsPerBlock = Team::kRows, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
+      kRunningSums = kVector < 4 ? kVector : 4;
+  constexpr bool kEarlyParams = Config::kEarlyParams, kPackedParams = Config::kPackedParams;
+  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0, kAhead = Config::kAhead;
+  constexpr int kPitch = (kCols + 31) / 32 * 32, kTensors = 2, kGroups = Config::kGroups;
+  __shared__ typename Team::template Slots<Look1_b44d> look1_slots[2];
+
+  const int lane = Team::lane();
+  const int own = lane * kVector;  // the column of a thread's first vector
+  const int slot = Team::slot();  // this thread's row within the block
+  // the last of this walker's tiles comes first
+  const int last_start = blockIdx.x * kRowsPerBlock < rows ?
+      static_cast<int>((rows - 1 - blockIdx.x * kRowsPerBlock) / (gridDim.x * kRowsPerBlock) *
+      (gridDim.x * kRowsPerBlock) + blockIdx.x * kRowsPerBlock) : -1;
+  int parity = 0;
+
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
+
+  Vec<bfloat16, kVector> weight_held[kSteps];
+  if (kEarlyParams) {
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        weight_held[step] = read<kVector>(weight + own + step * kStride);
+      }
+    }
+  }
+
+  // This thread's sums over its rows, one for each of its columns.
+  float dweight_sum[kSteps][kVector] = {};
+  float dbias_sum[kSteps][kVector] = {};
+  float (*group_sums)[kTensors][kPitch] = reinterpret_cast<float (*)[kTensors][kPitch]>(dynamic_shared());
+
+  Vec<bfloat16, kVector> dy_next[kSteps];
+  Vec<bfloat16, kVector> x_next[kSteps];
+  float mean_next;
+  float rstd_next;
+  // Starts the loads of a row.
+  const auto fetch = [&](int row) {
+    const bfloat16* dy_row = dy + static_cast<long long>(row) * dy_pitch;
+    const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
+    mean_next = mean[row];
+    rstd_next = rstd[row];
+
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        dy_next[step] = read<kVector, Load>(dy_row + own + step * kStride);
+        x_next[step] = read<kVector, Load>(x_row + own + step * kStride);
+      }
+    }
+  };
+  if (kAhead && last_start >= 0) fetch(Team::row(last_start, rows));
+
+  for (int first_row = last_start; first_row >= 0; first_row -= gridDim.x * kRowsPerBlock) {
+    const int row = first_row + slot;
+    const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+    const int valid_row = active ? row : rows - 1;
+    bfloat16* dx_row = dx + static_cast<long long>(valid_row) * dx_pitch;
+    if (!kAhead) fetch(valid_row);
+    const float row_mean = mean_next;
+    const float row_rstd = rstd_next;
+
+    Vec<bfloat16, kVector> dy_held[kSteps];
+    Vec<bfloat16, kVector> x_held[kSteps];
+
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      dy_held[step] = dy_next[step];
+      x_held[step] = x_next[step];
+    }
+
+    const int next_row = first_row - gridDim.x * kRowsPerBlock;
+    if (kAhead && next_row >= 0) fetch(Team::row(next_row, rows));
+    if (kPackedParams) {
+      #pragma unroll
+      for (int step = 0; step < kSteps; ++step) {
+        stay_packed(weight_held[step]);
+      }
+    }
+
+    Look1_b44d look1 = {0.0f, 0.0f};
+    // short chains of additions: few roundings, and none waits for another
+    float look1_dxhat_xhat_sum[kRunningSums] = {};
+    float look1_dxhat_sum[kRunningSums] = {};
+
+    // Look 1: sum(dxhat * xhat), sum(dxhat)
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+        #pragma unroll
+        for (int i = 0; i < kVector; ++i) {
+          const float dy_i = element(dy_held[step], i);
+          const float x_i = element(x_held[step], i);
+          const float weight_i = element(weight_held[step], i);
+          const float dxhat_i = dy_i * weight_i;
+          const float xhat_i = (x_i - row_mean) * row_rstd;
+          look1_dxhat_xhat_sum[i % kRunningSums] += dxhat_i * xhat_i;
+          look1_dxhat_sum[i % kRunningSums] += dxhat_i;
+        }
+      }
+    }
+
+    look1.dxhat_xhat_sum = sum_in_pairs(look1_dxhat_xhat_sum);
+    look1.dxhat_sum = sum_in_pairs(look1_dxhat_sum);
+    look1 = Team::reduce(look1, look1_slots[parity]);
+    const float row_dxhat_xhat_mean = look1.dxhat_xhat_sum / kCols;
+    const float row_dxhat_mean = look1.dxhat_sum / kCols;
+
+    // Last look: the outputs
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+        float dx_values[kVector];
+        #pragma unroll
+        for (int i = 0; i < kVector; ++i) {
+          const float dy_i = element(dy_held[step], i);
+          const float x_i = element(x_held[step], i);
+          const float weight_i = element(weight_held[step], i);
+          const float dxhat_i = dy_i * weight_i;
+          const float xhat_i = (x_i - row_mean) * row_rstd;
+          dx_values[i] = (dxhat_i - xhat_i * row_dxhat_xhat_mean - row_dxhat_mean) * row_rstd;
+          if (active) dweight_sum[step][i] += dy_i * xhat_i;
+          if (active) dbias_sum[step][i] += dy_i;
+        }
+        Vec<bfloat16, kVector> dx_vec;
+        pack(dx_vec, dx_values);
+        if (active) write<Store>(dx_row + own + step * kStride, dx_vec);
+      }
+    }
+
+    parity ^= 1;
+  }
+
+  // Lanes that own the same columns of several rows add their sums.
+  if (kThreadsPerRow < 32) {
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        #pragma unroll
+        for (int offset = kThreadsPerRow; offset < 32; offset *= 2) {
+          dweight_sum[step][i] += __shfl_xor_sync(0xffffffffu, dweight_sum[step][i], offset);
+          dbias_sum[step][i] += __shfl_xor_sync(0xffffffffu, dbias_sum[step][i], offset);
+        }
+      }
+    }
+  }
+
+  // Each row group of the block leaves its sums in shared memory.
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if ((kThreadsPerRow >= 32 || threadIdx.x % 32 < kThreadsPerRow) && (kEven || vector < kVectors)) {
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        group_sums[kThreadsPerRow < 32 ? static_cast<int>(threadIdx.x / 32) : slot][0][i * kVectors + vector] =
+            dweight_sum[step][i];
+        group_sums[kThreadsPerRow < 32 ? static_cast<int>(threadIdx.x / 32) : slot][1][i * kVectors + vector] =
+            dbias_sum[step][i];
+      }
+    }
+  }
+
+  float* partial_row = partials + static_cast<long long>(blockIdx.x) * kTensors * kPitch;
+  __syncthreads();
+  // The sums of the row groups are added in a fixed order.
+  for (int cell = threadIdx.x; cell < kCols; cell += kThreads) {
+    float dweight_total = group_sums[0][0][cell];
+    #pragma unroll
+    for (int group = 1; group < kGroups; ++group) {
+      dweight_total += group_sums[group][0][cell];
+    }
+    partial_row[cell] = dweight_total;
+    float dbias_total = group_sums[0][1][cell];
+    #pragma unroll
+    for (int group = 1; group < kGroups; ++group) {
+      dbias_total += group_sums[group][1][cell];
+    }
+    partial_row[kPitch + cell] = dbias_total;
+  }
+
+  Chain::at_end();
+}
+
+// Adds the partial rows that a kernel's blocks left, cell by cell and always in the same order.
+template <class Config>
+__global__ void __launch_bounds__(512)
+layernorm_bwd_bf16_finish_8a6a(
+    bfloat16* __restrict__ dweight,
+    bfloat16* __restrict__ dbias,
+    Input<Config, float> partials,
+    int blocks) {
+  using Chain = typename Config::Chain;
+  constexpr int kCols = Config::kCols, kPitch = (kCols + 31) / 32 * 32, kSumVector = Config::kSumVector,
+      kSumVectors = kCols / kSumVector, kCluster = Config::kCluster, kThreads = 512, kTensors = 2,
+      kCells = Config::kCells;
+  __shared__ float warp_sums[kThreads / 32][kCells];
+
+  const int partial_rows = blocks / kCluster;
+  const int tensor = blockIdx.x % kTensors;
+  const int cell = blockIdx.x / kTensors * kCells + threadIdx.x % kCells;
+
+  Chain::at_start();
+  Chain::wait_for_partner();
+
+  add_partial_rows<kThreads, kCells, kTensors, kPitch>(partials, partial_rows, tensor, cell, warp_sums);
+  const int column = kSumVector == 1 ? cell : cell % kSumVectors * kSumVector + cell / kSumVectors;
+  if (threadIdx.x < kCells && cell < kCols) {
+    const float total = total_of_warps<kThreads / 32>(warp_sums, threadIdx.x);
+    if (tensor == 0) {
+      write_element(dweight, column, total);
+    }
+    if (tensor == 1) {
+      write_element(dbias, column, total);
+    }
+  }
+}
 
 // layernorm backward: a team of threads owns a row; each row is read once.
 template <class Config>
@@ -890,40 +1124,6 @@ layernorm_bwd_bf16_team_per_row_3cb0(
   }
 
   Chain::at_end();
-}
-
-// Adds the partial rows that a kernel's blocks left, cell by cell and always in the same order.
-template <class Config>
-__global__ void __launch_bounds__(512)
-layernorm_bwd_bf16_finish_8a6a(
-    bfloat16* __restrict__ dweight,
-    bfloat16* __restrict__ dbias,
-    Input<Config, float> partials,
-    int blocks) {
-  using Chain = typename Config::Chain;
-  constexpr int kCols = Config::kCols, kPitch = (kCols + 31) / 32 * 32, kSumVector = Config::kSumVector,
-      kSumVectors = kCols / kSumVector, kCluster = Config::kCluster, kThreads = 512, kTensors = 2,
-      kCells = Config::kCells;
-  __shared__ float warp_sums[kThreads / 32][kCells];
-
-  const int partial_rows = blocks / kCluster;
-  const int tensor = blockIdx.x % kTensors;
-  const int cell = blockIdx.x / kTensors * kCells + threadIdx.x % kCells;
-
-  Chain::at_start();
-  Chain::wait_for_partner();
-
-  add_partial_rows<kThreads, kCells, kTensors, kPitch>(partials, partial_rows, tensor, cell, warp_sums);
-  const int column = kSumVector == 1 ? cell : cell % kSumVectors * kSumVector + cell / kSumVectors;
-  if (threadIdx.x < kCells && cell < kCols) {
-    const float total = total_of_warps<kThreads / 32>(warp_sums, threadIdx.x);
-    if (tensor == 0) {
-      write_element(dweight, column, total);
-    }
-    if (tensor == 1) {
-      write_element(dbias, column, total);
-    }
-  }
 }
 
 // layernorm backward: a team of threads owns a row; each row is read once.
@@ -1190,9 +1390,10 @@ layernorm_bwd_bf16_team_per_row_e4ba(
 }
 
 // layernorm backward: a team of threads owns a row; each row is read once.
+// The last rows come first: of an input too large for L2 it still has these.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_bwd_bf16_team_per_row_c960(
+layernorm_bwd_bf16_team_per_row_794e(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
@@ -1222,6 +1423,10 @@ layernorm_bwd_bf16_team_per_row_c960(
   const int lane = Team::lane();
   const int own = lane * kVector;  // the column of a thread's first vector
   const int slot = Team::slot();  // this thread's row within the block
+  // the last of this walker's tiles comes first
+  const int last_start = blockIdx.x * kRowsPerBlock < rows ?
+      static_cast<int>((rows - 1 - blockIdx.x * kRowsPerBlock) / (gridDim.x * kRowsPerBlock) *
+      (gridDim.x * kRowsPerBlock) + blockIdx.x * kRowsPerBlock) : -1;
   int parity = 0;
   bfloat16* dy_shared = reinterpret_cast<bfloat16*>(dynamic_shared());
   bfloat16* x_shared = reinterpret_cast<bfloat16*>(dy_shared + kStages * kSteps * kThreads * kVector);
@@ -1257,10 +1462,10 @@ layernorm_bwd_bf16_team_per_row_c960(
   };
   #pragma unroll 1
   for (int stage = 0; stage < kStages; ++stage) {
-    const int first_row = blockIdx.x * kRowsPerBlock + stage * gridDim.x * kRowsPerBlock;
-    if (threadIdx.x == 0 && first_row < rows) fetch(first_row, stage);
+    const int first_row = last_start - stage * gridDim.x * kRowsPerBlock;
+    if (threadIdx.x == 0 && first_row >= 0) fetch(first_row, stage);
   }
-  if (blockIdx.x * kRowsPerBlock < rows) fetch_values(blockIdx.x * kRowsPerBlock);
+  if (last_start >= 0) fetch_values(last_start);
   int stage = 0;
   unsigned phase = 0;
 
@@ -1279,7 +1484,7 @@ layernorm_bwd_bf16_team_per_row_c960(
   float dweight_sum[kSteps][kVector] = {};
   float dbias_sum[kSteps][kVector] = {};
 
-  for (int first_row = blockIdx.x * kRowsPerBlock; first_row < rows; first_row += gridDim.x * kRowsPerBlock) {
+  for (int first_row = last_start; first_row >= 0; first_row -= gridDim.x * kRowsPerBlock) {
     const int row = first_row + slot;
     const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
     const int valid_row = active ? row : rows - 1;
@@ -1289,8 +1494,8 @@ layernorm_bwd_bf16_team_per_row_c960(
 
     Vec<bfloat16, kVector> dy_held[kSteps];
     Vec<bfloat16, kVector> x_held[kSteps];
-    const unsigned next_row = first_row + gridDim.x * kRowsPerBlock;
-    if (next_row < rows) fetch_values(next_row);
+    const int next_row = first_row - gridDim.x * kRowsPerBlock;
+    if (next_row >= 0) fetch_values(next_row);
 
     mbarrier_wait(&arrived[stage], phase);
 
@@ -1340,8 +1545,8 @@ layernorm_bwd_bf16_team_per_row_c960(
     const float row_dxhat_xhat_mean = look1.dxhat_xhat_sum / kCols;
     const float row_dxhat_mean = look1.dxhat_sum / kCols;
     // Every thread of the row has passed a barrier since it read its slots.
-    const unsigned refill_row = first_row + kStages * gridDim.x * kRowsPerBlock;
-    if (threadIdx.x == 0 && refill_row < rows) fetch(refill_row, stage);
+    const int refill_row = first_row - kStages * gridDim.x * kRowsPerBlock;
+    if (threadIdx.x == 0 && refill_row >= 0) fetch(refill_row, stage);
 
     // Last look: the outputs
     #pragma unroll
@@ -1393,9 +1598,10 @@ layernorm_bwd_bf16_team_per_row_c960(
 }
 
 // layernorm backward: the blocks of a cluster own a row; each row is read once.
+// The last rows come first: of an input too large for L2 it still has these.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_bwd_bf16_cluster_per_row_fefa(
+layernorm_bwd_bf16_cluster_per_row_f044(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     bfloat16* __restrict__ dbias,
@@ -1423,6 +1629,10 @@ layernorm_bwd_bf16_cluster_per_row_fefa(
 
   const int lane = static_cast<int>(cluster_rank() * kThreads + threadIdx.x);
   const int own = lane * kVector;  // the column of a thread's first vector
+  // the last of this walker's tiles comes first
+  const int last_start = blockIdx.x / kCluster < rows ?
+      static_cast<int>((rows - 1 - blockIdx.x / kCluster) / (gridDim.x / kCluster) * (gridDim.x / kCluster) +
+      blockIdx.x / kCluster) : -1;
   unsigned trip = 0;
   if (threadIdx.x == 0) {
     for (int i = 0; i < 2; ++i) {
@@ -1473,10 +1683,10 @@ layernorm_bwd_bf16_cluster_per_row_fefa(
   };
   #pragma unroll 1
   for (int stage = 0; stage < kStages; ++stage) {
-    const int row = blockIdx.x / kCluster + stage * gridDim.x / kCluster;
-    if (threadIdx.x == 0 && row < rows) fetch(row, stage);
+    const int row = last_start - stage * gridDim.x / kCluster;
+    if (threadIdx.x == 0 && row >= 0) fetch(row, stage);
   }
-  if (blockIdx.x / kCluster < rows) fetch_values(blockIdx.x / kCluster);
+  if (last_start >= 0) fetch_values(last_start);
   int stage = 0;
   unsigned phase = 0;
 
@@ -1495,15 +1705,18 @@ layernorm_bwd_bf16_cluster_per_row_fefa(
   float dbias_sum[kSteps][kVector] = {};
   cluster_wait();
 
-  for (int row = blockIdx.x / kCluster; row < rows; row += gridDim.x / kCluster) {
+  for (int row = last_start; row >= 0; row -= gridDim.x / kCluster) {
     bfloat16* dx_row = dx + static_cast<long long>(row) * dx_pitch;
     const float row_mean = mean_next;
     const float row_rstd = rstd_next;
 
     Vec<bfloat16, kVector> dy_held[kSteps];
     Vec<bfloat16, kVector> x_held[kSteps];
-    const unsigned next_row = row + gridDim.x / kCluster;
-    if (next_row < rows) fetch_values(next_row);
+    float dy_floats[kSteps][kVector];
+    float dxhat_floats[kSteps][kVector];
+    float xhat_floats[kSteps][kVector];
+    const int next_row = row - gridDim.x / kCluster;
+    if (next_row >= 0) fetch_values(next_row);
 
     mbarrier_wait(&arrived[stage], phase);
 
@@ -1528,11 +1741,14 @@ layernorm_bwd_bf16_cluster_per_row_fefa(
       if (kEven || vector < kVectors) {
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
-          const float dy_i = element(dy_held[step], i);
+          const float dy_i = computed_once(element(dy_held[step], i));
           const float x_i = element(x_held[step], i);
           const float weight_i = element(weight_held[step], i);
-          const float dxhat_i = dy_i * weight_i;
-          const float xhat_i = (x_i - row_mean) * row_rstd;
+          const float dxhat_i = computed_once(dy_i * weight_i);
+          const float xhat_i = computed_once((x_i - row_mean) * row_rstd);
+          dy_floats[step][i] = dy_i;
+          dxhat_floats[step][i] = dxhat_i;
+          xhat_floats[step][i] = xhat_i;
           look1_dxhat_xhat_sum[i % kRunningSums] += dxhat_i * xhat_i;
           look1_dxhat_sum[i % kRunningSums] += dxhat_i;
         }
@@ -1545,8 +1761,8 @@ layernorm_bwd_bf16_cluster_per_row_fefa(
     const float row_dxhat_xhat_mean = look1.dxhat_xhat_sum / kCols;
     const float row_dxhat_mean = look1.dxhat_sum / kCols;
     // Every thread of the row has passed a barrier since it read its slots.
-    const unsigned refill_row = row + kStages * gridDim.x / kCluster;
-    if (threadIdx.x == 0 && refill_row < rows) fetch(refill_row, stage);
+    const int refill_row = row - kStages * gridDim.x / kCluster;
+    if (threadIdx.x == 0 && refill_row >= 0) fetch(refill_row, stage);
 
     // Last look: the outputs
     #pragma unroll
@@ -1556,11 +1772,9 @@ layernorm_bwd_bf16_cluster_per_row_fefa(
         float dx_values[kVector];
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
-          const float dy_i = element(dy_held[step], i);
-          const float x_i = element(x_held[step], i);
-          const float weight_i = element(weight_held[step], i);
-          const float dxhat_i = dy_i * weight_i;
-          const float xhat_i = (x_i - row_mean) * row_rstd;
+          const float dy_i = dy_floats[step][i];
+          const float dxhat_i = dxhat_floats[step][i];
+          const float xhat_i = xhat_floats[step][i];
           dx_values[i] = (dxhat_i - xhat_i * row_dxhat_xhat_mean - row_dxhat_mean) * row_rstd;
           dweight_sum[step][i] += dy_i * xhat_i;
           dbias_sum[step][i] += dy_i;
@@ -1947,9 +2161,9 @@ struct Tuned {
   Kernel kernel;
 };
 inline constexpr Tuned kTuned[] = {
-    {262144,   256, 16, 0u, 0u, false, {{256, 16, false, 0, 1, 2, 1, 1, 16384}, {512, 1, false, 64}, {0, 0, 2048},
-     run_and_finish<layernorm_bwd_bf16_team_per_row_3cb0<Cols256_4b18>,
-     layernorm_bwd_bf16_finish_8a6a<Cols256_4b18>>}},
+    {262144,   256, 16, 0u, 0u, false, {{512, 32, true, 0, 1, 1, 1, 1, 32768}, {512, 1, true, 64}, {0, 0, 2048},
+     run_and_finish<layernorm_bwd_bf16_team_per_row_30f7<Cols256_4dd7>,
+     layernorm_bwd_bf16_finish_8a6a<Cols256_4dd7>>}},
     {  8192,   768, 16, 0u, 0u, false, {{128, 4, false, 0, 1, 3, 1, 1, 24576}, {512, 1, false, 192}, {0, 0, 6144},
      run_and_finish<layernorm_bwd_bf16_team_per_row_3cb0<Cols768_b00a>,
      layernorm_bwd_bf16_finish_8a6a<Cols768_b00a>>}},
@@ -1960,17 +2174,17 @@ inline constexpr Tuned kTuned[] = {
      run_and_finish<layernorm_bwd_bf16_team_per_row_3cb0<Cols1024_e039>,
      layernorm_bwd_bf16_finish_8a6a<Cols1024_e039>>}},
     { 32768,  1024, 16, 0u, 0u, false, {{256, 4, false, 0, 1, 2, 1, 1, 32768}, {512, 1, false, 256}, {0, 0, 8192},
-     run_and_finish<layernorm_bwd_bf16_team_per_row_3cb0<Cols1024_46d4>,
-     layernorm_bwd_bf16_finish_8a6a<Cols1024_46d4>>}},
+     run_and_finish<layernorm_bwd_bf16_team_per_row_30f7<Cols1024_e039>,
+     layernorm_bwd_bf16_finish_8a6a<Cols1024_e039>>}},
     {  4096,  4096, 16, 0u, 0u, false, {{512, 2, true, 0, 1, 1, 1, 1, 65536}, {512, 1, true, 256}, {0, 0, 32768},
      run_and_finish<layernorm_bwd_bf16_team_per_row_3cb0<Cols4096_46d8>,
      layernorm_bwd_bf16_finish_8a6a<Cols4096_46d8>>}},
     { 16384,  8192, 16, 0u, 0u, false, {{512, 1, true, 0, 1, 1, 1, 1, 131072}, {512, 1, true, 512}, {0, 0, 65536},
-     run_and_finish<layernorm_bwd_bf16_team_per_row_c960<Cols8192_e8c6>,
+     run_and_finish<layernorm_bwd_bf16_team_per_row_794e<Cols8192_e8c6>,
      layernorm_bwd_bf16_finish_8a6a<Cols8192_e8c6>>}},
-    {  2048, 16384, 16, 0u, 0u, false, {{512, 1, true, 0, 1, 1, 2, 1, 98304}, {512, 1, true, 1024}, {0, 0, 65536},
-     run_and_finish<layernorm_bwd_bf16_cluster_per_row_fefa<Cols16384_7803>,
-     layernorm_bwd_bf16_finish_8a6a<Cols16384_7803>>}},
+    {  2048, 16384, 16, 0u, 0u, false, {{512, 1, true, 0, 1, 1, 2, 1, 131072}, {512, 1, true, 1024}, {0, 0, 65536},
+     run_and_finish<layernorm_bwd_bf16_cluster_per_row_f044<Cols16384_f0b1>,
+     layernorm_bwd_bf16_finish_8a6a<Cols16384_f0b1>>}},
 };
 
 // For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.

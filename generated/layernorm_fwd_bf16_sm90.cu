@@ -18,19 +18,19 @@
 //
 //   rows x cols              kernel           threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
 //   8192 x 768               warp_per_row     32       2           8       5.508     15.62 / 10.11  4582  78.3 %   1.14x       7.856     fresh
-//   8192 x 1000              warp_per_row     128      4           8       6.756     19.08 / 12.34  4860  75.9 %   1.23x       10.55     fresh
-//   16384 x 1000             warp_per_row     128      4           8       14.18     37.95 / 23.75  4630  91.2 %   1.12x       18.47     fresh
-//   16384 x 1023             warp_per_row     128      4           4       16.62     41.02 / 24.44  4043  79.5 %   1.28x       21.44     fresh
-//   4096 x 3072              block_per_row    64       1           4       10.12     28.63 / 18.52  4979  93.6 %   1.09x       15.47     fresh
+//   8192 x 1000              warp_per_row     256      8           8       7.088     20.15 / 13.06  4633  77.5 %   1.22x       11.02     fresh
+//   16384 x 1000             warp_per_row     128      4           8       14.24     37.9 / 23.69   4610  91.5 %   1.13x       18.3      fresh
+//   16384 x 1023             warp_per_row     32       1           4       16.61     41.46 / 24.87  4044  81.0 %   1.24x       21.38     fresh
+//   4096 x 3072              block_per_row    64       1           4       10.19     28.61 / 18.44  4946  93.6 %   1.09x       15.92     fresh
 //   1 x 4096                 block_per_row    256      1           4       1.822     5.058 / 3.236  18    82.6 %   1.03x       2.032     fresh
 //   64 x 4096                block_per_row    256      1           4       2.158     6.427 / 4.27   494   80.9 %   1.05x       2.453     fresh
 //   4096 x 4096              warp_per_row     32       1           4       13.18     37.79 / 24.62  5097  100.6 %  1.18x       19.86     fresh
-//   8192 x 4097              block_per_row    128      1           8       30.58     84.43 / 53.86  4393  87.9 %   1.16x       39.25     fresh
-//   4096 x 6144              block_per_row    128      1           4       21.56     60.96 / 39.37  4671  97.8 %   1.09x       28.07     fresh
+//   8192 x 4097              block_per_row    128      1           4       29.88     83.8 / 53.9    4496  90.1 %   1.03x       38.76     fresh
+//   4096 x 6144              block_per_row    256      1           4       20.7      60.69 / 39.98  4866  98.3 %   1.04x       28.6      fresh
 //   16 x 8192                block_per_row    256      1           4       2.179     6.288 / 4.111  256   83.6 %   1.08x       2.602     fresh
 //   16384 x 8192             block_per_row    256      1           8       129.9     326 / 196.4    4135  97.9 %   1.06x       127       fresh
 //   4 x 16384                cluster_per_row  128      1           8       2.565     6.518 / 3.953  128   74.8 %   1.00x       2.587     fresh
-//   2048 x 65536             cluster_per_row  128      1           8       134.8     330.8 / 195.4  3985  93.9 %   1.04x       135.5     fresh
+//   2048 x 65536             cluster_per_row  128      1           8       130.6     326.3 / 195    4113  98.4 %   1.03x       133.3     fresh
 //   (any other, rows alike)  block_per_row    256      1           8       -         -              -     -        -           -         not tuned
 //   (any other)              block_per_row    256      1           1       -         -              -     -        -           -         not tuned
 //
@@ -572,14 +572,14 @@ struct Early : InOrder {
   static __device__ __forceinline__ void wait_for_partner() { dependency_wait(); }
 };
 
-// As Early; the next kernel may start as the blocks of this one end.
-struct EarlyAtEnd : Early {
-  static __device__ __forceinline__ void at_end() { dependency_trigger(); }
-};
-
 // As Early; the next kernel may start once this one has asked for its rows.
 struct EarlyAtLoads : Early {
   static __device__ __forceinline__ void at_loads() { dependency_trigger(); }
+};
+
+// As Early; the next kernel may start at once, and waits where it must.
+struct EarlyAtStart : Early {
+  static __device__ __forceinline__ void at_start() { dependency_trigger(); }
 };
 
 // Every warp sends its state to each block of the cluster, then every warp combines all of the states. A cluster
@@ -720,14 +720,14 @@ __device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
 struct Cols768_d2ef : Plain { using Team = Lanes<16, 2>;
   enum : int { kCols = 768, kThreads = 32, kVector = 8, kEarlyParams = 0, kPackedParams = 0, kAhead = 1 };
 };
-struct Cols1000_32cd : Plain { using Team = Lanes<32, 4>;
-  enum : int { kCols = 1000, kThreads = 128, kVector = 8, kEarlyParams = 1, kPackedParams = 1, kAhead = 1 };
+struct Cols1000_62a2 : Plain { using Team = Lanes<32, 8>; using Load = NoAllocate;
+  enum : int { kCols = 1000, kThreads = 256, kVector = 8, kEarlyParams = 1, kPackedParams = 0, kAhead = 1 };
 };
 struct Cols1000_177c : Plain { using Team = Lanes<32, 4>; using Load = NoAllocate; using Chain = EarlyAtLoads;
   enum : int { kCols = 1000, kThreads = 128, kVector = 8, kEarlyParams = 1 };
 };
-struct Cols1023_21c8 : Plain { using Team = Lanes<32, 4>; using Load = NoAllocate;
-  enum : int { kCols = 1023, kThreads = 128, kVector = 4, kUnit = 16, kEarlyParams = 1, kPackedParams = 1,
+struct Cols1023_b9e4 : Plain { using Team = Lanes<32, 1>; using Load = NoAllocate;
+  enum : int { kCols = 1023, kThreads = 32, kVector = 4, kUnit = 16, kEarlyParams = 1, kPackedParams = 1,
       kFirstInside = 0, kAhead = 1 };
 };
 struct Cols3072_6538 : Plain { using Team = Block<64>; using Load = NoAllocate;
@@ -742,12 +742,12 @@ struct Cols4096_7968 : Plain { using Team = BroadcastBlock<256>; using Load = No
 struct Cols4096_c248 : Plain { using Team = Lanes<32, 1>; using Load = NoAllocate;
   enum : int { kCols = 4096, kThreads = 32, kVector = 4, kEarlyParams = 0, kPackedParams = 0, kAhead = 1 };
 };
-struct Cols4097_5139 : Plain { using Team = Block<128>; using Load = NoAllocate;
-  enum : int { kCols = 4097, kThreads = 128, kVector = 8, kUnit = 64, kEarlyParams = 1, kPackedParams = 1,
+struct Cols4097_7f30 : Plain { using Team = Block<128>; using Load = NoAllocate;
+  enum : int { kCols = 4097, kThreads = 128, kVector = 4, kUnit = 64, kEarlyParams = 1, kPackedParams = 1,
       kFirstInside = 0, kAhead = 1 };
 };
-struct Cols6144_f0b3 : Plain { using Team = Block<128>; using Load = NoAllocate;
-  enum : int { kCols = 6144, kThreads = 128, kVector = 4, kEarlyParams = 0 };
+struct Cols6144_bde8 : Plain { using Team = Block<256>; using Load = NoAllocate;
+  enum : int { kCols = 6144, kThreads = 256, kVector = 4, kEarlyParams = 0 };
 };
 struct Cols8192_3b92 : Plain { using Team = BroadcastBlock<256>; using Load = NoAllocate;
   enum : int { kCols = 8192, kThreads = 256, kVector = 4, kEarlyParams = 0, kBlocksPerSm = 1 };
@@ -758,7 +758,7 @@ struct Cols8192_743e : Plain { using Team = Block<256>; using Load = EvictLast; 
 struct Cols16384_f4bd : Plain { using Team = BroadcastCluster<8, 128>; using Load = NoAllocate;
   enum : int { kCols = 16384, kThreads = 128, kVector = 8, kEarlyParams = 1, kBlocksPerSm = 1 };
 };
-struct Cols65536_4575 : Plain { using Load = EvictLast; using Chain = EarlyAtEnd;
+struct Cols65536_6e26 : Plain { using Load = EvictLast; using Chain = EarlyAtStart;
   enum : int { kCols = 65536, kThreads = 128, kCluster = 8, kVector = 8 };
 };
 struct AnyCols_224d : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 8, kUnroll = 1 }; };
@@ -1339,7 +1339,7 @@ layernorm_fwd_bf16_team_per_row_303d(
 // layernorm forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_bf16_team_per_row_44ce(
+layernorm_fwd_bf16_team_per_row_ce20(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -1354,21 +1354,19 @@ layernorm_fwd_bf16_team_per_row_44ce(
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
-      kVector = Config::kVector, kUnit = Config::kUnit, kStride = kThreadsPerRow * kVector,
-      kRunningSums = kVector < 4 ? kVector : 4;
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kVector = Config::kVector, kUnit = Config::kUnit,
+      kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
   constexpr bool kEarlyParams = Config::kEarlyParams, kPackedParams = Config::kPackedParams;
   constexpr int kFirstInside = Config::kFirstInside, kVectors = kCols / kVector,
       kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow,
       kWholeSteps = ((kCols - kUnit + 1) / kVector - 1) / kThreadsPerRow;
   constexpr bool kAhead = Config::kAhead;
   __shared__ typename Team::template Slots<Look1_5b01> look1_slots;
-  __shared__ typename Team::template Slots<Look2_1fb7> look2_slots;
+  __shared__ typename Team::template Slots<Look2_e431> look2_slots;
 
   const int lane = Team::lane();
-  const int slot = Team::slot();  // this thread's row within the block
   // The grid's stride is a multiple of kUnit: all rows of this lane shift alike.
-  const int own_row = min(static_cast<int>(blockIdx.x * kRowsPerBlock + slot), rows - 1);
+  const int own_row = blockIdx.x;
   // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
   const int shift =
       static_cast<int>((reinterpret_cast<unsigned long long>(&x[0]) / sizeof(bfloat16) % kVector +
@@ -1405,9 +1403,8 @@ layernorm_fwd_bf16_team_per_row_44ce(
   Vec<bfloat16, kVector> x_next[kSteps];
   Vec<bfloat16, 1> x_edge_next = {};
   // Starts the loads of a row.
-  const auto fetch = [&](int first_row) {
-    const int fetched_row = first_row + slot < rows ? first_row + slot : own_row;
-    const bfloat16* x_row = x + static_cast<long long>(fetched_row) * x_pitch;
+  const auto fetch = [&](int row) {
+    const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
 
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
@@ -1420,18 +1417,18 @@ layernorm_fwd_bf16_team_per_row_44ce(
       x_edge_next = read<1, Load>(x_row + edge);
     }
   };
-  if (kAhead && blockIdx.x * kRowsPerBlock < rows) fetch(blockIdx.x * kRowsPerBlock);
+  if (kAhead && blockIdx.x < rows) fetch(blockIdx.x);
 
-  for (int first_row = blockIdx.x * kRowsPerBlock; first_row < rows; first_row += gridDim.x * kRowsPerBlock) {
-    const int row = first_row + slot;
-    // idle rows recompute their lane's first row and store nothing
-    const bool active = kRowsPerBlock == 1 || row < rows;
-    const int valid_row = active ? row : own_row;
-    bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
-    if (!kAhead) fetch(first_row);
+  for (int row = blockIdx.x; row < rows; row += gridDim.x) {
+    bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
+    if (!kAhead) fetch(row);
 
     Vec<bfloat16, kVector> x_held[kSteps];
     Vec<bfloat16, 1> x_edge = {};
+    float x_floats[kSteps][kVector];
+    float x_minus_mean_floats[kSteps][kVector];
+    float x_edge_float = 0.0f;
+    float x_minus_mean_edge_float = 0.0f;
 
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
@@ -1439,7 +1436,7 @@ layernorm_fwd_bf16_team_per_row_44ce(
     }
 
     x_edge = x_edge_next;
-    const unsigned next_row = first_row + gridDim.x * kRowsPerBlock;
+    const unsigned next_row = row + gridDim.x;
     if (kAhead && next_row < rows) fetch(next_row);
     if (kPackedParams) {
       #pragma unroll
@@ -1459,13 +1456,15 @@ layernorm_fwd_bf16_team_per_row_44ce(
       if (step < kWholeSteps || vector < vectors) {
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
-          const float x_i = element(x_held[step], i);
+          const float x_i = computed_once(element(x_held[step], i));
+          x_floats[step][i] = x_i;
           look1_x_sum[i % kRunningSums] += x_i;
         }
       }
     }
     if (has_edge) {
-      const float x_i = element(x_edge, 0);
+      const float x_i = computed_once(element(x_edge, 0));
+      x_edge_float = x_i;
       look1_x_sum[0] += x_i;
     }
 
@@ -1473,24 +1472,28 @@ layernorm_fwd_bf16_team_per_row_44ce(
     look1 = Team::reduce(look1, look1_slots);
     const float row_mean = look1.x_sum / kCols;
 
-    Look2_1fb7 look2 = {0.0f};
+    Look2_e431 look2 = {0.0f};
     float look2_var_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
 
-    // Look 2: sum((x - mean)**2)
+    // Look 2: sum(x_minus_mean**2)
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int vector = lane + step * kThreadsPerRow;
       if (step < kWholeSteps || vector < vectors) {
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
-          const float x_i = element(x_held[step], i);
-          look2_var_sum[i % kRunningSums] += (x_i - row_mean) * (x_i - row_mean);
+          const float x_i = x_floats[step][i];
+          const float x_minus_mean_i = computed_once(x_i - row_mean);
+          x_minus_mean_floats[step][i] = x_minus_mean_i;
+          look2_var_sum[i % kRunningSums] += x_minus_mean_i * x_minus_mean_i;
         }
       }
     }
     if (has_edge) {
-      const float x_i = element(x_edge, 0);
-      look2_var_sum[0] += (x_i - row_mean) * (x_i - row_mean);
+      const float x_i = x_edge_float;
+      const float x_minus_mean_i = computed_once(x_i - row_mean);
+      x_minus_mean_edge_float = x_minus_mean_i;
+      look2_var_sum[0] += x_minus_mean_i * x_minus_mean_i;
     }
 
     look2.var_sum = sum_in_pairs(look2_var_sum);
@@ -1498,7 +1501,7 @@ layernorm_fwd_bf16_team_per_row_44ce(
     const float row_var = look2.var_sum / kCols;
     const float row_rstd = rsqrtf(eps + row_var);
 
-    if (lane == 0 && active) {
+    if (lane == 0) {
       if (mean != nullptr) mean[row] = row_mean;
       if (rstd != nullptr) rstd[row] = row_rstd;
     }
@@ -1516,27 +1519,27 @@ layernorm_fwd_bf16_team_per_row_44ce(
         float y_values[kVector];
         #pragma unroll
         for (int i = 0; i < kVector; ++i) {
-          const float x_i = element(x_held[step], i);
           const float weight_i = element(weight_held[step], i);
           const float bias_i = element(bias_held[step], i);
-          y_values[i] = (x_i - row_mean) * row_rstd * weight_i + bias_i;
+          const float x_minus_mean_i = x_minus_mean_floats[step][i];
+          y_values[i] = x_minus_mean_i * row_rstd * weight_i + bias_i;
         }
         Vec<bfloat16, kVector> y_vec;
         pack(y_vec, y_values);
-        if (active) write<Store>(y_row + own + step * kStride, y_vec);
+        write<Store>(y_row + own + step * kStride, y_vec);
       }
     }
     if (has_edge) {
       if (!kEarlyParams) weight_edge = read<1>(weight + edge);
       if (!kEarlyParams) bias_edge = read<1>(bias + edge);
       float y_values[1];
-      const float x_i = element(x_edge, 0);
       const float weight_i = element(weight_edge, 0);
       const float bias_i = element(bias_edge, 0);
-      y_values[0] = (x_i - row_mean) * row_rstd * weight_i + bias_i;
+      const float x_minus_mean_i = x_minus_mean_edge_float;
+      y_values[0] = x_minus_mean_i * row_rstd * weight_i + bias_i;
       Vec<bfloat16, 1> y_vec;
       pack(y_vec, y_values);
-      if (active) write<Store>(y_row + edge, y_vec);
+      write<Store>(y_row + edge, y_vec);
     }
   }
 
@@ -1934,7 +1937,7 @@ layernorm_fwd_bf16_team_per_row_3370(
 // The last rows come first: of an input too large for L2 it still has these.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_bf16_team_per_row_ee35(
+layernorm_fwd_bf16_team_per_row_99ca(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -1955,8 +1958,8 @@ layernorm_fwd_bf16_team_per_row_ee35(
   constexpr bool kEarlyParams = Config::kEarlyParams;
   constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  __shared__ typename Team::template Slots<Look1_5b01> look1_slots;
-  __shared__ typename Team::template Slots<Look2_e431> look2_slots;
+  __shared__ typename Team::template Slots<Look1_a922> look1_slots;
+  __shared__ typename Team::template Slots<Look2_a975> look2_slots;
 
   const int lane = Team::lane();
   const int own = lane * kVector;  // the column of a thread's first vector
@@ -1975,7 +1978,6 @@ layernorm_fwd_bf16_team_per_row_ee35(
 
   Vec<bfloat16, kVector> x_held[kSteps];
   float x_floats[kSteps][kVector];
-  float x_minus_mean_floats[kSteps][kVector];
   Team::announce();
 
   // The row of x is read once and waits in registers; each thread reads back its own part.
@@ -2002,10 +2004,11 @@ layernorm_fwd_bf16_team_per_row_ee35(
 
   Chain::at_loads();
 
-  Look1_5b01 look1 = {0.0f};
-  float look1_x_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+  Look1_a922 look1 = {0.0f, 0.0f};
+  float look1_x_rough_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+  float look1_x_squares[kRunningSums] = {};
 
-  // Look 1: sum(x)
+  // Look 1: sum(x), sum(x**2)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
@@ -2014,37 +2017,51 @@ layernorm_fwd_bf16_team_per_row_ee35(
       for (int i = 0; i < kVector; ++i) {
         const float x_i = computed_once(element(x_held[step], i));
         x_floats[step][i] = x_i;
-        look1_x_sum[i % kRunningSums] += x_i;
+        look1_x_rough_sum[i % kRunningSums] += x_i;
+        look1_x_squares[i % kRunningSums] += x_i * x_i;
       }
     }
   }
 
-  look1.x_sum = sum_in_pairs(look1_x_sum);
+  look1.x_rough_sum = sum_in_pairs(look1_x_rough_sum);
+  look1.x_squares = sum_in_pairs(look1_x_squares);
   Team::meet();
   look1 = Team::reduce(look1, look1_slots);
-  const float row_mean = divide_by_remainder(look1.x_sum, kCols, 1.0f / kCols);
+  const float row_x_rough_mean = divide_by_remainder(look1.x_rough_sum, kCols, 1.0f / kCols);
+  const float row_x_left = look1.x_squares - row_x_rough_mean * row_x_rough_mean * kCols;
+  const float row_x_margin = row_x_left - 0.75f * look1.x_squares;
 
-  Look2_e431 look2 = {0.0f};
-  float look2_var_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
-
-  // Look 2: sum(x_minus_mean**2)
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = x_floats[step][i];
-        const float x_minus_mean_i = computed_once(x_i - row_mean);
-        x_minus_mean_floats[step][i] = x_minus_mean_i;
-        look2_var_sum[i % kRunningSums] += x_minus_mean_i * x_minus_mean_i;
+  Look2_a975 look2 = {0.0f, 0.0f};
+  float look2_x_shifted_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+  float look2_x_shifted_squares[kRunningSums] = {};
+  if (kThreadsPerRow < 32 ? __any_sync(0xffffffffu, !(row_x_margin >= 0.0f)) : !(row_x_margin >= 0.0f)) {
+    // Look 2: sum(x_minus_x_rough_mean), sum(x_minus_x_rough_mean**2)
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        #pragma unroll
+        for (int i = 0; i < kVector; ++i) {
+          const float x_i = x_floats[step][i];
+          const float x_minus_x_rough_mean_i = x_i - row_x_rough_mean;
+          look2_x_shifted_sum[i % kRunningSums] += x_minus_x_rough_mean_i;
+          look2_x_shifted_squares[i % kRunningSums] += x_minus_x_rough_mean_i * x_minus_x_rough_mean_i;
+        }
       }
     }
-  }
 
-  look2.var_sum = sum_in_pairs(look2_var_sum);
-  look2 = Team::reduce(look2, look2_slots);
-  const float row_var = divide_by_remainder(look2.var_sum, kCols, 1.0f / kCols);
+    look2.x_shifted_sum = sum_in_pairs(look2_x_shifted_sum);
+    look2.x_shifted_squares = sum_in_pairs(look2_x_shifted_squares);
+    look2 = Team::reduce(look2, look2_slots);
+  }
+  if (row_x_margin >= 0.0f) {
+    look2.x_shifted_sum = 0.0f;
+    look2.x_shifted_squares = row_x_left;
+  }
+  const float row_x_shifted_mean = divide_by_remainder(look2.x_shifted_sum, kCols, 1.0f / kCols);
+  const float row_mean = row_x_rough_mean + row_x_shifted_mean;
+  const float row_var_sum = maximum(look2.x_shifted_squares - row_x_shifted_mean * row_x_shifted_mean * kCols, 0.0f);
+  const float row_var = divide_by_remainder(row_var_sum, kCols, 1.0f / kCols);
   const float row_rstd = rsqrtf(eps + row_var);
 
   if (lane == 0 && active) {
@@ -2064,8 +2081,8 @@ layernorm_fwd_bf16_team_per_row_ee35(
       for (int i = 0; i < kVector; ++i) {
         const float weight_i = element(weight_held[step], i);
         const float bias_i = element(bias_held[step], i);
-        const float x_minus_mean_i = x_minus_mean_floats[step][i];
-        y_values[i] = x_minus_mean_i * row_rstd * weight_i + bias_i;
+        const float x_i = x_floats[step][i];
+        y_values[i] = (x_i - row_mean) * row_rstd * weight_i + bias_i;
       }
       Vec<bfloat16, kVector> y_vec;
       pack(y_vec, y_values);
@@ -2376,9 +2393,10 @@ layernorm_fwd_bf16_team_per_row_b729(
 }
 
 // layernorm forward: the blocks of a cluster own a row; each row is read once.
+// The last rows come first: of an input too large for L2 it still has these.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_bf16_cluster_per_row_3fa2(
+layernorm_fwd_bf16_cluster_per_row_3e8c(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -2405,6 +2423,9 @@ layernorm_fwd_bf16_cluster_per_row_3fa2(
 
   const int lane = static_cast<int>(cluster_rank() * kThreads + threadIdx.x);
   const int own = lane * kVector;  // the column of a thread's first vector
+  // the last of this walker's tiles comes first
+  const int last_start = (rows - 1 - blockIdx.x / kCluster) / (gridDim.x / kCluster) * (gridDim.x / kCluster) +
+      blockIdx.x / kCluster;
   unsigned trip = 0;
   if (threadIdx.x == 0) {
     for (int i = 0; i < 2; ++i) {
@@ -2444,7 +2465,7 @@ layernorm_fwd_bf16_cluster_per_row_3fa2(
           &arrived);
     }
   };
-  if (threadIdx.x == 0 && blockIdx.x / kCluster < rows) fetch(blockIdx.x / kCluster);
+  if (threadIdx.x == 0 && last_start >= 0) fetch(last_start);
   unsigned phase = 0;
 
   Vec<bfloat16, kVector> weight_held[kSteps];
@@ -2461,7 +2482,7 @@ layernorm_fwd_bf16_cluster_per_row_3fa2(
 
   cluster_wait();
 
-  for (int row = blockIdx.x / kCluster; row < rows; row += gridDim.x / kCluster) {
+  for (int row = last_start; row >= 0; row -= gridDim.x / kCluster) {
     bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
 
     Vec<bfloat16, kVector> x_held[kSteps];
@@ -2477,8 +2498,8 @@ layernorm_fwd_bf16_cluster_per_row_3fa2(
     }
 
     __syncthreads();  // the slots are empty
-    const unsigned refill_row = row + gridDim.x / kCluster;
-    if (threadIdx.x == 0 && refill_row < rows) fetch(refill_row);
+    const int refill_row = row - gridDim.x / kCluster;
+    if (threadIdx.x == 0 && refill_row >= 0) fetch(refill_row);
 
     #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
@@ -2870,25 +2891,25 @@ struct Tuned {
 inline constexpr Tuned kTuned[] = {
     { 8192,   768, 16, 0u, 0u, false, {{32, 2, false, 0, 0, 16},
      run<layernorm_fwd_bf16_team_per_row_7ad3<Cols768_d2ef>>}},
-    { 8192,  1000, 16, 0u, 0u, false, {{128, 4, false, 0, 0, 4},
-     run<layernorm_fwd_bf16_team_per_row_6677<Cols1000_32cd>>}},
+    { 8192,  1000, 16, 0u, 0u, false, {{256, 8, false, 0, 0, 2},
+     run<layernorm_fwd_bf16_team_per_row_6677<Cols1000_62a2>>}},
     {16384,  1000, 16, 0u, 0u, false, {{128, 4, true}, run<layernorm_fwd_bf16_team_per_row_303d<Cols1000_177c>>}},
-    {16384,  1023,  2, 0u, 0u,  true, {{128, 4, false, 0, 0, 4, 1, 1, 0, 4},
-     run<layernorm_fwd_bf16_team_per_row_44ce<Cols1023_21c8>>}},
+    {16384,  1023,  2, 0u, 0u,  true, {{32, 1, false, 0, 0, 16, 1, 1, 0, 16},
+     run<layernorm_fwd_bf16_team_per_row_ce20<Cols1023_b9e4>>}},
     { 4096,  3072, 16, 0u, 0u, false, {{64}, run<layernorm_fwd_bf16_team_per_row_303d<Cols3072_6538>>}},
     {    1,  4096, 16, 0u, 0u, false, {{256}, run<layernorm_fwd_bf16_team_per_row_22a4<Cols4096_c8f5>>}},
     {   64,  4096, 16, 0u, 0u, false, {{256}, run<layernorm_fwd_bf16_team_per_row_22a4<Cols4096_7968>>}},
     { 4096,  4096, 16, 0u, 0u, false, {{32, 1, false, 0, 0, 8},
      run<layernorm_fwd_bf16_team_per_row_7ad3<Cols4096_c248>>}},
     { 8192,  4097,  2, 0u, 0u,  true, {{128, 1, false, 0, 0, 4, 1, 1, 0, 64},
-     run<layernorm_fwd_bf16_team_per_row_3370<Cols4097_5139>>}},
-    { 4096,  6144, 16, 0u, 0u, false, {{128}, run<layernorm_fwd_bf16_team_per_row_ee35<Cols6144_f0b3>>}},
+     run<layernorm_fwd_bf16_team_per_row_3370<Cols4097_7f30>>}},
+    { 4096,  6144, 16, 0u, 0u, false, {{256}, run<layernorm_fwd_bf16_team_per_row_99ca<Cols6144_bde8>>}},
     {   16,  8192, 16, 0u, 0u, false, {{256}, run<layernorm_fwd_bf16_team_per_row_630c<Cols8192_3b92>>}},
     {16384,  8192, 16, 0u, 0u, false, {{256, 1, true}, run<layernorm_fwd_bf16_team_per_row_b729<Cols8192_743e>>}},
     {    4, 16384, 16, 0u, 0u, false, {{128, 1, false, 0, 0, 0, 8},
      run<layernorm_fwd_bf16_team_per_row_22a4<Cols16384_f4bd>>}},
     { 2048, 65536, 16, 0u, 0u, false, {{128, 1, true, 0, 0, 8, 8, 1, 16384},
-     run<layernorm_fwd_bf16_cluster_per_row_3fa2<Cols65536_4575>>}},
+     run<layernorm_fwd_bf16_cluster_per_row_3e8c<Cols65536_6e26>>}},
 };
 
 // For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.

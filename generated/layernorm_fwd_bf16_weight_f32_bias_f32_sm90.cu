@@ -17,7 +17,7 @@
 //           mean, rstd
 //
 //   rows x cols              kernel         threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
-//   8192 x 4096              block_per_row  128      1           4       29.13     83.44 / 54.32  4611  94.3 %   1.11x       38.2      fresh
+//   8192 x 4096              block_per_row  128      1           4       29.52     83.43 / 53.98  4550  95.6 %   1.05x       37.56     fresh
 //   (any other, rows alike)  block_per_row  256      1           8       -         -              -     -        -           -         not tuned
 //   (any other)              block_per_row  256      1           1       -         -              -     -        -           -         not tuned
 //
@@ -80,12 +80,6 @@ __device__ __forceinline__ unsigned floats_to_bfloat162(float low, float high) {
 #else
   return float_to_bfloat16(low) | (static_cast<unsigned>(float_to_bfloat16(high)) << 16);
 #endif
-}
-
-// Hides from the compiler how the value was found: it would find it again in every look rather than keep it.
-__device__ __forceinline__ float computed_once(float value) {
-  asm volatile("" : "+f"(value));
-  return value;
 }
 
 // IEEE 754-2019 maximum and minimum: unlike fmaxf and fminf they return NaN when either operand is NaN.
@@ -398,22 +392,22 @@ struct Cols4096_77a3 : Plain { using Team = Block<128>; using Load = NoAllocate;
 struct AnyCols_224d : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 8, kUnroll = 1 }; };
 struct AnyCols_0595 : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 1, kUnroll = 1 }; };
 
-struct Look1_0569 {  // state of look 1: sum(x)
-  float x_rough_sum;
-  static __device__ __forceinline__ Look1_0569 combine(const Look1_0569& a, const Look1_0569& b) {
-    return {a.x_rough_sum + b.x_rough_sum};
+struct Look1_a922 {  // state of look 1: sum(x), sum(x**2)
+  float x_rough_sum, x_squares;
+  static __device__ __forceinline__ Look1_a922 combine(const Look1_a922& a, const Look1_a922& b) {
+    return {a.x_rough_sum + b.x_rough_sum, a.x_squares + b.x_squares};
   }
-  static __device__ __forceinline__ Look1_0569 shuffle_xor(const Look1_0569& s, int offset, unsigned mask) {
-    return {__shfl_xor_sync(mask, s.x_rough_sum, offset)};
+  static __device__ __forceinline__ Look1_a922 shuffle_xor(const Look1_a922& s, int offset, unsigned mask) {
+    return {__shfl_xor_sync(mask, s.x_rough_sum, offset), __shfl_xor_sync(mask, s.x_squares, offset)};
   }
 };
 
-struct Look2_a975 {  // state of look 2: sum(x_minus_x_rough_mean), sum(x_minus_x_rough_mean**2)
+struct Look2_ee66 {  // state of look 2: sum(x - x_rough_mean), sum((x - x_rough_mean)**2)
   float x_shifted_sum, x_shifted_squares;
-  static __device__ __forceinline__ Look2_a975 combine(const Look2_a975& a, const Look2_a975& b) {
+  static __device__ __forceinline__ Look2_ee66 combine(const Look2_ee66& a, const Look2_ee66& b) {
     return {a.x_shifted_sum + b.x_shifted_sum, a.x_shifted_squares + b.x_shifted_squares};
   }
-  static __device__ __forceinline__ Look2_a975 shuffle_xor(const Look2_a975& s, int offset, unsigned mask) {
+  static __device__ __forceinline__ Look2_ee66 shuffle_xor(const Look2_ee66& s, int offset, unsigned mask) {
     return {__shfl_xor_sync(mask, s.x_shifted_sum, offset), __shfl_xor_sync(mask, s.x_shifted_squares, offset)};
   }
 };
@@ -442,7 +436,7 @@ struct Look2_1fb7 {  // state of look 2: sum((x - mean)**2)
 // The last rows come first: of an input too large for L2 it still has these.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-layernorm_fwd_bf16_team_per_row_0c92(
+layernorm_fwd_bf16_team_per_row_fe1c(
     bfloat16* __restrict__ y,
     float* __restrict__ mean,
     float* __restrict__ rstd,
@@ -463,8 +457,8 @@ layernorm_fwd_bf16_team_per_row_0c92(
   constexpr bool kEarlyParams = Config::kEarlyParams;
   constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  __shared__ typename Team::template Slots<Look1_0569> look1_slots;
-  __shared__ typename Team::template Slots<Look2_a975> look2_slots;
+  __shared__ typename Team::template Slots<Look1_a922> look1_slots;
+  __shared__ typename Team::template Slots<Look2_ee66> look2_slots;
 
   const int lane = Team::lane();
   const int own = lane * kVector;  // the column of a thread's first vector
@@ -482,7 +476,6 @@ layernorm_fwd_bf16_team_per_row_0c92(
   Chain::wait();  // nothing before it depends on the kernels in front of this one
 
   Vec<bfloat16, kVector> x_held[kSteps];
-  float x_floats[kSteps][kVector];
   Team::announce();
 
   // The row of x is read once and waits in registers; each thread reads back its own part.
@@ -509,54 +502,60 @@ layernorm_fwd_bf16_team_per_row_0c92(
 
   Chain::at_loads();
 
-  Look1_0569 look1 = {0.0f};
+  Look1_a922 look1 = {0.0f, 0.0f};
   float look1_x_rough_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+  float look1_x_squares[kRunningSums] = {};
 
-  // Look 1: sum(x)
+  // Look 1: sum(x), sum(x**2)
   #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
-        const float x_i = computed_once(element(x_held[step], i));
-        x_floats[step][i] = x_i;
+        const float x_i = element(x_held[step], i);
         look1_x_rough_sum[i % kRunningSums] += x_i;
+        look1_x_squares[i % kRunningSums] += x_i * x_i;
       }
     }
   }
 
   look1.x_rough_sum = sum_in_pairs(look1_x_rough_sum);
+  look1.x_squares = sum_in_pairs(look1_x_squares);
   Team::meet();
   look1 = Team::reduce(look1, look1_slots);
   const float row_x_rough_mean = look1.x_rough_sum / kCols;
+  const float row_x_left = look1.x_squares - row_x_rough_mean * row_x_rough_mean * kCols;
+  const float row_x_margin = row_x_left - 0.75f * look1.x_squares;
 
-  Look2_a975 look2 = {0.0f, 0.0f};
+  Look2_ee66 look2 = {0.0f, 0.0f};
   float look2_x_shifted_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
   float look2_x_shifted_squares[kRunningSums] = {};
-
-  // Look 2: sum(x_minus_x_rough_mean), sum(x_minus_x_rough_mean**2)
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = x_floats[step][i];
-        const float x_minus_x_rough_mean_i = x_i - row_x_rough_mean;
-        look2_x_shifted_sum[i % kRunningSums] += x_minus_x_rough_mean_i;
-        look2_x_shifted_squares[i % kRunningSums] += x_minus_x_rough_mean_i * x_minus_x_rough_mean_i;
+  if (kThreadsPerRow < 32 ? __any_sync(0xffffffffu, !(row_x_margin >= 0.0f)) : !(row_x_margin >= 0.0f)) {
+    // Look 2: sum(x - x_rough_mean), sum((x - x_rough_mean)**2)
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        #pragma unroll
+        for (int i = 0; i < kVector; ++i) {
+          const float x_i = element(x_held[step], i);
+          look2_x_shifted_sum[i % kRunningSums] += x_i - row_x_rough_mean;
+          look2_x_shifted_squares[i % kRunningSums] += (x_i - row_x_rough_mean) * (x_i - row_x_rough_mean);
+        }
       }
     }
-  }
 
-  look2.x_shifted_sum = sum_in_pairs(look2_x_shifted_sum);
-  look2.x_shifted_squares = sum_in_pairs(look2_x_shifted_squares);
-  look2 = Team::reduce(look2, look2_slots);
+    look2.x_shifted_sum = sum_in_pairs(look2_x_shifted_sum);
+    look2.x_shifted_squares = sum_in_pairs(look2_x_shifted_squares);
+    look2 = Team::reduce(look2, look2_slots);
+  }
+  if (row_x_margin >= 0.0f) {
+    look2.x_shifted_sum = 0.0f;
+    look2.x_shifted_squares = row_x_left;
+  }
   const float row_x_shifted_mean = look2.x_shifted_sum / kCols;
-  const float row_mean =
-      (4.0f * row_x_rough_mean * row_x_rough_mean * kCols > look2.x_shifted_squares ? row_x_shifted_mean : 0.0f) +
-      row_x_rough_mean;
+  const float row_mean = row_x_rough_mean + row_x_shifted_mean;
   const float row_var_sum = maximum(look2.x_shifted_squares - row_x_shifted_mean * row_x_shifted_mean * kCols, 0.0f);
   const float row_var = row_var_sum / kCols;
   const float row_rstd = rsqrtf(eps + row_var);
@@ -576,9 +575,9 @@ layernorm_fwd_bf16_team_per_row_0c92(
       float y_values[kVector];
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
         const float weight_i = element(weight_held[step], i);
         const float bias_i = element(bias_held[step], i);
-        const float x_i = x_floats[step][i];
         y_values[i] = (x_i - row_mean) * row_rstd * weight_i + bias_i;
       }
       Vec<bfloat16, kVector> y_vec;
@@ -885,7 +884,7 @@ struct Tuned {
   Kernel kernel;
 };
 inline constexpr Tuned kTuned[] = {
-    {8192, 4096, 16, 0u, 0u, false, {{128}, run<layernorm_fwd_bf16_team_per_row_0c92<Cols4096_77a3>>}},
+    {8192, 4096, 16, 0u, 0u, false, {{128}, run<layernorm_fwd_bf16_team_per_row_fe1c<Cols4096_77a3>>}},
 };
 
 // For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.

@@ -19,7 +19,7 @@
 //   64 x 5120    block_per_part  160      1           4       1.569     5.94 / 4.367   633   97.7 %   1.01x       2.054     fresh
 //   256 x 5120   block_per_part  128      1           8       2.082     7.367 / 5.279  1909  99.9 %   1.03x       2.863     fresh
 //   1024 x 5120  block_per_part  160      1           8       4.237     13.37 / 9.123  3750  84.1 %   1.07x       5.48      fresh
-//   4096 x 5120  block_per_row   160      1           8       11.57     41.79 / 30.22  5494  90.1 %   1.09x       18.13     fresh
+//   4096 x 5120  block_per_row   320      1           8       11.53     41.45 / 29.9   5512  90.4 %   1.03x       17.8      fresh
 //   (any other)  block_per_row   256      1           4       -         -              -     -        -           -         not tuned
 //
 // times     price: what the kernel adds to a chain of a kernel that writes its main input and one that reads its
@@ -423,8 +423,8 @@ struct Cols5120_5643 : Plain { using Load = EvictLast;
   enum : int { kCols = 5120, kThreads = 128, kParts = 5, kVector = 8, kGroup = 128 };
 };
 struct Cols5120_9252 : Plain { enum : int { kCols = 5120, kThreads = 160, kParts = 4, kVector = 8, kGroup = 128 }; };
-struct Cols5120_3fcb : Plain { using Team = Threads<160, 1>; using Load = NoAllocate;
-  enum : int { kCols = 5120, kThreads = 160, kVector = 8, kGroup = 128 };
+struct Cols5120_a570 : Plain { using Team = Threads<320, 1>; using Load = NoAllocate;
+  enum : int { kCols = 5120, kThreads = 320, kVector = 8, kGroup = 128 };
 };
 struct AnyCols_577b : Plain { using Team = Threads<256, 1>;
   enum : int { kThreads = 256, kVector = 4, kUnroll = 1, kGroup = 128 };
@@ -891,7 +891,7 @@ inline constexpr Tuned kTuned[] = {
      run<quantize_to_fp8_group_fwd_bf16_block_per_part_10b0<Cols5120_5643>>}},
     {1024, 5120, 16, 0u, 0u, false, {{160, 1, false, 0, 0, 0, 1, 4},
      run<quantize_to_fp8_group_fwd_bf16_block_per_part_10b0<Cols5120_9252>>}},
-    {4096, 5120, 16, 0u, 0u, false, {{160}, run<quantize_to_fp8_group_fwd_bf16_team_per_row_c2d9<Cols5120_3fcb>>}},
+    {4096, 5120, 16, 0u, 0u, false, {{320}, run<quantize_to_fp8_group_fwd_bf16_team_per_row_c2d9<Cols5120_a570>>}},
 };
 
 // For any cols.

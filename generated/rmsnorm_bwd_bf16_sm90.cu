@@ -18,13 +18,13 @@
 //
 //   rows x cols              kernel           threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
 //   65536 x 128              warp_per_row     256      32          8       12.92     25.53 / 12.61  3916  86.3 %   1.07x       16.17     fresh
-//   1048576 x 128            warp_per_row     128      16          8       194.5     392.5 / 198.2  4163  96.5 %   1.02x       195       fresh
+//   1048576 x 128            warp_per_row     128      16          8       191.4     389.8 / 198.2  4229  98.1 %   1.03x       197.9     fresh
 //   8192 x 768               warp_per_row     512      16          4       11.71     22.5 / 10.79   3227  77.9 %   1.02x       13.21     fresh
-//   65536 x 1024             block_per_row    256      4           4       99.85     202.9 / 103    4035  94.5 %   1.00x       101.4     fresh
+//   65536 x 1024             block_per_row    128      2           4       96.89     201 / 104.1    4158  96.3 %   1.04x       101.3     fresh
 //   4096 x 4096              block_per_row    512      2           8       25.4      50.18 / 24.77  3964  87.5 %   1.01x       30.56     fresh
 //   4096 x 4097              block_per_row    512      2           4       27.62     52.02 / 24.43  3647  79.7 %   1.03x       32.26     fresh
-//   16384 x 8192             block_per_row    512      1           8       187.7     387 / 199.3    4292  99.6 %   1.05x       189.7     fresh
-//   2048 x 32768             cluster_per_row  128      1           8       100.2     204.3 / 104.1  4021  94.6 %   1.50x       101.3     fresh
+//   16384 x 8192             block_per_row    512      1           8       188.2     388 / 199.9    4280  99.5 %   1.05x       191.1     fresh
+//   2048 x 32768             cluster_per_row  128      1           8       96.67     201.4 / 104.8  4166  97.9 %   1.59x       101.5     fresh
 //   (any other, rows alike)  block_per_row    256      1           8       -         -              -     -        -           -         not tuned
 //   (any other)              block_per_row    256      1           1       -         -              -     -        -           -         not tuned
 //
@@ -609,18 +609,6 @@ __device__ __forceinline__ void stay_packed(Vec<T, N>& vec) {
   for (int i = 0; i < Vec<T, N>::kRegisters; ++i) opaque(vec.bits[i]);
 }
 
-// Used once: evict first (ld.global.cs, st.global.cs).
-struct Streaming {
-  template <int kBytes>
-  static __device__ __forceinline__ void load(const void* address, unsigned* bits) {
-    split(__ldcs(static_cast<const Word<kBytes>*>(address)), bits);
-  }
-  template <int kBytes>
-  static __device__ __forceinline__ void store(void* address, const unsigned* bits) {
-    __stcs(static_cast<Word<kBytes>*>(address), join<kBytes>(bits));
-  }
-};
-
 // Whether this block is the last of the grid to take a ticket. What the others wrote before they took theirs is seen.
 // `is_last` is a variable in shared memory.
 __device__ __forceinline__ bool takes_last_ticket(unsigned* ticket, bool& is_last) {
@@ -665,7 +653,7 @@ struct Cols128_3381 : Plain { using Team = Lanes<8, 32>; using Load = NoAllocate
   enum : int { kCols = 128, kThreads = 256, kVector = 8, kEarlyParams = 1, kPackedParams = 0, kAhead = 0, kGroups = 8,
       kSumVector = 8, kCells = 8 };
 };
-struct Cols128_f104 : Plain { using Team = Lanes<8, 16>; using Store = Streaming; using Chain = EarlyAtEnd;
+struct Cols128_ab0a : Plain { using Team = Lanes<8, 16>; using Chain = EarlyAtEnd;
   enum : int { kCols = 128, kThreads = 128, kVector = 8, kEarlyParams = 1, kPackedParams = 0, kAhead = 1, kGroups = 4,
       kSumVector = 8, kCells = 8 };
 };
@@ -673,8 +661,8 @@ struct Cols768_d87c : Plain { using Team = Lanes<32, 16>; using Load = NoAllocat
   enum : int { kCols = 768, kThreads = 512, kVector = 4, kEarlyParams = 1, kPackedParams = 0, kAhead = 1, kGroups = 16,
       kSumVector = 4, kCells = 8 };
 };
-struct Cols1024_a71d : Plain { using Team = Beside<64, 4>;
-  enum : int { kCols = 1024, kThreads = 256, kVector = 4, kEarlyParams = 1, kPackedParams = 0, kAhead = 1, kGroups = 4,
+struct Cols1024_a83f : Plain { using Team = Beside<64, 2>;
+  enum : int { kCols = 1024, kThreads = 128, kVector = 4, kEarlyParams = 1, kPackedParams = 0, kAhead = 1, kGroups = 2,
       kSumVector = 4, kCells = 8 };
 };
 struct Cols4096_566d : Plain { using Team = Beside<256, 2>; using Load = NoAllocate; using Chain = EarlyAtEnd;
@@ -921,6 +909,205 @@ rmsnorm_bwd_bf16_finish_7a1a(
     const float total = total_of_warps<kThreads / 32>(warp_sums, threadIdx.x);
     write_element(dweight, column, total);
   }
+}
+
+// rmsnorm backward: a team of threads owns a row; each row is read once.
+// The last rows come first: of an input too large for L2 it still has these.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+rmsnorm_bwd_bf16_team_per_row_23f0(
+    bfloat16* __restrict__ dx,
+    bfloat16* __restrict__ dweight,
+    Input<Config, bfloat16> dy,
+    Input<Config, bfloat16> x,
+    Input<Config, bfloat16> weight,
+    Input<Config, float> rstd,
+    long long dx_pitch,
+    long long dy_pitch,
+    long long x_pitch,
+    int rows,
+    float* partials) {
+  using Team = typename Config::Team;
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kThreadsPerRow = Team::kSize,
+      kRowsPerBlock = Team::kRows, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
+      kRunningSums = kVector < 4 ? kVector : 4;
+  constexpr bool kEarlyParams = Config::kEarlyParams, kPackedParams = Config::kPackedParams;
+  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0, kAhead = Config::kAhead;
+  constexpr int kPitch = (kCols + 31) / 32 * 32, kTensors = 1, kGroups = Config::kGroups;
+  __shared__ typename Team::template Slots<Look1_d77f> look1_slots[2];
+
+  const int lane = Team::lane();
+  const int own = lane * kVector;  // the column of a thread's first vector
+  const int slot = Team::slot();  // this thread's row within the block
+  // the last of this walker's tiles comes first
+  const int last_start = blockIdx.x * kRowsPerBlock < rows ?
+      static_cast<int>((rows - 1 - blockIdx.x * kRowsPerBlock) / (gridDim.x * kRowsPerBlock) *
+      (gridDim.x * kRowsPerBlock) + blockIdx.x * kRowsPerBlock) : -1;
+  int parity = 0;
+
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
+
+  Vec<bfloat16, kVector> weight_held[kSteps];
+  if (kEarlyParams) {
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        weight_held[step] = read<kVector>(weight + own + step * kStride);
+      }
+    }
+  }
+
+  // This thread's sums over its rows, one for each of its columns.
+  float dweight_sum[kSteps][kVector] = {};
+  float (*group_sums)[kTensors][kPitch] = reinterpret_cast<float (*)[kTensors][kPitch]>(dynamic_shared());
+
+  Vec<bfloat16, kVector> dy_next[kSteps];
+  Vec<bfloat16, kVector> x_next[kSteps];
+  float rstd_next;
+  // Starts the loads of a row.
+  const auto fetch = [&](int row) {
+    const bfloat16* dy_row = dy + static_cast<long long>(row) * dy_pitch;
+    const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
+    rstd_next = rstd[row];
+
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        dy_next[step] = read<kVector, Load>(dy_row + own + step * kStride);
+        x_next[step] = read<kVector, Load>(x_row + own + step * kStride);
+      }
+    }
+  };
+  if (kAhead && last_start >= 0) fetch(Team::row(last_start, rows));
+
+  for (int first_row = last_start; first_row >= 0; first_row -= gridDim.x * kRowsPerBlock) {
+    const int row = first_row + slot;
+    const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+    const int valid_row = active ? row : rows - 1;
+    bfloat16* dx_row = dx + static_cast<long long>(valid_row) * dx_pitch;
+    if (!kAhead) fetch(valid_row);
+    const float row_rstd = rstd_next;
+
+    Vec<bfloat16, kVector> dy_held[kSteps];
+    Vec<bfloat16, kVector> x_held[kSteps];
+    float dy_floats[kSteps][kVector];
+    float dxhat_floats[kSteps][kVector];
+    float xhat_floats[kSteps][kVector];
+
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      dy_held[step] = dy_next[step];
+      x_held[step] = x_next[step];
+    }
+
+    const int next_row = first_row - gridDim.x * kRowsPerBlock;
+    if (kAhead && next_row >= 0) fetch(Team::row(next_row, rows));
+    if (kPackedParams) {
+      #pragma unroll
+      for (int step = 0; step < kSteps; ++step) {
+        stay_packed(weight_held[step]);
+      }
+    }
+
+    Look1_d77f look1 = {0.0f};
+    // short chains of additions: few roundings, and none waits for another
+    float look1_dxhat_xhat_sum[kRunningSums] = {};
+
+    // Look 1: sum(dxhat * xhat)
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+        #pragma unroll
+        for (int i = 0; i < kVector; ++i) {
+          const float dy_i = computed_once(element(dy_held[step], i));
+          const float x_i = element(x_held[step], i);
+          const float weight_i = element(weight_held[step], i);
+          const float dxhat_i = computed_once(dy_i * weight_i);
+          const float xhat_i = computed_once(x_i * row_rstd);
+          dy_floats[step][i] = dy_i;
+          dxhat_floats[step][i] = dxhat_i;
+          xhat_floats[step][i] = xhat_i;
+          look1_dxhat_xhat_sum[i % kRunningSums] += dxhat_i * xhat_i;
+        }
+      }
+    }
+
+    look1.dxhat_xhat_sum = sum_in_pairs(look1_dxhat_xhat_sum);
+    look1 = Team::reduce(look1, look1_slots[parity]);
+    const float row_dxhat_xhat_mean = look1.dxhat_xhat_sum / kCols;
+
+    // Last look: the outputs
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        float dx_values[kVector];
+        #pragma unroll
+        for (int i = 0; i < kVector; ++i) {
+          const float dy_i = dy_floats[step][i];
+          const float dxhat_i = dxhat_floats[step][i];
+          const float xhat_i = xhat_floats[step][i];
+          dx_values[i] = (dxhat_i - xhat_i * row_dxhat_xhat_mean) * row_rstd;
+          if (active) dweight_sum[step][i] += dy_i * xhat_i;
+        }
+        Vec<bfloat16, kVector> dx_vec;
+        pack(dx_vec, dx_values);
+        if (active) write<Store>(dx_row + own + step * kStride, dx_vec);
+      }
+    }
+
+    parity ^= 1;
+  }
+
+  // Lanes that own the same columns of several rows add their sums.
+  if (kThreadsPerRow < 32) {
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        #pragma unroll
+        for (int offset = kThreadsPerRow; offset < 32; offset *= 2) {
+          dweight_sum[step][i] += __shfl_xor_sync(0xffffffffu, dweight_sum[step][i], offset);
+        }
+      }
+    }
+  }
+
+  // Each row group of the block leaves its sums in shared memory.
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if ((kThreadsPerRow >= 32 || threadIdx.x % 32 < kThreadsPerRow) && (kEven || vector < kVectors)) {
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        group_sums[kThreadsPerRow < 32 ? static_cast<int>(threadIdx.x / 32) : slot][0][i * kVectors + vector] =
+            dweight_sum[step][i];
+      }
+    }
+  }
+
+  float* partial_row = partials + static_cast<long long>(blockIdx.x) * kTensors * kPitch;
+  __syncthreads();
+  // The sums of the row groups are added in a fixed order.
+  for (int cell = threadIdx.x; cell < kCols; cell += kThreads) {
+    float dweight_total = group_sums[0][0][cell];
+    #pragma unroll
+    for (int group = 1; group < kGroups; ++group) {
+      dweight_total += group_sums[group][0][cell];
+    }
+    partial_row[cell] = dweight_total;
+  }
+
+  Chain::at_end();
 }
 
 // rmsnorm backward: a team of threads owns a row; each row is read once.
@@ -1350,9 +1537,10 @@ rmsnorm_bwd_bf16_team_per_row_c8b2(
 }
 
 // rmsnorm backward: the blocks of a cluster own a row; each row is read once.
+// The last rows come first: of an input too large for L2 it still has these.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_bwd_bf16_cluster_per_row_85b3(
+rmsnorm_bwd_bf16_cluster_per_row_758d(
     bfloat16* __restrict__ dx,
     bfloat16* __restrict__ dweight,
     Input<Config, bfloat16> dy,
@@ -1378,6 +1566,10 @@ rmsnorm_bwd_bf16_cluster_per_row_85b3(
 
   const int lane = static_cast<int>(cluster_rank() * kThreads + threadIdx.x);
   const int own = lane * kVector;  // the column of a thread's first vector
+  // the last of this walker's tiles comes first
+  const int last_start = blockIdx.x / kCluster < rows ?
+      static_cast<int>((rows - 1 - blockIdx.x / kCluster) / (gridDim.x / kCluster) * (gridDim.x / kCluster) +
+      blockIdx.x / kCluster) : -1;
   unsigned trip = 0;
   if (threadIdx.x == 0) {
     for (int i = 0; i < 2; ++i) {
@@ -1411,11 +1603,11 @@ rmsnorm_bwd_bf16_cluster_per_row_85b3(
       }
     }
   };
-  if (kAhead && blockIdx.x / kCluster < rows) fetch(blockIdx.x / kCluster);
+  if (kAhead && last_start >= 0) fetch(last_start);
 
   cluster_wait();
 
-  for (int row = blockIdx.x / kCluster; row < rows; row += gridDim.x / kCluster) {
+  for (int row = last_start; row >= 0; row -= gridDim.x / kCluster) {
     bfloat16* dx_row = dx + static_cast<long long>(row) * dx_pitch;
     if (!kAhead) fetch(row);
     const float row_rstd = rstd_next;
@@ -1429,8 +1621,8 @@ rmsnorm_bwd_bf16_cluster_per_row_85b3(
       x_held[step] = x_next[step];
     }
 
-    const unsigned next_row = row + gridDim.x / kCluster;
-    if (kAhead && next_row < rows) fetch(next_row);
+    const int next_row = row - gridDim.x / kCluster;
+    if (kAhead && next_row >= 0) fetch(next_row);
 
     Look1_d77f look1 = {0.0f};
     // short chains of additions: few roundings, and none waits for another
@@ -1839,12 +2031,12 @@ inline constexpr Tuned kTuned[] = {
     {  65536,   128, 16, 0u, 0u, false, {{256, 32, true, 0, 1, 3, 1, 1, 4096}, {512, 1, true, 16}, {0, 0, 512},
      run_and_finish<rmsnorm_bwd_bf16_team_per_row_e1b5<Cols128_3381>, rmsnorm_bwd_bf16_finish_7a1a<Cols128_3381>>}},
     {1048576,   128, 16, 0u, 0u, false, {{128, 16, true, 0, 1, 4, 1, 1, 2048}, {512, 1, true, 16}, {0, 0, 512},
-     run_and_finish<rmsnorm_bwd_bf16_team_per_row_e1b5<Cols128_f104>, rmsnorm_bwd_bf16_finish_7a1a<Cols128_f104>>}},
+     run_and_finish<rmsnorm_bwd_bf16_team_per_row_23f0<Cols128_ab0a>, rmsnorm_bwd_bf16_finish_7a1a<Cols128_ab0a>>}},
     {   8192,   768, 16, 0u, 0u, false, {{512, 16, false, 0, 1, 1, 1, 1, 49152}, {512, 1, false, 96}, {0, 0, 3072},
      run_and_finish<rmsnorm_bwd_bf16_team_per_row_e1b5<Cols768_d87c>, rmsnorm_bwd_bf16_finish_7a1a<Cols768_d87c>>}},
-    {  65536,  1024, 16, 0u, 0u, false, {{256, 4, false, 0, 1, 2, 1, 1, 16384}, {512, 1, false, 128}, {0, 0, 4096},
-     run_and_finish<rmsnorm_bwd_bf16_team_per_row_e1b5<Cols1024_a71d>,
-     rmsnorm_bwd_bf16_finish_7a1a<Cols1024_a71d>>}},
+    {  65536,  1024, 16, 0u, 0u, false, {{128, 2, false, 0, 1, 4, 1, 1, 8192}, {512, 1, false, 128}, {0, 0, 4096},
+     run_and_finish<rmsnorm_bwd_bf16_team_per_row_23f0<Cols1024_a83f>,
+     rmsnorm_bwd_bf16_finish_7a1a<Cols1024_a83f>>}},
     {   4096,  4096, 16, 0u, 0u, false, {{512, 2, true, 0, 1, 1, 1, 1, 32768}, {512, 1, true, 256}, {0, 0, 16384},
      run_and_finish<rmsnorm_bwd_bf16_team_per_row_e1b5<Cols4096_566d>,
      rmsnorm_bwd_bf16_finish_7a1a<Cols4096_566d>>}},
@@ -1855,7 +2047,7 @@ inline constexpr Tuned kTuned[] = {
      run_and_finish<rmsnorm_bwd_bf16_team_per_row_c8b2<Cols8192_7475>,
      rmsnorm_bwd_bf16_finish_7a1a<Cols8192_7475>>}},
     {   2048, 32768, 16, 0u, 0u, false, {{128, 1, true, 0, 1, 4, 8}, {512, 1, true, 1024}, {0, 0, 16384},
-     run_and_finish<rmsnorm_bwd_bf16_cluster_per_row_85b3<Cols32768_531f>,
+     run_and_finish<rmsnorm_bwd_bf16_cluster_per_row_758d<Cols32768_531f>,
      rmsnorm_bwd_bf16_finish_7a1a<Cols32768_531f>>}},
 };
 

@@ -16,10 +16,10 @@
 // verified  NVIDIA H200, driver for CUDA 13.0: 6 calls, 0 to 4096 rows, 18 families of rows, own pitches of dx, dy, x;
 //           rows of inf, nan were not tried
 //
-//   rows x cols              kernel           threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
-//   8192 x 4096              cluster_per_row  128      1           2       98.52     203.4 / 104.8  4088  96.8 %   1.23x       103.9     fresh
-//   (any other, rows alike)  block_per_row    256      1           4       -         -              -     -        -           -         not tuned
-//   (any other)              block_per_row    256      1           1       -         -              -     -        -           -         not tuned
+//   rows x cols              kernel           threads  rows/block  vector  price us  chain us   GB/s  of roof  vs default  alone us  timed
+//   8192 x 4096              cluster_per_row  128      1           2       94.17     199 / 105  4276  100.4 %  1.29x       104.6     fresh
+//   (any other, rows alike)  block_per_row    256      1           4       -         -          -     -        -           -         not tuned
+//   (any other)              block_per_row    256      1           1       -         -          -     -        -           -         not tuned
 //
 // times     price: what the kernel adds to a chain of a kernel that writes its main input and one that reads its
 //           outputs; chain: with / without the kernel; fresh: all but the main input comes from DRAM
@@ -463,9 +463,10 @@ struct Look1_d77f {  // state of look 1: sum(dxhat * xhat)
 };
 
 // rmsnorm backward: the blocks of a cluster own a row; each row is read once.
+// The last rows come first: of an input too large for L2 it still has these.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_bwd_f32_cluster_per_row_eddf(
+rmsnorm_bwd_f32_cluster_per_row_65af(
     float* __restrict__ dx,
     float* __restrict__ dweight,
     Input<Config, float> dy,
@@ -491,6 +492,10 @@ rmsnorm_bwd_f32_cluster_per_row_eddf(
 
   const int lane = static_cast<int>(cluster_rank() * kThreads + threadIdx.x);
   const int own = lane * kVector;  // the column of a thread's first vector
+  // the last of this walker's tiles comes first
+  const int last_start = blockIdx.x / kCluster < rows ?
+      static_cast<int>((rows - 1 - blockIdx.x / kCluster) / (gridDim.x / kCluster) * (gridDim.x / kCluster) +
+      blockIdx.x / kCluster) : -1;
   unsigned trip = 0;
   if (threadIdx.x == 0) {
     for (int i = 0; i < 2; ++i) {
@@ -534,11 +539,11 @@ rmsnorm_bwd_f32_cluster_per_row_eddf(
       }
     }
   };
-  if (kAhead && blockIdx.x / kCluster < rows) fetch(blockIdx.x / kCluster);
+  if (kAhead && last_start >= 0) fetch(last_start);
 
   cluster_wait();
 
-  for (int row = blockIdx.x / kCluster; row < rows; row += gridDim.x / kCluster) {
+  for (int row = last_start; row >= 0; row -= gridDim.x / kCluster) {
     float* dx_row = dx + static_cast<long long>(row) * dx_pitch;
     if (!kAhead) fetch(row);
     const float row_rstd = rstd_next;
@@ -552,8 +557,8 @@ rmsnorm_bwd_f32_cluster_per_row_eddf(
       x_held[step] = x_next[step];
     }
 
-    const unsigned next_row = row + gridDim.x / kCluster;
-    if (kAhead && next_row < rows) fetch(next_row);
+    const int next_row = row - gridDim.x / kCluster;
+    if (kAhead && next_row >= 0) fetch(next_row);
 
     Look1_d77f look1 = {0.0f};
     // short chains of additions: few roundings, and none waits for another
@@ -985,7 +990,7 @@ struct Tuned {
 };
 inline constexpr Tuned kTuned[] = {
     {8192, 4096, 8, 0u, 0u, false, {{128, 1, false, 0, 1, 3, 2}, {512, 1, false, 256}, {0, 0, 8192},
-     run_and_finish<rmsnorm_bwd_f32_cluster_per_row_eddf<Cols4096_bdec>,
+     run_and_finish<rmsnorm_bwd_f32_cluster_per_row_65af<Cols4096_bdec>,
      rmsnorm_bwd_f32_finish_acf1<Cols4096_bdec>>}},
 };
 

@@ -15,7 +15,7 @@
 // verified  NVIDIA H200, driver for CUDA 13.0: 4 calls, 1 to 4096 rows, 21 families of rows, own pitches of dx, dy, y
 //
 //   rows x cols              kernel         threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
-//   8192 x 4096              block_per_row  128      2           4       46.89     101.2 / 54.33  4294  103.6 %  1.04x       52.61     fresh
+//   8192 x 4096              block_per_row  256      2           8       43.91     98.87 / 54.97  4585  102.5 %  1.06x       48.5      fresh
 //   (any other, rows alike)  block_per_row  256      1           8       -         -              -     -        -           -         not tuned
 //   (any other)              block_per_row  256      1           1       -         -              -     -        -           -         not tuned
 //
@@ -84,28 +84,6 @@ __device__ __forceinline__ unsigned floats_to_bfloat162(float low, float high) {
   return float_to_bfloat16(low) | (static_cast<unsigned>(float_to_bfloat16(high)) << 16);
 #endif
 }
-
-// Leaves no line in L1.
-struct NoAllocate {
-  template <int kBytes>
-  static __device__ __forceinline__ void load(const void* address, unsigned* bits) {
-    if constexpr (kBytes == 16) {
-      asm("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-          : "=r"(bits[0]), "=r"(bits[1]), "=r"(bits[2]), "=r"(bits[3]) : "l"(address));
-    } else if constexpr (kBytes == 8) {
-      asm("ld.global.L1::no_allocate.v2.u32 {%0, %1}, [%2];"
-          : "=r"(bits[0]), "=r"(bits[1]) : "l"(address));
-    } else if constexpr (kBytes == 4) {
-      asm("ld.global.L1::no_allocate.u32 %0, [%1];"
-          : "=r"(bits[0]) : "l"(address));
-    } else {
-      unsigned short half;
-      if constexpr (kBytes == 2) asm("ld.global.L1::no_allocate.u16 %0, [%1];" : "=h"(half) : "l"(address));
-      else asm("ld.global.L1::no_allocate.u8 %0, [%1];" : "=h"(half) : "l"(address));
-      bits[0] = half;
-    }
-  }
-};
 
 // The lanes that a shuffle names: all of the warp.
 struct WholeWarp {
@@ -315,18 +293,6 @@ struct Plain {
   enum : int { kCluster = 1 };  // blocks that share a row, or add their column sums
 };
 
-// Used once: evict first (ld.global.cs, st.global.cs).
-struct Streaming {
-  template <int kBytes>
-  static __device__ __forceinline__ void load(const void* address, unsigned* bits) {
-    split(__ldcs(static_cast<const Word<kBytes>*>(address)), bits);
-  }
-  template <int kBytes>
-  static __device__ __forceinline__ void store(void* address, const unsigned* bits) {
-    __stcs(static_cast<Word<kBytes>*>(address), join<kBytes>(bits));
-  }
-};
-
 // The sum of N terms, N a power of two, as a tree: log2(N) roundings on the way of each term.
 template <int N>
 __device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
@@ -348,11 +314,8 @@ __device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
 // kVectors      vectors of a row
 // kSteps        vectors a thread owns
 // kEven         all threads own kSteps of them
-// kAhead        the next row is loaded while the present one is computed
 // kUnroll       steps that a loop does in a trip
-struct Cols4096_36cb : Plain { using Team = Beside<64, 2>; using Load = NoAllocate; using Store = Streaming;
-  enum : int { kCols = 4096, kThreads = 128, kVector = 4, kAhead = 1 };
-};
+struct Cols4096_37f6 : Plain { using Team = Beside<128, 2>; enum : int { kCols = 4096, kThreads = 256, kVector = 8 }; };
 struct AnyCols_224d : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 8, kUnroll = 1 }; };
 struct AnyCols_0595 : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 1, kUnroll = 1 }; };
 
@@ -367,9 +330,10 @@ struct Look1_7593 {  // state of look 1: sum(dy * y)
 };
 
 // softmax backward: a team of threads owns a row; each row is read once.
+// The last rows come first: of an input too large for L2 it still has these.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-softmax_bwd_bf16_team_per_row_89c7(
+softmax_bwd_bf16_team_per_row_0b95(
     bfloat16* __restrict__ dx,
     Input<Config, bfloat16> dy,
     Input<Config, bfloat16> y,
@@ -384,93 +348,76 @@ softmax_bwd_bf16_team_per_row_89c7(
   constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
       kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4,
       kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0, kAhead = Config::kAhead;
-  __shared__ typename Team::template Slots<Look1_7593> look1_slots[2];
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
+  __shared__ typename Team::template Slots<Look1_7593> look1_slots;
 
   const int lane = Team::lane();
   const int own = lane * kVector;  // the column of a thread's first vector
   const int slot = Team::slot();  // this thread's row within the block
-  int parity = 0;
+  const int row = ((rows - 1) / kRowsPerBlock - Team::tile()) * kRowsPerBlock + slot;
+
+  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const int valid_row = active ? row : rows - 1;
+  bfloat16* dx_row = dx + static_cast<long long>(valid_row) * dx_pitch;
+  const bfloat16* dy_row = dy + static_cast<long long>(valid_row) * dy_pitch;
+  const bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
 
   Chain::at_start();
   Chain::wait();  // nothing before it depends on the kernels in front of this one
 
-  Vec<bfloat16, kVector> dy_next[kSteps];
-  Vec<bfloat16, kVector> y_next[kSteps];
-  // Starts the loads of a row.
-  const auto fetch = [&](int row) {
-    const bfloat16* dy_row = dy + static_cast<long long>(row) * dy_pitch;
-    const bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
+  Vec<bfloat16, kVector> dy_held[kSteps];
+  Vec<bfloat16, kVector> y_held[kSteps];
+  Team::announce();
 
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      if (kEven || vector < kVectors) {
-        dy_next[step] = read<kVector, Load>(dy_row + own + step * kStride);
-        y_next[step] = read<kVector, Load>(y_row + own + step * kStride);
+  // The row of dy and y is read once and waits in registers; each thread reads back its own part.
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      dy_held[step] = read<kVector, Load>(dy_row + own + step * kStride);
+      y_held[step] = read<kVector, Load>(y_row + own + step * kStride);
+    }
+  }
+
+  Chain::at_loads();
+
+  Look1_7593 look1 = {0.0f};
+  float look1_dy_y_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+
+  // Look 1: sum(dy * y)
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float dy_i = element(dy_held[step], i);
+        const float y_i = element(y_held[step], i);
+        look1_dy_y_sum[i % kRunningSums] += dy_i * y_i;
       }
     }
-  };
-  if (kAhead && blockIdx.x * kRowsPerBlock < rows) fetch(Team::row(blockIdx.x * kRowsPerBlock, rows));
+  }
 
-  for (int first_row = blockIdx.x * kRowsPerBlock; first_row < rows; first_row += gridDim.x * kRowsPerBlock) {
-    const int row = first_row + slot;
-    const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
-    const int valid_row = active ? row : rows - 1;
-    bfloat16* dx_row = dx + static_cast<long long>(valid_row) * dx_pitch;
-    if (!kAhead) fetch(valid_row);
+  look1.dy_y_sum = sum_in_pairs(look1_dy_y_sum);
+  Team::meet();
+  look1 = Team::reduce(look1, look1_slots);
 
-    Vec<bfloat16, kVector> dy_held[kSteps];
-    Vec<bfloat16, kVector> y_held[kSteps];
-
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      dy_held[step] = dy_next[step];
-      y_held[step] = y_next[step];
-    }
-
-    const unsigned next_row = first_row + gridDim.x * kRowsPerBlock;
-    if (kAhead && next_row < rows) fetch(Team::row(next_row, rows));
-
-    Look1_7593 look1 = {0.0f};
-    float look1_dy_y_sum[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
-
-    // Look 1: sum(dy * y)
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      if (kEven || vector < kVectors) {
-        #pragma unroll
-        for (int i = 0; i < kVector; ++i) {
-          const float dy_i = element(dy_held[step], i);
-          const float y_i = element(y_held[step], i);
-          look1_dy_y_sum[i % kRunningSums] += dy_i * y_i;
-        }
+  // Last look: the outputs
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      float dx_values[kVector];
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float dy_i = element(dy_held[step], i);
+        const float y_i = element(y_held[step], i);
+        dx_values[i] = (dy_i - look1.dy_y_sum) * y_i;
       }
+      Vec<bfloat16, kVector> dx_vec;
+      pack(dx_vec, dx_values);
+      if (active) write<Store>(dx_row + own + step * kStride, dx_vec);
     }
-
-    look1.dy_y_sum = sum_in_pairs(look1_dy_y_sum);
-    look1 = Team::reduce(look1, look1_slots[parity]);
-
-    // Last look: the outputs
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      if (kEven || vector < kVectors) {
-        float dx_values[kVector];
-        #pragma unroll
-        for (int i = 0; i < kVector; ++i) {
-          const float dy_i = element(dy_held[step], i);
-          const float y_i = element(y_held[step], i);
-          dx_values[i] = (dy_i - look1.dy_y_sum) * y_i;
-        }
-        Vec<bfloat16, kVector> dx_vec;
-        pack(dx_vec, dx_values);
-        if (active) write<Store>(dx_row + own + step * kStride, dx_vec);
-      }
-    }
-
-    parity ^= 1;
   }
 
   Chain::at_end();
@@ -728,8 +675,7 @@ struct Tuned {
   Kernel kernel;
 };
 inline constexpr Tuned kTuned[] = {
-    {8192, 4096, 8, 0u, 0u, false, {{128, 2, false, 0, 0, 4},
-     run<softmax_bwd_bf16_team_per_row_89c7<Cols4096_36cb>>}},
+    {8192, 4096, 16, 0u, 0u, false, {{256, 2}, run<softmax_bwd_bf16_team_per_row_0b95<Cols4096_37f6>>}},
 };
 
 // For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.

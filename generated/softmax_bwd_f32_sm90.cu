@@ -14,10 +14,10 @@
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // verified  NVIDIA H200, driver for CUDA 13.0: 4 calls, 1 to 524 rows, 21 families of rows, own pitches of dx, dy, y
 //
-//   rows x cols              kernel           threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
-//   4096 x 32000             cluster_per_row  512      1           4       355.2     735.6 / 380.7  4428  102.5 %  1.02x       358.9     fresh
-//   (any other, rows alike)  block_per_row    256      1           4       -         -              -     -        -           -         not tuned
-//   (any other)              block_per_row    256      1           1       -         -              -     -        -           -         not tuned
+//   rows x cols              kernel         threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
+//   4096 x 32000             block_per_row  1024     1           4       353.3     735.4 / 382.2  4452  103.5 %  1.00x       362.7     fresh
+//   (any other, rows alike)  block_per_row  256      1           4       -         -              -     -        -           -         not tuned
+//   (any other)              block_per_row  256      1           1       -         -              -     -        -           -         not tuned
 //
 // times     price: what the kernel adds to a chain of a kernel that writes its main input and one that reads its
 //           outputs; chain: with / without the kernel; fresh: all but the main input comes from DRAM
@@ -52,44 +52,53 @@ namespace normgen {
 namespace sm90 {  // the GPU these shapes were tuned on; the code itself runs on sm_90 and newer
 namespace softmax_bwd_f32_detail {
 
-// This block's rank in its cluster.
-__device__ __forceinline__ unsigned cluster_rank() {
-  unsigned rank;
-  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  return rank;
+__device__ __forceinline__ void mbarrier_init(unsigned long long* barrier, unsigned arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;"
+               :: "r"(static_cast<unsigned>(__cvta_generic_to_shared(barrier))), "r"(arrivals) : "memory");
 }
 
-// All threads of all blocks of a cluster arrive, then wait. What a thread wrote before it arrived, the others see after
-// they have waited.
-__device__ __forceinline__ void cluster_arrive() {
-  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-}
-// As above, where a thread has written nothing that others wait for: no fence.
-__device__ __forceinline__ void cluster_arrive_relaxed() {
-  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
-}
-__device__ __forceinline__ void cluster_wait() {
-  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+// Arrives, and makes the phase wait for that many bytes more.
+__device__ __forceinline__ void mbarrier_expect_bytes(unsigned long long* barrier, unsigned bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
+               :: "r"(static_cast<unsigned>(__cvta_generic_to_shared(barrier))), "r"(bytes) : "memory");
 }
 
-// Where block `rank` of the cluster has the shared variable `own`.
-template <typename T>
-__device__ __forceinline__ unsigned cluster_address(const T* own, unsigned rank) {
-  unsigned remote;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;"
-      : "=r"(remote) : "r"(static_cast<unsigned>(__cvta_generic_to_shared(own))), "r"(rank));
-  return remote;
+// Waits for the end of the barrier's phase of that parity; the first phase has parity 0.
+__device__ __forceinline__ void mbarrier_wait(unsigned long long* barrier, unsigned parity) {
+  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(barrier));
+  unsigned done;
+  do {
+    asm volatile("{\n.reg .pred done;\n"
+                 "mbarrier.try_wait.parity.shared::cta.b64 done, [%1], %2;\n"
+                 "selp.u32 %0, 1, 0, done;\n}" : "=r"(done) : "r"(address), "r"(parity) : "memory");
+  } while (done == 0);
 }
 
-// Writes `value` to where block `rank` of the cluster has the shared variable `own`.
-template <typename T>
-__device__ __forceinline__ void cluster_store(T* own, unsigned rank, const T& value) {
-  const unsigned remote = cluster_address(own, rank);
-  const float* words = reinterpret_cast<const float*>(&value);
-  #pragma unroll
-  for (unsigned i = 0; i < sizeof(T) / 4; ++i) {
-    asm volatile("st.shared::cluster.f32 [%0], %1;" :: "r"(remote + 4 * i), "f"(words[i]) : "memory");
-  }
+// The copy engine sees the barriers that this thread has set up.
+__device__ __forceinline__ void mbarrier_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// One copy of a multiple of 16 bytes by the copy engine; its bytes count at the barrier as they arrive.
+__device__ __forceinline__ void bulk_load(
+    void* shared, const void* global, unsigned bytes, unsigned long long* barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+               :: "r"(static_cast<unsigned>(__cvta_generic_to_shared(shared))), "l"(global), "r"(bytes),
+                  "r"(static_cast<unsigned>(__cvta_generic_to_shared(barrier))) : "memory");
+}
+
+// As bulk_load, by the L2 policy of `Hint`.
+template <typename Hint>
+__device__ __forceinline__ void bulk_load_by(
+    void* shared, const void* global, unsigned bytes, unsigned long long* barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+               "[%0], [%1], %2, [%3], %4;"
+               :: "r"(static_cast<unsigned>(__cvta_generic_to_shared(shared))), "l"(global), "r"(bytes),
+                  "r"(static_cast<unsigned>(__cvta_generic_to_shared(barrier))), "l"(Hint::l2_policy()) : "memory");
+}
+
+// Shared memory whose size the launch decides.
+__device__ __forceinline__ unsigned char* dynamic_shared() {
+  extern __shared__ __align__(128) unsigned char bytes[];
+  return bytes;
 }
 
 // A load whose lines L2 keeps by `policy` (ld.global.L2::cache_hint: sm_80).
@@ -187,27 +196,6 @@ struct Block : Threads<kThreadsPerRow, 1> {
     if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32 % kWarps] = s;
     __syncthreads();
     return reduce_lanes<lanes_for(kWarps), Named>(share_of_slots<kWarps>(slots));
-  }
-};
-
-// The blocks of a cluster are a team. Every warp leaves its state in each block, then every warp combines all of them:
-// one barrier. A block may write to another only once that one has started.
-template <int kBlocks, int kBlockThreads>
-struct ClusterTeam : Threads<kBlocks * kBlockThreads, 1> {
-  enum : int { kWarps = kBlockThreads / 32, kStates = kWarps * kBlocks };
-  static __device__ __forceinline__ int lane() { return cluster_rank() * kBlockThreads + threadIdx.x; }
-  static __device__ __forceinline__ unsigned tile() { return blockIdx.x / kBlocks; }
-  static __device__ __forceinline__ void announce() { cluster_arrive_relaxed(); }
-  static __device__ __forceinline__ void meet() { cluster_wait(); }
-  template <typename State> using Slots = State[kStates];
-  template <typename State>
-  static __device__ __forceinline__ State reduce(State s, State (&slots)[kStates]) {
-    s = reduce_lanes<32>(s);
-    const unsigned lane = threadIdx.x % 32;
-    if (lane < kBlocks) cluster_store(slots + cluster_rank() * kWarps + threadIdx.x / 32, lane, s);
-    cluster_arrive();
-    cluster_wait();
-    return reduce_lanes<lanes_for(kStates)>(share_of_slots<kStates>(slots));
   }
 };
 
@@ -336,9 +324,12 @@ __device__ __forceinline__ void pack(Vec<float, N>& vec, const float (&values)[N
 // kVectors      vectors of a row
 // kSteps        vectors a thread owns
 // kEven         all threads own kSteps of them
+// kHeldSteps    vectors of a thread in registers
+// kSlotSteps    vectors of a thread in shared memory
+// kCopiedCols   columns of a row that the copy engine brings
 // kUnroll       steps that a loop does in a trip
-struct Cols32000_cde2 : Plain { using Team = ClusterTeam<2, 512>; using Load = EvictLast;
-  enum : int { kCols = 32000, kThreads = 512, kVector = 4 };
+struct Cols32000_6746 : Plain { using Team = Block<1024>; using Load = EvictLast;
+  enum : int { kCols = 32000, kThreads = 1024, kVector = 4, kHeldSteps = 3 };
 };
 struct AnyCols_ba44 : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 4, kUnroll = 1 }; };
 struct AnyCols_0595 : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 1, kUnroll = 1 }; };
@@ -354,9 +345,10 @@ struct Look1_7593 {  // state of look 1: sum(dy * y)
 };
 
 // softmax backward: a team of threads owns a row; each row is read once.
+// The last rows come first: of an input too large for L2 it still has these.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-softmax_bwd_f32_team_per_row_654d(
+softmax_bwd_f32_team_per_row_6d01(
     float* __restrict__ dx,
     Input<Config, float> dy,
     Input<Config, float> y,
@@ -368,16 +360,22 @@ softmax_bwd_f32_team_per_row_654d(
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
-      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4,
-      kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kThreadsPerRow = Team::kSize,
+      kRowsPerBlock = Team::kRows, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
+      kRunningSums = kVector < 4 ? kVector : 4, kVectors = kCols / kVector,
+      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
+  constexpr int kHeldSteps = Config::kHeldSteps, kSlotSteps = kSteps - kHeldSteps,
+      kCopiedCols = kCols - kHeldSteps * kThreadsPerRow * kVector;
   __shared__ typename Team::template Slots<Look1_7593> look1_slots;
+  __shared__ unsigned long long arrived;
 
   const int lane = Team::lane();
   const int own = lane * kVector;  // the column of a thread's first vector
   const int slot = Team::slot();  // this thread's row within the block
-  const int row = Team::tile() * kRowsPerBlock + slot;
+  const int row = ((rows - 1) / kRowsPerBlock - Team::tile()) * kRowsPerBlock + slot;
+  float* dy_shared = reinterpret_cast<float*>(dynamic_shared());
+  float* y_shared = reinterpret_cast<float*>(dy_shared + kSlotSteps * kThreads * kVector);
 
   const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
   const int valid_row = active ? row : rows - 1;
@@ -388,13 +386,22 @@ softmax_bwd_f32_team_per_row_654d(
   Chain::at_start();
   Chain::wait();  // nothing before it depends on the kernels in front of this one
 
-  Vec<float, kVector> dy_held[kSteps];
-  Vec<float, kVector> y_held[kSteps];
+  Vec<float, kVector> dy_held[kHeldSteps];
+  Vec<float, kVector> y_held[kHeldSteps];
   Team::announce();
+  // One thread asks for a row; the barrier counts down the bytes that arrive.
+  if (threadIdx.x == 0) {
+    mbarrier_init(&arrived, 1);
+    mbarrier_fence();
+    mbarrier_expect_bytes(&arrived, kCopiedCols * (sizeof(float) + sizeof(float)));
+    bulk_load_by<Load>(dy_shared, dy_row + kCols - kCopiedCols, kCopiedCols * sizeof(float), &arrived);
+    bulk_load_by<Load>(y_shared, y_row + kCols - kCopiedCols, kCopiedCols * sizeof(float), &arrived);
+  }
+  __syncthreads();  // others wait only for a barrier that is set up
 
   // The row of dy and y is read once and waits in registers; each thread reads back its own part.
   #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
+  for (int step = 0; step < kHeldSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       dy_held[step] = read<kVector, Load>(dy_row + own + step * kStride);
@@ -409,7 +416,7 @@ softmax_bwd_f32_team_per_row_654d(
 
   // Look 1: sum(dy * y)
   #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
+  for (int step = 0; step < kHeldSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       #pragma unroll
@@ -421,13 +428,32 @@ softmax_bwd_f32_team_per_row_654d(
     }
   }
 
+  mbarrier_wait(&arrived, 0);
+
+  #pragma unroll
+  for (int step = kHeldSteps; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      const Vec<float, kVector> dy_vec =
+          read<kVector>(dy_shared + ((step - kHeldSteps) * kThreads + threadIdx.x) * kVector);
+      const Vec<float, kVector> y_vec =
+          read<kVector>(y_shared + ((step - kHeldSteps) * kThreads + threadIdx.x) * kVector);
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float dy_i = element(dy_vec, i);
+        const float y_i = element(y_vec, i);
+        look1_dy_y_sum[i % kRunningSums] += dy_i * y_i;
+      }
+    }
+  }
+
   look1.dy_y_sum = sum_in_pairs(look1_dy_y_sum);
   Team::meet();
   look1 = Team::reduce(look1, look1_slots);
 
   // Last look: the outputs
   #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
+  for (int step = 0; step < kHeldSteps; ++step) {
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       float dx_values[kVector];
@@ -435,6 +461,27 @@ softmax_bwd_f32_team_per_row_654d(
       for (int i = 0; i < kVector; ++i) {
         const float dy_i = element(dy_held[step], i);
         const float y_i = element(y_held[step], i);
+        dx_values[i] = (dy_i - look1.dy_y_sum) * y_i;
+      }
+      Vec<float, kVector> dx_vec;
+      pack(dx_vec, dx_values);
+      if (active) write<Store>(dx_row + own + step * kStride, dx_vec);
+    }
+  }
+
+  #pragma unroll
+  for (int step = kHeldSteps; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      const Vec<float, kVector> dy_vec =
+          read<kVector>(dy_shared + ((step - kHeldSteps) * kThreads + threadIdx.x) * kVector);
+      const Vec<float, kVector> y_vec =
+          read<kVector>(y_shared + ((step - kHeldSteps) * kThreads + threadIdx.x) * kVector);
+      float dx_values[kVector];
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float dy_i = element(dy_vec, i);
+        const float y_i = element(y_vec, i);
         dx_values[i] = (dy_i - look1.dy_y_sum) * y_i;
       }
       Vec<float, kVector> dx_vec;
@@ -698,8 +745,8 @@ struct Tuned {
   Kernel kernel;
 };
 inline constexpr Tuned kTuned[] = {
-    {4096, 32000, 16, 0u, 0u, false, {{512, 1, false, 0, 0, 0, 2},
-     run<softmax_bwd_f32_team_per_row_654d<Cols32000_cde2>>}},
+    {4096, 32000, 16, 0u, 0u, false, {{1024, 1, false, 0, 0, 0, 1, 1, 163840},
+     run<softmax_bwd_f32_team_per_row_6d01<Cols32000_6746>>}},
 };
 
 // For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.

@@ -13,14 +13,14 @@
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // verified  NVIDIA H200, driver for CUDA 13.0: 4 to 5 calls, 1 to 8192 rows, 21 families of rows, own pitches of y, x
 //
-//   rows x cols              kernel           threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
-//   8192 x 2048              block_per_row    128      2           8       12.66     37.33 / 24.65  5299  104.5 %  1.01x       18.53     fresh
-//   4096 x 32000             block_per_row    512      1           8       123.7     316.4 / 192.4  4239  101.3 %  1.00x       126       fresh
-//   16384 x 32768            block_per_row    1024     1           8       498       1267 / 769.1   4313  103.6 %  1.01x       501.6     fresh
-//   2048 x 50257             block_per_row    512      1           8       98.41     250.7 / 152    4183  97.5 %   1.00x       101.3     fresh
-//   4096 x 128256            cluster_per_row  512      1           8       505.9     1259 / 752.9   4154  97.1 %   1.01x       526.9     fresh
-//   (any other, rows alike)  block_per_row    256      1           8       -         -              -     -        -           -         not tuned
-//   (any other)              block_per_row    256      1           1       -         -              -     -        -           -         not tuned
+//   rows x cols              kernel         threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
+//   8192 x 2048              block_per_row  128      2           8       12.66     37.33 / 24.65  5299  104.5 %  1.01x       18.53     fresh
+//   4096 x 32000             block_per_row  512      1           8       123.7     316.4 / 192.4  4239  101.3 %  1.00x       126       fresh
+//   16384 x 32768            block_per_row  1024     1           8       498       1267 / 769.1   4313  103.6 %  1.01x       501.6     fresh
+//   2048 x 50257             block_per_row  512      1           8       98.41     250.7 / 152    4183  97.5 %   1.00x       101.3     fresh
+//   4096 x 128256            block_per_row  1024     1           8       496.6     1255 / 758.5   4231  98.3 %   1.00x       509       fresh
+//   (any other, rows alike)  block_per_row  256      1           8       -         -              -     -        -           -         not tuned
+//   (any other)              block_per_row  256      1           1       -         -              -     -        -           -         not tuned
 //
 // times     price: what the kernel adds to a chain of a kernel that writes its main input and one that reads its
 //           outputs; chain: with / without the kernel; fresh: all but the main input comes from DRAM
@@ -129,53 +129,6 @@ __device__ __forceinline__ void bulk_load_by(
                "[%0], [%1], %2, [%3], %4;"
                :: "r"(static_cast<unsigned>(__cvta_generic_to_shared(shared))), "l"(global), "r"(bytes),
                   "r"(static_cast<unsigned>(__cvta_generic_to_shared(barrier))), "l"(Hint::l2_policy()) : "memory");
-}
-
-// This block's rank in its cluster.
-__device__ __forceinline__ unsigned cluster_rank() {
-  unsigned rank;
-  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  return rank;
-}
-
-// All threads of all blocks of a cluster arrive, then wait. What a thread wrote before it arrived, the others see after
-// they have waited.
-__device__ __forceinline__ void cluster_arrive() {
-  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-}
-// As above, where a thread has written nothing that others wait for: no fence.
-__device__ __forceinline__ void cluster_arrive_relaxed() {
-  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
-}
-__device__ __forceinline__ void cluster_wait() {
-  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-
-// Where block `rank` of the cluster has the shared variable `own`.
-template <typename T>
-__device__ __forceinline__ unsigned cluster_address(const T* own, unsigned rank) {
-  unsigned remote;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;"
-      : "=r"(remote) : "r"(static_cast<unsigned>(__cvta_generic_to_shared(own))), "r"(rank));
-  return remote;
-}
-
-// Writes `value` to where block `rank` of the cluster has the shared variable `own`. Nobody waits for the store: its
-// bytes count at that block's `mbarrier` as they arrive.
-template <typename T>
-__device__ __forceinline__ void cluster_send(T* own, unsigned rank, const T& value, unsigned long long* mbarrier) {
-  const unsigned remote = cluster_address(own, rank), counted = cluster_address(mbarrier, rank);
-  const float* words = reinterpret_cast<const float*>(&value);
-  #pragma unroll
-  for (unsigned i = 0; i < sizeof(T) / 4; ++i) {
-    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];"
-                 :: "r"(remote + 4 * i), "r"(__float_as_uint(words[i])), "r"(counted) : "memory");
-  }
-}
-
-// The other blocks of the cluster see the mbarriers that this thread has set up, behind the next cluster barrier.
-__device__ __forceinline__ void mbarrier_cluster_fence() {
-  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
 // Hides from the compiler how the value was found: it would find it again in every look rather than keep it.
@@ -460,25 +413,6 @@ __device__ __forceinline__ float divide_by_remainder(float a, float b, float inv
   return fabsf(left) <= 3.402823466e38f ? fmaf(left, inverse, product) : product;
 }
 
-// Every warp sends its state to each block of the cluster, then every warp combines all of the states. A cluster
-// barrier would wait for all loads and stores of the rows in flight; an mbarrier waits for the states only. Exchanges
-// take turns at two sets of slots: number n uses set n % 2, and waits for phase n / 2 % 2 of that set's mbarrier. A set
-// is written again after the states of the next exchange have come, and every warp sends those after it has read it.
-template <int kWarps, int kCluster, typename State>
-__device__ __forceinline__ State exchange_cluster(
-    State s, State (&slots)[2][kWarps * kCluster], unsigned long long (&full)[2], unsigned exchange) {
-  constexpr int kStates = kWarps * kCluster;
-  State* set = slots[exchange % 2];
-  unsigned long long* arrived = &full[exchange % 2];
-  s = reduce_lanes<32>(s);
-  const unsigned lane = threadIdx.x % 32;
-  if (threadIdx.x == 0) mbarrier_expect_bytes(arrived, kStates * static_cast<unsigned>(sizeof(State)));
-  __syncwarp();  // all lanes have read the slots of the last exchange
-  if (lane < kCluster) cluster_send(set + cluster_rank() * kWarps + threadIdx.x / 32, lane, s, arrived);
-  mbarrier_wait(arrived, exchange / 2 % 2);
-  return reduce_lanes<lanes_for(kStates)>(share_of_slots<kStates>(set));
-}
-
 // How a kernel and its neighbours in the stream overlap: not at all.
 // wait              before the first access to what the kernels in front write, or still read
 // wait_for_partner  in a call's second kernel, before the first access to what the first one writes
@@ -536,8 +470,7 @@ __device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
 // kCopiedCols   columns of a row that the copy engine brings
 // kUnit         elements: a row's first vector starts at a multiple of them
 // kWholeSteps   steps in which each thread has a vector, and the row one more behind it, however the row is aligned
-// kCluster      blocks that share a row
-// kStages       row tiles in shared memory
+// kHeldSteps    vectors of a thread in registers
 struct Cols2048_66f4 : Plain { using Team = Beside<64, 2>; using Load = NoAllocate;
   enum : int { kCols = 2048, kThreads = 128, kVector = 8 };
 };
@@ -550,8 +483,8 @@ struct Cols32768_cd04 : Plain { using Team = Block<1024>; using Load = EvictLast
 struct Cols50257_482e : Plain { using Team = Block<512>; using Load = EvictLast;
   enum : int { kCols = 50257, kThreads = 512, kVector = 8, kUnit = 64, kUnroll = 4 };
 };
-struct Cols128256_438e : Plain { using Load = EvictLast;
-  enum : int { kCols = 128256, kThreads = 512, kCluster = 4, kVector = 8, kStages = 2 };
+struct Cols128256_8076 : Plain { using Team = Block<1024>; using Load = EvictLast;
+  enum : int { kCols = 128256, kThreads = 1024, kVector = 8, kHeldSteps = 7 };
 };
 struct AnyCols_224d : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 8, kUnroll = 1 }; };
 struct AnyCols_0595 : Plain { using Team = Block<256>; enum : int { kThreads = 256, kVector = 1, kUnroll = 1 }; };
@@ -1034,146 +967,153 @@ softmax_fwd_bf16_team_per_row_499e(
   Chain::at_end();
 }
 
-// softmax forward: the blocks of a cluster own a row; each row is read once.
+// softmax forward: a team of threads owns a row; each row is read once.
+// The last rows come first: of an input too large for L2 it still has these.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-softmax_fwd_bf16_cluster_per_row_df2d(
+softmax_fwd_bf16_team_per_row_d274(
     bfloat16* __restrict__ y,
     Input<Config, bfloat16> x,
     long long y_pitch,
     long long x_pitch,
     int rows) {
+  using Team = typename Config::Team;
   using Load = typename Config::Load;
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
-  constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kCluster = Config::kCluster, kWarps = kThreads / 32,
-      kThreadsPerRow = kCluster * kThreads, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
+  constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kThreadsPerRow = Team::kSize,
+      kRowsPerBlock = Team::kRows, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
       kRunningSums = kVector < 4 ? kVector : 4, kVectors = kCols / kVector,
       kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  constexpr int kStages = Config::kStages;
-  __shared__ Look1_e134 look1_slots[2][kCluster * kWarps];
-  __shared__ unsigned long long look1_full[2];
-  __shared__ unsigned long long arrived[kStages];
+  constexpr int kHeldSteps = Config::kHeldSteps, kCopiedCols = kCols - kHeldSteps * kThreadsPerRow * kVector;
+  __shared__ typename Team::template Slots<Look1_e134> look1_slots;
+  __shared__ unsigned long long arrived;
 
-  const int lane = static_cast<int>(cluster_rank() * kThreads + threadIdx.x);
+  const int lane = Team::lane();
   const int own = lane * kVector;  // the column of a thread's first vector
-  unsigned trip = 0;
-  if (threadIdx.x == 0) {
-    for (int i = 0; i < 2; ++i) {
-      mbarrier_init(&look1_full[i], 1);
-    }
-    mbarrier_cluster_fence();
-  }
-  cluster_arrive();  // a block may write to another only once that one has started
+  const int slot = Team::slot();  // this thread's row within the block
+  const int row = ((rows - 1) / kRowsPerBlock - Team::tile()) * kRowsPerBlock + slot;
   bfloat16* x_shared = reinterpret_cast<bfloat16*>(dynamic_shared());
+
+  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const int valid_row = active ? row : rows - 1;
+  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
+  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
 
   Chain::at_start();
   Chain::wait();  // nothing before it depends on the kernels in front of this one
 
+  Vec<bfloat16, kVector> x_held[kHeldSteps];
+  Team::announce();
+  // One thread asks for a row; the barrier counts down the bytes that arrive.
   if (threadIdx.x == 0) {
-    for (int stage = 0; stage < kStages; ++stage) {
-      mbarrier_init(&arrived[stage], 1);
-    }
+    mbarrier_init(&arrived, 1);
     mbarrier_fence();
+    mbarrier_expect_bytes(&arrived, kCopiedCols * sizeof(bfloat16));
+    bulk_load_by<Load>(x_shared, x_row + kCols - kCopiedCols, kCopiedCols * sizeof(bfloat16), &arrived);
   }
   __syncthreads();  // others wait only for a barrier that is set up
 
-  // One thread asks for a row; the slot's barrier counts down the bytes that arrive.
-  const auto fetch = [&](int row, int stage) {
-    const bfloat16* x_row = x + static_cast<long long>(row) * x_pitch;
-    int own_vectors = 0;
-    for (int step = 0; step < kSteps; ++step) {
-      const int first = (step * kCluster + static_cast<int>(cluster_rank())) * kThreads;
-      if (first < kVectors) own_vectors += min(kThreads, kVectors - first);
+  // The row of x is read once and waits in registers; each thread reads back its own part.
+  #pragma unroll
+  for (int step = 0; step < kHeldSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
     }
-    mbarrier_expect_bytes(&arrived[stage], own_vectors * kVector * sizeof(bfloat16));
-    for (int step = 0; step < kSteps; ++step) {
-      const int first = (step * kCluster + static_cast<int>(cluster_rank())) * kThreads;
-      if (first >= kVectors) break;
-      const int count = min(kThreads, kVectors - first) * kVector;
-      bulk_load_by<Load>(x_shared + (stage * kSteps + step) * kThreads * kVector, x_row + first * kVector,
-          count * sizeof(bfloat16), &arrived[stage]);
-    }
-  };
-  #pragma unroll 1
-  for (int stage = 0; stage < kStages; ++stage) {
-    const int row = blockIdx.x / kCluster + stage * gridDim.x / kCluster;
-    if (threadIdx.x == 0 && row < rows) fetch(row, stage);
   }
-  int stage = 0;
-  unsigned phase = 0;
 
-  cluster_wait();
+  Chain::at_loads();
 
-  for (int row = blockIdx.x / kCluster; row < rows; row += gridDim.x / kCluster) {
-    bfloat16* y_row = y + static_cast<long long>(row) * y_pitch;
+  Look1_e134 look1 = {-3.402823466e+38f, 0.0f};  // the lowest finite number: -inf - -inf is NaN
 
-    Vec<bfloat16, kVector> x_held[kSteps];
-
-    mbarrier_wait(&arrived[stage], phase);
-
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      if (kEven || vector < kVectors) {
-        x_held[step] = read<kVector>(x_shared + ((stage * kSteps + step) * kThreads + threadIdx.x) * kVector);
+  // Look 1: online_softmax(x)
+  #pragma unroll
+  for (int step = 0; step < kHeldSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      float new_max = look1.row_max;
+      float sums[kRunningSums] = {};
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        new_max = maximum(new_max, x_i);
       }
-    }
-
-    Look1_e134 look1 = {-3.402823466e+38f, 0.0f};  // the lowest finite number: -inf - -inf is NaN
-
-    // Look 1: online_softmax(x)
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      if (kEven || vector < kVectors) {
-        float new_max = look1.row_max;
-        float sums[kRunningSums] = {};
-        #pragma unroll
-        for (int i = 0; i < kVector; ++i) {
-          const float x_i = element(x_held[step], i);
-          new_max = maximum(new_max, x_i);
-        }
-        look1.row_sum = exp_approximate(look1.row_max - new_max) * look1.row_sum;
-        look1.row_max = new_max;
-        #pragma unroll
-        for (int i = 0; i < kVector; ++i) {
-          const float x_i = element(x_held[step], i);
-          sums[i % kRunningSums] += exp_approximate(x_i - look1.row_max);
-        }
-        look1.row_sum += sum_in_pairs(sums);
+      look1.row_sum = exp_approximate(look1.row_max - new_max) * look1.row_sum;
+      look1.row_max = new_max;
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        sums[i % kRunningSums] += exp_approximate(x_i - look1.row_max);
       }
+      look1.row_sum += sum_in_pairs(sums);
     }
+  }
 
-    look1 = exchange_cluster<kWarps, kCluster>(look1, look1_slots, look1_full, trip);
-    const float row_sum_inverse = 1.0f / look1.row_sum;
-    // Every thread of the row has passed a barrier since it read its slots.
-    const unsigned refill_row = row + kStages * gridDim.x / kCluster;
-    if (threadIdx.x == 0 && refill_row < rows) fetch(refill_row, stage);
+  mbarrier_wait(&arrived, 0);
 
-    // Last look: the outputs
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      if (kEven || vector < kVectors) {
-        float y_values[kVector];
-        #pragma unroll
-        for (int i = 0; i < kVector; ++i) {
-          const float x_i = element(x_held[step], i);
-          y_values[i] = exp_approximate(x_i - look1.row_max) * row_sum_inverse;
-        }
-        Vec<bfloat16, kVector> y_vec;
-        pack(y_vec, y_values);
-        write<Store>(y_row + own + step * kStride, y_vec);
+  #pragma unroll
+  for (int step = kHeldSteps; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      const Vec<bfloat16, kVector> x_vec =
+          read<kVector>(x_shared + ((step - kHeldSteps) * kThreads + threadIdx.x) * kVector);
+      float new_max = look1.row_max;
+      float sums[kRunningSums] = {};
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_vec, i);
+        new_max = maximum(new_max, x_i);
       }
+      look1.row_sum = exp_approximate(look1.row_max - new_max) * look1.row_sum;
+      look1.row_max = new_max;
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_vec, i);
+        sums[i % kRunningSums] += exp_approximate(x_i - look1.row_max);
+      }
+      look1.row_sum += sum_in_pairs(sums);
     }
+  }
 
-    if (++stage == kStages) {
-      stage = 0;
-      phase ^= 1;
+  Team::meet();
+  look1 = Team::reduce(look1, look1_slots);
+  const float row_sum_inverse = 1.0f / look1.row_sum;
+
+  // Last look: the outputs
+  #pragma unroll
+  for (int step = 0; step < kHeldSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      float y_values[kVector];
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        y_values[i] = exp_approximate(x_i - look1.row_max) * row_sum_inverse;
+      }
+      Vec<bfloat16, kVector> y_vec;
+      pack(y_vec, y_values);
+      if (active) write<Store>(y_row + own + step * kStride, y_vec);
     }
-    ++trip;
+  }
+
+  #pragma unroll
+  for (int step = kHeldSteps; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      const Vec<bfloat16, kVector> x_vec =
+          read<kVector>(x_shared + ((step - kHeldSteps) * kThreads + threadIdx.x) * kVector);
+      float y_values[kVector];
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_vec, i);
+        y_values[i] = exp_approximate(x_i - look1.row_max) * row_sum_inverse;
+      }
+      Vec<bfloat16, kVector> y_vec;
+      pack(y_vec, y_values);
+      if (active) write<Store>(y_row + own + step * kStride, y_vec);
+    }
   }
 
   Chain::at_end();
@@ -1413,25 +1353,10 @@ inline cudaError_t launch_on(cudaStream_t stream, void (*kernel)(Params...), con
   return cudaLaunchKernelEx(&how.config, kernel, static_cast<Params>(given)...);
 }
 
-// As grid; of clusters that loop over rows, no more than fit the device at a time: 132 SMs need not hold 33 clusters of
-// 4, and one that waits for another to end would double the time.
-inline cudaError_t fitting_grid(const void* kernel, const Launch& launch, int rows, int* blocks) {
-  cudaError_t status = grid(launch, rows, blocks);
-  if (status != cudaSuccess || launch.cluster == 1 || launch.persistent == 0) return status;
-  status = allow(kernel, launch);
-  int clusters = 0;
-  const LaunchConfig how(launch, launch.cluster, nullptr);
-  if (status == cudaSuccess) status = cudaOccupancyMaxActiveClusters(&clusters, kernel, &how.config);
-  clusters -= clusters % launch.period;
-  const int most = (clusters < launch.period ? launch.period : clusters) * launch.cluster;
-  if (*blocks > most) *blocks = most;
-  return status;
-}
-
 template <auto kMain>
 inline cudaError_t run(const Kernel& kernel, const Arguments& call) {
   int blocks = 0;
-  cudaError_t status = fitting_grid(reinterpret_cast<const void*>(kMain), kernel.launch, call.rows, &blocks);
+  cudaError_t status = grid(kernel.launch, call.rows, &blocks);
   if (status != cudaSuccess) return status;
   return launch_on(
       call.stream, kMain, kernel.launch, blocks,
@@ -1441,7 +1366,7 @@ inline cudaError_t run(const Kernel& kernel, const Arguments& call) {
 template <auto kMain>
 inline cudaError_t run_any_cols(const Kernel& kernel, const Arguments& call) {
   int blocks = 0;
-  cudaError_t status = fitting_grid(reinterpret_cast<const void*>(kMain), kernel.launch, call.rows, &blocks);
+  cudaError_t status = grid(kernel.launch, call.rows, &blocks);
   if (status != cudaSuccess) return status;
   return launch_on(
       call.stream, kMain, kernel.launch, blocks,
@@ -1465,8 +1390,8 @@ inline constexpr Tuned kTuned[] = {
      run<softmax_fwd_bf16_team_per_row_0951<Cols32768_cd04>>}},
     { 2048,  50257,  2, 0u, 0u,  true, {{512, 1, false, 0, 0, 0, 1, 1, 106496},
      run<softmax_fwd_bf16_team_per_row_499e<Cols50257_482e>>}},
-    { 4096, 128256, 16, 0u, 0u, false, {{512, 1, false, 0, 0, 2, 4, 1, 131072},
-     run<softmax_fwd_bf16_cluster_per_row_df2d<Cols128256_438e>>}},
+    { 4096, 128256, 16, 0u, 0u, false, {{1024, 1, false, 0, 0, 0, 1, 1, 147456},
+     run<softmax_fwd_bf16_team_per_row_d274<Cols128256_8076>>}},
 };
 
 // For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.
