@@ -182,7 +182,7 @@ def _pairs(problem: Problem, device: Device, cluster: int) -> Iterator[tuple[int
     together = 2 if compete and len({edges for _, edges in accesses[:2]}) == 1 else 1
     groups = [accesses[:together], *([access] for access in accesses[together:])]
     whole, half = ((size // problem.dtype.bytes, Edges.PEEL) for size in (16, 8))
-    if few and cluster == 1 and not grouped:
+    if few and cluster == 1 and not grouped and problem.dtype.bytes == 2:
         groups.insert(groups.index([whole]), [half])
     elif compete and problem.cols <= SHORT_VECTORS * whole[0]:
         groups[groups.index([whole])] = [whole, half]
@@ -277,7 +277,8 @@ def _looked_at_once(problem: Problem, device: Device) -> Iterator[Schedule]:
         once = Schedule(vector=4, hold=Hold.REGISTERS, unroll=0, load=_load(problem, device), variance=Variance.GUARDED)
         if row <= 5632:
             yield once.varied(threads_per_row=WARP, rows_per_block=4, persistent=4, stages=2)
-        yield once.varied(threads_per_row=2 * WARP)
+        if problem.rows >= 16 * device.sm_count:
+            yield once.varied(threads_per_row=2 * WARP)
 
 
 def _copied_ahead(problem: Problem, device: Device) -> Iterator[Schedule]:
@@ -572,7 +573,7 @@ def _distance(problem: Problem, device: Device, vector: int, edges: Edges, clust
     waits = 2 * (is_roomy and not walks and crowd > 1)  # for blocks to end: not all find room at a time
     if few or cluster > 1:
         many = 256 if held_bytes_per_thread(problem, cut.varied(threads_per_row=256)) <= WALKED_BYTES else 512
-        is_little = width >= 0.5 and problem.cols * problem.dtype.bytes <= 4096
+        is_little = width == 0.5 and problem.cols * problem.dtype.bytes <= 4096
         one = 128 if edges is Edges.PEEL else 256 if is_little else 512
         usual, most = (many, 16) if not few else (one if cluster == 1 else 128, min(8, 4 / width))
         is_spread = steps < 2 and not (few and cluster == 1)

@@ -113,7 +113,8 @@ def test_a_kernel_that_takes_workers_down_ends_no_contest(
 
 def test_tuning_beats_a_bad_neighbour_and_the_fraction_says_by_how_much(monkeypatch: pytest.MonkeyPatch) -> None:
     """The records' 1024 threads a row are wide of the mark; the device prefers few threads and registers."""
-    monkeypatch.setattr(nearest, "WORTH", 100.0)  # neighbours are taken whatever the cost model says
+    for name in ("WORTH", "MORE_IDLE", "FAR_MORE_IDLE"):
+        monkeypatch.setattr(nearest, name, 100.0)  # neighbours are taken whatever the model and their lanes say
     entries = random_entries(KNOWN[:2], count=2, seed=5)
     told: list[Transfer] = []
     found = run_transfer(

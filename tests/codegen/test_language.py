@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from normgen.codegen.module import Module
@@ -153,7 +155,9 @@ def cases(direction: str) -> list[Case]:
 
 def test_casts_round_where_the_author_says_and_a_gradient_passes_through() -> None:
     (norm,) = (case for case in cases("forward") if case[0].spec.name == "llama_norm" and case[0].dtype.name == "bf16")
-    assert "h_i = rounded<bfloat16>(x_i + residual_i);" in emit(*norm).text
+    problem, schedule = norm
+    text = emit(problem, replace(schedule, keep="row")).text
+    assert "h_i = rounded<bfloat16>(x_i + residual_i);" in text
     (gradient,) = (c for c in cases("backward") if c[0].spec.name == "llama_norm" and c[0].dtype.name == "bf16")
     assert list(gradient[0].results.items()) == [("dx", "dx"), ("dresidual", "dx"), ("dweight", "dweight")]
 

@@ -228,3 +228,4 @@ def test_layernorm_rows_of_4_to_8_kb_are_looked_at_once() -> None:
         assert (found.variance, found.threads_per_row, found.persistent) == ("guarded", threads, persistent)
     assert default("rmsnorm", "6504x2688").threads_per_row == 64  # has no variance
     assert default("layernorm", "20000x2688").variance == "two_pass"  # L2 does not hold it
+    assert default("layernorm", "1024x4096").variance == "two_pass"  # a block of two warps for each leaves SMs idle
