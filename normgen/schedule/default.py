@@ -3,112 +3,67 @@
 from __future__ import annotations
 
 import itertools
-import math
-from collections.abc import Iterator
 
 from normgen.device import Device
 from normgen.errors import NothingValidError
 from normgen.problem.problem import Problem
 from normgen.program.rewrites.reductions import applicable
 from normgen.program.source import written_program
+from normgen.schedule.cutting import PLAIN
 from normgen.schedule.knobs import (
-    KNOBS,
     Arithmetic,
     Columns,
     Copy,
-    DependentLaunch,
     Division,
     Edges,
     Hold,
     Keep,
-    Load,
-    Params,
     ReduceWith,
     RowOrder,
     Softmax,
-    Store,
     Variance,
 )
-from normgen.schedule.legality import (
-    has_means,
-    has_quotients,
-    keeps_values,
-    reduces_rows,
-    refusal,
-    without_remainders,
-)
-from normgen.schedule.plan import (
-    WARP,
-    held_bytes_per_thread,
-    held_register_limit,
-    idle_lanes,
-    param_bytes_per_thread,
-    steps_per_lane,
-    sums_in_registers,
-)
-from normgen.schedule.policy import LEAST_DIVIDED, overflows_l2, shows_in_float32, wants_last_first
+from normgen.schedule.legality import has_means, has_quotients, has_variance, refusal, without_remainders
+from normgen.schedule.plan import WARP
+from normgen.schedule.policy import LEAST_DIVIDED, are_few, leave_room, shows_in_float32, wants_last_first
 from normgen.schedule.schedule import Schedule
 from normgen.schedule.space import is_approximate
-
-L1_ALONE = 28 << 10  # of an SM's L1, what shared memory cannot have (compute capability 8.0 to 9.0)
-PLAIN = Schedule()
-THREADS = tuple(1 << exponent for exponent in range(11))  # of a row and block; others are left to the search
-WARPS = (8, 16, *range(WARP, 513, WARP))
-SHORT_VECTORS = 20  # of a row, where a thread has one or two rather than more
-LEAST_COVERED = 64  # bytes of a row that a narrow access of its threads covers: two sectors of a line
-WALKED_BYTES = 196  # of a row, for each of 256 threads in a cluster
-COPIED_AHEAD_BYTES = 192  # of a row, for each of 128 threads in a cluster that copies the next one meanwhile
-FITTING_THREADS = 1536  # of an SM, at the 42 registers that rows of such kernels take
-NARROW_COLS = 2048  # of many rows that threads read by 4 bytes
-KEPT_VALUES = 40  # of a peeled row with a mean, for each thread
-EARLY_BYTES = 128  # of parameters a thread may hold beside its row; twice as many where rows are few
-# Beside an L2 of 60 MB. Of what a launch writes: from so much on its outputs are better sent on to DRAM, where they
-# would push out what the kernel behind it reads first. Of what it moves: from so much on neither that nor lines left
-# out of L1 help.
-STREAMED_BYTES, LONG_BYTES = 48 << 20, 200 << 20
+from normgen.schedule.ways import ways
 
 
 def default_schedule(problem: Problem, device: Device) -> Schedule:
     """A legal schedule that is good without any measurement: what the tuner has to beat.
 
     Rows wait in registers, in as few blocks as hold them, else in shared memory, else they are read again; one block
-    owns several short rows. Many long rows go to shared memory first: see `_long_rows`.
+    owns several short rows. Many long rows go to shared memory first: see `ways`.
 
     Raises NothingValidError if no schedule is legal, which would be a hole in the space.
     """
-    if problem.sums_rows:
-        candidates = _with_columns(problem, device)
-    else:
-        ways = (_in_parts, _in_warps, _looked_at_once, _copied_ahead, _long_rows, _without_columns)
-        rows = [way(problem, device) for way in ways]
-        candidates = itertools.chain.from_iterable(rows)
     arithmetic = Arithmetic.APPROXIMATE if is_approximate(problem) else Arithmetic.EXACT
     # One look and one exchange less pay from 16 KiB on: 1 % at 8192x4096 bf16, where two looks win, 4 to 14 % above.
     long = problem.cols * problem.row_input_bytes >= 16384
     known = applicable(written_program(problem))
     online = [Softmax.ONLINE] if long and Softmax.ONLINE in known["softmax"] else []
     # One exchange less where nothing hides it: 6 to 15 % of layernorm's decode shapes in place.
-    few = _few(problem, device) and not problem.any_cols
-    guarded = few and _has_variance(problem)
+    few = are_few(problem, device) and not problem.any_cols
+    guarded = few and has_variance(problem)
     looks_once = [Variance.GUARDED] if guarded else []
     looks_twice = [v for v in (Variance.TWO_PASS, Variance.CORRECTED_TWO_PASS) if v in known["variance"]]
     last_first = [RowOrder.DESCENDING] if wants_last_first(problem, device) else []
     variances, softmaxes = [*looks_once, *looks_twice], [*online, Softmax.TWO_PASS]
     methods = list(itertools.product(variances, softmaxes, [*last_first, RowOrder.ASCENDING]))
-    plain = (
-        cut.varied(arithmetic=arithmetic, division=_division(problem, cut, device), reduce_with=tree)
-        for cut in candidates
-        for tree in ((ReduceWith.SHORT_CHAINS,) if few and _chains_pay(problem, cut) else ()) + (PLAIN.reduce_with,)
-    )
-    for schedule in (
-        cut.varied(variance=v if cut.variance is PLAIN.variance else cut.variance, softmax=s, row_order=o)
-        for cut in plain
-        for v, s, o in methods
-    ):
-        if schedule.variance is Variance.GUARDED and schedule.keep is Keep.VALUES:
-            continue  # what such a thread keeps is what two passes share
-        if shows_in_float32(problem, schedule) is None and refusal(problem, schedule, device) is None:
-            return schedule
+    for cut in ways(problem, device):
+        trees = (ReduceWith.SHORT_CHAINS,) if few and _chains_pay(problem, cut) else ()
+        division = _division(problem, cut, device)
+        for tree, (variance, softmax, order) in itertools.product((*trees, cut.reduce_with), methods):
+            if cut.variance is not PLAIN.variance:
+                variance = cut.variance
+            if variance is Variance.GUARDED and cut.keep is Keep.VALUES:
+                continue  # what such a thread keeps is what two passes share
+            found = cut.varied(reduce_with=tree, variance=variance, softmax=softmax, row_order=order)
+            found = found.varied(arithmetic=arithmetic, division=division)
+            if shows_in_float32(problem, found) is None and refusal(problem, found, device) is None:
+                return found
     raise NothingValidError("no schedule is legal for this problem", received=str(problem))
 
 
@@ -124,10 +79,10 @@ def _division(problem: Problem, cut: Schedule, device: Device) -> Division:
         return Division.IEEE
     pays = cut.peels and problem.cols >= LEAST_DIVIDED and has_means(problem)
     pays = pays or (cut.cluster == 8 and cut.copy is Copy.CP_ASYNC and has_means(problem))
-    is_roomy = device.sm_count <= problem.rows < 4 * device.sm_count and not (problem.sums_rows or problem.any_cols)
-    is_roomy = is_roomy and cut.hold is Hold.REGISTERS and problem.cols >= LEAST_DIVIDED
+    is_roomy = device.sm_count <= problem.rows and leave_room(problem, device) and cut.hold is Hold.REGISTERS
+    is_roomy = is_roomy and problem.cols >= LEAST_DIVIDED and not (problem.sums_rows or problem.any_cols)
     pays = pays or (is_roomy and has_means(problem) and not has_quotients(problem))
-    pays = pays or (has_quotients(problem) and (_few(problem, device) or _has_variance(problem)))
+    pays = pays or (has_quotients(problem) and (are_few(problem, device) or has_variance(problem)))
     return Division.REMAINDER if pays else Division.IEEE
 
 
@@ -139,386 +94,6 @@ def _chains_pay(problem: Problem, cut: Schedule) -> bool:
     is_narrow = cut.peels or cut.vector == 1
     twice = bool(problem.spec.group) or len(written_program(problem).row_reduces) > 1
     return (twice or is_narrow) and cut.hold is Hold.REGISTERS
-
-
-def _has_variance(problem: Problem) -> bool:
-    return Variance.GUARDED in applicable(written_program(problem))["variance"]
-
-
-def _few(problem: Problem, device: Device) -> bool:
-    """Whether SMs are left without a row, and no sums over rows keep them busy."""
-    return problem.rows < device.sm_count and not problem.sums_rows
-
-
-def _cut(problem: Problem, device: Device, hold: Hold, cluster: int) -> Iterator[Schedule]:
-    """Ways to cut a row among threads, the best first."""
-    for vector, edges, threads in _pairs(problem, device, cluster):
-        yield PLAIN.varied(
-            threads_per_row=threads,
-            rows_per_block=max(1, 128 // threads) if cluster == 1 else 1,
-            cluster=cluster,
-            vector=vector,
-            edges=edges,
-            hold=hold,
-            unroll=0 if hold is Hold.REGISTERS else 1,
-        )
-
-
-def _pairs(problem: Problem, device: Device, cluster: int) -> Iterator[tuple[int, Edges, int]]:
-    """(vector, edges, threads of a row and block), the best first: of one access after the other.
-
-    Vectors of 16 and 8 bytes compete: those of 8 leave no lanes idle at 4096x7168 bf16 (256 threads; 3 % ahead of idle
-    ones, 1 % at 1024 rows of 4 KiB), and of few short rows they keep twice as many threads busy (what tuning finds at
-    3x1088, 22x320, 83x192 and 28x2944: 2 to 20 % of their prices). Groups of columns take vectors of 16 bytes, which
-    leave fewer lanes to combine, and of few such rows any number of warps may be the one that leaves none idle
-    (rmsnorm_to_fp8_group 29x1280: 160 threads take 0.79 of the price of 64). Where short rows are peeled they compete
-    too (softmax 299551x91 bf16: 1.36 x), and few rows are peeled around those of 8 (rmsnorm 12x4409 and 40x2731: 0.84
-    of the price, layernorm 5x3001: 0.79).
-    """
-    few, grouped = _few(problem, device), bool(problem.spec.group)
-    by_8 = few and cluster == 1 and problem.cols * problem.dtype.bytes > 8192 and not grouped
-    accesses = list(_accesses(problem, device, few=few, by_8=by_8))
-    compete = not (by_8 or cluster > 1 or problem.sums_rows or grouped)
-    together = 2 if compete and len({edges for _, edges in accesses[:2]}) == 1 else 1
-    groups = [accesses[:together], *([access] for access in accesses[together:])]
-    whole, half = ((size // problem.dtype.bytes, Edges.PEEL) for size in (16, 8))
-    if few and cluster == 1 and not grouped and problem.dtype.bytes == 2:
-        groups.insert(groups.index([whole]), [half])
-    elif compete and problem.cols <= SHORT_VECTORS * whole[0]:
-        groups[groups.index([whole])] = [whole, half]
-    for group in groups:
-        rated = [
-            (_distance(problem, device, vector, edges, cluster, threads) + 0.15 * number, number, threads)
-            for number, (vector, edges) in enumerate(group)
-            for threads in (WARPS if few and grouped and 256 <= problem.cols <= 4096 else THREADS)
-        ]
-        yield from ((*group[number], threads) for _, number, threads in sorted(rated))
-
-
-def _at_most(name: str, wanted: int) -> int:
-    """The largest value of the knob that does not exceed `wanted`, and at least one block or row."""
-    return int(max(v for v in KNOBS[name].values if v <= max(1, wanted)))
-
-
-def _accesses(problem: Problem, device: Device, *, few: bool, by_8: bool) -> Iterator[tuple[int, Edges]]:
-    """(vector, edges), the best first: whole rows by 8 bytes are worth more than peeled or masked ones by 16.
-
-    By 4 bytes too where a thread has little to read (rmsnorm 33x2154 bf16 hot: 1.6 x as fast, 212x6274 fresh: 1.24 x)
-    or column sums to keep beside it (layernorm backward 11252x450: 1.3 x), and of many rows up to 2048 cols (layernorm
-    20000x1002: 0.77 of a peeled kernel's price, 166630x222: 0.70; rmsnorm 60000x334 and 10000x2046: 0.97 and 0.99;
-    layernorm 4000x5002: 1.3). `by_8`: by 8 bytes first, as few rows of
-    more than a vector for each of 512 threads (rmsnorm 1x7168: 9 %) and few without a reduction are: 32 of their 45
-    winners.
-    """
-    size = problem.dtype.bytes
-    widths = [v for v in (16, 8, 4, 2, 1) if v * size <= 16]
-    if by_8:
-        widths.sort(key=lambda v: v * size != 8)
-    is_roomy = problem.rows < 4 * device.sm_count
-    least = 4 if is_roomy or problem.column_outputs or problem.cols <= NARROW_COLS else 8
-    yield from ((v, Edges.EXACT) for v in widths if v > 1 and v * size >= least)
-    if few and problem.cols * size <= 2048:
-        yield 1, Edges.EXACT  # a thread of 512 has two elements: peeled edges cost more (layernorm 25x957 bf16: 1.3 x)
-    yield from itertools.product(widths, (Edges.EXACT, Edges.MASKED, Edges.PEEL))
-
-
-def _long_rows(problem: Problem, device: Device) -> Iterator[Schedule]:
-    """Defaults of many rows of 32 KiB and more: in shared memory, brought there by asynchronous copies.
-
-    In registers such a row leaves an SM room for one or two blocks, and little is on its way while they compute. In
-    shared memory three rows of 64 KiB fit: 1.3 x as fast as in registers for softmax 16384x32768, 1.6 x for layernorm
-    8192x16384 (bf16). Two rows must fit, and the parameters in what is left of the L1, or every row fetches them from
-    L2: then two blocks that walk rows keep a half each (layernorm 4096x32768: 1.1 x as fast).
-    A row too long for shared memory that meets no parameters waits in registers for the rest (log_softmax 4096x151936:
-    1.18 x as fast as a cluster).
-    """
-    row = problem.cols * problem.row_input_bytes
-    if device.arch < 80 or problem.any_cols or row < 32768 or problem.rows < 4 * device.sm_count:
-        return
-    sm90 = device.arch >= 90
-    blocks = min(4, device.shared_per_sm // (row + 2048))
-    if blocks < 2:
-        if blocks == 0 and not _has_parameters(problem):
-            yield from _copied(problem, device, Schedule(hold=Hold.HYBRID, threads_per_row=1024, unroll=0), bulk=sm90)
-    elif _parameters_in_memory(problem) <= device.shared_per_sm + L1_ALONE - blocks * row:
-        yield from _copied(problem, device, Schedule(hold=Hold.SHARED, threads_per_row=512, unroll=4), bulk=sm90)
-    elif sm90:
-        halves = Schedule(hold=Hold.REGISTERS, threads_per_row=512, cluster=2, unroll=0)
-        yield from _copied(problem, device, halves.varied(persistent=2, stages=2, params=Params.EARLY), bulk=True)
-
-
-def _in_warps(problem: Problem, device: Device) -> Iterator[Schedule]:
-    """Defaults of a few dozen short rows with two exchanges: a warp each, four beside each other, 8 bytes an access.
-
-    Layernorm 65x448 to int8: the chain takes 10 % less, 24x576 bf16 4 %, 53x704 2.5 %, 32x768 1.5 %; 8x512 is level,
-    and rmsnorm 16x256 to 100x512, with one exchange, loses 1 %. Softmax 21x448 f32: 4 %, as the row is stored.
-    """
-    is_short = 768 <= problem.cols * problem.dtype.bytes <= 1792 and not (problem.any_cols or problem.spec.group)
-    exchanges = len(written_program(problem).row_reduces)
-    if is_short and exchanges > 1 and _few(problem, device) and problem.rows >= 16:
-        vector = 8 // problem.dtype.bytes
-        warps = Schedule(threads_per_row=32, rows_per_block=4, vector=vector, hold=Hold.REGISTERS, unroll=0)
-        keep = Keep.VALUES if _has_variance(problem) else Keep.ROW
-        for params in (Params.PREFETCHED, Params.LATE):
-            yield warps.varied(keep=keep, params=params)
-
-
-def _looked_at_once(problem: Problem, device: Device) -> Iterator[Schedule]:
-    """Defaults of many rows of 4 to 8 KB with a variance, which L2 holds: they are looked at once, the shorter ones by
-    warps that walk, the next row on its way, the longer ones by two warps.
-
-    Layernorm 6504x2688 and 3000x2048 bf16: the chains of warps take 5 and 2 % less than of 64 threads that look twice;
-    of two warps 5000x3328 and 4096x3072 3 %, 2500x4096 1 % less than of four.
-    """
-    row = problem.cols * problem.row_input_bytes
-    if problem.any_cols or problem.dtype.bytes != 2 or not 4096 <= row <= 8192 or has_quotients(problem):
-        return
-    if _has_variance(problem) and problem.rows >= 4 * device.sm_count and not overflows_l2(problem.main_bytes, device):
-        once = Schedule(vector=4, hold=Hold.REGISTERS, unroll=0, load=_load(problem, device), variance=Variance.GUARDED)
-        if row <= 5632:
-            yield once.varied(threads_per_row=WARP, rows_per_block=4, persistent=4, stages=2)
-        if problem.rows >= 16 * device.sm_count:
-            yield once.varied(threads_per_row=2 * WARP)
-
-
-def _copied_ahead(problem: Problem, device: Device) -> Iterator[Schedule]:
-    """Defaults of long rows that meet parameters: clusters of eight blocks of 128 threads walk them, and the next one
-    comes to shared memory meanwhile.
-
-    Chains of rmsnorm 600x40000 and 384x78528 and layernorm 300x50000 (bf16) take 0.87 to 0.93 of what clusters take
-    that read registers ahead, rmsnorm_to_fp8_token 2205x71680 0.96. By cp.async 1 to 5 % ahead of bulk copies; the long
-    one 1 % behind, where these stay in L2. No gain without parameters (softmax 700x60000), nor of two inputs
-    (add_rmsnorm_to_fp8_group 171x88576, which loses 2 %). More such rows of up to 64 KB, and of up to 128 KB from
-    eight an SM on, are for `_long_rows`.
-    """
-    row, sms = problem.cols * problem.row_input_bytes, device.sm_count
-    if device.arch < 90 or problem.any_cols or row < 65536 or problem.rows < sms or not _has_parameters(problem):
-        return
-    if not reduces_rows(problem) or (row < 131072 and problem.rows >= 8 * sms):
-        return
-    if math.ceil(problem.rows / sms) > 1.4 * problem.rows / sms:
-        return  # some clusters would walk a row more than most
-    is_long = problem.compulsory_bytes >= LONG_BYTES
-    wanted = Schedule(threads_per_row=128, cluster=8, vector=16 // problem.dtype.bytes, hold=Hold.REGISTERS, unroll=0)
-    wanted = wanted.varied(
-        copy=Copy.BULK if is_long else Copy.CP_ASYNC, load=Load.EVICT_LAST if is_long else Load.DEFAULT
-    )
-    if held_bytes_per_thread(problem, wanted) <= COPIED_AHEAD_BYTES:
-        yield wanted.varied(persistent=8, stages=2, params=Params.PACKED)
-
-
-def _in_parts(problem: Problem, device: Device) -> Iterator[Schedule]:
-    """Defaults of rows that need no reduction: one or two vectors a thread, in blocks that share a row.
-
-    The fewest idle lanes count, then blocks near 256 threads. A row of at most 256 vectors needs no parts.
-    """
-    if problem.any_cols or reduces_rows(problem):
-        return
-    few = _few(problem, device)
-    load = _load(problem, device)
-    for vector, edges in _accesses(problem, device, few=few, by_8=few):
-        if problem.cols // vector <= 256:
-            continue
-        held = PLAIN.varied(hold=Hold.REGISTERS, unroll=0, vector=vector, edges=edges, load=load)
-        shapes = itertools.product((128, 256, 512), KNOBS["parts"].values[1:])
-        cuts = [held.varied(threads_per_row=threads, parts=parts) for threads, parts in shapes]
-        short = [s for s in cuts if steps_per_lane(problem, s) <= (1 if few else 2)]
-        yield from sorted(short, key=lambda s: (idle_lanes(problem.cols, s), abs(math.log2(s.threads_per_row / 256))))
-
-
-def _copied(problem: Problem, device: Device, wanted: Schedule, *, bulk: bool) -> Iterator[Schedule]:
-    """`wanted` with rows that come by bulk copies, which stay in L2 longest, or by cp.async."""
-    for copy in (Copy.BULK, Copy.CP_ASYNC) if bulk else (Copy.CP_ASYNC,):
-        for cut in _cut(problem, device, wanted.hold, wanted.cluster):
-            if cut.threads_per_row == wanted.threads_per_row:
-                load = Load.EVICT_LAST if copy is Copy.BULK else Load.DEFAULT
-                yield wanted.varied(vector=cut.vector, edges=cut.edges, copy=copy, load=load)
-
-
-def _without_columns(problem: Problem, device: Device) -> Iterator[Schedule]:
-    """Defaults of programs whose rows have nothing to do with each other.
-
-    Many rows are read past L1: 12 % faster between plain kernels (4096x4096 bf16, its input just written; 3 % at
-    8192x768), where lines that are last to leave L2 only pay behind a kernel's own copy. Of the shipped winners that
-    move 96 to 200 MB all 16 that write 48 MB or more store by streaming and none of the others, whose outputs the
-    kernel behind them finds in L2 (layernorm 21636x2112 to int8: 4 %), nor of those that begin with the last rows and
-    leave the first in L2 (layernorm 4096x6144: streaming costs 9 % of the price, rmsnorm 262144x128 and 524288x64 7 and
-    8 %); from 200 MB on 27 of 35 load by another hint
-    than past L1. Few start early: 34 of 54 winners of 48 to 600 MB do not, and a short launch loses 0.6 of 2 us by it
-    (16x4096), 0.4 of 6.6 (8192x768).
-    Parameters that a thread holds beside its row are read early. Holding f32 parameters in registers costs occupancy:
-    with 64 of them a thread, 8192x4096 bf16 takes 36 % longer than with parameters read late.
-    With few rows a kernel waits for its parameters, which come from DRAM, longer than for its row, and compilers put
-    their loads behind those of the row whatever the text says: asked for ahead, in L2, they save 2 to 9 % (rmsnorm of
-    1 to 32 rows).
-    Clusters that walk many long rows, the next one on its way, hide their exchanges (2048x65536 to 2048x262144: 3 to
-    7 % ahead of one cluster a row), and keep their part of the parameters, packed (rmsnorm 602x132792: 5 %, 112x106432:
-    7 %).
-    """
-    few = _few(problem, device)
-    clusters = _clusters(problem, device)
-    for hold, cluster in (*((Hold.REGISTERS, c) for c in clusters), (Hold.SHARED, 1), (Hold.RELOAD, 1)):
-        for cut in _cut(problem, device, hold, cluster):
-            if hold is Hold.REGISTERS and _crowded(problem, cut, more=len(clusters) > 1):
-                continue
-            is_streamed = problem.compulsory_bytes < LONG_BYTES and _written(problem) >= STREAMED_BYTES
-            is_streamed = (device.arch < 80 or is_streamed) and not few and not wants_last_first(problem, device)
-            hinted = cut.varied(load=_load(problem, device), store=Store.STREAMING if is_streamed else Store.DEFAULT)
-            if cluster > 1 and hold is Hold.REGISTERS and _walks(problem, device, cluster):
-                walking = hinted.varied(persistent=_at_most("persistent", 1024 // cut.threads))
-                if _has_parameters(problem):
-                    if _overfills(problem, cut):
-                        yield walking.varied(copy=Copy.CP_ASYNC, params=Params.PACKED, load=Load.DEFAULT)
-                    yield walking.varied(stages=2, params=Params.PACKED)
-                yield walking.varied(stages=2)
-                yield walking
-            most = EARLY_BYTES * (2 if few else 1)
-            if hold is Hold.REGISTERS and _keeps_values(problem, cut, few=few):
-                hinted = hinted.varied(keep=Keep.VALUES)
-            if hold is Hold.REGISTERS and few and cluster == 1 and _has_parameters(problem):
-                yield hinted.varied(params=Params.PREFETCHED)
-            beside = param_bytes_per_thread(problem, cut)
-            crowded = hinted.keep is Keep.VALUES and beside + 4 * steps_per_lane(problem, cut) * cut.vector > 256
-            if hold is Hold.REGISTERS and 0 < beside <= most and not crowded:
-                yield hinted.varied(params=Params.EARLY)
-            yield hinted
-
-
-def _keeps_values(problem: Problem, s: Schedule, *, few: bool) -> bool:
-    """Whether what later looks need stays in registers as floats: of rows read by 4 bytes or by elements, whose threads
-    hold few (rmsnorm 10000x2046 bf16: 0.91 of the price, 212x6274 0.98, layernorm 20000x1002 0.96), and of peeled rows
-    with a variance (8192x4097 0.95, 20000x1001 0.97, 1200x1337 0.98, 5x3001 0.90; an rmsnorm's are level).
-    """
-    has_variance = _has_variance(problem)
-    if not keeps_values(problem) or steps_per_lane(problem, s) * s.vector > KEPT_VALUES:
-        return False
-    if has_variance and few and not s.peels:
-        return False  # one look pays more, and leaves nothing
-    return has_variance if s.peels else s.edges is Edges.EXACT and s.vector * problem.dtype.bytes <= 4
-
-
-def _overfills(problem: Problem, s: Schedule) -> bool:
-    """Whether a thread that divides, and keeps more of the parameters than of its row, has no registers left for the
-    next row: it comes to shared memory instead (layernorm to int8 265x99968: 0.66 of the price).
-    """
-    row, params = held_bytes_per_thread(problem, s), param_bytes_per_thread(problem, s)
-    return has_quotients(problem) and params > row and 2 * row + params > 256
-
-
-def _written(problem: Problem) -> int:
-    """Bytes of the outputs with an element for each of the rows'."""
-    return sum(problem.rows * problem.cols * t.dtype.bytes for t in problem.elem_tensors if t.is_written)
-
-
-def _load(problem: Problem, device: Device) -> Load:
-    """How rows are read: few as ever, many past L1 or, on a GPU without that hint, once.
-
-    As ever too where they leave SMs room and are long (rmsnorm 526x10560: 0.78 to 0.97 of the price; 300x5120 and
-    400x6144 are level).
-    """
-    is_roomy = problem.rows < 4 * device.sm_count and 8192 <= problem.cols * problem.dtype.bytes < 65536
-    if is_roomy or _few(problem, device) or (device.arch >= 80 and problem.compulsory_bytes >= LONG_BYTES):
-        return Load.DEFAULT
-    return Load.NO_ALLOCATE if device.arch >= 80 else Load.STREAMING
-
-
-def _clusters(problem: Problem, device: Device) -> tuple[int, ...]:
-    """Blocks to share a row, the best first: few long rows are spread over idle SMs, 4 KB a block or more.
-
-    By eights at most: 16 blocks start later (layernorm 8x119936 bf16: 22 %, and 3x19456 by eight 15 % ahead of four).
-    Pairs only of rows of 64 KB: at 64x16384 bf16 one block is 5 % ahead. Rows that are read by elements are long where
-    their accesses are many (add_rmsnorm_to_fp8_token 11x5151: eight blocks take 0.78 of the price of one). Few rows of
-    96 KB (rmsnorm_to_fp8_group 37x65280: 0.80 of what two take) and more take eight though their blocks share SMs:
-    rmsnorm 112x106432 bf16 had cost 1.66 x what eight do, add_rmsnorm_to_fp8_token 31x51776 1.55 x,
-    add_rmsnorm_to_fp8_group 41x34304 1.10 x; four where eight of 512 threads would not find room at a time
-    (rmsnorm_to_fp8_group 55x100608: 0.74). Of more such rows, where they meet parameters, those come first that walk
-    (layernorm 300x65536, rmsnorm 265x99968: eight that walk take 0.88 and 0.68 of the price of two and four that do
-    not; without parameters, log_softmax 299x36288, they take 1.7 x as much).
-    """
-    if device.arch < 90:
-        return (1,)
-    sizes = (1, 2, 4, 8, 16)
-    vectors = _accesses_of_a_row(problem)
-    least = {2: 4096, 4: 2048, 8: 2048}
-    spread = [c for c in least if problem.rows * c <= device.sm_count and vectors >= least[c]]
-    few, row = _few(problem, device), problem.cols * problem.row_input_bytes
-    is_long = row >= (96 << 10 if few else 128 << 10)
-    fits = problem.rows * 8 * 512 <= FITTING_THREADS * device.sm_count or _walks(problem, device, 8)
-    spread += [8 if fits else 4] if few and is_long else []
-    first = max(spread, default=1)
-    order = [*(c for c in sizes if c >= first), *(c for c in sizes if c < first)]
-    if is_long and _has_parameters(problem) and not few and _walks(problem, device, 8):
-        order.sort(key=lambda c: c in (2, 4) and not _walks(problem, device, c))
-    return tuple(order)
-
-
-def _accesses_of_a_row(problem: Problem) -> int:
-    """As many of 16 bytes as keep a block equally busy: narrow ones count half, rows of one dtype can be peeled."""
-    most = 16 // problem.dtype.bytes
-    widest = math.gcd(problem.cols, most)
-    is_peelable = len({t.dtype.bytes for t in problem.elem_tensors}) == 1
-    return problem.cols // most if is_peelable or widest == most else problem.cols // widest // 2
-
-
-def _walks(problem: Problem, device: Device, cluster: int) -> bool:
-    """Whether clusters walk rows: where all have about as many, and there are more than fit (of 1024 threads an SM).
-
-    299 rows of log_softmax, two for one cluster in eight and one for the others, lose 8 % by it.
-    """
-    if _few(problem, device) and problem.rows * cluster <= 4 * device.sm_count:
-        return False
-    rows = problem.rows * cluster / (4 * device.sm_count)
-    return math.ceil(rows) <= 1.3 * rows
-
-
-def _crowded(problem: Problem, s: Schedule, *, more: bool) -> bool:
-    """Whether rows in registers need too many: over 256 bytes a thread, or so many a block that no four fit an SM.
-
-    Clusters of 16 find room in few places of the chip: from 8 on, only the threads' share counts (2048x262144 f32).
-    """
-    held = held_bytes_per_thread(problem, s)
-    return held > 256 or (more and s.cluster < 8 and held * s.threads_per_row > 65536)
-
-
-def _parameters_in_memory(problem: Problem) -> int:
-    """Bytes of the column parameters, which every row reads."""
-    return sum(math.prod(problem.shape_of(t)) * t.dtype.bytes for t in problem.tensors if t.is_parameter)
-
-
-def _has_parameters(problem: Problem) -> bool:
-    return any(t.is_parameter or t.kind.by_batch for t in problem.tensors)
-
-
-def _with_columns(problem: Problem, device: Device) -> Iterator[Schedule]:
-    """Defaults of programs with column sums: in registers beside the row, over a cluster if need be; then of rows
-    read again; then by atomics.
-
-    512 threads an SM leave each 128 registers for the next row too; short rows share blocks of 256 threads, which add
-    up their sums. More than 32 sums a thread leave room for 384 threads (8192x768 to 16384x8192 bf16 on an H200).
-    Atomics a row cost ten times as much there as rows read again (2048x16384, 2048x32768 bf16).
-    """
-    kept = Params.KEPT if _has_parameters(problem) else Params.LATE
-    is_long = problem.compulsory_bytes >= LONG_BYTES
-    dependent = DependentLaunch.END if device.arch >= 90 and not is_long else DependentLaunch.OFF
-    # 4 % (layernorm 8192x768 bf16, dy just written); none of the 7 long winners reads that way.
-    load = Load.NO_ALLOCATE if device.arch >= 80 and not is_long else Load.DEFAULT
-    clusters = (1, 2, 4, 8, 16) if device.arch >= 90 else (1,)
-    for cut in itertools.chain.from_iterable(_cut(problem, device, Hold.REGISTERS, cluster) for cluster in clusters):
-        if held_bytes_per_thread(problem, cut) <= 256:
-            many_sums = sums_in_registers(problem, cut) > 32 and cut.threads_per_row <= 128
-            block, per_sm = (128, 384) if many_sums else (256, 512)
-            side_by_side = max(1, block // cut.threads_per_row) if cut.cluster == 1 and cut.threads_per_row < 128 else 1
-            cut = cut.varied(rows_per_block=_at_most("rows_per_block", side_by_side))
-            walking = cut.varied(persistent=_at_most("persistent", per_sm // cut.threads), load=load)
-            sums = walking.varied(dependent_launch=dependent)
-            yield sums.varied(params=kept, stages=2)
-            yield sums.varied(params=kept)
-            yield sums
-    for cut in sorted(_cut(problem, device, Hold.RELOAD, 1), key=lambda s: -s.vector):
-        if 256 <= cut.threads <= 512 and sums_in_registers(problem, cut) <= held_register_limit(cut, device):
-            yield cut.varied(persistent=1, unroll=0, dependent_launch=dependent)
-    for hold in (Hold.REGISTERS, Hold.SHARED, Hold.RELOAD):
-        yield from (cut.varied(columns=Columns.ATOMIC) for cut in _cut(problem, device, hold, 1))
 
 
 def fallback_schedules(problem: Problem) -> tuple[Schedule, ...]:
@@ -539,48 +114,3 @@ def fallback_schedules(problem: Problem) -> tuple[Schedule, ...]:
         return (single,)
     peeled = single.varied(edges=Edges.PEEL)
     return peeled.varied(vector=16 // sizes.pop()), peeled
-
-
-def _distance(problem: Problem, device: Device, vector: int, edges: Edges, cluster: int, threads: int) -> float:
-    """How far so many threads of a row and block are from what is wanted.
-
-    With column sums about two of 16 bytes a thread, which take registers too, and few idle lanes. Else about four of
-    16 bytes, in blocks of 128 rather than more (4096x6144 bf16: 128 threads 20 % ahead of 256) and of 1024 only where
-    nothing else is left; two where the rows leave SMs room (256x4096 bf16: 6 %) and of rows of up to 20 in whole lines
-    (65536x128: 5 % of the price, 100000x128: 4 %), one of other rows of up to 20 (524288x64: 13 %). In a cluster 256
-    threads that hold up to 196 bytes each (softmax 500x50000 bf16: 2 % ahead of 512, rmsnorm 112x106432: 5 %), else
-    512; 512 too where blocks are fewer than SMs (16x4096 bf16 with its weights in DRAM: 9 % ahead of 256), 256 of up
-    to 4 KB (layernorm 3x1018 f32: 12 % of the price; 1x2048 and 64x2048 bf16), 128 of peeled rows (rmsnorm 12x4409: 14
-    %). No more than find room at a time (rmsnorm 526x10560: 256 threads 9 % ahead of 512). Idle lanes cost their
-    share, and wait with the others (32x5120 bf16: 6 %, layernorm 1245x13184 to int8: 20 %). Threads whose narrow
-    accesses cover less than two sectors of a row fetch the rest in vain (rmsnorm to fp8, by elements: 5000x333 takes
-    2.4 x as long by 8 threads as by 32, 1.4 x by 16; 50000x4097 1.3 x by 256 as by 128).
-    """
-    width = min(16, vector * problem.dtype.bytes) / 16
-    cut = PLAIN.varied(threads_per_row=threads, vector=vector, cluster=cluster)
-    steps, idle = steps_per_lane(problem, cut), idle_lanes(problem.cols, cut)
-    is_roomy = problem.rows < 4 * device.sm_count
-    vectors = problem.cols // vector * width
-    of_lines = width == 1 and problem.cols * problem.dtype.bytes % 128 == 0
-    aim = 2 if problem.column_outputs or is_roomy else 4
-    if aim == 4 and vectors <= SHORT_VECTORS:
-        aim = 2 if of_lines and vectors > 8 else 1
-    if problem.column_outputs:
-        return (abs(steps * width - aim) if steps >= 2 else 1.5) + 4 * idle + 8 * (threads == 1024)
-    walks = cluster > 1 and _walks(problem, device, cluster)
-    few = _few(problem, device) and not walks
-    crowd = problem.rows * cluster * threads / (FITTING_THREADS * device.sm_count)
-    waits = 2 * (is_roomy and not walks and crowd > 1)  # for blocks to end: not all find room at a time
-    if few or cluster > 1:
-        many = 256 if held_bytes_per_thread(problem, cut.varied(threads_per_row=256)) <= WALKED_BYTES else 512
-        is_little = width == 0.5 and problem.cols * problem.dtype.bytes <= 4096
-        one = 128 if edges is Edges.PEEL else 256 if is_little else 512
-        usual, most = (many, 16) if not few else (one if cluster == 1 else 128, min(8, 4 / width))
-        is_spread = steps < 2 and not (few and cluster == 1)
-        off = abs(math.log2(threads / usual)) + 2 * max(is_spread, math.log2(max(1, steps) / most))
-        return off + waits + (8 * idle if cluster == 1 else 0)
-    off = abs(math.log2(max(steps, 0.75) * width / aim)) + 5.5 * max(0.0, idle) + waits
-    size = problem.dtype.bytes
-    if vector * size < 8:
-        off += 2 * max(0.0, math.log2(min(LEAST_COVERED, problem.cols * size) / (threads * vector * size)))
-    return off + {256: 0.2, 512: 0.2, 1024: 1.1}.get(threads, 0.0)

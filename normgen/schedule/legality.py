@@ -17,7 +17,7 @@ from normgen.program.rewrites.hoist import hoist_row_divisions
 from normgen.program.rewrites.kept import name_kept_values
 from normgen.program.rewrites.passes import passed
 from normgen.program.rewrites.quotients import divide_by_remainders
-from normgen.program.rewrites.reductions import variance
+from normgen.program.rewrites.reductions import applicable, variance
 from normgen.program.source import kernel_problem, written_program
 from normgen.schedule.knobs import (
     KNOBS,
@@ -221,6 +221,16 @@ def without_remainders(problem: Problem) -> str | None:
 
 
 @cache
+def has_variance(problem: Problem) -> bool:
+    """Whether a formula has a variance, which can be computed in one look."""
+    return Variance.GUARDED in applicable(written_program(problem))["variance"]
+
+
+def has_parameters(problem: Problem) -> bool:
+    """Whether rows meet parameters: of columns, groups, heads or batches."""
+    return any(t.is_parameter or t.kind.by_batch for t in problem.tensors)
+
+
 def has_means(problem: Problem) -> bool:
     """Whether a row of the problem has a mean that rounds."""
     program = _with_divisions(problem)

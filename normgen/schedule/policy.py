@@ -233,6 +233,16 @@ def searched_division(problem: Problem, s: Schedule, device: Device) -> str | No
     return f"not searched: means of fewer than {least} cols by a product and its remainder, quotients of many rows"
 
 
+def are_few(problem: Problem, device: Device) -> bool:
+    """Whether SMs are left without a row, and no sums over rows keep them busy."""
+    return problem.rows < device.sm_count and not problem.sums_rows
+
+
+def leave_room(problem: Problem, device: Device) -> bool:
+    """Whether rows are so few that the SMs have room for more of their blocks."""
+    return problem.rows < 4 * device.sm_count
+
+
 def overflows_l2(size: int, device: Device) -> bool:
     """Whether so many bytes, written in order, have pushed their first ones out of L2 when a kernel begins to read.
 
