@@ -74,9 +74,8 @@ def accesses(problem: Problem, device: Device, *, few: bool, by_8: bool) -> Iter
     By 4 bytes too where a thread has little to read (rmsnorm 33x2154 bf16 hot: 1.6 x as fast, 212x6274 fresh: 1.24 x)
     or column sums to keep beside it (layernorm backward 11252x450: 1.3 x), and of many rows up to 2048 cols (layernorm
     20000x1002: 0.77 of a peeled kernel's price, 166630x222: 0.70; rmsnorm 60000x334 and 10000x2046: 0.97 and 0.99;
-    layernorm 4000x5002: 1.3). `by_8`: by 8 bytes first, as few rows of
-    more than a vector for each of 512 threads (rmsnorm 1x7168: 9 %) and few without a reduction are: 32 of their 45
-    winners.
+    layernorm 4000x5002: 1.3). `by_8`: by 8 bytes first, as few rows of more than a vector for each of 512 threads
+    (rmsnorm 1x7168: 9 %) and few without a reduction are: 32 of their 45 winners.
     """
     size = problem.dtype.bytes
     widths = [v for v in (16, 8, 4, 2, 1) if v * size <= 16]

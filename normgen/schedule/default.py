@@ -68,12 +68,11 @@ def default_schedule(problem: Problem, device: Device) -> Schedule:
 
 
 def _division(problem: Problem, cut: Schedule, device: Device) -> Division:
-    """Without the division's branch where rows are peeled, whose loads it keeps in their places: 2 to 5 % at 2730, 3333
-    and 5726 cols of bf16; 1023 and aligned rows are level. And of few rows with scales: 3 to 6 % of their prices.
+    """Without the division's branch where rows are peeled, whose loads it keeps in their places: 2 to 5 % at 2730,
+    3333 and 5726 cols of bf16; 1023 and aligned rows are level. And of few rows with scales: 3 to 6 % of their prices.
     Of rows that leave SMs room 2 to 17 % (rmsnorm 526x10560, 300x5120, layernorm 400x6144), but for those with scales,
     where it costs up to 21 % (rmsnorm_to_fp8_token 436x1792). Of rows with a variance and a scale 1 to 5 % of the
-    chains (layernorm to int8 4096x4096, 4096x768). Clusters that copy the next row meanwhile were timed with
-    it alone.
+    chains (layernorm to int8 4096x4096, 4096x768). Clusters that copy the next row meanwhile were timed with it alone.
     """
     if without_remainders(problem):
         return Division.IEEE

@@ -172,13 +172,12 @@ def _without_columns(problem: Problem, device: Device) -> Iterator[Schedule]:
     """Defaults of programs whose rows have nothing to do with each other.
 
     Many rows are read past L1: 12 % faster between plain kernels (4096x4096 bf16, its input just written; 3 % at
-    8192x768), where lines that are last to leave L2 only pay behind a kernel's own copy. Of the shipped winners that
-    move 96 to 200 MB all 16 that write 48 MB or more store by streaming and none of the others, whose outputs the
-    kernel behind them finds in L2 (layernorm 21636x2112 to int8: 4 %), nor of those that begin with the last rows and
-    leave the first in L2 (layernorm 4096x6144: streaming costs 9 % of the price, rmsnorm 262144x128 and 524288x64 7 and
-    8 %); from 200 MB on 27 of 35 load by another hint
-    than past L1. Few start early: 34 of 54 winners of 48 to 600 MB do not, and a short launch loses 0.6 of 2 us by it
-    (16x4096), 0.4 of 6.6 (8192x768).
+    8192x768), where lines that are last to leave L2 only pay behind a kernel's own copy. Of winners of 96 to 200 MB
+    that begin with their first rows all 16 that write 48 MB or more store by streaming; no others do, whose outputs
+    the kernel behind them finds in L2 (layernorm 21636x2112 to int8: 4 %), nor those that begin with the last rows and
+    leave the first in L2 (layernorm 4096x6144: streaming costs 9 % of the price, rmsnorm 262144x128 and 524288x64 7
+    and 8 %); from 200 MB on 27 of 35 load by another hint than past L1. Few start early: 34 of 54 winners of 48 to 600
+    MB do not, and a short launch loses 0.6 of 2 us by it (16x4096), 0.4 of 6.6 (8192x768).
     Parameters that a thread holds beside its row are read early. Holding f32 parameters in registers costs occupancy:
     with 64 of them a thread, 8192x4096 bf16 takes 36 % longer than with parameters read late.
     With few rows a kernel waits for its parameters, which come from DRAM, longer than for its row, and compilers put
