@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import sympy as sp
-
 from normgen.codegen.access import EDGE, SHIFTED, Access, Site
 from normgen.codegen.columns import Columns
 from normgen.codegen.groups import Groups
@@ -19,8 +17,9 @@ from normgen.codegen.reductions import steps_of
 from normgen.codegen.statements import Do, Gap, If, Let, Statement
 from normgen.codegen.transport.transport import Transport
 from normgen.codegen.walk import Walk
-from normgen.program.functions import COL, ROW, equal, where
+from normgen.program.functions import COL, ROW
 from normgen.program.ir import Load, Map, Random, Store, names_of, used_names
+from normgen.program.rewrites.named import away_from, named_columns
 from normgen.schedule.plan import Elementwise, Place
 
 
@@ -65,20 +64,6 @@ class Elements:
     def floats(self, name: str) -> str:
         """Where the value waits for later looks."""
         return f"{name}_edge_float" if self.site is EDGE else f"{name}_floats[step][{self.site.index}]"
-
-
-def is_column(condition: sp.Basic, number: str) -> bool:
-    """Whether it holds of the column alone that a row value names."""
-    args = condition.args
-    return isinstance(condition, equal) and COL in args and any(a.is_Symbol and a.name == number for a in args)
-
-
-def away_from(numbers: Collection[str], expr: sp.Expr) -> sp.Expr:
-    """The expression in a column that no row value names."""
-    while found := {w: w.args[2] for w in expr.atoms(where) if any(is_column(w.args[0], n) for n in numbers)}:
-        expr = expr.xreplace(found)
-    zeros = {c: sp.S.Zero for c in expr.atoms(equal) if any(is_column(c, n) for n in numbers)}
-    return expr.xreplace(zeros)
 
 
 class Looks:
@@ -167,20 +152,13 @@ class Looks:
             return Walk(head=(*head, *written.head), elem=elem, tail=written.tail)
 
         found = walk(loop.maps)
-        numbers = self.named_columns(loop.maps)
+        numbers = named_columns((m.expr for m in loop.maps), self.access.column_numbers)
         if not numbers or site is EDGE or self.plan.cut.vector == 1:
             return found
+        # Without a branch 16 of 66 instructions of a vector of cross_entropy_grad compare its columns with the label.
         named = " || ".join(f"0 <= {number}_place && {number}_place < kVector" for number in numbers)
         plain = walk([replace(m, expr=away_from(numbers, m.expr)) for m in loop.maps])
         return replace(found, named=named, plain=plain.elem)
-
-    def named_columns(self, maps: Iterable[Map]) -> list[str]:
-        """The row values, as a label, whose column alone has other values than the rest of its row.
-
-        Without a branch 16 of 66 instructions of a vector of cross_entropy_grad compare its columns with the label.
-        """
-        conditions = [c for m in maps for c in m.expr.atoms(equal)]
-        return [n for n in self.access.column_numbers if any(is_column(c, n) for c in conditions)]
 
     def written(self, stores: Iterable[Store], inlined: Mapping[str, Map], site: Site) -> Walk:
         """What a walk does for the outputs that it writes; of `inlined` values the formula is written where they go."""

@@ -27,6 +27,7 @@ from normgen.device import Device
 from normgen.problem.problem import Problem
 from normgen.records.place import DEFAULT_PLACE, Context, Place
 from normgen.records.record import ProblemKey, Record
+from normgen.schedule.cutting import at_most
 from normgen.schedule.default import default_schedule
 from normgen.schedule.knobs import KNOBS, Division, RowOrder, Statistics, Variance
 from normgen.schedule.legality import refusal, without_remainders
@@ -108,7 +109,7 @@ def is_trusted(near: Neighbour, problem: Problem, device: Device, *, place: Plac
     """Whether a neighbour leaves few lanes idle, and the cost model finds it not too slow for its distance."""
     hot = place.is_hot
     there = idle_lanes(near.record.problem.cols, near.record.schedule)
-    here, default = (idle_lanes(problem.cols, s) for s in (near.schedule, default_schedule(problem, device)))
+    here, default = (idle_lanes(problem.cols, s) for s in (near.schedule, _default(problem, device)))
     if here > default + MORE_IDLE or default <= here > there + FAR_MORE_IDLE:
         return False
     ours = predicted_us(problem, near.schedule, device, hot=hot)
@@ -127,9 +128,15 @@ def place_rank(place: Place, asked: Place) -> int | None:
 
 
 @functools.cache
+def _default(problem: Problem, device: Device) -> Schedule:
+    """Found once, however many neighbours are held against it."""
+    return default_schedule(problem, device)
+
+
+@functools.cache
 def _default_us(problem: Problem, device: Device, *, hot: bool) -> float:
     """Predicted once, however many neighbours are held against it."""
-    return predicted_us(problem, default_schedule(problem, device), device, hot=hot)
+    return predicted_us(problem, _default(problem, device), device, hot=hot)
 
 
 def is_same_kind(tuned: ProblemKey, problem: Problem) -> bool:
@@ -204,17 +211,11 @@ def _variants(own: Schedule, ratio: float) -> Iterator[Schedule]:
 def _grids(own: Schedule, ratio: float) -> list[dict[str, int]]:
     """Threads a row in proportion to cols, first beside as many rows, then in a block of the same size; then as is."""
     factor = 2.0 ** round(math.log2(ratio))
-    threads = _at_most("threads_per_row", own.threads_per_row * factor)
-    rows = _at_most("rows_per_block", own.threads / threads)
+    threads = at_most("threads_per_row", own.threads_per_row * factor)
+    rows = at_most("rows_per_block", own.threads / threads)
     kept = {"threads_per_row": own.threads_per_row, "rows_per_block": own.rows_per_block}
     scaled = {**kept, "threads_per_row": threads}
     return [scaled, {"threads_per_row": threads, "rows_per_block": rows}, kept]
-
-
-def _at_most(knob: str, wanted: float) -> int:
-    """The largest value of a knob up to the wanted one, else its smallest."""
-    values: tuple[int, ...] = KNOBS[knob].values
-    return max((v for v in values if v <= wanted), default=values[0])
 
 
 def _octaves(a: int, b: int) -> float:

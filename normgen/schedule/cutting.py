@@ -144,6 +144,6 @@ def walks(problem: Problem, device: Device, cluster: int) -> bool:
     return math.ceil(rows) <= 1.3 * rows
 
 
-def at_most(name: str, wanted: int) -> int:
+def at_most(name: str, wanted: float) -> int:
     """The largest value of the knob that does not exceed `wanted`, and at least one block or row."""
     return int(max(v for v in KNOBS[name].values if v <= max(1, wanted)))

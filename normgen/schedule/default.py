@@ -50,14 +50,14 @@ def default_schedule(problem: Problem, device: Device) -> Schedule:
     looks_once = [Variance.GUARDED] if guarded else []
     looks_twice = [v for v in (Variance.TWO_PASS, Variance.CORRECTED_TWO_PASS) if v in known["variance"]]
     last_first = [RowOrder.DESCENDING] if wants_last_first(problem, device) else []
-    variances, softmaxes = [*looks_once, *looks_twice], [*online, Softmax.TWO_PASS]
-    methods = list(itertools.product(variances, softmaxes, [*last_first, RowOrder.ASCENDING]))
+    softmaxes, orders = [*online, Softmax.TWO_PASS], [*last_first, RowOrder.ASCENDING]
     for cut in ways(problem, device):
         trees = (ReduceWith.SHORT_CHAINS,) if few and _chains_pay(problem, cut) else ()
         division = _division(problem, cut, device)
-        for tree, (variance, softmax, order) in itertools.product((*trees, cut.reduce_with), methods):
-            if cut.variance is not PLAIN.variance:
-                variance = cut.variance
+        variances = [*looks_once, *looks_twice] if cut.variance is PLAIN.variance else [cut.variance]
+        for tree, variance, softmax, order in itertools.product(
+            (*trees, cut.reduce_with), variances, softmaxes, orders
+        ):
             if variance is Variance.GUARDED and cut.keep is Keep.VALUES:
                 continue  # what such a thread keeps is what two passes share
             found = cut.varied(reduce_with=tree, variance=variance, softmax=softmax, row_order=order)

@@ -112,13 +112,16 @@ def head_unit(problem: Problem, s: Schedule) -> int:
 
 def steps_per_lane(problem: Problem, s: Schedule) -> int:
     """Vectors a thread owns in its row."""
-    return -(-vectors_per_row(problem, s) // (s.threads_per_row * s.row_blocks))
+    return _steps(problem.cols, s)
 
 
 def idle_lanes(cols: int, s: Schedule) -> float:
     """Lanes without a vector in the last step, for each vector of a row of so many cols."""
-    lanes = s.threads_per_row * s.row_blocks
-    return -(-(cols // s.vector) // lanes) * lanes * s.vector / cols - 1
+    return _steps(cols, s) * s.threads_per_row * s.row_blocks * s.vector / cols - 1
+
+
+def _steps(cols: int, s: Schedule) -> int:
+    return -(-(cols // s.vector) // (s.threads_per_row * s.row_blocks))
 
 
 def held_bytes_per_thread(problem: Problem, s: Schedule) -> int:
