@@ -50,6 +50,17 @@ class Groups:
         return [
             setting("kGroup", group, "columns"),
             constant("kGroupVectors", "kGroup / kVector", "lanes that own one"),
+            constant("kGroupStride", "kThreadsPerRow / kGroupVectors", "groups from one vector of a thread to its next"),
+        ]
+
+    def thread(self) -> list[Let]:
+        """Which group a thread's first vector is of: unsigned quotients are shifts, and found once for all steps."""
+        if not self.plan.group_stores:
+            return []
+        lane = "static_cast<unsigned>(lane)"
+        return [
+            Let("const int own_group", f"{lane} / kGroupVectors", "the group of a thread's first vector"),
+            Let("const bool leads_group", f"{lane} % kGroupVectors == 0", "it writes what its group has"),
         ]
 
     def walk(
@@ -107,9 +118,10 @@ class Groups:
 
     def stores(self) -> list[Statement]:
         """The first lane of a group writes what is one value for it."""
+        group = "own_group + step * kGroupStride"
         writes = [
-            Do(self.access.write_group_value(store.tensor, "vector / kGroupVectors", self.access.names[store.value]))
+            Do(self.access.write_group_value(store.tensor, group, self.access.names[store.value]))
             for store in self.plan.group_stores
         ]
-        who = "vector % kGroupVectors == 0" + (" && active" if self.plan.rows_beside else "")
+        who = "leads_group" + (" && active" if self.plan.rows_beside else "")
         return [If(who, tuple(writes))] if writes else []

@@ -183,6 +183,7 @@ class MainKernel:
         found: list[Statement] = [Let("const int lane", lane)]
         if not plan.cut.shifted:
             found.append(Let("const int own", "lane * kVector", "the column of a thread's first vector"))
+        found += self.looks.groups.thread()
         if plan.rows_beside:
             found.append(Let("const int slot", "Team::slot()", "this thread's row within the block"))
         if not plan.loops_rows:

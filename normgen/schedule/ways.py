@@ -38,6 +38,9 @@ from normgen.schedule.schedule import Schedule
 
 L1_ALONE = 28 << 10  # of an SM's L1, what shared memory cannot have (compute capability 8.0 to 9.0)
 COPIED_AHEAD_BYTES = 192  # of a row, for each of 128 threads in a cluster that copies the next one meanwhile
+SPREAD_BYTES = 180 << 10  # of a few rows, from which their clusters' blocks find room in shared memory alone
+SUMMED_BYTES = 36 << 10  # of a row with column sums, from which the next one travels to shared memory
+NARROW_HELD = 32  # elements that a thread holds in a register each, as it reads them
 KEPT_VALUES = 40  # of a peeled row with a mean, for each thread
 EARLY_BYTES = 128  # of parameters a thread may hold beside its row; twice as many where rows are few
 # Beside an L2 of 60 MB. Of what a launch writes: from so much on its outputs are better sent on to DRAM, where they
@@ -51,7 +54,7 @@ def ways(problem: Problem, device: Device) -> Iterator[Schedule]:
     if problem.sums_rows:
         yield from _with_columns(problem, device)
         return
-    for way in (_in_parts, _in_warps, _looked_at_once, _copied_ahead, _long_rows, _without_columns):
+    for way in (_in_parts, _in_warps, _looked_at_once, _spread, _copied_ahead, _long_rows, _without_columns):
         yield from way(problem, device)
 
 
@@ -106,6 +109,31 @@ def _looked_at_once(problem: Problem, device: Device) -> Iterator[Schedule]:
             yield once.varied(threads_per_row=WARP, rows_per_block=4, persistent=4, stages=2)
         if problem.rows >= 16 * device.sm_count:
             yield once.varied(threads_per_row=2 * WARP)
+
+
+def _spread(problem: Problem, device: Device) -> Iterator[Schedule]:
+    """Defaults of few long rows that meet parameters, with more blocks in clusters of eight than SMs: by cp.async in
+    shared memory. In registers a thread takes 90 to 128 of them, and an SM has room for one block of 512 threads.
+
+    Blocks of 512 threads where all find room (layernorm 27x257472, to int8 and not: 0.72 and 0.78 of the chain in
+    registers, rmsnorm_to_fp8_token 40x200000: 0.83), else of 256 (layernorm_to_int8 60x131072: 0.94,
+    add_rmsnorm_to_fp8_token 64x98304: 0.84). Where not even these do, a grid that walks, and the parameters stay
+    (rmsnorm 98x96384: 0.92, to fp8 0.72). Rows of 80 KB (layernorm_to_int8 100x40960) are better off in registers.
+    """
+    row, blocks, sms = problem.cols * problem.row_input_bytes, 8 * problem.rows, device.sm_count
+    if device.arch < 90 or problem.any_cols or row < SPREAD_BYTES or not has_parameters(problem):
+        return
+    if not reduces_rows(problem) or problem.spec.group or not are_few(problem, device) or blocks <= sms:
+        return
+    if problem.rows * row > device.shared_per_sm * sms:
+        return  # not all rows find room at a time
+    threads = 512 if blocks * 512 <= FITTING_THREADS * sms else 256
+    spread = Schedule(threads_per_row=threads, cluster=8)
+    if blocks > 4 * sms:
+        walking = spread.varied(hold=Hold.REGISTERS, unroll=0, persistent=4, params=Params.PACKED)
+        yield from _in_whole_vectors(_copied(problem, device, walking, bulk=False), problem)
+    shared = spread.varied(hold=Hold.SHARED, unroll=4)
+    yield from _in_whole_vectors(_copied(problem, device, shared, bulk=False), problem)
 
 
 def _copied_ahead(problem: Problem, device: Device) -> Iterator[Schedule]:
@@ -163,6 +191,11 @@ def _copied(problem: Problem, device: Device, wanted: Schedule, *, bulk: bool) -
             if cut.threads_per_row == wanted.threads_per_row:
                 load = Load.EVICT_LAST if copy is Copy.BULK else Load.DEFAULT
                 yield wanted.varied(vector=cut.vector, edges=cut.edges, copy=copy, load=load)
+
+
+def _in_whole_vectors(schedules: Iterator[Schedule], problem: Problem) -> Iterator[Schedule]:
+    """Those whose rows are whole vectors of 16 bytes."""
+    return (s for s in schedules if s.edges is Edges.EXACT and s.vector * problem.dtype.bytes == 16)
 
 
 def _without_columns(problem: Problem, device: Device) -> Iterator[Schedule]:
@@ -292,7 +325,11 @@ def _crowded(problem: Problem, s: Schedule, *, more: bool) -> bool:
     """Whether rows in registers need too many: over 256 bytes a thread, or so many a block that no four fit an SM.
 
     Clusters of 16 find room in few places of the chip: from 8 on, only the threads' share counts (2048x262144 f32).
+    An access of less than four bytes takes a register all the same (layernorm to int8 by elements: 300x50001 takes
+    0.32 of the price with 24 of them a thread as with 98, 79x246497 0.40 with 31 as with 121).
     """
+    if s.vector * problem.dtype.bytes < 4 and steps_per_lane(problem, s) * s.vector > NARROW_HELD:
+        return True
     held = held_bytes_per_thread(problem, s)
     return held > 256 or (more and s.cluster < 8 and held * s.threads_per_row > 65536)
 
@@ -308,6 +345,8 @@ def _with_columns(problem: Problem, device: Device) -> Iterator[Schedule]:
 
     512 threads an SM leave each 128 registers for the next row too; short rows share blocks of 256 threads, which add
     up their sums. More than 32 sums a thread leave room for 384 threads (8192x768 to 16384x8192 bf16 on an H200).
+    Long rows leave none for the next one: it travels to shared memory (layernorm 6000x10240, 4126x13568 and 2500x20480
+    bf16: 0.87, 0.89 and 0.84 of the chain, rmsnorm 3000x12288 and 2000x24576: 0.81 and 0.82).
     Atomics a row cost ten times as much there as rows read again (2048x16384, 2048x32768 bf16).
     """
     kept = Params.KEPT if has_parameters(problem) else Params.LATE
@@ -316,6 +355,12 @@ def _with_columns(problem: Problem, device: Device) -> Iterator[Schedule]:
     # 4 % (layernorm 8192x768 bf16, dy just written); none of the 7 long winners reads that way.
     load = Load.NO_ALLOCATE if device.arch >= 80 and not is_long else Load.DEFAULT
     clusters = (1, 2, 4, 8, 16) if device.arch >= 90 else (1,)
+    is_wide = problem.cols * problem.row_input_bytes >= SUMMED_BYTES and problem.rows >= 4 * device.sm_count
+    if device.arch >= 80 and is_wide and not problem.any_cols:
+        for cluster, stages in itertools.product(clusters[:4], (2, 1)):
+            ring = Schedule(threads_per_row=512, cluster=cluster, hold=Hold.REGISTERS, unroll=0, persistent=1)
+            ring = ring.varied(stages=stages, params=kept, dependent_launch=dependent)
+            yield from _in_whole_vectors(_copied(problem, device, ring, bulk=False), problem)
     for cut in itertools.chain.from_iterable(cuts(problem, device, Hold.REGISTERS, cluster) for cluster in clusters):
         if held_bytes_per_thread(problem, cut) <= 256:
             many_sums = sums_in_registers(problem, cut) > 32 and cut.threads_per_row <= 128

@@ -83,11 +83,11 @@ WRONG = {
     "rows and groups change places": (
         ("column_major", "20x384"),
         (
-            "scale_row[static_cast<long long>(vector / kGroupVectors) * scale_pitch]",
-            "scale_row[vector / kGroupVectors]",
+            "scale_row[static_cast<long long>(own_group + step * kGroupStride) * scale_pitch]",
+            "scale_row[own_group + step * kGroupStride]",
         ),
     ),
-    "idle rows are stored": (("column_major", "21x128"), ("kGroupVectors == 0 && active", "kGroupVectors == 0")),
+    "idle rows are stored": (("column_major", "21x128"), ("leads_group && active", "leads_group")),
     "the pitch is the number of rows": (("column_major", "21x384"), ("* scale_pitch]", "* rows]")),
     "the last word is left as it is": (("packed", "20x96"), ("group == groups - 1", "false")),
     "the last word is filled with ones": (("packed", "20x96"), ("word[rest] = T{}", "word[rest] = T{1}")),

@@ -268,13 +268,14 @@ __device__ __forceinline__ float reduce_group(float value) {
 // kEven          all threads own kSteps of them
 // kGroup         columns
 // kGroupVectors  lanes that own one
+// kGroupStride   groups from one vector of a thread to its next
 
 struct Cols6144_91f9 : Plain { enum : int { kCols = 6144, kThreads = 256, kParts = 3, kVector = 8, kGroup = 128 }; };
 
 // silu_mul_to_fp8_group forward: a block owns a part of a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-silu_mul_to_fp8_group_fwd_bf16_block_per_part_699d(
+silu_mul_to_fp8_group_fwd_bf16_block_per_part_2f46(
     float8_e4m3* __restrict__ q,
     float* __restrict__ scale,
     Input<Config, bfloat16> gate,
@@ -292,10 +293,13 @@ silu_mul_to_fp8_group_fwd_bf16_block_per_part_699d(
       kThreadsPerRow = kParts * kThreads, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
       kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  constexpr int kGroup = Config::kGroup, kGroupVectors = kGroup / kVector;
+  constexpr int kGroup = Config::kGroup, kGroupVectors = kGroup / kVector,
+      kGroupStride = kThreadsPerRow / kGroupVectors;
 
   const int lane = static_cast<int>(blockIdx.x % kParts * kThreads + threadIdx.x);
   const int own = lane * kVector;  // the column of a thread's first vector
+  const int own_group = static_cast<unsigned>(lane) / kGroupVectors;  // the group of a thread's first vector
+  const bool leads_group = static_cast<unsigned>(lane) % kGroupVectors == 0;  // it writes what its group has
   const int row = blockIdx.x / kParts;
 
   float8_e4m3* q_row = q + static_cast<long long>(row) * q_pitch;
@@ -348,8 +352,8 @@ silu_mul_to_fp8_group_fwd_bf16_block_per_part_699d(
       Vec<float8_e4m3, kVector> q_vec;
       pack(q_vec, q_values);
       write<Store>(q_row + own + step * kStride, q_vec);
-      if (vector % kGroupVectors == 0) {
-        scale_row[vector / kGroupVectors] = scale_g;
+      if (leads_group) {
+        scale_row[own_group + step * kGroupStride] = scale_g;
       }
     }
   }

@@ -51,7 +51,7 @@ RACED = ("dtype", "dtypes", "align", "direction")  # of a problem; the rest of a
 
 
 def test_the_default_is_close_to_the_best_of_what_was_raced_against_it() -> None:
-    """62 races on an H200 between plain kernels, its input just written: schedules, and their chains over the first's.
+    """78 races on an H200 between plain kernels, its input just written: schedules, and their chains over the first's.
 
     Seven in ten defaults were raced themselves; what others differ by was not.
     """
@@ -63,7 +63,7 @@ def test_the_default_is_close_to_the_best_of_what_was_raced_against_it() -> None
         chain = race["chains"].get(str(default_schedule(problem, H200)))
         if chain is not None:
             behind[f"{race['op']} {race['shape']}"] = chain / min(race["chains"].values())
-    assert len(races) == 62
+    assert len(races) == 78
     assert len(behind) >= 0.7 * len(races)
     assert statistics.median(behind.values()) <= 1.006
     assert max(behind.values()) <= 1.05
