@@ -16,19 +16,19 @@
 // spec      add_rmsnorm_to_fp8_group, sha256:847d1fd8ba62a43c3c8e2a5b4bc4f8c05e58a8755aaf497c49c0b4d911d0f05f
 // tuned by  normgen 0.1.0
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
-// verified  NVIDIA H200, driver for CUDA 13.0: 4 calls, 1 to 4096 rows, 20 families of rows, own pitches of y, q,
+// verified  NVIDIA H200, driver for CUDA 13.0: 4 to 5 calls, 1 to 4096 rows, 20 families of rows, own pitches of y, q,
 //           scale, x, residual; any value passes in 0.0096 to 0.014 of the elements, which have no finite bound
 //
-//   rows x cols  kernel           threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
-//   1 x 4096     block_per_row    512      1           8       2.526     5.96 / 3.434   18    76.0 %   1.00x       2.301     fresh
-//   16 x 4096    block_per_row    512      1           8       2.326     5.989 / 3.663  258   69.9 %   1.01x       2.467     fresh
-//   64 x 4096    block_per_row    512      1           8       2.685     6.516 / 3.831  885   71.3 %   1.01x       3.169     fresh
-//   4096 x 4096  block_per_row    256      1           8       47.3      78.66 / 31.36  3204  93.4 %   1.01x       40.72     fresh
-//   1 x 7168     cluster_per_row  128      1           8       2.846     6.73 / 3.88    28    60.6 %   1.16x       2.442     fresh
-//   16 x 7168    cluster_per_row  128      1           8       2.815     6.574 / 3.76   373   59.7 %   1.15x       3.317     fresh
-//   64 x 7168    block_per_row    512      1           8       3.614     7.682 / 4.063  1150  57.9 %   1.00x       3.92      fresh
-//   4096 x 7168  block_per_row    256      1           4       65.95     134.9 / 68.94  4021  92.8 %   1.01x       70.22     fresh
-//   (any other)  block_per_row    256      1           4       -         -              -     -        -           -         not tuned
+//   rows x cols  kernel         threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
+//   1 x 4096     block_per_row  512      1           8       2.334     5.709 / 3.379  19    80.9 %   1.00x       2.117     fresh
+//   16 x 4096    block_per_row  512      1           8       2.457     6.776 / 4.318  244   78.9 %   1.00x       2.572     fresh
+//   64 x 4096    block_per_row  512      1           8       2.863     7.352 / 4.488  830   79.2 %   1.00x       2.925     fresh
+//   4096 x 4096  block_per_row  256      1           8       47.14     78.34 / 31.19  3214  93.3 %   1.01x       40.32     fresh
+//   1 x 7168     block_per_row  512      1           8       2.763     6.778 / 4.013  29    56.3 %   1.00x       2.755     fresh
+//   16 x 7168    block_per_row  512      1           8       3.003     7.434 / 4.432  350   67.5 %   1.00x       3.139     fresh
+//   64 x 7168    block_per_row  512      1           8       3.379     8.101 / 4.722  1230  72.1 %   1.01x       3.66      fresh
+//   4096 x 7168  block_per_row  256      2           8       66.13     135.2 / 69.06  4010  92.6 %   1.01x       70.29     fresh
+//   (any other)  block_per_row  256      1           4       -         -              -     -        -           -         not tuned
 //
 // times     price: what the kernel adds to a chain of a kernel that writes its main input and one that reads its
 //           outputs; chain: with / without the kernel; fresh: all but the main input comes from DRAM
@@ -58,12 +58,12 @@ struct __nv_bfloat16;  // cuda_bf16.h has it, and takes as long to compile as cu
 struct __nv_fp8_e4m3;  // cuda_fp8.h has it, and takes as long to compile as cuda_runtime.h
 #endif
 
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
-#error "add_rmsnorm_to_fp8_group_fwd_bf16_h_over_residual_scale_column_major needs sm_90 or newer: compile with -arch=sm_90"
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 890
+#error "add_rmsnorm_to_fp8_group_fwd_bf16_h_over_residual_scale_column_major needs sm_89 or newer: compile with -arch=sm_90"
 #endif
 
 namespace normgen {
-namespace sm90 {  // the GPU these shapes were tuned on; the code itself runs on sm_90 and newer
+namespace sm90 {  // the GPU these shapes were tuned on; the code itself runs on sm_89 and newer
 namespace add_rmsnorm_to_fp8_group_fwd_bf16_h_over_residual_scale_column_major_detail {
 
 // Parameters are on their way from DRAM to L2 while the kernel waits for its rows. The first block asks for all `count`
@@ -83,6 +83,11 @@ struct Ahead {
 #endif
   }
 };
+
+// Waits for that many threads, whole warps, at barrier `id` of 1 to 15.
+__device__ __forceinline__ void named_barrier(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" :: "r"(id), "r"(threads) : "memory");
+}
 
 struct bfloat16 {
   unsigned short bits;
@@ -108,46 +113,6 @@ __device__ __forceinline__ unsigned floats_to_bfloat162(float low, float high) {
 #else
   return float_to_bfloat16(low) | (static_cast<unsigned>(float_to_bfloat16(high)) << 16);
 #endif
-}
-
-// This block's rank in its cluster.
-__device__ __forceinline__ unsigned cluster_rank() {
-  unsigned rank;
-  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  return rank;
-}
-
-// All threads of all blocks of a cluster arrive, then wait. What a thread wrote before it arrived, the others see after
-// they have waited.
-__device__ __forceinline__ void cluster_arrive() {
-  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-}
-// As above, where a thread has written nothing that others wait for: no fence.
-__device__ __forceinline__ void cluster_arrive_relaxed() {
-  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
-}
-__device__ __forceinline__ void cluster_wait() {
-  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-
-// Where block `rank` of the cluster has the shared variable `own`.
-template <typename T>
-__device__ __forceinline__ unsigned cluster_address(const T* own, unsigned rank) {
-  unsigned remote;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;"
-      : "=r"(remote) : "r"(static_cast<unsigned>(__cvta_generic_to_shared(own))), "r"(rank));
-  return remote;
-}
-
-// Writes `value` to where block `rank` of the cluster has the shared variable `own`.
-template <typename T>
-__device__ __forceinline__ void cluster_store(T* own, unsigned rank, const T& value) {
-  const unsigned remote = cluster_address(own, rank);
-  const float* words = reinterpret_cast<const float*>(&value);
-  #pragma unroll
-  for (unsigned i = 0; i < sizeof(T) / 4; ++i) {
-    asm volatile("st.shared::cluster.f32 [%0], %1;" :: "r"(remote + 4 * i), "f"(words[i]) : "memory");
-  }
 }
 
 // IEEE 754-2019 maximum and minimum: unlike fmaxf and fminf they return NaN when either operand is NaN.
@@ -240,6 +205,79 @@ __device__ __forceinline__ float reciprocal_approximate(float x) {
   return value;
 }
 
+// The lanes that a shuffle names: all of the warp.
+struct WholeWarp {
+  template <int kLanes>
+  static __device__ __forceinline__ unsigned lanes() { return 0xffffffffu; }
+};
+
+// All kLanes neighbouring lanes, a power of two, end with the combined state. A state is a struct of floats that knows
+// how two combine, and how to get that of the lane whose number differs by `offset`.
+template <int kLanes, class Named = WholeWarp, typename State>
+__device__ __forceinline__ State reduce_lanes(State s) {
+  const unsigned mask = Named::template lanes<kLanes>();
+  #pragma unroll
+  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset, mask));
+  return s;
+}
+
+// A barrier for the kWarps warps of row number `slot` of a block. Only wide rows have one each: a barrier whose number
+// the hardware learns at run time is a slow one, and narrow rows share that of the block.
+template <int kWarps>
+__device__ __forceinline__ void rows_meet(int slot) {
+  if constexpr (kWarps >= 8) named_barrier(1 + slot, kWarps * 32);
+  else __syncthreads();
+}
+
+// The largest power of two up to n, and up to a warp: how many lanes combine n states.
+__host__ __device__ constexpr int lanes_for(int n) { return n < 2 ? 1 : n >= 32 ? 32 : 2 * lanes_for(n / 2); }
+
+// What this lane combines of kStates states: lanes_for(kStates) lanes take turns at them.
+template <int kStates, typename State>
+__device__ __forceinline__ State share_of_slots(const State* slots) {
+  constexpr int kLanes = lanes_for(kStates);
+  const int own = threadIdx.x % kLanes;
+  State total = slots[own];
+  #pragma unroll
+  for (int i = kLanes; i < kStates; i += kLanes) {
+    if (kStates % kLanes == 0 || own + i < kStates) total = State::combine(total, slots[own + i]);
+  }
+  return total;
+}
+
+// A team: the threads that share a row. They are neighbours in a block, which has kRowsPerBlock rows side by side.
+template <int kThreadsPerRow, int kRowsPerBlock>
+struct Threads {
+  enum : int { kSize = kThreadsPerRow, kRows = kRowsPerBlock };
+  // This thread's number in its team, and its team's in the block; which tile of rows is the block's.
+  static __device__ __forceinline__ int lane() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
+  static __device__ __forceinline__ int slot() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
+  static __device__ __forceinline__ unsigned tile() { return blockIdx.x; }
+  // The team's row of the tile that starts at row `first`; idle teams take the last row.
+  static __device__ __forceinline__ int row(int first, int rows) {
+    return kRows == 1 ? first : min(first + slot(), rows - 1);
+  }
+  // Blocks that are a team say that they have started, and wait for each other before they combine.
+  static __device__ __forceinline__ void announce() {}
+  static __device__ __forceinline__ void meet() {}
+};
+
+// Several warps are a team, and a block has several teams. They combine as the warps of a Block do.
+template <int kThreadsPerRow, int kRowsPerBlock, class Named = WholeWarp>
+struct Beside : Threads<kThreadsPerRow, kRowsPerBlock> {
+  enum : int { kWarps = kThreadsPerRow / 32 };
+  template <typename State> using Slots = State[kRowsPerBlock][kWarps];
+  template <typename State>
+  static __device__ __forceinline__ State reduce(State s, State (&slots)[kRowsPerBlock][kWarps]) {
+    const int slot = threadIdx.x / kThreadsPerRow;
+    State* own = slots[slot];
+    s = reduce_lanes<32, Named>(s);
+    if (threadIdx.x % 32 == 0) own[threadIdx.x / 32 % kWarps] = s;
+    rows_meet<kWarps>(slot);
+    return reduce_lanes<lanes_for(kWarps), Named>(share_of_slots<kWarps>(own));
+  }
+};
+
 // The widest type that memory of that many bytes is accessed as, and its bits in registers.
 template <int kBytes> struct WordOf { using type = uint4; };
 template <> struct WordOf<8> { using type = uint2; };
@@ -329,55 +367,6 @@ __device__ __forceinline__ void pack(Vec<bfloat16, N>& vec, const float (&values
   }
 }
 
-// The lanes that a shuffle names: all of the warp.
-struct WholeWarp {
-  template <int kLanes>
-  static __device__ __forceinline__ unsigned lanes() { return 0xffffffffu; }
-};
-
-// All kLanes neighbouring lanes, a power of two, end with the combined state. A state is a struct of floats that knows
-// how two combine, and how to get that of the lane whose number differs by `offset`.
-template <int kLanes, class Named = WholeWarp, typename State>
-__device__ __forceinline__ State reduce_lanes(State s) {
-  const unsigned mask = Named::template lanes<kLanes>();
-  #pragma unroll
-  for (int offset = kLanes / 2; offset > 0; offset /= 2) s = State::combine(s, State::shuffle_xor(s, offset, mask));
-  return s;
-}
-
-// The largest power of two up to n, and up to a warp: how many lanes combine n states.
-__host__ __device__ constexpr int lanes_for(int n) { return n < 2 ? 1 : n >= 32 ? 32 : 2 * lanes_for(n / 2); }
-
-// What this lane combines of kStates states: lanes_for(kStates) lanes take turns at them.
-template <int kStates, typename State>
-__device__ __forceinline__ State share_of_slots(const State* slots) {
-  constexpr int kLanes = lanes_for(kStates);
-  const int own = threadIdx.x % kLanes;
-  State total = slots[own];
-  #pragma unroll
-  for (int i = kLanes; i < kStates; i += kLanes) {
-    if (kStates % kLanes == 0 || own + i < kStates) total = State::combine(total, slots[own + i]);
-  }
-  return total;
-}
-
-// A team: the threads that share a row. They are neighbours in a block, which has kRowsPerBlock rows side by side.
-template <int kThreadsPerRow, int kRowsPerBlock>
-struct Threads {
-  enum : int { kSize = kThreadsPerRow, kRows = kRowsPerBlock };
-  // This thread's number in its team, and its team's in the block; which tile of rows is the block's.
-  static __device__ __forceinline__ int lane() { return kRows == 1 ? threadIdx.x : threadIdx.x % kThreadsPerRow; }
-  static __device__ __forceinline__ int slot() { return kRows == 1 ? 0 : threadIdx.x / kThreadsPerRow; }
-  static __device__ __forceinline__ unsigned tile() { return blockIdx.x; }
-  // The team's row of the tile that starts at row `first`; idle teams take the last row.
-  static __device__ __forceinline__ int row(int first, int rows) {
-    return kRows == 1 ? first : min(first + slot(), rows - 1);
-  }
-  // Blocks that are a team say that they have started, and wait for each other before they combine.
-  static __device__ __forceinline__ void announce() {}
-  static __device__ __forceinline__ void meet() {}
-};
-
 // A block is a team. Warps first, then every warp combines the warps' states redundantly: one barrier, no broadcast.
 template <int kThreadsPerRow, class Named = WholeWarp>
 struct Block : Threads<kThreadsPerRow, 1> {
@@ -392,24 +381,36 @@ struct Block : Threads<kThreadsPerRow, 1> {
   }
 };
 
-// The blocks of a cluster are a team. Every warp leaves its state in each block, then every warp combines all of them:
-// one barrier. A block may write to another only once that one has started.
-template <int kBlocks, int kBlockThreads>
-struct ClusterTeam : Threads<kBlocks * kBlockThreads, 1> {
-  enum : int { kWarps = kBlockThreads / 32, kStates = kWarps * kBlocks };
-  static __device__ __forceinline__ int lane() { return cluster_rank() * kBlockThreads + threadIdx.x; }
-  static __device__ __forceinline__ unsigned tile() { return blockIdx.x / kBlocks; }
-  static __device__ __forceinline__ void announce() { cluster_arrive_relaxed(); }
-  static __device__ __forceinline__ void meet() { cluster_wait(); }
-  template <typename State> using Slots = State[kStates];
+// Shared memory for the states of kStates warps, read four floats at once.
+template <int kStates, typename State>
+struct alignas(16) StatesOfWarps {
+  State states[kStates];
+};
+
+// States kFirst to kFirst + kCount - 1 combined in pairs: as few steps one behind the other as a tree has levels.
+template <int kFirst, int kCount, typename State>
+__device__ __forceinline__ State combine_in_pairs(const State* states) {
+  if constexpr (kCount == 1) {
+    return states[kFirst];
+  } else {
+    constexpr int kHalf = kCount / 2;
+    return State::combine(combine_in_pairs<kFirst, kHalf>(states),
+                          combine_in_pairs<kFirst + kHalf, kCount - kHalf>(states));
+  }
+}
+
+// A block is a team. Warps first, then every thread reads the states of all warps, which shared memory broadcasts. One
+// read and a few additions behind each other wait less than the shuffles of a Block.
+template <int kThreadsPerRow>
+struct BroadcastBlock : Threads<kThreadsPerRow, 1> {
+  enum : int { kWarps = kThreadsPerRow / 32 };
+  template <typename State> using Slots = StatesOfWarps<kWarps, State>;
   template <typename State>
-  static __device__ __forceinline__ State reduce(State s, State (&slots)[kStates]) {
-    s = reduce_lanes<32>(s);
-    const unsigned lane = threadIdx.x % 32;
-    if (lane < kBlocks) cluster_store(slots + cluster_rank() * kWarps + threadIdx.x / 32, lane, s);
-    cluster_arrive();
-    cluster_wait();
-    return reduce_lanes<lanes_for(kStates)>(share_of_slots<kStates>(slots));
+  static __device__ __forceinline__ State reduce(State s, StatesOfWarps<kWarps, State>& slots) {
+    s = State::of_warp(s);
+    if (threadIdx.x % 32 == 0) slots.states[threadIdx.x / 32] = s;
+    __syncthreads();
+    return combine_in_pairs<0, kWarps>(slots.states);
   }
 };
 
@@ -554,30 +555,38 @@ __device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
 // kEven          all threads own kSteps of them
 // kGroup         columns
 // kGroupVectors  lanes that own one
+// kGroupStride   groups from one vector of a thread to its next
 // kUnroll        steps that a loop does in a trip
-struct Cols4096_9d20 : Plain { using Team = Block<512>; using Params = Ahead;
-  enum : int { kCols = 4096, kThreads = 512, kVector = 8, kEarlyParams = 1, kGroup = 128 };
-};
-struct Cols4096_9629 : Plain { using Team = Block<512>; using Load = NoAllocate;
-  enum : int { kCols = 4096, kThreads = 512, kVector = 8, kEarlyParams = 0, kGroup = 128 };
+struct Cols4096_8fc8 : Plain { using Team = BroadcastBlock<512>; using Params = Ahead;
+  enum : int { kCols = 4096, kThreads = 512, kVector = 8, kEarlyParams = 1, kGroup = 128, kBlocksPerSm = 1 };
 };
 struct Cols4096_8b29 : Plain { using Team = Block<256>; using Load = NoAllocate; using Store = Streaming;
   enum : int { kCols = 4096, kThreads = 256, kVector = 8, kEarlyParams = 0, kGroup = 128 };
 };
-struct Cols7168_ecd8 : Plain { using Team = ClusterTeam<8, 128>;
-  enum : int { kCols = 7168, kThreads = 128, kVector = 8, kEarlyParams = 1, kGroup = 128 };
+struct Cols7168_d899 : Plain { using Team = BroadcastBlock<512>; using Params = Ahead;
+  enum : int { kCols = 7168, kThreads = 512, kVector = 8, kEarlyParams = 1, kGroup = 128, kBlocksPerSm = 1 };
 };
-struct Cols7168_6614 : Plain { using Team = ClusterTeam<8, 128>; using Load = NoAllocate;
-  enum : int { kCols = 7168, kThreads = 128, kVector = 8, kEarlyParams = 1, kGroup = 128 };
+struct Cols7168_bd6b : Plain { using Team = BroadcastBlock<512>;
+  enum : int { kCols = 7168, kThreads = 512, kVector = 8, kEarlyParams = 1, kGroup = 128, kBlocksPerSm = 1 };
 };
-struct Cols7168_9642 : Plain { using Team = Block<512>; using Params = Ahead;
-  enum : int { kCols = 7168, kThreads = 512, kVector = 8, kEarlyParams = 1, kGroup = 128 };
-};
-struct Cols7168_c6c8 : Plain { using Team = Block<256>;
-  enum : int { kCols = 7168, kThreads = 256, kVector = 4, kEarlyParams = 1, kGroup = 128 };
+struct Cols7168_f833 : Plain { using Team = Beside<128, 2>;
+  enum : int { kCols = 7168, kThreads = 256, kVector = 8, kEarlyParams = 1, kGroup = 128 };
 };
 struct AnyCols_848d : Plain { using Team = Block<256>;
   enum : int { kThreads = 256, kVector = 4, kUnroll = 1, kGroup = 128 };
+};
+
+struct Look1_2b83 {  // state of look 1: sum(h**2)
+  float h_squares;
+  static __device__ __forceinline__ Look1_2b83 combine(const Look1_2b83& a, const Look1_2b83& b) {
+    return {a.h_squares + b.h_squares};
+  }
+  static __device__ __forceinline__ Look1_2b83 shuffle_xor(const Look1_2b83& s, int offset, unsigned mask) {
+    return {__shfl_xor_sync(mask, s.h_squares, offset)};
+  }
+  static __device__ __forceinline__ Look1_2b83 of_warp(const Look1_2b83& s) {
+    return reduce_lanes<32>(s);
+  }
 };
 
 struct Look1_efa7 {  // state of look 1: sum(h**2)
@@ -594,8 +603,8 @@ struct Look1_efa7 {  // state of look 1: sum(h**2)
 // h takes the place of residual.
 // scale is column-major.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_ddb8(
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_f3df(
     bfloat16* __restrict__ y,
     float8_e4m3* __restrict__ q,
     float* __restrict__ scale,
@@ -620,11 +629,166 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_ddb8(
   constexpr bool kEarlyParams = Config::kEarlyParams;
   constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  constexpr int kGroup = Config::kGroup, kGroupVectors = kGroup / kVector;
+  constexpr int kGroup = Config::kGroup, kGroupVectors = kGroup / kVector,
+      kGroupStride = kThreadsPerRow / kGroupVectors;
+  __shared__ typename Team::template Slots<Look1_2b83> look1_slots;
+
+  const int lane = Team::lane();
+  const int own = lane * kVector;  // the column of a thread's first vector
+  const int own_group = static_cast<unsigned>(lane) / kGroupVectors;  // the group of a thread's first vector
+  const bool leads_group = static_cast<unsigned>(lane) % kGroupVectors == 0;  // it writes what its group has
+  const int slot = Team::slot();  // this thread's row within the block
+  const int row = Team::tile() * kRowsPerBlock + slot;
+
+  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const int valid_row = active ? row : rows - 1;
+  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
+  float8_e4m3* q_row = q + static_cast<long long>(valid_row) * q_pitch;
+  float* scale_row = scale + valid_row;
+  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+  bfloat16* residual_row = residual + static_cast<long long>(valid_row) * residual_pitch;
+
+  Params::to_l2(weight, kCols);
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
+
+  Vec<bfloat16, kVector> x_held[kSteps];
+  Vec<bfloat16, kVector> residual_held[kSteps];
+  Team::announce();
+
+  // The row of x and residual is read once and waits in registers; each thread reads back its own part.
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
+      residual_held[step] = read_first<kVector, Load>(residual_row + own + step * kStride);
+    }
+  }
+
+  Vec<bfloat16, kVector> weight_held[kSteps];
+  if (kEarlyParams) {
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        weight_held[step] = read<kVector>(weight + own + step * kStride);
+      }
+    }
+  }
+
+  Chain::at_loads();
+
+  Look1_2b83 look1 = {0.0f};
+  float look1_h_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+
+  // Look 1: sum(h**2)
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      float h_values[kVector];
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        const float residual_i = element(residual_held[step], i);
+        const float h_i = x_i + residual_i;
+        h_values[i] = h_i;
+        look1_h_squares[i % kRunningSums] += h_i * h_i;
+      }
+      Vec<bfloat16, kVector> h_vec;
+      pack(h_vec, h_values);
+      if (active) write<Store>(residual_row + own + step * kStride, h_vec);
+    }
+  }
+
+  look1.h_squares = sum_in_pairs(look1_h_squares);
+  Team::meet();
+  look1 = Team::reduce(look1, look1_slots);
+  const float row_rstd = rsqrtf(eps + look1.h_squares / kCols);
+
+  // Last look: the outputs
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+      float y_values[kVector];
+      float q_values[kVector];
+      float y_kept[kVector];
+      float y_absmax_g = 0.0f;
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        const float residual_i = element(residual_held[step], i);
+        const float weight_i = element(weight_held[step], i);
+        const float h_i = x_i + residual_i;
+        const float y_i = h_i * row_rstd * weight_i;
+        y_kept[i] = y_i;
+        y_absmax_g = maximum(y_absmax_g, fabsf(y_i));
+      }
+      y_absmax_g = reduce_group<kGroupVectors, Maximum, kEven>(y_absmax_g);
+      const float scale_g = divide_by_remainder(maximum(amax_min, y_absmax_g), 448.0f, 1.0f / 448.0f);
+      const float scale_inverse_g = divide_by_remainder(1.0f, scale_g, reciprocal_approximate(scale_g));
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float y_i = y_kept[i];
+        y_values[i] = y_i;
+        q_values[i] = y_i * scale_inverse_g;
+      }
+      Vec<bfloat16, kVector> y_vec;
+      pack(y_vec, y_values);
+      if (active) write<Store>(y_row + own + step * kStride, y_vec);
+      Vec<float8_e4m3, kVector> q_vec;
+      pack(q_vec, q_values);
+      if (active) write<Store>(q_row + own + step * kStride, q_vec);
+      if (leads_group && active) {
+        scale_row[static_cast<long long>(own_group + step * kGroupStride) * scale_pitch] = scale_g;
+      }
+    }
+  }
+
+  Chain::at_end();
+}
+
+// add_rmsnorm_to_fp8_group forward: a team of threads owns a row; each row is read once.
+// h takes the place of residual.
+// scale is column-major.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_c417(
+    bfloat16* __restrict__ y,
+    float8_e4m3* __restrict__ q,
+    float* __restrict__ scale,
+    Input<Config, bfloat16> x,
+    bfloat16* residual,
+    Input<Config, bfloat16> weight,
+    long long y_pitch,
+    long long q_pitch,
+    long long scale_pitch,
+    long long x_pitch,
+    long long residual_pitch,
+    int rows,
+    float eps,
+    float amax_min) {
+  using Team = typename Config::Team;
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  using Params = typename Config::Params;
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
+      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
+  constexpr bool kEarlyParams = Config::kEarlyParams;
+  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
+  constexpr int kGroup = Config::kGroup, kGroupVectors = kGroup / kVector,
+      kGroupStride = kThreadsPerRow / kGroupVectors;
   __shared__ typename Team::template Slots<Look1_efa7> look1_slots;
 
   const int lane = Team::lane();
   const int own = lane * kVector;  // the column of a thread's first vector
+  const int own_group = static_cast<unsigned>(lane) / kGroupVectors;  // the group of a thread's first vector
+  const bool leads_group = static_cast<unsigned>(lane) % kGroupVectors == 0;  // it writes what its group has
   const int slot = Team::slot();  // this thread's row within the block
   const int row = Team::tile() * kRowsPerBlock + slot;
 
@@ -730,8 +894,8 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_ddb8(
       Vec<float8_e4m3, kVector> q_vec;
       pack(q_vec, q_values);
       if (active) write<Store>(q_row + own + step * kStride, q_vec);
-      if (vector % kGroupVectors == 0 && active) {
-        scale_row[static_cast<long long>(vector / kGroupVectors) * scale_pitch] = scale_g;
+      if (leads_group && active) {
+        scale_row[static_cast<long long>(own_group + step * kGroupStride) * scale_pitch] = scale_g;
       }
     }
   }
@@ -742,10 +906,9 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_ddb8(
 // add_rmsnorm_to_fp8_group forward: a team of threads owns a row; each row is read once.
 // h takes the place of residual.
 // scale is column-major.
-// The last rows come first: of an input too large for L2 it still has these.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_b6b4(
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_d83b(
     bfloat16* __restrict__ y,
     float8_e4m3* __restrict__ q,
     float* __restrict__ scale,
@@ -770,11 +933,167 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_b6b4(
   constexpr bool kEarlyParams = Config::kEarlyParams;
   constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  constexpr int kGroup = Config::kGroup, kGroupVectors = kGroup / kVector;
+  constexpr int kGroup = Config::kGroup, kGroupVectors = kGroup / kVector,
+      kGroupStride = kThreadsPerRow / kGroupVectors;
+  __shared__ typename Team::template Slots<Look1_2b83> look1_slots;
+
+  const int lane = Team::lane();
+  const int own = lane * kVector;  // the column of a thread's first vector
+  const int own_group = static_cast<unsigned>(lane) / kGroupVectors;  // the group of a thread's first vector
+  const bool leads_group = static_cast<unsigned>(lane) % kGroupVectors == 0;  // it writes what its group has
+  const int slot = Team::slot();  // this thread's row within the block
+  const int row = Team::tile() * kRowsPerBlock + slot;
+
+  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const int valid_row = active ? row : rows - 1;
+  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
+  float8_e4m3* q_row = q + static_cast<long long>(valid_row) * q_pitch;
+  float* scale_row = scale + valid_row;
+  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+  bfloat16* residual_row = residual + static_cast<long long>(valid_row) * residual_pitch;
+
+  Params::to_l2(weight, kCols);
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
+
+  Vec<bfloat16, kVector> x_held[kSteps];
+  Vec<bfloat16, kVector> residual_held[kSteps];
+  Team::announce();
+
+  // The row of x and residual is read once and waits in registers; each thread reads back its own part.
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
+      residual_held[step] = read_first<kVector, Load>(residual_row + own + step * kStride);
+    }
+  }
+
+  Vec<bfloat16, kVector> weight_held[kSteps];
+  if (kEarlyParams) {
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        weight_held[step] = read<kVector>(weight + own + step * kStride);
+      }
+    }
+  }
+
+  Chain::at_loads();
+
+  Look1_2b83 look1 = {0.0f};
+  float look1_h_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+
+  // Look 1: sum(h**2)
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      float h_values[kVector];
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        const float residual_i = element(residual_held[step], i);
+        const float h_i = x_i + residual_i;
+        h_values[i] = h_i;
+        look1_h_squares[i % kRunningSums] += h_i * h_i;
+      }
+      Vec<bfloat16, kVector> h_vec;
+      pack(h_vec, h_values);
+      if (active) write<Store>(residual_row + own + step * kStride, h_vec);
+    }
+  }
+
+  look1.h_squares = sum_in_pairs(look1_h_squares);
+  Team::meet();
+  look1 = Team::reduce(look1, look1_slots);
+  const float row_rstd = rsqrtf(eps + divide_by_remainder(look1.h_squares, kCols, 1.0f / kCols));
+
+  // Last look: the outputs
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+      float y_values[kVector];
+      float q_values[kVector];
+      float y_kept[kVector];
+      float y_absmax_g = 0.0f;
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        const float residual_i = element(residual_held[step], i);
+        const float weight_i = element(weight_held[step], i);
+        const float h_i = x_i + residual_i;
+        const float y_i = h_i * row_rstd * weight_i;
+        y_kept[i] = y_i;
+        y_absmax_g = maximum(y_absmax_g, fabsf(y_i));
+      }
+      y_absmax_g = reduce_group<kGroupVectors, Maximum, kEven>(y_absmax_g);
+      const float scale_g = divide_by_remainder(maximum(amax_min, y_absmax_g), 448.0f, 1.0f / 448.0f);
+      const float scale_inverse_g = divide_by_remainder(1.0f, scale_g, reciprocal_approximate(scale_g));
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float y_i = y_kept[i];
+        y_values[i] = y_i;
+        q_values[i] = y_i * scale_inverse_g;
+      }
+      Vec<bfloat16, kVector> y_vec;
+      pack(y_vec, y_values);
+      if (active) write<Store>(y_row + own + step * kStride, y_vec);
+      Vec<float8_e4m3, kVector> q_vec;
+      pack(q_vec, q_values);
+      if (active) write<Store>(q_row + own + step * kStride, q_vec);
+      if (leads_group && active) {
+        scale_row[static_cast<long long>(own_group + step * kGroupStride) * scale_pitch] = scale_g;
+      }
+    }
+  }
+
+  Chain::at_end();
+}
+
+// add_rmsnorm_to_fp8_group forward: a team of threads owns a row; each row is read once.
+// h takes the place of residual.
+// scale is column-major.
+// The last rows come first: of an input too large for L2 it still has these.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_803f(
+    bfloat16* __restrict__ y,
+    float8_e4m3* __restrict__ q,
+    float* __restrict__ scale,
+    Input<Config, bfloat16> x,
+    bfloat16* residual,
+    Input<Config, bfloat16> weight,
+    long long y_pitch,
+    long long q_pitch,
+    long long scale_pitch,
+    long long x_pitch,
+    long long residual_pitch,
+    int rows,
+    float eps,
+    float amax_min) {
+  using Team = typename Config::Team;
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  using Params = typename Config::Params;
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
+      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
+  constexpr bool kEarlyParams = Config::kEarlyParams;
+  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
+  constexpr int kGroup = Config::kGroup, kGroupVectors = kGroup / kVector,
+      kGroupStride = kThreadsPerRow / kGroupVectors;
   __shared__ typename Team::template Slots<Look1_efa7> look1_slots;
 
   const int lane = Team::lane();
   const int own = lane * kVector;  // the column of a thread's first vector
+  const int own_group = static_cast<unsigned>(lane) / kGroupVectors;  // the group of a thread's first vector
+  const bool leads_group = static_cast<unsigned>(lane) % kGroupVectors == 0;  // it writes what its group has
   const int slot = Team::slot();  // this thread's row within the block
   const int row = ((rows - 1) / kRowsPerBlock - Team::tile()) * kRowsPerBlock + slot;
 
@@ -843,7 +1162,7 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_b6b4(
   look1.h_squares = sum_in_pairs(look1_h_squares);
   Team::meet();
   look1 = Team::reduce(look1, look1_slots);
-  const float row_rstd = rsqrtf(eps + divide_by_remainder(look1.h_squares, kCols, 1.0f / kCols));
+  const float row_rstd = rsqrtf(eps + look1.h_squares / kCols);
 
   // Last look: the outputs
   #pragma unroll
@@ -866,8 +1185,8 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_b6b4(
         y_absmax_g = maximum(y_absmax_g, fabsf(y_i));
       }
       y_absmax_g = reduce_group<kGroupVectors, Maximum, kEven>(y_absmax_g);
-      const float scale_g = divide_by_remainder(maximum(amax_min, y_absmax_g), 448.0f, 1.0f / 448.0f);
-      const float scale_inverse_g = divide_by_remainder(1.0f, scale_g, reciprocal_approximate(scale_g));
+      const float scale_g = maximum(amax_min, y_absmax_g) / 448.0f;
+      const float scale_inverse_g = 1.0f / scale_g;
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float y_i = y_kept[i];
@@ -880,8 +1199,8 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_b6b4(
       Vec<float8_e4m3, kVector> q_vec;
       pack(q_vec, q_values);
       if (active) write<Store>(q_row + own + step * kStride, q_vec);
-      if (vector % kGroupVectors == 0 && active) {
-        scale_row[static_cast<long long>(vector / kGroupVectors) * scale_pitch] = scale_g;
+      if (leads_group && active) {
+        scale_row[static_cast<long long>(own_group + step * kGroupStride) * scale_pitch] = scale_g;
       }
     }
   }
@@ -894,7 +1213,7 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_b6b4(
 // scale is column-major.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-add_rmsnorm_to_fp8_group_fwd_bf16_any_cols_team_per_row_3a46(
+add_rmsnorm_to_fp8_group_fwd_bf16_any_cols_team_per_row_31f0(
     bfloat16* __restrict__ y,
     float8_e4m3* __restrict__ q,
     float* __restrict__ scale,
@@ -916,11 +1235,13 @@ add_rmsnorm_to_fp8_group_fwd_bf16_any_cols_team_per_row_3a46(
   using Chain = typename Config::Chain;
   constexpr int kThreadsPerRow = Team::kSize, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
       kRunningSums = kVector < 4 ? kVector : 4, kUnroll = Config::kUnroll, kGroup = Config::kGroup,
-      kGroupVectors = kGroup / kVector;
+      kGroupVectors = kGroup / kVector, kGroupStride = kThreadsPerRow / kGroupVectors;
   __shared__ typename Team::template Slots<Look1_efa7> look1_slots;
 
   const int lane = Team::lane();
   const int own = lane * kVector;  // the column of a thread's first vector
+  const int own_group = static_cast<unsigned>(lane) / kGroupVectors;  // the group of a thread's first vector
+  const bool leads_group = static_cast<unsigned>(lane) % kGroupVectors == 0;  // it writes what its group has
   const int row = blockIdx.x;
   const int vectors = cols / kVector;
   const int steps = (vectors + kThreadsPerRow - 1) / kThreadsPerRow;
@@ -1006,8 +1327,8 @@ add_rmsnorm_to_fp8_group_fwd_bf16_any_cols_team_per_row_3a46(
       Vec<float8_e4m3, kVector> q_vec;
       pack(q_vec, q_values);
       write<Store>(q_row + own + step * kStride, q_vec);
-      if (vector % kGroupVectors == 0) {
-        scale_row[static_cast<long long>(vector / kGroupVectors) * scale_pitch] = scale_g;
+      if (leads_group) {
+        scale_row[static_cast<long long>(own_group + step * kGroupStride) * scale_pitch] = scale_g;
       }
     }
   }
@@ -1173,26 +1494,26 @@ struct Tuned {
 };
 inline constexpr Tuned kTuned[] = {
     {   1, 4096, 16, 0u, 0u, false, {{512},
-     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_ddb8<Cols4096_9d20>>}},
+     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_f3df<Cols4096_8fc8>>}},
     {  16, 4096, 16, 0u, 0u, false, {{512},
-     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_ddb8<Cols4096_9629>>}},
+     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_f3df<Cols4096_8fc8>>}},
     {  64, 4096, 16, 0u, 0u, false, {{512},
-     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_ddb8<Cols4096_9629>>}},
+     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_f3df<Cols4096_8fc8>>}},
     {4096, 4096, 16, 0u, 0u, false, {{256},
-     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_ddb8<Cols4096_8b29>>}},
-    {   1, 7168, 16, 0u, 0u, false, {{128, 1, false, 0, 0, 0, 8},
-     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_ddb8<Cols7168_ecd8>>}},
-    {  16, 7168, 16, 0u, 0u, false, {{128, 1, false, 0, 0, 0, 8},
-     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_ddb8<Cols7168_6614>>}},
+     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_c417<Cols4096_8b29>>}},
+    {   1, 7168, 16, 0u, 0u, false, {{512},
+     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_d83b<Cols7168_d899>>}},
+    {  16, 7168, 16, 0u, 0u, false, {{512},
+     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_d83b<Cols7168_d899>>}},
     {  64, 7168, 16, 0u, 0u, false, {{512},
-     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_ddb8<Cols7168_9642>>}},
-    {4096, 7168, 16, 0u, 0u, false, {{256},
-     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_b6b4<Cols7168_c6c8>>}},
+     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_d83b<Cols7168_bd6b>>}},
+    {4096, 7168, 16, 0u, 0u, false, {{256, 2},
+     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_803f<Cols7168_f833>>}},
 };
 
 // For any cols.
 inline constexpr Kernel kGeneral[] = {
-    {{256}, run_any_cols<add_rmsnorm_to_fp8_group_fwd_bf16_any_cols_team_per_row_3a46<AnyCols_848d>>},
+    {{256}, run_any_cols<add_rmsnorm_to_fp8_group_fwd_bf16_any_cols_team_per_row_31f0<AnyCols_848d>>},
 };
 
 // Bits of `absent`: 1u weight.

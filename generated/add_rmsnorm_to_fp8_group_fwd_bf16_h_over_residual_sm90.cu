@@ -18,16 +18,16 @@
 // verified  NVIDIA H200, driver for CUDA 13.0: 4 calls, 1 to 4096 rows, 20 families of rows, own pitches of y, q,
 //           scale, x, residual; any value passes in 0.0096 to 0.014 of the elements, which have no finite bound
 //
-//   rows x cols  kernel           threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
-//   1 x 4096     block_per_row    512      1           8       2.504     5.949 / 3.448  18    76.4 %   1.00x       1.988     fresh
-//   16 x 4096    block_per_row    512      1           8       2.304     5.949 / 3.648  260   70.9 %   1.01x       2.811     fresh
-//   64 x 4096    block_per_row    512      1           8       2.955     7.505 / 4.551  804   77.5 %   1.00x       3.049     fresh
-//   4096 x 4096  block_per_row    256      1           8       46.03     76.38 / 30.36  3292  112.3 %  1.01x       39.7      fresh
-//   1 x 7168     cluster_per_row  128      1           8       2.845     6.745 / 3.901  28    60.0 %   1.16x       2.812     fresh
-//   16 x 7168    cluster_per_row  128      1           8       3.181     7.63 / 4.452   330   64.2 %   1.12x       2.965     fresh
-//   64 x 7168    block_per_row    1024     1           8       3.305     7.359 / 4.057  1258  61.9 %   1.01x       4.039     fresh
-//   4096 x 7168  block_per_row    512      1           8       67.8      136.1 / 68.11  3911  99.9 %   1.04x       67.96     fresh
-//   (any other)  block_per_row    256      1           4       -         -              -     -        -           -         not tuned
+//   rows x cols  kernel         threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
+//   1 x 4096     block_per_row  512      1           8       2.332     5.714 / 3.381  19    83.1 %   1.00x       2.104     fresh
+//   16 x 4096    block_per_row  512      1           8       2.459     6.748 / 4.284  244   80.0 %   1.00x       2.528     fresh
+//   64 x 4096    block_per_row  512      1           8       2.724     7.178 / 4.456  872   84.7 %   1.00x       2.77      fresh
+//   4096 x 4096  block_per_row  128      1           8       46.1      77.29 / 31.18  3287  95.6 %   1.00x       40.17     fresh
+//   1 x 7168     block_per_row  512      1           8       2.737     6.785 / 4.048  29    56.0 %   1.00x       2.78      fresh
+//   16 x 7168    block_per_row  512      1           8       3.003     7.389 / 4.381  350   67.3 %   1.00x       3.098     fresh
+//   64 x 7168    block_per_row  512      1           8       3.119     7.863 / 4.744  1333  76.6 %   1.01x       3.544     fresh
+//   4096 x 7168  block_per_row  128      1           8       64.29     133.3 / 69.01  4124  95.3 %   1.00x       67.77     fresh
+//   (any other)  block_per_row  256      1           4       -         -              -     -        -           -         not tuned
 //
 // times     price: what the kernel adds to a chain of a kernel that writes its main input and one that reads its
 //           outputs; chain: with / without the kernel; fresh: all but the main input comes from DRAM
@@ -57,12 +57,12 @@ struct __nv_bfloat16;  // cuda_bf16.h has it, and takes as long to compile as cu
 struct __nv_fp8_e4m3;  // cuda_fp8.h has it, and takes as long to compile as cuda_runtime.h
 #endif
 
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
-#error "add_rmsnorm_to_fp8_group_fwd_bf16_h_over_residual needs sm_90 or newer: compile with -arch=sm_90"
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 890
+#error "add_rmsnorm_to_fp8_group_fwd_bf16_h_over_residual needs sm_89 or newer: compile with -arch=sm_90"
 #endif
 
 namespace normgen {
-namespace sm90 {  // the GPU these shapes were tuned on; the code itself runs on sm_90 and newer
+namespace sm90 {  // the GPU these shapes were tuned on; the code itself runs on sm_89 and newer
 namespace add_rmsnorm_to_fp8_group_fwd_bf16_h_over_residual_detail {
 
 // Parameters are on their way from DRAM to L2 while the kernel waits for its rows. The first block asks for all `count`
@@ -108,91 +108,6 @@ __device__ __forceinline__ unsigned floats_to_bfloat162(float low, float high) {
   return float_to_bfloat16(low) | (static_cast<unsigned>(float_to_bfloat16(high)) << 16);
 #endif
 }
-
-// This block's rank in its cluster.
-__device__ __forceinline__ unsigned cluster_rank() {
-  unsigned rank;
-  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  return rank;
-}
-
-// All threads of all blocks of a cluster arrive, then wait. What a thread wrote before it arrived, the others see after
-// they have waited.
-__device__ __forceinline__ void cluster_arrive() {
-  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-}
-// As above, where a thread has written nothing that others wait for: no fence.
-__device__ __forceinline__ void cluster_arrive_relaxed() {
-  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
-}
-__device__ __forceinline__ void cluster_wait() {
-  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-
-// Where block `rank` of the cluster has the shared variable `own`.
-template <typename T>
-__device__ __forceinline__ unsigned cluster_address(const T* own, unsigned rank) {
-  unsigned remote;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;"
-      : "=r"(remote) : "r"(static_cast<unsigned>(__cvta_generic_to_shared(own))), "r"(rank));
-  return remote;
-}
-
-// Writes `value` to where block `rank` of the cluster has the shared variable `own`.
-template <typename T>
-__device__ __forceinline__ void cluster_store(T* own, unsigned rank, const T& value) {
-  const unsigned remote = cluster_address(own, rank);
-  const float* words = reinterpret_cast<const float*>(&value);
-  #pragma unroll
-  for (unsigned i = 0; i < sizeof(T) / 4; ++i) {
-    asm volatile("st.shared::cluster.f32 [%0], %1;" :: "r"(remote + 4 * i), "f"(words[i]) : "memory");
-  }
-}
-
-// Programmatic dependent launch: wait until the kernel before this one has ended and its writes are visible.
-__device__ __forceinline__ void dependency_wait() {
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-}
-
-// Programmatic dependent launch: let the kernel behind this one start as soon as blocks leave room.
-__device__ __forceinline__ void dependency_trigger() {
-  asm volatile("griddepcontrol.launch_dependents;");
-}
-
-// A load whose lines L2 keeps by `policy` (ld.global.L2::cache_hint: sm_80).
-template <int kBytes>
-__device__ __forceinline__ void load_by_policy(const void* address, unsigned* bits, unsigned long long policy) {
-  if constexpr (kBytes == 16) {
-    asm("ld.global.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
-        : "=r"(bits[0]), "=r"(bits[1]), "=r"(bits[2]), "=r"(bits[3]) : "l"(address), "l"(policy));
-  } else if constexpr (kBytes == 8) {
-    asm("ld.global.L2::cache_hint.v2.u32 {%0, %1}, [%2], %3;"
-        : "=r"(bits[0]), "=r"(bits[1]) : "l"(address), "l"(policy));
-  } else if constexpr (kBytes == 4) {
-    asm("ld.global.L2::cache_hint.u32 %0, [%1], %2;" : "=r"(bits[0]) : "l"(address), "l"(policy));
-  } else {
-    unsigned short half;
-    if constexpr (kBytes == 2) {
-      asm("ld.global.L2::cache_hint.u16 %0, [%1], %2;" : "=h"(half) : "l"(address), "l"(policy));
-    } else {
-      asm("ld.global.L2::cache_hint.u8 %0, [%1], %2;" : "=h"(half) : "l"(address), "l"(policy));
-    }
-    bits[0] = half;
-  }
-}
-
-// Last to leave L2 (createpolicy: sm_80).
-struct EvictLast {
-  static __device__ __forceinline__ unsigned long long l2_policy() {
-    unsigned long long policy;
-    asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
-    return policy;
-  }
-  template <int kBytes>
-  static __device__ __forceinline__ void load(const void* address, unsigned* bits) {
-    load_by_policy<kBytes>(address, bits, l2_policy());
-  }
-};
 
 // IEEE 754-2019 maximum and minimum: unlike fmaxf and fminf they return NaN when either operand is NaN.
 __device__ __forceinline__ float maximum(float a, float b) {
@@ -275,6 +190,14 @@ struct NoAllocate {
 // The bits have been read: no store that follows moves ahead of it, and what read them not behind it. To the compiler a
 // load with a cache hint is a function of the address alone.
 __device__ __forceinline__ void settled(unsigned& bits) { asm volatile("" : "+r"(bits) :: "memory"); }
+
+// 1 / x by the hardware's reciprocal: off by 1 unit in the last place at most; 0 where that is subnormal,
+// an infinity where x is.
+__device__ __forceinline__ float reciprocal_approximate(float x) {
+  float value;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(value) : "f"(x));
+  return value;
+}
 
 // The widest type that memory of that many bytes is accessed as, and its bits in registers.
 template <int kBytes> struct WordOf { using type = uint4; };
@@ -428,55 +351,47 @@ struct Block : Threads<kThreadsPerRow, 1> {
   }
 };
 
-// The blocks of a cluster are a team. Every warp leaves its state in each block, then every warp combines all of them:
-// one barrier. A block may write to another only once that one has started.
-template <int kBlocks, int kBlockThreads>
-struct ClusterTeam : Threads<kBlocks * kBlockThreads, 1> {
-  enum : int { kWarps = kBlockThreads / 32, kStates = kWarps * kBlocks };
-  static __device__ __forceinline__ int lane() { return cluster_rank() * kBlockThreads + threadIdx.x; }
-  static __device__ __forceinline__ unsigned tile() { return blockIdx.x / kBlocks; }
-  static __device__ __forceinline__ void announce() { cluster_arrive_relaxed(); }
-  static __device__ __forceinline__ void meet() { cluster_wait(); }
-  template <typename State> using Slots = State[kStates];
+// Shared memory for the states of kStates warps, read four floats at once.
+template <int kStates, typename State>
+struct alignas(16) StatesOfWarps {
+  State states[kStates];
+};
+
+// States kFirst to kFirst + kCount - 1 combined in pairs: as few steps one behind the other as a tree has levels.
+template <int kFirst, int kCount, typename State>
+__device__ __forceinline__ State combine_in_pairs(const State* states) {
+  if constexpr (kCount == 1) {
+    return states[kFirst];
+  } else {
+    constexpr int kHalf = kCount / 2;
+    return State::combine(combine_in_pairs<kFirst, kHalf>(states),
+                          combine_in_pairs<kFirst + kHalf, kCount - kHalf>(states));
+  }
+}
+
+// A block is a team. Warps first, then every thread reads the states of all warps, which shared memory broadcasts. One
+// read and a few additions behind each other wait less than the shuffles of a Block.
+template <int kThreadsPerRow>
+struct BroadcastBlock : Threads<kThreadsPerRow, 1> {
+  enum : int { kWarps = kThreadsPerRow / 32 };
+  template <typename State> using Slots = StatesOfWarps<kWarps, State>;
   template <typename State>
-  static __device__ __forceinline__ State reduce(State s, State (&slots)[kStates]) {
-    s = reduce_lanes<32>(s);
-    const unsigned lane = threadIdx.x % 32;
-    if (lane < kBlocks) cluster_store(slots + cluster_rank() * kWarps + threadIdx.x / 32, lane, s);
-    cluster_arrive();
-    cluster_wait();
-    return reduce_lanes<lanes_for(kStates)>(share_of_slots<kStates>(slots));
+  static __device__ __forceinline__ State reduce(State s, StatesOfWarps<kWarps, State>& slots) {
+    s = State::of_warp(s);
+    if (threadIdx.x % 32 == 0) slots.states[threadIdx.x / 32] = s;
+    __syncthreads();
+    return combine_in_pairs<0, kWarps>(slots.states);
   }
 };
 
-// How a kernel and its neighbours in the stream overlap: not at all.
-// wait              before the first access to what the kernels in front write, or still read
-// wait_for_partner  in a call's second kernel, before the first access to what the first one writes
-// at_...            here the kernel behind this one may start: it takes the place of blocks as they end
-// Pointer           to what is only read: while kernels in front may still write it, it is not `__restrict__`, by which
-//                   the compiler would read it through the non-coherent cache and move loads over a wait
-struct InOrder {
-  template <typename T> using Pointer = const T* __restrict__;
-  static __device__ __forceinline__ void wait() {}
-  static __device__ __forceinline__ void wait_for_partner() {}
-  static __device__ __forceinline__ void at_start() {}
-  static __device__ __forceinline__ void at_loads() {}
-  static __device__ __forceinline__ void at_end() {}
-};
-
-template <class Config, typename T> using Input = typename Config::Chain::template Pointer<T>;
-
-// Starts while the kernel in front still runs (programmatic dependent launch).
-struct Early : InOrder {
-  template <typename T> using Pointer = const T*;
-  static __device__ __forceinline__ void wait() { dependency_wait(); }
-  static __device__ __forceinline__ void wait_for_partner() { dependency_wait(); }
-};
-
-// As Early; the next kernel may start once this one has asked for its rows.
-struct EarlyAtLoads : Early {
-  static __device__ __forceinline__ void at_loads() { dependency_trigger(); }
-};
+// a / b, inverse being 1 / b: the product and what it leaves of a, times the inverse once more. An IEEE division gives
+// the same but for a few ties and subnormals, in twice as many instructions. Where b is an infinity, or the product or
+// the inverse overflow, what is left is not finite, and the product is right.
+__device__ __forceinline__ float divide_by_remainder(float a, float b, float inverse) {
+  const float product = a * inverse;
+  const float left = fmaf(-product, b, a);
+  return fabsf(left) <= 3.402823466e38f ? fmaf(left, inverse, product) : product;
+}
 
 // N elements that all have that value.
 template <typename T, int N>
@@ -507,6 +422,23 @@ __device__ __forceinline__ void pack(Vec<float8_e4m3, N>& vec, const float (&val
     }
   }
 }
+
+// How a kernel and its neighbours in the stream overlap: not at all.
+// wait              before the first access to what the kernels in front write, or still read
+// wait_for_partner  in a call's second kernel, before the first access to what the first one writes
+// at_...            here the kernel behind this one may start: it takes the place of blocks as they end
+// Pointer           to what is only read: while kernels in front may still write it, it is not `__restrict__`, by which
+//                   the compiler would read it through the non-coherent cache and move loads over a wait
+struct InOrder {
+  template <typename T> using Pointer = const T* __restrict__;
+  static __device__ __forceinline__ void wait() {}
+  static __device__ __forceinline__ void wait_for_partner() {}
+  static __device__ __forceinline__ void at_start() {}
+  static __device__ __forceinline__ void at_loads() {}
+  static __device__ __forceinline__ void at_end() {}
+};
+
+template <class Config, typename T> using Input = typename Config::Chain::template Pointer<T>;
 
 // Parameters are read in their turn.
 struct InTurn {
@@ -593,30 +525,38 @@ __device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
 // kEven          all threads own kSteps of them
 // kGroup         columns
 // kGroupVectors  lanes that own one
+// kGroupStride   groups from one vector of a thread to its next
 // kUnroll        steps that a loop does in a trip
-struct Cols4096_0d71 : Plain { using Team = Block<512>; using Load = EvictLast; using Params = Ahead;
-  enum : int { kCols = 4096, kThreads = 512, kVector = 8, kEarlyParams = 1, kGroup = 128 };
+struct Cols4096_8fc8 : Plain { using Team = BroadcastBlock<512>; using Params = Ahead;
+  enum : int { kCols = 4096, kThreads = 512, kVector = 8, kEarlyParams = 1, kGroup = 128, kBlocksPerSm = 1 };
 };
-struct Cols4096_9629 : Plain { using Team = Block<512>; using Load = NoAllocate;
-  enum : int { kCols = 4096, kThreads = 512, kVector = 8, kEarlyParams = 0, kGroup = 128 };
+struct Cols4096_d7f7 : Plain { using Team = Block<128>; using Load = NoAllocate; using Store = Streaming;
+  enum : int { kCols = 4096, kThreads = 128, kVector = 8, kEarlyParams = 1, kGroup = 128 };
 };
-struct Cols4096_2128 : Plain { using Team = Block<256>; using Load = NoAllocate; using Store = Streaming; using Chain = EarlyAtLoads;
-  enum : int { kCols = 4096, kThreads = 256, kVector = 8, kEarlyParams = 1, kGroup = 128 };
+struct Cols7168_d899 : Plain { using Team = BroadcastBlock<512>; using Params = Ahead;
+  enum : int { kCols = 7168, kThreads = 512, kVector = 8, kEarlyParams = 1, kGroup = 128, kBlocksPerSm = 1 };
 };
-struct Cols7168_ecd8 : Plain { using Team = ClusterTeam<8, 128>;
+struct Cols7168_bd6b : Plain { using Team = BroadcastBlock<512>;
+  enum : int { kCols = 7168, kThreads = 512, kVector = 8, kEarlyParams = 1, kGroup = 128, kBlocksPerSm = 1 };
+};
+struct Cols7168_a353 : Plain { using Team = Block<128>;
   enum : int { kCols = 7168, kThreads = 128, kVector = 8, kEarlyParams = 1, kGroup = 128 };
-};
-struct Cols7168_6614 : Plain { using Team = ClusterTeam<8, 128>; using Load = NoAllocate;
-  enum : int { kCols = 7168, kThreads = 128, kVector = 8, kEarlyParams = 1, kGroup = 128 };
-};
-struct Cols7168_2044 : Plain { using Team = Block<1024>; using Load = NoAllocate;
-  enum : int { kCols = 7168, kThreads = 1024, kVector = 8, kEarlyParams = 0, kGroup = 128 };
-};
-struct Cols7168_f45a : Plain { using Team = Block<512>; using Load = NoAllocate; using Store = Streaming; using Chain = EarlyAtLoads;
-  enum : int { kCols = 7168, kThreads = 512, kVector = 8, kEarlyParams = 1, kGroup = 128 };
 };
 struct AnyCols_848d : Plain { using Team = Block<256>;
   enum : int { kThreads = 256, kVector = 4, kUnroll = 1, kGroup = 128 };
+};
+
+struct Look1_2b83 {  // state of look 1: sum(h**2)
+  float h_squares;
+  static __device__ __forceinline__ Look1_2b83 combine(const Look1_2b83& a, const Look1_2b83& b) {
+    return {a.h_squares + b.h_squares};
+  }
+  static __device__ __forceinline__ Look1_2b83 shuffle_xor(const Look1_2b83& s, int offset, unsigned mask) {
+    return {__shfl_xor_sync(mask, s.h_squares, offset)};
+  }
+  static __device__ __forceinline__ Look1_2b83 of_warp(const Look1_2b83& s) {
+    return reduce_lanes<32>(s);
+  }
 };
 
 struct Look1_efa7 {  // state of look 1: sum(h**2)
@@ -632,8 +572,8 @@ struct Look1_efa7 {  // state of look 1: sum(h**2)
 // add_rmsnorm_to_fp8_group forward: a team of threads owns a row; each row is read once.
 // h takes the place of residual.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_7b44(
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_9ad5(
     bfloat16* __restrict__ y,
     float8_e4m3* __restrict__ q,
     float* __restrict__ scale,
@@ -658,11 +598,165 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_7b44(
   constexpr bool kEarlyParams = Config::kEarlyParams;
   constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  constexpr int kGroup = Config::kGroup, kGroupVectors = kGroup / kVector;
+  constexpr int kGroup = Config::kGroup, kGroupVectors = kGroup / kVector,
+      kGroupStride = kThreadsPerRow / kGroupVectors;
+  __shared__ typename Team::template Slots<Look1_2b83> look1_slots;
+
+  const int lane = Team::lane();
+  const int own = lane * kVector;  // the column of a thread's first vector
+  const int own_group = static_cast<unsigned>(lane) / kGroupVectors;  // the group of a thread's first vector
+  const bool leads_group = static_cast<unsigned>(lane) % kGroupVectors == 0;  // it writes what its group has
+  const int slot = Team::slot();  // this thread's row within the block
+  const int row = Team::tile() * kRowsPerBlock + slot;
+
+  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const int valid_row = active ? row : rows - 1;
+  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
+  float8_e4m3* q_row = q + static_cast<long long>(valid_row) * q_pitch;
+  float* scale_row = scale + static_cast<long long>(valid_row) * scale_pitch;
+  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+  bfloat16* residual_row = residual + static_cast<long long>(valid_row) * residual_pitch;
+
+  Params::to_l2(weight, kCols);
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
+
+  Vec<bfloat16, kVector> x_held[kSteps];
+  Vec<bfloat16, kVector> residual_held[kSteps];
+  Team::announce();
+
+  // The row of x and residual is read once and waits in registers; each thread reads back its own part.
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
+      residual_held[step] = read_first<kVector, Load>(residual_row + own + step * kStride);
+    }
+  }
+
+  Vec<bfloat16, kVector> weight_held[kSteps];
+  if (kEarlyParams) {
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        weight_held[step] = read<kVector>(weight + own + step * kStride);
+      }
+    }
+  }
+
+  Chain::at_loads();
+
+  Look1_2b83 look1 = {0.0f};
+  float look1_h_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+
+  // Look 1: sum(h**2)
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      float h_values[kVector];
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        const float residual_i = element(residual_held[step], i);
+        const float h_i = x_i + residual_i;
+        h_values[i] = h_i;
+        look1_h_squares[i % kRunningSums] += h_i * h_i;
+      }
+      Vec<bfloat16, kVector> h_vec;
+      pack(h_vec, h_values);
+      if (active) write<Store>(residual_row + own + step * kStride, h_vec);
+    }
+  }
+
+  look1.h_squares = sum_in_pairs(look1_h_squares);
+  Team::meet();
+  look1 = Team::reduce(look1, look1_slots);
+  const float row_rstd = rsqrtf(eps + look1.h_squares / kCols);
+
+  // Last look: the outputs
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+      float y_values[kVector];
+      float q_values[kVector];
+      float y_kept[kVector];
+      float y_absmax_g = 0.0f;
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        const float residual_i = element(residual_held[step], i);
+        const float weight_i = element(weight_held[step], i);
+        const float h_i = x_i + residual_i;
+        const float y_i = h_i * row_rstd * weight_i;
+        y_kept[i] = y_i;
+        y_absmax_g = maximum(y_absmax_g, fabsf(y_i));
+      }
+      y_absmax_g = reduce_group<kGroupVectors, Maximum, kEven>(y_absmax_g);
+      const float scale_g = divide_by_remainder(maximum(amax_min, y_absmax_g), 448.0f, 1.0f / 448.0f);
+      const float scale_inverse_g = divide_by_remainder(1.0f, scale_g, reciprocal_approximate(scale_g));
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float y_i = y_kept[i];
+        y_values[i] = y_i;
+        q_values[i] = y_i * scale_inverse_g;
+      }
+      Vec<bfloat16, kVector> y_vec;
+      pack(y_vec, y_values);
+      if (active) write<Store>(y_row + own + step * kStride, y_vec);
+      Vec<float8_e4m3, kVector> q_vec;
+      pack(q_vec, q_values);
+      if (active) write<Store>(q_row + own + step * kStride, q_vec);
+      if (leads_group && active) {
+        scale_row[own_group + step * kGroupStride] = scale_g;
+      }
+    }
+  }
+
+  Chain::at_end();
+}
+
+// add_rmsnorm_to_fp8_group forward: a team of threads owns a row; each row is read once.
+// h takes the place of residual.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_8c68(
+    bfloat16* __restrict__ y,
+    float8_e4m3* __restrict__ q,
+    float* __restrict__ scale,
+    Input<Config, bfloat16> x,
+    bfloat16* residual,
+    Input<Config, bfloat16> weight,
+    long long y_pitch,
+    long long q_pitch,
+    long long scale_pitch,
+    long long x_pitch,
+    long long residual_pitch,
+    int rows,
+    float eps,
+    float amax_min) {
+  using Team = typename Config::Team;
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  using Params = typename Config::Params;
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
+      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
+  constexpr bool kEarlyParams = Config::kEarlyParams;
+  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
+  constexpr int kGroup = Config::kGroup, kGroupVectors = kGroup / kVector,
+      kGroupStride = kThreadsPerRow / kGroupVectors;
   __shared__ typename Team::template Slots<Look1_efa7> look1_slots;
 
   const int lane = Team::lane();
   const int own = lane * kVector;  // the column of a thread's first vector
+  const int own_group = static_cast<unsigned>(lane) / kGroupVectors;  // the group of a thread's first vector
+  const bool leads_group = static_cast<unsigned>(lane) % kGroupVectors == 0;  // it writes what its group has
   const int slot = Team::slot();  // this thread's row within the block
   const int row = Team::tile() * kRowsPerBlock + slot;
 
@@ -768,8 +862,311 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_7b44(
       Vec<float8_e4m3, kVector> q_vec;
       pack(q_vec, q_values);
       if (active) write<Store>(q_row + own + step * kStride, q_vec);
-      if (vector % kGroupVectors == 0 && active) {
-        scale_row[vector / kGroupVectors] = scale_g;
+      if (leads_group && active) {
+        scale_row[own_group + step * kGroupStride] = scale_g;
+      }
+    }
+  }
+
+  Chain::at_end();
+}
+
+// add_rmsnorm_to_fp8_group forward: a team of threads owns a row; each row is read once.
+// h takes the place of residual.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_e761(
+    bfloat16* __restrict__ y,
+    float8_e4m3* __restrict__ q,
+    float* __restrict__ scale,
+    Input<Config, bfloat16> x,
+    bfloat16* residual,
+    Input<Config, bfloat16> weight,
+    long long y_pitch,
+    long long q_pitch,
+    long long scale_pitch,
+    long long x_pitch,
+    long long residual_pitch,
+    int rows,
+    float eps,
+    float amax_min) {
+  using Team = typename Config::Team;
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  using Params = typename Config::Params;
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
+      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
+  constexpr bool kEarlyParams = Config::kEarlyParams;
+  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
+  constexpr int kGroup = Config::kGroup, kGroupVectors = kGroup / kVector,
+      kGroupStride = kThreadsPerRow / kGroupVectors;
+  __shared__ typename Team::template Slots<Look1_2b83> look1_slots;
+
+  const int lane = Team::lane();
+  const int own = lane * kVector;  // the column of a thread's first vector
+  const int own_group = static_cast<unsigned>(lane) / kGroupVectors;  // the group of a thread's first vector
+  const bool leads_group = static_cast<unsigned>(lane) % kGroupVectors == 0;  // it writes what its group has
+  const int slot = Team::slot();  // this thread's row within the block
+  const int row = Team::tile() * kRowsPerBlock + slot;
+
+  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const int valid_row = active ? row : rows - 1;
+  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
+  float8_e4m3* q_row = q + static_cast<long long>(valid_row) * q_pitch;
+  float* scale_row = scale + static_cast<long long>(valid_row) * scale_pitch;
+  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+  bfloat16* residual_row = residual + static_cast<long long>(valid_row) * residual_pitch;
+
+  Params::to_l2(weight, kCols);
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
+
+  Vec<bfloat16, kVector> x_held[kSteps];
+  Vec<bfloat16, kVector> residual_held[kSteps];
+  Team::announce();
+
+  // The row of x and residual is read once and waits in registers; each thread reads back its own part.
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
+      residual_held[step] = read_first<kVector, Load>(residual_row + own + step * kStride);
+    }
+  }
+
+  Vec<bfloat16, kVector> weight_held[kSteps];
+  if (kEarlyParams) {
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        weight_held[step] = read<kVector>(weight + own + step * kStride);
+      }
+    }
+  }
+
+  Chain::at_loads();
+
+  Look1_2b83 look1 = {0.0f};
+  float look1_h_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+
+  // Look 1: sum(h**2)
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      float h_values[kVector];
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        const float residual_i = element(residual_held[step], i);
+        const float h_i = x_i + residual_i;
+        h_values[i] = h_i;
+        look1_h_squares[i % kRunningSums] += h_i * h_i;
+      }
+      Vec<bfloat16, kVector> h_vec;
+      pack(h_vec, h_values);
+      if (active) write<Store>(residual_row + own + step * kStride, h_vec);
+    }
+  }
+
+  look1.h_squares = sum_in_pairs(look1_h_squares);
+  Team::meet();
+  look1 = Team::reduce(look1, look1_slots);
+  const float row_rstd = rsqrtf(eps + divide_by_remainder(look1.h_squares, kCols, 1.0f / kCols));
+
+  // Last look: the outputs
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+      float y_values[kVector];
+      float q_values[kVector];
+      float y_kept[kVector];
+      float y_absmax_g = 0.0f;
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        const float residual_i = element(residual_held[step], i);
+        const float weight_i = element(weight_held[step], i);
+        const float h_i = x_i + residual_i;
+        const float y_i = h_i * row_rstd * weight_i;
+        y_kept[i] = y_i;
+        y_absmax_g = maximum(y_absmax_g, fabsf(y_i));
+      }
+      y_absmax_g = reduce_group<kGroupVectors, Maximum, kEven>(y_absmax_g);
+      const float scale_g = divide_by_remainder(maximum(amax_min, y_absmax_g), 448.0f, 1.0f / 448.0f);
+      const float scale_inverse_g = divide_by_remainder(1.0f, scale_g, reciprocal_approximate(scale_g));
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float y_i = y_kept[i];
+        y_values[i] = y_i;
+        q_values[i] = y_i * scale_inverse_g;
+      }
+      Vec<bfloat16, kVector> y_vec;
+      pack(y_vec, y_values);
+      if (active) write<Store>(y_row + own + step * kStride, y_vec);
+      Vec<float8_e4m3, kVector> q_vec;
+      pack(q_vec, q_values);
+      if (active) write<Store>(q_row + own + step * kStride, q_vec);
+      if (leads_group && active) {
+        scale_row[own_group + step * kGroupStride] = scale_g;
+      }
+    }
+  }
+
+  Chain::at_end();
+}
+
+// add_rmsnorm_to_fp8_group forward: a team of threads owns a row; each row is read once.
+// h takes the place of residual.
+// The last rows come first: of an input too large for L2 it still has these.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_4c7e(
+    bfloat16* __restrict__ y,
+    float8_e4m3* __restrict__ q,
+    float* __restrict__ scale,
+    Input<Config, bfloat16> x,
+    bfloat16* residual,
+    Input<Config, bfloat16> weight,
+    long long y_pitch,
+    long long q_pitch,
+    long long scale_pitch,
+    long long x_pitch,
+    long long residual_pitch,
+    int rows,
+    float eps,
+    float amax_min) {
+  using Team = typename Config::Team;
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  using Params = typename Config::Params;
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
+      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
+  constexpr bool kEarlyParams = Config::kEarlyParams;
+  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
+  constexpr int kGroup = Config::kGroup, kGroupVectors = kGroup / kVector,
+      kGroupStride = kThreadsPerRow / kGroupVectors;
+  __shared__ typename Team::template Slots<Look1_efa7> look1_slots;
+
+  const int lane = Team::lane();
+  const int own = lane * kVector;  // the column of a thread's first vector
+  const int own_group = static_cast<unsigned>(lane) / kGroupVectors;  // the group of a thread's first vector
+  const bool leads_group = static_cast<unsigned>(lane) % kGroupVectors == 0;  // it writes what its group has
+  const int slot = Team::slot();  // this thread's row within the block
+  const int row = ((rows - 1) / kRowsPerBlock - Team::tile()) * kRowsPerBlock + slot;
+
+  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const int valid_row = active ? row : rows - 1;
+  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
+  float8_e4m3* q_row = q + static_cast<long long>(valid_row) * q_pitch;
+  float* scale_row = scale + static_cast<long long>(valid_row) * scale_pitch;
+  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+  bfloat16* residual_row = residual + static_cast<long long>(valid_row) * residual_pitch;
+
+  Params::to_l2(weight, kCols);
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
+
+  Vec<bfloat16, kVector> x_held[kSteps];
+  Vec<bfloat16, kVector> residual_held[kSteps];
+  Team::announce();
+
+  // The row of x and residual is read once and waits in registers; each thread reads back its own part.
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
+      residual_held[step] = read_first<kVector, Load>(residual_row + own + step * kStride);
+    }
+  }
+
+  Vec<bfloat16, kVector> weight_held[kSteps];
+  if (kEarlyParams) {
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        weight_held[step] = read<kVector>(weight + own + step * kStride);
+      }
+    }
+  }
+
+  Chain::at_loads();
+
+  Look1_efa7 look1 = {0.0f};
+  float look1_h_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+
+  // Look 1: sum(h**2)
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      float h_values[kVector];
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        const float residual_i = element(residual_held[step], i);
+        const float h_i = x_i + residual_i;
+        h_values[i] = h_i;
+        look1_h_squares[i % kRunningSums] += h_i * h_i;
+      }
+      Vec<bfloat16, kVector> h_vec;
+      pack(h_vec, h_values);
+      if (active) write<Store>(residual_row + own + step * kStride, h_vec);
+    }
+  }
+
+  look1.h_squares = sum_in_pairs(look1_h_squares);
+  Team::meet();
+  look1 = Team::reduce(look1, look1_slots);
+  const float row_rstd = rsqrtf(eps + look1.h_squares / kCols);
+
+  // Last look: the outputs
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+      float y_values[kVector];
+      float q_values[kVector];
+      float y_kept[kVector];
+      float y_absmax_g = 0.0f;
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        const float residual_i = element(residual_held[step], i);
+        const float weight_i = element(weight_held[step], i);
+        const float h_i = x_i + residual_i;
+        const float y_i = h_i * row_rstd * weight_i;
+        y_kept[i] = y_i;
+        y_absmax_g = maximum(y_absmax_g, fabsf(y_i));
+      }
+      y_absmax_g = reduce_group<kGroupVectors, Maximum, kEven>(y_absmax_g);
+      const float scale_g = maximum(amax_min, y_absmax_g) / 448.0f;
+      const float scale_inverse_g = 1.0f / scale_g;
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float y_i = y_kept[i];
+        y_values[i] = y_i;
+        q_values[i] = y_i * scale_inverse_g;
+      }
+      Vec<bfloat16, kVector> y_vec;
+      pack(y_vec, y_values);
+      if (active) write<Store>(y_row + own + step * kStride, y_vec);
+      Vec<float8_e4m3, kVector> q_vec;
+      pack(q_vec, q_values);
+      if (active) write<Store>(q_row + own + step * kStride, q_vec);
+      if (leads_group && active) {
+        scale_row[own_group + step * kGroupStride] = scale_g;
       }
     }
   }
@@ -781,7 +1178,7 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_7b44(
 // h takes the place of residual.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-add_rmsnorm_to_fp8_group_fwd_bf16_any_cols_team_per_row_487c(
+add_rmsnorm_to_fp8_group_fwd_bf16_any_cols_team_per_row_16fb(
     bfloat16* __restrict__ y,
     float8_e4m3* __restrict__ q,
     float* __restrict__ scale,
@@ -803,11 +1200,13 @@ add_rmsnorm_to_fp8_group_fwd_bf16_any_cols_team_per_row_487c(
   using Chain = typename Config::Chain;
   constexpr int kThreadsPerRow = Team::kSize, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
       kRunningSums = kVector < 4 ? kVector : 4, kUnroll = Config::kUnroll, kGroup = Config::kGroup,
-      kGroupVectors = kGroup / kVector;
+      kGroupVectors = kGroup / kVector, kGroupStride = kThreadsPerRow / kGroupVectors;
   __shared__ typename Team::template Slots<Look1_efa7> look1_slots;
 
   const int lane = Team::lane();
   const int own = lane * kVector;  // the column of a thread's first vector
+  const int own_group = static_cast<unsigned>(lane) / kGroupVectors;  // the group of a thread's first vector
+  const bool leads_group = static_cast<unsigned>(lane) % kGroupVectors == 0;  // it writes what its group has
   const int row = blockIdx.x;
   const int vectors = cols / kVector;
   const int steps = (vectors + kThreadsPerRow - 1) / kThreadsPerRow;
@@ -893,8 +1292,8 @@ add_rmsnorm_to_fp8_group_fwd_bf16_any_cols_team_per_row_487c(
       Vec<float8_e4m3, kVector> q_vec;
       pack(q_vec, q_values);
       write<Store>(q_row + own + step * kStride, q_vec);
-      if (vector % kGroupVectors == 0) {
-        scale_row[vector / kGroupVectors] = scale_g;
+      if (leads_group) {
+        scale_row[own_group + step * kGroupStride] = scale_g;
       }
     }
   }
@@ -1060,26 +1459,26 @@ struct Tuned {
 };
 inline constexpr Tuned kTuned[] = {
     {   1, 4096, 16, 0u, 0u, false, {{512},
-     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_7b44<Cols4096_0d71>>}},
+     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_9ad5<Cols4096_8fc8>>}},
     {  16, 4096, 16, 0u, 0u, false, {{512},
-     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_7b44<Cols4096_9629>>}},
+     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_9ad5<Cols4096_8fc8>>}},
     {  64, 4096, 16, 0u, 0u, false, {{512},
-     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_7b44<Cols4096_9629>>}},
-    {4096, 4096, 16, 0u, 0u, false, {{256, 1, true},
-     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_7b44<Cols4096_2128>>}},
-    {   1, 7168, 16, 0u, 0u, false, {{128, 1, false, 0, 0, 0, 8},
-     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_7b44<Cols7168_ecd8>>}},
-    {  16, 7168, 16, 0u, 0u, false, {{128, 1, false, 0, 0, 0, 8},
-     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_7b44<Cols7168_6614>>}},
-    {  64, 7168, 16, 0u, 0u, false, {{1024},
-     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_7b44<Cols7168_2044>>}},
-    {4096, 7168, 16, 0u, 0u, false, {{512, 1, true},
-     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_7b44<Cols7168_f45a>>}},
+     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_9ad5<Cols4096_8fc8>>}},
+    {4096, 4096, 16, 0u, 0u, false, {{128},
+     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_8c68<Cols4096_d7f7>>}},
+    {   1, 7168, 16, 0u, 0u, false, {{512},
+     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_e761<Cols7168_d899>>}},
+    {  16, 7168, 16, 0u, 0u, false, {{512},
+     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_e761<Cols7168_d899>>}},
+    {  64, 7168, 16, 0u, 0u, false, {{512},
+     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_e761<Cols7168_bd6b>>}},
+    {4096, 7168, 16, 0u, 0u, false, {{128},
+     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_4c7e<Cols7168_a353>>}},
 };
 
 // For any cols.
 inline constexpr Kernel kGeneral[] = {
-    {{256}, run_any_cols<add_rmsnorm_to_fp8_group_fwd_bf16_any_cols_team_per_row_487c<AnyCols_848d>>},
+    {{256}, run_any_cols<add_rmsnorm_to_fp8_group_fwd_bf16_any_cols_team_per_row_16fb<AnyCols_848d>>},
 };
 
 // Bits of `absent`: 1u weight.

@@ -17,20 +17,20 @@
 // verified  NVIDIA H200, driver for CUDA 13.0: 4 to 5 calls, 1 to 4096 rows, 20 families of rows, own pitches of h, y,
 //           q, scale, x, residual; any value passes in 0.0096 to 0.014 of the elements, which have no finite bound
 //
-//   rows x cols  kernel           threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
-//   1 x 4096     block_per_row    512      1           8       2.356     5.739 / 3.381  19    80.4 %   1.00x       2.11      fresh
-//   16 x 4096    block_per_row    512      1           8       2.402     6.695 / 4.292  250   75.6 %   1.00x       2.507     fresh
-//   64 x 4096    block_per_row    512      1           8       2.699     7.234 / 4.528  880   85.8 %   1.00x       2.784     fresh
-//   256 x 4096   block_per_row    256      1           8       3.823     9.176 / 5.352  2479  89.5 %   1.01x       4.496     fresh
-//   1024 x 4096  block_per_row    128      2           8       8.489     18.14 / 9.667  4463  104.4 %  1.04x       11.27     fresh
-//   4096 x 4096  block_per_row    128      1           8       46.95     78.33 / 31.41  3227  100.8 %  1.00x       40.62     fresh
-//   1 x 7168     cluster_per_row  128      1           8       2.6       6.424 / 3.825  30    66.5 %   1.10x       2.601     fresh
-//   16 x 7168    cluster_per_row  128      1           8       2.918     7.342 / 4.42   360   66.1 %   1.04x       3.074     fresh
-//   64 x 7168    block_per_row    512      1           8       3.248     7.956 / 4.71   1280  73.5 %   1.00x       3.587     fresh
-//   256 x 7168   block_per_row    256      1           4       5.239     11.62 / 6.355  3166  93.1 %   1.03x       6.073     fresh
-//   1024 x 7168  block_per_row    256      2           8       17.45     31.95 / 14.51  3800  92.3 %   1.03x       19.19     fresh
-//   4096 x 7168  block_per_row    256      2           8       65.5      131.1 / 65.65  4049  100.8 %  1.01x       66.45     fresh
-//   (any other)  block_per_row    256      1           4       -         -              -     -        -           -         not tuned
+//   rows x cols  kernel         threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
+//   1 x 4096     block_per_row  512      1           8       2.349     5.723 / 3.375  19    84.2 %   1.00x       2.11      fresh
+//   16 x 4096    block_per_row  512      1           8       2.42      6.76 / 4.339   248   76.7 %   1.00x       2.539     fresh
+//   64 x 4096    block_per_row  512      1           8       2.716     7.181 / 4.458  875   85.1 %   1.00x       2.765     fresh
+//   256 x 4096   block_per_row  256      1           4       3.855     9.249 / 5.394  2459  89.5 %   1.03x       4.42      fresh
+//   1024 x 4096  block_per_row  128      2           8       8.879     19.13 / 10.24  4267  105.9 %  1.04x       11.21     fresh
+//   4096 x 4096  block_per_row  128      1           8       46.38     77.38 / 30.99  3267  101.6 %  1.00x       40.04     fresh
+//   1 x 7168     block_per_row  512      1           8       2.853     6.69 / 3.836   28    60.4 %   1.00x       2.876     fresh
+//   16 x 7168    block_per_row  512      1           8       3.019     7.444 / 4.425  348   63.6 %   1.00x       3.137     fresh
+//   64 x 7168    block_per_row  512      1           8       3.283     7.924 / 4.64   1266  74.4 %   1.00x       3.554     fresh
+//   256 x 7168   block_per_row  256      1           4       5.213     11.57 / 6.356  3182  92.7 %   1.04x       5.942     fresh
+//   1024 x 7168  block_per_row  256      2           8       17.3      32.46 / 15.18  3833  89.4 %   0.94x       18.84     fresh
+//   4096 x 7168  block_per_row  256      2           8       64.59     133.9 / 69.37  4106  101.7 %  1.01x       68.1      fresh
+//   (any other)  block_per_row  256      1           4       -         -              -     -        -           -         not tuned
 //
 // times     price: what the kernel adds to a chain of a kernel that writes its main input and one that reads its
 //           outputs; chain: with / without the kernel; fresh: all but the main input comes from DRAM
@@ -60,12 +60,12 @@ struct __nv_bfloat16;  // cuda_bf16.h has it, and takes as long to compile as cu
 struct __nv_fp8_e4m3;  // cuda_fp8.h has it, and takes as long to compile as cuda_runtime.h
 #endif
 
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
-#error "add_rmsnorm_to_fp8_group_fwd_bf16 needs sm_90 or newer: compile with -arch=sm_90"
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 890
+#error "add_rmsnorm_to_fp8_group_fwd_bf16 needs sm_89 or newer: compile with -arch=sm_90"
 #endif
 
 namespace normgen {
-namespace sm90 {  // the GPU these shapes were tuned on; the code itself runs on sm_90 and newer
+namespace sm90 {  // the GPU these shapes were tuned on; the code itself runs on sm_89 and newer
 namespace add_rmsnorm_to_fp8_group_fwd_bf16_detail {
 
 // Parameters are on their way from DRAM to L2 while the kernel waits for its rows. The first block asks for all `count`
@@ -115,46 +115,6 @@ __device__ __forceinline__ unsigned floats_to_bfloat162(float low, float high) {
 #else
   return float_to_bfloat16(low) | (static_cast<unsigned>(float_to_bfloat16(high)) << 16);
 #endif
-}
-
-// This block's rank in its cluster.
-__device__ __forceinline__ unsigned cluster_rank() {
-  unsigned rank;
-  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  return rank;
-}
-
-// All threads of all blocks of a cluster arrive, then wait. What a thread wrote before it arrived, the others see after
-// they have waited.
-__device__ __forceinline__ void cluster_arrive() {
-  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-}
-// As above, where a thread has written nothing that others wait for: no fence.
-__device__ __forceinline__ void cluster_arrive_relaxed() {
-  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
-}
-__device__ __forceinline__ void cluster_wait() {
-  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-
-// Where block `rank` of the cluster has the shared variable `own`.
-template <typename T>
-__device__ __forceinline__ unsigned cluster_address(const T* own, unsigned rank) {
-  unsigned remote;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;"
-      : "=r"(remote) : "r"(static_cast<unsigned>(__cvta_generic_to_shared(own))), "r"(rank));
-  return remote;
-}
-
-// Writes `value` to where block `rank` of the cluster has the shared variable `own`.
-template <typename T>
-__device__ __forceinline__ void cluster_store(T* own, unsigned rank, const T& value) {
-  const unsigned remote = cluster_address(own, rank);
-  const float* words = reinterpret_cast<const float*>(&value);
-  #pragma unroll
-  for (unsigned i = 0; i < sizeof(T) / 4; ++i) {
-    asm volatile("st.shared::cluster.f32 [%0], %1;" :: "r"(remote + 4 * i), "f"(words[i]) : "memory");
-  }
 }
 
 // Hides from the compiler how the value was found: it would find it again in every look rather than keep it.
@@ -465,43 +425,6 @@ struct BroadcastBlock : Threads<kThreadsPerRow, 1> {
   }
 };
 
-// The blocks of a cluster are a team. Every warp leaves its state in each block, then every warp combines all of them:
-// one barrier. A block may write to another only once that one has started.
-template <int kBlocks, int kBlockThreads>
-struct ClusterTeam : Threads<kBlocks * kBlockThreads, 1> {
-  enum : int { kWarps = kBlockThreads / 32, kStates = kWarps * kBlocks };
-  static __device__ __forceinline__ int lane() { return cluster_rank() * kBlockThreads + threadIdx.x; }
-  static __device__ __forceinline__ unsigned tile() { return blockIdx.x / kBlocks; }
-  static __device__ __forceinline__ void announce() { cluster_arrive_relaxed(); }
-  static __device__ __forceinline__ void meet() { cluster_wait(); }
-  template <typename State> using Slots = State[kStates];
-  template <typename State>
-  static __device__ __forceinline__ State reduce(State s, State (&slots)[kStates]) {
-    s = reduce_lanes<32>(s);
-    const unsigned lane = threadIdx.x % 32;
-    if (lane < kBlocks) cluster_store(slots + cluster_rank() * kWarps + threadIdx.x / 32, lane, s);
-    cluster_arrive();
-    cluster_wait();
-    return reduce_lanes<lanes_for(kStates)>(share_of_slots<kStates>(slots));
-  }
-};
-
-// A ClusterTeam in which every thread reads the states of all warps.
-template <int kBlocks, int kBlockThreads>
-struct BroadcastCluster : ClusterTeam<kBlocks, kBlockThreads> {
-  enum : int { kWarps = kBlockThreads / 32, kStates = kWarps * kBlocks };
-  template <typename State> using Slots = StatesOfWarps<kStates, State>;
-  template <typename State>
-  static __device__ __forceinline__ State reduce(State s, StatesOfWarps<kStates, State>& slots) {
-    s = State::of_warp(s);
-    const unsigned lane = threadIdx.x % 32;
-    if (lane < kBlocks) cluster_store(slots.states + cluster_rank() * kWarps + threadIdx.x / 32, lane, s);
-    cluster_arrive();
-    cluster_wait();
-    return combine_in_pairs<0, kStates>(slots.states);
-  }
-};
-
 // a / b, inverse being 1 / b: the product and what it leaves of a, times the inverse once more. An IEEE division gives
 // the same but for a few ties and subnormals, in twice as many instructions. Where b is an infinity, or the product or
 // the inverse overflow, what is left is not finite, and the product is right.
@@ -634,24 +557,19 @@ __device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
 // kEven          all threads own kSteps of them
 // kGroup         columns
 // kGroupVectors  lanes that own one
+// kGroupStride   groups from one vector of a thread to its next
 // kUnroll        steps that a loop does in a trip
 struct Cols4096_8fc8 : Plain { using Team = BroadcastBlock<512>; using Params = Ahead;
   enum : int { kCols = 4096, kThreads = 512, kVector = 8, kEarlyParams = 1, kGroup = 128, kBlocksPerSm = 1 };
 };
-struct Cols4096_8c3d : Plain { using Team = BroadcastBlock<256>;
-  enum : int { kCols = 4096, kThreads = 256, kVector = 8, kEarlyParams = 1, kGroup = 128, kBlocksPerSm = 1 };
+struct Cols4096_2cc9 : Plain { using Team = BroadcastBlock<256>;
+  enum : int { kCols = 4096, kThreads = 256, kVector = 4, kEarlyParams = 1, kGroup = 128, kBlocksPerSm = 1 };
 };
 struct Cols4096_bb5f : Plain { using Team = Beside<64, 2>; using Load = NoAllocate;
   enum : int { kCols = 4096, kThreads = 128, kVector = 8, kEarlyParams = 1, kGroup = 128 };
 };
 struct Cols4096_d7f7 : Plain { using Team = Block<128>; using Load = NoAllocate; using Store = Streaming;
   enum : int { kCols = 4096, kThreads = 128, kVector = 8, kEarlyParams = 1, kGroup = 128 };
-};
-struct Cols7168_4053 : Plain { using Team = BroadcastCluster<8, 128>; using Load = NoAllocate;
-  enum : int { kCols = 7168, kThreads = 128, kVector = 8, kEarlyParams = 1, kGroup = 128, kBlocksPerSm = 1 };
-};
-struct Cols7168_ecd8 : Plain { using Team = ClusterTeam<8, 128>;
-  enum : int { kCols = 7168, kThreads = 128, kVector = 8, kEarlyParams = 1, kGroup = 128 };
 };
 struct Cols7168_d899 : Plain { using Team = BroadcastBlock<512>; using Params = Ahead;
   enum : int { kCols = 7168, kThreads = 512, kVector = 8, kEarlyParams = 1, kGroup = 128, kBlocksPerSm = 1 };
@@ -695,7 +613,7 @@ struct Look1_efa7 {  // state of look 1: sum(h**2)
 // add_rmsnorm_to_fp8_group forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_4fa0(
+add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_e0d0(
     bfloat16* __restrict__ h,
     bfloat16* __restrict__ y,
     float8_e4m3* __restrict__ q,
@@ -722,11 +640,14 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_4fa0(
   constexpr bool kEarlyParams = Config::kEarlyParams;
   constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  constexpr int kGroup = Config::kGroup, kGroupVectors = kGroup / kVector;
+  constexpr int kGroup = Config::kGroup, kGroupVectors = kGroup / kVector,
+      kGroupStride = kThreadsPerRow / kGroupVectors;
   __shared__ typename Team::template Slots<Look1_2b83> look1_slots;
 
   const int lane = Team::lane();
   const int own = lane * kVector;  // the column of a thread's first vector
+  const int own_group = static_cast<unsigned>(lane) / kGroupVectors;  // the group of a thread's first vector
+  const bool leads_group = static_cast<unsigned>(lane) % kGroupVectors == 0;  // it writes what its group has
   const int slot = Team::slot();  // this thread's row within the block
   const int row = Team::tile() * kRowsPerBlock + slot;
 
@@ -833,8 +754,8 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_4fa0(
       Vec<float8_e4m3, kVector> q_vec;
       pack(q_vec, q_values);
       if (active) write<Store>(q_row + own + step * kStride, q_vec);
-      if (vector % kGroupVectors == 0 && active) {
-        scale_row[vector / kGroupVectors] = scale_g;
+      if (leads_group && active) {
+        scale_row[own_group + step * kGroupStride] = scale_g;
       }
     }
   }
@@ -845,7 +766,7 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_4fa0(
 // add_rmsnorm_to_fp8_group forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_af14(
+add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_c0a7(
     bfloat16* __restrict__ h,
     bfloat16* __restrict__ y,
     float8_e4m3* __restrict__ q,
@@ -872,11 +793,14 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_af14(
   constexpr bool kEarlyParams = Config::kEarlyParams;
   constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  constexpr int kGroup = Config::kGroup, kGroupVectors = kGroup / kVector;
+  constexpr int kGroup = Config::kGroup, kGroupVectors = kGroup / kVector,
+      kGroupStride = kThreadsPerRow / kGroupVectors;
   __shared__ typename Team::template Slots<Look1_2b83> look1_slots;
 
   const int lane = Team::lane();
   const int own = lane * kVector;  // the column of a thread's first vector
+  const int own_group = static_cast<unsigned>(lane) / kGroupVectors;  // the group of a thread's first vector
+  const bool leads_group = static_cast<unsigned>(lane) % kGroupVectors == 0;  // it writes what its group has
   const int slot = Team::slot();  // this thread's row within the block
   const int row = Team::tile() * kRowsPerBlock + slot;
 
@@ -895,6 +819,7 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_af14(
 
   Vec<bfloat16, kVector> x_held[kSteps];
   Vec<bfloat16, kVector> residual_held[kSteps];
+  float h_floats[kSteps][kVector];
   Team::announce();
 
   // The row of x and residual is read once and waits in registers; each thread reads back its own part.
@@ -933,7 +858,8 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_af14(
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_held[step], i);
         const float residual_i = element(residual_held[step], i);
-        const float h_i = x_i + residual_i;
+        const float h_i = computed_once(x_i + residual_i);
+        h_floats[step][i] = h_i;
         h_values[i] = h_i;
         look1_h_squares[i % kRunningSums] += h_i * h_i;
       }
@@ -960,15 +886,13 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_af14(
       float y_absmax_g = 0.0f;
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        const float residual_i = element(residual_held[step], i);
         const float weight_i = element(weight_held[step], i);
-        const float h_i = x_i + residual_i;
+        const float h_i = h_floats[step][i];
         const float y_i = h_i * row_rstd * weight_i;
         y_kept[i] = y_i;
         y_absmax_g = maximum(y_absmax_g, fabsf(y_i));
       }
-      y_absmax_g = reduce_group<kGroupVectors, Maximum, kEven>(y_absmax_g);
+      y_absmax_g = largest_of_warp(y_absmax_g);
       const float scale_g = maximum(amax_min, y_absmax_g) / 448.0f;
       const float scale_inverse_g = 1.0f / scale_g;
       #pragma unroll
@@ -983,8 +907,8 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_af14(
       Vec<float8_e4m3, kVector> q_vec;
       pack(q_vec, q_values);
       if (active) write<Store>(q_row + own + step * kStride, q_vec);
-      if (vector % kGroupVectors == 0 && active) {
-        scale_row[vector / kGroupVectors] = scale_g;
+      if (leads_group && active) {
+        scale_row[own_group + step * kGroupStride] = scale_g;
       }
     }
   }
@@ -995,7 +919,7 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_af14(
 // add_rmsnorm_to_fp8_group forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_21e7(
+add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_b995(
     bfloat16* __restrict__ h,
     bfloat16* __restrict__ y,
     float8_e4m3* __restrict__ q,
@@ -1022,11 +946,14 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_21e7(
   constexpr bool kEarlyParams = Config::kEarlyParams;
   constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  constexpr int kGroup = Config::kGroup, kGroupVectors = kGroup / kVector;
+  constexpr int kGroup = Config::kGroup, kGroupVectors = kGroup / kVector,
+      kGroupStride = kThreadsPerRow / kGroupVectors;
   __shared__ typename Team::template Slots<Look1_efa7> look1_slots;
 
   const int lane = Team::lane();
   const int own = lane * kVector;  // the column of a thread's first vector
+  const int own_group = static_cast<unsigned>(lane) / kGroupVectors;  // the group of a thread's first vector
+  const bool leads_group = static_cast<unsigned>(lane) % kGroupVectors == 0;  // it writes what its group has
   const int slot = Team::slot();  // this thread's row within the block
   const int row = Team::tile() * kRowsPerBlock + slot;
 
@@ -1133,8 +1060,8 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_21e7(
       Vec<float8_e4m3, kVector> q_vec;
       pack(q_vec, q_values);
       if (active) write<Store>(q_row + own + step * kStride, q_vec);
-      if (vector % kGroupVectors == 0 && active) {
-        scale_row[vector / kGroupVectors] = scale_g;
+      if (leads_group && active) {
+        scale_row[own_group + step * kGroupStride] = scale_g;
       }
     }
   }
@@ -1145,7 +1072,7 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_21e7(
 // add_rmsnorm_to_fp8_group forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_da39(
+add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_a554(
     bfloat16* __restrict__ h,
     bfloat16* __restrict__ y,
     float8_e4m3* __restrict__ q,
@@ -1172,11 +1099,14 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_da39(
   constexpr bool kEarlyParams = Config::kEarlyParams;
   constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  constexpr int kGroup = Config::kGroup, kGroupVectors = kGroup / kVector;
+  constexpr int kGroup = Config::kGroup, kGroupVectors = kGroup / kVector,
+      kGroupStride = kThreadsPerRow / kGroupVectors;
   __shared__ typename Team::template Slots<Look1_efa7> look1_slots;
 
   const int lane = Team::lane();
   const int own = lane * kVector;  // the column of a thread's first vector
+  const int own_group = static_cast<unsigned>(lane) / kGroupVectors;  // the group of a thread's first vector
+  const bool leads_group = static_cast<unsigned>(lane) % kGroupVectors == 0;  // it writes what its group has
   const int slot = Team::slot();  // this thread's row within the block
   const int row = Team::tile() * kRowsPerBlock + slot;
 
@@ -1283,8 +1213,8 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_da39(
       Vec<float8_e4m3, kVector> q_vec;
       pack(q_vec, q_values);
       if (active) write<Store>(q_row + own + step * kStride, q_vec);
-      if (vector % kGroupVectors == 0 && active) {
-        scale_row[vector / kGroupVectors] = scale_g;
+      if (leads_group && active) {
+        scale_row[own_group + step * kGroupStride] = scale_g;
       }
     }
   }
@@ -1295,7 +1225,7 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_da39(
 // add_rmsnorm_to_fp8_group forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_1359(
+add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_452e(
     bfloat16* __restrict__ h,
     bfloat16* __restrict__ y,
     float8_e4m3* __restrict__ q,
@@ -1322,11 +1252,14 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_1359(
   constexpr bool kEarlyParams = Config::kEarlyParams;
   constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  constexpr int kGroup = Config::kGroup, kGroupVectors = kGroup / kVector;
+  constexpr int kGroup = Config::kGroup, kGroupVectors = kGroup / kVector,
+      kGroupStride = kThreadsPerRow / kGroupVectors;
   __shared__ typename Team::template Slots<Look1_2b83> look1_slots;
 
   const int lane = Team::lane();
   const int own = lane * kVector;  // the column of a thread's first vector
+  const int own_group = static_cast<unsigned>(lane) / kGroupVectors;  // the group of a thread's first vector
+  const bool leads_group = static_cast<unsigned>(lane) % kGroupVectors == 0;  // it writes what its group has
   const int slot = Team::slot();  // this thread's row within the block
   const int row = Team::tile() * kRowsPerBlock + slot;
 
@@ -1433,8 +1366,8 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_1359(
       Vec<float8_e4m3, kVector> q_vec;
       pack(q_vec, q_values);
       if (active) write<Store>(q_row + own + step * kStride, q_vec);
-      if (vector % kGroupVectors == 0 && active) {
-        scale_row[vector / kGroupVectors] = scale_g;
+      if (leads_group && active) {
+        scale_row[own_group + step * kGroupStride] = scale_g;
       }
     }
   }
@@ -1445,7 +1378,7 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_1359(
 // add_rmsnorm_to_fp8_group forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_d0ae(
+add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_4666(
     bfloat16* __restrict__ h,
     bfloat16* __restrict__ y,
     float8_e4m3* __restrict__ q,
@@ -1472,11 +1405,14 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_d0ae(
   constexpr bool kEarlyParams = Config::kEarlyParams;
   constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  constexpr int kGroup = Config::kGroup, kGroupVectors = kGroup / kVector;
+  constexpr int kGroup = Config::kGroup, kGroupVectors = kGroup / kVector,
+      kGroupStride = kThreadsPerRow / kGroupVectors;
   __shared__ typename Team::template Slots<Look1_2b83> look1_slots;
 
   const int lane = Team::lane();
   const int own = lane * kVector;  // the column of a thread's first vector
+  const int own_group = static_cast<unsigned>(lane) / kGroupVectors;  // the group of a thread's first vector
+  const bool leads_group = static_cast<unsigned>(lane) % kGroupVectors == 0;  // it writes what its group has
   const int slot = Team::slot();  // this thread's row within the block
   const int row = Team::tile() * kRowsPerBlock + slot;
 
@@ -1583,8 +1519,8 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_d0ae(
       Vec<float8_e4m3, kVector> q_vec;
       pack(q_vec, q_values);
       if (active) write<Store>(q_row + own + step * kStride, q_vec);
-      if (vector % kGroupVectors == 0 && active) {
-        scale_row[vector / kGroupVectors] = scale_g;
+      if (leads_group && active) {
+        scale_row[own_group + step * kGroupStride] = scale_g;
       }
     }
   }
@@ -1596,7 +1532,7 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_d0ae(
 // The last rows come first: of an input too large for L2 it still has these.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_1b5d(
+add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_15d9(
     bfloat16* __restrict__ h,
     bfloat16* __restrict__ y,
     float8_e4m3* __restrict__ q,
@@ -1623,11 +1559,14 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_1b5d(
   constexpr bool kEarlyParams = Config::kEarlyParams;
   constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  constexpr int kGroup = Config::kGroup, kGroupVectors = kGroup / kVector;
+  constexpr int kGroup = Config::kGroup, kGroupVectors = kGroup / kVector,
+      kGroupStride = kThreadsPerRow / kGroupVectors;
   __shared__ typename Team::template Slots<Look1_efa7> look1_slots;
 
   const int lane = Team::lane();
   const int own = lane * kVector;  // the column of a thread's first vector
+  const int own_group = static_cast<unsigned>(lane) / kGroupVectors;  // the group of a thread's first vector
+  const bool leads_group = static_cast<unsigned>(lane) % kGroupVectors == 0;  // it writes what its group has
   const int slot = Team::slot();  // this thread's row within the block
   const int row = ((rows - 1) / kRowsPerBlock - Team::tile()) * kRowsPerBlock + slot;
 
@@ -1734,8 +1673,8 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_1b5d(
       Vec<float8_e4m3, kVector> q_vec;
       pack(q_vec, q_values);
       if (active) write<Store>(q_row + own + step * kStride, q_vec);
-      if (vector % kGroupVectors == 0 && active) {
-        scale_row[vector / kGroupVectors] = scale_g;
+      if (leads_group && active) {
+        scale_row[own_group + step * kGroupStride] = scale_g;
       }
     }
   }
@@ -1746,7 +1685,7 @@ add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_1b5d(
 // add_rmsnorm_to_fp8_group forward, any number of columns: a team of threads owns a row; each row is read twice.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-add_rmsnorm_to_fp8_group_fwd_bf16_any_cols_team_per_row_5c82(
+add_rmsnorm_to_fp8_group_fwd_bf16_any_cols_team_per_row_c3ef(
     bfloat16* __restrict__ h,
     bfloat16* __restrict__ y,
     float8_e4m3* __restrict__ q,
@@ -1770,11 +1709,13 @@ add_rmsnorm_to_fp8_group_fwd_bf16_any_cols_team_per_row_5c82(
   using Chain = typename Config::Chain;
   constexpr int kThreadsPerRow = Team::kSize, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
       kRunningSums = kVector < 4 ? kVector : 4, kUnroll = Config::kUnroll, kGroup = Config::kGroup,
-      kGroupVectors = kGroup / kVector;
+      kGroupVectors = kGroup / kVector, kGroupStride = kThreadsPerRow / kGroupVectors;
   __shared__ typename Team::template Slots<Look1_efa7> look1_slots;
 
   const int lane = Team::lane();
   const int own = lane * kVector;  // the column of a thread's first vector
+  const int own_group = static_cast<unsigned>(lane) / kGroupVectors;  // the group of a thread's first vector
+  const bool leads_group = static_cast<unsigned>(lane) % kGroupVectors == 0;  // it writes what its group has
   const int row = blockIdx.x;
   const int vectors = cols / kVector;
   const int steps = (vectors + kThreadsPerRow - 1) / kThreadsPerRow;
@@ -1861,8 +1802,8 @@ add_rmsnorm_to_fp8_group_fwd_bf16_any_cols_team_per_row_5c82(
       Vec<float8_e4m3, kVector> q_vec;
       pack(q_vec, q_values);
       write<Store>(q_row + own + step * kStride, q_vec);
-      if (vector % kGroupVectors == 0) {
-        scale_row[vector / kGroupVectors] = scale_g;
+      if (leads_group) {
+        scale_row[own_group + step * kGroupStride] = scale_g;
       }
     }
   }
@@ -2031,34 +1972,34 @@ struct Tuned {
 };
 inline constexpr Tuned kTuned[] = {
     {   1, 4096, 16, 0u, 0u, false, {{512},
-     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_4fa0<Cols4096_8fc8>>}},
+     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_e0d0<Cols4096_8fc8>>}},
     {  16, 4096, 16, 0u, 0u, false, {{512},
-     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_4fa0<Cols4096_8fc8>>}},
+     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_e0d0<Cols4096_8fc8>>}},
     {  64, 4096, 16, 0u, 0u, false, {{512},
-     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_4fa0<Cols4096_8fc8>>}},
+     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_e0d0<Cols4096_8fc8>>}},
     { 256, 4096, 16, 0u, 0u, false, {{256},
-     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_af14<Cols4096_8c3d>>}},
+     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_c0a7<Cols4096_2cc9>>}},
     {1024, 4096, 16, 0u, 0u, false, {{128, 2},
-     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_21e7<Cols4096_bb5f>>}},
+     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_b995<Cols4096_bb5f>>}},
     {4096, 4096, 16, 0u, 0u, false, {{128},
-     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_da39<Cols4096_d7f7>>}},
-    {   1, 7168, 16, 0u, 0u, false, {{128, 1, false, 0, 0, 0, 8},
-     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_af14<Cols7168_4053>>}},
-    {  16, 7168, 16, 0u, 0u, false, {{128, 1, false, 0, 0, 0, 8},
-     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_da39<Cols7168_ecd8>>}},
+     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_a554<Cols4096_d7f7>>}},
+    {   1, 7168, 16, 0u, 0u, false, {{512},
+     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_452e<Cols7168_d899>>}},
+    {  16, 7168, 16, 0u, 0u, false, {{512},
+     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_452e<Cols7168_d899>>}},
     {  64, 7168, 16, 0u, 0u, false, {{512},
-     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_1359<Cols7168_d899>>}},
+     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_452e<Cols7168_d899>>}},
     { 256, 7168, 16, 0u, 0u, false, {{256},
-     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_d0ae<Cols7168_809b>>}},
+     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_4666<Cols7168_809b>>}},
     {1024, 7168, 16, 0u, 0u, false, {{256, 2},
-     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_da39<Cols7168_2958>>}},
+     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_a554<Cols7168_2958>>}},
     {4096, 7168, 16, 0u, 0u, false, {{256, 2},
-     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_1b5d<Cols7168_f833>>}},
+     run<add_rmsnorm_to_fp8_group_fwd_bf16_team_per_row_15d9<Cols7168_f833>>}},
 };
 
 // For any cols.
 inline constexpr Kernel kGeneral[] = {
-    {{256}, run_any_cols<add_rmsnorm_to_fp8_group_fwd_bf16_any_cols_team_per_row_5c82<AnyCols_848d>>},
+    {{256}, run_any_cols<add_rmsnorm_to_fp8_group_fwd_bf16_any_cols_team_per_row_c3ef<AnyCols_848d>>},
 };
 
 // Bits of `absent`: 1u weight.

@@ -14,12 +14,12 @@
 //           x
 //
 //   rows x cols  kernel          threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
-//   1 x 5120     block_per_part  160      1           4       1.324     4.526 / 3.204  12    101.3 %  1.00x       1.57      fresh
-//   16 x 5120    block_per_part  256      1           4       1.768     5.667 / 3.9    140   95.0 %   1.00x       1.864     fresh
-//   64 x 5120    block_per_part  160      1           4       1.569     5.94 / 4.367   633   97.7 %   1.01x       2.054     fresh
-//   256 x 5120   block_per_part  128      1           8       2.082     7.367 / 5.279  1909  99.9 %   1.03x       2.863     fresh
-//   1024 x 5120  block_per_part  160      1           8       4.237     13.37 / 9.123  3750  84.1 %   1.07x       5.48      fresh
-//   4096 x 5120  block_per_row   320      1           8       11.53     41.45 / 29.9   5512  90.4 %   1.03x       17.8      fresh
+//   1 x 5120     block_per_part  160      1           4       1.397     4.601 / 3.203  11    97.7 %   1.00x       1.565     fresh
+//   16 x 5120    block_per_part  256      1           4       1.741     5.67 / 3.928   143   95.3 %   1.00x       1.846     fresh
+//   64 x 5120    block_per_part  256      1           4       1.523     5.952 / 4.427  652   98.4 %   1.00x       2.071     fresh
+//   256 x 5120   block_per_part  128      1           8       2.103     7.382 / 5.277  1889  96.0 %   1.04x       2.868     fresh
+//   1024 x 5120  block_per_row   160      1           8       4.086     13.18 / 9.088  3889  87.5 %   1.11x       6.109     fresh
+//   4096 x 5120  block_per_row   160      1           8       11.62     41.94 / 30.34  5470  89.9 %   1.03x       18.21     fresh
 //   (any other)  block_per_row   256      1           4       -         -              -     -        -           -         not tuned
 //
 // times     price: what the kernel adds to a chain of a kernel that writes its main input and one that reads its
@@ -412,6 +412,7 @@ struct Threads {
 // kEven          all threads own kSteps of them
 // kGroup         columns
 // kGroupVectors  lanes that own one
+// kGroupStride   groups from one vector of a thread to its next
 // kUnroll        steps that a loop does in a trip
 struct Cols5120_c3c2 : Plain { using Load = NoAllocate;
   enum : int { kCols = 5120, kThreads = 160, kParts = 8, kVector = 4, kGroup = 128, kBlocksPerSm = 1 };
@@ -422,9 +423,11 @@ struct Cols5120_b533 : Plain {
 struct Cols5120_5643 : Plain { using Load = EvictLast;
   enum : int { kCols = 5120, kThreads = 128, kParts = 5, kVector = 8, kGroup = 128 };
 };
-struct Cols5120_9252 : Plain { enum : int { kCols = 5120, kThreads = 160, kParts = 4, kVector = 8, kGroup = 128 }; };
-struct Cols5120_a570 : Plain { using Team = Threads<320, 1>; using Load = NoAllocate;
-  enum : int { kCols = 5120, kThreads = 320, kVector = 8, kGroup = 128 };
+struct Cols5120_32ac : Plain { using Team = Threads<160, 1>;
+  enum : int { kCols = 5120, kThreads = 160, kVector = 8, kGroup = 128 };
+};
+struct Cols5120_3fcb : Plain { using Team = Threads<160, 1>; using Load = NoAllocate;
+  enum : int { kCols = 5120, kThreads = 160, kVector = 8, kGroup = 128 };
 };
 struct AnyCols_577b : Plain { using Team = Threads<256, 1>;
   enum : int { kThreads = 256, kVector = 4, kUnroll = 1, kGroup = 128 };
@@ -433,7 +436,7 @@ struct AnyCols_577b : Plain { using Team = Threads<256, 1>;
 // quantize_to_fp8_group forward: a block owns a part of a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-quantize_to_fp8_group_fwd_bf16_block_per_part_6310(
+quantize_to_fp8_group_fwd_bf16_block_per_part_592a(
     float8_e4m3* __restrict__ q,
     float* __restrict__ scale,
     Input<Config, bfloat16> x,
@@ -449,10 +452,13 @@ quantize_to_fp8_group_fwd_bf16_block_per_part_6310(
       kThreadsPerRow = kParts * kThreads, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
       kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  constexpr int kGroup = Config::kGroup, kGroupVectors = kGroup / kVector;
+  constexpr int kGroup = Config::kGroup, kGroupVectors = kGroup / kVector,
+      kGroupStride = kThreadsPerRow / kGroupVectors;
 
   const int lane = static_cast<int>(blockIdx.x % kParts * kThreads + threadIdx.x);
   const int own = lane * kVector;  // the column of a thread's first vector
+  const int own_group = static_cast<unsigned>(lane) / kGroupVectors;  // the group of a thread's first vector
+  const bool leads_group = static_cast<unsigned>(lane) % kGroupVectors == 0;  // it writes what its group has
   const int row = blockIdx.x / kParts;
 
   float8_e4m3* q_row = q + static_cast<long long>(row) * q_pitch;
@@ -498,8 +504,8 @@ quantize_to_fp8_group_fwd_bf16_block_per_part_6310(
       Vec<float8_e4m3, kVector> q_vec;
       pack(q_vec, q_values);
       write<Store>(q_row + own + step * kStride, q_vec);
-      if (vector % kGroupVectors == 0) {
-        scale_row[vector / kGroupVectors] = scale_g;
+      if (leads_group) {
+        scale_row[own_group + step * kGroupStride] = scale_g;
       }
     }
   }
@@ -510,7 +516,7 @@ quantize_to_fp8_group_fwd_bf16_block_per_part_6310(
 // quantize_to_fp8_group forward: a block owns a part of a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-quantize_to_fp8_group_fwd_bf16_block_per_part_10b0(
+quantize_to_fp8_group_fwd_bf16_block_per_part_2044(
     float8_e4m3* __restrict__ q,
     float* __restrict__ scale,
     Input<Config, bfloat16> x,
@@ -526,10 +532,13 @@ quantize_to_fp8_group_fwd_bf16_block_per_part_10b0(
       kThreadsPerRow = kParts * kThreads, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
       kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  constexpr int kGroup = Config::kGroup, kGroupVectors = kGroup / kVector;
+  constexpr int kGroup = Config::kGroup, kGroupVectors = kGroup / kVector,
+      kGroupStride = kThreadsPerRow / kGroupVectors;
 
   const int lane = static_cast<int>(blockIdx.x % kParts * kThreads + threadIdx.x);
   const int own = lane * kVector;  // the column of a thread's first vector
+  const int own_group = static_cast<unsigned>(lane) / kGroupVectors;  // the group of a thread's first vector
+  const bool leads_group = static_cast<unsigned>(lane) % kGroupVectors == 0;  // it writes what its group has
   const int row = blockIdx.x / kParts;
 
   float8_e4m3* q_row = q + static_cast<long long>(row) * q_pitch;
@@ -575,8 +584,8 @@ quantize_to_fp8_group_fwd_bf16_block_per_part_10b0(
       Vec<float8_e4m3, kVector> q_vec;
       pack(q_vec, q_values);
       write<Store>(q_row + own + step * kStride, q_vec);
-      if (vector % kGroupVectors == 0) {
-        scale_row[vector / kGroupVectors] = scale_g;
+      if (leads_group) {
+        scale_row[own_group + step * kGroupStride] = scale_g;
       }
     }
   }
@@ -585,10 +594,9 @@ quantize_to_fp8_group_fwd_bf16_block_per_part_10b0(
 }
 
 // quantize_to_fp8_group forward: a team of threads owns a row; each row is read once.
-// The last rows come first: of an input too large for L2 it still has these.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-quantize_to_fp8_group_fwd_bf16_team_per_row_c2d9(
+quantize_to_fp8_group_fwd_bf16_team_per_row_0f61(
     float8_e4m3* __restrict__ q,
     float* __restrict__ scale,
     Input<Config, bfloat16> x,
@@ -605,10 +613,98 @@ quantize_to_fp8_group_fwd_bf16_team_per_row_c2d9(
       kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kVectors = kCols / kVector,
       kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  constexpr int kGroup = Config::kGroup, kGroupVectors = kGroup / kVector;
+  constexpr int kGroup = Config::kGroup, kGroupVectors = kGroup / kVector,
+      kGroupStride = kThreadsPerRow / kGroupVectors;
 
   const int lane = Team::lane();
   const int own = lane * kVector;  // the column of a thread's first vector
+  const int own_group = static_cast<unsigned>(lane) / kGroupVectors;  // the group of a thread's first vector
+  const bool leads_group = static_cast<unsigned>(lane) % kGroupVectors == 0;  // it writes what its group has
+  const int slot = Team::slot();  // this thread's row within the block
+  const int row = Team::tile() * kRowsPerBlock + slot;
+
+  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const int valid_row = active ? row : rows - 1;
+  float8_e4m3* q_row = q + static_cast<long long>(valid_row) * q_pitch;
+  float* scale_row = scale + static_cast<long long>(valid_row) * scale_pitch;
+  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
+
+  Vec<bfloat16, kVector> x_held[kSteps];
+
+  // The row of x is read once and waits in registers; each thread reads back its own part.
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
+    }
+  }
+
+  Chain::at_loads();
+
+  // One look: the outputs
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      float q_values[kVector];
+      float x_absmax_g = 0.0f;
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        x_absmax_g = maximum(x_absmax_g, fabsf(x_i));
+      }
+      x_absmax_g = reduce_group<kGroupVectors, Maximum, kEven>(x_absmax_g);
+      const float scale_g = maximum(amax_min, x_absmax_g) / 448.0f;
+      const float scale_inverse_g = 1.0f / scale_g;
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        q_values[i] = x_i * scale_inverse_g;
+      }
+      Vec<float8_e4m3, kVector> q_vec;
+      pack(q_vec, q_values);
+      if (active) write<Store>(q_row + own + step * kStride, q_vec);
+      if (leads_group && active) {
+        scale_row[own_group + step * kGroupStride] = scale_g;
+      }
+    }
+  }
+
+  Chain::at_end();
+}
+
+// quantize_to_fp8_group forward: a team of threads owns a row; each row is read once.
+// The last rows come first: of an input too large for L2 it still has these.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+quantize_to_fp8_group_fwd_bf16_team_per_row_7917(
+    float8_e4m3* __restrict__ q,
+    float* __restrict__ scale,
+    Input<Config, bfloat16> x,
+    long long q_pitch,
+    long long scale_pitch,
+    long long x_pitch,
+    int rows,
+    float amax_min) {
+  using Team = typename Config::Team;
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
+      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kVectors = kCols / kVector,
+      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
+  constexpr int kGroup = Config::kGroup, kGroupVectors = kGroup / kVector,
+      kGroupStride = kThreadsPerRow / kGroupVectors;
+
+  const int lane = Team::lane();
+  const int own = lane * kVector;  // the column of a thread's first vector
+  const int own_group = static_cast<unsigned>(lane) / kGroupVectors;  // the group of a thread's first vector
+  const bool leads_group = static_cast<unsigned>(lane) % kGroupVectors == 0;  // it writes what its group has
   const int slot = Team::slot();  // this thread's row within the block
   const int row = ((rows - 1) / kRowsPerBlock - Team::tile()) * kRowsPerBlock + slot;
 
@@ -657,8 +753,8 @@ quantize_to_fp8_group_fwd_bf16_team_per_row_c2d9(
       Vec<float8_e4m3, kVector> q_vec;
       pack(q_vec, q_values);
       if (active) write<Store>(q_row + own + step * kStride, q_vec);
-      if (vector % kGroupVectors == 0 && active) {
-        scale_row[vector / kGroupVectors] = scale_g;
+      if (leads_group && active) {
+        scale_row[own_group + step * kGroupStride] = scale_g;
       }
     }
   }
@@ -669,7 +765,7 @@ quantize_to_fp8_group_fwd_bf16_team_per_row_c2d9(
 // quantize_to_fp8_group forward, any number of columns: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-quantize_to_fp8_group_fwd_bf16_any_cols_team_per_row_c430(
+quantize_to_fp8_group_fwd_bf16_any_cols_team_per_row_038a(
     float8_e4m3* __restrict__ q,
     float* __restrict__ scale,
     Input<Config, bfloat16> x,
@@ -684,10 +780,13 @@ quantize_to_fp8_group_fwd_bf16_any_cols_team_per_row_c430(
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   constexpr int kThreadsPerRow = Team::kSize, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
-      kUnroll = Config::kUnroll, kGroup = Config::kGroup, kGroupVectors = kGroup / kVector;
+      kUnroll = Config::kUnroll, kGroup = Config::kGroup, kGroupVectors = kGroup / kVector,
+      kGroupStride = kThreadsPerRow / kGroupVectors;
 
   const int lane = Team::lane();
   const int own = lane * kVector;  // the column of a thread's first vector
+  const int own_group = static_cast<unsigned>(lane) / kGroupVectors;  // the group of a thread's first vector
+  const bool leads_group = static_cast<unsigned>(lane) % kGroupVectors == 0;  // it writes what its group has
   const int row = blockIdx.x;
   const int vectors = cols / kVector;
   const int steps = (vectors + kThreadsPerRow - 1) / kThreadsPerRow;
@@ -723,8 +822,8 @@ quantize_to_fp8_group_fwd_bf16_any_cols_team_per_row_c430(
       Vec<float8_e4m3, kVector> q_vec;
       pack(q_vec, q_values);
       write<Store>(q_row + own + step * kStride, q_vec);
-      if (vector % kGroupVectors == 0) {
-        scale_row[vector / kGroupVectors] = scale_g;
+      if (leads_group) {
+        scale_row[own_group + step * kGroupStride] = scale_g;
       }
     }
   }
@@ -882,21 +981,20 @@ struct Tuned {
 };
 inline constexpr Tuned kTuned[] = {
     {   1, 5120, 16, 0u, 0u, false, {{160, 1, false, 0, 0, 0, 1, 8},
-     run<quantize_to_fp8_group_fwd_bf16_block_per_part_6310<Cols5120_c3c2>>}},
+     run<quantize_to_fp8_group_fwd_bf16_block_per_part_592a<Cols5120_c3c2>>}},
     {  16, 5120, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 5},
-     run<quantize_to_fp8_group_fwd_bf16_block_per_part_6310<Cols5120_b533>>}},
-    {  64, 5120, 16, 0u, 0u, false, {{160, 1, false, 0, 0, 0, 1, 8},
-     run<quantize_to_fp8_group_fwd_bf16_block_per_part_6310<Cols5120_c3c2>>}},
+     run<quantize_to_fp8_group_fwd_bf16_block_per_part_592a<Cols5120_b533>>}},
+    {  64, 5120, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 5},
+     run<quantize_to_fp8_group_fwd_bf16_block_per_part_592a<Cols5120_b533>>}},
     { 256, 5120, 16, 0u, 0u, false, {{128, 1, false, 0, 0, 0, 1, 5},
-     run<quantize_to_fp8_group_fwd_bf16_block_per_part_10b0<Cols5120_5643>>}},
-    {1024, 5120, 16, 0u, 0u, false, {{160, 1, false, 0, 0, 0, 1, 4},
-     run<quantize_to_fp8_group_fwd_bf16_block_per_part_10b0<Cols5120_9252>>}},
-    {4096, 5120, 16, 0u, 0u, false, {{320}, run<quantize_to_fp8_group_fwd_bf16_team_per_row_c2d9<Cols5120_a570>>}},
+     run<quantize_to_fp8_group_fwd_bf16_block_per_part_2044<Cols5120_5643>>}},
+    {1024, 5120, 16, 0u, 0u, false, {{160}, run<quantize_to_fp8_group_fwd_bf16_team_per_row_0f61<Cols5120_32ac>>}},
+    {4096, 5120, 16, 0u, 0u, false, {{160}, run<quantize_to_fp8_group_fwd_bf16_team_per_row_7917<Cols5120_3fcb>>}},
 };
 
 // For any cols.
 inline constexpr Kernel kGeneral[] = {
-    {{256}, run_any_cols<quantize_to_fp8_group_fwd_bf16_any_cols_team_per_row_c430<AnyCols_577b>>},
+    {{256}, run_any_cols<quantize_to_fp8_group_fwd_bf16_any_cols_team_per_row_038a<AnyCols_577b>>},
 };
 
 // Bits of `absent`: none.

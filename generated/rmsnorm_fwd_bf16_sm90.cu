@@ -17,10 +17,10 @@
 // all timed without rstd:
 //
 //   rows x cols              kernel           threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
-//   524288 x 64              warp_per_row     64       16          8       28.79     82.95 / 54.14  4662  96.2 %   1.01x       34.01     fresh
-//   65536 x 128              warp_per_row     128      16          8       6.649     19.09 / 12.43  5047  90.4 %   1.07x       9.547     fresh
-//   262144 x 128             warp_per_row     64       16          8       29        82.57 / 53.54  4629  96.1 %   1.01x       34.01     fresh
-//   32768 x 256              warp_per_row     256      32          8       6.34      18.86 / 12.5   5292  93.7 %   1.10x       9.527     fresh
+//   524288 x 64              warp_per_row     128      16          8       26.59     81.35 / 54.73  5048  102.7 %  1.00x       34.52     fresh
+//   65536 x 128              warp_per_row     128      16          8       7.085     20.27 / 13.18  4736  88.4 %   1.01x       9.889     fresh
+//   262144 x 128             warp_per_row     256      16          8       27.22     81.06 / 53.84  4931  102.3 %  1.00x       34.37     fresh
+//   32768 x 256              warp_per_row     256      32          8       6.842     20.01 / 13.14  4904  92.0 %   1.05x       10.28     fresh
 //   1 x 2048                 block_per_row    256      1           4       1.218     3.442 / 2.223  10    89.8 %   1.04x       1.609     fresh
 //   64 x 2048                block_per_row    256      1           4       1.604     5.027 / 3.419  329   78.0 %   1.02x       2.12      fresh
 //   16384 x 4095             block_per_row    128      1           8       61.38     166.2 / 104.9  4372  100.8 %  1.00x       67.39     fresh
@@ -29,7 +29,7 @@
 //   16 x 4096                block_per_row    256      1           8       1.929     5.908 / 3.981  140   88.2 %   1.02x       2.066     fresh
 //   4096 x 4096              block_per_row    64       1           4       12.89     37.64 / 24.74  5207  102.5 %  1.06x       18.87     fresh
 //   8192 x 4096 pitch 5120   block_per_row    64       1           8       27.9      96.48 / 68.5   4811  105.0 %  1.09x       36.18     fresh
-//   8192 x 4096              block_per_row    128      1           4       29.25     83.59 / 54.27  4588  90.9 %   1.10x       38.4      fresh
+//   8192 x 4096              block_per_row    256      1           8       28.89     83.03 / 54.12  4645  92.1 %   1.04x       38.12     fresh
 //   32 x 5120                block_per_row    256      1           4       1.793     5.266 / 3.471  371   73.1 %   1.01x       2.405     fresh
 //   2048 x 5120              block_per_row    128      2           4       8.454     24.26 / 15.81  4963  103.7 %  1.09x       12.58     fresh
 //   1 x 7168                 block_per_row    512      1           4       1.841     5.649 / 3.808  23    90.6 %   1.05x       1.993     fresh
@@ -690,17 +690,17 @@ __device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
 // kAhead         the next row is loaded while the present one is computed
 // kCluster       blocks that share a row
 // kUnroll        steps that a loop does in a trip
-struct Cols64_1514 : Plain { using Team = Lanes<4, 16>;
-  enum : int { kCols = 64, kThreads = 64, kVector = 8, kEarlyParams = 0 };
+struct Cols64_1347 : Plain { using Team = Lanes<8, 16>; using Load = NoAllocate;
+  enum : int { kCols = 64, kThreads = 128, kVector = 8, kEarlyParams = 0 };
 };
 struct Cols128_957a : Plain { using Team = Lanes<8, 16>; using Load = EvictLast;
   enum : int { kCols = 128, kThreads = 128, kVector = 8, kEarlyParams = 0 };
 };
-struct Cols128_d50e : Plain { using Team = Lanes<4, 16>;
-  enum : int { kCols = 128, kThreads = 64, kVector = 8, kEarlyParams = 1 };
+struct Cols128_4991 : Plain { using Team = Lanes<16, 16>; using Load = NoAllocate;
+  enum : int { kCols = 128, kThreads = 256, kVector = 8, kEarlyParams = 1 };
 };
-struct Cols256_4891 : Plain { using Team = Lanes<8, 32>; using Load = EvictLast;
-  enum : int { kCols = 256, kThreads = 256, kVector = 8, kEarlyParams = 0 };
+struct Cols256_09e4 : Plain { using Team = Lanes<8, 32>; using Load = NoAllocate;
+  enum : int { kCols = 256, kThreads = 256, kVector = 8, kEarlyParams = 1 };
 };
 struct Cols2048_9b2e : Plain { using Team = Block<256>; using Load = NoAllocate; using Params = Ahead;
   enum : int { kCols = 2048, kThreads = 256, kVector = 4, kEarlyParams = 1 };
@@ -723,8 +723,8 @@ struct Cols4096_44a5 : Plain { using Team = Block<64>; using Load = NoAllocate;
 struct Cols4096_ffb4 : Plain { using Team = Block<64>; using Load = NoAllocate;
   enum : int { kCols = 4096, kThreads = 64, kVector = 8, kEarlyParams = 1 };
 };
-struct Cols4096_0f6c : Plain { using Team = Block<128>; using Load = NoAllocate;
-  enum : int { kCols = 4096, kThreads = 128, kVector = 4, kUnit = 64, kEarlyParams = 1, kFirstInside = 1 };
+struct Cols4096_a79b : Plain { using Team = Block<256>; using Load = NoAllocate;
+  enum : int { kCols = 4096, kThreads = 256, kVector = 8, kUnit = 64, kEarlyParams = 1, kFirstInside = 1 };
 };
 struct Cols5120_8bed : Plain { using Team = Block<256>; using Load = NoAllocate; using Params = Ahead;
   enum : int { kCols = 5120, kThreads = 256, kVector = 4, kEarlyParams = 1 };
@@ -1016,10 +1016,9 @@ rmsnorm_fwd_bf16_team_per_row_f200(
 }
 
 // rmsnorm forward: a team of threads owns a row; each row is read once.
-// The last rows come first: of an input too large for L2 it still has these.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_bf16_team_per_row_99e6(
+rmsnorm_fwd_bf16_team_per_row_4b0b(
     bfloat16* __restrict__ y,
     float* __restrict__ rstd,
     Input<Config, bfloat16> x,
@@ -1043,7 +1042,7 @@ rmsnorm_fwd_bf16_team_per_row_99e6(
   const int lane = Team::lane();
   const int own = lane * kVector;  // the column of a thread's first vector
   const int slot = Team::slot();  // this thread's row within the block
-  const int row = ((rows - 1) / kRowsPerBlock - Team::tile()) * kRowsPerBlock + slot;
+  const int row = Team::tile() * kRowsPerBlock + slot;
 
   const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
   const int valid_row = active ? row : rows - 1;
@@ -1117,111 +1116,6 @@ rmsnorm_fwd_bf16_team_per_row_99e6(
       for (int i = 0; i < kVector; ++i) {
         const float weight_i = element(weight_held[step], i);
         const float x_i = x_floats[step][i];
-        y_values[i] = x_i * row_rstd * weight_i;
-      }
-      Vec<bfloat16, kVector> y_vec;
-      pack(y_vec, y_values);
-      if (active) write<Store>(y_row + own + step * kStride, y_vec);
-    }
-  }
-
-  Chain::at_end();
-}
-
-// rmsnorm forward: a team of threads owns a row; each row is read once.
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_bf16_without_rstd_team_per_row_8eec(
-    bfloat16* __restrict__ y,
-    Input<Config, bfloat16> x,
-    Input<Config, bfloat16> weight,
-    long long y_pitch,
-    long long x_pitch,
-    int rows,
-    float eps) {
-  using Team = typename Config::Team;
-  using Load = typename Config::Load;
-  using Store = typename Config::Store;
-  using Chain = typename Config::Chain;
-  using Params = typename Config::Params;
-  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
-      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
-  constexpr bool kEarlyParams = Config::kEarlyParams;
-  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  __shared__ typename Team::template Slots<Look1_57d9> look1_slots;
-
-  const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
-  const int slot = Team::slot();  // this thread's row within the block
-  const int row = Team::tile() * kRowsPerBlock + slot;
-
-  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
-  const int valid_row = active ? row : rows - 1;
-  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
-
-  Params::to_l2(weight, kCols);
-  Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
-
-  Vec<bfloat16, kVector> x_held[kSteps];
-  Team::announce();
-
-  // The row of x is read once and waits in registers; each thread reads back its own part.
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
-    }
-  }
-
-  Vec<bfloat16, kVector> weight_held[kSteps];
-  if (kEarlyParams) {
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + own + step * kStride);
-      }
-    }
-  }
-
-  Chain::at_loads();
-
-  Look1_57d9 look1 = {0.0f};
-  float look1_x_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
-
-  // Look 1: sum(x**2)
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        look1_x_squares[i % kRunningSums] += x_i * x_i;
-      }
-    }
-  }
-
-  look1.x_squares = sum_in_pairs(look1_x_squares);
-  Team::meet();
-  look1 = Team::reduce(look1, look1_slots);
-  const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
-
-  // Last look: the outputs
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
-      float y_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        const float weight_i = element(weight_held[step], i);
         y_values[i] = x_i * row_rstd * weight_i;
       }
       Vec<bfloat16, kVector> y_vec;
@@ -1625,6 +1519,152 @@ rmsnorm_fwd_bf16_team_per_row_c6b8(
 }
 
 // rmsnorm forward: a team of threads owns a row; each row is read once.
+// The last rows come first: of an input too large for L2 it still has these.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+rmsnorm_fwd_bf16_team_per_row_4063(
+    bfloat16* __restrict__ y,
+    float* __restrict__ rstd,
+    Input<Config, bfloat16> x,
+    Input<Config, bfloat16> weight,
+    long long y_pitch,
+    long long x_pitch,
+    int rows,
+    float eps) {
+  using Team = typename Config::Team;
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  using Params = typename Config::Params;
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
+      kVector = Config::kVector, kUnit = Config::kUnit, kStride = kThreadsPerRow * kVector,
+      kRunningSums = kVector < 4 ? kVector : 4;
+  constexpr bool kEarlyParams = Config::kEarlyParams;
+  constexpr int kFirstInside = Config::kFirstInside, kVectors = kCols / kVector,
+      kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow,
+      kWholeSteps = ((kCols - kUnit + 1) / kVector - 1) / kThreadsPerRow;
+  __shared__ typename Team::template Slots<Look1_57d9> look1_slots;
+
+  const int lane = Team::lane();
+  const int slot = Team::slot();  // this thread's row within the block
+  const int row = ((rows - 1) / kRowsPerBlock - Team::tile()) * kRowsPerBlock + slot;
+
+  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const int valid_row = active ? row : rows - 1;
+  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
+  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+  // A row's first elements, up to its first aligned vector, and its last ones belong to a lane each.
+  const int shift =
+      static_cast<int>((reinterpret_cast<unsigned long long>(&x[0]) / sizeof(bfloat16) % kVector +
+      (x_row - x)) % kUnit);
+  const int head = (kUnit - shift) % kUnit;
+  const int own = head + lane * kVector;
+  const int vectors = (kCols - head) / kVector;
+  const int edge = lane < head ? lane : lane + vectors * kVector;
+  const bool has_edge = edge < kCols;
+
+  Params::to_l2(weight, kCols);
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
+
+  Vec<bfloat16, kVector> x_held[kSteps];
+  Vec<bfloat16, 1> x_edge = {};
+  Team::announce();
+
+  // The row of x is read once and waits in registers; each thread reads back its own part.
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (step < kWholeSteps || vector < vectors) {
+      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
+    }
+  }
+  if (has_edge) {
+    x_edge = read<1, Load>(x_row + edge);
+  }
+
+  Vec<bfloat16, kVector> weight_held[kSteps];
+  Vec<bfloat16, 1> weight_edge = {};
+  if (kEarlyParams) {
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (step < kWholeSteps || vector < vectors) {
+        const int column = head + vector * kVector;
+        weight_held[step] = read_window<kVector>(weight, column, kCols, step >= kFirstInside && step < kWholeSteps);
+      }
+    }
+    if (has_edge) {
+      weight_edge = read<1>(weight + edge);
+    }
+  }
+
+  Chain::at_loads();
+
+  Look1_57d9 look1 = {0.0f};
+  float look1_x_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+
+  // Look 1: sum(x**2)
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (step < kWholeSteps || vector < vectors) {
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        look1_x_squares[i % kRunningSums] += x_i * x_i;
+      }
+    }
+  }
+  if (has_edge) {
+    const float x_i = element(x_edge, 0);
+    look1_x_squares[0] += x_i * x_i;
+  }
+
+  look1.x_squares = sum_in_pairs(look1_x_squares);
+  Team::meet();
+  look1 = Team::reduce(look1, look1_slots);
+  const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
+
+  if (lane == 0 && active) {
+    if (rstd != nullptr) rstd[row] = row_rstd;
+  }
+
+  // Last look: the outputs
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (step < kWholeSteps || vector < vectors) {
+      const int column = head + vector * kVector;
+      if (!kEarlyParams) weight_held[step] =
+          read_window<kVector>(weight, column, kCols, step >= kFirstInside && step < kWholeSteps);
+      float y_values[kVector];
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        const float weight_i = element(weight_held[step], i);
+        y_values[i] = x_i * row_rstd * weight_i;
+      }
+      Vec<bfloat16, kVector> y_vec;
+      pack(y_vec, y_values);
+      if (active) write<Store>(y_row + own + step * kStride, y_vec);
+    }
+  }
+  if (has_edge) {
+    if (!kEarlyParams) weight_edge = read<1>(weight + edge);
+    float y_values[1];
+    const float x_i = element(x_edge, 0);
+    const float weight_i = element(weight_edge, 0);
+    y_values[0] = x_i * row_rstd * weight_i;
+    Vec<bfloat16, 1> y_vec;
+    pack(y_vec, y_values);
+    if (active) write<Store>(y_row + edge, y_vec);
+  }
+
+  Chain::at_end();
+}
+
+// rmsnorm forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
 rmsnorm_fwd_bf16_team_per_row_669e(
@@ -1709,6 +1749,119 @@ rmsnorm_fwd_bf16_team_per_row_669e(
   Team::meet();
   look1 = Team::reduce(look1, look1_slots);
   const float row_rstd = rsqrtf(eps + divide_by_remainder(look1.x_squares, kCols, 1.0f / kCols));
+
+  if (lane == 0 && active) {
+    if (rstd != nullptr) rstd[row] = row_rstd;
+  }
+
+  // Last look: the outputs
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+      float y_values[kVector];
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float weight_i = element(weight_held[step], i);
+        const float x_i = x_floats[step][i];
+        y_values[i] = x_i * row_rstd * weight_i;
+      }
+      Vec<bfloat16, kVector> y_vec;
+      pack(y_vec, y_values);
+      if (active) write<Store>(y_row + own + step * kStride, y_vec);
+    }
+  }
+
+  Chain::at_end();
+}
+
+// rmsnorm forward: a team of threads owns a row; each row is read once.
+// The last rows come first: of an input too large for L2 it still has these.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+rmsnorm_fwd_bf16_team_per_row_99e6(
+    bfloat16* __restrict__ y,
+    float* __restrict__ rstd,
+    Input<Config, bfloat16> x,
+    Input<Config, bfloat16> weight,
+    long long y_pitch,
+    long long x_pitch,
+    int rows,
+    float eps) {
+  using Team = typename Config::Team;
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  using Params = typename Config::Params;
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
+      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
+  constexpr bool kEarlyParams = Config::kEarlyParams;
+  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
+  __shared__ typename Team::template Slots<Look1_57d9> look1_slots;
+
+  const int lane = Team::lane();
+  const int own = lane * kVector;  // the column of a thread's first vector
+  const int slot = Team::slot();  // this thread's row within the block
+  const int row = ((rows - 1) / kRowsPerBlock - Team::tile()) * kRowsPerBlock + slot;
+
+  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const int valid_row = active ? row : rows - 1;
+  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
+  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+
+  Params::to_l2(weight, kCols);
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
+
+  Vec<bfloat16, kVector> x_held[kSteps];
+  float x_floats[kSteps][kVector];
+  Team::announce();
+
+  // The row of x is read once and waits in registers; each thread reads back its own part.
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
+    }
+  }
+
+  Vec<bfloat16, kVector> weight_held[kSteps];
+  if (kEarlyParams) {
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        weight_held[step] = read<kVector>(weight + own + step * kStride);
+      }
+    }
+  }
+
+  Chain::at_loads();
+
+  Look1_57d9 look1 = {0.0f};
+  float look1_x_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+
+  // Look 1: sum(x**2)
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = computed_once(element(x_held[step], i));
+        x_floats[step][i] = x_i;
+        look1_x_squares[i % kRunningSums] += x_i * x_i;
+      }
+    }
+  }
+
+  look1.x_squares = sum_in_pairs(look1_x_squares);
+  Team::meet();
+  look1 = Team::reduce(look1, look1_slots);
+  const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
 
   if (lane == 0 && active) {
     if (rstd != nullptr) rstd[row] = row_rstd;
@@ -1881,118 +2034,6 @@ rmsnorm_fwd_bf16_team_per_row_906d(
     Vec<bfloat16, 1> y_vec;
     pack(y_vec, y_values);
     if (active) write<Store>(y_row + edge, y_vec);
-  }
-
-  Chain::at_end();
-}
-
-// rmsnorm forward: a team of threads owns a row; each row is read once.
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_fwd_bf16_team_per_row_4b0b(
-    bfloat16* __restrict__ y,
-    float* __restrict__ rstd,
-    Input<Config, bfloat16> x,
-    Input<Config, bfloat16> weight,
-    long long y_pitch,
-    long long x_pitch,
-    int rows,
-    float eps) {
-  using Team = typename Config::Team;
-  using Load = typename Config::Load;
-  using Store = typename Config::Store;
-  using Chain = typename Config::Chain;
-  using Params = typename Config::Params;
-  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
-      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
-  constexpr bool kEarlyParams = Config::kEarlyParams;
-  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  __shared__ typename Team::template Slots<Look1_57d9> look1_slots;
-
-  const int lane = Team::lane();
-  const int own = lane * kVector;  // the column of a thread's first vector
-  const int slot = Team::slot();  // this thread's row within the block
-  const int row = Team::tile() * kRowsPerBlock + slot;
-
-  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
-  const int valid_row = active ? row : rows - 1;
-  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
-  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
-
-  Params::to_l2(weight, kCols);
-  Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
-
-  Vec<bfloat16, kVector> x_held[kSteps];
-  float x_floats[kSteps][kVector];
-  Team::announce();
-
-  // The row of x is read once and waits in registers; each thread reads back its own part.
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
-    }
-  }
-
-  Vec<bfloat16, kVector> weight_held[kSteps];
-  if (kEarlyParams) {
-    #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int vector = lane + step * kThreadsPerRow;
-      if (kEven || vector < kVectors) {
-        weight_held[step] = read<kVector>(weight + own + step * kStride);
-      }
-    }
-  }
-
-  Chain::at_loads();
-
-  Look1_57d9 look1 = {0.0f};
-  float look1_x_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
-
-  // Look 1: sum(x**2)
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = computed_once(element(x_held[step], i));
-        x_floats[step][i] = x_i;
-        look1_x_squares[i % kRunningSums] += x_i * x_i;
-      }
-    }
-  }
-
-  look1.x_squares = sum_in_pairs(look1_x_squares);
-  Team::meet();
-  look1 = Team::reduce(look1, look1_slots);
-  const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
-
-  if (lane == 0 && active) {
-    if (rstd != nullptr) rstd[row] = row_rstd;
-  }
-
-  // Last look: the outputs
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
-      float y_values[kVector];
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float weight_i = element(weight_held[step], i);
-        const float x_i = x_floats[step][i];
-        y_values[i] = x_i * row_rstd * weight_i;
-      }
-      Vec<bfloat16, kVector> y_vec;
-      pack(y_vec, y_values);
-      if (active) write<Store>(y_row + own + step * kStride, y_vec);
-    }
   }
 
   Chain::at_end();
@@ -2375,16 +2416,6 @@ inline cudaError_t run(const Kernel& kernel, const Arguments& call) {
 }
 
 template <auto kMain>
-inline cudaError_t run_without_rstd(const Kernel& kernel, const Arguments& call) {
-  int blocks = 0;
-  cudaError_t status = fitting_grid(reinterpret_cast<const void*>(kMain), kernel.launch, call.rows, &blocks);
-  if (status != cudaSuccess) return status;
-  return launch_on(
-      call.stream, kMain, kernel.launch, blocks,
-      call.y, call.x, call.weight, call.y_pitch, call.x_pitch, call.rows, call.eps);
-}
-
-template <auto kMain>
 inline cudaError_t run_any_cols(const Kernel& kernel, const Arguments& call) {
   int blocks = 0;
   cudaError_t status = fitting_grid(reinterpret_cast<const void*>(kMain), kernel.launch, call.rows, &blocks);
@@ -2404,11 +2435,10 @@ struct Tuned {
   Kernel kernel;
 };
 inline constexpr Tuned kTuned[] = {
-    {524288,     64, 16, 0u, 2u, false, {{64, 16}, run<rmsnorm_fwd_bf16_team_per_row_fb6f<Cols64_1514>>}},
+    {524288,     64, 16, 0u, 2u, false, {{128, 16}, run<rmsnorm_fwd_bf16_team_per_row_fb6f<Cols64_1347>>}},
     { 65536,    128, 16, 0u, 2u, false, {{128, 16}, run<rmsnorm_fwd_bf16_team_per_row_f200<Cols128_957a>>}},
-    {262144,    128, 16, 0u, 2u, false, {{64, 16}, run<rmsnorm_fwd_bf16_team_per_row_99e6<Cols128_d50e>>}},
-    { 32768,    256, 16, 2u, 2u, false, {{256, 32},
-     run_without_rstd<rmsnorm_fwd_bf16_without_rstd_team_per_row_8eec<Cols256_4891>>}},
+    {262144,    128, 16, 0u, 2u, false, {{256, 16}, run<rmsnorm_fwd_bf16_team_per_row_fb6f<Cols128_4991>>}},
+    { 32768,    256, 16, 0u, 2u, false, {{256, 32}, run<rmsnorm_fwd_bf16_team_per_row_4b0b<Cols256_09e4>>}},
     {     1,   2048,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_f200<Cols2048_9b2e>>}},
     {    64,   2048,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_f200<Cols2048_c541>>}},
     { 16384,   4095,  2, 0u, 2u,  true, {{128}, run<rmsnorm_fwd_bf16_team_per_row_ca57<Cols4095_92de>>}},
@@ -2418,7 +2448,7 @@ inline constexpr Tuned kTuned[] = {
     {  4096,   4096,  8, 0u, 2u, false, {{64, 1, false, 0, 0, 8},
      run<rmsnorm_fwd_bf16_team_per_row_c6b8<Cols4096_44a5>>}},
     {  8192,   4096, 16, 0u, 2u, false, {{64}, run<rmsnorm_fwd_bf16_team_per_row_fb6f<Cols4096_ffb4>>}},
-    {  8192,   4096,  2, 0u, 2u,  true, {{128}, run<rmsnorm_fwd_bf16_team_per_row_ca57<Cols4096_0f6c>>}},
+    {  8192,   4096,  2, 0u, 2u,  true, {{256}, run<rmsnorm_fwd_bf16_team_per_row_4063<Cols4096_a79b>>}},
     {    32,   5120,  8, 0u, 2u, false, {{256}, run<rmsnorm_fwd_bf16_team_per_row_f200<Cols5120_8bed>>}},
     {  2048,   5120,  8, 0u, 2u, false, {{128, 2}, run<rmsnorm_fwd_bf16_team_per_row_f200<Cols5120_5c09>>}},
     {     1,   7168,  8, 0u, 2u, false, {{512}, run<rmsnorm_fwd_bf16_team_per_row_669e<Cols7168_3ec0>>}},

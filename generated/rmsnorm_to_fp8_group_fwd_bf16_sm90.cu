@@ -16,20 +16,20 @@
 // verified  NVIDIA H200, driver for CUDA 13.0: 4 to 5 calls, 1 to 4096 rows, 20 families of rows, own pitches of y, q,
 //           scale, x; any value passes in 0.014 to 0.021 of the elements, which have no finite bound
 //
-//   rows x cols  kernel           threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
-//   1 x 4096     block_per_row    512      1           8       2.024     5.334 / 3.313  14    83.0 %   1.00x       1.952     fresh
-//   16 x 4096    block_per_row    512      1           8       1.999     6.166 / 4.164  169   82.1 %   1.00x       2.349     fresh
-//   64 x 4096    block_per_row    512      1           8       2.116     6.578 / 4.461  627   80.3 %   1.00x       2.57      fresh
-//   256 x 4096   block_per_row    512      1           4       2.983     8.175 / 5.195  1771  79.4 %   1.02x       3.542     fresh
-//   1024 x 4096  block_per_row    256      2           8       5.335     13.34 / 8.011  3957  79.9 %   1.03x       7.567     fresh
-//   4096 x 4096  block_per_row    128      1           8       22.2      48.76 / 26.57  3802  97.0 %   1.00x       23.91     fresh
-//   1 x 7168     cluster_per_row  128      1           4       2.32      6.087 / 3.767  22    72.3 %   1.14x       2.43      fresh
-//   16 x 7168    block_per_row    512      1           4       2.461     6.795 / 4.333  240   69.8 %   1.08x       2.963     fresh
-//   64 x 7168    block_per_row    512      1           8       2.553     7.176 / 4.628  910   70.8 %   1.05x       3.192     fresh
-//   256 x 7168   block_per_row    256      1           4       3.709     9.781 / 6.07   2493  80.3 %   1.04x       4.787     fresh
-//   1024 x 7168  block_per_row    256      2           8       8.956     21.58 / 12.62  4125  74.7 %   1.14x       11.54     fresh
-//   4096 x 7168  block_per_row    128      1           8       33.9      89.26 / 55.34  4358  98.4 %   1.03x       38.41     fresh
-//   (any other)  block_per_row    256      1           4       -         -              -     -        -           -         not tuned
+//   rows x cols  kernel         threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
+//   1 x 4096     block_per_row  512      1           8       2.019     5.317 / 3.3    14    83.9 %   1.00x       1.95      fresh
+//   16 x 4096    block_per_row  512      1           8       2.035     6.209 / 4.174  166   82.3 %   1.00x       2.362     fresh
+//   64 x 4096    block_per_row  512      1           4       2.075     6.489 / 4.41   640   83.9 %   1.01x       2.525     fresh
+//   256 x 4096   block_per_row  256      1           4       2.927     8.135 / 5.204  1805  81.9 %   1.06x       3.519     fresh
+//   1024 x 4096  block_per_row  256      2           8       5.819     14.4 / 8.554   3628  83.8 %   1.05x       7.413     fresh
+//   4096 x 4096  block_per_row  128      1           8       23.17     50.34 / 27.09  3643  97.8 %   1.01x       24.18     fresh
+//   1 x 7168     block_per_row  512      1           4       2.19      5.956 / 3.766  23    76.7 %   1.20x       2.478     fresh
+//   16 x 7168    block_per_row  512      1           4       2.35      6.692 / 4.342  252   73.8 %   1.12x       2.82      fresh
+//   64 x 7168    block_per_row  512      1           4       2.563     7.226 / 4.66   906   71.9 %   1.06x       3.155     fresh
+//   256 x 7168   block_per_row  256      1           4       3.758     9.724 / 5.964  2461  81.9 %   1.05x       4.777     fresh
+//   1024 x 7168  block_per_row  256      2           8       9.129     22.53 / 13.4   4047  76.4 %   1.03x       11.72     fresh
+//   4096 x 7168  block_per_row  128      1           8       34.15     90.2 / 56.02   4326  99.1 %   1.00x       40.64     fresh
+//   (any other)  block_per_row  256      1           4       -         -              -     -        -           -         not tuned
 //
 // times     price: what the kernel adds to a chain of a kernel that writes its main input and one that reads its
 //           outputs; chain: with / without the kernel; fresh: all but the main input comes from DRAM
@@ -59,12 +59,12 @@ struct __nv_bfloat16;  // cuda_bf16.h has it, and takes as long to compile as cu
 struct __nv_fp8_e4m3;  // cuda_fp8.h has it, and takes as long to compile as cuda_runtime.h
 #endif
 
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
-#error "rmsnorm_to_fp8_group_fwd_bf16 needs sm_90 or newer: compile with -arch=sm_90"
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 890
+#error "rmsnorm_to_fp8_group_fwd_bf16 needs sm_89 or newer: compile with -arch=sm_90"
 #endif
 
 namespace normgen {
-namespace sm90 {  // the GPU these shapes were tuned on; the code itself runs on sm_90 and newer
+namespace sm90 {  // the GPU these shapes were tuned on; the code itself runs on sm_89 and newer
 namespace rmsnorm_to_fp8_group_fwd_bf16_detail {
 
 // Parameters are on their way from DRAM to L2 while the kernel waits for its rows. The first block asks for all `count`
@@ -116,60 +116,10 @@ __device__ __forceinline__ unsigned floats_to_bfloat162(float low, float high) {
 #endif
 }
 
-// This block's rank in its cluster.
-__device__ __forceinline__ unsigned cluster_rank() {
-  unsigned rank;
-  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  return rank;
-}
-
-// All threads of all blocks of a cluster arrive, then wait. What a thread wrote before it arrived, the others see after
-// they have waited.
-__device__ __forceinline__ void cluster_arrive() {
-  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-}
-// As above, where a thread has written nothing that others wait for: no fence.
-__device__ __forceinline__ void cluster_arrive_relaxed() {
-  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
-}
-__device__ __forceinline__ void cluster_wait() {
-  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-
-// Where block `rank` of the cluster has the shared variable `own`.
-template <typename T>
-__device__ __forceinline__ unsigned cluster_address(const T* own, unsigned rank) {
-  unsigned remote;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;"
-      : "=r"(remote) : "r"(static_cast<unsigned>(__cvta_generic_to_shared(own))), "r"(rank));
-  return remote;
-}
-
-// Writes `value` to where block `rank` of the cluster has the shared variable `own`.
-template <typename T>
-__device__ __forceinline__ void cluster_store(T* own, unsigned rank, const T& value) {
-  const unsigned remote = cluster_address(own, rank);
-  const float* words = reinterpret_cast<const float*>(&value);
-  #pragma unroll
-  for (unsigned i = 0; i < sizeof(T) / 4; ++i) {
-    asm volatile("st.shared::cluster.f32 [%0], %1;" :: "r"(remote + 4 * i), "f"(words[i]) : "memory");
-  }
-}
-
 // Hides from the compiler how the value was found: it would find it again in every look rather than keep it.
 __device__ __forceinline__ float computed_once(float value) {
   asm volatile("" : "+f"(value));
   return value;
-}
-
-// Programmatic dependent launch: wait until the kernel before this one has ended and its writes are visible.
-__device__ __forceinline__ void dependency_wait() {
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-}
-
-// Programmatic dependent launch: let the kernel behind this one start as soon as blocks leave room.
-__device__ __forceinline__ void dependency_trigger() {
-  asm volatile("griddepcontrol.launch_dependents;");
 }
 
 // IEEE 754-2019 maximum and minimum: unlike fmaxf and fminf they return NaN when either operand is NaN.
@@ -474,43 +424,6 @@ struct BroadcastBlock : Threads<kThreadsPerRow, 1> {
   }
 };
 
-// The blocks of a cluster are a team. Every warp leaves its state in each block, then every warp combines all of them:
-// one barrier. A block may write to another only once that one has started.
-template <int kBlocks, int kBlockThreads>
-struct ClusterTeam : Threads<kBlocks * kBlockThreads, 1> {
-  enum : int { kWarps = kBlockThreads / 32, kStates = kWarps * kBlocks };
-  static __device__ __forceinline__ int lane() { return cluster_rank() * kBlockThreads + threadIdx.x; }
-  static __device__ __forceinline__ unsigned tile() { return blockIdx.x / kBlocks; }
-  static __device__ __forceinline__ void announce() { cluster_arrive_relaxed(); }
-  static __device__ __forceinline__ void meet() { cluster_wait(); }
-  template <typename State> using Slots = State[kStates];
-  template <typename State>
-  static __device__ __forceinline__ State reduce(State s, State (&slots)[kStates]) {
-    s = reduce_lanes<32>(s);
-    const unsigned lane = threadIdx.x % 32;
-    if (lane < kBlocks) cluster_store(slots + cluster_rank() * kWarps + threadIdx.x / 32, lane, s);
-    cluster_arrive();
-    cluster_wait();
-    return reduce_lanes<lanes_for(kStates)>(share_of_slots<kStates>(slots));
-  }
-};
-
-// A ClusterTeam in which every thread reads the states of all warps.
-template <int kBlocks, int kBlockThreads>
-struct BroadcastCluster : ClusterTeam<kBlocks, kBlockThreads> {
-  enum : int { kWarps = kBlockThreads / 32, kStates = kWarps * kBlocks };
-  template <typename State> using Slots = StatesOfWarps<kStates, State>;
-  template <typename State>
-  static __device__ __forceinline__ State reduce(State s, StatesOfWarps<kStates, State>& slots) {
-    s = State::of_warp(s);
-    const unsigned lane = threadIdx.x % 32;
-    if (lane < kBlocks) cluster_store(slots.states + cluster_rank() * kWarps + threadIdx.x / 32, lane, s);
-    cluster_arrive();
-    cluster_wait();
-    return combine_in_pairs<0, kStates>(slots.states);
-  }
-};
-
 // a / b, inverse being 1 / b: the product and what it leaves of a, times the inverse once more. An IEEE division gives
 // the same but for a few ties and subnormals, in twice as many instructions. Where b is an infinity, or the product or
 // the inverse overflow, what is left is not finite, and the product is right.
@@ -519,35 +432,6 @@ __device__ __forceinline__ float divide_by_remainder(float a, float b, float inv
   const float left = fmaf(-product, b, a);
   return fabsf(left) <= 3.402823466e38f ? fmaf(left, inverse, product) : product;
 }
-
-// How a kernel and its neighbours in the stream overlap: not at all.
-// wait              before the first access to what the kernels in front write, or still read
-// wait_for_partner  in a call's second kernel, before the first access to what the first one writes
-// at_...            here the kernel behind this one may start: it takes the place of blocks as they end
-// Pointer           to what is only read: while kernels in front may still write it, it is not `__restrict__`, by which
-//                   the compiler would read it through the non-coherent cache and move loads over a wait
-struct InOrder {
-  template <typename T> using Pointer = const T* __restrict__;
-  static __device__ __forceinline__ void wait() {}
-  static __device__ __forceinline__ void wait_for_partner() {}
-  static __device__ __forceinline__ void at_start() {}
-  static __device__ __forceinline__ void at_loads() {}
-  static __device__ __forceinline__ void at_end() {}
-};
-
-template <class Config, typename T> using Input = typename Config::Chain::template Pointer<T>;
-
-// Starts while the kernel in front still runs (programmatic dependent launch).
-struct Early : InOrder {
-  template <typename T> using Pointer = const T*;
-  static __device__ __forceinline__ void wait() { dependency_wait(); }
-  static __device__ __forceinline__ void wait_for_partner() { dependency_wait(); }
-};
-
-// As Early; the next kernel may start once this one has asked for its rows.
-struct EarlyAtLoads : Early {
-  static __device__ __forceinline__ void at_loads() { dependency_trigger(); }
-};
 
 // N elements that all have that value.
 template <typename T, int N>
@@ -578,6 +462,23 @@ __device__ __forceinline__ void pack(Vec<float8_e4m3, N>& vec, const float (&val
     }
   }
 }
+
+// How a kernel and its neighbours in the stream overlap: not at all.
+// wait              before the first access to what the kernels in front write, or still read
+// wait_for_partner  in a call's second kernel, before the first access to what the first one writes
+// at_...            here the kernel behind this one may start: it takes the place of blocks as they end
+// Pointer           to what is only read: while kernels in front may still write it, it is not `__restrict__`, by which
+//                   the compiler would read it through the non-coherent cache and move loads over a wait
+struct InOrder {
+  template <typename T> using Pointer = const T* __restrict__;
+  static __device__ __forceinline__ void wait() {}
+  static __device__ __forceinline__ void wait_for_partner() {}
+  static __device__ __forceinline__ void at_start() {}
+  static __device__ __forceinline__ void at_loads() {}
+  static __device__ __forceinline__ void at_end() {}
+};
+
+template <class Config, typename T> using Input = typename Config::Chain::template Pointer<T>;
 
 // Parameters are read in their turn.
 struct InTurn {
@@ -619,18 +520,6 @@ __device__ __forceinline__ float reduce_group(float value) {
   return value;
 }
 
-// Used once: evict first (ld.global.cs, st.global.cs).
-struct Streaming {
-  template <int kBytes>
-  static __device__ __forceinline__ void load(const void* address, unsigned* bits) {
-    split(__ldcs(static_cast<const Word<kBytes>*>(address)), bits);
-  }
-  template <int kBytes>
-  static __device__ __forceinline__ void store(void* address, const unsigned* bits) {
-    __stcs(static_cast<Word<kBytes>*>(address), join<kBytes>(bits));
-  }
-};
-
 // The sum of N terms, N a power of two, as a tree: log2(N) roundings on the way of each term.
 template <int N>
 __device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
@@ -655,6 +544,7 @@ __device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
 // kEven          all threads own kSteps of them
 // kGroup         columns
 // kGroupVectors  lanes that own one
+// kGroupStride   groups from one vector of a thread to its next
 // kUnroll        steps that a loop does in a trip
 struct Cols4096_8fc8 : Plain { using Team = BroadcastBlock<512>; using Params = Ahead;
   enum : int { kCols = 4096, kThreads = 512, kVector = 8, kEarlyParams = 1, kGroup = 128, kBlocksPerSm = 1 };
@@ -662,20 +552,17 @@ struct Cols4096_8fc8 : Plain { using Team = BroadcastBlock<512>; using Params = 
 struct Cols4096_32f1 : Plain { using Team = BroadcastBlock<512>; using Load = NoAllocate;
   enum : int { kCols = 4096, kThreads = 512, kVector = 4, kEarlyParams = 1, kGroup = 128, kBlocksPerSm = 1 };
 };
+struct Cols4096_68b0 : Plain { using Team = BroadcastBlock<256>; using Load = NoAllocate;
+  enum : int { kCols = 4096, kThreads = 256, kVector = 4, kEarlyParams = 1, kGroup = 128, kBlocksPerSm = 1 };
+};
 struct Cols4096_9c85 : Plain { using Team = Beside<128, 2>; using Load = NoAllocate;
   enum : int { kCols = 4096, kThreads = 256, kVector = 8, kEarlyParams = 1, kGroup = 128 };
 };
 struct Cols4096_1668 : Plain { using Team = Block<128>; using Load = NoAllocate;
   enum : int { kCols = 4096, kThreads = 128, kVector = 8, kEarlyParams = 1, kGroup = 128 };
 };
-struct Cols7168_0baa : Plain { using Team = BroadcastCluster<8, 128>; using Load = NoAllocate;
-  enum : int { kCols = 7168, kThreads = 128, kVector = 4, kEarlyParams = 1, kGroup = 128, kBlocksPerSm = 1 };
-};
 struct Cols7168_7ec8 : Plain { using Team = BroadcastBlock<512>;
   enum : int { kCols = 7168, kThreads = 512, kVector = 4, kEarlyParams = 1, kGroup = 128, kBlocksPerSm = 1 };
-};
-struct Cols7168_9642 : Plain { using Team = Block<512>; using Params = Ahead;
-  enum : int { kCols = 7168, kThreads = 512, kVector = 8, kEarlyParams = 1, kGroup = 128 };
 };
 struct Cols7168_809b : Plain { using Team = BroadcastBlock<256>;
   enum : int { kCols = 7168, kThreads = 256, kVector = 4, kEarlyParams = 1, kGroup = 128, kBlocksPerSm = 1 };
@@ -683,7 +570,7 @@ struct Cols7168_809b : Plain { using Team = BroadcastBlock<256>;
 struct Cols7168_840c : Plain { using Team = Beside<128, 2>; using Load = NoAllocate;
   enum : int { kCols = 7168, kThreads = 256, kVector = 8, kEarlyParams = 0, kGroup = 128 };
 };
-struct Cols7168_f98f : Plain { using Team = Block<128>; using Load = NoAllocate; using Store = Streaming; using Chain = EarlyAtLoads;
+struct Cols7168_e39a : Plain { using Team = Block<128>; using Load = NoAllocate;
   enum : int { kCols = 7168, kThreads = 128, kVector = 8, kEarlyParams = 1, kGroup = 128 };
 };
 struct AnyCols_848d : Plain { using Team = Block<256>;
@@ -716,7 +603,7 @@ struct Look1_57d9 {  // state of look 1: sum(x**2)
 // rmsnorm_to_fp8_group forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-rmsnorm_to_fp8_group_fwd_bf16_team_per_row_cf65(
+rmsnorm_to_fp8_group_fwd_bf16_team_per_row_bdb9(
     bfloat16* __restrict__ y,
     float8_e4m3* __restrict__ q,
     float* __restrict__ scale,
@@ -739,11 +626,14 @@ rmsnorm_to_fp8_group_fwd_bf16_team_per_row_cf65(
   constexpr bool kEarlyParams = Config::kEarlyParams;
   constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  constexpr int kGroup = Config::kGroup, kGroupVectors = kGroup / kVector;
+  constexpr int kGroup = Config::kGroup, kGroupVectors = kGroup / kVector,
+      kGroupStride = kThreadsPerRow / kGroupVectors;
   __shared__ typename Team::template Slots<Look1_dbdc> look1_slots;
 
   const int lane = Team::lane();
   const int own = lane * kVector;  // the column of a thread's first vector
+  const int own_group = static_cast<unsigned>(lane) / kGroupVectors;  // the group of a thread's first vector
+  const bool leads_group = static_cast<unsigned>(lane) % kGroupVectors == 0;  // it writes what its group has
   const int slot = Team::slot();  // this thread's row within the block
   const int row = Team::tile() * kRowsPerBlock + slot;
 
@@ -837,8 +727,8 @@ rmsnorm_to_fp8_group_fwd_bf16_team_per_row_cf65(
       Vec<float8_e4m3, kVector> q_vec;
       pack(q_vec, q_values);
       if (active) write<Store>(q_row + own + step * kStride, q_vec);
-      if (vector % kGroupVectors == 0 && active) {
-        scale_row[vector / kGroupVectors] = scale_g;
+      if (leads_group && active) {
+        scale_row[own_group + step * kGroupStride] = scale_g;
       }
     }
   }
@@ -849,7 +739,7 @@ rmsnorm_to_fp8_group_fwd_bf16_team_per_row_cf65(
 // rmsnorm_to_fp8_group forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-rmsnorm_to_fp8_group_fwd_bf16_team_per_row_9159(
+rmsnorm_to_fp8_group_fwd_bf16_team_per_row_ef5c(
     bfloat16* __restrict__ y,
     float8_e4m3* __restrict__ q,
     float* __restrict__ scale,
@@ -872,11 +762,14 @@ rmsnorm_to_fp8_group_fwd_bf16_team_per_row_9159(
   constexpr bool kEarlyParams = Config::kEarlyParams;
   constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  constexpr int kGroup = Config::kGroup, kGroupVectors = kGroup / kVector;
+  constexpr int kGroup = Config::kGroup, kGroupVectors = kGroup / kVector,
+      kGroupStride = kThreadsPerRow / kGroupVectors;
   __shared__ typename Team::template Slots<Look1_dbdc> look1_slots;
 
   const int lane = Team::lane();
   const int own = lane * kVector;  // the column of a thread's first vector
+  const int own_group = static_cast<unsigned>(lane) / kGroupVectors;  // the group of a thread's first vector
+  const bool leads_group = static_cast<unsigned>(lane) % kGroupVectors == 0;  // it writes what its group has
   const int slot = Team::slot();  // this thread's row within the block
   const int row = Team::tile() * kRowsPerBlock + slot;
 
@@ -956,8 +849,8 @@ rmsnorm_to_fp8_group_fwd_bf16_team_per_row_9159(
         y_absmax_g = maximum(y_absmax_g, fabsf(y_i));
       }
       y_absmax_g = largest_of_warp(y_absmax_g);
-      const float scale_g = maximum(amax_min, y_absmax_g) / 448.0f;
-      const float scale_inverse_g = 1.0f / scale_g;
+      const float scale_g = divide_by_remainder(maximum(amax_min, y_absmax_g), 448.0f, 1.0f / 448.0f);
+      const float scale_inverse_g = divide_by_remainder(1.0f, scale_g, reciprocal_approximate(scale_g));
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float y_i = y_kept[i];
@@ -970,8 +863,8 @@ rmsnorm_to_fp8_group_fwd_bf16_team_per_row_9159(
       Vec<float8_e4m3, kVector> q_vec;
       pack(q_vec, q_values);
       if (active) write<Store>(q_row + own + step * kStride, q_vec);
-      if (vector % kGroupVectors == 0 && active) {
-        scale_row[vector / kGroupVectors] = scale_g;
+      if (leads_group && active) {
+        scale_row[own_group + step * kGroupStride] = scale_g;
       }
     }
   }
@@ -981,8 +874,8 @@ rmsnorm_to_fp8_group_fwd_bf16_team_per_row_9159(
 
 // rmsnorm_to_fp8_group forward: a team of threads owns a row; each row is read once.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_to_fp8_group_fwd_bf16_team_per_row_196d(
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+rmsnorm_to_fp8_group_fwd_bf16_team_per_row_9236(
     bfloat16* __restrict__ y,
     float8_e4m3* __restrict__ q,
     float* __restrict__ scale,
@@ -1005,11 +898,152 @@ rmsnorm_to_fp8_group_fwd_bf16_team_per_row_196d(
   constexpr bool kEarlyParams = Config::kEarlyParams;
   constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  constexpr int kGroup = Config::kGroup, kGroupVectors = kGroup / kVector;
+  constexpr int kGroup = Config::kGroup, kGroupVectors = kGroup / kVector,
+      kGroupStride = kThreadsPerRow / kGroupVectors;
+  __shared__ typename Team::template Slots<Look1_dbdc> look1_slots;
+
+  const int lane = Team::lane();
+  const int own = lane * kVector;  // the column of a thread's first vector
+  const int own_group = static_cast<unsigned>(lane) / kGroupVectors;  // the group of a thread's first vector
+  const bool leads_group = static_cast<unsigned>(lane) % kGroupVectors == 0;  // it writes what its group has
+  const int slot = Team::slot();  // this thread's row within the block
+  const int row = Team::tile() * kRowsPerBlock + slot;
+
+  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const int valid_row = active ? row : rows - 1;
+  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
+  float8_e4m3* q_row = q + static_cast<long long>(valid_row) * q_pitch;
+  float* scale_row = scale + static_cast<long long>(valid_row) * scale_pitch;
+  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+
+  Params::to_l2(weight, kCols);
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
+
+  Vec<bfloat16, kVector> x_held[kSteps];
+  float x_floats[kSteps][kVector];
+  Team::announce();
+
+  // The row of x is read once and waits in registers; each thread reads back its own part.
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
+    }
+  }
+
+  Vec<bfloat16, kVector> weight_held[kSteps];
+  if (kEarlyParams) {
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        weight_held[step] = read<kVector>(weight + own + step * kStride);
+      }
+    }
+  }
+
+  Chain::at_loads();
+
+  Look1_dbdc look1 = {0.0f};
+  float look1_x_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+
+  // Look 1: sum(x**2)
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = computed_once(element(x_held[step], i));
+        x_floats[step][i] = x_i;
+        look1_x_squares[i % kRunningSums] += x_i * x_i;
+      }
+    }
+  }
+
+  look1.x_squares = sum_in_pairs(look1_x_squares);
+  Team::meet();
+  look1 = Team::reduce(look1, look1_slots);
+  const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
+
+  // Last look: the outputs
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+      float y_values[kVector];
+      float q_values[kVector];
+      float y_kept[kVector];
+      float y_absmax_g = 0.0f;
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float weight_i = element(weight_held[step], i);
+        const float x_i = x_floats[step][i];
+        const float y_i = x_i * row_rstd * weight_i;
+        y_kept[i] = y_i;
+        y_absmax_g = maximum(y_absmax_g, fabsf(y_i));
+      }
+      y_absmax_g = largest_of_warp(y_absmax_g);
+      const float scale_g = maximum(amax_min, y_absmax_g) / 448.0f;
+      const float scale_inverse_g = 1.0f / scale_g;
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float y_i = y_kept[i];
+        y_values[i] = y_i;
+        q_values[i] = y_i * scale_inverse_g;
+      }
+      Vec<bfloat16, kVector> y_vec;
+      pack(y_vec, y_values);
+      if (active) write<Store>(y_row + own + step * kStride, y_vec);
+      Vec<float8_e4m3, kVector> q_vec;
+      pack(q_vec, q_values);
+      if (active) write<Store>(q_row + own + step * kStride, q_vec);
+      if (leads_group && active) {
+        scale_row[own_group + step * kGroupStride] = scale_g;
+      }
+    }
+  }
+
+  Chain::at_end();
+}
+
+// rmsnorm_to_fp8_group forward: a team of threads owns a row; each row is read once.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+rmsnorm_to_fp8_group_fwd_bf16_team_per_row_09b7(
+    bfloat16* __restrict__ y,
+    float8_e4m3* __restrict__ q,
+    float* __restrict__ scale,
+    Input<Config, bfloat16> x,
+    Input<Config, bfloat16> weight,
+    long long y_pitch,
+    long long q_pitch,
+    long long scale_pitch,
+    long long x_pitch,
+    int rows,
+    float eps,
+    float amax_min) {
+  using Team = typename Config::Team;
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  using Params = typename Config::Params;
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
+      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
+  constexpr bool kEarlyParams = Config::kEarlyParams;
+  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
+  constexpr int kGroup = Config::kGroup, kGroupVectors = kGroup / kVector,
+      kGroupStride = kThreadsPerRow / kGroupVectors;
   __shared__ typename Team::template Slots<Look1_57d9> look1_slots;
 
   const int lane = Team::lane();
   const int own = lane * kVector;  // the column of a thread's first vector
+  const int own_group = static_cast<unsigned>(lane) / kGroupVectors;  // the group of a thread's first vector
+  const bool leads_group = static_cast<unsigned>(lane) % kGroupVectors == 0;  // it writes what its group has
   const int slot = Team::slot();  // this thread's row within the block
   const int row = Team::tile() * kRowsPerBlock + slot;
 
@@ -1103,8 +1137,8 @@ rmsnorm_to_fp8_group_fwd_bf16_team_per_row_196d(
       Vec<float8_e4m3, kVector> q_vec;
       pack(q_vec, q_values);
       if (active) write<Store>(q_row + own + step * kStride, q_vec);
-      if (vector % kGroupVectors == 0 && active) {
-        scale_row[vector / kGroupVectors] = scale_g;
+      if (leads_group && active) {
+        scale_row[own_group + step * kGroupStride] = scale_g;
       }
     }
   }
@@ -1115,7 +1149,7 @@ rmsnorm_to_fp8_group_fwd_bf16_team_per_row_196d(
 // rmsnorm_to_fp8_group forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-rmsnorm_to_fp8_group_fwd_bf16_team_per_row_4512(
+rmsnorm_to_fp8_group_fwd_bf16_team_per_row_08c1(
     bfloat16* __restrict__ y,
     float8_e4m3* __restrict__ q,
     float* __restrict__ scale,
@@ -1138,11 +1172,14 @@ rmsnorm_to_fp8_group_fwd_bf16_team_per_row_4512(
   constexpr bool kEarlyParams = Config::kEarlyParams;
   constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  constexpr int kGroup = Config::kGroup, kGroupVectors = kGroup / kVector;
+  constexpr int kGroup = Config::kGroup, kGroupVectors = kGroup / kVector,
+      kGroupStride = kThreadsPerRow / kGroupVectors;
   __shared__ typename Team::template Slots<Look1_dbdc> look1_slots;
 
   const int lane = Team::lane();
   const int own = lane * kVector;  // the column of a thread's first vector
+  const int own_group = static_cast<unsigned>(lane) / kGroupVectors;  // the group of a thread's first vector
+  const bool leads_group = static_cast<unsigned>(lane) % kGroupVectors == 0;  // it writes what its group has
   const int slot = Team::slot();  // this thread's row within the block
   const int row = Team::tile() * kRowsPerBlock + slot;
 
@@ -1238,8 +1275,145 @@ rmsnorm_to_fp8_group_fwd_bf16_team_per_row_4512(
       Vec<float8_e4m3, kVector> q_vec;
       pack(q_vec, q_values);
       if (active) write<Store>(q_row + own + step * kStride, q_vec);
-      if (vector % kGroupVectors == 0 && active) {
-        scale_row[vector / kGroupVectors] = scale_g;
+      if (leads_group && active) {
+        scale_row[own_group + step * kGroupStride] = scale_g;
+      }
+    }
+  }
+
+  Chain::at_end();
+}
+
+// rmsnorm_to_fp8_group forward: a team of threads owns a row; each row is read once.
+// The last rows come first: of an input too large for L2 it still has these.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+rmsnorm_to_fp8_group_fwd_bf16_team_per_row_4db8(
+    bfloat16* __restrict__ y,
+    float8_e4m3* __restrict__ q,
+    float* __restrict__ scale,
+    Input<Config, bfloat16> x,
+    Input<Config, bfloat16> weight,
+    long long y_pitch,
+    long long q_pitch,
+    long long scale_pitch,
+    long long x_pitch,
+    int rows,
+    float eps,
+    float amax_min) {
+  using Team = typename Config::Team;
+  using Load = typename Config::Load;
+  using Store = typename Config::Store;
+  using Chain = typename Config::Chain;
+  using Params = typename Config::Params;
+  constexpr int kCols = Config::kCols, kThreadsPerRow = Team::kSize, kRowsPerBlock = Team::kRows,
+      kVector = Config::kVector, kStride = kThreadsPerRow * kVector, kRunningSums = kVector < 4 ? kVector : 4;
+  constexpr bool kEarlyParams = Config::kEarlyParams;
+  constexpr int kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
+  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
+  constexpr int kGroup = Config::kGroup, kGroupVectors = kGroup / kVector,
+      kGroupStride = kThreadsPerRow / kGroupVectors;
+  __shared__ typename Team::template Slots<Look1_57d9> look1_slots;
+
+  const int lane = Team::lane();
+  const int own = lane * kVector;  // the column of a thread's first vector
+  const int own_group = static_cast<unsigned>(lane) / kGroupVectors;  // the group of a thread's first vector
+  const bool leads_group = static_cast<unsigned>(lane) % kGroupVectors == 0;  // it writes what its group has
+  const int slot = Team::slot();  // this thread's row within the block
+  const int row = ((rows - 1) / kRowsPerBlock - Team::tile()) * kRowsPerBlock + slot;
+
+  const bool active = kRowsPerBlock == 1 || row < rows;  // idle rows recompute the last row and store nothing
+  const int valid_row = active ? row : rows - 1;
+  bfloat16* y_row = y + static_cast<long long>(valid_row) * y_pitch;
+  float8_e4m3* q_row = q + static_cast<long long>(valid_row) * q_pitch;
+  float* scale_row = scale + static_cast<long long>(valid_row) * scale_pitch;
+  const bfloat16* x_row = x + static_cast<long long>(valid_row) * x_pitch;
+
+  Params::to_l2(weight, kCols);
+  Chain::at_start();
+  Chain::wait();  // nothing before it depends on the kernels in front of this one
+
+  Vec<bfloat16, kVector> x_held[kSteps];
+  Team::announce();
+
+  // The row of x is read once and waits in registers; each thread reads back its own part.
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      x_held[step] = read<kVector, Load>(x_row + own + step * kStride);
+    }
+  }
+
+  Vec<bfloat16, kVector> weight_held[kSteps];
+  if (kEarlyParams) {
+    #pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int vector = lane + step * kThreadsPerRow;
+      if (kEven || vector < kVectors) {
+        weight_held[step] = read<kVector>(weight + own + step * kStride);
+      }
+    }
+  }
+
+  Chain::at_loads();
+
+  Look1_57d9 look1 = {0.0f};
+  float look1_x_squares[kRunningSums] = {};  // short chains of additions: few roundings, and none waits for another
+
+  // Look 1: sum(x**2)
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        look1_x_squares[i % kRunningSums] += x_i * x_i;
+      }
+    }
+  }
+
+  look1.x_squares = sum_in_pairs(look1_x_squares);
+  Team::meet();
+  look1 = Team::reduce(look1, look1_slots);
+  const float row_rstd = rsqrtf(eps + look1.x_squares / kCols);
+
+  // Last look: the outputs
+  #pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int vector = lane + step * kThreadsPerRow;
+    if (kEven || vector < kVectors) {
+      if (!kEarlyParams) weight_held[step] = read<kVector>(weight + own + step * kStride);
+      float y_values[kVector];
+      float q_values[kVector];
+      float y_kept[kVector];
+      float y_absmax_g = 0.0f;
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float x_i = element(x_held[step], i);
+        const float weight_i = element(weight_held[step], i);
+        const float y_i = x_i * row_rstd * weight_i;
+        y_kept[i] = y_i;
+        y_absmax_g = maximum(y_absmax_g, fabsf(y_i));
+      }
+      y_absmax_g = reduce_group<kGroupVectors, Maximum, kEven>(y_absmax_g);
+      const float scale_g = maximum(amax_min, y_absmax_g) / 448.0f;
+      const float scale_inverse_g = 1.0f / scale_g;
+      #pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const float y_i = y_kept[i];
+        y_values[i] = y_i;
+        q_values[i] = y_i * scale_inverse_g;
+      }
+      Vec<bfloat16, kVector> y_vec;
+      pack(y_vec, y_values);
+      if (active) write<Store>(y_row + own + step * kStride, y_vec);
+      Vec<float8_e4m3, kVector> q_vec;
+      pack(q_vec, q_values);
+      if (active) write<Store>(q_row + own + step * kStride, q_vec);
+      if (leads_group && active) {
+        scale_row[own_group + step * kGroupStride] = scale_g;
       }
     }
   }
@@ -1250,7 +1424,7 @@ rmsnorm_to_fp8_group_fwd_bf16_team_per_row_4512(
 // rmsnorm_to_fp8_group forward, any number of columns: a team of threads owns a row; each row is read twice.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-rmsnorm_to_fp8_group_fwd_bf16_any_cols_team_per_row_0253(
+rmsnorm_to_fp8_group_fwd_bf16_any_cols_team_per_row_19ad(
     bfloat16* __restrict__ y,
     float8_e4m3* __restrict__ q,
     float* __restrict__ scale,
@@ -1270,11 +1444,13 @@ rmsnorm_to_fp8_group_fwd_bf16_any_cols_team_per_row_0253(
   using Chain = typename Config::Chain;
   constexpr int kThreadsPerRow = Team::kSize, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
       kRunningSums = kVector < 4 ? kVector : 4, kUnroll = Config::kUnroll, kGroup = Config::kGroup,
-      kGroupVectors = kGroup / kVector;
+      kGroupVectors = kGroup / kVector, kGroupStride = kThreadsPerRow / kGroupVectors;
   __shared__ typename Team::template Slots<Look1_57d9> look1_slots;
 
   const int lane = Team::lane();
   const int own = lane * kVector;  // the column of a thread's first vector
+  const int own_group = static_cast<unsigned>(lane) / kGroupVectors;  // the group of a thread's first vector
+  const bool leads_group = static_cast<unsigned>(lane) % kGroupVectors == 0;  // it writes what its group has
   const int row = blockIdx.x;
   const int vectors = cols / kVector;
   const int steps = (vectors + kThreadsPerRow - 1) / kThreadsPerRow;
@@ -1346,8 +1522,8 @@ rmsnorm_to_fp8_group_fwd_bf16_any_cols_team_per_row_0253(
       Vec<float8_e4m3, kVector> q_vec;
       pack(q_vec, q_values);
       write<Store>(q_row + own + step * kStride, q_vec);
-      if (vector % kGroupVectors == 0) {
-        scale_row[vector / kGroupVectors] = scale_g;
+      if (leads_group) {
+        scale_row[own_group + step * kGroupStride] = scale_g;
       }
     }
   }
@@ -1510,27 +1686,25 @@ struct Tuned {
   Kernel kernel;
 };
 inline constexpr Tuned kTuned[] = {
-    {   1, 4096, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_group_fwd_bf16_team_per_row_cf65<Cols4096_8fc8>>}},
-    {  16, 4096, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_group_fwd_bf16_team_per_row_cf65<Cols4096_8fc8>>}},
-    {  64, 4096, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_group_fwd_bf16_team_per_row_cf65<Cols4096_8fc8>>}},
-    { 256, 4096, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_group_fwd_bf16_team_per_row_9159<Cols4096_32f1>>}},
+    {   1, 4096, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_group_fwd_bf16_team_per_row_bdb9<Cols4096_8fc8>>}},
+    {  16, 4096, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_group_fwd_bf16_team_per_row_bdb9<Cols4096_8fc8>>}},
+    {  64, 4096, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_group_fwd_bf16_team_per_row_ef5c<Cols4096_32f1>>}},
+    { 256, 4096, 16, 0u, 0u, false, {{256}, run<rmsnorm_to_fp8_group_fwd_bf16_team_per_row_9236<Cols4096_68b0>>}},
     {1024, 4096, 16, 0u, 0u, false, {{256, 2},
-     run<rmsnorm_to_fp8_group_fwd_bf16_team_per_row_196d<Cols4096_9c85>>}},
-    {4096, 4096, 16, 0u, 0u, false, {{128}, run<rmsnorm_to_fp8_group_fwd_bf16_team_per_row_196d<Cols4096_1668>>}},
-    {   1, 7168, 16, 0u, 0u, false, {{128, 1, false, 0, 0, 0, 8},
-     run<rmsnorm_to_fp8_group_fwd_bf16_team_per_row_9159<Cols7168_0baa>>}},
-    {  16, 7168, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_group_fwd_bf16_team_per_row_4512<Cols7168_7ec8>>}},
-    {  64, 7168, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_group_fwd_bf16_team_per_row_196d<Cols7168_9642>>}},
-    { 256, 7168, 16, 0u, 0u, false, {{256}, run<rmsnorm_to_fp8_group_fwd_bf16_team_per_row_4512<Cols7168_809b>>}},
+     run<rmsnorm_to_fp8_group_fwd_bf16_team_per_row_09b7<Cols4096_9c85>>}},
+    {4096, 4096, 16, 0u, 0u, false, {{128}, run<rmsnorm_to_fp8_group_fwd_bf16_team_per_row_09b7<Cols4096_1668>>}},
+    {   1, 7168, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_group_fwd_bf16_team_per_row_08c1<Cols7168_7ec8>>}},
+    {  16, 7168, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_group_fwd_bf16_team_per_row_08c1<Cols7168_7ec8>>}},
+    {  64, 7168, 16, 0u, 0u, false, {{512}, run<rmsnorm_to_fp8_group_fwd_bf16_team_per_row_9236<Cols7168_7ec8>>}},
+    { 256, 7168, 16, 0u, 0u, false, {{256}, run<rmsnorm_to_fp8_group_fwd_bf16_team_per_row_08c1<Cols7168_809b>>}},
     {1024, 7168, 16, 0u, 0u, false, {{256, 2},
-     run<rmsnorm_to_fp8_group_fwd_bf16_team_per_row_196d<Cols7168_840c>>}},
-    {4096, 7168, 16, 0u, 0u, false, {{128, 1, true},
-     run<rmsnorm_to_fp8_group_fwd_bf16_team_per_row_196d<Cols7168_f98f>>}},
+     run<rmsnorm_to_fp8_group_fwd_bf16_team_per_row_09b7<Cols7168_840c>>}},
+    {4096, 7168, 16, 0u, 0u, false, {{128}, run<rmsnorm_to_fp8_group_fwd_bf16_team_per_row_4db8<Cols7168_e39a>>}},
 };
 
 // For any cols.
 inline constexpr Kernel kGeneral[] = {
-    {{256}, run_any_cols<rmsnorm_to_fp8_group_fwd_bf16_any_cols_team_per_row_0253<AnyCols_848d>>},
+    {{256}, run_any_cols<rmsnorm_to_fp8_group_fwd_bf16_any_cols_team_per_row_19ad<AnyCols_848d>>},
 };
 
 // Bits of `absent`: 1u weight.

@@ -15,18 +15,18 @@
 //           gate, up; any value passes in 0.015 to 0.062 of the elements, which have no finite bound
 //
 //   rows x cols   kernel          threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
-//   1 x 6144      block_per_part  256      1           4       1.68      4.943 / 3.262  18    97.7 %   1.00x       1.716     fresh
-//   16 x 6144     block_per_part  128      1           4       2.175     6.173 / 3.997  227   89.4 %   1.01x       2.095     fresh
-//   64 x 6144     block_per_part  256      1           4       2.22      6.732 / 4.511  891   96.9 %   1.00x       2.36      fresh
-//   256 x 6144    block_per_part  128      1           8       3.309     8.916 / 5.599  2391  96.6 %   1.02x       4.013     fresh
-//   1024 x 6144   block_per_part  256      1           8       7.167     16.73 / 9.563  4416  95.2 %   1.00x       9.374     fresh
-//   4096 x 6144   block_per_part  256      1           8       25.16     60.75 / 35.56  5033  105.9 %  1.00x       32.66     fresh
-//   1 x 12288     block_per_part  384      1           4       1.697     5.32 / 3.624   36    95.9 %   1.04x       1.762     fresh
-//   16 x 12288    block_per_part  512      1           4       2.116     6.463 / 4.348  467   95.1 %   1.00x       2.213     fresh
-//   64 x 12288    block_per_part  256      1           4       2.627     7.411 / 4.782  1506  97.0 %   1.00x       2.999     fresh
-//   256 x 12288   block_per_part  128      1           8       4.645     11.66 / 7.016  3407  96.3 %   1.07x       5.324     fresh
-//   1024 x 12288  block_per_part  128      1           8       13.03     30.01 / 17     4857  101.8 %  1.01x       16.98     fresh
-//   4096 x 12288  block_per_part  256      1           8       55.86     122.4 / 66.46  4534  96.3 %   1.00x       59.69     fresh
+//   1 x 6144      block_per_part  256      1           4       1.508     4.768 / 3.262  20    98.5 %   1.00x       1.619     fresh
+//   16 x 6144     block_per_part  256      1           4       2.137     6.155 / 4.016  231   88.2 %   1.00x       2.087     fresh
+//   64 x 6144     block_per_part  256      1           4       2.208     6.713 / 4.506  896   97.9 %   1.01x       2.353     fresh
+//   256 x 6144    block_per_part  128      1           8       3.268     8.855 / 5.583  2421  94.5 %   1.01x       3.93      fresh
+//   1024 x 6144   block_per_part  256      1           8       7.509     17.91 / 10.4   4215  96.8 %   1.00x       9.883     fresh
+//   4096 x 6144   block_per_part  256      1           8       24.84     60.88 / 36.04  5097  101.4 %  1.00x       33.16     fresh
+//   1 x 12288     block_per_part  384      1           4       1.692     5.305 / 3.612  37    97.7 %   1.04x       1.758     fresh
+//   16 x 12288    block_per_part  512      1           4       2.085     6.436 / 4.349  474   95.7 %   1.00x       2.203     fresh
+//   64 x 12288    block_per_part  256      1           4       2.541     7.318 / 4.77   1557  98.3 %   1.01x       2.949     fresh
+//   256 x 12288   block_per_part  128      1           8       4.634     11.69 / 7.056  3416  97.3 %   1.08x       5.681     fresh
+//   1024 x 12288  block_per_part  128      1           8       13.63     31.01 / 17.37  4644  102.5 %  1.02x       17.34     fresh
+//   4096 x 12288  block_per_part  256      1           8       55.21     123.8 / 68.56  4587  97.2 %   1.00x       60.69     fresh
 //   (any other)   block_per_row   256      1           4       -         -              -     -        -           -         not tuned
 //
 // times     price: what the kernel adds to a chain of a kernel that writes its main input and one that reads its
@@ -391,12 +391,10 @@ struct Threads {
 // kEven          all threads own kSteps of them
 // kGroup         columns
 // kGroupVectors  lanes that own one
+// kGroupStride   groups from one vector of a thread to its next
 // kUnroll        steps that a loop does in a trip
 struct Cols6144_38a0 : Plain {
   enum : int { kCols = 6144, kThreads = 256, kParts = 6, kVector = 4, kGroup = 128, kBlocksPerSm = 1 };
-};
-struct Cols6144_e657 : Plain {
-  enum : int { kCols = 6144, kThreads = 128, kParts = 12, kVector = 4, kGroup = 128, kBlocksPerSm = 1 };
 };
 struct Cols6144_b768 : Plain { using Load = NoAllocate;
   enum : int { kCols = 6144, kThreads = 256, kParts = 6, kVector = 4, kGroup = 128, kBlocksPerSm = 1 };
@@ -413,8 +411,8 @@ struct Cols12288_4f78 : Plain {
 struct Cols12288_3279 : Plain {
   enum : int { kCols = 12288, kThreads = 512, kParts = 6, kVector = 4, kGroup = 128, kBlocksPerSm = 1 };
 };
-struct Cols12288_3e00 : Plain {
-  enum : int { kCols = 12288, kThreads = 256, kParts = 12, kVector = 4, kGroup = 128, kBlocksPerSm = 1 };
+struct Cols12288_1216 : Plain {
+  enum : int { kCols = 12288, kThreads = 256, kParts = 6, kVector = 4, kGroup = 128, kBlocksPerSm = 1 };
 };
 struct Cols12288_94ce : Plain { enum : int { kCols = 12288, kThreads = 128, kParts = 12, kVector = 8, kGroup = 128 }; };
 struct Cols12288_ee93 : Plain { using Load = NoAllocate;
@@ -428,7 +426,7 @@ struct AnyCols_577b : Plain { using Team = Threads<256, 1>;
 // silu_mul_to_fp8_group forward: a block owns a part of a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-silu_mul_to_fp8_group_fwd_bf16_block_per_part_0774(
+silu_mul_to_fp8_group_fwd_bf16_block_per_part_22cd(
     float8_e4m3* __restrict__ q,
     float* __restrict__ scale,
     Input<Config, bfloat16> gate,
@@ -446,10 +444,13 @@ silu_mul_to_fp8_group_fwd_bf16_block_per_part_0774(
       kThreadsPerRow = kParts * kThreads, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
       kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  constexpr int kGroup = Config::kGroup, kGroupVectors = kGroup / kVector;
+  constexpr int kGroup = Config::kGroup, kGroupVectors = kGroup / kVector,
+      kGroupStride = kThreadsPerRow / kGroupVectors;
 
   const int lane = static_cast<int>(blockIdx.x % kParts * kThreads + threadIdx.x);
   const int own = lane * kVector;  // the column of a thread's first vector
+  const int own_group = static_cast<unsigned>(lane) / kGroupVectors;  // the group of a thread's first vector
+  const bool leads_group = static_cast<unsigned>(lane) % kGroupVectors == 0;  // it writes what its group has
   const int row = blockIdx.x / kParts;
 
   float8_e4m3* q_row = q + static_cast<long long>(row) * q_pitch;
@@ -502,8 +503,8 @@ silu_mul_to_fp8_group_fwd_bf16_block_per_part_0774(
       Vec<float8_e4m3, kVector> q_vec;
       pack(q_vec, q_values);
       write<Store>(q_row + own + step * kStride, q_vec);
-      if (vector % kGroupVectors == 0) {
-        scale_row[vector / kGroupVectors] = scale_g;
+      if (leads_group) {
+        scale_row[own_group + step * kGroupStride] = scale_g;
       }
     }
   }
@@ -514,7 +515,7 @@ silu_mul_to_fp8_group_fwd_bf16_block_per_part_0774(
 // silu_mul_to_fp8_group forward: a block owns a part of a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-silu_mul_to_fp8_group_fwd_bf16_block_per_part_699d(
+silu_mul_to_fp8_group_fwd_bf16_block_per_part_2f46(
     float8_e4m3* __restrict__ q,
     float* __restrict__ scale,
     Input<Config, bfloat16> gate,
@@ -532,10 +533,13 @@ silu_mul_to_fp8_group_fwd_bf16_block_per_part_699d(
       kThreadsPerRow = kParts * kThreads, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
       kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  constexpr int kGroup = Config::kGroup, kGroupVectors = kGroup / kVector;
+  constexpr int kGroup = Config::kGroup, kGroupVectors = kGroup / kVector,
+      kGroupStride = kThreadsPerRow / kGroupVectors;
 
   const int lane = static_cast<int>(blockIdx.x % kParts * kThreads + threadIdx.x);
   const int own = lane * kVector;  // the column of a thread's first vector
+  const int own_group = static_cast<unsigned>(lane) / kGroupVectors;  // the group of a thread's first vector
+  const bool leads_group = static_cast<unsigned>(lane) % kGroupVectors == 0;  // it writes what its group has
   const int row = blockIdx.x / kParts;
 
   float8_e4m3* q_row = q + static_cast<long long>(row) * q_pitch;
@@ -588,94 +592,8 @@ silu_mul_to_fp8_group_fwd_bf16_block_per_part_699d(
       Vec<float8_e4m3, kVector> q_vec;
       pack(q_vec, q_values);
       write<Store>(q_row + own + step * kStride, q_vec);
-      if (vector % kGroupVectors == 0) {
-        scale_row[vector / kGroupVectors] = scale_g;
-      }
-    }
-  }
-
-  Chain::at_end();
-}
-
-// silu_mul_to_fp8_group forward: a block owns a part of a row; each row is read once.
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-silu_mul_to_fp8_group_fwd_bf16_block_per_part_f49e(
-    float8_e4m3* __restrict__ q,
-    float* __restrict__ scale,
-    Input<Config, bfloat16> gate,
-    Input<Config, bfloat16> up,
-    long long q_pitch,
-    long long scale_pitch,
-    long long gate_pitch,
-    long long up_pitch,
-    int rows,
-    float amax_min) {
-  using Load = typename Config::Load;
-  using Store = typename Config::Store;
-  using Chain = typename Config::Chain;
-  constexpr int kCols = Config::kCols, kThreads = Config::kThreads, kParts = Config::kParts,
-      kThreadsPerRow = kParts * kThreads, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
-      kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
-  constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  constexpr int kGroup = Config::kGroup, kGroupVectors = kGroup / kVector;
-
-  const int lane = static_cast<int>(blockIdx.x % kParts * kThreads + threadIdx.x);
-  const int own = lane * kVector;  // the column of a thread's first vector
-  const int row = blockIdx.x / kParts;
-
-  float8_e4m3* q_row = q + static_cast<long long>(row) * q_pitch;
-  float* scale_row = scale + static_cast<long long>(row) * scale_pitch;
-  const bfloat16* gate_row = gate + static_cast<long long>(row) * gate_pitch;
-  const bfloat16* up_row = up + static_cast<long long>(row) * up_pitch;
-
-  Chain::at_start();
-  Chain::wait();  // nothing before it depends on the kernels in front of this one
-
-  Vec<bfloat16, kVector> gate_held[kSteps];
-  Vec<bfloat16, kVector> up_held[kSteps];
-
-  // The row of gate and up is read once and waits in registers; each thread reads back its own part.
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      gate_held[step] = read<kVector, Load>(gate_row + own + step * kStride);
-      up_held[step] = read<kVector, Load>(up_row + own + step * kStride);
-    }
-  }
-
-  Chain::at_loads();
-
-  // One look: the outputs
-  #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = lane + step * kThreadsPerRow;
-    if (kEven || vector < kVectors) {
-      float q_values[kVector];
-      float y_kept[kVector];
-      float y_absmax_g = 0.0f;
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float gate_i = element(gate_held[step], i);
-        const float up_i = element(up_held[step], i);
-        const float y_i = gate_i * reciprocal_approximate(exp_approximate(-gate_i) + 1.0f) * up_i;
-        y_kept[i] = y_i;
-        y_absmax_g = maximum(y_absmax_g, fabsf(y_i));
-      }
-      y_absmax_g = largest_of_warp(y_absmax_g);
-      const float scale_g = maximum(amax_min, y_absmax_g) / 448.0f;
-      const float scale_inverse_g = 1.0f / scale_g;
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float y_i = y_kept[i];
-        q_values[i] = y_i * scale_inverse_g;
-      }
-      Vec<float8_e4m3, kVector> q_vec;
-      pack(q_vec, q_values);
-      write<Store>(q_row + own + step * kStride, q_vec);
-      if (vector % kGroupVectors == 0) {
-        scale_row[vector / kGroupVectors] = scale_g;
+      if (leads_group) {
+        scale_row[own_group + step * kGroupStride] = scale_g;
       }
     }
   }
@@ -687,7 +605,7 @@ silu_mul_to_fp8_group_fwd_bf16_block_per_part_f49e(
 // The last rows come first: of an input too large for L2 it still has these.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-silu_mul_to_fp8_group_fwd_bf16_block_per_part_35a5(
+silu_mul_to_fp8_group_fwd_bf16_block_per_part_2d6e(
     float8_e4m3* __restrict__ q,
     float* __restrict__ scale,
     Input<Config, bfloat16> gate,
@@ -705,10 +623,13 @@ silu_mul_to_fp8_group_fwd_bf16_block_per_part_35a5(
       kThreadsPerRow = kParts * kThreads, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
       kVectors = kCols / kVector, kSteps = (kVectors + kThreadsPerRow - 1) / kThreadsPerRow;
   constexpr bool kEven = kVectors % kThreadsPerRow == 0;
-  constexpr int kGroup = Config::kGroup, kGroupVectors = kGroup / kVector;
+  constexpr int kGroup = Config::kGroup, kGroupVectors = kGroup / kVector,
+      kGroupStride = kThreadsPerRow / kGroupVectors;
 
   const int lane = static_cast<int>(blockIdx.x % kParts * kThreads + threadIdx.x);
   const int own = lane * kVector;  // the column of a thread's first vector
+  const int own_group = static_cast<unsigned>(lane) / kGroupVectors;  // the group of a thread's first vector
+  const bool leads_group = static_cast<unsigned>(lane) % kGroupVectors == 0;  // it writes what its group has
   const int row = rows - 1 - blockIdx.x / kParts;
 
   float8_e4m3* q_row = q + static_cast<long long>(row) * q_pitch;
@@ -761,8 +682,8 @@ silu_mul_to_fp8_group_fwd_bf16_block_per_part_35a5(
       Vec<float8_e4m3, kVector> q_vec;
       pack(q_vec, q_values);
       write<Store>(q_row + own + step * kStride, q_vec);
-      if (vector % kGroupVectors == 0) {
-        scale_row[vector / kGroupVectors] = scale_g;
+      if (leads_group) {
+        scale_row[own_group + step * kGroupStride] = scale_g;
       }
     }
   }
@@ -773,7 +694,7 @@ silu_mul_to_fp8_group_fwd_bf16_block_per_part_35a5(
 // silu_mul_to_fp8_group forward, any number of columns: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-silu_mul_to_fp8_group_fwd_bf16_any_cols_team_per_row_6a1a(
+silu_mul_to_fp8_group_fwd_bf16_any_cols_team_per_row_d641(
     float8_e4m3* __restrict__ q,
     float* __restrict__ scale,
     Input<Config, bfloat16> gate,
@@ -790,10 +711,13 @@ silu_mul_to_fp8_group_fwd_bf16_any_cols_team_per_row_6a1a(
   using Store = typename Config::Store;
   using Chain = typename Config::Chain;
   constexpr int kThreadsPerRow = Team::kSize, kVector = Config::kVector, kStride = kThreadsPerRow * kVector,
-      kUnroll = Config::kUnroll, kGroup = Config::kGroup, kGroupVectors = kGroup / kVector;
+      kUnroll = Config::kUnroll, kGroup = Config::kGroup, kGroupVectors = kGroup / kVector,
+      kGroupStride = kThreadsPerRow / kGroupVectors;
 
   const int lane = Team::lane();
   const int own = lane * kVector;  // the column of a thread's first vector
+  const int own_group = static_cast<unsigned>(lane) / kGroupVectors;  // the group of a thread's first vector
+  const bool leads_group = static_cast<unsigned>(lane) % kGroupVectors == 0;  // it writes what its group has
   const int row = blockIdx.x;
   const int vectors = cols / kVector;
   const int steps = (vectors + kThreadsPerRow - 1) / kThreadsPerRow;
@@ -835,8 +759,8 @@ silu_mul_to_fp8_group_fwd_bf16_any_cols_team_per_row_6a1a(
       Vec<float8_e4m3, kVector> q_vec;
       pack(q_vec, q_values);
       write<Store>(q_row + own + step * kStride, q_vec);
-      if (vector % kGroupVectors == 0) {
-        scale_row[vector / kGroupVectors] = scale_g;
+      if (leads_group) {
+        scale_row[own_group + step * kGroupStride] = scale_g;
       }
     }
   }
@@ -998,34 +922,34 @@ struct Tuned {
 };
 inline constexpr Tuned kTuned[] = {
     {   1,  6144, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 6},
-     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_0774<Cols6144_38a0>>}},
-    {  16,  6144, 16, 0u, 0u, false, {{128, 1, false, 0, 0, 0, 1, 12},
-     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_0774<Cols6144_e657>>}},
+     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_22cd<Cols6144_38a0>>}},
+    {  16,  6144, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 6},
+     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_22cd<Cols6144_38a0>>}},
     {  64,  6144, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 6},
-     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_0774<Cols6144_b768>>}},
+     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_22cd<Cols6144_b768>>}},
     { 256,  6144, 16, 0u, 0u, false, {{128, 1, false, 0, 0, 0, 1, 6},
-     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_699d<Cols6144_c70f>>}},
+     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_2f46<Cols6144_c70f>>}},
     {1024,  6144, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 3},
-     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_699d<Cols6144_6b63>>}},
+     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_2f46<Cols6144_6b63>>}},
     {4096,  6144, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 3},
-     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_699d<Cols6144_6b63>>}},
+     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_2d6e<Cols6144_6b63>>}},
     {   1, 12288, 16, 0u, 0u, false, {{384, 1, false, 0, 0, 0, 1, 8},
-     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_0774<Cols12288_4f78>>}},
+     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_22cd<Cols12288_4f78>>}},
     {  16, 12288, 16, 0u, 0u, false, {{512, 1, false, 0, 0, 0, 1, 6},
-     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_0774<Cols12288_3279>>}},
-    {  64, 12288, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 12},
-     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_f49e<Cols12288_3e00>>}},
+     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_22cd<Cols12288_3279>>}},
+    {  64, 12288, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 6},
+     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_22cd<Cols12288_1216>>}},
     { 256, 12288, 16, 0u, 0u, false, {{128, 1, false, 0, 0, 0, 1, 12},
-     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_699d<Cols12288_94ce>>}},
+     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_2f46<Cols12288_94ce>>}},
     {1024, 12288, 16, 0u, 0u, false, {{128, 1, false, 0, 0, 0, 1, 12},
-     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_699d<Cols12288_ee93>>}},
+     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_2f46<Cols12288_ee93>>}},
     {4096, 12288, 16, 0u, 0u, false, {{256, 1, false, 0, 0, 0, 1, 3},
-     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_35a5<Cols12288_2821>>}},
+     run<silu_mul_to_fp8_group_fwd_bf16_block_per_part_2d6e<Cols12288_2821>>}},
 };
 
 // For any cols.
 inline constexpr Kernel kGeneral[] = {
-    {{256}, run_any_cols<silu_mul_to_fp8_group_fwd_bf16_any_cols_team_per_row_6a1a<AnyCols_577b>>},
+    {{256}, run_any_cols<silu_mul_to_fp8_group_fwd_bf16_any_cols_team_per_row_d641<AnyCols_577b>>},
 };
 
 // Bits of `absent`: none.
