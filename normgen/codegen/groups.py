@@ -50,7 +50,7 @@ class Groups:
         return [
             setting("kGroup", group, "columns"),
             constant("kGroupVectors", "kGroup / kVector", "lanes that own one"),
-            constant("kGroupStride", "kThreadsPerRow / kGroupVectors", "groups from one vector of a thread to its next"),
+            constant("kGroupStride", "kThreadsPerRow / kGroupVectors", "groups between two vectors of a thread"),
         ]
 
     def thread(self) -> list[Let]:

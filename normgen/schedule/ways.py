@@ -39,7 +39,9 @@ from normgen.schedule.schedule import Schedule
 L1_ALONE = 28 << 10  # of an SM's L1, what shared memory cannot have (compute capability 8.0 to 9.0)
 COPIED_AHEAD_BYTES = 192  # of a row, for each of 128 threads in a cluster that copies the next one meanwhile
 SPREAD_BYTES = 180 << 10  # of a few rows, from which their clusters' blocks find room in shared memory alone
-SUMMED_BYTES = 36 << 10  # of a row with column sums, from which the next one travels to shared memory
+SUMMED_BYTES, LONG_SUMMED_BYTES = 16 << 10, 32 << 10  # of a row with column sums: the next one may, and will, be copied
+# Of a thread's registers, what data may take: more does not fit, and from so much on the next row is better copied.
+FILLED, COPIED_FILLED = 0.8, 0.7
 NARROW_HELD = 32  # elements that a thread holds in a register each, as it reads them
 KEPT_VALUES = 40  # of a peeled row with a mean, for each thread
 EARLY_BYTES = 128  # of parameters a thread may hold beside its row; twice as many where rows are few
@@ -118,15 +120,18 @@ def _spread(problem: Problem, device: Device) -> Iterator[Schedule]:
     Blocks of 512 threads where all find room (layernorm 27x257472, to int8 and not: 0.72 and 0.78 of the chain in
     registers, rmsnorm_to_fp8_token 40x200000: 0.83), else of 256 (layernorm_to_int8 60x131072: 0.94,
     add_rmsnorm_to_fp8_token 64x98304: 0.84). Where not even these do, a grid that walks, and the parameters stay
-    (rmsnorm 98x96384: 0.92, to fp8 0.72). Rows of 80 KB (layernorm_to_int8 100x40960) are better off in registers.
+    (rmsnorm 98x96384: 0.92, to fp8 0.72); the next row on its way where shared memory has not room for all (rmsnorm
+    125x231488: 0.88). Rows of 80 KB (layernorm_to_int8 100x40960) are better off in registers.
     """
     row, blocks, sms = problem.cols * problem.row_input_bytes, 8 * problem.rows, device.sm_count
     if device.arch < 90 or problem.any_cols or row < SPREAD_BYTES or not has_parameters(problem):
         return
     if not reduces_rows(problem) or problem.spec.group or not are_few(problem, device) or blocks <= sms:
         return
-    if problem.rows * row > device.shared_per_sm * sms:
-        return  # not all rows find room at a time
+    if problem.rows * row > device.shared_per_sm * sms:  # not all rows find room at a time
+        ring = Schedule(cluster=8, hold=Hold.REGISTERS, unroll=0, persistent=1, stages=2, params=Params.PACKED)
+        yield from _in_whole_vectors(_copied(problem, device, ring, bulk=False), problem)
+        return
     threads = 512 if blocks * 512 <= FITTING_THREADS * sms else 256
     spread = Schedule(threads_per_row=threads, cluster=8)
     if blocks > 4 * sms:
@@ -230,7 +235,10 @@ def _without_columns(problem: Problem, device: Device) -> Iterator[Schedule]:
                 walking = hinted.varied(persistent=at_most("persistent", 1024 // cut.threads))
                 if has_parameters(problem):
                     if _overfills(problem, cut):
-                        yield walking.varied(copy=Copy.CP_ASYNC, params=Params.PACKED, load=Load.DEFAULT)
+                        copied = walking.varied(params=Params.PACKED, load=Load.DEFAULT)
+                        if problem.compulsory_bytes >= LONG_BYTES:
+                            yield copied.varied(copy=Copy.BULK, load=Load.EVICT_LAST, stages=2)
+                        yield copied.varied(copy=Copy.CP_ASYNC)
                     yield walking.varied(stages=2, params=Params.PACKED)
                 yield walking.varied(stages=2)
                 yield walking
@@ -259,11 +267,11 @@ def _keeps_values(problem: Problem, s: Schedule, *, few: bool) -> bool:
 
 
 def _overfills(problem: Problem, s: Schedule) -> bool:
-    """Whether a thread that divides, and keeps more of the parameters than of its row, has no registers left for the
-    next row: it comes to shared memory instead (layernorm to int8 265x99968: 0.66 of the price).
+    """Whether a thread that keeps more of the parameters than of its row has no registers left for the next row: it
+    comes to shared memory instead (layernorm to int8 265x99968: 0.66 of the price, layernorm 4108x108352: 0.80).
     """
     row, params = held_bytes_per_thread(problem, s), param_bytes_per_thread(problem, s)
-    return has_quotients(problem) and params > row and 2 * row + params > 256
+    return params > row and 2 * row + params > 256
 
 
 def _written(problem: Problem) -> int:
@@ -339,14 +347,43 @@ def _parameters_in_memory(problem: Problem) -> int:
     return sum(math.prod(problem.shape_of(t)) * t.dtype.bytes for t in problem.tensors if t.is_parameter)
 
 
+def _copied_beside_sums(
+    problem: Problem, device: Device, walking: Schedule, clusters: tuple[int, ...]
+) -> Iterator[Schedule]:
+    """Defaults of many long rows with column sums, whose next one finds no registers: it comes by cp.async.
+
+    Layernorm 15168x5952, 6000x10240, 4126x13568 and 2500x20480 bf16: 0.90, 0.87, 0.89 and 0.84 of the chain, rmsnorm
+    3000x12288 and 2000x24576 0.81 and 0.82. From 32 KB on in any case: of 16384x8192 the winners do so.
+    """
+    row = problem.cols * problem.row_input_bytes
+    if device.arch < 80 or problem.any_cols or row < SUMMED_BYTES or problem.rows < 4 * device.sm_count:
+        return
+    is_long = row >= LONG_SUMMED_BYTES and problem.dtype.bytes == 2
+    for cluster in clusters:
+        for cut in _in_whole_vectors(cuts(problem, device, Hold.REGISTERS, cluster), problem):
+            if not 256 <= cut.threads <= 512:
+                continue
+            block = walking.varied(threads_per_row=cut.threads_per_row, cluster=cluster, vector=cut.vector, unroll=0)
+            block = block.varied(hold=Hold.REGISTERS, persistent=at_most("persistent", 512 // cut.threads))
+            if not is_long and _filled(problem, block, device, rows=2) <= COPIED_FILLED:
+                return
+            if _filled(problem, block, device, rows=1) <= FILLED:
+                yield from (block.varied(copy=Copy.CP_ASYNC, stages=stages) for stages in (2, 1))
+
+
+def _filled(problem: Problem, s: Schedule, device: Device, *, rows: int) -> float:
+    """The share of a thread's registers that so many of its rows take, with its parameters and sums."""
+    data = (rows * held_bytes_per_thread(problem, s) + param_bytes_per_thread(problem, s)) / 4
+    return (data + sums_in_registers(problem, s)) * s.threads * s.persistent / device.registers_per_sm
+
+
 def _with_columns(problem: Problem, device: Device) -> Iterator[Schedule]:
     """Defaults of programs with column sums: in registers beside the row, over a cluster if need be; then of rows
     read again; then by atomics.
 
     512 threads an SM leave each 128 registers for the next row too; short rows share blocks of 256 threads, which add
     up their sums. More than 32 sums a thread leave room for 384 threads (8192x768 to 16384x8192 bf16 on an H200).
-    Long rows leave none for the next one: it travels to shared memory (layernorm 6000x10240, 4126x13568 and 2500x20480
-    bf16: 0.87, 0.89 and 0.84 of the chain, rmsnorm 3000x12288 and 2000x24576: 0.81 and 0.82).
+    Where that leaves none for the next row it is not fetched ahead (add_rmsnorm 13936x640: 0.94 of the chain).
     Atomics a row cost ten times as much there as rows read again (2048x16384, 2048x32768 bf16).
     """
     kept = Params.KEPT if has_parameters(problem) else Params.LATE
@@ -355,12 +392,8 @@ def _with_columns(problem: Problem, device: Device) -> Iterator[Schedule]:
     # 4 % (layernorm 8192x768 bf16, dy just written); none of the 7 long winners reads that way.
     load = Load.NO_ALLOCATE if device.arch >= 80 and not is_long else Load.DEFAULT
     clusters = (1, 2, 4, 8, 16) if device.arch >= 90 else (1,)
-    is_wide = problem.cols * problem.row_input_bytes >= SUMMED_BYTES and problem.rows >= 4 * device.sm_count
-    if device.arch >= 80 and is_wide and not problem.any_cols:
-        for cluster, stages in itertools.product(clusters[:4], (2, 1)):
-            ring = Schedule(threads_per_row=512, cluster=cluster, hold=Hold.REGISTERS, unroll=0, persistent=1)
-            ring = ring.varied(stages=stages, params=kept, dependent_launch=dependent)
-            yield from _in_whole_vectors(_copied(problem, device, ring, bulk=False), problem)
+    walking = Schedule(params=kept, dependent_launch=dependent)
+    yield from _copied_beside_sums(problem, device, walking, clusters[:4])
     for cut in itertools.chain.from_iterable(cuts(problem, device, Hold.REGISTERS, cluster) for cluster in clusters):
         if held_bytes_per_thread(problem, cut) <= 256:
             many_sums = sums_in_registers(problem, cut) > 32 and cut.threads_per_row <= 128
@@ -369,7 +402,8 @@ def _with_columns(problem: Problem, device: Device) -> Iterator[Schedule]:
             cut = cut.varied(rows_per_block=at_most("rows_per_block", side_by_side))
             walking = cut.varied(persistent=at_most("persistent", per_sm // cut.threads), load=load)
             sums = walking.varied(dependent_launch=dependent)
-            yield sums.varied(params=kept, stages=2)
+            if _filled(problem, sums, device, rows=2) <= FILLED:
+                yield sums.varied(params=kept, stages=2)
             yield sums.varied(params=kept)
             yield sums
     for cut in sorted(cuts(problem, device, Hold.RELOAD, 1), key=lambda s: -s.vector):

@@ -51,9 +51,9 @@ RACED = ("dtype", "dtypes", "align", "direction")  # of a problem; the rest of a
 
 
 def test_the_default_is_close_to_the_best_of_what_was_raced_against_it() -> None:
-    """78 races on an H200 between plain kernels, its input just written: schedules, and their chains over the first's.
+    """86 races on an H200 between plain kernels, its input just written: schedules, and their chains over the first's.
 
-    Seven in ten defaults were raced themselves; what others differ by was not.
+    Two in three defaults were raced themselves; what others differ by was not.
     """
     with lzma.open(Path(__file__).parents[1] / "data" / "races_h200.jsonl.xz", "rt") as lines:
         races = [json.loads(line) for line in lines]
@@ -63,8 +63,8 @@ def test_the_default_is_close_to_the_best_of_what_was_raced_against_it() -> None
         chain = race["chains"].get(str(default_schedule(problem, H200)))
         if chain is not None:
             behind[f"{race['op']} {race['shape']}"] = chain / min(race["chains"].values())
-    assert len(races) == 78
-    assert len(behind) >= 0.7 * len(races)
+    assert len(races) == 86
+    assert len(behind) >= 0.66 * len(races)
     assert statistics.median(behind.values()) <= 1.006
     assert max(behind.values()) <= 1.05
 
@@ -229,3 +229,49 @@ def test_layernorm_rows_of_4_to_8_kb_are_looked_at_once() -> None:
     assert default("rmsnorm", "6504x2688").threads_per_row == 64  # has no variance
     assert default("layernorm", "20000x2688").variance == "two_pass"  # L2 does not hold it
     assert default("layernorm", "1024x4096").variance == "two_pass"  # a block of two warps for each leaves SMs idle
+
+
+@pytest.mark.parametrize(
+    ("op", "shape", "threads", "hold", "persistent"),
+    [
+        ("layernorm_to_int8", "27x257472", 512, "shared", 0),  # 0.72 of the chain of the same clusters in registers
+        ("layernorm_to_int8", "60x131072", 256, "shared", 0),
+        ("rmsnorm_to_fp8_token", "98x96384", 256, "registers", 4),  # 0.72
+        ("rmsnorm", "125x231488", 256, "registers", 1),  # 0.88
+    ],
+)
+def test_few_long_rows_find_room_in_shared_memory(
+    op: str, shape: str, threads: int, hold: str, persistent: int
+) -> None:
+    found = default(op, shape)
+    assert (found.threads, found.cluster, found.hold, found.copy) == (threads, 8, hold, "cp_async")
+    assert found.persistent == persistent
+
+
+@pytest.mark.parametrize(
+    ("op", "shape", "copy", "threads", "cluster"),
+    [
+        ("layernorm", "15168x5952", "cp_async", 256, 1),  # 0.90 of the chain of registers alone
+        ("layernorm", "6000x10240", "cp_async", 512, 1),  # 0.87
+        ("rmsnorm", "2000x24576", "cp_async", 512, 2),  # 0.82
+        ("layernorm", "8192x4096", "direct", 256, 1),  # both rows find room
+        ("layernorm", "300x10240", "direct", 512, 1),  # blocks have a row or two
+    ],
+)
+def test_the_next_row_with_column_sums_is_copied_where_registers_have_no_room(
+    op: str, shape: str, copy: str, threads: int, cluster: int
+) -> None:
+    found = default(op, shape, direction="backward")
+    assert (found.copy, found.threads, found.cluster) == (copy, threads, cluster)
+
+
+def test_short_rows_with_column_sums_are_not_fetched_ahead_where_that_takes_half_of_an_sms_threads() -> None:
+    assert default("add_rmsnorm", "13936x640", direction="backward").stages == 1  # 0.94 of the chain
+    assert default("rmsnorm", "13951x544", direction="backward").stages == 2
+
+
+def test_rows_read_by_elements_leave_a_thread_few_of_them() -> None:
+    for shape in ("79x246497", "300x50001"):  # 121 and 98 a thread cost 2.2 and 2.4 x
+        found = default("layernorm_to_int8", shape)
+        assert found.vector == 1
+        assert int(shape.split("x")[1]) <= 32 * found.threads * found.cluster
