@@ -10,8 +10,10 @@
 // spec      quantize_to_fp8_group, sha256:8faa29738b0e6b2e7246347231c078af89ef319f0372dbe09b831af798a9144b
 // tuned by  normgen 0.1.0
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
-// verified  NVIDIA H200, driver for CUDA 13.0: 4 calls, 1 to 3276 rows, 20 families of rows, own pitches of q, scale,
-//           x
+// verified  NVIDIA H200, driver for CUDA 13.0: 4 to 5 calls, 1 to 3276 rows, 20 families of rows, own pitches of q,
+//           scale, x
+// note      emitted as another text than the one that was tuned: 1 x 5120, 16 x 5120, 64 x 5120, 256 x 5120, 1024 x
+//           5120
 //
 //   rows x cols  kernel          threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
 //   1 x 5120     block_per_part  160      1           4       1.397     4.601 / 3.203  11    97.7 %   1.00x       1.565     fresh
@@ -19,7 +21,7 @@
 //   64 x 5120    block_per_part  256      1           4       1.523     5.952 / 4.427  652   98.4 %   1.00x       2.071     fresh
 //   256 x 5120   block_per_part  128      1           8       2.103     7.382 / 5.277  1889  96.0 %   1.04x       2.868     fresh
 //   1024 x 5120  block_per_row   160      1           8       4.086     13.18 / 9.088  3889  87.5 %   1.11x       6.109     fresh
-//   4096 x 5120  block_per_row   160      1           8       11.62     41.94 / 30.34  5470  89.9 %   1.03x       18.21     fresh
+//   4096 x 5120  block_per_row   256      2           8       11.37     41.62 / 30.27  5593  91.8 %   1.05x       18.11     fresh
 //   (any other)  block_per_row   256      1           4       -         -              -     -        -           -         not tuned
 //
 // times     price: what the kernel adds to a chain of a kernel that writes its main input and one that reads its
@@ -412,7 +414,7 @@ struct Threads {
 // kEven          all threads own kSteps of them
 // kGroup         columns
 // kGroupVectors  lanes that own one
-// kGroupStride   groups from one vector of a thread to its next
+// kGroupStride   groups between two vectors of a thread
 // kUnroll        steps that a loop does in a trip
 struct Cols5120_c3c2 : Plain { using Load = NoAllocate;
   enum : int { kCols = 5120, kThreads = 160, kParts = 8, kVector = 4, kGroup = 128, kBlocksPerSm = 1 };
@@ -426,8 +428,8 @@ struct Cols5120_5643 : Plain { using Load = EvictLast;
 struct Cols5120_32ac : Plain { using Team = Threads<160, 1>;
   enum : int { kCols = 5120, kThreads = 160, kVector = 8, kGroup = 128 };
 };
-struct Cols5120_3fcb : Plain { using Team = Threads<160, 1>; using Load = NoAllocate;
-  enum : int { kCols = 5120, kThreads = 160, kVector = 8, kGroup = 128 };
+struct Cols5120_ce73 : Plain { using Team = Threads<128, 2>; using Load = NoAllocate;
+  enum : int { kCols = 5120, kThreads = 256, kVector = 8, kGroup = 128 };
 };
 struct AnyCols_577b : Plain { using Team = Threads<256, 1>;
   enum : int { kThreads = 256, kVector = 4, kUnroll = 1, kGroup = 128 };
@@ -989,7 +991,8 @@ inline constexpr Tuned kTuned[] = {
     { 256, 5120, 16, 0u, 0u, false, {{128, 1, false, 0, 0, 0, 1, 5},
      run<quantize_to_fp8_group_fwd_bf16_block_per_part_2044<Cols5120_5643>>}},
     {1024, 5120, 16, 0u, 0u, false, {{160}, run<quantize_to_fp8_group_fwd_bf16_team_per_row_0f61<Cols5120_32ac>>}},
-    {4096, 5120, 16, 0u, 0u, false, {{160}, run<quantize_to_fp8_group_fwd_bf16_team_per_row_7917<Cols5120_3fcb>>}},
+    {4096, 5120, 16, 0u, 0u, false, {{256, 2},
+     run<quantize_to_fp8_group_fwd_bf16_team_per_row_7917<Cols5120_ce73>>}},
 };
 
 // For any cols.

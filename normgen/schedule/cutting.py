@@ -21,6 +21,7 @@ LEAST_COVERED = 64  # bytes of a row that a narrow access of its threads covers:
 WALKED_BYTES = 196  # of a row, for each of 256 threads in a cluster
 FITTING_THREADS = 1536  # of an SM, at the 42 registers that rows of such kernels take
 NARROW_COLS = 2048  # of many rows that threads read by 4 bytes
+CLUSTER_OF_1024 = 1.5  # what blocks of 1024 threads in a cluster are off by
 
 
 def cuts(problem: Problem, device: Device, hold: Hold, cluster: int) -> Iterator[Schedule]:
@@ -96,10 +97,11 @@ def _distance(problem: Problem, device: Device, vector: int, edges: Edges, clust
     nothing else is left; two where the rows leave SMs room (256x4096 bf16: 6 %) and of rows of up to 20 in whole lines
     (65536x128: 5 % of the price, 100000x128: 4 %), one of other rows of up to 20 (524288x64: 13 %). In a cluster 256
     threads that hold up to 196 bytes each (softmax 500x50000 bf16: 2 % ahead of 512, rmsnorm 112x106432: 5 %), else
-    512; 512 too where blocks are fewer than SMs (16x4096 bf16 with its weights in DRAM: 9 % ahead of 256), 256 of up
-    to 4 KB (layernorm 3x1018 f32: 12 % of the price; 1x2048 and 64x2048 bf16), 128 of peeled rows (rmsnorm 12x4409: 14
-    %). No more than find room at a time (rmsnorm 526x10560: 256 threads 9 % ahead of 512). Idle lanes cost their
-    share, and wait with the others (32x5120 bf16: 6 %, layernorm 1245x13184 to int8: 20 %). Threads whose narrow
+    512; not 1024 of few rows whose clusters are on half the SMs or more (layernorm 12x208320: 1.8 x the price of 256).
+    512 too where blocks are fewer than SMs (16x4096 bf16 with its weights in DRAM: 9 % ahead of 256), 256 of up to 4 KB
+    (layernorm 3x1018 f32: 12 % of the price; 1x2048 and 64x2048 bf16), 128 of peeled rows (rmsnorm 12x4409: 14 %). No
+    more than find room at a time (rmsnorm 526x10560: 256 threads 9 % ahead of 512). Idle lanes cost their share, and
+    wait with the others (32x5120 bf16: 6 %, layernorm 1245x13184 to int8: 20 %). Threads whose narrow
     accesses cover less than two sectors of a row fetch the rest in vain (rmsnorm to fp8, by elements: 5000x333 takes
     2.4 x as long by 8 threads as by 32, 1.4 x by 16; 50000x4097 1.3 x by 256 as by 128).
     """
@@ -125,7 +127,9 @@ def _distance(problem: Problem, device: Device, vector: int, edges: Edges, clust
         usual, most = (many, 16) if not few else (one if cluster == 1 else 128, min(8, 4 / width))
         is_spread = steps < 2 and not (few and cluster == 1)
         off = abs(math.log2(threads / usual)) + 2 * max(is_spread, math.log2(max(1, steps) / most))
-        return off + waits + (8 * idle if cluster == 1 else 0)
+        spread = cluster > 1 and 2 * problem.rows * cluster >= device.sm_count
+        wide = CLUSTER_OF_1024 * (spread and threads == 1024 and vector > 1)
+        return off + waits + wide + (8 * idle if cluster == 1 else 0)
     off = abs(math.log2(max(steps, 0.75) * width / aim)) + 5.5 * max(0.0, idle) + waits
     size = problem.dtype.bytes
     if vector * size < 8:

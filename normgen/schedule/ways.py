@@ -39,7 +39,7 @@ from normgen.schedule.schedule import Schedule
 L1_ALONE = 28 << 10  # of an SM's L1, what shared memory cannot have (compute capability 8.0 to 9.0)
 COPIED_AHEAD_BYTES = 192  # of a row, for each of 128 threads in a cluster that copies the next one meanwhile
 SPREAD_BYTES = 180 << 10  # of a few rows, from which their clusters' blocks find room in shared memory alone
-SUMMED_BYTES, LONG_SUMMED_BYTES = 16 << 10, 32 << 10  # of a row with column sums: the next one may, and will, be copied
+SUMMED_BYTES, LONG_SUMMED_BYTES = 16 << 10, 28 << 10  # of a row with column sums: the next one may, and will, be copied
 # Of a thread's registers, what data may take: more does not fit, and from so much on the next row is better copied.
 FILLED, COPIED_FILLED = 0.8, 0.7
 NARROW_HELD = 32  # elements that a thread holds in a register each, as it reads them
@@ -353,7 +353,8 @@ def _copied_beside_sums(
     """Defaults of many long rows with column sums, whose next one finds no registers: it comes by cp.async.
 
     Layernorm 15168x5952, 6000x10240, 4126x13568 and 2500x20480 bf16: 0.90, 0.87, 0.89 and 0.84 of the chain, rmsnorm
-    3000x12288 and 2000x24576 0.81 and 0.82. From 32 KB on in any case: of 16384x8192 the winners do so.
+    3000x12288 and 2000x24576 0.81 and 0.82. From 28 KB on in any case: the winners of 16384x8192 do so, and
+    of layernorm 8331x7296 (0.95).
     """
     row = problem.cols * problem.row_input_bytes
     if device.arch < 80 or problem.any_cols or row < SUMMED_BYTES or problem.rows < 4 * device.sm_count:

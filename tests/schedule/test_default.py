@@ -254,6 +254,7 @@ def test_few_long_rows_find_room_in_shared_memory(
         ("layernorm", "15168x5952", "cp_async", 256, 1),  # 0.90 of the chain of registers alone
         ("layernorm", "6000x10240", "cp_async", 512, 1),  # 0.87
         ("rmsnorm", "2000x24576", "cp_async", 512, 2),  # 0.82
+        ("layernorm", "8331x7296", "cp_async", 512, 1),
         ("layernorm", "8192x4096", "direct", 256, 1),  # both rows find room
         ("layernorm", "300x10240", "direct", 512, 1),  # blocks have a row or two
     ],
@@ -275,3 +276,8 @@ def test_rows_read_by_elements_leave_a_thread_few_of_them() -> None:
         found = default("layernorm_to_int8", shape)
         assert found.vector == 1
         assert int(shape.split("x")[1]) <= 32 * found.threads * found.cluster
+
+
+def test_clusters_of_few_rows_on_half_the_sms_and_more_have_blocks_of_512_threads_at_most() -> None:
+    assert default("layernorm", "12x208320").threads == 512  # 1024: 1.8 x the price of 256
+    assert default("layernorm", "1x105976", "f32").threads == 1024
