@@ -33,6 +33,7 @@ from normgen.schedule.plan import (
     register_steps,
     steps_per_lane,
     sums_in_registers,
+    vector_registers,
 )
 from normgen.schedule.plan import shared_bytes as dynamic_shared_bytes
 from normgen.schedule.policy import overflows_l2
@@ -83,8 +84,8 @@ class Cost:
 def estimated_registers(problem: Problem, s: Schedule, c: Constants | None = None) -> tuple[int, int]:
     """(registers, spilled registers) of a thread, before the compiler says."""
     c = c or Constants()
-    unrolled = max(1, s.unroll) if s.hold is not Hold.REGISTERS else 1
-    held = held_bytes_per_thread(problem, s) / 4 if s.hold is Hold.REGISTERS else s.vector * unrolled
+    vectors = steps_per_lane(problem, s) if s.hold is Hold.REGISTERS else max(1, s.unroll)
+    held: float = vectors * vector_registers(problem, s)
     if s.hold is Hold.HYBRID:
         held += register_steps(problem, s) * s.vector * problem.row_input_bytes / 4
     params = param_bytes_per_thread(problem, s) / 4 if s.params.in_registers else 0

@@ -129,6 +129,11 @@ def held_bytes_per_thread(problem: Problem, s: Schedule) -> int:
     return steps_per_lane(problem, s) * s.vector * problem.row_input_bytes
 
 
+def vector_registers(problem: Problem, s: Schedule) -> int:
+    """Registers of a vector of each row input, as it is stored: one at least, of less than four bytes too."""
+    return sum(-(-s.vector * t.dtype.bytes // 4) for t in problem.elem_tensors if not t.is_written)
+
+
 def param_bytes_per_thread(problem: Problem, s: Schedule) -> int:
     """Bytes of column parameters a thread keeps when they are loaded early."""
     return steps_per_lane(problem, s) * s.vector * problem.parameter_bytes

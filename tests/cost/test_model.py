@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import lzma
+import statistics
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +14,15 @@ import numpy as np
 import pytest
 
 from normgen.cost.constants import Constants, constants_from, constants_of, read_constants, write_constants
-from normgen.cost.model import Cost, estimated_registers, predict
+from normgen.cost.model import Cost, estimated_registers, predict, predicted_us
 from normgen.device import TARGETS
 from normgen.errors import UsageError
+from normgen.ladder.points import read_schedule
 from normgen.pipeline import emit
 from normgen.problem.problem import Problem
 from normgen.program.source import problem_for, stages_of
 from normgen.schedule.default import default_schedule
+from normgen.schedule.knobs import Hold
 from normgen.schedule.schedule import Schedule
 from normgen.schedule.space import space
 from normgen.spec.reader import load
@@ -179,6 +185,27 @@ def test_estimated_registers_are_near_the_compilers(op: str, shape: str, dtype: 
     module = emit(problem, default)
     found = compile_module(module, 90).resources[module.kernels[0].name].registers
     assert estimated_registers(problem, default)[0] == pytest.approx(found, rel=0.5)
+
+
+def test_an_access_of_two_bytes_takes_a_register_as_one_of_four_does() -> None:
+    """layernorm_to_int8 79x246497 in clusters of eight blocks of 256 threads takes 255 registers."""
+    problem = asked("layernorm_to_int8", "79x246497", "bf16", "forward")
+    by_elements = Schedule(cluster=8, hold=Hold.REGISTERS, unroll=0)
+    assert estimated_registers(problem, by_elements)[0] > 150
+
+
+def test_the_first_choice_of_what_was_raced_is_three_percent_behind_the_best_on_average() -> None:
+    with lzma.open(Path(__file__).parents[1] / "data" / "races_h200.jsonl.xz", "rt") as lines:
+        races = [json.loads(line) for line in lines]
+    behind = []
+    for race in races:
+        kept = {k: race[k] for k in ("dtype", "dtypes", "align", "direction") if k in race}
+        problem = problem_for(load(race["op"]), shape=race["shape"], **kept)
+        chains = {read_schedule(problem, H200, f"plain {words}"): ratio for words, ratio in race["chains"].items()}
+        first = min(chains, key=partial(predicted_us, problem, device=H200))
+        behind.append(chains[first] / min(chains.values()))
+    assert statistics.mean(behind) <= 1.035
+    assert statistics.median(behind) <= 1.01
 
 
 def test_a_launch_bound_spills_what_does_not_fit() -> None:

@@ -186,6 +186,7 @@ def test_long_rows_that_meet_parameters_come_to_shared_memory_while_clusters_wal
     assert (few.cluster, few.threads, few.copy, few.persistent) == (8, 128, "cp_async", 8)
     assert (long.cluster, long.threads, long.copy, long.load) == (8, 128, "bulk", "evict_last")
     assert default("rmsnorm", "4096x32768").cluster < 8  # many rows that a block's shared memory holds
+    assert default("layernorm", "4108x108352").copy == "bulk"  # weight and bias fill registers: 0.91 of the chain
     assert default("softmax", "700x60000").copy == "direct"  # meets no parameters
     assert default("rmsnorm", "140x80000").copy == "direct"  # some clusters would walk two rows, most of them one
 
@@ -279,5 +280,6 @@ def test_rows_read_by_elements_leave_a_thread_few_of_them() -> None:
 
 
 def test_clusters_of_few_rows_on_half_the_sms_and_more_have_blocks_of_512_threads_at_most() -> None:
-    assert default("layernorm", "12x208320").threads == 512  # 1024: 1.8 x the price of 256
+    few = default("layernorm", "12x208320")
+    assert (few.threads, few.hold) == (512, "registers")  # 1024: 1.8 x the price of 256
     assert default("layernorm", "1x105976", "f32").threads == 1024
