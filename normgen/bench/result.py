@@ -228,8 +228,9 @@ class Results(Run):
 def joined(older: Results, newer: Results) -> Results:
     """The entries of both runs of a suite on one GPU model: the newer one's where it has a time, in the older's order.
 
-    Each says which run it is of, and the note how many are of which day; the head is the newer one's, the versions are
-    those of both.
+    Each says which run it is of, and the note how many are of which day; the head is the newer one's, but summary and
+    options those of the run with more entries, of which the other may be a small part; versions and peers are those of
+    both.
 
     Raises UsageError for runs of two suites or of two GPU models, whose figures do not stand side by side.
     """
@@ -244,8 +245,13 @@ def joined(older: Results, newer: Results) -> Results:
     known = {e.label for e in older.entries}
     added = tuple(e for label, e in fresh.items() if label not in known)
     entries = (*(fresh.get(e.label, e) for e in of_both[0]), *added)
+    whole = max(older, newer, key=lambda run: len(run.entries))
+    asked = [run.options.get("peers") for run in (older, newer)]
+    peers = None if None in asked else list(dict.fromkeys(name for names in asked for name in names or ()))  # None: all
     return replace(
         newer,
+        summary=whole.summary,
+        options={**whole.options, "peers": peers},
         entries=entries,
         versions={**older.versions, **newer.versions},
         seconds=math.fsum(e.seconds for e in entries),

@@ -294,6 +294,15 @@ def test_files_of_several_runs_are_joined_and_later_entries_replace_earlier_ones
     assert found.note == f"timed on {new.started[:10]} (3 entries)"
     assert (found.finished, found.started) == (True, new.started)
     assert text.splitlines()[-1].startswith("3 entries in ")
+    words = tmp_path / "words.json"
+    words.write_text(
+        part.read_text().replace(json.dumps(old.summary), '"Some of it."').replace('"samples": 40', '"samples": 9')
+    )
+    assert from_json(words.read_text()).summary == "Some of it."
+    run(capsys, "bench", "--from", str(whole), "--from", str(words), "--json", str(out))
+    joined = from_json(out.read_text())
+    assert (joined.summary, joined.options) == (old.summary, old.options), "those of the run with more entries"
+    run(capsys, "bench", "--from", str(whole), "--from", str(part), "--json", str(out))
     yesterday = tmp_path / "yesterday.json"
     yesterday.write_text(whole.read_text().replace(old.started, "2001-02-03T04:05:06Z"))
     code, text, _ = run(capsys, "bench", "--from", str(yesterday), "--from", str(out), "--from", str(part))
