@@ -118,8 +118,8 @@ def _distance(problem: Problem, device: Device, vector: int, edges: Edges, clust
         return (abs(steps * width - aim) if steps >= 2 else 1.5) + 4 * idle + 8 * (threads == 1024)
     is_walking = cluster > 1 and walks(problem, device, cluster)
     few = are_few(problem, device) and not is_walking
-    crowd = problem.rows * cluster * threads / (FITTING_THREADS * device.sm_count)
-    waits = 2 * (is_roomy and not is_walking and crowd > 1)  # for blocks to end: not all find room at a time
+    crowds = math.ceil(problem.rows * cluster / device.sm_count) > FITTING_THREADS // threads  # blocks of an SM
+    waits = 2 * (is_roomy and not is_walking and crowds)  # for blocks to end: not all find room at a time
     if few or cluster > 1:
         many = 256 if held_bytes_per_thread(problem, cut.varied(threads_per_row=256)) <= WALKED_BYTES else 512
         is_little = width == 0.5 and problem.cols * problem.dtype.bytes <= 4096

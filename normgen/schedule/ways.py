@@ -42,6 +42,7 @@ SPREAD_BYTES = 180 << 10  # of a few rows, from which their clusters' blocks fin
 SUMMED_BYTES, LONG_SUMMED_BYTES = 16 << 10, 28 << 10  # of a row with column sums: the next one may, and will, be copied
 # Of a thread's registers, what data may take: more does not fit, and from so much on the next row is better copied.
 FILLED, COPIED_FILLED = 0.8, 0.7
+PEELED = 1.4  # registers of peeled data of two bytes, its edges and windows, for each of other data
 NARROW_HELD = 32  # elements that a thread holds in a register each, as it reads them
 KEPT_VALUES = 40  # of a peeled row with a mean, for each thread
 EARLY_BYTES = 128  # of parameters a thread may hold beside its row; twice as many where rows are few
@@ -114,27 +115,29 @@ def _looked_at_once(problem: Problem, device: Device) -> Iterator[Schedule]:
 
 
 def _spread(problem: Problem, device: Device) -> Iterator[Schedule]:
-    """Defaults of few long rows that meet parameters, with more blocks in clusters of eight than SMs: by cp.async in
-    shared memory. In registers a thread takes 90 to 128 of them, and an SM has room for one block of 512 threads.
+    """Defaults of few long rows, with more blocks in clusters of eight than SMs: by cp.async in shared memory. In
+    registers a thread takes 90 to 128 of them, and an SM has room for one block of 512 threads.
 
     Blocks of 512 threads where all find room (layernorm 27x257472, to int8 and not: 0.72 and 0.78 of the chain in
     registers, rmsnorm_to_fp8_token 40x200000: 0.83), else of 256 (layernorm_to_int8 60x131072: 0.94,
     add_rmsnorm_to_fp8_token 64x98304: 0.84). Where not even these do, a grid that walks, and the parameters stay
     (rmsnorm 98x96384: 0.92, to fp8 0.72); the next row on its way where shared memory has not room for all (rmsnorm
-    125x231488: 0.88). Rows of 80 KB (layernorm_to_int8 100x40960) are better off in registers.
+    125x231488: 0.88). Rows of 80 KB (layernorm_to_int8 100x40960) are better off in registers. A softmax's threads take
+    as many registers; it was not raced.
     """
     row, blocks, sms = problem.cols * problem.row_input_bytes, 8 * problem.rows, device.sm_count
-    if device.arch < 90 or problem.any_cols or row < SPREAD_BYTES or not has_parameters(problem):
+    if device.arch < 90 or problem.any_cols or row < SPREAD_BYTES:
         return
     if not reduces_rows(problem) or problem.spec.group or not are_few(problem, device) or blocks <= sms:
         return
     if problem.rows * row > device.shared_per_sm * sms:  # not all rows find room at a time
-        ring = Schedule(cluster=8, hold=Hold.REGISTERS, unroll=0, persistent=1, stages=2, params=Params.PACKED)
-        yield from _in_whole_vectors(_copied(problem, device, ring, bulk=False), problem)
+        if has_parameters(problem):
+            ring = Schedule(cluster=8, hold=Hold.REGISTERS, unroll=0, persistent=1, stages=2, params=Params.PACKED)
+            yield from _in_whole_vectors(_copied(problem, device, ring, bulk=False), problem)
         return
     threads = 512 if blocks * 512 <= FITTING_THREADS * sms else 256
     spread = Schedule(threads_per_row=threads, cluster=8)
-    if blocks > 4 * sms:
+    if blocks > 4 * sms and has_parameters(problem):
         walking = spread.varied(hold=Hold.REGISTERS, unroll=0, persistent=4, params=Params.PACKED)
         yield from _in_whole_vectors(_copied(problem, device, walking, bulk=False), problem)
     shared = spread.varied(hold=Hold.SHARED, unroll=4)
@@ -375,6 +378,7 @@ def _copied_beside_sums(
 def _filled(problem: Problem, s: Schedule, device: Device, *, rows: int) -> float:
     """The share of a thread's registers that so many of its rows take, with its parameters and sums."""
     data = (rows * held_bytes_per_thread(problem, s) + param_bytes_per_thread(problem, s)) / 4
+    data *= PEELED if s.peels and problem.dtype.bytes == 2 else 1.0
     return (data + sums_in_registers(problem, s)) * s.threads * s.persistent / device.registers_per_sm
 
 

@@ -239,6 +239,7 @@ def test_layernorm_rows_of_4_to_8_kb_are_looked_at_once() -> None:
         ("layernorm_to_int8", "60x131072", 256, "shared", 0),
         ("rmsnorm_to_fp8_token", "98x96384", 256, "registers", 4),  # 0.72
         ("rmsnorm", "125x231488", 256, "registers", 1),  # 0.88
+        ("softmax", "55x172032", 256, "shared", 0),  # 242 registers a thread would leave an SM one block of four
     ],
 )
 def test_few_long_rows_find_room_in_shared_memory(
@@ -270,6 +271,7 @@ def test_the_next_row_with_column_sums_is_copied_where_registers_have_no_room(
 def test_short_rows_with_column_sums_are_not_fetched_ahead_where_that_takes_half_of_an_sms_threads() -> None:
     assert default("add_rmsnorm", "13936x640", direction="backward").stages == 1  # 0.94 of the chain
     assert default("rmsnorm", "13951x544", direction="backward").stages == 2
+    assert default("rmsnorm", "6418x717", direction="backward").stages == 1  # peeled: 156 registers, else 127
 
 
 def test_rows_read_by_elements_leave_a_thread_few_of_them() -> None:
