@@ -12,8 +12,7 @@
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // verified  NVIDIA H200, driver for CUDA 13.0: 4 to 5 calls, 1 to 3276 rows, 20 families of rows, own pitches of q,
 //           scale, x
-// note      emitted as another text than the one that was tuned: 1 x 5120, 16 x 5120, 64 x 5120, 256 x 5120, 1024 x
-//           5120
+// note      emitted as another text than the one that was tuned: 4096 x 5120
 //
 //   rows x cols  kernel          threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
 //   1 x 5120     block_per_part  160      1           4       1.397     4.601 / 3.203  11    97.7 %   1.00x       1.565     fresh
@@ -414,7 +413,7 @@ struct Threads {
 // kEven          all threads own kSteps of them
 // kGroup         columns
 // kGroupVectors  lanes that own one
-// kGroupStride   groups between two vectors of a thread
+// kGroupStride   groups from one vector of a thread to its next
 // kUnroll        steps that a loop does in a trip
 struct Cols5120_c3c2 : Plain { using Load = NoAllocate;
   enum : int { kCols = 5120, kThreads = 160, kParts = 8, kVector = 4, kGroup = 128, kBlocksPerSm = 1 };

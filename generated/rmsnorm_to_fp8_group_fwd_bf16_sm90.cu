@@ -15,7 +15,6 @@
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // verified  NVIDIA H200, driver for CUDA 13.0: 4 to 5 calls, 1 to 4096 rows, 20 families of rows, own pitches of y, q,
 //           scale, x; any value passes in 0.014 to 0.021 of the elements, which have no finite bound
-// note      emitted as another text than the one that was tuned: all
 //
 //   rows x cols  kernel         threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
 //   1 x 4096     block_per_row  512      1           8       2.019     5.317 / 3.3    14    83.9 %   1.00x       1.95      fresh
@@ -545,7 +544,7 @@ __device__ __forceinline__ float sum_in_pairs(const float (&terms)[N]) {
 // kEven          all threads own kSteps of them
 // kGroup         columns
 // kGroupVectors  lanes that own one
-// kGroupStride   groups between two vectors of a thread
+// kGroupStride   groups from one vector of a thread to its next
 // kUnroll        steps that a loop does in a trip
 struct Cols4096_8fc8 : Plain { using Team = BroadcastBlock<512>; using Params = Ahead;
   enum : int { kCols = 4096, kThreads = 512, kVector = 8, kEarlyParams = 1, kGroup = 128, kBlocksPerSm = 1 };

@@ -13,7 +13,6 @@
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // verified  NVIDIA H200, driver for CUDA 13.0: 4 calls, 1 to 2730 rows, 20 families of rows, own pitches of q, scale,
 //           gate, up; any value passes in 0.015 to 0.062 of the elements, which have no finite bound
-// note      emitted as another text than the one that was tuned: all
 //
 //   rows x cols   kernel          threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
 //   1 x 6144      block_per_part  256      1           4       1.508     4.768 / 3.262  20    98.5 %   1.00x       1.619     fresh
@@ -392,7 +391,7 @@ struct Threads {
 // kEven          all threads own kSteps of them
 // kGroup         columns
 // kGroupVectors  lanes that own one
-// kGroupStride   groups between two vectors of a thread
+// kGroupStride   groups from one vector of a thread to its next
 // kUnroll        steps that a loop does in a trip
 struct Cols6144_38a0 : Plain {
   enum : int { kCols = 6144, kThreads = 256, kParts = 6, kVector = 4, kGroup = 128, kBlocksPerSm = 1 };

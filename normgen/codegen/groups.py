@@ -47,10 +47,11 @@ class Groups:
         group = self.plan.problem.spec.group
         if not group:
             return []
+        stride = "groups from one vector of a thread to its next"
         return [
             setting("kGroup", group, "columns"),
             constant("kGroupVectors", "kGroup / kVector", "lanes that own one"),
-            constant("kGroupStride", "kThreadsPerRow / kGroupVectors", "groups between two vectors of a thread"),
+            constant("kGroupStride", "kThreadsPerRow / kGroupVectors", stride),
         ]
 
     def thread(self) -> list[Let]:

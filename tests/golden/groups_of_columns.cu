@@ -268,7 +268,7 @@ __device__ __forceinline__ float reduce_group(float value) {
 // kEven          all threads own kSteps of them
 // kGroup         columns
 // kGroupVectors  lanes that own one
-// kGroupStride   groups between two vectors of a thread
+// kGroupStride   groups from one vector of a thread to its next
 
 struct Cols6144_91f9 : Plain { enum : int { kCols = 6144, kThreads = 256, kParts = 3, kVector = 8, kGroup = 128 }; };
 
