@@ -85,9 +85,9 @@ def estimated_registers(problem: Problem, s: Schedule, c: Constants | None = Non
     """(registers, spilled registers) of a thread, before the compiler says."""
     c = c or Constants()
     vectors = steps_per_lane(problem, s) if s.hold is Hold.REGISTERS else max(1, s.unroll)
-    held: float = vectors * vector_registers(problem, s)
     if s.hold is Hold.HYBRID:
-        held += register_steps(problem, s) * s.vector * problem.row_input_bytes / 4
+        vectors += register_steps(problem, s)
+    held = vectors * vector_registers(problem, s)
     params = param_bytes_per_thread(problem, s) / 4 if s.params.in_registers else 0
     sums = sums_in_registers(problem, s)
     indexed = 0.0  # an array indexed by a loop that stays a loop lies in local memory

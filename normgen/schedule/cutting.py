@@ -118,8 +118,7 @@ def _distance(problem: Problem, device: Device, vector: int, edges: Edges, clust
         return (abs(steps * width - aim) if steps >= 2 else 1.5) + 4 * idle + 8 * (threads == 1024)
     is_walking = cluster > 1 and walks(problem, device, cluster)
     few = are_few(problem, device) and not is_walking
-    crowds = math.ceil(problem.rows * cluster / device.sm_count) > FITTING_THREADS // threads  # blocks of an SM
-    waits = 2 * (is_roomy and not is_walking and crowds)  # for blocks to end: not all find room at a time
+    waits = 2 * (is_roomy and not is_walking and not find_room(problem.rows * cluster, threads, device))
     if few or cluster > 1:
         many = 256 if held_bytes_per_thread(problem, cut.varied(threads_per_row=256)) <= WALKED_BYTES else 512
         is_little = width == 0.5 and problem.cols * problem.dtype.bytes <= 4096
@@ -135,6 +134,11 @@ def _distance(problem: Problem, device: Device, vector: int, edges: Edges, clust
     if vector * size < 8:
         off += 2 * max(0.0, math.log2(min(LEAST_COVERED, problem.cols * size) / (threads * vector * size)))
     return off + {256: 0.2, 512: 0.2, 1024: 1.1}.get(threads, 0.0)
+
+
+def find_room(blocks: int, threads: int, device: Device) -> bool:
+    """Whether all blocks of so many threads find room at a time: none waits for another to end."""
+    return math.ceil(blocks / device.sm_count) <= FITTING_THREADS // threads
 
 
 def walks(problem: Problem, device: Device, cluster: int) -> bool:

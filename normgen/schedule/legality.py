@@ -231,6 +231,7 @@ def has_parameters(problem: Problem) -> bool:
     return any(t.is_parameter or t.kind.by_batch for t in problem.tensors)
 
 
+@cache
 def has_means(problem: Problem) -> bool:
     """Whether a row of the problem has a mean that rounds."""
     program = _with_divisions(problem)

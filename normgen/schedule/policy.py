@@ -10,7 +10,6 @@ from functools import cache
 from normgen.device import Device
 from normgen.problem.problem import Problem
 from normgen.program.rewrites.approximate import has_exponentials
-from normgen.program.rewrites.reductions import applicable
 from normgen.program.source import written_program
 from normgen.schedule.knobs import (
     Columns,
@@ -33,6 +32,7 @@ from normgen.schedule.legality import (
     division,
     has_means,
     has_quotients,
+    has_variance,
     hints,
     keep,
     params_registers,
@@ -369,12 +369,7 @@ def shows_in_float32(problem: Problem, s: Schedule) -> str | None:
 def leaves_rounding(problem: Problem, s: Schedule) -> bool:
     """Whether a variance of held float32 rows is taken about a mean whose rounding is left in it."""
     held = problem.dtype.bytes >= 4 and s.hold is not Hold.RELOAD
-    return held and s.variance is Variance.TWO_PASS and _has_variance(problem)
-
-
-@cache
-def _has_variance(problem: Problem) -> bool:
-    return len(applicable(written_program(problem))["variance"]) > 1
+    return held and s.variance is Variance.TWO_PASS and has_variance(problem)
 
 
 def plain_only(problem: Problem, s: Schedule) -> str | None:

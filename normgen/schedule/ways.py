@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from normgen.device import Device
 from normgen.problem.problem import Problem
 from normgen.program.source import written_program
-from normgen.schedule.cutting import FITTING_THREADS, PLAIN, accesses, at_most, cuts, walks
+from normgen.schedule.cutting import PLAIN, accesses, at_most, cuts, find_room, walks
 from normgen.schedule.knobs import (
     KNOBS,
     Columns,
@@ -130,18 +130,17 @@ def _spread(problem: Problem, device: Device) -> Iterator[Schedule]:
         return
     if not reduces_rows(problem) or problem.spec.group or not are_few(problem, device) or blocks <= sms:
         return
+    shared = Schedule(
+        threads_per_row=512 if find_room(blocks, 512, device) else 256, cluster=8, hold=Hold.SHARED, unroll=4
+    )
+    walking = Schedule(cluster=8, hold=Hold.REGISTERS, unroll=0, params=Params.PACKED)
+    wanted = [shared]
     if problem.rows * row > device.shared_per_sm * sms:  # not all rows find room at a time
-        if has_parameters(problem):
-            ring = Schedule(cluster=8, hold=Hold.REGISTERS, unroll=0, persistent=1, stages=2, params=Params.PACKED)
-            yield from _in_whole_vectors(_copied(problem, device, ring, bulk=False), problem)
-        return
-    threads = 512 if blocks * 512 <= FITTING_THREADS * sms else 256
-    spread = Schedule(threads_per_row=threads, cluster=8)
-    if blocks > 4 * sms and has_parameters(problem):
-        walking = spread.varied(hold=Hold.REGISTERS, unroll=0, persistent=4, params=Params.PACKED)
-        yield from _in_whole_vectors(_copied(problem, device, walking, bulk=False), problem)
-    shared = spread.varied(hold=Hold.SHARED, unroll=4)
-    yield from _in_whole_vectors(_copied(problem, device, shared, bulk=False), problem)
+        wanted = [walking.varied(persistent=1, stages=2)] if has_parameters(problem) else []
+    elif blocks > 4 * sms and has_parameters(problem):
+        wanted = [walking.varied(persistent=4), shared]
+    for way in wanted:
+        yield from _in_whole_vectors(_copied(problem, device, way, bulk=False), problem)
 
 
 def _copied_ahead(problem: Problem, device: Device) -> Iterator[Schedule]:
@@ -315,7 +314,7 @@ def _clusters(problem: Problem, device: Device) -> tuple[int, ...]:
     spread = [c for c in least if problem.rows * c <= device.sm_count and vectors >= least[c]]
     few, row = are_few(problem, device), problem.cols * problem.row_input_bytes
     is_long = row >= (96 << 10 if few else 128 << 10)
-    fits = problem.rows * 8 * 512 <= FITTING_THREADS * device.sm_count or walks(problem, device, 8)
+    fits = find_room(8 * problem.rows, 512, device) or walks(problem, device, 8)
     spread += [8 if fits else 4] if few and is_long else []
     first = max(spread, default=1)
     order = [*(c for c in sizes if c >= first), *(c for c in sizes if c < first)]
@@ -405,8 +404,8 @@ def _with_columns(problem: Problem, device: Device) -> Iterator[Schedule]:
             block, per_sm = (128, 384) if many_sums else (256, 512)
             side_by_side = max(1, block // cut.threads_per_row) if cut.cluster == 1 and cut.threads_per_row < 128 else 1
             cut = cut.varied(rows_per_block=at_most("rows_per_block", side_by_side))
-            walking = cut.varied(persistent=at_most("persistent", per_sm // cut.threads), load=load)
-            sums = walking.varied(dependent_launch=dependent)
+            sums = cut.varied(persistent=at_most("persistent", per_sm // cut.threads), load=load)
+            sums = sums.varied(dependent_launch=dependent)
             if _filled(problem, sums, device, rows=2) <= FILLED:
                 yield sums.varied(params=kept, stages=2)
             yield sums.varied(params=kept)
