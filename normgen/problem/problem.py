@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -103,7 +103,18 @@ class Problem:
             return replace(self, rows=rows)
         return replace(self, rows=rows, rows_per_batch=max(1, -(-rows // max(1, self.batches))))
 
-    # The rules of the space ask for these a million times a problem.
+    # The rules of the space ask for these, and for what is cached by problem, a million times a problem.
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(tuple(getattr(self, field.name) for field in fields(self)))
+
+    def __getstate__(self) -> dict[str, object]:
+        """Without what was cached: another process hashes strings to other numbers."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
     @cached_property
     def elem_tensors(self) -> tuple[TensorUse, ...]:

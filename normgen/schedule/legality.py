@@ -226,6 +226,12 @@ def has_variance(problem: Problem) -> bool:
     return Variance.GUARDED in applicable(written_program(problem))["variance"]
 
 
+@cache
+def has_softmax(problem: Problem) -> bool:
+    """Whether a formula has a softmax, which can be computed in one look."""
+    return Softmax.ONLINE in applicable(written_program(problem))["softmax"]
+
+
 def has_parameters(problem: Problem) -> bool:
     """Whether rows meet parameters: of columns, groups, heads or batches."""
     return any(t.is_parameter or t.kind.by_batch for t in problem.tensors)
@@ -332,7 +338,11 @@ def _parts(problem: Problem, s: Schedule, _: Device) -> str | None:
         return "a part of a row is a block's only one, in whole warps: cluster = 1, rows_per_block = 1"
     if problem.any_cols:
         return "a row of fixed length has parts: cols is a run-time value"
-    if s.persistent or s.copy is not Copy.DIRECT:
+    return None
+
+
+def _part_copy(_: Problem, s: Schedule, __: Device) -> str | None:
+    if s.parts > 1 and (s.persistent or s.copy is not Copy.DIRECT):
         return "a block reads its part of a row once, directly: persistent = 0, copy = direct"
     return None
 
@@ -565,12 +575,12 @@ def _batch_invariant(problem: Problem, s: Schedule, _: Device) -> str | None:
 
 
 # Rules about how a row is cut: a cut that breaks one of these rules breaks it wherever the row waits.
-CUT: tuple[Rule, ...] = (_block_size, _vector_width, _idle_threads, _edges, _groups, _batch_invariant)
+CUT: tuple[Rule, ...] = (_block_size, _vector_width, _idle_threads, _edges, _groups, _batch_invariant, _parts)
 STRUCTURAL: tuple[Rule, ...] = (
     *CUT,
     _any_cols,
     _cluster,
-    _parts,
+    _part_copy,
     persistent,
     _copy,
 )
