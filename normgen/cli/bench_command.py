@@ -28,7 +28,7 @@ from normgen.device import Device
 from normgen.errors import DriverError, NothingValidError, UsageError, VerificationError
 from normgen.files.private import write_output
 from normgen.records.record import Record
-from normgen.records.winners import gpu_slug, kept_of, shipped_folder
+from normgen.records.winners import kept_of, records_of, shipped_folder
 from normgen.suites.bands import parse_rows
 from normgen.suites.suite import load_suite
 
@@ -206,9 +206,12 @@ def results_file(json_to: str | None) -> Path | None:
 
 
 def known_records(files: tuple[Path, ...], facts: Device) -> list[Record]:
-    """What the rule may know: the records of the files, and those that ship; not what this user tuned meanwhile."""
-    places = [*files, shipped_folder() / f"{gpu_slug(facts)}.jsonl"]
-    return [r for venue in places for r in kept_of(venue) if r.device.get("name") == facts.name]
+    """What the rule may know: the records of the files, and those that ship; not what this user tuned meanwhile.
+
+    Of this GPU and of others of its architecture.
+    """
+    given = (r for file in files for r in kept_of(file) if r.device.get("arch") == facts.arch)
+    return [*given, *records_of(facts, [shipped_folder()])]
 
 
 def _save(file: Path | None, found: Run) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-from normgen.device import Device
+from normgen.device import TARGETS, Device
 from normgen.errors import UsageError, did_you_mean
 from normgen.files.decoded import parse_json
 from normgen.files.private import write_output
@@ -97,14 +97,15 @@ def file_name(device_name: str) -> str:
 
 
 def constants_of(device: Device) -> Constants:
-    """The constants that ship for this GPU model, else the defaults."""
-    return _shipped(device.name)
+    """The constants that ship for this GPU model, else for one of its architecture, else the defaults."""
+    return _shipped(device.name, device.arch)
 
 
 @functools.cache
-def _shipped(name: str) -> Constants:
-    path = FOLDER / file_name(name)
-    return read_constants(path) if path.is_file() else Constants()
+def _shipped(name: str, arch: int) -> Constants:
+    kin = (known.name for known in TARGETS.values() if known.arch == arch)
+    files = (FOLDER / file_name(known) for known in (name, *kin))
+    return next((read_constants(path) for path in files if path.is_file()), Constants())
 
 
 def read_constants(path: Path) -> Constants:

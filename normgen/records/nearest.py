@@ -9,6 +9,8 @@ A schedule that leaves lanes idle which the default keeps busy, or more of them 
 the default, is not trusted: layernorm 6504x2688 after 4096x3072 took 13 % longer than the default, layernorm backward
 424714x320 after 262144x256 18 %, rmsnorm_to_fp8 2x3520 after 1x4096 5 %.
 
+A record of another GPU of the same architecture is a neighbour as far off as one of twice the rows.
+
 A measurement is worth less the farther away it was made. The cost model sees what a shape changes, as a row that no
 longer fits its SM twice: a neighbour is trusted while the model finds it no slower than the default schedule, give or
 take what its distance leaves of a measurement's worth.
@@ -49,6 +51,7 @@ OCTAVE_OF_COLS = 4.0
 OTHER_WIDTH = 5.0
 OTHER_SETTING = 1.0  # hot, and not
 OTHER_STATISTICS = 0.25
+OTHER_GPU = 1.0
 OTHER_PROMISE = 0.25  # stable parameters: a launch may begin earlier
 FARTHEST = 6.0  # 2.8 x the cols, 64 x the rows: the default schedule knows as much
 VECTOR_BYTES = 16
@@ -70,7 +73,7 @@ class Neighbour:
 def nearest(problem: Problem, device: Device, records: Iterable[Record], *, place: Place) -> Neighbour | None:
     """The nearest usable record whose schedule fits and is trusted; None when there is none.
 
-    The problem's own record is not its neighbour: this says what the others make of it.
+    The problem's own record on this GPU is not its neighbour: this says what the others make of it.
     """
     found = neighbours(problem, device, records, place=place)
     return next((near for near in found if is_trusted(near, problem, device, place=place)), None)
@@ -82,11 +85,17 @@ def neighbours(problem: Problem, device: Device, records: Iterable[Record], *, p
     Measured ones come before predicted ones, what was measured in place before what was measured alone.
     """
     own = ProblemKey.of(problem)
+
+    def far_off(record: Record) -> float:
+        far = distance(record.problem, problem)
+        far += OTHER_SETTING if record.place.is_hot != place.is_hot else 0.0
+        return far + (OTHER_GPU if is_of_kin(record, device) else 0.0)
+
     near = [
-        (distance(r.problem, problem) + (OTHER_SETTING if r.place.is_hot != place.is_hot else 0.0), r)
+        (far_off(r), r)
         for r in records
         if r.outcome.is_usable
-        and r.problem != own
+        and (r.problem != own or is_of_kin(r, device))
         and is_same_kind(r.problem, problem)
         and place_rank(r.place, place) is not None
     ]
@@ -103,6 +112,16 @@ def neighbours(problem: Problem, device: Device, records: Iterable[Record], *, p
         schedule = fitted(record, problem, device) if far <= FARTHEST else None
         if schedule is not None:
             yield Neighbour(record=record, distance=far, schedule=schedule)
+
+
+def is_of(record: Record, device: Device) -> bool:
+    """Whether a record is of this GPU model; one that names none may be of any."""
+    return str(record.device.get("name", device.name)) == device.name
+
+
+def is_of_kin(record: Record, device: Device) -> bool:
+    """Whether a record is of another GPU model of this one's architecture."""
+    return not is_of(record, device) and record.device.get("arch") == device.arch
 
 
 def is_trusted(near: Neighbour, problem: Problem, device: Device, *, place: Place) -> bool:

@@ -7,6 +7,7 @@ generated/records/<gpu>.jsonl                the winners that ship
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -25,10 +26,11 @@ from normgen.problem.question import Direction
 from normgen.program.source import kernel_problem
 from normgen.records.lines import Damaged, keep_aside, locked, parsed, told
 from normgen.records.lines import read as read_lines
-from normgen.records.nearest import Neighbour, nearest, place_rank, searched_today
+from normgen.records.nearest import Neighbour, is_of, is_of_kin, nearest, place_rank, searched_today
 from normgen.records.place import DEFAULT_PLACE, Context, Place
 from normgen.records.questions import problem_of
 from normgen.records.record import ProblemKey, Record, is_better, parse_line
+from normgen.schedule.legality import refusal
 from normgen.schedule.schedule import Schedule
 from normgen.spec.given import Given
 from normgen.spec.reader import is_built_in
@@ -47,6 +49,7 @@ class Reading:
 class Lookup:
     """The best record for a problem, if there is one, and how it was found or why not.
 
+    exact      it is of this problem, or its kernel, and of this GPU model
     schedule   the record's, fitted to the problem where the record is a neighbour's
     """
 
@@ -179,7 +182,9 @@ def lookup(
     """The best record for a problem on a GPU model: among `records`, else those in folders, else those there are.
 
     First the exact problem; then the same one with other statistics, where one kernel serves both (`kernel_problem`);
-    then the nearest one in rows and cols whose schedule is worth taking (`records.nearest`).
+    then either on another GPU of this architecture: an H200's records take on an H100 what tunes there found (36
+    problems: 1.000 x, geometric mean; the default 1.010 x), so that no cost model is asked. Then the nearest one in
+    rows and cols whose schedule is worth taking (`records.nearest`).
     Measured records come before predicted ones, those of the asked place before those of the default one, and these
     before what was timed alone; records of other places serve only who names their place. Of several that are left the
     last is taken: a tune begins with what was known, so that its winner has beaten that where it ran, and times of
@@ -189,22 +194,29 @@ def lookup(
     key = ProblemKey.of(problem)
     known = records_of(device, folders) if records is None else records
     found = [r for r in known if place_rank(r.place, place) is not None]
-    keys = (key, replace(key, stable_parameters=False))
-    exact = next(filter(None, (_of_problem(k, found) or _of_same_kernel(problem, k, found) for k in keys)), [])
-
-    def order(record: Record) -> tuple[bool, int]:
-        return not record.measured, place_rank(record.place, place) or 0
-
-    if exact:
-        best = min(sorted(exact, key=lambda r: r.created, reverse=True), key=order)
-        schedule = searched_today(best.schedule, problem)
-        reason = "tuned for this problem" + _other_statistics(key, best.problem) + _where(best, place)
-        reason += "" if schedule == best.schedule else ", with two passes for its variance"
-        return Lookup(record=best, schedule=schedule, exact=True, reason=reason)
+    own = _of_it(problem, key, (r for r in found if is_of(r, device)), place)
+    kin = _of_it(problem, key, (r for r in found if r.measured and is_of_kin(r, device)), place)
+    legal = (r for r in kin if refusal(problem, searched_today(r.schedule, problem), device) is None)
+    same = next(itertools.chain(own, legal), None)
+    if same is not None:
+        schedule = searched_today(same.schedule, problem)
+        reason = _why_same(same, schedule, key, device, place)
+        return Lookup(record=same, schedule=schedule, exact=is_of(same, device), reason=reason)
     near = nearest(problem, device, found, place=place)
     if near is not None:
-        return Lookup(record=near.record, schedule=near.schedule, exact=False, reason=_why_near(near, key, place))
+        return Lookup(
+            record=near.record, schedule=near.schedule, exact=False, reason=_why_near(near, key, device, place)
+        )
     return Lookup(record=None, schedule=None, exact=False, reason=_why_missing(key, found, device))
+
+
+def _of_it(problem: Problem, key: ProblemKey, records: Iterable[Record], place: Place) -> Iterator[Record]:
+    """Records of this problem, or of one whose kernel is that of this one; the best first."""
+    known = list(records)
+    keys = (key, replace(key, stable_parameters=False))
+    found = next(filter(None, (_of_problem(k, known) or _of_same_kernel(problem, k, known) for k in keys)), [])
+    found.sort(key=lambda r: r.created, reverse=True)
+    yield from sorted(found, key=lambda r: (not r.measured, place_rank(r.place, place) or 0))
 
 
 def _of_same_kernel(problem: Problem, key: ProblemKey, records: Iterable[Record]) -> list[Record]:
@@ -224,6 +236,12 @@ def _other_statistics(asked: ProblemKey, tuned: ProblemKey) -> str:
     return "".join(f", {word} {' and '.join(names)}" for word, names in said.items() if names)
 
 
+def _why_same(same: Record, schedule: Schedule, key: ProblemKey, device: Device, place: Place) -> str:
+    """`tuned for this problem`; on which GPU, with which statistics and where."""
+    reason = f"tuned for this problem{_on(same, device)}{_other_statistics(key, same.problem)}{_where(same, place)}"
+    return reason + ("" if schedule == same.schedule else ", with two passes for its variance")
+
+
 def _of_problem(key: ProblemKey, records: Iterable[Record]) -> list[Record]:
     return [r for r in records if r.serves(key) and r.outcome.is_usable]
 
@@ -239,19 +257,31 @@ def _where(record: Record, asked: Place) -> str:
     return f", {record.place}" + (" (no record is in place yet)" if record.place.context is Context.ALONE else "")
 
 
-def _why_near(near: Neighbour, key: ProblemKey, place: Place) -> str:
-    """`tuned for 4096x4096, the nearest to 5000x4000`, and whether the schedule had to be fitted."""
+def _why_near(near: Neighbour, key: ProblemKey, device: Device, place: Place) -> str:
+    """`tuned for 4096x4096, the nearest to 5000x4000`; on which GPU, and whether the schedule had to be fitted."""
     tuned = near.record.problem
     fitted = "" if near.schedule == near.record.schedule else ", fitted"
-    return (
-        f"tuned for {tuned.rows}x{tuned.cols}, the nearest to {key.rows}x{key.cols}{fitted}{_where(near.record, place)}"
-    )
+    where = _on(near.record, device) + fitted + _where(near.record, place)
+    return f"tuned for {tuned.rows}x{tuned.cols}, the nearest to {key.rows}x{key.cols}{where}"
+
+
+def _on(record: Record, device: Device) -> str:
+    """` on NVIDIA H200`: the GPU of a record that was not made on this one."""
+    return "" if is_of(record, device) else f" on {record.device['name']}"
 
 
 def records_of(device: Device, folders: Iterable[Path] | None = None) -> Iterator[Record]:
-    """The winners on a GPU model in folders, by default those that are looked up."""
-    for folder in record_folders() if folders is None else folders:
-        yield from kept(folder / f"{gpu_slug(device)}.jsonl")
+    """The winners on a GPU model in folders, by default those that are looked up; then those on its kin.
+
+    Its kin are the other GPUs of its architecture.
+    """
+    places = tuple(record_folders() if folders is None else folders)
+    own = f"{gpu_slug(device)}.jsonl"
+    for folder in places:
+        yield from kept(folder / own)
+    for folder in places:
+        others = (path for path in sorted(folder.glob("*.jsonl")) if path.name != own)
+        yield from (r for path in others for r in kept(path) if is_of_kin(r, device))
 
 
 def _why_missing(key: ProblemKey, found: Sequence[Record], device: Device) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import lzma
 import statistics
 from dataclasses import replace
 from functools import partial
@@ -17,7 +15,6 @@ from normgen.cost.constants import Constants, constants_from, constants_of, read
 from normgen.cost.model import Cost, estimated_registers, predict, predicted_us
 from normgen.device import TARGETS
 from normgen.errors import UsageError
-from normgen.ladder.points import read_schedule
 from normgen.pipeline import emit
 from normgen.problem.problem import Problem
 from normgen.program.source import problem_for, stages_of
@@ -28,6 +25,7 @@ from normgen.schedule.space import space
 from normgen.spec.reader import load
 from normgen.studies.evaluate import first_choice
 from normgen.studies.fit import read_measured
+from tests.races import races
 
 SWEEPS = sorted((Path(__file__).parents[1] / "data" / "sweeps").glob("*.jsonl.xz"))
 CANDIDATES = Path(__file__).parents[1] / "data" / "candidates_h200.jsonl.xz"
@@ -195,15 +193,10 @@ def test_an_access_of_two_bytes_takes_a_register_as_one_of_four_does() -> None:
 
 
 def test_the_first_choice_of_what_was_raced_is_three_percent_behind_the_best_on_average() -> None:
-    with lzma.open(Path(__file__).parents[1] / "data" / "races_h200.jsonl.xz", "rt") as lines:
-        races = [json.loads(line) for line in lines]
     behind = []
-    for race in races:
-        kept = {k: race[k] for k in ("dtype", "dtypes", "align", "direction") if k in race}
-        problem = problem_for(load(race["op"]), shape=race["shape"], **kept)
-        chains = {read_schedule(problem, H200, f"plain {words}"): ratio for words, ratio in race["chains"].items()}
-        first = min(chains, key=partial(predicted_us, problem, device=H200))
-        behind.append(chains[first] / min(chains.values()))
+    for race in races("h200"):
+        first = min(race.chains, key=partial(predicted_us, race.problem, device=H200))
+        behind.append(race.behind(first))
     assert statistics.mean(behind) <= 1.035
     assert statistics.median(behind) <= 1.01
 
@@ -218,9 +211,10 @@ def test_a_launch_bound_spills_what_does_not_fit() -> None:
     assert spilled > 0
 
 
-def test_constants_of_a_known_gpu_ship_and_others_get_the_defaults() -> None:
+def test_constants_of_a_known_gpu_ship_its_kin_have_them_too_and_others_the_defaults() -> None:
     assert constants_of(H200) != Constants()
-    assert constants_of(replace(H200, name="another")) == Constants()
+    assert constants_of(replace(H200, name="another")) == constants_of(H200)
+    assert constants_of(replace(H200, name="another", arch=100)) == Constants()
 
 
 def test_constants_survive_their_file_and_a_wrong_file_is_refused(tmp_path: Path) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import multiprocessing
+import statistics
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,11 +17,12 @@ from normgen.files.private import write_atomically
 from normgen.records import winners
 from normgen.records.lines import append, locked
 from normgen.records.place import Context, Place, Setting
-from normgen.records.record import Outcome, ProblemKey
-from normgen.records.winners import adopt, lookup, read
+from normgen.records.record import Outcome, ProblemKey, Record
+from normgen.records.winners import adopt, lookup, read, records_of, shipped_folder
 from normgen.schedule.default import default_schedule
 from normgen.schedule.schedule import Schedule
 from tests.measure.simulated import problem
+from tests.races import races
 from tests.records.test_record import record
 
 H200 = TARGETS["h200"]
@@ -199,6 +202,66 @@ def test_a_record_of_a_variance_method_that_is_searched_no_more_is_served_with_t
     found = lookup(problem(), H200, folders=[tmp_path])
     assert found.schedule == Schedule(threads_per_row=64, vector=4)
     assert found.reason == "tuned for this problem, with two passes for its variance"
+
+
+H100 = TARGETS["h100"]
+
+
+def test_a_record_of_another_gpu_of_the_architecture_serves_who_has_none_of_his_own(tmp_path: Path) -> None:
+    adopt(record(), tmp_path, H200)
+    kin = lookup(problem(), H100, folders=[tmp_path])
+    assert kin.record == record()
+    assert kin.schedule == record().schedule
+    assert not kin.exact  # a tune on this GPU is worth its while
+    assert kin.reason == "tuned for this problem on NVIDIA H200"
+    own = record(us=99.0, device=H100.as_dict(), schedule=Schedule(threads_per_row=128, vector=4))
+    adopt(own, tmp_path, H100)
+    found = lookup(problem(), H100, folders=[tmp_path])
+    assert (found.record, found.exact, found.reason) == (own, True, "tuned for this problem")
+    assert lookup(problem(), H200, folders=[tmp_path]).record == record()
+    assert lookup(problem(), TARGETS["b200"], folders=[tmp_path]).record is None
+
+
+def test_what_another_gpu_ran_is_served_where_it_is_legal_and_what_was_predicted_for_it_is_not(
+    tmp_path: Path,
+) -> None:
+    wide = record(schedule=Schedule(threads_per_row=64, vector=4, hold="shared"))
+    adopt(wide, tmp_path, H200)
+    assert lookup(problem(), H100, folders=[tmp_path]).schedule == wide.schedule
+    small = dataclasses.replace(H100, shared_per_block=64)
+    assert lookup(problem(), small, folders=[tmp_path]).schedule != wide.schedule
+    predicted = record(outcome=Outcome.PREDICTED, measured=False, times_us=None, predicted_us=1.0)
+    adopt(predicted, tmp_path / "predicted", H200)
+    assert not lookup(problem(), H100, folders=[tmp_path / "predicted"]).reason.startswith("tuned for this problem")
+
+
+def test_a_neighbour_of_another_gpu_is_named_and_comes_after_one_of_this_gpu_as_near(tmp_path: Path) -> None:
+    def near(rows: int, **changes: Any) -> Record:
+        size = problem(rows=rows)
+        return record(problem=ProblemKey.of(size), schedule=default_schedule(size, H100), **changes)
+
+    adopt(near(4096), tmp_path, H200)
+    assert lookup(problem(rows=5000), H100, folders=[tmp_path]).reason == (
+        "tuned for 4096x768, the nearest to 5000x768 on NVIDIA H200"
+    )
+    adopt(near(8192, device=H100.as_dict()), tmp_path, H100)
+    assert lookup(problem(rows=5000), H100, folders=[tmp_path]).reason == "tuned for 8192x768, the nearest to 5000x768"
+
+
+def test_on_an_h100_the_records_of_an_h200_take_what_tunes_there_find() -> None:
+    """36 problems of all kinds: 1.000 of the tuned chains, geometric mean, where defaults take 1.010."""
+    kin = {r.line(): r for r in records_of(H100, [shipped_folder()])}
+    over: dict[str, list[float]] = {"kin": [], "default": []}
+    for race in races("h100"):
+        if race.tuned is not None:
+            found = lookup(race.problem, H100, records=kin.values())
+            for name, schedule in (("kin", found.schedule), ("default", default_schedule(race.problem, H100))):
+                if schedule in race.chains:
+                    over[name].append(race.chains[schedule] / race.chains[race.tuned])
+    assert [len(found) for found in over.values()] == [36, len(over["default"])]
+    assert statistics.geometric_mean(over["kin"]) <= 1.001
+    assert statistics.geometric_mean(over["default"]) >= 1.005
+    assert len(over["default"]) >= 30
 
 
 def test_a_miss_says_why(tmp_path: Path) -> None:
