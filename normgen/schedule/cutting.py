@@ -51,7 +51,7 @@ def _pairs(problem: Problem, device: Device, cluster: int) -> Iterator[tuple[int
     """
     few, grouped = are_few(problem, device), bool(problem.spec.group)
     by_8 = few and cluster == 1 and problem.cols * problem.dtype.bytes > 8192 and not grouped
-    found = list(accesses(problem, device, few=few, by_8=by_8))
+    found = list(accesses(problem, device, by_8=by_8))
     compete = not (by_8 or cluster > 1 or problem.sums_rows or grouped)
     together = 2 if compete and len({edges for _, edges in found[:2]}) == 1 else 1
     groups = [found[:together], *([access] for access in found[together:])]
@@ -69,7 +69,7 @@ def _pairs(problem: Problem, device: Device, cluster: int) -> Iterator[tuple[int
         yield from ((*group[number], threads) for _, number, threads in sorted(rated))
 
 
-def accesses(problem: Problem, device: Device, *, few: bool, by_8: bool) -> Iterator[tuple[int, Edges]]:
+def accesses(problem: Problem, device: Device, *, by_8: bool) -> Iterator[tuple[int, Edges]]:
     """(vector, edges), the best first: whole rows by 8 bytes are worth more than peeled or masked ones by 16.
 
     By 4 bytes too where a thread has little to read (rmsnorm 33x2154 bf16 hot: 1.6 x as fast, 212x6274 fresh: 1.24 x)
@@ -84,8 +84,9 @@ def accesses(problem: Problem, device: Device, *, few: bool, by_8: bool) -> Iter
         widths.sort(key=lambda v: v * size != 8)
     least = 4 if leave_room(problem, device) or problem.column_outputs or problem.cols <= NARROW_COLS else 8
     yield from ((v, Edges.EXACT) for v in widths if v > 1 and v * size >= least)
-    if few and problem.cols * size <= 2048:
-        yield 1, Edges.EXACT  # a thread of 512 has two elements: peeled edges cost more (layernorm 25x957 bf16: 1.3 x)
+    if leave_room(problem, device) and problem.cols * size <= 2048:
+        # A thread of 512 has two elements: peeled edges cost more (layernorm 25x957 bf16: 1.3 x; H100, 180x289: 1.15).
+        yield 1, Edges.EXACT
     yield from itertools.product(widths, (Edges.EXACT, Edges.MASKED, Edges.PEEL))
 
 
@@ -97,7 +98,8 @@ def _distance(problem: Problem, device: Device, vector: int, edges: Edges, clust
     nothing else is left; two where the rows leave SMs room (256x4096 bf16: 6 %) and of rows of up to 20 in whole lines
     (65536x128: 5 % of the price, 100000x128: 4 %), one of other rows of up to 20 (524288x64: 13 %). In a cluster 256
     threads that hold up to 196 bytes each (softmax 500x50000 bf16: 2 % ahead of 512, rmsnorm 112x106432: 5 %), else
-    512; not 1024 of few rows whose clusters are on half the SMs or more (layernorm 12x208320: 1.8 x the price of 256).
+    512; not 1024, whose clusters wait for as many free SMs (layernorm 12x208320: 1.8 x the price of 256; on an H100
+    rmsnorm_to_fp8_token 7x203968 1.29 x the chain of 512, softmax 8x128256 1.9 x, rmsnorm_to_fp8 25x23757 1.09 x).
     512 too where blocks are fewer than SMs (16x4096 bf16 with its weights in DRAM: 9 % ahead of 256), 256 of up to 4 KB
     (layernorm 3x1018 f32: 12 % of the price; 1x2048 and 64x2048 bf16), 128 of peeled rows (rmsnorm 12x4409: 14 %). No
     more than find room at a time (rmsnorm 526x10560: 256 threads 9 % ahead of 512). Idle lanes cost their share, and
@@ -123,11 +125,14 @@ def _distance(problem: Problem, device: Device, vector: int, edges: Edges, clust
         many = 256 if held_bytes_per_thread(problem, cut.varied(threads_per_row=256)) <= WALKED_BYTES else 512
         is_little = width == 0.5 and problem.cols * problem.dtype.bytes <= 4096
         one = 128 if edges is Edges.PEEL else 256 if is_little else 512
-        usual, most = (many, 16) if not few else (one if cluster == 1 else 128, min(8, 4 / width))
+        usual, most = many, 16.0
+        if few and cluster == 16:
+            usual, most = 256, 8 / width
+        elif few:
+            usual, most = one if cluster == 1 else 128, min(16 if vector == 1 else 8, 4 / width)
         is_spread = steps < 2 and not (few and cluster == 1)
         off = abs(math.log2(threads / usual)) + 2 * max(is_spread, math.log2(max(1, steps) / most))
-        spread = cluster > 1 and 2 * problem.rows * cluster >= device.sm_count
-        wide = CLUSTER_OF_1024 * (spread and threads == 1024 and vector > 1)
+        wide = CLUSTER_OF_1024 * (cluster > 1 and threads == 1024 and (few or vector > 1))
         return off + waits + wide + (8 * idle if cluster == 1 else 0)
     off = abs(math.log2(max(steps, 0.75) * width / aim)) + 5.5 * max(0.0, idle) + waits
     size = problem.dtype.bytes

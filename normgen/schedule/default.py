@@ -23,9 +23,9 @@ from normgen.schedule.knobs import (
     Softmax,
     Variance,
 )
-from normgen.schedule.legality import has_means, has_quotients, has_variance, refusal, without_remainders
+from normgen.schedule.legality import has_means, has_quotients, has_softmax, has_variance, refusal, without_remainders
 from normgen.schedule.plan import WARP
-from normgen.schedule.policy import LEAST_DIVIDED, are_few, leave_room, shows_in_float32, wants_last_first
+from normgen.schedule.policy import LEAST_DIVIDED, are_few, leave_room, look_once, shows_in_float32, wants_last_first
 from normgen.schedule.schedule import Schedule
 from normgen.schedule.space import is_approximate
 from normgen.schedule.ways import ways
@@ -43,11 +43,9 @@ def default_schedule(problem: Problem, device: Device) -> Schedule:
     # One look and one exchange less pay from 16 KiB on: 1 % at 8192x4096 bf16, where two looks win, 4 to 14 % above.
     long = problem.cols * problem.row_input_bytes >= 16384
     known = applicable(written_program(problem))
-    online = [Softmax.ONLINE] if long and Softmax.ONLINE in known["softmax"] else []
-    # One exchange less where nothing hides it: 6 to 15 % of layernorm's decode shapes in place.
+    online = [Softmax.ONLINE] if long and has_softmax(problem) else []
     few = are_few(problem, device) and not problem.any_cols
-    guarded = few and has_variance(problem)
-    looks_once = [Variance.GUARDED] if guarded else []
+    looks_once = [Variance.GUARDED] if look_once(problem, device) else []
     looks_twice = [v for v in (Variance.TWO_PASS, Variance.CORRECTED_TWO_PASS) if v in known["variance"]]
     last_first = [RowOrder.DESCENDING] if wants_last_first(problem, device) else []
     softmaxes, orders = [*online, Softmax.TWO_PASS], [*last_first, RowOrder.ASCENDING]
@@ -72,7 +70,9 @@ def _division(problem: Problem, cut: Schedule, device: Device) -> Division:
     3333 and 5726 cols of bf16; 1023 and aligned rows are level. And of few rows with scales: 3 to 6 % of their prices.
     Of rows that leave SMs room 2 to 17 % (rmsnorm 526x10560, 300x5120, layernorm 400x6144), but for those with scales,
     where it costs up to 21 % (rmsnorm_to_fp8_token 436x1792). Of rows with a variance and a scale 1 to 5 % of the
-    chains (layernorm to int8 4096x4096, 4096x768). Clusters that copy the next row meanwhile were timed with it alone.
+    chains (layernorm to int8 4096x4096, 4096x768), of many short rows with scales up to 6 % (H100:
+    add_rmsnorm_to_fp8_token 2687x128 0.94 of the chain, rmsnorm_to_fp8 552x907 and add_rmsnorm_to_fp8_group 2820x896
+    0.98, 1271x256 0.99, 10390x128 level). Clusters that copy the next row meanwhile were timed with it alone.
     """
     if without_remainders(problem):
         return Division.IEEE
@@ -81,7 +81,9 @@ def _division(problem: Problem, cut: Schedule, device: Device) -> Division:
     is_roomy = device.sm_count <= problem.rows and leave_room(problem, device) and cut.hold is Hold.REGISTERS
     is_roomy = is_roomy and problem.cols >= LEAST_DIVIDED and not (problem.sums_rows or problem.any_cols)
     pays = pays or (is_roomy and has_means(problem) and not has_quotients(problem))
-    pays = pays or (has_quotients(problem) and (are_few(problem, device) or has_variance(problem)))
+    is_short = problem.cols * problem.row_input_bytes < 4096 and not (problem.any_cols or has_softmax(problem))
+    are_many_short = is_short and not leave_room(problem, device)
+    pays = pays or (has_quotients(problem) and (are_few(problem, device) or has_variance(problem) or are_many_short))
     return Division.REMAINDER if pays else Division.IEEE
 
 

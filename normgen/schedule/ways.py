@@ -23,7 +23,14 @@ from normgen.schedule.knobs import (
     Store,
     Variance,
 )
-from normgen.schedule.legality import has_parameters, has_quotients, has_variance, keeps_values, reduces_rows
+from normgen.schedule.legality import (
+    has_parameters,
+    has_quotients,
+    has_softmax,
+    has_variance,
+    keeps_values,
+    reduces_rows,
+)
 from normgen.schedule.plan import (
     WARP,
     held_bytes_per_thread,
@@ -33,15 +40,18 @@ from normgen.schedule.plan import (
     steps_per_lane,
     sums_in_registers,
 )
-from normgen.schedule.policy import are_few, leave_room, overflows_l2, wants_last_first
+from normgen.schedule.policy import are_few, leave_room, look_once, overflows_l2, wants_last_first
 from normgen.schedule.schedule import Schedule
 
 L1_ALONE = 28 << 10  # of an SM's L1, what shared memory cannot have (compute capability 8.0 to 9.0)
 COPIED_AHEAD_BYTES = 192  # of a row, for each of 128 threads in a cluster that copies the next one meanwhile
 SPREAD_BYTES = 180 << 10  # of a few rows, from which their clusters' blocks find room in shared memory alone
+LONG_ACCESSES = 1984  # of a row, from which blocks share it
+CLUSTERS_OF_16 = 7  # at a time: as many as GPCs, less one that may have too few SMs
 SUMMED_BYTES, LONG_SUMMED_BYTES = 16 << 10, 28 << 10  # of a row with column sums: the next one may, and will, be copied
 # Of a thread's registers, what data may take: more does not fit, and from so much on the next row is better copied.
 FILLED, COPIED_FILLED = 0.8, 0.7
+PEELED_IDLE = 0.2  # lanes for each with a vector: narrower accesses to peeled rows with column sums leave fewer
 PEELED = 1.4  # registers of peeled data of two bytes, its edges and windows, for each of other data
 NARROW_HELD = 32  # elements that a thread holds in a register each, as it reads them
 KEPT_VALUES = 40  # of a peeled row with a mean, for each thread
@@ -64,15 +74,16 @@ def ways(problem: Problem, device: Device) -> Iterator[Schedule]:
 def _in_parts(problem: Problem, device: Device) -> Iterator[Schedule]:
     """Defaults of rows that need no reduction: one or two vectors a thread, in blocks that share a row.
 
-    The fewest idle lanes count, then blocks near 256 threads. A row of at most 256 vectors needs no parts.
+    The fewest idle lanes count, then blocks near 256 threads. A row of at most 256 vectors needs no parts (swiglu
+    129468x320: three parts by elements take 1.9 x the chain, on an H100).
     """
     if problem.any_cols or reduces_rows(problem):
         return
     few = are_few(problem, device)
     load = _load(problem, device)
-    for vector, edges in accesses(problem, device, few=few, by_8=few):
+    for vector, edges in accesses(problem, device, by_8=few):
         if problem.cols // vector <= 256:
-            continue
+            return  # nor by narrower accesses
         held = PLAIN.varied(hold=Hold.REGISTERS, unroll=0, vector=vector, edges=edges, load=load)
         shapes = itertools.product((128, 256, 512), KNOBS["parts"].values[1:])
         cuts = [held.varied(threads_per_row=threads, parts=parts) for threads, parts in shapes]
@@ -84,7 +95,9 @@ def _in_warps(problem: Problem, device: Device) -> Iterator[Schedule]:
     """Defaults of a few dozen short rows with two exchanges: a warp each, four beside each other, 8 bytes an access.
 
     Layernorm 65x448 to int8: the chain takes 10 % less, 24x576 bf16 4 %, 53x704 2.5 %, 32x768 1.5 %; 8x512 is level,
-    and rmsnorm 16x256 to 100x512, with one exchange, loses 1 %. Softmax 21x448 f32: 4 %, as the row is stored.
+    and rmsnorm 16x256 to 100x512, with one exchange, loses 1 %. Softmax 21x448 f32: 4 %, as the row is stored. Each
+    thread reads its parameters early: rmsnorm_to_fp8_token 65x512 takes 0.92 of the chain with all of them asked for
+    ahead (H100), and layernorm 24x576 was raced so.
     """
     is_short = 768 <= problem.cols * problem.dtype.bytes <= 1792 and not (problem.any_cols or problem.spec.group)
     exchanges = len(written_program(problem).row_reduces)
@@ -92,7 +105,7 @@ def _in_warps(problem: Problem, device: Device) -> Iterator[Schedule]:
         vector = 8 // problem.dtype.bytes
         warps = Schedule(threads_per_row=32, rows_per_block=4, vector=vector, hold=Hold.REGISTERS, unroll=0)
         keep = Keep.VALUES if has_variance(problem) else Keep.ROW
-        for params in (Params.PREFETCHED, Params.LATE):
+        for params in (Params.EARLY, Params.LATE):
             yield warps.varied(keep=keep, params=params)
 
 
@@ -116,19 +129,26 @@ def _looked_at_once(problem: Problem, device: Device) -> Iterator[Schedule]:
 
 def _spread(problem: Problem, device: Device) -> Iterator[Schedule]:
     """Defaults of few long rows, with more blocks in clusters of eight than SMs: by cp.async in shared memory. In
-    registers a thread takes 90 to 128 of them, and an SM has room for one block of 512 threads.
+    registers a thread takes 90 to 128 of them, and an SM has room for one block of 512 threads. With groups too (H100:
+    add_rmsnorm_to_fp8_group 51x60160 0.91 of the chain in registers), but for those of one input that find no room
+    (rmsnorm_to_fp8_group 55x100608: clusters of four in registers).
 
     Blocks of 512 threads where all find room (layernorm 27x257472, to int8 and not: 0.72 and 0.78 of the chain in
     registers, rmsnorm_to_fp8_token 40x200000: 0.83), else of 256 (layernorm_to_int8 60x131072: 0.94,
     add_rmsnorm_to_fp8_token 64x98304: 0.84). Where not even these do, a grid that walks, and the parameters stay
     (rmsnorm 98x96384: 0.92, to fp8 0.72); the next row on its way where shared memory has not room for all (rmsnorm
-    125x231488: 0.88). Rows of 80 KB (layernorm_to_int8 100x40960) are better off in registers. A softmax's threads take
+    125x231488: 0.88), in as many blocks as find room for it (H100: 122x138496 by two or four an SM 0.92 of by one,
+    125x231488 level), clusters of 16 where those of eight find none (add_rmsnorm_to_fp8_token 35x257152: 0.80). Rows of
+    80 KB (layernorm_to_int8 100x40960) are better off in registers. A softmax's threads take
     as many registers; it was not raced.
     """
     row, blocks, sms = problem.cols * problem.row_input_bytes, 8 * problem.rows, device.sm_count
     if device.arch < 90 or problem.any_cols or row < SPREAD_BYTES:
         return
-    if not reduces_rows(problem) or problem.spec.group or not are_few(problem, device) or blocks <= sms:
+    if not reduces_rows(problem) or not are_few(problem, device) or blocks <= sms:
+        return
+    is_one = problem.row_input_bytes == problem.dtype.bytes
+    if problem.spec.group and is_one and not find_room(blocks, 512, device):
         return
     shared = Schedule(
         threads_per_row=512 if find_room(blocks, 512, device) else 256, cluster=8, hold=Hold.SHARED, unroll=4
@@ -136,7 +156,10 @@ def _spread(problem: Problem, device: Device) -> Iterator[Schedule]:
     walking = Schedule(cluster=8, hold=Hold.REGISTERS, unroll=0, params=Params.PACKED)
     wanted = [shared]
     if problem.rows * row > device.shared_per_sm * sms:  # not all rows find room at a time
-        wanted = [walking.varied(persistent=1, stages=2)] if has_parameters(problem) else []
+        room = {c: device.shared_per_sm // (row // c + 1024) for c in (8, 16) if has_parameters(problem)}
+        wanted = [
+            walking.varied(cluster=c, persistent=at_most("persistent", min(4, n)), stages=2) for c, n in room.items()
+        ]
     elif blocks > 4 * sms and has_parameters(problem):
         wanted = [walking.varied(persistent=4), shared]
     for way in wanted:
@@ -245,7 +268,7 @@ def _without_columns(problem: Problem, device: Device) -> Iterator[Schedule]:
                 yield walking.varied(stages=2)
                 yield walking
             most = EARLY_BYTES * (2 if few else 1)
-            if hold is Hold.REGISTERS and _keeps_values(problem, cut, few=few):
+            if hold is Hold.REGISTERS and _keeps_values(problem, device, cut, few=few):
                 hinted = hinted.varied(keep=Keep.VALUES)
             if hold is Hold.REGISTERS and few and cluster == 1 and has_parameters(problem):
                 yield hinted.varied(params=Params.PREFETCHED)
@@ -256,7 +279,7 @@ def _without_columns(problem: Problem, device: Device) -> Iterator[Schedule]:
             yield hinted
 
 
-def _keeps_values(problem: Problem, s: Schedule, *, few: bool) -> bool:
+def _keeps_values(problem: Problem, device: Device, s: Schedule, *, few: bool) -> bool:
     """Whether what later looks need stays in registers as floats: of rows read by 4 bytes or by elements, whose threads
     hold few (rmsnorm 10000x2046 bf16: 0.91 of the price, 212x6274 0.98, layernorm 20000x1002 0.96), and of peeled rows
     with a variance (8192x4097 0.95, 20000x1001 0.97, 1200x1337 0.98, 5x3001 0.90; an rmsnorm's are level).
@@ -264,7 +287,7 @@ def _keeps_values(problem: Problem, s: Schedule, *, few: bool) -> bool:
     if not keeps_values(problem) or steps_per_lane(problem, s) * s.vector > KEPT_VALUES:
         return False
     if few and not s.peels and has_variance(problem):
-        return False  # one look pays more, and leaves nothing
+        return not look_once(problem, device)  # one look leaves nothing
     return has_variance(problem) if s.peels else s.edges is Edges.EXACT and s.vector * problem.dtype.bytes <= 4
 
 
@@ -296,7 +319,10 @@ def _load(problem: Problem, device: Device) -> Load:
 def _clusters(problem: Problem, device: Device) -> tuple[int, ...]:
     """Blocks to share a row, the best first: few long rows are spread over idle SMs, 4 KB a block or more.
 
-    By eights at most: 16 blocks start later (layernorm 8x119936 bf16: 22 %, and 3x19456 by eight 15 % ahead of four).
+    By 16 blocks where every row finds a GPC of as many SMs (on an H100 rmsnorm_to_fp8_token 7x203968: 0.73 of the chain
+    by eight, layernorm 2x119296 0.93, add_rmsnorm_to_fp8_group 1x97536 0.91; layernorm 8x119936, a row more, 1.22, and
+    softmax 8x128256 1.17), else by eights at most (3x19456: 15 % ahead of four). By eight too one row that a block of
+    512 threads would hold (H100: layernorm 1x16256 0.92 of the chain, add_rmsnorm 1x11968 0.97).
     Pairs only of rows of 64 KB: at 64x16384 bf16 one block is 5 % ahead. Rows that are read by elements are long where
     their accesses are many (add_rmsnorm_to_fp8_token 11x5151: eight blocks take 0.78 of the price of one). Few rows of
     96 KB (rmsnorm_to_fp8_group 37x65280: 0.80 of what two take) and more take eight though their blocks share SMs:
@@ -309,13 +335,15 @@ def _clusters(problem: Problem, device: Device) -> tuple[int, ...]:
     if device.arch < 90:
         return (1,)
     sizes = (1, 2, 4, 8, 16)
-    vectors = _accesses_of_a_row(problem)
-    least = {2: 4096, 4: 2048, 8: 2048}
+    vectors = _accesses_of_a_row(problem) * problem.row_input_bytes // problem.dtype.bytes
+    least = {2: 4096, 4: LONG_ACCESSES, 8: LONG_ACCESSES}
     spread = [c for c in least if problem.rows * c <= device.sm_count and vectors >= least[c]]
     few, row = are_few(problem, device), problem.cols * problem.row_input_bytes
     is_long = row >= (96 << 10 if few else 128 << 10)
     fits = find_room(8 * problem.rows, 512, device) or walks(problem, device, 8)
     spread += [8 if fits else 4] if few and is_long else []
+    is_alone = problem.rows <= CLUSTERS_OF_16 and row >= SPREAD_BYTES and not has_softmax(problem)
+    spread += [16] if is_alone else []
     first = max(spread, default=1)
     order = [*(c for c in sizes if c >= first), *(c for c in sizes if c < first)]
     if is_long and has_parameters(problem) and not few and walks(problem, device, 8):
@@ -381,6 +409,20 @@ def _filled(problem: Problem, s: Schedule, device: Device, *, rows: int) -> floa
     return (data + sums_in_registers(problem, s)) * s.threads * s.persistent / device.registers_per_sm
 
 
+def _beside_sums(
+    problem: Problem, device: Device, clusters: tuple[int, ...], load: Load, dependent: DependentLaunch
+) -> Iterator[Schedule]:
+    """Grids that walk rows held in registers, with the threads an SM that leave room for column sums."""
+    for cut in itertools.chain.from_iterable(cuts(problem, device, Hold.REGISTERS, cluster) for cluster in clusters):
+        if held_bytes_per_thread(problem, cut) <= 256:
+            many_sums = sums_in_registers(problem, cut) > 32 and cut.threads_per_row <= 128
+            block, per_sm = (128, 384) if many_sums else (256, 512)
+            side_by_side = max(1, block // cut.threads_per_row) if cut.cluster == 1 and cut.threads_per_row < 128 else 1
+            cut = cut.varied(rows_per_block=at_most("rows_per_block", side_by_side))
+            sums = cut.varied(persistent=at_most("persistent", per_sm // cut.threads), load=load)
+            yield sums.varied(dependent_launch=dependent)
+
+
 def _with_columns(problem: Problem, device: Device) -> Iterator[Schedule]:
     """Defaults of programs with column sums: in registers beside the row, over a cluster if need be; then of rows
     read again; then by atomics.
@@ -388,6 +430,9 @@ def _with_columns(problem: Problem, device: Device) -> Iterator[Schedule]:
     512 threads an SM leave each 128 registers for the next row too; short rows share blocks of 256 threads, which add
     up their sums. More than 32 sums a thread leave room for 384 threads (8192x768 to 16384x8192 bf16 on an H200).
     Where that leaves none for the next row it is not fetched ahead (add_rmsnorm 13936x640: 0.94 of the chain).
+    Where peeled rows would leave a fifth of the lanes idle those cuts come first that leave fewer, and room for the
+    next row: layernorm 46119x4165 takes 0.81 of the chain by 2 elements with it as by 8 without (H100; eleven such cuts
+    are within 2 %; 18827x5767, of whose lanes 6 % are idle, is level).
     Atomics a row cost ten times as much there as rows read again (2048x16384, 2048x32768 bf16).
     """
     kept = Params.KEPT if has_parameters(problem) else Params.LATE
@@ -398,18 +443,17 @@ def _with_columns(problem: Problem, device: Device) -> Iterator[Schedule]:
     clusters = (1, 2, 4, 8, 16) if device.arch >= 90 else (1,)
     walking = Schedule(params=kept, dependent_launch=dependent)
     yield from _copied_beside_sums(problem, device, walking, clusters[:4])
-    for cut in itertools.chain.from_iterable(cuts(problem, device, Hold.REGISTERS, cluster) for cluster in clusters):
-        if held_bytes_per_thread(problem, cut) <= 256:
-            many_sums = sums_in_registers(problem, cut) > 32 and cut.threads_per_row <= 128
-            block, per_sm = (128, 384) if many_sums else (256, 512)
-            side_by_side = max(1, block // cut.threads_per_row) if cut.cluster == 1 and cut.threads_per_row < 128 else 1
-            cut = cut.varied(rows_per_block=at_most("rows_per_block", side_by_side))
-            sums = cut.varied(persistent=at_most("persistent", per_sm // cut.threads), load=load)
-            sums = sums.varied(dependent_launch=dependent)
-            if _filled(problem, sums, device, rows=2) <= FILLED:
-                yield sums.varied(params=kept, stages=2)
-            yield sums.varied(params=kept)
-            yield sums
+    walkers = list(_beside_sums(problem, device, clusters, load, dependent))
+    ahead = [s.varied(params=kept, stages=2) for s in walkers if _filled(problem, s, device, rows=2) <= FILLED]
+    first = next((s for s in walkers if s.peels), None)
+    if problem.dtype.bytes == 2 and problem.cols % 2 and first is not None:
+        is_idle = idle_lanes(problem.cols, first) > PEELED_IDLE
+        if is_idle and first.varied(params=kept, stages=2) not in ahead:
+            yield from (s for s in ahead if s.peels and idle_lanes(problem.cols, s) <= PEELED_IDLE)
+    for sums in walkers:
+        yield from (s for s in (sums.varied(params=kept, stages=2),) if s in ahead)
+        yield sums.varied(params=kept)
+        yield sums
     for cut in sorted(cuts(problem, device, Hold.RELOAD, 1), key=lambda s: -s.vector):
         if 256 <= cut.threads <= 512 and sums_in_registers(problem, cut) <= held_register_limit(cut, device):
             yield cut.varied(persistent=1, unroll=0, dependent_launch=dependent)
