@@ -132,7 +132,7 @@ def _distance(problem: Problem, device: Device, vector: int, edges: Edges, clust
             usual, most = one if cluster == 1 else 128, min(16 if vector == 1 else 8, 4 / width)
         is_spread = steps < 2 and not (few and cluster == 1)
         off = abs(math.log2(threads / usual)) + 2 * max(is_spread, math.log2(max(1, steps) / most))
-        wide = CLUSTER_OF_1024 * (cluster > 1 and threads == 1024 and (few or vector > 1))
+        wide = CLUSTER_OF_1024 * (cluster > 1 and threads == 1024 and vector > 1)
         return off + waits + wide + (8 * idle if cluster == 1 else 0)
     off = abs(math.log2(max(steps, 0.75) * width / aim)) + 5.5 * max(0.0, idle) + waits
     size = problem.dtype.bytes

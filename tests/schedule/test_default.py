@@ -288,6 +288,7 @@ def test_clusters_of_few_rows_have_blocks_of_512_threads_at_most() -> None:
     elements = default("rmsnorm_to_fp8", "25x23757")
     assert (elements.threads, elements.cluster) == (512, 4)  # 0.92 of the chain of 1024
     assert default("rmsnorm_to_fp8_token", "4x13997").threads == 128  # 0.93 of 256
+    assert default("add_rmsnorm_to_fp8_token", "3532x54475").threads == 1024  # many, by elements: they hold least each
 
 
 @pytest.mark.parametrize(
