@@ -152,7 +152,7 @@ def _looks(problem: Problem, s: Schedule, cost: Cost) -> Answer:
         Hold.RELOAD: "from memory each time, L1 and L2 in between",
     }[s.hold]
     answer = f"a row is looked at {cost.looks} times: {where}"
-    short = problem.cols * problem.row_input_bytes <= 64 << 10
+    short = problem.row_bytes <= 64 << 10
     good = cost.looks == 1 or not s.hold.reads_again or not short
     return Answer(question="looks at memory", answer=answer, is_good=good, knobs=("hold", "variance", "softmax"))
 

@@ -157,7 +157,7 @@ def _reduce_us(s: Schedule, c: Constants) -> float:
 
 def _rereads_l1(problem: Problem, s: Schedule) -> bool:
     """Whether a row that is read again comes from L1: it was allowed to stay there, and some blocks' rows fit."""
-    row_bytes = problem.cols * problem.row_input_bytes // s.row_blocks
+    row_bytes = problem.row_bytes // s.row_blocks
     return s.load is Load.DEFAULT and row_bytes * s.rows_per_block <= L1_BYTES // 4
 
 

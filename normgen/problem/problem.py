@@ -155,6 +155,15 @@ class Problem:
         """Bytes that one element of every row input takes together."""
         return sum(t.dtype.bytes for t in self.elem_tensors if not t.is_written)
 
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row of every row input together."""
+        return self.cols * self.row_input_bytes
+
+    @property
+    def has_one_row_input(self) -> bool:
+        return self.row_input_bytes == self.dtype.bytes
+
     @cached_property
     def parameter_bytes(self) -> int:
         """Bytes that one element of every column parameter takes together, in the registers that hold it."""

@@ -41,7 +41,7 @@ def default_schedule(problem: Problem, device: Device) -> Schedule:
     """
     arithmetic = Arithmetic.APPROXIMATE if is_approximate(problem) else Arithmetic.EXACT
     # One look and one exchange less pay from 16 KiB on: 1 % at 8192x4096 bf16, where two looks win, 4 to 14 % above.
-    long = problem.cols * problem.row_input_bytes >= 16384
+    long = problem.row_bytes >= 16384
     known = applicable(written_program(problem))
     online = [Softmax.ONLINE] if long and has_softmax(problem) else []
     few = are_few(problem, device) and not problem.any_cols
@@ -81,7 +81,7 @@ def _division(problem: Problem, cut: Schedule, device: Device) -> Division:
     is_roomy = device.sm_count <= problem.rows and leave_room(problem, device) and cut.hold is Hold.REGISTERS
     is_roomy = is_roomy and problem.cols >= LEAST_DIVIDED and not (problem.sums_rows or problem.any_cols)
     pays = pays or (is_roomy and has_means(problem) and not has_quotients(problem))
-    is_short = problem.cols * problem.row_input_bytes < 4096 and not (problem.any_cols or has_softmax(problem))
+    is_short = problem.row_bytes < 4096 and not (problem.any_cols or has_softmax(problem))
     are_many_short = is_short and not leave_room(problem, device)
     pays = pays or (has_quotients(problem) and (are_few(problem, device) or has_variance(problem) or are_many_short))
     return Division.REMAINDER if pays else Division.IEEE

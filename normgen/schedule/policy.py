@@ -85,10 +85,10 @@ def searched_cut(problem: Problem, s: Schedule, _: Device) -> str | None:
 
     Rows of less than 256 bytes are outside of what was swept. Where a spec lists a knob's values, they are searched.
     """
-    row_bytes, asked = problem.cols * problem.dtype.bytes, problem.searched_knobs
-    if problem.any_cols or row_bytes < 256:
+    main_row, asked = problem.cols * problem.dtype.bytes, problem.searched_knobs
+    if problem.any_cols or main_row < 256:
         return None
-    wide_is_legal = row_bytes % 16 == 0 and problem.align % 16 == 0
+    wide_is_legal = main_row % 16 == 0 and problem.align % 16 == 0
     if "vector" not in asked and s.vector * problem.dtype.bytes < 8 and wide_is_legal:
         return "not searched: accesses below 8 bytes where 16 are possible"  # 1.025 x
     asked_for = -(-vectors_per_row(problem, s) // (s.threads_per_row * steps_per_lane(problem, s)))
@@ -101,11 +101,11 @@ def searched_cut(problem: Problem, s: Schedule, _: Device) -> str | None:
 
 def _searched_hold(problem: Problem, s: Schedule) -> str | None:
     """Where a row waits: in registers, if it is short (the same sweeps)."""
-    row_bytes = problem.cols * problem.dtype.bytes
-    if problem.any_cols or "hold" in problem.searched_knobs or row_bytes < 256:
+    main_row = problem.cols * problem.dtype.bytes
+    if problem.any_cols or "hold" in problem.searched_knobs or main_row < 256:
         return None
     held = 8 * KIB if problem.column_outputs else 64 * KIB
-    if s.hold is Hold.RELOAD and row_bytes <= held:
+    if s.hold is Hold.RELOAD and main_row <= held:
         return f"not searched: a row of at most {held // KIB} KiB read again for every look"  # 1.113 x
     if s.hold is Hold.SHARED and s.copy is Copy.DIRECT and _is_short_norm(problem):
         return "not searched: norms of rows below 32 KiB that wait in shared memory"  # 1.035 x
@@ -228,7 +228,7 @@ def searched_division(problem: Problem, s: Schedule, device: Device) -> str | No
     least = LEAST_DIVIDED if s.peels else 4096
     if s.division is Division.IEEE or "division" in problem.searched_knobs:
         return None
-    counts = problem.rows <= device.sm_count or problem.cols * problem.row_input_bytes < 4 * KIB
+    counts = problem.rows <= device.sm_count or problem.row_bytes < 4 * KIB
     if (counts and has_quotients(problem)) or (has_means(problem) and problem.cols >= least):
         return None
     return f"not searched: means of fewer than {least} cols by a product and its remainder, quotients of many rows"
@@ -271,8 +271,7 @@ def wants_last_first(problem: Problem, device: Device) -> bool:
     366973x192 and layernorm backward 424714x320 and 20000x2048 (bf16, H200) take 1 to 4 % less. Other inputs take room
     in L2, so that with several of them a smaller one overflows (swiglu backward 4636x4544, of 42 MB each: 4 %).
     """
-    is_one = problem.row_input_bytes == problem.dtype.bytes
-    overflows = problem.main_bytes > (LEFT_IN_L2 if is_one else EITHER_ORDER) * device.l2_bytes
+    overflows = problem.main_bytes > (LEFT_IN_L2 if problem.has_one_row_input else EITHER_ORDER) * device.l2_bytes
     return overflows and not problem.any_cols
 
 

@@ -116,7 +116,7 @@ def _looked_at_once(problem: Problem, device: Device) -> Iterator[Schedule]:
     Layernorm 6504x2688 and 3000x2048 bf16: the chains of warps take 5 and 2 % less than of 64 threads that look twice;
     of two warps 5000x3328 and 4096x3072 3 %, 2500x4096 1 % less than of four.
     """
-    row = problem.cols * problem.row_input_bytes
+    row = problem.row_bytes
     if problem.any_cols or problem.dtype.bytes != 2 or not 4096 <= row <= 8192 or has_quotients(problem):
         return
     if has_variance(problem) and not overflows_l2(problem.main_bytes, device):
@@ -139,16 +139,15 @@ def _spread(problem: Problem, device: Device) -> Iterator[Schedule]:
     (rmsnorm 98x96384: 0.92, to fp8 0.72); the next row on its way where shared memory has not room for all (rmsnorm
     125x231488: 0.88), in as many blocks as find room for it (H100: 122x138496 by two or four an SM 0.92 of by one,
     125x231488 level), clusters of 16 where those of eight find none (add_rmsnorm_to_fp8_token 35x257152: 0.80). Rows of
-    80 KB (layernorm_to_int8 100x40960) are better off in registers. A softmax's threads take
-    as many registers; it was not raced.
+    80 KB (layernorm_to_int8 100x40960) are better off in registers. A softmax's threads take as many registers; it was
+    not raced.
     """
-    row, blocks, sms = problem.cols * problem.row_input_bytes, 8 * problem.rows, device.sm_count
+    row, blocks, sms = problem.row_bytes, 8 * problem.rows, device.sm_count
     if device.arch < 90 or problem.any_cols or row < SPREAD_BYTES:
         return
     if not reduces_rows(problem) or not are_few(problem, device) or blocks <= sms:
         return
-    is_one = problem.row_input_bytes == problem.dtype.bytes
-    if problem.spec.group and is_one and not find_room(blocks, 512, device):
+    if problem.spec.group and problem.has_one_row_input and not find_room(blocks, 512, device):
         return
     shared = Schedule(
         threads_per_row=512 if find_room(blocks, 512, device) else 256, cluster=8, hold=Hold.SHARED, unroll=4
@@ -176,7 +175,7 @@ def _copied_ahead(problem: Problem, device: Device) -> Iterator[Schedule]:
     (add_rmsnorm_to_fp8_group 171x88576, which loses 2 %). More such rows of up to 64 KB, and of up to 128 KB from
     eight an SM on, are for `_long_rows`.
     """
-    row, sms = problem.cols * problem.row_input_bytes, device.sm_count
+    row, sms = problem.row_bytes, device.sm_count
     if device.arch < 90 or problem.any_cols or row < 65536 or problem.rows < sms or not has_parameters(problem):
         return
     if not reduces_rows(problem) or (row < 131072 and problem.rows >= 8 * sms):
@@ -199,7 +198,7 @@ def _long_rows(problem: Problem, device: Device) -> Iterator[Schedule]:
     A row too long for shared memory that meets no parameters waits in registers for the rest (log_softmax 4096x151936:
     1.18 x as fast as a cluster).
     """
-    row = problem.cols * problem.row_input_bytes
+    row = problem.row_bytes
     if device.arch < 80 or problem.any_cols or row < 32768 or leave_room(problem, device):
         return
     sm90 = device.arch >= 90
@@ -338,7 +337,7 @@ def _clusters(problem: Problem, device: Device) -> tuple[int, ...]:
     vectors = _accesses_of_a_row(problem) * problem.row_input_bytes // problem.dtype.bytes
     least = {2: 4096, 4: LONG_ACCESSES, 8: LONG_ACCESSES}
     spread = [c for c in least if problem.rows * c <= device.sm_count and vectors >= least[c]]
-    few, row = are_few(problem, device), problem.cols * problem.row_input_bytes
+    few, row = are_few(problem, device), problem.row_bytes
     is_long = row >= (96 << 10 if few else 128 << 10)
     fits = find_room(8 * problem.rows, 512, device) or walks(problem, device, 8)
     spread += [8 if fits else 4] if few and is_long else []
@@ -386,7 +385,7 @@ def _copied_beside_sums(
     3000x12288 and 2000x24576 0.81 and 0.82. From 28 KB on in any case: the winners of 16384x8192 do so, and
     of layernorm 8331x7296 (0.95).
     """
-    row = problem.cols * problem.row_input_bytes
+    row = problem.row_bytes
     if device.arch < 80 or problem.any_cols or row < SUMMED_BYTES or problem.rows < 4 * device.sm_count:
         return
     is_long = row >= LONG_SUMMED_BYTES and problem.dtype.bytes == 2
@@ -444,14 +443,15 @@ def _with_columns(problem: Problem, device: Device) -> Iterator[Schedule]:
     walking = Schedule(params=kept, dependent_launch=dependent)
     yield from _copied_beside_sums(problem, device, walking, clusters[:4])
     walkers = list(_beside_sums(problem, device, clusters, load, dependent))
-    ahead = [s.varied(params=kept, stages=2) for s in walkers if _filled(problem, s, device, rows=2) <= FILLED]
+    room = [s for s in walkers if _filled(problem, s, device, rows=2) <= FILLED]
+    ahead = {sums: sums.varied(params=kept, stages=2) for sums in room}
     first = next((s for s in walkers if s.peels), None)
-    if problem.dtype.bytes == 2 and problem.cols % 2 and first is not None:
-        is_idle = idle_lanes(problem.cols, first) > PEELED_IDLE
-        if is_idle and first.varied(params=kept, stages=2) not in ahead:
-            yield from (s for s in ahead if s.peels and idle_lanes(problem.cols, s) <= PEELED_IDLE)
+    is_odd = problem.dtype.bytes == 2 and problem.cols % 2 == 1
+    if is_odd and first is not None and first not in ahead and idle_lanes(problem.cols, first) > PEELED_IDLE:
+        yield from (ahead[s] for s in room if s.peels and idle_lanes(problem.cols, s) <= PEELED_IDLE)
     for sums in walkers:
-        yield from (s for s in (sums.varied(params=kept, stages=2),) if s in ahead)
+        if sums in ahead:
+            yield ahead[sums]
         yield sums.varied(params=kept)
         yield sums
     for cut in sorted(cuts(problem, device, Hold.RELOAD, 1), key=lambda s: -s.vector):
