@@ -249,7 +249,7 @@ class Access:
             return f"{whole}vector < vectors"
         if self.plan.problem.any_cols:
             return "vector < vectors"
-        return "kEven || vector < kVectors"
+        return f"{'step < kFullSteps' if self.plan.ends_unevenly else 'kEven'} || vector < kVectors"
 
     @property
     def unroll(self) -> str:

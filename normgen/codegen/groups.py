@@ -7,7 +7,7 @@ elements that are computed with values of groups, such as a variance, waits for 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from normgen.codegen.access import Access
@@ -16,7 +16,7 @@ from normgen.codegen.reductions import CONSTANTS, single_step
 from normgen.codegen.statements import Do, If, Let, Statement, constant, setting
 from normgen.codegen.walk import each_element
 from normgen.program.ir import Map, Reduce, used_names
-from normgen.schedule.plan import groups_are_warps
+from normgen.schedule.plan import groups_are_warps, in_pairs
 
 _COMBINE = {"sum": "Sum", "max": "Maximum", "min": "Minimum", "absmax": "Maximum"}
 
@@ -69,21 +69,30 @@ class Groups:
         roots: set[str],
         elements: Callable[[set[str], list[str]], list[Statement]],
         waiting: Collection[str],
+        vectors: Mapping[str, str],
         *,
         is_last: bool,
     ) -> GroupWalk:
         """For the values in `roots`; the last walk stores what is stored.
 
-        `elements` computes values of one element, given those that were kept; `waiting` are those of earlier looks.
+        `elements` computes values of one element, given those that were kept; `waiting` are those of earlier looks, and
+        `vectors` has the accesses that hold what is read.
         """
+        problem, s = self.plan.problem, self.plan.schedule
         names, printer = self.access.names, Printer(self.access.names)
         before: list[Statement] = []
         passes: list[list[Statement]] = []
         known, kept = list(waiting), list[str]()
         rounds = self.plan.group_rounds(roots)
-        wanted = [{n for r in statements if isinstance(r, Reduce) for n in used_names(r)} for statements in rounds]
+
+        def bits(r: Reduce) -> str | None:
+            """The vector whose pairs are compared; None where that waits as floats alone, or elements are."""
+            return vectors.get(str(r.args[0])) if in_pairs(problem, s, r) else None
+
+        by_element = [[r for r in found if isinstance(r, Reduce) and not bits(r)] for found in rounds]
+        wanted = [{n for r in reduces for n in used_names(r)} for reduces in by_element]
         for number, statements in enumerate(rounds):
-            peek = elements(wanted[number], known)
+            peek = elements(wanted[number], known) if by_element[number] else []
             computed = {m.name for m in self.plan.elementwise(wanted[number], known).maps} & wanted[number]
             later = roots.union(*wanted[number + 1 :])
             for name in (m.name for m in self.plan.elementwise(later, known).maps if m.name in computed):
@@ -92,20 +101,26 @@ class Groups:
                 before.append(Do(f"float {name}_kept[kVector]"))
                 peek.append(Do(f"{name}_kept[i] = {names[name]}"))
             move: list[Statement] = []
-            several = sum(isinstance(statement, Reduce) for statement in statements) > 1
+            prefixed = len(by_element[number]) > 1
             for statement in statements:
                 if isinstance(statement, Map):
                     move.append(Let(f"const float {names[statement.name]}", printer.text(statement.expr)))
                     continue
                 name = names[statement.names[0]]
-                before.append(Do(f"float {name} = {Printer(CONSTANTS).text(statement.monoid.identity[0])}"))
-                peek += single_step(statement, name, names, prefix=f"{name}_" if several else "")
+                if vector := bits(statement):
+                    move.append(Do(f"float {name} = largest_magnitude({vector})"))
+                else:
+                    before.append(Do(f"float {name} = {Printer(CONSTANTS).text(statement.monoid.identity[0])}"))
+                    peek += single_step(statement, name, names, prefix=f"{name}_" if prefixed else "")
                 move.append(Do(f"{name} = {self._combined(statement.monoid.name, name)}"))
             passes += [peek, move]
         stores = tuple(self.stores()) if is_last else ()
         if not passes:
             return GroupWalk(tail=stores)
-        others = [[each_element(part), *after] for part, after in zip(passes[2::2], passes[3::2], strict=True)]
+        others = [
+            [*([each_element(part)] if part else []), *after]
+            for part, after in zip(passes[2::2], passes[3::2], strict=True)
+        ]
         moves = (*passes[1], *(s for part in others for s in part))
         return GroupWalk(before=tuple(before), peek=tuple(passes[0]), move=moves, tail=stores, kept=tuple(kept))
 

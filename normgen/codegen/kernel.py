@@ -335,6 +335,8 @@ class MainKernel:
             found.append(
                 Let("constexpr bool kEven", "kVectors % kThreadsPerRow == 0", "all threads own kSteps of them")
             )
+            full = "steps in which each thread has a vector"
+            found.append(constant("kFullSteps", "kVectors / kThreadsPerRow", full))
             whole = (
                 "steps in which each thread has a vector, and the row one more behind it, however the row is aligned"
             )

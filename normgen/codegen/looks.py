@@ -114,7 +114,7 @@ class Looks:
         def values(wanted: set[str], kept: Collection[str] = waiting) -> list[Statement]:
             return elements.values(self.plan.elementwise(wanted, kept))
 
-        groups = self.groups.walk(roots, values, waiting, is_last=is_last)
+        groups = self.groups.walk(roots, values, waiting, vectors, is_last=is_last)
         loop = self.plan.elementwise(roots, [*waiting, *groups.kept])
         if is_last:
             found = self.outputs(loop, head, elements)

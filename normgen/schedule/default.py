@@ -23,7 +23,15 @@ from normgen.schedule.knobs import (
     Softmax,
     Variance,
 )
-from normgen.schedule.legality import has_means, has_quotients, has_softmax, has_variance, refusal, without_remainders
+from normgen.schedule.legality import (
+    finds_pairs,
+    has_means,
+    has_quotients,
+    has_softmax,
+    has_variance,
+    refusal,
+    without_remainders,
+)
 from normgen.schedule.plan import WARP
 from normgen.schedule.policy import LEAST_DIVIDED, are_few, leave_room, look_once, shows_in_float32, wants_last_first
 from normgen.schedule.schedule import Schedule
@@ -50,7 +58,8 @@ def default_schedule(problem: Problem, device: Device) -> Schedule:
     last_first = [RowOrder.DESCENDING] if wants_last_first(problem, device) else []
     softmaxes, orders = [*online, Softmax.TWO_PASS], [*last_first, RowOrder.ASCENDING]
     for cut in ways(problem, device):
-        trees = (ReduceWith.SHORT_CHAINS,) if few and _chains_pay(problem, cut) else ()
+        is_short = (few and _chains_pay(problem, cut)) or (finds_pairs(problem, cut) and not problem.any_cols)
+        trees = (ReduceWith.SHORT_CHAINS,) if is_short else ()
         division = _division(problem, cut, device)
         variances = [*looks_once, *looks_twice] if cut.variance is PLAIN.variance else [cut.variance]
         for tree, variance, softmax, order in itertools.product(
@@ -84,6 +93,7 @@ def _division(problem: Problem, cut: Schedule, device: Device) -> Division:
     is_short = problem.row_bytes < 4096 and not (problem.any_cols or has_softmax(problem))
     are_many_short = is_short and not leave_room(problem, device)
     pays = pays or (has_quotients(problem) and (are_few(problem, device) or has_variance(problem) or are_many_short))
+    pays = pays or (finds_pairs(problem, cut) and not problem.any_cols)
     return Division.REMAINDER if pays else Division.IEEE
 
 
@@ -91,10 +101,15 @@ def _chains_pay(problem: Problem, cut: Schedule) -> bool:
     """Whether few rows gain by short chains: where threads wait for each other more than once, or for their group, 1 to
     5 % of the prices (layernorm, quantised norms, gates and groups, H200), and nothing of an rmsnorm's but by narrow or
     peeled accesses: there all of the winners have them (12x4409, 30x449, 2x1807, 54x1345 bf16).
+    Not in clusters of larger blocks than of 128 threads, nor of 512 with a longer row's variance: the states of all
+    warps take registers, and time (H100: add_rmsnorm_to_fp8_group 16x159744 1.16 x, cross_entropy_grad 100x24576
+    1.56 x, softmax 36x30528 1.09 x, rmsnorm_to_fp8 13x169600 1.04 x, layernorm 4x65152 1.02 x, 52x11136 1.05 x).
     """
     is_narrow = cut.peels or cut.vector == 1
     twice = bool(problem.spec.group) or len(written_program(problem).row_reduces) > 1
-    return (twice or is_narrow) and cut.hold is Hold.REGISTERS
+    is_long = has_variance(problem) and problem.row_bytes > 16384
+    most = 128 if cut.cluster > 1 else 256 if is_long else 1024
+    return (twice or is_narrow) and cut.hold is Hold.REGISTERS and cut.threads_per_row <= most
 
 
 def fallback_schedules(problem: Problem) -> tuple[Schedule, ...]:

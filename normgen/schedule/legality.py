@@ -41,6 +41,7 @@ from normgen.schedule.plan import (
     has_row_barriers,
     held_bytes_per_thread,
     held_register_limit,
+    in_pairs,
     param_bytes_per_thread,
     register_steps,
     shared_bytes,
@@ -353,6 +354,14 @@ def reduces_rows(problem: Problem) -> bool:
     return bool(written_program(problem).row_reduces)
 
 
+def finds_pairs(problem: Problem, s: Schedule) -> bool:
+    """Whether short chains find the largest |x| of groups in pairs of elements, and no row is reduced."""
+    if not problem.spec.group or s.vector < 8 or reduces_rows(problem):
+        return False
+    short = s.varied(reduce_with=ReduceWith.SHORT_CHAINS)
+    return any(in_pairs(problem, short, r) for r in written_program(problem).reduces)
+
+
 @cache
 def reads_rows(problem: Problem) -> bool:
     """Whether anything is read of each element: a sum's gradient reads none of what was summed."""
@@ -501,11 +510,9 @@ def _short(problem: Problem, s: Schedule) -> str | None:
     if problem.any_cols:
         return "general kernels combine as their tuned neighbours do, by shuffles"
     if not reduces_rows(problem):
-        return (
-            None
-            if groups_are_warps(problem, s)
-            else "one instruction combines groups of a vector for each lane of a warp"
-        )
+        if groups_are_warps(problem, s) or finds_pairs(problem, s):
+            return None
+        return "groups alone: of a vector for each lane of a warp, or the largest of eight stored 16-bit values or more"
     if s.rows_per_block > 1 or s.threads_per_row * s.row_blocks <= WARP:
         return "what warps have left is read by every thread of their row: rows_per_block = 1, several warps"
     return None

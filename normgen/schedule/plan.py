@@ -34,7 +34,7 @@ from normgen.program.ir import (
     used_names,
     value_kinds,
 )
-from normgen.schedule.knobs import KNOBS, Columns, Copy, Edges, Hold, Keep, Params, ReduceWith
+from normgen.schedule.knobs import KNOBS, Columns, Copy, Edges, Hold, Keep, Params, ReduceWith, Variance
 from normgen.schedule.schedule import Schedule
 from normgen.spec.spec import Kind
 
@@ -192,6 +192,16 @@ def slot_bytes(problem: Problem, s: Schedule) -> int:
 def groups_are_warps(problem: Problem, s: Schedule) -> bool:
     """Whether each lane of a warp owns one vector of a group."""
     return problem.spec.group == WARP * s.vector and s.threads_per_row >= WARP
+
+
+def in_pairs(problem: Problem, s: Schedule, reduce: Reduce) -> bool:
+    """Whether a thread finds the largest |x| of its vector in the bits of two elements at a time.
+
+    Of eight elements or more, read as they are stored, in 16 bits: of four it takes as many instructions.
+    """
+    read = {t.name for t in problem.elem_tensors if not t.is_written and t.dtype.bytes == 2}
+    is_read = reduce.monoid.name == "absmax" and str(reduce.args[0]) in read
+    return s.reduce_with.is_short and s.vector >= 8 and reduce.kind.is_groups and is_read
 
 
 def is_spared(look: tuple[Reduce, ...]) -> bool:
@@ -511,6 +521,19 @@ class Plan:
         if self.schedule.hold is Hold.HYBRID:
             return (Place.REGISTERS, Place.SHARED)
         return (Place(self.schedule.hold.value),)
+
+    @property
+    def ends_unevenly(self) -> bool:
+        """Whether the text says of a guarded look that only the last of a thread's steps may have no vector.
+
+        NVRTC 13.0 takes threadIdx.x for any number, and tests each step: layernorm 4000x3520 bf16 by 64 threads has 47
+        branches more, and takes 1.06 to 1.16 times the chain (four shapes, H100; 7x13056 by clusters 1.01). It has a
+        bound for lanes of a block with several rows. Other looks are not said to: their steps are a predicate each
+        (cross_entropy_grad 3474x3840 takes 1.02, but rmsnorm 1x7168 0.96 and rmsnorm_to_fp8_token 119x182976 0.94).
+        """
+        s = self.schedule
+        is_uneven = self.cut.steps > 1 and vectors_per_row(self.problem, s) % (s.threads_per_row * s.row_blocks) > 0
+        return is_uneven and s.variance is Variance.GUARDED and s.rows_per_block == 1 and not self.cut.shifted
 
     @property
     def is_hybrid(self) -> bool:

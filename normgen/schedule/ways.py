@@ -24,6 +24,7 @@ from normgen.schedule.knobs import (
     Variance,
 )
 from normgen.schedule.legality import (
+    finds_pairs,
     has_parameters,
     has_quotients,
     has_softmax,
@@ -46,13 +47,16 @@ from normgen.schedule.schedule import Schedule
 L1_ALONE = 28 << 10  # of an SM's L1, what shared memory cannot have (compute capability 8.0 to 9.0)
 COPIED_AHEAD_BYTES = 192  # of a row, for each of 128 threads in a cluster that copies the next one meanwhile
 SPREAD_BYTES = 180 << 10  # of a few rows, from which their clusters' blocks find room in shared memory alone
+SOFTMAX_BYTES = 33 << 10  # of a few rows of a softmax, from which four blocks share one
 LONG_ACCESSES = 1984  # of a row, from which blocks share it
 CLUSTERS_OF_16 = 7  # at a time: as many as GPCs, less one that may have too few SMs
 SUMMED_BYTES, LONG_SUMMED_BYTES = 16 << 10, 28 << 10  # of a row with column sums: the next one may, and will, be copied
 # Of a thread's registers, what data may take: more does not fit, and from so much on the next row is better copied.
 FILLED, COPIED_FILLED = 0.8, 0.7
+PAIRED_COLS = 8192  # of rows in groups that a block has two of, and does not share
 PEELED_IDLE = 0.2  # lanes for each with a vector: narrower accesses to peeled rows with column sums leave fewer
 PEELED = 1.4  # registers of peeled data of two bytes, its edges and windows, for each of other data
+LONG_ELEMENTS = 28 << 10  # of a row that is read by elements, from which clusters walk
 NARROW_HELD = 32  # elements that a thread holds in a register each, as it reads them
 KEPT_VALUES = 40  # of a peeled row with a mean, for each thread
 EARLY_BYTES = 128  # of parameters a thread may hold beside its row; twice as many where rows are few
@@ -67,7 +71,16 @@ def ways(problem: Problem, device: Device) -> Iterator[Schedule]:
     if problem.sums_rows:
         yield from _with_columns(problem, device)
         return
-    for way in (_in_parts, _in_warps, _looked_at_once, _spread, _copied_ahead, _long_rows, _without_columns):
+    for way in (
+        _in_parts,
+        _in_warps,
+        _looked_at_once,
+        _by_elements,
+        _spread,
+        _copied_ahead,
+        _long_rows,
+        _without_columns,
+    ):
         yield from way(problem, device)
 
 
@@ -80,6 +93,8 @@ def _in_parts(problem: Problem, device: Device) -> Iterator[Schedule]:
     if problem.any_cols or reduces_rows(problem):
         return
     few = are_few(problem, device)
+    if not few and problem.cols <= PAIRED_COLS and finds_pairs(problem, PLAIN.varied(vector=8)):
+        return
     load = _load(problem, device)
     for vector, edges in accesses(problem, device, by_8=few):
         if problem.cols // vector <= 256:
@@ -119,12 +134,36 @@ def _looked_at_once(problem: Problem, device: Device) -> Iterator[Schedule]:
     row = problem.row_bytes
     if problem.any_cols or problem.dtype.bytes != 2 or not 4096 <= row <= 8192 or has_quotients(problem):
         return
-    if has_variance(problem) and not overflows_l2(problem.main_bytes, device):
-        once = Schedule(vector=4, hold=Hold.REGISTERS, unroll=0, load=_load(problem, device), variance=Variance.GUARDED)
-        if row <= 5632:
-            yield once.varied(threads_per_row=WARP, rows_per_block=4, persistent=4, stages=2)
-        if problem.rows >= 16 * device.sm_count:
-            yield once.varied(threads_per_row=2 * WARP)
+    if not has_variance(problem) or overflows_l2(problem.main_bytes, device):
+        return
+    once = Schedule(vector=4, hold=Hold.REGISTERS, unroll=0, load=_load(problem, device), variance=Variance.GUARDED)
+    warps, two, four = (once.varied(threads_per_row=threads) for threads in (WARP, 2 * WARP, 4 * WARP))
+    warps, each = warps.varied(rows_per_block=4), problem.rows / device.sm_count
+    if row <= 5632:
+        if each >= 32 or not idle_lanes(problem.cols, warps):
+            yield warps.varied(persistent=4, stages=2)
+        if each >= 16:
+            yield warps.varied(variance=PLAIN.variance)
+    if each >= 16:
+        yield from (four.varied(vector=8), four) if idle_lanes(problem.cols, two) else (two,)
+
+
+def _by_elements(problem: Problem, device: Device) -> Iterator[Schedule]:
+    """Defaults of long odd rows that cannot be peeled, as their outputs have another size: clusters walk them, each
+    thread with up to 32 elements of a row, and what makes the text longer is left out.
+
+    On an H100, of the chain before: rmsnorm_to_fp8_token 100x50001 0.62, rmsnorm_to_fp8 753x46369 0.69 with the next
+    row on its way, add_rmsnorm_to_fp8_token 17x199433 0.79, 60x90001 0.82, 31x120001 0.85, 400x60001 0.96,
+    layernorm_to_int8 200x30001 0.91; rmsnorm_to_fp8 1500x22223 1.08.
+    """
+    if device.arch < 90 or problem.any_cols or problem.cols < LONG_ELEMENTS or problem.dtype.bytes != 2:
+        return
+    if problem.cols % 2 == 0 or not reduces_rows(problem) or len({t.dtype.bytes for t in problem.elem_tensors}) == 1:
+        return
+    for threads, cluster in ((256, 8), (256, 16), (512, 16)):
+        walking = Schedule(threads_per_row=threads, cluster=cluster, hold=Hold.REGISTERS, unroll=0)
+        if steps_per_lane(problem, walking) <= NARROW_HELD:
+            yield walking.varied(persistent=1024 // threads)
 
 
 def _spread(problem: Problem, device: Device) -> Iterator[Schedule]:
@@ -214,10 +253,14 @@ def _long_rows(problem: Problem, device: Device) -> Iterator[Schedule]:
 
 
 def _copied(problem: Problem, device: Device, wanted: Schedule, *, bulk: bool) -> Iterator[Schedule]:
-    """`wanted` with rows that come by bulk copies, which stay in L2 longest, or by cp.async."""
+    """`wanted` with rows that come by bulk copies, which stay in L2 longest, or by cp.async.
+
+    In shared memory by the widest whole vectors, though lanes are idle (rmsnorm 17902x42112 by 8 bytes: 1.12 x).
+    """
+    widest = math.gcd(problem.cols, 16 // problem.dtype.bytes) if wanted.hold is Hold.SHARED else 1
     for copy in (Copy.BULK, Copy.CP_ASYNC) if bulk else (Copy.CP_ASYNC,):
         for cut in cuts(problem, device, wanted.hold, wanted.cluster):
-            if cut.threads_per_row == wanted.threads_per_row:
+            if cut.threads_per_row == wanted.threads_per_row and (cut.peels or cut.vector >= widest):
                 load = Load.EVICT_LAST if copy is Copy.BULK else Load.DEFAULT
                 yield wanted.varied(vector=cut.vector, edges=cut.edges, copy=copy, load=load)
 
@@ -265,6 +308,8 @@ def _without_columns(problem: Problem, device: Device) -> Iterator[Schedule]:
                         yield copied.varied(copy=Copy.CP_ASYNC)
                     yield walking.varied(stages=2, params=Params.PACKED)
                 yield walking.varied(stages=2)
+                if has_parameters(problem):
+                    yield walking.varied(copy=Copy.CP_ASYNC, load=Load.DEFAULT, params=Params.EARLY)
                 yield walking
             most = EARLY_BYTES * (2 if few else 1)
             if hold is Hold.REGISTERS and _keeps_values(problem, device, cut, few=few):
@@ -341,12 +386,13 @@ def _clusters(problem: Problem, device: Device) -> tuple[int, ...]:
     is_long = row >= (96 << 10 if few else 128 << 10)
     fits = find_room(8 * problem.rows, 512, device) or walks(problem, device, 8)
     spread += [8 if fits else 4] if few and is_long else []
+    spread += [4] if few and has_softmax(problem) and row >= SOFTMAX_BYTES else []
     is_alone = problem.rows <= CLUSTERS_OF_16 and row >= SPREAD_BYTES and not has_softmax(problem)
     spread += [16] if is_alone else []
     first = max(spread, default=1)
     order = [*(c for c in sizes if c >= first), *(c for c in sizes if c < first)]
-    if is_long and has_parameters(problem) and not few and walks(problem, device, 8):
-        order.sort(key=lambda c: c in (2, 4) and not walks(problem, device, c))
+    if is_long and has_parameters(problem) and not few and (walks(problem, device, 8) or walks(problem, device, 16)):
+        order.sort(key=lambda c: 1 < c < 16 and not walks(problem, device, c))
     return tuple(order)
 
 

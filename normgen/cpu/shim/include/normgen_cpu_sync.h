@@ -138,6 +138,9 @@ NORMGEN_INLINE float largest_of_warp(float value) {
   for (int offset = 16; offset > 0; offset /= 2) value = maximum(value, __shfl_xor_sync(0xffffffffu, value, offset));
   return value;
 }
+NORMGEN_INLINE unsigned larger_halves(unsigned a, unsigned b) {
+  return max(a & 0xffff0000u, b & 0xffff0000u) | max(a & 0xffffu, b & 0xffffu);
+}
 NORMGEN_INLINE void opaque(unsigned&) {}
 NORMGEN_INLINE float computed_once(float value) { return value; }
 NORMGEN_INLINE void settled(unsigned&) {}
