@@ -10,9 +10,11 @@
 // spec      quantize_to_fp8_group, sha256:8faa29738b0e6b2e7246347231c078af89ef319f0372dbe09b831af798a9144b
 // tuned by  normgen 0.1.0
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
-// verified  NVIDIA H200, driver for CUDA 13.0: 4 to 5 calls, 1 to 3276 rows, 20 families of rows, own pitches of q,
-//           scale, x
-// note      emitted as another text than the one that was tuned: 4096 x 5120
+//           NVIDIA H100 80GB HBM3, sm_90, NVRTC 13.0, driver for CUDA 13.0
+// verified  5 of 6 kernels: NVIDIA H200, driver for CUDA 13.0: 4 calls, 1 to 1024 rows, 20 families of rows, own
+//           pitches of q, scale, x
+//           1 of 6 kernels: NVIDIA H100 80GB HBM3, driver for CUDA 13.0: 4 calls, 1 to 3276 rows, 20 families of rows,
+//           own pitches of q, scale, x
 //
 //   rows x cols  kernel          threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
 //   1 x 5120     block_per_part  160      1           4       1.397     4.601 / 3.203  11    97.7 %   1.00x       1.565     fresh
@@ -20,7 +22,7 @@
 //   64 x 5120    block_per_part  256      1           4       1.523     5.952 / 4.427  652   98.4 %   1.00x       2.071     fresh
 //   256 x 5120   block_per_part  128      1           8       2.103     7.382 / 5.277  1889  96.0 %   1.04x       2.868     fresh
 //   1024 x 5120  block_per_row   160      1           8       4.086     13.18 / 9.088  3889  87.5 %   1.11x       6.109     fresh
-//   4096 x 5120  block_per_row   256      2           8       11.37     41.62 / 30.27  5593  91.8 %   1.05x       18.11     fresh
+//   4096 x 5120  block_per_row   128      1           8       13.08     51.76 / 38.65  4861  92.6 %   1.00x       23.18     fresh
 //   (any other)  block_per_row   256      1           4       -         -              -     -        -           -         not tuned
 //
 // times     price: what the kernel adds to a chain of a kernel that writes its main input and one that reads its
@@ -28,8 +30,9 @@
 //
 // accuracy  largest error against the float64 reference, as a fraction of the bound for float32 arithmetic and the
 //           stored dtype, over adversarial rows, on the GPU: q 0.94, scale 0.21
-// records   records/h200.jsonl: schedule, command and all figures of each line of the table; `normgen show` with --op,
-//           --shape, --dtype and --schedule prints its kernel and Config alone, byte for byte as they stand here
+// records   records/h200.jsonl and records/h100.jsonl: schedule, command and all figures of each line of the table;
+//           `normgen show` with --op, --shape, --dtype and --schedule prints its kernel and Config alone, byte for
+//           byte as they stand here
 //
 // use       #include "quantize_to_fp8_group_fwd_bf16_sm90.cu"  // nvcc -std=c++17 -arch=sm_90
 //           cudaError_t status = normgen::sm90::quantize_to_fp8_group_fwd_bf16(
@@ -174,6 +177,17 @@ __device__ __forceinline__ float e5m2_to_float(unsigned bits) {
   float value;
   asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(static_cast<unsigned short>(bits << 8)));  // half of an f16
   return value;
+}
+
+// Of two pairs of 16-bit numbers without a sign the larger ones.
+__device__ __forceinline__ unsigned larger_halves(unsigned a, unsigned b) {
+#if __CUDA_ARCH__ >= 900
+  unsigned larger;
+  asm("max.u16x2 %0, %1, %2;" : "=r"(larger) : "r"(a), "r"(b));
+  return larger;
+#else
+  return max(a & 0xffff0000u, b & 0xffff0000u) | max(a & 0xffffu, b & 0xffffu);
+#endif
 }
 
 // The largest of a warp's values, none of which is negative: the bits of such floats have their order, NaN above all.
@@ -353,6 +367,15 @@ struct InTurn {
   static __device__ __forceinline__ void to_l2(const T*, int) {}
 };
 
+// The largest |x| of a vector of 16-bit floats: without their signs, bits have the order of the numbers, NaN above all.
+template <typename T, int N>
+__device__ __forceinline__ float largest_magnitude(const Vec<T, N>& vec) {
+  Vec<T, 2> largest = {};
+  #pragma unroll
+  for (int i = 0; i < N / 2; ++i) largest.bits[0] = larger_halves(largest.bits[0], vec.bits[i] & 0x7fff7fffu);
+  return maximum(element(largest, 0), element(largest, 1));
+}
+
 // What a Config names but where it says otherwise. Its sizes are counted in elements, threads, rows or blocks.
 struct Plain {
   using Load = Default;   // how rows are read
@@ -427,8 +450,8 @@ struct Cols5120_5643 : Plain { using Load = EvictLast;
 struct Cols5120_32ac : Plain { using Team = Threads<160, 1>;
   enum : int { kCols = 5120, kThreads = 160, kVector = 8, kGroup = 128 };
 };
-struct Cols5120_ce73 : Plain { using Team = Threads<128, 2>; using Load = NoAllocate;
-  enum : int { kCols = 5120, kThreads = 256, kVector = 8, kGroup = 128 };
+struct Cols5120_b46f : Plain { using Team = Threads<128, 1>; using Load = NoAllocate;
+  enum : int { kCols = 5120, kThreads = 128, kVector = 8, kGroup = 128, kBlocksPerSm = 1 };
 };
 struct AnyCols_577b : Plain { using Team = Threads<256, 1>;
   enum : int { kThreads = 256, kVector = 4, kUnroll = 1, kGroup = 128 };
@@ -681,8 +704,8 @@ quantize_to_fp8_group_fwd_bf16_team_per_row_0f61(
 // quantize_to_fp8_group forward: a team of threads owns a row; each row is read once.
 // The last rows come first: of an input too large for L2 it still has these.
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-quantize_to_fp8_group_fwd_bf16_team_per_row_7917(
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+quantize_to_fp8_group_fwd_bf16_team_per_row_9e67(
     float8_e4m3* __restrict__ q,
     float* __restrict__ scale,
     Input<Config, bfloat16> x,
@@ -737,15 +760,10 @@ quantize_to_fp8_group_fwd_bf16_team_per_row_7917(
     const int vector = lane + step * kThreadsPerRow;
     if (kEven || vector < kVectors) {
       float q_values[kVector];
-      float x_absmax_g = 0.0f;
-      #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const float x_i = element(x_held[step], i);
-        x_absmax_g = maximum(x_absmax_g, fabsf(x_i));
-      }
+      float x_absmax_g = largest_magnitude(x_held[step]);
       x_absmax_g = reduce_group<kGroupVectors, Maximum, kEven>(x_absmax_g);
-      const float scale_g = maximum(amax_min, x_absmax_g) / 448.0f;
-      const float scale_inverse_g = 1.0f / scale_g;
+      const float scale_g = divide_by_remainder(maximum(amax_min, x_absmax_g), 448.0f, 1.0f / 448.0f);
+      const float scale_inverse_g = divide_by_remainder(1.0f, scale_g, reciprocal_approximate(scale_g));
       #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         const float x_i = element(x_held[step], i);
@@ -990,8 +1008,7 @@ inline constexpr Tuned kTuned[] = {
     { 256, 5120, 16, 0u, 0u, false, {{128, 1, false, 0, 0, 0, 1, 5},
      run<quantize_to_fp8_group_fwd_bf16_block_per_part_2044<Cols5120_5643>>}},
     {1024, 5120, 16, 0u, 0u, false, {{160}, run<quantize_to_fp8_group_fwd_bf16_team_per_row_0f61<Cols5120_32ac>>}},
-    {4096, 5120, 16, 0u, 0u, false, {{256, 2},
-     run<quantize_to_fp8_group_fwd_bf16_team_per_row_7917<Cols5120_ce73>>}},
+    {4096, 5120, 16, 0u, 0u, false, {{128}, run<quantize_to_fp8_group_fwd_bf16_team_per_row_9e67<Cols5120_b46f>>}},
 };
 
 // For any cols.

@@ -27,9 +27,15 @@ Line = Mapping[str, Any]  # one of the ablation's, see `bench.ablation`
 
 
 def techniques_part(root: Path) -> str:
-    """For each GPU: one line a technique and measured shape, then the techniques that no winner uses."""
+    """For each GPU: one line a technique and measured shape, then the techniques that no winner uses.
+
+    Not of a GPU that was not asked, where another one was.
+    """
     files = sorted((root / "generated" / "records").glob("*.jsonl"))
-    parts = [_of_gpu(file, root / "generated" / "evidence" / f"techniques_{file.stem}.json") for file in files]
+    evidence = [root / "generated" / "evidence" / f"techniques_{file.stem}.json" for file in files]
+    asked = any(path.is_file() for path in evidence)
+    pairs = zip(files, evidence, strict=True)
+    parts = [_of_gpu(file, path) for file, path in pairs if path.is_file() or not asked]
     return "\n".join(parts) or "No results are shipped yet.\n"
 
 

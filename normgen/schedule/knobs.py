@@ -315,7 +315,8 @@ TABLE: tuple[Knob, ...] = (
         meaning="how the threads of a row combine",
         forward=tuple(ReduceWith),
         words={
-            "short_chains": "each thread reads what every warp has left; the largest of a warp in one instruction",
+            "short_chains": "each thread reads what every warp has left; the largest of a warp in one instruction, of "
+            "vectors in pairs of 16 bits",
             "cooperative_groups": "cooperative groups combine the lanes",
             "shared_tree": "a tree in shared memory combines the threads",
         },

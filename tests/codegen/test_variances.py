@@ -19,6 +19,7 @@ from normgen.schedule.schedule import Schedule
 from normgen.spec.reader import load
 from tests.codegen.executors import CpuExecutor
 from tests.codegen.layouts import DEVICE
+from tests.codegen.matrix import report, wrong
 
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler on this machine")
 HELD = {"hold": "registers", "unroll": 0}
@@ -194,3 +195,21 @@ def test_a_sum_of_squares_that_overflows_is_looked_at_again() -> None:
     outputs = run(schedule, inputs)
     assert np.allclose(outputs.arrays["rstd"], 1e-5**-0.5)
     assert np.all(outputs.arrays["mean"][::2] == np.float32(2e18))
+
+
+def test_a_guarded_look_tests_only_the_last_of_its_steps() -> None:
+    """Of 370 vectors 64 threads have five each, and the last step is not everyone's; two blocks of 96 have one."""
+    guarded = Schedule(threads_per_row=64, vector=4, variance="guarded", **HELD)
+    rows = problem_for(load("layernorm"), shape="41x1480", dtype="bf16")
+    uneven = [guarded, replace(guarded, threads_per_row=96, cluster=2), replace(guarded, hold="reload", unroll=1)]
+    for schedule in uneven:
+        assert refusal(rows, schedule, DEVICE) is None
+        assert "if (step < kFullSteps || vector < kVectors)" in emit(rows, schedule).source
+    found = list(wrong([(rows, schedule) for schedule in uneven], CpuExecutor(), seed=4))
+    assert not found, report(found, [(rows, schedule) for schedule in uneven])
+    for other in (
+        replace(guarded, variance="two_pass"),
+        replace(guarded, threads_per_row=32, rows_per_block=4),  # whose lanes have a bound that the compiler knows
+        replace(guarded, threads_per_row=96, vector=4, cluster=4),
+    ):
+        assert "kFullSteps" not in emit(rows, other).source

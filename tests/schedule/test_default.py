@@ -61,13 +61,13 @@ def test_the_default_is_close_to_the_best_of_what_was_raced_against_it() -> None
 
 
 def test_the_default_is_close_to_what_tunes_found_on_an_h100() -> None:
-    """Of 123 shapes that nobody had tuned: what their tunes, or races, timed on that GPU."""
+    """Of 314 problems, most of which nobody had tuned: what their tunes, or races, timed on that GPU."""
     found = [race for race in races("h100") if race.tuned is None]
     behind = [d for race in found if (d := race.behind(default_schedule(race.problem, target("h100")))) is not None]
-    assert len(found) == 123
+    assert len(found) == 314
     assert len(behind) >= 0.75 * len(found)
     assert statistics.median(behind) <= 1.01
-    assert max(behind) <= 1.08
+    assert max(behind) <= 1.13
 
 
 @pytest.mark.parametrize("rows", [100, 3000, 100_000])
@@ -314,7 +314,47 @@ def test_clusters_of_few_rows_have_blocks_of_512_threads_at_most() -> None:
     elements = default("rmsnorm_to_fp8", "25x23757")
     assert (elements.threads, elements.cluster) == (512, 4)  # 0.92 of the chain of 1024
     assert default("rmsnorm_to_fp8_token", "4x13997").threads == 128  # 0.93 of 256
-    assert default("add_rmsnorm_to_fp8_token", "3532x54475").threads == 1024  # many, by elements: they hold least each
+
+
+def test_clusters_walk_long_rows_that_are_read_by_elements() -> None:
+    walked = {
+        ("rmsnorm_to_fp8_token", "100x50001"): (256, 8, 4),  # 0.62 of the chain by 1024 threads in four blocks
+        ("add_rmsnorm_to_fp8_token", "60x90001"): (256, 16, 4),
+        ("add_rmsnorm_to_fp8_token", "17x199433"): (512, 16, 2),
+        ("add_rmsnorm_to_fp8_token", "31x120001"): (512, 16, 2),  # by 256 threads there is no row to walk to
+    }
+    for (op, shape), expected in walked.items():
+        found = default(op, shape)
+        assert (found.threads, found.cluster, found.persistent, found.vector) == (*expected, 1)
+    for op, shape in (
+        ("rmsnorm_to_fp8", "1500x22223"),
+        ("rmsnorm", "100x50001"),
+        ("rmsnorm_to_fp8_token", "100x50002"),
+    ):
+        assert default(op, shape).vector > 1 or default(op, shape).persistent == 0
+
+
+def test_the_largest_of_groups_are_found_in_pairs() -> None:
+    found = default("quantize_to_fp8_group", "4096x5120")  # 0.98 of the chain by five blocks a row
+    assert (found.reduce_with, found.division, found.parts) == ("short_chains", "remainder", 1)
+    assert default("quantize_to_fp8_group", "3000x16384").parts == 4
+    assert default("silu_mul_to_fp8_group", "4096x5120").reduce_with == "shuffle"  # of what is computed
+
+
+def test_layernorms_of_middle_rows_leave_no_steps_of_two_warps_half_empty() -> None:
+    even, uneven, odd = (default("layernorm", shape) for shape in ("3600x3840", "2300x3520", "6000x3108"))
+    assert (even.threads, even.vector, even.variance) == (64, 4, "guarded")
+    assert (uneven.threads, uneven.vector, uneven.variance) == (128, 8, "guarded")  # 0.96 of two warps
+    assert (odd.threads, odd.vector) == (128, 4)
+    assert default("layernorm", "3000x2200").persistent == 0  # 0.93 of warps that walk once and a half
+    assert default("layernorm", "6000x2500").persistent == 4
+
+
+def test_few_long_rows_of_a_softmax_are_shared_by_four_blocks_without_short_chains() -> None:
+    for op, shape in (("cross_entropy_grad", "36x30528"), ("softmax", "36x30528"), ("log_softmax", "50x32000")):
+        found = default(op, shape)  # 0.76 to 0.82 of one block of 1024 threads
+        assert (found.threads, found.cluster, found.reduce_with) == (256, 4, "shuffle")
+    assert default("cross_entropy_grad", "36x16384").cluster == 1
 
 
 @pytest.mark.parametrize(
