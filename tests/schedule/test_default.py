@@ -348,6 +348,7 @@ def test_layernorms_of_middle_rows_leave_no_steps_of_two_warps_half_empty() -> N
     assert (odd.threads, odd.vector) == (128, 4)
     assert default("layernorm", "3000x2200").persistent == 0  # 0.93 of warps that walk once and a half
     assert default("layernorm", "6000x2500").persistent == 4
+    assert default("layernorm", "422x2304").threads == 128 == default("layernorm", "2x2560").threads  # not by warps
 
 
 def test_few_long_rows_of_a_softmax_are_shared_by_four_blocks_without_short_chains() -> None:
@@ -355,6 +356,27 @@ def test_few_long_rows_of_a_softmax_are_shared_by_four_blocks_without_short_chai
         found = default(op, shape)  # 0.76 to 0.82 of one block of 1024 threads
         assert (found.threads, found.cluster, found.reduce_with) == (256, 4, "shuffle")
     assert default("cross_entropy_grad", "36x16384").cluster == 1
+    assert default("layernorm", "60x32000").cluster == 1
+
+
+def test_short_chains_are_for_small_blocks_of_clusters() -> None:
+    small, large = default("add_layernorm", "7x13056"), default("add_rmsnorm_to_fp8_group", "16x159744")
+    assert (small.threads, small.cluster, small.reduce_with) == (128, 8, "short_chains")
+    assert (large.threads, large.cluster, large.reduce_with) == (512, 8, "shuffle")  # 0.87 of short chains
+    assert default("layernorm", "52x11136").reduce_with == "shuffle"
+    assert default("layernorm", "52x8192").reduce_with == "short_chains"
+
+
+def test_clusters_whose_next_row_finds_no_registers_copy_it_to_shared_memory() -> None:
+    found = default("add_rmsnorm", "324x191296")  # 0.95 of clusters that read where they are
+    assert (found.threads, found.cluster, found.copy, found.stages) == (512, 8, "cp_async", 1)
+    evened = default("layernorm", "150x150016")  # eights: two rows for most, three for some; 0.94 of the chain
+    assert (evened.threads, evened.cluster, evened.persistent, evened.copy) == (256, 16, 4, "cp_async")
+
+
+def test_rows_in_shared_memory_are_read_by_16_bytes_though_lanes_are_idle() -> None:
+    found = default("rmsnorm", "17902x42112")
+    assert (found.hold, found.copy, found.vector) == ("shared", "bulk", 8)  # 0.95 of the chain by 8 bytes
 
 
 @pytest.mark.parametrize(
