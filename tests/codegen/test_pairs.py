@@ -10,6 +10,7 @@ import pytest
 from normgen import verify
 from normgen.cpu import find_compiler
 from normgen.cuda.compiler import compile_module
+from normgen.device import target
 from normgen.pipeline import emit
 from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
@@ -69,6 +70,8 @@ def test_the_text_compares_pairs_of_what_is_read_alone() -> None:
     ):
         assert refusal(*other, DEVICE) is None
         assert "largest_magnitude(" not in emit(*other).source
+    wide = problem("37x1280", "f32"), PAIRED, target("b200")  # whose accesses are 32 bytes: eight floats
+    assert "for each lane of a warp" in str(refusal(*wide))
 
 
 @needs_compiler

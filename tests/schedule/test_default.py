@@ -334,6 +334,11 @@ def test_clusters_walk_long_rows_that_are_read_by_elements() -> None:
         assert default(op, shape).vector > 1 or default(op, shape).persistent == 0
 
 
+def test_warps_beside_each_other_read_their_parameters_early() -> None:
+    found = default("rmsnorm_to_fp8_token", "65x512")  # 0.92 of the chain with parameters asked for ahead
+    assert (found.threads_per_row, found.rows_per_block, found.params) == (32, 4, "early")
+
+
 def test_the_largest_of_groups_are_found_in_pairs() -> None:
     found = default("quantize_to_fp8_group", "4096x5120")  # 0.98 of the chain by five blocks a row
     assert (found.reduce_with, found.division, found.parts) == ("short_chains", "remainder", 1)
@@ -352,6 +357,9 @@ def test_layernorms_of_middle_rows_leave_no_steps_of_two_warps_half_empty() -> N
 
 
 def test_few_long_rows_of_a_softmax_are_shared_by_four_blocks_without_short_chains() -> None:
+    assert (
+        default("rmsnorm_to_fp8", "300x26001").threads == 1024
+    )  # 512 would hold 51 elements each, in as many registers
     for op, shape in (("cross_entropy_grad", "36x30528"), ("softmax", "36x30528"), ("log_softmax", "50x32000")):
         found = default(op, shape)  # 0.76 to 0.82 of one block of 1024 threads
         assert (found.threads, found.cluster, found.reduce_with) == (256, 4, "shuffle")
