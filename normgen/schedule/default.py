@@ -81,7 +81,8 @@ def _division(problem: Problem, cut: Schedule, device: Device) -> Division:
     where it costs up to 21 % (rmsnorm_to_fp8_token 436x1792). Of rows with a variance and a scale 1 to 5 % of the
     chains (layernorm to int8 4096x4096, 4096x768), of many short rows with scales up to 6 % (H100:
     add_rmsnorm_to_fp8_token 2687x128 0.94 of the chain, rmsnorm_to_fp8 552x907 and add_rmsnorm_to_fp8_group 2820x896
-    0.98, 1271x256 0.99, 10390x128 level). Clusters that copy the next row meanwhile were timed with it alone.
+    0.98, 1271x256 0.99, 10390x128 level), and where groups are compared in pairs (quantize_to_fp8_group 9000x2048
+    0.99). Clusters that copy the next row meanwhile were timed with it alone.
     """
     if without_remainders(problem):
         return Division.IEEE

@@ -526,8 +526,8 @@ class Plan:
     def ends_unevenly(self) -> bool:
         """Whether the text says of a guarded look that only the last of a thread's steps may have no vector.
 
-        NVRTC 13.0 takes threadIdx.x for any number, and tests each step: layernorm 4000x3520 bf16 by 64 threads has 47
-        branches more, and takes 1.06 to 1.16 times the chain (four shapes, H100; 7x13056 by clusters 1.01). It has a
+        NVRTC 13.0 takes threadIdx.x for any number, and tests each step: layernorm 4000x3520 bf16 by 64 threads has 39
+        branches more, and takes 1.06 to 1.16 times the chain (five shapes, H100; 7x13056 by clusters 1.01). It has a
         bound for lanes of a block with several rows. Other looks are not said to: their steps are a predicate each
         (cross_entropy_grad 3474x3840 takes 1.02, but rmsnorm 1x7168 0.96 and rmsnorm_to_fp8_token 119x182976 0.94).
         """

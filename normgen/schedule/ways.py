@@ -88,7 +88,8 @@ def _in_parts(problem: Problem, device: Device) -> Iterator[Schedule]:
     """Defaults of rows that need no reduction: one or two vectors a thread, in blocks that share a row.
 
     The fewest idle lanes count, then blocks near 256 threads. A row of at most 256 vectors needs no parts (swiglu
-    129468x320: three parts by elements take 1.9 x the chain, on an H100).
+    129468x320: three parts by elements take 1.9 x the chain, on an H100), nor do many of up to 8192 columns whose
+    groups are compared in pairs (quantize_to_fp8_group 4096x5120: two a block take 0.98 of the chain of five parts).
     """
     if problem.any_cols or reduces_rows(problem):
         return
@@ -126,10 +127,13 @@ def _in_warps(problem: Problem, device: Device) -> Iterator[Schedule]:
 
 def _looked_at_once(problem: Problem, device: Device) -> Iterator[Schedule]:
     """Defaults of many rows of 4 to 8 KB with a variance, which L2 holds: they are looked at once, the shorter ones by
-    warps that walk, the next row on its way, the longer ones by two warps.
+    warps that walk, the next row on its way, the longer ones by two warps, or by four where the last step of two would
+    not be everyone's.
 
     Layernorm 6504x2688 and 3000x2048 bf16: the chains of warps take 5 and 2 % less than of 64 threads that look twice;
-    of two warps 5000x3328 and 4096x3072 3 %, 2500x4096 1 % less than of four.
+    of two warps 5000x3328 and 4096x3072 3 %, 2500x4096 1 % less than of four. Uneven rows (H100): four warps take 0.96,
+    0.93, 0.89 and 0.99 of the chain of two at 2300x3520, 2200x4032, 2700x3000 and 4000x3456, 1.02 at 3600x3840, which is
+    even. Warps that would walk once and a half do not, and look twice (3000x2200: 0.93; 6000x2500 walks: 1.02).
     """
     row = problem.row_bytes
     if problem.any_cols or problem.dtype.bytes != 2 or not 4096 <= row <= 8192 or has_quotients(problem):
@@ -287,7 +291,8 @@ def _without_columns(problem: Problem, device: Device) -> Iterator[Schedule]:
     1 to 32 rows).
     Clusters that walk many long rows, the next one on its way, hide their exchanges (2048x65536 to 2048x262144: 3 to
     7 % ahead of one cluster a row), and keep their part of the parameters, packed (rmsnorm 602x132792: 5 %, 112x106432:
-    7 %).
+    7 %). Where registers have no room for the next row this one comes through shared memory (H100: add_rmsnorm
+    173x222912 0.96 of the chain, 700x160000 level).
     """
     few = are_few(problem, device)
     clusters = _clusters(problem, device)
@@ -372,9 +377,12 @@ def _clusters(problem: Problem, device: Device) -> tuple[int, ...]:
     96 KB (rmsnorm_to_fp8_group 37x65280: 0.80 of what two take) and more take eight though their blocks share SMs:
     rmsnorm 112x106432 bf16 had cost 1.66 x what eight do, add_rmsnorm_to_fp8_token 31x51776 1.55 x,
     add_rmsnorm_to_fp8_group 41x34304 1.10 x; four where eight of 512 threads would not find room at a time
-    (rmsnorm_to_fp8_group 55x100608: 0.74). Of more such rows, where they meet parameters, those come first that walk
+    (rmsnorm_to_fp8_group 55x100608: 0.74). Four too of a softmax's few rows past 32 KB, of which a block would need
+    1024 threads (H100: cross_entropy_grad 36x30528 0.78, 60x32000 0.82, softmax 36x30528 0.76 of its chain). Of
+    more such rows, where they meet parameters, those come first that walk
     (layernorm 300x65536, rmsnorm 265x99968: eight that walk take 0.88 and 0.68 of the price of two and four that do
-    not; without parameters, log_softmax 299x36288, they take 1.7 x as much).
+    not; without parameters, log_softmax 299x36288, they take 1.7 x as much), by 16 where these have about as many
+    rows each and eights do not (H100: layernorm 150x150016 0.94, add_rmsnorm 202x237184 0.91 of the chain).
     """
     if device.arch < 90:
         return (1,)
