@@ -132,8 +132,8 @@ def _looked_at_once(problem: Problem, device: Device) -> Iterator[Schedule]:
 
     Layernorm 6504x2688 and 3000x2048 bf16: the chains of warps take 5 and 2 % less than of 64 threads that look twice;
     of two warps 5000x3328 and 4096x3072 3 %, 2500x4096 1 % less than of four. Uneven rows (H100): four warps take 0.96,
-    0.93, 0.89 and 0.99 of the chain of two at 2300x3520, 2200x4032, 2700x3000 and 4000x3456, 1.02 at 3600x3840, which is
-    even. Warps that would walk once and a half do not, and look twice (3000x2200: 0.93; 6000x2500 walks: 1.02).
+    0.93, 0.89 and 0.99 of the chain of two at 2300x3520, 2200x4032, 2700x3000 and 4000x3456, 1.02 at 3600x3840, which
+    is even. Warps that would walk once and a half do not, and look twice (3000x2200: 0.93; 6000x2500 walks: 1.02).
     """
     row = problem.row_bytes
     if problem.any_cols or problem.dtype.bytes != 2 or not 4096 <= row <= 8192 or has_quotients(problem):
