@@ -58,7 +58,7 @@ def default_schedule(problem: Problem, device: Device) -> Schedule:
     last_first = [RowOrder.DESCENDING] if wants_last_first(problem, device) else []
     softmaxes, orders = [*online, Softmax.TWO_PASS], [*last_first, RowOrder.ASCENDING]
     for cut in ways(problem, device):
-        is_short = (few and _chains_pay(problem, cut)) or (finds_pairs(problem, cut) and not problem.any_cols)
+        is_short = (few and _chains_pay(problem, cut)) or finds_pairs(problem, cut)
         trees = (ReduceWith.SHORT_CHAINS,) if is_short else ()
         division = _division(problem, cut, device)
         variances = [*looks_once, *looks_twice] if cut.variance is PLAIN.variance else [cut.variance]
@@ -94,7 +94,7 @@ def _division(problem: Problem, cut: Schedule, device: Device) -> Division:
     is_short = problem.row_bytes < 4096 and not (problem.any_cols or has_softmax(problem))
     are_many_short = is_short and not leave_room(problem, device)
     pays = pays or (has_quotients(problem) and (are_few(problem, device) or has_variance(problem) or are_many_short))
-    pays = pays or (finds_pairs(problem, cut) and not problem.any_cols)
+    pays = pays or finds_pairs(problem, cut)
     return Division.REMAINDER if pays else Division.IEEE
 
 

@@ -356,7 +356,7 @@ def reduces_rows(problem: Problem) -> bool:
 
 def finds_pairs(problem: Problem, s: Schedule) -> bool:
     """Whether short chains find the largest |x| of groups in pairs of elements, and no row is reduced."""
-    if not problem.spec.group or s.vector < 8 or reduces_rows(problem):
+    if problem.any_cols or not problem.spec.group or s.vector < 8 or reduces_rows(problem):
         return False
     short = s.varied(reduce_with=ReduceWith.SHORT_CHAINS)
     return any(in_pairs(problem, short, r) for r in written_program(problem).reduces)

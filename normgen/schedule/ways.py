@@ -162,7 +162,7 @@ def _by_elements(problem: Problem, device: Device) -> Iterator[Schedule]:
     """
     if device.arch < 90 or problem.any_cols or problem.cols < LONG_ELEMENTS or problem.dtype.bytes != 2:
         return
-    if problem.cols % 2 == 0 or not reduces_rows(problem) or len({t.dtype.bytes for t in problem.elem_tensors}) == 1:
+    if problem.cols % 2 == 0 or not reduces_rows(problem) or _shift_alike(problem):
         return
     for threads, cluster in ((256, 8), (256, 16), (512, 16)):
         walking = Schedule(threads_per_row=threads, cluster=cluster, hold=Hold.REGISTERS, unroll=0)
@@ -259,7 +259,7 @@ def _long_rows(problem: Problem, device: Device) -> Iterator[Schedule]:
 def _copied(problem: Problem, device: Device, wanted: Schedule, *, bulk: bool) -> Iterator[Schedule]:
     """`wanted` with rows that come by bulk copies, which stay in L2 longest, or by cp.async.
 
-    In shared memory by the widest whole vectors, though lanes are idle (rmsnorm 17902x42112 by 8 bytes: 1.12 x).
+    In shared memory by the widest whole vectors, though lanes are idle (H100: rmsnorm 17902x42112 by 8 bytes: 1.05 x).
     """
     widest = math.gcd(problem.cols, 16 // problem.dtype.bytes) if wanted.hold is Hold.SHARED else 1
     for copy in (Copy.BULK, Copy.CP_ASYNC) if bulk else (Copy.CP_ASYNC,):
@@ -408,8 +408,12 @@ def _accesses_of_a_row(problem: Problem) -> int:
     """As many of 16 bytes as keep a block equally busy: narrow ones count half, rows of one dtype can be peeled."""
     most = 16 // problem.dtype.bytes
     widest = math.gcd(problem.cols, most)
-    is_peelable = len({t.dtype.bytes for t in problem.elem_tensors}) == 1
-    return problem.cols // most if is_peelable or widest == most else problem.cols // widest // 2
+    return problem.cols // most if _shift_alike(problem) or widest == most else problem.cols // widest // 2
+
+
+def _shift_alike(problem: Problem) -> bool:
+    """Whether the rows of all tensors lie alike between aligned vectors, so that they can be peeled."""
+    return len({t.dtype.bytes for t in problem.elem_tensors}) == 1
 
 
 def _crowded(problem: Problem, s: Schedule, *, more: bool) -> bool:

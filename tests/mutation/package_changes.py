@@ -389,8 +389,8 @@ CHANGES: tuple[Change, ...] = (
         (" and cut.threads_per_row <= most", ""),
         ("128 if cut.cluster > 1 else 256", "256"),
         ("256 if is_long else 1024", "1024"),
-        (" or (finds_pairs(problem, cut) and not problem.any_cols)\n        trees", "\n        trees"),
-        ("    pays = pays or (finds_pairs(problem, cut) and not problem.any_cols)\n", ""),
+        (" or finds_pairs(problem, cut)\n        trees", "\n        trees"),
+        ("    pays = pays or finds_pairs(problem, cut)\n", ""),
     ),
     *changes(
         "schedule/cutting.py",
@@ -422,10 +422,7 @@ CHANGES: tuple[Change, ...] = (
         ("(four.varied(vector=8), four)", "(four,)"),
         ("or problem.cols < LONG_ELEMENTS or", "or"),
         ("if problem.cols % 2 == 0 or not reduces_rows(problem) or", "if not reduces_rows(problem) or"),
-        (
-            "or not reduces_rows(problem) or len({t.dtype.bytes for t in problem.elem_tensors}) == 1:",
-            "or not reduces_rows(problem):",
-        ),
+        ("or not reduces_rows(problem) or _shift_alike(problem):", "or not reduces_rows(problem):"),
         ("if steps_per_lane(problem, walking) <= NARROW_HELD:", "if True:"),
         ("if not few and problem.cols <= PAIRED_COLS and", "if not few and"),
         ("and finds_pairs(problem, PLAIN.varied(vector=8)):", "and False:"),
