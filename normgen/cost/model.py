@@ -126,7 +126,7 @@ def _issue_us(problem: Problem, s: Schedule, device: Device, looks: int, blocks:
     per_element += 2.0 + 10.0 / s.vector if s.softmax is Softmax.ONLINE else 0.0
     if s.edges is not Edges.EXACT:
         per_element *= 1.6
-    reads = (looks if s.hold is not Hold.REGISTERS else 1) * sum(not t.is_written for t in problem.elem_tensors) + 1
+    reads = (looks if s.hold is not Hold.REGISTERS else 1) * len(problem.elem_inputs) + 1
     elements = problem.rows * steps_per_lane(problem, s) * s.vector * s.threads_per_row * s.row_blocks
     instructions = elements * (per_element + 6.0 * reads / s.vector) / 32
     warps = max(1.0, s.threads_per_row / 32)
@@ -186,7 +186,7 @@ def _memory_us(
     l2 = min(dram * c.l2_over_dram, min(blocks, device.sm_count) * c.sm_gb_per_s * 1e3)
     width = s.vector * problem.dtype.bytes
     narrow = 1 + c.narrow_penalty * max(0.0, math.log2(16 / min(16, width)))
-    read = problem.rows * problem.cols * sum(t.dtype.bytes for t in problem.elem_tensors if not t.is_written)
+    read = problem.rows * problem.row_bytes
     again = read * max(0, looks - 1) if s.hold is Hold.RELOAD and not _rereads_l1(problem, s) else 0
     local = 8.0 * spilled * s.threads_per_row * s.row_blocks * problem.rows  # stored and loaded once a row
     is_found = s.row_order.descends and overflows_l2(problem.main_bytes, device)
@@ -221,7 +221,7 @@ def _factor(problem: Problem, s: Schedule, device: Device, c: Constants, *, hot:
     """Hints, the place of parameters, the shape of a block: factors that were measured, not derived."""
     factor = 1.0
     if not hot:
-        streams = sum(not t.is_written for t in problem.elem_tensors)
+        streams = len(problem.elem_inputs)
         if s.load is Load.EVICT_LAST:  # rows that stay in L2 push parameters out, which late ones wait for
             pays = s.params is not Params.LATE or not problem.parameter_bytes
             factor *= c.load_evict_last if pays and problem.compulsory_bytes > 2 * device.l2_bytes else 1.0

@@ -42,7 +42,7 @@ def filled_sets(inputs: Inputs, problem: Problem, place: Layout, *, count: int, 
     for tensor in problem.tensors:
         if not tensor.is_written and problem.rows:
             fill(first, offsets[tensor.name], tensor, inputs, problem)
-    for start in range(place.kernel_bytes, place.bytes, main.bytes):  # what P copies from, and cold what it writes
+    for start in range(place.source.start, place.bytes, main.bytes):  # what P copies from, and cold what it writes
         copy(first.pointer + start, first.pointer + main.start, main.bytes, device=index)
     sets = [first]
     for _ in range(count - 1):

@@ -73,13 +73,14 @@ class Slot:
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """What lies in a set: the tensors, what is written first; then what P copies from, and cold its target.
+    """What lies in a set: the tensors, what is written first, what nobody reads last; then what P copies from, and cold
+    its target.
 
     offsets   of each tensor's first element
     slots     of each tensor; one that is written in place has the slot of the one it takes the place of
     source    as long as the main input, which it holds
     target    where P writes: the main input, or cold another slot as long
-    kernel_bytes  of the tensors, without what belongs to P
+    kernel_bytes  of the tensors that the kernel reads or writes
     """
 
     offsets: dict[str, int]
@@ -91,8 +92,11 @@ class Layout:
 
 
 def main_input(problem: Problem) -> TensorUse:
-    """What a producer writes: the incoming gradient of a backward pass, else the first [rows, cols] input."""
-    inputs = [t for t in problem.elem_tensors if not t.is_written]
+    """What a producer writes: the incoming gradient of a backward pass, else the first [rows, cols] input.
+
+    Of those that the kernel reads, where it reads any.
+    """
+    inputs = problem.elem_inputs or [t for t in problem.elem_tensors if t.idle]
     return next((t for t in inputs if t.of), inputs[0])
 
 
@@ -114,7 +118,8 @@ def layout(problem: Problem, place: Place) -> Layout:
 
     Tensors start on multiples of 256 as an allocator hands them out; in a problem that promises less than 16
     bytes they start an odd multiple of that behind, so that no luck with alignment is measured. What is written comes
-    first, the [rows, cols] tensors ahead of the others; of what is read what is written in place, then the main input.
+    first, the [rows, cols] tensors ahead of the others; of what is read what is written in place, then the main input;
+    what is idle, and not written in place, comes last.
     """
     main = main_input(problem)
 
@@ -125,7 +130,10 @@ def layout(problem: Problem, place: Place) -> Layout:
 
     def order(tensor: TensorUse) -> tuple[bool, ...]:
         rank = (tensor.name not in taken, tensor is not main, not tensor.kind.is_elem, not tensor.is_row_sum)
-        return not tensor.is_written, *rank
+        return is_idle(tensor), not tensor.is_written, *rank
+
+    def is_idle(tensor: TensorUse) -> bool:
+        return tensor.idle and not tensor.under
 
     slots: dict[str, Slot] = {}
     at = 0
@@ -134,7 +142,8 @@ def layout(problem: Problem, place: Place) -> Layout:
         slots[tensor.name] = Slot(start=at, bytes=size)
         at += size
     slots |= {written: slots[read] for written, read in problem.in_place}
-    kernel_bytes, source = at, Slot(start=at, bytes=slots[main.name].bytes)
+    kernel_bytes = at - sum(slots[t.name].bytes for t in problem.passed_tensors if is_idle(t))
+    source = Slot(start=at, bytes=slots[main.name].bytes)
     target = slots[main.name]
     if place.context is not Context.ALONE:
         at += source.bytes

@@ -121,6 +121,11 @@ class Problem:
         return tuple(t for t in self.tensors if t.kind.is_elem)
 
     @cached_property
+    def elem_inputs(self) -> tuple[TensorUse, ...]:
+        """The tensors [rows, cols] that the kernel reads."""
+        return tuple(t for t in self.elem_tensors if t.is_read)
+
+    @cached_property
     def passed_tensors(self) -> tuple[TensorUse, ...]:
         """The tensors that the caller passes: all but those that are written in place of another."""
         return tuple(t for t in self.tensors if not t.over)
@@ -152,8 +157,8 @@ class Problem:
 
     @cached_property
     def row_input_bytes(self) -> int:
-        """Bytes that one element of every row input takes together."""
-        return sum(t.dtype.bytes for t in self.elem_tensors if not t.is_written)
+        """Bytes that one element of every row input that is read takes together."""
+        return sum(t.dtype.bytes for t in self.elem_inputs)
 
     @property
     def row_bytes(self) -> int:
@@ -281,8 +286,8 @@ class Problem:
 
     @cached_property
     def compulsory_bytes(self) -> int:
-        """Bytes that must move: every tensor once."""
-        return sum(math.prod(self.shape_of(t)) * t.dtype.bytes for t in self.tensors)
+        """Bytes that must move: every tensor that is read or written, once."""
+        return sum(math.prod(self.shape_of(t)) * t.dtype.bytes for t in self.tensors if not t.idle)
 
     @property
     def name(self) -> str:

@@ -28,6 +28,8 @@ class TensorUse:
     witness   the gradient of such a tensor: the pointer that is null where nothing is to be written, or ""
     group     columns of a group, of a tensor with a value for each
     layout    how values of groups of each row lie in memory
+    idle      passed to a kernel that reads nothing of it: it says how many rows or batches there are, or it is the
+              gradient of an output that no gradient asked for depends on
     """
 
     name: str
@@ -43,6 +45,7 @@ class TensorUse:
     witness: str = ""
     group: int = 0
     layout: ScaleLayout = ScaleLayout.ROW_MAJOR
+    idle: bool = False
 
     def shape(self, rows: int, cols: int, batches: int = 1) -> tuple[int, ...]:
         """elem [rows, cols], batches [batches, cols], row [rows], col [cols], scalar []; groups as they are laid out,
@@ -78,9 +81,14 @@ class TensorUse:
         return (self.name, *(f"d{name}" for name in self.also))
 
     @property
+    def is_read(self) -> bool:
+        """Whether the kernel reads its values."""
+        return not (self.is_written or self.idle)
+
+    @property
     def is_parameter(self) -> bool:
         """Read, and for every row the same values of its columns."""
-        return not self.is_written and self.kind.in_rows.is_col
+        return self.is_read and self.kind.in_rows.is_col
 
     @property
     def is_row_sum(self) -> bool:

@@ -154,7 +154,8 @@ def problem_for(
     if direction != Direction.BACKWARD:
         if gradients is not None or saved is not None or question.get("accumulate"):
             raise UsageError("gradients, saved and accumulate belong to the backward direction", received=direction)
-        return make_problem(spec, shape=shape, any_cols=any_cols, **question)
+        problem = make_problem(spec, shape=shape, any_cols=any_cols, **question)
+        return _with_idle(problem, {load.name for load in _lowered(spec, problem.present).loads})
     check_flow(spec, question.get("without", ()))
     there = frozenset(t.name for t in spec.tensors) - set(question.get("without", ()))
     kept = tuple(n for n in (spec.saved if saved is None else saved) if n in there)
@@ -169,4 +170,13 @@ def problem_for(
         reads.append(batched[0].of)  # it says how many batches there are: dshift reads none
     stored = [t for t in tensors if t.is_written and t.kind.is_elem]
     equal = {tuple(other.of for other in stored if other.value == t.value) for t in stored}
-    return make_problem(spec, shape=shape, any_cols=any_cols, reads=reads, equal=equal, **backward)
+    problem = make_problem(spec, shape=shape, any_cols=any_cols, reads=reads, equal=equal, **backward)
+    return _with_idle(problem, {t.name for t in tensors if not t.is_written})
+
+
+def _with_idle(problem: Problem, loaded: Collection[str]) -> Problem:
+    """The problem, with what its program does not load said to be idle."""
+    idle = [t.name for t in problem.tensors if not t.is_written and t.name not in loaded]
+    if not idle:
+        return problem
+    return replace(problem, tensors=tuple(replace(t, idle=t.name in idle) for t in problem.tensors))

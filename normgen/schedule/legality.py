@@ -11,7 +11,6 @@ from functools import cache, lru_cache
 
 from normgen.device import Device
 from normgen.problem.problem import Problem
-from normgen.problem.tensors import TensorUse
 from normgen.program.ir import RowProgram, looks
 from normgen.program.rewrites.hoist import hoist_row_divisions
 from normgen.program.rewrites.kept import name_kept_values
@@ -182,7 +181,7 @@ def _hold(problem: Problem, s: Schedule, device: Device) -> str | None:
     if needed > limit:
         what = "rows" if slot_bytes(problem, s) else "column sums"
         return f"the {what} of a block need {needed} bytes of shared memory; {device.name} leaves it {limit}"
-    if s.hold in (Hold.SHARED, Hold.HYBRID) and any(s.vector * t.dtype.bytes < 4 for t in _elem_inputs(problem)):
+    if s.hold in (Hold.SHARED, Hold.HYBRID) and any(s.vector * t.dtype.bytes < 4 for t in problem.elem_inputs):
         return "shared slots of less than 4 bytes a thread conflict on banks: use a wider vector or registers"
     return None
 
@@ -195,7 +194,7 @@ def keep(problem: Problem, s: Schedule, device: Device) -> str | None:
         return "values wait in registers in the place of a row that does so: hold = registers"
     if not keeps_values(problem):
         return "no look leaves another one anything but the row as it is stored: keep = row"
-    registers = steps_per_lane(problem, s) * s.vector * len(_elem_inputs(problem)) + sums_in_registers(problem, s)
+    registers = steps_per_lane(problem, s) * s.vector * len(problem.elem_inputs) + sums_in_registers(problem, s)
     if s.stages > 1 and s.copy is Copy.DIRECT:
         registers += held_bytes_per_thread(problem, s) // 4
     if s.params.in_registers:
@@ -262,7 +261,7 @@ def _with_divisions(problem: Problem) -> RowProgram:
 def keeps_values(problem: Problem) -> bool:
     """Whether looks share more of an element than a float32 of its row: a conversion, or a term of two formulas."""
     program = written_program(problem)
-    narrow = any(t.dtype.bytes < 4 for t in _elem_inputs(problem))
+    narrow = any(t.dtype.bytes < 4 for t in problem.elem_inputs)
     return looks(program) > 1 and (narrow or name_kept_values(variance(program, Variance.TWO_PASS)) != program)
 
 
@@ -277,10 +276,6 @@ def _hybrid(problem: Problem, s: Schedule) -> str | None:
     if problem.column_outputs and s.columns not in (Columns.ATOMIC, Columns.SHARED_ATOMIC):
         return "column sums in registers leave none for part of a row: hold = registers, shared or reload"
     return None
-
-
-def _elem_inputs(problem: Problem) -> list[TensorUse]:
-    return [t for t in problem.elem_tensors if not t.is_written]
 
 
 def params_registers(problem: Problem, s: Schedule, device: Device) -> str | None:
@@ -362,12 +357,6 @@ def finds_pairs(problem: Problem, s: Schedule) -> bool:
     return any(in_pairs(problem, short, r) for r in written_program(problem).reduces)
 
 
-@cache
-def reads_rows(problem: Problem) -> bool:
-    """Whether anything is read of each element: a sum's gradient reads none of what was summed."""
-    return any(load.kind.is_elem for load in written_program(problem).loads)
-
-
 def persistent(problem: Problem, s: Schedule, device: Device) -> str | None:
     if not s.persistent:
         if s.keeps_params:
@@ -417,7 +406,7 @@ def _asynchronous(problem: Problem, s: Schedule, device: Device) -> str | None:
     needed = KNOBS["copy"].least_arch.get(s.copy, 0)
     if device.arch < needed:
         return f"copy = {s.copy} needs sm_{needed}"
-    if not reads_rows(problem):
+    if not problem.elem_inputs:  # a sum's gradient reads none of what was summed
         return "nothing is read of each element: copy = direct"
     if s.hold is Hold.RELOAD:
         return "a row that is copied to shared memory waits there or in registers: hold = shared, hybrid or registers"
@@ -425,7 +414,7 @@ def _asynchronous(problem: Problem, s: Schedule, device: Device) -> str | None:
         return "without later rows to copy meanwhile, a row goes to registers directly: copy = direct, or hold = shared"
     if s.hold is Hold.HYBRID and s.persistent:
         return "a row that fills registers and shared memory leaves no room for the next: persistent = 0"
-    if any(s.vector * t.dtype.bytes < 4 for t in _elem_inputs(problem)):
+    if any(s.vector * t.dtype.bytes < 4 for t in problem.elem_inputs):
         return "one asynchronous copy moves at least 4 bytes: use a wider vector"
     if s.copy is Copy.BULK:
         reason = _bulk(problem, s)
@@ -445,7 +434,7 @@ def _bulk(problem: Problem, s: Schedule) -> str | None:
         if s.vector * problem.dtype.bytes % 16:
             return "a bulk copy moves units of 16 bytes that start at 16-byte addresses: use a wider vector"
         return None
-    for t in _elem_inputs(problem):
+    for t in problem.elem_inputs:
         if problem.cols * t.dtype.bytes % 16 or problem.row_alignment(t) % 16:
             return "a bulk copy moves whole rows of 16-byte units that start at 16-byte addresses, or edges = peel"
         if s.threads_per_row * s.vector * t.dtype.bytes % 16:

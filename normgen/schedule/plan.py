@@ -78,7 +78,8 @@ def register_steps(problem: Problem, s: Schedule) -> int:
     Every GPU since compute capability 5.0 has 65536 registers an SM, so that a schedule means one kernel everywhere.
     """
     spare = _held_registers(s, 65536) - HYBRID_SPARE
-    return max(0, spare // max(1, s.vector * problem.row_input_bytes // 4))
+    stored = sum(t.dtype.bytes for t in problem.elem_tensors if not t.is_written)
+    return max(0, spare // max(1, s.vector * stored // 4))
 
 
 def has_row_barriers(s: Schedule) -> bool:
@@ -131,7 +132,7 @@ def held_bytes_per_thread(problem: Problem, s: Schedule) -> int:
 
 def vector_registers(problem: Problem, s: Schedule) -> int:
     """Registers of a vector of each row input, as it is stored: one at least, of less than four bytes too."""
-    return sum(-(-s.vector * t.dtype.bytes // 4) for t in problem.elem_tensors if not t.is_written)
+    return sum(-(-s.vector * t.dtype.bytes // 4) for t in problem.elem_inputs)
 
 
 def param_bytes_per_thread(problem: Problem, s: Schedule) -> int:
@@ -199,7 +200,7 @@ def in_pairs(problem: Problem, s: Schedule, reduce: Reduce) -> bool:
 
     Of eight elements or more, read as they are stored, in 16 bits: of four it takes as many instructions.
     """
-    read = {t.name for t in problem.elem_tensors if not t.is_written and t.dtype.bytes == 2}
+    read = {t.name for t in problem.elem_inputs if t.dtype.bytes == 2}
     is_read = reduce.monoid.name == "absmax" and str(reduce.args[0]) in read
     return s.reduce_with.is_short and s.vector >= 8 and reduce.kind.is_groups and is_read
 
@@ -706,16 +707,12 @@ class Plan:
     @cached_property
     def slot_bytes(self) -> int:
         """Dynamic shared memory of the rows that wait there or come through it."""
-        if Place.SHARED not in self.places and not self.copies:
-            return 0
-        per_vector = sum(self.problem.tensor(ld.name).dtype.bytes for ld in self.held) * self.cut.vector
-        steps = self.cut.steps - (self.held_steps if self.is_hybrid else 0)
-        return steps * self.schedule.threads * per_vector * (self.schedule.stages if self.copies else 1)
+        return slot_bytes(self.problem, self.schedule)
 
     @property
     def shared_bytes(self) -> int:
         """Dynamic shared memory: the held rows, then the block's column sums."""
-        return self.slot_bytes + (self.sums.shared_bytes if self.sums else 0)
+        return shared_bytes(self.problem, self.schedule)
 
     @property
     def rows_per_tile(self) -> int:

@@ -179,7 +179,7 @@ def _hint_constant(problem: Problem, s: Schedule, knob: str) -> str:
         return "store_streaming" if s.store is Store.STREAMING and not problem.column_outputs else ""
     if s.load in (Load.DEFAULT, Load.EVICT_LAST) or s.hold.reads_again:
         return ""
-    one_stream = sum(not t.is_written for t in problem.elem_tensors) == 1
+    one_stream = len(problem.elem_inputs) == 1
     return "load_past_l1" if one_stream else "load_streams_past_l1"
 
 

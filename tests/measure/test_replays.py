@@ -7,12 +7,15 @@ import itertools
 
 import pytest
 
-from normgen.measure.chains.roofs import streams_of
+from normgen.cost.model import predicted_us
+from normgen.device import target
+from normgen.measure.chains.roofs import reduction_roofs, streams_of
 from normgen.measure.chains.works import flat_places
 from normgen.measure.replays import MAX_LAUNCHES, Layout, consumed, layout, main_input, plan_of
 from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
 from normgen.records.place import DEFAULT_PLACE, Context, Place, Setting
+from normgen.schedule.default import default_schedule
 from normgen.spec.reader import load
 from tests.measure.simulated import problem
 
@@ -65,6 +68,7 @@ def test_tensors_of_a_set_do_not_overlap_and_keep_the_promised_alignment() -> No
 ASKED = {
     "forward": problem_for(load("layernorm"), shape="40x96", dtype="bf16"),
     "backward": problem_for(load("layernorm"), shape="40x96", dtype="bf16", direction="backward"),
+    "idle": problem_for(load("add_rmsnorm"), shape="40x96", dtype="bf16", direction="backward", gradients=("weight",)),
     "misaligned": problem_for(load("rmsnorm"), shape="5x97", dtype="bf16", pitch=99, align=2, without=("rstd",)),
 }
 
@@ -109,6 +113,30 @@ def test_p_writes_x_or_the_incoming_gradient_and_c_reads_outputs_and_sums_over_r
     assert main_input(ASKED["backward"]).name == "dy"
     assert [t.name for t in consumed(ASKED["forward"])] == ["y"]
     assert [t.name for t in consumed(ASKED["backward"])] == ["dx", "dweight", "dbias"]
+
+
+def test_what_no_kernel_reads_counts_as_no_bytes_and_lies_behind_what_it_reads() -> None:
+    """dweight of an RMS norm with a residual does not depend on dh, the gradient of the sum that it passes on."""
+    asked = ASKED["idle"]
+    assert [t.name for t in asked.tensors if t.idle] == ["dh"]
+    assert main_input(asked).name == "dy"
+    elem, rstd, weight = 40 * 96 * 2, 40 * 4, 96 * 2
+    assert asked.compulsory_bytes == 2 * elem + rstd + weight
+    assert asked.row_input_bytes == 2 * 2
+    assert streams_of(asked).read == 2 * elem + rstd
+    found = layout(asked, DEFAULT_PLACE)
+    assert found.kernel_bytes == found.slots["dh"].start
+    assert found.source.start == found.kernel_bytes + elem
+
+
+def test_the_gradient_of_a_sum_over_all_reads_no_row_and_has_no_reduction_roof() -> None:
+    asked = problem_for(load("full_sum"), shape="40x96", direction="backward")
+    assert [t.name for t in asked.tensors if t.idle] == ["x"]
+    assert asked.compulsory_bytes == 40 * 96 * 4 + 4
+    assert not list(reduction_roofs(asked, sm_count=132, arch=90))
+    assert predicted_us(asked, default_schedule(asked, target("h200")), target("h200")) > 0
+    over = problem_for(load("full_sum"), shape="40x96", direction="backward", in_place={"dx": "x"})
+    assert layout(over, DEFAULT_PLACE).slots["x"].start == 0
 
 
 def test_what_is_written_in_place_lies_where_the_other_one_is_read() -> None:

@@ -17,6 +17,7 @@ PLAN = (
     "tests/codegen/test_last_tile.py",
     "tests/codegen/test_promises.py",
 )
+IDLE = ("tests/measure/test_replays.py", "tests/schedule/test_plan.py")
 PREFETCH = ("tests/cpu/test_prefetch.py",)
 STATISTICS = ("tests/records/test_statistics.py",)
 WINNERS = ("tests/records/test_winners.py",)
@@ -289,6 +290,14 @@ CHANGES: tuple[Change, ...] = (
         ("in_order = self.problem.deterministic and", "in_order = False and"),
     ),
     *changes(
+        "problem/problem.py",
+        IDLE,
+        ("for t in self.elem_tensors if t.is_read)", "for t in self.elem_tensors if not t.is_written)"),
+        ("for t in self.tensors if not t.idle)", "for t in self.tensors)"),
+    ),
+    *changes("measure/chains/roofs.py", IDLE, ("for t in problem.tensors if t.is_read)", "for t in problem.tensors)")),
+    *changes("measure/replays.py", IDLE, ("tensor.idle and not tensor.under", "False")),
+    *changes(
         "records/statistics.py",
         STATISTICS,
         ("position = q * (len(ordered) - 1)", "position = q * len(ordered) - 0.5"),
@@ -365,7 +374,7 @@ CHANGES: tuple[Change, ...] = (
         "schedule/plan.py",
         ("tests/codegen/test_pairs.py", "tests/codegen/test_variances.py"),
         ("s.vector >= 8 and reduce.kind.is_groups", "reduce.kind.is_groups"),
-        ("if not t.is_written and t.dtype.bytes == 2}", "if not t.is_written}"),
+        ("in problem.elem_inputs if t.dtype.bytes == 2}", "in problem.elem_inputs}"),
         ("is_uneven and s.variance is Variance.GUARDED and", "is_uneven and"),
         ("and s.rows_per_block == 1 and not self.cut.shifted", "and not self.cut.shifted"),
         ("self.cut.steps > 1 and vectors_per_row", "vectors_per_row"),

@@ -246,20 +246,21 @@ _ADDED = (
 
 
 def reduction_roofs(problem: Problem, *, sm_count: int, arch: int) -> Iterator[Roof]:
-    """Up to ten variants for few rows without sums over them; none for other problems."""
-    if not 0 < problem.rows <= FEW_ROWS * sm_count or problem.column_outputs:
+    """Up to ten variants for few rows that are read, without sums over them; none for other problems."""
+    if not (0 < problem.rows <= FEW_ROWS * sm_count and problem.elem_inputs) or problem.column_outputs:
         return
     widest = min(problem.row_alignment(t) for t in problem.elem_tensors)
     row_bytes = problem.cols * problem.dtype.bytes
-    least = min(t.dtype.bytes for t in _inputs(problem))
-    sizes = [s for s in _TYPES if least <= s <= widest and all(_divides(s, t, problem) for t in _inputs(problem))][:2]
+    inputs = problem.elem_inputs
+    least = min(t.dtype.bytes for t in inputs)
+    sizes = [s for s in _TYPES if least <= s <= widest and all(_divides(s, t, problem) for t in inputs)][:2]
     shapes = [(256, 1), (512, 1), (128, 1), (256, 4), (1024, 1), (512, 2), (64, 1), (256, 2), (32, 1), (128, 4)]
     made = 0
     for threads, cluster in shapes:
         for size in sizes:
             vectors = row_bytes // size
             is_small = threads * cluster > 32 and threads * cluster // 2 >= vectors  # half of the threads have no work
-            is_large = -(-vectors // (threads * cluster)) * size * len(_inputs(problem)) > MOST_HELD
+            is_large = -(-vectors // (threads * cluster)) * size * len(inputs) > MOST_HELD
             if made == MOST_REDUCTIONS or is_small or is_large or (cluster > 1 and arch < CLUSTER_ARCH):
                 continue
             made += 1
@@ -270,12 +271,8 @@ def _divides(size: int, tensor: TensorUse, problem: Problem) -> bool:
     return problem.cols * tensor.dtype.bytes % size == 0 and problem.pitch * tensor.dtype.bytes % size == 0
 
 
-def _inputs(problem: Problem) -> list[TensorUse]:
-    return [t for t in problem.elem_tensors if not t.is_written]
-
-
 def _reduction(problem: Problem, *, threads: int, size: int, cluster: int) -> Roof:
-    inputs, outputs = _inputs(problem), [t for t in problem.elem_tensors if t.is_written]
+    inputs, outputs = problem.elem_inputs, [t for t in problem.elem_tensors if t.is_written]
     params: list[Param] = []
     loads, stores = [], []
     for i, tensor in enumerate(inputs):
@@ -328,7 +325,7 @@ def streams_of(problem: Problem, *, parts: int = 0) -> Streams:
     written = [t for t in problem.tensors if t.is_written and not (parts and t.is_row_sum)]
     over = {name for name, _ in problem.in_place} or {t.name for t in written}
     return Streams(
-        read=size(t for t in problem.tensors if not t.is_written),
+        read=size(t for t in problem.tensors if t.is_read),
         written=size(t for t in written if t.name in over),
         beside=0 if parts else size(t for t in written if t.name not in over),  # partial sums are written there
         partials=4 * parts * problem.cols * problem.column_outputs,
