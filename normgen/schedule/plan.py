@@ -78,8 +78,7 @@ def register_steps(problem: Problem, s: Schedule) -> int:
     Every GPU since compute capability 5.0 has 65536 registers an SM, so that a schedule means one kernel everywhere.
     """
     spare = _held_registers(s, 65536) - HYBRID_SPARE
-    stored = sum(t.dtype.bytes for t in problem.elem_tensors if not t.is_written)
-    return max(0, spare // max(1, s.vector * stored // 4))
+    return max(0, spare // max(1, s.vector * problem.row_input_bytes // 4))
 
 
 def has_row_barriers(s: Schedule) -> bool:

@@ -15,6 +15,7 @@ from normgen.schedule.plan import (
     held_register_limit,
     param_bytes_per_thread,
     plan_of,
+    register_steps,
     shared_bytes,
     slot_bytes,
     sums_in_registers,
@@ -50,6 +51,14 @@ def test_slots_hold_every_row_that_waits_or_is_on_its_way(case: str) -> None:
 def test_three_quarters_of_a_threads_registers_hold_rows(threads: int, blocks: int, limit: int) -> None:
     """Less twelve for addresses and state; a thread has at most 255."""
     assert held_register_limit(Schedule(threads_per_row=threads, blocks_per_sm=blocks), H200) == limit
+
+
+def test_a_hybrid_row_fills_registers_with_what_the_kernel_reads() -> None:
+    asked = {"shape": "64x65536", "dtype": "bf16", "direction": "backward", "gradients": ("weight",)}
+    added, plain = (problem_for(load(op), **asked) for op in ("add_rmsnorm", "rmsnorm"))
+    schedule = Schedule(threads_per_row=256, vector=8, hold="hybrid", unroll=1)
+    assert added.elem_tensors != added.elem_inputs
+    assert register_steps(added, schedule) == register_steps(plain, schedule) == 21
 
 
 TWO_ROWS = {"rows_per_block": 2, "threads_per_row": 256}
