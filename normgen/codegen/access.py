@@ -343,13 +343,13 @@ class Access:
         """Where the last of a walker's tiles starts, if it has them from the last to the first.
 
         Each walker has the tiles that it would have in ascending order, so that rows shift alike as they do there.
-        Where blocks add column sums they may be more than there are tiles.
+        A walker without a tile begins at none: what is computed of its first one would be another walker's.
         """
         if not (self.plan.descends and self.plan.loops_rows):
             return []
         first, stride = self.first_tile, self.tile_stride
         start = f"(rows - 1 - {first}) / ({stride}) * ({stride}) + {first}"
-        start = f"{first} < rows ? static_cast<int>({start}) : -1" if self.plan.sums else start
+        start = f"{first} < rows ? static_cast<int>({start}) : -1"
         return [Let("const int last_start", start, "the last of this walker's tiles comes first")]
 
     def behind(self, tile: str = "", *, tiles: str = "") -> str:

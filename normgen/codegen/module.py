@@ -61,6 +61,11 @@ class Launch:
     by_batch: bool = field(default=False, repr=False)  # each batch of rows has blocks of its own, all equally many
 
     @property
+    def walks(self) -> bool:
+        """Whether blocks walk rows, so that any grid of whole clusters and periods serves any number of rows."""
+        return (self.persistent > 0 or self.min_blocks > 0) and not self.blocks
+
+    @property
     def loops_clusters(self) -> bool:
         """Whether whole clusters walk rows: a launch has no more of them than fit the device at a time."""
         return self.cluster > 1 and self.persistent > 0

@@ -23,6 +23,8 @@ from normgen.records.verified import Site, Verified
 from normgen.verify import Inputs, Outputs, Verdict, make_inputs, make_outputs
 
 TRIPS = 9  # of a row loop: every slot of a ring is filled three times, as rings have at most 4
+# Walkers of few tiles. No power of two: a start that wraps around at 2^32 is wrong by a multiple of those.
+WALKERS = 24
 PITCH_STEP = 32  # elements: own pitches differ by whole vectors of every width, so that alignments stay as promised
 FAR_ROWS = 17
 FAR = 1 << 31  # elements: more than an int counts
@@ -40,6 +42,7 @@ class Call:
     nulls     statistics that are passed as null
     order     other than 0: blocks and threads run in another order, where the executor picks it
     sm_count  of the device that a row loop's grid is made for
+    grid      blocks of a kernel that walks rows, whatever such a device gets; 0: as it gets them
     """
 
     says: str
@@ -49,6 +52,18 @@ class Call:
     pitches: Mapping[str, int] = field(default_factory=dict)
     nulls: tuple[str, ...] = ()
     order: int = 0
+    grid: int = 0
+
+    def on_its_grid(self, module: Module) -> Module:
+        """The module with row loops in the grid of this call."""
+        kernels = []
+        for kernel in module.kernels:
+            launch, problem = kernel.launch, self.problem
+            if launch.walks:
+                own = launch.grid(rows=problem.rows, sm_count=self.sm_count, batches=problem.batches)
+                launch = replace(launch, persistent=0, blocks=self.grid or own, by_batch=False)
+            kernels.append(replace(kernel, launch=launch))
+        return replace(module, kernels=tuple(kernels))
 
     @property
     def is_far(self) -> bool:
@@ -93,17 +108,20 @@ def calls(problem: Problem, module: Module, *, sm_count: int) -> Iterator[Call]:
         order: int = 0,
         families: tuple[str, ...] | None = normal,
         rows_per_batch: int = 0,
+        walkers: int = 0,
     ) -> Call:
         pitch = cols + (problem.pitch - cols) % PITCH_STEP  # with the alignments of the problem's own
         shaped = (problem if cols == problem.cols else replace(problem, cols=cols, pitch=pitch)).with_rows(rows)
+        shaped = replace(shaped, rows_per_batch=rows_per_batch or shaped.rows_per_batch)
         return Call(
             says=says,
-            problem=replace(shaped, rows_per_batch=rows_per_batch or shaped.rows_per_batch),
+            problem=shaped,
             sm_count=sm_count,
             families=families,
             pitches=pitches or {},
             nulls=nulls,
             order=order,
+            grid=walkers * launch.cluster * (shaped.batches if launch.by_batch else 1),
         )
 
     yield at(1, "at 1 row")
@@ -127,13 +145,13 @@ def calls(problem: Problem, module: Module, *, sm_count: int) -> Iterator[Call]:
     if own:
         said = ", ".join(f"{name} {pitch}" for name, pitch in own.items())
         yield at(ragged, f"with pitches of their own ({said})", pitches=own)
-    said, rows, sms = f"at {ragged} rows" + (", the last tile ragged" if tile > 1 else ""), ragged, sm_count
-    if launch.persistent:
-        said, sms = f"with {TRIPS} trips of the row loop", 0  # the smallest grid
-        walkers = launch.grid(rows=FAR, sm_count=sms, batches=problem.batches) // launch.cluster
-        rows = TRIPS * tile * walkers - tile // 2
-    yield at(rows, said, sm_count=sms)
-    yield at(rows, f"{said} and threads in another order", sm_count=sms, order=1)
+    said, rows, walkers = f"at {ragged} rows" + (", the last tile ragged" if tile > 1 else ""), ragged, 0
+    if launch.walks:
+        yield at(ragged, "with more blocks than tiles", walkers=WALKERS)
+        said, walkers = f"with {TRIPS} trips of the row loop", launch.period  # the smallest grid
+        rows = TRIPS * tile * walkers * (problem.batches if launch.by_batch else 1) - tile // 2
+    yield at(rows, said, walkers=walkers)
+    yield at(rows, f"{said} and threads in another order", walkers=walkers, order=1)
     if module.workspace.block:
         lanes, in_flight = finishing_loop(module)
         parts = lanes * (in_flight + 1) + 1  # a second trip, whose threads are about to read one row too many

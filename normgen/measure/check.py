@@ -178,7 +178,7 @@ class DeviceCheck:
 
     def _other(self, call: Call, loaded: LoadedModule, stream: Stream) -> Verdict | str:
         """One call in its own memory: its verdict, or what is wrong with the workspace."""
-        module = _in_grid_of(loaded.module, call)
+        module = call.on_its_grid(loaded.module)
         setting = _Setting(call, index=self._index, seed=self._seed)
         batches = call.problem.batches
         fixed = module.zeroed_bytes(batches)
@@ -210,19 +210,6 @@ class DeviceCheck:
             start = self._setting.outputs.start
             self._expected[full, chain] = verify.prepare(self.problem, inputs, start=start, rows=rows, chain=chain)
         return self._expected[full, chain]
-
-
-def _in_grid_of(module: Module, call: Call) -> Module:
-    """The module with row loops on the grid that this call's number of SMs would get."""
-    kernels = []
-    for kernel in module.kernels:
-        launch = kernel.launch
-        if launch.persistent:
-            batches = call.problem.batches
-            grid = launch.grid(rows=call.problem.rows, sm_count=call.sm_count, batches=batches)
-            launch = replace(launch, persistent=0, blocks=grid, by_batch=False)
-        kernels.append(replace(kernel, launch=launch))
-    return replace(module, kernels=tuple(kernels))
 
 
 def check_on_gpu(problem: Problem, module: Module, facts: Device, *, index: int, seed: int) -> Checked:

@@ -78,14 +78,14 @@ def _plain_calls(problem: Problem) -> list[Call]:
 
 def _run(program: Program, call: Call, seed: int) -> Verdict | str:
     """The verdict on one call, or the faults that were found before there was a result. Raises MemoryError."""
-    problem, module = call.problem, program.module
+    problem, module = call.problem, call.on_its_grid(program.module)
     inputs, outputs = call.tensors(seed=seed)
     tensors: dict[str, Any] = {**inputs.arrays, **outputs.arrays, **dict.fromkeys(call.nulls)}
     zeroed = module.zeroed_bytes(problem.batches)
     size = module.workspace_bytes(rows=problem.rows, sm_count=call.sm_count, batches=problem.batches)
     workspace = np.full(size, 0xFF, dtype=np.uint8)
     workspace[:zeroed] = 0
-    run = program.run(
+    run = replace(program, module=module).run(
         tensors,
         rows=problem.rows,
         cols=problem.cols,

@@ -11,7 +11,7 @@ import pytest
 from normgen.cpu import build_many, find_compiler
 from normgen.cpu.compiler import require_compiler
 from normgen.device import target
-from normgen.measure.calls import FAR, PITCH_STEP, TRIPS, Call, calls, finishing_loop, together
+from normgen.measure.calls import FAR, PITCH_STEP, TRIPS, WALKERS, Call, calls, finishing_loop, together
 from normgen.measure.cpu_check import CPU_SMS, check_on_cpu
 from normgen.pipeline import emit
 from normgen.program.source import problem_for
@@ -116,13 +116,49 @@ def test_the_calls_reach_what_they_say(name: str) -> None:
             t.problem.rows > launch.rows_per_block and t.problem.rows % launch.rows_per_block for t in found.values()
         )
     looping = [t for says, t in found.items() if "trips of the row loop" in says]
-    assert len(looping) == (2 if launch.persistent else 0)
+    assert len(looping) == (2 if launch.walks else 0)
     for call in looping:
-        walkers = launch.grid(rows=call.problem.rows, sm_count=call.sm_count) // launch.cluster
         tiles = -(-call.problem.rows // launch.rows_per_block)
-        assert tiles == TRIPS * walkers
+        assert tiles == TRIPS * call.grid // launch.cluster == TRIPS * launch.period
+    crowded = [t for says, t in found.items() if says == "with more blocks than tiles"]
+    assert len(crowded) == (1 if launch.walks else 0)
+    for call in crowded:
+        walkers = call.on_its_grid(module).kernels[0].launch.grid(rows=call.problem.rows, sm_count=4) // launch.cluster
+        assert walkers == WALKERS > -(-call.problem.rows // launch.rows_per_block)
     nulls = {name for t in found.values() for name in t.nulls}
     assert nulls == {t.name for t in problem.tensors if t.nullable}
+
+
+LAST_FIRST = {"persistent": 1, "stages": 2, "row_order": "descending", **IN_REGISTERS}
+DESCENDING = {
+    "a block": named("softmax", "4096x96", "f32", {"threads_per_row": 32, "vector": 2, **LAST_FIRST}),
+    "rows side by side": named(
+        "rmsnorm", "4096x131", "bf16",
+        {"threads_per_row": 16, "rows_per_block": 4, "vector": 2, "edges": "peel", **LAST_FIRST},
+    ),
+    "a cluster": named("rmsnorm", "4096x1024", "f32", {"threads_per_row": 64, "cluster": 2, "vector": 4, **LAST_FIRST}),
+    "a ring": named(
+        "rmsnorm", "4096x1024", "bf16",
+        {"threads_per_row": 128, "vector": 8, **LAST_FIRST, "copy": "bulk", "stages": 3},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DESCENDING)
+def test_a_walker_without_a_tile_takes_none_of_another_walkers_rows(name: str) -> None:
+    """It would start wherever its wrapped first row lies, and write that row beside the walker that owns it."""
+    kernel = DESCENDING[name]
+    assert refusal(kernel.problem, kernel.schedule, H200) is None
+    module = kernel.module()
+    guarded = re.compile(r"const int last_start = .*? < rows \?\s+static_cast<int>\((.*?)\) : -1;", re.DOTALL)
+    assert len(guarded.findall(module.text)) == 1
+    right = check_on_cpu(kernel.problem, module, most_elements=1 << 16)
+    assert right.ok, right.summary
+    assert "ok with more blocks than tiles" in right.summary
+    planted = replace(module, text=guarded.sub(r"const int last_start = \1;", module.text))
+    wrong = check_on_cpu(kernel.problem, planted, most_elements=1 << 16)
+    assert not wrong.ok
+    assert wrong.summary.startswith("WRONG with more blocks than tiles")
 
 
 @pytest.mark.parametrize("name", [n for n in NAMED if n.startswith("backward")])
