@@ -27,7 +27,7 @@ from normgen.studies.evaluate import first_choice
 from normgen.studies.fit import read_measured
 from tests.races import races
 
-SWEEPS = sorted((Path(__file__).parents[1] / "data" / "sweeps").glob("*.jsonl.xz"))
+SWEEPS = sorted((Path(__file__).parents[2] / "generated" / "sweeps").glob("*.jsonl.xz"))
 CANDIDATES = Path(__file__).parents[1] / "data" / "candidates_h200.jsonl.xz"
 H200 = TARGETS["h200"]
 

@@ -25,7 +25,7 @@ from normgen.studies.sweep_file import read_sweep
 from tests.races import races
 
 H200 = target("h200")
-SWEEPS = sorted((Path(__file__).parents[1] / "data" / "sweeps").glob("*.jsonl.xz"))
+SWEEPS = sorted((Path(__file__).parents[2] / "generated" / "sweeps").glob("*.jsonl.xz"))
 
 
 @pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.name.split(".")[0])
