@@ -22,12 +22,13 @@ def main(arguments: list[str]) -> int:
         return 2
     folder, rest = Path(rest[0]).resolve(), rest[1:]
     here = Path(__file__).resolve().parents[2]
-    files = importlib.import_module(f"tests.peers.{name}").PEER.files
+    peer = importlib.import_module(f"tests.peers.{name}").PEER
     # Ours first: a checkout may have a folder `tests` too. Then the checkout, whose `test` is before Python's own.
     paths = [str(here), str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "NORMGEN_PEER": name, "PYTHONPATH": os.pathsep.join(paths)}
     options = ["-p", "tests.peers.plugin", "--import-mode=importlib", "-q", "-o", "addopts=", "-W", "ignore"]
-    command = [sys.executable, "-P", "-m", "pytest", *options, *files, *rest]
+    options += [] if peer.has_conftest else ["--noconftest"]
+    command = [sys.executable, "-P", "-m", "pytest", *options, *peer.files, *rest]
     return subprocess.run(command, cwd=folder, env=environment, check=False).returncode
 
 

@@ -138,4 +138,6 @@ PEER = Peer(
         "invalid_inputs": "the words of its refusals",
         "compilation_without_fp8": "it compiles the library's own source",
     },
+    # It compiles the library's functions, all by name, and skips what its cache of compiled kernels lacks.
+    has_conftest=False,
 )

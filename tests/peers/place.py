@@ -22,14 +22,16 @@ calls: Counter[str] = Counter()  # of each of our functions, by the name that th
 class Peer:
     """A library whose own tests are run.
 
-    files      of its checkout, with tests
-    modules    name of a module that they import -> what it has
-    left_out   pattern of a test's name -> why it is not run: what we do not offer
+    files           of its checkout, with tests
+    modules         name of a module that they import -> what it has
+    left_out        pattern of a test's name -> why it is not run: what we do not offer
+    has_conftest    whether its conftest.py is read: false where that serves the library's own machinery alone
     """
 
     files: Sequence[str]
     modules: Mapping[str, Mapping[str, Any]]
     left_out: Mapping[str, str] = field(default_factory=dict, hash=False)
+    has_conftest: bool = True
 
     def put_in_place(self) -> None:
         """From here on `import` finds our modules by the library's names."""
