@@ -21,10 +21,11 @@ QMAX = np.float32(448)
 
 @dataclass(frozen=True)
 class Given:
-    """What a call gets, in float32: tensors by name, `rstd` as [rows, 1], and T."""
+    """What a call gets, in float32: tensors by name, `rstd` as [rows, 1]; T, and the weight's dtype."""
 
     values: Mapping[str, Array]
     dtype: npt.DTypeLike
+    weight_dtype: npt.DTypeLike
 
     def __getitem__(self, name: str) -> Array:
         return self.values[name]
@@ -102,6 +103,23 @@ def hf_llama(given: Given) -> Values:
 def vllm_add_rmsnorm(given: Given) -> Values:
     h = given.rounded(given.total)
     return {"h": h.astype(given.dtype), "y": _norm_in_t(given, h).astype(given.dtype)}
+
+
+def _vllm_ir_norm(given: Given, row: Array) -> npt.NDArray[np.generic]:
+    """x.to(weight.dtype) * weight, whose product has the weight's dtype too, and then .to(orig_dtype)."""
+    scaled = row * given["rstd"]
+    if "weight" in given.values:
+        scaled = scaled.astype(given.weight_dtype).astype(np.float32) * given["weight"]
+        scaled = scaled.astype(given.weight_dtype).astype(np.float32)
+    return scaled.astype(given.dtype)
+
+
+def vllm_ir_rmsnorm(given: Given) -> Values:
+    return {"y": _vllm_ir_norm(given, given["x"])}
+
+
+def vllm_ir_add_rmsnorm(given: Given) -> Values:
+    return {"h": given.total.astype(given.dtype), "y": _vllm_ir_norm(given, given.total)}
 
 
 def _vllm_static(given: Given, row: Array) -> npt.NDArray[np.generic]:
@@ -251,6 +269,8 @@ BITS: dict[str, Callable[[Given], Values]] = {
         function.__name__: function
         for function in (
             vllm_add_rmsnorm,
+            vllm_ir_rmsnorm,
+            vllm_ir_add_rmsnorm,
             vllm_rmsnorm_to_fp8,
             vllm_add_rmsnorm_to_fp8,
             vllm_rmsnorm_to_fp8_token,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from functools import cache
+from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,6 +24,7 @@ from tests.samples import sized
 COLS = 1024
 ROWS = 100  # of a call: 10^5 values
 CALLS = sized(1, 100)
+FLOATS = ("f32", "f16", "bf16")
 
 
 def problem_of(op: str) -> Problem:
@@ -61,17 +64,18 @@ def wanted(problem: Problem, inputs: verify.Inputs, outputs: verify.Outputs) -> 
     values = {t.name: inputs.arrays[t.name].astype(np.float32) for t in problem.tensors if not t.is_written}
     if "rstd" in outputs.arrays:
         values["rstd"] = outputs.arrays["rstd"].astype(np.float32)[:, None]
+    weight = next((t.dtype for t in problem.tensors if t.name == "weight"), problem.dtype)
     with np.errstate(all="ignore"):
-        return BITS[problem.spec.name](Given(values, problem.dtype.scalar_type))
+        return BITS[problem.spec.name](Given(values, problem.dtype.scalar_type, weight.scalar_type))
 
 
-def differing(op: str, executor: type[Executor]) -> dict[str, int]:
+def differing(problem: Problem, kernel: Built) -> dict[str, int]:
     """How many elements of each tensor have other bits; two NaN are the same."""
-    problem, found = problem_of(op), dict[str, int]()
+    found = dict[str, int]()
     for call in range(CALLS):
         inputs = drawn(problem, call)
         outputs = verify.make_outputs(problem)
-        faults = built(executor)[op].run(inputs, outputs)
+        faults = kernel.run(inputs, outputs)
         assert not faults, faults
         for name, want in wanted(problem, inputs, outputs).items():
             got = outputs.arrays[name]
@@ -91,7 +95,7 @@ def test_every_preset_has_a_reference() -> None:
 
 @pytest.mark.parametrize("op", BITS)
 def test_no_bit_differs_from_the_library(op: str) -> None:
-    found = differing(op, CpuExecutor)
+    found = differing(problem_of(op), built(CpuExecutor)[op])
     assert found
     assert not any(found.values()), found
 
@@ -99,9 +103,51 @@ def test_no_bit_differs_from_the_library(op: str) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("op", BITS)
 def test_no_bit_differs_from_the_library_on_the_gpu(op: str) -> None:
-    found = differing(op, GpuExecutor)
+    found = differing(problem_of(op), built(GpuExecutor)[op])
     assert found
     assert not any(found.values()), found
+
+
+def ir_cases(op: str) -> list[Problem]:
+    """Every dtype of the row with every one of the weight, and with no weight."""
+    spec, found = load(op), []
+    for x, weight in product(FLOATS, (*FLOATS, None)):
+        absent = {"without": ("weight",)} if weight is None else {"dtypes": {"weight": weight}}
+        found.append(problem_for(spec, shape=(ROWS, 256), dtype=x, **absent))
+    return found
+
+
+@pytest.mark.parametrize("op", ["vllm_ir_rmsnorm", "vllm_ir_add_rmsnorm"])
+@pytest.mark.parametrize("executor", [CpuExecutor, pytest.param(GpuExecutor, marks=pytest.mark.gpu)])
+def test_no_bit_differs_from_vllm_ir_in_any_dtype(op: str, executor: type[Executor]) -> None:
+    problems = ir_cases(op)
+    modules = [emit(problem, default_schedule(problem, target("h200"))) for problem in problems]
+    for problem, kernel in zip(problems, executor().build(modules), strict=True):
+        found = differing(problem, kernel)
+        assert found
+        assert not any(found.values()), (str(problem), found)
+
+
+@pytest.mark.parametrize("weight", [*FLOATS, None])
+@pytest.mark.parametrize("x", FLOATS)
+def test_torch_s_own_words_of_vllm_ir_have_the_bits_of_the_preset(x: str, weight: str | None) -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    import normgen.torch as ng
+
+    names = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+    random = torch.Generator().manual_seed(0)
+    rows, residual = (torch.randn(64, 1024, generator=random).to(names[x]) for _ in range(2))
+    w = None if weight is None else (1 + 0.5 * torch.randn(1024, generator=random)).to(names[weight])
+
+    def by_torch(h: Any) -> Any:
+        y = h * torch.rsqrt(h.pow(2).mean(dim=-1, keepdim=True) + 1e-6)
+        return (y if w is None else y.to(w.dtype) * w).to(rows.dtype)
+
+    assert torch.equal(ng.operator("vllm_ir_rmsnorm", returns=("y",))(rows, w, eps=1e-6), by_torch(rows.float()))
+    total = rows.float() + residual.float()
+    y, h = ng.operator("vllm_ir_add_rmsnorm", returns=("y", "h"))(rows, residual, w, eps=1e-6)
+    assert torch.equal(y, by_torch(total))
+    assert torch.equal(h, total.to(rows.dtype))
 
 
 def test_another_rounding_is_seen() -> None:
@@ -110,7 +156,8 @@ def test_another_rounding_is_seen() -> None:
     inputs, outputs = drawn(problem, 0), verify.make_outputs(problem)
     assert not built(CpuExecutor)["vllm_rmsnorm_to_fp8"].run(inputs, outputs)
     values = {t.name: inputs.arrays[t.name].astype(np.float32) for t in problem.tensors if not t.is_written}
-    given = Given({**values, "rstd": outputs.arrays["rstd"][:, None]}, DTYPES["bf16"].scalar_type)
+    t = DTYPES["bf16"].scalar_type
+    given = Given({**values, "rstd": outputs.arrays["rstd"][:, None]}, t, t)
     with np.errstate(all="ignore"):
         other = BITS["flashinfer_rmsnorm_to_fp8"](given)["q"]
     assert (outputs.arrays["q"].view(np.uint8) != other.view(np.uint8)).sum() > 100
