@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -190,6 +191,48 @@ def test_an_exported_program_can_be_of_torchs_operations_alone(needs_grad: bool,
     assert "normgen" not in plain.graph_module.code
     assert "aten.mean.dim" in plain.graph_module.code  # what a reader of the program knows a mean by
     torch.testing.assert_close(plain.module()(x), torch.nn.functional.layer_norm(x, (64,)) + 1)
+
+
+LOADER = """
+import sys, torch
+
+def load(file):
+    try:
+        return tuple(torch.export.load(file).module()(torch.ones(3, 64)).shape)
+    except RuntimeError:
+        return "refused"
+
+print(*map(load, sys.argv[1:]))
+import normgen.torch
+print(*map(load, sys.argv[1:]))
+"""
+
+
+@pytest.mark.filterwarnings("ignore:.isinstance.treespec:FutureWarning")
+def test_who_loads_an_exported_program_needs_our_operators_but_for_the_formulas(tmp_path: Path) -> None:
+    """As docs/frameworks.md says."""
+
+    class Block(torch.nn.Module):
+        def __init__(self, call: Call) -> None:
+            super().__init__()
+            self.call = call
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.call(x)
+
+    own = ng.operator('name = "twice"\n[tensors]\nx = "input"\ny = "output"\n[formulas]\ny = "2 * x"\n')
+    calls = {"kernel": ng.rms_norm, "own": own, "formulas": lambda x: ng.rms_norm(x, opaque=False)}
+    files = []
+    for name, call in calls.items():
+        with torch.no_grad():
+            exported = torch.export.export(Block(call), (torch.randn(3, 64),))
+        exported = exported.run_decompositions() if name == "formulas" else exported
+        assert ("normgen" in exported.graph_module.code) is (name != "formulas")
+        files.append(str(tmp_path / f"{name}.pt2"))
+        torch.export.save(exported, files[-1])
+    command = [sys.executable, "-W", "ignore", "-c", LOADER, *files]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert said == ["refused refused (3, 64)", "(3, 64) refused (3, 64)"]
 
 
 @pytest.mark.gpu
