@@ -15,6 +15,7 @@ import sqlalchemy as sql
 from normgen.records.record import Record, parse_line
 from normgen.schedule.knobs import TABLE
 from normgen.suites.jobs import StorageError, storage_url
+from normgen.tuning.search.dashboard import close_storage
 
 _ATTEMPTS = 5
 # A study takes a number outside the range of its earlier trials, but no new category.
@@ -38,7 +39,7 @@ class SharedStudy:
         self._study = _open(self._storage, name)
 
     def close(self) -> None:
-        _close(self._storage)
+        close_storage(self._storage)
 
     def __enter__(self) -> Self:
         return self
@@ -96,12 +97,8 @@ def _open(storage: optuna.storages.RDBStorage, name: str) -> optuna.Study:
     try:
         return optuna.create_study(storage=storage, study_name=name, direction="minimize", load_if_exists=True)
     except (sql.exc.SQLAlchemyError, optuna.exceptions.StorageInternalError) as error:
+        close_storage(storage)
         raise StorageError("the shared study cannot be opened", received=str(error)) from None
-
-
-def _close(storage: optuna.storages.RDBStorage) -> None:
-    storage.remove_session()
-    storage.engine.dispose()
 
 
 def study_names(url: str, prefix: str) -> list[str]:
@@ -110,7 +107,7 @@ def study_names(url: str, prefix: str) -> list[str]:
     try:
         return [name for name in optuna.get_all_study_names(storage) if name.startswith(prefix)]
     finally:
-        _close(storage)
+        close_storage(storage)
 
 
 def delete_studies(url: str, prefix: str) -> None:
@@ -120,4 +117,4 @@ def delete_studies(url: str, prefix: str) -> None:
         for name in names:
             optuna.delete_study(study_name=name, storage=storage)
     finally:
-        _close(storage)
+        close_storage(storage)

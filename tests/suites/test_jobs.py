@@ -28,6 +28,7 @@ from normgen.suites.shared_study import SharedStudy, delete_studies, study_names
 from normgen.suites.worker import Configuration, study_name
 from tests.suites import postgres
 from tests.suites.claiming import claim_all
+from tests.tuning.storages import opened
 
 TASKS = [(f"job {n}", {"n": n}) for n in range(6)]
 
@@ -142,13 +143,16 @@ def test_a_study_of_other_knob_values_is_refused_in_a_sentence(tmp_path: Path) -
     word = optuna.distributions.CategoricalDistribution(("plain",))
     problem = ProblemKey.of(problem_for(load("rmsnorm"), shape="64x256"))
     record = Record(problem=problem, schedule=Schedule(vector=8), outcome=Outcome.COMPILE_ERROR, measured=True)
-    study = optuna.create_study(storage=url, study_name=name, direction="minimize")
-    study.add_trial(optuna.create_trial(params={"vector": 2}, distributions={"vector": number}, value=1.0))
+    older = {
+        name: optuna.create_trial(params={"vector": 2}, distributions={"vector": number}, value=1.0),
+        "words": optuna.create_trial(params={"hold": "plain"}, distributions={"hold": word}, value=1.0),
+    }
+    for study, trial in older.items():
+        with opened(url) as storage:
+            optuna.create_study(storage=storage, study_name=study, direction="minimize").add_trial(trial)
     with SharedStudy(url, name) as shared:
         shared.add(record)
         assert shared.records() == (record,)
-    study = optuna.create_study(storage=url, study_name="words", direction="minimize")
-    study.add_trial(optuna.create_trial(params={"hold": "plain"}, distributions={"hold": word}, value=1.0))
     with SharedStudy(url, "words") as shared, pytest.raises(StorageError, match="other knobs"):
         shared.add(record)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import os
 from pathlib import Path
 from typing import Any
 from wsgiref.util import setup_testing_defaults
@@ -14,6 +16,7 @@ from normgen.errors import UsageError
 from normgen.schedule.schedule import Schedule
 from normgen.tuning.search.dashboard import StudyCopy
 from normgen.tuning.search.search import Search
+from tests.tuning.storages import opened
 from tests.tuning.test_search import DEFAULT, LEGAL, PREDICTED, truth
 
 
@@ -34,10 +37,11 @@ def test_the_study_in_sqlite_has_every_knob_and_every_time(tmp_path: Path) -> No
     search = searched(copy)
     assert copy.lost == ""
 
-    study = optuna.load_study(study_name="layernorm 8192x768", storage=url)
-    assert study.direction is optuna.study.StudyDirection.MINIMIZE
-    assert study.user_attrs == {"device": "NVIDIA H200", "place": "fresh"}
-    trials = study.get_trials()
+    with opened(url) as storage:
+        study = optuna.load_study(study_name="layernorm 8192x768", storage=storage)
+        assert study.direction is optuna.study.StudyDirection.MINIMIZE
+        assert study.user_attrs == {"device": "NVIDIA H200", "place": "fresh"}
+        trials, best = study.get_trials(), study.best_trial
     assert len(trials) == search.trials == 16
     states = {t.state for t in trials}
     assert states == {optuna.trial.TrialState.COMPLETE, optuna.trial.TrialState.FAIL}
@@ -48,8 +52,8 @@ def test_the_study_in_sqlite_has_every_knob_and_every_time(tmp_path: Path) -> No
         assert trial.user_attrs == ({} if schedule.params == "late" else {"reason": "spilled"})
         assert trial.duration is not None
     assert search.best is not None
-    assert Schedule(**study.best_params) == search.best[0]
-    assert study.best_value == search.best[1]
+    assert Schedule(**best.params) == search.best[0]
+    assert best.value == search.best[1]
 
 
 def test_a_copy_changes_nothing_in_the_search(tmp_path: Path) -> None:
@@ -62,8 +66,26 @@ def test_two_runs_are_two_studies_of_one_database(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'studies.db'}"
     for name in ("one", "two"):
         searched(StudyCopy(url, name), trials=8)
-    counts = {s.study_name: s.n_trials for s in optuna.get_all_study_summaries(url)}
+    with opened(url) as storage:
+        counts = {s.study_name: s.n_trials for s in optuna.get_all_study_summaries(storage)}
     assert counts == {"one": 8, "two": 8}
+
+
+def test_a_copy_that_is_gone_holds_its_database_open_no_longer(tmp_path: Path) -> None:
+    """At once, not when the garbage collector comes by: Python 3.13 warns of connections that it closes."""
+    file = tmp_path / "studies.db"
+
+    def is_open() -> bool:
+        return any(os.path.realpath(f"/proc/self/fd/{fd}") == str(file) for fd in os.listdir("/proc/self/fd"))
+
+    gc.disable()
+    try:
+        copy = StudyCopy(f"sqlite:///{file}", "a")
+        assert is_open()
+        del copy
+        assert not is_open()
+    finally:
+        gc.enable()
 
 
 def test_a_database_lost_during_a_search_does_not_end_it(tmp_path: Path) -> None:
@@ -91,8 +113,9 @@ def test_optuna_dashboard_opens_the_study(tmp_path: Path) -> None:
         """The JSON that the dashboard's own server would answer."""
         environ: dict[str, Any] = {"PATH_INFO": path}
         setup_testing_defaults(environ)
-        app = dashboard.wsgi(optuna.storages.RDBStorage(url))
-        body = b"".join(app(environ, lambda status, *_: answered.append(status)))
+        with opened(url) as storage:
+            app = dashboard.wsgi(storage)
+            body = b"".join(app(environ, lambda status, *_: answered.append(status)))
         found: dict[str, Any] = json.loads(body)
         return found
 

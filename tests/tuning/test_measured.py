@@ -29,6 +29,7 @@ from normgen.tuning.progress import Silent
 from normgen.tuning.run import open_run
 from normgen.tuning.tuner import environment
 from tests.measure.simulated import SimulatedTimer
+from tests.tuning.storages import opened
 
 H200 = TARGETS["h200"]
 PROBLEM = problem_for(load("layernorm"), shape="8x1024x768")
@@ -99,9 +100,10 @@ def test_a_run_over_real_kernels_confirms_a_winner_and_keeps_every_candidate(
     again, path = tune_once(monkeypatch, storage=database)
     assert read(path).records[1].schedule == winner.schedule  # the incumbent comes right after the default
     assert winner.schedule in [r.schedule for r in again]
-    study = optuna.load_study(study_name=path.parent.name, storage=database)
-    assert [Schedule(**t.params) for t in study.get_trials()] == [r.schedule for r in read(path).records]
-    assert study.user_attrs["device"] == H200.name
+    with opened(database) as storage:
+        study = optuna.load_study(study_name=path.parent.name, storage=storage)
+        assert [Schedule(**t.params) for t in study.get_trials()] == [r.schedule for r in read(path).records]
+        assert study.user_attrs["device"] == H200.name
 
 
 def test_the_default_is_searched_even_if_the_spec_leaves_it_out() -> None:
