@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -10,13 +11,12 @@ from normgen import export as headers
 from normgen.cli.options import json_option, show
 from normgen.device import device_from
 from normgen.errors import NothingValidError, UsageError, needed
+from normgen.export.beside import others_of, require_none_of
 from normgen.export.cubins import write_cubins
+from normgen.export.proof import Refused, require_all, sorted_out
 from normgen.export.t4 import t4_results
 from normgen.files.names import Part, name_part
-from normgen.records.record import Record
-from normgen.records.winners import adopt, kept_of
-from normgen.spec.reader import load, parse
-from normgen.spec.spec import Spec
+from normgen.records.winners import adopt, exchange, kept_of
 
 RE_EXPORT = "`normgen export` writes them again"
 
@@ -27,6 +27,7 @@ RE_EXPORT = "`normgen export` writes them again"
     "--output", type=click.Path(file_okay=False, path_type=Path), default=Path("generated"), show_default=True
 )
 @click.option("--force", is_flag=True, help="Replace shipped records even by slower ones.")
+@click.option("--replace", is_flag=True, help="Headers and records of other specs of these names give way.")
 @click.option("--check", is_flag=True, help="Write nothing; exit 2 if a header is not what the records say.")
 @click.option("--specs", multiple=True, type=click.Path(exists=True, file_okay=False), help="More folders of specs.")
 @click.option(
@@ -48,6 +49,7 @@ def export(
     files: tuple[Path, ...],
     output: Path,
     force: bool,
+    replace: bool,
     check: bool,
     specs: tuple[str, ...],
     archs: str,
@@ -59,10 +61,13 @@ def export(
     """Write the headers of all records under OUTPUT/records.
 
     Records in FILES (a run's winner.jsonl) are taken in first, each where it is better than the one shipped.
+    No record is believed: its schedule must be legal, its errors within their bounds, and its kernel the text that was
+    compared with the reference; one of an older text is proven again on the CPU executor, which takes seconds. Those
+    that fail are named at the end, exit 4; all others are exported.
     With --arch, a GPU that has no record gets the general kernels, and a line on stderr says so.
     With --cubin DIR the kernels of the records, of FILES alone where some are given, are compiled into that folder.
     With --format t4 the records of FILES (a run's candidates.jsonl) are printed in Kernel Tuner's results format.
-    --json prints {taken: [{op, schedule, is_taken}], written: [files]}.
+    --json prints {taken: [{op, schedule, is_taken}], written: [files], refused: [{op, direction, rows, cols, why}]}.
     """
     if form == "t4":
         if not files:
@@ -76,25 +81,57 @@ def export(
     how = headers.Form(archs=read_archs(archs), shared_library=shared_library)
     if check and files:
         raise UsageError("--check writes nothing, so it takes no records in", received=str(files[0]))
-    taken = []
-    for record in (record for file in files for record in kept_of(file)):
-        is_taken = adopt(record, output / "records", device_from(record.device), force=force)
-        taken.append({"op": record.problem.op, "schedule": record.schedule.as_dict(), "is_taken": is_taken})
-        if not as_json:
-            click.echo(f"{'taken' if is_taken else 'the shipped one is better'}: {record.problem.op} {record.schedule}")
+    refused: list[Refused] = []
+    taken = _taken(files, output, specs, refused, force=force, replace=replace, as_json=as_json)
     if check:
         differences = headers.differences(output, spec_folders=specs, form=how)
         if differences:
             raise UsageError("headers must be what their records say", received="; ".join(differences), hint=RE_EXPORT)
         if as_json:
-            show({"taken": [], "written": []})
+            show({"taken": [], "written": [], "refused": []})
         return
-    paths = headers.export_folder(output, spec_folders=specs, form=how)
-    if not paths:
+    paths = headers.export_folder(output, spec_folders=specs, form=how, replace=replace, refuse=refused.append)
+    if not paths and not refused:
         of = f" of {archs}" if archs else ""
         raise NothingValidError(f"there is no record{of} to export", received=str(output / "records"))
     written = [str(path) for path in paths]
-    show({"taken": taken, "written": written} if as_json else "\n".join(written))
+    if as_json:
+        show({"taken": taken, "written": written, "refused": [_plain(one) for one in refused]})
+    elif written:
+        show("\n".join(written))
+    require_all(refused)
+
+
+def _taken(
+    files: tuple[Path, ...],
+    output: Path,
+    specs: tuple[str, ...],
+    refused: list[Refused],
+    *,
+    force: bool,
+    replace: bool,
+    as_json: bool,
+) -> list[dict[str, Any]]:
+    """Take in the records of FILES that may leave; what became of each, and into `refused` the others."""
+    given = sorted_out((record for file in files for record in kept_of(file)), headers.specs_of(specs))
+    refused += given.refused
+    folder, taken = output / "records", []
+    others = others_of(given.records, headers.folder_records(output))
+    if others and not replace:
+        require_none_of(others, given.records, files=files, folder=folder)
+    with needed("the folder of the records must be writable", hint="choose another --output"):
+        exchange(folder, ((other, None) for other in others))
+    for record in given.records:
+        is_taken = adopt(record, folder, device_from(record.device), force=force)
+        taken.append({"op": record.problem.op, "schedule": record.schedule.as_dict(), "is_taken": is_taken})
+        if not as_json:
+            click.echo(f"{'taken' if is_taken else 'the shipped one is better'}: {record.problem.op} {record.schedule}")
+    return taken
+
+
+def _plain(one: Refused) -> dict[str, Any]:
+    key = one.record.problem
+    return {"op": key.op, "direction": key.direction, "rows": key.rows, "cols": key.cols, "why": one.why}
 
 
 def _export_cubins(files: tuple[Path, ...], output: Path, specs: tuple[str, ...], folder: Path) -> None:
@@ -102,14 +139,12 @@ def _export_cubins(files: tuple[Path, ...], output: Path, specs: tuple[str, ...]
     records = [record for file in files for record in kept_of(file)] if files else headers.folder_records(output)
     if not records:
         raise NothingValidError("there is no record to export", received=str(output / "records"))
-
-    def spec_of(record: Record) -> Spec:
-        op = record.problem.op
-        return parse(record.spec, file=f"{op} of a record") if record.spec else load(op, specs)
-
+    spec_of = headers.specs_of(specs)
+    found = sorted_out(records, spec_of)
     with needed("the folder of cubins must be writable", hint="choose another one"):
-        for path in write_cubins(records, spec_of, folder):
+        for path in write_cubins(found.records, spec_of, folder) if found.records else ():
             click.echo(str(path))
+    require_all(found.refused)
 
 
 def read_archs(text: str) -> tuple[int, ...]:

@@ -1,26 +1,31 @@
 """Headers from records: `generated/<op>_<fwd|bwd>_<dtype>_<sm>.cu`, a pure function of specs and records.
 
-All tuned shapes of one operation, direction, set of dtypes and arch stand in one header; see groups.py for what
-goes together, device_part.py and host_part.py for the two halves, banner.py for the evidence at the top, arch_set.py
-for the file that picks a header by the device, shared_library.py for device functions that several headers include.
+All tuned shapes of one operation, direction, set of dtypes and arch stand in one header; see proof.py for which records
+leave, groups.py for what goes together, beside.py for what stands in the folder already, device_part.py and
+host_part.py for the two halves, banner.py for the evidence at the top, arch_set.py for the file that picks a header by
+the device, shared_library.py for device functions that several headers include.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from normgen.errors import needed
+from normgen.errors import NormgenError, needed
 from normgen.export.arch_set import set_text
 from normgen.export.banner import untuned
+from normgen.export.beside import require_own
 from normgen.export.compiled import check_compiles
-from normgen.export.groups import groups_of
-from normgen.export.header import Halves, halves, header_text, library_text
+from normgen.export.groups import groups_of, header_name, header_problem
+from normgen.export.header import Halves, guard_of, halves, header_text, library_text, set_guard
+from normgen.export.proof import Refused, SpecOf, require_all, sorted_out
 from normgen.export.shared_library import FILE_NAME, SharedLibrary, shared_library
-from normgen.files.private import to_stderr, try_writing, write_output
+from normgen.files.names import escaped
+from normgen.files.private import to_stderr, try_writing, write_atomically
+from normgen.problem.problem import Problem
 from normgen.records.record import Record
-from normgen.records.winners import kept_of
+from normgen.records.winners import exchange, kept_of
 from normgen.spec.reader import load, parse
 from normgen.spec.spec import Spec
 
@@ -34,6 +39,8 @@ __all__ = [
     "folder_records",
     "headers_of",
     "require_folder",
+    "require_room",
+    "specs_of",
 ]
 
 
@@ -61,6 +68,7 @@ class Header:
     kernels   the instances of its kernels, as C++ names them
     includes  the texts of the files beside it that it includes
     note      what its reader must know beforehand
+    guard, spec  its include guard, and the spec that it is made from; none of the shared device functions
     """
 
     file_name: str
@@ -69,6 +77,8 @@ class Header:
     kernels: tuple[str, ...]
     includes: Mapping[str, str] = field(default_factory=dict, hash=False)
     note: str = ""
+    guard: str = ""
+    spec: Spec | None = None
 
     def check(self) -> None:
         """Compile the device part. Raises CompileError."""
@@ -80,9 +90,10 @@ class Header:
         return self.keep(folder)
 
     def keep(self, folder: Path) -> Path:
-        """Write the file, checked or not."""
+        """Write the file, checked or not. A link of its name goes: what it names was not asked for."""
         path = folder / self.file_name
-        write_output(path, self.text)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, self.text)
         return path
 
 
@@ -98,23 +109,31 @@ def headers_of(
     spec          the spec of records of its name; others are those that the records hold, else they are looked up in
                   `spec_folders`, then among the built-in ones
 
-    Errors: UsageError for a record of another text of its spec, or of no usable kernel.
+    Errors: UsageError for a record of another text of its spec, or of no usable kernel, and for two specs of one name;
+    VerificationError for a kernel that was not compared with the reference as it is emitted today.
     """
-    known: dict[str, Spec] = {spec.name: spec} if spec else {}
-
-    def spec_of(record: Record) -> Spec:
-        op = record.problem.op
-        if op not in known:
-            known[op] = parse(record.spec, file=f"{op} of a record") if record.spec else load(op, spec_folders)
-        return known[op]
-
-    worked_out = [halves(group) for group in groups_of(records, spec_of, form.archs)]
+    worked_out = [halves(group) for group in groups_of(records, specs_of(spec_folders, spec), form.archs)]
     files = {file.name: file for one in worked_out for file in one.device.library}
     shared = shared_library(files.values()) if form.shared_library and worked_out else None
     found = [_library(shared, arch=min(one.group.arch for one in worked_out))] if shared else []
     beside = {header.file_name: header.text for header in found}
     made = [_header(one, shared, beside) for one in worked_out]
     return (*found, *made, *(_sets(worked_out, made, beside) if form.archs else []))
+
+
+def specs_of(spec_folders: Sequence[str | Path] = (), spec: Spec | None = None) -> SpecOf:
+    """Each record's spec: `spec` where it has its name, else what the record holds, else what is looked up."""
+    known: dict[tuple[str, str], Spec] = {}
+
+    def spec_of(record: Record) -> Spec:
+        op, text = record.problem.op, record.spec
+        if spec and spec.name == op and (not text or spec.sha256 == record.problem.spec_sha256):
+            return spec
+        if (op, text) not in known:
+            known[op, text] = parse(text, file=f"{op} of a record") if text else load(op, spec_folders)
+        return known[op, text]
+
+    return spec_of
 
 
 def _library(shared: SharedLibrary, *, arch: int) -> Header:
@@ -126,7 +145,14 @@ def _header(one: Halves, shared: SharedLibrary | None, beside: Mapping[str, str]
     note = "" if group.entries else untuned(group)
     text = header_text(one, shared)
     return Header(
-        file_name=group.file_name, text=text, arch=group.arch, kernels=one.instances, includes=beside, note=note
+        file_name=group.file_name,
+        text=text,
+        arch=group.arch,
+        kernels=one.instances,
+        includes=beside,
+        note=note,
+        guard=guard_of(group.name, group.arch),
+        spec=group.problem.spec,
     )
 
 
@@ -143,24 +169,38 @@ def _sets(worked_out: Sequence[Halves], made: Sequence[Header], beside: Mapping[
             arch=members[0].group.arch,
             kernels=(),
             includes={**beside, **{one.group.file_name: texts[one.group.file_name] for one in members}},
+            guard=set_guard(members[0].group),
+            spec=members[0].group.problem.spec,
         )
         for name, members in sets.items()
     ]
 
 
-def export_record(record: Record, folder: Path, *, spec: Spec | None = None) -> Path:
+def export_record(record: Record, folder: Path, *, spec: Spec | None = None, replace: bool = False) -> Path:
     """Write the header of one record; other shapes that `folder/records` holds for the same header stay in it.
 
-    Errors: UsageError as `headers_of`.
+    One of them that does not leave is named on stderr, and left out.
+
+    replace  the header of another spec of this name gives way
+
+    Errors: UsageError as `headers_of`, and where the folder has a header of another spec of this name;
+    VerificationError as `headers_of`.
     """
     (header,) = headers_of([record], spec=spec)
     slot = (*record.problem.slot(), record.place)
-    others = [
-        r
-        for r in folder_records(folder)
-        if r.problem.spec_sha256 == record.problem.spec_sha256 and (*r.problem.slot(), r.place) != slot
-    ]
-    if others:
+    there = sorted_out(
+        (
+            r
+            for r in folder_records(folder)
+            if r.problem.spec_sha256 == record.problem.spec_sha256 and (*r.problem.slot(), r.place) != slot
+        ),
+        specs_of(spec=spec),
+    )
+    for one in there.refused:
+        to_stderr(escaped(str(one)))
+    if not replace:
+        _require_own([header], folder)
+    if others := there.records:
         header = next(h for h in headers_of([record, *others], spec=spec) if h.file_name == header.file_name)
     return header.write(folder)
 
@@ -172,29 +212,87 @@ def require_folder(folder: Path) -> None:
     folder_records(folder)
 
 
+def require_room(problem: Problem, arch: int, folder: Path) -> None:
+    """As `require_folder`, and UsageError where the folder has a header of another spec of that name."""
+    require_folder(folder)
+    require_own({guard_of(header_name(problem), arch)}, problem.spec, folder)
+
+
+def _require_own(headers: Iterable[Header], folder: Path, *, before: Mapping[str, set[str]] | None = None) -> None:
+    """Raises UsageError where one of the headers would stand beside, or in the place of, one of another spec.
+
+    before  op -> digests of texts of its spec, which was another one then
+    """
+    specs = {header.spec.name: header.spec for header in headers if header.spec}
+    for op, spec in specs.items():
+        guards = {header.guard for header in headers if header.spec is spec}
+        require_own(guards, spec, folder, before=(before or {}).get(op, ()))
+
+
 def folder_records(folder: Path) -> list[Record]:
     """The records under `folder`/records, file by file. Raises UsageError for a file without a record."""
     return [record for path in sorted((folder / "records").glob("*.jsonl")) for record in kept_of(path)]
 
 
-def export_folder(folder: Path, *, spec_folders: Sequence[str | Path] = (), form: Form = PLAIN) -> list[Path]:
+def export_folder(
+    folder: Path,
+    *,
+    spec_folders: Sequence[str | Path] = (),
+    form: Form = PLAIN,
+    replace: bool = False,
+    refuse: Callable[[Refused], None] | None = None,
+) -> list[Path]:
     """Write the headers of all records under `folder`/records into `folder`, once all of them have compiled.
 
-    A header of a set whose arch has no record is told of on stderr. Errors: as `headers_of`; CompileError.
+    A kernel of an older text is proven again on the CPU executor, and its record says so from then on. A header of a
+    set whose arch has no record is told of on stderr.
+
+    replace  headers of other specs of these names give way
+    refuse   is told of each record that does not leave: it stays where it is, and the others leave without it
+
+    Errors: as `headers_of`; UsageError where the folder has a header of another spec of a name; CompileError.
+    Without `refuse`, VerificationError for a record that does not leave, before anything is written.
     """
-    headers = headers_of(folder_records(folder), spec_folders=spec_folders, form=form)
+    found = sorted_out(folder_records(folder), specs_of(spec_folders))
+    if refuse is None:
+        require_all(found.refused)
+    for one in found.refused if refuse else ():
+        refuse(one)
+    headers = headers_of(found.records, spec_folders=spec_folders, form=form)
     for header in headers:
         header.check()
         if header.note:
             to_stderr(f"{header.file_name}: {header.note}")
+    if not replace:
+        before: dict[str, set[str]] = {}
+        for old, _ in found.pairs:
+            before.setdefault(old.problem.op, set()).add(old.problem.spec_sha256)
+        _require_own(headers, folder, before=before)
+    with needed("the records must be writable", hint="choose another --output"):
+        exchange(folder / "records", found.pairs)
     return [header.keep(folder) for header in headers]
 
 
 def differences(folder: Path, *, spec_folders: Sequence[str | Path] = (), form: Form = PLAIN) -> list[str]:
-    """How the headers in `folder` differ from what its records say: one line a file; empty when they agree."""
-    headers = headers_of(folder_records(folder), spec_folders=spec_folders, form=form)
+    """How the headers in `folder` differ from what its records say: one line a file; empty when they agree.
+
+    Where a record does not leave as it stands, a line for each of these.
+    """
+    records, spec_of = folder_records(folder), specs_of(spec_folders)
+    if doubted := [line for record in records if (line := _doubt(record, spec_of))]:
+        return doubted
+    headers = headers_of(records, spec_folders=spec_folders, form=form)
     wanted = {header.file_name: header.text for header in headers}
     found = {path.name: path.read_bytes() for path in sorted((*folder.glob("*.cu"), *folder.glob(FILE_NAME)))}
     lines = [f"{name}: missing" for name in wanted if name not in found]
     lines += [f"{name}: differs" for name, text in wanted.items() if found.get(name, text.encode()) != text.encode()]
     return sorted(lines + [f"{name}: no record asks for it" for name in found if name not in wanted])
+
+
+def _doubt(record: Record, spec_of: SpecOf) -> str:
+    """Why a record does not leave as it stands; empty where it does."""
+    try:
+        header_problem(record, spec_of(record))
+    except NormgenError as error:
+        return str(Refused.of(record, error))
+    return ""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import combinations
 
 from normgen.device import Device, device_from
 from normgen.errors import UsageError
-from normgen.files.names import Part, name_part
+from normgen.export.proof import SpecOf, require_proven, require_usable
 from normgen.problem.problem import Problem, said_dtypes
 from normgen.problem.question import PLAIN_ALIGN, Direction
 from normgen.program.source import problem_for
@@ -19,8 +19,6 @@ from normgen.records.questions import problem_of
 from normgen.records.record import ProblemKey, Record
 from normgen.schedule.plan import alignment_of
 from normgen.spec.spec import Role, Spec
-
-SpecOf = Callable[[Record], Spec]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,11 +103,24 @@ def rebuilt(problem: Problem, *, without: Sequence[str], align: int) -> Problem:
 
 
 def header_problem(record: Record, spec: Spec) -> Problem:
-    """The problem a record was tuned for. Raises UsageError if the spec has changed since, or it fits no header."""
-    name_part(Part.OP, record.problem.op)
-    if not record.outcome.is_usable or record.problem.any_cols:
-        raise UsageError("a header holds usable kernels of fixed cols", received=f"{record.outcome}: {record.schedule}")
-    return problem_of(record.problem, spec)
+    """The problem a record was tuned for.
+
+    Raises UsageError if the spec has changed since, or it fits no header; VerificationError for a kernel that was not
+    compared with the reference as it is emitted today.
+    """
+    require_usable(record)
+    problem = problem_of(record.problem, spec)
+    require_proven(record, problem)
+    return problem
+
+
+def header_name(problem: Problem) -> str:
+    """layernorm_fwd_f32: of the header that a problem's kernels stand in."""
+    return _name(_base(problem))
+
+
+def _name(base: Problem) -> str:
+    return base.question.header_stem(said_dtypes(base.spec, base.question))
 
 
 def groups_of(records: Iterable[Record], spec_of: SpecOf, archs: Sequence[int] = ()) -> list[Group]:
@@ -124,10 +135,14 @@ def groups_of(records: Iterable[Record], spec_of: SpecOf, archs: Sequence[int] =
     for record in records:
         entry = Entry(record=record, problem=header_problem(record, spec_of(record)))
         base = _base(entry.problem)
-        name, arch = base.question.header_stem(said_dtypes(base.spec, base.question)), entry.device.arch
+        name, arch = _name(base), entry.device.arch
         if archs and arch not in archs:
             continue
-        if bases.setdefault(name, base).tensors != base.tensors:
+        if bases.setdefault(name, base).spec.sha256 != base.spec.sha256:
+            received = " and ".join(f"{one.spec.file} (sha256:{one.spec.sha256[:12]})" for one in (bases[name], base))
+            hint = "give one of them another name, or another folder"
+            raise UsageError(f"a header named {name} is of one spec", received=received, hint=hint)
+        if bases[name].tensors != base.tensors:
             raise UsageError("one header stores each tensor in one dtype", received=str(record.problem.dtypes))
         by_slot.setdefault((name, arch), []).append(entry)
     slots = [(name, arch) for name in bases for arch in archs] if archs else list(by_slot)

@@ -96,7 +96,7 @@ def header_text(header: Halves, shared: SharedLibrary | None = None) -> str:
         .get_template("header.cu.j2")
         .render(
             banner=banner(group, header.general),
-            guard=f"NORMGEN_{group.name}_SM{group.arch}_CU_".upper(),
+            guard=guard_of(group.name, group.arch),
             file_name=group.file_name,
             version=VERSION,
             min_arch=device.min_arch,
@@ -116,6 +116,11 @@ def header_text(header: Halves, shared: SharedLibrary | None = None) -> str:
         )
     )
     return tidy(text)
+
+
+def guard_of(name: str, arch: int) -> str:
+    """The include guard of a header."""
+    return f"NORMGEN_{name}_SM{arch}_CU_".upper()
 
 
 def set_guard(group: Group) -> str:

@@ -101,7 +101,7 @@ def _records(device: Device, name: str) -> list[Record]:
 
 def _best(problem: Problem, records: list[Record], name: str) -> Record:
     """The fastest usable record of the problem, measured before predicted; else the only usable one there is."""
-    usable = [r for r in records if r.outcome.is_usable]
+    usable = [r for r in records if r.is_usable]
     key = ProblemKey.of(problem)
     found = [r for r in usable if r.serves(key)] or (usable if len(usable) == 1 else [])
     if not found:

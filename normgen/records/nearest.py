@@ -94,7 +94,7 @@ def neighbours(problem: Problem, device: Device, records: Iterable[Record], *, p
     near = [
         (far_off(r), r)
         for r in records
-        if r.outcome.is_usable
+        if r.is_usable
         and (r.problem != own or is_of_kin(r, device))
         and is_same_kind(r.problem, problem)
         and place_rank(r.place, place) is not None

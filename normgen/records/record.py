@@ -110,7 +110,7 @@ class ProblemKey:
         return self.pitch == self.cols
 
     def slot(self) -> tuple[Any, ...]:
-        """One shipped line per slot: everything but the spec's hash, so that a new spec replaces the old line."""
+        """Everything but the spec's hash: a new text of a built-in spec replaces the lines of the old one."""
         return (
             self.op,
             self.direction,
@@ -168,6 +168,17 @@ class Record:
         if self.times_us is not None:
             return self.times_us.median
         return self.predicted_us if self.outcome is Outcome.PREDICTED else None
+
+    @property
+    def excess(self) -> str:
+        """The tensors whose error is not within its bound, each with it; empty where all are."""
+        beyond = {name: share for name, share in self.error.items() if share is None or not share <= 1}
+        return ", ".join(f"{name} {'not finite' if e is None else f'{e:.4g} of it'}" for name, e in beyond.items())
+
+    @property
+    def is_usable(self) -> bool:
+        """The kernel may be shipped: `Outcome.is_usable`, and no error of it is known to be beyond its bound."""
+        return self.outcome.is_usable and not self.excess
 
     @property
     def is_alone(self) -> bool:
@@ -363,10 +374,10 @@ def is_better(new: Record, old: Record | None, *, text_now: Callable[[Schedule],
     the noise the new run measured.
     """
     if old is None:
-        return new.outcome.is_usable
+        return new.is_usable
     if new.place != old.place:
         raise ValueError(f"times {new.place} and {old.place} are not comparable")
-    if not new.outcome.is_usable or (old.measured and not new.measured):
+    if not new.is_usable or (old.measured and not new.measured):
         return False
     stale = old.problem.spec_sha256 != new.problem.spec_sha256
     if not stale and text_now is not None and old.text:

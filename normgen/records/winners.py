@@ -7,6 +7,7 @@ generated/records/<gpu>.jsonl                the winners that ship
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -148,9 +149,10 @@ def adopt(
 ) -> bool:
     """Put a winner into `folder/<gpu>.jsonl`, one line per problem and place, lines sorted.
 
-    Replaces an older line only when the new one is better (`is_better`, `text_now` as there) or with `force`; says
-    whether it did. A winner of the default place also takes the place of lines that were timed alone.
-    Damaged lines of the old file move to `<gpu>.jsonl.damaged`.
+    Winners of specs that do not come with normgen are told apart by their specs' digests. Replaces an older line only
+    when the new one is better (`is_better`, `text_now` as there) or with `force`; says whether it did. A winner of the
+    default place also takes the place of lines that were timed alone. Damaged lines of the old file move to
+    `<gpu>.jsonl.damaged`.
     """
     path = folder / f"{gpu_slug(device)}.jsonl"
     folder.mkdir(parents=True, exist_ok=True)
@@ -161,14 +163,35 @@ def adopt(
         if not (force or is_better(record, old, text_now=text_now)):
             return False
         if record.place == DEFAULT_PLACE and record.measured:
-            slots = {
-                slot: r for slot, r in slots.items() if not (r.is_alone and r.problem.slot() == record.problem.slot())
-            }
+            own = _slot(record)[:-1]
+            slots = {slot: r for slot, r in slots.items() if not (r.is_alone and slot[:-1] == own)}
         slots[_slot(record)] = record
         told(reading.damaged)
         keep_aside(path, reading.damaged)
         write_atomically(path, "".join(slots[slot].line() for slot in sorted(slots)))
     return True
+
+
+def exchange(folder: Path, pairs: Iterable[tuple[Record, Record | None]]) -> None:
+    """Put other records in the place of some in the files of a folder; None: the line goes. Raises OSError.
+
+    All other lines stay as they are, to the byte.
+    """
+    changed = {old: new for old, new in pairs if old is not new}
+
+    def replaced(line: bytes) -> bytes:
+        with contextlib.suppress(ValueError):
+            if (old := _record_of(line.decode())) in changed:
+                new = changed[old]
+                return new.line().encode() if new is not None else b""
+        return line
+
+    for path in sorted(folder.glob("*.jsonl")) if changed else ():
+        with locked(path):
+            lines = path.read_bytes().splitlines(keepends=True)
+            found = [replaced(line) for line in lines]
+            if found != lines:
+                write_atomically(path, b"".join(found))
 
 
 def lookup(
@@ -196,8 +219,8 @@ def lookup(
     found = [r for r in known if place_rank(r.place, place) is not None]
     own = _of_it(problem, key, (r for r in found if is_of(r, device)), place)
     kin = _of_it(problem, key, (r for r in found if r.measured and is_of_kin(r, device)), place)
-    legal = (r for r in kin if refusal(problem, searched_today(r.schedule, problem), device) is None)
-    same = next(itertools.chain(own, legal), None)
+    best = itertools.chain(own, kin)
+    same = next((r for r in best if refusal(problem, searched_today(r.schedule, problem), device) is None), None)
     if same is not None:
         schedule = searched_today(same.schedule, problem)
         reason = _why_same(same, schedule, key, device, place)
@@ -207,7 +230,7 @@ def lookup(
         return Lookup(
             record=near.record, schedule=near.schedule, exact=False, reason=_why_near(near, key, device, place)
         )
-    return Lookup(record=None, schedule=None, exact=False, reason=_why_missing(key, found, device))
+    return Lookup(record=None, schedule=None, exact=False, reason=_why_missing(problem, found, device))
 
 
 def _of_it(problem: Problem, key: ProblemKey, records: Iterable[Record], place: Place) -> Iterator[Record]:
@@ -224,7 +247,7 @@ def _of_same_kernel(problem: Problem, key: ProblemKey, records: Iterable[Record]
     if problem.direction is not Direction.FORWARD:
         return []
     kernel = ProblemKey.of(kernel_problem(problem))
-    alike = [r for r in records if r.outcome.is_usable and r.serves(replace(key, dtypes=r.problem.dtypes))]
+    alike = [r for r in records if r.is_usable and r.serves(replace(key, dtypes=r.problem.dtypes))]
     answers = [(r, answered(problem_of(r.problem, problem.spec), r.schedule)) for r in alike]
     served = ((r, replace(its, batch_invariant=problem.batch_invariant)) for r, its in answers)
     return [r for r, its in served if ProblemKey.of(its) == kernel]
@@ -243,11 +266,13 @@ def _why_same(same: Record, schedule: Schedule, key: ProblemKey, device: Device,
 
 
 def _of_problem(key: ProblemKey, records: Iterable[Record]) -> list[Record]:
-    return [r for r in records if r.serves(key) and r.outcome.is_usable]
+    return [r for r in records if r.serves(key) and r.is_usable]
 
 
 def _slot(record: Record) -> tuple[object, ...]:
-    return (*record.problem.slot(), str(record.place))
+    """One line each: of a problem at a place. Of a name there is one built-in spec, and any number of others."""
+    digest = record.problem.spec_sha256 if record.spec else ""
+    return (*record.problem.slot(), digest, str(record.place))
 
 
 def _where(record: Record, asked: Place) -> str:
@@ -284,7 +309,11 @@ def records_of(device: Device, folders: Iterable[Path] | None = None) -> Iterato
         yield from (r for path in others for r in kept(path) if is_of_kin(r, device))
 
 
-def _why_missing(key: ProblemKey, found: Sequence[Record], device: Device) -> str:
+def _why_missing(problem: Problem, found: Sequence[Record], device: Device) -> str:
+    key = ProblemKey.of(problem)
+    for own in (r for r in found if r.serves(key) and is_of(r, device)):
+        why = refusal(problem, own.schedule, device) or (own.excess and f"errors are of their bound: {own.excess}")
+        return f"the record of this problem is of no use: {why or own.outcome}"
     same_op = [r.problem for r in found if (r.problem.op, r.problem.direction) == (key.op, key.direction)]
     if not same_op:
         return f"no record of {key.op} {key.direction} for {device.name}"

@@ -101,7 +101,7 @@ class Bands:
     def _is_same_row(self, record: Record) -> bool:
         own = ProblemKey.of(self._problem)
         layouts = [(key.cols, key.pitch, key.align) for key in (own, record.problem)]
-        return record.outcome.is_usable and layouts[0] == layouts[1]
+        return record.is_usable and layouts[0] == layouts[1]
 
 
 def row_counts(first: int, last: int, *, step: int = STEP) -> tuple[int, ...]:

@@ -25,7 +25,7 @@ class RowsResult:
     """The outcome: a tune's result for each row count, ascending; fewer than were asked for after Ctrl-C.
 
     records_path  the winners' records, one a line; None where the folder took no file
-    header_path   the header that picks among the winners by rows
+    header_path   the header that picks among the winners by rows; None where a kernel was not compared
     """
 
     results: tuple[Result, ...]
@@ -100,7 +100,8 @@ def _kept(results: tuple[Result, ...], output: Path | None) -> RowsResult:
     if last.problem.batch_invariant:  # a header has no kernels whose rows would differ in their bits
         order = Bands(last.problem, last.device, place=last.record.place, records=records).order.order
         records = [record for record in records if record.schedule.order == order]
-    (header,) = headers_of(records, spec=last.problem.spec)
-    return RowsResult(
-        results=results, records_path=path, header_path=header.write(folder), interrupted=last.interrupted
-    )
+    header_path = None
+    if all(record.verified for record in records):  # else the tunes have said why there is no header
+        (header,) = headers_of(records, spec=last.problem.spec)
+        header_path = header.write(folder)
+    return RowsResult(results=results, records_path=path, header_path=header_path, interrupted=last.interrupted)

@@ -126,7 +126,8 @@ def _fitting(run: Run, built: Built, known: Record | None) -> Predicted | Failed
     us = predicted_us(run.problem, built.schedule, run.device, built.resources[0], hot=run.place.is_hot)
     local = local_bytes(built.resources)
     reason = f"{local} bytes a thread in local memory" if local else ""
-    return replace(built.predicted(us, reason), known=known, error=known.error if known else {})
+    predicted = built.predicted(us, reason)
+    return replace(predicted, known=known, error=known.error, verified=known.verified) if known else predicted
 
 
 def rank(candidates: list[Predicted]) -> list[Predicted]:
@@ -160,7 +161,7 @@ def first_right(run: Run, ranked: list[Predicted]) -> list[Predicted]:
 
 def checked(run: Run, candidate: Predicted) -> Predicted | Failed:
     """Run the candidate on the CPU executor."""
-    if candidate.error:
+    if candidate.verified:
         run.note("verified on the CPU executor before the run was resumed")
         return candidate
     try:

@@ -13,7 +13,7 @@ from normgen.cuda.compiler import nvrtc_version
 from normgen.cuda.driver import driver_version
 from normgen.device import target as named_target
 from normgen.errors import UsageError, did_you_mean
-from normgen.export import export_record, require_folder
+from normgen.export import export_record, require_folder, require_room
 from normgen.files.private import write_atomically
 from normgen.measure.isolation.start import Found, Start
 from normgen.measure.timing import PROTOCOL
@@ -34,6 +34,10 @@ from normgen.tuning.progress import LARGEST_SEED, LONGEST_BUDGET_S, Progress, Si
 from normgen.tuning.result import Result
 from normgen.tuning.run import Clock, Run, Study, open_run, versions
 
+UNPROVEN = (
+    "no kernel is exported before it was compared with the reference; `normgen export winner.jsonl` does both where "
+    "there is a C++ compiler"
+)
 DEFAULT_TRIALS = 64  # docs/search.md: the worst of 50 seeds is within 1 % of the optimum after 50
 
 
@@ -78,6 +82,7 @@ def tune(
     seed: int = 0,
     progress: Progress | None = None,
     output: Path | None = None,
+    replace: bool = False,
     resume: bool = False,
     reuse: bool = True,
     study: Study | None = None,
@@ -94,6 +99,7 @@ def tune(
     trials    candidates to try; None: up to 64, fewer when none that is left promises more
     budget_s  seconds in all
     output    folder of the header (default: the run's own folder)
+    replace   a header there of another spec of this name gives way; else it is an error before the search
     resume    go on with the newest run that asked the same and was killed; nothing it measured is measured again
     reuse     times that other runs measured under the same conditions are taken over; finalists are always re-timed
     study     a study in a shared database that gets every candidate too (`suites.shared_study`)
@@ -121,7 +127,7 @@ def tune(
     if output is not None:
         require_folder(output)
     with start or Start(device) as looking:
-        return _tuned(op, shape, _checked(question), terms, looking, target=target, output=output)
+        return _tuned(op, shape, _checked(question), terms, looking, target=target, output=output, replace=replace)
 
 
 def _checked(question: Asked) -> Asked:
@@ -142,6 +148,7 @@ def _tuned(
     *,
     target: str,
     output: Path | None,
+    replace: bool,
 ) -> Result:
     """On a GPU its processes get ready while the spec is read."""
     clock = Clock(terms.budget_s)
@@ -150,6 +157,8 @@ def _tuned(
         facts = gpu.device if gpu else named_target(target)
     with clock.phase("read the spec"):
         problem = _problem(op, shape, question)
+    if output is not None and not replace:
+        require_room(problem, facts.arch, output)
     with open_run(
         problem,
         facts,
@@ -166,7 +175,7 @@ def _tuned(
         **vars(terms),
     ) as run:
         records, interrupted = _finalists(run, gpu)
-        return conclude(run, records, interrupted=interrupted, output=output)
+        return conclude(run, records, interrupted=interrupted, output=output, replace=replace)
 
 
 def _finalists(run: Run, gpu: Found | None) -> tuple[tuple[Record, ...], bool]:
@@ -188,7 +197,9 @@ def _problem(op: Given, shape: str | int | tuple[int, ...], question: Asked) -> 
     return problem
 
 
-def conclude(run: Run, records: tuple[Record, ...], *, interrupted: bool, output: Path | None) -> Result:
+def conclude(
+    run: Run, records: tuple[Record, ...], *, interrupted: bool, output: Path | None, replace: bool = False
+) -> Result:
     """Write the winner's record and header, adopt it among the user's winners, and gather the result.
 
     A search has ended: what the state folder or the folder of the header does not take is said, and all else is kept.
@@ -198,8 +209,11 @@ def conclude(run: Run, records: tuple[Record, ...], *, interrupted: bool, output
     with run.keeping("the record of the winner"):
         write_atomically(run.folder / "winner.jsonl", winner.line())
         record_path = run.folder / "winner.jsonl"
-    with run.clock.phase("export"), run.keeping("the header"):
-        header = export_record(winner, output or run.folder, spec=run.problem.spec)
+    if winner.verified is None:
+        run.note(f"no header: {UNPROVEN}")
+    else:
+        with run.clock.phase("export"), run.keeping("the header"):
+            header = export_record(winner, output or run.folder, spec=run.problem.spec, replace=replace)
     text_now = partial(text_of, run.problem, emit=emit)
     with run.keeping("the winner among this user's records"):
         adopted = adopt(winner, state_folder() / "records", run.device, text_now=text_now)

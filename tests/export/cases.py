@@ -7,18 +7,30 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from normgen.cuda.compiler import identity_of
 from normgen.device import target
 from normgen.export import Header
+from normgen.pipeline import emit
 from normgen.program.source import problem_for
 from normgen.records.place import DEFAULT_PLACE, Place
 from normgen.records.record import Outcome, ProblemKey, Record
 from normgen.records.statistics import Times
+from normgen.records.verified import CPU, GPU, Site, Verified
 from normgen.schedule.default import default_schedule
 from normgen.schedule.schedule import Schedule
 from normgen.spec.reader import load
 from normgen.spec.spec import Spec
 
 H200 = target("h200")
+GPU_CHECK = Verified(
+    site=Site(executor=GPU, device=H200.name, version="13.0"),
+    calls=11,
+    rows=(1, 8192),
+    cols=(768,),
+    compared=5461,
+    families=("normal", "inf"),
+)
+CPU_CHECK = replace(GPU_CHECK, site=Site(executor=CPU, device="x86_64", version="g++ 12.2.0"))
 CREATED = "2026-11-20T12:00:00Z"
 HELD_IN_SHARED = Schedule(threads_per_row=512, vector=4, hold="shared", unroll=1, store="streaming")
 PERSISTENT = Schedule(threads_per_row=128, vector=4, hold="registers", unroll=0, persistent=4)
@@ -39,15 +51,20 @@ def record(
     text: str = "",
     **problem: Any,
 ) -> Record:
-    """A record of that problem; by default of the default schedule, and predicted."""
+    """A record of that problem as it may leave; by default of the default schedule, and predicted.
+
+    text  of the kernel that was timed; by default today's
+    """
     spec = op if isinstance(op, Spec) else load(op)
     found = problem_for(spec, shape=shape, **problem)
+    schedule = schedule or default_schedule(found, H200)
+    now = identity_of(emit(found, schedule))
     times = Times(n=9, median=us, p05=us, p95=us, low=us, high=us) if measured else None
     return Record(
         problem=ProblemKey.of(found),
         place=place,
-        schedule=schedule or default_schedule(found, H200),
-        text=text,
+        schedule=schedule,
+        text=text or now,
         outcome=Outcome.OK if measured else Outcome.PREDICTED,
         measured=measured,
         times_us=times,
@@ -56,6 +73,7 @@ def record(
         default_us=1.5 * us if measured else None,
         bytes=found.compulsory_bytes,
         error={t.name: 0.25 for t in found.tensors if t.is_written},
+        verified=replace(GPU_CHECK if measured else CPU_CHECK, text=now if text not in ("", now) else ""),
         device=H200.as_dict(),
         versions={"normgen": "0.1.0", "nvrtc": "13.0"},
         command=f"normgen tune --shape {shape}",

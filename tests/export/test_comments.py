@@ -134,7 +134,9 @@ def header_with(text: str) -> str:
     one = record(spec)
     versions = {name: f"{value}{text}" for name, value in one.versions.items()} | {"driver_cuda": text}
     device = {**one.device, "name": f"GPU {text[:60]}"}
-    changed = replace(one, command=text, versions=versions, device=device, error={text: 0.5}, reason=text, created=text)
+    changed = replace(
+        one, command=text, versions=versions, device=device, error={**one.error, text: 0.5}, reason=text, created=text
+    )
     (header,) = headers_of([changed], spec=spec)
     return header.text
 

@@ -30,6 +30,7 @@ pytestmark = needs_nvcc
 SUMS = Schedule(threads_per_row=128, vector=4, hold=Hold.REGISTERS, persistent=2, unroll=0)
 LAST_TILE = Schedule(**{**SUMS.as_dict(), "columns": Columns.PARTIALS_LAST_TILE})
 OF_HEADS = {"op": "head_layernorm", "dtype": "bf16"}
+OF_CLUSTERS = replace(SUMS, threads_per_row=64, cluster=2, columns=Columns.CLUSTER_PARTIALS)
 ATOMIC = Schedule(**{**SUMS.as_dict(), "columns": Columns.REGISTER_ATOMIC})
 
 
@@ -48,21 +49,21 @@ CASES = {
         backward("4096x512", DEPENDENT),
     ],
     "two_gradients": [backward("300x768", SUMS, "layernorm", dtype="bf16")],
-    "deterministic": [backward("64x256", SUMS, "layernorm", deterministic=True)],
+    "deterministic": [backward("64x512", SUMS, "layernorm", deterministic=True)],
     "chained": [record("rmsnorm", shape="16x4096", dtype="bf16", schedule=CHAINED)],
-    "in_place": [backward("64x256", SUMS, in_place={"dx": "dy"})],
+    "in_place": [backward("64x512", SUMS, in_place={"dx": "dy"})],
     "batches": [record("adaln", shape="8x64x1024", dtype="bf16"), record("adaln", shape="2x64x1024", dtype="bf16")],
     "sums_of_batches": [
         backward("8x64x1024", SUMS, "adaln", dtype="bf16"),
         backward("8x64x512", ATOMIC, "adaln", dtype="bf16"),
         backward("8x512x2048", replace(SUMS, cluster=2), "adaln", dtype="bf16"),
-        backward("8x64x256", replace(SUMS, cluster=2, columns=Columns.CLUSTER_PARTIALS), "adaln", dtype="bf16"),
+        backward("8x64x256", OF_CLUSTERS, "adaln", dtype="bf16"),
     ],
     "heads": [record("head_layernorm", shape=s, dtype="bf16") for s in ("64x8x128", "9x8x128")],
     "sums_of_heads": [
         backward("64x8x1024", SUMS, **OF_HEADS),
         backward("64x8x512", ATOMIC, **OF_HEADS),
-        backward("64x8x256", replace(SUMS, cluster=2, columns=Columns.CLUSTER_PARTIALS), **OF_HEADS),
+        backward("64x8x256", OF_CLUSTERS, **OF_HEADS),
     ],
     "no_parameter": [record("softmax", shape="64x4096", dtype="f16")],
 }

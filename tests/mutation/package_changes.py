@@ -318,7 +318,7 @@ CHANGES: tuple[Change, ...] = (
         ("(r for r in found if is_of(r, device))", "found"),
         ("if refusal(problem, searched_today(r.schedule, problem), device) is None", "if True"),
         ("exact=is_of(same, device)", "exact=True"),
-        ("itertools.chain(own, legal)", "itertools.chain(legal, own)"),
+        ("itertools.chain(own, kin)", "itertools.chain(kin, own)"),
         ("(r for path in others for r in kept(path) if is_of_kin(r, device))", "()"),
         (
             "if not (force or is_better(record, old, text_now=text_now)):",
@@ -327,7 +327,7 @@ CHANGES: tuple[Change, ...] = (
         ("key=lambda r: r.created, reverse=True", "key=lambda r: r.created"),
         ("for slot in sorted(slots)", "for slot in slots"),
         (
-            "return [r for r in records if r.serves(key) and r.outcome.is_usable]",
+            "return [r for r in records if r.serves(key) and r.is_usable]",
             "return [r for r in records if r.serves(key)]",
         ),
         (
@@ -544,14 +544,18 @@ CHANGES: tuple[Change, ...] = (
         GROUPS,
         ("return not record.measured, rank is None,", "return rank is None,"),
         ("rank is None, rank or 0, entry.device.name", "entry.device.name"),
-        ("if bases.setdefault(name, base).tensors != base.tensors:", "if False:"),
+        ("if bases[name].tensors != base.tensors:", "if False:"),
         ("best.setdefault(entry.record.problem, entry)", "best[entry.record.problem] = entry"),
-        ("if not record.outcome.is_usable or record.problem.any_cols:", "if not record.outcome.is_usable:"),
         (
             "return (key.cols, key.rows, -len(self.problem.absent),",
             "return (key.cols, key.rows, len(self.problem.absent),",
         ),
         ("pitch=pitch, align=align", "pitch=cols, align=align"),
+    ),
+    *changes(
+        "export/proof.py",
+        GROUPS,
+        ("if not record.outcome.is_usable or record.problem.any_cols:", "if not record.outcome.is_usable:"),
     ),
     *changes(
         "export/templates/host.cu.j2",

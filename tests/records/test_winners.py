@@ -300,3 +300,28 @@ def test_the_state_folder_follows_the_environment(tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("NORMGEN_STATE_DIR", str(tmp_path / "here"))
     assert winners.state_folder() == tmp_path / "here"
     assert winners.record_folders()[0] == tmp_path / "here" / "records"
+
+
+def test_winners_of_two_specs_of_one_name_are_both_kept_and_each_is_found(tmp_path: Path) -> None:
+    """A built-in spec has one text at a time: the winner of a new one takes the place of the old one's."""
+    found = [record(us=us, spec=f"text {us}", problem=of_spec(f"{us:064.0f}")) for us in (10.0, 12.0)]
+    for one in found:
+        assert adopt(one, tmp_path, H200)
+    assert adopt(record(), tmp_path, H200)
+    assert adopt(record(us=99.0, problem=of_spec("f" * 64)), tmp_path, H200)
+    assert sorted(r.us or 0 for r in read(tmp_path / "h200.jsonl").records) == [10.0, 12.0, 99.0]
+    assert adopt(dataclasses.replace(found[0], times_us=record(us=9.0).times_us), tmp_path, H200)
+    assert sorted(r.us or 0 for r in read(tmp_path / "h200.jsonl").records) == [9.0, 12.0, 99.0]
+
+
+def of_spec(sha256: str) -> ProblemKey:
+    return dataclasses.replace(record().problem, spec_sha256=sha256)
+
+
+def test_a_line_is_exchanged_and_all_others_stay_to_the_byte(tmp_path: Path) -> None:
+    file = tmp_path / "h200.jsonl"
+    kept, old, gone = record(us=1.0), record(us=2.0), record(us=3.0)
+    spaced = kept.line().replace('": ', '" : ')
+    file.write_text(spaced + "{broken\n" + old.line() + gone.line())
+    winners.exchange(tmp_path, [(kept, kept), (old, record(us=4.0)), (gone, None)])
+    assert file.read_text() == spaced + "{broken\n" + record(us=4.0).line()

@@ -23,7 +23,7 @@ from normgen.errors import UsageError
 from normgen.measure.isolation.start import Start
 
 MOST_JOBS = 1024
-_SEARCH = ("setting", "context", "trials", "seed", "target", "output", "resume", "reuse", "storage")
+_SEARCH = ("setting", "context", "trials", "seed", "target", "output", "replace", "resume", "reuse", "storage")
 
 
 @click.command()
@@ -36,6 +36,7 @@ _SEARCH = ("setting", "context", "trials", "seed", "target", "output", "resume",
 @click.option("--budget", default="60s", show_default=True, help="Time in all: 60s, 2m; with --suite for each problem.")
 @seed_option
 @click.option("--output", type=click.Path(file_okay=False, path_type=Path), help="Folder of the header.")
+@click.option("--replace", is_flag=True, help="A header there of another spec of this name gives way.")
 @click.option("--resume", is_flag=True, help="Go on with the last run, or suite, that asked the same and was killed.")
 @click.option("--reuse/--no-reuse", default=True, help="Take over times other runs measured under the same conditions.")
 @click.option("--rows", help="1..16384: tune a few row counts that serve all of these; the shape is *x4096.")

@@ -9,7 +9,7 @@ from normgen.cli.text.result import Terminal, result_text
 from normgen.cli.text.suite import SuiteTerminal, suite_text
 from normgen.cuda.driver import device_facts, devices
 from normgen.device import target
-from normgen.errors import FileError, NoDeviceError, NothingValidError, UsageError
+from normgen.errors import FileError, NoDeviceError, NothingValidError, UsageError, VerificationError
 from normgen.suites.rows import tune_rows as tune_bands
 from normgen.suites.suite import load_suite
 from normgen.tuning.result import Result
@@ -28,7 +28,9 @@ def tune_one(as_json: bool, op: str, arguments: dict[str, Any]) -> int:
     show(result.as_dict() if as_json else result_text(result, progress.said))
     if result.interrupted:
         return INTERRUPTED
-    return 0 if result.header_path else FileError.exit_code
+    if result.header_path:
+        return 0
+    return FileError.exit_code if result.record.verified else VerificationError.exit_code
 
 
 def tune_rows(as_json: bool, op: str, rows: str, arguments: dict[str, Any]) -> int:

@@ -1,0 +1,170 @@
+"""Which records leave: the kernel of each is legal today, and what was compared with the reference is today's text.
+
+A record says what its kernel was when it was made; whoever exports it gets the kernel that is emitted today. So nothing
+that the record says of its kernel is believed unseen: the question is one of the spec, the schedule is legal, the text
+is the one that was compared, and every tensor's error is within its bound. Where the text alone is another one, because
+the emitter or a built-in spec has changed since, `proven` compares the kernel again, on the CPU executor.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from normgen.cuda.compiler import identity_of
+from normgen.device import TARGETS, Device, device_from
+from normgen.errors import NormgenError, UsageError, VerificationError
+from normgen.files.names import Part, name_part
+from normgen.files.private import to_stderr
+from normgen.measure.cpu_check import check_on_cpu, why_unchecked
+from normgen.pipeline import emit
+from normgen.problem.problem import Problem
+from normgen.records.questions import problem_of
+from normgen.records.record import Record
+from normgen.schedule.legality import refusal
+from normgen.schedule.schedule import Schedule
+from normgen.spec.reader import is_built_in
+from normgen.spec.spec import Spec
+from normgen.verify import prove_derivative
+
+CHECKED_ELEMENTS = 1 << 20  # of a call on the CPU executor: more takes 1 to 3 s, and the record says it was not made
+RULE = "a kernel leaves only as it was compared with the reference"
+_LIMITS = ("shared_per_block", "shared_per_sm", "threads_per_sm", "registers_per_sm", "blocks_per_sm")
+
+SpecOf = Callable[[Record], Spec]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refused:
+    """A record that does not leave, and why."""
+
+    record: Record
+    why: str
+
+    @staticmethod
+    def of(record: Record, error: NormgenError) -> Refused:
+        """Of the error that refuses it: what was received says all where the rule is the one of this module."""
+        parts = (error.received,) if error.rule == RULE else (error.rule, error.received)
+        return Refused(record=record, why=": ".join(filter(None, parts)))
+
+    def __str__(self) -> str:
+        key = self.record.problem
+        return f"refused: {key.op} {key.direction} {key.rows} x {key.cols}: {self.why}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SortedOut:
+    """What became of records: those that leave, each beside what was given, and those that do not."""
+
+    pairs: tuple[tuple[Record, Record], ...]
+    refused: tuple[Refused, ...]
+
+    @property
+    def records(self) -> list[Record]:
+        """Those that leave, as they were proven."""
+        return [record for _, record in self.pairs]
+
+
+@lru_cache(maxsize=4096)
+def text_today(problem: Problem, schedule: Schedule) -> str:
+    """The identity of the kernel's text today. Raises UsageError where the emitter refuses the schedule."""
+    return identity_of(emit(problem, schedule))
+
+
+def why_unfit(record: Record, problem: Problem) -> str | None:
+    """Why no kernel follows from a record of this problem, whatever its text; None where one does."""
+    if record.excess:
+        return f"its error is beyond its bound: {record.excess}"
+    if (moved := _bytes_of_all(problem)) != record.bytes != problem.compulsory_bytes:
+        return f"its figures are another question's: it moved {record.bytes} bytes, this one {moved}"
+    illegal = refusal(problem, record.schedule, device_of(record))
+    return f"its schedule is not legal: {illegal}" if illegal else None
+
+
+def why_unproven(record: Record, problem: Problem) -> str | None:
+    """Why a record that is fit does not show that its kernel is right; None where it does."""
+    unchecked = [t.name for t in problem.tensors if t.is_written and t.name not in record.error]
+    if record.verified is None or unchecked:
+        return "its kernel was not compared with the reference"
+    if (record.verified.text or record.text) != text_today(problem, record.schedule):
+        return "its kernel is emitted as another text today than the one that was compared"
+    return None
+
+
+def require_usable(record: Record) -> None:
+    """Raises UsageError for a record of no kernel that can stand in a header."""
+    name_part(Part.OP, record.problem.op)
+    if not record.outcome.is_usable or record.problem.any_cols:
+        raise UsageError("a header holds usable kernels of fixed cols", received=f"{record.outcome}: {record.schedule}")
+
+
+def require_proven(record: Record, problem: Problem) -> None:
+    """Raises VerificationError for a record whose kernel does not leave."""
+    if why := why_unfit(record, problem) or why_unproven(record, problem):
+        hint = "`normgen export` proves again what is of an older text"
+        raise VerificationError(RULE, received=why, hint=hint)
+
+
+def proven(record: Record, spec: Spec, *, tell: Callable[[str], None] = to_stderr) -> Record:
+    """The record, proven again on the CPU executor where the kernel or the built-in spec has another text today.
+
+    Its times stay those of the text that was timed (`Record.text`).
+
+    Errors: UsageError for a record of another question than its spec's, or of no usable kernel.
+
+    Raises VerificationError for one whose kernel is unfit, or wrong, or cannot be compared here.
+    """
+    require_usable(record)
+    key = record.problem
+    if not record.spec and is_built_in(spec):  # the text of a built-in spec is today's
+        key = replace(key, spec_sha256=spec.sha256)
+    problem = problem_of(key, spec)
+    if why := why_unfit(record, problem):
+        raise VerificationError(RULE, received=why)
+    why = why_unproven(record, problem)
+    if key == record.problem and why is None:
+        return record
+    if cannot := why_unchecked(problem):
+        raise VerificationError(RULE, received=f"{why}, and cannot be here: {cannot}")
+    tell(f"proven again on the CPU executor: {problem} {record.schedule}")
+    prove_derivative(problem)
+    found = check_on_cpu(problem, emit(problem, record.schedule), most_elements=CHECKED_ELEMENTS)
+    if found.verified is None:
+        said = "; ".join(line.strip() for line in found.summary.splitlines()[:2])
+        raise VerificationError(RULE, received=f"its kernel is wrong today: {said}")
+    now = text_today(problem, record.schedule)
+    verified = replace(found.verified, text=now if now != record.text else "")
+    return replace(record, problem=key, error=found.error, verified=verified)
+
+
+def sorted_out(records: Iterable[Record], spec_of: SpecOf, *, tell: Callable[[str], None] = to_stderr) -> SortedOut:
+    """What `proven` makes of each record, and those that it refuses."""
+    pairs: list[tuple[Record, Record]] = []
+    refused: list[Refused] = []
+    for record in records:
+        try:
+            pairs.append((record, proven(record, spec_of(record), tell=tell)))
+        except NormgenError as error:
+            refused.append(Refused.of(record, error))
+    return SortedOut(pairs=tuple(pairs), refused=tuple(refused))
+
+
+def require_all(refused: Sequence[Refused]) -> None:
+    """Raises VerificationError that names every record which did not leave."""
+    if refused:
+        raise VerificationError(RULE, received="\n".join(map(str, refused)), hint="the records stay where they are")
+
+
+def device_of(record: Record) -> Device:
+    """The GPU of a record, with no limit beyond those of the models that are known of its architecture."""
+    device = device_from(record.device)
+    alike = [t for t in TARGETS.values() if t.arch == device.arch] or list(TARGETS.values())
+    most = {name: max(getattr(t, name) for t in alike) for name in _LIMITS}
+    return replace(device, **{name: min(getattr(device, name), limit) for name, limit in most.items()})
+
+
+def _bytes_of_all(problem: Problem) -> int:
+    """Every tensor once, whether or not the kernel reads it: records count bytes so, or as `compulsory_bytes`."""
+    return sum(math.prod(problem.shape_of(t)) * t.dtype.bytes for t in problem.tensors)
