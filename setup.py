@@ -38,7 +38,7 @@ setup(
             "records/schema.json",
         ],
         "normgen.specs": ["*.toml", "presets/*.toml", "suites/*.toml", "ladders/*.toml", "ladders/steps/*.toml"],
-        # Without generated/evidence: 0.7 MB that nothing reads unless it is named.
-        "normgen.generated": ["*.cu", "records/*.jsonl", "sweeps/*.jsonl.xz"],
+        # Of generated/evidence what `normgen ladder` shows without a GPU: nothing reads the rest unless it is named.
+        "normgen.generated": ["*.cu", "records/*.jsonl", "sweeps/*.jsonl.xz", "evidence/ladder_*.json"],
     },
 )

@@ -18,7 +18,7 @@ from normgen.device import target as named_target
 from normgen.errors import UsageError, VerificationError
 from normgen.files.decoded import parse_json
 from normgen.files.private import write_output
-from normgen.ladder.climb import Climb, Ground, climb
+from normgen.ladder.climb import Climb, Ground, climb, shipped_climb
 from normgen.ladder.page import difference, kernel_of, page
 from normgen.ladder.plot import plot
 from normgen.ladder.rungs import Ladder, list_ladders, load_ladder
@@ -53,7 +53,8 @@ def ladder(
     """The classic optimisation ladders: without LADDER all of them and their rungs, with it each rung proven and timed.
 
     LADDER is a name, a TOML file, or all. A GPU measures every launch of the source, alone with data in DRAM; without
-    one each rung is checked on the CPU at one launch and its times are predicted. A rung that may be wrong on some rows
+    one each rung is checked on the CPU at one launch and its times are predicted, beside those that were measured and
+    ship with normgen. A rung that may be wrong on some rows
     says on which; exit 4 if another one is wrong.
 
     \b
@@ -69,7 +70,8 @@ def ladder(
     else:
         found = _climbed(chosen, seed=seed, samples=samples, **options)
     for one, climbed in found if not as_json else []:
-        show(climb_text(one, climbed) + _kernels(one, climbed, options) + "\n")
+        measured = None if climbed.measured else shipped_climb(one, named_target(options["target"]))
+        show(climb_text(one, climbed, measured) + _kernels(one, climbed, options) + "\n")
     if as_json:
         show({"ladders": [climbed.as_dict() for _, climbed in found]})
     if options["picture"]:

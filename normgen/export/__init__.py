@@ -11,7 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+from normgen.device import Device
 from normgen.errors import NormgenError, needed
 from normgen.export.arch_set import set_text
 from normgen.export.banner import untuned
@@ -23,9 +25,11 @@ from normgen.export.proof import Refused, SpecOf, require_all, sorted_out
 from normgen.export.shared_library import FILE_NAME, SharedLibrary, shared_library
 from normgen.files.names import escaped
 from normgen.files.private import to_stderr, try_writing, write_atomically
+from normgen.files.shipped import shipped
 from normgen.problem.problem import Problem
+from normgen.records.questions import problem_of
 from normgen.records.record import Record
-from normgen.records.winners import exchange, kept_of
+from normgen.records.winners import exchange, kept_of, lookup, shipped_folder
 from normgen.spec.reader import load, parse
 from normgen.spec.spec import Spec
 
@@ -33,6 +37,7 @@ __all__ = [
     "PLAIN",
     "Form",
     "Header",
+    "Ships",
     "differences",
     "export_folder",
     "export_record",
@@ -40,6 +45,7 @@ __all__ = [
     "headers_of",
     "require_folder",
     "require_room",
+    "ships",
     "specs_of",
 ]
 
@@ -210,6 +216,29 @@ def require_folder(folder: Path) -> None:
     with needed("the folder of the header must be writable", hint="choose another one with --output"):
         try_writing(folder)
     folder_records(folder)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ships:
+    """A measured record that comes with normgen: the folder of its file, and the header that has its kernel, if any."""
+
+    record: Record
+    records: Path
+    header: Path | None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {"record": self.record.as_dict(), "header": str(self.header) if self.header else None}
+
+
+def ships(problem: Problem, device: Device) -> Ships | None:
+    """The measured record of this very problem and GPU model that comes with normgen; None where there is none."""
+    found = lookup(problem, device, folders=[shipped_folder()])
+    if found.record is None or not (found.exact and found.record.measured):
+        return None
+    name = header_name(problem_of(found.record.problem, problem.spec))
+    header = shipped("generated") / f"{name}_sm{device.arch}.cu"
+    return Ships(record=found.record, records=shipped_folder(), header=header if header.is_file() else None)
 
 
 def require_room(problem: Problem, arch: int, folder: Path) -> None:

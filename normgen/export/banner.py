@@ -154,6 +154,7 @@ _HEAD = (
     "threads",
     "rows/block",
     "vector",
+    "predicted us",
     "price us",
     "chain us",
     "GB/s",
@@ -166,7 +167,7 @@ _HEAD = (
 
 def _table(group: Group, general: Sequence[Schedule]) -> list[str]:
     said = ["(any other)"] if len(general) == 1 else ["(any other, rows alike)", "(any other)"]
-    others = [(what, *_sizes(schedule), *"------", "not tuned") for what, schedule in zip(said, general, strict=True)]
+    others = [(what, *_sizes(schedule), *"-------", "not tuned") for what, schedule in zip(said, general, strict=True)]
     absent = _absent_in_all(group.entries)
     rows = [_HEAD, *(_row(entry, absent) for entry in group.entries), *others]
     said_columns = [column for column in zip(*rows, strict=True) if set(column[1:]) != {"-"}]
@@ -194,11 +195,12 @@ def _row(entry: Entry, absent: Sequence[str]) -> tuple[str, ...]:
     size += f" pitch {problem.pitch}" if problem.pitch != problem.cols else ""
     shape = (size, *_sizes(record.schedule))
     if not record.measured:
-        us = f"({record.us:.4g})" if record.us is not None else "-"
-        return (*shape, us, *"-----", PREDICTED)
+        us = f"{record.us:.4g}" if record.us is not None else "-"
+        return (*shape, us, *"------", PREDICTED)
     cost_us, roof, rate = record.cost_us, record.percent_of_roof, record.gb_per_s
     alone_us = record.us if record.is_alone else record.alone_us
     figures = (
+        "-",
         f"{cost_us:.4g}" if cost_us and not record.is_alone else "-",
         f"{record.us:.4g} / {record.chain_us.median:.4g}" if record.us and record.chain_us else "-",
         f"{rate:.0f}" if rate else "-",
@@ -231,8 +233,8 @@ def _predicted(records: Sequence[Record]) -> list[str]:
     """The words that a reader must not miss."""
     if all(r.measured for r in records):
         return []
-    which = "All times above are" if not any(r.measured for r in records) else "Times in brackets are"
-    return ["", f"**{PREDICTED}** {which} a cost model's; no GPU has run these kernels."]
+    which = "All times above are" if not any(r.measured for r in records) else "Predicted times are"
+    return ["", f"**{PREDICTED}** {which} a cost model's and no prices; no GPU has run these kernels."]
 
 
 def _accuracy(records: Sequence[Record]) -> str:

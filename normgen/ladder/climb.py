@@ -21,17 +21,20 @@ from typing import Any
 from normgen.bench.contest import Contest, Venue, hold
 from normgen.bench.result import reason_of
 from normgen.cost.model import predicted_us
-from normgen.device import Device
+from normgen.device import TARGETS, Device
 from normgen.errors import NormgenError, UsageError
+from normgen.files.decoded import parse_json
+from normgen.files.shipped import shipped
 from normgen.ladder.kernels import Part, parts_of, problem_of
 from normgen.ladder.rungs import Block, Ladder, Rung
 from normgen.measure.check import check_on_gpu
 from normgen.measure.cpu_check import check_on_cpu, why_unchecked
 from normgen.problem.problem import Problem
 from normgen.records.place import Place
-from normgen.records.winners import lookup
+from normgen.records.winners import lookup, shipped_folder
 from normgen.schedule.default import default_schedule
 from normgen.schedule.schedule import Schedule
+from normgen.spec.toml_lines import read_text
 from normgen.tuning.tuner import environment
 
 CHECKED_ELEMENTS = 1 << 20  # of a call on the CPU executor
@@ -102,6 +105,36 @@ class Climb:
             return Climb(**{**data, "rungs": tuple(rungs)})
         except (KeyError, TypeError) as error:
             raise UsageError("this is no ladder as `normgen ladder --json` prints it", received=str(error)) from None
+
+
+def shipped_climb(ladder: Ladder, device: Device) -> Climb | None:
+    """What was measured of a ladder on this GPU model and comes with normgen; None where nothing was.
+
+    Raises UsageError for a file that `normgen ladder --json` did not write.
+    """
+    for file in sorted((shipped("generated") / "evidence").glob("ladder_*.json")):
+        climbs = map(Climb.of, parse_json(read_text(file, what="ladder"))["ladders"])
+        found = next((c for c in climbs if (c.ladder, c.device) == (ladder.name, device.name)), None)
+        if found is not None:
+            return found
+    return None
+
+
+def why_behind(ladder: Ladder, found: Climb) -> str:
+    """Why the record is not as fast as the default schedule in this climb; empty where it is."""
+    us = {rung.name: rung.best.us for rung in found.rungs if rung.best and rung.best.us}
+    if not us.get("record", 0.0) > us.get("default", float("inf")):
+        return ""
+    if not found.measured:
+        return "record is behind default by the cost model's word alone, which is no measurement"
+    device = next((device for device in TARGETS.values() if device.name == found.device), None)
+    record = lookup(problem_of(ladder), device, folders=[shipped_folder()]).record if device else None
+    if record is None or str(record.place) == found.place:
+        return "record is behind default here: it was tuned in another run"
+    return (
+        f"record is behind default here: it was tuned {record.place}, and these times are {found.place}; the fastest "
+        "kernel of one place need not be that of another"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

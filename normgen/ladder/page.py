@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 
 from normgen.device import Device, target
-from normgen.ladder.climb import WRONG, Climb, Climbed, Launch
+from normgen.ladder.climb import WRONG, Climb, Climbed, Launch, why_behind
 from normgen.ladder.kernels import comparable, own_text, parts_of
 from normgen.ladder.rungs import Ladder, Rung
 from normgen.text import figure
@@ -54,6 +54,8 @@ def _ladder_part(ladder: Ladder, found: Climb) -> list[str]:
     climbed = {rung.name: rung for rung in found.rungs}
     if any(rung.launches for rung in found.rungs):
         lines += [f"{found.problem}, {how} on {found.device}, {found.place}:", "", *_table(ladder, found), ""]
+        behind = why_behind(ladder, found)
+        lines += [f"The {behind}.", ""] if behind else []
     device, before = target("h200"), ""
     for rung in ladder.rungs:
         one = climbed.get(rung.name)

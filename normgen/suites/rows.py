@@ -49,11 +49,14 @@ class RowsResult:
         return ("records", self.records_path), ("header", self.header_path)
 
     def __str__(self) -> str:
+        is_measured = all(r.measured for r in self.records)
+        head = ["rows", *(("price µs", "T µs") if is_measured else ("predicted µs",)), "schedule"]
+        prices = [[figure(r.price_us.median if r.price_us else None)] if is_measured else [] for r in self.records]
         rows = [
-            [str(r.problem.rows), figure(r.price_us.median if r.price_us else None), figure(r.us), str(r.schedule)]
-            for r in self.records
+            [str(r.problem.rows), *price, figure(r.us), str(r.schedule)]
+            for r, price in zip(self.records, prices, strict=True)
         ]
-        lines = [table(["rows", "price µs", "T µs", "schedule"], rows), ""]
+        lines = [table(head, rows), ""]
         lines += [f"{name}: {path}" for name, path in self._paths() if path]
         return "\n".join(lines)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import normgen
 from normgen.device import Device
+from normgen.export import Ships
 from normgen.problem.problem import Problem
 from normgen.records.record import Record
 from normgen.text import figure
@@ -26,6 +27,7 @@ class Result:
     counts       candidates per outcome, among them `same_code` (folded into another candidate)
     phases_s     seconds of wall time per phase, and `other`; they add up to `all`
     record_path, header_path  None where the folder took no file; `notes` says why
+    ships        of a prediction: the measured record of the same question that comes with normgen, where there is one
     adopted      the winner went into the user's records; False when the one there is better
     interrupted  Ctrl-C ended the run: the best so far, with what was not done in `notes`
     """
@@ -40,6 +42,7 @@ class Result:
     candidates_path: Path
     record_path: Path | None
     header_path: Path | None = None
+    ships: Ships | None = None
     adopted: bool = False
     interrupted: bool = False
     notes: tuple[str, ...] = ()
@@ -67,7 +70,8 @@ class Result:
 
         problem, rows, cols, device: the question; measured; best, default (records, see `tuning.records`);
         finalists: list of {schedule, price_us, us (T), low, high, alone_us, gb_per_s, percent_of_roof}; counts;
-        phases_s; paths: candidates, record, header; adopted; interrupted; notes.
+        phases_s; paths: candidates, record, header; ships: of a prediction {record, header}, the measured record of the
+        question that comes with normgen, or null; adopted; interrupted; notes.
         """
         return {
             "problem": self.problem.name,
@@ -85,6 +89,7 @@ class Result:
                 "record": str(self.record_path) if self.record_path else None,
                 "header": str(self.header_path) if self.header_path else None,
             },
+            "ships": self.ships.as_dict() if self.ships else None,
             "adopted": self.adopted,
             "interrupted": self.interrupted,
             "notes": list(self.notes),

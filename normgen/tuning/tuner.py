@@ -13,7 +13,7 @@ from normgen.cuda.compiler import nvrtc_version
 from normgen.cuda.driver import driver_version
 from normgen.device import target as named_target
 from normgen.errors import UsageError, did_you_mean
-from normgen.export import export_record, require_folder, require_room
+from normgen.export import export_record, require_folder, require_room, ships
 from normgen.files.private import write_atomically
 from normgen.measure.isolation.start import Found, Start
 from normgen.measure.timing import PROTOCOL
@@ -230,6 +230,7 @@ def conclude(
         candidates_path=run.candidates_path,
         record_path=record_path,
         header_path=header,
+        ships=None if run.measured else ships(run.problem, run.device),
         adopted=adopted,
         interrupted=interrupted,
         notes=tuple(run.notes),

@@ -9,10 +9,13 @@ import pytest
 
 from normgen.cli.text.result import Terminal, progress_line, result_text
 from normgen.device import TARGETS
+from normgen.export import ships
+from normgen.program.source import problem_for
 from normgen.records.place import Context, Place, Setting
 from normgen.records.record import Outcome
 from normgen.records.statistics import Price, summarise
 from normgen.schedule.schedule import Schedule
+from normgen.spec.reader import load
 from normgen.text import figure, table
 from normgen.tuning.progress import Standing
 from normgen.tuning.result import Result
@@ -71,7 +74,28 @@ def test_a_prediction_says_so_and_shows_no_roof() -> None:
     assert "predicted, not measured: compiled for sm_90" in text
     assert not any(line.startswith("roof") for line in text.splitlines())
     assert next(line for line in text.splitlines() if line.startswith("best")).split()[1:3] == ["13.20", "3813"]
-    assert text.splitlines()[2].split() == ["µs", "GB/s", "registers", "schedule"]
+    assert text.splitlines()[2].split() == ["predicted", "µs", "GB/s", "registers", "schedule"]
+    assert "price" not in text
+
+
+def test_beside_a_prediction_stands_the_measured_record_that_ships_for_the_question() -> None:
+    shape = {"shape": "8x1024x768"}
+    ours = ships(problem_for(load("layernorm"), **shape), TARGETS["h200"])
+    assert ours is not None
+    assert ours.record.measured
+    assert ours.header is not None
+    assert ours.header.name == "layernorm_fwd_f32_sm90.cu"
+    assert "8192 x 768" in ours.header.read_text()
+    guess = record(outcome=Outcome.PREDICTED, measured=False, times_us=None, roof_us=None, predicted_us=13.2)
+    found = replace(RESULT, record=guess, default=None, finalists=(guess,), ships=ours)
+    text = result_text(found)
+    assert f"measured    {figure(ours.record.cost_us)} µs price on NVIDIA H200: {ours.record.schedule}\n" in text
+    assert f"ships with normgen, in {ours.header}\n" in text
+    assert found.as_dict()["ships"] == {"record": ours.record.as_dict(), "header": str(ours.header)}
+    assert replace(found, ships=None).as_dict()["ships"] is None
+    for other in ({"shape": "8x1024x769"}, {**shape, "dtype": "f16"}):
+        assert ships(problem_for(load("layernorm"), **other), TARGETS["h200"]) is None
+    assert ships(problem_for(load("layernorm"), **shape), TARGETS["b200"]) is None
 
 
 def test_the_json_object_holds_what_the_table_shows() -> None:

@@ -92,7 +92,9 @@ def test_shapes_that_share_a_kernel_print_it_once() -> None:
 def test_a_predicted_record_says_so_and_a_measured_one_shows_its_figures() -> None:
     predicted = only(record(us=12.5)).text
     assert "**predicted, not measured**" in predicted
-    assert "(12.5)" in next(line for line in predicted.splitlines() if line.startswith("//   8192 x 768"))
+    assert " 12.5 " in next(line for line in predicted.splitlines() if line.startswith("//   8192 x 768"))
+    assert "predicted us" in predicted
+    assert "price us" not in predicted  # a prediction is none
     measured = only(record(us=15.0, measured=True)).text
     row = next(line for line in measured.splitlines() if line.startswith("//   8192 x 768"))
     moved = (2 * 8192 * 768 + 2 * 8192 + 2 * 768) * 4

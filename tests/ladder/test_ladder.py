@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 from normgen.cli import main as cli
+from normgen.cli.text.ladder import climb_text
 from normgen.cpu import find_compiler
 from normgen.cuda.driver import find_gpu
 from normgen.device import target
 from normgen.errors import NoDeviceError, SpecError, UsageError
-from normgen.ladder.climb import MISSING, RIGHT, WRONG, Climb, Ground, climb
+from normgen.ladder.climb import MISSING, RIGHT, WRONG, Climb, Ground, climb, shipped_climb, why_behind
 from normgen.ladder.kernels import comparable, own_text, parts_of, problem_of
 from normgen.ladder.page import difference, page
 from normgen.ladder.points import read_schedule
@@ -24,6 +25,7 @@ from normgen.program.source import written_program
 from normgen.records.place import Context, Place, Setting
 from normgen.report.readme import ROOT
 from normgen.schedule.space import knob_values
+from normgen.text import figure
 
 H200 = target("h200")
 ALONE = Place(context=Context.ALONE, setting=Setting.COLD)
@@ -263,3 +265,39 @@ def test_files_of_several_climbs_are_joined(capsys: pytest.CaptureFixture[str], 
     code, out, _ = run(capsys, *words)
     assert code == 0
     assert [one["ladder"] for one in json.loads(out)["ladders"]] == ["reduce", "llmc"]
+
+
+@needs_compiler
+def test_without_a_gpu_the_measured_table_that_ships_stands_beside_the_prediction(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    code, out, _ = run(capsys, "ladder", "layernorm", "--rung", "v1", "--device", "cpu")
+    assert code == 0
+    predicted, title, measured = out.partition(
+        "\nmeasured: layernorm forward 8192 x 768 f32 on NVIDIA H200, cold alone, as it ships with normgen\n"
+    )
+    assert title
+    assert "predicted µs" in predicted
+    shipped = shipped_climb(load_ladder("layernorm"), H200)
+    assert shipped is not None
+    v1 = next(rung for rung in shipped.rungs if rung.name == "v1")
+    assert all(figure(launch.us) in measured for launch in v1.launches)
+    assert "v2" not in measured  # of the rungs that were asked for
+    assert shipped_climb(load_ladder("layernorm"), target("b200")) is None
+    code, out, _ = run(capsys, "ladder", "layernorm", "--rung", "v1", "--device", "cpu", "--target", "b200")
+    assert code == 0
+    assert "measured:" not in out
+
+
+def test_a_record_that_is_behind_the_default_says_why() -> None:
+    ladder = load_ladder("layernorm")
+    found = shipped_climb(ladder, H200)
+    assert found is not None
+    said = "record is behind default here: it was tuned fresh, and these times are cold alone; "
+    assert why_behind(ladder, found).startswith(said)
+    assert said in climb_text(ladder, found)
+    assert said in page([(ladder, found)])
+    predicted = why_behind(ladder, replace(found, measured=False))
+    assert predicted == "record is behind default by the cost model's word alone, which is no measurement"
+    ahead = replace(found, rungs=tuple(rung for rung in found.rungs if rung.name != "default"))
+    assert why_behind(ladder, ahead) == ""

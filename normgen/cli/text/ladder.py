@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
-from normgen.ladder.climb import UNCHECKED, WRONG, Climb, Climbed, Launch
+from normgen.ladder.climb import UNCHECKED, WRONG, Climb, Climbed, Launch, why_behind
 from normgen.ladder.rungs import Ladder
 from normgen.text import figure, table
 from normgen.tuning.result import NOT_MEASURED
@@ -23,25 +24,39 @@ def list_text(ladders: Iterable[Ladder]) -> str:
     return "\n".join([*lines, "normgen ladder NAME climbs one; --schedule layernorm/v3 starts from a rung anywhere"])
 
 
-def climb_text(ladder: Ladder, found: Climb) -> str:
-    """The rungs, the sweep over launches beside the source's, and what is wrong or missing."""
+def climb_text(ladder: Ladder, found: Climb, measured: Climb | None = None) -> str:
+    """The rungs, the sweep over launches beside the source's, and what is wrong or missing.
+
+    measured  beside a prediction: what was measured of this ladder, of which the rungs that were climbed are shown
+    """
     source = ladder.source
     times = "" if found.measured else f" ({NOT_MEASURED})"
     lines = [f"{ladder.name}: {ladder.summary}", f"{found.problem} on {found.device}, {found.place}{times}"]
     where = f", on a {source.gpu}" if source.gpu else ""
     lines.append(f"source: {source.title}{where}. {source.note}".rstrip())
-    lines += ["", _rungs_table(ladder, found)]
-    sweep = _sweep_table(found)
-    lines += ["", "µs by launch (threads a block), the source's in brackets", sweep] if sweep else []
+    lines += _times(ladder, found)
+    if measured is not None:
+        names = [rung.name for rung in found.rungs]
+        shown = replace(measured, rungs=tuple(rung for rung in measured.rungs if rung.name in names))
+        lines += ["", f"measured: {shown.problem} on {shown.device}, {shown.place}, as it ships with normgen"]
+        lines += _times(ladder, shown)
     lines += [""] + [f"{r.name}: {r.state}: {r.reason}" for r in found.rungs if r.reason]
     wrong = [rung for rung in found.rungs if rung.state == WRONG]
     lines += [line for rung in wrong for line in ("", f"{rung.name} on all families of rows:", *rung.checked)]
     return "\n".join(lines).rstrip()
 
 
+def _times(ladder: Ladder, found: Climb) -> list[str]:
+    """The rungs, the sweep over their launches, and why the record is behind the default where it is."""
+    sweep, behind = _sweep_table(found), why_behind(ladder, found)
+    lines = ["", _rungs_table(ladder, found)]
+    lines += ["", "µs by launch (threads a block), the source's in brackets", sweep] if sweep else []
+    return [*lines, *(["", behind] if behind else [])]
+
+
 def _rungs_table(ladder: Ladder, found: Climb) -> str:
     has_source = any(rung.best and rung.best.ms for rung in ladder.rungs)
-    head = ["rung", "check", "launch", "µs", "GB/s", "x first"]
+    head = ["rung", "check", "launch", "µs" if found.measured else "predicted µs", "GB/s", "x first"]
     head += ["source µs", "source GB/s", "source x first"] if has_source else []
     known = {rung.name: rung for rung in ladder.rungs}
     own = {

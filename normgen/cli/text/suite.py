@@ -92,4 +92,5 @@ def suite_text(result: SuiteResult) -> str:
     tail = f"{done} tuned, {len(result.failed)} failed, {left} left; {result.workers} workers, {result.wall_s:.1f} s"
     if result.interrupted:
         tail += "; interrupted: --resume goes on"
-    return "\n".join([head, "", table(("problem", "price µs", "GB/s", "% of roof", "schedule"), rows), "", tail])
+    cost = "price µs" if is_measured else "predicted µs"
+    return "\n".join([head, "", table(("problem", cost, "GB/s", "% of roof", "schedule"), rows), "", tail])

@@ -54,7 +54,7 @@ def tune(as_json: bool, suite: str | None, **options: Any) -> None:
     """Find the fastest kernel for a shape, or for each of a suite: measured on a GPU, predicted without one.
 
     \b
-    --json prints {problem, rows, cols, device, measured, best, default, finalists, counts, phases_s, paths,
+    --json prints {problem, rows, cols, device, measured, best, default, finalists, counts, phases_s, paths, ships,
     adopted, interrupted, notes}; best and default are records. With --suite: {suite, device, workers, wall_s,
     interrupted, jobs: [{label, status, attempts, reason, best}]}. With --rows: {bands, paths, interrupted}, bands as
     for one problem each.
