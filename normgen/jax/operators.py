@@ -19,6 +19,7 @@ from normgen.operators.forms import Form, returned, spec_of_operator, writes_of
 from normgen.operators.signature import functions_of
 from normgen.problem.question import Direction
 from normgen.problem.tensors import TensorUse
+from normgen.python.arguments import scalar_of
 from normgen.spec.spec import Kind, Role, Spec, Tensor
 
 Places = tuple[int, ...]
@@ -251,7 +252,7 @@ def _number(name: str, value: Any) -> float:
         raise UsageError(
             f"'{name}' is a number of Python: a kernel gets it by value", received="a traced array", hint=hint
         )
-    return float(value)
+    return scalar_of(name, value)
 
 
 def _words(name: str, value: Any) -> Array:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from normgen.codegen.module import Module, Source
 from normgen.cuda.arrays import ON_CPU, ArrayView
 from normgen.cuda.dlpack import contiguous_strides
-from normgen.dtypes import I32, DType
+from normgen.dtypes import F32, I32, DType
 from normgen.errors import UsageError
 from normgen.problem.problem import Problem
 from normgen.problem.scales import ScaleLayout
@@ -191,6 +191,9 @@ class Expectation:
         return f"rows of {self.tensor.name} do not start at multiples of {self.alignment} bytes"
 
     def _check_contiguous(self, view: ArrayView) -> None:
+        """Of what has no element there is nothing to be contiguous."""
+        if 0 in view.shape:
+            return
         step = 1
         for size, stride in zip(reversed(view.shape), reversed(view.strides), strict=True):
             if size > 1 and stride != step:
@@ -200,6 +203,20 @@ class Expectation:
     def _wrong(self, what: str, expected: str, received: str, hint: str | None = None) -> UsageError:
         name = self.tensor.name
         return UsageError(f"wrong {what} of '{name}': expected {expected}", received=received, hint=hint)
+
+
+def scalar_of(name: str, value: object) -> float:
+    """The number of a scalar argument. Raises UsageError for what is none, and for one that float32 makes infinite."""
+    rule = f"the scalar '{name}' is a number that float32 holds"
+    if value is None or isinstance(value, str | bytes):
+        raise UsageError(rule, received=repr(value))
+    try:
+        number = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
+        raise UsageError(rule, received=f"{type(value).__name__}: {error}") from error
+    if math.isfinite(number) and abs(number) > F32.largest:
+        raise UsageError(rule, received=f"{number:g}")
+    return number
 
 
 def array_dtype(tensor: TensorUse) -> DType:

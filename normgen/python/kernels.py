@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 from normgen.codegen.module import Module
 from normgen.cuda.arrays import ArrayView, DeviceArray, view
@@ -26,6 +26,7 @@ from normgen.python.arguments import (
     misfit,
     new_columns,
     rows_per_batch,
+    scalar_of,
 )
 from normgen.python.executor import Memory, executor_for
 from normgen.python.repeat import Launchable, Launched, is_readable
@@ -83,6 +84,7 @@ class Kernel:
         outputs = [t.name for t in sorted(self._writes, key=lambda t: not t.kind.is_elem)]
         self._first_output = outputs[0] if outputs else ""
         self._plans: dict[tuple[Any, ...], _Plan] = {}
+        self._admitted: set[tuple[Any, ...]] = set()
         self._workspaces: dict[int, Memory] = {}
         self._captured: dict[tuple[int, int], Memory] = {}
         self._lock = threading.Lock()
@@ -122,7 +124,10 @@ class Kernel:
         executor, repeater = self._executor, self._repeater
         queue = executor.current_stream(first) if stream is None else executor.stream_handle(stream)
         views = {name: view(array, stream=queue) for name, array in arrays.items()}
-        fresh = None if len(arrays) > len(self._reads) else dict(self._allocate(first, views))
+        fresh = None
+        if len(arrays) == len(self._reads):
+            self._admit(views)
+            fresh = dict(self._allocate(first, views))
         for name, array in (fresh or {}).items():
             arrays[name] = array
             views[name] = view(array, stream=queue)
@@ -140,6 +145,13 @@ class Kernel:
         where = device_name(self._executor.index)
         return f"<normgen kernel {self.problem} on {where}: {self.schedule} ({self.origin})>"
 
+    def __reduce__(self) -> NoReturn:
+        raise UsageError(
+            "a handle stays in its process: it holds code and memory of its device",
+            received="a handle to pickle or to copy",
+            hint="pass on the arguments of `normgen.kernel`, and call it there",
+        )
+
     def _by_name(self, inputs: tuple[Any, ...], named: dict[str, Any]) -> tuple[dict[str, Any], dict[str, float]]:
         reads = [t.name for t in self._reads]
         takes = f"{self.problem.spec.name} takes {', '.join(reads)}"
@@ -151,7 +163,7 @@ class Kernel:
         for key, value in named.items():
             name = self._first_output if key == "out" and "out" not in known else key
             if name in scalars:
-                scalars[name] = float(value)
+                scalars[name] = scalar_of(name, value)
             elif name not in known:
                 raise self._unknown(key, known | set(scalars) | {"out"})
             elif name in arrays:
@@ -178,8 +190,8 @@ class Kernel:
         )
         found = self._plans.get(key)
         if found is None:
-            device, sm_count = self._executor.index, self._executor.sm_count
-            placed = {name: self._expected[name].place(facts, device=device) for name, facts in views.items()}
+            sm_count = self._executor.sm_count
+            placed = self._placed(views)
             self._check_outputs(views)
             rows = self._common_rows(placed)
             each = rows_per_batch(self.problem, views, placed, rows) if self.problem.rows_per_batch else 0
@@ -198,6 +210,19 @@ class Kernel:
                 self._plans.clear()
             self._plans[key] = found
         return found
+
+    def _placed(self, views: Mapping[str, ArrayView]) -> dict[str, Placed]:
+        """Each array as the kernel sees it. Raises UsageError for one that does not fit."""
+        return {name: self._expected[name].place(facts, device=self._executor.index) for name, facts in views.items()}
+
+    def _admit(self, views: Mapping[str, ArrayView]) -> None:
+        """Refuse inputs that do not fit before outputs of their rows are allocated: of 2^31 rows there is no memory."""
+        key = tuple((v.shape, v.strides, v.dtype, v.device) for v in views.values())
+        if key not in self._admitted:
+            self._common_rows(self._placed(views))
+            if len(self._admitted) > 256:  # as of plans
+                self._admitted.clear()
+            self._admitted.add(key)
 
     def _common_rows(self, placed: Mapping[str, Placed]) -> int:
         counts = {name: place.rows for name, place in placed.items() if place.rows is not None}

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -198,3 +201,47 @@ def test_memory_that_an_array_lends_for_a_call_is_kept_for_that_call_and_no_long
         y = found[0] if isinstance(found, tuple) else found
         np.testing.assert_allclose(y, x / np.sqrt((x**2).mean(1, keepdims=True) + 1e-5) * weight, rtol=1e-4)
         assert lent.alive == 0
+
+
+@pytest.mark.parametrize("op", ["rmsnorm", "layernorm", "add_rmsnorm", "softmax"])
+@pytest.mark.parametrize("sizes", [(3, 0), (2, 0, 3), (2, 3, 0), (0, 3), (0,)])
+def test_rows_of_which_there_are_none_are_rows_whichever_size_is_0(op: str, sizes: tuple[int, ...]) -> None:
+    norm = normgen.kernel(op, shape=(8, COLS), device="cpu")
+    reads = [t for t in norm.problem.tensors if not t.is_written]
+    given = [np.zeros((*sizes, COLS) if t.kind.is_elem else (COLS,), np.float32) for t in reads]
+    made = norm(*given)
+    for tensor, array in zip(norm.problem.passed_tensors, made if isinstance(made, tuple) else (made,), strict=False):
+        assert array.shape == ((*sizes, COLS) if tensor.kind.is_elem else sizes)
+    again = dict(zip(norm.problem.results, made if isinstance(made, tuple) else (made,), strict=True))
+    norm(*given, **again)  # what it made itself, it takes
+
+
+def test_labels_of_no_rows_are_contiguous() -> None:
+    loss = normgen.kernel("cross_entropy", shape=(8, COLS), device="cpu")
+    logits, labels = np.zeros((3, 0, COLS), np.float32), np.zeros((3, 0), np.int64)
+    found = loss(logits, labels)
+    assert (found[0] if isinstance(found, tuple) else found).shape == (3, 0)
+
+
+@pytest.mark.parametrize("value", ["a", "1e-5", b"1", None, 10**400, 1e39, [1.0], {}, object()], ids=repr)
+def test_a_scalar_that_is_no_number_of_float32_is_refused_by_name(value: object) -> None:
+    norm = normgen.kernel("rmsnorm", shape=(8, COLS), device="cpu", without=("weight",))
+    x = np.ones((8, COLS), np.float32)
+    with pytest.raises(UsageError, match="the scalar 'eps' is a number that float32 holds"):
+        norm(x, eps=value)
+    for right in (1, 0.5, np.float64(0.5), np.array(0.5, np.float32), float("inf")):
+        norm(x, eps=right)
+
+
+@pytest.mark.parametrize("taken", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_a_handle_is_not_pickled_and_says_what_to_pass_on(taken: Callable[[object], object]) -> None:
+    for shape in ((8, COLS), (-1, COLS)):
+        with pytest.raises(UsageError, match=r"a handle stays in its process.*\n.*\n.*arguments of `normgen\.kernel`"):
+            taken(normgen.kernel("softmax", shape=shape, device="cpu"))
+
+
+def test_a_layout_is_refused_before_its_outputs_are_allocated() -> None:
+    norm = normgen.kernel("softmax", shape=(8, COLS), device="cpu")
+    far = np.broadcast_to(np.zeros(COLS, np.float32), (2**31 + 8, COLS))  # its output would take 275 GB
+    with pytest.raises(UsageError, match="wrong stride of 'x'"):
+        norm(far)
