@@ -1,4 +1,4 @@
-"""No record is believed: what leaves is legal today, of today's text, and was within its bound."""
+"""Records are held against today's code: what leaves is legal today, of today's text, and was within its bound."""
 
 from __future__ import annotations
 
