@@ -61,9 +61,9 @@ def export(
     """Write the headers of all records under OUTPUT/records.
 
     Records in FILES (a run's winner.jsonl) are taken in first, each where it is better than the one shipped.
-    Each record is held against today's code: its schedule must be legal, its errors within their bounds, and its kernel the text that was
-    compared with the reference; one of an older text is proven again on the CPU executor, which takes seconds. Those
-    that fail are named at the end, exit 4; all others are exported.
+    Each record is held against today's code: its schedule must be legal, its errors within their bounds, and its
+    kernel the text that was compared with the reference; one of an older text is proven again on the CPU executor,
+    which takes seconds. Those that fail are named at the end, exit 4; all others are exported.
     With --arch, a GPU that has no record gets the general kernels, and a line on stderr says so.
     With --cubin DIR the kernels of the records, of FILES alone where some are given, are compiled into that folder.
     With --format t4 the records of FILES (a run's candidates.jsonl) are printed in Kernel Tuner's results format.

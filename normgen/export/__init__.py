@@ -285,8 +285,9 @@ def export_folder(
     found = sorted_out(folder_records(folder), specs_of(spec_folders))
     if refuse is None:
         require_all(found.refused)
-    for one in found.refused if refuse else ():
-        refuse(one)
+    else:
+        for one in found.refused:
+            refuse(one)
     headers = headers_of(found.records, spec_folders=spec_folders, form=form)
     for header in headers:
         header.check()

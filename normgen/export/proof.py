@@ -2,8 +2,9 @@
 
 A record says what its kernel was when it was made; whoever exports it gets the kernel that is emitted today. So the
 record is held against today's code: the question is one of the spec, the schedule is legal, the text is the one that
-was compared, and every tensor's error is within its bound. That it was compared is the record's word. Where the text alone is another one, because
-the emitter or a built-in spec has changed since, `proven` compares the kernel again, on the CPU executor.
+was compared, and every tensor's error is within its bound. That it was compared is the record's word. Where the text
+alone is another one, because the emitter or a built-in spec has changed since, `proven` compares the kernel again, on
+the CPU executor.
 """
 
 from __future__ import annotations
