@@ -12,7 +12,7 @@ from normgen import verify
 from normgen.cuda.compiler import nvrtc_version
 from normgen.cuda.driver import driver_version
 from normgen.device import target as named_target
-from normgen.errors import UsageError, did_you_mean
+from normgen.errors import UsageError, VerificationError, did_you_mean
 from normgen.export import export_record, require_folder, require_room, ships
 from normgen.files.private import write_atomically
 from normgen.measure.isolation.start import Found, Start
@@ -34,10 +34,7 @@ from normgen.tuning.progress import LARGEST_SEED, LONGEST_BUDGET_S, Progress, Si
 from normgen.tuning.result import Result
 from normgen.tuning.run import Clock, Run, Study, open_run, versions
 
-UNPROVEN = (
-    "no kernel is exported before it was compared with the reference; `normgen export winner.jsonl` does both where "
-    "there is a C++ compiler"
-)
+PROVE = "`normgen export winner.jsonl` compares it and writes one where there is a C++ compiler"
 DEFAULT_TRIALS = 64  # docs/search.md: the worst of 50 seeds is within 1 % of the optimum after 50
 
 
@@ -209,11 +206,11 @@ def conclude(
     with run.keeping("the record of the winner"):
         write_atomically(run.folder / "winner.jsonl", winner.line())
         record_path = run.folder / "winner.jsonl"
-    if winner.verified is None:
-        run.note(f"no header: {UNPROVEN}")
-    else:
-        with run.clock.phase("export"), run.keeping("the header"):
+    with run.clock.phase("export"), run.keeping("the header"):
+        try:
             header = export_record(winner, output or run.folder, spec=run.problem.spec, replace=replace)
+        except VerificationError as error:
+            run.note(f"no header: {error.received}; {PROVE}")
     text_now = partial(text_of, run.problem, emit=emit)
     with run.keeping("the winner among this user's records"):
         adopted = adopt(winner, state_folder() / "records", run.device, text_now=text_now)
