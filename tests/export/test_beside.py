@@ -38,7 +38,11 @@ def own(factor: int, **asked: Any) -> Record:
 
 
 def run(*arguments: Any) -> int:
-    return cli._code([str(argument) for argument in arguments])
+    """A command; its exit code."""
+    with pytest.raises(SystemExit) as ended:
+        cli.main([str(argument) for argument in arguments])
+    assert isinstance(ended.value.code, int)
+    return ended.value.code
 
 
 @pytest.mark.parametrize("name", [HEADER, "renamed.cuh"])

@@ -21,7 +21,6 @@ from normgen.pipeline import emit
 from normgen.records.record import Outcome, Record, parse_line
 from normgen.records.winners import adopt, kept, lookup, read, shipped_folder
 from normgen.spec.reader import load
-from normgen.tuning.tuner import tune
 
 from .cases import H200, record
 
@@ -62,7 +61,11 @@ def unchecked_headers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(*arguments: Any) -> int:
-    return cli._code([str(argument) for argument in arguments])
+    """A command; its exit code."""
+    with pytest.raises(SystemExit) as ended:
+        cli.main([str(argument) for argument in arguments])
+    assert isinstance(ended.value.code, int)
+    return ended.value.code
 
 
 def file_of(folder: Path, *records: Record) -> Path:
@@ -164,16 +167,22 @@ def test_a_kernel_that_is_wrong_today_does_not_leave(
     assert not list((tmp_path / "out").rglob("*.*"))
 
 
-def test_where_it_cannot_be_compared_the_reason_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_it_cannot_be_compared_the_reason_is_said_and_a_tune_keeps_its_record_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(cpu_check, "has_compiler", lambda: False)
     with pytest.raises(VerificationError, match=r"no C\+\+ compiler was found"):
         proven(replace(BAD, verified=None), load("layernorm"))
     assert proven(BAD, load("layernorm")) is BAD
-    result = tune(shape="8x96", device="cpu", trials=2, output=tmp_path)
-    assert result.header_path is None
-    assert not list(tmp_path.iterdir())
+    words = ("--shape", "8x96", "--device", "cpu", "--trials", 2, "--output", tmp_path / "out", "--json")
+    assert run("tune", *words) == 4
+    result = json.loads(capsys.readouterr().out)
+    assert result["paths"]["header"] is None
+    assert not list((tmp_path / "out").iterdir())
     said = "no header: its kernel was not compared with the reference; `normgen export winner.jsonl` compares it"
-    assert any(note.startswith(said) for note in result.notes)
+    assert any(note.startswith(said) for note in result["notes"])
+    (winner,) = read(Path(result["paths"]["record"])).records
+    assert winner.verified is None
 
 
 def test_a_gpu_that_a_record_made_up_widens_no_limit() -> None:
