@@ -40,7 +40,7 @@ def _result(record: Record) -> dict[str, Any]:
         "objectives": ["time"],
         "times": {"runtimes": runtimes},
         "invalidity": _INVALIDITY[record.outcome],
-        "correctness": 1.0 if record.outcome.is_usable else 0.0,
+        "correctness": 1.0 if record.is_usable else 0.0,
         "measurements": _measurements(record),
     }
 

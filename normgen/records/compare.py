@@ -120,7 +120,7 @@ def _best(records: Iterable[Record], path: Path) -> Mapping[str, Record]:
     """The fastest usable record of each problem, measured ones first."""
     best: dict[str, Record] = {}
     for record in records:
-        if record.cost_us is None or not record.outcome.is_usable:
+        if record.cost_us is None or not record.is_usable:
             continue
         name = _problem_name(record)
         old = best.get(name)

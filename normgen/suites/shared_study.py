@@ -60,7 +60,7 @@ class SharedStudy:
     def add(self, record: Record) -> None:
         """Enter a candidate. Raises StorageError when the database does not answer."""
         us = record.us
-        is_usable = record.outcome.is_usable and us is not None
+        is_usable = record.is_usable and us is not None
         state = optuna.trial.TrialState.COMPLETE if is_usable else optuna.trial.TrialState.FAIL
         trial = optuna.trial.create_trial(
             params=record.schedule.as_dict(),

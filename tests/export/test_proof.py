@@ -13,11 +13,13 @@ import pytest
 
 from normgen.cli import main as cli
 from normgen.cpu import find_compiler
-from normgen.errors import VerificationError
+from normgen.errors import UsageError, VerificationError
 from normgen.export import Form, Header, differences, export_folder, export_record, headers_of, proof
 from normgen.export.proof import device_of, proven
+from normgen.export.t4 import t4_results
 from normgen.measure import cpu_check
 from normgen.pipeline import emit
+from normgen.records.compare import compare_files
 from normgen.records.record import Outcome, Record, parse_line
 from normgen.records.winners import adopt, kept, lookup, read, shipped_folder
 from normgen.spec.reader import load
@@ -219,3 +221,11 @@ def test_a_record_beyond_its_bound_is_no_winner(tmp_path: Path) -> None:
 def test_a_set_is_made_of_proven_kernels_alone() -> None:
     with pytest.raises(VerificationError):
         headers_of([REFUSED["illegal"][0](BAD)], form=Form(archs=(80, 90)))
+
+
+def test_a_record_beyond_its_bound_is_no_result_to_compare_and_no_right_one_elsewhere(tmp_path: Path) -> None:
+    lying = REFUSED["beyond its bound"][0](BAD)
+    file = file_of(tmp_path, lying)
+    with pytest.raises(UsageError, match="at least one usable result"):
+        compare_files(file, file)
+    assert [one["correctness"] for one in t4_results([lying, BAD])["results"]] == [0.0, 1.0]
