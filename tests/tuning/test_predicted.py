@@ -17,6 +17,7 @@ from normgen.measure import cpu_check
 from normgen.pipeline import emit
 from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
+from normgen.records.memory import Memory
 from normgen.records.place import Place, Setting
 from normgen.records.questions import tune_command
 from normgen.records.record import Outcome
@@ -200,3 +201,14 @@ def test_tune_refuses_an_argument_that_it_does_not_have(name: str) -> None:
 def test_tune_refuses_a_number_out_of_range_before_it_begins(terms: dict[str, Any], rule: str) -> None:
     with pytest.raises(UsageError, match=rule):
         tune(shape="8x96", device="cpu", **terms)
+
+
+def test_a_resumed_run_keeps_where_its_winner_was_verified(run: Run) -> None:
+    first, _ = predicted.predict_without_gpu(run)
+    run.recorded = read(run.candidates_path).records
+    run.memory = Memory(own=run.recorded)
+    again, _ = predicted.predict_without_gpu(run)
+    assert any("verified on the CPU executor before the run was resumed" in note for note in run.notes)
+    assert again[0].schedule == first[0].schedule
+    assert again[0].verified == first[0].verified
+    assert again[0].verified is not None
