@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,8 @@ import pytest
 
 from normgen.codegen.module import Kernel, Launch, Module, Param, Source
 from normgen.cuda.compiler import compile_module
-from normgen.cuda.driver import device_facts, find_gpu, synchronize
+from normgen.cuda.driver import OnDevice, device_facts, driver, find_gpu, synchronize
+from normgen.cuda.driver import check as driver_check
 from normgen.cuda.memory import memset
 from normgen.errors import NormgenError
 from normgen.measure import timing
@@ -247,10 +249,19 @@ def test_between_matrix_products_a_kernel_reads_one_and_the_next_reads_it(dtype:
 
 @pytest.mark.usefixtures("cublas")
 def test_weights_that_do_not_fit_are_refused_with_their_size() -> None:
-    bench = make_bench("1x262144", op="rmsnorm", dtype="bf16")
-    with pytest.raises(NormgenError, match="context matmul") as caught:
+    """Two of more than a quarter of this GPU's memory each, in the context that was asked for.
+
+    Where nobody asked for it, products of that size are refused before: they would take too long.
+    """
+    with OnDevice(0):
+        _, memory = driver_check(driver().cuMemGetInfo(), "tell its memory")
+    cols = 1 << math.ceil(math.log2(memory / 8) / 2)
+    with pytest.raises(NormgenError, match="the context matmul does not fit") as caught:
+        make_bench(f"1x{cols}", Place(context=Context.MATMUL), op="rmsnorm", dtype="bf16")
+    assert f"weights [{cols}, {cols}] take {4 * cols**2 >> 30}." in str(caught.value)
+    bench = make_bench(f"1x{cols}", op="rmsnorm", dtype="bf16")
+    with pytest.raises(NormgenError, match="two of this size take"):
         bench.twin(BASE, Context.MATMUL)
-    assert "weights [262144, 262144] take 256" in str(caught.value)
 
 
 def test_a_kernel_with_an_unbiased_variance_is_found_wrong() -> None:
