@@ -53,6 +53,7 @@ CLUSTERS_OF_16 = 7  # at a time: as many as GPCs, less one that may have too few
 SUMMED_BYTES, LONG_SUMMED_BYTES = 16 << 10, 28 << 10  # of a row with column sums: the next one may, and will, be copied
 # Of a thread's registers, what data may take: more does not fit, and from so much on the next row is better copied.
 FILLED, COPIED_FILLED = 0.8, 0.7
+IN_FLIGHT = 4  # vectors of a thread that reads each once: as many as the fastest copies have
 PAIRED_COLS = 8192  # of rows in groups that a block has two of, and does not share
 PEELED_IDLE = 0.2  # lanes for each with a vector: narrower accesses to peeled rows with column sums leave fewer
 PEELED = 1.4  # registers of peeled data of two bytes, its edges and windows, for each of other data
@@ -85,7 +86,8 @@ def ways(problem: Problem, device: Device) -> Iterator[Schedule]:
 
 
 def _in_parts(problem: Problem, device: Device) -> Iterator[Schedule]:
-    """Defaults of rows that need no reduction: one or two vectors a thread, in blocks that share a row.
+    """Defaults of rows that need no reduction: one or two vectors a thread, in blocks that share a row; of rows too
+    long for that as few as may be, four in flight. Clusters would wait for blocks that a row has no need of.
 
     The fewest idle lanes count, then blocks near 256 threads. A row of at most 256 vectors needs no parts (swiglu
     129468x320: three parts by elements take 1.9 x the chain, on an H100), nor do many of up to 8192 columns whose
@@ -96,7 +98,11 @@ def _in_parts(problem: Problem, device: Device) -> Iterator[Schedule]:
     few = are_few(problem, device)
     if not few and problem.cols <= PAIRED_COLS and finds_pairs(problem, PLAIN.varied(vector=8)):
         return
-    load = _load(problem, device)
+
+    def rank(s: Schedule) -> tuple[float, float]:
+        return idle_lanes(problem.cols, s), abs(math.log2(s.threads_per_row / 256))
+
+    load, long = _load(problem, device), list[Schedule]()
     for vector, edges in accesses(problem, device, by_8=few):
         if problem.cols // vector <= 256:
             return  # nor by narrower accesses
@@ -104,7 +110,11 @@ def _in_parts(problem: Problem, device: Device) -> Iterator[Schedule]:
         shapes = itertools.product((128, 256, 512), KNOBS["parts"].values[1:])
         cuts = [held.varied(threads_per_row=threads, parts=parts) for threads, parts in shapes]
         short = [s for s in cuts if steps_per_lane(problem, s) <= (1 if few else 2)]
-        yield from sorted(short, key=lambda s: (idle_lanes(problem.cols, s), abs(math.log2(s.threads_per_row / 256))))
+        yield from sorted(short, key=rank)
+        long = [] if short else [*long, *cuts]
+    for cut in sorted(long, key=lambda s: (steps_per_lane(problem, s), rank(s)))[:1]:
+        in_flight = steps_per_lane(problem, cut) <= IN_FLIGHT
+        yield cut if in_flight else cut.varied(hold=Hold.RELOAD, unroll=IN_FLIGHT)
 
 
 def _in_warps(problem: Problem, device: Device) -> Iterator[Schedule]:

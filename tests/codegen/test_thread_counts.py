@@ -56,6 +56,9 @@ FORWARD: dict[str, Case] = {
     "the largest of groups that are warps": _forward(
         "silu_mul_to_fp8_group", "37x1280", "bf16", threads_per_row=64, parts=5, reduce_with="short_chains"
     ),
+    "parts of a row, four vectors in flight": _forward(
+        "swiglu", "5x4096", threads_per_row=32, parts=5, vector=4, hold="reload", unroll=4
+    ),
     "clusters of 12 warps": _forward("layernorm", "37x1536", threads_per_row=96, cluster=4),
     "clusters of 40 warps": _forward("softmax", "29x5120", threads_per_row=640, cluster=2),
     "clusters of 96 warps": _forward("rmsnorm", "29x12288", threads_per_row=768, cluster=4),

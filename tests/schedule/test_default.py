@@ -382,6 +382,26 @@ def test_clusters_whose_next_row_finds_no_registers_copy_it_to_shared_memory() -
     assert (evened.threads, evened.cluster, evened.persistent, evened.copy) == (256, 16, 4, "cp_async")
 
 
+@pytest.mark.parametrize("gpu", [H200, target("a100")], ids=lambda gpu: gpu.name)
+@pytest.mark.parametrize(
+    ("op", "shape", "dtype", "threads", "parts", "hold"),
+    [
+        ("swiglu", "4096x393216", "f32", 512, 64, "registers"),  # three vectors a thread
+        ("swiglu", "1x393216", "bf16", 512, 48, "registers"),  # two, and no lane is idle
+        ("dyt", "16x8388608", "f32", 512, 64, "reload"),
+        ("swiglu", "100x8388608", "bf16", 512, 64, "reload"),
+    ],
+)
+def test_rows_without_a_reduction_are_in_parts_however_long_they_are(
+    op: str, shape: str, dtype: str, threads: int, parts: int, hold: str, gpu: Device
+) -> None:
+    """Blocks of a cluster wait for each other, and one block a row leaves SMs idle: 16 rows took 16 of them."""
+    found = default(op, shape, dtype, gpu=gpu)
+    assert (found.threads, found.parts, found.cluster, found.hold) == (threads, parts, 1, hold)
+    assert found.vector * (4 if dtype == "f32" else 2) == 16
+    assert found.unroll == (4 if hold == "reload" else 0)
+
+
 def test_rows_in_shared_memory_are_read_by_16_bytes_though_lanes_are_idle() -> None:
     found = default("rmsnorm", "17902x42112")
     assert (found.hold, found.copy, found.vector) == ("shared", "bulk", 8)  # 0.95 of the chain by 8 bytes
