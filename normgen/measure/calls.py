@@ -147,7 +147,6 @@ def calls(problem: Problem, module: Module, *, sm_count: int) -> Iterator[Call]:
         yield at(ragged, f"with pitches of their own ({said})", pitches=own)
     said, rows, walkers = f"at {ragged} rows" + (", the last tile ragged" if tile > 1 else ""), ragged, 0
     if launch.walks:
-        yield at(ragged, "with more blocks than tiles", walkers=WALKERS)
         said, walkers = f"with {TRIPS} trips of the row loop", launch.period  # the smallest grid
         rows = TRIPS * tile * walkers * (problem.batches if launch.by_batch else 1) - tile // 2
     yield at(rows, said, walkers=walkers)
@@ -159,6 +158,8 @@ def calls(problem: Problem, module: Module, *, sm_count: int) -> Iterator[Call]:
         rows, each = (parts - 1) * tile + 1, problem.rows_per_batch and (parts - 1) * tile + 1  # all in one batch
         said = f"with {parts} partial rows to add up"
         yield at(rows, said, sm_count=max(sm_count, sms), rows_per_batch=each)
+    if launch.walks:
+        yield at(ragged, "with more blocks than tiles", walkers=WALKERS)
     for name in pitched:
         tensor = problem.tensor(name)
         lines = tensor.shape(FAR_ROWS, problem.cols)[0] if tensor.kind.is_groups else FAR_ROWS
