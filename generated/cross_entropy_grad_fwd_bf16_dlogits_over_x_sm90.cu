@@ -8,10 +8,11 @@
 //   row_sum    = sum(exp(x - row_max))
 //   lse        = row_max + log(row_sum)
 //   is_counted = label != ignore_index
+//   known      = where(is_counted and not (0 <= label and label < cols), inf - inf, 1)
 //   smooth     = where(label_smoothing > 0, label_smoothing * (log(row_sum) - (sum(x) / cols - row_max)), 0)
-//   right      = (1 - label_smoothing) * (log(row_sum) - (take(x, label) - row_max))
+//   right      = known * (1 - label_smoothing) * (log(row_sum) - (take(x, label) - row_max))
 //   loss       = where(is_counted, right + smooth + z_loss * lse * lse, 0)
-//   share      = grad_scale * (1 + 2 * z_loss * lse) / row_sum
+//   share      = known * grad_scale * (1 + 2 * z_loss * lse) / row_sum
 //   others     = grad_scale * label_smoothing / cols
 //   wanted     = where(col == label, others + grad_scale * (1 - label_smoothing), others)
 //   slope      = exp(x - row_max) * share - wanted
@@ -19,10 +20,11 @@
 //   grad_scale = 1 where the pointer is null
 //   dlogits takes the place of x
 //
-// spec      cross_entropy_grad, sha256:96f31fb2366bee0ff614621e4429470b6c58e107081f7895ac641a951953cfea
+// spec      cross_entropy_grad, sha256:c987b712945d77df397717f2bfb58d39a0e9b2cc3e682dc8b80a01abed4dd374
 // tuned by  normgen 0.1.0
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // verified  NVIDIA H200, driver for CUDA 13.0: 4 calls, 1 to 524 rows, 21 families of rows, own pitches of x
+// note      emitted as another text than the one that was tuned: all
 //
 // all timed without lse:
 //
@@ -646,7 +648,7 @@ struct Look2_2916 {  // state of look 2: sum(exp(x - row_max))
 // The last rows come first: of an input too large for L2 it still has these.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-cross_entropy_grad_fwd_bf16_without_lse_team_per_row_d715(
+cross_entropy_grad_fwd_bf16_without_lse_team_per_row_3d3c(
     float* __restrict__ loss,
     bfloat16* x,
     Input<Config, int64> label,
@@ -686,6 +688,9 @@ cross_entropy_grad_fwd_bf16_without_lse_team_per_row_d715(
   const float grad_scale_value = grad_scale[0];
   const float row_right_sum = taken(x_row, row_label, kCols);
   const float row_is_counted = static_cast<float>(row_label != ignore_index);
+  const float known_part = __int_as_float(0x7f800000);
+  const float row_known = row_is_counted != 0.0f && !(0.0f <= row_label && row_label < kCols) ? known_part -
+      __int_as_float(0x7f800000) : 1.0f;
   const float others = grad_scale_value * label_smoothing / kCols;
 
   Team::announce();
@@ -737,11 +742,11 @@ cross_entropy_grad_fwd_bf16_without_lse_team_per_row_d715(
   const float row_smooth_part = look1.x_sum / kCols - row_max;
   const float row_smooth = label_smoothing > 0.0f ? label_smoothing * (logf(look1.row_sum) - row_smooth_part) : 0.0f;
   const float row_right_part = row_right_sum - row_max;
-  const float row_right = (1.0f - label_smoothing) * (logf(look1.row_sum) - row_right_part);
+  const float row_right = row_known * (1.0f - label_smoothing) * (logf(look1.row_sum) - row_right_part);
   const float row_loss_part = z_loss * row_lse;
   const float row_loss_part2 = row_smooth + row_right;
   const float row_loss = row_is_counted != 0.0f ? row_lse * row_loss_part + row_loss_part2 : 0.0f;
-  const float row_share = grad_scale_value * (2.0f * z_loss * row_lse + 1.0f) / look1.row_sum;
+  const float row_share = row_known * grad_scale_value * (2.0f * z_loss * row_lse + 1.0f) / look1.row_sum;
 
   if (lane == 0 && active) {
     loss[row] = row_loss;
@@ -785,7 +790,7 @@ cross_entropy_grad_fwd_bf16_without_lse_team_per_row_d715(
 // dlogits takes the place of x.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-cross_entropy_grad_fwd_bf16_without_lse_cluster_per_row_515d(
+cross_entropy_grad_fwd_bf16_without_lse_cluster_per_row_bdcb(
     float* __restrict__ loss,
     bfloat16* x,
     Input<Config, int64> label,
@@ -848,6 +853,9 @@ cross_entropy_grad_fwd_bf16_without_lse_cluster_per_row_515d(
     const float grad_scale_value = grad_scale[0];
     const float row_right_sum = taken(x_row, row_label, kCols);
     const float row_is_counted = static_cast<float>(row_label != ignore_index);
+    const float known_part = __int_as_float(0x7f800000);
+    const float row_known = row_is_counted != 0.0f && !(0.0f <= row_label && row_label < kCols) ? known_part -
+        __int_as_float(0x7f800000) : 1.0f;
     const float others = grad_scale_value * label_smoothing / kCols;
 
     Vec<bfloat16, kVector> x_held[kSteps];
@@ -902,11 +910,11 @@ cross_entropy_grad_fwd_bf16_without_lse_cluster_per_row_515d(
     const float row_smooth_part = look1.x_sum / kCols - row_max;
     const float row_smooth = label_smoothing > 0.0f ? label_smoothing * (logf(look1.row_sum) - row_smooth_part) : 0.0f;
     const float row_right_part = row_right_sum - row_max;
-    const float row_right = (1.0f - label_smoothing) * (logf(look1.row_sum) - row_right_part);
+    const float row_right = row_known * (1.0f - label_smoothing) * (logf(look1.row_sum) - row_right_part);
     const float row_loss_part = z_loss * row_lse;
     const float row_loss_part2 = row_smooth + row_right;
     const float row_loss = row_is_counted != 0.0f ? row_lse * row_loss_part + row_loss_part2 : 0.0f;
-    const float row_share = grad_scale_value * (2.0f * z_loss * row_lse + 1.0f) / look1.row_sum;
+    const float row_share = row_known * grad_scale_value * (2.0f * z_loss * row_lse + 1.0f) / look1.row_sum;
 
     if (lane == 0) {
       loss[row] = row_loss;
@@ -952,7 +960,7 @@ cross_entropy_grad_fwd_bf16_without_lse_cluster_per_row_515d(
 // dlogits takes the place of x.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-cross_entropy_grad_fwd_bf16_any_cols_team_per_row_e401(
+cross_entropy_grad_fwd_bf16_any_cols_team_per_row_afe6(
     float* __restrict__ loss,
     float* __restrict__ lse,
     bfloat16* x,
@@ -993,6 +1001,9 @@ cross_entropy_grad_fwd_bf16_any_cols_team_per_row_e401(
   const float grad_scale_value = grad_scale != nullptr ? grad_scale[0] : 1.0f;
   const float row_right_sum = taken(x_row, row_label, cols);
   const float row_is_counted = static_cast<float>(row_label != ignore_index);
+  const float known_part = __int_as_float(0x7f800000);
+  const float row_known = row_is_counted != 0.0f && !(0.0f <= row_label && row_label < cols) ? known_part -
+      __int_as_float(0x7f800000) : 1.0f;
   const float others = grad_scale_value * label_smoothing / cols;
 
   Team::announce();
@@ -1054,11 +1065,11 @@ cross_entropy_grad_fwd_bf16_any_cols_team_per_row_e401(
   look2 = Team::reduce(look2, look2_slots);
   const float row_lse = row_max + logf(look2.row_sum);
   const float row_smooth = label_smoothing > 0.0f ? label_smoothing * (logf(look2.row_sum) - row_smooth_part) : 0.0f;
-  const float row_right = (1.0f - label_smoothing) * (logf(look2.row_sum) - row_right_part);
+  const float row_right = row_known * (1.0f - label_smoothing) * (logf(look2.row_sum) - row_right_part);
   const float row_loss_part = z_loss * row_lse;
   const float row_loss_part2 = row_smooth + row_right;
   const float row_loss = row_is_counted != 0.0f ? row_lse * row_loss_part + row_loss_part2 : 0.0f;
-  const float row_share = grad_scale_value * (2.0f * z_loss * row_lse + 1.0f) / look2.row_sum;
+  const float row_share = row_known * grad_scale_value * (2.0f * z_loss * row_lse + 1.0f) / look2.row_sum;
 
   if (lane == 0) {
     loss[row] = row_loss;
@@ -1116,7 +1127,7 @@ cross_entropy_grad_fwd_bf16_any_cols_team_per_row_e401(
 // dlogits takes the place of x.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-cross_entropy_grad_fwd_bf16_any_cols_team_per_row_45f4(
+cross_entropy_grad_fwd_bf16_any_cols_team_per_row_5274(
     float* __restrict__ loss,
     float* __restrict__ lse,
     bfloat16* x,
@@ -1157,6 +1168,9 @@ cross_entropy_grad_fwd_bf16_any_cols_team_per_row_45f4(
   const float grad_scale_value = grad_scale != nullptr ? grad_scale[0] : 1.0f;
   const float row_right_sum = taken(x_row, row_label, cols);
   const float row_is_counted = static_cast<float>(row_label != ignore_index);
+  const float known_part = __int_as_float(0x7f800000);
+  const float row_known = row_is_counted != 0.0f && !(0.0f <= row_label && row_label < cols) ? known_part -
+      __int_as_float(0x7f800000) : 1.0f;
   const float others = grad_scale_value * label_smoothing / cols;
 
   Team::announce();
@@ -1218,11 +1232,11 @@ cross_entropy_grad_fwd_bf16_any_cols_team_per_row_45f4(
   look2 = Team::reduce(look2, look2_slots);
   const float row_lse = row_max + logf(look2.row_sum);
   const float row_smooth = label_smoothing > 0.0f ? label_smoothing * (logf(look2.row_sum) - row_smooth_part) : 0.0f;
-  const float row_right = (1.0f - label_smoothing) * (logf(look2.row_sum) - row_right_part);
+  const float row_right = row_known * (1.0f - label_smoothing) * (logf(look2.row_sum) - row_right_part);
   const float row_loss_part = z_loss * row_lse;
   const float row_loss_part2 = row_smooth + row_right;
   const float row_loss = row_is_counted != 0.0f ? row_lse * row_loss_part + row_loss_part2 : 0.0f;
-  const float row_share = grad_scale_value * (2.0f * z_loss * row_lse + 1.0f) / look2.row_sum;
+  const float row_share = row_known * grad_scale_value * (2.0f * z_loss * row_lse + 1.0f) / look2.row_sum;
 
   if (lane == 0) {
     loss[row] = row_loss;
@@ -1435,15 +1449,15 @@ struct Tuned {
 };
 inline constexpr Tuned kTuned[] = {
     {4096,  32000, 16, 0u, 0u, false, {{512, 1, false, 0, 0, 0, 1, 1, 65536},
-     run_without_lse<cross_entropy_grad_fwd_bf16_without_lse_team_per_row_d715<Cols32000_3aa6>>}},
+     run_without_lse<cross_entropy_grad_fwd_bf16_without_lse_team_per_row_3d3c<Cols32000_3aa6>>}},
     {4096, 128256, 16, 0u, 0u, false, {{1024, 1, false, 0, 0, 1, 2, 1, 131072},
-     run_without_lse<cross_entropy_grad_fwd_bf16_without_lse_cluster_per_row_515d<Cols128256_e56c>>}},
+     run_without_lse<cross_entropy_grad_fwd_bf16_without_lse_cluster_per_row_bdcb<Cols128256_e56c>>}},
 };
 
 // For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.
 inline constexpr Kernel kGeneral[] = {
-    {{256}, run_any_cols<cross_entropy_grad_fwd_bf16_any_cols_team_per_row_e401<AnyCols_224d>>},
-    {{256}, run_any_cols<cross_entropy_grad_fwd_bf16_any_cols_team_per_row_45f4<AnyCols_0595>>},
+    {{256}, run_any_cols<cross_entropy_grad_fwd_bf16_any_cols_team_per_row_afe6<AnyCols_224d>>},
+    {{256}, run_any_cols<cross_entropy_grad_fwd_bf16_any_cols_team_per_row_5274<AnyCols_0595>>},
 };
 
 // Bits of `absent`: 1u grad_scale.

@@ -8,20 +8,22 @@
 //   row_sum    = sum(exp(x - row_max))
 //   lse        = row_max + log(row_sum)
 //   is_counted = label != ignore_index
+//   known      = where(is_counted and not (0 <= label and label < cols), inf - inf, 1)
 //   smooth     = where(label_smoothing > 0, label_smoothing * (log(row_sum) - (sum(x) / cols - row_max)), 0)
-//   right      = (1 - label_smoothing) * (log(row_sum) - (take(x, label) - row_max))
+//   right      = known * (1 - label_smoothing) * (log(row_sum) - (take(x, label) - row_max))
 //   loss       = where(is_counted, right + smooth + z_loss * lse * lse, 0)
-//   share      = grad_scale * (1 + 2 * z_loss * lse) / row_sum
+//   share      = known * grad_scale * (1 + 2 * z_loss * lse) / row_sum
 //   others     = grad_scale * label_smoothing / cols
 //   wanted     = where(col == label, others + grad_scale * (1 - label_smoothing), others)
 //   slope      = exp(x - row_max) * share - wanted
 //   dlogits    = where(is_counted, slope, 0)
 //   grad_scale = 1 where the pointer is null
 //
-// spec      cross_entropy_grad, sha256:96f31fb2366bee0ff614621e4429470b6c58e107081f7895ac641a951953cfea
+// spec      cross_entropy_grad, sha256:c987b712945d77df397717f2bfb58d39a0e9b2cc3e682dc8b80a01abed4dd374
 // tuned by  normgen 0.1.0
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
 // verified  NVIDIA H200, driver for CUDA 13.0: 4 calls, 1 to 524 rows, 21 families of rows, own pitches of dlogits, x
+// note      emitted as another text than the one that was tuned: all
 //
 // all timed without lse:
 //
@@ -636,7 +638,7 @@ struct Look2_2916 {  // state of look 2: sum(exp(x - row_max))
 // The last rows come first: of an input too large for L2 it still has these.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-cross_entropy_grad_fwd_bf16_without_lse_team_per_row_b904(
+cross_entropy_grad_fwd_bf16_without_lse_team_per_row_952c(
     bfloat16* __restrict__ dlogits,
     float* __restrict__ loss,
     Input<Config, bfloat16> x,
@@ -679,6 +681,9 @@ cross_entropy_grad_fwd_bf16_without_lse_team_per_row_b904(
   const float grad_scale_value = grad_scale[0];
   const float row_right_sum = taken(x_row, row_label, kCols);
   const float row_is_counted = static_cast<float>(row_label != ignore_index);
+  const float known_part = __int_as_float(0x7f800000);
+  const float row_known = row_is_counted != 0.0f && !(0.0f <= row_label && row_label < kCols) ? known_part -
+      __int_as_float(0x7f800000) : 1.0f;
   const float others = grad_scale_value * label_smoothing / kCols;
 
   Team::announce();
@@ -730,11 +735,11 @@ cross_entropy_grad_fwd_bf16_without_lse_team_per_row_b904(
   const float row_smooth_part = look1.x_sum / kCols - row_max;
   const float row_smooth = label_smoothing > 0.0f ? label_smoothing * (logf(look1.row_sum) - row_smooth_part) : 0.0f;
   const float row_right_part = row_right_sum - row_max;
-  const float row_right = (1.0f - label_smoothing) * (logf(look1.row_sum) - row_right_part);
+  const float row_right = row_known * (1.0f - label_smoothing) * (logf(look1.row_sum) - row_right_part);
   const float row_loss_part = z_loss * row_lse;
   const float row_loss_part2 = row_smooth + row_right;
   const float row_loss = row_is_counted != 0.0f ? row_lse * row_loss_part + row_loss_part2 : 0.0f;
-  const float row_share = grad_scale_value * (2.0f * z_loss * row_lse + 1.0f) / look1.row_sum;
+  const float row_share = row_known * grad_scale_value * (2.0f * z_loss * row_lse + 1.0f) / look1.row_sum;
 
   if (lane == 0 && active) {
     loss[row] = row_loss;
@@ -777,7 +782,7 @@ cross_entropy_grad_fwd_bf16_without_lse_team_per_row_b904(
 // cross_entropy_grad forward: the blocks of a cluster own a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-cross_entropy_grad_fwd_bf16_without_lse_cluster_per_row_748f(
+cross_entropy_grad_fwd_bf16_without_lse_cluster_per_row_4e0e(
     bfloat16* __restrict__ dlogits,
     float* __restrict__ loss,
     Input<Config, bfloat16> x,
@@ -843,6 +848,9 @@ cross_entropy_grad_fwd_bf16_without_lse_cluster_per_row_748f(
     const float grad_scale_value = grad_scale[0];
     const float row_right_sum = taken(x_row, row_label, kCols);
     const float row_is_counted = static_cast<float>(row_label != ignore_index);
+    const float known_part = __int_as_float(0x7f800000);
+    const float row_known = row_is_counted != 0.0f && !(0.0f <= row_label && row_label < kCols) ? known_part -
+        __int_as_float(0x7f800000) : 1.0f;
     const float others = grad_scale_value * label_smoothing / kCols;
 
     Vec<bfloat16, kVector> x_held[kSteps];
@@ -897,11 +905,11 @@ cross_entropy_grad_fwd_bf16_without_lse_cluster_per_row_748f(
     const float row_smooth_part = look1.x_sum / kCols - row_max;
     const float row_smooth = label_smoothing > 0.0f ? label_smoothing * (logf(look1.row_sum) - row_smooth_part) : 0.0f;
     const float row_right_part = row_right_sum - row_max;
-    const float row_right = (1.0f - label_smoothing) * (logf(look1.row_sum) - row_right_part);
+    const float row_right = row_known * (1.0f - label_smoothing) * (logf(look1.row_sum) - row_right_part);
     const float row_loss_part = z_loss * row_lse;
     const float row_loss_part2 = row_smooth + row_right;
     const float row_loss = row_is_counted != 0.0f ? row_lse * row_loss_part + row_loss_part2 : 0.0f;
-    const float row_share = grad_scale_value * (2.0f * z_loss * row_lse + 1.0f) / look1.row_sum;
+    const float row_share = row_known * grad_scale_value * (2.0f * z_loss * row_lse + 1.0f) / look1.row_sum;
 
     if (lane == 0) {
       loss[row] = row_loss;
@@ -946,7 +954,7 @@ cross_entropy_grad_fwd_bf16_without_lse_cluster_per_row_748f(
 // cross_entropy_grad forward: a team of threads owns a row; each row is read once.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-cross_entropy_grad_fwd_bf16_without_lse_team_per_row_a8a7(
+cross_entropy_grad_fwd_bf16_without_lse_team_per_row_ca4a(
     bfloat16* __restrict__ dlogits,
     float* __restrict__ loss,
     Input<Config, bfloat16> x,
@@ -989,6 +997,9 @@ cross_entropy_grad_fwd_bf16_without_lse_team_per_row_a8a7(
   const float grad_scale_value = grad_scale[0];
   const float row_right_sum = taken(x_row, row_label, kCols);
   const float row_is_counted = static_cast<float>(row_label != ignore_index);
+  const float known_part = __int_as_float(0x7f800000);
+  const float row_known = row_is_counted != 0.0f && !(0.0f <= row_label && row_label < kCols) ? known_part -
+      __int_as_float(0x7f800000) : 1.0f;
   const float others = grad_scale_value * label_smoothing / kCols;
 
   Vec<bfloat16, kVector> x_held[kHeldSteps];
@@ -1075,11 +1086,11 @@ cross_entropy_grad_fwd_bf16_without_lse_team_per_row_a8a7(
   const float row_smooth_part = look1.x_sum / kCols - row_max;
   const float row_smooth = label_smoothing > 0.0f ? label_smoothing * (logf(look1.row_sum) - row_smooth_part) : 0.0f;
   const float row_right_part = row_right_sum - row_max;
-  const float row_right = (1.0f - label_smoothing) * (logf(look1.row_sum) - row_right_part);
+  const float row_right = row_known * (1.0f - label_smoothing) * (logf(look1.row_sum) - row_right_part);
   const float row_loss_part = z_loss * row_lse;
   const float row_loss_part2 = row_smooth + row_right;
   const float row_loss = row_is_counted != 0.0f ? row_lse * row_loss_part + row_loss_part2 : 0.0f;
-  const float row_share = grad_scale_value * (2.0f * z_loss * row_lse + 1.0f) / look1.row_sum;
+  const float row_share = row_known * grad_scale_value * (2.0f * z_loss * row_lse + 1.0f) / look1.row_sum;
 
   if (lane == 0 && active) {
     loss[row] = row_loss;
@@ -1152,7 +1163,7 @@ cross_entropy_grad_fwd_bf16_without_lse_team_per_row_a8a7(
 // cross_entropy_grad forward, any number of columns: a team of threads owns a row; each row is read 3 times.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-cross_entropy_grad_fwd_bf16_any_cols_team_per_row_dde0(
+cross_entropy_grad_fwd_bf16_any_cols_team_per_row_6b5c(
     bfloat16* __restrict__ dlogits,
     float* __restrict__ loss,
     float* __restrict__ lse,
@@ -1196,6 +1207,9 @@ cross_entropy_grad_fwd_bf16_any_cols_team_per_row_dde0(
   const float grad_scale_value = grad_scale != nullptr ? grad_scale[0] : 1.0f;
   const float row_right_sum = taken(x_row, row_label, cols);
   const float row_is_counted = static_cast<float>(row_label != ignore_index);
+  const float known_part = __int_as_float(0x7f800000);
+  const float row_known = row_is_counted != 0.0f && !(0.0f <= row_label && row_label < cols) ? known_part -
+      __int_as_float(0x7f800000) : 1.0f;
   const float others = grad_scale_value * label_smoothing / cols;
 
   Team::announce();
@@ -1257,11 +1271,11 @@ cross_entropy_grad_fwd_bf16_any_cols_team_per_row_dde0(
   look2 = Team::reduce(look2, look2_slots);
   const float row_lse = row_max + logf(look2.row_sum);
   const float row_smooth = label_smoothing > 0.0f ? label_smoothing * (logf(look2.row_sum) - row_smooth_part) : 0.0f;
-  const float row_right = (1.0f - label_smoothing) * (logf(look2.row_sum) - row_right_part);
+  const float row_right = row_known * (1.0f - label_smoothing) * (logf(look2.row_sum) - row_right_part);
   const float row_loss_part = z_loss * row_lse;
   const float row_loss_part2 = row_smooth + row_right;
   const float row_loss = row_is_counted != 0.0f ? row_lse * row_loss_part + row_loss_part2 : 0.0f;
-  const float row_share = grad_scale_value * (2.0f * z_loss * row_lse + 1.0f) / look2.row_sum;
+  const float row_share = row_known * grad_scale_value * (2.0f * z_loss * row_lse + 1.0f) / look2.row_sum;
 
   if (lane == 0) {
     loss[row] = row_loss;
@@ -1318,7 +1332,7 @@ cross_entropy_grad_fwd_bf16_any_cols_team_per_row_dde0(
 // cross_entropy_grad forward, any number of columns: a team of threads owns a row; each row is read 3 times.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-cross_entropy_grad_fwd_bf16_any_cols_team_per_row_3d80(
+cross_entropy_grad_fwd_bf16_any_cols_team_per_row_fba9(
     bfloat16* __restrict__ dlogits,
     float* __restrict__ loss,
     float* __restrict__ lse,
@@ -1362,6 +1376,9 @@ cross_entropy_grad_fwd_bf16_any_cols_team_per_row_3d80(
   const float grad_scale_value = grad_scale != nullptr ? grad_scale[0] : 1.0f;
   const float row_right_sum = taken(x_row, row_label, cols);
   const float row_is_counted = static_cast<float>(row_label != ignore_index);
+  const float known_part = __int_as_float(0x7f800000);
+  const float row_known = row_is_counted != 0.0f && !(0.0f <= row_label && row_label < cols) ? known_part -
+      __int_as_float(0x7f800000) : 1.0f;
   const float others = grad_scale_value * label_smoothing / cols;
 
   Team::announce();
@@ -1423,11 +1440,11 @@ cross_entropy_grad_fwd_bf16_any_cols_team_per_row_3d80(
   look2 = Team::reduce(look2, look2_slots);
   const float row_lse = row_max + logf(look2.row_sum);
   const float row_smooth = label_smoothing > 0.0f ? label_smoothing * (logf(look2.row_sum) - row_smooth_part) : 0.0f;
-  const float row_right = (1.0f - label_smoothing) * (logf(look2.row_sum) - row_right_part);
+  const float row_right = row_known * (1.0f - label_smoothing) * (logf(look2.row_sum) - row_right_part);
   const float row_loss_part = z_loss * row_lse;
   const float row_loss_part2 = row_smooth + row_right;
   const float row_loss = row_is_counted != 0.0f ? row_lse * row_loss_part + row_loss_part2 : 0.0f;
-  const float row_share = grad_scale_value * (2.0f * z_loss * row_lse + 1.0f) / look2.row_sum;
+  const float row_share = row_known * grad_scale_value * (2.0f * z_loss * row_lse + 1.0f) / look2.row_sum;
 
   if (lane == 0) {
     loss[row] = row_loss;
@@ -1642,17 +1659,17 @@ struct Tuned {
 };
 inline constexpr Tuned kTuned[] = {
     {4096,  32000, 16, 0u, 0u, false, {{512, 1, false, 0, 0, 0, 1, 1, 65536},
-     run_without_lse<cross_entropy_grad_fwd_bf16_without_lse_team_per_row_b904<Cols32000_3aa6>>}},
+     run_without_lse<cross_entropy_grad_fwd_bf16_without_lse_team_per_row_952c<Cols32000_3aa6>>}},
     {4096, 128256, 16, 0u, 0u, false, {{1024, 1, false, 0, 0, 1, 2, 1, 131072},
-     run_without_lse<cross_entropy_grad_fwd_bf16_without_lse_cluster_per_row_748f<Cols128256_e56c>>}},
+     run_without_lse<cross_entropy_grad_fwd_bf16_without_lse_cluster_per_row_4e0e<Cols128256_e56c>>}},
     {4096, 151936, 16, 0u, 0u, false, {{1024, 1, false, 0, 0, 0, 1, 1, 196608},
-     run_without_lse<cross_entropy_grad_fwd_bf16_without_lse_team_per_row_a8a7<Cols151936_0c9d>>}},
+     run_without_lse<cross_entropy_grad_fwd_bf16_without_lse_team_per_row_ca4a<Cols151936_0c9d>>}},
 };
 
 // For any cols: of two, the first reads vectors and asks that rows start alike, the other takes any alignment.
 inline constexpr Kernel kGeneral[] = {
-    {{256}, run_any_cols<cross_entropy_grad_fwd_bf16_any_cols_team_per_row_dde0<AnyCols_224d>>},
-    {{256}, run_any_cols<cross_entropy_grad_fwd_bf16_any_cols_team_per_row_3d80<AnyCols_0595>>},
+    {{256}, run_any_cols<cross_entropy_grad_fwd_bf16_any_cols_team_per_row_6b5c<AnyCols_224d>>},
+    {{256}, run_any_cols<cross_entropy_grad_fwd_bf16_any_cols_team_per_row_fba9<AnyCols_0595>>},
 };
 
 // Bits of `absent`: 1u grad_scale.

@@ -268,13 +268,13 @@ def log_softmax(x: Array) -> tuple[Array, Array]:
 def cross_entropy(t: Tensors, s: Scalars) -> dict[str, Array]:
     """torch's cross_entropy(reduction="none", label_smoothing=...), and Liger's z-loss on top.
 
-    A label that is no column, and not the ignored one, is the caller's fault: it counts as a logit of 0.
+    A label that is no column, and not the ignored one, is the caller's fault, where torch ends the program: NaN.
     """
     rows, cols = t["x"].shape
     logp, lse = log_softmax(t["x"])
     label = t["label"].reshape(-1).astype(int)
     is_column = (label >= 0) & (label < cols)
-    picked = np.where(is_column, logp[np.arange(rows), np.where(is_column, label, 0)], -lse[:, 0])[:, None]
+    picked = np.where(is_column, logp[np.arange(rows), np.where(is_column, label, 0)], np.nan)[:, None]
     smoothing = s["label_smoothing"]
     smooth = -smoothing * row_mean(logp) if smoothing else 0.0
     loss = -(1 - smoothing) * picked + smooth + s["z_loss"] * lse**2
@@ -288,6 +288,7 @@ def by_logits(t: Tensors, s: Scalars) -> Array:
     wanted = np.full_like(t["x"], s["label_smoothing"] / cols)
     wanted += np.where(np.arange(cols) == t["label"], 1 - s["label_smoothing"], 0.0)
     found = softmax(t["x"]) * (1 + 2 * s["z_loss"] * lse) - wanted
+    found = np.where((t["label"] >= 0) & (t["label"] < cols), found, np.nan)
     return np.where(t["label"] == s["ignore_index"], 0.0, found)
 
 

@@ -113,3 +113,33 @@ def test_a_learned_scalar_has_a_gradient_that_may_be_added_to() -> None:
     more = normgen.kernel("dyt", accumulate=True, gradients=["alpha"], **asked)
     more(dy, x=x, alpha=alpha, weight=weight, dalpha=dalpha)
     np.testing.assert_allclose(dalpha, 2 * (slope * x).sum(), rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 1.0])
+def test_a_label_that_is_no_column_makes_its_row_nan_and_no_other(dtype: type, smoothing: float) -> None:
+    """Loss and gradient, of the derived backward pass and of the pass that writes both; an ignored row stays 0."""
+    cols, far = 37, 2**40 if dtype is np.int64 else 2**31 - 1
+    label = np.array([3, -1, cols, -100, -7, far, cols - 1, 0], dtype)
+    is_column, is_ignored = (label >= 0) & (label < cols), label == -100
+    x = RNG.standard_normal((len(label), cols)).astype(np.float32)
+    share = np.exp(x.astype(np.float64))
+    share /= share.sum(axis=1, keepdims=True)
+    target = (1 - smoothing) * np.eye(cols)[np.where(is_column, label, 0)] + smoothing / cols
+    want = np.where(is_ignored, 0, np.where(is_column, -(target * np.log(share)).sum(axis=1), np.nan))
+    gradient = np.where(is_ignored[:, None], 0, np.where(is_column[:, None], share - target, np.nan))
+
+    options = {"shape": x.shape, "dtypes": {"label": np.dtype(dtype).name.replace("int", "i")}, "device": "cpu"}
+    named = {"label_smoothing": smoothing}
+    ones, zeros = np.ones(len(label), np.float32), np.zeros(len(label), np.float32)
+    loss, lse = normgen.kernel("cross_entropy", **options)(x, label, **named)
+    np.testing.assert_allclose(loss, want, rtol=1e-5)
+    assert np.isfinite(lse).all()
+    dx = normgen.kernel("cross_entropy", direction="backward", **options)(ones, zeros, x, label, **named)
+    np.testing.assert_allclose(dx, gradient, atol=1e-6)
+    both = normgen.kernel("cross_entropy_grad", **options)
+    dlogits, losses, _ = both(x, label, np.full(1, 0.5, np.float32), **named)
+    np.testing.assert_allclose(losses, want, rtol=1e-5)
+    np.testing.assert_allclose(dlogits, 0.5 * gradient, atol=1e-6)
+    dlogits, *_ = both(x, label, np.full(1, np.inf, np.float32), **named)  # 1 / 0: no label counts
+    np.testing.assert_array_equal(dlogits[is_ignored], 0)
