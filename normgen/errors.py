@@ -36,6 +36,10 @@ class UsageError(NormgenError):
     """A command-line option or a Python argument does not fit."""
 
 
+class OutsideError(UsageError, IndexError):
+    """An index names what is not there; an IndexError too, as Python's users and torch's catch it."""
+
+
 class FileError(NormgenError):
     """The operating system refused to read or write what a command cannot do without."""
 

@@ -6,6 +6,8 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import jax.numpy as jnp
+
 from normgen.errors import UsageError, did_you_mean
 from normgen.jax.operators import Operator
 from normgen.operators.table import REDUCTIONS, TABLE
@@ -36,7 +38,9 @@ def cross_entropy(
 ) -> Array:
     """Cross entropy of logits [.., cols] with labels [..], and z_loss * log(sum(exp(input)))**2 beside it.
 
-    A loss of each row is float32; "mean" divides their sum by the number of labels that are not `ignore_index`.
+    loss = log(sum(exp(input))) - input[target] of each row, in float32, and 0 where target is `ignore_index`; "mean"
+    divides their sum by the number of labels that count: without any, the loss is NaN and its gradient 0.
+    Where a label is neither a column nor `ignore_index`, that row's loss and its whole gradient are NaN.
     Raises UsageError for another reduction than "mean", "sum" and "none", and for arrays that do not fit.
     """
     if reduction not in REDUCTIONS:
@@ -45,4 +49,8 @@ def cross_entropy(
     if reduction == "none":
         return losses
     total = losses.sum()
-    return total if reduction == "sum" else total / (target != ignore_index).sum()
+    if reduction == "sum":
+        return total
+    count = (target != ignore_index).sum()
+    # Behind the division by 0 stands an infinite gradient, which no factor of 0 takes away: it ends here.
+    return jnp.where(count == 0, 0.0, total) / count

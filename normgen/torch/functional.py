@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from normgen.errors import UsageError, did_you_mean
+from normgen.errors import OutsideError, UsageError, did_you_mean
 from normgen.operators.table import REDUCTIONS, TABLE
 from normgen.spec.reader import load
 from normgen.torch.operators import Operator
@@ -60,13 +60,41 @@ def cross_entropy(
 ) -> Tensor:
     """Cross entropy of logits [.., cols] with labels [..], as torch's, and z_loss * log(sum(exp(input)))**2 beside it.
 
-    A loss of each row is float32; "mean" divides their sum by the number of labels that are not `ignore_index`.
+    loss = log(sum(exp(input))) - input[target] of each row, in float32, and 0 where target is `ignore_index`; "mean"
+    divides their sum by the number of labels that count: without any, the loss is NaN and its gradient 0, as torch's.
+    A label that is neither a column nor `ignore_index` raises OutsideError, an IndexError, on the CPU; on a GPU and in
+    a compiled program, which do not stop for it, that row's loss and its whole gradient are NaN.
     Raises UsageError for another reduction than "mean", "sum" and "none", and for tensors that do not fit.
     """
     if reduction not in REDUCTIONS:
         raise UsageError("unknown reduction", received=str(reduction), hint=did_you_mean(str(reduction), REDUCTIONS))
     losses = _loss_of_rows(input, target, float(ignore_index), label_smoothing, z_loss, opaque=opaque)
+    if _has_values(target):
+        _check_labels(target, input.shape[-1], ignore_index)
     if reduction == "none":
         return losses
     total = losses.sum()
-    return total if reduction == "sum" else total / (target != ignore_index).sum()
+    if reduction == "sum":
+        return total
+    count = (target != ignore_index).sum()
+    # Behind the division by 0 stands an infinite gradient, which no factor of 0 takes away: it ends here.
+    return total.masked_fill(count == 0, 0.0) / count
+
+
+def _has_values(target: Tensor) -> bool:
+    """Whether the labels can be looked at, at no cost: on the CPU, and nobody traces or transforms the call."""
+    if torch.compiler.is_compiling() or type(target) is not torch.Tensor or target.device.type != "cpu":
+        return False
+    return not torch._C._len_torch_dispatch_stack() and torch._C._functorch.peek_interpreter_stack() is None
+
+
+def _check_labels(target: Tensor, cols: int, ignore_index: int) -> None:
+    wrong = ((target < 0) | (target >= cols)) & (target != ignore_index)
+    if wrong.any():
+        label, count = int(target[wrong].flatten()[0]), int(wrong.sum())
+        others = f", and {count - 1} more" if count > 1 else ""
+        raise OutsideError(
+            f"a label is one of the {cols} columns, from 0, or ignore_index={ignore_index}",
+            received=f"{label}{others}",
+            hint="padding takes ignore_index; more labels than columns ask for wider logits",
+        )

@@ -226,6 +226,41 @@ def test_cross_entropy_is_that_of_float64(reduction: str) -> None:
     np.testing.assert_allclose(got, in_float64(jax.grad(lambda x: (plain(x) ** 2).sum()), x), rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+@pytest.mark.parametrize("is_jitted", [False, True])
+@pytest.mark.usefixtures("device")
+def test_a_label_that_is_no_column_makes_its_row_nan(dtype: type, is_jitted: bool) -> None:
+    with jax.enable_x64(True):
+        far = 2**40 if dtype is np.int64 else 2**31 - 1
+        label = jnp.asarray(np.array([3, -1, 37, -100, -7, far, 36], dtype))
+        x = jnp.asarray(np.random.default_rng(8).standard_normal((7, 37)), np.float32)
+
+        def losses(x: Any) -> Any:
+            return nj.cross_entropy(x, label, label_smoothing=0.1, z_loss=1e-3, reduction="none")
+
+        found, pull = jax.vjp(jax.jit(losses) if is_jitted else losses, x)
+        (gradient,) = pull(jnp.ones_like(found))
+    is_nan = np.array([0, 1, 1, 0, 1, 1, 0], bool)
+    np.testing.assert_array_equal(np.isnan(found), is_nan)
+    np.testing.assert_array_equal(np.isnan(gradient), np.broadcast_to(is_nan[:, None], x.shape))
+    assert not np.asarray(gradient)[3].any()
+
+
+@pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
+@pytest.mark.parametrize(("label_smoothing", "z_loss"), [(0.0, 0.0), (0.1, 0.0), (0.0, 1e-3)])
+@pytest.mark.usefixtures("device")
+def test_where_no_label_counts_the_gradient_is_0(reduction: str, label_smoothing: float, z_loss: float) -> None:
+    x, label = jnp.ones((3, 9)), jnp.full(3, -100)
+
+    def loss(x: Any) -> Any:
+        found = nj.cross_entropy(x, label, reduction=reduction, label_smoothing=label_smoothing, z_loss=z_loss)
+        return found.sum()
+
+    for run in (loss, jax.jit(loss)):
+        assert np.isnan(run(x)) == (reduction == "mean")
+        assert not np.asarray(jax.grad(run)(x)).any()
+
+
 TEXT = """
 name = "clipped_norm"
 [tensors]

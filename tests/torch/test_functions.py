@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 import normgen.torch as ng  # noqa: E402
-from normgen.errors import UsageError  # noqa: E402
+from normgen.errors import OutsideError, UsageError  # noqa: E402
 from normgen.problem.question import Direction  # noqa: E402
 from normgen.torch import calls  # noqa: E402
 from tests.operators.cases import FUNCTIONS, IDS  # noqa: E402
@@ -79,6 +79,73 @@ def test_cross_entropy_is_torchs(reduction: str, device: str) -> None:
     by = torch.randn_like(got)
     (gradient,), (exact,) = torch.autograd.grad(got, x, by), torch.autograd.grad(want, wide, by.double())
     torch.testing.assert_close(gradient.double(), exact, rtol=1e-4, atol=1e-6)
+
+
+NO_COLUMNS = [(torch.int64, -1), (torch.int64, 9), (torch.int64, -7), (torch.int64, 2**40), (torch.int32, 9)]
+
+
+@pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
+@pytest.mark.parametrize(("dtype", "label"), NO_COLUMNS)
+def test_a_label_that_is_no_column_is_an_index_error_on_the_cpu_as_torchs(
+    dtype: torch.dtype, label: int, reduction: str
+) -> None:
+    x = torch.randn(2, 2, 9)
+    target = torch.tensor([[1, label], [-100, 0]], dtype=dtype)
+    with pytest.raises(IndexError):
+        torch.nn.functional.cross_entropy(x.flatten(0, 1), target.flatten().long())
+    rule = rf"(?s)a label is one of the 9 columns, from 0, or ignore_index=-100\n  received: {label}\n  hint: "
+    with pytest.raises(OutsideError, match=rule) as raised:
+        ng.cross_entropy(x, target, reduction=reduction)
+    assert isinstance(raised.value, IndexError)
+    with pytest.raises(OutsideError, match=f"received: {label}, and 1 more"):
+        ng.cross_entropy(x, target, ignore_index=0, reduction=reduction)
+    target[1, 0] = 0
+    assert ng.cross_entropy(x, target, ignore_index=label, reduction="none")[0, 1] == 0
+
+
+def run(way: str, call: object) -> object:
+    """The function itself, or as a compiled program that calls the kernel, or the formulas."""
+    if way == "eager":
+        return call
+    torch.compiler.reset()
+    opaque = way == "compiled, opaque"
+    return torch.compile(lambda *args, **named: call(*args, opaque=opaque, **named), backend="aot_eager")  # type: ignore[operator]
+
+
+WAYS = ["eager", "compiled, opaque", "compiled"]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("dtype", "label"), NO_COLUMNS)
+def test_a_label_that_is_no_column_makes_its_row_nan_where_no_call_stops_for_it(
+    dtype: torch.dtype, label: int, way: str, device: str
+) -> None:
+    x = torch.randn(4, 9, device=device, requires_grad=True)
+    target = torch.tensor([1, label, -100, 8], dtype=dtype, device=device)
+    op = ng.operator("cross_entropy", returns=("loss",))  # the eager function stops for it on the CPU
+    loss = run(way, op)(x, target, label_smoothing=0.1, z_loss=1e-3)  # type: ignore[operator]
+    assert loss.isnan().tolist() == [False, True, False, False]
+    (gradient,) = torch.autograd.grad(loss, x, torch.ones_like(loss))
+    assert torch.equal(gradient.isnan(), loss.isnan()[:, None].expand(4, 9))
+    assert not gradient[2].any()
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("label_smoothing", "z_loss"), [(0.0, 0.0), (0.1, 0.0), (0.0, 1e-3)])
+@pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
+def test_where_no_label_counts_the_gradient_is_0_and_the_mean_nan_as_torchs(
+    reduction: str, label_smoothing: float, z_loss: float, way: str, device: str
+) -> None:
+    """So that a batch of padding alone leaves the weights as they are."""
+    x = torch.randn(3, 9, device=device, requires_grad=True)
+    target = torch.full((3,), -100, device=device)
+    options = {"reduction": reduction, "label_smoothing": label_smoothing}
+    loss = run(way, ng.cross_entropy)(x, target, z_loss=z_loss, **options)  # type: ignore[operator]
+    want = torch.nn.functional.cross_entropy(x, target, **options)
+    torch.testing.assert_close(loss, want, rtol=0, atol=0, equal_nan=True)
+    for result in (loss, want):
+        (gradient,) = torch.autograd.grad(result.sum(), x)
+        assert not gradient.any()
 
 
 def test_a_z_loss_adds_the_square_of_the_log_of_the_sum(device: str) -> None:
