@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from normgen.errors import UsageError
 from normgen.torch.functional import function, is_float32_under_autocast
 
 Tensor = Any
@@ -38,6 +39,8 @@ _PAIRS: tuple[Dtypes, ...] = (
 )
 _SAME = 1e-4  # of a row's largest value: a module may compute in float32 what is compared in float64
 _EQUAL = 0.99  # of the elements, where both sides round to a dtype: float32 sums in another order seldom show
+_PLAIN = (type(None), bool, int, float, str, tuple, torch.Size, torch.dtype)  # values that are compared as such
+_INTERNAL = frozenset(vars(torch.nn.Module())) - {"training"}
 _OF_TORCH = {torch.nn.functional.layer_norm, torch.nn.functional.rms_norm, torch.layer_norm, torch.rms_norm}
 
 
@@ -49,6 +52,8 @@ class Norm:
     parameters  the module's, in the order in which the function takes them
     dtypes      of rows and parameters -> of the result, where ours rounds as the module does; others are left to it
     in_float32  the module calls torch's own norm, and its result is float32 under autocast on CUDA
+    eps_of      the module's attribute that is eps, whatever it is set to later; "" of a forward that holds the number
+    reads       the other attributes that its forward reads: what it computes while they are as they were
     """
 
     function: str
@@ -56,6 +61,8 @@ class Norm:
     eps: float
     dtypes: Mapping[Dtypes, Any]
     in_float32: bool
+    eps_of: str = ""
+    reads: tuple[str, ...] = ()
 
     @property
     def operator(self) -> Any:
@@ -75,6 +82,10 @@ class Forward:
         # The operator's tensors as places among (the rows, the parameters), None of one that is absent.
         places, self.scalars, *_ = self.operator.bound(*range(1 + len(norm.parameters)), eps=norm.eps)
         self.places = None if places == tuple(range(len(places))) else places
+        self.eps_at = [scalar for scalar, _ in self.operator.spec.scalars].index("eps")
+        self.attributes = (*norm.reads, *([norm.eps_of] if norm.eps_of else []))
+        self.examined = [getattr(module, attribute) for attribute in self.attributes]
+        self.seen = tuple(zip(self.attributes, self.examined, strict=True))  # at the last call, whose scalars these are
 
     def __getstate__(self) -> dict[str, Any]:
         """All but the operator, which remembers loaded kernels and belongs to nobody: for copies and pickles."""
@@ -85,12 +96,20 @@ class Forward:
 
     def __call__(self, *args: Any, **named: Any) -> Tensor:
         (x,) = (*args, *named.values()) if named else args
-        norm, known, given = self.norm, self.module._parameters, [x]
+        norm, module, known, given = self.norm, self.module, self.module._parameters, [x]
         for name in norm.parameters:
             parameter = known.get(name)  # not so of one that is parametrized, or a part of a flat one
-            given.append(getattr(self.module, name) if parameter is None else parameter)
+            if parameter is None and (parameter := getattr(module, name)) is None:
+                return self.original(x)
+            given.append(parameter)
         dtype = norm.dtypes.get((x.dtype, given[-1].dtype))
-        if dtype is None:
+        scalars = self.scalars
+        is_traced = torch.compiler.is_dynamo_compiling()  # which guards what it reads, by its value
+        for attribute, value in self.seen:
+            if is_traced or getattr(module, attribute) is not value:
+                scalars = self.scalars_now()
+                break
+        if dtype is None or scalars is None:
             return self.original(x)
         if norm.in_float32 and torch._C._is_any_autocast_enabled() and x.is_cuda and torch.is_autocast_enabled("cuda"):
             dtype = None
@@ -98,10 +117,38 @@ class Forward:
         tensors = (
             tuple(given) if places is None else tuple([None if place is None else given[place] for place in places])
         )
-        if torch.compiler.is_dynamo_compiling():
-            return self.operator.traced(*tensors, *self.scalars, dtype, self.opaque, self.name)
-        found = self.operator.eager(tensors, self.scalars, dtype)
-        return self.operator.run(tensors, self.scalars, dtype, self.opaque) if found is NotImplemented else found
+        if is_traced:
+            for parameter in given[1:]:
+                if parameter.shape != x.shape[-1:]:
+                    return self.original(x)
+            return self.operator.traced(*tensors, *scalars, dtype, self.opaque, self.name)
+        try:
+            found = self.operator.eager(tensors, scalars, dtype)
+            return self.operator.run(tensors, scalars, dtype, self.opaque) if found is NotImplemented else found
+        except UsageError:  # a parameter of another shape, say, that the module spreads
+            return self.original(x)
+
+    def scalars_now(self) -> tuple[float, ...] | None:
+        """As the module's attributes say now; None where another than eps changed, or eps is no number any more."""
+        norm, eps = self.norm, self.norm.eps
+        now = [getattr(self.module, attribute) for attribute in self.attributes]
+        if norm.eps_of:
+            said = now[-1]
+            if type(said) in (float, int):
+                eps = said if type(said) is float else float(said)
+            elif said is not None or self.examined[-1] is not None:  # None: as torch does without one
+                return None
+        for value, examined in zip(now[: len(norm.reads)], self.examined, strict=False):
+            if not _is_same(value, examined):
+                return None
+        scalars = (*self.scalars[: self.eps_at], eps, *self.scalars[self.eps_at + 1 :])
+        if not torch.compiler.is_dynamo_compiling():
+            self.seen, self.scalars = tuple(zip(self.attributes, now, strict=True)), scalars
+        return scalars
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    return one is other or (type(one) in _PLAIN and type(other) in _PLAIN and bool(one == other))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +170,8 @@ def replace(model: Module, *, opaque: bool | None = None) -> Report:
     A module is one of our norms if its forward, run in float64 on rows that tell formulas apart, gives what one of our
     formulas gives with its parameters and one of its numbers as eps, and if it rounds in bf16 where that one does. Its
     class, parameters, state and hooks stay as they are: its `forward` alone is another one, until `restore`. Pairs of
-    dtypes in which a module rounds differently are left to it, call by call. `opaque` is that of `operator`: what a
+    dtypes in which a module rounds differently are left to it, call by call; so is a module whose attributes changed
+    since. An eps that is set later is that of the next call. `opaque` is that of `operator`: what a
     compiler sees in their place, which `sites` says per module once it has compiled them.
 
     Looked at are modules without children and buffers whose parameters are [cols], and those called norms that have
@@ -161,9 +209,13 @@ def _may_be_one(module: Module) -> bool:
 
 def _examined(module: Module, known: dict[Any, Norm | str]) -> Norm | str:
     """What a module computes, or why it is none of ours; modules alike in all they say are examined once."""
-    plain = {name: value for name, value in vars(module).items() if isinstance(value, int | float | str | tuple)}
+    said = {
+        name: repr(value) if type(value) in _PLAIN else id(value)
+        for name, value in vars(module).items()
+        if name not in _INTERNAL
+    }
     shapes = tuple((name, tuple(p.shape)) for name, p in module.named_parameters(recurse=False))
-    key = (type(module), shapes, tuple(sorted((name, repr(value)) for name, value in plain.items())))
+    key = (type(module), shapes, tuple(sorted(said.items())))
     if key not in known:
         known[key] = _examine(module)
     return known[key]
@@ -217,7 +269,16 @@ class _Probe:
             dtypes = {pair: dtype for pair in _PAIRS if (dtype := self.rounded(name, parameters, eps, pair))}
             if (torch.bfloat16, torch.bfloat16) in dtypes:
                 own = in_float32 and is_float32_under_autocast(name)
-                return Norm(function=name, parameters=parameters, eps=eps, dtypes=dtypes, in_float32=own)
+                eps_of, reads = self.eps_of(name, parameters), self.reads()
+                return Norm(
+                    function=name,
+                    parameters=parameters,
+                    eps=eps,
+                    dtypes=dtypes,
+                    in_float32=own,
+                    eps_of=eps_of,
+                    reads=tuple(attribute for attribute in reads if attribute != eps_of),
+                )
         return f"its forward rounds elsewhere than our {', '.join(dict.fromkeys(c[0] for c in alike))}"
 
     def candidates(self) -> Iterator[tuple[str, tuple[str, ...], float, float]]:
@@ -266,6 +327,43 @@ class _Probe:
             return got.dtype if _is_close(want, got) else None
         share = (got == want).double().mean()
         return got.dtype if share >= _EQUAL or (got.dtype == torch.float32 and _is_close(want, got)) else None
+
+    def eps_of(self, name: str, parameters: tuple[str, ...]) -> str:
+        """The attribute that our function's eps is: with another number there, the results are those of that eps."""
+        other = 0.0625
+        for attribute, value in vars(self.module).items():
+            if attribute in _INTERNAL or not (type(value) is float or (value is None and attribute == "eps")):
+                continue
+            setattr(self.module, attribute, other)
+            try:
+                got = self.run(self.rows, torch.float64)
+            except _FailedError:
+                continue
+            finally:
+                setattr(self.module, attribute, value)
+            if _is_close(self.ours(name, parameters, other, self.rows, torch.float64), got):
+                return attribute
+        return ""
+
+    def reads(self) -> tuple[str, ...]:
+        """The attributes that the module's forward reads: its own, and those of its class that are no functions."""
+        seen: dict[str, None] = {}
+        plain, own = type(self.module), vars(self.module)
+
+        class Watched(plain):  # type: ignore[misc,valid-type]
+            def __getattribute__(self, name: str) -> Any:
+                seen[name] = None
+                return super().__getattribute__(name)
+
+        try:
+            self.module.__class__ = Watched
+            self.run(self.rows, torch.float64)
+        except (TypeError, _FailedError):  # a class that has no other below it, or asks which it is
+            seen.update(dict.fromkeys(own))
+        finally:
+            self.module.__class__ = plain
+        names = [name for name in seen if not name.startswith("__") and name not in {*_INTERNAL, *self.names}]
+        return tuple(name for name in names if name in own or not callable(getattr(self.module, name, print)))
 
     def calls_torch(self) -> bool:
         seen: list[Any] = []

@@ -168,6 +168,105 @@ def test_a_replaced_model_compiles_whole(device: str) -> None:
     torch.testing.assert_close(compiled(x), model(x))
 
 
+WITH_EPS = [
+    (torch.nn.LayerNorm(48), "eps"),
+    (torch.nn.LayerNorm(48, elementwise_affine=False), "eps"),
+    (torch.nn.RMSNorm(48), "eps"),
+    (torch.nn.RMSNorm(48, eps=1e-6), "eps"),
+    (RoundedFirst(48), "small"),
+    (OneMore(48), "small"),
+]
+
+
+@pytest.mark.parametrize(("plain", "name"), WITH_EPS, ids=lambda value: value if isinstance(value, str) else str(value))
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_an_eps_that_is_set_later_is_that_of_the_next_call(
+    plain: Any, name: str, is_compiled: bool, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By our function still; and of this module alone, not of its copies."""
+    plain = copy.deepcopy(plain).to(device)
+    module, before = copy.deepcopy(plain), getattr(plain, name)
+    ng.replace(torch.nn.Sequential(module))
+    monkeypatch.setattr(module.forward, "original", None)
+    x = torch.randn(5, 48, device=device)
+    torch.compiler.reset()
+    run = torch.compile(module, backend="aot_eager", fullgraph=True) if is_compiled else module
+    others = [copy.deepcopy(module), pickle.loads(pickle.dumps(module))]
+    want_of_others = plain(x)
+    for eps in (100.0, 0.5, 2, before, 1e-3):
+        setattr(module, name, eps)
+        setattr(plain, name, eps)
+        torch.testing.assert_close(run(x), plain(x), rtol=1e-6, atol=1e-6)
+    for other in others:
+        torch.testing.assert_close(other(x), want_of_others, rtol=1e-6, atol=1e-6)
+        setattr(other, name, 1e-3)
+        torch.testing.assert_close(other(x), plain(x), rtol=1e-6, atol=1e-6)
+    assert module.state_dict().keys() == plain.state_dict().keys()
+
+
+class Shifted(Scale):
+    """What it computes depends on attributes of its own and of its class, a number, a function and a tensor."""
+
+    power = 1
+
+    def __init__(self, cols: int, factor: float = 1.0) -> None:
+        super().__init__(cols)
+        self.offset, self.last, self.factor = 0, torch.clone, torch.tensor(factor)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        wide = self.unit(x) * (self.offset + self.scale.float()) ** self.power
+        return self.last((wide * self.factor.to(x.device)).to(x.dtype))
+
+
+CHANGES = {
+    "a number": lambda m: setattr(m, "offset", 1),
+    "a number of the class": lambda m: setattr(m, "power", 2),
+    "a function": lambda m: setattr(m, "last", torch.abs),
+    "a tensor": lambda m: setattr(m, "factor", torch.tensor(3.0)),
+    "eps, to a tensor": lambda m: setattr(m, "small", torch.tensor(0.5)),
+    "the weight's shape": lambda m: setattr(
+        m, "scale", torch.nn.Parameter(torch.full((1,), 2.0, device=m.scale.device))
+    ),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_a_module_whose_other_attributes_change_computes_what_it_did_without_us(
+    change: str, is_compiled: bool, device: str
+) -> None:
+    plain = Shifted(48).to(device)
+    module = copy.deepcopy(plain)
+    assert list(ng.replace(torch.nn.Sequential(module)).replaced) == ["0"]
+    x = torch.randn(5, 48, device=device)
+    torch.compiler.reset()
+    run = torch.compile(module, backend="aot_eager") if is_compiled else module
+    copied = copy.deepcopy(module)
+    want = plain(x)
+    torch.testing.assert_close(run(x), want, rtol=1e-6, atol=1e-6)
+    CHANGES[change](module)
+    CHANGES[change](plain)
+    assert not torch.allclose(plain(x), want)
+    torch.testing.assert_close(run(x), plain(x), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(copied(x), want, rtol=1e-6, atol=1e-6)
+
+
+def test_a_parameter_that_is_taken_away_is_left_out() -> None:
+    plain, x = torch.nn.LayerNorm(48), torch.randn(5, 48)
+    module = copy.deepcopy(plain)
+    ng.replace(torch.nn.Sequential(module))
+    for name in ("bias", "weight"):
+        for one in (module, plain):
+            setattr(one, name, None)
+        torch.testing.assert_close(module(x), plain(x))
+
+
+def test_modules_that_differ_in_a_tensor_are_not_taken_for_alike() -> None:
+    report = ng.replace(torch.nn.Sequential(Shifted(48), Shifted(48, 3.0)))
+    assert list(report.replaced) == ["0"]
+    assert report.left == {"1": "Shifted: its forward computes none of our norms"}
+
+
 MODELS = {
     "Llama": ({"num_key_value_heads": 2}, "llama_rms_norm", 5),
     "Qwen3": ({"num_key_value_heads": 2, "head_dim": 16}, "llama_rms_norm", 9),
