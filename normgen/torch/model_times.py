@@ -154,9 +154,9 @@ def timed(name: str, task: Task, device: Any, *, rounds: int, compiled: bool) ->
     report = replace(model)
     norms = dict(report.replaced)
     contenders, failed = _contenders(model, norms)
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator(device="cpu").manual_seed(0)
     tokens, prompt = (
-        torch.randint(0, model.config.vocab_size, size, generator=generator).to(device)
+        torch.randint(0, model.config.vocab_size, size, generator=generator, dtype=torch.int64, device="cpu").to(device)
         for size in (task.train, task.decode)
     )
 

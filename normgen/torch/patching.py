@@ -222,6 +222,12 @@ def _examined(module: Module, known: dict[Any, Norm | str]) -> Norm | str:
 
 
 def _examine(module: Module) -> Norm | str:
+    """On the CPU, where a forward that makes tensors of its own is to make them too, and in no mode of the caller's."""
+    with torch.device("cpu"), torch.inference_mode(False):
+        return _told(module)
+
+
+def _told(module: Module) -> Norm | str:
     if "forward" in vars(module):
         return "its forward is already another one than that of its class"
     if next(module.buffers(recurse=False), None) is not None:
@@ -249,8 +255,9 @@ class _Probe:
 
     def __init__(self, module: Module, names: tuple[str, ...], cols: int) -> None:
         self.module, self.names = copy.deepcopy(module), names
-        generator = torch.Generator().manual_seed(cols)
-        self.values = {name: torch.randn(cols, generator=generator, dtype=torch.float64) for name in names}
+        generator = torch.Generator(device="cpu").manual_seed(cols)
+        place = {"dtype": torch.float64, "device": "cpu"}
+        self.values = {name: torch.randn(cols, generator=generator, **place) for name in names}
         self.rows = telling_rows(cols, generator)
 
     def found(self) -> Norm | str:
@@ -380,7 +387,7 @@ class _Probe:
 
 def telling_rows(cols: int, generator: Any) -> Tensor:
     """[2, 8, cols] in float64: plain rows, rows where eps matters, far from 0, with an outlier, level, 0 and large."""
-    rows = torch.randn(2, 8, cols, generator=generator, dtype=torch.float64)
+    rows = torch.randn(2, 8, cols, generator=generator, dtype=torch.float64, device="cpu")
     rows[:, 1] *= 1e-3
     rows[:, 2] += 3
     rows[:, 3, 0] = 50

@@ -91,9 +91,9 @@ def compared(found: Traced, made: Operator, given: Given, call: Callable[..., An
     results: dict[str, float] = {}
     gradients: dict[str, float] = {}
     stored: list[Stored] = []
-    generator = torch.Generator().manual_seed(len(dtypes))
+    generator = torch.Generator(device="cpu").manual_seed(len(dtypes))
     rows = 0
-    with torch.autocast("cpu", enabled=False), torch.enable_grad():
+    with torch.device("cpu"), torch.autocast("cpu", enabled=False), torch.enable_grad():
         for tensors in _samples(found, dtypes, generator):
             rows += math.prod(tensors[found.rows_of].shape[:-1])
             wide = [t.double() if t.is_floating_point() else t for t in tensors]
@@ -101,7 +101,7 @@ def compared(found: Traced, made: Operator, given: Given, call: Callable[..., An
                 theirs = torchs(*_leaves(wide))
             except (IndexError, RuntimeError):
                 continue  # it takes no labels outside the columns
-            by = [torch.randn(t.shape, generator=generator, dtype=torch.float64) for t in theirs if _has_gradient(t)]
+            by = [_randn(t.shape, generator) for t in theirs if _has_gradient(t)]
             leaves, ours_leaves = _leaves(wide), _leaves(wide)
             theirs = torchs(*leaves)
             ours = _finished(tail, _Applied.apply(exact, *given(ours_leaves)), ours_leaves)
@@ -171,7 +171,7 @@ class _Exact:
     def __init__(self, found: Traced, made: Operator, dtypes: Sequence[Any]) -> None:
         self.operators, self.calls = made.operators, made.operators.calls
         # Tensors of the call's dtypes: forms follow from these, not from float64.
-        self.stand_ins = tuple(torch.empty((), dtype=dtypes[read.place]) for read in found.reads)
+        self.stand_ins = tuple(torch.empty((), dtype=dtypes[read.place], device="cpu") for read in found.reads)
         elems = [t.dtype for t, read in zip(self.stand_ins, found.reads, strict=True) if read.role is Role.INPUT]
         self.dtype = elems[0]
         for dtype in elems[1:]:
@@ -255,19 +255,20 @@ def _samples(found: Traced, dtypes: Sequence[Any], generator: Any) -> list[list[
 
 def _sample(shape: Sequence[int], dtype: Any, cols: int, generator: Any, number: int, *, is_outside: bool) -> Tensor:
     if dtype is torch.bool:
-        return torch.randint(0, 2, shape, generator=generator).bool()
+        return torch.randint(0, 2, shape, generator=generator, dtype=dtype, device="cpu")
     if not dtype.is_floating_point:
-        labels = torch.randint(0, cols, shape, generator=generator)
-        return (
-            torch.where(torch.rand(shape, generator=generator) < 0.3, -100, labels).to(dtype)
-            if is_outside
-            else labels.to(dtype)
-        )
+        labels = torch.randint(0, cols, shape, generator=generator, dtype=torch.int64, device="cpu")
+        share = torch.rand(shape, generator=generator, dtype=torch.float32, device="cpu")
+        return (torch.where(share < 0.3, -100, labels) if is_outside else labels).to(dtype)
     rows = math.prod(shape[:-1])
     if (len(shape) > 1 and shape[-1] == cols) or (shape == [cols] and number == 0):
         families = telling_rows(cols, generator).reshape(-1, cols).roll(number, 0)
         return families.repeat(-(-rows // 16), 1)[:rows].reshape(shape).to(dtype)
-    return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
+    return _randn(shape, generator).to(dtype)
+
+
+def _randn(shape: Sequence[int], generator: Any) -> Tensor:
+    return torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu")
 
 
 def _share(ours: Tensor, theirs: Tensor) -> float:

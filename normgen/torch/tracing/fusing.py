@@ -192,14 +192,19 @@ class Fused:
         cols: int = 0,
     ) -> Plan | None:
         """The plan for any number of columns, or for `cols`; None where there is but one for a number of them."""
-        key = (pattern, dtypes, device.type, _autocast(device.type), statics, cols)
+        key = (pattern, dtypes, device.type, _autocast(device.type), torch.get_default_dtype(), statics, cols)
         if key in self._plans:
             return self._plans[key]
         if not cols and (*key[:-1], None) in self._for_one:
             return None
+        with torch.inference_mode(False):
+            return self._made(key, rows_of, args, named)
+
+    def _made(self, key: Facts, rows_of: int, args: Sequence[Any], named: Mapping[str, Any]) -> Plan | None:
+        pattern, dtypes, device, *_, cols = key
         title, parameters = self._title, _parameters(self.function, args, named)
         call = _call(self.function, args, named)
-        record = recorded(call, parameters, _stand_ins(pattern), dtypes, torch.device(device.type), rows_of, cols)
+        record = recorded(call, parameters, _stand_ins(pattern), dtypes, torch.device(device), rows_of, cols)
         if record is None:
             self._for_one.add((*key[:-1], None))
             return None
@@ -349,6 +354,7 @@ def _facts(args: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Facts | Non
         facts.append(tuple(named))
     if tensors and torch._C._is_any_autocast_enabled():
         facts.append(_autocast(tensors[0].device.type))
+    facts.append(torch.get_default_dtype())  # of tensors that the function makes, and of whole numbers divided
     if torch._C._len_torch_dispatch_stack() or torch._C._functorch.peek_interpreter_stack() is not None:
         return None, tensors
     return tuple(facts), tensors
