@@ -41,7 +41,7 @@ class Calls(Forms):
         super().__init__(spec)
         self._deterministic, self._stable = deterministic, stable_parameters
         self.function = functools.cache(self._function)
-        self._mapped = functools.cache(self._made)
+        self._mapped = functools.lru_cache(maxsize=1024)(self._made)  # one for each value of the scalars
 
     def run(self, form: Form, given: Mapping[str, Array], scalars: Scalars) -> Arrays:
         """The arrays that the problem of the form stores, in its order; `given` has what it reads, by name."""

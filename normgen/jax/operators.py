@@ -72,7 +72,7 @@ class Operator:
         self._elems = tuple(i for i, t in enumerate(calls.reads) if t.kind.is_elem)
         self._of_plain = tuple(self._writes.plainly.index(output) for output in self.returns)
         self._of_saving = tuple(self._writes.saving.index(output) for output in self.returns)
-        self._differentiable = functools.cache(self._with_gradient)
+        self._differentiable = functools.lru_cache(maxsize=1024)(self._with_gradient)  # of shapes and scalars
         self.function, self._bound = functions_of(
             spec,
             calls.reads,

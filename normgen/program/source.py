@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import replace
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import Unpack
 
 from normgen.errors import ProgramError, SpecError, UsageError
@@ -17,7 +17,7 @@ from normgen.program.lower import formula_of, lower
 from normgen.spec.spec import Kind, Spec
 
 
-@cache
+@lru_cache(maxsize=1024)
 def written_program(problem: Problem) -> RowProgram:
     """The problem's program as its author wrote it (backward: as derived from that), before any rewrite."""
     spec = problem.spec
@@ -66,7 +66,7 @@ def _with_dtypes(program: RowProgram, problem: Problem) -> RowProgram:
     return replace(program, statements=tuple(statements))
 
 
-@cache
+@lru_cache(maxsize=1024)
 def kernel_problem(problem: Problem) -> Problem:
     """The problem whose kernel answers this one: as asked, with the absent statistics that cost a kernel nothing.
 
@@ -88,7 +88,7 @@ def _row_work(problem: Problem) -> tuple[frozenset[str], frozenset[str]]:
     return frozenset(ld.name for ld in program.loads), frozenset(n for r in program.row_reduces for n in r.names)
 
 
-@cache
+@lru_cache(maxsize=1024)
 def stages_of(problem: Problem) -> int:
     """The longest chain of dependent row reductions in the program as its author wrote it."""
     program = written_program(problem)

@@ -146,13 +146,13 @@ def place_rank(place: Place, asked: Place) -> int | None:
     return None
 
 
-@functools.cache
+@functools.lru_cache(maxsize=1024)
 def _default(problem: Problem, device: Device) -> Schedule:
     """Found once, however many neighbours are held against it."""
     return default_schedule(problem, device)
 
 
-@functools.cache
+@functools.lru_cache(maxsize=1024)
 def _default_us(problem: Problem, device: Device, *, hot: bool) -> float:
     """Predicted once, however many neighbours are held against it."""
     return predicted_us(problem, _default(problem, device), device, hot=hot)

@@ -7,7 +7,7 @@ cut the work (threads, vectors, where the row waits); free rules at the rest.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache, lru_cache
+from functools import lru_cache
 
 from normgen.device import Device
 from normgen.problem.problem import Problem
@@ -210,7 +210,7 @@ def division(problem: Problem, s: Schedule, _: Device) -> str | None:
     return None if s.division is Division.IEEE else without_remainders(problem)
 
 
-@cache
+@lru_cache(maxsize=1024)
 def without_remainders(problem: Problem) -> str | None:
     """Why nothing of a problem is divided by the remainder."""
     if problem.any_cols:
@@ -220,13 +220,13 @@ def without_remainders(problem: Problem) -> str | None:
     return "no row or group has a quotient, but by powers of two: division = ieee"
 
 
-@cache
+@lru_cache(maxsize=1024)
 def has_variance(problem: Problem) -> bool:
     """Whether a formula has a variance, which can be computed in one look."""
     return Variance.GUARDED in applicable(written_program(problem))["variance"]
 
 
-@cache
+@lru_cache(maxsize=1024)
 def has_softmax(problem: Problem) -> bool:
     """Whether a formula has a softmax, which can be computed in one look."""
     return Softmax.ONLINE in applicable(written_program(problem))["softmax"]
@@ -237,7 +237,7 @@ def has_parameters(problem: Problem) -> bool:
     return any(t.is_parameter or t.kind.by_batch for t in problem.tensors)
 
 
-@cache
+@lru_cache(maxsize=1024)
 def has_means(problem: Problem) -> bool:
     """Whether a row of the problem has a mean that rounds."""
     program = _with_divisions(problem)
@@ -245,7 +245,7 @@ def has_means(problem: Problem) -> bool:
     return not problem.divides_exactly and divide_by_remainders(program) != others
 
 
-@cache
+@lru_cache(maxsize=1024)
 def has_quotients(problem: Problem) -> bool:
     """Whether rows or groups of the problem have quotients that are no means: scales of codes, reciprocals."""
     program = _with_divisions(problem)
@@ -257,7 +257,7 @@ def _with_divisions(problem: Problem) -> RowProgram:
     return hoist_row_divisions(variance(written_program(problem), Variance.TWO_PASS), corrected=False)
 
 
-@cache
+@lru_cache(maxsize=1024)
 def keeps_values(problem: Problem) -> bool:
     """Whether looks share more of an element than a float32 of its row: a conversion, or a term of two formulas."""
     program = written_program(problem)
@@ -343,7 +343,7 @@ def _part_copy(_: Problem, s: Schedule, __: Device) -> str | None:
     return None
 
 
-@cache
+@lru_cache(maxsize=1024)
 def reduces_rows(problem: Problem) -> bool:
     """Whether something is reduced over the columns of a row; over groups of them does not count."""
     return bool(written_program(problem).row_reduces)

@@ -5,7 +5,7 @@ As in legality, a rule is a function (problem, schedule, device) -> sentence or 
 
 from __future__ import annotations
 
-from functools import cache
+from functools import lru_cache
 
 from normgen.device import Device
 from normgen.problem.problem import Problem
@@ -112,7 +112,7 @@ def _searched_hold(problem: Problem, s: Schedule) -> str | None:
     return None
 
 
-@cache
+@lru_cache(maxsize=1024)
 def _is_short_norm(problem: Problem) -> bool:
     """Rows below 32 KiB without exponentials."""
     return problem.cols * problem.dtype.bytes < 32 * KIB and not has_exponentials(written_program(problem))

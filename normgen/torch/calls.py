@@ -13,6 +13,7 @@ from normgen.dtypes import DTYPES
 from normgen.errors import UsageError
 from normgen.operators.forms import Form, Forms, Uses
 from normgen.operators.launch import band, handle
+from normgen.operators.remembered import Remembered
 from normgen.problem.question import Direction
 from normgen.problem.tensors import TensorUse
 from normgen.python.handle import Kernel
@@ -51,7 +52,7 @@ class Calls(Forms):
     ) -> None:
         super().__init__(spec)
         self._deterministic, self._stable, self._any_rows = deterministic, stable_parameters, any_rows
-        self._ready: dict[tuple[Any, ...], Ready] = {}
+        self._ready: Remembered[tuple[Any, ...], Ready] = Remembered()
         self.function = functools.cache(lambda form: torch_function(self.problem(form).problem))
         self._rows = functools.cache(lambda form: [i for i, u in enumerate(self.problem(form).reads) if u.kind.is_elem])
 

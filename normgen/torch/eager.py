@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
+from normgen.operators.remembered import Remembered
 from normgen.torch.calls import Ready, Value, Values, as_wide
 from normgen.torch.library import Kept, Operators, no_second
 
-_MOST_SHAPES = 1024  # that an operator remembers: shapes that never repeat must not fill the memory
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter, type(None)))  # exactly these: a subclass may view something else
 
 # What each call asks of torch's state, without the attributes on the way there.
@@ -86,8 +86,8 @@ class Eager:
     ) -> None:
         self.operators, self._places, self._in_float32 = operators, places, in_float32
         self._first = next(i for i, t in enumerate(operators.calls.reads) if t.kind.is_elem)
-        self._likely: dict[Any, Step] = {}
-        self._steps: dict[Any, Step] = {}
+        self._likely: Remembered[Any, Step] = Remembered()
+        self._steps: Remembered[Any, Step] = Remembered()
 
     def __call__(self, tensors: Values, scalars: tuple[float, ...], dtype: Any) -> Any:
         """What is returned; NotImplemented where somebody may be looking on: subclasses, modes, transforms."""
@@ -126,9 +126,6 @@ class Eager:
             found = self._made(
                 tensors, self.operators.dtype(tensors, in_float32=self._in_float32) if dtype is None else dtype
             )
-            if len(self._steps) >= _MOST_SHAPES:
-                self._steps.clear()
-                self._likely.clear()
             self._steps[key] = found
         if found.ready.is_kernel:
             self._likely[likely] = found

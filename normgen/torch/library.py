@@ -15,6 +15,7 @@ from torch._decomp import register_decomposition
 
 from normgen.errors import UsageError
 from normgen.operators.forms import Form, writes_of
+from normgen.operators.remembered import Remembered
 from normgen.problem.question import Direction
 from normgen.spec.reader import is_built_in
 from normgen.spec.spec import Kind, Spec
@@ -22,7 +23,6 @@ from normgen.torch.calls import Calls, Ready, Values, name_of
 from normgen.torch.choosing import least_elements
 from normgen.torch.inductor import lower
 
-_MOST_SHAPES = 1024  # that an operator remembers: shapes that never repeat must not fill the memory
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _LIBRARY = torch.library.Library("normgen", "FRAGMENT")
 
@@ -196,7 +196,7 @@ class Operators:
         return f"({', '.join((*tensors, *scalars, last))}) -> {results}"
 
     def _forward(self, name: str, written: tuple[str, ...]) -> Any:
-        likely: dict[Any, Ready] = {}
+        likely: Remembered[Any, Ready] = Remembered()
         first = next(i for i, t in enumerate(self.calls.reads) if t.kind.is_elem)
         count = len(self._takes)
 
@@ -209,8 +209,6 @@ class Operators:
                 ready = self.calls.prepared(written, tensors, dtype)
                 results = alone(ready(tensors, scalars))
                 if ready.is_kernel:
-                    if len(likely) >= _MOST_SHAPES:
-                        likely.clear()
                     likely[key] = ready
             return results
 

@@ -36,7 +36,7 @@ import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -119,7 +119,7 @@ def proven_program(problem: Problem) -> RowProgram:
     return _proven(plain)
 
 
-@cache
+@lru_cache(maxsize=1024)
 def _proven(problem: Problem) -> RowProgram:
     program = written_program(problem)
     prove(problem, program)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import cache
+from functools import lru_cache
 
 import numpy as np
 
@@ -71,7 +71,7 @@ def _sample(problem: Problem) -> Problem:
     return replace(problem, rows=SAMPLE_ROWS, cols=cols, pitch=cols, accumulate=False, deterministic=False)
 
 
-@cache
+@lru_cache(maxsize=1024)
 def _hiding(problem: Problem) -> frozenset[str]:
     """Families whose rows hide a normal row in some column output."""
     normal = column_parts(problem, draw_inputs(problem, ("normal",)))
