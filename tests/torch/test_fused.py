@@ -440,6 +440,38 @@ def test_totals_and_what_follows_from_them_are_part_of_the_operator(reduction: s
     assert made.spec(x, target).count("_output") == {"none": 1, "sum": 1, "mean": 2}[reduction]
 
 
+LOSSES = {
+    "cross_entropy": F.cross_entropy,
+    "gather": lambda x, target: -torch.log_softmax(x, -1).gather(-1, target[..., None]).squeeze(-1),
+}
+
+
+@pytest.mark.usefixtures("by_operator")
+@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("label", [-1, 12, -7, 2**40])
+def test_an_index_that_is_no_column_gives_nan_where_torch_raises(name: str, label: int) -> None:
+    x, target = torch.randn(4, 12, requires_grad=True), torch.tensor([1, 2, label, 3])
+    with pytest.raises((IndexError, RuntimeError)):
+        LOSSES[name](x, target)
+    loss = ng.fused(LOSSES[name])(x, target)
+    assert loss.isnan().any()
+    assert loss.ndim == 0 or loss.isnan().tolist() == [False, False, True, False]
+    (gradient,) = torch.autograd.grad(loss.sum(), x)
+    assert torch.equal(gradient.isnan().all(-1), torch.tensor([False, False, True, False]))
+
+
+@pytest.mark.usefixtures("by_operator")
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
+def test_where_no_label_counts_the_gradient_is_0_and_the_mean_nan_as_torchs(label_smoothing: float) -> None:
+    def loss(logits: Tensor, target: Tensor) -> Tensor:
+        return F.cross_entropy(logits, target, label_smoothing=label_smoothing)
+
+    x, target = torch.randn(3, 12, requires_grad=True), torch.full((3,), -100)
+    for found in (ng.fused(loss)(x, target), loss(x, target)):
+        assert found.isnan()
+        assert not torch.autograd.grad(found, x)[0].any()
+
+
 @pytest.mark.usefixtures("by_operator")
 def test_no_gradient_goes_where_the_function_lets_none() -> None:
     def scaled(x: Tensor) -> Tensor:

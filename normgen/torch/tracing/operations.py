@@ -270,7 +270,11 @@ class Operations(Known):
         rows = [d for i, d in enumerate(value.dims) if i != dim % len(value.dims)]
         if rows != [d for i, d in enumerate(places.dims) if i != dim % len(value.dims)]:
             raise ValueError("its tensors have rows in different orders")
-        tree = aten.call("take", value.tree, places.tree)
+        column = places.tree if isinstance(places.tree, Name) else self.let(places.tree, "column")
+        # NaN where torch would raise; `take` alone is 0 of a column that is not there.
+        is_column = aten.call("and", aten.call("<=", aten.ZERO, column), aten.call("<", column, Name("cols")))
+        nan = aten.binary("-")(Name("inf"), Name("inf"))
+        tree = aten.product(aten.call("where", is_column, aten.ONE, nan), aten.call("take", value.tree, column))
         return replace(value, tree=tree, dims=places.dims, held_in=value.held_in)
 
 

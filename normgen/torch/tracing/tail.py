@@ -81,7 +81,12 @@ class Tail:
         if value.below is not None:
             count = self.output(walk.formulas.named("total"), replace(value, tree=value.below, below=None))
             self.is_plain = False
-            found = self.graph.call_function(torch.ops.aten.div.Tensor, (found, count))
+            call = self.graph.call_function
+            # Behind a division by 0 stands an infinite gradient, which no factor of 0 takes away: it ends here.
+            is_zero = call(torch.ops.aten.eq.Scalar, (count, 0))
+            constant = call(torch.ops.aten.detach.default, (found,))
+            found = call(torch.ops.aten.where.self, (is_zero, constant, found))
+            found = call(torch.ops.aten.div.Tensor, (found, count))
         return self.placed(found, value)
 
     def output(self, name: str, value: Value) -> Node:
