@@ -338,7 +338,7 @@ class _Probe:
     def eps_of(self, name: str, parameters: tuple[str, ...]) -> str:
         """The attribute that our function's eps is: with another number there, the results are those of that eps."""
         other = 0.0625
-        for attribute, value in vars(self.module).items():
+        for attribute, value in list(vars(self.module).items()):
             if attribute in _INTERNAL or not (type(value) is float or (value is None and attribute == "eps")):
                 continue
             setattr(self.module, attribute, other)
@@ -349,7 +349,7 @@ class _Probe:
             finally:
                 setattr(self.module, attribute, value)
             if _is_close(self.ours(name, parameters, other, self.rows, torch.float64), got):
-                return attribute
+                return str(attribute)
         return ""
 
     def reads(self) -> tuple[str, ...]:
