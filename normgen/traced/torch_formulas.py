@@ -23,10 +23,11 @@ from normgen.traced.tape import Replay, replayed
 Tensor = Any
 Tensors = Mapping[str, Tensor]
 
+# Of whole numbers torch's have the default dtype, whatever that is.
+_OF_REALS = ("exp", "log", "sqrt", "rsqrt", "sigmoid", "tanh", "erf", "sin", "cos")
 _FUNCTIONS: dict[str, Callable[..., Tensor]] = {
-    **{name: getattr(torch, name) for name in ("exp", "log", "sqrt", "rsqrt", "abs", "sigmoid", "tanh", "erf")},
-    **{name: getattr(torch, name) for name in ("sin", "cos", "floor", "ceil", "round", "minimum", "maximum", "sign")},
-    "divide": torch.div,
+    **{name: getattr(torch, name) for name in _OF_REALS},
+    **{name: getattr(torch, name) for name in ("abs", "floor", "ceil", "round", "minimum", "maximum", "sign")},
     "constant": lambda x: x.detach().clone(),
     "%": torch.fmod,
     "clamp": lambda x, low, high: torch.minimum(torch.maximum(x, low), high),
@@ -69,16 +70,21 @@ class TorchArithmetic:
         return a * b
 
     def divide(self, a: Tensor, b: Tensor) -> Tensor:
-        return a / b
+        return self.real(a) / self.real(b)
 
     def negate(self, a: Tensor) -> Tensor:
         return -a
 
     def power(self, base: Tensor, exponent: float) -> Tensor:
-        return base**exponent
+        return self.real(base) ** exponent
+
+    def real(self, a: Tensor) -> Tensor:
+        return a if a.is_floating_point() else a.to(self.dtype)
 
     def call(self, name: str, *args: Tensor) -> Tensor:
-        found = _FUNCTIONS[name](*args)
+        if name == "divide":
+            return self.divide(*args)
+        found = _FUNCTIONS[name](*(map(self.real, args) if name in _OF_REALS else args))
         return found.to(self.dtype) if found.dtype == torch.bool else found
 
     def cast(self, a: Tensor, dtype: DType) -> Tensor:
@@ -89,6 +95,7 @@ class TorchArithmetic:
 
     def reduce(self, name: str, arg: Tensor, group: int = 0) -> Tensor:
         """Over the row; over groups of its columns, each of which then has its group's value."""
+        arg = self.real(arg) if name == "mean" else arg
         row = arg.expand(*arg.shape[:-1], self.cols) if arg.ndim else arg.expand(1, self.cols)
         if group:
             groups = row.reshape(row.shape[0], -1, group)
@@ -163,9 +170,9 @@ class TorchFunction:
             drawn = uniform(tensors[random.seed], rows, cols, random.draw)
             given[f"random {random.draw}"] = drawn.to(do.dtype)
         if "row" in self.replay.used:
-            given["row"] = torch.arange(rows, device=first.device).unsqueeze(1)
+            given["row"] = torch.arange(rows, dtype=torch.int64, device=first.device).unsqueeze(1)
         if "col" in self.replay.used:
-            given["col"] = torch.arange(cols, device=first.device).unsqueeze(0)
+            given["col"] = torch.arange(cols, dtype=torch.int64, device=first.device).unsqueeze(0)
         values = self.replay(do, given)
         shared = (t for t in self.reads if t.kind.by_batch)
         batches = next((tensors[t.name].numel() // math.prod(t.kind.within(cols, t.group)) for t in shared), 1)
@@ -219,8 +226,8 @@ def uniform(seed: Tensor, rows: Any, cols: Any, draw: int) -> Tensor:
 
     A product of two words wraps around as 64 bits do; shifted right it must lose the sign that it then seems to have.
     """
-    row = torch.arange(rows, device=seed.device).unsqueeze(1)
-    quad = torch.arange((cols + 3) // 4, device=seed.device).unsqueeze(0)
+    row = torch.arange(rows, dtype=torch.int64, device=seed.device).unsqueeze(1)
+    quad = torch.arange((cols + 3) // 4, dtype=torch.int64, device=seed.device).unsqueeze(0)
     l0, r0, l1, r1 = (
         t + torch.zeros_like(row + quad) for t in (row & _LOW, row >> 32, quad, torch.full_like(quad, draw))
     )
