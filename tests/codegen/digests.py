@@ -26,7 +26,9 @@ import sympy as sp
 
 from normgen.codegen.module import Module
 from normgen.device import target
+from normgen.errors import VerificationError
 from normgen.export import headers_of
+from normgen.export.proof import text_today
 from normgen.pipeline import emit, programs_of
 from normgen.problem.problem import Problem, said_dtypes
 from normgen.program.ir import used_exprs
@@ -36,8 +38,10 @@ from normgen.records.record import Outcome, ProblemKey, Record
 from normgen.schedule.schedule import Schedule
 from normgen.spec.reader import list_presets, list_specs, load
 from normgen.spec.spec import Spec
+from tests.export.cases import CPU_CHECK
 
 FILE = Path(__file__).parent.parent / "golden" / "digests.jsonl"
+HEADER_TIMES = 512  # the rows of a problem: every grid has some to walk
 EVERY = 6  # a normal test run takes one problem in so many
 # What the cases show at least: pairs of operation and direction, programs behind all passes, their statements, ...
 LEAST = {"pairs": 90, "programs": 600, "statements": 650, "expressions": 440, "sympy classes": 35}
@@ -117,15 +121,19 @@ def shape_of(launch: Any) -> str:
 
 
 def header_of(problem: Problem, schedule: Schedule) -> str:
-    """The header of one record of the problem, which nobody measured; none of any columns."""
+    """The header of one record of the problem as it may leave, which nobody measured; none of any columns.
+
+    Of more rows than the problem has, so that every grid has some to walk; of a schedule that is not legal there, why it does not leave.
+    """
     if problem.any_cols:
         return ""
+    problem = problem.with_rows(problem.rows * HEADER_TIMES)
     device = target("h200")
     record = Record(
         problem=ProblemKey.of(problem),
         place=DEFAULT_PLACE,
         schedule=schedule,
-        text="",
+        text=text_today(problem, schedule),
         outcome=Outcome.PREDICTED,
         measured=False,
         times_us=None,
@@ -133,13 +141,17 @@ def header_of(problem: Problem, schedule: Schedule) -> str:
         roof_us=None,
         default_us=None,
         bytes=problem.compulsory_bytes,
-        error={},
+        error={t.name: 0.25 for t in problem.tensors if t.is_written},
+        verified=CPU_CHECK,
         device=device.as_dict(),
         versions={},
         command="",
         created="2026-11-20T12:00:00Z",
     )
-    return "\n".join(header.text for header in headers_of([record], spec=problem.spec))
+    try:
+        return "\n".join(header.text for header in headers_of([record], spec=problem.spec))
+    except VerificationError as error:
+        return str(error)
 
 
 def drawn(ops: Collection[str] = ()) -> list[Asked]:
