@@ -13,8 +13,13 @@
 // spec      layernorm, sha256:c7f98664fa697e8d2c11aca162704a6c7e5feee81c124c1b0764ef3ccc150a41
 // tuned by  normgen 0.1.0
 // device    NVIDIA H200, sm_90, NVRTC 13.0, driver for CUDA 13.0
-// verified  NVIDIA H200, driver for CUDA 13.0: 7 to 9 calls, 1 to 16384 rows, 20 families of rows, own pitches of y,
-//           x, null mean, rstd
+// verified  12 of 14 kernels: NVIDIA H200, driver for CUDA 13.0: 7 to 9 calls, 1 to 16384 rows, 20 families of rows,
+//           own pitches of y, x, null mean, rstd
+//           2 of 14 kernels: CPU executor on x86_64 (g++ (Debian 12.2.0-14+deb12u1) 12.2.0): 9 calls, 1 to 42 rows, 20
+//           families of rows, own pitches of y, x, null mean, rstd, another order of threads; a call with 9 trips of
+//           the row loop was not made; a call with 9 trips of the row loop and threads in another order was not made;
+//           a call with rows of y beyond 2^31 elements was not made; a call with rows of x beyond 2^31 elements was
+//           not made
 // note      emitted as another text than the one that was tuned: 8192 x 4097, 2048 x 65536
 //
 //   rows x cols              kernel           threads  rows/block  vector  price us  chain us       GB/s  of roof  vs default  alone us  timed
@@ -39,7 +44,8 @@
 //           outputs; chain: with / without the kernel; fresh: all but the main input comes from DRAM
 //
 // accuracy  largest error against the float64 reference, as a fraction of the bound for float32 arithmetic and the
-//           stored dtype, over adversarial rows, on the GPU: y 0.99, mean 0.0062, rstd 0.1
+//           stored dtype, over adversarial rows, on the CPU executor where emitted as another text than the one that
+//           was tuned: y 0.99, mean 0.0062, rstd 0.1
 // records   records/h200.jsonl: schedule, command and all figures of each line of the table; `normgen show` with --op,
 //           --shape, --dtype and --schedule prints its kernel and Config alone, byte for byte as they stand here
 //
