@@ -26,7 +26,7 @@ class Defined:
         self._maps = dict[sp.Symbol, sp.Expr]()
         self._reduces = dict[sp.Symbol, Reduce]()
         self._risky = dict[sp.Symbol, bool]()
-        self._signs = dict[tuple[sp.Expr, bool], bool]()  # whether it is positive, or never negative: asked many times
+        self._answers = dict[tuple[sp.Expr, Callable[[sp.Expr], bool]], bool]()
         for statement in statements:
             if isinstance(statement, Map):
                 self._maps[symbol(statement.name)] = statement.expr
@@ -34,18 +34,22 @@ class Defined:
                 self._reduces |= dict.fromkeys(map(symbol, defined_names(statement)), statement)
 
     def is_never_negative(self, expr: sp.Expr) -> bool:
-        return self._sign(expr, False, self._never_negative)
+        return self._kept(expr, self._never_negative)
 
     def is_positive(self, expr: sp.Expr) -> bool:
         """Above 0: an exponential, a sum of those, what has no sign plus a scalar, what is at least a scalar."""
-        return self._sign(expr, True, self._positive)
+        return self._kept(expr, self._positive)
 
-    def _sign(self, expr: sp.Expr, above: bool, find: Callable[[sp.Expr], bool]) -> bool:
-        """Kept, as each asks for the other of every part."""
-        key = (expr, above)
-        if key not in self._signs:
-            self._signs[key] = find(expr)
-        return self._signs[key]
+    def is_never_0(self, expr: sp.Expr) -> bool:
+        """Also of either sign: 1 / x is not, where it is a number."""
+        return self._kept(expr, self._never_0)
+
+    def _kept(self, expr: sp.Expr, find: Callable[[sp.Expr], bool]) -> bool:
+        """Found once: each question asks others of every part, and formulas share their parts."""
+        key = (expr, find)
+        if key not in self._answers:
+            self._answers[key] = find(expr)
+        return self._answers[key]
 
     def _never_negative(self, expr: sp.Expr) -> bool:
         if expr.is_number or expr == COLS:
@@ -80,8 +84,7 @@ class Defined:
             return any(self._is_scalar(e) or self.is_positive(e) for e in expr.args)
         return isinstance(expr, sp.exp) or bool(expr.is_Pow and self.is_positive(expr.base))
 
-    def is_never_0(self, expr: sp.Expr) -> bool:
-        """Also of either sign: 1 / x is not, where it is a number."""
+    def _never_0(self, expr: sp.Expr) -> bool:
         if expr in self._maps:
             return self.is_never_0(self._maps[expr])
         if expr.is_number:

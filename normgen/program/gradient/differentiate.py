@@ -53,6 +53,7 @@ from normgen.program.ordered import opened
 from normgen.spec.spec import Kind, join
 
 LONGEST_WRITTEN_OUT = 200  # operations of a branch: names in names would grow without end
+MOST_TERMS = 16  # of a cotangent that is written out: no built-in operation has more than 10
 NO_TENSORS: Mapping[str, Kind] = {}
 
 
@@ -212,6 +213,7 @@ class _Reverse:
         self.maps = {s.name: s for s in self.forward if isinstance(s, Map) and s.kind.within_row}
         self.steep: dict[sp.Symbol, sp.Expr] = {}
         self.defined = Defined(self.forward, self.kinds)
+        self.masks: dict[sp.Expr, bool] = {}
 
     def _active(self) -> set[str]:
         """Values that depend on an input in `wrt`."""
@@ -284,6 +286,12 @@ class _Reverse:
         return all(any(self._is_mask(atom) for atom, _ in term) for term in poly)
 
     def _is_mask(self, atom: sp.Expr) -> bool:
+        """Found once: cotangents share those behind them."""
+        if atom not in self.masks:
+            self.masks[atom] = self._find_mask(atom)
+        return self.masks[atom]
+
+    def _find_mask(self, atom: sp.Expr) -> bool:
         if isinstance(atom, where):
             return 0 in atom.args[1:]
         if atom in self.named:
@@ -367,8 +375,11 @@ class _Reverse:
         """The cotangent under the name d<value>, where sharing it hides nothing that could cancel.
 
         Row factors must stay visible: they leave row reductions, and row sums in them cancel. A long
-        cotangent of a purely elementwise map gets a name too, or its terms would be written out per use.
+        cotangent of a purely elementwise map gets a name too, or its terms would be written out per use; one of very
+        many terms gets one anywhere, or formulas in formulas would double them without end.
         """
+        if len(cotangent) > MOST_TERMS:
+            return self._under_a_name(statement, cotangent)
         if not statement.kind.is_elem or (len(cotangent) == 1 and next(iter(cotangent)) in self._bare()):
             return cotangent
         if all(local == {UNIT: 1} for local in locals_.values()):  # h = x + residual: dx is dh

@@ -52,6 +52,7 @@ from normgen.spec.spec import Kind
 
 VARIANCE: tuple[str, ...] = tuple(Variance)
 SOFTMAX: tuple[str, ...] = tuple(Softmax)
+_LONGEST_WRITTEN_OUT = 500  # operations: formulas that each use another twice would grow without end
 
 
 def applicable(program: RowProgram) -> dict[str, tuple[str, ...]]:
@@ -118,11 +119,16 @@ def _inlined(program: RowProgram) -> Callable[[sp.Expr], sp.Expr]:
     """A function that writes an expression out down to loads, scalars and reductions; `constant(e)` is e.
 
     What sympy would fold on the way keeps its name: Σ(x * x/y) is not Σx where x is 0, if y is another name of x.
+    A very long expression goes by the name of the first value that has it.
     """
     written_out: dict[sp.Symbol, sp.Expr] = {}
+    long: dict[sp.Expr, sp.Symbol] = {}
     for statement in program.maps:
         with contextlib.suppress(_FoldError):
-            written_out[symbol(statement.name)] = _written_out(statement.expr, written_out)
+            value = symbol(statement.name)
+            found = _written_out(statement.expr, written_out)
+            is_long = found.count_ops() > _LONGEST_WRITTEN_OUT
+            written_out[value] = long.setdefault(found, value) if is_long else found
 
     def inline(expr: sp.Expr) -> sp.Expr:
         try:
@@ -338,14 +344,20 @@ def _pivot(program: RowProgram, pair: _Pair) -> tuple[sp.Expr, tuple[Statement, 
     expr, values = pair.e, []
     statements: list[Load | Map] = []
     elem_maps = {symbol(m.name): m.expr for m in program.maps if m.kind.by_col}
-    while used := expr.free_symbols & elem_maps.keys():
+    while (used := expr.free_symbols & elem_maps.keys()) and expr.count_ops() <= _LONGEST_WRITTEN_OUT:
         expr = expr.xreplace({s: elem_maps[s] for s in used})
+    expr = pair.e if used else expr
+    behind = [symbol(name) for name in _used_by(program, expr)]
+    loaded = {s.name for e in (expr, *map(elem_maps.get, behind)) for s in e.free_symbols - elem_maps.keys()}
     for column in Column:
         elements = {}
-        for name in sorted(s.name for s in expr.free_symbols if s != COLS and kinds[s.name].by_col):
+        for name in sorted(n for n in loaded if n != COLS.name and kinds[n].by_col):
             element = _fresh(program, f"{name}_{column}")
             elements[symbol(name)] = symbol(element)
             statements.append(Load(element, Kind.ROW, of=name, column=column, group=groups.get(name, 0)))
+        for term in behind:
+            statements.append(Map(_fresh(program, f"{term}_{column}"), Kind.ROW, elem_maps[term].xreplace(elements)))
+            elements[term] = symbol(statements[-1].name)
         value = expr.xreplace(elements)
         if not value.is_Symbol:
             statements.append(Map(_fresh(program, f"{pair.root}_{column}"), Kind.ROW, value))
@@ -354,6 +366,17 @@ def _pivot(program: RowProgram, pair: _Pair) -> tuple[sp.Expr, tuple[Statement, 
     a, b, c = values
     pivot = _fresh(program, f"{pair.root}_pivot")
     return symbol(pivot), (*statements, Map(pivot, Kind.ROW, sp.Max(sp.Min(a, b), sp.Min(sp.Max(a, b), c))))
+
+
+def _used_by(program: RowProgram, expr: sp.Expr) -> list[str]:
+    """The elem maps that an expression is computed from, in order."""
+    used = set(map(str, expr.free_symbols))
+    found = []
+    for statement in reversed([m for m in program.maps if m.kind.by_col]):
+        if statement.name in used:
+            found.append(statement.name)
+            used |= set(map(str, statement.expr.free_symbols))
+    return found[::-1]
 
 
 def _welford(program: RowProgram, pair: _Pair) -> dict[str, tuple[Statement, ...]]:
