@@ -293,4 +293,11 @@ def _checked_kinds(spec: Spec, trees: Mapping[str, Expression], order: tuple[str
             rule = f"{tensor.role} '{tensor.name}' has one value per row, but its formula is {kinds[tensor.name]}"
             hint = "reduce it with sum, mean, max or absmax, or make it an output"
             raise SpecError(rule, file=spec.file, line=formulas[tensor.name].line, hint=hint)
+    for tensor in (t for t in spec.tensors if t.role.is_written and t.kind.is_groups):
+        if not kinds[tensor.name].is_groups:
+            rule = f"{tensor.role} '{tensor.name}' has one value per group, but its formula is {kinds[tensor.name]}"
+            whole = "a value of the whole row has the role statistic; one of a group is reduced in groups"
+            hint = f"{whole}: absmax(x, {spec.group})"
+            formula = formulas[tensor.name]
+            raise SpecError(rule, file=spec.file, line=formula.line, received=formula.text, hint=hint)
     return kinds

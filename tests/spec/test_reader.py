@@ -223,6 +223,18 @@ def test_a_broken_spec_is_refused_with_its_line(text: str, line: int, says: str)
     assert says in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("formula", "kind"), [("mean(x)", "row"), ("x", "elem"), ("2", "scalar"), ("x * absmax(x, 4)", "elem")]
+)
+def test_what_is_no_value_of_a_group_is_refused_where_it_is_one_with_its_line(formula: str, kind: str) -> None:
+    text = 'name = "a"\nsummary = "s"\n[tensors]\nx = "input"\ns = "group_statistic"\ny = "output"\n'
+    text += f'[formulas]\ny = "x / max(x, 4)"\ns = "{formula}"\n'
+    with pytest.raises(SpecError, match=rf"^a\.toml:9: .* one value per group, but its formula is {kind}") as error:
+        parse(text, file="a.toml")
+    assert error.value.received == formula
+    assert str(error.value.hint).endswith("reduced in groups: absmax(x, 4)")
+
+
 @pytest.mark.parametrize("name", ["gamma", "mask", "half", "float", "load", "begin", "rows", "i", "shift", "x_pitch"])
 def test_names_that_only_emitted_text_uses_are_free(name: str) -> None:
     text = re.sub(r"\bx\b", name, TEN_LINES)

@@ -331,10 +331,12 @@ class _Reverse:
         if not any(cotangents) or not self.active & set(statement.names):
             return
         if statement.monoid.is_idempotent and not statement.group:
+            name = statement.monoid.name
+            taken = "abs(take(x, argmax(abs(x))))" if name == "absmax" else f"take(x, arg{name}(x))"
             raise ProgramError(
-                f"the gradient of {statement.monoid.name} is supported only where it cancels, as in softmax",
-                received=f"{statement.names[0]} = {statement.monoid.name}({statement.args[0]})",
-                hint="a maximum that scales or enters the result has no single gradient where elements tie",
+                f"the gradient of {name} is supported only where it cancels, as in softmax",
+                received=f"{statement.names[0]} = {name}({statement.args[0]})",
+                hint=f"{taken} has one, which the first of equal elements gets; constant({name}(x)) counts as a number",
             )
         if statement.monoid.name != "sum" and not statement.group:
             raise ProgramError(

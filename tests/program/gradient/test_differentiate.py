@@ -15,10 +15,13 @@ from normgen.errors import ProgramError
 from normgen.program.gradient.derivative import derivative
 from normgen.program.gradient.differentiate import backward_tensors, differentiate
 from normgen.program.ir import Kind, Load, Map, Reduce, Store
+from normgen.program.lower import lower
 from normgen.program.monoid import ABSMAX, MAX, WELFORD, symbol
+from normgen.spec.reader import parse
+from normgen.spec.spec import Spec
 from tests.program import programs as forward
 from tests.program.evaluate import evaluate
-from tests.program.gradient.backward_cases import CASES, SCALARS, data_for, m, residual_norm
+from tests.program.gradient.backward_cases import CASES, SCALARS, data_for, m, residual_norm, run_backward
 from tests.program.programs import COL, ELEM, ROW, program, rsqrt, total, values, x
 
 
@@ -119,6 +122,26 @@ def test_a_maximum_that_scales_is_refused() -> None:
     p = program("quantise", Load("x", ELEM), total("m", x, ABSMAX), Map("y", ELEM, x / m), Store("y", "y", ELEM))
     with pytest.raises(ProgramError, match="gradient of absmax is supported only where it cancels"):
         differentiate(p)
+
+
+@pytest.mark.parametrize("name", ["max", "min", "absmax"])
+def test_the_refusal_of_an_extremum_names_formulas_that_are_differentiated(name: str) -> None:
+    def spec(of_row: str) -> Spec:
+        tensors = 'x = "input"\ny = "output"'
+        return parse(f'name = "made_up"\nsummary = "s"\n[tensors]\n{tensors}\n[formulas]\ny = "x * {of_row}"\n')
+
+    with pytest.raises(ProgramError) as error:
+        differentiate(lower(spec(f"{name}(x)")))
+    taken, _, after = str(error.value.hint).partition(" has one")
+    constant = after.partition("; ")[2].partition(" counts")[0]
+    assert constant == f"constant({name}(x))"
+    row = np.array([[0.5, -3.0, 2.0, 2.0, -3.0]])
+    at = {"max": 2, "min": 1, "absmax": 1}[name]
+    slope = np.sign(row[0, at]) if name == "absmax" else 1.0
+    for of_row, wanted in ((taken, row.sum() * slope * (np.arange(5) == at)), (constant, np.zeros(5))):
+        dx = run_backward(lower(spec(of_row)), {"x": row}, {"y": np.ones((1, 5))})["dx"]
+        extremum = row[0, at] * slope
+        np.testing.assert_allclose(dx, [wanted + extremum])
 
 
 def test_a_maximum_that_does_not_lead_to_an_input_is_no_obstacle() -> None:
