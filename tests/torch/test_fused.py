@@ -15,7 +15,7 @@ import torch.nn.functional as F  # noqa: E402
 
 import normgen.torch as ng  # noqa: E402
 from normgen.errors import UsageError, VerificationError  # noqa: E402
-from normgen.torch.tracing import aten, fusing  # noqa: E402
+from normgen.torch.tracing import aten, conditioning, fusing  # noqa: E402
 
 Tensor = Any
 COLS = 64
@@ -556,3 +556,117 @@ def test_other_operations_are_in_the_language(name: str) -> None:
     got, want = ng.fused(function)(x), function(x)
     for one, other in zip(*map(torch.utils._pytree.tree_leaves, (got, want)), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+# Functions that saturate and then subtract, so that roundings are all that is left of some rows' gradients.
+SATURATED: dict[str, Callable[[Tensor], Any]] = {
+    "softcap": lambda x: F.softmax(torch.tanh(x / 50) * 50, -1),
+    "softcap of 30": lambda x: F.softmax(torch.tanh(x / 30) * 30, -1, dtype=torch.float32),
+    "softcap, normalised": lambda x: F.layer_norm(torch.tanh(x / 50) * 50, (x.shape[-1],)),
+    "sigmoid, normalised": lambda x: F.layer_norm(torch.sigmoid(x), (x.shape[-1],)),
+    "softsign": lambda x: F.log_softmax(x / (1 + x.abs()) * 50, -1),
+    "entropy": lambda x: -(F.softmax(x, -1) * F.log_softmax(x, -1)).sum(-1),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", SATURATED)
+def test_a_function_that_saturates_and_then_subtracts_is_no_other_than_its_spec(name: str, dtype: Any) -> None:
+    comparison = ng.fused(SATURATED[name]).comparison(torch.randn(6, 40, dtype=dtype))
+    assert comparison.holds
+    assert [name for name, _ in comparison.gradients] == ["x"]
+
+
+def bent(function: str, by: Callable[[Any], Any]) -> tuple[str, Any]:
+    return function, lambda x: by(aten.call(function, x))
+
+
+SLIGHTLY = aten.number(1 + 1e-6)
+# A slightly wrong formula of an operation: by a factor, in its gradient alone, in negative elements, in large ones.
+FAULTS: dict[str, tuple[str, Any]] = {
+    "a factor": bent("tanh", lambda t: aten.product(t, SLIGHTLY)),
+    "no gradient of a thousandth": bent(
+        "tanh",
+        lambda t: aten.plus(
+            aten.product(t, aten.number(0.999)), aten.call("constant", aten.product(t, aten.number(0.001)))
+        ),
+    ),
+    "negative ones": ("tanh", lambda x: aten.call("where", aten.call("<", x, aten.ZERO), x, aten.call("tanh", x))),
+    "large ones": (
+        "tanh",
+        lambda x: aten.call("where", aten.call(">", aten.call("abs", x), aten.number(4)), x, aten.call("tanh", x)),
+    ),
+    "an exponential's": bent("exp", lambda e: aten.product(e, SLIGHTLY)),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_wrong_spec_of_a_function_that_saturates_is_refused_with_the_row(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(aten.ELEMENTWISE, *FAULTS[name])
+    where = r"(result 0|gradient by x) differs most in row \[\d+\], of values \S+ to \S+: it is \S+, the function's \S+"
+    with pytest.raises(VerificationError, match=where):
+        ng.fused(lambda x: F.softmax(torch.tanh(x / 50) * 50, -1) + torch.exp(-x.abs()), torch.randn(6, 40))
+
+
+@pytest.mark.parametrize("leading", [(12,), (3, 4)])
+def test_what_may_move_is_what_roundings_move(leading: tuple[int, ...]) -> None:
+    """1 - tanh(x)**2 is off by 2e-16 of 1 where it is small; a maximum, which rounds nothing, is not moved."""
+    x = torch.full((*leading, 8), 12.0, dtype=torch.float64)
+    small, top = conditioning.moved_by_roundings(
+        lambda: [1 - x.tanh() ** 2, x.amax(-1)], [1 - x.tanh() ** 2, x.amax(-1)]
+    )
+    assert 1e-16 < float(small.max()) < 4e-15
+    assert not top.any()
+
+
+def label_smoothed(logits: Tensor, labels: Tensor) -> Tensor:
+    logs = F.log_softmax(logits, -1)
+    hit = -logs.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
+    return (0.9 * hit - 0.1 * logs.mean(-1)).mean()
+
+
+def focal(logits: Tensor, labels: Tensor) -> Tensor:
+    logs = F.log_softmax(logits, -1).gather(-1, labels[:, None]).squeeze(-1)
+    return (-((1 - logs.exp()) ** 2) * logs).mean()
+
+
+def of_z(logits: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(logits, labels) + 1e-4 * torch.logsumexp(logits, -1).square().mean()
+
+
+def distilled(logits: Tensor, teacher: Tensor) -> Tensor:
+    return (F.softmax(teacher, -1) * (F.log_softmax(teacher, -1) - F.log_softmax(logits, -1))).sum(-1).mean()
+
+
+LOSSES: dict[str, tuple[Any, Any]] = {
+    "label smoothing": (label_smoothed, None),
+    "focal": (focal, None),
+    "z": (of_z, None),
+    "distillation": (distilled, rows(12, COLS)(torch.float32)),
+    "of no dims": (lambda x, _: torch.logsumexp(x, -1).mean(), None),
+    "of the rows' dim": (lambda x, _: torch.logsumexp(x, -1).mean(0, keepdim=True), None),
+    "as many rows as columns": (lambda x, _: x.square().sum(-1).mean(), rows(COLS, COLS)(torch.float32)),
+}
+
+
+@pytest.mark.usefixtures("by_operator")
+@pytest.mark.parametrize("name", LOSSES)
+def test_the_mean_of_the_losses_of_rows_is_part_of_the_operator(name: str) -> None:
+    function, other = LOSSES[name]
+    x = torch.randn(12 if other is None else len(other), COLS, requires_grad=True)
+    other = torch.randint(0, COLS, (12,)) if other is None else other
+    made = ng.fused(function)
+    got, want = made(x, other), function(x, other)
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(*(torch.autograd.grad(y.sum(), x)[0] for y in (got, want)), rtol=1e-4, atol=1e-6)
+    assert "total(" in made.spec(x, other)
+
+
+@pytest.mark.usefixtures("by_operator")
+def test_the_mean_of_one_row_stays_one_of_its_columns() -> None:
+    x = torch.randn(COLS)
+    made = ng.fused(lambda x: (x - x.mean()).square().mean())
+    torch.testing.assert_close(made(x), (x - x.mean()).square().mean())
+    assert "total(" not in made.spec(x)

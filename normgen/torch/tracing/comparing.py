@@ -2,7 +2,8 @@
 
 In float64 nothing is rounded on either side, neither by the function's conversions nor by the spec's casts: results and
 gradients are those of torch's operations as they were recorded, and those of the spec's programs, forward and derived.
-As stored, in the dtypes of a call, the function itself runs beside the spec's formulas.
+Where these are apart, as in rows in which the function saturates and then subtracts, it is asked what roundings alone
+change there. As stored, in the dtypes of a call, the function itself runs beside the spec's formulas.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from normgen.spec.spec import Role
 from normgen.torch.calls import name_of
 from normgen.torch.operators import Operator
 from normgen.torch.patching import telling_rows
+from normgen.torch.tracing.conditioning import moved_by_roundings
 from normgen.torch.tracing.recording import COLS
 from normgen.torch.tracing.values import Traced
 from normgen.traced.torch_formulas import torch_function
@@ -30,6 +32,8 @@ Tensor = Any
 Given = Callable[[Sequence[Tensor]], list[Tensor]]  # the kernel's tensors, of the function's
 
 _SAME = 1e-8  # of a row's largest value, in float64
+_ROOM = 16  # times what roundings alone change: a spec says the same in other operations
+_GRADIENT = "gradient by "
 _COLS = 48  # where the function leaves them open
 _TIMES, _ROUNDINGS = 2, 4  # the formulas' error is at most so many times the function's, and so many roundings
 
@@ -55,7 +59,9 @@ class Stored:
 class Comparison:
     """How far a spec and its function are apart.
 
-    results, gradients  by name, in float64, as shares of the largest value of a row, or of a parameter's gradient
+    results, gradients  by name, in float64, as shares of the largest value of a row, or of a parameter's gradient; of
+                        what its roundings change where they change more of it than is compared
+    worst               where a result or a gradient differs, if one does
     no_gradients        of tensors that have none: why
     stored              of each result
     """
@@ -65,6 +71,7 @@ class Comparison:
     gradients: tuple[tuple[str, float], ...]
     no_gradients: str
     stored: tuple[Stored, ...]
+    worst: str = ""
 
     @property
     def holds(self) -> bool:
@@ -76,6 +83,7 @@ class Comparison:
         lines = [f"on {self.rows} rows in float64, as a share of a row's largest value (a comparison, not a proof):"]
         lines += [f"  {name}: {share:.1e}" for name, share in self.results]
         lines += [f"  gradient by {name}: {share:.1e}" for name, share in self.gradients]
+        lines += [f"  {self.worst}"] if self.worst else []
         lines += [f"  no gradient: {self.no_gradients}"] if self.no_gradients else []
         for one in self.stored:
             errors = f"off by {one.ours:.1f} roundings at most, the function by {one.theirs:.1f}"
@@ -86,10 +94,16 @@ class Comparison:
 def compared(found: Traced, made: Operator, given: Given, call: Callable[..., Any]) -> Comparison:
     """The comparison of a traced function, `call` of its tensors, with the operator of its spec."""
     dtypes = [n.meta["val"].dtype for n in found.recorded.raw.graph.nodes if n.op == "placeholder"]
-    torchs, tail = _widened(found.recorded.raw), None if found.tail is None else _widened(found.tail)
     exact = _Exact(found, made, dtypes)
-    results: dict[str, float] = {}
-    gradients: dict[str, float] = {}
+    asked = [read for read, is_asked in zip(found.reads, exact.asked, strict=True) if is_asked]
+    sides = _Sides(
+        torchs=_widened(found.recorded.raw),
+        tail=None if found.tail is None else _widened(found.tail),
+        exact=exact,
+        given=given,
+        places=tuple(read.place for read in asked),
+    )
+    seen = _Seen()
     stored: list[Stored] = []
     generator = torch.Generator(device="cpu").manual_seed(len(dtypes))
     rows = 0
@@ -98,35 +112,91 @@ def compared(found: Traced, made: Operator, given: Given, call: Callable[..., An
             rows += math.prod(tensors[found.rows_of].shape[:-1])
             wide = [t.double() if t.is_floating_point() else t for t in tensors]
             try:
-                theirs = torchs(*_leaves(wide))
+                plain = sides.torchs(*_leaves(wide))
             except (IndexError, RuntimeError):
                 continue  # it takes no labels outside the columns
-            by = [_randn(t.shape, generator) for t in theirs if _has_gradient(t)]
-            leaves, ours_leaves = _leaves(wide), _leaves(wide)
-            theirs = torchs(*leaves)
-            ours = _finished(tail, _Applied.apply(exact, *given(ours_leaves)), ours_leaves)
-            for i, (one, other) in enumerate(zip(ours, theirs, strict=True)):
-                if not isinstance(other, torch.Tensor):
-                    continue
-                _note(results, f"result {i}", _share(one.detach(), other.detach()))
-            places = [(r.name, r.place) for r, is_asked in zip(found.reads, exact.asked, strict=True) if is_asked]
-            got = _gradients(ours, [ours_leaves[place] for _, place in places], by)
-            want = _gradients(theirs, [leaves[place] for _, place in places], by)
-            for (name, _), one, other in zip(places, got, want, strict=True):
-                _note(gradients, name, _share(*_where_finite(one, other, theirs)))
-            stored += _stored(found, made, given, call, tensors, list(theirs))
+            by = [_randn(t.shape, generator) for t in plain if _has_gradient(t)]
+            names = [*(f"result {i}" for i in range(len(plain))), *(f"{_GRADIENT}{read.name}" for read in asked)]
+            seen.add(names, sides, wide, by, found.rows_of)
+            stored += _stored(found, made, given, call, tensors, list(plain))
     worst = {one.dtype: one for one in sorted(stored, key=lambda s: (s.holds, -s.ours), reverse=True)}
+    shares = seen.shares.items()
     return Comparison(
         rows=rows,
-        results=tuple(results.items()),
-        gradients=tuple(gradients.items()),
+        results=tuple((name, share) for name, share in shares if not name.startswith(_GRADIENT)),
+        gradients=tuple((n.removeprefix(_GRADIENT), share) for n, share in shares if n.startswith(_GRADIENT)),
+        worst=seen.worst,
         no_gradients=exact.refusal,
         stored=tuple(worst.values()),
     )
 
 
-def _note(shares: dict[str, float], name: str, share: float) -> None:
-    shares[name] = max(shares.get(name, 0.0), share)
+@dataclass(frozen=True, kw_only=True)
+class _Sides:
+    """The function and its spec in float64: each gives its results, and behind them its gradients at `places`."""
+
+    torchs: Any
+    tail: Any
+    exact: _Exact
+    given: Given
+    places: tuple[int, ...]
+
+    def function(self, tensors: Sequence[Tensor], by: Sequence[Tensor]) -> list[Tensor]:
+        leaves = _leaves(tensors)
+        return self.with_gradients(self.torchs(*leaves), leaves, by)
+
+    def spec(self, tensors: Sequence[Tensor], by: Sequence[Tensor]) -> list[Tensor]:
+        leaves = _leaves(tensors)
+        results = _finished(self.tail, _Applied.apply(self.exact, *self.given(leaves)), leaves)
+        return self.with_gradients(results, leaves, by)
+
+    def with_gradients(self, results: Any, leaves: Sequence[Tensor], by: Sequence[Tensor]) -> list[Tensor]:
+        return [*results, *_gradients(results, [leaves[place] for place in self.places], by)]
+
+
+class _Seen:
+    """The largest shares so far, by the name of what is compared, and where the largest of all was seen."""
+
+    def __init__(self) -> None:
+        self.shares: dict[str, float] = {}
+        self.largest, self.worst = _SAME, ""
+
+    def add(
+        self, names: Sequence[str], sides: _Sides, tensors: Sequence[Tensor], by: Sequence[Tensor], rows_of: int
+    ) -> None:
+        ours, theirs = sides.spec(tensors, by), sides.function(tensors, by)
+        results = theirs[: len(names) - len(sides.places)]
+        pairs: list[tuple[Tensor, Tensor]] = []
+        kept = [i for i, other in enumerate(theirs) if isinstance(other, torch.Tensor)]
+        for i in kept:
+            one, other = ours[i].detach(), theirs[i].detach()
+            pairs.append(_where_finite(one, other, results) if names[i].startswith(_GRADIENT) else (one, other))
+        moved: list[Tensor | None] = [None] * len(kept)
+        if any(_share(*pair)[0] > _SAME for pair in pairs):
+            moves = [
+                moved_by_roundings(lambda side=side: [side(tensors, by)[i] for i in kept], [side_[i] for i in kept])
+                for side, side_ in ((sides.function, theirs), (sides.spec, ours))
+            ]
+            moved = [one + other if one.shape == other.shape else None for one, other in zip(*moves, strict=True)]
+        for i, pair, move in zip(kept, pairs, moved, strict=True):
+            share, at = _share(*pair, move)
+            self.shares[names[i]] = max(self.shares.get(names[i], 0.0), share)
+            if share > self.largest:
+                self.largest, self.worst = share, _place(names[i], *pair, at, tensors[rows_of])
+
+
+def _place(name: str, ours: Tensor, theirs: Tensor, at: int, first: Tensor) -> str:
+    """Where a difference is, and what the function was given there."""
+    if ours.shape != theirs.shape:
+        return f"{name} has the shape {list(ours.shape)}, the function's {list(theirs.shape)}"
+    index = [int(i) for i in torch.unravel_index(torch.tensor(at), theirs.shape)] if theirs.ndim else []
+    values = f"{float(ours.reshape(-1)[at]):.6g}, the function's {float(theirs.reshape(-1)[at]):.6g}"
+    has_row = len(index) >= first.ndim - 1 and theirs.shape[: first.ndim - 1] == first.shape[:-1] and first.ndim > 1
+    if not has_row:
+        return f"{name} differs most at {index}: it is {values}"
+    place = tuple(index[: first.ndim - 1])
+    row = first.detach()[place]
+    return f"{name} differs most in row {list(place)}, of values {row.min():.3g} to {row.max():.3g}: it is {values}"
 
 
 def _finished(tail: Any, results: Sequence[Tensor], tensors: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -271,14 +341,24 @@ def _randn(shape: Sequence[int], generator: Any) -> Tensor:
     return torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu")
 
 
-def _share(ours: Tensor, theirs: Tensor) -> float:
-    """The largest difference, as a share of the largest value of its row; where one is not finite, nor is the other."""
+def _share(ours: Tensor, theirs: Tensor, moved: Tensor | None = None) -> tuple[float, int]:
+    """The largest difference, as a share of its row's largest value, and its place; infinite where one is no number.
+
+    moved  by how much roundings alone move each element: a share is one of what they move in a row, where that is more
+    """
     ours, theirs = torch.atleast_1d(ours.double()), torch.atleast_1d(theirs.double())
-    if ours.shape != theirs.shape or not torch.equal(ours.isfinite(), theirs.isfinite()):
-        return math.inf
+    if ours.shape != theirs.shape:
+        return math.inf, 0
+    if not torch.equal(ours.isfinite(), theirs.isfinite()):
+        return math.inf, int((ours.isfinite() != theirs.isfinite()).reshape(-1).int().argmax())
+    if not theirs.numel():
+        return 0.0, 0
     difference = (ours - theirs).nan_to_num(0.0, 0.0, 0.0).abs()
     scale = theirs.nan_to_num(0.0, 0.0, 0.0).abs().amax(-1, keepdim=True)
-    return float((difference / (scale + 1e-30)).max()) if difference.numel() else 0.0
+    if moved is not None:
+        scale = scale + torch.atleast_1d(moved).amax(-1, keepdim=True) * (_ROOM / _SAME)
+    shares = (difference / (scale + 1e-30)).reshape(-1)
+    return float(shares.max()), int(shares.argmax())
 
 
 def _stored(
@@ -294,22 +374,37 @@ def _stored(
             theirs = torch.utils._pytree.tree_leaves(call(*[t.clone() for t in tensors]))
         except (RuntimeError, NotImplementedError):
             return []  # torch has an operation of it on other devices only
-        results = made.decomposition(*given(tensors))
-        results = results if isinstance(results, tuple) else (results,)
-        ours = _finished(None if found.tail is None else _moved(found.tail), results, tensors)
+        tail = None if found.tail is None else _moved(found.tail)
+
+        def spec() -> Sequence[Tensor]:
+            results = made.decomposition(*given(tensors))
+            return _finished(tail, results if isinstance(results, tuple) else (results,), tensors)
+
+        ours = spec()
     shown = []
-    for one, other, want in zip(ours, theirs, exact, strict=True):
+    moved: list[Tensor] | None = None
+    for i, (one, other, want) in enumerate(zip(ours, theirs, exact, strict=True)):
         if not (isinstance(other, torch.Tensor) and other.is_floating_point() and other.numel()):
             continue
-        one, other, want = (torch.atleast_1d(t.detach()) for t in (one, other, want))
         if one.dtype != other.dtype:
             return [Stored(dtype=f"{one.dtype}, not {other.dtype}", same=0.0, ours=math.inf, theirs=0.0)]
-        good = other.isfinite().all(-1, keepdim=True) & want.isfinite().all(-1, keepdim=True)
-        scale = want.abs().amax(-1, keepdim=True) * torch.finfo(one.dtype).eps + 1e-30
-        errors = [float(torch.where(good, (t.double() - want).abs() / scale, 0).max()) for t in (one, other)]
-        same = float((one == other)[good.expand(one.shape)].double().mean()) if good.any() else 1.0
-        shown.append(Stored(dtype=name_of(one.dtype), same=same, ours=errors[0], theirs=errors[1]))
+        found_ = _stored_one(one, other, want)
+        if not found_.holds:
+            moved = moved_by_roundings(spec, ours) if moved is None else moved
+            found_ = _stored_one(one, other, want, moved[i])
+        shown.append(found_)
     return shown
+
+
+def _stored_one(one: Tensor, other: Tensor, want: Tensor, moved: Tensor | None = None) -> Stored:
+    one, other, want = (torch.atleast_1d(t.detach()) for t in (one, other, want))
+    good = other.isfinite().all(-1, keepdim=True) & want.isfinite().all(-1, keepdim=True)
+    scale = want.abs().amax(-1, keepdim=True) * torch.finfo(one.dtype).eps + 1e-30
+    if moved is not None:
+        scale = scale + torch.atleast_1d(moved).amax(-1, keepdim=True)
+    errors = [float(torch.where(good, (t.double() - want).abs() / scale, 0).max()) for t in (one, other)]
+    same = float((one == other)[good.expand(one.shape)].double().mean()) if good.any() else 1.0
+    return Stored(dtype=name_of(one.dtype), same=same, ours=errors[0], theirs=errors[1])
 
 
 def _widened(graph: Any) -> Any:

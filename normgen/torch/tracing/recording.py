@@ -167,7 +167,7 @@ def _recorded(
     shapes, trees = ShapeEnv(), []
     mode = FakeTensorMode(shape_env=shapes)
     fakes = [_fake(mode, tensor, sizes, dtype, device, cols) for tensor, dtype in zip(dims, dtypes, strict=True)]
-    axes = tuple(size.node.expr if isinstance(size, torch.SymInt) else size for size in fakes[rows_of].shape)
+    axes = tuple(map(size_of, fakes[rows_of].shape))
 
     def run(*tensors: Any) -> list[Any]:
         with _Lines():
@@ -179,7 +179,7 @@ def _recorded(
         with mode, metadata.preserve_node_meta(), torch.enable_grad():
             raw = make_fx(torch.func.functionalize(run, remove="mutations"))(*fakes)
             _made_plain(raw)
-            core = make_fx(torch.fx.Interpreter(raw).run, decomposition_table=_decompositions())(*fakes)
+            core = make_fx(torch.fx.Interpreter(raw).run, decomposition_table=_decompositions(axes[-1]))(*fakes)
             _made_plain(core)
     except UsageError:
         raise
@@ -262,19 +262,25 @@ def _made_plain(graph: Any) -> None:
     graph.recompile()
 
 
-def _decompositions() -> dict[Any, Any]:
+def _decompositions(cols: Any) -> dict[Any, Any]:
     more = get_decompositions([torch.ops.aten.elu, torch.ops.aten.leaky_relu])
     known = {**core_aten_decompositions(), **more}
     found = {op: how for op, how in known.items() if op.overloadpacket.__name__ not in _KEPT}
-    return {**found, torch.ops.aten.mean.default: _mean, torch.ops.aten.mean.dim: _mean}
+
+    def mean(x: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
+        """A mean of all rows, or of a value of each, is their total, divided; one of each row stays as it is."""
+        places = range(x.ndim) if dim is None or len(dim) == 0 else {place % x.ndim for place in dim}
+        is_row = x.ndim == 1 and size_of(x.shape[0]) == cols
+        if len(places) < x.ndim or x.ndim == 0 or is_row:
+            return NotImplemented
+        return x.sum(tuple(places), keepdim, dtype=dtype) / x.numel()
+
+    return {**found, torch.ops.aten.mean.default: mean, torch.ops.aten.mean.dim: mean}
 
 
-def _mean(x: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
-    """A mean of all rows is their total, divided; those of rows stay as they are."""
-    places = range(x.ndim) if dim is None or len(dim) == 0 else {place % x.ndim for place in dim}
-    if len(places) < x.ndim or x.ndim < 2:
-        return NotImplemented
-    return x.sum(tuple(places), keepdim, dtype=dtype) / x.numel()
+def size_of(size: Any) -> Any:
+    """A size as an expression of symbols, or a number."""
+    return size.node.expr if isinstance(size, torch.SymInt) else size
 
 
 def _check_guards(shapes: Any, axes: Sequence[Any]) -> None:
