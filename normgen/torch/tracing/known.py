@@ -16,8 +16,9 @@ from normgen.spec.writing import number
 from normgen.torch.calls import name_of
 from normgen.torch.tracing import aten
 from normgen.torch.tracing.formulas import Formulas, names_for
+from normgen.torch.tracing.reasons import called
 from normgen.torch.tracing.recording import COLS, Dims, Node, Recorded
-from normgen.torch.tracing.values import Read, Value, called, shape_of
+from normgen.torch.tracing.values import Read, Value, shape_of
 
 
 class Known:
@@ -59,8 +60,8 @@ class Known:
             return self.size(size.node.expr if isinstance(size, torch.SymInt | torch.SymFloat) else None)
         if isinstance(arg, bool | int | float):
             if math.isnan(arg):
-                raise ValueError("a constant is a number")
-            return number(arg)
+                raise ValueError("NaN is no constant of a formula")
+            return number(int(arg) if isinstance(arg, bool) else arg)
         return arg
 
     def size(self, expr: Any) -> Expression:
@@ -88,7 +89,7 @@ class Known:
             return aten.power(*parts)
         if kind.endswith("sqrt"):
             return aten.call("sqrt", *parts)
-        raise ValueError(f"'{expr}' of the number of columns is not in the language")
+        raise ValueError("what it makes of the number of columns is not in the language")
 
     def joined(self, shapes: Sequence[Dims]) -> Dims:
         """The sizes of an operation on tensors that are spread to one shape."""

@@ -12,8 +12,9 @@ from normgen.spec.formula import Binary, Expression, Name
 from normgen.spec.writing import number
 from normgen.torch.tracing import aten
 from normgen.torch.tracing.known import Known
+from normgen.torch.tracing.reasons import called, title, unknown
 from normgen.torch.tracing.recording import COLS, Node, line_of, refused
-from normgen.torch.tracing.values import NARROW, VIEWS, Value, called, shape_of
+from normgen.torch.tracing.values import NARROW, VIEWS, Value, shape_of
 
 SAME = ("clone", "alias", "alias_copy", "lift_fresh_copy", "contiguous", "detach_copy")
 
@@ -38,7 +39,8 @@ class Operations(Known):
             return self.elementwise(node, name, aten.ELEMENTWISE[name])
         if name in aten.REDUCTIONS:
             return self.reduced(node, *node.args, how=aten.REDUCTIONS[name], **node.kwargs)
-        raise refused(f"'{name}' is not row-wise, or not in the language", line_of(node), _INSTEAD.get(name))
+        rule, hint = unknown(title(node))
+        raise refused(rule, line_of(node), hint)
 
     def elementwise(self, node: Node, name: str, make: Callable[..., Expression]) -> Value:
         values = [self.value(n) for n in node.all_input_nodes if isinstance(self.known.get(n), Value)]
@@ -276,19 +278,6 @@ class Operations(Known):
         nan = aten.binary("-")(Name("inf"), Name("inf"))
         tree = aten.product(aten.call("where", is_column, aten.ONE, nan), aten.call("take", value.tree, column))
         return replace(value, tree=tree, dims=places.dims, held_in=value.held_in)
-
-
-_INSTEAD = {
-    "native_dropout": "random numbers come from random(seed) in a spec",
-    "bernoulli": "random numbers come from random(seed) in a spec",
-    "rand_like": "random numbers come from random(seed) in a spec",
-    "cat": "pass its parts as tensors of their own",
-    "index": "take one element of each row with torch.gather",
-    "split": "pass its parts as tensors of their own",
-    "mm": "a product of matrices stays outside: trace what stands around it",
-    "addmm": "a product of matrices stays outside: trace what stands around it",
-    "bmm": "a product of matrices stays outside: trace what stands around it",
-}
 
 
 def _places(dim: Any, count: int) -> set[int]:

@@ -34,6 +34,7 @@ from torch.fx.experimental.symbolic_shapes import (
 from torch.overrides import TorchFunctionMode
 
 from normgen.errors import UsageError
+from normgen.torch.tracing.reasons import CALLED, name_of_call, untraceable
 
 Node = Any  # of a torch.fx.Graph
 Dims = tuple[tuple[int, ...], ...]  # of each size of a tensor: the axes that it counts, none of a size of 1
@@ -169,8 +170,10 @@ def _recorded(
     fakes = [_fake(mode, tensor, sizes, dtype, device, cols) for tensor, dtype in zip(dims, dtypes, strict=True)]
     axes = tuple(map(size_of, fakes[rows_of].shape))
 
+    lines = _Lines()
+
     def run(*tensors: Any) -> list[Any]:
-        with _Lines():
+        with lines:
             leaves, tree = torch.utils._pytree.tree_flatten(call(*tensors))
         trees.append(tree)
         return list(leaves)
@@ -190,8 +193,7 @@ def _recorded(
         if "allow_non_fake_inputs" in str(error):
             rule = "a function that is traced takes its tensors as arguments"
             raise refused(rule, _user_line(error)) from error
-        rule = f"the function cannot be traced: {type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
-        raise _SizesError(refused(rule, _user_line(error))) from error
+        raise _SizesError(_untraceable(error, lines.called)) from error
     _check_guards(shapes, axes)
     return Recorded(raw=raw, core=core, dims=dims, axes=axes, tree=trees[0])
 
@@ -206,8 +208,20 @@ def _fake(mode: Any, dims: Dims, sizes: Mapping[int, int], dtype: Any, device: A
         return found.new_empty(found.shape, device=device)
 
 
+def _untraceable(error: Exception, name: str) -> UsageError:
+    """Of an error of the author's own code, its words; of torch's, which are about stand-ins, the operation."""
+    *_, last = traceback.extract_tb(error.__traceback__)
+    if _is_ours(last.filename) or isinstance(error, RuntimeError):
+        rule, hint = untraceable(name)
+        return refused(rule, _user_line(error), hint)
+    said = str(error).strip().partition("\n")[0]
+    return refused(f"the function cannot be traced: {type(error).__name__}: {said}", _user_line(error))
+
+
 class _Lines(TorchFunctionMode):
-    """Notes behind each operation where its author wrote it, and whether a gradient goes through it."""
+    """Notes behind each operation what its author called, where, and whether a gradient goes through it."""
+
+    called = ""  # the last
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         frame: Any = sys._getframe(1)
@@ -215,7 +229,10 @@ class _Lines(TorchFunctionMode):
             frame = frame.f_back
         if frame is not None:
             metadata.current_meta["stack_trace"] = _line(frame.f_code.co_filename, frame.f_lineno)
-        metadata.current_meta["custom"] = {} if torch.is_grad_enabled() else {_NO_GRADIENT: True}
+        name = name_of_call(func)
+        self.called = name or self.called
+        notes = {CALLED: name} if torch.is_grad_enabled() else {CALLED: name, _NO_GRADIENT: True}
+        metadata.current_meta["custom"] = notes
         return func(*args, **(kwargs or {}))
 
 

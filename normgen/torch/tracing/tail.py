@@ -11,8 +11,9 @@ import torch
 
 from normgen.spec.formula import Cast, Name
 from normgen.torch.tracing.known import Known
+from normgen.torch.tracing.reasons import called
 from normgen.torch.tracing.recording import COLS, Node
-from normgen.torch.tracing.values import Value, called
+from normgen.torch.tracing.values import Value
 
 
 class Tail:

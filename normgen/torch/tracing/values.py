@@ -74,13 +74,6 @@ class Traced:
     tree: Any = None
 
 
-def called(node: Node) -> str:
-    """The name of its operation, without overload."""
-    target = node.target
-    found = target.overloadpacket.__name__ if isinstance(target, torch._ops.OpOverload) else target.__name__
-    return str(found)
-
-
 def shape_of(node: Node) -> tuple[Any, ...]:
     found = node.meta["val"]
     found = found[0] if isinstance(found, tuple | list) else found

@@ -21,9 +21,10 @@ from normgen.torch.calls import name_of
 from normgen.torch.tracing import aten
 from normgen.torch.tracing.formulas import names_for
 from normgen.torch.tracing.operations import SAME, Operations
+from normgen.torch.tracing.reasons import called, hint_for, title
 from normgen.torch.tracing.recording import COLS, Dims, Node, Recorded, line_of, refused
 from normgen.torch.tracing.tail import Tail
-from normgen.torch.tracing.values import NARROW, VIEWS, Read, Traced, Value, called, shape_of
+from normgen.torch.tracing.values import NARROW, VIEWS, Read, Traced, Value, shape_of
 
 
 def traced(
@@ -129,7 +130,8 @@ class Walk(Operations):
             try:
                 found = self.operation(node)
             except ValueError as error:
-                raise refused(f"'{called(node)}': {error}", line_of(node)) from error
+                name, reason = title(node), str(error)
+                raise refused(f"'{name}': {reason}", line_of(node), hint_for(name, reason)) from error
             self.known[node] = self.noted(node, found) if isinstance(found, Value) else found
 
     def is_behind(self, node: Node) -> bool:
@@ -138,7 +140,7 @@ class Walk(Operations):
         values = [self.known.get(n) for n in given]
         behind = [v is None or (isinstance(v, Value) and v.is_total) for v in values]
         if any(behind) and any(isinstance(v, Value) and v.axes and not v.is_total for v in values):
-            rule = f"'{called(node)}' takes a sum over all rows back to the rows, which one kernel cannot"
+            rule = f"'{title(node)}' takes a sum over all rows back to the rows, which one kernel cannot"
             raise refused(rule, line_of(node))
         return any(behind)
 
@@ -178,7 +180,7 @@ class Walk(Operations):
     def noted(self, node: Node, value: Value) -> Value:
         """Rounded where the function is to round, and named where its author named it, or it is used again."""
         if tuple(map(self.product, value.dims)) != shape_of(node):
-            raise refused(f"'{called(node)}' gives another shape than its rows have", line_of(node))
+            raise refused(f"'{title(node)}' gives another shape than its rows have", line_of(node))
         name = called(node)
         is_view = name in VIEWS or name in SAME or name in ("permute", "squeeze", "slice", "select", "_to_copy")
         if self.every_rounding and value.dtype in NARROW and value.held_in != value.dtype and not is_view:

@@ -1,0 +1,85 @@
+"""Why a function is not traced, in its author's words: the operation that was called, the reason, the way out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+CALLED = "normgen_called"  # in a node's notes: the function that its author called
+
+_DRAWS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout", "rrelu")
+_DRAWS += ("rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like", "bernoulli")
+_DRAWS += ("native_dropout", "gumbel_softmax", "normal", "uniform", "exponential", "poisson", "multinomial")
+_SHAPES = ("view", "reshape", "unflatten", "expand", "view_as", "reshape_as", "unfold", "pixel_shuffle")
+_PARTS = ("chunk", "split", "split_with_sizes", "tensor_split", "unbind", "narrow", "unsafe_chunk", "unsafe_split")
+_NORMS = ("group_norm", "batch_norm", "instance_norm", "native_batch_norm", "local_response_norm")
+_ACROSS = (*_NORMS, "conv1d", "conv2d", "conv3d", "avg_pool1d", "max_pool1d")
+
+_CUT = "cut outside, where a part of a row is a tensor whose rows lie a pitch apart: f(*x.chunk(2, -1))"
+_HEADS = "pass heads as an axis of their own, [.., heads, cols]; groups of columns are said in a spec: absmax(x, 128)"
+_LAST = "a row is the last axis: give another one as the last, x.movedim(1, -1), and move it back outside"
+_OUTSIDE = "a product of matrices stays outside: trace what stands around it"
+_WITHOUT = "call eval() first, or write a spec for normgen.torch.operator, where random numbers come from random(seed)"
+_MASK = "pass a mask, or what else has sizes of its own, as an argument"
+
+_BY_NAME = {
+    "cat": "pass its parts as tensors of their own",
+    "stack": "pass its parts as tensors of their own",
+    "index": "take one element of each row with torch.gather",
+    "x[..]": "take one element of each row with torch.gather",
+    **dict.fromkeys(_PARTS, _CUT),
+    **dict.fromkeys(("mm", "addmm", "bmm", "matmul", "linear", "einsum", "scaled_dot_product_attention"), _OUTSIDE),
+    **dict.fromkeys(("tril", "triu"), "compare numbers: torch.arange(cols) <= a number of each row; or pass the mask"),
+    **dict.fromkeys(_NORMS, _LAST),
+}
+_BY_REASON = {
+    "it takes a part of the rows or columns": _CUT,
+    "it cuts rows or columns into parts": _HEADS,
+    "it repeats rows or columns": _MASK,
+    "it goes over rows, not along the columns of each": _LAST,
+    "NaN is no constant of a formula": "write its formula out, without the branch for NaN",
+}
+
+
+def called(node: Any) -> str:
+    """The name of its operation, without overload."""
+    target = node.target
+    found = target.overloadpacket.__name__ if isinstance(target, torch._ops.OpOverload) else target.__name__
+    return str(found)
+
+
+def name_of_call(function: Any) -> str:
+    """What its author called: `chunk`, `x[..]`; nothing of an attribute such as x.T."""
+    name = str(getattr(function, "__name__", "")).strip("_")
+    return {"get": "", "set": "", "getitem": "x[..]"}.get(name, name)
+
+
+def title(node: Any) -> str:
+    """The operation of a node, as its author called it, or as torch does."""
+    return str((node.meta.get("custom") or {}).get(CALLED) or called(node).strip("_"))
+
+
+def hint_for(name: str, reason: str = "") -> str | None:
+    """The way out for an operation that is refused for a reason."""
+    return _BY_REASON.get(reason) or _BY_NAME.get(name)
+
+
+def unknown(name: str) -> tuple[str, str | None]:
+    """The rule and the hint of an operation that the language does not have."""
+    if name in _DRAWS:
+        return f"'{name}' draws random numbers, and a function that is traced draws none", _WITHOUT
+    if name in _PARTS:
+        return f"'{name}' takes parts of rows, and a function that is traced takes whole ones", _CUT
+    return f"'{name}' is not row-wise, or not in the language", hint_for(name)
+
+
+def untraceable(name: str) -> tuple[str, str | None]:
+    """The rule and the hint where torch itself refuses an operation on rows and columns of any number."""
+    if name in _DRAWS or name in _ACROSS:
+        return unknown(name)
+    if name in _SHAPES:
+        rule = f"'{name}' is given numbers for sizes that a function that is traced leaves open"
+        return rule, f"take the sizes of rows from x.shape; {_HEADS}"
+    rule = f"'{name or 'an operation'}' does not take these tensors when their rows, and columns, may be any number"
+    return rule, hint_for(name) or _MASK
