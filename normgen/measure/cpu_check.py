@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -17,8 +18,11 @@ from normgen.measure.host_memory import require_memory
 from normgen.problem.problem import Problem
 from normgen.records.verified import CPU, Site
 from normgen.verify import FAMILY_ROWS, Verdict, check
+from normgen.verify.families import default_families
 
 CPU_ELEMENTS = 1 << 15
+LONG_ELEMENTS = 3 << 20  # of a plain call: some 20 s on the executor. Rows of 75,000 and more have fewer of each family
+EXECUTOR_S = 8e-6  # an element, drawn, run and compared: a layernorm of 131072 columns in a cluster of 16 blocks
 FIBER_ADDRESSES = 9 << 29  # the executor reserves 4 GiB of address space for the stacks of its largest cluster
 CPU_SMS = 4  # a persistent grid on so few makes its blocks loop even over the few rows
 
@@ -39,17 +43,30 @@ def why_unchecked(problem: Problem) -> str | None:
     return None
 
 
+def longest_s(problem: Problem) -> float:
+    """Seconds that the plain calls take at most where nothing else runs: 2 to 8 µs an element, by kernel."""
+    return EXECUTOR_S * sum(call.elements for call in _plain_calls(problem))
+
+
 def _require_memory(plain: list[Call]) -> None:
     require_memory(max(plain, key=lambda call: call.elements).problem, addresses=FIBER_ADDRESSES)
 
 
-def check_on_cpu(problem: Problem, module: Module, *, seed: int = 0, most_elements: int = MOST_ELEMENTS) -> Checked:
+def check_on_cpu(
+    problem: Problem,
+    module: Module,
+    *,
+    seed: int = 0,
+    most_elements: int = MOST_ELEMENTS,
+    is_over: Callable[[], bool] = lambda: False,
+) -> Checked:
     """Build the module's text and run it on the CPU: numerics, and every fault the executor knows.
 
     The number of rows is a run-time argument of the kernel, so a large problem is checked with fewer rows, enough
     for every row family and, when cols is small, for several blocks. One with fewer rows than that is checked
-    with its own number first and then with enough for every family. The other calls follow (`calls`), but for
-    those of more than `most_elements`; the first that is wrong is the last.
+    with its own number first and then with enough for every family. Very long rows have one of each family, or of the
+    first of them. The other calls follow (`calls`), but for those of more than `most_elements`, and for all that would
+    begin when `is_over` says so; the first that is wrong is the last.
     Raises UsageError when plain calls do not fit the memory, CompileError when the host compiler refuses the text.
     """
     _require_memory(_plain_calls(problem))
@@ -59,7 +76,8 @@ def check_on_cpu(problem: Problem, module: Module, *, seed: int = 0, most_elemen
 
     def run(call: Call) -> Verdict | str | None:
         try:
-            return _run(program, call, seed) if call.elements <= most_elements or not call.says else None
+            is_made = not call.says or (call.elements <= most_elements and not is_over())
+            return _run(program, call, seed) if is_made else None
         except MemoryError:  # rows that lie 2^31 elements apart need 9 GB of address space
             if not call.says:
                 raise
@@ -71,9 +89,13 @@ def check_on_cpu(problem: Problem, module: Module, *, seed: int = 0, most_elemen
 
 
 def _plain_calls(problem: Problem) -> list[Call]:
-    enough = max(FAMILY_ROWS, CPU_ELEMENTS // problem.cols)
-    rows = [problem.rows, FAMILY_ROWS] if problem.rows < FAMILY_ROWS else [min(problem.rows, enough)]
-    return [Call(says="", problem=problem.with_rows(n), sm_count=CPU_SMS) for n in rows]
+    every = min(FAMILY_ROWS, max(1, LONG_ELEMENTS // problem.cols))
+    enough = max(every, CPU_ELEMENTS // problem.cols)
+    counts = [problem.rows, every] if problem.rows < every else [min(problem.rows, enough)]
+    # Rows of a large mean first: they are as different as normal ones, and tell how a variance is computed.
+    fitting = sorted(default_families(problem), key=lambda name: name != "large_mean")
+    families = tuple(fitting[:every]) if every < len(fitting) else None
+    return [Call(says="", problem=problem.with_rows(n), sm_count=CPU_SMS, families=families) for n in counts]
 
 
 def _run(program: Program, call: Call, seed: int) -> Verdict | str:

@@ -23,6 +23,7 @@ COMPILED = 40  # schedules worth compiling when nothing is measured
 COMPILE_SHARE = 0.6  # of the budget; the rest is for the CPU executor
 CHECKED_ELEMENTS = 1 << 20  # of a call on the CPU executor: more takes 1 to 3 s, and is left to `normgen verify`
 CHECKED = 12  # kernels that may fail on the CPU executor before the run gives up
+_WHY_CHECKED = "no kernel leaves that was not compared with the reference"
 
 
 def predict_without_gpu(run: Run) -> tuple[tuple[Record, ...], bool]:
@@ -57,8 +58,13 @@ def predict_without_gpu(run: Run) -> tuple[tuple[Record, ...], bool]:
         raise NothingValidError("no schedule compiled and fits the target", received=run.counted)
     run.progress.phase("verify on the CPU")
     run.progress.standing(_standing(run, 0, len(ranked), ranked[0]))
+    seconds = cpu_check.longest_s(run.problem)
+    if seconds > max(0.0, run.clock.left_s):
+        run.note(f"the check may outlast the budget, as it may take {seconds:.0f} s: {_WHY_CHECKED}")
     with run.clock.phase("verify on the CPU"):
         ranked = first_right(run, ranked) if not interrupted else unchecked(run, ranked, "interrupted")
+    if run.clock.left_s < 0 and not interrupted:
+        run.note(f"the check ended {-run.clock.left_s:.0f} s after the budget: {_WHY_CHECKED}")
     for candidate in ranked:
         if not candidate.error:  # the verified one is recorded already
             run.keep(candidate)
@@ -165,7 +171,13 @@ def checked(run: Run, candidate: Predicted) -> Predicted | Failed:
         run.note("verified on the CPU executor before the run was resumed")
         return candidate
     try:
-        check = cpu_check.check_on_cpu(run.problem, candidate.module, seed=run.seed, most_elements=CHECKED_ELEMENTS)
+        check = cpu_check.check_on_cpu(
+            run.problem,
+            candidate.module,
+            seed=run.seed,
+            most_elements=CHECKED_ELEMENTS,
+            is_over=lambda: run.clock.left_s < 0,
+        )
     except NormgenError as error:
         return candidate.failed(Outcome.COMPILE_ERROR, f"on the CPU executor: {error}")
     if check.verified is None:

@@ -118,9 +118,12 @@ def test_the_progress_line_has_trials_best_bandwidth_roof_and_time_left() -> Non
     assert progress_line("enumerate", begun) == "enumerate  0/40 trials  59 s left"
 
 
-def test_off_a_terminal_only_notes_are_printed_and_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+def test_off_a_terminal_phases_and_notes_are_printed_as_they_come_and_on_stderr(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     with Terminal() as terminal:
         terminal.phase("search")
+        assert capsys.readouterr().err == "search ...\n"
         terminal.standing(Standing(trials=1, trials_max=2))
         terminal.note("no C++ compiler")
     output = capsys.readouterr()

@@ -146,6 +146,57 @@ def test_a_problem_of_one_row_is_checked_on_every_family_of_rows() -> None:
     assert "large_mean" in check.summary
 
 
+def test_very_long_rows_are_checked_on_fewer_families_and_the_others_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = problem_for(load("layernorm"), shape="1x768")
+    monkeypatch.setattr(cpu_check, "LONG_ELEMENTS", 3 * 768)
+    check = cpu_check.check_on_cpu(problem, emit(problem, looks_twice(problem)))
+    assert check.ok
+    assert check.verified is not None
+    assert check.verified.families == ("large_mean", "normal", "some_mean")
+    said = next(text for text in check.not_shown if text.endswith("were not tried"))
+    assert {"constant", "inf", "tail"} <= set(re.findall(r"\w+", said))
+    assert not {"large_mean", "normal", "some_mean"} & set(re.findall(r"\w+", said))
+    assert check.rows == 3
+    monkeypatch.setattr(cpu_check, "LONG_ELEMENTS", 768)
+    quick = emit(problem, replace(default_schedule(problem, H200), variance="sum_of_squares"))
+    assert "large_mean" in cpu_check.check_on_cpu(problem, quick).summary
+    assert not cpu_check.check_on_cpu(problem, quick).ok
+
+
+@pytest.mark.parametrize(
+    ("shape", "rows"),
+    [("8192x768", [42]), ("3x4096", [3, 42]), ("4x65536", [4, 42]), ("4x131072", [4, 24]), ("1x16777216", [1])],
+)
+def test_only_very_long_rows_are_fewer(shape: str, rows: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = problem_for(load("softmax"), shape=shape, dtype="bf16")
+    asked: list[int] = []
+    monkeypatch.setattr(cpu_check, "_require_memory", lambda calls: asked.extend(c.problem.rows for c in calls))
+    assert cpu_check.why_unchecked(problem) is None
+    assert sorted(set(asked)) == rows
+    assert sum(n * problem.cols for n in asked) <= max(2 * cpu_check.LONG_ELEMENTS, problem.cols)
+
+
+def test_a_check_makes_its_plain_calls_alone_once_its_time_is_over() -> None:
+    problem = problem_for(load("layernorm"), shape="16x64")
+    module = emit(problem, looks_twice(problem))
+    check = cpu_check.check_on_cpu(problem, module, is_over=lambda: True)
+    assert check.ok
+    assert check.verified is not None
+    assert check.verified.calls == 2
+    assert "a call at 1 row was not made" in check.not_shown
+    odd = replace(module, text=module.text.replace("look2.var_sum / kCols", "look2.var_sum / (kCols - 1)"))
+    assert not cpu_check.check_on_cpu(problem, odd, is_over=lambda: True).ok
+
+
+def test_a_check_that_outlasts_the_budget_says_so_before_and_after(run: Run) -> None:
+    run.clock.budget_s = 0.0
+    predicted.predict_without_gpu(run)
+    before, after = [note for note in run.notes if predicted._WHY_CHECKED in note]
+    assert before.startswith("the check may outlast the budget, as it may take ")
+    assert re.fullmatch(r"the check ended \d+ s after the budget: .*", after)
+    assert any("in 0 other calls" in note for note in run.notes)
+
+
 def test_the_command_says_only_what_differs_from_the_defaults() -> None:
     assert tune_command("layernorm", PROBLEM) == ("normgen tune --shape 8192x768")
     backward = problem_for(

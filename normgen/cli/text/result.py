@@ -149,6 +149,8 @@ class Terminal(LiveLine):
     def phase(self, name: str) -> None:
         self._phase = name
         self._standing = None  # counts are of a phase
+        if self._live is None:
+            print(f"{name} ...", file=sys.stderr, flush=True)
         self._show()
 
     def standing(self, standing: Standing) -> None:
