@@ -9,6 +9,7 @@ change there. As stored, in the dtypes of a call, the function itself runs besid
 from __future__ import annotations
 
 import copy
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -174,8 +175,8 @@ class _Seen:
         moved: list[Tensor | None] = [None] * len(kept)
         if any(_share(*pair)[0] > _SAME for pair in pairs):
             moves = [
-                moved_by_roundings(lambda side=side: [side(tensors, by)[i] for i in kept], [side_[i] for i in kept])
-                for side, side_ in ((sides.function, theirs), (sides.spec, ours))
+                moved_by_roundings(functools.partial(_picked, side, tensors, by, kept), [of_side[i] for i in kept])
+                for side, of_side in ((sides.function, theirs), (sides.spec, ours))
             ]
             moved = [one + other if one.shape == other.shape else None for one, other in zip(*moves, strict=True)]
         for i, pair, move in zip(kept, pairs, moved, strict=True):
@@ -183,6 +184,11 @@ class _Seen:
             self.shares[names[i]] = max(self.shares.get(names[i], 0.0), share)
             if share > self.largest:
                 self.largest, self.worst = share, _place(names[i], *pair, at, tensors[rows_of])
+
+
+def _picked(side: Any, tensors: Sequence[Tensor], by: Sequence[Tensor], kept: Sequence[int]) -> list[Tensor]:
+    found = side(tensors, by)
+    return [found[i] for i in kept]
 
 
 def _place(name: str, ours: Tensor, theirs: Tensor, at: int, first: Tensor) -> str:
@@ -388,11 +394,11 @@ def _stored(
             continue
         if one.dtype != other.dtype:
             return [Stored(dtype=f"{one.dtype}, not {other.dtype}", same=0.0, ours=math.inf, theirs=0.0)]
-        found_ = _stored_one(one, other, want)
-        if not found_.holds:
+        shown_one = _stored_one(one, other, want)
+        if not shown_one.holds:
             moved = moved_by_roundings(spec, ours) if moved is None else moved
-            found_ = _stored_one(one, other, want, moved[i])
-        shown.append(found_)
+            shown_one = _stored_one(one, other, want, moved[i])
+        shown.append(shown_one)
     return shown
 
 

@@ -23,7 +23,7 @@ _EXACT = {  # operations that round nothing: they move, choose or compare values
 }
 
 
-class Rounded(TorchDispatchMode):  # type: ignore[misc]  # torch's has no types
+class Rounded(TorchDispatchMode):
     """Each result of an operation that rounds, forward and backward, is off by up to two roundings, at random."""
 
     def __init__(self, generator: Any) -> None:

@@ -8,9 +8,11 @@ import torch
 
 CALLED = "normgen_called"  # in a node's notes: the function that its author called
 
-_DRAWS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout", "rrelu")
-_DRAWS += ("rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like", "bernoulli")
-_DRAWS += ("native_dropout", "gumbel_softmax", "normal", "uniform", "exponential", "poisson", "multinomial")
+_DRAWS = (
+    *("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout", "rrelu"),
+    *("rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like", "bernoulli"),
+    *("native_dropout", "gumbel_softmax", "normal", "uniform", "exponential", "poisson", "multinomial"),
+)
 _SHAPES = ("view", "reshape", "unflatten", "expand", "view_as", "reshape_as", "unfold", "pixel_shuffle")
 _PARTS = ("chunk", "split", "split_with_sizes", "tensor_split", "unbind", "narrow", "unsafe_chunk", "unsafe_split")
 _NORMS = ("group_norm", "batch_norm", "instance_norm", "native_batch_norm", "local_response_norm")
