@@ -92,11 +92,11 @@ class Layout:
 
 
 def main_input(problem: Problem) -> TensorUse:
-    """What a producer writes: the incoming gradient of a backward pass, else the first [rows, cols] input.
+    """What a producer writes: the incoming gradient of a backward pass, else the first row input.
 
     Of those that the kernel reads, where it reads any.
     """
-    inputs = problem.elem_inputs or [t for t in problem.elem_tensors if t.idle]
+    inputs = [t for t in problem.row_inputs if t.is_read] or problem.row_inputs
     return next((t for t in inputs if t.of), inputs[0])
 
 
