@@ -123,7 +123,8 @@ def shape_of(launch: Any) -> str:
 def header_of(problem: Problem, schedule: Schedule) -> str:
     """The header of one record of the problem as it may leave, which nobody measured; none of any columns.
 
-    Of more rows than the problem has, so that every grid has some to walk; of a schedule that is not legal there, why it does not leave.
+    Of more rows than the problem has, so that every grid has some to walk; of a schedule that is not legal there, the
+    refusal.
     """
     if problem.any_cols:
         return ""
