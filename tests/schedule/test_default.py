@@ -168,6 +168,8 @@ def test_softmax_takes_one_look_less_where_a_look_is_long() -> None:
         ("rmsnorm", "8192x4096", "backward", "descending"),
         ("swiglu", "4636x4544", "backward", "descending"),  # three inputs of 42 MB
         ("quantize_to_fp8_group", "4096x5120", "forward", "ascending"),  # one
+        ("dyt", "4096x262144", "forward", "descending"),
+        ("dyt", "8192x262144", "forward", "ascending"),  # 4.3 GB: what L2 holds of them does not count
         ("adaln", "4x4096x4096", "backward", "ascending"),  # a batch's rows are walked from its first one
     ],
 )
@@ -386,10 +388,10 @@ def test_clusters_whose_next_row_finds_no_registers_copy_it_to_shared_memory() -
 @pytest.mark.parametrize(
     ("op", "shape", "dtype", "threads", "parts", "hold"),
     [
-        ("swiglu", "4096x393216", "f32", 512, 64, "registers"),  # three vectors a thread
+        ("swiglu", "4096x393216", "f32", 256, 64, "reload"),  # six vectors a thread
         ("swiglu", "1x393216", "bf16", 512, 48, "registers"),  # two, and no lane is idle
-        ("dyt", "16x8388608", "f32", 512, 64, "reload"),
-        ("swiglu", "100x8388608", "bf16", 512, 64, "reload"),
+        ("dyt", "16x8388608", "f32", 256, 64, "reload"),
+        ("swiglu", "100x8388608", "bf16", 256, 64, "reload"),
     ],
 )
 def test_rows_without_a_reduction_are_in_parts_however_long_they_are(
