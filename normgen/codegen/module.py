@@ -113,6 +113,7 @@ class Module:
                             each column costs
     workspace_block_bytes  scratch memory per block of the first kernel, behind the zeroed part; never initialised
     workspace_batch_bytes  what each batch of rows adds to the fixed bytes, zeroed like them
+    chain  the longest run of additions in a row sum of the problem's own cols; 0: not known
     """
 
     instructions: str
@@ -124,6 +125,7 @@ class Module:
     workspace_column_bytes: int = 0
     workspace_block_bytes: int = 0
     workspace_batch_bytes: int = 0
+    chain: int = 0
 
     def zeroed_bytes(self, batches: int = 1) -> int:
         """Of the scratch bytes of a call with so many batches of rows, those at the start that must be zeros."""

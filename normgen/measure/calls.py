@@ -1,8 +1,9 @@
 """The calls of a kernel that its check consists of: each choice a caller has, where it breaks careless kernels.
 
 A plain call has every family of rows. Each of the others differs from it in what it says, and has normal rows, which
-are all different: a row that was skipped, taken twice or taken from a neighbour shows. But one: rows of a large mean
-alone, as rows that share a warp may decide together what to compute. The CPU executor and the GPU
+are all different: a row that was skipped, taken twice or taken from a neighbour shows. But some: rows of a large mean
+alone, as rows that share a warp may decide together what to compute, and of a kernel that spares rows a look by a
+guard, rows of the means from which on none may be spared. The CPU executor and the GPU
 make the same calls, but for what only one of them can do.
 """
 
@@ -25,6 +26,7 @@ from normgen.verify import Inputs, Outputs, Verdict, make_inputs, make_outputs
 TRIPS = 9  # of a row loop: every slot of a ring is filled three times, as rings have at most 4
 PITCH_STEP = 32  # elements: own pitches differ by whole vectors of every width, so that alignments stay as promised
 FAR_ROWS = 17
+GUARDED_ELEMENTS = 1 << 16  # of a call on rows that a guard must not spare: the largest of their errors counts
 FAR = 1 << 31  # elements: more than an int counts
 MOST_ELEMENTS = 1 << 23  # of a call that needs many rows: some 3 s on the CPU executor
 
@@ -114,6 +116,9 @@ def calls(problem: Problem, module: Module, *, sm_count: int) -> Iterator[Call]:
     if tile > 1 and problem.direction is Direction.FORWARD:
         yield at(tile, f"at {tile} rows of a large mean", families=("large_mean",))
     ragged = 3 * tile - tile // 2
+    if is_guarded(module):
+        rows = max(ragged, GUARDED_ELEMENTS // problem.cols)
+        yield at(rows, f"at {rows} rows that a guard must not spare", families=("guarded_mean",))
     for nulls in _nulls(problem):
         yield at(ragged, f"with null {' and '.join(nulls)}", nulls=nulls)
     for cols in _other_cols(problem, module):
@@ -218,6 +223,11 @@ def _verified(right: Sequence[tuple[Call, Verdict]], plain: Verdict, site: Site,
         uncounted=plain.uncounted,
         not_made=tuple(not_made),
     )
+
+
+def is_guarded(module: Module) -> bool:
+    """Whether its kernels spare some rows a look, by a margin (`program.rewrites.reductions`)."""
+    return "_margin" in module.text
 
 
 def _other_cols(problem: Problem, module: Module) -> list[int]:

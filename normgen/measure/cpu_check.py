@@ -58,8 +58,9 @@ def check_on_cpu(problem: Problem, module: Module, *, seed: int = 0, most_elemen
     program = build(module)
 
     def run(call: Call) -> Verdict | str | None:
+        chain = module.chain if call.problem.cols == problem.cols else 0
         try:
-            return _run(program, call, seed) if call.elements <= most_elements or not call.says else None
+            return _run(program, call, seed, chain) if call.elements <= most_elements or not call.says else None
         except MemoryError:  # rows that lie 2^31 elements apart need 9 GB of address space
             if not call.says:
                 raise
@@ -76,7 +77,7 @@ def _plain_calls(problem: Problem) -> list[Call]:
     return [Call(says="", problem=problem.with_rows(n), sm_count=CPU_SMS) for n in rows]
 
 
-def _run(program: Program, call: Call, seed: int) -> Verdict | str:
+def _run(program: Program, call: Call, seed: int, chain: int) -> Verdict | str:
     """The verdict on one call, or the faults that were found before there was a result. Raises MemoryError."""
     problem, module = call.problem, program.module
     inputs, outputs = call.tensors(seed=seed)
@@ -100,4 +101,4 @@ def _run(program: Program, call: Call, seed: int) -> Verdict | str:
     if workspace[:zeroed].any():
         return "the workspace is left unfit for the next call"
     rows = max(FAMILY_ROWS, CPU_ELEMENTS // problem.cols)
-    return replace(check(problem, inputs, outputs, rows=rows), call=call.says)
+    return replace(check(problem, inputs, outputs, rows=rows, chain=chain or None), call=call.says)

@@ -6,11 +6,11 @@ proven to be the formula's derivative before it says what is right.
 
 from __future__ import annotations
 
+from normgen.schedule.chain import longest_chain
 from normgen.verify.bounded import Bounded
 from normgen.verify.check import (
     Expectation,
     check,
-    longest_chain,
     pick_rows,
     pick_slabs,
     prepare,

@@ -3,6 +3,7 @@
 normal       standard normal
 large_mean   mean 10^4 times the standard deviation (or 1 / (8 u) of a coarser dtype): breaks E[x²] - mean²
 some_mean    mean 2, 8 or 32 times the standard deviation: an error that may hide in a larger mean shows
+guarded_mean  mean 6.5 or 20 times the standard deviation: what a guard spares that is too weak
 near_level   50 with noise of a quarter unit roundoff: as stored, one element in a hundred is a step off
 sparse_steps 1000, one element in a hundred the next number of the dtype: mean/std is 2500 in bf16
 fine_noise   mean/std = 1 / (8 u) with u of the dtype: noise of a few steps between its numbers
@@ -21,6 +22,8 @@ nan          standard normal, one NaN
 tail         0 but for the last column: breaks masked tails
 stretch      0 but for 20 to 24 in a sixteenth of the columns, by turns, the last one first: what a kernel does to a
              part of the row alone shows, in exponentials too, as a sum of all columns has a wider bound
+ties         what lies in the middle between two e4m3 (by turns whole numbers), once divided by a power of two that is
+             the scale of each 32 columns: half a step either way, the even number is right
 masked       standard normal, some columns the lowest finite number of the dtype; every second row has nothing else
 """
 
@@ -63,6 +66,11 @@ def _large_mean(rng: np.random.Generator, rows: int, cols: int, dtype: DType) ->
 
 def _some_mean(rng: np.random.Generator, rows: int, cols: int, _: DType) -> Array:
     mean = 2.0 * 4.0 ** (np.arange(rows)[:, None] % 3) * rng.choice([-1.0, 1.0], (rows, 1))
+    return np.asarray(rng.standard_normal((rows, cols)) + mean)
+
+
+def _guarded_mean(rng: np.random.Generator, rows: int, cols: int, _: DType) -> Array:
+    mean = np.where(np.arange(rows)[:, None] % 2, 20.0, 6.5) * rng.choice([-1.0, 1.0], (rows, 1))
     return np.asarray(rng.standard_normal((rows, cols)) + mean)
 
 
@@ -164,6 +172,15 @@ def _stretch(rng: np.random.Generator, rows: int, cols: int, _: DType) -> Array:
     return np.where(of_column == of_row, rng.uniform(20.0, 24.0, (rows, cols)), 0.0)
 
 
+def _ties(rng: np.random.Generator, rows: int, cols: int, _: DType) -> Array:
+    """By turns a scale of 1 and 2^-14, which is below a largest magnitude that is given."""
+    of_whole = np.arange(rows)[:, None] % 2 == 1
+    middles = rng.choice(np.arange(17.0, 32.0, 2.0), (rows, cols)) * 2.0 ** rng.integers(-6, 4, (rows, cols))
+    x = np.where(of_whole, rng.integers(0, 127, (rows, cols)) + 0.5, middles) * rng.choice([-1.0, 1.0], (rows, cols))
+    x[:, min(1, cols - 1) :: 32] = np.where(of_whole, 127.0, 448.0)  # beside the columns that a pivot is taken from
+    return np.asarray(x * np.where(np.arange(rows)[:, None] // 2 % 2 == 1, 2.0**-14, 1.0))
+
+
 def _masked(rng: np.random.Generator, rows: int, cols: int, dtype: DType) -> Array:
     x = rng.standard_normal((rows, cols))
     hidden = rng.random((rows, cols)) < rng.uniform(0.2, 0.9, (rows, 1))
@@ -175,6 +192,7 @@ DRAWS: dict[str, Draw] = {
     "normal": _normal,
     "large_mean": _large_mean,
     "some_mean": _some_mean,
+    "guarded_mean": _guarded_mean,
     "near_level": _near_level,
     "sparse_steps": _sparse_steps,
     "fine_noise": _level(1 / 8),
@@ -192,6 +210,7 @@ DRAWS: dict[str, Draw] = {
     "nan": _nan,
     "tail": _tail,
     "stretch": _stretch,
+    "ties": _ties,
     "masked": _masked,
 }
 ALL: tuple[str, ...] = tuple(DRAWS)

@@ -40,11 +40,11 @@ def test_a_sum_that_may_overflow_on_its_way_has_no_bound(each: float, is_bounded
 
 
 @pytest.mark.parametrize("dtype", [BF16, F16], ids=str)
-def test_storing_rounds_once(dtype: DType) -> None:
-    u, least = dtype.unit_roundoff, dtype.smallest_subnormal / 2
-    assert stored(of(1.0), dtype).item() == pytest.approx(u + least)
-    grown = REARRANGED * 2.0**-12
-    assert stored(of(1.0, error=2.0**-12), dtype).item() == pytest.approx(grown + u * (1.0 + grown) + least)
+@pytest.mark.parametrize("value", [1.0, 1.25, 1.99])
+def test_storing_rounds_once_by_half_a_spacing_of_the_binade(dtype: DType, value: float) -> None:
+    u, held = dtype.unit_roundoff, float(np.float32(value))
+    assert stored(of(held), dtype).item() == pytest.approx(u)
+    assert stored(of(held, error=2.0**-12), dtype).item() == pytest.approx(REARRANGED * 2.0**-12 + u)
 
 
 def test_a_float32_result_that_is_stored_is_not_rounded_again() -> None:
