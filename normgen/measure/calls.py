@@ -2,9 +2,9 @@
 
 A plain call has every family of rows. Each of the others differs from it in what it says, and has normal rows, which
 are all different: a row that was skipped, taken twice or taken from a neighbour shows. But some: rows of a large mean
-alone, as rows that share a warp may decide together what to compute, and of a kernel that spares rows a look by a
-guard, rows of the means from which on none may be spared. The CPU executor and the GPU
-make the same calls, but for what only one of them can do.
+alone, as rows that share a warp may decide together what to compute; of a kernel that spares rows a look by a guard,
+rows of means from which on none may be spared; and rows with a NaN and an infinity in one tensor. The CPU executor and
+the GPU make the same calls, but for what only one of them can do.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+
+import numpy as np
 
 from normgen.codegen.columns.last_tile import LAST_TILE_IN_FLIGHT
 from normgen.codegen.columns.partials import FINISH_IN_FLIGHT
@@ -21,7 +23,7 @@ from normgen.problem.question import Direction
 from normgen.problem.scales import ScaleLayout
 from normgen.program.source import kernel_problem
 from normgen.records.verified import Site, Verified
-from normgen.verify import Inputs, Outputs, Verdict, make_inputs, make_outputs
+from normgen.verify import Inputs, Outputs, Verdict, default_families, make_inputs, make_outputs
 
 TRIPS = 9  # of a row loop: every slot of a ring is filled three times, as rings have at most 4
 PITCH_STEP = 32  # elements: own pitches differ by whole vectors of every width, so that alignments stay as promised
@@ -41,6 +43,7 @@ class Call:
     pitches   row strides in elements, of tensors that do not have the problem's
     nulls     statistics that are passed as null
     order     other than 0: blocks and threads run in another order, where the executor picks it
+    not_finite  a tensor whose first element is an infinity, and two of its last row NaN
     sm_count  of the device that a row loop's grid is made for
     """
 
@@ -51,6 +54,7 @@ class Call:
     pitches: Mapping[str, int] = field(default_factory=dict)
     nulls: tuple[str, ...] = ()
     order: int = 0
+    not_finite: str = ""
 
     @property
     def is_far(self) -> bool:
@@ -66,6 +70,9 @@ class Call:
     def tensors(self, *, seed: int) -> tuple[Inputs, Outputs]:
         """What it runs on. Raises MemoryError when there is no address space for rows so far apart."""
         inputs = make_inputs(self.problem, seed=seed, families=self.families, pitches=self.pitches)
+        if self.not_finite:
+            spoilt, cols = inputs.arrays[self.not_finite], self.problem.cols
+            spoilt[0, 0], spoilt[-1, [cols // 2, cols - 1]] = np.inf, np.nan
         outputs = make_outputs(self.problem, seed=seed, pitches=self.pitches, nulls=self.nulls, inputs=inputs)
         return inputs, outputs
 
@@ -93,6 +100,7 @@ def calls(problem: Problem, module: Module, *, sm_count: int) -> Iterator[Call]:
         pitches: Mapping[str, int] | None = None,
         nulls: tuple[str, ...] = (),
         order: int = 0,
+        not_finite: str = "",
         families: tuple[str, ...] | None = normal,
         rows_per_batch: int = 0,
     ) -> Call:
@@ -106,6 +114,7 @@ def calls(problem: Problem, module: Module, *, sm_count: int) -> Iterator[Call]:
             pitches=pitches or {},
             nulls=nulls,
             order=order,
+            not_finite=not_finite,
         )
 
     yield at(1, "at 1 row")
@@ -121,6 +130,8 @@ def calls(problem: Problem, module: Module, *, sm_count: int) -> Iterator[Call]:
         yield at(rows, f"at {rows} rows that a guard must not spare", families=("guarded_mean",))
     for nulls in _nulls(problem):
         yield at(ragged, f"with null {' and '.join(nulls)}", nulls=nulls)
+    for name in _spoilt(problem):
+        yield at(ragged, f"with NaN and an infinity in {name}", not_finite=name)
     for cols in _other_cols(problem, module):
         yield at(ragged, f"at {cols} cols", cols=cols)
     if problem.rows_per_batch:
@@ -219,10 +230,23 @@ def _verified(right: Sequence[tuple[Call, Verdict]], plain: Verdict, site: Site,
         nulls=tuple(dict.fromkeys(name for call in made for name in call.nulls)),
         orders=len({call.order for call in made}),
         unbounded=sum(t.unbounded for t in tensors) / max(1, sum(t.elements for t in tensors)),
-        left_out=plain.left_out,
+        left_out=tuple(name for name in plain.left_out if name != "nan" or not any(c.not_finite for c in made)),
         uncounted=plain.uncounted,
         not_made=tuple(not_made),
     )
+
+
+def _spoilt(problem: Problem) -> list[str]:
+    """Elem inputs whose NaN no plain call has: that has it in rows of the first one, where no rows are summed."""
+    first = problem.spec.inputs[0].name
+    return [
+        t.name
+        for t in problem.tensors
+        if t.kind.is_elem
+        and not t.is_written
+        and not t.dtype.saturates
+        and (t.name != first or "nan" not in default_families(problem))
+    ]
 
 
 def is_guarded(module: Module) -> bool:

@@ -160,7 +160,7 @@ def test_no_address_space_for_far_rows_is_said_and_is_no_failure(monkeypatch: py
 
 def test_rows_that_no_sum_can_hold_and_elements_without_a_bound_are_said() -> None:
     check = check_on_cpu(NAMED["backward_clusters"].problem, NAMED["backward_clusters"].module())
-    assert "rows of inf, nan were not tried" in check.not_shown
+    assert "rows of inf were not tried" in check.not_shown  # of nan in calls of their own
     squares = made.spec("squares", {"y": "x * x * x"}, eps=None)
     problem = problem_for(squares, shape=(64, 96))
     schedule = NAMED["online"].schedule

@@ -22,7 +22,6 @@ from normgen.schedule.knobs import KNOBS, Columns, Variance
 from normgen.schedule.plan import Exchange, plan_of
 from tests.mutation.arguments import Argument, arguments
 from tests.mutation.cases import CASES
-from tests.mutation.classes import CLASSES
 from tests.mutation.command import main
 from tests.mutation.judge import LIMIT_S, Outcome, Task, Verdict, judge_all
 from tests.mutation.kernel_run import (
@@ -34,7 +33,7 @@ from tests.mutation.kernel_run import (
     share_killed,
     unused_arguments,
 )
-from tests.mutation.mutants import all_sites, chosen, module_of, sample, without_comments
+from tests.mutation.mutants import CLASSES, all_sites, chosen, module_of, sample, without_comments
 from tests.mutation.package_changes import CHANGES, STATISTICS, Change
 from tests.mutation.package_run import ROOT, StaleChange, changed_text, package_report, tried
 from tests.mutation.tables import summary, survivors
@@ -189,6 +188,9 @@ PARTS = {
             "max_sum_hybrid",
             "approximate_softmax",
             "groups_of_columns",
+            "exact_sum",
+            "exact_fp8",
+            "exact_int8",
         ),
         ("peeled_any_cols", "masked_any_cols", "chained_rmsnorm", "early_at_start"),
     ),
