@@ -23,7 +23,7 @@ from normgen.problem.question import Direction
 from normgen.problem.scales import ScaleLayout
 from normgen.program.source import kernel_problem
 from normgen.records.verified import Site, Verified
-from normgen.verify import Inputs, Outputs, Verdict, default_families, make_inputs, make_outputs
+from normgen.verify import Inputs, Outputs, Verdict, default_families, finite_to, make_inputs, make_outputs
 
 TRIPS = 9  # of a row loop: every slot of a ring is filled three times, as rings have at most 4
 PITCH_STEP = 32  # elements: own pitches differ by whole vectors of every width, so that alignments stay as promised
@@ -211,6 +211,8 @@ def together(made: Iterable[tuple[Call, Verdict | str | None]], site: Site) -> C
     plain, verdict = [run for run in right if not run[0].says][-1]
     lines = [verdict.summary(), *(f"  ok {call.says}" for call, _ in right if call.says)]
     verified = _verified(right, verdict, site, not_made)
+    if verified.finite_to:
+        lines.append(f"  a row is finite under every schedule up to {', '.join(verified.finite_to)}")
     lines += [f"  not shown: {said}" for said in verified.not_shown]
     return Checked(rows=plain.problem.rows, ok=True, summary="\n".join(lines), error=error, verified=verified)
 
@@ -233,6 +235,7 @@ def _verified(right: Sequence[tuple[Call, Verdict]], plain: Verdict, site: Site,
         left_out=tuple(name for name in plain.left_out if name != "nan" or not any(c.not_finite for c in made)),
         uncounted=plain.uncounted,
         not_made=tuple(not_made),
+        finite_to=finite_to(plain.problem),
     )
 
 

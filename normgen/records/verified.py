@@ -61,6 +61,8 @@ class Verified:
     left_out   families that were not tried: a sum over rows cannot hold them, or the contract leaves them out
     uncounted  families that were tried, but that the spec's accuracy contract leaves out
     not_made   calls that the check has and that were too large here: "at 17 rows"
+    finite_to  "x: 2^58": up to which size of an input a row is finite under every schedule; beyond, one may find NaN
+               where another finds a number. Of inputs that may be any number of their dtype, nothing
     """
 
     site: Site
@@ -76,6 +78,7 @@ class Verified:
     left_out: tuple[str, ...] = ()
     uncounted: tuple[str, ...] = ()
     not_made: tuple[str, ...] = ()
+    finite_to: tuple[str, ...] = ()
 
     @property
     def not_shown(self) -> tuple[str, ...]:

@@ -187,8 +187,9 @@ def outside(got: NDArray[Any], want: Array, dtype: DType) -> Array:
     codes = got if got.dtype == dtype.numpy else got.astype(dtype.numpy)
     low, high = _cells(dtype)
     at = codes.view(f"u{dtype.bytes}")
-    found = np.maximum(low[at] - want, want - high[at])
-    return np.maximum(found, 0.0, out=found)
+    found: Array = np.maximum(low[at] - want, want - high[at])
+    np.maximum(found, 0.0, out=found)
+    return found
 
 
 def within_cells(values: Array, dtype: DType) -> Array:
@@ -197,7 +198,7 @@ def within_cells(values: Array, dtype: DType) -> Array:
         return np.asarray(dtype.within(values))
     if not dtype.saturates:
         return values
-    found = np.clip(values, -BEYOND, BEYOND)
+    found: Array = np.clip(values, -BEYOND, BEYOND)
     if dtype.is_integer:
         return np.where(np.isnan(found), 0.0, found)
     return np.where(found < 0, np.nan, found) if dtype.rounds_up else found

@@ -52,7 +52,8 @@ absolute error of its float32 evaluation. With u = 2^-24:
 by a reciprocal, contract to fma, shift by a pivot or merge Welford states. Each of these trades one rounding of the
 as-written formula for at most one other of a value of the same size (the largest error seen over 12060 checks of
 correct float32 emulations, 14 seeds, 1 to 16384 cols: 0.68 of the bound for f32 tensors, 0.79 for the mean of f16 x).
-Storing to dtype d adds u_d |v| and half its smallest subnormal.
+What is stored in fewer bits is held to the cell of the number that is there, see `bounded`. Of a sum of squares of
+differences from the row's mean, what the mean is off by counts to second order (`_carried`).
 
 The bound is first order: it assumes e_var < var. A row where it does not hold says so by e_rstd >= rstd / 2.
 """
@@ -397,7 +398,7 @@ class Float32Error:
         rounding of the sum once more). Where cols δ² is more than that rounding, a mean may stand still: there the
         terms count one by one.
         """
-        total = e.sum(axis=1, keepdims=True)
+        total: Array = e.sum(axis=1, keepdims=True)
         if arg.common is None or isinstance(arg.common.slope, float):
             return total
         common, slope = arg.common, spread_over_row(arg.common.slope, self.cols)
@@ -536,7 +537,7 @@ def stored(a: Bounded, dtype: DType) -> Array:
     """How far from `a` a right kernel may store it as `dtype`: what `allowed` says, then half a spacing there."""
     if dtype.name == F32.name:
         return allowed(a, dtype)  # a float32 result is not rounded again
-    within = np.abs(dtype.within(a.value))
+    within: Array = np.abs(dtype.within(a.value))
     if dtype.rounds_up:
         moved = np.zeros(()) if a.error is None else dtype.moved(a.value, REARRANGED * a.error, a.least)
         return np.where(np.isnan(moved), np.inf, moved + dtype.smallest_subnormal / 2)

@@ -215,6 +215,7 @@ DRAWS: dict[str, Draw] = {
 }
 ALL: tuple[str, ...] = tuple(DRAWS)
 NON_FINITE = ("inf", "nan")
+_POWER = "up to 2^"
 FAMILY_ROWS = 2 * len(ALL)  # two of every family
 
 
@@ -346,8 +347,7 @@ def draw_inputs(
     """
     pitches = pitches or {}
     for name in chosen:
-        if name not in DRAWS:
-            raise UsageError("unknown row family", received=name, hint=did_you_mean(name, DRAWS))
+        _draw_of(name)
     rng = np.random.default_rng([seed, problem.rows, problem.cols])
     order = [chosen[i] for i in rng.permutation(len(chosen))]
     of_row = tuple(order[i % len(order)] for i in range(problem.rows))
@@ -399,8 +399,25 @@ def draw_rows(of_row: tuple[str, ...], cols: int, dtype: DType, rng: np.random.G
     names = np.array(of_row)
     for name in dict.fromkeys(of_row):
         at = np.flatnonzero(names == name)
-        x[at] = DRAWS[name](rng, at.size, cols, dtype)
+        x[at] = _draw_of(name)(rng, at.size, cols, dtype)
     return x
+
+
+def as_large_as(exponent: int) -> str:
+    """The name of a family of rows of elements of this power of two: for `families.finite_to` alone."""
+    return f"{_POWER}{exponent}"
+
+
+def _draw_of(family: str) -> Draw:
+    """Raises UsageError for an unknown family of rows."""
+    if family in DRAWS:
+        return DRAWS[family]
+    if not family.startswith(_POWER):
+        raise UsageError("unknown row family", received=family, hint=did_you_mean(family, DRAWS))
+    largest = 2.0 ** int(family.removeprefix(_POWER))
+    over = 1 + 2.0**-10  # all are as large: the sums of such a row are the largest
+    signs = (-largest, largest)
+    return lambda rng, rows, cols, _: rng.uniform(1.0, over, (rows, cols)) * rng.choice(signs, (rows, cols))
 
 
 def _forward_values(
