@@ -28,6 +28,7 @@ from normgen.verify import Inputs, Outputs, Verdict, default_families, finite_to
 TRIPS = 9  # of a row loop: every slot of a ring is filled three times, as rings have at most 4
 PITCH_STEP = 32  # elements: own pitches differ by whole vectors of every width, so that alignments stay as promised
 FAR_ROWS = 17
+GUARDED = ("guarded_mean",)
 GUARDED_ELEMENTS = 1 << 16  # of a call on rows that a guard must not spare: the largest of their errors counts
 FAR = 1 << 31  # elements: more than an int counts
 MOST_ELEMENTS = 1 << 23  # of a call that needs many rows: some 3 s on the CPU executor
@@ -55,6 +56,11 @@ class Call:
     nulls: tuple[str, ...] = ()
     order: int = 0
     not_finite: str = ""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it has random rows and a guarded kernel: `Float32Error`."""
+        return self.families == GUARDED
 
     @property
     def is_far(self) -> bool:
@@ -127,7 +133,7 @@ def calls(problem: Problem, module: Module, *, sm_count: int) -> Iterator[Call]:
     ragged = 3 * tile - tile // 2
     if is_guarded(module):
         rows = max(ragged, GUARDED_ELEMENTS // problem.cols)
-        yield at(rows, f"at {rows} rows that a guard must not spare", families=("guarded_mean",))
+        yield at(rows, f"at {rows} rows that a guard must not spare", families=GUARDED)
     for nulls in _nulls(problem):
         yield at(ragged, f"with null {' and '.join(nulls)}", nulls=nulls)
     for name in _spoilt(problem):

@@ -199,7 +199,8 @@ class DeviceCheck:
             workspace.close()
         rows = max(FAMILY_ROWS, CHECKED_ELEMENTS // call.problem.cols)
         chain = module.chain if call.problem.cols == self.problem.cols else 0
-        found = verify.check(call.problem, setting.inputs, outputs, rows=rows, chain=chain or None)
+        known = {"chain": chain or None, "is_plain": call.is_plain}
+        found = verify.check(call.problem, setting.inputs, outputs, rows=rows, **known)
         return replace(found, call=call.says)
 
     def _expectation(self, full: bool, chain: int | None) -> Expectation:

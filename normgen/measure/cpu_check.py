@@ -100,5 +100,7 @@ def _run(program: Program, call: Call, seed: int, chain: int) -> Verdict | str:
         return "\n".join(str(fault) for fault in run.faults)
     if workspace[:zeroed].any():
         return "the workspace is left unfit for the next call"
-    rows = max(FAMILY_ROWS, CPU_ELEMENTS // problem.cols)
-    return replace(check(problem, inputs, outputs, rows=rows, chain=chain or None), call=call.says)
+    rows = problem.rows if call.is_plain else max(FAMILY_ROWS, CPU_ELEMENTS // problem.cols)
+    return replace(
+        check(problem, inputs, outputs, rows=rows, chain=chain or None, is_plain=call.is_plain), call=call.says
+    )

@@ -34,6 +34,7 @@ def check(
     *,
     rows: int | None = None,
     chain: int | None = None,
+    is_plain: bool = False,
     formulas: Formulas | None = None,
 ) -> Verdict:
     """Compare every written tensor with the float64 reference, element by element, within the derived bound.
@@ -41,6 +42,7 @@ def check(
     rows      look at so many rows only: the first, the last, every family, the rest at random; column outputs always
               sum all rows. None: every row
     chain     the longest run of additions in the schedule's row sums (`longest_chain`), for a tighter bound; None: cols
+    is_plain  of random rows and of a schedule without Welford steps and pivots, for a tighter bound: `Float32Error`
     formulas  (name, text) of the written tensors of a backward problem, in the place of a hand-written reference
               or, for a user's own spec, of the derived program
 
@@ -52,7 +54,7 @@ def check(
     arrays = outputs.arrays if isinstance(outputs, Outputs) else outputs
     start = outputs.start if isinstance(outputs, Outputs) else {}
     picked = pick_rows(inputs.families, rows, seed=inputs.seed)
-    model = _model(problem, inputs, start, chain, formulas)
+    model = _model(problem, inputs, start, chain, formulas, is_plain=is_plain)
     parts = _parts(model, picked, [t for t in _written(problem) if _array(arrays, t) is not None])
     return _judged(problem, inputs, outputs, parts, rows_checked=len(picked))
 
@@ -128,14 +130,20 @@ def _array(arrays: Mapping[str, Any], tensor: TensorUse) -> Any:
 
 
 def _model(
-    problem: Problem, inputs: Inputs, start: Mapping[str, Any], chain: int | None, formulas: Formulas | None
+    problem: Problem,
+    inputs: Inputs,
+    start: Mapping[str, Any],
+    chain: int | None,
+    formulas: Formulas | None,
+    *,
+    is_plain: bool = False,
 ) -> _Model:
     return _Model(
         problem=problem,
         inputs=inputs,
         start=start,
         open_walk=walk_opener(problem, inputs.buffers, formulas),
-        arithmetic=Float32Error(cols=problem.cols, chain=chain),
+        arithmetic=Float32Error(cols=problem.cols, chain=chain, is_plain=is_plain),
     )
 
 

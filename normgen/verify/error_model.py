@@ -88,6 +88,7 @@ from normgen.verify.bounded import (
 from normgen.verify.function_errors import either_zero, function
 from normgen.verify.interpret import EXTREMA, POSITIONS, Array, Float64, spread_over_row, spread_over_rows
 
+PLAIN_LAMBDA = 2.0  # of rows drawn at random: 5 deviations of roundings that are uniform on ±0.7 u, and then doubled
 LAMBDA = 6.0  # 2 exp(-λ²/2) = 3.0e-8: probability that one sum of independent roundings exceeds its bound
 
 
@@ -143,10 +144,16 @@ class ColumnSum:
 
 @dataclass(frozen=True, kw_only=True)
 class Float32Error:
-    """float64 values and float32 error bounds, together. `chain`: longest run of additions, by default cols."""
+    """float64 values and float32 error bounds, together.
+
+    chain  longest run of additions, by default cols
+    is_plain  rows are drawn at random and their statistics are sums, of terms or of differences from their mean: no
+              Welford step and no pivot. So are those of a guarded variance
+    """
 
     cols: int
     chain: int | None = None
+    is_plain: bool = False
 
     @property
     def depth(self) -> float:
@@ -381,6 +388,8 @@ class Float32Error:
             return either_zero(Bounded(top, None if e is None else e.max(axis=1, keepdims=True)), of(t), axis=1)
         size = np.abs(t).sum(axis=1, keepdims=True)
         error = self._summation(t, size)
+        if self.is_plain and e is None:
+            error = np.where(self._is_on_grid(t, size), 0.0, error)
         total = t.sum(axis=1, keepdims=True)
         carried = error if e is None else error + self._carried(arg, e, error)
         error = np.where(size + carried >= OVERFLOW, np.inf, carried)
@@ -403,13 +412,16 @@ class Float32Error:
             return total
         common, slope = arg.common, spread_over_row(arg.common.slope, self.cols)
         together = np.abs(slope.sum(axis=1, keepdims=True)) * common.reach
-        walked = LAMBDA * np.sqrt(np.square(slope).sum(axis=1, keepdims=True)) * common.step
-        less = spread_over_row(common.own, self.cols).sum(axis=1, keepdims=True) + together + walked + rounding
+        less = spread_over_row(common.own, self.cols).sum(axis=1, keepdims=True) + together
+        if not self.is_plain:
+            less += rounding + LAMBDA * np.sqrt(np.square(slope).sum(axis=1, keepdims=True)) * common.step
         return np.where(self.cols * np.square(common.reach) <= rounding, np.minimum(less, total), total)
 
     def _summation(self, t: Array, size: Array) -> Array:
         """Bound on the rounding of the sum itself: see the module docstring; t: [rows, cols], size: [rows, 1]."""
         depth = self.depth
+        if self.is_plain:
+            return min(depth, PLAIN_LAMBDA * math.sqrt(depth)) * U * size
         error = min(depth, LAMBDA * math.sqrt(depth)) * U * size
         if depth > LAMBDA * math.sqrt(depth) and len(t):
             rows = np.flatnonzero(self._drifts(t, size))
@@ -419,6 +431,12 @@ class Float32Error:
                 stuck = np.minimum(terms, U * total).sum(axis=1, keepdims=True)
                 error[rows] = np.maximum(error[rows], np.minimum(stuck, depth * U * total * unequal))
         return error
+
+    def _is_on_grid(self, t: Array, size: Array) -> NDArray[np.bool_]:
+        """[rows, 1]: whether partial sums are exact in any order: multiples of q, and no more than 2^24 of them."""
+        with np.errstate(invalid="ignore"):
+            grid = np.ldexp(1.0, np.frexp(np.where(np.isfinite(size), size, 0.0))[1] - 24)
+            return np.asarray((t == grid * np.rint(t / grid)).all(axis=1, keepdims=True))
 
     def _drifts(self, t: Array, size: Array) -> NDArray[np.bool_]:
         """[rows]: whether additions to a running sum round the same way on average; t: [rows, cols].

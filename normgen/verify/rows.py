@@ -3,7 +3,7 @@
 normal       standard normal
 large_mean   mean 10^4 times the standard deviation (or 1 / (8 u) of a coarser dtype): breaks E[x²] - mean²
 some_mean    mean 2, 8 or 32 times the standard deviation: an error that may hide in a larger mean shows
-guarded_mean  mean 6.5 or 20 times the standard deviation: what a guard spares that is too weak
+guarded_mean  mean 6.5 or 11 times the standard deviation: what a guard spares that is too weak
 near_level   50 with noise of a quarter unit roundoff: as stored, one element in a hundred is a step off
 sparse_steps 1000, one element in a hundred the next number of the dtype: mean/std is 2500 in bf16
 fine_noise   mean/std = 1 / (8 u) with u of the dtype: noise of a few steps between its numbers
@@ -70,8 +70,9 @@ def _some_mean(rng: np.random.Generator, rows: int, cols: int, _: DType) -> Arra
 
 
 def _guarded_mean(rng: np.random.Generator, rows: int, cols: int, _: DType) -> Array:
-    mean = np.where(np.arange(rows)[:, None] % 2, 20.0, 6.5) * rng.choice([-1.0, 1.0], (rows, 1))
-    return np.asarray(rng.standard_normal((rows, cols)) + mean)
+    """About 8.2: the mean, its square and a sum of squares are just above powers of two, and rounded by most."""
+    deviation = 8.2 / np.where(np.arange(rows)[:, None] % 2, 11.0, 6.5)
+    return np.asarray((8.2 + deviation * rng.standard_normal((rows, cols))) * rng.choice([-1.0, 1.0], (rows, 1)))
 
 
 def _near_level(rng: np.random.Generator, rows: int, cols: int, dtype: DType) -> Array:
