@@ -199,8 +199,9 @@ class DeviceCheck:
             workspace.close()
         rows = max(FAMILY_ROWS, CHECKED_ELEMENTS // call.problem.cols)
         chain = module.chain if call.problem.cols == self.problem.cols else 0
-        known = {"chain": chain or None, "is_plain": call.is_plain}
-        found = verify.check(call.problem, setting.inputs, outputs, rows=rows, **known)
+        found = verify.check(
+            call.problem, setting.inputs, outputs, rows=rows, chain=chain or None, is_plain=call.is_plain
+        )
         return replace(found, call=call.says)
 
     def _expectation(self, full: bool, chain: int | None) -> Expectation:
