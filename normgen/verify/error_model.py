@@ -184,7 +184,8 @@ class Float32Error:
         if a.is_whole and b.is_whole:
             return _whole_sum(a.value - b.value)
         found = self._added(a.value - b.value, a, b)
-        if b.error is None or found.error is None or b.value.shape != (len(found.value), 1) or found.value.size == 0:
+        of_rows = found.value.ndim == b.value.ndim == 2 and b.value.shape == (len(found.value), 1)
+        if b.error is None or found.error is None or not of_rows or not found.value.size:
             return found
         reach = np.broadcast_to(b.error, b.value.shape)
         return replace(found, common=Common(own=found.error - reach, reach=reach, step=U * np.abs(b.value)))

@@ -47,6 +47,26 @@ def test_storing_rounds_once_by_half_a_spacing_of_the_binade(dtype: DType, value
     assert stored(of(held, error=2.0**-12), dtype).item() == pytest.approx(REARRANGED * 2.0**-12 + u)
 
 
+def test_values_of_no_row_may_be_subtracted() -> None:
+    """A constant formula: max(1e30) - 1e30."""
+    found = Float32Error(cols=8).subtract(
+        Bounded(np.asarray(2.0), np.asarray(1e-6)), Bounded(np.asarray(1.0), np.asarray(1e-6))
+    )
+    assert found.common is None
+
+
+def test_what_the_terms_of_a_variance_have_in_common_counts_to_second_order() -> None:
+    """A mean that is off by 1e-3 moves 64 squares by 64e-6 together, not by 2e-3 each."""
+    x = np.random.default_rng(0).standard_normal((1, 64)).astype(np.float32).astype(np.float64)
+    mean = Bounded(x.mean(axis=1, keepdims=True), np.full((1, 1), 1e-5))
+    do = Float32Error(cols=64)
+    squares = do.power(do.subtract(Bounded(x), mean), 2)
+    found = do.reduce("sum", squares)
+    assert squares.error is not None
+    assert found.error is not None
+    assert found.error.item() < 0.2 * squares.error.sum()
+
+
 def test_a_float32_result_that_is_stored_is_not_rounded_again() -> None:
     assert stored(of(1.0, error=U), F32).item() == pytest.approx(REARRANGED * U)
 
