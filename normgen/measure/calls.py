@@ -44,7 +44,7 @@ class Call:
     pitches   row strides in elements, of tensors that do not have the problem's
     nulls     statistics that are passed as null
     order     other than 0: blocks and threads run in another order, where the executor picks it
-    not_finite  a tensor whose first element is an infinity, and two of its last row NaN
+    not_finite  a tensor with two infinities in its first row, and two NaN in its last one
     sm_count  of the device that a row loop's grid is made for
     """
 
@@ -78,7 +78,7 @@ class Call:
         inputs = make_inputs(self.problem, seed=seed, families=self.families, pitches=self.pitches)
         if self.not_finite:
             spoilt, cols = inputs.arrays[self.not_finite], self.problem.cols
-            spoilt[0, 0], spoilt[-1, [cols // 2, cols - 1]] = np.inf, np.nan
+            spoilt[0, [0, cols // 3]], spoilt[-1, [cols // 2, cols - 1]] = np.inf, np.nan
         outputs = make_outputs(self.problem, seed=seed, pitches=self.pitches, nulls=self.nulls, inputs=inputs)
         return inputs, outputs
 

@@ -283,12 +283,12 @@ def test_wrong_lines_of_a_sample_of_files_are_all_killed() -> None:
 @needs_compiler
 def test_the_command_prints_tables_and_writes_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "results.json"
-    assert main(["kernels", "--schedule", "thread_sum", "--class", "element_first", "--json", str(file)]) == 0
+    assert main(["kernels", "--schedule", "thread_sum", "--class", "summand_coarse", "--json", str(file)]) == 0
     printed = capsys.readouterr()
     assert "1 mutants of 1 classes in 1 kernels" in printed.out
-    assert "[1/1] element_first/thread_sum" in printed.err
+    assert "[1/1] summand_coarse/thread_sum" in printed.err
     [told] = json.loads(file.read_text())
-    assert (told["class"], told["kernel"], told["outcome"]) == ("element_first", "thread_sum", "killed_by_numbers")
+    assert (told["class"], told["kernel"], told["outcome"]) == ("summand_coarse", "thread_sum", "killed_by_numbers")
 
 
 @needs_compiler
