@@ -44,7 +44,7 @@ class Call:
     pitches   row strides in elements, of tensors that do not have the problem's
     nulls     statistics that are passed as null
     order     other than 0: blocks and threads run in another order, where the executor picks it
-    not_finite  a tensor with two infinities in its first row, and two NaN in its last one
+    not_finite  a tensor with an infinity in each of its first two rows, and NaN in its last two: at an edge, and inside
     sm_count  of the device that a row loop's grid is made for
     """
 
@@ -78,7 +78,7 @@ class Call:
         inputs = make_inputs(self.problem, seed=seed, families=self.families, pitches=self.pitches)
         if self.not_finite:
             spoilt, cols = inputs.arrays[self.not_finite], self.problem.cols
-            spoilt[0, [0, cols // 3]], spoilt[-1, [cols // 2, cols - 1]] = np.inf, np.nan
+            spoilt[[0, 1], [0, cols // 3]], spoilt[[-2, -1], [cols - 1, cols // 2]] = np.inf, np.nan
         outputs = make_outputs(self.problem, seed=seed, pitches=self.pitches, nulls=self.nulls, inputs=inputs)
         return inputs, outputs
 
@@ -137,7 +137,7 @@ def calls(problem: Problem, module: Module, *, sm_count: int) -> Iterator[Call]:
     for nulls in _nulls(problem):
         yield at(ragged, f"with null {' and '.join(nulls)}", nulls=nulls)
     for name in _spoilt(problem):
-        yield at(ragged, f"with NaN and an infinity in {name}", not_finite=name)
+        yield at(max(ragged, 4), f"with NaN and an infinity in {name}", not_finite=name)
     for cols in _other_cols(problem, module):
         yield at(ragged, f"at {cols} cols", cols=cols)
     if problem.rows_per_batch:
