@@ -12,6 +12,7 @@ What is done with a module stands in `tuning/tuner.py`: compile, check, race, re
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache
 
 from normgen.codegen.kernel import MainKernel
@@ -23,6 +24,7 @@ from normgen.program.classes import ProgramClass, class_of
 from normgen.program.ir import RowProgram
 from normgen.program.rewrites.passes import passed
 from normgen.program.source import kernel_problem, written_program
+from normgen.schedule.chain import longest_chain
 from normgen.schedule.knobs import Arithmetic, Division, Keep, Softmax, Statistics, Variance
 from normgen.schedule.plan import Plan, plan_of
 from normgen.schedule.schedule import Schedule
@@ -34,7 +36,7 @@ def emit(problem: Problem, schedule: Schedule) -> Module:
     The program says what is computed and nothing about threads; the schedule says how, and never changes the answer
     beyond rounding; the plan is what follows from both; only the emitter writes text.
     """
-    return emit_parts(problem, schedule).module()
+    return replace(emit_parts(problem, schedule).module(), chain=longest_chain(problem, schedule))
 
 
 def emit_parts(problem: Problem, schedule: Schedule) -> Parts:

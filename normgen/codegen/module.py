@@ -129,6 +129,7 @@ class Module:
     min_arch       lowest sm_NN the text builds for
     headers        CUDA headers the text includes ("cooperative_groups.h"), usually none
     workspace      scratch bytes that a call needs
+    chain  the longest run of additions in a row sum of the problem's own cols; 0: not known
     """
 
     instructions: str
@@ -137,6 +138,7 @@ class Module:
     min_arch: int = 75
     headers: tuple[str, ...] = ()
     workspace: Workspace = Workspace()
+    chain: int = 0
 
     def zeroed_bytes(self, batches: int = 1) -> int:
         """Of the scratch bytes of a call with so many batches of rows, those at the start that must be zeros."""

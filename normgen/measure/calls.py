@@ -2,7 +2,9 @@
 
 A plain call has every family of rows, where these are not very long. Each of the others differs from it in what it
 says, and has normal rows, which are all different: a row that was skipped, taken twice or taken from a neighbour shows.
-But one: rows of a large mean alone, as rows that share a warp may decide together what to compute. The CPU executor and
+But some: rows of a large mean alone, as rows that share a warp may decide together what to compute; of a kernel that
+spares rows a look by a guard, rows of means from which on none may be spared; and rows with a NaN and an infinity in
+one tensor. The CPU executor and
 the GPU make the same calls, but for what only one of them can do.
 """
 
@@ -12,6 +14,8 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from normgen.codegen.columns.last_tile import LAST_TILE_IN_FLIGHT
 from normgen.codegen.columns.partials import FINISH_IN_FLIGHT
 from normgen.codegen.module import Module, Source
@@ -20,7 +24,7 @@ from normgen.problem.question import Direction
 from normgen.problem.scales import ScaleLayout
 from normgen.program.source import kernel_problem
 from normgen.records.verified import Site, Verified
-from normgen.verify import Inputs, Outputs, Verdict, make_inputs, make_outputs
+from normgen.verify import Inputs, Outputs, Verdict, default_families, finite_to, make_inputs, make_outputs
 from normgen.verify.families import fitting_families
 
 TRIPS = 9  # of a row loop: every slot of a ring is filled three times, as rings have at most 4
@@ -28,6 +32,8 @@ TRIPS = 9  # of a row loop: every slot of a ring is filled three times, as rings
 WALKERS = 24
 PITCH_STEP = 32  # elements: own pitches differ by whole vectors of every width, so that alignments stay as promised
 FAR_ROWS = 17
+GUARDED = ("guarded_mean",)
+GUARDED_ELEMENTS = 1 << 16  # of a call on rows that a guard must not spare: the largest of their errors counts
 FAR = 1 << 31  # elements: more than an int counts
 MOST_ELEMENTS = 1 << 23  # of a call that needs many rows: some 3 s on the CPU executor
 
@@ -42,6 +48,7 @@ class Call:
     pitches   row strides in elements, of tensors that do not have the problem's
     nulls     statistics that are passed as null
     order     other than 0: blocks and threads run in another order, where the executor picks it
+    not_finite  a tensor with an infinity in each of its first two rows, and NaN in its last two: at an edge, and inside
     sm_count  of the device that a row loop's grid is made for
     grid      blocks of a kernel that walks rows, whatever such a device gets; 0: as it gets them
     """
@@ -53,6 +60,7 @@ class Call:
     pitches: Mapping[str, int] = field(default_factory=dict)
     nulls: tuple[str, ...] = ()
     order: int = 0
+    not_finite: str = ""
     grid: int = 0
 
     def on_its_grid(self, module: Module) -> Module:
@@ -65,6 +73,11 @@ class Call:
                 launch = replace(launch, persistent=0, blocks=self.grid or own, by_batch=False)
             kernels.append(replace(kernel, launch=launch))
         return replace(module, kernels=tuple(kernels))
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it has random rows and a guarded kernel: `Float32Error`."""
+        return self.families == GUARDED
 
     @property
     def is_far(self) -> bool:
@@ -80,6 +93,9 @@ class Call:
     def tensors(self, *, seed: int) -> tuple[Inputs, Outputs]:
         """What it runs on. Raises MemoryError when there is no address space for rows so far apart."""
         inputs = make_inputs(self.problem, seed=seed, families=self.families, pitches=self.pitches)
+        if self.not_finite:
+            spoilt, cols = inputs.arrays[self.not_finite], self.problem.cols
+            spoilt[[0, 1], [0, cols // 3]], spoilt[[-2, -1], [cols - 1, cols // 2]] = np.inf, np.nan
         outputs = make_outputs(self.problem, seed=seed, pitches=self.pitches, nulls=self.nulls, inputs=inputs)
         return inputs, outputs
 
@@ -107,6 +123,7 @@ def calls(problem: Problem, module: Module, *, sm_count: int) -> Iterator[Call]:
         pitches: Mapping[str, int] | None = None,
         nulls: tuple[str, ...] = (),
         order: int = 0,
+        not_finite: str = "",
         families: tuple[str, ...] | None = normal,
         rows_per_batch: int = 0,
         walkers: int = 0,
@@ -123,6 +140,7 @@ def calls(problem: Problem, module: Module, *, sm_count: int) -> Iterator[Call]:
             nulls=nulls,
             order=order,
             grid=walkers * launch.cluster * (shaped.batches if launch.by_batch else 1),
+            not_finite=not_finite,
         )
 
     yield at(1, "at 1 row")
@@ -133,8 +151,13 @@ def calls(problem: Problem, module: Module, *, sm_count: int) -> Iterator[Call]:
     if tile > 1 and problem.direction is Direction.FORWARD:
         yield at(tile, f"at {tile} rows of a large mean", families=("large_mean",))
     ragged = 3 * tile - tile // 2
+    if is_guarded(module):
+        rows = max(ragged, GUARDED_ELEMENTS // problem.cols)
+        yield at(rows, f"at {rows} rows that a guard must not spare", families=GUARDED)
     for nulls in _nulls(problem):
         yield at(ragged, f"with null {' and '.join(nulls)}", nulls=nulls)
+    for name in _spoilt(problem):
+        yield at(max(ragged, 4), f"with NaN and an infinity in {name}", not_finite=name)
     for cols in _other_cols(problem, module):
         yield at(ragged, f"at {cols} cols", cols=cols)
     if problem.rows_per_batch:
@@ -215,6 +238,8 @@ def together(made: Iterable[tuple[Call, Verdict | str | None]], site: Site) -> C
     plain, verdict = [run for run in right if not run[0].says][-1]
     lines = [verdict.summary(), *(f"  ok {call.says}" for call, _ in right if call.says)]
     verified = _verified(right, verdict, site, not_made)
+    if verified.finite_to:
+        lines.append(f"  a row is finite under every schedule up to {', '.join(verified.finite_to)}")
     lines += [f"  not shown: {said}" for said in verified.not_shown]
     return Checked(rows=plain.problem.rows, ok=True, summary="\n".join(lines), error=error, verified=verified)
 
@@ -236,10 +261,29 @@ def _verified(right: Sequence[tuple[Call, Verdict]], plain: Verdict, site: Site,
         nulls=tuple(dict.fromkeys(name for call in made for name in call.nulls)),
         orders=len({call.order for call in made}),
         unbounded=sum(t.unbounded for t in tensors) / max(1, sum(t.elements for t in tensors)),
-        left_out=(*plain.left_out, *untried),
+        left_out=tuple(n for n in (*plain.left_out, *untried) if n != "nan" or not any(c.not_finite for c in made)),
         uncounted=plain.uncounted,
         not_made=tuple(not_made),
+        finite_to=finite_to(plain.problem),
     )
+
+
+def _spoilt(problem: Problem) -> list[str]:
+    """Elem inputs whose NaN no plain call has: that has it in rows of the first one, where no rows are summed."""
+    first = problem.spec.inputs[0].name
+    return [
+        t.name
+        for t in problem.tensors
+        if t.kind.is_elem
+        and not t.is_written
+        and not t.dtype.saturates
+        and (t.name != first or "nan" not in default_families(problem))
+    ]
+
+
+def is_guarded(module: Module) -> bool:
+    """Whether its kernels spare some rows a look, by a margin (`program.rewrites.reductions`)."""
+    return "_margin" in module.text
 
 
 def _other_cols(problem: Problem, module: Module) -> list[int]:

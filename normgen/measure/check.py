@@ -198,7 +198,11 @@ class DeviceCheck:
             own.close()
             workspace.close()
         rows = max(FAMILY_ROWS, CHECKED_ELEMENTS // call.problem.cols)
-        return replace(verify.check(call.problem, setting.inputs, outputs, rows=rows), call=call.says)
+        chain = module.chain if call.problem.cols == self.problem.cols else 0
+        found = verify.check(
+            call.problem, setting.inputs, outputs, rows=rows, chain=chain or None, is_plain=call.is_plain
+        )
+        return replace(found, call=call.says)
 
     def _expectation(self, full: bool, chain: int | None) -> Expectation:
         """Reference values and bounds, computed the first time they are asked for."""

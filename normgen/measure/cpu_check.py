@@ -75,9 +75,10 @@ def check_on_cpu(
     program = build(module)
 
     def run(call: Call) -> Verdict | str | None:
+        chain = module.chain if call.problem.cols == problem.cols else 0
         try:
             is_made = not call.says or (call.elements <= most_elements and not is_over())
-            return _run(program, call, seed) if is_made else None
+            return _run(program, call, seed, chain) if is_made else None
         except MemoryError:  # rows that lie 2^31 elements apart need 9 GB of address space
             if not call.says:
                 raise
@@ -98,7 +99,7 @@ def _plain_calls(problem: Problem) -> list[Call]:
     return [Call(says="", problem=problem.with_rows(n), sm_count=CPU_SMS, families=families) for n in counts]
 
 
-def _run(program: Program, call: Call, seed: int) -> Verdict | str:
+def _run(program: Program, call: Call, seed: int, chain: int) -> Verdict | str:
     """The verdict on one call, or the faults that were found before there was a result. Raises MemoryError."""
     problem, module = call.problem, call.on_its_grid(program.module)
     inputs, outputs = call.tensors(seed=seed)
@@ -121,5 +122,7 @@ def _run(program: Program, call: Call, seed: int) -> Verdict | str:
         return "\n".join(str(fault) for fault in run.faults)
     if workspace[:zeroed].any():
         return "the workspace is left unfit for the next call"
-    rows = max(FAMILY_ROWS, CPU_ELEMENTS // problem.cols)
-    return replace(check(problem, inputs, outputs, rows=rows), call=call.says)
+    rows = problem.rows if call.is_plain else max(FAMILY_ROWS, CPU_ELEMENTS // problem.cols)
+    return replace(
+        check(problem, inputs, outputs, rows=rows, chain=chain or None, is_plain=call.is_plain), call=call.says
+    )

@@ -63,6 +63,8 @@ class Verified:
     not_made   calls that the check has and that were too large here: "at 17 rows"
     text       the identity of the text that was compared, where it is not the one that was timed: the kernel is
                emitted as another text today, and was proven again
+    finite_to  "x: 2^58": up to which size of an input a row is finite under every schedule; beyond, one may find NaN
+               where another finds a number. Of inputs that may be any number of their dtype, nothing
     """
 
     site: Site
@@ -79,6 +81,7 @@ class Verified:
     uncounted: tuple[str, ...] = ()
     not_made: tuple[str, ...] = ()
     text: str = ""
+    finite_to: tuple[str, ...] = ()
 
     @property
     def not_shown(self) -> tuple[str, ...]:

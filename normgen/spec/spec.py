@@ -249,6 +249,7 @@ ROW_FAMILIES = (
     "normal",
     "large_mean",
     "some_mean",
+    "guarded_mean",
     "near_level",
     "sparse_steps",
     "fine_noise",
@@ -266,6 +267,7 @@ ROW_FAMILIES = (
     "nan",
     "tail",
     "stretch",
+    "ties",
     "masked",
 )  # the adversarial rows that an accuracy contract may be restricted to
 

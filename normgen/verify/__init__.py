@@ -6,18 +6,18 @@ proven to be the formula's derivative before it says what is right.
 
 from __future__ import annotations
 
+from normgen.schedule.chain import longest_chain
 from normgen.verify.bounded import Bounded
 from normgen.verify.check import (
     Expectation,
     check,
-    longest_chain,
     pick_rows,
     pick_slabs,
     prepare,
 )
 from normgen.verify.derivative_proof import Slope, prove, proven_program
 from normgen.verify.error_model import Float32Error
-from normgen.verify.families import default_families, make_inputs
+from normgen.verify.families import default_families, finite_to, make_inputs
 from normgen.verify.interpret import finite_difference_check, interpret
 from normgen.verify.reference import BACKWARD_FORMULAS, has_reference, reference, register
 from normgen.verify.rows import ALL, FAMILY_ROWS, Buffer, Inputs, Outputs, allocate, make_outputs
@@ -42,6 +42,7 @@ __all__ = [
     "check",
     "default_families",
     "finite_difference_check",
+    "finite_to",
     "has_reference",
     "interpret",
     "longest_chain",

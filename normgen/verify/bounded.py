@@ -1,16 +1,30 @@
-"""Values with bounds on their float32 error, and what every operation does to them: see `error_model`."""
+"""Values with bounds on their float32 error, and what every operation does to them: see `error_model`.
+
+What is stored, of a dtype of fewer bits than float32, is held to the cell of values that round to it. Rounding is
+monotonic: a kernel whose float32 value lies within e of the exact one, v, stores a number whose cell comes within e of
+v, and no other. So the check asks of every element how far v lies outside of the cell of what is stored there
+(`outside`), and compares that with the bound on the float32 error alone (`allowed`). That is one rounding to nearest,
+of half a spacing of the value's own binade: not a whole one, as at the top of a binade u |v| is, and not two roundings.
+Where float32 holds v, and every schedule finds it, e is 0: a tie is stored as the even number, the odd one is wrong.
+
+Of a dtype of 8 or 16 bits the ends of all cells stand in a table: the middles between neighbours, and where the
+neighbour is the even one of a tie, the next float64 inside. Beyond the largest number lies an infinity, half a spacing
+on, or nothing where the dtype saturates. A power of two of f8e8m0 is rounded up to: its cell is (2^(k-1), 2^k].
+"""
 
 from __future__ import annotations
 
 import functools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from normgen.dtypes import F32
+from normgen.dtypes import F32, DType
 from normgen.verify.interpret import Array
 
 U = F32.unit_roundoff
@@ -18,7 +32,25 @@ HALF_SUBNORMAL = F32.smallest_subnormal / 2
 OVERFLOW = (2 - U) * 2.0**127  # what is smaller rounds to a finite number
 LARGEST_WHOLE = 2.0**23  # the sum of two smaller whole numbers is exact
 FLUSHED = 2.0**-126  # what an exponential by the hardware's power of two loses below the smallest normal
+NOTHING = 2.0**-1022  # of an error bound that is 0: what is off at all is far outside
+BEYOND = 2.0**200  # what an infinity counts as where the dtype saturates
 REARRANGED = 2.0  # a schedule may trade each rounding for one other: see the module docstring
+
+
+@dataclass(frozen=True, slots=True)
+class Common:
+    """The part of an error that all elements of a row have in common: slope times what a row value is off by.
+
+    own    the rest of the error, [rows, cols]
+    reach  how far the row value may be off, [rows, 1]
+    step   what one rounding of the row value is, [rows, 1]
+    slope  [rows, cols], or 1
+    """
+
+    own: Array
+    reach: Array
+    step: Array
+    slope: Array | float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,15 +59,27 @@ class Bounded:
 
     least  no kernel finds less, whatever it rounds: 0 of a square, eps of a variance + eps, exp(-e) of exp(0 ± e)
     is_whole  constants and indices that are whole numbers, whose sums float32 holds exactly
+    exact  where every schedule finds the value itself, whatever `error` says; None: nowhere. `error` goes on counting
+           the roundings, as another schedule may have one of them elsewhere: (a b) (c d) is ((a b) c) d
+    is_loose  an exact value that a kernel may take apart: a sum, or a quotient by a number, as a part of another
+              product; a run-time scalar, as a divisor: by its reciprocal
+    common  how `error` is made up, of a difference from a row value, or its square
     """
 
     value: Array
     error: Array | None = None
     least: Array | float = -math.inf
     is_whole: bool = False
+    exact: NDArray[np.bool_] | None = None
+    is_loose: bool = False
+    common: Common | None = None
 
     def from_least(self, least: Array | float) -> Bounded:
-        return Bounded(self.value, self.error, least, self.is_whole)
+        return replace(self, least=least)
+
+    def found_exactly(self, exact: NDArray[np.bool_] | None, *, is_loose: bool = False) -> Bounded:
+        """The same, where every schedule finds this value."""
+        return self if exact is None or self.error is None else replace(self, exact=exact, is_loose=is_loose)
 
     @property
     def near_0(self) -> NDArray[np.bool_] | None:
@@ -55,6 +99,23 @@ def whole(value: Array) -> Bounded:
     """A constant or an index as it is known exactly; whole numbers say so up to where float32 holds their sums."""
     is_whole = bool(np.all(np.abs(value) < LARGEST_WHOLE)) and bool(np.all(value == np.rint(value)))
     return Bounded(value, least=value, is_whole=is_whole)
+
+
+def held(value: Array, *of: Bounded) -> NDArray[np.bool_] | None:
+    """Where float32 holds the value of a product or a sum of numbers that every schedule finds exactly; None: nowhere.
+
+    A product that float32 holds is exact in any order of its factors: significands of whole parts have no more bits
+    than that of the whole.
+    """
+    if any(a.error is not None and (a.exact is None or a.is_loose) for a in of):
+        return None
+    return functools.reduce(np.logical_and, (a.exact for a in of if a.exact is not None), in_float32(value))
+
+
+def in_float32(value: Array) -> NDArray[np.bool_]:
+    """Where a float32 is exactly the value."""
+    with np.errstate(over="ignore"):
+        return np.asarray(value.astype(np.float32) == value)
 
 
 def plus(a: Array | None, b: Array | None) -> Array | None:
@@ -116,3 +177,109 @@ def unknown(found: Bounded, where: NDArray[np.bool_] | None) -> Bounded:
         return found
     value = np.where(where & ~np.isfinite(found.value), 1.0, found.value)
     return Bounded(value, np.where(where, np.inf, found.error))
+
+
+def outside(got: NDArray[Any], want: Array, dtype: DType) -> Array:
+    """How far each `want` lies outside of the cell of what is stored there; NaN where either is NaN."""
+    if dtype.bytes > 2:
+        off = np.abs(got.astype(np.float64) - want)
+        return _off_whole(got, off) if dtype.is_integer else off
+    codes = got if got.dtype == dtype.numpy else got.astype(dtype.numpy)
+    low, high = _cells(dtype)
+    at = codes.view(f"u{dtype.bytes}")
+    found: Array = np.maximum(low[at] - want, want - high[at])
+    np.maximum(found, 0.0, out=found)
+    return found
+
+
+def within_cells(values: Array, dtype: DType) -> Array:
+    """Exact values as `outside` wants them: NaN where it is stored as 0, or as a NaN that stands for a negative one."""
+    if dtype.bytes > 2:
+        return np.asarray(dtype.within(values))
+    if not dtype.saturates:
+        return values
+    found: Array = np.clip(values, -BEYOND, BEYOND)
+    if dtype.is_integer:
+        return np.where(np.isnan(found), 0.0, found)
+    return np.where(found < 0, np.nan, found) if dtype.rounds_up else found
+
+
+def allowed(a: Bounded, dtype: DType) -> Array:
+    """The bound of `a` once REARRANGED is applied, before it is stored: how far outside its cell `a` may lie."""
+    if a.error is None:
+        error = np.where(in_float32(a.value), NOTHING, half_spacing(np.abs(a.value), F32))  # of an i64 not all bits
+        return np.where(np.isnan(a.value), _of_nan(dtype), error)
+    bound = np.maximum(REARRANGED * a.error, NOTHING)
+    if a.exact is not None:
+        bound = np.where(a.exact, NOTHING, bound)
+    if dtype.rounds_up:  # a negative number is stored as NaN
+        low, high = np.maximum(a.value - bound, a.least), a.value + bound
+        bound = np.where((low < 0) & (high >= 0), np.inf, bound)
+    return np.where(np.isnan(a.value), _of_nan(dtype), np.where(np.isnan(bound), np.inf, bound))
+
+
+def half_spacing(size: Array, dtype: DType) -> Array:
+    """The most that storing a number of this size rounds by: half the distance between its neighbours."""
+    if dtype.unit_roundoff == 0:
+        return np.full(np.shape(size), dtype.smallest_subnormal / 2)
+    known = np.where(np.isfinite(size), size, 0.0)
+    binade = np.ldexp(1.0, np.frexp(known)[1] - 1)  # the power of two that is not above it
+    found = np.maximum(binade * dtype.unit_roundoff, dtype.smallest_subnormal / 2)
+    return np.where(np.isfinite(size), found, 0.0)  # an infinity is stored as it is
+
+
+def _of_nan(dtype: DType) -> float:
+    return NOTHING if dtype.is_integer else np.nan
+
+
+def _off_whole(got: NDArray[Any], off: Array) -> Array:
+    """Half a unit less, but of a tie whose even neighbour is the other one."""
+    is_tie = (off == 0.5) & (got % 2 == 1)
+    return np.where(is_tie, off, np.maximum(off - 0.5, 0.0))
+
+
+@cache
+def _cells(dtype: DType) -> tuple[Array, Array]:
+    """The least and the largest float64 that is stored as each code; NaN of a NaN."""
+    codes = np.arange(1 << (8 * dtype.bytes)).astype(f"u{dtype.bytes}")
+    if dtype.numpy == np.bool_:
+        codes = codes[:2]
+    with np.errstate(invalid="ignore"):  # of a NaN that signals
+        numbers = codes.view(dtype.numpy).astype(np.float64)
+    low, high = np.full(len(codes), np.nan), np.full(len(codes), np.nan)
+    told = np.unique(numbers[np.isfinite(numbers)])
+    if dtype.rounds_up:
+        ends = np.concatenate([[0.0], np.nextafter(told[:-1], np.inf), [np.inf]])
+        lows, highs = ends[:-1], np.concatenate([told[:-1], [np.inf]])
+    else:
+        lows, highs = _to_nearest(told, dtype)
+    place = np.searchsorted(told, numbers)
+    known = np.isfinite(numbers)
+    low[known], high[known] = lows[place[known]], highs[place[known]]
+    for sign in () if dtype.saturates else (1.0, -1.0):
+        at = numbers == sign * np.inf
+        edge = sign * (dtype.largest + _last_step(told) / 2)
+        low[at], high[at] = (edge, np.inf) if sign > 0 else (-np.inf, edge)
+    if dtype.numpy == np.bool_:  # any other byte is no truth value
+        low, high = (np.concatenate([part, np.full(254, np.nan)]) for part in (low, high))
+    return low, high
+
+
+def _to_nearest(told: Array, dtype: DType) -> tuple[Array, Array]:
+    """The ends of the cells of ascending numbers; those of an even one are its own."""
+    middles = (told[1:] + told[:-1]) / 2
+    step = _last_step(told) / 2
+    last = np.inf if dtype.saturates else told[-1] + step  # the next number would be even
+    first = -np.inf if dtype.saturates else told[0] - step
+    ends = np.concatenate([[first], middles, [last]])
+    zero = int(np.searchsorted(told, 0.0))
+    is_odd = np.abs(np.arange(len(told)) - zero) % 2 == 1  # codes of a sign follow each other from 0 on
+    lows = np.where(is_odd, np.nextafter(ends[:-1], np.inf), ends[:-1])
+    highs = np.where(is_odd, np.nextafter(ends[1:], -np.inf), ends[1:])
+    if dtype.saturates:
+        lows[0], highs[-1] = -np.inf, np.inf
+    return lows, highs
+
+
+def _last_step(told: Array) -> float:
+    return float(told[-1] - told[-2])

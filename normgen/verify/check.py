@@ -10,13 +10,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from normgen.dtypes import DType
+from normgen.dtypes import F32, DType
 from normgen.errors import UsageError
 from normgen.problem.problem import Problem
 from normgen.problem.tensors import TensorUse
-from normgen.schedule.schedule import Schedule
-from normgen.verify.bounded import Bounded, whole
-from normgen.verify.error_model import ColumnSum, Float32Error, stored
+from normgen.verify.bounded import NOTHING, Bounded, allowed, half_spacing, outside, whole, within_cells
+from normgen.verify.error_model import ColumnSum, Float32Error
 from normgen.verify.interpret import Array, constants, drawn, seeds_of
 from normgen.verify.program_walk import Walk
 from normgen.verify.reference import has_reference, reference
@@ -35,6 +34,7 @@ def check(
     *,
     rows: int | None = None,
     chain: int | None = None,
+    is_plain: bool = False,
     formulas: Formulas | None = None,
 ) -> Verdict:
     """Compare every written tensor with the float64 reference, element by element, within the derived bound.
@@ -42,6 +42,7 @@ def check(
     rows      look at so many rows only: the first, the last, every family, the rest at random; column outputs always
               sum all rows. None: every row
     chain     the longest run of additions in the schedule's row sums (`longest_chain`), for a tighter bound; None: cols
+    is_plain  of random rows and of a schedule without Welford steps and pivots, for a tighter bound: `Float32Error`
     formulas  (name, text) of the written tensors of a backward problem, in the place of a hand-written reference
               or, for a user's own spec, of the derived program
 
@@ -53,7 +54,7 @@ def check(
     arrays = outputs.arrays if isinstance(outputs, Outputs) else outputs
     start = outputs.start if isinstance(outputs, Outputs) else {}
     picked = pick_rows(inputs.families, rows, seed=inputs.seed)
-    model = _model(problem, inputs, start, chain, formulas)
+    model = _model(problem, inputs, start, chain, formulas, is_plain=is_plain)
     parts = _parts(model, picked, [t for t in _written(problem) if _array(arrays, t) is not None])
     return _judged(problem, inputs, outputs, parts, rows_checked=len(picked))
 
@@ -129,14 +130,20 @@ def _array(arrays: Mapping[str, Any], tensor: TensorUse) -> Any:
 
 
 def _model(
-    problem: Problem, inputs: Inputs, start: Mapping[str, Any], chain: int | None, formulas: Formulas | None
+    problem: Problem,
+    inputs: Inputs,
+    start: Mapping[str, Any],
+    chain: int | None,
+    formulas: Formulas | None,
+    *,
+    is_plain: bool = False,
 ) -> _Model:
     return _Model(
         problem=problem,
         inputs=inputs,
         start=start,
         open_walk=walk_opener(problem, inputs.buffers, formulas),
-        arithmetic=Float32Error(cols=problem.cols, chain=chain),
+        arithmetic=Float32Error(cols=problem.cols, chain=chain, is_plain=is_plain),
     )
 
 
@@ -191,19 +198,6 @@ def _span(rows: NDArray[np.intp]) -> slice | NDArray[np.intp]:
     """Neighbouring rows as a slice, which copies nothing."""
     first, last = int(rows[0]), int(rows[-1])
     return slice(first, last + 1) if last - first + 1 == len(rows) else rows
-
-
-def longest_chain(problem: Problem, schedule: Schedule) -> int:
-    """The most terms added up one after the other in a row sum of this schedule; the rest of a sum is a tree.
-
-    A thread's running sums share each vector's elements.
-    A vector more for each ragged end; then what a lane adds of the warps' sums before a tree of 32 or fewer lanes.
-    """
-    step = schedule.threads_per_row * schedule.row_blocks * schedule.vector
-    each = schedule.vector // schedule.running_sums
-    warps = -(-schedule.threads_per_row // 32) * schedule.row_blocks
-    lanes = min(32, 1 << (warps.bit_length() - 1))
-    return min(problem.cols, (-(-problem.cols // step) + 2) * each + -(-warps // lanes) - 1)
 
 
 def pick_rows(families: tuple[str, ...], count: int | None, *, seed: int = 0) -> NDArray[np.intp]:
@@ -265,14 +259,14 @@ class _Model:
                 want = found.value
             elif tensor.name in self.start:
                 want = want.reshape(shape) + self._start(tensor, block)
-            bound = stored(found, tensor.dtype)
+            bound = allowed(found, tensor.dtype)
             if tensor.group:  # each column has its group's value
                 want, bound = want[:, :: tensor.group], bound[:, :: tensor.group]
-            want = tensor.dtype.within(want)
+            want = within_cells(want, tensor.dtype)
             if rest := shape[1] - want.shape[-1] if tensor.group else 0:  # bytes of 0 that belong to no group
                 zero = float(np.zeros(1, np.uint8).view(tensor.dtype.numpy)[0])
                 want = np.pad(want, ((0, 0), (0, rest)), constant_values=zero)
-                bound = np.pad(bound, ((0, 0), (0, rest)), constant_values=zero / 2)
+                bound = np.pad(bound, ((0, 0), (0, rest)), constant_values=NOTHING)
             yield tensor, np.broadcast_to(want.reshape(-1, want.shape[-1] if want.ndim == 2 else 1), shape), bound
 
     def columns(self, tensors: list[TensorUse], total: int) -> Iterator[tuple[TensorUse, Array, Array]]:
@@ -294,7 +288,7 @@ class _Model:
             want = exact.get(tensor.name, found.value)
             if tensor.name in exact and tensor.name in self.start:
                 want = want + self._start(tensor, None)
-            yield tensor, want, stored(found, tensor.dtype)
+            yield tensor, within_cells(want, tensor.dtype), allowed(found, tensor.dtype)
 
     def column_sums(self, tensors: list[TensorUse], rows: int) -> tuple[dict[str, ColumnSum], dict[str, Array]]:
         """Sums of the first `rows` rows: with what bounds them, and by the reference where there is one."""
@@ -333,7 +327,7 @@ class _Model:
             shape = tensor.kind.broadcast_shape(self.problem.sizes._replace(rows=len(block)))
             values[name] = of_rows(array, tensor, self.problem, block).astype(np.float64).reshape(shape)
         known = {name: Bounded(value) for name, value in values.items()}
-        known |= {name: self.arithmetic.constant(value) for name, value in self.inputs.scalars.items()}
+        known |= {name: self.arithmetic.scalar(value) for name, value in self.inputs.scalars.items()}
         numbers, cols = block if self.inputs.numbers is None else self.inputs.numbers[block], self.problem.cols
         known |= {name: whole(value) for name, value in constants(numbers, cols).items()}
         randoms = drawn(self.problem.spec, seeds_of(self.problem.spec, self.inputs.arrays), numbers, cols)
@@ -385,17 +379,19 @@ class _Tally:
 
     def add(self, rows: NDArray[np.intp], got: Array, want: Array, bound: Array) -> None:
         """One block: got, want and bound are [len(rows), width] or broadcast to it; rows below 0 are column outputs."""
-        got = got.astype(np.float64).reshape(want.shape)
-        error = np.abs(got - want)
-        ratio = error / bound
+        got = got.reshape(want.shape)
+        off = outside(got, want, self.tensor.dtype)
+        got = got.astype(np.float64)
+        error, ratio = np.abs(got - want), off / bound
         worst, largest = ratio.max(axis=1), error.max(axis=1)
         odd = np.flatnonzero(~(worst <= 1))  # NaN, inf or out of bounds: look closer
         if odd.size:
             limits = np.broadcast_to(bound, want.shape)[odd]
-            ratio, error = _judge(got[odd], want[odd], limits, error[odd], self.tensor.dtype)
-            worst[odd], largest[odd] = ratio.max(axis=1), error.max(axis=1)
+            judged, error = _judge(got[odd], want[odd], limits, off[odd], error[odd], self.tensor.dtype)
+            ratio[odd] = judged
+            worst[odd], largest[odd] = judged.max(axis=1), error.max(axis=1)
             for i in np.flatnonzero(worst[odd] > 1).tolist():
-                self._note(int(rows[odd[i]]), got[odd[i]], want[odd[i]], limits[i], ratio[i])
+                self._note(int(rows[odd[i]]), got[odd[i]], want[odd[i]], limits[i], judged[i])
         self.elements += want.size
         if not bound.max() < np.inf:
             loose = np.isinf(bound) & np.isfinite(want)
@@ -404,19 +400,27 @@ class _Tally:
         for family, at in self._by_family(rows):
             self.ratios[family] = max(self.ratios.get(family, 0.0), float(worst[at].max()))
             if self._counts(family):
-                self._meet(family, rows, at[int(np.argmax(worst[at]))], worst, got, want, bound)
+                self._meet(family, rows, at[int(np.argmax(worst[at]))], worst, got, want, bound, ratio)
                 self.max_abs_error = max(self.max_abs_error, float(largest[at].max()))
 
     def _meet(
-        self, family: str, rows: NDArray[np.intp], at: int, worst: Array, got: Array, want: Array, bound: Array
+        self,
+        family: str,
+        rows: NDArray[np.intp],
+        at: int,
+        worst: Array,
+        got: Array,
+        want: Array,
+        bound: Array,
+        ratio: Array,
     ) -> None:
         """Keep the element that comes nearest to its bound, or goes farthest beyond: the worst of the row at `at`."""
         if not worst[at] > self.worst_ratio:
             return
         self.worst_ratio = float(worst[at])
         limits = np.broadcast_to(bound, want.shape)[at]
-        col = int(np.argmax(np.nan_to_num(np.abs(got[at] - want[at]) / limits, nan=0.0, posinf=0.0)))
-        self.worst = _element(int(rows[at]), col, family, got[at], want[at], limits)
+        col = int(np.argmax(np.nan_to_num(ratio[at], nan=0.0, posinf=0.0)))
+        self.worst = self._element(int(rows[at]), col, family, got[at], want[at], limits)
 
     def _by_family(self, rows: NDArray[np.intp]) -> Iterator[tuple[str, NDArray[np.intp]]]:
         """(family, places in `rows`) of every family in this block."""
@@ -434,13 +438,26 @@ class _Tally:
     def _note(self, row: int, got: Array, want: Array, bound: Array, ratio: Array) -> None:
         family = COLUMNS if row < 0 else self.names[self.codes[row]]
         col = int(np.argmax(ratio > 1))
-        element = _element(row, col, family, got, want, bound)
+        element = self._element(row, col, family, got, want, bound)
         if self._counts(family):
             self.bad += int((ratio > 1).sum())
             self.first_bad = self.first_bad or element
         else:
             self.outside.add(family)
             self.first_outside = self.first_outside or element
+
+    def _element(self, row: int, col: int, family: str, got: Array, want: Array, bound: Array) -> BadElement:
+        """The element of a row at `col`; its bound has what storing rounds by."""
+        dtype = self.tensor.dtype
+        rounds = 0.0 if dtype is F32 else float(half_spacing(np.abs(np.asarray(want[col])), dtype))
+        return BadElement(
+            row=row,
+            col=col,
+            family=family,
+            got=float(got[col]),
+            want=float(want[col]),
+            bound=float(bound[col]) + rounds,
+        )
 
     def verdict(self) -> TensorVerdict:
         counted = (ratio for family, ratio in self.ratios.items() if self._counts(family))
@@ -460,31 +477,26 @@ class _Tally:
         )
 
 
-def _element(row: int, col: int, family: str, got: Array, want: Array, bound: Array) -> BadElement:
-    """The element of a row at `col`."""
-    return BadElement(
-        row=row, col=col, family=family, got=float(got[col]), want=float(want[col]), bound=float(bound[col])
-    )
+def _judge(got: Array, want: Array, bound: Array, off: Array, error: Array, dtype: DType) -> tuple[Array, Array]:
+    """(off / bound, error) of rows that hold non-finite values or miss.
 
-
-def _judge(got: Array, want: Array, bound: Array, error: Array, dtype: DType) -> tuple[Array, Array]:
-    """(error / bound, error) of rows that hold non-finite values or miss; a wrong element has a ratio > 1.
+    off    how far the exact values lie outside of the cells of what is stored
+    error  |got - want|
 
     A NaN must be a NaN and an infinity that infinity. Where the bound is inf, an infinity may be any other value that
     is not finite (Welford turns an inf in a row into NaN), and a finite value or NaN (of what may be negative, stored
-    without a sign) anything. Where the exact result lies
-    within its bound of overflow, to either side, both that inf and the largest finite value are right.
+    without a sign) anything. Where an exact float32 result lies within its bound of overflow, to either side, both
+    that inf and the largest finite value are right; of narrower dtypes, cells say which.
     """
     loose = np.isinf(bound)
-    clipped = np.clip(want, dtype.least, dtype.largest)
-    reach = np.where(loose, 0.0, bound)
-    overflows = np.abs(want) + reach > dtype.largest
-    right = np.where(
-        np.isfinite(want),
-        loose | (np.isinf(got) & (np.sign(got) * want + reach > dtype.largest)),
-        (np.isnan(want) & (np.isnan(got) | loose)) | (got == want) | (np.isinf(want) & loose & ~np.isfinite(got)),
-    )
-    near = np.where(overflows & np.isfinite(got), np.minimum(error, np.abs(got - clipped)), error)
+    right = (np.isnan(want) & (np.isnan(got) | loose)) | (got == want) | (np.isinf(want) & loose & ~np.isfinite(got))
+    right |= np.isfinite(want) & loose
+    near = off
+    if dtype.bytes > 2:
+        reach = np.where(loose, 0.0, bound)
+        right |= np.isfinite(want) & np.isinf(got) & (np.sign(got) * want + reach > dtype.largest)
+        overflows = (np.abs(want) + reach > dtype.largest) & np.isfinite(got)
+        near = np.where(overflows, np.minimum(off, np.abs(got - np.clip(want, dtype.least, dtype.largest))), off)
     ratio = np.where(loose, np.inf, near / bound)
     ratio = np.where(right, 0.0, np.where(np.isfinite(want) & ~np.isnan(ratio), ratio, np.inf))
-    return ratio, np.where(right, 0.0, np.where(np.isnan(near), np.inf, near))
+    return ratio, np.where(right, 0.0, np.where(np.isnan(error), np.inf, error))

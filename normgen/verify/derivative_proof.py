@@ -326,6 +326,9 @@ class _ChainRule:
         locals_ = _SLOPES[name](value, *(a.value for a in args)) if name in _SLOPES else ()
         return _Dual(value, _sum(*zip((a.slope for a in args), locals_, strict=False)))
 
+    def named(self, a: _Dual) -> _Dual:
+        return a
+
     def cast(self, a: _Dual, dtype: DType) -> _Dual:
         return _Dual(self.plain.cast(a.value, dtype), a.slope)
 

@@ -52,7 +52,8 @@ absolute error of its float32 evaluation. With u = 2^-24:
 by a reciprocal, contract to fma, shift by a pivot or merge Welford states. Each of these trades one rounding of the
 as-written formula for at most one other of a value of the same size (the largest error seen over 12060 checks of
 correct float32 emulations, 14 seeds, 1 to 16384 cols: 0.68 of the bound for f32 tensors, 0.79 for the mean of f16 x).
-Storing to dtype d adds u_d |v| and half its smallest subnormal.
+What is stored in fewer bits is held to the cell of the number that is there, see `bounded`. Of a sum of squares of
+differences from the row's mean, what the mean is off by counts to second order (`_carried`).
 
 The bound is first order: it assumes e_var < var. A row where it does not hold says so by e_rstd >= rstd / 2.
 """
@@ -73,7 +74,11 @@ from normgen.verify.bounded import (
     OVERFLOW,
     REARRANGED,
     Bounded,
+    Common,
     U,
+    allowed,
+    half_spacing,
+    held,
     plus,
     relative,
     rounded,
@@ -83,6 +88,7 @@ from normgen.verify.bounded import (
 from normgen.verify.function_errors import either_zero, function
 from normgen.verify.interpret import EXTREMA, POSITIONS, Array, Float64, spread_over_row, spread_over_rows
 
+PLAIN_LAMBDA = 2.0  # of rows drawn at random: 5 deviations of roundings that are uniform on ±0.7 u, and then doubled
 LAMBDA = 6.0  # 2 exp(-λ²/2) = 3.0e-8: probability that one sum of independent roundings exceeds its bound
 
 
@@ -138,10 +144,16 @@ class ColumnSum:
 
 @dataclass(frozen=True, kw_only=True)
 class Float32Error:
-    """float64 values and float32 error bounds, together. `chain`: longest run of additions, by default cols."""
+    """float64 values and float32 error bounds, together.
+
+    chain  longest run of additions, by default cols
+    is_plain  rows are drawn at random and their statistics are sums, of terms or of differences from their mean: no
+              Welford step and no pivot. So are those of a guarded variance
+    """
 
     cols: int
     chain: int | None = None
+    is_plain: bool = False
 
     @property
     def depth(self) -> float:
@@ -154,30 +166,47 @@ class Float32Error:
         found = Bounded(array) if float(np.float32(value)) == value else rounded(array, None)
         return (whole(array) if found.error is None else found).from_least(value)
 
+    def scalar(self, value: float) -> Bounded:
+        """A number that is known at run time: a kernel may multiply by its reciprocal."""
+        return replace(self.constant(value), is_loose=True)
+
     def negate(self, a: Bounded) -> Bounded:
-        return _whole_sum(-a.value) if a.is_whole else Bounded(-a.value, a.error)
+        if a.is_whole:
+            return _whole_sum(-a.value)
+        return Bounded(-a.value, a.error, exact=a.exact, is_loose=a.is_loose)
 
     def add(self, a: Bounded, b: Bounded) -> Bounded:
         if a.is_whole and b.is_whole:
             return _whole_sum(a.value + b.value)
-        return rounded(a.value + b.value, plus(a.error, b.error), of=(a, b)).from_least(a.least + b.least)
+        return self._added(a.value + b.value, a, b).from_least(a.least + b.least)
 
     def subtract(self, a: Bounded, b: Bounded) -> Bounded:
         if a.is_whole and b.is_whole:
             return _whole_sum(a.value - b.value)
-        return rounded(a.value - b.value, plus(a.error, b.error), of=(a, b))
+        found = self._added(a.value - b.value, a, b)
+        of_rows = found.value.ndim == b.value.ndim == 2 and b.value.shape == (len(found.value), 1)
+        if b.error is None or found.error is None or not of_rows or not found.value.size:
+            return found
+        reach = np.broadcast_to(b.error, b.value.shape)
+        return replace(found, common=Common(own=found.error - reach, reach=reach, step=U * np.abs(b.value)))
+
+    def _added(self, value: Array, a: Bounded, b: Bounded) -> Bounded:
+        found = rounded(value, plus(a.error, b.error), of=(a, b))
+        is_shifted = all(x.error is None and not np.any(x.value) for x in (a, b)[1:])  # by a constant 0
+        return found.found_exactly(held(value, a, b), is_loose=not is_shifted)
 
     def multiply(self, a: Bounded, b: Bounded) -> Bounded:
         value, least = a.value * b.value, 0.0 if a is b else _least_of(a.least, b.least, a.least * b.least)
+        exact = held(value, a, b)
         if a.error is None and b.error is None:
-            return rounded(value, None).from_least(least)
+            return rounded(value, None).from_least(least).found_exactly(exact)
         if a.error is None:
             a, b = b, a
         assert a.error is not None
         error = np.abs(b.value) if b.error is None else np.abs(b.value) + b.error
         error = error * a.error
         error = error if b.error is None else error + np.abs(a.value) * b.error
-        found = rounded(value, error, of=(a, b)).from_least(least)
+        found = rounded(value, error, of=(a, b)).from_least(least).found_exactly(exact)
         if np.all(np.isfinite(value)):
             return found
         return unknown(found, np.broadcast_to(_unsure_infinity(a, b) | _unsure_infinity(b, a), value.shape))
@@ -205,7 +234,7 @@ class Float32Error:
         if np.any(inverted := (size > 0) & (size < FLUSHED)):  # a kernel may multiply by 1 / b, which overflows
             found = unknown(found, np.broadcast_to(np.isfinite(a.value) & inverted, value.shape))
         share = a.least / b.value if b.error is None and not b.value.ndim else 0.0
-        return found.from_least(_least_of(a.least, b.least, share))
+        return _divided_exactly(found, a, b).from_least(_least_of(a.least, b.least, share))
 
     def power(self, base: Bounded, exponent: float) -> Bounded:
         least = 0.0 if exponent % 2 == 0 else _least_of(base.least, 0.0, 0.0)
@@ -269,7 +298,12 @@ class Float32Error:
         error = np.abs(a.value)
         error = (error + error + a.error) * a.error
         error = np.where((a.error == 0) & np.isinf(a.value), 0.0, error)  # of a mask, -inf
-        return rounded(a.value * a.value, error, of=(a,))
+        found = rounded(a.value * a.value, error, of=(a,))
+        if a.common is None or not isinstance(a.common.slope, float) or found.error is None:
+            return found
+        slope = 2 * a.value
+        own = found.error - np.abs(slope) * a.common.reach  # with the square of all of the error
+        return replace(found, common=replace(a.common, own=own, slope=slope))
 
     def call(self, name: str, *args: Bounded) -> Bounded:
         value = Float64(cols=self.cols).call(name, *(a.value for a in args))
@@ -283,6 +317,10 @@ class Float32Error:
         error = self.divide(one, self.add(one, self.call("exp", self.negate(args[0])))).error
         return Bounded(value, error, least=0.0)
 
+    def named(self, a: Bounded) -> Bounded:
+        """What has a name is computed by itself: what is exact there is so in all that follows."""
+        return replace(a, is_loose=False) if a.is_loose else a
+
     def cast(self, a: Bounded, dtype: DType) -> Bounded:
         if dtype is F32:
             return a
@@ -295,8 +333,9 @@ class Float32Error:
         is_rounded = np.isfinite(value)
         if a.error is None:
             is_rounded &= dtype.stored(value).astype(np.float32) != value
-        unit = max(dtype.unit_roundoff, U)  # whole numbers are read again in float32
-        rounding = np.where(is_rounded, unit * size + dtype.smallest_subnormal / 2, 0.0)
+        rounding = np.where(is_rounded, half_spacing(size, dtype), 0.0)
+        if dtype.is_integer:
+            rounding = rounding + np.where(is_rounded, U * size, 0.0)  # whole numbers are read again in float32
         error = rounding if a.error is None else a.error + rounding
         if dtype.is_integer:  # whatever is stored, NaN too, is one of its numbers
             error = np.fmin(error, dtype.largest - dtype.least)
@@ -350,17 +389,40 @@ class Float32Error:
             return either_zero(Bounded(top, None if e is None else e.max(axis=1, keepdims=True)), of(t), axis=1)
         size = np.abs(t).sum(axis=1, keepdims=True)
         error = self._summation(t, size)
+        if self.is_plain and e is None:
+            error = np.where(self._is_on_grid(t, size), 0.0, error)
         total = t.sum(axis=1, keepdims=True)
-        carried = error if e is None else error + e.sum(axis=1, keepdims=True)
+        carried = error if e is None else error + self._carried(arg, e, error)
         error = np.where(size + carried >= OVERFLOW, np.inf, carried)
         result = Bounded(total, error)
         if e is not None and np.any(np.isinf(total)):  # beside a value that may be anything
             result = unknown(result, np.isinf(total) & (np.isinf(e) & np.isfinite(t)).any(axis=1, keepdims=True))
         return self.divide(result, self.constant(self.cols)) if name == "mean" else result
 
+    def _carried(self, arg: Bounded, e: Array, rounding: Array) -> Array:
+        """What the errors of the terms add up to, [rows, 1]; `rounding`: what the sum itself rounds by.
+
+        Of the squares of differences from the row's mean what these have in common is 2 δ Σ(x - mean), next to nothing,
+        and cols δ². Another schedule has other terms of the first order: means of a part of the row, each rounded anew
+        (Welford: Σ 2 |x - mean| u |mean|, in a walk at random), or squares about a pivot, one deviation off (the
+        rounding of the sum once more). Where cols δ² is more than that rounding, a mean may stand still: there the
+        terms count one by one.
+        """
+        total: Array = e.sum(axis=1, keepdims=True)
+        if arg.common is None or isinstance(arg.common.slope, float):
+            return total
+        common, slope = arg.common, spread_over_row(arg.common.slope, self.cols)
+        together = np.abs(slope.sum(axis=1, keepdims=True)) * common.reach
+        less = spread_over_row(common.own, self.cols).sum(axis=1, keepdims=True) + together
+        if not self.is_plain:
+            less += rounding + LAMBDA * np.sqrt(np.square(slope).sum(axis=1, keepdims=True)) * common.step
+        return np.where(self.cols * np.square(common.reach) <= rounding, np.minimum(less, total), total)
+
     def _summation(self, t: Array, size: Array) -> Array:
         """Bound on the rounding of the sum itself: see the module docstring; t: [rows, cols], size: [rows, 1]."""
         depth = self.depth
+        if self.is_plain:
+            return min(depth, PLAIN_LAMBDA * math.sqrt(depth)) * U * size
         error = min(depth, LAMBDA * math.sqrt(depth)) * U * size
         if depth > LAMBDA * math.sqrt(depth) and len(t):
             rows = np.flatnonzero(self._drifts(t, size))
@@ -370,6 +432,12 @@ class Float32Error:
                 stuck = np.minimum(terms, U * total).sum(axis=1, keepdims=True)
                 error[rows] = np.maximum(error[rows], np.minimum(stuck, depth * U * total * unequal))
         return error
+
+    def _is_on_grid(self, t: Array, size: Array) -> NDArray[np.bool_]:
+        """[rows, 1]: whether partial sums are exact in any order: multiples of q, and no more than 2^24 of them."""
+        with np.errstate(invalid="ignore"):
+            grid = np.ldexp(1.0, np.frexp(np.where(np.isfinite(size), size, 0.0))[1] - 24)
+            return np.asarray((t == grid * np.rint(t / grid)).all(axis=1, keepdims=True))
 
     def _drifts(self, t: Array, size: Array) -> NDArray[np.bool_]:
         """[rows]: whether additions to a running sum round the same way on average; t: [rows, cols].
@@ -472,19 +540,25 @@ def _is_power_of_two(a: Bounded) -> bool:
     return a.error is None and a.value.ndim == 0 and abs(float(np.frexp(a.value)[0])) == 0.5
 
 
+def _divided_exactly(found: Bounded, a: Bounded, b: Bounded) -> Bounded:
+    """By a power of two, of which the reciprocal is exact; by a number that every schedule divides by as IEEE does.
+
+    The latter quotient is exact where it has a name: in 448 x / absmax(x) nobody divides by absmax(x) / 448.
+    """
+    exact = held(found.value, a, b)
+    if exact is None or found.error is None:
+        return found
+    by_constant = b.error is None and b.value.ndim == 0 and not b.is_loose
+    return found.found_exactly(exact & (by_constant or np.abs(np.frexp(b.value)[0]) == 0.5), is_loose=by_constant)
+
+
 def stored(a: Bounded, dtype: DType) -> Array:
-    """The bound of `a` once REARRANGED is applied and the value is stored as `dtype`."""
-    size = np.abs(dtype.within(a.value))
-    if not size.max(initial=0.0) < np.inf:
-        size = np.where(np.isinf(size), 0.0, size)  # an infinity is stored as it is
+    """How far from `a` a right kernel may store it as `dtype`: what `allowed` says, then half a spacing there."""
+    if dtype.name == F32.name:
+        return allowed(a, dtype)  # a float32 result is not rounded again
+    within: Array = np.abs(dtype.within(a.value))
     if dtype.rounds_up:
-        bound = np.zeros(()) if a.error is None else dtype.moved(a.value, REARRANGED * a.error, a.least)
-    elif a.error is None:
-        bound = dtype.unit_roundoff * size
-    else:
-        bound = REARRANGED * a.error
-        if dtype.name != F32.name:
-            bound = bound + dtype.unit_roundoff * (size + bound)
-    bound = bound + dtype.smallest_subnormal / 2
-    lost = dtype.smallest_subnormal / 2 if dtype.is_integer else np.nan  # a NaN is stored as 0
-    return np.where(np.isnan(a.value), lost, np.where(np.isnan(bound), np.inf, bound))
+        moved = np.zeros(()) if a.error is None else dtype.moved(a.value, REARRANGED * a.error, a.least)
+        return np.where(np.isnan(moved), np.inf, moved + dtype.smallest_subnormal / 2)
+    bound = allowed(a, dtype)
+    return bound + half_spacing(np.minimum(within + bound, dtype.largest), dtype)

@@ -12,6 +12,7 @@ any other its squares and sums overflow.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
@@ -19,10 +20,11 @@ from functools import lru_cache
 import numpy as np
 
 from normgen.problem.problem import Problem
+from normgen.problem.tensors import TensorUse
 from normgen.spec.formula import Call, Expression, children, parse_formula
-from normgen.verify.check import column_parts
+from normgen.verify.check import column_parts, prepare
 from normgen.verify.error_model import stored
-from normgen.verify.rows import ALL, NON_FINITE, Inputs, draw_inputs
+from normgen.verify.rows import ALL, NON_FINITE, Inputs, as_large_as, draw_inputs, draw_rows
 from normgen.verify.sources import is_derived
 
 SAMPLE_ROWS = 4
@@ -87,3 +89,42 @@ def _hiding(problem: Problem) -> frozenset[str]:
             if name in seen and not np.median(bound[told[name]]) < seen[name]:
                 found.add(family)
     return frozenset(found)
+
+
+def finite_to(problem: Problem) -> tuple[str, ...]:
+    """Up to which size a row of each elem input is finite under every schedule: "x: 2^58", others being ordinary.
+
+    That is where all bounds are finite: beyond, an intermediate may overflow, of a sum of squares one of 2^128, and one
+    schedule finds NaN, inf - inf, where another one finds 0. Said only of inputs that may be larger, and where ordinary
+    rows have bounds at all.
+    """
+    sample = replace(problem.with_rows(1), accumulate=False, deterministic=False, any_cols=False)
+    return _finite_to(replace(sample, rows_per_batch=min(1, problem.rows_per_batch)))
+
+
+@lru_cache(maxsize=1024)
+def _finite_to(problem: Problem) -> tuple[str, ...]:
+    saved = {t.name for t in problem.spec.tensors if t.role.is_written}  # what they hold depends on the inputs
+    read = [t for t in problem.tensors if not t.is_written and t.name not in saved]
+    inputs = [t for t in read if t.kind.is_elem and not t.dtype.is_integer]
+    found = []
+    for tensor in inputs:
+        least, most = 0, math.frexp(tensor.dtype.largest)[1] - 1
+        if not _is_finite(problem, tensor, least) or _is_finite(problem, tensor, most):
+            continue
+        while most - least > 1:
+            middle = (least + most) // 2
+            least, most = (middle, most) if _is_finite(problem, tensor, middle) else (least, middle)
+        found.append(f"{tensor.name}: 2^{least}")
+    return tuple(found)
+
+
+def _is_finite(problem: Problem, tensor: TensorUse, exponent: int) -> bool:
+    """Whether all results of a row of this size are bounded."""
+    if tensor.name == problem.spec.inputs[0].name:
+        inputs = draw_inputs(problem, (as_large_as(exponent),))
+    else:
+        inputs = draw_inputs(problem, ("normal",))
+        drawn = draw_rows((as_large_as(exponent),), problem.cols, tensor.dtype, np.random.default_rng(0))
+        inputs.arrays[tensor.name][...] = tensor.dtype.stored(drawn)
+    return all(bool(np.isfinite(part.bound).all()) for part in prepare(problem, inputs).parts)

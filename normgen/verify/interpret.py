@@ -62,6 +62,7 @@ class Arithmetic(Protocol[V]):
     def negate(self, a: V) -> V: ...
     def power(self, base: V, exponent: float) -> V: ...
     def call(self, name: str, *args: V) -> V: ...
+    def named(self, a: V) -> V: ...
     def cast(self, a: V, dtype: DType) -> V: ...
     def in_any_order(self, above: list[V], below: list[V], found: V) -> V: ...
     def reduce(self, name: str, arg: V, group: int = 0) -> V: ...
@@ -172,6 +173,10 @@ class Float64:
     def call(self, name: str, *args: Array) -> Array:
         return np.asarray(_FLOAT64[name](*args))
 
+    def named(self, a: Array) -> Array:
+        """The value of a formula, which others read by its name."""
+        return a
+
     def cast(self, a: Array, dtype: DType) -> Array:
         """The exact value, within the dtype's range: a rounding is an error of the kernel, which its bound covers."""
         return np.asarray(dtype.within(a))
@@ -233,7 +238,7 @@ class Evaluation(Generic[V]):
         if name in self._open:
             raise self._error("formulas may not use each other in a circle", received=" -> ".join([*self._open, name]))
         self._open.append(name)
-        self.known[name] = self._walk(parse(self.formulas[name], self.file))
+        self.known[name] = self.arithmetic.named(self._walk(parse(self.formulas[name], self.file)))
         self._open.pop()
         return self.known[name]
 

@@ -52,7 +52,7 @@ class ProgramWalk(Generic[V]):
         name = self._stored.get(name, name)
         name = self._drawn.get(name, name)
         if name not in self.known:
-            self.known[name] = self._defined(name)
+            self.known[name] = self.arithmetic.named(self._defined(name))
         return self.known[name]
 
     def column_term(self, name: str) -> V:

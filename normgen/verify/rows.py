@@ -3,6 +3,7 @@
 normal       standard normal
 large_mean   mean 10^4 times the standard deviation (or 1 / (8 u) of a coarser dtype): breaks E[x²] - mean²
 some_mean    mean 2, 8 or 32 times the standard deviation: an error that may hide in a larger mean shows
+guarded_mean  mean 6.5 or 11 times the standard deviation: what a guard spares that is too weak
 near_level   50 with noise of a quarter unit roundoff: as stored, one element in a hundred is a step off
 sparse_steps 1000, one element in a hundred the next number of the dtype: mean/std is 2500 in bf16
 fine_noise   mean/std = 1 / (8 u) with u of the dtype: noise of a few steps between its numbers
@@ -21,6 +22,8 @@ nan          standard normal, one NaN
 tail         0 but for the last column: breaks masked tails
 stretch      0 but for 20 to 24 in a sixteenth of the columns, by turns, the last one first: what a kernel does to a
              part of the row alone shows, in exponentials too, as a sum of all columns has a wider bound
+ties         what lies in the middle between two e4m3 (by turns whole numbers), once divided by a power of two that is
+             the scale of each 32 columns: half a step either way, the even number is right
 masked       standard normal, some columns the lowest finite number of the dtype; every second row has nothing else
 """
 
@@ -64,6 +67,12 @@ def _large_mean(rng: np.random.Generator, rows: int, cols: int, dtype: DType) ->
 def _some_mean(rng: np.random.Generator, rows: int, cols: int, _: DType) -> Array:
     mean = 2.0 * 4.0 ** (np.arange(rows)[:, None] % 3) * rng.choice([-1.0, 1.0], (rows, 1))
     return np.asarray(rng.standard_normal((rows, cols)) + mean)
+
+
+def _guarded_mean(rng: np.random.Generator, rows: int, cols: int, _: DType) -> Array:
+    """About 8.2: the mean, its square and a sum of squares are just above powers of two, and rounded by most."""
+    deviation = 8.2 / np.where(np.arange(rows)[:, None] % 2, 11.0, 6.5)
+    return np.asarray((8.2 + deviation * rng.standard_normal((rows, cols))) * rng.choice([-1.0, 1.0], (rows, 1)))
 
 
 def _near_level(rng: np.random.Generator, rows: int, cols: int, dtype: DType) -> Array:
@@ -164,6 +173,15 @@ def _stretch(rng: np.random.Generator, rows: int, cols: int, _: DType) -> Array:
     return np.where(of_column == of_row, rng.uniform(20.0, 24.0, (rows, cols)), 0.0)
 
 
+def _ties(rng: np.random.Generator, rows: int, cols: int, _: DType) -> Array:
+    """By turns a scale of 1 and 2^-14, which is below a largest magnitude that is given."""
+    of_whole = np.arange(rows)[:, None] % 2 == 1
+    middles = rng.choice(np.arange(17.0, 32.0, 2.0), (rows, cols)) * 2.0 ** rng.integers(-6, 4, (rows, cols))
+    x = np.where(of_whole, rng.integers(0, 127, (rows, cols)) + 0.5, middles) * rng.choice([-1.0, 1.0], (rows, cols))
+    x[:, min(1, cols - 1) :: 32] = np.where(of_whole, 127.0, 448.0)  # beside the columns that a pivot is taken from
+    return np.asarray(x * np.where(np.arange(rows)[:, None] // 2 % 2 == 1, 2.0**-14, 1.0))
+
+
 def _masked(rng: np.random.Generator, rows: int, cols: int, dtype: DType) -> Array:
     x = rng.standard_normal((rows, cols))
     hidden = rng.random((rows, cols)) < rng.uniform(0.2, 0.9, (rows, 1))
@@ -175,6 +193,7 @@ DRAWS: dict[str, Draw] = {
     "normal": _normal,
     "large_mean": _large_mean,
     "some_mean": _some_mean,
+    "guarded_mean": _guarded_mean,
     "near_level": _near_level,
     "sparse_steps": _sparse_steps,
     "fine_noise": _level(1 / 8),
@@ -192,10 +211,12 @@ DRAWS: dict[str, Draw] = {
     "nan": _nan,
     "tail": _tail,
     "stretch": _stretch,
+    "ties": _ties,
     "masked": _masked,
 }
 ALL: tuple[str, ...] = tuple(DRAWS)
 NON_FINITE = ("inf", "nan")
+_POWER = "up to 2^"
 FAMILY_ROWS = 2 * len(ALL)  # two of every family
 
 
@@ -327,8 +348,7 @@ def draw_inputs(
     """
     pitches = pitches or {}
     for name in chosen:
-        if name not in DRAWS:
-            raise UsageError("unknown row family", received=name, hint=did_you_mean(name, DRAWS))
+        _draw_of(name)
     rng = np.random.default_rng([seed, problem.rows, problem.cols])
     order = [chosen[i] for i in rng.permutation(len(chosen))]
     of_row = tuple(order[i % len(order)] for i in range(problem.rows))
@@ -380,8 +400,25 @@ def draw_rows(of_row: tuple[str, ...], cols: int, dtype: DType, rng: np.random.G
     names = np.array(of_row)
     for name in dict.fromkeys(of_row):
         at = np.flatnonzero(names == name)
-        x[at] = DRAWS[name](rng, at.size, cols, dtype)
+        x[at] = _draw_of(name)(rng, at.size, cols, dtype)
     return x
+
+
+def as_large_as(exponent: int) -> str:
+    """The name of a family of rows of elements of this power of two: for `families.finite_to` alone."""
+    return f"{_POWER}{exponent}"
+
+
+def _draw_of(family: str) -> Draw:
+    """Raises UsageError for an unknown family of rows."""
+    if family in DRAWS:
+        return DRAWS[family]
+    if not family.startswith(_POWER):
+        raise UsageError("unknown row family", received=family, hint=did_you_mean(family, DRAWS))
+    largest = 2.0 ** int(family.removeprefix(_POWER))
+    over = 1 + 2.0**-10  # all are as large: the sums of such a row are the largest
+    signs = (-largest, largest)
+    return lambda rng, rows, cols, _: rng.uniform(1.0, over, (rows, cols)) * rng.choice(signs, (rows, cols))
 
 
 def _forward_values(

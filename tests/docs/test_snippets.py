@@ -11,8 +11,7 @@ import pytest
 
 from normgen.cpu import find_compiler
 from tests.mutation.cases import CASES
-from tests.mutation.classes import CLASSES
-from tests.mutation.mutants import all_sites, chosen
+from tests.mutation.mutants import CLASSES, all_sites, chosen
 from tests.mutation.package_changes import CHANGES
 
 from .pages import ROOT, Folder, blocks, run_page

@@ -16,6 +16,7 @@ from normgen.program.rewrites.reductions import applicable
 from normgen.program.source import problem_for, written_program
 from normgen.spec.reader import list_specs, load
 from normgen.verify import make_outputs
+from normgen.verify.bounded import within_cells
 from normgen.verify.check import Part
 from tests.codegen.executors import Built, CpuExecutor, new_workspace
 from tests.family.cases import H200, Case, by_hand, cases, expected, inputs_of
@@ -30,7 +31,7 @@ def wanted(case: Case) -> Iterator[tuple[Part, Array]]:
     values = by_hand(case.problem)
     for part in expected(case.problem, case.schedule).parts:
         with np.errstate(all="ignore"):
-            value = part.tensor.dtype.within(values[part.tensor.name])
+            value = within_cells(values[part.tensor.name], part.tensor.dtype)
         value = value.reshape(-1, part.want.shape[1])
         yield part, value if part.rows[0] < 0 else value[part.rows]
 
@@ -105,16 +106,9 @@ def test_the_texts_compile_for_a_gpu() -> None:
 
 
 def right_codes(part: Part, got: Array) -> Array:
-    """Whether each code is one between those of want - slack and want + slack: one code but near a rounding boundary.
-
-    slack is what the bound leaves without the rounding to the code: see `stored` of the error model.
-    """
-    dtype = part.tensor.dtype
+    """Whether each code is one between those of want - bound and want + bound: one but near a rounding boundary."""
+    dtype, ends = part.tensor.dtype, (part.want - part.bound, part.want + part.bound)
     with np.errstate(all="ignore"):
-        slack = part.bound - dtype.smallest_subnormal / 2 - dtype.unit_roundoff * np.abs(part.want)
-        slack = np.maximum(slack, 0) / (1 + dtype.unit_roundoff)
-        low, high, code = (
-            v.astype(np.float64) for v in (dtype.stored(part.want - slack), dtype.stored(part.want + slack), got)
-        )
+        low, high, code = (v.astype(np.float64) for v in (*map(dtype.stored, ends), got))
     is_nan = np.isnan(part.want)
     return np.where(is_nan, np.isnan(code), ((low <= code) & (code <= high)) | np.isinf(part.bound))

@@ -6,6 +6,7 @@ import random
 import re
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from normgen.cpu import build_many, find_compiler
@@ -21,6 +22,7 @@ from normgen.spec.reader import load
 from normgen.verify import default_families
 from tests.codegen.covering import Case, cover, pool
 from tests.codegen.kernels import IN_REGISTERS, KERNELS, Named, named
+from tests.mutation.cases import CASES
 from tests.verify import made
 
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler on this machine")
@@ -196,7 +198,7 @@ def test_no_address_space_for_far_rows_is_said_and_is_no_failure(monkeypatch: py
 
 def test_rows_that_no_sum_can_hold_and_elements_without_a_bound_are_said() -> None:
     check = check_on_cpu(NAMED["backward_clusters"].problem, NAMED["backward_clusters"].module())
-    assert "rows of inf, nan were not tried" in check.not_shown
+    assert "rows of inf were not tried" in check.not_shown  # of nan in calls of their own
     squares = made.spec("squares", {"y": "x * x * x"}, eps=None)
     problem = problem_for(squares, shape=(64, 96))
     schedule = NAMED["online"].schedule
@@ -248,3 +250,38 @@ def test_the_faults_that_are_planted_on_a_gpu_are_in_the_texts_of_today() -> Non
 
     missing = [fault for fault, (name, old, *_) in PLANTED.items() if old not in NAMED[name].module().text]
     assert not missing
+
+
+@pytest.mark.parametrize("name", ["guarded_lanes", "guarded_block"])
+def test_a_guard_that_spares_rows_of_six_deviations_is_wrong(name: str) -> None:
+    """Both passed when no family of rows, and no bound, told means of 6.5 deviations from those of 0.5."""
+    kernel = CASES[name]
+    module = kernel.module()
+    weak = replace(module, text=module.text.replace("- 0.75f *", "- 0.02f *"))
+    assert weak.text != module.text
+    assert check_on_cpu(kernel.problem, module, most_elements=1 << 16).ok
+    checked = check_on_cpu(kernel.problem, weak, most_elements=1 << 16)
+    assert not checked.ok
+    assert "guarded_mean" in checked.summary
+
+
+@pytest.mark.parametrize("name", ["atomic_in_order", "last_tile"])
+def test_a_nan_that_is_left_out_of_a_sum_over_rows_is_wrong(name: str) -> None:
+    kernel = CASES[name]
+    module = kernel.module()
+    text = re.sub(r"(const float dy_i =) (element\(.*\));", r"\1 \2 == \2 ? \2 : 0.0f;", module.text)
+    assert text != module.text
+    right = check_on_cpu(kernel.problem, module, most_elements=1 << 16)
+    assert right.ok
+    assert "ok with NaN and an infinity in dy" in right.summary
+    checked = check_on_cpu(kernel.problem, replace(module, text=text), most_elements=1 << 16)
+    assert checked.summary.startswith("WRONG with NaN and an infinity in dy"), checked.summary
+
+
+def test_a_call_with_nan_has_it_in_few_columns() -> None:
+    kernel = CASES["atomic_in_order"]
+    call = next(c for c in calls(kernel.problem, kernel.module(), sm_count=4) if c.not_finite == "dy")
+    inputs, _ = call.tensors(seed=0)
+    cols, last = kernel.problem.cols, call.problem.rows - 1
+    assert np.argwhere(np.isnan(inputs.arrays["dy"])).tolist() == [[last - 1, cols - 1], [last, cols // 2]]
+    assert np.argwhere(np.isinf(inputs.arrays["dy"])).tolist() == [[0, 0], [1, cols // 3]]

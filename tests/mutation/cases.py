@@ -85,6 +85,12 @@ CASES: dict[str, Named] = {
         team(64, 1, 8, params="prefetched", dependent_launch="start", row_order="descending", **HELD),
         stable_parameters=True,
     ),
+    # outputs that are exact in float32
+    "exact_sum": forward("add_rmsnorm", "4096x256", "bf16", team(32, 2, 8, **HELD)),
+    "exact_fp8": forward("quantize_to_fp8_group", "4096x256", "bf16", team(32, 2, 8, **HELD)),
+    "exact_int8": forward(
+        "quantize_to_int8_token", "4096x256", "f32", team(32, 2, 4, **HELD), without=["scale_ub"]
+    ),
     # how rows arrive
     "ahead_layernorm": forward("layernorm", "4096x256", "f32", team(32, 2, 4, **AHEAD)),
     "kept_layernorm": forward(

@@ -11,7 +11,6 @@ from typing import Any
 
 from tests.mutation.arguments import arguments
 from tests.mutation.cases import CASES
-from tests.mutation.classes import CLASSES
 from tests.mutation.kernel_run import (
     MOST_EQUIVALENT,
     WrongBaseline,
@@ -20,7 +19,7 @@ from tests.mutation.kernel_run import (
     share_equivalent,
     unused_arguments,
 )
-from tests.mutation.mutants import all_sites, chosen, sample
+from tests.mutation.mutants import CLASSES, all_sites, chosen, sample
 from tests.mutation.package_changes import CHANGES
 from tests.mutation.package_run import StaleChange, package_report, tried
 from tests.mutation.tables import kernel_report

@@ -12,8 +12,11 @@ from typing import Protocol, TypeVar
 
 from normgen.codegen.module import Module
 from tests.mutation.cases import CASES
-from tests.mutation.classes import CLASSES, MutationClass
+from tests.mutation.classes import CLASSES as OTHER_CLASSES
+from tests.mutation.classes import MutationClass
+from tests.mutation.rounding_classes import ROUNDING_CLASSES
 
+CLASSES = (*OTHER_CLASSES, *ROUNDING_CLASSES)
 QUOTA = 8  # mutants of a class
 _COMMENT = re.compile(r"//[^\n]*")
 

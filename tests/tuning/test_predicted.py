@@ -30,6 +30,7 @@ from normgen.tuning.candidate import Proposed
 from normgen.tuning.progress import Silent
 from normgen.tuning.run import Run, open_run
 from normgen.tuning.tuner import environment, tune
+from normgen.verify import FAMILY_ROWS
 
 H200 = TARGETS["h200"]
 PROBLEM = problem_for(load("layernorm"), shape="8x1024x768")
@@ -62,7 +63,10 @@ def test_the_winner_is_predicted_compiled_and_checked_on_the_cpu(run: Run) -> No
     assert records[0].verified.site.executor == "cpu"
     assert records[0].verified.calls > 5
     assert all(other.verified is None for other in records[1:])  # only the first was run
-    assert any(re.fullmatch(r"verified on the CPU executor at 42 rows and in \d+ other calls", n) for n in run.notes)
+    assert any(
+        re.fullmatch(rf"verified on the CPU executor at {FAMILY_ROWS} rows and in \d+ other calls", n)
+        for n in run.notes
+    )
     kept = read(run.candidates_path)
     assert not kept.damaged
     assert len(kept.records) + run.counts["same_code"] == 6

@@ -115,7 +115,7 @@ def test_correct_schedules_stay_inside_for_any_seed_and_cols(
 @pytest.mark.parametrize("add", list(SUMS))
 @pytest.mark.parametrize("cols", [7, 123, 768, 4097])
 def test_sum_of_squares_is_outside_on_large_mean_rows_in_f32(cols: int, add: str) -> None:
-    problem = made.forward(made.LAYERNORM, 44, cols)
+    problem = made.forward(made.LAYERNORM, 4 * len(ALL), cols)
     found = verdict(problem, lambda i: schedules.layernorm(i, 1e-5, "sum_of_squares", SUMS[add]))
     assert not found.ok
     for tensor in ("y", "rstd"):
@@ -123,7 +123,7 @@ def test_sum_of_squares_is_outside_on_large_mean_rows_in_f32(cols: int, add: str
         assert found.tensor(tensor).ratios["normal"] < 1
     first = found.tensor("y").first_bad
     assert first is not None
-    assert first.family in ("large_mean", "constant")
+    assert first.family in ("large_mean", "constant", "fine_noise", "step_noise")
 
 
 def test_a_known_chain_length_tells_sum_of_squares_apart_at_65536_cols() -> None:

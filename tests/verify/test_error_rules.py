@@ -40,11 +40,31 @@ def test_a_sum_that_may_overflow_on_its_way_has_no_bound(each: float, is_bounded
 
 
 @pytest.mark.parametrize("dtype", [BF16, F16], ids=str)
-def test_storing_rounds_once(dtype: DType) -> None:
-    u, least = dtype.unit_roundoff, dtype.smallest_subnormal / 2
-    assert stored(of(1.0), dtype).item() == pytest.approx(u + least)
-    grown = REARRANGED * 2.0**-12
-    assert stored(of(1.0, error=2.0**-12), dtype).item() == pytest.approx(grown + u * (1.0 + grown) + least)
+@pytest.mark.parametrize("value", [1.0, 1.25, 1.99])
+def test_storing_rounds_once_by_half_a_spacing_of_the_binade(dtype: DType, value: float) -> None:
+    u, held = dtype.unit_roundoff, float(np.float32(value))
+    assert stored(of(held), dtype).item() == pytest.approx(u)
+    assert stored(of(held, error=2.0**-12), dtype).item() == pytest.approx(REARRANGED * 2.0**-12 + u)
+
+
+def test_values_of_no_row_may_be_subtracted() -> None:
+    """A constant formula: max(1e30) - 1e30."""
+    found = Float32Error(cols=8).subtract(
+        Bounded(np.asarray(2.0), np.asarray(1e-6)), Bounded(np.asarray(1.0), np.asarray(1e-6))
+    )
+    assert found.common is None
+
+
+def test_what_the_terms_of_a_variance_have_in_common_counts_to_second_order() -> None:
+    """A mean that is off by 1e-4 moves 64 squares by 64e-8 together, not by 2e-4 each."""
+    x = np.random.default_rng(0).standard_normal((1, 64)).astype(np.float32).astype(np.float64)
+    mean = Bounded(x.mean(axis=1, keepdims=True), np.full((1, 1), 1e-4))
+    do = Float32Error(cols=64)
+    squares = do.power(do.subtract(Bounded(x), mean), 2)
+    found = do.reduce("sum", squares)
+    assert squares.error is not None
+    assert found.error is not None
+    assert found.error.item() < 0.1 * squares.error.sum()
 
 
 def test_a_float32_result_that_is_stored_is_not_rounded_again() -> None:

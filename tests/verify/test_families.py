@@ -10,8 +10,9 @@ import pytest
 from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
 from normgen.spec.spec import Spec
-from normgen.verify import ALL, check, default_families, make_inputs, make_outputs, prepare
-from tests.verify import made
+from normgen.verify import ALL, check, default_families, finite_to, make_inputs, make_outputs, prepare
+from normgen.verify.rows import as_large_as, draw_rows
+from tests.verify import made, schedules
 
 UNMASKED = tuple(name for name in ALL if name != "masked")
 FINITE = tuple(name for name in UNMASKED if name not in ("inf", "nan"))
@@ -76,3 +77,34 @@ def test_a_lost_normal_row_shows_in_the_sums_of_the_default_rows(op: Spec) -> No
     found = check(problem, inputs, outputs)
     assert all(found.tensor(part.tensor.name).bad > 4 for part in columns)
     assert np.isfinite(found.tensor(columns[0].tensor.name).max_ratio)
+
+
+@pytest.mark.parametrize(
+    ("op", "dtype", "ends"),
+    [
+        (made.LAYERNORM, "f32", ("x: 2^57",)),  # 4096 squares of 2^58 are 2^128
+        (made.RMSNORM, "bf16", ("x: 2^57",)),
+        (made.RMSNORM, "f16", ()),  # no f16 is that large
+        (made.ROW_SUM, "f32", ("x: 2^115",)),
+        (made.GATED, "f32", ("x: 2^57",)),
+    ],
+    ids=lambda given: getattr(given, "name", None),
+)
+def test_up_to_which_size_rows_are_finite_is_found_from_the_bounds(op: Spec, dtype: str, ends: tuple[str, ...]) -> None:
+    assert finite_to(problem_for(op, shape=(8, 4096), dtype=dtype)) == ends
+
+
+def test_up_to_that_size_all_schedules_are_finite_and_beyond_they_differ() -> None:
+    """Rows of 1e25 of a layernorm: 0 by two passes, NaN by a sum of squares that overflows."""
+    assert finite_to(problem_for(made.LAYERNORM, shape=(8, 4096))) == ("x: 2^57",)
+
+    def is_nan(exponent: int) -> dict[str, bool]:
+        rows = draw_rows((as_large_as(exponent),) * 4, 4096, problem.dtype, np.random.default_rng(0))
+        with np.errstate(all="ignore"):
+            given = {"x": rows.astype(np.float32), "weight": np.ones(1, np.float32), "bias": np.zeros(1, np.float32)}
+            run = {v: schedules.layernorm(given, 1e-5, v, schedules.lanes) for v in ("two_pass", "guarded", "shifted")}
+        return {name: bool(np.isnan(found["y"]).any()) for name, found in run.items()}
+
+    problem = problem_for(made.LAYERNORM, shape=(4, 4096))
+    assert not any(is_nan(57).values())
+    assert set(is_nan(83).values()) == {False, True}
