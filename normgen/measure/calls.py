@@ -1,8 +1,10 @@
 """The calls of a kernel that its check consists of: each choice a caller has, where it breaks careless kernels.
 
-A plain call has every family of rows. Each of the others differs from it in what it says, and has normal rows, which
+A plain call has every family of rows, and every scalar at its default; one more has them off it. Each of the others
+differs from it in what it says, and has normal rows, which
 are all different: a row that was skipped, taken twice or taken from a neighbour shows. But one: rows of a large mean
-alone, as rows that share a warp may decide together what to compute. The CPU executor and the GPU
+alone, as rows that share a warp may decide together what to compute. Further values of scalars, so many that every two
+of them meet (`verify/variations.py`), are dealt out to the calls that are made anyway. The CPU executor and the GPU
 make the same calls, but for what only one of them can do.
 """
 
@@ -20,13 +22,26 @@ from normgen.problem.question import Direction
 from normgen.problem.scales import ScaleLayout
 from normgen.program.source import kernel_problem
 from normgen.records.verified import Site, Verified
-from normgen.verify import Inputs, Outputs, Verdict, make_inputs, make_outputs
+from normgen.verify import (
+    Inputs,
+    Outputs,
+    Verdict,
+    families_of,
+    family_rows,
+    make_inputs,
+    make_outputs,
+    positive_parameters,
+    scalar_values,
+)
+from normgen.verify.variations import as_text, combinations, label_scalars, rows_modulo
 
 TRIPS = 9  # of a row loop: every slot of a ring is filled three times, as rings have at most 4
 PITCH_STEP = 32  # elements: own pitches differ by whole vectors of every width, so that alignments stay as promised
 FAR_ROWS = 17
 FAR = 1 << 31  # elements: more than an int counts
 MOST_ELEMENTS = 1 << 23  # of a call that needs many rows: some 3 s on the CPU executor
+DEALT_ELEMENTS = 1 << 17  # of a call that values of scalars are dealt out to: it is made in every check
+FEW_ELEMENTS = 1 << 14  # of a call with more rows than columns where no formula names rows: some 10 ms
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +55,8 @@ class Call:
     nulls     statistics that are passed as null
     order     other than 0: blocks and threads run in another order, where the executor picks it
     sm_count  of the device that a row loop's grid is made for
+    scalars   values of those that are not at their default
+    ends      family of the first and of the last row
     """
 
     says: str
@@ -49,6 +66,13 @@ class Call:
     pitches: Mapping[str, int] = field(default_factory=dict)
     nulls: tuple[str, ...] = ()
     order: int = 0
+    scalars: Mapping[str, float] = field(default_factory=dict)
+    ends: str = ""
+
+    @property
+    def title(self) -> str:
+        """What sets it apart, the values of scalars too: "at 1 row, eps=0.1"."""
+        return ", ".join([self.says, *(as_text(name, value) for name, value in self.scalars.items())])
 
     @property
     def is_far(self) -> bool:
@@ -63,7 +87,14 @@ class Call:
 
     def tensors(self, *, seed: int) -> tuple[Inputs, Outputs]:
         """What it runs on. Raises MemoryError when there is no address space for rows so far apart."""
-        inputs = make_inputs(self.problem, seed=seed, families=self.families, pitches=self.pitches)
+        inputs = make_inputs(
+            self.problem,
+            seed=seed,
+            families=self.families,
+            pitches=self.pitches,
+            scalars=self.scalars,
+            ends=self.ends,
+        )
         outputs = make_outputs(self.problem, seed=seed, pitches=self.pitches, nulls=self.nulls, inputs=inputs)
         return inputs, outputs
 
@@ -75,10 +106,46 @@ def taken(problem: Problem, module: Module) -> Problem:
     return full if full.present <= arguments else problem
 
 
-def calls(problem: Problem, module: Module, *, sm_count: int) -> Iterator[Call]:
-    """The calls besides plain ones, those that need most memory last."""
+def calls(
+    problem: Problem, module: Module, *, sm_count: int, scalars: Mapping[str, float] | None = None
+) -> Iterator[Call]:
+    """The calls besides plain ones, those that need most memory last; `scalars`: values to be checked, too."""
+    dealt = combinations(scalar_values(problem))
+    for values in filter(None, (scalars, *dealt[:1])):
+        full = problem.with_rows(family_rows(problem))
+        yield Call(says="with all families of rows", problem=full, sm_count=sm_count, scalars=values)
+    left = iter(dealt[1:])
+    far: list[Call] = []
+    plainest: Call | None = None  # that of most rows: it comes last
+    for call in _calls(problem, module, sm_count=sm_count):
+        is_dealt = call.families == _normal(problem) and 1 < call.problem.rows and call.elements <= DEALT_ELEMENTS
+        if call.is_far:
+            far.append(call)
+        elif is_dealt:
+            yield replace(call, scalars=next(left, {}))
+            plainest = call
+        else:
+            yield call
+    for values in left if plainest else ():
+        yield Call(
+            says=f"at {plainest.problem.rows} rows",
+            problem=plainest.problem,
+            sm_count=sm_count,
+            families=plainest.families,
+            scalars=values,
+        )
+    yield from far
+
+
+def _normal(problem: Problem) -> tuple[str, ...] | None:
+    """Rows that are all different; all families under a contract that leaves these out."""
     contract = problem.spec.accuracy_rows
-    normal = None if contract and "normal" not in contract else ("normal",)
+    return None if contract and "normal" not in contract else ("normal",)
+
+
+def _calls(problem: Problem, module: Module, *, sm_count: int) -> Iterator[Call]:
+    """Those that differ in sizes, pitches, pointers, grids, labels and order."""
+    normal = _normal(problem)
     launch = module.kernels[0].launch
     tile = launch.rows_per_block
 
@@ -92,6 +159,7 @@ def calls(problem: Problem, module: Module, *, sm_count: int) -> Iterator[Call]:
         nulls: tuple[str, ...] = (),
         order: int = 0,
         families: tuple[str, ...] | None = normal,
+        ends: str = "",
         rows_per_batch: int = 0,
     ) -> Call:
         pitch = cols + (problem.pitch - cols) % PITCH_STEP  # with the alignments of the problem's own
@@ -104,6 +172,7 @@ def calls(problem: Problem, module: Module, *, sm_count: int) -> Iterator[Call]:
             pitches=pitches or {},
             nulls=nulls,
             order=order,
+            ends=ends,
         )
 
     yield at(1, "at 1 row")
@@ -122,6 +191,11 @@ def calls(problem: Problem, module: Module, *, sm_count: int) -> Iterator[Call]:
         for per_batch in dict.fromkeys((1, tile + 1, ragged)):
             said = "with a batch for each row" if per_batch == 1 else f"with {per_batch} rows a batch"
             yield at(ragged, said, rows_per_batch=per_batch)
+    for family in _ignored(problem):
+        yield at(ragged, f"with {family} in all rows", families=(family,))
+        yield at(ragged, f"with {family} in the first and the last row", ends=family)
+    if rows := _rows_beyond_columns(problem):
+        yield at(rows, f"at {rows} rows, more than columns")
     pitched = _pitched(module)
     own = {name: _pitch(problem, name, ragged) + (i + 1) * PITCH_STEP for i, name in enumerate(pitched)}
     if own:
@@ -182,7 +256,7 @@ def together(made: Iterable[tuple[Call, Verdict | str | None]], site: Site) -> C
         if found is None:
             not_made.append(call.says)
         elif isinstance(found, str):
-            state = " ".join(filter(None, ("WRONG", call.says)))
+            state = " ".join(filter(None, ("WRONG", call.title)))
             summary = f"{state}: {call.problem}\n{found}"
             return Checked(rows=call.problem.rows, ok=False, summary=summary, error={})
         elif not found.ok:
@@ -193,7 +267,7 @@ def together(made: Iterable[tuple[Call, Verdict | str | None]], site: Site) -> C
             for t in found.tensors:
                 error[t.name] = max(error.get(t.name, 0.0), float(t.max_ratio))
     plain, verdict = [run for run in right if not run[0].says][-1]
-    lines = [verdict.summary(), *(f"  ok {call.says}" for call, _ in right if call.says)]
+    lines = [verdict.summary(), *(f"  ok {call.title}" for call, _ in right if call.says)]
     verified = _verified(right, verdict, site, not_made)
     lines += [f"  not shown: {said}" for said in verified.not_shown]
     return Checked(rows=plain.problem.rows, ok=True, summary="\n".join(lines), error=error, verified=verified)
@@ -202,6 +276,8 @@ def together(made: Iterable[tuple[Call, Verdict | str | None]], site: Site) -> C
 def _verified(right: Sequence[tuple[Call, Verdict]], plain: Verdict, site: Site, not_made: Sequence[str]) -> Verified:
     """What the right calls are recorded as; `plain` is the verdict on the one with every family of rows."""
     made = [call for call, _ in right]
+    seen = tuple(dict.fromkeys(text for _, verdict in right for text in verdict.seen))
+    unseen = dict.fromkeys(text for _, verdict in right for text in verdict.unseen)
     tensors = [tensor for _, verdict in right for tensor in verdict.tensors]
     return Verified(
         site=site,
@@ -217,7 +293,15 @@ def _verified(right: Sequence[tuple[Call, Verdict]], plain: Verdict, site: Site,
         left_out=plain.left_out,
         uncounted=plain.uncounted,
         not_made=tuple(not_made),
+        seen=seen,
+        unseen=(*(text for text in unseen if text not in seen), *_never_varied(plain.problem)),
     )
+
+
+def _never_varied(problem: Problem) -> list[str]:
+    """The scalars, by name, and the parameters' signs for which no other value was found at which rows stay finite."""
+    scalars = [name for name, values in scalar_values(problem).items() if not values]
+    return [*scalars, *(f"{name} of both signs" for name in positive_parameters(problem))]
 
 
 def _other_cols(problem: Problem, module: Module) -> list[int]:
@@ -229,6 +313,21 @@ def _other_cols(problem: Problem, module: Module) -> list[int]:
     whole = problem.spec.whole_cols
     wanted = (3, 40 * (launch.threads // launch.rows_per_block) + 3)
     return [cols for cols in (-(-n // whole) * whole for n in wanted) if cols < most]
+
+
+def _ignored(problem: Problem) -> list[str]:
+    """The families of rows whose label is the one that a scalar says."""
+    tensors = label_scalars(problem.spec, problem.tensors)
+    families = [f"{name} {scalar}" for name, scalars in tensors.items() for scalar in scalars]
+    return [family for family in families if family in families_of(problem)]
+
+
+def _rows_beyond_columns(problem: Problem) -> int:
+    """More rows than columns, and than twice what a formula takes row numbers modulo; 0: they need not be that many."""
+    modulus = rows_modulo(problem.spec)
+    if modulus is None and problem.cols**2 > FEW_ELEMENTS:  # no formula names rows: it costs more than it may show
+        return 0
+    return max(problem.cols, 2 * (modulus or 0)) + 1
 
 
 def finishing_loop(module: Module) -> tuple[int, int]:

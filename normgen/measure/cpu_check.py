@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +17,7 @@ from normgen.measure.calls import MOST_ELEMENTS, Call, Checked, calls, taken, to
 from normgen.measure.host_memory import require_memory
 from normgen.problem.problem import Problem
 from normgen.records.verified import CPU, Site
-from normgen.verify import FAMILY_ROWS, Verdict, check
+from normgen.verify import Verdict, check, effects, family_rows, pick_rows
 
 CPU_ELEMENTS = 1 << 15
 FIBER_ADDRESSES = 9 << 29  # the executor reserves 4 GiB of address space for the stacks of its largest cluster
@@ -43,13 +44,21 @@ def _require_memory(plain: list[Call]) -> None:
     require_memory(max(plain, key=lambda call: call.elements).problem, addresses=FIBER_ADDRESSES)
 
 
-def check_on_cpu(problem: Problem, module: Module, *, seed: int = 0, most_elements: int = MOST_ELEMENTS) -> Checked:
+def check_on_cpu(
+    problem: Problem,
+    module: Module,
+    *,
+    seed: int = 0,
+    most_elements: int = MOST_ELEMENTS,
+    scalars: Mapping[str, float] | None = None,
+) -> Checked:
     """Build the module's text and run it on the CPU: numerics, and every fault the executor knows.
 
     The number of rows is a run-time argument of the kernel, so a large problem is checked with fewer rows, enough
     for every row family and, when cols is small, for several blocks. One with fewer rows than that is checked
     with its own number first and then with enough for every family. The other calls follow (`calls`), but for
     those of more than `most_elements`; the first that is wrong is the last.
+    `scalars` are values that are checked besides those that every check has.
     Raises UsageError when plain calls do not fit the memory, CompileError when the host compiler refuses the text.
     """
     _require_memory(_plain_calls(problem))
@@ -65,14 +74,15 @@ def check_on_cpu(problem: Problem, module: Module, *, seed: int = 0, most_elemen
                 raise
             return None
 
-    made = ((call, run(call)) for call in (*plain, *calls(problem, module, sm_count=CPU_SMS)))
+    made = ((call, run(call)) for call in (*plain, *calls(problem, module, sm_count=CPU_SMS, scalars=scalars)))
     compiler = require_compiler().version
     return together(made, Site(executor=CPU, device=platform.machine(), version=compiler))
 
 
 def _plain_calls(problem: Problem) -> list[Call]:
-    enough = max(FAMILY_ROWS, CPU_ELEMENTS // problem.cols)
-    rows = [problem.rows, FAMILY_ROWS] if problem.rows < FAMILY_ROWS else [min(problem.rows, enough)]
+    least = family_rows(problem)
+    enough = max(least, CPU_ELEMENTS // problem.cols)
+    rows = [problem.rows, least] if problem.rows < least else [min(problem.rows, enough)]
     return [Call(says="", problem=problem.with_rows(n), sm_count=CPU_SMS) for n in rows]
 
 
@@ -99,5 +109,7 @@ def _run(program: Program, call: Call, seed: int) -> Verdict | str:
         return "\n".join(str(fault) for fault in run.faults)
     if workspace[:zeroed].any():
         return "the workspace is left unfit for the next call"
-    rows = max(FAMILY_ROWS, CPU_ELEMENTS // problem.cols)
-    return replace(check(problem, inputs, outputs, rows=rows), call=call.says)
+    rows = max(family_rows(problem), CPU_ELEMENTS // problem.cols)
+    found = effects(problem, inputs, pick_rows(inputs.families, rows, seed=inputs.seed))
+    verdict = check(problem, inputs, outputs, rows=rows)
+    return replace(verdict, call=call.title, seen=found.seen, unseen=found.unseen)

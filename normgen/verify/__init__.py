@@ -16,8 +16,16 @@ from normgen.verify.check import (
     prepare,
 )
 from normgen.verify.derivative_proof import Slope, prove, proven_program
+from normgen.verify.effects import Effects, effects
 from normgen.verify.error_model import Float32Error
-from normgen.verify.families import default_families, make_inputs
+from normgen.verify.families import (
+    default_families,
+    families_of,
+    family_rows,
+    make_inputs,
+    positive_parameters,
+    scalar_values,
+)
 from normgen.verify.interpret import finite_difference_check, interpret
 from normgen.verify.reference import BACKWARD_FORMULAS, has_reference, reference, register
 from normgen.verify.rows import ALL, FAMILY_ROWS, Buffer, Inputs, Outputs, allocate, make_outputs
@@ -31,6 +39,7 @@ __all__ = [
     "BadElement",
     "Bounded",
     "Buffer",
+    "Effects",
     "Expectation",
     "Float32Error",
     "Inputs",
@@ -41,6 +50,9 @@ __all__ = [
     "allocate",
     "check",
     "default_families",
+    "effects",
+    "families_of",
+    "family_rows",
     "finite_difference_check",
     "has_reference",
     "interpret",
@@ -49,10 +61,12 @@ __all__ = [
     "make_outputs",
     "pick_rows",
     "pick_slabs",
+    "positive_parameters",
     "prepare",
     "prove",
     "prove_derivative",
     "proven_program",
     "reference",
     "register",
+    "scalar_values",
 ]

@@ -65,7 +65,7 @@ from normgen.verify.interpret import (
     spread_over_rows,
 )
 from normgen.verify.program_walk import ProgramWalk, V
-from normgen.verify.rows import draw_tensor, of_rows
+from normgen.verify.rows import Pen, of_rows
 
 ROWS, COLS = 7, 33
 ROWS_PER_BATCH = 3  # the last batch is shorter
@@ -191,8 +191,9 @@ def _draw(problem: Problem, rng: np.random.Generator, *, sign: int) -> dict[str,
     uses = [TensorUse(name=t.name, kind=t.kind, dtype=F32, is_written=False, group=t.group) for t in read]
     uses += [t for t in problem.tensors if t.name in {f"d{o.name}" for o in spec.outputs}]
     inputs = {t.name for t in read if t.kind.by_row}
+    pen = Pen(problem=problem, of_row=("normal",) * problem.rows, rng=rng, positive=[use.name for use in uses])
     for use in uses:
-        value = draw_tensor(use, problem, ("normal",) * problem.rows, rng)
+        value = pen.draw(use)
         value = sign * (np.abs(value) + 0.5) if sign and use.name in inputs else value
         value = of_rows(value, use, problem, rows) if use.kind.by_batch or use.kind.is_spread else value
         drawn[use.name] = _on_grid(value.reshape(use.kind.broadcast_shape(problem.rows, problem.cols)))

@@ -8,6 +8,10 @@ would not see a normal row that is lost. A spec's accuracy contract says the sam
 
 Masked rows, the lowest finite number of the dtype, are for formulas that take a row's maximum, as a softmax does: in
 any other its squares and sums overflow.
+
+Then come the rows in which another input is at an extreme (`variations`); which of them a sum over rows can hold is
+found in the same way. So are the values of scalars, and whether parameters may be negative: where rows are not finite
+that are so at the defaults, the formula is not meant for such values.
 """
 
 from __future__ import annotations
@@ -19,14 +23,19 @@ from functools import cache
 import numpy as np
 
 from normgen.problem.problem import Problem
+from normgen.problem.tensors import tensors_in_place
 from normgen.spec.formula import Call, Expression, children, parse_formula
-from normgen.verify.check import column_parts
+from normgen.spec.spec import Spec
+from normgen.verify.check import Part, column_parts, prepare
 from normgen.verify.error_model import stored
-from normgen.verify.rows import ALL, NON_FINITE, Inputs, draw_inputs
+from normgen.verify.interpret import Array
+from normgen.verify.rows import ALL, FAMILY_ROWS, NON_FINITE, Inputs, draw_inputs
 from normgen.verify.sources import is_derived
+from normgen.verify.variations import HIDDEN, ORDINARY, candidates, extremes, is_covered
 
 SAMPLE_ROWS = 4
 LARGEST_COLS = 1024  # of the sample: 0.1 s
+SMALL_COLS = 48  # of the sample that tells whether values of scalars and parameters have a bound
 
 
 def make_inputs(
@@ -35,13 +44,41 @@ def make_inputs(
     seed: int = 0,
     families: tuple[str, ...] | None = None,
     pitches: Mapping[str, int] | None = None,
+    scalars: Mapping[str, float] | None = None,
+    ends: str = "",
 ) -> Inputs:
-    """`draw_inputs` of the chosen families, by default `default_families`."""
+    """`draw_inputs` of the chosen families, by default all `families_of` the problem."""
+    more = {"seed": seed, "pitches": pitches, "scalars": scalars, "ends": ends, "positive": positive_parameters(problem)}
     if families is not None:
-        return draw_inputs(problem, families, seed=seed, pitches=pitches)
-    chosen = default_families(problem)
-    left_out = tuple(name for name in fitting_families(problem) if name not in chosen)
-    return replace(draw_inputs(problem, chosen, seed=seed, pitches=pitches), left_out=left_out)
+        return draw_inputs(problem, families, **more)
+    chosen = families_of(problem)
+    fitting = (*fitting_families(problem), *_extremes(problem))
+    left_out = tuple(name for name in fitting if name not in chosen)
+    return replace(draw_inputs(problem, chosen, **more), left_out=left_out)
+
+
+def families_of(problem: Problem) -> tuple[str, ...]:
+    """The families of rows of a check: of the first input, then those with another input at an extreme."""
+    return (*default_families(problem), *extreme_families(problem))
+
+
+def family_rows(problem: Problem) -> int:
+    """Rows with two of every family, and no fewer than a problem of one input has."""
+    return max(FAMILY_ROWS, 2 * len(families_of(problem)))
+
+
+def extreme_families(problem: Problem) -> tuple[str, ...]:
+    """The rows with another input at an extreme that a sum over rows, if there is one, can hold."""
+    found = _extremes(problem)
+    if not found or not problem.sums_rows:
+        return found
+    found = tuple(name for name in found if name.partition(" ")[2] != HIDDEN and is_covered(problem, name))
+    hiding = _hiding(_sample(problem), found)
+    return tuple(name for name in found if name not in hiding)
+
+
+def _extremes(problem: Problem) -> tuple[str, ...]:
+    return extremes(problem, takes_maximum=_has_maximum(problem.spec))
 
 
 def default_families(problem: Problem) -> tuple[str, ...]:
@@ -53,13 +90,17 @@ def default_families(problem: Problem) -> tuple[str, ...]:
     if problem.spec.accuracy_rows:
         return tuple(name for name in finite if name in problem.spec.accuracy_rows)
     hides = is_derived(problem) or problem.totals
-    return tuple(name for name in finite if name not in _hiding(_sample(problem))) if hides else finite
+    return tuple(name for name in finite if name not in _hiding(_sample(problem), finite)) if hides else finite
 
 
 def fitting_families(problem: Problem) -> tuple[str, ...]:
     """All rows, masked ones only where a formula takes the row's maximum."""
-    has_maximum = any(_takes_maximum(parse_formula(formula.text)) for formula in problem.spec.formulas)
-    return tuple(name for name in ALL if has_maximum or name != "masked")
+    return tuple(name for name in ALL if name != "masked" or _has_maximum(problem.spec))
+
+
+@cache
+def _has_maximum(spec: Spec) -> bool:
+    return any(_takes_maximum(parse_formula(formula.text)) for formula in spec.formulas)
 
 
 def _takes_maximum(tree: Expression) -> bool:
@@ -72,18 +113,90 @@ def _sample(problem: Problem) -> Problem:
 
 
 @cache
-def _hiding(problem: Problem) -> frozenset[str]:
-    """Families whose rows hide a normal row in some column output."""
-    normal = column_parts(problem, draw_inputs(problem, ("normal",)))
+def _hiding(problem: Problem, families: tuple[str, ...]) -> frozenset[str]:
+    """Those families whose rows hide a normal row in some column output."""
+    positive = positive_parameters(problem)
+    normal = column_parts(problem, draw_inputs(problem, (ORDINARY,), positive=positive))
     told = {name: part.size > 0 for name, part in normal.items()}  # of columns that add anything at all
     seen = {n: float(np.median(part.size[told[n]])) / SAMPLE_ROWS for n, part in normal.items() if told[n].any()}
     found = set()
-    for family in fitting_families(problem):
-        if family in ("normal", *NON_FINITE):
+    for family in families:
+        if family in (ORDINARY, *NON_FINITE):
             continue
-        parts = column_parts(problem, draw_inputs(problem, (family,)))
+        parts = column_parts(problem, draw_inputs(problem, (family,), positive=positive))
         for name, part in parts.items():
             bound = stored(part.bounded(SAMPLE_ROWS), problem.tensor(name).dtype)
             if name in seen and not np.median(bound[told[name]]) < seen[name]:
                 found.add(family)
     return frozenset(found)
+
+
+def scalar_values(problem: Problem) -> dict[str, tuple[float, ...]]:
+    """The further values of each scalar that the reference depends on, its default not among them.
+
+    Without ranges in the spec those at which every family of rows stays finite; there may be none.
+    """
+    return dict(_scalar_values(_small(problem)))
+
+
+def positive_parameters(problem: Problem) -> tuple[str, ...]:
+    """The parameters whose signs are not varied, as the formula has no value at 0 or below."""
+    return _positive(_small(problem))
+
+
+def _small(problem: Problem) -> Problem:
+    """A few rows and columns of the same formulas."""
+    whole = problem.spec.whole_cols
+    cols = min(problem.cols, max(1, SMALL_COLS // whole) * whole)
+    small = replace(problem, rows=SAMPLE_ROWS, rows_per_batch=min(1, problem.rows_per_batch), cols=cols, pitch=cols)
+    tensors = tensors_in_place(problem.tensors, {})
+    return replace(small, tensors=tensors, accumulate=False, deterministic=False, stable_parameters=False)
+
+
+@cache
+def _scalar_values(problem: Problem) -> tuple[tuple[str, tuple[float, ...]], ...]:
+    positive, ranges = positive_parameters(problem), dict(problem.spec.scalar_ranges)
+    families = tuple(f for f in (*fitting_families(problem), *_extremes(problem)) if f not in NON_FINITE)
+    problem = problem.with_rows(len(families))
+    drawn = draw_inputs(problem, families, positive=positive)  # saved values are those of the default in every case
+    usual = _Bounds(problem, drawn)
+    found = []
+    for name, values in candidates(problem).items():
+        others = {v: _Bounds(problem, replace(drawn, scalars=drawn.scalars | {name: v})) for v in values}
+        if any(usual.differs_from(other) for other in others.values()):  # else no element depends on it
+            kept = values if name in ranges else tuple(v for v, other in others.items() if usual.kept_by(other))
+            found.append((name, kept))
+    return tuple(found)
+
+
+@cache
+def _positive(problem: Problem) -> tuple[str, ...]:
+    signed = [t.name for t in problem.tensors if not t.is_written and not t.dtype.is_integer and not t.kind.by_row]
+    usual = _Bounds(problem, draw_inputs(problem, (ORDINARY,), positive=signed))
+    if usual.kept_by(_Bounds(problem, draw_inputs(problem, (ORDINARY,)))):
+        return ()
+    others = ([other for other in signed if other != name] for name in signed)
+    drawn = [_Bounds(problem, draw_inputs(problem, (ORDINARY,), positive=rest)) for rest in others]
+    return tuple(name for name, bounds in zip(signed, drawn, strict=True) if not usual.kept_by(bounds))
+
+
+class _Bounds:
+    """What the reference says of all rows: in what share of a row's elements it is finite, in what share of all bounded.
+
+    Shares of finite elements are those of each written tensor, row by row.
+    """
+
+    def __init__(self, problem: Problem, inputs: Inputs) -> None:
+        with np.errstate(all="ignore"):
+            self.parts: tuple[Part, ...] = prepare(problem, inputs).parts
+        self.finite = [np.isfinite(part.want).mean(axis=1) for part in self.parts]
+        told = sum(int((np.isfinite(part.want) & (part.bound < np.inf)).sum()) for part in self.parts)
+        self.bounded = told / max(1, sum(part.want.size for part in self.parts))
+
+    def kept_by(self, other: _Bounds) -> bool:
+        """Whether no row loses most of its values, nor all rows most of their bounds."""
+        is_finite = (bool(np.all(b >= a / 2)) for a, b in zip(self.finite, other.finite, strict=True))
+        return other.bounded >= self.bounded / 2 and all(is_finite)
+
+    def differs_from(self, other: _Bounds) -> bool:
+        return any(not np.array_equal(a.want, b.want, equal_nan=True) for a, b in zip(self.parts, other.parts, strict=True))
