@@ -1,11 +1,11 @@
 """The calls of a kernel that its check consists of: each choice a caller has, where it breaks careless kernels.
 
-A plain call has every family of rows, and every scalar at its default; one more has them off it. Each of the others
-differs from it in what it says, and has normal rows, which
-are all different: a row that was skipped, taken twice or taken from a neighbour shows. But one: rows of a large mean
-alone, as rows that share a warp may decide together what to compute. Further values of scalars, so many that every two
-of them meet (`verify/variations.py`), are dealt out to the calls that are made anyway. The CPU executor and the GPU
-make the same calls, but for what only one of them can do.
+A plain call has every family of rows, and every scalar at its default; two or three more have them off it, so that
+each value meets every family. Each of the others differs from it in what it says, and has normal rows, which are all
+different: a row that was skipped, taken twice or taken from a neighbour shows. But one: rows of a large mean alone, as
+rows that share a warp may decide together what to compute. What is left of the pairs of scalars' values
+(`verify/varied/values.py`) is dealt out to these calls. The CPU executor and the GPU make the same calls, but for what only
+one of them can do.
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ from normgen.verify import (
     Inputs,
     Outputs,
     Verdict,
-    families_of,
+    families_apart,
     family_rows,
     make_inputs,
     make_outputs,
-    positive_parameters,
+    parameters,
     scalar_values,
+    signed_parameters,
 )
-from normgen.verify.variations import as_text, combinations, label_scalars, rows_modulo
+from normgen.verify.varied.values import as_text, combinations, label_scalars, rows_modulo
 
 TRIPS = 9  # of a row loop: every slot of a ring is filled three times, as rings have at most 4
 PITCH_STEP = 32  # elements: own pitches differ by whole vectors of every width, so that alignments stay as promised
@@ -94,6 +95,7 @@ class Call:
             pitches=self.pitches,
             scalars=self.scalars,
             ends=self.ends,
+            signed=signed_parameters(self.problem),
         )
         outputs = make_outputs(self.problem, seed=seed, pitches=self.pitches, nulls=self.nulls, inputs=inputs)
         return inputs, outputs
@@ -110,11 +112,12 @@ def calls(
     problem: Problem, module: Module, *, sm_count: int, scalars: Mapping[str, float] | None = None
 ) -> Iterator[Call]:
     """The calls besides plain ones, those that need most memory last; `scalars`: values to be checked, too."""
-    dealt = combinations(scalar_values(problem))
-    for values in filter(None, (scalars, *dealt[:1])):
+    found = scalar_values(problem)
+    dealt, whole = combinations(found), max(map(len, found.values()), default=0)
+    for values in filter(None, (scalars, *dealt[:whole])):  # among them every value of every scalar
         full = problem.with_rows(family_rows(problem))
         yield Call(says="with all families of rows", problem=full, sm_count=sm_count, scalars=values)
-    left = iter(dealt[1:])
+    left = iter(dealt[whole:])
     far: list[Call] = []
     plainest: Call | None = None  # that of most rows: it comes last
     for call in _calls(problem, module, sm_count=sm_count):
@@ -192,8 +195,11 @@ def _calls(problem: Problem, module: Module, *, sm_count: int) -> Iterator[Call]
             said = "with a batch for each row" if per_batch == 1 else f"with {per_batch} rows a batch"
             yield at(ragged, said, rows_per_batch=per_batch)
     for family in _ignored(problem):
-        yield at(ragged, f"with {family} in all rows", families=(family,))
+        yield at(ragged, f"with {family} in every row", families=(family,))
         yield at(ragged, f"with {family} in the first and the last row", ends=family)
+    for group in families_apart(problem):
+        said = f"with {group[0]} in every row" if len(group) == 1 else "with other inputs at extremes"
+        yield at(max(ragged, 2 * len(group)), said, families=group)
     if rows := _rows_beyond_columns(problem):
         yield at(rows, f"at {rows} rows, more than columns")
     pitched = _pitched(module)
@@ -301,7 +307,8 @@ def _verified(right: Sequence[tuple[Call, Verdict]], plain: Verdict, site: Site,
 def _never_varied(problem: Problem) -> list[str]:
     """The scalars, by name, and the parameters' signs for which no other value was found at which rows stay finite."""
     scalars = [name for name, values in scalar_values(problem).items() if not values]
-    return [*scalars, *(f"{name} of both signs" for name in positive_parameters(problem))]
+    signed = signed_parameters(problem)
+    return [*scalars, *(f"the sign of {name}" for name in parameters(problem) if name not in signed)]
 
 
 def _other_cols(problem: Problem, module: Module) -> list[int]:
@@ -318,8 +325,7 @@ def _other_cols(problem: Problem, module: Module) -> list[int]:
 def _ignored(problem: Problem) -> list[str]:
     """The families of rows whose label is the one that a scalar says."""
     tensors = label_scalars(problem.spec, problem.tensors)
-    families = [f"{name} {scalar}" for name, scalars in tensors.items() for scalar in scalars]
-    return [family for family in families if family in families_of(problem)]
+    return [f"{name} {scalar}" for name, scalars in tensors.items() for scalar in scalars]
 
 
 def _rows_beyond_columns(problem: Problem) -> int:

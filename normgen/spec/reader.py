@@ -330,7 +330,11 @@ class _Reader:
             if not isinstance(entry, dict) or "ranges" not in entry:
                 continue
             path, listed = ("scalars", name), entry["ranges"]
-            if not isinstance(listed, list) or not listed or not all(isinstance(r, list) and len(r) == 2 for r in listed):
+            if (
+                not isinstance(listed, list)
+                or not listed
+                or not all(isinstance(r, list) and len(r) == 2 for r in listed)
+            ):
                 hint = "eps = { default = 1e-6, ranges = [[0, 1e-3]] }"
                 rule = "'ranges' is a list of [least, largest]"
                 raise self.error(rule, path, received=repr(listed), hint=hint)

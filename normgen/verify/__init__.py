@@ -16,15 +16,17 @@ from normgen.verify.check import (
     prepare,
 )
 from normgen.verify.derivative_proof import Slope, prove, proven_program
-from normgen.verify.effects import Effects, effects
+from normgen.verify.varied.effects import Effects, effects
 from normgen.verify.error_model import Float32Error
 from normgen.verify.families import (
     default_families,
+    families_apart,
     families_of,
     family_rows,
     make_inputs,
-    positive_parameters,
+    parameters,
     scalar_values,
+    signed_parameters,
 )
 from normgen.verify.interpret import finite_difference_check, interpret
 from normgen.verify.reference import BACKWARD_FORMULAS, has_reference, reference, register
@@ -51,6 +53,7 @@ __all__ = [
     "check",
     "default_families",
     "effects",
+    "families_apart",
     "families_of",
     "family_rows",
     "finite_difference_check",
@@ -59,9 +62,9 @@ __all__ = [
     "longest_chain",
     "make_inputs",
     "make_outputs",
+    "parameters",
     "pick_rows",
     "pick_slabs",
-    "positive_parameters",
     "prepare",
     "prove",
     "prove_derivative",
@@ -69,4 +72,5 @@ __all__ = [
     "reference",
     "register",
     "scalar_values",
+    "signed_parameters",
 ]

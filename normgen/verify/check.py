@@ -22,7 +22,7 @@ from normgen.verify.program_walk import Walk
 from normgen.verify.reference import has_reference, reference
 from normgen.verify.rows import Inputs, Outputs, of_rows
 from normgen.verify.sources import Formulas, OpenWalk, walk_opener
-from normgen.verify.variations import is_covered
+from normgen.verify.varied.values import is_covered
 from normgen.verify.verdict import BadElement, TensorVerdict, Verdict
 
 BLOCK_ELEMENTS = 1 << 16  # 0.5 MB a float64 temporary: a block's temporaries stay in the L2 cache

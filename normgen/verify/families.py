@@ -9,14 +9,14 @@ would not see a normal row that is lost. A spec's accuracy contract says the sam
 Masked rows, the lowest finite number of the dtype, are for formulas that take a row's maximum, as a softmax does: in
 any other its squares and sums overflow.
 
-Then come the rows in which another input is at an extreme (`variations`); which of them a sum over rows can hold is
+Then come the rows in which another input is at an extreme (`varied/values.py`); which of them a sum over rows can hold is
 found in the same way. So are the values of scalars, and whether parameters may be negative: where rows are not finite
 that are so at the defaults, the formula is not meant for such values.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import cache
 
@@ -31,7 +31,7 @@ from normgen.verify.error_model import stored
 from normgen.verify.interpret import Array
 from normgen.verify.rows import ALL, FAMILY_ROWS, NON_FINITE, Inputs, draw_inputs
 from normgen.verify.sources import is_derived
-from normgen.verify.variations import HIDDEN, ORDINARY, candidates, extremes, is_covered
+from normgen.verify.varied.values import HIDDEN, ORDINARY, candidates, extremes, is_covered
 
 SAMPLE_ROWS = 4
 LARGEST_COLS = 1024  # of the sample: 0.1 s
@@ -46,35 +46,42 @@ def make_inputs(
     pitches: Mapping[str, int] | None = None,
     scalars: Mapping[str, float] | None = None,
     ends: str = "",
+    signed: Collection[str] = (),
 ) -> Inputs:
-    """`draw_inputs` of the chosen families, by default all `families_of` the problem."""
-    more = {"seed": seed, "pitches": pitches, "scalars": scalars, "ends": ends, "positive": positive_parameters(problem)}
-    if families is not None:
-        return draw_inputs(problem, families, **more)
-    chosen = families_of(problem)
-    fitting = (*fitting_families(problem), *_extremes(problem))
-    left_out = tuple(name for name in fitting if name not in chosen)
-    return replace(draw_inputs(problem, chosen, **more), left_out=left_out)
+    """`draw_inputs` of the chosen families; by default of all `families_of` the problem, with `signed_parameters`."""
+    chosen, left_out = families, ()
+    if chosen is None:
+        chosen, signed = families_of(problem), signed or signed_parameters(problem)
+        left_out = tuple(name for name in fitting_families(problem) if name not in chosen)
+    drawn = draw_inputs(problem, chosen, seed=seed, pitches=pitches, scalars=scalars, ends=ends, signed=signed)
+    return replace(drawn, left_out=left_out)
 
 
 def families_of(problem: Problem) -> tuple[str, ...]:
-    """The families of rows of a check: of the first input, then those with another input at an extreme."""
-    return (*default_families(problem), *extreme_families(problem))
+    """The families of rows of a plain call: of the first input, then those with another input at an extreme.
+
+    The latter not where rows are summed: their size would widen the bound of the sum for all others.
+    """
+    return (*default_families(problem), *(() if problem.sums_rows else _extremes(problem)))
+
+
+def families_apart(problem: Problem) -> list[tuple[str, ...]]:
+    """Of a sum over rows, the families with another input at an extreme, for calls of their own.
+
+    Those that can stand in one sum come first, together; each of the others is alone.
+    """
+    found = tuple(name for name in _extremes(problem) if is_covered(problem, name)) if problem.sums_rows else ()
+    if not found:
+        return []
+    hiding = _hiding(_sample(problem), found)
+    alone = [name for name in found if name in hiding or name.partition(" ")[2] == HIDDEN]
+    together = tuple(name for name in found if name not in alone)
+    return [*([together] if together else []), *((name,) for name in alone)]
 
 
 def family_rows(problem: Problem) -> int:
     """Rows with two of every family, and no fewer than a problem of one input has."""
     return max(FAMILY_ROWS, 2 * len(families_of(problem)))
-
-
-def extreme_families(problem: Problem) -> tuple[str, ...]:
-    """The rows with another input at an extreme that a sum over rows, if there is one, can hold."""
-    found = _extremes(problem)
-    if not found or not problem.sums_rows:
-        return found
-    found = tuple(name for name in found if name.partition(" ")[2] != HIDDEN and is_covered(problem, name))
-    hiding = _hiding(_sample(problem), found)
-    return tuple(name for name in found if name not in hiding)
 
 
 def _extremes(problem: Problem) -> tuple[str, ...]:
@@ -115,15 +122,15 @@ def _sample(problem: Problem) -> Problem:
 @cache
 def _hiding(problem: Problem, families: tuple[str, ...]) -> frozenset[str]:
     """Those families whose rows hide a normal row in some column output."""
-    positive = positive_parameters(problem)
-    normal = column_parts(problem, draw_inputs(problem, (ORDINARY,), positive=positive))
+    signed = signed_parameters(problem)
+    normal = column_parts(problem, draw_inputs(problem, (ORDINARY,), signed=signed))
     told = {name: part.size > 0 for name, part in normal.items()}  # of columns that add anything at all
     seen = {n: float(np.median(part.size[told[n]])) / SAMPLE_ROWS for n, part in normal.items() if told[n].any()}
     found = set()
     for family in families:
         if family in (ORDINARY, *NON_FINITE):
             continue
-        parts = column_parts(problem, draw_inputs(problem, (family,), positive=positive))
+        parts = column_parts(problem, draw_inputs(problem, (family,), signed=signed))
         for name, part in parts.items():
             bound = stored(part.bounded(SAMPLE_ROWS), problem.tensor(name).dtype)
             if name in seen and not np.median(bound[told[name]]) < seen[name]:
@@ -139,9 +146,15 @@ def scalar_values(problem: Problem) -> dict[str, tuple[float, ...]]:
     return dict(_scalar_values(_small(problem)))
 
 
-def positive_parameters(problem: Problem) -> tuple[str, ...]:
-    """The parameters whose signs are not varied, as the formula has no value at 0 or below."""
-    return _positive(_small(problem))
+def signed_parameters(problem: Problem) -> tuple[str, ...]:
+    """The parameters and numbers on the device that may be negative: rows stay finite."""
+    return _signed(_small(problem))
+
+
+def parameters(problem: Problem) -> tuple[str, ...]:
+    """What is read and the same for every row, or for those of a batch, and no whole number."""
+    read = (t for t in problem.tensors if not t.is_written and not t.kind.by_row)
+    return tuple(t.name for t in read if not t.dtype.is_integer)
 
 
 def _small(problem: Problem) -> Problem:
@@ -155,10 +168,10 @@ def _small(problem: Problem) -> Problem:
 
 @cache
 def _scalar_values(problem: Problem) -> tuple[tuple[str, tuple[float, ...]], ...]:
-    positive, ranges = positive_parameters(problem), dict(problem.spec.scalar_ranges)
+    signed, ranges = signed_parameters(problem), dict(problem.spec.scalar_ranges)
     families = tuple(f for f in (*fitting_families(problem), *_extremes(problem)) if f not in NON_FINITE)
     problem = problem.with_rows(len(families))
-    drawn = draw_inputs(problem, families, positive=positive)  # saved values are those of the default in every case
+    drawn = draw_inputs(problem, families, signed=signed)  # saved values are those of the default in every case
     usual = _Bounds(problem, drawn)
     found = []
     for name, values in candidates(problem).items():
@@ -170,14 +183,15 @@ def _scalar_values(problem: Problem) -> tuple[tuple[str, tuple[float, ...]], ...
 
 
 @cache
-def _positive(problem: Problem) -> tuple[str, ...]:
-    signed = [t.name for t in problem.tensors if not t.is_written and not t.dtype.is_integer and not t.kind.by_row]
-    usual = _Bounds(problem, draw_inputs(problem, (ORDINARY,), positive=signed))
-    if usual.kept_by(_Bounds(problem, draw_inputs(problem, (ORDINARY,)))):
+def _signed(problem: Problem) -> tuple[str, ...]:
+    names = parameters(problem)
+    if not names:
         return ()
-    others = ([other for other in signed if other != name] for name in signed)
-    drawn = [_Bounds(problem, draw_inputs(problem, (ORDINARY,), positive=rest)) for rest in others]
-    return tuple(name for name, bounds in zip(signed, drawn, strict=True) if not usual.kept_by(bounds))
+    usual = _Bounds(problem, draw_inputs(problem, (ORDINARY,)))
+    if usual.kept_by(_Bounds(problem, draw_inputs(problem, (ORDINARY,), signed=names))):
+        return names
+    alone = {name: _Bounds(problem, draw_inputs(problem, (ORDINARY,), signed=(name,))) for name in names}
+    return tuple(name for name, bounds in alone.items() if usual.kept_by(bounds))
 
 
 class _Bounds:
@@ -199,4 +213,6 @@ class _Bounds:
         return other.bounded >= self.bounded / 2 and all(is_finite)
 
     def differs_from(self, other: _Bounds) -> bool:
-        return any(not np.array_equal(a.want, b.want, equal_nan=True) for a, b in zip(self.parts, other.parts, strict=True))
+        return any(
+            not np.array_equal(a.want, b.want, equal_nan=True) for a, b in zip(self.parts, other.parts, strict=True)
+        )

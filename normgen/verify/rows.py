@@ -44,7 +44,7 @@ from normgen.problem.tensors import TensorUse
 from normgen.spec.spec import Role
 from normgen.verify.interpret import Array, drawn, interpret, seeds_of
 from normgen.verify.reference import has_reference, reference
-from normgen.verify.variations import ORDINARY, draw_extreme, in_columns, of_tensor, sign_of_call
+from normgen.verify.varied.values import ORDINARY, draw_extreme, in_columns, of_tensor, sign_of_call
 
 Stored = NDArray[Any]
 Draw = Callable[[np.random.Generator, int, int, DType], Array]
@@ -233,7 +233,7 @@ class Inputs:
     families: tuple[str, ...]  # the family of each row
     left_out: tuple[str, ...] = ()  # families that a sum over rows could not hold, or its contract leaves out
     scalars: dict[str, float]  # as float32 holds them
-    positive: tuple[str, ...] = ()  # parameters whose signs are not varied
+    signed: tuple[str, ...] = ()  # parameters that are of both signs, 0 and 1
     numbers: NDArray[np.intp] | None = None  # of the rows in the launch, where these are some of its rows
     buffers: dict[str, Buffer]
 
@@ -322,14 +322,14 @@ def draw_inputs(
     pitches: Mapping[str, int] | None = None,
     scalars: Mapping[str, float] | None = None,
     ends: str = "",
-    positive: Collection[str] = (),
+    signed: Collection[str] = (),
 ) -> Inputs:
     """Every read tensor of the problem, in its stored dtype, pitch and alignment.
 
     The rows of the spec's first input cycle through the `chosen` families, in an order that the seed picks; in one of
-    another input (`variations.extremes`) the first one's are normal. Other
-    elem inputs and dy are standard normal, parameters 1 + 0.2 N and, named bias or with `absent` = 0, 0.2 N, some
-    columns negated, 0 or 1 but for the `positive` ones; whole
+    another input (`varied.values.extremes`) the first one's are normal. Other
+    elem inputs and dy are standard normal, parameters 1 + 0.2 N and, named bias or with `absent` = 0, 0.2 N,
+    of the `signed` ones some columns negated, 0 or 1; whole
     numbers of 8 bits are any, others the number of a column or -1. In a
     backward problem saved statistics and saved outputs come from the float64 forward, rounded to their dtype.
     `pitches` are those of tensors that do not have the problem's, `scalars` the values of those not at their default,
@@ -348,7 +348,7 @@ def draw_inputs(
         of_row = (ends,) if len(of_row) == 1 else (ends, *of_row[1:-1], ends)
     given = {**dict(problem.spec.scalars), **(scalars or {})}
     values_of = {name: float(np.float32(value)) for name, value in given.items()}
-    pen = Pen(problem=problem, of_row=of_row, scalars=values_of, rng=rng, positive=positive)
+    pen = Pen(problem=problem, of_row=of_row, scalars=values_of, rng=rng, signed=signed)
     made: dict[str, Buffer] = {}
     saved: list[TensorUse] = []
     for tensor in problem.tensors:
@@ -363,7 +363,7 @@ def draw_inputs(
         made |= {t.name: _fill(t, problem, values[t.name], pitches.get(t.name)) for t in saved}
     in_order = {t.name: made[t.name] for t in problem.tensors if not t.is_written}
     return Inputs(
-        problem=problem, seed=seed, families=of_row, scalars=values_of, positive=tuple(positive), buffers=in_order
+        problem=problem, seed=seed, families=of_row, scalars=values_of, signed=tuple(signed), buffers=in_order
     )
 
 
@@ -380,7 +380,7 @@ class Pen:
     of_row: tuple[str, ...]
     scalars: Mapping[str, float] = field(default_factory=dict)
     rng: np.random.Generator
-    positive: Collection[str] = ()  # parameters whose signs are not varied
+    signed: Collection[str] = ()  # parameters that are of both signs, 0 and 1
 
     def draw(self, tensor: TensorUse) -> Array:
         problem, rng = self.problem, self.rng
@@ -400,14 +400,16 @@ class Pen:
         problem, rng = self.problem, self.rng
         shape = problem.shape_of(tensor)
         if tensor.dtype.is_integer:
-            low, high = (tensor.dtype.least, tensor.dtype.largest) if tensor.dtype.bytes == 1 else (-1, problem.cols - 1)
+            low, high = (
+                (tensor.dtype.least, tensor.dtype.largest) if tensor.dtype.bytes == 1 else (-1, problem.cols - 1)
+            )
             return rng.integers(int(low), int(high), shape, endpoint=True).astype(np.float64)
         if tensor.kind.within_row and not tensor.kind.by_row:
             declared = next((t for t in problem.spec.tensors if t.name == tensor.name), None)
             centre = 0.0 if tensor.name == "bias" or (declared is not None and declared.absent in ("0", "0.0")) else 1.0
             values = centre + 0.2 * rng.standard_normal(shape)
-            return values if tensor.name in self.positive else in_columns(values, rng)
-        if not shape and tensor.name not in self.positive:
+            return in_columns(values, rng) if tensor.name in self.signed else values
+        if not shape and tensor.name in self.signed:
             return sign_of_call(problem) * np.abs(rng.standard_normal(1))
         return rng.standard_normal(shape or (1,))
 

@@ -219,19 +219,20 @@ def _others(default: float) -> tuple[float, ...]:
 def combinations(values: Mapping[str, tuple[float, ...]]) -> list[dict[str, float]]:
     """Values of scalars, call by call; a default is left out.
 
-    Every value is in some call, and every two of two scalars' defaults and first two values are in one. The first call
-    has no scalar at its default. A scalar that has no further value stays at it.
+    Every value is in one of the first, the n-th of which has the n-th value of each scalar; every two of two scalars'
+    defaults and first two values are in some call. A scalar that has no further value stays at its default.
     """
     levels: dict[str, tuple[float | None, ...]] = {name: (*found, None) for name, found in values.items() if found}
-    singles = [{name: value} for name, found in levels.items() for value in found]
     paired = {name: (*found[:-1][:2], None) for name, found in levels.items()}
     both = [{a: x, b: y} for a, b in pairs(levels, 2) for x, y in product(paired[a], paired[b])]
-    left = dict.fromkeys(met for one in (*singles, *both) for met in _met(one))
-    for met in _met(dict.fromkeys(levels)):  # the call with every scalar at its default
-        left.pop(met, None)
-    chosen: list[dict[str, float | None]] = []
+    count = max((len(found) - 1 for found in levels.values()), default=0)
+    chosen = [{name: found[n % (len(found) - 1)] for name, found in levels.items()} for n in range(count)]
+    left = dict.fromkeys(met for one in both for met in _met(one))
+    for one in (dict.fromkeys(levels), *chosen):  # the plain call has every scalar at its default
+        for met in _met(one):
+            left.pop(met, None)
     while left:
-        here: dict[str, float | None] = dict(next(iter(left))) if chosen else {n: v[0] for n, v in levels.items()}
+        here = dict(next(iter(left)))
         for name, found in levels.items():
             if name not in here:
                 news = [(len([met for met in _met(here | {name: value}) if met in left]), value) for value in found]

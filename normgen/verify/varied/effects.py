@@ -17,7 +17,7 @@ from normgen.problem.problem import Problem
 from normgen.problem.tensors import TensorUse
 from normgen.verify.rows import Inputs, Pen
 from normgen.verify.check import row_parts
-from normgen.verify.variations import as_text, of_tensor
+from normgen.verify.varied.values import as_text, of_tensor
 
 FIRST_ROWS = 6  # most values change every row
 
@@ -31,7 +31,7 @@ class Effects:
 
 
 def effects(problem: Problem, inputs: Inputs, rows: NDArray[np.intp]) -> Effects:
-    """Of the scalars that are not at their default, and of the families of other inputs than the first."""
+    """Of the scalars that are not at their default; with all at it, of the families of other inputs than the first."""
     found: dict[str, bool] = {}
     if len(rows):
         for name, default in problem.spec.scalars:
@@ -41,7 +41,7 @@ def effects(problem: Problem, inputs: Inputs, rows: NDArray[np.intp]) -> Effects
                 found[as_text(name, inputs.scalars[name])] = any(
                     bool(_changed(problem, inputs, others, part).any()) for part in _first_and_others(inputs, rows)
                 )
-        for tensor in problem.tensors:
+        for tensor in () if found else problem.tensors:
             found |= _of_tensor(problem, inputs, tensor, rows)
     return Effects(
         seen=tuple(text for text, is_seen in found.items() if is_seen),
@@ -70,7 +70,7 @@ def _of_tensor(problem: Problem, inputs: Inputs, tensor: TensorUse, rows: NDArra
         return {}
     at = np.sort(np.concatenate([part for _, part in varied]))
     rng = np.random.default_rng([inputs.seed, 3])
-    pen = Pen(problem=problem, of_row=inputs.families, rng=rng, positive=inputs.positive)
+    pen = Pen(problem=problem, of_row=inputs.families, rng=rng, signed=inputs.signed)
     buffer = inputs.buffers[tensor.name]
     array = buffer.array.copy()
     array[at] = tensor.dtype.stored(pen.ordinary(tensor)[at])
