@@ -22,7 +22,7 @@ def read_problem(options: dict[str, Any]) -> Problem:
 def read_scalars(spec: Spec, words: Sequence[str]) -> dict[str, float]:
     """Values of scalars from `eps=1e-3` words.
 
-    Raises UsageError for a name that is no scalar, no number of float32, and one outside the ranges that the spec gives.
+    Raises UsageError for a name that is no scalar, no number of float32, and one outside the ranges of the spec.
     """
     defaults, found = dict(spec.scalars), {}
     for name, text in parse_pairs(" ".join(words)).items():

@@ -4,8 +4,8 @@ A plain call has every family of rows, and every scalar at its default; two or t
 each value meets every family. Each of the others differs from it in what it says, and has normal rows, which are all
 different: a row that was skipped, taken twice or taken from a neighbour shows. But one: rows of a large mean alone, as
 rows that share a warp may decide together what to compute. What is left of the pairs of scalars' values
-(`verify/varied/values.py`) is dealt out to these calls. The CPU executor and the GPU make the same calls, but for what only
-one of them can do.
+(`verify/varied/values.py`) is dealt out to these calls. The CPU executor and the GPU make the same calls, but for what
+only one of them can do.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def calls(
     far: list[Call] = []
     plainest: Call | None = None  # that of most rows: it comes last
     for call in _calls(problem, module, sm_count=sm_count):
-        is_dealt = call.families == _normal(problem) and 1 < call.problem.rows and call.elements <= DEALT_ELEMENTS
+        is_dealt = call.families == _normal(problem) and call.problem.rows > 1 and call.elements <= DEALT_ELEMENTS
         if call.is_far:
             far.append(call)
         elif is_dealt:

@@ -16,7 +16,6 @@ from normgen.verify.check import (
     prepare,
 )
 from normgen.verify.derivative_proof import Slope, prove, proven_program
-from normgen.verify.varied.effects import Effects, effects
 from normgen.verify.error_model import Float32Error
 from normgen.verify.families import (
     default_families,
@@ -32,6 +31,7 @@ from normgen.verify.interpret import finite_difference_check, interpret
 from normgen.verify.reference import BACKWARD_FORMULAS, has_reference, reference, register
 from normgen.verify.rows import ALL, FAMILY_ROWS, Buffer, Inputs, Outputs, allocate, make_outputs
 from normgen.verify.sources import prove_derivative
+from normgen.verify.varied.effects import Effects, effects
 from normgen.verify.verdict import BadElement, TensorVerdict, Verdict
 
 __all__ = [

@@ -9,8 +9,8 @@ would not see a normal row that is lost. A spec's accuracy contract says the sam
 Masked rows, the lowest finite number of the dtype, are for formulas that take a row's maximum, as a softmax does: in
 any other its squares and sums overflow.
 
-Then come the rows in which another input is at an extreme (`varied/values.py`); which of them a sum over rows can hold is
-found in the same way. So are the values of scalars, and whether parameters may be negative: where rows are not finite
+Then come the rows in which another input is at an extreme (`varied/values.py`), in calls of their own where rows are
+summed. The values of scalars, and whether parameters may be negative, are found here too: where rows are not finite
 that are so at the defaults, the formula is not meant for such values.
 """
 
@@ -23,12 +23,13 @@ from functools import cache
 import numpy as np
 
 from normgen.problem.problem import Problem
+from normgen.problem.question import Direction
 from normgen.problem.tensors import tensors_in_place
 from normgen.spec.formula import Call, Expression, children, parse_formula
 from normgen.spec.spec import Spec
 from normgen.verify.check import Part, column_parts, prepare
+from normgen.verify.derivative_proof import proven_program
 from normgen.verify.error_model import stored
-from normgen.verify.interpret import Array
 from normgen.verify.rows import ALL, FAMILY_ROWS, NON_FINITE, Inputs, draw_inputs
 from normgen.verify.sources import is_derived
 from normgen.verify.varied.values import HIDDEN, ORDINARY, candidates, extremes, is_covered
@@ -173,10 +174,13 @@ def _scalar_values(problem: Problem) -> tuple[tuple[str, tuple[float, ...]], ...
     problem = problem.with_rows(len(families))
     drawn = draw_inputs(problem, families, signed=signed)  # saved values are those of the default in every case
     usual = _Bounds(problem, drawn)
+    read = dict(problem.spec.scalars)  # a spec has no scalar that no output depends on
+    if problem.direction is Direction.BACKWARD:
+        read = dict.fromkeys(proven_program(problem).scalars, 0.0) if is_derived(problem) else {}
     found = []
     for name, values in candidates(problem).items():
         others = {v: _Bounds(problem, replace(drawn, scalars=drawn.scalars | {name: v})) for v in values}
-        if any(usual.differs_from(other) for other in others.values()):  # else no element depends on it
+        if name in read or any(usual.differs_from(other) for other in others.values()):
             kept = values if name in ranges else tuple(v for v, other in others.items() if usual.kept_by(other))
             found.append((name, kept))
     return tuple(found)
@@ -195,10 +199,7 @@ def _signed(problem: Problem) -> tuple[str, ...]:
 
 
 class _Bounds:
-    """What the reference says of all rows: in what share of a row's elements it is finite, in what share of all bounded.
-
-    Shares of finite elements are those of each written tensor, row by row.
-    """
+    """What the reference says of all rows: the share of finite elements of each, and of bounded elements of all."""
 
     def __init__(self, problem: Problem, inputs: Inputs) -> None:
         with np.errstate(all="ignore"):

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from normgen.problem.problem import Problem
 from normgen.problem.tensors import TensorUse
-from normgen.verify.rows import Inputs, Pen
 from normgen.verify.check import row_parts
+from normgen.verify.rows import Inputs, Pen
 from normgen.verify.varied.values import as_text, of_tensor
 
 FIRST_ROWS = 6  # most values change every row
@@ -80,7 +80,7 @@ def _of_tensor(problem: Problem, inputs: Inputs, tensor: TensorUse, rows: NDArra
 
 
 def _changed(problem: Problem, inputs: Inputs, others: Inputs, rows: NDArray[np.intp]) -> NDArray[np.bool_]:
-    """[len(rows)]: in which of these rows some element differs; where there are sums over rows alone, in all or none."""
+    """[len(rows)]: in which of these rows some element differs; of sums over rows alone, in all or none."""
     changed = np.zeros(len(rows), dtype=bool)
     both = zip(row_parts(problem, inputs, rows), row_parts(problem, others, rows), strict=True)
     with np.errstate(all="ignore"):

@@ -4,8 +4,8 @@ A *variation* is one value of one thing that a caller chooses. Each thing varies
 
 * Another input, a label and a gradient that comes in vary **by row**. A family of rows "residual zeros" has normal rows
   of the first input and zeros in `residual`; all other inputs are ordinary, so that each is alone at an extreme.
-* A parameter varies **by column**: of one tensor some columns are negative, some 0, some 1 (`in_columns`); one number on
-  the device varies by call, with the sign of `sign_of_call`.
+* A parameter varies **by column**: of one tensor some columns are negative, some 0, some 1 (`in_columns`); one number
+  on the device varies by call, with the sign of `sign_of_call`.
 * A run-time scalar varies **by call**. `combinations` covers every pair of two scalars' values, the default among them,
   in few calls: the first has all scalars off their defaults and every family of rows; the others are dealt out to the
   calls that a check makes anyway (`measure/calls.py`).
@@ -37,7 +37,7 @@ Draw = Callable[[np.random.Generator, int, int, DType], Array]
 THIRTY = 30.0  # exp(-30) is lost beside 1 in float32, and a sigmoid or a tanh of it is 0 or 1
 ORDINARY = "normal"  # the family of the first input in rows where another one is at an extreme
 TINY_DEFAULT = 0.01  # a default below it keeps from 0: an eps
-LARGE_SCALARS = (0.1, 1e-3)  # of such a scalar: what changes rows of a variance of 1, and what bf16 does not round off
+LARGE_SCALARS = (0.1, 8.0)  # of such a scalar: what changes rows of a variance of 1, and more than any of their elements
 APART = 1 / 32  # the values of the n-th scalar are larger by n times this share: no two scalars are ever equal
 
 
@@ -80,6 +80,18 @@ EXTREMES_ARE: dict[str, str] = {
     "zero_or_one": "exactly 0 or 1 in each column",
     HIDDEN: "-inf in some columns, where a formula takes the row's maximum",
 }
+PARAMETERS_ARE = ("as usual", "negative", "exactly 0", "exactly 1")
+NOT_VARIED = (
+    "two inputs at an extreme in one row: each is there while the others are ordinary",
+    "every pair of a scalar's value and a number of rows, a pitch or a grid: values of scalars are dealt out to calls",
+    "pairs of values of three or more scalars with one another, but for those of a call",
+    "a scalar to where rows are not finite that are so at its default, unless its spec gives ranges; a verdict names a "
+    "scalar that has no other value, and every value on which no element depended",
+    "every number of columns: a kernel of fixed columns is checked at these, one of any columns at three lengths",
+    "rows in number above columns where no formula names row numbers and the columns are more than 128",
+    "scalars, labels and other inputs for each candidate of a tune: a candidate has one call with its scalars at their "
+    "defaults and every family of rows, a finalist has all calls",
+)
 INDICES: dict[str, Callable[[int], float]] = {
     "-1": lambda _: -1.0,
     "0": lambda _: 0.0,
