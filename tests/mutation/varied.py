@@ -41,7 +41,12 @@ VARIED_CASES: dict[str, Named] = {
 }
 
 SCALARS = ("eps", "limit", "alpha", "shift", "p", "scale", "label_smoothing", "z_loss", "ignore_index", "amax_min")
-READ = rf"(?<!float )(?<!const )(?<![\w.&*]\[)\b({'|'.join(SCALARS)})\b(?![\w\[(]| =)"
+SHARES = ("p",)  # of 1
+POSITIVE = ("eps", "amax_min")  # below 0 no row of zeros has a value
+READ, READ_OF_ANY_SIGN, READ_OF_ANY_SIZE = (
+    rf"(?<!float )(?<!const )\b({'|'.join(n for n in SCALARS if n not in left_out)})\b(?![\w\[(]| =)"
+    for left_out in ((), POSITIVE, SHARES)
+)
 OTHERS = "residual2?|z|up|spec_mask|dy|dh|target"
 OTHER = rf"(const float (?:{OTHERS})_i = )(element\([^;]*\));"
 PARAMETER = r"(const float (?:weight|bias|x_bias|spec_scale|shift|scale)_i = )(element\([^;]*\));"
@@ -52,7 +57,7 @@ ON_DEVICE = r"(= )((?:grad_scale|scale|scale_ub|alpha)\[0\])(?=;)"
 @functools.cache
 def _scalars(text: str) -> dict[str, float]:
     """The scalars of the kernel's operation that are its arguments, with their defaults."""
-    (name, *_), = re.findall(r"\n(\w+?)_(fwd|bwd)_\w+\(\n", text)[:1]
+    ((name, *_),) = re.findall(r"\n(\w+?)_(fwd|bwd)_\w+\(\n", text)[:1]
     return {n: value for n, value in load(name).scalars if re.search(rf"float {n}\b[,)]", text)}
 
 
@@ -76,8 +81,8 @@ C = functools.partial(MutationClass)
 VARIED: tuple[MutationClass, ...] = (
     C("scalar_default", "a scalar's default in its place", READ, scalar("{1}")),
     C("scalar_doubled", "twice a scalar", READ, scalar("(2.0f * {0})")),
-    C("scalar_absolute", "a scalar without its sign", READ, scalar("fabsf({0})")),
-    C("scalar_at_most_1", "a scalar that is cut at 1", READ, scalar("fminf({0}, 1.0f)")),
+    C("scalar_absolute", "a scalar without its sign", READ_OF_ANY_SIGN, scalar("fabsf({0})")),
+    C("scalar_at_most_1", "a scalar that is cut at 1", READ_OF_ANY_SIZE, scalar("fminf({0}, 1.0f)")),
     C("scalar_whole", "a scalar cut to a whole number", READ, scalar("static_cast<float>(static_cast<int>({0}))")),
     C("scalar_near_default", "a scalar at most half off its default", READ,
       scalar("fminf(fmaxf({0}, {1} - 0.5f * fabsf({1})), {1} + 0.5f * fabsf({1}))")),
@@ -95,8 +100,8 @@ VARIED: tuple[MutationClass, ...] = (
     C("ignored_low", "labels up to the ignored one are ignored", r"row_label != ignore_index",
       "row_label > ignore_index"),
     C("ignored_inverted", "the other rows are ignored", r"row_label != ignore_index", "row_label == ignore_index"),
-    C("label_upper_word", "the upper word of a label is dropped", LABEL, r"\1fmodf(\2, 4294967296.0f);"),
-    C("label_of_16_bits", "a label of 16 bits", LABEL, r"\1fmodf(\2, 65536.0f);"),
+    C("label_upper_word", "the upper word of a label is dropped", LABEL, r"\1static_cast<float>(static_cast<int>(static_cast<long long>(\2)));"),
+    C("label_of_16_bits", "a label of 16 bits", LABEL, r"\1static_cast<float>(static_cast<short>(static_cast<long long>(\2)));"),
     C("label_cut", "a label behind the last column is the last column", LABEL, r"\1fminf(\2, kCols - 1.0f);"),
     C("label_from_0", "a negative label is column 0", LABEL, r"\1fmaxf(\2, 0.0f);"),
     C("label_absolute", "a label without its sign", LABEL, r"\1fabsf(\2);"),

@@ -28,7 +28,7 @@ from normgen.dtypes import F32, DType
 from normgen.problem.problem import Problem
 from normgen.problem.question import Direction
 from normgen.problem.tensors import TensorUse
-from normgen.spec.formula import Binary, Call, Expression, Name, Number, children, nodes, parse_formula
+from normgen.spec.formula import Binary, Call, Expression, Name, Number, nodes, parse_formula
 from normgen.spec.functions import CONDITIONS
 from normgen.spec.spec import Spec
 from normgen.verify.interpret import Array
@@ -37,7 +37,7 @@ Draw = Callable[[np.random.Generator, int, int, DType], Array]
 THIRTY = 30.0  # exp(-30) is lost beside 1 in float32, and a sigmoid or a tanh of it is 0 or 1
 ORDINARY = "normal"  # the family of the first input in rows where another one is at an extreme
 TINY_DEFAULT = 0.01  # a default below it keeps from 0: an eps
-LARGE_SCALARS = (0.1, 8.0)  # of such a scalar: what changes rows of a variance of 1, and more than any of their elements
+LARGE_SCALARS = (0.1, 8.0)  # of such a scalar: what changes rows of a variance of 1, and more than their elements
 APART = 1 / 32  # the values of the n-th scalar are larger by n times this share: no two scalars are ever equal
 
 
@@ -220,7 +220,7 @@ def candidates(problem: Problem) -> dict[str, tuple[float, ...]]:
 def _others(default: float) -> tuple[float, ...]:
     size, sign = abs(default), math.copysign(1.0, default)
     if size == 0:
-        return (0.1, -0.1)
+        return 0.1, -0.1, 1.5
     if size < TINY_DEFAULT:
         return tuple(sign * value for value in LARGE_SCALARS)
     if size < 1:
@@ -268,13 +268,9 @@ def rows_modulo(spec: Spec) -> int | None:
             found = found or 0
         for node in nodes(tree):
             match node:
-                case Binary(operator="%", left=left, right=Number(value=value)) if _names_row(left):
+                case Binary(operator="%", left=Name(name="row"), right=Number(value=value)):
                     found = max(found or 0, math.ceil(value))
     return found
-
-
-def _names_row(tree: Expression) -> bool:
-    return (isinstance(tree, Name) and tree.name == "row") or any(map(_names_row, children(tree)))
 
 
 def as_text(name: str, value: float) -> str:
