@@ -214,6 +214,7 @@ def test_the_faults_that_are_planted_on_a_gpu_are_in_the_texts_of_today() -> Non
     assert not missing
 
 
+LOWER_WORD = "static_cast<float>(static_cast<int>(static_cast<long long>(row_value(&label[valid_row]))))"
 # One wrong line for each kind of thing that a caller may vary: at the defaults, with ordinary inputs, they are right.
 ORDINARILY_RIGHT = {
     "the default for a scalar": ("layernorm", {}, "rsqrtf(eps + ", "rsqrtf(1e-5f + ", "eps=0.1"),
@@ -224,7 +225,7 @@ ORDINARILY_RIGHT = {
         "cross_entropy", {}, "row_is_counted != 0.0f ?", "true ?", "label ignore_index",
     ),
     "the upper word of a label": (
-        "cross_entropy", {}, "row_value(&label[valid_row])", "static_cast<float>(static_cast<int>(static_cast<long long>(row_value(&label[valid_row]))))",
+        "cross_entropy", {}, "row_value(&label[valid_row])", LOWER_WORD,
         "label 2^40",
     ),
     "a weight without its sign": ("layernorm", {}, "element(weight_vec, i)", "fabsf(element(weight_vec, i))", "y:"),

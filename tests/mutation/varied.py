@@ -10,7 +10,7 @@ import re
 
 from normgen.spec.reader import load
 from tests.codegen.kernels import Named, named
-from tests.mutation.classes import MutationClass
+from tests.mutation.classes import MutationClass, Rewrite
 
 TEAM = {"threads_per_row": 32, "rows_per_block": 4, "vector": 2}
 HELD = {**TEAM, "hold": "registers", "unroll": 0}
@@ -61,7 +61,7 @@ def _scalars(text: str) -> dict[str, float]:
     return {n: value for n, value in load(name).scalars if re.search(rf"float {n}\b[,)]", text)}
 
 
-def scalar(template: str):  # type: ignore[no-untyped-def]
+def scalar(template: str) -> Rewrite:
     """A rewrite of the places that read a scalar: `{0}` is its name, `{1}` its default."""
 
     def rewritten(match: re.Match[str]) -> str:
@@ -77,7 +77,12 @@ def other_scalar(match: re.Match[str]) -> str:
     return names[(names.index(match[1]) + 1) % len(names)] if match[1] in names else match[0]
 
 
-C = functools.partial(MutationClass)
+def cut_to(word: str) -> str:
+    """The lower bits of a label."""
+    return rf"\1static_cast<float>(static_cast<{word}>(static_cast<long long>(\2)));"
+
+
+C = MutationClass
 VARIED: tuple[MutationClass, ...] = (
     C("scalar_default", "a scalar's default in its place", READ, scalar("{1}")),
     C("scalar_doubled", "twice a scalar", READ, scalar("(2.0f * {0})")),
@@ -100,8 +105,8 @@ VARIED: tuple[MutationClass, ...] = (
     C("ignored_low", "labels up to the ignored one are ignored", r"row_label != ignore_index",
       "row_label > ignore_index"),
     C("ignored_inverted", "the other rows are ignored", r"row_label != ignore_index", "row_label == ignore_index"),
-    C("label_upper_word", "the upper word of a label is dropped", LABEL, r"\1static_cast<float>(static_cast<int>(static_cast<long long>(\2)));"),
-    C("label_of_16_bits", "a label of 16 bits", LABEL, r"\1static_cast<float>(static_cast<short>(static_cast<long long>(\2)));"),
+    C("label_upper_word", "the upper word of a label is dropped", LABEL, cut_to("int")),
+    C("label_of_16_bits", "a label of 16 bits", LABEL, cut_to("short")),
     C("label_cut", "a label behind the last column is the last column", LABEL, r"\1fminf(\2, kCols - 1.0f);"),
     C("label_from_0", "a negative label is column 0", LABEL, r"\1fmaxf(\2, 0.0f);"),
     C("label_absolute", "a label without its sign", LABEL, r"\1fabsf(\2);"),

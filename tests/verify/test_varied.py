@@ -1,4 +1,4 @@
-"""What a caller may vary is varied: each value is drawn as it says, meets others, and is told where it shows nothing."""
+"""What a caller may vary is varied: a value is drawn as it says, meets the others, and is told where it shows nothing."""
 
 from __future__ import annotations
 
