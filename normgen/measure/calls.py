@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 
 from normgen.codegen.columns.last_tile import LAST_TILE_IN_FLIGHT
 from normgen.codegen.columns.partials import FINISH_IN_FLIGHT
@@ -119,24 +120,18 @@ def calls(
         yield Call(says="with all families of rows", problem=full, sm_count=sm_count, scalars=values)
     left = iter(dealt[whole:])
     far: list[Call] = []
-    plainest: Call | None = None  # that of most rows: it comes last
+    plain: list[Call] = []
     for call in _calls(problem, module, sm_count=sm_count):
         is_dealt = call.families == _normal(problem) and call.problem.rows > 1 and call.elements <= DEALT_ELEMENTS
         if call.is_far:
             far.append(call)
         elif is_dealt:
             yield replace(call, scalars=next(left, {}))
-            plainest = call
+            plain.append(call)
         else:
             yield call
-    for values in left if plainest else ():
-        yield Call(
-            says=f"at {plainest.problem.rows} rows",
-            problem=plainest.problem,
-            sm_count=sm_count,
-            families=plainest.families,
-            scalars=values,
-        )
+    for values, call in product(left, plain[-1:]):  # that of most rows comes last
+        yield replace(call, says=f"at {call.problem.rows} rows", scalars=values, order=0)
     yield from far
 
 

@@ -30,7 +30,7 @@ def varied_part(_: Path) -> str:
 
 def _operations() -> str:
     """The values of scalars, and the families of rows beside those of the first input, of every forward operation."""
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for name, file in sorted(list_specs().items()):
         problem = problem_for(load(file), shape=(ROWS, COLS))
         values = [as_text(n, v) for n, found in scalar_values(problem).items() for v in found]

@@ -50,7 +50,7 @@ def make_inputs(
     signed: Collection[str] = (),
 ) -> Inputs:
     """`draw_inputs` of the chosen families; by default of all `families_of` the problem, with `signed_parameters`."""
-    chosen, left_out = families, ()
+    chosen, left_out = families, tuple[str, ...]()
     if chosen is None:
         chosen, signed = families_of(problem), signed or signed_parameters(problem)
         left_out = tuple(name for name in fitting_families(problem) if name not in chosen)

@@ -6,6 +6,7 @@ import random
 import re
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from normgen.cpu import build_many, find_compiler
@@ -17,8 +18,9 @@ from normgen.pipeline import emit
 from normgen.program.source import problem_for
 from normgen.records.verified import CPU, Site
 from normgen.schedule.legality import refusal
-from normgen.spec.reader import load
-from normgen.verify import default_families, families_of
+from normgen.spec.reader import load, parse
+from normgen.verify import default_families, families_of, scalar_values
+from normgen.verify.varied.values import combinations
 from tests.codegen.covering import Case, cover, pool
 from tests.codegen.kernels import IN_REGISTERS, KERNELS, Named, named
 from tests.verify import made
@@ -266,6 +268,32 @@ def test_values_that_change_an_element_and_those_that_do_not_are_told() -> None:
     assert (without.seen, without.unseen) == ((), ())
 
 
+@pytest.mark.parametrize("op", ["cross_entropy", "swiglu_clamped", "causal_softmax", "kl_div"])
+def test_a_right_kernel_is_right_off_its_defaults_too(op: str) -> None:
+    found = check_on_cpu(varied(op).problem, varied(op).module())
+    assert found.ok, found.summary
+
+
+def test_ignored_rows_are_first_and_last_and_all() -> None:
+    kernel = varied("cross_entropy")
+    found = {call.says: call.tensors(seed=0)[0] for call in calls(kernel.problem, kernel.module(), sm_count=4)}
+    ends = found["with label ignore_index in the first and the last row"]
+    ignored = np.flatnonzero(ends.arrays["label"] == ends.scalars["ignore_index"]).tolist()
+    assert {0, ends.problem.rows - 1} <= set(ignored)
+    assert len(ignored) < ends.problem.rows
+    every = found["with label ignore_index in every row"]
+    assert (every.arrays["label"] == every.scalars["ignore_index"]).all()
+
+
+def test_rows_outnumber_columns_where_a_formula_names_them() -> None:
+    kernel = varied("causal_softmax")
+    assert max(c.problem.rows for c in calls(kernel.problem, kernel.module(), sm_count=4) if not c.is_far) > 48
+    text = kernel.problem.spec.text.replace("row % cols", "row % 40").replace("causal_softmax", "stairs")
+    stairs = problem_for(parse(text), shape="44x48")
+    module = emit(stairs, kernel.schedule)
+    assert max(c.problem.rows for c in calls(stairs, module, sm_count=4) if not c.is_far) > 80
+
+
 def varied(op: str) -> Named:
     return named(op, "44x48", "f32", {"threads_per_row": 32, "rows_per_block": 4, "vector": 2})
 
@@ -277,6 +305,8 @@ def test_values_of_scalars_are_dealt_out_to_calls_and_each_meets_every_family() 
     assert {(n, v) for call in whole for n, v in call.scalars.items()} == {
         (n, v) for call in found for n, v in call.scalars.items()
     }
+    values = scalar_values(kernel.problem)
+    assert [c.scalars for c in found if c.scalars] == combinations(values)
     assert all(call.families is None and call.problem.rows >= 2 * len(families_of(kernel.problem)) for call in whole)
     plain = list(calls(varied("kl_div").problem, varied("kl_div").module(), sm_count=4))
     assert not any(call.scalars for call in plain)

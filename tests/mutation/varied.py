@@ -12,8 +12,8 @@ from normgen.spec.reader import load
 from tests.codegen.kernels import Named, named
 from tests.mutation.classes import MutationClass, Rewrite
 
-TEAM = {"threads_per_row": 32, "rows_per_block": 4, "vector": 2}
-HELD = {**TEAM, "hold": "registers", "unroll": 0}
+TEAM: dict[str, object] = {"threads_per_row": 32, "rows_per_block": 4, "vector": 2}
+HELD: dict[str, object] = {**TEAM, "hold": "registers", "unroll": 0}
 
 VARIED_CASES: dict[str, Named] = {
     "labels": named("cross_entropy", "4096x96", "f32", TEAM),

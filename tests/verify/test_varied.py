@@ -1,4 +1,4 @@
-"""What a caller may vary is varied: a value is drawn as it says, meets the others, and is told where it shows nothing."""
+"""A check varies what a caller may vary, and tells which values change nothing."""
 
 from __future__ import annotations
 
