@@ -274,6 +274,13 @@ def test_a_right_kernel_is_right_off_its_defaults_too(op: str) -> None:
     assert found.ok, found.summary
 
 
+def test_every_call_has_parameters_of_both_signs() -> None:
+    kernel = varied("layernorm")
+    for call in calls(kernel.problem, kernel.module(), sm_count=4):
+        if not call.is_far:
+            assert (call.tensors(seed=0)[0].arrays["weight"] < 0).any(), call.says
+
+
 def test_ignored_rows_are_first_and_last_and_all() -> None:
     kernel = varied("cross_entropy")
     found = {call.says: call.tensors(seed=0)[0] for call in calls(kernel.problem, kernel.module(), sm_count=4)}
@@ -307,6 +314,7 @@ def test_values_of_scalars_are_dealt_out_to_calls_and_each_meets_every_family() 
     }
     values = scalar_values(kernel.problem)
     assert [c.scalars for c in found if c.scalars] == combinations(values)
+    assert any(c.scalars and c.pitches for c in found)  # few calls are added: others take values too
     assert all(call.families is None and call.problem.rows >= 2 * len(families_of(kernel.problem)) for call in whole)
     plain = list(calls(varied("kl_div").problem, varied("kl_div").module(), sm_count=4))
     assert not any(call.scalars for call in plain)

@@ -65,6 +65,7 @@ VARIED_CALLS = tuple(
         "ignored_rows_are_first_and_last_and_all",
         "rows_outnumber_columns_where_a_formula_names_them",
         "values_that_change_an_element_and_those_that_do_not_are_told",
+        "every_call_has_parameters_of_both_signs",
         "a_kernel_that_is_right_at_the_defaults_alone_is_refused",
     )
 )
@@ -728,7 +729,8 @@ CHANGES: tuple[Change, ...] = (
     *changes(
         "verify/varied/values.py",
         VARIED,
-        ("np.where(lot < 1 / 2, -values, values)", "values"),
+        ("np.where(lot < 1 / 2, -3 * size * values, values)", "values"),
+        ("-3 * size * values", "-values"),
         ("np.where(lot < 1 / 8, 0.0,", "np.where(lot < 1 / 8, 0.5,"),
         ("lot > 7 / 8, 1.0, found", "lot > 7 / 8, 0.9, found"),
         ('"2^40": lambda _: 2.0**40', '"2^40": lambda _: 2.0**41'),

@@ -49,6 +49,7 @@ READ, READ_OF_ANY_SIGN, READ_OF_ANY_SIZE = (
 )
 OTHERS = "residual2?|z|up|spec_mask|dy|dh|target"
 OTHER = rf"(const float (?:{OTHERS})_i = )(element\([^;]*\));"
+OTHER_NOT_OF_A_SHIFT = OTHER + r"(?!\n[^\n]*\n[^\n]*maximum\(look)"  # that of an exponential cancels
 PARAMETER = r"(const float (?:weight|bias|x_bias|spec_scale|shift|scale)_i = )(element\([^;]*\));"
 LABEL = r"(const float row_label = )(row_value\([^;]*\));"
 ON_DEVICE = r"(= )((?:grad_scale|scale|scale_ub|alpha)\[0\])(?=;)"
@@ -117,14 +118,13 @@ VARIED: tuple[MutationClass, ...] = (
     C("other_cut_far", "another input is cut where it is very large", OTHER,
       r"\1fminf(fmaxf(\2, -1000.0f), 1000.0f);"),
     C("other_not_below", "-inf of another input leaks", OTHER, r"\1fmaxf(\2, -20.0f);"),
-    C("other_zero_is_one", "0 of another input is 1", OTHER, r"\1(\2 == 0.0f ? 1.0f : \2);"),
-    C("other_one_is_zero", "1 of another input is 0", OTHER, r"\1(\2 == 1.0f ? 0.0f : \2);"),
+    C("other_zero_is_one", "0 of another input is 1", OTHER_NOT_OF_A_SHIFT, r"\1(\2 == 0.0f ? 1.0f : \2);"),
+    C("other_one_is_zero", "1 of another input is 0", OTHER_NOT_OF_A_SHIFT, r"\1(\2 == 1.0f ? 0.0f : \2);"),
     C("other_absolute", "another input without its sign", OTHER, r"\1fabsf(\2);"),
     C("parameter_absolute", "a parameter without its sign", PARAMETER, r"\1fabsf(\2);"),
     C("parameter_positive", "a parameter is not negative", PARAMETER, r"\1fmaxf(\2, 0.0f);"),
     C("parameter_zero_is_one", "0 of a parameter is 1", PARAMETER, r"\1(\2 == 0.0f ? 1.0f : \2);"),
     C("parameter_one_is_zero", "1 of a parameter is 0", PARAMETER, r"\1(\2 == 1.0f ? 0.0f : \2);"),
-    C("parameter_small_is_zero", "small parameters are 0", PARAMETER, r"\1(fabsf(\2) < 0.25f ? 0.0f : \2);"),
     C("number_absolute", "a number on the device without its sign", ON_DEVICE, r"\1fabsf(\2)"),
     C("number_is_one", "1 for a number on the device", ON_DEVICE, r"\g<1>1.0f"),
     C("target_of_zero", "the logarithm of 0 times 0", r"target_i > 0\.0f", "target_i >= 0.0f"),

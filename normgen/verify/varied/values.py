@@ -38,6 +38,7 @@ THIRTY = 30.0  # exp(-30) is lost beside 1 in float32, and a sigmoid or a tanh o
 ORDINARY = "normal"  # the family of the first input in rows where another one is at an extreme
 TINY_DEFAULT = 0.01  # a default below it keeps from 0: an eps
 LARGE_SCALARS = (0.1, 8.0)  # of such a scalar: what changes rows of a variance of 1, and more than their elements
+IGNORED = (0.0, -1.0, 255.0)  # labels that callers leave out beside -100: padding, no class, the last one of a byte
 APART = 1 / 32  # the values of the n-th scalar are larger by n times this share: no two scalars are ever equal
 
 
@@ -80,7 +81,7 @@ EXTREMES_ARE: dict[str, str] = {
     "zero_or_one": "exactly 0 or 1 in each column",
     HIDDEN: "-inf in some columns, where a formula takes the row's maximum",
 }
-PARAMETERS_ARE = ("as usual", "negative", "exactly 0", "exactly 1")
+PARAMETERS_ARE = ("as usual", "negative and of any size up to 3", "exactly 0", "exactly 1")
 NOT_VARIED = (
     "two inputs at an extreme in one row: each is there while the others are ordinary",
     "every pair of a scalar's value and a number of rows, a pitch or a grid: values of scalars are dealt out to calls",
@@ -165,9 +166,12 @@ def draw_extreme(
 
 
 def in_columns(values: Array, rng: np.random.Generator) -> Array:
-    """A parameter with both signs, zeros and ones: of 8 columns 1 is 0, 1 is 1, 3 are negated and 3 as they were."""
-    lot = rng.random(values.shape)
-    found = np.where(lot < 1 / 2, -values, values)
+    """A parameter with both signs, zeros and ones: of 8 columns 1 is 0, 1 is 1, 3 are negated and 3 as they were.
+
+    Those that are negated are of any size up to 3 times what they were.
+    """
+    lot, size = rng.random((2, *values.shape))
+    found = np.where(lot < 1 / 2, -3 * size * values, values)
     return np.where(lot < 1 / 8, 0.0, np.where(lot > 7 / 8, 1.0, found))
 
 
@@ -209,7 +213,7 @@ def candidates(problem: Problem) -> dict[str, tuple[float, ...]]:
         if name in ranges:
             values = [v for low, high in ranges[name] for v in (high, low, (low + high) / 2)]
         elif name in labels:
-            values = [0.0, -1.0]
+            values = list(IGNORED)
         else:
             values = [value * (1 + number * APART) for value in _others(default)]
         told = (float(np.float32(value)) for value in values)
