@@ -44,7 +44,7 @@ SCALARS = ("eps", "limit", "alpha", "shift", "p", "scale", "label_smoothing", "z
 SHARES = ("p",)  # of 1
 POSITIVE = ("eps", "amax_min")  # below 0 no row of zeros has a value
 READ, READ_OF_ANY_SIGN, READ_OF_ANY_SIZE = (
-    rf"(?<!float )(?<!const )\b({'|'.join(n for n in SCALARS if n not in left_out)})\b(?![\w\[(]| =)"
+    rf"(?<!float )(?<!const ){'(?<!-)' * (left_out == POSITIVE)}\b({'|'.join(n for n in SCALARS if n not in left_out)})\b(?![\w\[(]| =)"
     for left_out in ((), POSITIVE, SHARES)
 )
 OTHERS = "residual2?|z|up|spec_mask|dy|dh|target"
@@ -78,6 +78,10 @@ def other_scalar(match: re.Match[str]) -> str:
     return names[(names.index(match[1]) + 1) % len(names)] if match[1] in names else match[0]
 
 
+def of_two_words(kernel: Named) -> bool:
+    return any(t.name == "label" and t.dtype.bytes == 8 for t in kernel.problem.tensors)
+
+
 def cut_to(word: str) -> str:
     """The lower bits of a label."""
     return rf"\1static_cast<float>(static_cast<{word}>(static_cast<long long>(\2)));"
@@ -106,7 +110,7 @@ VARIED: tuple[MutationClass, ...] = (
     C("ignored_low", "labels up to the ignored one are ignored", r"row_label != ignore_index",
       "row_label > ignore_index"),
     C("ignored_inverted", "the other rows are ignored", r"row_label != ignore_index", "row_label == ignore_index"),
-    C("label_upper_word", "the upper word of a label is dropped", LABEL, cut_to("int")),
+    C("label_upper_word", "the upper word of a label is dropped", LABEL, cut_to("int"), of_two_words),
     C("label_of_16_bits", "a label of 16 bits", LABEL, cut_to("short")),
     C("label_cut", "a label behind the last column is the last column", LABEL, r"\1fminf(\2, kCols - 1.0f);"),
     C("label_from_0", "a negative label is column 0", LABEL, r"\1fmaxf(\2, 0.0f);"),
