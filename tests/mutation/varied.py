@@ -43,10 +43,16 @@ VARIED_CASES: dict[str, Named] = {
 SCALARS = ("eps", "limit", "alpha", "shift", "p", "scale", "label_smoothing", "z_loss", "ignore_index", "amax_min")
 SHARES = ("p",)  # of 1
 POSITIVE = ("eps", "amax_min")  # below 0 no row of zeros has a value
-READ, READ_OF_ANY_SIGN, READ_OF_ANY_SIZE = (
-    rf"(?<!float )(?<!const ){'(?<!-)' * (left_out == POSITIVE)}\b({'|'.join(n for n in SCALARS if n not in left_out)})\b(?![\w\[(]| =)"
-    for left_out in ((), POSITIVE, SHARES)
-)
+
+
+def read(*left_out: str, before: str = "") -> str:
+    """Where a kernel reads one of the scalars; `before`: what stands in front of it, as a regular expression."""
+    names = "|".join(name for name in SCALARS if name not in left_out)
+    return rf"(?<!float )(?<!const ){before}\b({names})\b(?![\w\[(]| =)"
+
+
+READ, READ_OF_ANY_SIZE = read(), read(*SHARES)
+READ_OF_ANY_SIGN = read(*POSITIVE, before="(?<!-)")  # the lower end of a clamp is nothing where the upper one is below
 OTHERS = "residual2?|z|up|spec_mask|dy|dh|target"
 OTHER = rf"(const float (?:{OTHERS})_i = )(element\([^;]*\));"
 OTHER_NOT_OF_A_SHIFT = OTHER + r"(?!\n[^\n]*\n[^\n]*maximum\(look)"  # that of an exponential cancels
