@@ -32,7 +32,7 @@ from normgen.verify.derivative_proof import proven_program
 from normgen.verify.error_model import stored
 from normgen.verify.rows import ALL, FAMILY_ROWS, NON_FINITE, Inputs, draw_inputs
 from normgen.verify.sources import is_derived
-from normgen.verify.varied.values import HIDDEN, ORDINARY, candidates, extremes, is_covered
+from normgen.verify.varied.values import HIDDEN, ORDINARY, candidates, extremes, is_covered, label_scalars
 
 SAMPLE_ROWS = 4
 LARGEST_COLS = 1024  # of the sample: 0.1 s
@@ -177,11 +177,13 @@ def _scalar_values(problem: Problem) -> tuple[tuple[str, tuple[float, ...]], ...
     read = dict(problem.spec.scalars)  # a spec has no scalar that no output depends on
     if problem.direction is Direction.BACKWARD:
         read = dict.fromkeys(proven_program(problem).scalars, 0.0) if is_derived(problem) else {}
+    labels = {name for names in label_scalars(problem.spec, problem.tensors).values() for name in names}
     found = []
     for name, values in candidates(problem).items():
         others = {v: _Bounds(problem, replace(drawn, scalars=drawn.scalars | {name: v})) for v in values}
         if name in read or any(usual.differs_from(other) for other in others.values()):
-            kept = values if name in ranges else tuple(v for v, other in others.items() if usual.kept_by(other))
+            is_free = name in ranges or name in labels  # a row whose label was ignored may be one of no column
+            kept = values if is_free else tuple(v for v, other in others.items() if usual.kept_by(other))
             found.append((name, kept))
     return tuple(found)
 

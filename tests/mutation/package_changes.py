@@ -756,6 +756,7 @@ CHANGES: tuple[Change, ...] = (
         VARIED,
         ("tuple(v for v, other in others.items() if usual.kept_by(other))", "values"),
         ("*(() if problem.sums_rows else _extremes(problem))", "*_extremes(problem)"),
+        ("name in ranges or name in labels", "name in ranges"),
         ("if usual.kept_by(bounds))", ")"),
         ("alone = [name for name in found if name in hiding", "alone = [name for name in found if False"),
     ),

@@ -154,6 +154,17 @@ def test_labels_are_those_that_the_families_say(dtype: str, largest: set[str]) -
         assert label == {**known, "ignore_index": 7}[kind] if kind else -1 <= label < 128
 
 
+def test_a_label_is_ignored_beside_labels_of_which_nothing_is_known() -> None:
+    """A label that is no column may be NaN: the one that is ignored at the default is so at another value."""
+    text = load("cross_entropy").text.replace(
+        '"where(is_counted, ', '"where(is_counted, where(label >= 0, 0, inf - inf) + '
+    )
+    p = problem_for(parse(text), shape=(60, 64))
+    assert scalar_values(p)["ignore_index"] == (0.0, -1.0, 255.0)
+    found = effects(p, make_inputs(p, scalars={"ignore_index": -1.0}), np.arange(p.rows))
+    assert found.seen == ("ignore_index=-1",)
+
+
 def test_the_first_and_the_last_row_or_all_may_be_ignored() -> None:
     p = problem("cross_entropy", rows=9)
     assert label_scalars(p.spec, p.tensors) == {"label": ("ignore_index",)}
