@@ -17,11 +17,21 @@ from normgen.verify.check import (
 )
 from normgen.verify.derivative_proof import Slope, prove, proven_program
 from normgen.verify.error_model import Float32Error
-from normgen.verify.families import default_families, make_inputs
+from normgen.verify.families import (
+    default_families,
+    families_apart,
+    families_of,
+    family_rows,
+    make_inputs,
+    parameters,
+    scalar_values,
+    signed_parameters,
+)
 from normgen.verify.interpret import finite_difference_check, interpret
 from normgen.verify.reference import BACKWARD_FORMULAS, has_reference, reference, register
 from normgen.verify.rows import ALL, FAMILY_ROWS, Buffer, Inputs, Outputs, allocate, make_outputs
 from normgen.verify.sources import prove_derivative
+from normgen.verify.varied.effects import Effects, effects
 from normgen.verify.verdict import BadElement, TensorVerdict, Verdict
 
 __all__ = [
@@ -31,6 +41,7 @@ __all__ = [
     "BadElement",
     "Bounded",
     "Buffer",
+    "Effects",
     "Expectation",
     "Float32Error",
     "Inputs",
@@ -41,12 +52,17 @@ __all__ = [
     "allocate",
     "check",
     "default_families",
+    "effects",
+    "families_apart",
+    "families_of",
+    "family_rows",
     "finite_difference_check",
     "has_reference",
     "interpret",
     "longest_chain",
     "make_inputs",
     "make_outputs",
+    "parameters",
     "pick_rows",
     "pick_slabs",
     "prepare",
@@ -55,4 +71,6 @@ __all__ = [
     "proven_program",
     "reference",
     "register",
+    "scalar_values",
+    "signed_parameters",
 ]
