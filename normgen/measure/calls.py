@@ -11,7 +11,7 @@ calls, but for what only one of them can do.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 
@@ -132,10 +132,11 @@ def calls(
     """The calls besides plain ones, those that need most memory last; `scalars`: values to be checked, too."""
     found = scalar_values(problem)
     dealt, whole = combinations(found), max(map(len, found.values()), default=0)
+    full = problem.with_rows(family_rows(problem))
     for values in filter(None, (scalars, *dealt[:whole])):  # among them every value of every scalar
-        full = problem.with_rows(family_rows(problem))
         yield Call(says="with all families of rows", problem=full, sm_count=sm_count, scalars=values)
-    left = iter(dealt[whole:])
+    is_made = full.rows * full.cols <= DEALT_ELEMENTS  # in every check: else short calls have all values
+    left = iter(dealt[whole:] if is_made else dealt)
     far: list[Call] = []
     plain: list[Call] = []
     for call in _calls(problem, module, sm_count=sm_count):
@@ -318,7 +319,7 @@ def _verified(right: Sequence[tuple[Call, Verdict]], plain: Verdict, site: Site,
         uncounted=plain.uncounted,
         not_made=tuple(not_made),
         seen=seen,
-        unseen=(*(text for text in unseen if text not in seen), *_never_varied(plain.problem)),
+        unseen=(*(text for text in unseen if text not in seen), *_never_varied(plain.problem, {*seen, *unseen})),
     )
 
 
@@ -326,9 +327,13 @@ def _all_families(problem: Problem) -> dict[str, None]:
     return dict.fromkeys((*fitting_families(problem), *families_of(problem)))
 
 
-def _never_varied(problem: Problem) -> list[str]:
-    """The scalars, by name, and the parameters' signs for which no other value was found at which rows stay finite."""
-    scalars = [name for name, values in scalar_values(problem).items() if not values]
+def _never_varied(problem: Problem, tried: Collection[str]) -> list[str]:
+    """The scalars, by name, of which no other value was tried, and the parameters' signs that have but one.
+
+    At another value rows would not be finite, or the calls that have it were too large.
+    """
+    told = scalar_values(problem).items()
+    scalars = [name for name, values in told if not any(as_text(name, value) in tried for value in values)]
     signed = signed_parameters(problem)
     return [*scalars, *(f"the sign of {name}" for name in parameters(problem) if name not in signed)]
 

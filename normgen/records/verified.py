@@ -98,7 +98,7 @@ class Verified:
         if self.uncounted:
             said.append(f"rows of {', '.join(self.uncounted)} are outside the spec's accuracy contract")
         if self.unseen:
-            said.append(f"no element depends on {', '.join(self.unseen)} here")
+            said.append(f"no call shows what depends on {', '.join(self.unseen)}")
         return (*said, *(f"a call {call} was not made" for call in self.not_made))
 
     def as_dict(self) -> dict[str, Any]:

@@ -297,8 +297,8 @@ def test_values_that_change_an_element_and_those_that_do_not_are_told() -> None:
     assert masked is not None
     assert {"scale=0.5", "scale=2", "scale=-0.5", "mask zeros", "mask hidden"} <= set(masked.seen or ())
     assert masked.unseen == ("mask huge",)
-    assert "no element depends on mask huge here" in masked.not_shown
-    assert "  not shown: no element depends on mask huge here" in told["masked_softmax"].summary.splitlines()
+    assert "no call shows what depends on mask huge" in masked.not_shown
+    assert "  not shown: no call shows what depends on mask huge" in told["masked_softmax"].summary.splitlines()
     without = told["dyt"].verified
     assert without is not None
     assert (without.seen, without.unseen) == ((), ())
@@ -354,6 +354,21 @@ def test_values_of_scalars_are_dealt_out_to_calls_and_each_meets_every_family() 
     assert all(call.families is None and call.problem.rows >= 2 * len(families_of(kernel.problem)) for call in whole)
     plain = list(calls(varied("kl_div").problem, varied("kl_div").module(), sm_count=4))
     assert not any(call.scalars for call in plain)
+
+
+def test_values_of_scalars_are_tried_in_short_calls_where_rows_are_long_and_told_where_none_was() -> None:
+    knobs = {"threads_per_row": 256, "vector": 4, **IN_REGISTERS}
+    kernel = named("rmsnorm", "44x4096", "f32", knobs)
+    wide = list(calls(kernel.problem, kernel.module(), sm_count=4))
+    short = [c.scalars for c in wide if c.elements <= 1 << 17 and c.scalars]
+    assert short == combinations(scalar_values(kernel.problem))
+    found = check_on_cpu(kernel.problem, kernel.module(), most_elements=1 << 17).verified
+    assert found is not None
+    assert found.seen == ("eps=0.1", "eps=8")
+    none = check_on_cpu(kernel.problem, kernel.module(), most_elements=1).verified
+    assert none is not None
+    assert (none.seen, none.unseen) == ((), ("eps",))
+    assert "no call shows what depends on eps" in none.not_shown
 
 
 def test_a_value_of_the_callers_own_is_checked_too() -> None:

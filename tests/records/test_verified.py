@@ -74,9 +74,9 @@ def test_what_was_varied_is_told_and_what_changed_nothing_too() -> None:
     varied = replace(VERIFIED, seen=("eps=0.1", "residual zeros"), unseen=("eps=8",))
     assert told([varied]) == [
         ON_H200.replace(WIDTH, f"3 families of rows, 2 values of scalars and other inputs{WIDTH[18:]}")
-        + "; no element depends on eps=8 here"
+        + "; no call shows what depends on eps=8"
     ]
-    assert varied.not_shown == ("no element depends on eps=8 here",)
+    assert varied.not_shown == ("no call shows what depends on eps=8",)
 
 
 def test_it_is_told_in_one_line_for_each_site() -> None:
