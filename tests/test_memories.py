@@ -65,11 +65,10 @@ def test_what_follows_from_a_problem_is_kept_of_the_last_1024_of_5000() -> None:
         source.stages_of,
         legality.has_variance,
         legality.has_softmax,
-        legality.reads_rows,
         legality.reduces_rows,
         policy._is_short_norm,
     )
-    cheap = [source.written_program, legality.reads_rows, legality.reduces_rows]
+    cheap = [source.written_program, legality.reduces_rows]
     for rows in range(1, SHAPES + 1):
         asked = replace(problem, rows=rows)
         for memory in cheap:

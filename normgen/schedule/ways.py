@@ -87,8 +87,9 @@ def ways(problem: Problem, device: Device) -> Iterator[Schedule]:
 
 def _in_parts(problem: Problem, device: Device) -> Iterator[Schedule]:
     """Defaults of rows that need no reduction: one or two vectors a thread, in blocks that share a row; of rows too
-    long for that as few as 256 threads can have, four in flight: relu, sigmoid and gelu of 4096x393216 f32 are 1.3 to
-    1.5 % behind torch's, of 512 threads 0.9 to 2.3 % (H200). Clusters would wait for blocks that a row has no need of.
+    long for that as few as may be, four in flight, of many rows in blocks of 256 threads (relu, sigmoid and gelu of
+    4096x393216 f32 are 1.3 to 1.5 % behind torch's, by 512 threads 0.9 to 2.3 %, on an H200). Clusters would wait for
+    blocks that a row has no need of.
 
     The fewest idle lanes count, then blocks near 256 threads. A row of at most 256 vectors needs no parts (swiglu
     129468x320: three parts by elements take 1.9 x the chain, on an H100), nor do many of up to 8192 columns whose
@@ -113,7 +114,9 @@ def _in_parts(problem: Problem, device: Device) -> Iterator[Schedule]:
         short = [s for s in cuts if steps_per_lane(problem, s) <= (1 if few else 2)]
         yield from sorted(short, key=rank)
         long = [] if short else [*long, *cuts]
-    for cut in sorted(long, key=lambda s: (abs(s.threads_per_row - 256), steps_per_lane(problem, s), rank(s)))[:1]:
+    if not few:
+        long = [s for s in long if s.threads_per_row == 256]
+    for cut in sorted(long, key=lambda s: (steps_per_lane(problem, s), rank(s)))[:1]:
         in_flight = steps_per_lane(problem, cut) <= IN_FLIGHT
         yield cut if in_flight else cut.varied(hold=Hold.RELOAD, unroll=IN_FLIGHT)
 

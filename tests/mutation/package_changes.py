@@ -448,7 +448,7 @@ CHANGES: tuple[Change, ...] = (
         ("if steps_per_lane(problem, walking) <= NARROW_HELD:", "if True:"),
         ("if not few and problem.cols <= PAIRED_COLS and", "if not few and"),
         ("long = [] if short else [*long, *cuts]", "pass"),
-        ("(abs(s.threads_per_row - 256), steps_per_lane(problem, s), rank(s))", "rank(s)"),
+        ("(steps_per_lane(problem, s), rank(s))", "rank(s)"),
         ("cut if in_flight else cut.varied(", "cut if True else cut.varied("),
         ("and finds_pairs(problem, PLAIN.varied(vector=8)):", "and False:"),
         ("[4] if few and has_softmax(problem) and row >= SOFTMAX_BYTES", "[4] if few and row >= SOFTMAX_BYTES"),

@@ -390,8 +390,8 @@ def test_clusters_whose_next_row_finds_no_registers_copy_it_to_shared_memory() -
     [
         ("swiglu", "4096x393216", "f32", 256, 64, "reload"),  # six vectors a thread
         ("swiglu", "1x393216", "bf16", 512, 48, "registers"),  # two, and no lane is idle
-        ("dyt", "16x8388608", "f32", 256, 64, "reload"),
-        ("swiglu", "100x8388608", "bf16", 256, 64, "reload"),
+        ("dyt", "16x8388608", "f32", 512, 64, "reload"),
+        ("swiglu", "100x8388608", "bf16", 512, 64, "reload"),
     ],
 )
 def test_rows_without_a_reduction_are_in_parts_however_long_they_are(
