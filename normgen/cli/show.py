@@ -17,7 +17,7 @@ from normgen.cli.options import (
     show,
     target_option,
 )
-from normgen.cli.problems import read_problem
+from normgen.cli.problems import read_problem, read_scalars
 from normgen.cuda.driver import find_gpu
 from normgen.device import target as named_target
 from normgen.errors import NormgenError, VerificationError
@@ -153,20 +153,30 @@ def space_command(target: str, as_json: bool, why: bool, **options: Any) -> None
 @click.option("--device", default=None, help="Number of a GPU, or cpu (default: the first GPU, else cpu).")
 @schedule_option
 @seed_option
-def verify(target: str, as_json: bool, device: str | None, knobs: str, seed: int, **options: Any) -> None:
+@click.option("--set", "scalars", multiple=True, metavar="NAME=VALUE", help="Check at a value of a scalar, too.")
+def verify(
+    target: str,
+    as_json: bool,
+    device: str | None,
+    knobs: str,
+    seed: int,
+    scalars: tuple[str, ...],
+    **options: Any,
+) -> None:
     """Check a kernel against the float64 reference on adversarial rows; exit 4 if it misses its bounds.
 
     --json prints {problem, schedule, device, ok, summary, verified}: verified as in a record, null of a wrong kernel.
     """
     problem = read_problem(options)
+    values = read_scalars(problem.spec, scalars)
     gpu = find_gpu(parse_device(device))
     facts = gpu[1] if gpu else named_target(target)
     schedule = read_schedule(problem, facts, knobs)
     module = emit(problem, schedule)
     if gpu:
-        checked = check_on_gpu(problem, module, facts, index=gpu[0], seed=seed)
+        checked = check_on_gpu(problem, module, facts, index=gpu[0], seed=seed, scalars=values)
     else:
-        checked = check_on_cpu(problem, module, seed=seed)
+        checked = check_on_cpu(problem, module, seed=seed, scalars=values)
     ok, summary = checked.ok, checked.summary
     where = facts.name if gpu else "CPU executor"
     if as_json:

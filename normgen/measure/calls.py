@@ -1,18 +1,20 @@
 """The calls of a kernel that its check consists of: each choice a caller has, where it breaks careless kernels.
 
-A plain call has every family of rows, where these are not very long. Each of the others differs from it in what it
-says, and has normal rows, which are all different: a row that was skipped, taken twice or taken from a neighbour shows.
-But some: rows of a large mean alone, as rows that share a warp may decide together what to compute; of a kernel that
+A plain call has every family of rows, where these are not very long, and every scalar at its default; two or three
+more have them off it, so that each value meets every family. Each of the others differs from it in what it says, and
+has normal rows, which are all different: a row that was skipped, taken twice or taken from a neighbour shows. But
+some: rows of a large mean alone, as rows that share a warp may decide together what to compute; of a kernel that
 spares rows a look by a guard, rows of means from which on none may be spared; and rows with a NaN and an infinity in
-one tensor. The CPU executor and
-the GPU make the same calls, but for what only one of them can do.
+one tensor. What is left of the pairs of scalars' values (`verify/varied/values.py`) is dealt out to these calls. The
+CPU executor and the GPU make the same calls, but for what only one of them can do.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 
 import numpy as np
 
@@ -24,8 +26,23 @@ from normgen.problem.question import Direction
 from normgen.problem.scales import ScaleLayout
 from normgen.program.source import kernel_problem
 from normgen.records.verified import Site, Verified
-from normgen.verify import Inputs, Outputs, Verdict, default_families, finite_to, make_inputs, make_outputs
+from normgen.verify import (
+    Inputs,
+    Outputs,
+    Verdict,
+    default_families,
+    families_apart,
+    families_of,
+    family_rows,
+    finite_to,
+    make_inputs,
+    make_outputs,
+    parameters,
+    scalar_values,
+    signed_parameters,
+)
 from normgen.verify.families import fitting_families
+from normgen.verify.varied.values import as_text, combinations, label_scalars, rows_modulo
 
 TRIPS = 9  # of a row loop: every slot of a ring is filled three times, as rings have at most 4
 # Walkers of few tiles. No power of two: a start that wraps around at 2^32 is wrong by a multiple of those.
@@ -36,6 +53,8 @@ GUARDED = ("guarded_mean",)
 GUARDED_ELEMENTS = 1 << 16  # of a call on rows that a guard must not spare: the largest of their errors counts
 FAR = 1 << 31  # elements: more than an int counts
 MOST_ELEMENTS = 1 << 23  # of a call that needs many rows: some 3 s on the CPU executor
+DEALT_ELEMENTS = 1 << 17  # of a call that values of scalars are dealt out to: it is made in every check
+FEW_ELEMENTS = 1 << 14  # of a call with more rows than columns where no formula names rows: some 10 ms
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +70,8 @@ class Call:
     not_finite  a tensor with an infinity in each of its first two rows, and NaN in its last two: at an edge, and inside
     sm_count  of the device that a row loop's grid is made for
     grid      blocks of a kernel that walks rows, whatever such a device gets; 0: as it gets them
+    scalars   values of those that are not at their default
+    ends      family of the first and of the last row
     """
 
     says: str
@@ -62,6 +83,8 @@ class Call:
     order: int = 0
     not_finite: str = ""
     grid: int = 0
+    scalars: Mapping[str, float] = field(default_factory=dict)
+    ends: str = ""
 
     def on_its_grid(self, module: Module) -> Module:
         """The module with row loops in the grid of this call."""
@@ -80,6 +103,11 @@ class Call:
         return self.families == GUARDED
 
     @property
+    def title(self) -> str:
+        """What sets it apart, the values of scalars too: "at 1 row, eps=0.1"."""
+        return ", ".join([self.says, *(as_text(name, value) for name, value in self.scalars.items())])
+
+    @property
     def is_far(self) -> bool:
         """Whether some row, or line of groups, starts beyond FAR elements."""
         problem = self.problem
@@ -92,7 +120,15 @@ class Call:
 
     def tensors(self, *, seed: int) -> tuple[Inputs, Outputs]:
         """What it runs on. Raises MemoryError when there is no address space for rows so far apart."""
-        inputs = make_inputs(self.problem, seed=seed, families=self.families, pitches=self.pitches)
+        inputs = make_inputs(
+            self.problem,
+            seed=seed,
+            families=self.families,
+            pitches=self.pitches,
+            scalars=self.scalars,
+            ends=self.ends,
+            signed=signed_parameters(self.problem),
+        )
         if self.not_finite:
             spoilt, cols = inputs.arrays[self.not_finite], self.problem.cols
             spoilt[[0, 1], [0, cols // 3]], spoilt[[-2, -1], [cols - 1, cols // 2]] = np.inf, np.nan
@@ -107,10 +143,42 @@ def taken(problem: Problem, module: Module) -> Problem:
     return full if full.present <= arguments else problem
 
 
-def calls(problem: Problem, module: Module, *, sm_count: int) -> Iterator[Call]:
-    """The calls besides plain ones, those that need most memory last."""
+def calls(
+    problem: Problem, module: Module, *, sm_count: int, scalars: Mapping[str, float] | None = None
+) -> Iterator[Call]:
+    """The calls besides plain ones, those that need most memory last; `scalars`: values to be checked, too."""
+    found = scalar_values(problem)
+    dealt, whole = combinations(found), max(map(len, found.values()), default=0)
+    full = problem.with_rows(family_rows(problem))
+    for values in filter(None, (scalars, *dealt[:whole])):  # among them every value of every scalar
+        yield Call(says="with all families of rows", problem=full, sm_count=sm_count, scalars=values)
+    is_made = full.rows * full.cols <= DEALT_ELEMENTS  # in every check: else short calls have all values
+    left = iter(dealt[whole:] if is_made else dealt)
+    far: list[Call] = []
+    plain: list[Call] = []
+    for call in _calls(problem, module, sm_count=sm_count):
+        is_dealt = call.families == _normal(problem) and call.problem.rows > 1 and call.elements <= DEALT_ELEMENTS
+        if call.is_far:
+            far.append(call)
+        elif is_dealt:
+            yield replace(call, scalars=next(left, {}))
+            plain.append(call)
+        else:
+            yield call
+    for values, call in product(left, plain[-1:]):  # that of most rows comes last
+        yield replace(call, says=f"at {call.problem.rows} rows", scalars=values, order=0)
+    yield from far
+
+
+def _normal(problem: Problem) -> tuple[str, ...] | None:
+    """Rows that are all different; all families under a contract that leaves these out."""
     contract = problem.spec.accuracy_rows
-    normal = None if contract and "normal" not in contract else ("normal",)
+    return None if contract and "normal" not in contract else ("normal",)
+
+
+def _calls(problem: Problem, module: Module, *, sm_count: int) -> Iterator[Call]:
+    """Those that differ in sizes, pitches, pointers, grids, labels and order."""
+    normal = _normal(problem)
     launch = module.kernels[0].launch
     tile = launch.rows_per_block
 
@@ -125,6 +193,7 @@ def calls(problem: Problem, module: Module, *, sm_count: int) -> Iterator[Call]:
         order: int = 0,
         not_finite: str = "",
         families: tuple[str, ...] | None = normal,
+        ends: str = "",
         rows_per_batch: int = 0,
         walkers: int = 0,
     ) -> Call:
@@ -141,6 +210,7 @@ def calls(problem: Problem, module: Module, *, sm_count: int) -> Iterator[Call]:
             order=order,
             grid=walkers * launch.cluster * (shaped.batches if launch.by_batch else 1),
             not_finite=not_finite,
+            ends=ends,
         )
 
     yield at(1, "at 1 row")
@@ -164,6 +234,14 @@ def calls(problem: Problem, module: Module, *, sm_count: int) -> Iterator[Call]:
         for per_batch in dict.fromkeys((1, tile + 1, ragged)):
             said = "with a batch for each row" if per_batch == 1 else f"with {per_batch} rows a batch"
             yield at(ragged, said, rows_per_batch=per_batch)
+    for family in _ignored(problem):
+        yield at(ragged, f"with {family} in every row", families=(family,))
+        yield at(ragged, f"with {family} in the first and the last row", ends=family)
+    for group in families_apart(problem):
+        said = f"with {group[0]} in every row" if len(group) == 1 else "with other inputs at extremes"
+        yield at(max(ragged, 2 * len(group)), said, families=group)
+    if rows := _rows_beyond_columns(problem):
+        yield at(rows, f"at {rows} rows, more than columns")
     pitched = _pitched(module)
     own = {name: _pitch(problem, name, ragged) + (i + 1) * PITCH_STEP for i, name in enumerate(pitched)}
     if own:
@@ -225,7 +303,7 @@ def together(made: Iterable[tuple[Call, Verdict | str | None]], site: Site) -> C
         if found is None:
             not_made.append(call.says)
         elif isinstance(found, str):
-            state = " ".join(filter(None, ("WRONG", call.says)))
+            state = " ".join(filter(None, ("WRONG", call.title)))
             summary = f"{state}: {call.problem}\n{found}"
             return Checked(rows=call.problem.rows, ok=False, summary=summary, error={})
         elif not found.ok:
@@ -236,7 +314,7 @@ def together(made: Iterable[tuple[Call, Verdict | str | None]], site: Site) -> C
             for t in found.tensors:
                 error[t.name] = max(error.get(t.name, 0.0), float(t.max_ratio))
     plain, verdict = [run for run in right if not run[0].says][-1]
-    lines = [verdict.summary(), *(f"  ok {call.says}" for call, _ in right if call.says)]
+    lines = [verdict.summary(), *(f"  ok {call.title}" for call, _ in right if call.says)]
     verified = _verified(right, verdict, site, not_made)
     if verified.finite_to:
         lines.append(f"  a row is finite under every schedule up to {', '.join(verified.finite_to)}")
@@ -247,9 +325,11 @@ def together(made: Iterable[tuple[Call, Verdict | str | None]], site: Site) -> C
 def _verified(right: Sequence[tuple[Call, Verdict]], plain: Verdict, site: Site, not_made: Sequence[str]) -> Verified:
     """What the right calls are recorded as; `plain` is the verdict on the one with every family of rows."""
     made = [call for call, _ in right]
+    seen = tuple(dict.fromkeys(text for _, verdict in right for text in verdict.seen))
+    unseen = dict.fromkeys(text for _, verdict in right for text in verdict.unseen)
     tensors = [tensor for _, verdict in right for tensor in verdict.tensors]
     few = [call.problem for call in made if not call.says and call.families is not None]  # as its rows are very long
-    untried = [name for problem in few[-1:] for name in fitting_families(problem) if name not in plain.families]
+    untried = [name for problem in few[-1:] for name in _all_families(problem) if name not in plain.families]
     return Verified(
         site=site,
         calls=len(right),
@@ -265,7 +345,13 @@ def _verified(right: Sequence[tuple[Call, Verdict]], plain: Verdict, site: Site,
         uncounted=plain.uncounted,
         not_made=tuple(not_made),
         finite_to=finite_to(plain.problem),
+        seen=seen,
+        unseen=(*(text for text in unseen if text not in seen), *_never_varied(plain.problem, {*seen, *unseen})),
     )
+
+
+def _all_families(problem: Problem) -> dict[str, None]:
+    return dict.fromkeys((*fitting_families(problem), *families_of(problem)))
 
 
 def _spoilt(problem: Problem) -> list[str]:
@@ -286,6 +372,17 @@ def is_guarded(module: Module) -> bool:
     return "_margin" in module.text
 
 
+def _never_varied(problem: Problem, tried: Collection[str]) -> list[str]:
+    """The scalars, by name, of which no other value was tried, and the parameters' signs that have but one.
+
+    At another value rows would not be finite, or the calls that have it were too large.
+    """
+    told = scalar_values(problem).items()
+    scalars = [name for name, values in told if not any(as_text(name, value) in tried for value in values)]
+    signed = signed_parameters(problem)
+    return [*scalars, *(f"the sign of {name}" for name in parameters(problem) if name not in signed)]
+
+
 def _other_cols(problem: Problem, module: Module) -> list[int]:
     """Of a general kernel: no whole vector, then more steps than one, where its workspace does not grow with them."""
     if not problem.any_cols:
@@ -295,6 +392,20 @@ def _other_cols(problem: Problem, module: Module) -> list[int]:
     whole = problem.spec.whole_cols
     wanted = (3, 40 * (launch.threads // launch.rows_per_block) + 3)
     return [cols for cols in (-(-n // whole) * whole for n in wanted) if cols < most]
+
+
+def _ignored(problem: Problem) -> list[str]:
+    """The families of rows whose label is the one that a scalar says."""
+    tensors = label_scalars(problem.spec, problem.tensors)
+    return [f"{name} {scalar}" for name, scalars in tensors.items() for scalar in scalars]
+
+
+def _rows_beyond_columns(problem: Problem) -> int:
+    """More rows than columns, and than twice what a formula takes row numbers modulo; 0: they need not be that many."""
+    modulus = rows_modulo(problem.spec)
+    if modulus is None and problem.cols**2 > FEW_ELEMENTS:  # no formula names rows: it costs more than it may show
+        return 0
+    return max(problem.cols, 2 * (modulus or 0)) + 1
 
 
 def finishing_loop(module: Module) -> tuple[int, int]:

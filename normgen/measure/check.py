@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -21,7 +21,7 @@ from normgen.measure.calls import MOST_ELEMENTS, Call, Checked, calls, taken, to
 from normgen.measure.host_memory import require_memory
 from normgen.problem.problem import Problem
 from normgen.records.verified import GPU, Site
-from normgen.verify import FAMILY_ROWS, Buffer, Expectation, Outputs, Verdict, pick_rows, pick_slabs
+from normgen.verify import Buffer, Effects, Expectation, Outputs, Verdict, effects, family_rows, pick_rows, pick_slabs
 
 CHECKED_ELEMENTS = 1 << 17  # of every candidate
 CHECKED_ELEMENTS_FULL = 1 << 22  # of every finalist: some 0.5 s of float64 on the host, once for all of them
@@ -34,7 +34,7 @@ def checked_problem(problem: Problem, elements: int = VERIFY_ELEMENTS) -> Proble
     The rows are independent and their number is a run-time argument of the kernel.
     """
     most = max(1, elements // problem.cols)
-    return problem.with_rows(max(min(problem.rows, most), FAMILY_ROWS))
+    return problem.with_rows(max(min(problem.rows, most), family_rows(problem)))
 
 
 @dataclass(kw_only=True)
@@ -146,6 +146,7 @@ class DeviceCheck:
         version = ".".join(map(str, driver_version()))
         self.site = Site(executor=GPU, device=facts.name, version=version)
         self._expected: dict[tuple[bool, int | None], Expectation] = {}
+        self._effects: Effects | None = None
 
     def run(self, bound: Bound, stream: Stream, *, full: bool, chain: int | None = None) -> Verdict:
         """Launch once on poisoned outputs, then look at every guard byte and as many rows as pay.
@@ -157,24 +158,33 @@ class DeviceCheck:
         self._setting.launch(bound, stream)
         return expected.check(self._setting.download(None if full else expected.rows))
 
-    def run_all(self, loaded: LoadedModule, bound: Bound, stream: Stream) -> Checked:
-        """The plain call in full, then the others up to the first that is wrong.
+    def run_all(
+        self, loaded: LoadedModule, bound: Bound, stream: Stream, *, scalars: Mapping[str, float] | None = None
+    ) -> Checked:
+        """The plain call in full, then the others up to the first that is wrong; one more at these `scalars`.
 
         Left out: another order of threads, which the device picks, and rows 2^31 elements apart, 9 GB a tensor.
         Raises DriverError, which names the call, for a kernel that faults.
         """
 
         def made() -> Iterator[tuple[Call, Verdict | str | None]]:
-            yield self.plain, self.run(bound, stream, full=True)
-            for call in calls(self.problem, loaded.module, sm_count=self._facts.sm_count):
+            found, verdict = self._plain_effects(), self.run(bound, stream, full=True)
+            yield self.plain, replace(verdict, seen=found.seen, unseen=found.unseen)
+            for call in calls(self.problem, loaded.module, sm_count=self._facts.sm_count, scalars=scalars):
                 if call.order or call.is_far:
                     continue
                 try:
                     yield call, self._other(call, loaded, stream) if call.elements <= MOST_ELEMENTS else None
                 except DriverError as error:
-                    raise DriverError(error.rule, code=error.code, received=call.says) from error
+                    raise DriverError(error.rule, code=error.code, received=call.title) from error
 
         return together(made(), self.site)
+
+    def _plain_effects(self) -> Effects:
+        """Which variations of the plain call change an element: the same for every kernel."""
+        if self._effects is None:
+            self._effects = effects(self.problem, self._setting.inputs, self._expectation(True, None).rows)
+        return self._effects
 
     def _other(self, call: Call, loaded: LoadedModule, stream: Stream) -> Verdict | str:
         """One call in its own memory: its verdict, or what is wrong with the workspace."""
@@ -197,26 +207,34 @@ class DeviceCheck:
         finally:
             own.close()
             workspace.close()
-        rows = max(FAMILY_ROWS, CHECKED_ELEMENTS // call.problem.cols)
+        rows = max(family_rows(call.problem), CHECKED_ELEMENTS // call.problem.cols)
+        inputs = setting.inputs
+        found = effects(call.problem, inputs, pick_rows(inputs.families, rows, seed=inputs.seed))
         chain = module.chain if call.problem.cols == self.problem.cols else 0
-        found = verify.check(
-            call.problem, setting.inputs, outputs, rows=rows, chain=chain or None, is_plain=call.is_plain
-        )
-        return replace(found, call=call.says)
+        verdict = verify.check(call.problem, inputs, outputs, rows=rows, chain=chain or None, is_plain=call.is_plain)
+        return replace(verdict, call=call.title, seen=found.seen, unseen=found.unseen)
 
     def _expectation(self, full: bool, chain: int | None) -> Expectation:
         """Reference values and bounds, computed the first time they are asked for."""
         if (full, chain) not in self._expected:
             inputs = self._setting.inputs
             elements = CHECKED_ELEMENTS_FULL if full else CHECKED_ELEMENTS
-            count = max(FAMILY_ROWS, elements // self.problem.cols)
+            count = max(family_rows(self.problem), elements // self.problem.cols)
             rows = pick_rows(inputs.families, count, seed=inputs.seed) if full else pick_slabs(inputs.families, count)
             start = self._setting.outputs.start
             self._expected[full, chain] = verify.prepare(self.problem, inputs, start=start, rows=rows, chain=chain)
         return self._expected[full, chain]
 
 
-def check_on_gpu(problem: Problem, module: Module, facts: Device, *, index: int, seed: int) -> Checked:
+def check_on_gpu(
+    problem: Problem,
+    module: Module,
+    facts: Device,
+    *,
+    index: int,
+    seed: int,
+    scalars: Mapping[str, float] | None = None,
+) -> Checked:
     """Compile, load and check one kernel on GPU `index`, as thoroughly as a finalist of the tuner."""
     require_memory(checked_problem(problem))
     loaded = LoadedModule(module, compile_module(module, facts.arch), device=index)
@@ -227,4 +245,4 @@ def check_on_gpu(problem: Problem, module: Module, facts: Device, *, index: int,
     workspace = DeviceBuffer(size, device=index)
     workspace.fill(0)
     stream.wait_for(0)
-    return checks.run_all(loaded, loaded.bind().set(workspace=workspace.pointer), stream)
+    return checks.run_all(loaded, loaded.bind().set(workspace=workspace.pointer), stream, scalars=scalars)

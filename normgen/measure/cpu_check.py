@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -17,8 +17,7 @@ from normgen.measure.calls import MOST_ELEMENTS, Call, Checked, calls, taken, to
 from normgen.measure.host_memory import require_memory
 from normgen.problem.problem import Problem
 from normgen.records.verified import CPU, Site
-from normgen.verify import FAMILY_ROWS, Verdict, check
-from normgen.verify.families import default_families
+from normgen.verify import Verdict, check, effects, families_of, family_rows, pick_rows
 
 CPU_ELEMENTS = 1 << 15
 LONG_ELEMENTS = 3 << 20  # of a plain call: some 20 s on the executor. Rows of 75,000 and more have fewer of each family
@@ -59,6 +58,7 @@ def check_on_cpu(
     seed: int = 0,
     most_elements: int = MOST_ELEMENTS,
     is_over: Callable[[], bool] = lambda: False,
+    scalars: Mapping[str, float] | None = None,
 ) -> Checked:
     """Build the module's text and run it on the CPU: numerics, and every fault the executor knows.
 
@@ -67,6 +67,7 @@ def check_on_cpu(
     with its own number first and then with enough for every family. Very long rows have one of each family, or of the
     first of them. The other calls follow (`calls`), but for those of more than `most_elements`, and for all that would
     begin when `is_over` says so; the first that is wrong is the last.
+    `scalars` are values that are checked besides those that every check has.
     Raises UsageError when plain calls do not fit the memory, CompileError when the host compiler refuses the text.
     """
     _require_memory(_plain_calls(problem))
@@ -84,17 +85,17 @@ def check_on_cpu(
                 raise
             return None
 
-    made = ((call, run(call)) for call in (*plain, *calls(problem, module, sm_count=CPU_SMS)))
+    made = ((call, run(call)) for call in (*plain, *calls(problem, module, sm_count=CPU_SMS, scalars=scalars)))
     compiler = require_compiler().version
     return together(made, Site(executor=CPU, device=platform.machine(), version=compiler))
 
 
 def _plain_calls(problem: Problem) -> list[Call]:
-    every = min(FAMILY_ROWS, max(1, LONG_ELEMENTS // problem.cols))
+    every = min(family_rows(problem), max(1, LONG_ELEMENTS // problem.cols))
     enough = max(every, CPU_ELEMENTS // problem.cols)
     counts = [problem.rows, every] if problem.rows < every else [min(problem.rows, enough)]
     # Rows of a large mean first: they are as different as normal ones, and tell how a variance is computed.
-    fitting = sorted(default_families(problem), key=lambda name: name != "large_mean")
+    fitting = sorted(families_of(problem), key=lambda name: name != "large_mean")
     families = tuple(fitting[:every]) if every < len(fitting) else None
     return [Call(says="", problem=problem.with_rows(n), sm_count=CPU_SMS, families=families) for n in counts]
 
@@ -122,7 +123,7 @@ def _run(program: Program, call: Call, seed: int, chain: int) -> Verdict | str:
         return "\n".join(str(fault) for fault in run.faults)
     if workspace[:zeroed].any():
         return "the workspace is left unfit for the next call"
-    rows = problem.rows if call.is_plain else max(FAMILY_ROWS, CPU_ELEMENTS // problem.cols)
-    return replace(
-        check(problem, inputs, outputs, rows=rows, chain=chain or None, is_plain=call.is_plain), call=call.says
-    )
+    rows = problem.rows if call.is_plain else max(family_rows(problem), CPU_ELEMENTS // problem.cols)
+    found = effects(problem, inputs, pick_rows(inputs.families, rows, seed=inputs.seed))
+    verdict = check(problem, inputs, outputs, rows=rows, chain=chain or None, is_plain=call.is_plain)
+    return replace(verdict, call=call.title, seen=found.seen, unseen=found.unseen)

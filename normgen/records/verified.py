@@ -65,6 +65,9 @@ class Verified:
                emitted as another text today, and was proven again
     finite_to  "x: 2^58": up to which size of an input a row is finite under every schedule; beyond, one may find NaN
                where another finds a number. Of inputs that may be any number of their dtype, nothing
+    seen       values of scalars, and families of other inputs than the first, on which an element of some call
+               depends: "eps=0.1", "label cols"; None of a record that is older than these
+    unseen     those that were tried and change no element, and what has no other value at which rows are finite
     """
 
     site: Site
@@ -82,6 +85,8 @@ class Verified:
     not_made: tuple[str, ...] = ()
     text: str = ""
     finite_to: tuple[str, ...] = ()
+    seen: tuple[str, ...] | None = None
+    unseen: tuple[str, ...] = ()
 
     @property
     def not_shown(self) -> tuple[str, ...]:
@@ -95,12 +100,16 @@ class Verified:
             said.append(f"rows of {', '.join(self.left_out)} were not tried")
         if self.uncounted:
             said.append(f"rows of {', '.join(self.uncounted)} are outside the spec's accuracy contract")
+        if self.unseen:
+            said.append(f"no call shows what depends on {', '.join(self.unseen)}")
         return (*said, *(f"a call {call} was not made" for call in self.not_made))
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain JSON values: the site's fields beside the others."""
-        own = {name: value for name, value in asdict(self).items() if name != "site"}
-        return {**asdict(self.site), **{name: value for name, value in own.items() if name != "text" or value}}
+        """Plain JSON values: the site's fields beside the others; an older record's line stays as it was."""
+        newer = ("seen", "unseen") if self.seen is None else ()
+        own = {name: value for name, value in asdict(self).items() if name not in ("site", *newer)}
+        kept = {name: value for name, value in own.items() if value or name not in ("text", "finite_to")}
+        return {**asdict(self.site), **kept}
 
     @staticmethod
     def of(data: Mapping[str, Any]) -> Verified:
@@ -130,6 +139,8 @@ def _width(group: Sequence[Verified]) -> str:
         _counted(_ends(group, lambda one: one.rows), "row"),
         _counted((len(families), len(families)), "famil", "y", "ies") + " of rows",
     ]
+    seen = {text for one in group for text in one.seen or ()}
+    parts += [_counted((len(seen), len(seen)), "value") + " of scalars and other inputs"] if seen else []
     pitched, nulls = (_names(group, of) for of in (lambda one: one.own_pitches, lambda one: one.nulls))
     parts += [f"own pitches of {pitched}"] if pitched else []
     parts += [f"null {nulls}"] if nulls else []

@@ -30,6 +30,7 @@ from normgen.report.api import api_part
 from normgen.report.knobs.page import knobs_part
 from normgen.report.language import bits_part, dtypes_part, functions_part, roles_part
 from normgen.report.picture import dots_of, svg
+from normgen.report.proof import varied_part
 from normgen.report.techniques import markdown_table, techniques_part
 from normgen.schedule.default import default_schedule
 from normgen.schedule.knobs import TABLE
@@ -181,6 +182,7 @@ PARTS: dict[str, Callable[[Path], str]] = {
     "knobs": knobs_part,
     "api": api_part,
     "models": models_part,
+    "varied": varied_part,
 }
 DOCUMENTS = (
     "README.md",
@@ -192,6 +194,7 @@ DOCUMENTS = (
     "docs/knobs.md",
     "docs/api.md",
     "docs/frameworks.md",
+    "docs/proof.md",
 )
 SCHEMA = "normgen/records/schema.json"
 PICTURE = "docs/prices.svg"

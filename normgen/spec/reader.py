@@ -23,7 +23,7 @@ from normgen.schedule.knobs import KNOBS, knob_value
 from normgen.spec import checks
 from normgen.spec.instead import instead_of_group, instead_of_key, instead_of_role
 from normgen.spec.names import refusal
-from normgen.spec.spec import GROUPED, ORDERS, ROW_FAMILIES, Formula, Role, Spec, Tensor
+from normgen.spec.spec import GROUPED, ORDERS, ROW_FAMILIES, Formula, Ranges, Role, Spec, Tensor
 from normgen.spec.toml_lines import KeyPath, key_lines, parse_toml, read_text
 
 _TOP_KEYS = ("name", "summary", "paper", "tensors", "scalars", "formulas", "space", "backward", "accuracy")
@@ -97,8 +97,11 @@ def _parsed(text: str, file: str) -> Spec:
 
 
 def _digest(data: Mapping[str, Any]) -> str:
-    """sha256 of what a spec says but for what is searched: another space makes no measured kernel another kernel."""
+    """sha256 of what a spec says of its kernels: without what is searched and what values of scalars are proven."""
     said = {key: value for key, value in data.items() if key != "space"}
+    if isinstance(scalars := said.get("scalars"), dict):
+        plain = {n: entry.get("default") if isinstance(entry, dict) else entry for n, entry in scalars.items()}
+        said["scalars"] = plain
     return hashlib.sha256(json.dumps(said, default=str).encode()).hexdigest()
 
 
@@ -122,6 +125,7 @@ class _Reader:
             paper=self.text(("paper",), ""),
             tensors=self.tensors(),
             scalars=self.scalars(),
+            scalar_ranges=self.scalar_ranges(),
             formulas=self.formulas(),
             knobs=self.knobs(("space",)),
             backward_knobs=self.knobs(("space", _BACKWARD)),
@@ -316,13 +320,47 @@ class _Reader:
 
     def scalars(self) -> tuple[tuple[str, float], ...]:
         found = []
-        for name, value in self.table("scalars").items():
+        for name, entry in self.table("scalars").items():
             path = ("scalars", self.checked_name(name, ("scalars", name)))
-            if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-                raise self.error("a scalar's default is a finite number", path, received=repr(value))
-            if not F32.holds(value):
-                raise self.error("a scalar's default must fit float32", path, received=repr(value))
-            found.append((name, float(value)))
+            if isinstance(entry, dict):
+                self.known_keys(path, entry, ("default", "ranges"))
+            value = entry.get("default") if isinstance(entry, dict) else entry
+            found.append((name, self.float32(value, path, "a scalar's default")))
+        return tuple(found)
+
+    def float32(self, value: Any, path: KeyPath, what: str) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            hint = "eps = 1e-6, or eps = { default = 1e-6, ranges = [[0, 1e-3]] }"
+            raise self.error(f"{what} is a finite number", path, received=repr(value), hint=hint)
+        if not F32.holds(value):
+            raise self.error(f"{what} must fit float32", path, received=repr(value))
+        return float(value)
+
+    def scalar_ranges(self) -> tuple[tuple[str, Ranges], ...]:
+        """The ranges of the scalars that have some: pairs of a least and a largest value."""
+        found = []
+        for name, entry in self.table("scalars").items():
+            if not isinstance(entry, dict) or "ranges" not in entry:
+                continue
+            path, listed = ("scalars", name), entry["ranges"]
+            if (
+                not isinstance(listed, list)
+                or not listed
+                or not all(isinstance(r, list) and len(r) == 2 for r in listed)
+            ):
+                hint = "eps = { default = 1e-6, ranges = [[0, 1e-3]] }"
+                rule = "'ranges' is a list of [least, largest]"
+                raise self.error(rule, path, received=repr(listed), hint=hint)
+            ranges = tuple(
+                (self.float32(low, path, "the end of a range"), self.float32(high, path, "the end of a range"))
+                for low, high in listed
+            )
+            if not all(low <= high for low, high in ranges):
+                raise self.error("a range is [least, largest]", path, received=repr(listed))
+            if not any(low <= entry["default"] <= high for low, high in ranges):
+                rule = f"the default of '{name}' lies in one of its ranges"
+                raise self.error(rule, path, received=f"{entry['default']!r} and {listed!r}")
+            found.append((name, ranges))
         return tuple(found)
 
     def formulas(self) -> tuple[Formula, ...]:

@@ -304,6 +304,9 @@ class Tensor:
         return not self.dtypes or not all(DTYPES[name].is_integer for name in self.dtypes)
 
 
+Ranges = tuple[tuple[float, float], ...]  # [least, largest] each
+
+
 @dataclass(frozen=True, kw_only=True)
 class Formula:
     """`name = text`, as the author wrote it, in one line."""
@@ -319,6 +322,7 @@ class Spec:
 
     `knobs` are searched for forward kernels, `backward_knobs` for backward ones: knob name -> values, as the Schedule
     names them; a knob that is not there takes its default values.
+    `scalar_ranges` are the values that its formulas are meant for: a kernel is proven with some of each range.
     `saved` names the statistics and outputs the backward pass reads; the rest it recomputes. A saved statistic has no
     gradient of its own, as mean and rstd have none in torch's native_layer_norm; a backward pass with any other
     statistic present is refused.
@@ -329,6 +333,7 @@ class Spec:
     paper: str = ""
     tensors: tuple[Tensor, ...]
     scalars: tuple[tuple[str, float], ...] = ()  # name, default
+    scalar_ranges: tuple[tuple[str, Ranges], ...] = ()  # of scalars whose spec says which values they may have
     formulas: tuple[Formula, ...]
     knobs: dict[str, tuple[Any, ...]] = field(default_factory=dict, hash=False)
     backward_knobs: dict[str, tuple[Any, ...]] = field(default_factory=dict, hash=False)
@@ -343,6 +348,11 @@ class Spec:
 
     def tensor(self, name: str) -> Tensor:
         return next(t for t in self.tensors if t.name == name)
+
+    def allows(self, scalar: str, value: float) -> bool:
+        """Whether a value lies in the scalar's ranges; without ranges any does."""
+        ranges = dict(self.scalar_ranges).get(scalar, ((-math.inf, math.inf),))
+        return any(low <= value <= high for low, high in ranges)
 
     @cached_property
     def groups(self) -> tuple[int, ...]:

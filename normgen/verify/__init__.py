@@ -17,11 +17,22 @@ from normgen.verify.check import (
 )
 from normgen.verify.derivative_proof import Slope, prove, proven_program
 from normgen.verify.error_model import Float32Error
-from normgen.verify.families import default_families, finite_to, make_inputs
+from normgen.verify.families import (
+    default_families,
+    families_apart,
+    families_of,
+    family_rows,
+    finite_to,
+    make_inputs,
+    parameters,
+    scalar_values,
+    signed_parameters,
+)
 from normgen.verify.interpret import finite_difference_check, interpret
 from normgen.verify.reference import BACKWARD_FORMULAS, has_reference, reference, register
 from normgen.verify.rows import ALL, FAMILY_ROWS, Buffer, Inputs, Outputs, allocate, make_outputs
 from normgen.verify.sources import prove_derivative
+from normgen.verify.varied.effects import Effects, effects
 from normgen.verify.verdict import BadElement, TensorVerdict, Verdict
 
 __all__ = [
@@ -31,6 +42,7 @@ __all__ = [
     "BadElement",
     "Bounded",
     "Buffer",
+    "Effects",
     "Expectation",
     "Float32Error",
     "Inputs",
@@ -41,6 +53,10 @@ __all__ = [
     "allocate",
     "check",
     "default_families",
+    "effects",
+    "families_apart",
+    "families_of",
+    "family_rows",
     "finite_difference_check",
     "finite_to",
     "has_reference",
@@ -48,6 +64,7 @@ __all__ = [
     "longest_chain",
     "make_inputs",
     "make_outputs",
+    "parameters",
     "pick_rows",
     "pick_slabs",
     "prepare",
@@ -56,4 +73,6 @@ __all__ = [
     "proven_program",
     "reference",
     "register",
+    "scalar_values",
+    "signed_parameters",
 ]

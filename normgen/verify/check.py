@@ -21,6 +21,7 @@ from normgen.verify.program_walk import Walk
 from normgen.verify.reference import has_reference, reference
 from normgen.verify.rows import Inputs, Outputs, of_rows
 from normgen.verify.sources import Formulas, OpenWalk, walk_opener
+from normgen.verify.varied.values import is_covered
 from normgen.verify.verdict import BadElement, TensorVerdict, Verdict
 
 BLOCK_ELEMENTS = 1 << 16  # 0.5 MB a float64 temporary: a block's temporaries stay in the L2 cache
@@ -119,6 +120,12 @@ def column_parts(problem: Problem, inputs: Inputs) -> dict[str, ColumnSum]:
         return _model(problem, inputs, {}, None, None).column_sums(tensors, problem.rows)[0]
 
 
+def row_parts(problem: Problem, inputs: Inputs, rows: NDArray[np.intp]) -> list[Part]:
+    """What these rows must hold, nothing accumulated; of a problem that writes nothing of rows, its sums over all."""
+    by_row = [t for t in _written(problem) if t.kind.by_row]
+    return list(_parts(_model(problem, inputs, {}, None, None), rows, by_row or _written(problem)))
+
+
 def _written(problem: Problem) -> list[TensorUse]:
     return [t for t in problem.tensors if t.is_written]
 
@@ -172,7 +179,7 @@ def _judged(
 ) -> Verdict:
     """Tally the results against their parts."""
     arrays = outputs.arrays if isinstance(outputs, Outputs) else outputs
-    (names, codes), contract = inputs.coded_families, problem.spec.accuracy_rows
+    names, codes = inputs.coded_families
     written = [t for t in _written(problem) if _array(arrays, t) is not None]
     results = {t.name: t.layout.by_row(np.asarray(_array(arrays, t))) for t in written}
     tallies = {t.name: _Tally(problem=problem, tensor=t, names=names, codes=codes) for t in written}
@@ -190,7 +197,7 @@ def _judged(
         seed=inputs.seed,
         families=tuple(names),
         left_out=inputs.left_out,
-        uncounted=tuple(name for name in names if contract and name not in contract),
+        uncounted=tuple(name for name in names if not is_covered(problem, name)),
     )
 
 
@@ -432,8 +439,7 @@ class _Tally:
             yield self.names[code], np.flatnonzero(codes == code)
 
     def _counts(self, family: str) -> bool:
-        contract = self.problem.spec.accuracy_rows
-        return not contract or family == COLUMNS or family in contract
+        return family == COLUMNS or is_covered(self.problem, family)
 
     def _note(self, row: int, got: Array, want: Array, bound: Array, ratio: Array) -> None:
         family = COLUMNS if row < 0 else self.names[self.codes[row]]

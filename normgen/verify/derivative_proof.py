@@ -27,7 +27,7 @@ care: `differentiate` demands that their cotangent cancels). Nor does one where 
 the loss. One where a function jumps within the roundings of float32 may agree, but is never called wrong. If no row
 is left, inputs of one sign are drawn, above 0 and then below, for formulas such as log(x) and the root of x / sum(x);
 after that the derivative counts as unproven, which is an error too (not at the problem's own cols, of which a single
-one may leave a formula without a value).
+one may leave a formula without a value, and not at other values of scalars than their defaults).
 """
 
 from __future__ import annotations
@@ -65,7 +65,8 @@ from normgen.verify.interpret import (
     spread_over_rows,
 )
 from normgen.verify.program_walk import ProgramWalk, V
-from normgen.verify.rows import draw_tensor, of_rows
+from normgen.verify.rows import Pen, of_rows
+from normgen.verify.varied.values import as_text, candidates, combinations
 
 ROWS, COLS = 7, 33
 ROWS_PER_BATCH = 3  # the last batch is shorter
@@ -129,26 +130,40 @@ def _proven(problem: Problem) -> RowProgram:
 def prove(problem: Problem, program: RowProgram) -> tuple[Slope, ...]:
     """Every slope that was compared, at 7 x 33, or some whole groups, and at the problem's own cols.
 
+    At 7 x 33 further values of the scalars are proven, too, each in one of few combinations.
     Raises as `proven_program`.
     """
     whole = problem.spec.whole_cols
     plain = max(-(-COLS // whole), min(3, LARGEST_COLS // whole)) * whole  # several groups where that is quick
     widths = [plain, problem.cols] if problem.cols <= LARGEST_COLS else [plain]
     found: list[Slope] = []
-    for cols in dict.fromkeys(widths):
+    points: list[tuple[int, Mapping[str, float]]] = [(cols, {}) for cols in dict.fromkeys(widths)]
+    points += [(plain, scalars) for scalars in _other_scalars(problem)]
+    for cols, scalars in points:
         small = replace(problem, rows=ROWS, cols=cols, pitch=cols)
         for name in _differentiated(small):
-            slopes = list(_slopes(small, program, name))
-            if not slopes and cols == plain:
+            slopes = list(_slopes(small, program, name, scalars))
+            if not slopes and cols == plain and not scalars:
                 rule = f"the derived d{name} of spec '{problem.spec.name}' cannot be proven"
                 nowhere = f"no row of {ROWS} x {cols} random ones where the formula is finite and smooth"
                 hint = "a gradient is proven near numbers of a normal distribution; there the formula must have a slope"
                 raise VerificationError(rule, received=nowhere, hint=hint)
             if wrong := [slope for slope in slopes if not slope.ok]:
                 rule = f"the derived d{name} of spec '{problem.spec.name}' is not the derivative of its formula"
-                raise _error(problem, program, rule, f"{wrong[0]} ({len(wrong)} of {len(slopes)} are wrong)")
+                where = "".join(f", {as_text(n, value)}" for n, value in scalars.items())
+                raise _error(problem, program, rule, f"{wrong[0]}{where} ({len(wrong)} of {len(slopes)} are wrong)")
             found += slopes
     return tuple(found)
+
+
+def _other_scalars(problem: Problem) -> list[dict[str, float]]:
+    """Further values of the scalars, of their default's sign: of the others it is not known that rows are finite."""
+    ranges, defaults = dict(problem.spec.scalar_ranges), dict(problem.spec.scalars)
+    values = {
+        name: tuple(v for v in found if name in ranges or v * defaults[name] > 0 or (not defaults[name] and v > 0))
+        for name, found in candidates(problem).items()
+    }
+    return combinations(values)[: max(map(len, values.values()), default=0)]
 
 
 def _differentiated(problem: Problem) -> tuple[str, ...]:
@@ -162,15 +177,15 @@ def _error(problem: Problem, program: RowProgram, rule: str, received: str) -> V
     return VerificationError(rule, received=received, hint=hint)
 
 
-def _slopes(problem: Problem, program: RowProgram, name: str) -> Iterator[Slope]:
-    """The slopes along random directions of one input or parameter."""
+def _slopes(problem: Problem, program: RowProgram, name: str, scalars: Mapping[str, float]) -> Iterator[Slope]:
+    """The slopes along random directions of one input or parameter, at these values of scalars."""
     rng = np.random.default_rng([problem.cols, *name.encode()])
     found: list[Slope] = []
     for signs in ((0,), (1, -1)):  # a formula may be a number where all inputs have one sign: a root of x / sum(x)
         for sign in signs:
             base = _draw(problem, rng, sign=sign)
-            forward = _Forward(problem=problem, base=base)
-            for _ in range(DIRECTIONS):
+            forward = _Forward(problem=problem, base=base, scalars={**dict(problem.spec.scalars), **scalars})
+            for _ in range(1 if scalars else DIRECTIONS):
                 direction = _on_grid(rng.standard_normal(base[name].shape))
                 found += forward.compared(program, name, direction)
         if found:
@@ -191,8 +206,9 @@ def _draw(problem: Problem, rng: np.random.Generator, *, sign: int) -> dict[str,
     uses = [TensorUse(name=t.name, kind=t.kind, dtype=F32, is_written=False, group=t.group) for t in read]
     uses += [t for t in problem.tensors if t.name in {f"d{o.name}" for o in spec.outputs}]
     inputs = {t.name for t in read if t.kind.by_row}
+    pen = Pen(problem=problem, of_row=("normal",) * problem.rows, rng=rng)
     for use in uses:
-        value = draw_tensor(use, problem, ("normal",) * problem.rows, rng)
+        value = pen.draw(use)
         value = sign * (np.abs(value) + 0.5) if sign and use.name in inputs else value
         value = of_rows(value, use, problem, rows) if use.kind.by_batch or use.kind.is_spread else value
         drawn[use.name] = _on_grid(value.reshape(use.kind.broadcast_shape(problem.sizes)))
@@ -388,6 +404,7 @@ class _Forward:
 
     problem: Problem
     base: Mapping[str, Array]
+    scalars: Mapping[str, float]
     formulas: dict[str, Formula] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -405,7 +422,7 @@ class _Forward:
         object.__setattr__(self, "formulas", formulas)
 
     def numbers(self) -> dict[str, Array]:
-        scalars = {name: np.asarray(float(np.float32(value))) for name, value in self.problem.spec.scalars}
+        scalars = {name: np.asarray(float(np.float32(value))) for name, value in self.scalars.items()}
         rows, cols = np.arange(self.problem.rows), self.problem.cols
         seeds = {t.name: number for number, t in enumerate(self.problem.spec.seeds, start=1)}
         return {**scalars, **constants(rows, cols), **drawn(self.problem.spec, seeds, rows, cols)}
@@ -451,7 +468,7 @@ class _Forward:
             for row, a, b, e in zip(rows, found.value[:, 0], slope[:, 0], bound[:, 0], strict=True)
         ]
         clear = clear & ~(np.abs(found.value - chained) <= 2 * rounding)  # no step resolved that slope
-        if any(value <= 0 for _, value in self.problem.spec.scalars):  # a gradient takes them for what keeps from 0
+        if any(value <= 0 for value in self.scalars.values()):  # a gradient takes them for what keeps from 0
             clear = clear & ~np.isnan(found.value)
         slopes = [one for one, is_clear in zip(slopes, clear[:, 0].tolist(), strict=True) if is_clear or one.ok]
         if told_of := [one for one in slopes if not np.isinf(one.bound)]:

@@ -8,27 +8,36 @@ would not see a normal row that is lost. A spec's accuracy contract says the sam
 
 Masked rows, the lowest finite number of the dtype, are for formulas that take a row's maximum, as a softmax does: in
 any other its squares and sums overflow.
+
+Then come the rows in which another input is at an extreme (`varied/values.py`), in calls of their own where rows are
+summed. The values of scalars, and whether parameters may be negative, are found here too: where rows are not finite
+that are so at the defaults, the formula is not meant for such values.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
 
 from normgen.problem.problem import Problem
-from normgen.problem.tensors import TensorUse
+from normgen.problem.question import Direction
+from normgen.problem.tensors import TensorUse, tensors_in_place
 from normgen.spec.formula import Call, Expression, children, parse_formula
-from normgen.verify.check import column_parts, prepare
+from normgen.spec.spec import Spec
+from normgen.verify.check import Part, column_parts, prepare
+from normgen.verify.derivative_proof import proven_program
 from normgen.verify.error_model import stored
-from normgen.verify.rows import ALL, NON_FINITE, Inputs, as_large_as, draw_inputs, draw_rows
+from normgen.verify.rows import ALL, FAMILY_ROWS, NON_FINITE, Inputs, as_large_as, draw_inputs, draw_rows
 from normgen.verify.sources import is_derived
+from normgen.verify.varied.values import HIDDEN, ORDINARY, candidates, extremes, is_covered, label_scalars
 
 SAMPLE_ROWS = 4
 LARGEST_COLS = 1024  # of the sample: 0.1 s
+SMALL_COLS = 48  # of the sample that tells whether values of scalars and parameters have a bound
 
 
 def make_inputs(
@@ -37,13 +46,48 @@ def make_inputs(
     seed: int = 0,
     families: tuple[str, ...] | None = None,
     pitches: Mapping[str, int] | None = None,
+    scalars: Mapping[str, float] | None = None,
+    ends: str = "",
+    signed: Collection[str] = (),
 ) -> Inputs:
-    """`draw_inputs` of the chosen families, by default `default_families`."""
-    if families is not None:
-        return draw_inputs(problem, families, seed=seed, pitches=pitches)
-    chosen = default_families(problem)
-    left_out = tuple(name for name in fitting_families(problem) if name not in chosen)
-    return replace(draw_inputs(problem, chosen, seed=seed, pitches=pitches), left_out=left_out)
+    """`draw_inputs` of the chosen families; by default of all `families_of` the problem, with `signed_parameters`."""
+    chosen, left_out = families, tuple[str, ...]()
+    if chosen is None:
+        chosen, signed = families_of(problem), signed or signed_parameters(problem)
+        left_out = tuple(name for name in fitting_families(problem) if name not in chosen)
+    drawn = draw_inputs(problem, chosen, seed=seed, pitches=pitches, scalars=scalars, ends=ends, signed=signed)
+    return replace(drawn, left_out=left_out)
+
+
+def families_of(problem: Problem) -> tuple[str, ...]:
+    """The families of rows of a plain call: of the first input, then those with another input at an extreme.
+
+    The latter not where rows are summed: their size would widen the bound of the sum for all others.
+    """
+    return (*default_families(problem), *(() if problem.sums_rows else _extremes(problem)))
+
+
+def families_apart(problem: Problem) -> list[tuple[str, ...]]:
+    """Of a sum over rows, the families with another input at an extreme, for calls of their own.
+
+    Those that can stand in one sum come first, together; each of the others is alone.
+    """
+    found = tuple(name for name in _extremes(problem) if is_covered(problem, name)) if problem.sums_rows else ()
+    if not found:
+        return []
+    hiding = _hiding(_sample(problem), found)
+    alone = [name for name in found if name in hiding or name.partition(" ")[2] == HIDDEN]
+    together = tuple(name for name in found if name not in alone)
+    return [*([together] if together else []), *((name,) for name in alone)]
+
+
+def family_rows(problem: Problem) -> int:
+    """Rows with two of every family, and no fewer than a problem of one input has."""
+    return max(FAMILY_ROWS, 2 * len(families_of(problem)))
+
+
+def _extremes(problem: Problem) -> tuple[str, ...]:
+    return extremes(problem, takes_maximum=_has_maximum(problem.spec))
 
 
 def default_families(problem: Problem) -> tuple[str, ...]:
@@ -55,13 +99,17 @@ def default_families(problem: Problem) -> tuple[str, ...]:
     if problem.spec.accuracy_rows:
         return tuple(name for name in finite if name in problem.spec.accuracy_rows)
     hides = is_derived(problem) or problem.totals
-    return tuple(name for name in finite if name not in _hiding(_sample(problem))) if hides else finite
+    return tuple(name for name in finite if name not in _hiding(_sample(problem), finite)) if hides else finite
 
 
 def fitting_families(problem: Problem) -> tuple[str, ...]:
     """All rows, masked ones only where a formula takes the row's maximum."""
-    has_maximum = any(_takes_maximum(parse_formula(formula.text)) for formula in problem.spec.formulas)
-    return tuple(name for name in ALL if has_maximum or name != "masked")
+    return tuple(name for name in ALL if name != "masked" or _has_maximum(problem.spec))
+
+
+@lru_cache(maxsize=1024)
+def _has_maximum(spec: Spec) -> bool:
+    return any(_takes_maximum(parse_formula(formula.text)) for formula in spec.formulas)
 
 
 def _takes_maximum(tree: Expression) -> bool:
@@ -74,16 +122,17 @@ def _sample(problem: Problem) -> Problem:
 
 
 @lru_cache(maxsize=1024)
-def _hiding(problem: Problem) -> frozenset[str]:
-    """Families whose rows hide a normal row in some column output."""
-    normal = column_parts(problem, draw_inputs(problem, ("normal",)))
+def _hiding(problem: Problem, families: tuple[str, ...]) -> frozenset[str]:
+    """Those families whose rows hide a normal row in some column output."""
+    signed = signed_parameters(problem)
+    normal = column_parts(problem, draw_inputs(problem, (ORDINARY,), signed=signed))
     told = {name: part.size > 0 for name, part in normal.items()}  # of columns that add anything at all
     seen = {n: float(np.median(part.size[told[n]])) / SAMPLE_ROWS for n, part in normal.items() if told[n].any()}
     found = set()
-    for family in fitting_families(problem):
-        if family in ("normal", *NON_FINITE):
+    for family in families:
+        if family in (ORDINARY, *NON_FINITE):
             continue
-        parts = column_parts(problem, draw_inputs(problem, (family,)))
+        parts = column_parts(problem, draw_inputs(problem, (family,), signed=signed))
         for name, part in parts.items():
             bound = stored(part.bounded(SAMPLE_ROWS), problem.tensor(name).dtype)
             if name in seen and not np.median(bound[told[name]]) < seen[name]:
@@ -128,3 +177,85 @@ def _is_finite(problem: Problem, tensor: TensorUse, exponent: int) -> bool:
         drawn = draw_rows((as_large_as(exponent),), problem.cols, tensor.dtype, np.random.default_rng(0))
         inputs.arrays[tensor.name][...] = tensor.dtype.stored(drawn)
     return all(bool(np.isfinite(part.bound).all()) for part in prepare(problem, inputs).parts)
+
+
+def scalar_values(problem: Problem) -> dict[str, tuple[float, ...]]:
+    """The further values of each scalar that the reference depends on, its default not among them.
+
+    Without ranges in the spec those at which every family of rows stays finite; there may be none.
+    """
+    return dict(_scalar_values(_small(problem)))
+
+
+def signed_parameters(problem: Problem) -> tuple[str, ...]:
+    """The parameters and numbers on the device that may be negative: rows stay finite."""
+    return _signed(_small(problem))
+
+
+def parameters(problem: Problem) -> tuple[str, ...]:
+    """What is read and the same for every row, or for those of a batch, and no whole number."""
+    read = (t for t in problem.tensors if not t.is_written and not t.kind.by_row)
+    return tuple(t.name for t in read if not t.dtype.is_integer)
+
+
+def _small(problem: Problem) -> Problem:
+    """A few rows and columns of the same formulas."""
+    whole = problem.spec.whole_cols
+    cols = min(problem.cols, max(1, SMALL_COLS // whole) * whole)
+    small = replace(problem, rows=SAMPLE_ROWS, rows_per_batch=min(1, problem.rows_per_batch), cols=cols, pitch=cols)
+    tensors = tensors_in_place(problem.tensors, {})
+    return replace(small, tensors=tensors, accumulate=False, deterministic=False, stable_parameters=False)
+
+
+@lru_cache(maxsize=1024)
+def _scalar_values(problem: Problem) -> tuple[tuple[str, tuple[float, ...]], ...]:
+    signed, ranges = signed_parameters(problem), dict(problem.spec.scalar_ranges)
+    families = tuple(f for f in (*fitting_families(problem), *_extremes(problem)) if f not in NON_FINITE)
+    problem = problem.with_rows(len(families))
+    drawn = draw_inputs(problem, families, signed=signed)  # saved values are those of the default in every case
+    usual = _Bounds(problem, drawn)
+    read = dict(problem.spec.scalars)  # a spec has no scalar that no output depends on
+    if problem.direction is Direction.BACKWARD:
+        read = dict.fromkeys(proven_program(problem).scalars, 0.0) if is_derived(problem) else {}
+    labels = {name for names in label_scalars(problem.spec, problem.tensors).values() for name in names}
+    found = []
+    for name, values in candidates(problem).items():
+        others = {v: _Bounds(problem, replace(drawn, scalars=drawn.scalars | {name: v})) for v in values}
+        if name in read or any(usual.differs_from(other) for other in others.values()):
+            is_free = name in ranges or name in labels  # a row whose label was ignored may be one of no column
+            kept = values if is_free else tuple(v for v, other in others.items() if usual.kept_by(other))
+            found.append((name, kept))
+    return tuple(found)
+
+
+@lru_cache(maxsize=1024)
+def _signed(problem: Problem) -> tuple[str, ...]:
+    names = parameters(problem)
+    if not names:
+        return ()
+    usual = _Bounds(problem, draw_inputs(problem, (ORDINARY,)))
+    if usual.kept_by(_Bounds(problem, draw_inputs(problem, (ORDINARY,), signed=names))):
+        return names
+    alone = {name: _Bounds(problem, draw_inputs(problem, (ORDINARY,), signed=(name,))) for name in names}
+    return tuple(name for name, bounds in alone.items() if usual.kept_by(bounds))
+
+
+class _Bounds:
+    """What the reference says of all rows: the share of finite elements of each, and of bounded elements of all."""
+
+    def __init__(self, problem: Problem, inputs: Inputs) -> None:
+        with np.errstate(all="ignore"):
+            self.parts: tuple[Part, ...] = prepare(problem, inputs).parts
+        self.finite = [np.isfinite(part.want).mean(axis=1) for part in self.parts]
+        told = sum(int((np.isfinite(part.want) & (part.bound < np.inf)).sum()) for part in self.parts)
+        self.bounded = told / max(1, sum(part.want.size for part in self.parts))
+
+    def kept_by(self, other: _Bounds) -> bool:
+        """Whether no row loses most of its values, nor all rows most of their bounds."""
+        is_finite = (bool(np.all(b >= a / 2)) for a, b in zip(self.finite, other.finite, strict=True))
+        return other.bounded >= self.bounded / 2 and all(is_finite)
+
+    def differs_from(self, other: _Bounds) -> bool:
+        return any(
+            not np.array_equal(a.want, b.want, equal_nan=True) for a, b in zip(self.parts, other.parts, strict=True)
+        )

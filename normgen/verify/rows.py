@@ -47,6 +47,7 @@ from normgen.problem.tensors import TensorUse
 from normgen.spec.spec import Role
 from normgen.verify.interpret import Array, drawn, interpret, seeds_of
 from normgen.verify.reference import has_reference, reference
+from normgen.verify.varied.values import ORDINARY, draw_extreme, in_columns, of_tensor, sign_of_call
 
 Stored = NDArray[Any]
 Draw = Callable[[np.random.Generator, int, int, DType], Array]
@@ -216,7 +217,7 @@ DRAWS: dict[str, Draw] = {
 }
 ALL: tuple[str, ...] = tuple(DRAWS)
 NON_FINITE = ("inf", "nan")
-_POWER = "up to 2^"
+_POWER = "up_to_2^"
 FAMILY_ROWS = 2 * len(ALL)  # two of every family
 
 
@@ -253,6 +254,7 @@ class Inputs:
     families: tuple[str, ...]  # the family of each row
     left_out: tuple[str, ...] = ()  # families that a sum over rows could not hold, or its contract leaves out
     scalars: dict[str, float]  # as float32 holds them
+    signed: tuple[str, ...] = ()  # parameters that are of both signs, 0 and 1
     numbers: NDArray[np.intp] | None = None  # of the rows in the launch, where these are some of its rows
     buffers: dict[str, Buffer]
 
@@ -334,25 +336,40 @@ def _fill(tensor: TensorUse, problem: Problem, values: Array, pitch: int | None 
 
 
 def draw_inputs(
-    problem: Problem, chosen: tuple[str, ...], *, seed: int = 0, pitches: Mapping[str, int] | None = None
+    problem: Problem,
+    chosen: tuple[str, ...],
+    *,
+    seed: int = 0,
+    pitches: Mapping[str, int] | None = None,
+    scalars: Mapping[str, float] | None = None,
+    ends: str = "",
+    signed: Collection[str] = (),
 ) -> Inputs:
     """Every read tensor of the problem, in its stored dtype, pitch and alignment.
 
-    The rows of the spec's first input cycle through the `chosen` families, in an order that the seed picks. Other
-    elem inputs and dy are standard normal, parameters 1 + 0.2 N and, named bias or with `absent` = 0, 0.2 N; whole
+    The rows of the spec's first input cycle through the `chosen` families, in an order that the seed picks; in one of
+    another input (`varied.values.extremes`) the first one's are normal. Other
+    elem inputs and dy are standard normal, parameters 1 + 0.2 N and, named bias or with `absent` = 0, 0.2 N,
+    of the `signed` ones some columns negated, 0 or 1; whole
     numbers of 8 bits are any, others the number of a column or -1. In a
     backward problem saved statistics and saved outputs come from the float64 forward, rounded to their dtype.
-    `pitches` are those of tensors that do not have the problem's.
+    `pitches` are those of tensors that do not have the problem's, `scalars` the values of those not at their default,
+    `ends` the family of the first and the last row.
 
     Raises UsageError for an unknown family of rows.
     """
     pitches = pitches or {}
     for name in chosen:
-        _draw_of(name)
+        if not of_tensor(name):
+            _draw_of(name)
     rng = np.random.default_rng([seed, problem.rows, problem.cols])
     order = [chosen[i] for i in rng.permutation(len(chosen))]
     of_row = tuple(order[i % len(order)] for i in range(problem.rows))
-    scalars = {name: float(np.float32(value)) for name, value in problem.spec.scalars}
+    if ends and of_row:
+        of_row = (ends,) if len(of_row) == 1 else (ends, *of_row[1:-1], ends)
+    given = {**dict(problem.spec.scalars), **(scalars or {})}
+    values_of = {name: float(np.float32(value)) for name, value in given.items()}
+    pen = Pen(problem=problem, of_row=of_row, scalars=values_of, rng=rng, signed=signed)
     made: dict[str, Buffer] = {}
     saved: list[TensorUse] = []
     for tensor in problem.tensors:
@@ -361,14 +378,14 @@ def draw_inputs(
         if _is_computed(tensor, problem):
             saved.append(tensor)
         else:
-            made[tensor.name] = _fill(
-                tensor, problem, draw_tensor(tensor, problem, of_row, rng), pitches.get(tensor.name)
-            )
+            made[tensor.name] = _fill(tensor, problem, pen.draw(tensor), pitches.get(tensor.name))
     if saved:
-        values = _forward_values(problem, made, of_row, scalars, rng)
+        values = _forward_values(pen, made)
         made |= {t.name: _fill(t, problem, values[t.name], pitches.get(t.name)) for t in saved}
     in_order = {t.name: made[t.name] for t in problem.tensors if not t.is_written}
-    return Inputs(problem=problem, seed=seed, families=of_row, scalars=scalars, buffers=in_order)
+    return Inputs(
+        problem=problem, seed=seed, families=of_row, scalars=values_of, signed=tuple(signed), buffers=in_order
+    )
 
 
 def _is_computed(tensor: TensorUse, problem: Problem) -> bool:
@@ -376,29 +393,56 @@ def _is_computed(tensor: TensorUse, problem: Problem) -> bool:
     return problem.direction is Direction.BACKWARD and tensor.name in written
 
 
-def draw_tensor(tensor: TensorUse, problem: Problem, of_row: tuple[str, ...], rng: np.random.Generator) -> Array:
-    rows, cols = problem.rows, problem.cols
-    if tensor.name in {t.name for t in problem.spec.seeds}:
-        return rng.integers(-(2**63), 2**63, 1).astype(np.float64)
-    if tensor.dtype.is_integer:
-        low, high = (tensor.dtype.least, tensor.dtype.largest) if tensor.dtype.bytes == 1 else (-1, cols - 1)
-        return rng.integers(int(low), int(high), problem.shape_of(tensor), endpoint=True).astype(np.float64)
-    if tensor.kind.within_row and not tensor.kind.by_row:
-        declared = next((t for t in problem.spec.tensors if t.name == tensor.name), None)
-        centre = 0.0 if tensor.name == "bias" or (declared is not None and declared.absent in ("0", "0.0")) else 1.0
-        return centre + 0.2 * rng.standard_normal(problem.shape_of(tensor))
-    if not tensor.kind.by_col:
-        return rng.standard_normal(math.prod(problem.shape_of(tensor)))
-    if tensor.name != problem.spec.inputs[0].name:
-        return rng.standard_normal((rows, cols))
-    return draw_rows(of_row, cols, tensor.dtype, rng)
+@dataclass(frozen=True, kw_only=True)
+class Pen:
+    """Draws the tensors of a problem whose rows are of these families, one after the other."""
+
+    problem: Problem
+    of_row: tuple[str, ...]
+    scalars: Mapping[str, float] = field(default_factory=dict)
+    rng: np.random.Generator
+    signed: Collection[str] = ()  # parameters that are of both signs, 0 and 1
+
+    def draw(self, tensor: TensorUse) -> Array:
+        problem, rng = self.problem, self.rng
+        if tensor.name in {t.name for t in problem.spec.seeds}:
+            return rng.integers(-(2**63), 2**63, 1).astype(np.float64)
+        if tensor.name == problem.spec.inputs[0].name and tensor.kind.is_elem and not tensor.dtype.is_integer:
+            return draw_rows(self.of_row, problem.cols, tensor.dtype, rng)
+        found = self.ordinary(tensor)
+        for family in dict.fromkeys(f for f in self.of_row if of_tensor(f) == tensor.name):
+            at = np.flatnonzero(np.array(self.of_row) == family)
+            drawn = draw_extreme(family, tensor, problem.cols, at.size, self.scalars, rng)
+            found[at] = drawn if found.ndim > 1 else drawn[:, 0]
+        return found
+
+    def ordinary(self, tensor: TensorUse) -> Array:
+        """The tensor where it is at no extreme; of a parameter both signs, zeros and ones."""
+        problem, rng = self.problem, self.rng
+        shape = problem.shape_of(tensor)
+        if tensor.dtype.is_integer:
+            low, high = (
+                (tensor.dtype.least, tensor.dtype.largest) if tensor.dtype.bytes == 1 else (-1, problem.cols - 1)
+            )
+            return rng.integers(int(low), int(high), shape, endpoint=True).astype(np.float64)
+        if tensor.kind.within_row and not tensor.kind.by_row:
+            declared = next((t for t in problem.spec.tensors if t.name == tensor.name), None)
+            centre = 0.0 if tensor.name == "bias" or (declared is not None and declared.absent in ("0", "0.0")) else 1.0
+            values = centre + 0.2 * rng.standard_normal(shape)
+            return in_columns(values, rng) if tensor.name in self.signed else values
+        if not shape and tensor.name in self.signed:
+            return sign_of_call(problem) * np.abs(rng.standard_normal(1))
+        return rng.standard_normal(shape or (1,))
 
 
 def draw_rows(of_row: tuple[str, ...], cols: int, dtype: DType, rng: np.random.Generator) -> Array:
-    """One row of each named family: [len(of_row), cols], float64 and not yet rounded to dtype."""
+    """One row of each named family: [len(of_row), cols], float64 and not yet rounded to dtype.
+
+    In a family of another input they are normal.
+    """
     x = np.empty((len(of_row), cols))
-    names = np.array(of_row)
-    for name in dict.fromkeys(of_row):
+    names = np.array([ORDINARY if of_tensor(name) else name for name in of_row])
+    for name in dict.fromkeys(names.tolist()):
         at = np.flatnonzero(names == name)
         x[at] = _draw_of(name)(rng, at.size, cols, dtype)
     return x
@@ -421,29 +465,26 @@ def _draw_of(family: str) -> Draw:
     return lambda rng, rows, cols, _: rng.uniform(1.0, over, (rows, cols)) * rng.choice(signs, (rows, cols))
 
 
-def _forward_values(
-    problem: Problem,
-    made: dict[str, Buffer],
-    of_row: tuple[str, ...],
-    scalars: dict[str, float],
-    rng: np.random.Generator,
-) -> dict[str, Array]:
+def _forward_values(pen: Pen, made: dict[str, Buffer]) -> dict[str, Array]:
     """Saved statistics and outputs of the forward, from inputs that the backward may not itself read."""
+    problem, scalars = pen.problem, pen.scalars
     spec, dtype = problem.spec, problem.dtype
     if not problem.rows_per_batch:  # a tensor of batches that only the forward reads: one for each row
         problem = replace(problem, rows_per_batch=1)
+    pen = replace(pen, problem=problem)
     rows = np.arange(problem.rows)
     inputs: dict[str, Any] = {}
     for tensor in (t for t in spec.tensors if not t.role.is_written):
         use = TensorUse(name=tensor.name, kind=tensor.kind, dtype=dtype, is_written=False, group=tensor.group)
         if tensor.role is Role.SEED:  # of which no bit may be lost
-            inputs[tensor.name] = made[tensor.name].array if tensor.name in made else rng.integers(-(2**63), 2**63, 1)
+            drawn_seed = pen.rng.integers(-(2**63), 2**63, 1)
+            inputs[tensor.name] = made[tensor.name].array if tensor.name in made else drawn_seed
             continue
         if tensor.name in made:
             value = made[tensor.name].array.astype(np.float64)
         elif tensor.name not in problem.absent:
             with np.errstate(all="ignore"):
-                value = dtype.stored(draw_tensor(use, problem, of_row, rng)).astype(np.float64)
+                value = dtype.stored(pen.draw(use)).astype(np.float64)
         else:
             continue
         shape = tensor.kind.broadcast_shape(problem.sizes)

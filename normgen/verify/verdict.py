@@ -102,6 +102,8 @@ class Verdict:
     families  of rows that were tried
     left_out  families of rows that were not tried: a sum over rows cannot hold them, or its contract leaves them out
     uncounted  families that were tried, but that the spec's accuracy contract leaves out
+    seen      variations of scalars and of other inputs on which an element depends: "eps=0.1", "label cols"
+    unseen    those on which none does
     """
 
     problem: Problem
@@ -113,6 +115,8 @@ class Verdict:
     families: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
     uncounted: tuple[str, ...] = ()
+    seen: tuple[str, ...] = ()
+    unseen: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:

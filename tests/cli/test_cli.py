@@ -197,6 +197,28 @@ def test_verify_on_the_cpu_says_ok_or_ends_with_4(tmp_path: Path, capsys: pytest
     assert "y: " in found["summary"]
 
 
+def test_verify_at_a_value_of_a_scalar_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ("verify", "--device", "cpu", "--shape", "24x64")
+    code, out, _ = run(capsys, *asked, "--set", "eps=1e-3")
+    assert code == 0
+    assert "  ok with all families of rows, eps=0.001\n" in out
+    file = tmp_path / "bounded.toml"
+    file.write_text(
+        'name = "bounded"\n[tensors]\nx = "input"\ny = "output"\n[formulas]\ny = "x * k"\n'
+        "[scalars]\nk = { default = 1, ranges = [[0, 2]] }\n"
+    )
+    for op, word, says in (
+        ("layernorm", "epsilon=1", "did you mean 'eps'?"),
+        ("layernorm", "eps=inf", "a scalar is a finite number that fits float32"),
+        ("layernorm", "eps=1e-60", "a scalar is a finite number that fits float32"),
+        ("softmax", "eps=1", "'softmax' has no scalar"),
+        (str(file), "k=3", "0 to 2"),
+    ):
+        code, _, error = run(capsys, *asked, "--op", op, "--set", word)
+        assert code == 2, word
+        assert says in error
+
+
 @pytest.mark.parametrize("command", [("verify",), ("tune", "--trials", "2")], ids=lambda words: words[0])
 def test_a_derived_backward_that_is_no_derivative_ends_with_4(
     command: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -18,8 +18,9 @@ from normgen.pipeline import emit
 from normgen.program.source import problem_for
 from normgen.records.verified import CPU, Site
 from normgen.schedule.legality import refusal
-from normgen.spec.reader import load
-from normgen.verify import default_families
+from normgen.spec.reader import load, parse
+from normgen.verify import default_families, families_of, scalar_values
+from normgen.verify.varied.values import combinations
 from tests.codegen.covering import Case, cover, pool
 from tests.codegen.kernels import IN_REGISTERS, KERNELS, Named, named
 from tests.mutation.cases import CASES
@@ -228,10 +229,10 @@ def test_together_ends_with_the_first_wrong_call() -> None:
 
 def test_what_was_verified_is_what_the_calls_were() -> None:
     kernel = NAMED["warp_per_row"]
-    check = check_on_cpu(kernel.problem, kernel.module(), most_elements=1 << 15)
+    check = check_on_cpu(kernel.problem, kernel.module(), most_elements=1 << 17)
     found = check.verified
     assert found is not None
-    made = [call for call in calls(kernel.problem, kernel.module(), sm_count=CPU_SMS) if call.elements <= 1 << 15]
+    made = [call for call in calls(kernel.problem, kernel.module(), sm_count=CPU_SMS) if call.elements <= 1 << 17]
     assert found.site.executor == "cpu"
     assert found.site.version == require_compiler().version
     assert found.calls == len(made) + 1
@@ -285,3 +286,132 @@ def test_a_call_with_nan_has_it_in_few_columns() -> None:
     cols, last = kernel.problem.cols, call.problem.rows - 1
     assert np.argwhere(np.isnan(inputs.arrays["dy"])).tolist() == [[last - 1, cols - 1], [last, cols // 2]]
     assert np.argwhere(np.isinf(inputs.arrays["dy"])).tolist() == [[0, 0], [1, cols // 3]]
+
+
+LOWER_WORD = "static_cast<float>(static_cast<int>(static_cast<long long>(row_value(&label[valid_row]))))"
+# One wrong line for each kind of thing that a caller may vary: at the defaults, with ordinary inputs, they are right.
+ORDINARILY_RIGHT = {
+    "the default for a scalar": ("layernorm", {}, "rsqrtf(eps + ", "rsqrtf(1e-5f + ", "eps=0.1"),
+    "a branch that the default switches off": (
+        "cross_entropy", {}, "label_smoothing * (logf(", "2.0f * label_smoothing * (logf(", "label_smoothing=0.103125",
+    ),
+    "an ignored row gets a loss": (
+        "cross_entropy", {}, "row_is_counted != 0.0f ?", "true ?", "label ignore_index",
+    ),
+    "the upper word of a label": (
+        "cross_entropy", {}, "row_value(&label[valid_row])", LOWER_WORD,
+        "label 2^40",
+    ),
+    "a weight without its sign": ("layernorm", {}, "element(weight_vec, i)", "fabsf(element(weight_vec, i))", "y:"),
+    "a target of exactly 0": ("kl_div", {}, "target_i > 0.0f", "target_i >= 0.0f", "target zero"),
+    "a mask of -inf leaks": (
+        "masked_softmax", {}, "element(spec_mask_vec, i)", "fmaxf(element(spec_mask_vec, i), -20.0f)", "mask ",
+    ),
+    "a gradient that is cut": (
+        "softmax", {"direction": "backward"}, "element(dy_vec, i)",
+        "fminf(fmaxf(element(dy_vec, i), -8.0f), 8.0f)", "dy thirties",
+    ),
+    "row numbers not modulo the columns": ("causal_softmax", {}, "valid_row % kCols", "valid_row", "more than columns"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ORDINARILY_RIGHT)
+def test_a_kernel_that_is_right_at_the_defaults_alone_is_refused(name: str) -> None:
+    op, options, old, new, says = ORDINARILY_RIGHT[name]
+    knobs = {"threads_per_row": 32, "rows_per_block": 4, "vector": 2}
+    kernel = named(op, "44x48", "f32", knobs, **options)
+    module = kernel.module()
+    assert old in module.text
+    found = check_on_cpu(kernel.problem, replace(module, text=module.text.replace(old, new)))
+    assert not found.ok
+    assert says in found.summary
+
+
+def test_values_that_change_an_element_and_those_that_do_not_are_told() -> None:
+    told = {op: check_on_cpu(k.problem, k.module()) for op, k in ((op, varied(op)) for op in ("masked_softmax", "dyt"))}
+    masked = told["masked_softmax"].verified
+    assert masked is not None
+    assert {"scale=0.5", "scale=2", "scale=-0.5", "mask zeros", "mask hidden"} <= set(masked.seen or ())
+    assert masked.unseen == ("mask huge",)
+    assert "no call shows what depends on mask huge" in masked.not_shown
+    assert "  not shown: no call shows what depends on mask huge" in told["masked_softmax"].summary.splitlines()
+    without = told["dyt"].verified
+    assert without is not None
+    assert (without.seen, without.unseen) == ((), ())
+
+
+@pytest.mark.parametrize("op", ["cross_entropy", "swiglu_clamped", "causal_softmax", "kl_div"])
+def test_a_right_kernel_is_right_off_its_defaults_too(op: str) -> None:
+    found = check_on_cpu(varied(op).problem, varied(op).module())
+    assert found.ok, found.summary
+
+
+def test_every_call_has_parameters_of_both_signs() -> None:
+    kernel = varied("layernorm")
+    for call in calls(kernel.problem, kernel.module(), sm_count=4):
+        if not call.is_far:
+            assert (call.tensors(seed=0)[0].arrays["weight"] < 0).any(), call.says
+
+
+def test_ignored_rows_are_first_and_last_and_all() -> None:
+    kernel = varied("cross_entropy")
+    found = {call.says: call.tensors(seed=0)[0] for call in calls(kernel.problem, kernel.module(), sm_count=4)}
+    ends = found["with label ignore_index in the first and the last row"]
+    ignored = np.flatnonzero(ends.arrays["label"] == ends.scalars["ignore_index"]).tolist()
+    assert {0, ends.problem.rows - 1} <= set(ignored)
+    assert len(ignored) < ends.problem.rows
+    every = found["with label ignore_index in every row"]
+    assert (every.arrays["label"] == every.scalars["ignore_index"]).all()
+
+
+def test_rows_outnumber_columns_where_a_formula_names_them() -> None:
+    kernel = varied("causal_softmax")
+    assert max(c.problem.rows for c in calls(kernel.problem, kernel.module(), sm_count=4) if not c.is_far) > 48
+    text = kernel.problem.spec.text.replace("row % cols", "row % 40").replace("causal_softmax", "stairs")
+    stairs = problem_for(parse(text), shape="44x48")
+    module = emit(stairs, kernel.schedule)
+    assert max(c.problem.rows for c in calls(stairs, module, sm_count=4) if not c.is_far) > 80
+
+
+def varied(op: str) -> Named:
+    return named(op, "44x48", "f32", {"threads_per_row": 32, "rows_per_block": 4, "vector": 2})
+
+
+def test_values_of_scalars_are_dealt_out_to_calls_and_each_meets_every_family() -> None:
+    kernel = varied("swiglu_clamped")
+    found = list(calls(kernel.problem, kernel.module(), sm_count=4))
+    whole = [call for call in found if call.says == "with all families of rows"]
+    assert {(n, v) for call in whole for n, v in call.scalars.items()} == {
+        (n, v) for call in found for n, v in call.scalars.items()
+    }
+    values = scalar_values(kernel.problem)
+    assert [c.scalars for c in found if c.scalars] == combinations(values)
+    assert any(c.scalars and c.pitches for c in found)  # few calls are added: others take values too
+    assert all(call.families is None and call.problem.rows >= 2 * len(families_of(kernel.problem)) for call in whole)
+    plain = list(calls(varied("kl_div").problem, varied("kl_div").module(), sm_count=4))
+    assert not any(call.scalars for call in plain)
+
+
+def test_values_of_scalars_are_tried_in_short_calls_where_rows_are_long_and_told_where_none_was() -> None:
+    knobs = {"threads_per_row": 256, "vector": 4, **IN_REGISTERS}
+    kernel = named("rmsnorm", "44x4096", "f32", knobs)
+    wide = list(calls(kernel.problem, kernel.module(), sm_count=4))
+    short = [c.scalars for c in wide if c.elements <= 1 << 17 and c.scalars]
+    assert short == combinations(scalar_values(kernel.problem))
+    found = check_on_cpu(kernel.problem, kernel.module(), most_elements=1 << 17).verified
+    assert found is not None
+    assert found.seen == ("eps=0.1", "eps=8")
+    none = check_on_cpu(kernel.problem, kernel.module(), most_elements=1).verified
+    assert none is not None
+    assert (none.seen, none.unseen) == ((), ("eps",))
+    assert "no call shows what depends on eps" in none.not_shown
+
+
+def test_a_value_of_the_callers_own_is_checked_too() -> None:
+    kernel = varied("swiglu_clamped")
+    first = next(calls(kernel.problem, kernel.module(), sm_count=4, scalars={"limit": 5.0}))
+    assert first.title == "with all families of rows, limit=5"
+    module = kernel.module()
+    wrong = replace(module, text=module.text.replace("+ shift)", "+ (limit == 5.0f ? 0.0f : shift))"))
+    assert check_on_cpu(kernel.problem, wrong).ok
+    assert not check_on_cpu(kernel.problem, wrong, scalars={"limit": 5.0}).ok

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from tests.mutation.arguments import arguments
-from tests.mutation.cases import CASES
 from tests.mutation.kernel_run import (
     MOST_EQUIVALENT,
     WrongBaseline,
@@ -19,7 +18,7 @@ from tests.mutation.kernel_run import (
     share_equivalent,
     unused_arguments,
 )
-from tests.mutation.mutants import CLASSES, all_sites, chosen, sample
+from tests.mutation.mutants import ALL_CASES, ALL_CLASSES, all_sites, chosen, sample
 from tests.mutation.package_changes import CHANGES
 from tests.mutation.package_run import StaleChange, package_report, tried
 from tests.mutation.tables import kernel_report
@@ -44,8 +43,8 @@ def parser() -> argparse.ArgumentParser:
     known.add_argument("what", choices=("kernels", "package"))
     known.add_argument("--sample", type=int, metavar="N", help="only N mutants, of as many classes or files as can be")
     known.add_argument("--seed", type=int, default=0, help="which places are changed (default 0)")
-    known.add_argument("--schedule", metavar="NAME", choices=sorted(CASES), help="kernels: only this one")
-    names = [*(mutation.name for mutation in CLASSES), *files]
+    known.add_argument("--schedule", metavar="NAME", choices=sorted(ALL_CASES), help="kernels: only this one")
+    names = [*(mutation.name for mutation in ALL_CLASSES), *files]
     known.add_argument("--class", dest="kind", metavar="NAME", choices=names, help="only this class, or only this file")
     known.add_argument("--json", type=Path, metavar="FILE", help="every result, as one list")
     known.add_argument("--jobs", type=int, default=1, metavar="N", help="processes at a time (default 1)")

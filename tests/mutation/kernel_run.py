@@ -11,9 +11,8 @@ from typing import Any
 
 from tests.caches import with_runtime
 from tests.mutation.arguments import Argument, argument_for, arguments
-from tests.mutation.cases import CASES
 from tests.mutation.judge import Outcome, Task, Verdict, judge_all
-from tests.mutation.mutants import Mutant, module_of
+from tests.mutation.mutants import ALL_CASES, Mutant, module_of
 
 MOST_EQUIVALENT = 0.15  # of all mutants; with more, the classes are ill chosen
 Progress = Callable[[int, int, str], None]
@@ -60,13 +59,13 @@ def judged(mutants: Sequence[Mutant], *, jobs: int = 1, progress: Progress = lam
     verdicts: dict[int, Verdict] = {}
     with scratch_folder() as scratch:
         codes: dict[str, str] = {}
-        unchanged = [Task(problem=CASES[case].problem, module=module_of(case)) for case in cases]
+        unchanged = [Task(problem=ALL_CASES[case].problem, module=module_of(case)) for case in cases]
         with judge_all(unchanged, scratch, jobs=jobs) as judgements:
             for index, verdict in judgements:
                 if verdict.outcome is not Outcome.SURVIVED:
                     raise WrongBaseline(f"{cases[index]}, unchanged: {verdict.outcome}: {verdict.detail}")
                 codes[cases[index]] = verdict.code
-        tasks = [Task(problem=CASES[m.case].problem, module=m.module(), original=codes[m.case]) for m in mutants]
+        tasks = [Task(problem=ALL_CASES[m.case].problem, module=m.module(), original=codes[m.case]) for m in mutants]
         with judge_all(tasks, scratch, jobs=jobs) as judgements:
             for index, verdict in judgements:
                 verdicts[index] = verdict

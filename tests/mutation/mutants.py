@@ -15,9 +15,12 @@ from tests.mutation.cases import CASES
 from tests.mutation.classes import CLASSES as OTHER_CLASSES
 from tests.mutation.classes import MutationClass
 from tests.mutation.rounding_classes import ROUNDING_CLASSES
+from tests.mutation.varied import VARIED, VARIED_CASES
 
 CLASSES = (*OTHER_CLASSES, *ROUNDING_CLASSES)
 QUOTA = 8  # mutants of a class
+ALL_CASES = CASES | VARIED_CASES
+ALL_CLASSES = (*CLASSES, *VARIED)
 _COMMENT = re.compile(r"//[^\n]*")
 
 
@@ -49,7 +52,7 @@ class Mutant:
 
 @functools.cache
 def module_of(case: str) -> Module:
-    return CASES[case].module()
+    return ALL_CASES[case].module()
 
 
 def without_comments(text: str) -> str:
@@ -86,11 +89,12 @@ def all_sites() -> dict[str, list[Mutant]]:
 
     A text that two classes give counts for the first of them.
     """
-    texts = {case: module_of(case).text for case in CASES}
+    texts = {case: module_of(case).text for case in ALL_CASES}
     found: dict[str, list[Mutant]] = {}
     seen: set[str] = set()
-    for mutation in CLASSES:
-        served = [case for case in CASES if mutation.where(CASES[case])]
+    for mutation in ALL_CLASSES:
+        known = ALL_CASES if mutation in VARIED else CASES
+        served = [case for case in known if mutation.where(known[case])]
         made = [mutant for case in served for mutant in sites(mutation, case, texts[case])]
         found[mutation.name] = [mutant for mutant in made if mutant.text not in seen]
         seen |= {mutant.text for mutant in made}

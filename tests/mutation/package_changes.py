@@ -62,6 +62,19 @@ HEADS = ("tests/codegen/test_heads.py", "tests/python/test_heads.py")
 GROUPED = "tests/codegen/test_grouped_parameters.py::test_"
 LAYOUTS = ("tests/codegen/test_scale_layouts.py",)
 LAID_OUT = ("tests/python/test_scale_layouts.py",)
+VARIED = ("tests/verify/test_varied.py",)
+OFF_DEFAULTS = ("tests/measure/test_calls.py::test_a_right_kernel_is_right_off_its_defaults_too",)
+VARIED_CALLS = tuple(
+    f"tests/measure/test_calls.py::test_{name}"
+    for name in (
+        "values_of_scalars_are_dealt_out_to_calls_and_each_meets_every_family",
+        "ignored_rows_are_first_and_last_and_all",
+        "rows_outnumber_columns_where_a_formula_names_them",
+        "values_that_change_an_element_and_those_that_do_not_are_told",
+        "every_call_has_parameters_of_both_signs",
+        "a_kernel_that_is_right_at_the_defaults_alone_is_refused",
+    )
+)
 CALLS = ("tests/measure/test_calls.py::test_what_was_verified_is_what_the_calls_were",)
 
 
@@ -715,5 +728,96 @@ CHANGES: tuple[Change, ...] = (
         ("replace(a, is_loose=False) if a.is_loose else a", "a"),
         ("np.abs(self.total) + 4 * np.sqrt(self.square)", "np.abs(self.total) + 400 * np.sqrt(self.square)"),
         ("error = (error + error + a.error) * a.error", "error = error * a.error"),
+    ),
+    # what a caller may vary
+    *changes(
+        "program/lower.py",  # a generator that ignores scalars
+        OFF_DEFAULTS,
+        (
+            "for name, _ in self.spec.scalars:\n"
+            "            self.kinds[name], self.values[name] = Kind.SCALAR, symbol(name)",
+            "for name, default in self.spec.scalars:\n"
+            "            self.kinds[name], self.values[name] = Kind.SCALAR, sp.Float(default)",
+        ),
+    ),
+    *changes("measure/cpu_check.py", OFF_DEFAULTS, ("scalars=inputs.scalars", "scalars=dict(problem.spec.scalars)")),
+    *changes(
+        "measure/calls.py",
+        VARIED_CALLS,
+        ("            scalars=self.scalars,\n", ""),
+        ("            ends=self.ends,\n", ""),
+        ("            signed=signed_parameters(self.problem),\n", ""),
+        ("filter(None, (scalars, *dealt[:whole]))", "filter(None, (scalars,))"),
+        ("scalars=next(left, {})", "scalars={}"),
+        ("2 * (modulus or 0)) + 1", "modulus or 0) + 1"),
+        ("max(problem.cols, 2 * (modulus", "max(0, 2 * (modulus"),
+        (
+            "text for _, verdict in right for text in verdict.seen",
+            "text for _, verdict in right[:1] for text in verdict.seen",
+        ),
+        ("for text in unseen if text not in seen", "for text in unseen if text in seen"),
+    ),
+    *changes(
+        "verify/varied/values.py",
+        VARIED,
+        ("np.where(lot < 1 / 2, -3 * size * values, values)", "values"),
+        ("-3 * size * values", "-values"),
+        ("np.where(lot < 1 / 8, 0.0,", "np.where(lot < 1 / 8, 0.5,"),
+        ("lot > 7 / 8, 1.0, found", "lot > 7 / 8, 0.9, found"),
+        ('"2^40": lambda _: 2.0**40', '"2^40": lambda _: 2.0**41'),
+        ('"cols": lambda cols: float(cols)', '"cols": lambda cols: cols - 1.0'),
+        ("hidden | (cols == 1), -np.inf", "hidden | (cols == 1), -1e30"),
+        ("return -1.0 if problem.rows % 2 else 1.0", "return 1.0"),
+        ("value * (1 + number * APART)", "value"),
+        ("        if name in ranges:\n            values", "        if False:\n            values"),
+        ("else scalars[kind]", "else -100.0"),
+        ("    for one in (dict.fromkeys(levels), *chosen):", "    for one in (dict.fromkeys(levels),):"),
+        ("return ORDINARY in contract and any(", "return any("),
+    ),
+    *changes(
+        "verify/varied/effects.py",
+        VARIED,
+        ("<= one.bound + other.bound", "<= np.inf"),
+        ("inputs.scalars | {name: usual}", "inputs.scalars"),
+        ("array[at] = tensor.dtype.stored(pen.ordinary(tensor)[at])", "pass"),
+        ("is_near | is_same | loose", "is_same"),
+    ),
+    *changes(
+        "verify/families.py",
+        VARIED,
+        ("tuple(v for v, other in others.items() if usual.kept_by(other))", "values"),
+        ("*(() if problem.sums_rows else _extremes(problem))", "*_extremes(problem)"),
+        ("name in ranges or name in labels", "name in ranges"),
+        ("if usual.kept_by(bounds))", ")"),
+        ("alone = [name for name in found if name in hiding", "alone = [name for name in found if False"),
+    ),
+    *changes(
+        "verify/derivative_proof.py",
+        VARIED,
+        ("    points += [(plain, scalars) for scalars in _other_scalars(problem)]\n", ""),
+        ("for name, value in self.scalars.items()}", "for name, value in self.problem.spec.scalars}"),
+    ),
+    *changes(
+        "verify/rows.py",
+        VARIED,
+        ("(ends, *of_row[1:-1], ends)", "(ends, *of_row[1:])"),
+        ("{**dict(problem.spec.scalars), **(scalars or {})}", "dict(problem.spec.scalars)"),
+        (
+            "[ORDINARY if of_tensor(name) else name for name in of_row]",
+            "[name.partition(' ')[2] or name for name in of_row]",
+        ),
+    ),
+    *changes(
+        "spec/reader.py",
+        VARIED,
+        ('said["scalars"] = plain', 'said["plain"] = plain'),
+        ("if not all(low <= high for low, high in ranges):", "if False:"),
+        ('if not any(low <= entry["default"] <= high for low, high in ranges):', "if False:"),
+    ),
+    *changes(
+        "records/verified.py",
+        VERIFIED,
+        ('("seen", "unseen") if self.seen is None else ()', "()"),
+        ("        if self.unseen:\n", "        if False:\n"),
     ),
 )

@@ -33,17 +33,18 @@ from tests.mutation.kernel_run import (
     share_killed,
     unused_arguments,
 )
-from tests.mutation.mutants import CLASSES, all_sites, chosen, module_of, sample, without_comments
+from tests.mutation.mutants import ALL_CASES, ALL_CLASSES, all_sites, chosen, module_of, sample, without_comments
 from tests.mutation.package_changes import CHANGES, STATISTICS, Change
 from tests.mutation.package_run import ROOT, StaleChange, changed_text, package_report, tried
 from tests.mutation.tables import summary, survivors
+from tests.mutation.varied import VARIED, VARIED_CASES
 from tests.samples import sized
 
 needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler for the CPU executor")
 
 
 def test_every_class_changes_a_kernel() -> None:
-    assert len({mutation.name for mutation in CLASSES}) == len(CLASSES) >= 60
+    assert len({mutation.name for mutation in ALL_CLASSES}) == len(ALL_CLASSES) >= 200
     assert [kind for kind, mutants in all_sites().items() if not mutants] == []
 
 
@@ -95,7 +96,7 @@ def test_the_mutants_are_the_same_in_every_process() -> None:
 
 def test_every_mutant_differs_from_its_kernel_and_from_every_other_in_more_than_comments() -> None:
     mutants = [mutant for found in all_sites().values() for mutant in found]
-    codes = {case: without_comments(module_of(case).text) for case in CASES}
+    codes = {case: without_comments(module_of(case).text) for case in ALL_CASES}
     assert [m.name for m in mutants if without_comments(m.text) == codes[m.case]] == []
     assert len({mutant.text for mutant in mutants}) == len(mutants)
     assert all(mutant.diff().count("\n") for mutant in mutants)
@@ -163,9 +164,9 @@ def test_an_argument_that_the_check_refutes_or_nothing_needs_is_told() -> None:
 def test_every_argument_names_classes_and_kernels_and_covers_a_mutant() -> None:
     mutants = [mutant for of_class in all_sites().values() for mutant in of_class]
     for argument in arguments():
-        assert set(argument.classes) <= {mutation.name for mutation in CLASSES}
+        assert set(argument.classes) <= {mutation.name for mutation in ALL_CLASSES}
         for pattern in argument.kernels:
-            assert fnmatch.filter(CASES, pattern)
+            assert fnmatch.filter(ALL_CASES, pattern)
         assert any(argument.covers(mutant) for mutant in mutants), argument.because
 
 
@@ -203,12 +204,20 @@ PARTS = {
         ("shared_atomic", "atomic_peeled", "accumulate_masked", "softmax_backward"),
         ("atomic_in_order", "early_partner"),
     ),
+    "varied": (tuple(VARIED_CASES),),
 }
 SAMPLED = sized(8, 24)
 
 
 def test_every_kernel_is_in_one_part() -> None:
-    assert sorted(case for cases in PARTS.values() for case in itertools.chain(*cases)) == sorted(CASES)
+    assert sorted(case for cases in PARTS.values() for case in itertools.chain(*cases)) == sorted(ALL_CASES)
+
+
+def test_the_kernels_of_what_is_varied_are_changed_by_its_classes_alone() -> None:
+    kinds = {mutation.name for mutation in VARIED}
+    by_kind = {kind: {m.case for m in mutants} & set(VARIED_CASES) for kind, mutants in all_sites().items()}
+    assert {kind for kind, cases in by_kind.items() if cases} <= kinds
+    assert sum(len(mutants) for mutants in all_sites().values() if mutants and mutants[0].kind in kinds) >= 150
 
 
 @needs_compiler

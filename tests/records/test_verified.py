@@ -19,6 +19,7 @@ from normgen.spec.reader import load
 from tests.export import cases
 from tests.records.test_record import record
 
+ROOT = Path(__file__).parents[2]
 H200 = Site(executor=GPU, device="NVIDIA H200", version="13.0")
 HERE = Site(executor=CPU, device="x86_64", version="g++ 12.2.0")
 VERIFIED = Verified(
@@ -39,7 +40,8 @@ def test_it_survives_the_trip_to_a_line_and_back() -> None:
     full = replace(
         VERIFIED, unbounded=0.0125, left_out=("nan",), uncounted=("inf",), not_made=("at 17 rows",), orders=2
     )
-    for verified in (VERIFIED, full, replace(VERIFIED, site=HERE)):
+    varied = replace(full, seen=("eps=0.1", "label cols"), unseen=("mask huge",))
+    for verified in (VERIFIED, full, varied, replace(VERIFIED, seen=()), replace(VERIFIED, site=HERE)):
         line = record(verified=verified).line()
         assert parse_line(line).verified == verified
         assert parse_line(line).line() == line
@@ -50,6 +52,31 @@ def test_an_older_line_stays_readable_and_as_it_was() -> None:
     assert "verified" not in older
     assert parse_line(older).verified is None
     assert parse_line(older).line() == older
+
+
+def test_a_record_without_what_was_varied_keeps_its_line_and_does_not_say_that_nothing_was() -> None:
+    line = record(verified=VERIFIED).line()
+    assert '"seen"' not in line
+    assert '"unseen"' not in line
+    assert parse_line(line).verified.seen is None
+    assert '"seen":[]' in record(verified=replace(VERIFIED, seen=())).line().replace(" ", "")
+
+
+def test_what_every_shipped_line_was_verified_by_is_written_again_as_it_is() -> None:
+    for file in sorted((ROOT / "generated" / "records").glob("*.jsonl")):
+        for line in file.read_text(encoding="utf-8").splitlines():
+            verified = parse_line(line).verified
+            now = json.loads(json.dumps(verified.as_dict() if verified else None))
+            assert json.loads(line).get("verified") == now, file.name
+
+
+def test_what_was_varied_is_told_and_what_changed_nothing_too() -> None:
+    varied = replace(VERIFIED, seen=("eps=0.1", "residual zeros"), unseen=("eps=8",))
+    assert told([varied]) == [
+        ON_H200.replace(WIDTH, f"3 families of rows, 2 values of scalars and other inputs{WIDTH[18:]}")
+        + "; no call shows what depends on eps=8"
+    ]
+    assert varied.not_shown == ("no call shows what depends on eps=8",)
 
 
 def test_it_is_told_in_one_line_for_each_site() -> None:

@@ -1,0 +1,40 @@
+"""What a check varies, as tables for docs/proof.md: derived from the code that varies it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from normgen.program.source import problem_for
+from normgen.report.techniques import markdown_table
+from normgen.spec.reader import list_specs, load
+from normgen.verify import ALL, families_apart, families_of, scalar_values
+from normgen.verify.varied.values import EXTREMES_ARE, INDICES, NOT_VARIED, PARAMETERS_ARE, as_text
+
+ROWS, COLS = 64, 256  # of the problems whose values are shown: they depend on neither
+
+
+def varied_part(_: Path) -> str:
+    """What takes which values, what is not varied, and the values of each operation."""
+    extremes = [f"`{name}`: {words}" for name, words in EXTREMES_ARE.items()]
+    rows: list[tuple[str, ...]] = [
+        ("another input, a gradient that comes in", "rows", "; ".join(extremes)),
+        ("a label", "rows", f"{', '.join(f'`{name}`' for name in INDICES)}, and each scalar that it is compared with"),
+        ("a parameter", "columns", "; ".join(PARAMETERS_ARE)),
+        ("one number on the device", "calls", "of either sign"),
+        ("a run-time scalar", "calls", "its default, and for each operation what the second table says"),
+    ]
+    table = markdown_table(("what", "along", "values"), rows)
+    others = "\n".join(f"* {said}" for said in NOT_VARIED)
+    return f"{table}\nNot varied:\n\n{others}\n\n{_operations()}"
+
+
+def _operations() -> str:
+    """The values of scalars, and the families of rows beside those of the first input, of every forward operation."""
+    rows: list[tuple[str, ...]] = []
+    for name, file in sorted(list_specs().items()):
+        problem = problem_for(load(file), shape=(ROWS, COLS))
+        values = [as_text(n, v) for n, found in scalar_values(problem).items() for v in found]
+        others = [f for f in families_of(problem) if f not in ALL] + [f for g in families_apart(problem) for f in g]
+        if values or others:
+            rows.append((f"`{name}`", ", ".join(values), ", ".join(others)))
+    return markdown_table(("operation", "scalars", "rows of other inputs"), rows)
