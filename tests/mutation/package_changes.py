@@ -510,9 +510,10 @@ CHANGES: tuple[Change, ...] = (
     *changes(
         "schedule/policy.py",
         ("tests/schedule/test_default.py",),
-        ("overflows and not problem.any_cols", "overflows"),
-        ("(LEFT_IN_L2 if problem.has_one_row_input else EITHER_ORDER)", "LEFT_IN_L2"),
-        ("(LEFT_IN_L2 if problem.has_one_row_input else EITHER_ORDER)", "EITHER_ORDER"),
+        ("<= MOST_TO_FIND and not problem.any_cols", "<= MOST_TO_FIND"),
+        ("device.l2_bytes <= MOST_TO_FIND and", "device.l2_bytes and"),
+        ("LEFT_IN_L2 if problem.has_one_row_input else EITHER_ORDER", "LEFT_IN_L2"),
+        ("LEFT_IN_L2 if problem.has_one_row_input else EITHER_ORDER", "EITHER_ORDER"),
         ("and not (is_short or problem.any_cols)", "and not problem.any_cols"),
     ),
     *changes(
