@@ -59,6 +59,9 @@ class Tape:
     def negate(self, a: int) -> int:
         return self.noted(lambda do, v: do.negate(v[a]), a)
 
+    def named(self, a: int) -> int:
+        return a
+
     def power(self, base: int, exponent: float) -> int:
         return self.noted(lambda do, v: do.power(v[base], exponent), base)
 

@@ -85,7 +85,9 @@ def test_the_ci_script_finds_its_lines_in_the_readme() -> None:
     assert len(wanted) == 2
     for part in wanted:
         assert any(part in line for line in shell_lines()), part
-    assert "pip install" not in script, "its commands are read from README.md"
+    plain = re.sub(r"^newest\(\) \{.*?^\}", "", script, flags=re.DOTALL | re.MULTILINE)  # in environments of its own
+    assert plain != script
+    assert "pip install" not in plain, "its commands are read from README.md"
     subprocess.run(["bash", "-n", str(ROOT / ".ci" / "run")], check=True)
 
 
