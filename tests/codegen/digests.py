@@ -1,8 +1,13 @@
-"""Digests of emitted texts: every shipped record, and schedules that cover all knobs over awkward problems.
+"""Digests of emitted texts: shipped records, and schedules that cover all knobs, over every operation and its forms.
 
-tests/golden/digests.json holds [question, knobs that are not plain, digest of the text, digest of the launches]. A
-change of the emitter that should change nothing is held to it: `python -m tests.codegen.digests` prints what differs.
-`--update` writes the texts of today; `--draw` draws the cases anew first.
+tests/golden/digests.jsonl has a line for each problem: what is asked, digests of its programs and of its header, and of
+each schedule [knobs that are not plain, digests of the text and of the launches]. A change of the emitter that should
+change nothing is held to it.
+
+    python -m tests.codegen.digests                what differs
+    python -m tests.codegen.digests --update       write the digests of today, of the same cases
+    python -m tests.codegen.digests --draw OP ...  the same, with the cases of these operations, or of all, drawn anew
+    python -m tests.codegen.digests --coverage     how much of the language the cases show
 """
 
 from __future__ import annotations
@@ -10,62 +15,100 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
+from collections.abc import Collection, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import sympy as sp
+
 from normgen.codegen.module import Module
-from normgen.pipeline import emit
-from normgen.problem.problem import Problem
+from normgen.device import target
+from normgen.export import headers_of
+from normgen.pipeline import emit, programs_of
+from normgen.problem.problem import Problem, said_dtypes
+from normgen.program.ir import used_exprs
 from normgen.program.source import problem_for
-from normgen.records.questions import problem_of
-from normgen.records.winners import read, shipped_folder
+from normgen.records.place import DEFAULT_PLACE
+from normgen.records.record import Outcome, ProblemKey, Record
 from normgen.schedule.schedule import Schedule
-from normgen.spec.reader import load
-from tests.codegen.layouts import BACKWARD_SETS, SETS
-from tests.codegen.matrix import sample
-from tests.samples import CORE
+from normgen.spec.reader import list_presets, list_specs, load
+from normgen.spec.spec import Spec
 
-FILE = Path(__file__).parent.parent / "golden" / "digests.json"
-EXTRA = 4  # random schedules beside those that cover all pairs of values, for each operation and set of layouts
-Case = list[Any]
+FILE = Path(__file__).parent.parent / "golden" / "digests.jsonl"
+EVERY = 6  # a normal test run takes one problem in so many
+# What the cases show at least: pairs of operation and direction, programs behind all passes, their statements, ...
+LEAST = {"pairs": 90, "programs": 600, "statements": 650, "expressions": 440, "sympy classes": 35}
+PLAIN = {"direction": "forward", "without": [], "gradients": None, "align": 16, "dtypes": {}}
+Case = tuple[dict[str, Any], dict[str, Any]]  # what is asked, and the knobs
 
 
-def question_of(problem: Problem) -> dict[str, Any]:
-    """The keyword arguments of `problem_for` that give this problem, and its operation."""
-    declared = {t.name for t in problem.spec.tensors}
-    stored = {t.name: t.dtype.name for t in problem.tensors}
-    named = {n: stored.get(n) or stored.get(f"d{n}") for n in declared}
-    plain = {
-        "op": problem.spec.name,
-        "shape": [problem.rows, problem.cols],
-        "dtype": problem.dtype.name,
-        "dtypes": {name: dtype for name, dtype in sorted(named.items()) if dtype},
-        "direction": problem.direction.value,
-        "without": list(problem.absent),
-        "gradients": list(problem.gradients) if problem.gradients else None,
-        "pitch": problem.pitch,
-        "align": problem.align,
-        "any_cols": problem.any_cols,
-    }
-    plain |= {"batches": problem.batches} if problem.batches != 1 else {}
-    return plain | {n: True for n in ("accumulate", "deterministic", "stable_parameters") if getattr(problem, n)}
+@dataclass(frozen=True)
+class Asked:
+    """A problem as the arguments of `problem_for` and its operation, its schedules, and their digests."""
+
+    question: dict[str, Any]
+    knobs: tuple[dict[str, Any], ...]
+    programs: str = ""
+    header: str = ""
+    texts: tuple[str, ...] = ()
+
+    @staticmethod
+    def read(line: str) -> Asked:
+        question, programs, header, schedules = json.loads(line)
+        return Asked(question, tuple(s[0] for s in schedules), programs, header, tuple(s[1] for s in schedules))
+
+    def __str__(self) -> str:
+        schedules = [list(pair) for pair in zip(self.knobs, self.texts, strict=True)]
+        return json.dumps([self.question, self.programs, self.header, schedules], separators=(",", ":"))
+
+    def today(self) -> Asked:
+        problem, schedules = problem_asked(self.question), [Schedule(**knobs) for knobs in self.knobs]
+        steps = dict.fromkeys(step for s in schedules for step in programs_of(problem, s))
+        programs = digest("\n".join(f"{name}\n{program}" for name, program in steps))
+        texts = tuple(" ".join(digests(emit(problem, s))) for s in schedules)
+        return replace(self, programs=programs, header=digest(header_of(problem, schedules[0])), texts=texts)
+
+    def differences(self) -> list[str]:
+        """What is another text today."""
+        now, asked = self.today(), f"{self.question}"
+        found = [f"programs of {asked}"] if now.programs != self.programs else []
+        found += [f"header of {asked}"] if now.header != self.header else []
+        return found + [f"{asked} {k}" for k, a, b in zip(self.knobs, self.texts, now.texts, strict=True) if a != b]
+
+
+@cache
+def spec_of(op: str) -> Spec:
+    return load((list_specs() | list_presets())[op])
 
 
 def problem_asked(question: dict[str, Any]) -> Problem:
     facts = dict(question)
-    return problem_for(load(facts.pop("op")), shape=tuple(facts.pop("shape")), **facts)
+    return problem_for(spec_of(facts.pop("op")), **facts)
+
+
+def question_of(problem: Problem) -> dict[str, Any]:
+    """What differs from the plain question, in the order of `Question.arguments`."""
+    asked = problem.question
+    said = asked.arguments() | {"dtypes": said_dtypes(problem.spec, asked)}
+    plain = PLAIN | {"pitch": problem.cols}
+    return {"op": problem.spec.name, **{n: v for n, v in said.items() if n not in plain or v != plain[n]}}
+
+
+def digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 def digests(module: Module) -> list[str]:
     text = module.source
     for number, kernel in enumerate(module.kernels):
         text = text.replace(kernel.name, f"kernel_{number}")
-    launches = "\n".join(
-        f"{[(p.ctype, p.source.value, p.key, p.offset, p.stable) for p in k.params]} {shape_of(k.launch)}"
-        for k in module.kernels
-    )
-    launches += f" {module.workspace_fixed_bytes} {module.workspace_column_bytes} {module.workspace_block_bytes}"
-    return [hashlib.sha256(part.encode()).hexdigest()[:16] for part in (text, launches)]
+    grids = [shape_of(kernel.launch) for kernel in module.kernels]
+    needs = [module.workspace_bytes(rows=r, sm_count=2, batches=b) for r in (0, 1, 100) for b in (1, 2, 5)]
+    launches = f"{module.launches} {grids} {needs} {module.workspace_column_bytes} {module.min_arch}"
+    return [digest(text), digest(launches)]
 
 
 def shape_of(launch: Any) -> str:
@@ -73,46 +116,96 @@ def shape_of(launch: Any) -> str:
     return f"{grids} {launch.threads} {launch.cluster} {launch.shared_bytes} {launch.dependent}"
 
 
-def draw() -> list[Case]:
-    folder = shipped_folder()
-    shipped = [(problem_of(r.problem, load(r.problem.op)), r.schedule) for r in read(folder / "h200.jsonl").records]
-    drawn = [
-        case
-        for direction, sets in (("forward", SETS), ("backward", BACKWARD_SETS))
-        for op in CORE
-        if direction == "forward" or load(op).outputs
-        for layouts in sets.values()
-        for case in sample(op, layouts, 1, extra=EXTRA, direction=direction)
-    ]
-    cases = [(question_of(p), s.chosen) for p, s in (*shipped, *drawn)]
-    return [list(case) for case in {json.dumps(c, sort_keys=True): c for c in cases}.values()]
+def header_of(problem: Problem, schedule: Schedule) -> str:
+    """The header of one record of the problem, which nobody measured; none of any columns."""
+    if problem.any_cols:
+        return ""
+    device = target("h200")
+    record = Record(
+        problem=ProblemKey.of(problem),
+        place=DEFAULT_PLACE,
+        schedule=schedule,
+        text="",
+        outcome=Outcome.PREDICTED,
+        measured=False,
+        times_us=None,
+        predicted_us=1.0,
+        roof_us=None,
+        default_us=None,
+        bytes=problem.compulsory_bytes,
+        error={},
+        device=device.as_dict(),
+        versions={},
+        command="",
+        created="2026-11-20T12:00:00Z",
+    )
+    return "\n".join(header.text for header in headers_of([record], spec=problem.spec))
 
 
-def now(cases: list[Case]) -> list[Case]:
-    """The cases with the digests of today."""
-    found = []
-    for question, knobs, *_ in cases:
-        found.append([question, knobs, *digests(emit(problem_asked(question), Schedule(**knobs)))])
-    return found
+def drawn(ops: Collection[str] = ()) -> list[Asked]:
+    from tests.codegen.drawn import cases
+
+    found: dict[str, tuple[dict[str, Any], dict[str, dict[str, Any]]]] = {}
+    for problem, schedule in cases(ops):
+        question = question_of(problem)
+        assert problem_asked(question).tensors == problem.tensors
+        _, knobs = found.setdefault(json.dumps(question), (question, {}))
+        knobs[str(schedule)] = schedule.chosen
+    others = [asked for asked in kept() if asked.question["op"] not in ops] if ops else []
+    return [*others, *(Asked(question, tuple(knobs.values())) for question, knobs in found.values())]
 
 
-def kept() -> list[Case]:
-    return list(json.loads(FILE.read_text(encoding="utf-8")))
+def kept() -> list[Asked]:
+    return [Asked.read(line) for line in FILE.read_text(encoding="utf-8").splitlines()]
 
 
-def write(cases: list[Case]) -> None:
-    FILE.write_text("[\n" + ",\n".join(json.dumps(case) for case in cases) + "\n]\n", encoding="utf-8")
+def kept_cases() -> list[Case]:
+    return [(asked.question, knobs) for asked in kept() for knobs in asked.knobs]
 
 
-def differences() -> list[str]:
-    before = kept()
-    return [f"{a[0]} {a[1]}" for a, b in zip(before, now(before), strict=True) if a != b]
+def write(asked: Iterable[Asked]) -> None:
+    with ProcessPoolExecutor() as pool:
+        lines = [f"{one}\n" for one in pool.map(Asked.today, asked, chunksize=20)]
+    FILE.write_text("".join(lines), encoding="utf-8")
+
+
+def differences(asked: Sequence[Asked]) -> list[str]:
+    with ProcessPoolExecutor() as pool:
+        return [text for texts in pool.map(Asked.differences, asked, chunksize=20) for text in texts]
+
+
+def coverage(asked: Iterable[Asked]) -> dict[str, int]:
+    """How many distinct ones of what LEAST names the cases show."""
+    pairs, texts, statements, expressions, classes = set(), set(), set(), set(), set()
+    for one in asked:
+        pairs.add((one.question["op"], one.question.get("direction", "forward")))
+        problem = problem_asked(one.question)
+        for program in {programs_of(problem, Schedule(**knobs))[-1][1] for knobs in one.knobs}:
+            found = {expr for statement in program.statements for expr in used_exprs(statement)}
+            texts.add(str(program))
+            statements |= set(str(program).splitlines())
+            expressions |= {str(expr) for expr in found}
+            classes |= {type(node).__name__ for expr in found for node in sp.preorder_traversal(expr)}
+    return dict(zip(LEAST, map(len, (pairs, texts, statements, expressions, classes)), strict=True))
+
+
+def main(words: list[str]) -> int:
+    if "--update" in words or "--draw" in words:
+        ops = [word for word in words if not word.startswith("--")]
+        write(drawn(ops) if "--draw" in words else kept())
+        print(f"{FILE.name} has the digests of today")
+        return 0
+    cases = kept()
+    if "--coverage" in words:
+        found = coverage(cases)
+        print(", ".join(f"{count} {what} (at least {LEAST[what]})" for what, count in found.items()))
+        return int(any(count < LEAST[what] for what, count in found.items()))
+    changed = differences(cases)
+    print("\n".join(changed[:20]))
+    count = sum(len(asked.knobs) for asked in cases)
+    print(f"{len(changed)} differ of {count} emitted texts, of {len(cases)} problems, from {FILE.name}")
+    return int(bool(changed))
 
 
 if __name__ == "__main__":
-    if "--update" in sys.argv or "--draw" in sys.argv:
-        write(now(draw() if "--draw" in sys.argv else kept()))
-    changed = differences()
-    print("\n".join(changed[:20]))
-    print(f"{len(changed)} of {len(kept())} emitted texts differ from {FILE.name}")
-    sys.exit(bool(changed))
+    sys.exit(main(sys.argv[1:]))

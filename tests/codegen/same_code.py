@@ -20,7 +20,7 @@ from normgen.cuda.compiler import compile_module
 from normgen.errors import CompileError
 from normgen.pipeline import emit
 from normgen.schedule.schedule import Schedule
-from tests.codegen.digests import Case, kept, problem_asked
+from tests.codegen.digests import Case, kept_cases, problem_asked
 from tests.mutation.machine_code import ARCH, sections
 
 # Notes for the launch (.nv.info) hold numbers of symbols, which any function of the text shifts.
@@ -45,7 +45,7 @@ def code_of(module: Module) -> dict[str, str]:
 
 
 def code_of_case(case: Case) -> dict[str, str]:
-    question, knobs, *_ = case
+    question, knobs = case
     try:
         return code_of(emit(problem_asked(question), Schedule(**knobs)))
     except CompileError as error:
@@ -65,15 +65,15 @@ def main(words: list[str]) -> int:
     what, file = words[0], Path(words[1])
     every = int(words[2]) if len(words) > 2 else 1
     if what == "write":
-        cases = kept()
-        lines = [json.dumps([*case[:2], code]) for case, code in zip(cases, codes(cases), strict=True)]
+        cases = kept_cases()
+        lines = [json.dumps([*case, code]) for case, code in zip(cases, codes(cases), strict=True)]
         file.write_text("\n".join(lines) + "\n", encoding="utf-8")
         return 0
     before = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()][::every]
     other = []
-    for (question, knobs, old), new in zip(before, codes([b[:2] for b in before]), strict=True):
+    for (question, knobs, old), new in zip(before, codes([(b[0], b[1]) for b in before]), strict=True):
         if old != new:
-            other.append(f"{question['op']} {question['direction']} {question['shape']} {knobs}: {old} {new}")
+            other.append(f"{question} {knobs}: {old} {new}")
     print(*other, sep="\n")
     print(f"{len(before) - len(other)} of {len(before)} kernels have the same machine code")
     return 1 if other else 0
