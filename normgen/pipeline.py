@@ -13,8 +13,10 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+from normgen.codegen.kernel import MainKernel
 from normgen.codegen.module import Module
 from normgen.codegen.parts import Parts, parts_of
+from normgen.codegen.spelling import marked
 from normgen.problem.problem import Problem
 from normgen.program.ir import RowProgram
 from normgen.program.rewrites.passes import passed
@@ -36,7 +38,8 @@ def emit(problem: Problem, schedule: Schedule) -> Module:
 def emit_parts(problem: Problem, schedule: Schedule) -> Parts:
     """As `emit`, with the pieces of the text still apart: a header merges those of many kernels."""
     problem = answered(problem, schedule)
-    return parts_of(problem, programs_of(problem, schedule)[-1][1], schedule)
+    program = programs_of(problem, schedule)[-1][1]
+    return parts_of(MainKernel(plan_of(*marked(problem, program), schedule)))
 
 
 def answered(problem: Problem, schedule: Schedule) -> Problem:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-
 from normgen.codegen.access import EDGE, Access, asking, policy
 from normgen.codegen.chain import AT_END, AT_LOADS, chain_comment, chain_of, chain_setting, declare, start_of_chain
 from normgen.codegen.columns import Columns
 from normgen.codegen.exchange import exchange_of
 from normgen.codegen.exchange.team import team_constants
 from normgen.codegen.looks import Looks
-from normgen.codegen.module import Param, Source
+from normgen.codegen.module import Kernel, Launch, Param, Source, Workspace
+from normgen.codegen.parts import KernelText
 from normgen.codegen.printer import Printer
 from normgen.codegen.statements import (
     Do,
@@ -21,7 +19,6 @@ from normgen.codegen.statements import (
     Let,
     Setting,
     Statement,
-    Struct,
     constant,
     pruned,
     setting,
@@ -37,33 +34,13 @@ from normgen.schedule.schedule import RUNNING_SUMS
 from normgen.spec.spec import Kind
 
 
-@dataclass(frozen=True, kw_only=True)
-class KernelText:
-    """One kernel, ready to print: `bounds` are those of its launch, which read what `config` has of Config.
-
-    types  the states of its looks, which stand before it: kernels of one header share them
-    """
-
-    name: str
-    comment: tuple[str, ...]
-    params: tuple[str, ...]
-    bounds: str
-    config: Mapping[str, int | str]
-    body: tuple[Statement, ...]
-    types: tuple[Struct, ...] = ()
-
-    @property
-    def settings(self) -> dict[str, int | str]:
-        """All that it reads of Config."""
-        return {s.name: s.chosen for s in self.body if isinstance(s, Setting)} | dict(self.config)
-
-
 class MainKernel:
-    """A plan's first kernel; `columns.second_kernel` is the other one, if there is one."""
+    """A plan's first kernel, and the source of both: `columns.second_kernel` is the other one, if there is one."""
 
-    def __init__(self, plan: Plan, name: str) -> None:
+    def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        self.name = name
+        self.problem = plan.problem
+        self.chain = chain_of(plan)
         self.access = Access(plan)
         self.states = self.access.states
         self.exchange = exchange_of(plan)
@@ -104,6 +81,63 @@ class MainKernel:
             params.append(Param(name=f"{key}_inverse", ctype="unsigned long long", source=Source.INVERSE, key=key))
         params += [Param(name=s, ctype="float", source=Source.SCALAR, key=s) for s in self.plan.program.scalars]
         return (*params, *self.columns.params())
+
+    @property
+    def name(self) -> str:
+        """For example layernorm_fwd_bf16_without_bias_team_per_row; absent tensors are named."""
+        cols = "_any_cols" if self.problem.any_cols else ""
+        absent = "".join(f"_without_{name}" for name in self.problem.absent)
+        strategy = "team_per_row" if self.plan.has_team else self.plan.schedule.strategy
+        return f"{self.problem.name}{cols}{absent}_{strategy}"
+
+    @property
+    def launch(self) -> Launch:
+        plan, s = self.plan, self.plan.schedule
+        return Launch(
+            blocks=plan.blocks,
+            threads=s.threads,
+            rows_per_block=plan.rows_per_tile,
+            cluster=s.cluster,
+            parts=s.parts,
+            persistent=s.persistent,
+            shared_bytes=plan.shared_bytes,
+            period=plan.period,
+            min_blocks=1 if plan.sums else 0,
+            by_batch=plan.walks_batches,
+            dependent=s.chained,
+        )
+
+    @property
+    def min_arch(self) -> int:
+        return self.plan.min_arch
+
+    @property
+    def workspace(self) -> Workspace:
+        sums = self.plan.sums
+        if sums is None:
+            return Workspace()
+        return Workspace(
+            fixed=sums.fixed_bytes, column=sums.column_bytes, block=sums.block_bytes, batch=sums.batch_bytes
+        )
+
+    def kernels(self) -> list[tuple[Kernel, KernelText]]:
+        """This one, and the one that finishes its sums over rows."""
+        found = [(Kernel(name=self.name, params=self.params, launch=self.launch), self.text())]
+        second = self.columns.second_kernel(f"{self.problem.name}_finish")
+        if second is not None:
+            text = KernelText(
+                name=second.kernel.name,
+                comment=(second.comment,),
+                params=second.declared,
+                bounds=str(second.kernel.launch.threads),
+                config={"Chain": self.chain},  # the parameters' types ask for it
+                body=pruned(second.body),
+            )
+            found.append((second.kernel, text))
+        return found
+
+    def declared(self, param: Param) -> str:
+        return declare(self.plan, param)
 
     # ---- row values --------------------------------------------------------------------------------------------
 
@@ -377,12 +411,12 @@ class MainKernel:
             *([For(self.access.walk, tuple(row))] if plan.loops_rows else row),
             *self.epilogue(),
         ]
-        config: dict[str, int | str] = {"kThreads": s.threads, "Chain": chain_of(plan)}
+        config: dict[str, int | str] = {"kThreads": s.threads, "Chain": self.chain}
         config |= {"kBlocksPerSm": plan.least_blocks} if plan.least_blocks else {}
         return KernelText(
             name=self.name,
             comment=self.comment(),
-            params=tuple(declare(plan, p) for p in self.params),
+            params=tuple(map(self.declared, self.params)),
             bounds="Config::kThreads" + (", Config::kBlocksPerSm" if plan.least_blocks else ""),
             config=config,
             body=pruned(body),

@@ -84,6 +84,22 @@ class Launch:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Workspace:
+    """Scratch bytes of a call.
+
+    fixed   all kernels share them, zeroed once before the first call; every call leaves them zeroed again
+    column  any_cols: what of the fixed ones (of the problem's own cols), or of those for each batch, each column costs
+    block   for each block of the first kernel, behind the zeroed part; never initialised
+    batch   what each batch of rows adds to the fixed ones, zeroed like them
+    """
+
+    fixed: int = 0
+    column: int = 0
+    block: int = 0
+    batch: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
 class Kernel:
     """One `__global__` entry of a module: `extern "C"`, or the instance of a template for the type `config`."""
 
@@ -107,12 +123,7 @@ class Module:
     kernels        in launch order, on one stream
     min_arch       lowest sm_NN the text builds for
     headers        CUDA headers the text includes ("cooperative_groups.h"), usually none
-    workspace_fixed_bytes  scratch memory all kernels share, zeroed once before the first call; every call leaves it
-                           zeroed again
-    workspace_column_bytes  any_cols: what of the fixed bytes (of the problem's own cols), or of those for each batch,
-                            each column costs
-    workspace_block_bytes  scratch memory per block of the first kernel, behind the zeroed part; never initialised
-    workspace_batch_bytes  what each batch of rows adds to the fixed bytes, zeroed like them
+    workspace      scratch bytes that a call needs
     """
 
     instructions: str
@@ -120,19 +131,16 @@ class Module:
     kernels: tuple[Kernel, ...]
     min_arch: int = 75
     headers: tuple[str, ...] = ()
-    workspace_fixed_bytes: int = 0
-    workspace_column_bytes: int = 0
-    workspace_block_bytes: int = 0
-    workspace_batch_bytes: int = 0
+    workspace: Workspace = Workspace()
 
     def zeroed_bytes(self, batches: int = 1) -> int:
         """Of the scratch bytes of a call with so many batches of rows, those at the start that must be zeros."""
-        return self.workspace_fixed_bytes + max(1, batches) * self.workspace_batch_bytes
+        return self.workspace.fixed + max(1, batches) * self.workspace.batch
 
     def workspace_bytes(self, *, rows: int, sm_count: int, batches: int = 1) -> int:
         """Scratch bytes one call needs; calls on different streams need workspaces of their own."""
         blocks = self.kernels[0].launch.grid(rows=rows, sm_count=sm_count, batches=batches)
-        return self.zeroed_bytes(batches) + blocks * self.workspace_block_bytes
+        return self.zeroed_bytes(batches) + blocks * self.workspace.block
 
     @property
     def source(self) -> str:
@@ -151,6 +159,6 @@ class Module:
     def launches(self) -> str:
         """How the kernels are launched, as text."""
         launches = [(kernel.params, kernel.launch) for kernel in self.kernels]
-        said = repr((launches, self.workspace_fixed_bytes, self.workspace_block_bytes))
+        said = repr((launches, self.workspace.fixed, self.workspace.block))
         batched = [kernel.launch.by_batch for kernel in self.kernels]
-        return f"{said} {batched} {self.workspace_batch_bytes}" if any(batched) or self.workspace_batch_bytes else said
+        return f"{said} {batched} {self.workspace.batch}" if any(batched) or self.workspace.batch else said

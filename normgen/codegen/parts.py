@@ -1,28 +1,37 @@
-"""Plan -> the pieces of a CUDA text: kernels, and the files of the device library that they need."""
+"""The source of kernels -> the pieces of a CUDA text: kernels, and the files of the device library that they need."""
 
 from __future__ import annotations
 
 import hashlib
 import re
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
+from typing import Protocol
 
 from normgen.codegen.access import asking, policy
-from normgen.codegen.chain import CHAINS, chain_of
-from normgen.codegen.kernel import KernelText, MainKernel
+from normgen.codegen.chain import CHAINS
 from normgen.codegen.library import File, needed
-from normgen.codegen.module import Kernel, Launch, Module
-from normgen.codegen.spelling import Spelling, marked, unmarked
-from normgen.codegen.statements import WIDTH, Do, Let, Statement, broken, identifiers, pruned, reads_of, text_of
+from normgen.codegen.module import Kernel, Module, Param, Workspace
+from normgen.codegen.spelling import Spelling, unmarked
+from normgen.codegen.statements import (
+    WIDTH,
+    Do,
+    Let,
+    Setting,
+    Statement,
+    Struct,
+    broken,
+    identifiers,
+    reads_of,
+    text_of,
+)
 from normgen.codegen.templates import environment, tidy
 from normgen.problem.problem import Problem
-from normgen.program.ir import RowProgram
 from normgen.schedule.knobs import DependentLaunch
 from normgen.schedule.knobs import Load as LoadHint
 from normgen.schedule.knobs import Store as StoreHint
-from normgen.schedule.plan import Plan, plan_of
 from normgen.schedule.schedule import Schedule
 
 # library/plain.cuh
@@ -33,6 +42,56 @@ PLAIN: dict[str, str | int] = {
     "Params": asking(Schedule().params),
     "kCluster": 1,
 }
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelText:
+    """One kernel, ready to print: `bounds` are those of its launch, which read what `config` has of Config.
+
+    types  the states of its looks, which stand before it: kernels of one header share them
+    """
+
+    name: str
+    comment: tuple[str, ...]
+    params: tuple[str, ...]
+    bounds: str
+    config: Mapping[str, int | str]
+    body: tuple[Statement, ...]
+    types: tuple[Struct, ...] = ()
+
+    @property
+    def settings(self) -> dict[str, int | str]:
+        """All that it reads of Config."""
+        return {s.name: s.chosen for s in self.body if isinstance(s, Setting)} | dict(self.config)
+
+
+class KernelSource(Protocol):
+    """The kernels of a problem under a schedule, before they are printed: the seam between classes of programs.
+
+    chain      the library's type that knows where its kernels wait for those in front of them
+    min_arch   lowest sm_NN that its texts build for
+    workspace  scratch bytes that a call needs
+    """
+
+    @property
+    def problem(self) -> Problem: ...
+
+    @property
+    def chain(self) -> str: ...
+
+    @property
+    def min_arch(self) -> int: ...
+
+    @property
+    def workspace(self) -> Workspace: ...
+
+    def kernels(self) -> list[tuple[Kernel, KernelText]]:
+        """In launch order. A text's name stands for the one that its digest makes of it."""
+        ...
+
+    def declared(self, param: Param) -> str:
+        """A parameter of its kernels, as their texts declare it."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -52,6 +111,8 @@ class Parts:
     types    of each kernel, what stands before it: the states of its looks
     texts    of each kernel, a template of a Config: the same for all schedules of one strategy
     config   the one that the schedule asks for
+    chain    of the Config, the part that the types of parameters depend on
+    signatures  of each kernel, the types of its parameters
     """
 
     library: tuple[File, ...]
@@ -60,11 +121,10 @@ class Parts:
     texts: tuple[str, ...]
     config: Config
     kernels: tuple[Kernel, ...]
+    chain: str
+    signatures: tuple[tuple[str, ...], ...]
     min_arch: int
-    workspace_fixed_bytes: int
-    workspace_column_bytes: int
-    workspace_block_bytes: int
-    workspace_batch_bytes: int
+    workspace: Workspace
 
     @property
     def text(self) -> str:
@@ -85,25 +145,13 @@ class Parts:
             text=tidy("\n".join([portable, *legend, "", self.config.text, "", *self.every_type, self.text])),
             kernels=self.kernels,
             min_arch=self.min_arch,
-            workspace_fixed_bytes=self.workspace_fixed_bytes,
-            workspace_column_bytes=self.workspace_column_bytes,
-            workspace_block_bytes=self.workspace_block_bytes,
-            workspace_batch_bytes=self.workspace_batch_bytes,
+            workspace=self.workspace,
         )
 
 
-def strategy_name(plan: Plan) -> str:
-    """For example layernorm_fwd_bf16_without_bias_team_per_row; absent tensors are named."""
-    problem = plan.problem
-    cols = "_any_cols" if problem.any_cols else ""
-    absent = "".join(f"_without_{name}" for name in problem.absent)
-    strategy = "team_per_row" if plan.has_team else plan.schedule.strategy
-    return f"{problem.name}{cols}{absent}_{strategy}"
-
-
-def parts_of(problem: Problem, program: RowProgram, schedule: Schedule) -> Parts:
-    """The pieces of the text of a program that is already rewritten for `schedule`."""
-    return spelled_parts(marked_parts(plan_of(*marked(problem, program), schedule)))
+def parts_of(source: KernelSource) -> Parts:
+    """The pieces of the text of a source whose problem and program have marks for names."""
+    return spelled_parts(marked_parts(source))
 
 
 def spelled_parts(parts: Parts) -> Parts:
@@ -133,28 +181,11 @@ def spelled_types(spelling: Spelling, types: tuple[str, ...], text: str) -> tupl
     return tuple(texts), kernel
 
 
-def marked_parts(plan: Plan) -> Parts:
+def marked_parts(source: KernelSource) -> Parts:
     """The pieces of the text, built around whatever names the problem and the program have."""
-    plain = strategy_name(plan)
-    main = MainKernel(plan, plain)
-    texts, kernels = [main.text()], [Kernel(name=plain, params=main.params, launch=launch_of(plan))]
-    second = main.columns.second_kernel(f"{plan.problem.name}_finish")
-    chain = {"Chain": chain_of(plan)}  # the parameters' types ask for it
-    if second is not None:
-        kernels.append(second.kernel)
-        texts.append(
-            KernelText(
-                name=second.kernel.name,
-                comment=(second.comment,),
-                params=second.declared,
-                bounds=str(second.kernel.launch.threads),
-                config=chain,
-                body=pruned(second.body),
-            )
-        )
-    sums = plan.sums
+    kernels, texts = zip(*source.kernels(), strict=True)
     types, printed = zip(*(named_by_text(text) for text in texts), strict=True)
-    config = config_of(plan.problem, {k: number for t in texts for k, number in t.settings.items()})
+    config = config_of(source.problem, {k: number for t in texts for k, number in t.settings.items()})
     read = identifiers(config.text).union(
         *(reads_of((*t.types, *t.body)) | identifiers(" ".join(t.params)) for t in texts)
     )
@@ -165,11 +196,10 @@ def marked_parts(plan: Plan) -> Parts:
         texts=tuple(text for _, text in printed),
         config=config,
         kernels=tuple(replace(k, name=n, config=config.name) for k, (n, _) in zip(kernels, printed, strict=True)),
-        min_arch=plan.min_arch,
-        workspace_fixed_bytes=sums.fixed_bytes if sums else 0,
-        workspace_column_bytes=sums.column_bytes if sums else 0,
-        workspace_block_bytes=sums.block_bytes if sums else 0,
-        workspace_batch_bytes=sums.batch_bytes if sums else 0,
+        chain=source.chain,
+        signatures=tuple(tuple(source.declared(replace(p, name="")).rstrip() for p in k.params) for k in kernels),
+        min_arch=source.min_arch,
+        workspace=source.workspace,
     )
 
 
@@ -237,20 +267,3 @@ def gathered(body: Sequence[Statement]) -> tuple[Statement, ...]:
     runs = groupby((s for s in constants if not s.declaration.startswith("using ")), lambda s: s.declaration.split()[1])
     numbers = [Do(f"constexpr {kind} {', '.join(f'{s.name} = {s.value}' for s in run)}") for kind, run in runs]
     return (*types, *numbers, *(s for s in body if s not in constants))
-
-
-def launch_of(plan: Plan) -> Launch:
-    s = plan.schedule
-    return Launch(
-        blocks=plan.blocks,
-        threads=s.threads,
-        rows_per_block=plan.rows_per_tile,
-        cluster=s.cluster,
-        parts=s.parts,
-        persistent=s.persistent,
-        shared_bytes=plan.shared_bytes,
-        period=plan.period,
-        min_blocks=1 if plan.sums else 0,
-        by_batch=plan.walks_batches,
-        dependent=s.chained,
-    )

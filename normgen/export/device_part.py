@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from normgen.codegen.chain import chain_of, declare
 from normgen.codegen.library import File, in_order, needed
 from normgen.codegen.module import Kernel
 from normgen.codegen.parts import Parts, legend_lines
 from normgen.codegen.statements import identifiers
 from normgen.codegen.templates import tidy
-from normgen.pipeline import answered, emit_parts, planned
+from normgen.pipeline import answered, emit_parts
 from normgen.problem.problem import Problem
 from normgen.schedule.schedule import Schedule
 
@@ -32,28 +31,24 @@ class Compiled:
 
     def signatures(self) -> dict[str, tuple[str, ...]]:
         """The types of each kernel's parameters."""
-        plan = planned(self.problem, self.schedule)
-        return {
-            kernel.name: tuple(declare(plan, replace(param, name="")).rstrip() for param in kernel.params)
-            for kernel in self.parts.kernels
-        }
+        return {k.name: types for k, types in zip(self.parts.kernels, self.parts.signatures, strict=True)}
 
     @property
     def zeroed_bytes(self) -> int:
         """The part of the workspace that a launch finds zeroed, less what grows with cols or batches."""
         if self.problem.sums_batches:
-            return self.parts.workspace_fixed_bytes
-        return self.parts.workspace_fixed_bytes - self._column_bytes
+            return self.parts.workspace.fixed
+        return self.parts.workspace.fixed - self._column_bytes
 
     @property
     def batch_bytes(self) -> int:
         """What each batch adds to that part, less what grows with cols."""
-        return self.parts.workspace_batch_bytes - self._column_bytes
+        return self.parts.workspace.batch - self._column_bytes
 
     @property
     def _column_bytes(self) -> int:
         pitch = -(-self.problem.cols // 32) * 32
-        return self.parts.workspace_column_bytes * pitch
+        return self.parts.workspace.column * pitch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +68,7 @@ class DevicePart:
     @property
     def chains(self) -> dict[str, str]:
         """Of each Config the part that the types of parameters depend on."""
-        return {c.main.config: chain_of(planned(c.problem, c.schedule)) for c in self.kernels}
+        return {c.main.config: c.parts.chain for c in self.kernels}
 
     @property
     def signature_library(self) -> tuple[File, ...]:

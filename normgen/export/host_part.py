@@ -194,7 +194,7 @@ def _kernel_line(
     """The inside of an initialiser of the template's struct Kernel."""
     parts = compiled.parts
     launches = [f"{{{launch_values(kernel.launch)}}}, " for kernel in parts.kernels]
-    bytes_ = [compiled.zeroed_bytes, parts.workspace_column_bytes, parts.workspace_block_bytes]
+    bytes_ = [compiled.zeroed_bytes, parts.workspace.column, parts.workspace.block]
     bytes_ += [compiled.batch_bytes] if compiled.problem.sums_batches else []
     words = [*launches, *(["{}, "] if finishes and len(launches) == 1 else [])]
     words += [f"{{{', '.join(map(str, bytes_))}}}, "] if workspace else []

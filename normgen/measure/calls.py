@@ -134,7 +134,7 @@ def calls(problem: Problem, module: Module, *, sm_count: int) -> Iterator[Call]:
         rows = TRIPS * tile * walkers - tile // 2
     yield at(rows, said, sm_count=sms)
     yield at(rows, f"{said} and threads in another order", sm_count=sms, order=1)
-    if module.workspace_block_bytes:
+    if module.workspace.block:
         lanes, in_flight = finishing_loop(module)
         parts = lanes * (in_flight + 1) + 1  # a second trip, whose threads are about to read one row too many
         sms = math.ceil(parts * launch.cluster / max(1, launch.persistent))
@@ -225,7 +225,7 @@ def _other_cols(problem: Problem, module: Module) -> list[int]:
     if not problem.any_cols:
         return []
     launch = module.kernels[0].launch
-    most = problem.cols if module.workspace_column_bytes else math.inf
+    most = problem.cols if module.workspace.column else math.inf
     whole = problem.spec.whole_cols
     wanted = (3, 40 * (launch.threads // launch.rows_per_block) + 3)
     return [cols for cols in (-(-n // whole) * whole for n in wanted) if cols < most]
@@ -237,7 +237,7 @@ def finishing_loop(module: Module) -> tuple[int, int]:
     if not others:
         return first.launch.threads // 32, LAST_TILE_IN_FLIGHT
     finish = others[-1].launch
-    sums = module.workspace_block_bytes * first.launch.cluster // 4
+    sums = module.workspace.block * first.launch.cluster // 4
     return finish.threads * finish.blocks // sums, FINISH_IN_FLIGHT
 
 

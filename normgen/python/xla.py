@@ -79,6 +79,6 @@ def plan(
         sizes.tobytes(),
         alignments.tobytes(),
         len(reads),
-        kernel.module.workspace_fixed_bytes if scratch else -1,
+        kernel.module.workspace.fixed if scratch else -1,
     )
     return scratch

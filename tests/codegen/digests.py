@@ -107,7 +107,7 @@ def digests(module: Module) -> list[str]:
         text = text.replace(kernel.name, f"kernel_{number}")
     grids = [shape_of(kernel.launch) for kernel in module.kernels]
     needs = [module.workspace_bytes(rows=r, sm_count=2, batches=b) for r in (0, 1, 100) for b in (1, 2, 5)]
-    launches = f"{module.launches} {grids} {needs} {module.workspace_column_bytes} {module.min_arch}"
+    launches = f"{module.launches} {grids} {needs} {module.workspace.column} {module.min_arch}"
     return [digest(text), digest(launches)]
 
 

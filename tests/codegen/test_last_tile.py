@@ -75,7 +75,7 @@ def test_tiles_cover_every_cell_with_at_most_eight_counters(op: str, cols: int) 
     assert size % 128 == 0
     assert (tiles - 1) * size < cells <= tiles * size
     assert tiles <= 8
-    assert emit(problem, schedule).workspace_fixed_bytes == 128 * tiles
+    assert emit(problem, schedule).workspace.fixed == 128 * tiles
 
 
 @needs_compiler

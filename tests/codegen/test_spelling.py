@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from normgen.codegen.kernel import MainKernel
 from normgen.codegen.module import Source
 from normgen.codegen.parts import marked_parts, spelled_parts
 from normgen.codegen.spelling import Spelling, mark, marked
@@ -45,7 +46,7 @@ def test_over_all_knobs_marks_become_identifiers_that_nothing_else_in_the_text_h
     for spec in (HOSTILE[0], HOSTILE[4], HOSTILE[-1]):
         for problem, schedule in covering(spec, ["32x96", "40x101"], direction):
             program = programs_of(problem, schedule)[-1][1]
-            parts = marked_parts(plan_of(*marked(problem, program), schedule))
+            parts = marked_parts(MainKernel(plan_of(*marked(problem, program), schedule)))
             for kernel, spelled in zip(parts.texts, spelled_parts(parts).texts, strict=True):
                 before, after = TOKEN.findall(code(kernel)), TOKEN.findall(code(spelled))
                 assert len(before) == len(after)

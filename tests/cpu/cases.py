@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from normgen.codegen.module import Kernel, Launch, Module, Param, Source
+from normgen.codegen.module import Kernel, Launch, Module, Param, Source, Workspace
 
 _INSTRUCTIONS = "#error the CPU executor must not compile the instructions\n"
 
@@ -26,8 +26,11 @@ def workspace(name: str, ctype: str, offset: int = 0) -> Param:
     return Param(name=name, ctype=ctype, source=Source.WORKSPACE, offset=offset)
 
 
-def module(text: str, *kernels: Kernel, workspace_fixed_bytes: int = 0) -> Module:
-    return Module(instructions=_INSTRUCTIONS, text=text, kernels=kernels, workspace_fixed_bytes=workspace_fixed_bytes)
+NO_WORKSPACE = Workspace()
+
+
+def module(text: str, *kernels: Kernel, workspace: Workspace = NO_WORKSPACE) -> Module:
+    return Module(instructions=_INSTRUCTIONS, text=text, kernels=kernels, workspace=workspace)
 
 
 def kernel(name: str, params: Sequence[Param], **launch: int) -> Kernel:
@@ -277,7 +280,7 @@ extern "C" __global__ void __launch_bounds__(32) double_it(float* __restrict__ t
         blocks=5,
     ),
     kernel("double_it", [pointer("total", "float*"), COLS], threads=32, blocks=1),
-    workspace_fixed_bytes=16 + 5 * 32 * 4,
+    workspace=Workspace(fixed=16 + 5 * 32 * 4),
 )
 
 COOPERATIVE = module(

@@ -75,9 +75,9 @@ def expected(group: Group, call: Call, problem: Problem, parts: Parts) -> list[s
     if first.loops_clusters:
         blocks = first.fitting(blocks, clusters=CLUSTERS, batches=batches)
     lines_of_sums = max(1, batches) if problem.sums_batches else 1
-    zeroed = parts.workspace_fixed_bytes + lines_of_sums * parts.workspace_batch_bytes
+    zeroed = parts.workspace.fixed + lines_of_sums * parts.workspace.batch
     if problem.any_cols:
-        zeroed += lines_of_sums * parts.workspace_column_bytes * (call.cols - -(-problem.cols // 32) * 32)
+        zeroed += lines_of_sums * parts.workspace.column * (call.cols - -(-problem.cols // 32) * 32)
     lines = [f"zero 0 {zeroed}"] if zeroed else []
     for kernel in parts.kernels:
         rest = kernel.launch.blocks * (max(1, batches) if kernel.launch.by_batch else 1)

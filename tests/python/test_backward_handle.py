@@ -84,7 +84,7 @@ def made(inputs: Inputs, schedule: Schedule | None = None, **more: Any) -> Kerne
 
 def fixed_bytes(handle: Kernel, queue: int) -> Array:
     """What must be zero between calls."""
-    workspace, size = handle._workspaces[queue], handle.module.workspace_fixed_bytes
+    workspace, size = handle._workspaces[queue], handle.module.workspace.fixed
     if isinstance(workspace, HostMemory):
         return workspace.array[:size]
     assert isinstance(workspace, DeviceBuffer)
@@ -129,7 +129,7 @@ def test_two_streams_with_two_workspaces_run_at_once_without_harm(way: str) -> N
         for side, written in zip(sides, outputs, strict=True):
             side.all_close(written.values())
         for stream in (one, two):  # ready for the next call
-            if backward.module.workspace_fixed_bytes:
+            if backward.module.workspace.fixed:
                 assert not fixed_bytes(backward, stream.handle).any()
 
 
@@ -140,7 +140,7 @@ def test_calls_of_more_and_fewer_rows_share_one_workspace_that_only_grows(way: s
     fewer, sizes, seen = Inputs(inputs.place, 3, COLS, seed=5), [], []
     for side in (fewer, inputs, fewer, inputs):
         side.all_close(backward(**side.arrays))
-        if backward.module.workspace_fixed_bytes:
+        if backward.module.workspace.fixed:
             assert not fixed_bytes(backward, 0).any()
         found = backward._workspaces.get(0)
         sizes.append(found.size if found else 0)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import normgen
+from normgen.codegen.module import Workspace
 from normgen.cuda import dlpack
 from normgen.dtypes import F32
 from normgen.errors import FaultError, NoCompilerError, UsageError
@@ -49,7 +50,7 @@ extern "C" __global__ void __launch_bounds__(32) arrivals(
         ],
         threads=32,
     ),
-    workspace_fixed_bytes=16,
+    workspace=Workspace(fixed=16),
 )
 SPEC = Spec(
     name="arrivals",

@@ -7,7 +7,7 @@ import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 
-from normgen.codegen.module import Kernel, Launch, Module
+from normgen.codegen.module import Kernel, Launch, Module, Workspace
 from normgen.cuda.cubin import Cubin, Resources
 from normgen.device import TARGETS
 from normgen.errors import ProgramError
@@ -45,7 +45,7 @@ def test_another_launch_text_or_machine_code_is_another_kernel() -> None:
     first = module("a1")
     assert first.digest != module("a1", body="y").digest
     assert first.digest != module("a1", threads=256).digest
-    assert first.digest != replace(first, workspace_block_bytes=4).digest
+    assert first.digest != replace(first, workspace=Workspace(block=4)).digest
     assert code_digest(first, cubin("a1")) != code_digest(first, cubin("a1", code=b"add"))
     assert code_digest(first, cubin("a1")) != code_digest(module("a1", threads=256), cubin("a1"))
 
