@@ -1,4 +1,4 @@
-"""What the functions of the formula language mean: as sympy, as CUDA, as numpy, and their derivatives.
+"""What the functions of the formula language mean: as sympy, as CUDA, and their derivatives.
 
 sympy reasons about real numbers, which are neither NaN nor infinite: `x < x` is false to it and `x <= x` true, and it
 would merge the branches of a `where`. So comparisons, branches and roundings to whole numbers are functions of our
@@ -7,20 +7,15 @@ own, which it neither evaluates nor rewrites. A condition is a number: 1 where i
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-import numpy as np
-import numpy.typing as npt
 import sympy as sp
 
 from normgen.dtypes import DTYPES, DType
-from normgen.errors import ProgramError
 from normgen.spec.spec import Kind
 
-Array = npt.NDArray[Any]
 Slope = Callable[[sp.Expr], tuple[sp.Expr, ...]]
 
 
@@ -193,60 +188,42 @@ class Meaning:
 
     make   its sympy class
     text   its name in CUDA; "" where the printer writes it in a way of its own
-    value  its numpy function
     slope  factors of the derivative by its argument; None: the derivative is 0, or has a rule of its own
     """
 
     make: Any
     text: str
-    value: Callable[..., Array]
     slope: Slope | None = None
 
 
-def _erf(x: Array) -> Array:
-    return np.asarray(np.vectorize(math.erf, otypes=[np.float64])(x), x.dtype)
-
-
-def _sign(x: Array) -> Array:
-    return np.asarray(np.where(np.isnan(x), 0, np.sign(x)), x.dtype)
-
-
-def _where(condition: Array, a: Array, b: Array) -> Array:
-    return np.asarray(np.where(condition != 0, a, b))
-
-
-def _condition(holds: Callable[..., Any]) -> Callable[..., Array]:
-    return lambda *args: np.asarray(holds(*args), np.result_type(*args))
-
-
 MEANINGS: dict[str, Meaning] = {
-    "exp": Meaning(sp.exp, "expf", np.exp, lambda f: (f,)),
-    "log": Meaning(sp.log, "logf", np.log, lambda f: (sp.Pow(f.args[0], -1),)),
-    "abs": Meaning(sp.Abs, "fabsf", np.abs, lambda f: (sign(f.args[0]),)),
-    "sign": Meaning(sign, "", _sign),
-    "tanh": Meaning(sp.tanh, "tanhf", np.tanh, lambda f: (1 - f**2,)),
-    "erf": Meaning(sp.erf, "erff", _erf, lambda f: (2 / sp.sqrt(sp.pi), sp.exp(-(f.args[0] ** 2)))),
-    "sin": Meaning(sp.sin, "sinf", np.sin, lambda f: (sp.cos(f.args[0]),)),
-    "cos": Meaning(sp.cos, "cosf", np.cos, lambda f: (sp.Integer(-1), sp.sin(f.args[0]))),
-    "floor": Meaning(floor, "floorf", np.floor),
-    "ceil": Meaning(ceil, "ceilf", np.ceil),
-    "round": Meaning(rint, "rintf", np.rint),
-    "minimum": Meaning(sp.Min, "", np.minimum),
-    "maximum": Meaning(sp.Max, "", np.maximum),
-    "%": Meaning(remainder, "", np.fmod),
-    "divide": Meaning(divide, "", np.divide),
-    "constant": Meaning(constant, "", np.asarray),
-    "clamp": Meaning(clamp, "", lambda x, low, high: np.minimum(np.maximum(x, low), high)),
-    "where": Meaning(where, "", _where),
-    "<": Meaning(less, "", _condition(np.less)),
-    "<=": Meaning(less_equal, "", _condition(np.less_equal)),
-    ">": Meaning(greater, "", _condition(np.greater)),
-    ">=": Meaning(greater_equal, "", _condition(np.greater_equal)),
-    "==": Meaning(equal, "", _condition(np.equal)),
-    "!=": Meaning(unequal, "", _condition(np.not_equal)),
-    "and": Meaning(both, "", _condition(np.logical_and)),
-    "or": Meaning(either, "", _condition(np.logical_or)),
-    "not": Meaning(negation, "", _condition(np.logical_not)),
+    "exp": Meaning(sp.exp, "expf", lambda f: (f,)),
+    "log": Meaning(sp.log, "logf", lambda f: (sp.Pow(f.args[0], -1),)),
+    "abs": Meaning(sp.Abs, "fabsf", lambda f: (sign(f.args[0]),)),
+    "sign": Meaning(sign, ""),
+    "tanh": Meaning(sp.tanh, "tanhf", lambda f: (1 - f**2,)),
+    "erf": Meaning(sp.erf, "erff", lambda f: (2 / sp.sqrt(sp.pi), sp.exp(-(f.args[0] ** 2)))),
+    "sin": Meaning(sp.sin, "sinf", lambda f: (sp.cos(f.args[0]),)),
+    "cos": Meaning(sp.cos, "cosf", lambda f: (sp.Integer(-1), sp.sin(f.args[0]))),
+    "floor": Meaning(floor, "floorf"),
+    "ceil": Meaning(ceil, "ceilf"),
+    "round": Meaning(rint, "rintf"),
+    "minimum": Meaning(sp.Min, ""),
+    "maximum": Meaning(sp.Max, ""),
+    "%": Meaning(remainder, ""),
+    "divide": Meaning(divide, ""),
+    "constant": Meaning(constant, ""),
+    "clamp": Meaning(clamp, ""),
+    "where": Meaning(where, ""),
+    "<": Meaning(less, ""),
+    "<=": Meaning(less_equal, ""),
+    ">": Meaning(greater, ""),
+    ">=": Meaning(greater_equal, ""),
+    "==": Meaning(equal, ""),
+    "!=": Meaning(unequal, ""),
+    "and": Meaning(both, ""),
+    "or": Meaning(either, ""),
+    "not": Meaning(negation, ""),
 }
 NAMES: dict[Any, str] = {meaning.make: name for name, meaning in MEANINGS.items()}
 
@@ -262,17 +239,3 @@ def with_dtypes(expr: sp.Expr, stored: Mapping[str, str]) -> sp.Expr:
 def name_of(expr: sp.Expr) -> str | None:
     """The language's name of the function that `expr` is a call of; None where it is none."""
     return NAMES.get(type(expr))
-
-
-def value_of(expr: sp.Expr) -> Callable[..., Array]:
-    """The numpy function that `expr` is a call of. ProgramError for one that the language does not have."""
-    if isinstance(expr, cast):
-        return lambda x: np.asarray(expr.dtype.stored(x).astype(x.dtype))
-    if isinstance(expr, divide_by_remainder):
-        return lambda a, b, _: np.asarray(np.divide(a, b))
-    if isinstance(expr, reciprocal_approximate):
-        return lambda x: np.asarray(1 / x)
-    name = name_of(expr)
-    if name is None:
-        raise ProgramError(f"the function {type(expr).__name__} cannot be evaluated", received=str(expr))
-    return MEANINGS[name].value

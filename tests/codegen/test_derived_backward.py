@@ -13,13 +13,13 @@ from normgen.cpu.compiler import find_compiler
 from normgen.device import target
 from normgen.measure.cpu_check import check_on_cpu
 from normgen.pipeline import emit
-from normgen.program.evaluate import evaluate
 from normgen.program.ir import value_kinds
 from normgen.program.lower import lower
 from normgen.program.source import problem_for, written_program
 from normgen.schedule.default import default_schedule
 from normgen.spec.reader import parse
 from normgen.spec.spec import Kind
+from tests.program.evaluate import evaluate
 
 ROWS, COLS = 5, 64
 SHAPES = {Kind.ELEM: (ROWS, COLS), Kind.ROW: (ROWS,), Kind.COL: (COLS,)}

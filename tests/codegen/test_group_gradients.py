@@ -13,7 +13,6 @@ from normgen.cuda.compiler import compile_module
 from normgen.device import target
 from normgen.errors import SpecError
 from normgen.pipeline import emit
-from normgen.program.evaluate import evaluate
 from normgen.program.source import problem_for, written_program
 from normgen.schedule.default import default_schedule
 from normgen.spec.reader import parse
@@ -21,6 +20,7 @@ from normgen.spec.spec import Spec
 from tests.codegen.covering import Case
 from tests.codegen.executors import CpuExecutor, GpuExecutor, new_workspace
 from tests.codegen.matrix import report, wrong, wrong_backward
+from tests.program.evaluate import evaluate
 
 Array = npt.NDArray[np.float64]
 H200 = target("h200")

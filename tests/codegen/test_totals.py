@@ -12,7 +12,6 @@ from normgen.device import target
 from normgen.errors import SpecError
 from normgen.pipeline import emit, planned
 from normgen.problem.problem import Problem
-from normgen.program.evaluate import evaluate
 from normgen.program.lower import lower
 from normgen.program.source import problem_for
 from normgen.schedule.default import default_schedule, fallback_schedules
@@ -26,6 +25,7 @@ from tests.codegen.covering import Case
 from tests.codegen.executors import CpuExecutor, GpuExecutor
 from tests.codegen.layouts import DEVICE
 from tests.codegen.matrix import report, wrong_backward
+from tests.program.evaluate import evaluate
 
 
 def spec(name: str, tensors: str, formulas: str) -> Spec:

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from normgen.errors import ProgramError
-from normgen.program.evaluate import evaluate, evaluate_expr, reduce_axis
 from normgen.program.ir import COLS, Load, Map, Reduce, Store
 from normgen.program.monoid import MONOIDS, ONLINE_SOFTMAX, SUM, WELFORD, symbol
 from normgen.spec.spec import Kind
+from tests.program.evaluate import evaluate, evaluate_expr, reduce_axis
 from tests.program.programs import COL, ELEM, ROW, layernorm, log_softmax, program, softmax, x
 
 ROWS = st.integers(1, 4)

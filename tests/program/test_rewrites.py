@@ -6,7 +6,6 @@ import sympy as sp
 
 from normgen.errors import UsageError
 from normgen.pipeline import emit
-from normgen.program.evaluate import evaluate, evaluate_expr
 from normgen.program.functions import where
 from normgen.program.ir import COLS, Column, Load, Map, Reduce, RowProgram, Store, looks, show_statement
 from normgen.program.lower import lower
@@ -21,6 +20,7 @@ from normgen.schedule.knobs import KNOBS, Arithmetic, Division, Variance
 from normgen.schedule.schedule import Schedule
 from normgen.spec.reader import load, parse
 from normgen.spec.spec import Kind
+from tests.program.evaluate import evaluate, evaluate_expr
 from tests.program.symbolic_rows import (
     associations,
     chain,

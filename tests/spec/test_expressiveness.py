@@ -13,7 +13,6 @@ from normgen.device import target
 from normgen.dtypes import DTYPES
 from normgen.errors import NormgenError, SpecError, UsageError
 from normgen.problem.problem import Problem
-from normgen.program.evaluate import evaluate
 from normgen.program.source import problem_for, written_program
 from normgen.schedule.default import default_schedule
 from normgen.spec.formula import LARGEST_GROUP
@@ -22,6 +21,7 @@ from normgen.verify.interpret import drawn as random_numbers
 from normgen.verify.interpret import seeds_of
 from tests.codegen.executors import CpuExecutor
 from tests.codegen.matrix import wrong, wrong_backward
+from tests.program.evaluate import evaluate
 from tests.samples import is_full
 from tests.spec.expressiveness import REFUSED, WORKS, Asked
 

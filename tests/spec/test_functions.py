@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from normgen.errors import SpecError
-from normgen.program.evaluate import evaluate
 from normgen.program.functions import MEANINGS
 from normgen.program.lower import lower
 from normgen.spec.formula import Call, parse_formula
@@ -18,12 +17,14 @@ from normgen.verify import interpret
 from normgen.verify.interpret import FUNCTIONS as REFERENCES
 from normgen.verify.interpret import POSITIONS as FOUND
 from normgen.verify.interpret import REDUCTIONS as REDUCED
+from tests.program.evaluate import VALUES, evaluate
 
 BY_OTHERS = {"sqrt", "rsqrt", "sigmoid"}  # powers, and 1 / (1 + exp(-x))
 
 
 def test_every_function_has_a_meaning_and_a_reference_of_its_own() -> None:
     assert ELEMENTWISE.keys() | CONDITIONS.keys() | {"%"} == MEANINGS.keys() | BY_OTHERS
+    assert VALUES.keys() == MEANINGS.keys()
     assert {name: function.takes for name, function in ELEMENTWISE.items()} == REFERENCES
     assert REDUCTIONS.keys() == set(REDUCED)
     assert POSITIONS.keys() == set(FOUND)

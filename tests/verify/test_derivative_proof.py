@@ -12,7 +12,6 @@ from normgen.device import TARGETS
 from normgen.errors import VerificationError
 from normgen.pipeline import emit
 from normgen.problem.problem import Problem
-from normgen.program.evaluate import evaluate
 from normgen.program.ir import Map, Reduce, RowProgram, Statement
 from normgen.program.source import problem_for, written_program
 from normgen.schedule.default import default_schedule
@@ -21,6 +20,7 @@ from normgen.spec.spec import Kind, Spec
 from normgen.verify import derivative_proof, prove, proven_program
 from normgen.verify.derivative_proof import Slope
 from normgen.verify.interpret import Float64
+from tests.program.evaluate import evaluate
 from tests.samples import CORE
 from tests.verify import made
 

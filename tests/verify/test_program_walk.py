@@ -7,7 +7,6 @@ import pytest
 import sympy as sp
 
 from normgen.errors import ProgramError
-from normgen.program.evaluate import evaluate
 from normgen.program.functions import sign
 from normgen.program.ir import Guard, Load, Map, Reduce, RowProgram, Store
 from normgen.program.monoid import SUM, WELFORD, symbol
@@ -17,6 +16,7 @@ from normgen.verify.bounded import REARRANGED, Bounded
 from normgen.verify.error_model import Float32Error
 from normgen.verify.interpret import Float64
 from normgen.verify.program_walk import ProgramWalk
+from tests.program.evaluate import evaluate
 from tests.verify import made
 
 x, y = symbol("x"), symbol("y")

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import sympy as sp
 
-from normgen.program.evaluate import evaluate
 from normgen.program.gradient.differentiate import differentiate
 from normgen.program.ir import Load, Map, RowProgram, Store
 from normgen.program.monoid import MAX, symbol
 from tests.program import programs as forward
+from tests.program.evaluate import evaluate
 from tests.program.programs import COL, ELEM, ROW, bias, eps, mean, program, rsqrt, rstd, total, values, weight, x
 
 Array = np.ndarray[Any, Any]

@@ -12,12 +12,12 @@ import pytest
 import sympy as sp
 
 from normgen.errors import ProgramError
-from normgen.program.evaluate import evaluate
 from normgen.program.gradient.derivative import derivative
 from normgen.program.gradient.differentiate import backward_tensors, differentiate
 from normgen.program.ir import Kind, Load, Map, Reduce, Store
 from normgen.program.monoid import ABSMAX, MAX, WELFORD, symbol
 from tests.program import programs as forward
+from tests.program.evaluate import evaluate
 from tests.program.gradient.backward_cases import CASES, SCALARS, data_for, m, residual_norm
 from tests.program.programs import COL, ELEM, ROW, program, rsqrt, total, values, x
 

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import sympy as sp
 
-from normgen.program.evaluate import evaluate_expr
 from normgen.program.functions import sign
 from normgen.program.gradient.derivative import derivative
 from normgen.program.gradient.monomials import expression
 from normgen.program.lower import lower
 from normgen.spec.reader import load, parse
 from normgen.spec.spec import Spec
+from tests.program.evaluate import evaluate_expr
 from tests.program.gradient.backward_cases import CASES, data_for, finite_differences, run_backward
 from tests.program.programs import ELEM, x
 from tests.samples import CORE

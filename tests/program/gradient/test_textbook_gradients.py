@@ -10,10 +10,10 @@ import sympy as sp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from normgen.program.evaluate import evaluate
 from normgen.program.gradient.differentiate import differentiate
 from normgen.program.ir import looks, stage_of, used_exprs
 from tests.program import programs as forward
+from tests.program.evaluate import evaluate
 from tests.program.gradient.backward_cases import CASES, SCALARS, Array, data_for, run_backward, scaled_by_its_mean
 from tests.program.programs import ELEM, mean, x
 

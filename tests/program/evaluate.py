@@ -7,6 +7,7 @@ back as [rows, cols], [rows] and [cols].
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -15,7 +16,17 @@ import numpy.typing as npt
 import sympy as sp
 
 from normgen.errors import ProgramError, did_you_mean
-from normgen.program.functions import COL, INFINITY, ROW, Index, Stored, value_of
+from normgen.program.functions import (
+    COL,
+    INFINITY,
+    ROW,
+    Index,
+    Stored,
+    cast,
+    divide_by_remainder,
+    name_of,
+    reciprocal_approximate,
+)
 from normgen.program.ir import COLS, Column, Load, Map, Random, Reduce, RowProgram, Store, kind_of, value_kinds
 from normgen.program.monoid import LOWEST, Monoid, Recipe, symbol
 from normgen.program.ordered import Ordered, steps
@@ -249,3 +260,64 @@ def _power(base: Array, exponent: sp.Expr, value: Array) -> Array:
             product = product * base
         return np.asarray(product if exponent > 0 else one / product)
     return np.asarray(np.power(base, value))
+
+
+def _erf(x: Array) -> Array:
+    return np.asarray(np.vectorize(math.erf, otypes=[np.float64])(x), x.dtype)
+
+
+def _sign(x: Array) -> Array:
+    return np.asarray(np.where(np.isnan(x), 0, np.sign(x)), x.dtype)
+
+
+def _where(condition: Array, a: Array, b: Array) -> Array:
+    return np.asarray(np.where(condition != 0, a, b))
+
+
+def _condition(holds: Callable[..., Any]) -> Callable[..., Array]:
+    return lambda *args: np.asarray(holds(*args), np.result_type(*args))
+
+
+VALUES: dict[str, Callable[..., Array]] = {
+    "exp": np.exp,
+    "log": np.log,
+    "abs": np.abs,
+    "sign": _sign,
+    "tanh": np.tanh,
+    "erf": _erf,
+    "sin": np.sin,
+    "cos": np.cos,
+    "floor": np.floor,
+    "ceil": np.ceil,
+    "round": np.rint,
+    "minimum": np.minimum,
+    "maximum": np.maximum,
+    "%": np.fmod,
+    "divide": np.divide,
+    "constant": np.asarray,
+    "clamp": lambda x, low, high: np.minimum(np.maximum(x, low), high),
+    "where": _where,
+    "<": _condition(np.less),
+    "<=": _condition(np.less_equal),
+    ">": _condition(np.greater),
+    ">=": _condition(np.greater_equal),
+    "==": _condition(np.equal),
+    "!=": _condition(np.not_equal),
+    "and": _condition(np.logical_and),
+    "or": _condition(np.logical_or),
+    "not": _condition(np.logical_not),
+}
+
+
+def value_of(expr: sp.Expr) -> Callable[..., Array]:
+    """The numpy function that `expr` is a call of. ProgramError for one that the language does not have."""
+    if isinstance(expr, cast):
+        return lambda x: np.asarray(expr.dtype.stored(x).astype(x.dtype))
+    if isinstance(expr, divide_by_remainder):
+        return lambda a, b, _: np.asarray(np.divide(a, b))
+    if isinstance(expr, reciprocal_approximate):
+        return lambda x: np.asarray(1 / x)
+    name = name_of(expr)
+    if name is None:
+        raise ProgramError(f"the function {type(expr).__name__} cannot be evaluated", received=str(expr))
+    return VALUES[name]
