@@ -11,13 +11,15 @@ What is done with a module stands in `tuning/tuner.py`: compile, check, race, re
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 
 from normgen.codegen.kernel import MainKernel
 from normgen.codegen.module import Module
-from normgen.codegen.parts import Parts, parts_of
+from normgen.codegen.parts import KernelSource, Parts, parts_of
 from normgen.codegen.spelling import marked
 from normgen.problem.problem import Problem
+from normgen.program.classes import ProgramClass, class_of
 from normgen.program.ir import RowProgram
 from normgen.program.rewrites.passes import passed
 from normgen.program.source import kernel_problem, written_program
@@ -39,7 +41,17 @@ def emit_parts(problem: Problem, schedule: Schedule) -> Parts:
     """As `emit`, with the pieces of the text still apart: a header merges those of many kernels."""
     problem = answered(problem, schedule)
     program = programs_of(problem, schedule)[-1][1]
-    return parts_of(MainKernel(plan_of(*marked(problem, program), schedule)))
+    return parts_of(SOURCES[class_of(problem)](*marked(problem, program), schedule))
+
+
+def kernels_of_rows(problem: Problem, program: RowProgram, schedule: Schedule) -> KernelSource:
+    """Those of a plan for rows."""
+    return MainKernel(plan_of(problem, program, schedule))
+
+
+SOURCES: dict[ProgramClass, Callable[[Problem, RowProgram, Schedule], KernelSource]] = {
+    ProgramClass.ROWS: kernels_of_rows
+}
 
 
 def answered(problem: Problem, schedule: Schedule) -> Problem:

@@ -17,13 +17,14 @@ give the latencies and rates, a fit on measured schedules the rest.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict, Unpack
 
 from normgen.cost.constants import Constants, constants_of
 from normgen.device import Device
 from normgen.problem.problem import Problem
+from normgen.program.classes import ProgramClass, class_of
 from normgen.program.source import stages_of
 from normgen.schedule.knobs import Columns, Copy, Edges, Hold, Keep, Load, Params, ReduceWith, Softmax, Store, Variance
 from normgen.schedule.plan import (
@@ -267,7 +268,29 @@ def _grid(problem: Problem, s: Schedule, device: Device, registers: int, shared_
     )
 
 
-def predict(
+class Known(TypedDict, total=False):
+    """What is known of a kernel and of where it runs.
+
+    stages     dependent row reductions
+    hot        its tensors lie in L2, as a small one does that the kernel before has written; one too large does not
+    registers, spill_bytes, shared_bytes   the compiler's figures, else guessed
+    constants  of the device, else its own
+    """
+
+    stages: int
+    hot: bool
+    registers: int | None
+    spill_bytes: int
+    shared_bytes: int | None
+    constants: Constants | None
+
+
+def predict(problem: Problem, s: Schedule, device: Device, **known: Unpack[Known]) -> Cost:
+    """Predicted time of a kernel, forward or backward."""
+    return MODELS[class_of(problem)](problem, s, device, **known)
+
+
+def _predict_rows(
     problem: Problem,
     s: Schedule,
     device: Device,
@@ -279,10 +302,6 @@ def predict(
     shared_bytes: int | None = None,
     constants: Constants | None = None,
 ) -> Cost:
-    """Predicted time of a kernel with `stages` dependent row reductions, forward or backward.
-
-    `hot`: its tensors lie in L2, as a small one does that the kernel before has written; one too large does not.
-    """
     c = constants or constants_of(device)
     hot = hot and problem.compulsory_bytes <= device.l2_bytes
     looks = row_looks(s, stages, any(t.is_written and t.kind.is_elem for t in problem.tensors))
@@ -318,6 +337,9 @@ def predict(
         waves=grid.waves,
         looks=looks,
     )
+
+
+MODELS: dict[ProgramClass, Callable[..., Cost]] = {ProgramClass.ROWS: _predict_rows}
 
 
 def predicted_us(

@@ -21,12 +21,14 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from normgen.cost.model import predicted_us
 from normgen.device import Device
 from normgen.problem.problem import Problem
+from normgen.program.classes import ProgramClass, class_of
 from normgen.records.place import DEFAULT_PLACE, Context, Place
 from normgen.records.record import ProblemKey, Record
 from normgen.schedule.cutting import at_most
@@ -127,12 +129,16 @@ def is_of_kin(record: Record, device: Device) -> bool:
 def is_trusted(near: Neighbour, problem: Problem, device: Device, *, place: Place) -> bool:
     """Whether a neighbour leaves few lanes idle, and the cost model finds it not too slow for its distance."""
     hot = place.is_hot
-    there = idle_lanes(near.record.problem.cols, near.record.schedule)
-    here, default = (idle_lanes(problem.cols, s) for s in (near.schedule, _default(problem, device)))
-    if here > default + MORE_IDLE or default <= here > there + FAR_MORE_IDLE:
+    if LIKENESS[class_of(problem)].leaves_idle(near, problem, device):
         return False
     ours = predicted_us(problem, near.schedule, device, hot=hot)
     return ours <= _default_us(problem, device, hot=hot) * (1 + WORTH - WORTH_LOST * near.distance)
+
+
+def _leaves_lanes_idle(near: Neighbour, problem: Problem, device: Device) -> bool:
+    there = idle_lanes(near.record.problem.cols, near.record.schedule)
+    here, default = (idle_lanes(problem.cols, s) for s in (near.schedule, _default(problem, device)))
+    return here > default + MORE_IDLE or default <= here > there + FAR_MORE_IDLE
 
 
 def place_rank(place: Place, asked: Place) -> int | None:
@@ -176,6 +182,10 @@ def is_same_kind(tuned: ProblemKey, problem: Problem) -> bool:
 
 def distance(tuned: ProblemKey, problem: Problem) -> float:
     """In octaves of rows; see the module's docstring."""
+    return LIKENESS[class_of(problem)].distance(tuned, problem)
+
+
+def _distance_of_rows(tuned: ProblemKey, problem: Problem) -> float:
     own, statistics, size = ProblemKey.of(problem), _statistics(problem), problem.dtype.bytes
     far = _octaves(tuned.rows, own.rows) + OCTAVE_OF_COLS * _octaves(tuned.cols, own.cols)
     there, here = _vector_bytes(tuned, size), _vector_bytes(own, size)
@@ -188,6 +198,10 @@ def distance(tuned: ProblemKey, problem: Problem) -> float:
 
 def fitted(record: Record, problem: Problem, device: Device) -> Schedule | None:
     """The record's schedule for another shape, with as few changes as make it legal; None when that is not enough."""
+    return LIKENESS[class_of(problem)].fitted(record, problem, device)
+
+
+def _fitted_rows(record: Record, problem: Problem, device: Device) -> Schedule | None:
     # Whether leaving statistics out pays was found at the record's shape alone.
     own = replace(searched_today(record.schedule, problem), statistics=Statistics.NULLABLE)
     if leaves_rounding(problem, own):  # what that saves was found there alone as well
@@ -248,3 +262,16 @@ def _statistics(problem: Problem) -> frozenset[str]:
 def _vector_bytes(key: ProblemKey, size: int) -> int:
     """The widest access, up to 16 bytes, that rows of elements of `size` bytes are made of."""
     return math.gcd(key.align, size * key.pitch, size * key.cols, VECTOR_BYTES)
+
+
+class Likeness(NamedTuple):
+    """How far off a record is from a problem, its schedule as it fits there, and whether that leaves lanes idle."""
+
+    distance: Callable[[ProblemKey, Problem], float]
+    fitted: Callable[[Record, Problem, Device], Schedule | None]
+    leaves_idle: Callable[[Neighbour, Problem, Device], bool]
+
+
+LIKENESS: dict[ProgramClass, Likeness] = {
+    ProgramClass.ROWS: Likeness(_distance_of_rows, _fitted_rows, _leaves_lanes_idle)
+}

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 
 from normgen.device import Device
 from normgen.errors import NothingValidError
 from normgen.problem.problem import Problem
+from normgen.program.classes import ProgramClass, class_of
 from normgen.program.rewrites.reductions import applicable
 from normgen.program.source import written_program
 from normgen.schedule.cutting import PLAIN
@@ -42,10 +44,14 @@ from normgen.schedule.ways import ways
 def default_schedule(problem: Problem, device: Device) -> Schedule:
     """A legal schedule that is good without any measurement: what the tuner has to beat.
 
-    Rows wait in registers, in as few blocks as hold them, else in shared memory, else they are read again; one block
-    owns several short rows. Many long rows go to shared memory first: see `ways`.
-
     Raises NothingValidError if no schedule is legal, which would be a hole in the space.
+    """
+    return DEFAULTS[class_of(problem)](problem, device)
+
+
+def _default_of_rows(problem: Problem, device: Device) -> Schedule:
+    """Rows wait in registers, in as few blocks as hold them, else in shared memory, else they are read again; one block
+    owns several short rows. Many long rows go to shared memory first: see `ways`.
     """
     arithmetic = Arithmetic.APPROXIMATE if is_approximate(problem) else Arithmetic.EXACT
     # One look and one exchange less pay from 16 KiB on: 1 % at 8192x4096 bf16, where two looks win, 4 to 14 % above.
@@ -114,9 +120,12 @@ def _chains_pay(problem: Problem, cut: Schedule) -> bool:
 
 
 def fallback_schedules(problem: Problem) -> tuple[Schedule, ...]:
-    """The schedules of an exported header's general kernel: any cols and any row pitch; never tuned.
+    """The schedules of an exported header's general kernel: any cols and any row pitch; never tuned."""
+    return FALLBACKS[class_of(problem)](problem)
 
-    A block owns a row and reads it once a look; formulas as written. The last one takes any alignment, element by
+
+def _fallbacks_of_rows(problem: Problem) -> tuple[Schedule, ...]:
+    """A block owns a row and reads it once a look; formulas as written. The last one takes any alignment, element by
     element. The one before it, where there is one, reads vectors of 16 bytes with what is left at both ends, and asks
     that the rows of all tensors shift alike; both are one text. With groups of columns there is one, whose vectors let
     a warp own a group. Where sums of columns must be deterministic, one block
@@ -131,3 +140,7 @@ def fallback_schedules(problem: Problem) -> tuple[Schedule, ...]:
         return (single,)
     peeled = single.varied(edges=Edges.PEEL)
     return peeled.varied(vector=16 // sizes.pop()), peeled
+
+
+DEFAULTS: dict[ProgramClass, Callable[[Problem, Device], Schedule]] = {ProgramClass.ROWS: _default_of_rows}
+FALLBACKS: dict[ProgramClass, Callable[[Problem], tuple[Schedule, ...]]] = {ProgramClass.ROWS: _fallbacks_of_rows}

@@ -12,6 +12,7 @@ from functools import cache, lru_cache
 from normgen.device import Device
 from normgen.problem.problem import Problem
 from normgen.problem.tensors import TensorUse
+from normgen.program.classes import ProgramClass, class_of
 from normgen.program.ir import RowProgram, looks
 from normgen.program.rewrites.hoist import hoist_row_divisions
 from normgen.program.rewrites.kept import name_kept_values
@@ -612,9 +613,17 @@ FREE: tuple[Rule, ...] = (
 )
 
 
+RULES: dict[ProgramClass, tuple[Rule, ...]] = {ProgramClass.ROWS: (*STRUCTURAL, *FREE)}
+
+
+def rules_of(problem: Problem) -> tuple[Rule, ...]:
+    """All rules of the problem's class, in the order in which they are asked."""
+    return RULES[class_of(problem)]
+
+
 def refusal(problem: Problem, schedule: Schedule, device: Device, rules: tuple[Rule, ...] | None = None) -> str | None:
     """Why this schedule is not legal, as one sentence; None if it is."""
-    for rule in rules if rules is not None else (*STRUCTURAL, *FREE):
+    for rule in rules if rules is not None else rules_of(problem):
         reason = rule(problem, schedule, device)
         if reason is not None:
             return reason

@@ -13,7 +13,7 @@ from normgen.errors import UsageError
 from normgen.problem.problem import Problem
 from normgen.schedule.default import default_schedule
 from normgen.schedule.knobs import TABLE, Knob
-from normgen.schedule.legality import FREE, STRUCTURAL, Rule
+from normgen.schedule.legality import Rule, rules_of
 from normgen.schedule.schedule import Schedule
 
 FAR = 4  # knobs that may change at once
@@ -58,7 +58,7 @@ def repair(problem: Problem, schedule: Schedule, device: Device, asked: Collecti
 
 
 def _broken(problem: Problem, schedule: Schedule, device: Device) -> tuple[Rule, str] | None:
-    for rule in (*STRUCTURAL, *FREE):
+    for rule in rules_of(problem):
         if (reason := rule(problem, schedule, device)) is not None:
             return rule, reason
     return None

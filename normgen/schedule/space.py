@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from normgen.device import Device
 from normgen.problem.problem import Problem
+from normgen.program.classes import ProgramClass, class_of
 from normgen.program.rewrites.approximate import has_exponentials
 from normgen.program.rewrites.reductions import applicable
 from normgen.program.source import written_program
@@ -154,6 +155,10 @@ def _params_values(problem: Problem) -> tuple[str, ...]:
 
 def space(problem: Problem, device: Device) -> Space:
     """Enumerate the search space of `problem` on `device`."""
+    return SPACES[class_of(problem)](problem, device)
+
+
+def _space_of_rows(problem: Problem, device: Device) -> Space:
     values = knob_values(problem, applicable(written_program(problem)))
     legal: list[Schedule] = []
     refusals: dict[str, Refusal] = {}
@@ -241,3 +246,6 @@ def _count(refusals: dict[str, Refusal], reason: str, schedule: Schedule, points
         refusals[reason].count += points
     else:
         refusals[reason] = Refusal(reason=reason, count=points, example=schedule)
+
+
+SPACES: dict[ProgramClass, Callable[[Problem, Device], Space]] = {ProgramClass.ROWS: _space_of_rows}

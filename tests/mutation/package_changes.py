@@ -489,7 +489,7 @@ CHANGES: tuple[Change, ...] = (
         "records/nearest.py",
         NEAREST,
         ("(last_first(own), own) if", "(last_first(own),) if"),
-        ("if here > default + MORE_IDLE or", "if"),
+        ("return here > default + MORE_IDLE or", "return"),
         ("or default <= here > there + FAR_MORE_IDLE", ""),
     ),
     *changes(
