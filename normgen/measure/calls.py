@@ -143,7 +143,7 @@ def calls(problem: Problem, module: Module, *, sm_count: int) -> Iterator[Call]:
         yield at(rows, said, sm_count=max(sm_count, sms), rows_per_batch=each)
     for name in pitched:
         tensor = problem.tensor(name)
-        lines = tensor.shape(FAR_ROWS, problem.cols)[0] if tensor.kind.is_groups else FAR_ROWS
+        lines = tensor.shape(problem.sizes._replace(rows=FAR_ROWS))[0] if tensor.kind.is_groups else FAR_ROWS
         if lines > 1:
             steps = -(-FAR // ((lines - 1) * PITCH_STEP))
             far = {name: _pitch(problem, name, FAR_ROWS) + steps * PITCH_STEP}

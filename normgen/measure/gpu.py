@@ -206,7 +206,7 @@ class GpuBench:
             shape = (self.problem.batches, pitch)
             return np.asarray(self._sets[number].read(shape, tensor.dtype, offset=offset)[:, :cols])
         if not tensor.kind.by_row:
-            return self._sets[number].read(tensor.shape(0, cols), tensor.dtype, offset=offset)
+            return self._sets[number].read(self.problem.shape_of(tensor), tensor.dtype, offset=offset)
         if tensor.group:  # few values, which one row may have anywhere
             lines, elements = self.problem.shape_of(tensor)
             whole = (lines, self.problem.pitch_of(tensor))

@@ -28,7 +28,7 @@ from normgen.problem.tensors import (
     tensors_laid_out,
     tensors_that_may_be_null,
 )
-from normgen.spec.spec import OUTPUTS, READ, Role, Spec
+from normgen.spec.spec import OUTPUTS, READ, Role, Sizes, Spec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,13 +80,18 @@ class Problem:
         """Rows of every tensor of batches, or of heads; 1 without any."""
         return -(-self.rows // self.rows_per_batch) if self.rows_per_batch else 1
 
+    @property
+    def sizes(self) -> Sizes:
+        """How long its axes are."""
+        return Sizes(self.rows, self.cols, batches=self.batches)
+
     def batch_of(self, rows: NDArray[np.intp]) -> NDArray[np.intp]:
         """The batch, or the head, of each row."""
         return rows % max(1, self.batches) if self.spec.has_heads else rows // self.rows_per_batch
 
     def shape_of(self, tensor: TensorUse) -> tuple[int, ...]:
         """As `TensorUse.shape`, in this problem."""
-        return tensor.shape(self.rows, self.cols, self.batches)
+        return tensor.shape(self.sizes)
 
     def pitch_of(self, tensor: TensorUse) -> int:
         """Elements from row start to row start, or from line to line of groups, where nobody says otherwise.

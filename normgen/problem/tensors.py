@@ -12,7 +12,7 @@ from normgen.errors import UsageError, did_you_mean
 from normgen.problem.scales import ScaleLayout
 from normgen.spec.checks import absent_key, parse_all
 from normgen.spec.formula import constant_of
-from normgen.spec.spec import OUTPUTS, READ, Kind, Role, Spec, Tensor
+from normgen.spec.spec import OUTPUTS, READ, Kind, Role, Sizes, Spec, Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,13 +44,13 @@ class TensorUse:
     group: int = 0
     layout: ScaleLayout = ScaleLayout.ROW_MAJOR
 
-    def shape(self, rows: int, cols: int, batches: int = 1) -> tuple[int, ...]:
+    def shape(self, sizes: Sizes) -> tuple[int, ...]:
         """elem [rows, cols], batches [batches, cols], row [rows], col [cols], scalar []; groups as they are laid out,
         row-major [rows, cols / G]; of parameters [cols / G] and [batches, cols / G].
         """
         if self.kind.is_groups:
-            return self.layout.shape(rows, cols // self.group)
-        return self.kind.shape(rows, cols, self.group, batches)
+            return self.layout.shape(sizes.rows, sizes.cols // self.group)
+        return self.kind.shape(sizes, self.group)
 
     @property
     def axes(self) -> tuple[str, ...]:

@@ -68,12 +68,13 @@ class Reach:
 class Expectation:
     """What the kernel needs of one tensor.
 
+    width        elements of a row: columns, or groups of them; 1 where a row has one value
     alignment    bytes every row start is a multiple of
     fixed_pitch  the only pitch the text knows, if the kernel takes none as an argument
     """
 
     tensor: TensorUse
-    cols: int
+    width: int
     pitch: int
     alignment: int
     fixed_pitch: int | None
@@ -82,12 +83,12 @@ class Expectation:
         """The bytes of an array that fits."""
         size, kind = self.tensor.dtype.bytes, self.tensor.kind
         if kind.is_groups:
-            lines, width = self.tensor.layout.shape(placed.rows or 0, self.cols)
+            lines, width = self.tensor.layout.shape(placed.rows or 0, self.width)
             return Reach(rows=lines if placed.rows else 0, pitch=placed.pitch * size, width=width * size)
         if kind.is_matrix:
             rows = placed.batches if kind.by_batch else placed.rows
-            return Reach(rows=rows or 0, pitch=placed.pitch * size, width=self.cols * size)
-        width = (self.cols if kind.within_row else 1) * size
+            return Reach(rows=rows or 0, pitch=placed.pitch * size, width=self.width * size)
+        width = self.width * size
         width *= (placed.rows or 0) if kind.by_row else (placed.batches or 0) if kind.by_batch else 1
         return Reach(rows=1 if width else 0, pitch=width, width=width)
 
@@ -112,8 +113,8 @@ class Expectation:
             if math.prod(view.shape) != 1:
                 raise self._wrong("shape", "one number", str(view.shape))
             return Placed(rows=None, pitch=1, misfit=self._misaligned(view.pointer, 0))
-        if view.shape != (self.cols,):
-            raise self._wrong("shape", f"[{self._columns}] = ({self.cols},)", str(view.shape))
+        if view.shape != (self.width,):
+            raise self._wrong("shape", f"[{self._columns}] = ({self.width},)", str(view.shape))
         self._check_contiguous(view)
         return Placed(rows=None, pitch=1, misfit=self._misaligned(view.pointer, 0))
 
@@ -133,17 +134,17 @@ class Expectation:
 
     def _place_elem(self, view: ArrayView) -> Placed:
         shape, strides = view.shape, view.strides
-        if not shape or shape[-1] != self.cols:
+        if not shape or shape[-1] != self.width:
             raise self._wrong(
                 "shape",
-                f"[.., {self._columns}] with {self._columns} = {self.cols}",
+                f"[.., {self._columns}] with {self._columns} = {self.width}",
                 str(shape),
                 hint="rows are free at run time; make a kernel for other cols",
             )
         rows = math.prod(shape[:-1])
         if rows == 0:
             return Placed(rows=0, pitch=self.pitch)
-        if self.cols > 1 and strides[-1] != 1:
+        if self.width > 1 and strides[-1] != 1:
             raise self._wrong(
                 "stride", "contiguous columns (last stride 1)", f"strides {strides}", hint="copy it first"
             )
@@ -154,9 +155,12 @@ class Expectation:
             )
         if rows == 1:
             return Placed(rows=1, pitch=self.pitch, misfit=self._misaligned(view.pointer, 0))
-        if pitch < self.cols:
+        if pitch < self.width:
             raise self._wrong(
-                "stride", f"rows at least cols = {self.cols} elements apart", f"{pitch}", hint="copy it first"
+                "stride",
+                f"rows at least {self._columns} = {self.width} elements apart",
+                f"{pitch}",
+                hint="copy it first",
             )
         if self.fixed_pitch is not None and pitch != self.fixed_pitch:
             misfit = f"{self.tensor.name} has pitch {pitch}, the kernel was made for {self.fixed_pitch}"
@@ -166,7 +170,7 @@ class Expectation:
     def _place_columns(self, view: ArrayView) -> Placed:
         """[.., groups], or packed words [.., groups / 4], whose rows lie side by side and whose columns are lines."""
         shape, strides = view.shape, view.strides
-        lines, width = self.tensor.layout.shape(1, self.cols)
+        lines, width = self.tensor.layout.shape(1, self.width)
         what = "words, of four groups each" if self.tensor.layout is ScaleLayout.PACKED else "groups"
         if not shape or shape[-1] != lines:
             raise self._wrong("shape", f"[.., {lines}], of {lines} {what}", str(shape))
@@ -226,7 +230,7 @@ def expectations(problem: Problem, schedule: Schedule, module: Module) -> dict[s
     return {
         tensor.name: Expectation(
             tensor=tensor,
-            cols=problem.cols // tensor.group if tensor.group else problem.cols,
+            width=math.prod(tensor.kind.within(problem.cols, tensor.group)),
             pitch=problem.pitch_of(tensor),
             alignment=tensor_alignment(problem, schedule, tensor),
             fixed_pitch=None if tensor.name in with_pitch else problem.pitch,

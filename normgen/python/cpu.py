@@ -21,6 +21,7 @@ from normgen.dtypes import DType
 from normgen.errors import FaultError, UsageError
 from normgen.problem.problem import Problem
 from normgen.problem.tensors import TensorUse
+from normgen.spec.spec import Sizes
 
 _ALIGNMENT = 256  # that of device memory
 _TIME_LIMIT_S = 3600.0  # of one call: a loop without an end must not keep the process for ever
@@ -157,7 +158,7 @@ class BoundProgram:
         """The caller's memory as the executor takes it: [rows, cols], [batches, cols], [rows] or [cols]."""
         if not pointer:  # not given, or of no rows
             return None
-        shape = tensor.shape(self._rows, self._cols, self._batches)
+        shape = tensor.shape(Sizes(self._rows, self._cols, batches=self._batches))
         return _over(pointer, shape or (1,), pitch, tensor.dtype.numpy)
 
 

@@ -256,7 +256,7 @@ class Kernel:
                 return self._executor.new_like(first, sizes, array_dtype(tensor), strides)
             if tensor.kind.by_batch:
                 return self._executor.new_like(first, (batches, self.problem.cols), tensor.dtype)
-            own = tensor.shape(1, self.problem.cols)[1:] if tensor.kind.by_row else tensor.shape(1, self.problem.cols)
+            own = tensor.shape(self.problem.sizes)[1 if tensor.kind.by_row else 0 :]
             return self._executor.new_like(first, (*shape[:-1], *own) if tensor.kind.by_row else own, tensor.dtype)
 
         return [(t.name, made(t)) for t in self._writes]
@@ -311,7 +311,9 @@ class Kernel:
         batches = rows // rows_per_batch if rows_per_batch else 1
         size = self.module.workspace_bytes(rows=rows, sm_count=self._executor.sm_count, batches=batches)
         bound = self._bound
-        shapes = {t: t.shape(rows, self.problem.cols, batches) for t in self.problem.passed_tensors}
+        shapes = {
+            t: t.shape(self.problem.sizes._replace(rows=rows, batches=batches)) for t in self.problem.passed_tensors
+        }
         with self._lock, self._executor.use():
             if not isinstance(bound, Launchable):
                 raise UsageError("these kernels are launched from Python alone", received=repr(self))

@@ -7,9 +7,27 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Flag, StrEnum, auto
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from normgen.dtypes import DTYPES
+
+
+class Sizes(NamedTuple):
+    """How long the axes are that values vary along. `batches`: how many there are, or how many heads."""
+
+    rows: int
+    cols: int
+    inner: int = 1
+    batches: int = 1
+
+    def along(self, axis: str, group: int = 0) -> int:
+        """Of one of `Kind.axes`; `group` columns make a group."""
+        match axis:
+            case "groups":
+                return self.cols // group
+            case "heads":
+                return self.batches
+        return int(getattr(self, axis))
 
 
 class Kind(Flag):
@@ -113,21 +131,20 @@ class Kind(Flag):
         first = ("rows",) * self.by_row + ("heads" if self.by_head else "batches",) * self.by_batch
         return first + ("cols",) * self.by_col + ("groups",) * self.by_group
 
-    def shape(self, rows: int, cols: int, group: int = 0, batches: int = 1) -> tuple[int, ...]:
-        """`group` columns make a group; `batches`: how many there are, or how many heads."""
-        first = (rows,) * self.by_row + (batches,) * self.by_batch
-        return first + self.within(cols, group)
+    def shape(self, sizes: Sizes, group: int = 0) -> tuple[int, ...]:
+        """The sizes of its axes; `group` columns make a group."""
+        return tuple(sizes.along(axis, group) for axis in self.axes)
 
     def within(self, cols: int, group: int = 0) -> tuple[int, ...]:
         """Its size within a row: columns, or groups of so many of them; none of one value for the whole row."""
         return (cols,) if self.by_col else (cols // group,) if self.by_group else ()
 
-    def broadcast_shape(self, rows: int, cols: int) -> tuple[int, int]:
+    def broadcast_shape(self, sizes: Sizes) -> tuple[int, int]:
         """The shape with length 1 for an axis the value does not vary along.
 
         A group's value repeats in its columns, a batch's in its rows.
         """
-        return rows if self.by_row or self.by_batch else 1, cols if self.within_row else 1
+        return sizes.rows if self.by_row or self.by_batch else 1, sizes.cols if self.within_row else 1
 
     def __str__(self) -> str:
         return str(self.name).lower()

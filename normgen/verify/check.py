@@ -330,7 +330,7 @@ class _Model:
         values: dict[str, Array] = {}
         for name, array in self.inputs.arrays.items():
             tensor = self.problem.tensor(name)
-            shape = tensor.kind.broadcast_shape(len(block), self.problem.cols)
+            shape = tensor.kind.broadcast_shape(self.problem.sizes._replace(rows=len(block)))
             values[name] = of_rows(array, tensor, self.problem, block).astype(np.float64).reshape(shape)
         known = {name: Bounded(value) for name, value in values.items()}
         known |= {name: self.arithmetic.constant(value) for name, value in self.inputs.scalars.items()}
@@ -354,7 +354,7 @@ class _Model:
 
     def _width(self, tensor: TensorUse) -> int:
         if tensor.group:
-            return math.prod(tensor.shape(1, self.problem.cols))
+            return math.prod(tensor.shape(self.problem.sizes._replace(rows=1)))
         return self.problem.cols if tensor.kind.by_col else 1
 
     def _accumulated(self, tensor: TensorUse, found: Bounded, block: NDArray[np.intp] | None) -> Bounded:

@@ -195,7 +195,7 @@ def _draw(problem: Problem, rng: np.random.Generator, *, sign: int) -> dict[str,
         value = draw_tensor(use, problem, ("normal",) * problem.rows, rng)
         value = sign * (np.abs(value) + 0.5) if sign and use.name in inputs else value
         value = of_rows(value, use, problem, rows) if use.kind.by_batch or use.kind.is_spread else value
-        drawn[use.name] = _on_grid(value.reshape(use.kind.broadcast_shape(problem.rows, problem.cols)))
+        drawn[use.name] = _on_grid(value.reshape(use.kind.broadcast_shape(problem.sizes)))
     return drawn
 
 

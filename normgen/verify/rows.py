@@ -409,7 +409,7 @@ def _forward_values(
                 value = dtype.stored(draw_tensor(use, problem, of_row, rng)).astype(np.float64)
         else:
             continue
-        shape = tensor.kind.broadcast_shape(problem.rows, problem.cols)
+        shape = tensor.kind.broadcast_shape(problem.sizes)
         inputs[tensor.name] = of_rows(value, use, problem, rows).reshape(shape)
     if has_reference(spec.name, Direction.FORWARD):
         numbers = drawn(spec, seeds_of(spec, inputs), np.arange(problem.rows), problem.cols)

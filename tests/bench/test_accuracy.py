@@ -45,7 +45,7 @@ class Exact:
     def run(self, _module: Module, inputs: Inputs) -> dict[str, NDArray[Any]]:
         problem, values = inputs.problem, {}
         for name, array in inputs.arrays.items():
-            shape = problem.tensor(name).kind.broadcast_shape(problem.rows, problem.cols)
+            shape = problem.tensor(name).kind.broadcast_shape(problem.sizes)
             values[name] = array.astype(np.float64).reshape(shape)
         wanted = reference(problem.spec.name, problem.direction, values, inputs.scalars)
         found = make_outputs(problem).arrays

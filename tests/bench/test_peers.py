@@ -102,7 +102,7 @@ def test_a_program_that_is_played_back_is_that_of_the_spec(op: str, direction: s
     """What torch.compile is given for any operation, here with float64 in the place of torch."""
     problem = problem_for(load(op), shape="30x256", dtype="bf16", direction=direction)
     inputs = sample_inputs(problem, seed=0)
-    shapes = {t.name: t.kind.broadcast_shape(problem.rows, problem.cols) for t in problem.tensors}
+    shapes = {t.name: t.kind.broadcast_shape(problem.sizes) for t in problem.tensors}
     given = {name: array.astype(np.float64).reshape(shapes[name]) for name, array in inputs.arrays.items()}
     given |= {name: np.float64(value) for name, value in (*problem.spec.scalars, ("cols", 256))}
     given |= {"row": np.arange(30.0)[:, None], "col": np.arange(256.0)[None, :]}

@@ -71,7 +71,7 @@ def by_hand(problem: Problem) -> dict[str, Array]:
     tensors = {}
     for use in problem.tensors:
         if not use.is_written:
-            shape = use.kind.broadcast_shape(problem.rows, problem.cols)
+            shape = use.kind.broadcast_shape(problem.sizes)
             tensors[use.name] = inputs.arrays[use.name].astype(np.float64).reshape(shape)
     dtype = problem.dtype
     scalars = {**inputs.scalars, "stored": lambda x: dtype.stored(x).astype(np.float64)}

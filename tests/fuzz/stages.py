@@ -172,7 +172,7 @@ def walked(problem: Problem) -> Answer:
     for load in program.loads:
         tensor = problem.tensor(load.tensor)
         array = of_rows(inputs.arrays[load.tensor], tensor, problem, np.arange(problem.rows)).astype(np.float32)
-        known[load.name] = array.reshape(tensor.kind.broadcast_shape(problem.rows, problem.cols))
+        known[load.name] = array.reshape(tensor.kind.broadcast_shape(problem.sizes))
     known |= {name: np.asarray(value, dtype=np.float32) for name, value in inputs.scalars.items()}
     known |= {n: v.astype(np.float32) for n, v in constants(np.arange(problem.rows), problem.cols).items()}
     seeds = seeds_of(problem.spec, inputs.arrays)
@@ -190,9 +190,9 @@ def walked(problem: Problem) -> Answer:
 
 def stored(value: Array, tensor: TensorUse, problem: Problem) -> Any:
     """A walked value as it lies in memory, row by row."""
-    shape = tensor.kind.broadcast_shape(problem.rows, problem.cols)
+    shape = tensor.kind.broadcast_shape(problem.sizes)
     value = np.broadcast_to(value, shape)[:, :: tensor.group or 1]
-    return tensor.dtype.stored(value).reshape(tensor.kind.shape(problem.rows, problem.cols, tensor.group))
+    return tensor.dtype.stored(value).reshape(tensor.kind.shape(problem.sizes, tensor.group))
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import numpy as np
 from normgen.codegen.module import Module
 from normgen.cpu import build
 from normgen.problem.problem import Problem
+from normgen.spec.spec import Sizes
 
 SM_COUNT = 6
 FAULTS: list[str] = []  # of all launches
@@ -76,7 +77,7 @@ class HostBound:
         tensors = {}
         for tensor in self.loaded.cubin.passed_tensors:
             pointer, item = v["pointers"][tensor.name], tensor.dtype.bytes
-            shape = tensor.kind.shape(rows, cols)
+            shape = tensor.kind.shape(Sizes(rows, cols))
             step = v["pitches"][tensor.name] * item if tensor.kind.is_elem else item
             strides = (step, item) if tensor.kind.is_elem else (item,)
             if pointer is None:

@@ -30,7 +30,7 @@ from normgen.program.functions import (
 from normgen.program.ir import COLS, Column, Load, Map, Random, Reduce, RowProgram, Store, kind_of, value_kinds
 from normgen.program.monoid import LOWEST, Monoid, Recipe, symbol
 from normgen.program.ordered import Ordered, steps
-from normgen.spec.spec import Kind
+from normgen.spec.spec import Kind, Sizes
 
 Array = npt.NDArray[Any]
 
@@ -131,7 +131,7 @@ class _Run:
         return np.asarray(found.sum(axis=1, keepdims=True), self.dtype)
 
     def shape(self, kind: Kind) -> tuple[int, ...]:
-        return kind.broadcast_shape(self.rows, self.cols)
+        return kind.broadcast_shape(Sizes(self.rows, self.cols))
 
     def full(self, value: Array, kind: Kind) -> Array:
         """The value at its tensor's shape: elem [rows, cols], row [rows], col [cols]; of batches as each row has it."""
@@ -139,7 +139,7 @@ class _Run:
         return (
             found[:, :: self.group]
             if kind.is_groups
-            else found.reshape(kind.shape(self.rows, self.cols, batches=self.rows))
+            else found.reshape(kind.shape(Sizes(self.rows, self.cols, batches=self.rows)))
         )
 
     def reduce(self, statement: Reduce) -> None:

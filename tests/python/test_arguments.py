@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -32,7 +33,13 @@ SPEC = Spec(
 
 
 def _expected(tensor: TensorUse, *, alignment: int = 16, fixed_pitch: int | None = None) -> Expectation:
-    return Expectation(tensor=tensor, cols=COLS, pitch=COLS, alignment=alignment, fixed_pitch=fixed_pitch)
+    return Expectation(
+        tensor=tensor,
+        width=math.prod(tensor.kind.within(COLS, tensor.group)),
+        pitch=COLS,
+        alignment=alignment,
+        fixed_pitch=fixed_pitch,
+    )
 
 
 def _view(shape: tuple[int, ...], strides: tuple[int, ...], *, dtype: str = "bf16", pointer: int = 4096) -> ArrayView:

@@ -10,6 +10,7 @@ import pytest
 from normgen.cpu import find_compiler
 from normgen.errors import UsageError
 from normgen.python.handle import Kernel, kernel
+from normgen.spec.spec import Sizes
 from tests.python.devices import Place, nan
 
 pytestmark = pytest.mark.filterwarnings("ignore:no record for")
@@ -165,7 +166,7 @@ def test_memory_outside_of_the_rows_is_left_alone(norm: Kernel, place: Place) ->
 def test_an_accumulating_kernel_does_not_make_what_it_adds_to(place: Place) -> None:
     adds = kernel("rmsnorm", shape=(ROWS, COLS), direction="backward", accumulate=True, device=place.device)
     read = [t for t in adds.problem.tensors if not t.is_written]
-    given = [place.array(np.ones(t.kind.shape(ROWS, COLS), np.float32)) for t in read]
+    given = [place.array(np.ones(t.kind.shape(Sizes(ROWS, COLS)), np.float32)) for t in read]
     with pytest.raises(UsageError, match="adds to gradients that the caller gives"):
         adds(*given)
 

@@ -16,6 +16,7 @@ from normgen.program.source import problem_for
 from normgen.python.handle import kernel
 from normgen.schedule.default import default_schedule
 from normgen.spec.reader import parse
+from normgen.spec.spec import Sizes
 from normgen.verify import check, make_inputs, proven_program
 from normgen.verify.error_model import Bounded, Float32Error
 from normgen.verify.interpret import Evaluation, formula_table
@@ -43,7 +44,7 @@ def test_h4_a_parameter_gradient_that_is_zero_is_written(tmp_path: Path) -> None
 def test_h4_python_gets_a_gradient_of_zeros(tmp_path: Path) -> None:
     backward = kernel(spec_file(tmp_path, ZERO_GRADIENT), shape=(8, 96), direction="backward", device="cpu")
     given = {
-        tensor.name: np.ones(tensor.kind.shape(8, 96), np.float32)
+        tensor.name: np.ones(tensor.kind.shape(Sizes(8, 96)), np.float32)
         for tensor in backward.problem.tensors
         if not tensor.is_written
     }

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import normgen
-from normgen.spec.spec import Kind, join
+from normgen.spec.spec import Kind, Sizes, join
 
 KINDS = [Kind.SCALAR, Kind.ROW, Kind.COL, Kind.ELEM]
 HOME = "spec/spec.py"
@@ -26,12 +26,12 @@ def test_what_varies_by_row_varies_by_batch() -> None:
         assert join([Kind.BATCHES, other]) is Kind.ELEM
         assert join([Kind.HEADS, other]) is Kind.ELEM
     assert join([Kind.HEADS, Kind.COL]) is Kind.HEADS
-    assert Kind.HEADS.shape(6, 5, batches=3) == (3, 5)
+    assert Kind.HEADS.shape(Sizes(6, 5, batches=3)) == (3, 5)
     assert Kind.HEADS.axes == ("heads", "cols")
     assert [kind.in_rows for kind in (Kind.HEAD, Kind.BATCH, Kind.HEADS)] == [Kind.ROW, Kind.ROW, Kind.HEADS]
     assert Kind.BATCHES.axes == ("batches", "cols")
-    assert Kind.BATCHES.shape(6, 5, batches=2) == (2, 5)
-    assert Kind.BATCHES.broadcast_shape(6, 5) == (6, 5)  # as the rows have it
+    assert Kind.BATCHES.shape(Sizes(6, 5, batches=2)) == (2, 5)
+    assert Kind.BATCHES.broadcast_shape(Sizes(6, 5)) == (6, 5)  # as the rows have it
 
 
 GROUPED = {Kind.GROUP: Kind.COL, Kind.BATCH_GROUPS: Kind.BATCHES, Kind.HEAD_GROUPS: Kind.HEADS}
@@ -47,14 +47,14 @@ def test_a_group_of_columns_that_is_the_same_in_each_row_is_read_as_its_columns(
     assert not kind.by_col  # no vector is read of it
     assert kind.within_row
     assert kind.is_matrix is of_columns.is_matrix
-    assert kind.shape(6, 12, 4, 3) == (*of_columns.shape(6, 12, batches=3)[:-1], 3)
+    assert kind.shape(Sizes(6, 12, batches=3), 4) == (*of_columns.shape(Sizes(6, 12, batches=3))[:-1], 3)
     assert kind.axes == (*of_columns.axes[:-1], "groups")
     assert str(kind) in ("group", "batch_groups", "head_groups")
 
 
 def test_a_shape_has_a_length_for_each_axis() -> None:
-    assert [kind.shape(3, 5) for kind in KINDS] == [(), (3,), (5,), (3, 5)]
-    assert [kind.broadcast_shape(3, 5) for kind in KINDS] == [(1, 1), (3, 1), (1, 5), (3, 5)]
+    assert [kind.shape(Sizes(3, 5)) for kind in KINDS] == [(), (3,), (5,), (3, 5)]
+    assert [kind.broadcast_shape(Sizes(3, 5)) for kind in KINDS] == [(1, 1), (3, 1), (1, 5), (3, 5)]
     assert [str(kind) for kind in KINDS] == ["scalar", "row", "col", "elem"]
 
 

@@ -123,7 +123,9 @@ def _wanted(problem: Problem, inputs: Inputs) -> Iterator[tuple[int, dict[str, A
         for name, array in inputs.arrays.items():
             tensor = problem.tensor(name)
             taken = of_rows(array, tensor, problem, np.arange(start, start + rows))
-            values[name] = taken.astype(np.float64).reshape(tensor.kind.broadcast_shape(rows, problem.cols))
+            values[name] = taken.astype(np.float64).reshape(
+                tensor.kind.broadcast_shape(problem.sizes._replace(rows=rows))
+            )
         found = verify.reference(problem.spec.name, problem.direction, values, inputs.scalars)
         by_row = {}
         for name, value in found.items():

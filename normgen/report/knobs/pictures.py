@@ -151,7 +151,7 @@ def _name(problem: Problem, step: Step) -> str:
     tensor = next((t for t in problem.passed_tensors if t.name == step.place), None)
     if tensor is None:
         return step.place
-    shape = tensor.shape(problem.rows, problem.cols, problem.batches)
+    shape = problem.shape_of(tensor)
     cols = f"{step.col}:{step.col + step.count}" if step.count > 1 else f"{step.col}"
     return f"{step.place}[{step.row}, {cols}]" if len(shape) > 1 else f"{step.place}[{cols}]"
 

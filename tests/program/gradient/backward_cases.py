@@ -10,6 +10,7 @@ import sympy as sp
 from normgen.program.gradient.differentiate import differentiate
 from normgen.program.ir import Load, Map, RowProgram, Store
 from normgen.program.monoid import MAX, symbol
+from normgen.spec.spec import Sizes
 from tests.program import programs as forward
 from tests.program.evaluate import evaluate
 from tests.program.programs import COL, ELEM, ROW, bias, eps, mean, program, rsqrt, rstd, total, values, weight, x
@@ -22,7 +23,7 @@ LAYERNORM_STATISTICS = forward.layernorm().statements[3:8]
 def data_for(p: RowProgram, rows: int = 3, cols: int = 5, seed: int = 0) -> dict[str, Array]:
     """Random inputs, and random numbers by the names of their values; tensors called w are positive."""
     rng = np.random.default_rng(seed)
-    drawn = {load.name: np.asarray(rng.normal(size=load.kind.shape(rows, cols))) for load in p.loads}
+    drawn = {load.name: np.asarray(rng.normal(size=load.kind.shape(Sizes(rows, cols)))) for load in p.loads}
     drawn |= {r.name: rng.random((rows, cols)) for r in p.randoms}
     return {n: np.abs(v) + 0.5 if n == "w" else v for n, v in drawn.items()}
 

@@ -13,7 +13,7 @@ from normgen.program.gradient.derivative import derivative
 from normgen.program.gradient.monomials import expression
 from normgen.program.lower import lower
 from normgen.spec.reader import load, parse
-from normgen.spec.spec import Spec
+from normgen.spec.spec import Sizes, Spec
 from tests.program.evaluate import evaluate_expr
 from tests.program.gradient.backward_cases import CASES, data_for, finite_differences, run_backward
 from tests.program.programs import ELEM, x
@@ -54,7 +54,7 @@ def test_every_spec_differentiates(name: str, recompute: bool, without_optional:
     p = lower(spec, present=frozenset(present))
     inputs = data_for(p)
     rng = np.random.default_rng(8)
-    dys = {t.name: np.asarray(rng.normal(size=t.kind.shape(3, 5))) for t in spec.outputs if t.name in present}
+    dys = {t.name: np.asarray(rng.normal(size=t.kind.shape(Sizes(3, 5)))) for t in spec.outputs if t.name in present}
     tensors = tuple(load.name for load in p.loads if spec.tensor(load.name).has_gradient)
     saved = () if recompute else tuple(name for name in spec.saved if name in present)
     got = run_backward(p, inputs, dys, saved=saved, wrt=tensors)
