@@ -221,7 +221,7 @@ def launch_values(launch: Launch) -> str:
 def _width(tensor: TensorUse) -> str:
     """Elements of a row, or of what else the tensor's pitch leads along."""
     if not tensor.group:
-        return "cols"
+        return tensor.axes[-1]
     match tensor.layout:
         case ScaleLayout.ROW_MAJOR:
             return f"cols / {tensor.group}"

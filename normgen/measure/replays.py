@@ -91,8 +91,8 @@ class Layout:
 
 
 def main_input(problem: Problem) -> TensorUse:
-    """What a producer writes: the incoming gradient of a backward pass, else the first [rows, cols] input."""
-    inputs = [t for t in problem.elem_tensors if not t.is_written]
+    """What a producer writes: the incoming gradient of a backward pass, else the first row input."""
+    inputs = problem.row_inputs
     return next((t for t in inputs if t.of), inputs[0])
 
 

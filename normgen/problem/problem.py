@@ -126,6 +126,10 @@ class Problem:
         return tuple(t for t in self.tensors if t.kind.is_elem)
 
     @cached_property
+    def row_inputs(self) -> tuple[TensorUse, ...]:
+        return tuple(t for t in self.tensors if t.is_row_input)
+
+    @cached_property
     def passed_tensors(self) -> tuple[TensorUse, ...]:
         """The tensors that the caller passes: all but those that are written in place of another."""
         return tuple(t for t in self.tensors if not t.over)
@@ -233,7 +237,7 @@ class Problem:
     @cached_property
     def dtype(self) -> DType:
         """The stored dtype of the first row input: the one the problem is named after."""
-        return next(t.dtype for t in self.elem_tensors if not t.is_written)
+        return self.row_inputs[0].dtype
 
     @cached_property
     def gradients(self) -> tuple[str, ...] | None:

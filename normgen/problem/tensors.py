@@ -28,6 +28,7 @@ class TensorUse:
     witness   the gradient of such a tensor: the pointer that is null where nothing is to be written, or ""
     group     columns of a group, of a tensor with a value for each
     layout    how values of groups of each row lie in memory
+    order     its axes in the order of memory; (): that of its kind
     """
 
     name: str
@@ -43,6 +44,7 @@ class TensorUse:
     witness: str = ""
     group: int = 0
     layout: ScaleLayout = ScaleLayout.ROW_MAJOR
+    order: tuple[str, ...] = ()
 
     def shape(self, sizes: Sizes) -> tuple[int, ...]:
         """elem [rows, cols], batches [batches, cols], row [rows], col [cols], scalar []; groups as they are laid out,
@@ -50,12 +52,18 @@ class TensorUse:
         """
         if self.kind.is_groups:
             return self.layout.shape(sizes.rows, sizes.cols // self.group)
-        return self.kind.shape(sizes, self.group)
+        return tuple(sizes.along(axis, self.group) for axis in self.axes)
+
+    def width(self, sizes: Sizes) -> int:
+        """Elements of a row of it: columns, or groups of these, or inner; 1 where a row has one value."""
+        if not self.kind.within_row:
+            return 1
+        return sizes.along("groups" if self.kind.by_group else self.axes[-1], self.group)
 
     @property
     def axes(self) -> tuple[str, ...]:
         """What its sizes in memory count."""
-        return self.layout.axes if self.kind.is_groups else self.kind.axes
+        return self.layout.axes if self.kind.is_groups else self.order or self.kind.axes
 
     @property
     def memory(self) -> str:
@@ -76,6 +84,11 @@ class TensorUse:
     def results(self) -> tuple[str, ...]:
         """What its memory holds when the kernel is done: its name, and the gradients that it stands for."""
         return (self.name, *(f"d{name}" for name in self.also))
+
+    @property
+    def is_row_input(self) -> bool:
+        """Read, and for every row values of its own, one behind the other."""
+        return not self.is_written and self.kind.by_row and self.kind.within_row
 
     @property
     def is_parameter(self) -> bool:
@@ -138,6 +151,7 @@ def _uses(
             is_written=is_written,
             nullable=is_written and t.optional and t.role is Role.STATISTIC,
             group=group if t.kind.is_groups else t.group,
+            order=t.axes,
         )
         for t in tensors
     )
@@ -189,6 +203,7 @@ def backward_tensors(
             is_written=is_written,
             of=tensor.name,
             also=also.get(tensor.name, ()),
+            order=tensor.axes,
         )
 
     for name in set(reads or ()) - {t.name for t in here}:

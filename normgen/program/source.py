@@ -162,7 +162,7 @@ def problem_for(
     backward = question.copy()
     backward["gradients"] = [t.of for t in tensors if t.is_written]
     reads = [t.name for t in tensors if not t.is_written and t.name in there]
-    if not any(t.kind.is_elem for t in tensors if not t.is_written):
+    if not any(t.kind.by_row and t.kind.within_row for t in tensors if not t.is_written):
         reads.append(spec.inputs[0].name)  # it says how many rows there are: dx of sum(x) reads none
     batched = [t for t in tensors if t.kind.by_batch]
     if batched and all(t.is_written for t in batched):

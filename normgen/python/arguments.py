@@ -187,7 +187,7 @@ class Expectation:
     @property
     def _columns(self) -> str:
         """What a row of it counts."""
-        return f"cols / {self.tensor.group}" if self.tensor.group else "cols"
+        return f"cols / {self.tensor.group}" if self.tensor.group else self.tensor.axes[-1]
 
     def _misaligned(self, pointer: int, pitch: int) -> str:
         if (pointer | pitch * self.tensor.dtype.bytes) % self.alignment == 0:
@@ -230,7 +230,7 @@ def expectations(problem: Problem, schedule: Schedule, module: Module) -> dict[s
     return {
         tensor.name: Expectation(
             tensor=tensor,
-            width=math.prod(tensor.kind.within(problem.cols, tensor.group)),
+            width=tensor.width(problem.sizes),
             pitch=problem.pitch_of(tensor),
             alignment=tensor_alignment(problem, schedule, tensor),
             fixed_pitch=None if tensor.name in with_pitch else problem.pitch,

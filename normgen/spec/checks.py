@@ -35,6 +35,7 @@ def check_spec(spec: Spec, *, scalar_lines: Mapping[str, int]) -> dict[str, Kind
     _check_names(spec, trees)
     _check_casts(spec, trees)
     _check_groups(spec)
+    _check_inner(spec)
     _check_shares(spec)
     _check_seeds(spec, trees)
     _check_totals(spec, trees)
@@ -128,6 +129,14 @@ def _check_groups(spec: Spec) -> None:
             rule = f"{tensor.role} '{tensor.name}' has a value for each group of columns, and no formula has groups"
             hint = "reduce them: absmax(y, 128); a parameter that is read has group = 128"
             raise SpecError(rule, file=spec.file, line=tensor.line, hint=hint)
+
+
+def _check_inner(spec: Spec) -> None:
+    """A product of matrices sums the axis; without one its values would never become rows and columns."""
+    for tensor in spec.tensors:
+        if tensor.kind.by_inner:
+            rule = f"{tensor.role} '{tensor.name}' varies along inner, which no formula sums"
+            raise SpecError(rule, file=spec.file, line=tensor.line, received=f"[{', '.join(tensor.axes)}]")
 
 
 def _check_shares(spec: Spec) -> None:

@@ -107,7 +107,7 @@ _KEYS = {
     "map": _MAPS,
     **dict.fromkeys(("groups", "group_size", "block", "block_size", "channels"), _GROUPED),
     "dtype": 'dtypes = ["..."]',
-    **dict.fromkeys(("shape", "axis", "dim", "dims", "axes"), _ROLE_IS_SHAPE),
+    **dict.fromkeys(("shape", "axis", "dim", "dims"), _ROLE_IS_SHAPE),
 }
 
 

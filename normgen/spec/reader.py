@@ -23,7 +23,7 @@ from normgen.schedule.knobs import KNOBS, knob_value
 from normgen.spec import checks
 from normgen.spec.instead import instead_of_group, instead_of_key, instead_of_role
 from normgen.spec.names import refusal
-from normgen.spec.spec import GROUPED, ROW_FAMILIES, Formula, Role, Spec, Tensor
+from normgen.spec.spec import GROUPED, ORDERS, ROW_FAMILIES, Formula, Role, Spec, Tensor
 from normgen.spec.toml_lines import KeyPath, key_lines, parse_toml, read_text
 
 _TOP_KEYS = ("name", "summary", "paper", "tensors", "scalars", "formulas", "space", "backward", "accuracy")
@@ -37,7 +37,7 @@ _FIXED = {
     Role.SEED: ("i64", "a seed is always i64: all of its 64 bits are used"),
 }
 _BACKWARD = "backward"  # within [space]: what is searched for backward kernels
-_TENSOR_KEYS = ("role", "group", "optional", "absent", "dtypes", "follows", "doc")
+_TENSOR_KEYS = ("role", "axes", "group", "optional", "absent", "dtypes", "follows", "doc")
 LARGEST_GROUP = 2**31 - 1  # as of cols
 MOST_ENTRIES = 256  # of [tensors], [scalars], [formulas]; the largest spec that ships has 8
 
@@ -223,7 +223,20 @@ class _Reader:
             doc=self.checked_text(fields.get("doc", ""), (*path, "doc")),
             line=self.line(path),
             group=self.group(path, role, fields),
+            axes=self.axes(path, role, fields),
         )
+
+    def axes(self, path: KeyPath, role: Role, fields: Mapping[str, Any]) -> tuple[str, ...]:
+        """The axes in the order of memory; () where they are the role's."""
+        if "axes" not in fields:
+            return ()
+        said, where, orders = fields["axes"], (*path, "axes"), ORDERS.get(role, (role.kind.axes,))
+        known = " or ".join(f"[{', '.join(order)}]" for order in orders)
+        if not isinstance(said, list) or tuple(said) not in orders:
+            raise self.error(f"the axes of a tensor with role {role} are {known}", where, received=repr(said))
+        if "group" in fields:
+            raise self.error("a value for each group of columns has the axes of its role", where, received=repr(said))
+        return tuple(said) if tuple(said) != role.kind.axes else ()
 
     def group(self, path: KeyPath, role: Role, fields: Mapping[str, Any]) -> int:
         """Columns that share a value; 0 where nothing is said."""

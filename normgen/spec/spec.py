@@ -35,6 +35,7 @@ class Kind(Flag):
 
     Rows may be shared out: a batch is a run of rows of one length, a head every n-th row of n heads. batches
     [batches, cols] and heads [heads, cols] have a value for each of these and each column; `by_batch` asks for either.
+    inner is the axis that a product of matrices sums: left [rows, inner], matrix [inner, cols].
     Columns may be shared out, too: group [cols / G], batch_groups and head_groups have a value for each group of G.
     Joining values unites their axes (what varies by column varies by group as well, what varies by row by batch), a
     reduction drops one. Code asks for an axis, not for a kind's name, so that one more axis is one more member here.
@@ -46,12 +47,15 @@ class Kind(Flag):
     GROUP = auto()
     BATCH = auto()
     HEAD = auto()
+    INNER = auto()
     ELEM = ROW | COL
     GROUPS = ROW | GROUP
     BATCHES = BATCH | COL
     HEADS = HEAD | COL
     BATCH_GROUPS = BATCH | GROUP
     HEAD_GROUPS = HEAD | GROUP
+    LEFT = ROW | INNER
+    MATRIX = INNER | COL
 
     @property
     def by_row(self) -> bool:
@@ -60,6 +64,10 @@ class Kind(Flag):
     @property
     def by_col(self) -> bool:
         return bool(self._value_ & Kind.COL._value_)
+
+    @property
+    def by_inner(self) -> bool:
+        return bool(self._value_ & Kind.INNER._value_)
 
     @property
     def by_group(self) -> bool:
@@ -89,7 +97,7 @@ class Kind(Flag):
     @property
     def within_row(self) -> bool:
         """Not one value for the whole row."""
-        return bool(self._value_ & (Kind.COL._value_ | Kind.GROUP._value_))
+        return bool(self._value_ & (Kind.COL._value_ | Kind.GROUP._value_ | Kind.INNER._value_))
 
     @property
     def is_col(self) -> bool:
@@ -99,7 +107,7 @@ class Kind(Flag):
     @property
     def is_columns(self) -> bool:
         """A value for each column, the same in every row, or in those of a batch."""
-        return self.by_col and not self.by_row
+        return self.by_col and not (self.by_row or self.by_inner)
 
     @property
     def is_groups(self) -> bool:
@@ -118,8 +126,8 @@ class Kind(Flag):
 
     @property
     def is_matrix(self) -> bool:
-        """Values along rows, batches or heads and along columns or their groups: a tensor of this kind has a pitch."""
-        return self.within_row and (self.by_row or self.by_batch)
+        """Values along two axes: a tensor of this kind has a pitch."""
+        return self._value_.bit_count() > 1
 
     @property
     def is_row(self) -> bool:
@@ -129,7 +137,7 @@ class Kind(Flag):
     @property
     def axes(self) -> tuple[str, ...]:
         first = ("rows",) * self.by_row + ("heads" if self.by_head else "batches",) * self.by_batch
-        return first + ("cols",) * self.by_col + ("groups",) * self.by_group
+        return first + ("inner",) * self.by_inner + ("cols",) * self.by_col + ("groups",) * self.by_group
 
     def shape(self, sizes: Sizes, group: int = 0) -> tuple[int, ...]:
         """The sizes of its axes; `group` columns make a group."""
@@ -139,12 +147,13 @@ class Kind(Flag):
         """Its size within a row: columns, or groups of so many of them; none of one value for the whole row."""
         return (cols,) if self.by_col else (cols // group,) if self.by_group else ()
 
-    def broadcast_shape(self, sizes: Sizes) -> tuple[int, int]:
-        """The shape with length 1 for an axis the value does not vary along.
+    def broadcast_shape(self, sizes: Sizes) -> tuple[int, ...]:
+        """[rows, cols] with length 1 for an axis the value does not vary along; inner leads where it varies along it.
 
         A group's value repeats in its columns, a batch's in its rows.
         """
-        return sizes.rows if self.by_row or self.by_batch else 1, sizes.cols if self.within_row else 1
+        rows, cols = self.by_row or self.by_batch, self.by_col or self.by_group
+        return (sizes.inner,) * self.by_inner + (sizes.rows if rows else 1, sizes.cols if cols else 1)
 
     def __str__(self) -> str:
         return str(self.name).lower()
@@ -222,6 +231,11 @@ ROLES: dict[Role, tuple[Kind, str]] = {
     Role.STATISTIC: (Kind.ROW, "written, f32: a mean, a scale; it has no gradient, and may be saved for backward"),
     Role.GROUP_STATISTIC: (Kind.GROUPS, "written: the scales of an output in groups of columns; it has no gradient"),
 }
+_AXES = {"rows": Kind.ROW, "inner": Kind.INNER, "cols": Kind.COL}
+ORDERS: dict[Role, tuple[tuple[str, ...], ...]] = {
+    Role.INPUT: (("rows", "cols"), ("rows", "inner")),
+    Role.PARAMETER: (("cols",), ("inner",), ("inner", "cols"), ("cols", "inner")),
+}  # the axes that a tensor may say it has; of another role the role's alone
 GROUPED = (Role.PARAMETER, Role.BATCH_PARAMETER, Role.HEAD_PARAMETER)  # may have a value for each group of columns
 OUTPUTS = (
     Role.OUTPUT,
@@ -269,11 +283,12 @@ class Tensor:
     doc: str = ""
     line: int = 0
     group: int = 0  # columns that share a value of a parameter; 0: each has its own
+    axes: tuple[str, ...] = ()  # in the order of memory, one of ORDERS; (): the role's
 
     @property
     def kind(self) -> Kind:
-        """The role's; of a parameter with one value for each group of columns, these stand for the columns."""
-        kind = self.role.kind
+        """The set of its axes; of a parameter with one value for each group of columns, these stand for the columns."""
+        kind = Kind(sum(_AXES[axis]._value_ for axis in self.axes)) if self.axes else self.role.kind
         return kind & ~Kind.COL | Kind.GROUP if self.group else kind
 
     @property

@@ -579,7 +579,7 @@ CHANGES: tuple[Change, ...] = (
         ("{1 << bit}u : 0u)", "{1 + bit}u : 0u)"),
         (' % 16 == 0" for term', ' % 4 == 0" for term'),
         ("compiled_out=(1 << len(group.optional)) - 1", "compiled_out=(1 << len(group.optional))"),
-        ('        return "cols"\n', '        return "rows"\n'),
+        ("        return tensor.axes[-1]\n", "        return tensor.axes[0]\n"),
     ),
     *changes(
         "export/templates/set.cu.j2",

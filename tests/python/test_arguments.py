@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import pytest
@@ -15,7 +14,7 @@ from normgen.problem.problem import Problem
 from normgen.problem.tensors import TensorUse
 from normgen.python.arguments import Expectation, expectations
 from normgen.schedule.schedule import Schedule
-from normgen.spec.spec import Formula, Kind, Role, Spec, Tensor
+from normgen.spec.spec import Formula, Kind, Role, Sizes, Spec, Tensor
 from tests.cuda import modules
 
 COLS = 96
@@ -35,7 +34,7 @@ SPEC = Spec(
 def _expected(tensor: TensorUse, *, alignment: int = 16, fixed_pitch: int | None = None) -> Expectation:
     return Expectation(
         tensor=tensor,
-        width=math.prod(tensor.kind.within(COLS, tensor.group)),
+        width=tensor.width(Sizes(1, COLS)),
         pitch=COLS,
         alignment=alignment,
         fixed_pitch=fixed_pitch,

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 import normgen
-from normgen.spec.spec import Kind, Sizes, join
+from normgen.dtypes import F32
+from normgen.problem.tensors import TensorUse
+from normgen.spec.spec import Kind, Role, Sizes, Tensor, join
 
 KINDS = [Kind.SCALAR, Kind.ROW, Kind.COL, Kind.ELEM]
 HOME = "spec/spec.py"
@@ -32,6 +34,33 @@ def test_what_varies_by_row_varies_by_batch() -> None:
     assert Kind.BATCHES.axes == ("batches", "cols")
     assert Kind.BATCHES.shape(Sizes(6, 5, batches=2)) == (2, 5)
     assert Kind.BATCHES.broadcast_shape(Sizes(6, 5)) == (6, 5)  # as the rows have it
+
+
+def test_inner_is_an_axis_within_rows_and_leads_where_values_broadcast() -> None:
+    sizes = Sizes(3, 5, inner=7)
+    assert [kind.axes for kind in (Kind.INNER, Kind.LEFT, Kind.MATRIX)] == [
+        ("inner",),
+        ("rows", "inner"),
+        ("inner", "cols"),
+    ]
+    assert [kind.shape(sizes) for kind in (Kind.INNER, Kind.LEFT, Kind.MATRIX)] == [(7,), (3, 7), (7, 5)]
+    assert [kind.broadcast_shape(sizes) for kind in (Kind.INNER, Kind.LEFT, Kind.MATRIX)] == [
+        (7, 1, 1),
+        (7, 3, 1),
+        (7, 1, 5),
+    ]
+    assert [(kind.is_matrix, kind.is_columns) for kind in (Kind.LEFT, Kind.MATRIX)] == [(True, False)] * 2
+    assert join([Kind.LEFT, Kind.MATRIX]) == Kind.ROW | Kind.INNER | Kind.COL
+
+
+def test_the_axes_of_a_tensor_are_the_order_of_its_memory() -> None:
+    w = Tensor(name="w", role=Role.PARAMETER, axes=("cols", "inner"))
+    use = TensorUse(name="w", kind=w.kind, dtype=F32, is_written=False, order=w.axes)
+    assert w.kind is Kind.MATRIX
+    assert (use.axes, use.shape(Sizes(3, 5, inner=7)), use.width(Sizes(3, 5, inner=7))) == (w.axes, (5, 7), 7)
+    x = Tensor(name="x", role=Role.INPUT, axes=("rows", "inner"))
+    assert x.kind is Kind.LEFT
+    assert TensorUse(name="x", kind=x.kind, dtype=F32, is_written=False, order=x.axes).is_row_input
 
 
 GROUPED = {Kind.GROUP: Kind.COL, Kind.BATCH_GROUPS: Kind.BATCHES, Kind.HEAD_GROUPS: Kind.HEADS}

@@ -79,6 +79,11 @@ def test_a_full_spec_is_read_as_written() -> None:
     assert spec.file == "made_up.toml"
 
 
+def test_axes_that_are_the_roles_own_say_nothing() -> None:
+    said = FULL.replace('role = "input"', 'role = "input", axes = ["rows", "cols"]')
+    assert parse(said).tensors == parse(FULL).tensors
+
+
 def test_the_hash_is_that_of_what_a_spec_says_of_its_kernel() -> None:
     """Neither its layout nor what is searched: results of a narrower space stay results of the same spec."""
     same = (TEN_LINES.replace("\n", "\r\n"), "# a comment\n" + TEN_LINES, TEN_LINES + "\n[space]\nvector = 4\n")
@@ -180,6 +185,19 @@ BROKEN = [
     (changed('role = "input"', 'role = "input", group = 4'), 5, "with a batch for each row, [rows, cols / 128]"),
     (changed('role = "statistic"', 'role = "statistic", group = 4'), 7, "hint: a reduction says its groups"),
     (changed('role = "output"', 'role = "output", group = 4'), 8, "only a parameter of columns has 'group'"),
+    (
+        changed('role = "input"', 'role = "input", axes = "rows"'),
+        5,
+        "are [rows, cols] or [rows, inner]\n  received: 'rows'",
+    ),
+    (changed('role = "input"', 'role = "input", axes = ["cols", "rows"]'), 5, "role input are [rows, cols] or"),
+    (changed('role = "output"', 'role = "output", axes = ["rows", "inner"]'), 8, "role output are [rows, cols]\n"),
+    (changed('role = "parameter"', 'role = "parameter", group = 4, axes = ["inner"]'), 6, "has the axes of its role"),
+    (
+        changed('role = "input"', 'role = "input", axes = ["rows", "inner"]'),
+        5,
+        "'x' varies along inner, which no formula",
+    ),
     (changed('summary = "A norm."', 'summary = "A\\u001b[2J norm."'), 2, "holds no control character"),
     (changed('doc = "1 / largest"', 'doc = "1 \\u202e largest"'), 7, "holds no control character"),
     # scalars
