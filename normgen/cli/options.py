@@ -83,6 +83,7 @@ def _problem_options(command: Command, *, is_required: bool) -> Command:
         click.option(
             "--layout", multiple=True, help="scale=column_major, or packed: how an output of groups lies in memory."
         ),
+        click.option("--size", multiple=True, help="inner=4096: the length of the axis that a product sums."),
         click.option("--pitch", type=int, help="Elements from row start to row start (default: cols)."),
         click.option("--batches", type=int, help="How many; or heads (default: first, or last, size of rows)."),
         click.option("--align", type=int, default=16, show_default=True, help="Bytes that divide base pointers."),
@@ -160,7 +161,15 @@ def problem_arguments(options: dict[str, Any]) -> dict[str, Any]:
         named |= {option: parse_pairs(" ".join(pairs))}
         if len(named[option]) < len(pairs):
             raise UsageError(f"--{option.replace('_', '-')} names an output once", received=" ".join(pairs))
-    return plain | named | {"gradients": parse_names(options["gradients"]) or None}
+    sizes = {name: parse_size(name, size) for name, size in parse_pairs(" ".join(options["size"])).items()}
+    return plain | named | sizes | {"gradients": parse_names(options["gradients"]) or None}
+
+
+def parse_size(name: str, text: str) -> int:
+    """The length of an axis beside rows and cols. Raises UsageError for another axis, and for no number."""
+    if name != "inner" or not re.fullmatch(r"[0-9]{1,10}", text):
+        raise UsageError("a size is that of the axis inner", received=f"{name}={text}", hint="--size inner=4096")
+    return int(text)
 
 
 def parse_names(text: str) -> tuple[str, ...]:

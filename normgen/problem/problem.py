@@ -41,6 +41,7 @@ class Problem:
     rows_per_batch  rows that share a row of each tensor of batches: row r has number r // rows_per_batch of them, and
               the last batch may be shorter. A run-time argument of the kernel, as rows is. 0: no tensor has batches.
               Of heads, which are the batches of a spec that has those, row r has number r % batches
+    inner     length of the axis inner, which a product of matrices sums; 0: no tensor of the spec has it
     align     bytes every base pointer is a multiple of; one of row values of its element's size
     any_cols  cols is a run-time argument of the kernel (the general fallback), not a constant; such a kernel takes null
               for optional tensors whose `absent` formula is a number, and writes no gradient of them then
@@ -60,6 +61,7 @@ class Problem:
     tensors: tuple[TensorUse, ...]
     pitch: int
     rows_per_batch: int = 0
+    inner: int = 0
     align: int = 16
     any_cols: bool = False
     accumulate: bool = False
@@ -83,7 +85,7 @@ class Problem:
     @property
     def sizes(self) -> Sizes:
         """How long its axes are."""
-        return Sizes(self.rows, self.cols, batches=self.batches)
+        return Sizes(self.rows, self.cols, inner=self.inner or 1, batches=self.batches)
 
     def batch_of(self, rows: NDArray[np.intp]) -> NDArray[np.intp]:
         """The batch, or the head, of each row."""
@@ -98,6 +100,8 @@ class Problem:
 
         Values of groups have a line for each row or batch, unless they are laid out otherwise.
         """
+        if tensor.axes[-1:] == ("inner",):
+            return self.inner
         if not tensor.group:
             return self.pitch
         return tensor.layout.pitch(self.rows, self.cols // tensor.group, tensor.dtype.bytes)
@@ -272,6 +276,7 @@ class Problem:
             gradients=self.gradients,
             pitch=self.pitch,
             batches=max(1, self.batches),
+            inner=self.inner,
             align=self.align,
             any_cols=self.any_cols,
             accumulate=self.accumulate,
@@ -300,7 +305,8 @@ class Problem:
 
     def row_alignment(self, tensor: TensorUse) -> int:
         """The largest power of two (≤ 32 bytes) that divides the address of every row start."""
-        return math.gcd(self.align, self.pitch * tensor.dtype.bytes, 32)
+        pitch = self.inner if tensor.axes[-1:] == ("inner",) else self.pitch
+        return math.gcd(self.align, pitch * tensor.dtype.bytes, 32)
 
     def __str__(self) -> str:
         return f"{self.spec.name} {self.direction.value} {self.rows} x {self.cols} {self.dtype.name}"
@@ -365,6 +371,7 @@ def make_problem(
     dtypes: Mapping[str, Any] | None = None,
     direction: str = "forward",
     without: Collection[str] = (),
+    inner: int | None = None,
     pitch: int | None = None,
     batches: int | None = None,
     align: int = 16,
@@ -386,6 +393,7 @@ def make_problem(
     without    optional tensors that are not there
     batches    of equally many rows, where a tensor has a row for each (default: the first size of a shape of three or
                more, else 1); of heads how many there are (default: the last size but one of three or more)
+    inner      length of the axis inner, where a tensor of the spec has it
     reads      backward only: the forward's tensors that the kernel reads (default: inputs, parameters, what is saved)
     gradients  backward only: the tensors to differentiate with respect to (default: every input and parameter)
     equal      backward only: tensors that have the same gradient. It is stored once for those of one dtype, unless it
@@ -431,6 +439,7 @@ def make_problem(
         tensors=tensors,
         pitch=cols if pitch is None else pitch,
         rows_per_batch=_rows_per_batch(spec, tensors, sizes, batches),
+        inner=_inner(spec, inner),
         align=align,
         any_cols=any_cols,
         accumulate=accumulate,
@@ -439,6 +448,17 @@ def make_problem(
         stable_parameters=stable_parameters,
         absent=tuple(sorted(without)),
     )
+
+
+def _inner(spec: Spec, inner: int | None) -> int:
+    """See `Problem`. UsageError where it is missing, or has no meaning."""
+    if spec.has_inner is (inner is None):
+        said = "a tensor" if spec.has_inner else "no tensor"
+        hint = "--size inner=4096" if spec.has_inner else None
+        raise UsageError(f"spec '{spec.name}' has {said} with the axis inner", received=f"inner {inner}", hint=hint)
+    if inner is not None and not 1 <= inner <= LARGEST_SIZE:
+        raise UsageError("inner is at least 1 and fits 31 bits", received=f"inner {inner}")
+    return inner or 0
 
 
 def _rows_per_batch(spec: Spec, tensors: Iterable[TensorUse], sizes: tuple[int, ...], batches: int | None) -> int:

@@ -30,6 +30,7 @@ class Asked(TypedDict, total=False):
     gradients  backward only: the tensors to differentiate with respect to (default: every input and parameter)
     in_place   written tensor -> the read tensor whose memory it takes: {"h": "residual"}
     layout     written tensor of groups -> how it lies in memory (`ScaleLayout`): {"scale": "column_major"}
+    inner      length of the axis inner, where a tensor has it
     pitch, align, accumulate, deterministic, batch_invariant, stable_parameters   as in `Problem`
     batches    of equally many rows, where a tensor has a row for each (default: the first size of three or more);
                heads, where one has a row for each of those (default: the last size but one of three or more)
@@ -40,6 +41,7 @@ class Asked(TypedDict, total=False):
     direction: str
     without: Collection[str]
     gradients: Collection[str] | None
+    inner: int | None
     pitch: int | None
     batches: int | None
     align: int
@@ -62,6 +64,7 @@ class Question:
     in_place   (written tensor, the read tensor whose memory it takes)
     layout     (tensor of groups, its layout), of those that are not row-major
     batches    of equally many rows, or heads; 1 where no tensor has a row for each
+    inner      length of the axis inner; 0 where no tensor has it
     The other fields are those of `Problem`.
     """
 
@@ -75,6 +78,7 @@ class Question:
     gradients: tuple[str, ...] | None = None
     pitch: int
     batches: int = 1
+    inner: int = 0
     align: int = PLAIN_ALIGN
     any_cols: bool = False
     accumulate: bool = False
@@ -97,6 +101,7 @@ class Question:
             "align": self.align,
         }
         asked |= {"batches": self.batches} if self.batches != 1 else {}
+        asked |= {"inner": self.inner} if self.inner else {}
         asked |= {name: True for name in PROMISES if getattr(self, name)}
         asked |= {"in_place": dict(self.in_place)} if self.in_place else {}
         asked |= {"layout": dict(self.layout)} if self.layout else {}
@@ -108,6 +113,7 @@ class Question:
         said  the dtypes that must be named: `said_dtypes`
         """
         words = ["--shape", f"{self.rows}x{self.cols}"]
+        words += ["--size", f"inner={self.inner}"] if self.inner else []
         words += ["--dtype", self.dtype] if self.dtype != "f32" else []
         others = [f"{name}={dtype}" for name, dtype in said.items()]
         words += ["--dtypes", ",".join(others)] if others else []
@@ -137,4 +143,5 @@ class Question:
     def file_stem(self) -> str:
         """layernorm_fwd_bf16_8192x768: how files about the question begin."""
         within = f"_in_{self.batches}" if self.batches != 1 else ""
+        within += f"_inner_{self.inner}" if self.inner else ""
         return f"{self.op}_{self.direction.short}_{self.dtype}_{self.rows}x{self.cols}{within}"

@@ -7,7 +7,7 @@ another shape is worth, and the source of the kernels.
 from __future__ import annotations
 
 from enum import StrEnum
-from functools import cache
+from functools import lru_cache
 
 from normgen.problem.problem import Problem
 from normgen.program.ir import RowProgram
@@ -25,7 +25,7 @@ def program_class(program: RowProgram) -> ProgramClass:  # noqa: ARG001
     return ProgramClass.ROWS
 
 
-@cache
+@lru_cache(maxsize=1024)
 def class_of(problem: Problem) -> ProgramClass:
     """The class of the problem's program: no rewrite changes it."""
     return program_class(written_program(problem))

@@ -53,6 +53,7 @@ def kernel(
     without: Collection[str] = (),
     dtypes: Mapping[str, Any] | None = None,
     gradients: Collection[str] | None = None,
+    inner: int | None = None,
     pitch: int | None = None,
     batches: int | None = None,
     align: int = PLAIN_ALIGN,
@@ -75,6 +76,7 @@ def kernel(
     present    the optional tensors the caller passes or wants; None: all but those of `without`
     dtypes     stored dtypes that differ from `dtype`, by tensor name
     gradients  backward: the tensors to differentiate by, ("x",) for frozen parameters; None: all that are there
+    inner      length of the axis inner, where a tensor of the spec has it
     pitch, align  elements from row start to row start, bytes that divide base pointers: what the kernel is made for
     batches    how many a tensor [batches, cols] has; None: the first size of a shape of three or more, else 1. A call
                may have another number of them, as of rows
@@ -111,6 +113,7 @@ def kernel(
         direction=direction,
         without=without if present is None else _all_but(present, spec),
         gradients=gradients,
+        inner=inner,
         pitch=pitch,
         batches=batches,
         align=align,

@@ -139,6 +139,7 @@ def _problem_name(record: Record) -> str:
     key = record.problem
     tensors = " ".join(f"{name}:{dtype}" for name, dtype in key.dtypes)
     layout = [f"pitch {key.pitch}"] if key.pitch != key.cols else []
+    layout += [f"inner {key.inner}"] if key.inner else []
     layout += [f"batches {key.batches}"] if key.batches != 1 else []
     layout += [f"align {key.align}"] if key.align != 16 else []
     layout += ["any cols"] if key.any_cols else []

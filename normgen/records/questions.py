@@ -60,6 +60,7 @@ def question_of(key: ProblemKey, spec: Spec) -> Question:
         in_place=key.in_place,
         layout=key.layout,
         batches=key.batches,
+        inner=key.inner,
     )
 
 

@@ -74,6 +74,7 @@ class ProblemKey:
     in_place: tuple[tuple[str, str], ...] = ()
     layout: tuple[tuple[str, str], ...] = ()
     batches: int = 1
+    inner: int = 0
 
     @staticmethod
     def of(problem: Problem) -> ProblemKey:
@@ -94,10 +95,11 @@ class ProblemKey:
             in_place=problem.in_place,
             layout=problem.layout,
             batches=problem.question.batches,
+            inner=problem.inner,
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """In a record's line; a promise only where it is made, batches and places only where there are some."""
+        """In a record's line; a promise only where it is made, batches, inner and places only where there are some."""
         plain = asdict(self) | {name: dict(getattr(self, name)) for name in ("dtypes", *_PAIRS)}
         return {name: value for name, value in plain.items() if name not in _LEFT_OUT or value != _LEFT_OUT[name]}
 
@@ -127,6 +129,7 @@ class ProblemKey:
             self.in_place,
             self.layout,
             self.batches,
+            self.inner,
         )
 
 
@@ -270,10 +273,10 @@ class Record:
 
 
 _PROBLEM_FIELDS = ("op", "spec_sha256", "direction", "rows", "cols", "pitch", "align", "any_cols", "accumulate")
-# Fields of the problem that a line leaves out where they have these values: not promised, one batch.
+# Fields of the problem that a line leaves out where they have these values: not promised, one batch, no axis inner.
 _LEFT_OUT = {
     **{"deterministic": False, "batch_invariant": False, "stable_parameters": False},
-    **{"in_place": {}, "layout": {}, "batches": 1},
+    **{"in_place": {}, "layout": {}, "batches": 1, "inner": 0},
 }
 _PAIRS = ("in_place", "layout")  # of names
 _OPTIONAL = ("roofs_us", "alone_us", "text", "spec")  # not in every line

@@ -358,6 +358,11 @@ class Spec:
         return any(t.kind.by_head for t in self.tensors)
 
     @property
+    def has_inner(self) -> bool:
+        """Whether a tensor varies along inner, whose length a question then says."""
+        return any(t.kind.by_inner for t in self.tensors)
+
+    @property
     def inputs(self) -> tuple[Tensor, ...]:
         return tuple(t for t in self.tensors if t.role is Role.INPUT)
 

@@ -40,7 +40,7 @@ from normgen.spec.toml_lines import array_lines, key_lines, parse_toml, read_tex
 
 _TOP_KEYS = ("name", "summary", "defaults", "entry")
 _DEFAULT_KEYS = ("dtype", "setting", "context", "direction", "without", "stable_parameters", "in_place", "layout")
-_ENTRY_KEYS = (*_DEFAULT_KEYS, "op", "shape", "pitch", "align", "dtypes", "gradients")
+_ENTRY_KEYS = (*_DEFAULT_KEYS, "op", "shape", "inner", "pitch", "align", "dtypes", "gradients")
 _CHOICES: dict[str, tuple[str, ...]] = {
     "setting": tuple(Setting),
     "context": tuple(Context),
@@ -238,6 +238,7 @@ class _Reader:
                 direction=fields.get("direction", "forward"),
                 without=fields.get("without", ()),
                 gradients=fields.get("gradients"),
+                inner=fields.get("inner"),
                 pitch=fields.get("pitch"),
                 align=fields.get("align", 16),
                 stable_parameters=fields.get("stable_parameters", False),
@@ -255,7 +256,7 @@ class _Reader:
 
 def _form(key: str, value: Any) -> tuple[str, bool]:
     """What a key's value looks like, and whether this one does."""
-    if key in ("pitch", "align"):
+    if key in ("inner", "pitch", "align"):
         return "a whole number", isinstance(value, int) and not isinstance(value, bool)
     if key == "stable_parameters":
         return "true or false", isinstance(value, bool)

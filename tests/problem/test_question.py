@@ -6,22 +6,28 @@ import json
 from dataclasses import replace
 
 import click
+import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from normgen.cli.options import problem_options
+from normgen.cli.options import problem_arguments, problem_options
 from normgen.cli.problems import read_problem
-from normgen.errors import NormgenError
-from normgen.problem.problem import Problem, said_dtypes
+from normgen.errors import NormgenError, UsageError
+from normgen.problem.problem import Problem, make_problem, said_dtypes
 from normgen.program.source import problem_for
-from normgen.records.questions import problem_of
+from normgen.records.questions import problem_of, question_of
 from normgen.records.record import ProblemKey
 from normgen.spec.reader import load
-from normgen.spec.spec import Role
+from normgen.spec.spec import Formula, Role, Spec, Tensor
 from tests.codegen.in_place import pairs_of
 from tests.samples import CORE, sized
 
 DTYPES = ("f32", "f16", "bf16")
+PLAIN_OPTIONS = {
+    **dict.fromkeys(("shape", "dtype", "direction", "pitch", "batches", "align", "accumulate", "deterministic")),
+    **dict.fromkeys(("batch_invariant", "stable_parameters"), False),
+    **{"dtypes": "", "without": "", "gradients": "", "in_place": (), "layout": (), "size": ()},
+}
 # Those that the others are like: with optional outputs, labels, groups, values of rows, single numbers.
 SPECS = (*CORE, "add_rmsnorm_to_fp8_group", "cross_entropy", "rmsnorm_to_fp8", "softmax_sink")
 
@@ -98,6 +104,47 @@ def test_what_takes_the_place_of_what_is_part_of_the_question() -> None:
     assert ProblemKey.of(problem).as_dict()["in_place"] == {"y": "x"}
     assert "in_place" not in ProblemKey.of(problem_for(load("rmsnorm"), shape="8x768")).as_dict()
     assert [t.name for t in problem.passed_tensors] == ["x", "weight"]
+
+
+def linear() -> Spec:
+    """y = x @ w: built by hand, for no formula multiplies matrices."""
+    tensors = (
+        Tensor(name="x", role=Role.INPUT, axes=("rows", "inner")),
+        Tensor(name="w", role=Role.PARAMETER, follows="x", axes=("cols", "inner")),
+        Tensor(name="y", role=Role.OUTPUT, follows="x"),
+    )
+    return Spec(name="linear", summary="", tensors=tensors, formulas=(Formula(name="y", text="x"),))
+
+
+def test_the_length_of_inner_is_part_of_the_question_where_a_tensor_has_the_axis() -> None:
+    problem = make_problem(linear(), shape="8x768", inner=96)
+    assert problem.sizes == (8, 768, 96, 1)
+    assert {t.name: problem.shape_of(t) for t in problem.tensors} == {"x": (8, 96), "w": (768, 96), "y": (8, 768)}
+    assert problem.pitches == {"x": 96, "w": 96, "y": 768}
+    assert {t.name: problem.row_alignment(t) for t in problem.tensors} == {"x": 16, "w": 16, "y": 16}
+    assert problem.question.arguments()["inner"] == 96
+    assert problem.question.options({})[:4] == ["--shape", "8x768", "--size", "inner=96"]
+    assert problem.question.file_stem == "linear_fwd_f32_8x768_inner_96"
+    key = ProblemKey.of(problem)
+    assert key.as_dict()["inner"] == 96
+    assert key.slot() != ProblemKey.of(make_problem(linear(), shape="8x768", inner=97)).slot()
+    assert question_of(key, linear()) == problem.question
+    plain = problem_for(load("rmsnorm"), shape="8x768")
+    assert "inner" not in {*plain.question.arguments(), *ProblemKey.of(plain).as_dict()}
+    assert problem_arguments({**PLAIN_OPTIONS, "size": ("inner=96",)})["inner"] == 96
+
+
+def test_the_length_of_inner_is_asked_for_only_where_a_tensor_has_the_axis() -> None:
+    with pytest.raises(UsageError, match=r"has a tensor with the axis inner\n.*\n.*--size inner=4096"):
+        make_problem(linear(), shape="8x768")
+    with pytest.raises(UsageError, match="has no tensor with the axis inner"):
+        problem_for(load("rmsnorm"), shape="8x768", inner=4)
+    for wrong in (0, 2**31):
+        with pytest.raises(UsageError, match="inner is at least 1 and fits 31 bits"):
+            make_problem(linear(), shape="8x768", inner=wrong)
+    for text in ("cols=4", "inner=x"):
+        with pytest.raises(UsageError, match="a size is that of the axis inner"):
+            problem_arguments({**PLAIN_OPTIONS, "size": (text,)})
 
 
 def test_how_scales_lie_in_memory_is_part_of_the_question() -> None:
