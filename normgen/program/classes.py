@@ -6,26 +6,149 @@ another shape is worth, and the source of the kernels.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from enum import StrEnum
-from functools import lru_cache
+from functools import cache
+from typing import NamedTuple
 
+from normgen.errors import ProgramError
 from normgen.problem.problem import Problem
-from normgen.program.ir import RowProgram
-from normgen.program.source import written_program
+from normgen.program.ir import (
+    Load,
+    Map,
+    Random,
+    Reduce,
+    RowProgram,
+    Statement,
+    Store,
+    kind_of,
+    show_statement,
+    stage_of,
+    used_names,
+    value_kinds,
+)
+from normgen.program.rewrites.contractions import factors_leave
+from normgen.program.source import with_line, written_program
+from normgen.spec.spec import Kind
 
 
 class ProgramClass(StrEnum):
-    """rows: a team of threads owns a row, and looks at it once more than its longest chain of reductions is long."""
+    """rows: a team of threads owns a row, and looks at it once more than its longest chain of reductions is long.
+
+    tiles: a block owns a tile of what contractions give, and reads the axis that they drop once.
+    """
 
     ROWS = "rows"
+    TILES = "tiles"
 
 
-def program_class(program: RowProgram) -> ProgramClass:  # noqa: ARG001
-    """Every program that the language can say is one of rows."""
-    return ProgramClass.ROWS
+EMITTED = (ProgramClass.ROWS,)  # the classes that kernels are emitted of
 
 
-@lru_cache(maxsize=1024)
+class TileAxes(NamedTuple):
+    """The axes of a program of tiles, each of them one of rows, inner and cols: values [m, n] are sums over k."""
+
+    m: Kind
+    n: Kind
+    k: Kind
+
+
+def program_class(program: RowProgram) -> ProgramClass:
+    """Tiles of a program with a contraction, or with a value along inner; else rows.
+
+    Raises ProgramError for a program of tiles that one kernel does not compute, with the statement that does not fit.
+    """
+    if not (program.dots or any(kind.by_inner for kind in value_kinds(program).values())):
+        return ProgramClass.ROWS
+    tile_axes(factors_leave(program))
+    return ProgramClass.TILES
+
+
+@cache
 def class_of(problem: Problem) -> ProgramClass:
-    """The class of the problem's program: no rewrite changes it."""
-    return program_class(written_program(problem))
+    """The class of the problem's program: no rewrite changes it.
+
+    Raises SpecError, or ProgramError where no formula is to blame, as `program_class` does.
+    """
+    try:
+        found = program_class(written_program(problem))
+    except ProgramError as error:
+        raise with_line(error, problem) from None
+    if found not in EMITTED:
+        raise ProgramError("kernels of products of matrices are not emitted yet", received=str(problem))
+    return found
+
+
+def tile_axes(program: RowProgram) -> TileAxes:
+    """m, n and k of a program of tiles whose factors have left the sums.
+
+    Raises ProgramError with the statement that one kernel of tiles does not compute.
+    """
+    if not program.dots:
+        rule = "values along inner are the sides of a contraction, and this program has none"
+        raise ProgramError(rule, received=program.name)
+    first = program.dots[0]
+    m, n = (axis for axis in Kind.PRODUCT if axis in first.kind)
+    axes = TileAxes(m, n, first.over)
+    kinds, stages = value_kinds(program), stage_of(program)
+    for statement in program.statements:
+        for rule, hint in _misfits(statement, axes, kinds, stages):
+            name = next(iter(_named(statement)))
+            raise ProgramError(rule, received=show_statement(statement).strip(), hint=hint, value=name)
+    return axes
+
+
+def _named(statement: Statement) -> tuple[str, ...]:
+    match statement:
+        case Reduce(names=names):
+            return names
+        case Store(value=value):
+            return (value,)
+    return (statement.name,)
+
+
+def dropped_axis(reduce: Reduce, kinds: dict[str, Kind]) -> Kind:
+    """The axis that a reduction drops; none of one that drops several, or a part of one."""
+    if reduce.is_dot or reduce.is_of_side:
+        return reduce.over
+    read = kind_of(reduce.args[0], kinds)
+    axis = read & ~reduce.kind
+    return axis if len(axis.axes) == 1 and not reduce.group and reduce.kind in read else Kind.SCALAR
+
+
+_SPLIT = "a spec of its own computes it, of what this one stores"
+_ONCE = (
+    "a value of the row may be a factor of a side, but no term of it, nor below a cast or a function; what is itself a "
+    "product is stored, and saved for the backward pass"
+)
+
+
+def _misfits(
+    statement: Statement, axes: TileAxes, kinds: dict[str, Kind], stages: dict[str, int]
+) -> Iterator[tuple[str, str]]:
+    """(Rule, way out) of what a kernel of tiles does not do with a statement."""
+    m, n, k = axes
+    waits = any(stages[name] for name in used_names(statement))
+    match statement:
+        case Load(of=of, group=group, kind=kind) if of or group or kind.by_batch:
+            yield "a kernel of products reads whole tensors, without batches, groups or taken elements", _SPLIT
+        case Random():
+            yield "a kernel of products draws no random numbers", _SPLIT
+        case Reduce(guard=guard) if guard:
+            yield "a kernel of products spares no rows a reduction", _SPLIT
+        case Reduce(kind=kind) if statement.is_dot and (kind is not m | n or statement.over is not k):
+            yield f"all contractions of a kernel sum {_of(k)} to values along {_of(m | n)}", _ONCE
+        case Reduce() if statement.is_dot and waits:
+            yield f"a kernel reads {_of(k)} once, and a side of a contraction waits for a reduction", _ONCE
+        case Reduce(kind=kind) if not statement.is_dot:
+            if waits or dropped_axis(statement, kinds) is not k or not (kind is m or kind is n):
+                rule = f"a kernel of products reduces its sides over {_of(k)}, to values along {_of(m)} or {_of(n)}"
+                yield rule, _SPLIT
+        case Map(kind=kind) if waits and kind not in m | n:
+            yield f"a kernel reads {_of(k)} once, and a value along it waits for a reduction", _ONCE
+        case Store(kind=kind) if kind not in m | n or kind is Kind.SCALAR:
+            yield f"a kernel of products stores values along {_of(m)}, {_of(n)} or both", _SPLIT
+
+
+def _of(kind: Kind) -> str:
+    return " and ".join(kind.axes)

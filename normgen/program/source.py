@@ -12,7 +12,7 @@ from normgen.problem.problem import Problem, check_flow, make_problem
 from normgen.problem.question import Asked, Direction
 from normgen.program.functions import with_dtypes
 from normgen.program.gradient.differentiate import GradientTensor, backward_tensors, differentiate
-from normgen.program.ir import Map, Reduce, RowProgram, Statement, stage_of
+from normgen.program.ir import Map, Reduce, RowProgram, Statement, is_stage, stage_of
 from normgen.program.lower import formula_of, lower
 from normgen.spec.spec import Kind, Spec
 
@@ -85,7 +85,9 @@ def kernel_problem(problem: Problem) -> Problem:
 def _row_work(problem: Problem) -> tuple[frozenset[str], frozenset[str]]:
     """What a row's statistics are made of: the tensors read and the values reduced."""
     program = written_program(problem)
-    return frozenset(ld.name for ld in program.loads), frozenset(n for r in program.row_reduces for n in r.names)
+    return frozenset(ld.name for ld in program.loads), frozenset(
+        n for r in program.reduces if is_stage(r) for n in r.names
+    )
 
 
 @cache
@@ -106,6 +108,11 @@ def _unread(spec: Spec, present: Collection[str], forward: RowProgram) -> dict[s
 def _cotangents(spec: Spec, present: Collection[str]) -> tuple[str, ...]:
     """The outputs whose gradients are given."""
     return tuple(t.name for t in spec.outputs if t.has_gradient and t.name in present)
+
+
+def with_line(error: ProgramError, problem: Problem) -> ProgramError | SpecError:
+    """As `_with_line`, of a problem's program."""
+    return _with_line(error, problem.spec, frozenset(t.name for t in problem.spec.tensors) - set(problem.absent))
 
 
 def _with_line(error: ProgramError, spec: Spec, present: frozenset[str]) -> ProgramError | SpecError:

@@ -1,14 +1,37 @@
-"""Contractions in programs: what a `dot` may sum, and what is refused."""
+"""Contractions in programs: what a `dot` may sum, what leaves its sum, which programs are of tiles."""
 
 from __future__ import annotations
 
+import math
+import re
+from collections.abc import Callable
+
+import numpy as np
 import pytest
 import sympy as sp
 
 from normgen.errors import ProgramError
-from normgen.program.ir import Load, Map, Reduce, RowProgram, Statement, Store, check, show_statement, stage_of
+from normgen.program.classes import ProgramClass, program_class, tile_axes
+from normgen.program.ir import (
+    Load,
+    Map,
+    Reduce,
+    RowProgram,
+    Statement,
+    Store,
+    check,
+    kind_of,
+    show_statement,
+    stage_of,
+)
+from normgen.program.lower import lower
 from normgen.program.monoid import DOT, MAX, SUM, symbol
-from normgen.spec.spec import Kind
+from normgen.program.ordered import Ordered, opened
+from normgen.program.rewrites.contractions import factors_leave
+from normgen.spec.reader import parse
+from normgen.spec.spec import Kind, Spec
+from tests.program.evaluate import Array, evaluate
+from tests.program.symbolic_rows import run_row, symbols
 
 x, w, y, dy, gain = (symbol(name) for name in ("x", "w", "y", "dy", "gain"))
 LOADS = (
@@ -94,3 +117,125 @@ def test_what_is_no_contraction_is_refused(statement: Statement, rule: str) -> N
 def test_a_value_of_one_axis_is_broadcast_to_a_side() -> None:
     check(program(Map("y", Kind.LEFT, gain), Store("y", "y", Kind.LEFT)))
     check(program(Map("y", Kind.MATRIX, symbol("b")), Store("y", "y", Kind.MATRIX)))
+
+
+TENSORS = {
+    "x": 'x = { role = "input", axes = ["rows", "inner"] }',
+    "w": 'w = { role = "parameter", axes = ["inner", "cols"] }',
+    "up": 'up = { role = "parameter", axes = ["inner", "cols"] }',
+    "gain": 'gain = { role = "parameter", axes = ["inner"] }',
+    "bias": 'bias = "parameter"',
+    "scale": 'scale = "row_input"',
+    "h": 'h = "input"',
+    "z": 'z = { role = "output", optional = true }',
+    "rstd": 'rstd = { role = "statistic", optional = true }',
+    "top": 'top = { role = "statistic", optional = true }',
+}
+
+
+def spec_of(*formulas: str, saved: str = "") -> Spec:
+    names = set(re.findall(r"[a-z]+", " ".join(formulas)))
+    lines = ['name = "product"', "[tensors]", *(line for n, line in TENSORS.items() if n in names), 'y = "output"']
+    lines += ["[formulas]", *('{} = "{}"'.format(*formula.split(" = ", 1)) for formula in formulas)]
+    return parse("\n".join(lines + ([f'[backward]\nsaved = ["{saved}"]'] if saved else [])), file="product.toml")
+
+
+LINEAR = ("y = x @ w + bias",)
+GELU = ("z = x @ w + bias", "y = 0.5 * z * (1 + erf(z * 0.7071067811865476))")
+SWIGLU = ("g = x @ w", "y = g * sigmoid(g) * (x @ up)")
+NORMED = ("rstd = rsqrt(mean(x * x) + 1e-6)", "y = (x * rstd * gain) @ w")
+ADDED = ("y = h + x @ w",)
+
+
+def silu(g: Array) -> Array:
+    return g / (1 + np.exp(-g))
+
+
+def arrays(rows: int = 5, inner: int = 7, cols: int = 4) -> dict[str, Array]:
+    """Random numbers; no two sizes are equal."""
+    rng = np.random.default_rng(7)
+    shapes = {"x": (rows, inner), "w": (inner, cols), "up": (inner, cols), "gain": (inner,), "bias": (cols,)}
+    shapes |= {"scale": (rows,), "h": (rows, cols), "dy": (rows, cols), "dz": (rows, cols)}
+    return {name: rng.normal(size=shape) for name, shape in shapes.items()}
+
+
+REFERENCES: dict[tuple[str, ...], Callable[..., Array]] = {
+    LINEAR: lambda x, w, bias, **_: x @ w + bias,
+    GELU: lambda x, w, bias, **_: 0.5 * (z := x @ w + bias) * (1 + np.vectorize(math.erf)(z / math.sqrt(2))),
+    SWIGLU: lambda x, w, up, **_: silu(x @ w) * (x @ up),
+    NORMED: lambda x, w, gain, **_: (x / np.sqrt((x * x).mean(1, keepdims=True) + 1e-6) * gain) @ w,
+    ADDED: lambda x, w, h, **_: h + x @ w,
+    ("y = x @ w * max(x) - min(x)",): lambda x, w, **_: x @ w * x.max(1, keepdims=True) - x.min(1, keepdims=True),
+    ("y = (x * scale * 0.125) @ (w * bias)",): lambda x, w, scale, bias, **_: (0.125 * scale[:, None] * x) @ (w * bias),
+    (
+        "n = x * scale",
+        "y = (n @ w) * (x @ w) / inner + col",
+    ): lambda x, w, scale, **_: scale[:, None] * (x @ w) ** 2 / 7 + np.arange(4),
+}
+
+
+@pytest.mark.parametrize("formulas", REFERENCES, ids=" ".join)
+def test_a_program_computes_what_its_formulas_say_as_written_and_with_factors_outside(
+    formulas: tuple[str, ...],
+) -> None:
+    written = lower(spec_of(*formulas))
+    given = arrays()
+    wanted = REFERENCES[formulas](**given)
+    for found in (written, factors_leave(written)):
+        np.testing.assert_allclose(evaluate(found, given)["y"], wanted, rtol=1e-12, atol=1e-12)
+    assert program_class(written) is ProgramClass.TILES
+    assert tile_axes(factors_leave(written)) == (Kind.ROW, Kind.COL, Kind.INNER)
+
+
+def texts(program: RowProgram) -> list[str]:
+    return [show_statement(s).strip() for s in program.statements if not isinstance(s, Load)]
+
+
+def test_a_formula_that_is_a_product_has_its_own_name_and_equal_products_are_one() -> None:
+    assert texts(lower(spec_of("y = x @ w"))) == ["reduce y : elem = dot_inner(x, w)", "store  y"]
+    assert texts(lower(spec_of("y = (x @ w) * sigmoid(x @ w)"))) == [
+        "reduce y_dot : elem = dot_inner(x, w)",
+        "map    y : elem = y_dot/(1 + exp(-y_dot))",
+        "store  y",
+    ]
+    assert len(lower(spec_of("y = g * g + x @ w", "g = x @ w")).dots) == 1
+
+
+def test_factors_leave_the_sum_and_inner_is_read_once() -> None:
+    program = factors_leave(lower(spec_of(*NORMED)))
+    assert texts(program)[-4:-2] == ["reduce y_dot : elem = dot_inner(gain*x, w)", "map    y : elem = rstd*y_dot"]
+    assert {stage_of(program)[name] for name in ("x_squares", "y_dot", "y")} == {1}
+    shared = factors_leave(lower(spec_of("y = ((x * scale) @ w) * ((x * 2) @ (w * bias))")))
+    assert [show_statement(dot).strip() for dot in shared.dots] == ["reduce y_dot3 : elem = dot_inner(x, w)"]
+
+
+@pytest.mark.parametrize(
+    "side", ["cast(x * rstd, bf16)", "(x + rstd)", "maximum(x * rstd, 0)", "abs(x * scale)", "x**2", "(x * gain)"]
+)
+def test_what_is_no_factor_stays_in_the_sum(side: str) -> None:
+    program = lower(spec_of("rstd = rsqrt(mean(x * x))", f"y = {side} @ w"))
+    assert factors_leave(program) == program
+
+
+n = 3  # of the axis that is dropped
+SYMBOLIC = [
+    (Kind.INNER, (x * symbol("s") * gain, w * symbol("b") / 3)),
+    (Kind.INNER, (Ordered(x, Ordered(symbol("s"), gain), 1 / symbol("s")), w)),
+    (Kind.COL, (dy * symbol("b") * symbol("s"), w * gain)),
+    (Kind.ROW, (-x * gain * symbol("s"), dy * symbol("b"))),
+]
+
+
+@pytest.mark.parametrize(("over", "sides"), SYMBOLIC)
+def test_a_sum_with_its_factors_outside_is_the_same_number(over: Kind, sides: tuple[sp.Expr, sp.Expr]) -> None:
+    kind = Kind.PRODUCT & ~over
+    loads = (*LOADS, Load("s", Kind.ROW))
+    before = RowProgram("p", (*loads, dot("y", kind, *sides, over), Store("y", "y", kind)))
+    after = factors_leave(before)
+    inputs = {ld.name: symbols(ld.name, n) if over in ld.kind else [symbol(ld.name)] * n for ld in loads}
+    found = [run_row(program, inputs)["y"][0] for program in (before, after)]
+    assert after != before
+    assert sp.expand(opened(found[0]) - opened(found[1])) == 0
+    kinds = {ld.name: ld.kind for ld in loads}
+    factors = [f for arg in after.dots[0].args for f in sp.Mul.make_args(opened(arg))]
+    assert all(over in kind_of(factor, kinds) for factor in factors)
