@@ -29,7 +29,7 @@ from normgen.program.ir import (
 )
 from normgen.program.rewrites.contractions import factors_leave
 from normgen.program.source import with_line, written_program
-from normgen.spec.spec import Kind
+from normgen.spec.spec import Kind, Spec
 
 
 class ProgramClass(StrEnum):
@@ -64,16 +64,22 @@ def program_class(program: RowProgram) -> ProgramClass:
     return ProgramClass.TILES
 
 
+def class_of_formulas(spec: Spec, program: RowProgram, present: frozenset[str]) -> ProgramClass:
+    """As `program_class`, of a program of a spec's formulas; what does not fit is refused with a formula's line."""
+    try:
+        return program_class(program)
+    except ProgramError as error:
+        raise with_line(error, spec, present) from None
+
+
 @cache
 def class_of(problem: Problem) -> ProgramClass:
     """The class of the problem's program: no rewrite changes it.
 
     Raises SpecError, or ProgramError where no formula is to blame, as `program_class` does.
     """
-    try:
-        found = program_class(written_program(problem))
-    except ProgramError as error:
-        raise with_line(error, problem) from None
+    present = frozenset(t.name for t in problem.spec.tensors) - set(problem.absent)
+    found = class_of_formulas(problem.spec, written_program(problem), present)
     if found not in EMITTED:
         raise ProgramError("kernels of products of matrices are not emitted yet", received=str(problem))
     return found
@@ -117,9 +123,10 @@ def dropped_axis(reduce: Reduce, kinds: dict[str, Kind]) -> Kind:
 
 
 _SPLIT = "a spec of its own computes it, of what this one stores"
-_ONCE = (
-    "a value of the row may be a factor of a side, but no term of it, nor below a cast or a function; what is itself a "
-    "product is stored, and saved for the backward pass"
+_ONCE = "a value of the row may be a factor of a side, but no term of it, nor below a cast or a function"
+_SAVE = (
+    "each gradient is a problem of its own, --gradients x; a product that its formula reads again is stored and saved, "
+    'saved = ["z"]'
 )
 
 
@@ -137,7 +144,7 @@ def _misfits(
         case Reduce(guard=guard) if guard:
             yield "a kernel of products spares no rows a reduction", _SPLIT
         case Reduce(kind=kind) if statement.is_dot and (kind is not m | n or statement.over is not k):
-            yield f"all contractions of a kernel sum {_of(k)} to values along {_of(m | n)}", _ONCE
+            yield f"all contractions of a kernel sum {_of(k)} to values along {_of(m | n)}", _SAVE
         case Reduce() if statement.is_dot and waits:
             yield f"a kernel reads {_of(k)} once, and a side of a contraction waits for a reduction", _ONCE
         case Reduce(kind=kind) if not statement.is_dot:

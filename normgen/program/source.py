@@ -110,14 +110,14 @@ def _cotangents(spec: Spec, present: Collection[str]) -> tuple[str, ...]:
     return tuple(t.name for t in spec.outputs if t.has_gradient and t.name in present)
 
 
-def with_line(error: ProgramError, problem: Problem) -> ProgramError | SpecError:
-    """As `_with_line`, of a problem's program."""
-    return _with_line(error, problem.spec, frozenset(t.name for t in problem.spec.tensors) - set(problem.absent))
+def with_line(error: ProgramError, spec: Spec, present: frozenset[str]) -> ProgramError | SpecError:
+    """A refusal with the line of the formula that it is about; as it is, if no formula or the compiler is to blame.
 
-
-def _with_line(error: ProgramError, spec: Spec, present: frozenset[str]) -> ProgramError | SpecError:
-    """A refusal with the line of the formula that it is about; as it is, if no formula or the compiler is to blame."""
+    What no formula of a product names, such as the gradient of one, is about the first product.
+    """
     formula = formula_of(spec, error.value, present=present) if error.value and error.hint else None
+    if formula is None and error.hint:
+        formula = next((f for f in spec.formulas if "@" in f.text), None)
     if formula is None:
         return error
     file = spec.file or spec.name
@@ -136,7 +136,7 @@ def _gradient_tensors(
     try:
         return backward_tensors(forward, saved, wrt=wrt, cotangents=_cotangents(spec, there), unread=unread)
     except ProgramError as error:
-        raise _with_line(error, spec, there) from None
+        raise with_line(error, spec, there) from None
 
 
 def problem_for(

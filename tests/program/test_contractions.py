@@ -127,6 +127,7 @@ TENSORS = {
     "bias": 'bias = "parameter"',
     "scale": 'scale = "row_input"',
     "h": 'h = "input"',
+    "g": 'g = { role = "output", optional = true }',
     "z": 'z = { role = "output", optional = true }',
     "rstd": 'rstd = { role = "statistic", optional = true }',
     "top": 'top = { role = "statistic", optional = true }',
@@ -134,15 +135,15 @@ TENSORS = {
 
 
 def spec_of(*formulas: str, saved: str = "") -> Spec:
-    names = set(re.findall(r"[a-z]+", " ".join(formulas)))
+    names = set(re.findall(r"[a-z0-9]+", " ".join(formulas)))
     lines = ['name = "product"', "[tensors]", *(line for n, line in TENSORS.items() if n in names), 'y = "output"']
     lines += ["[formulas]", *('{} = "{}"'.format(*formula.split(" = ", 1)) for formula in formulas)]
     return parse("\n".join(lines + ([f'[backward]\nsaved = ["{saved}"]'] if saved else [])), file="product.toml")
 
 
 LINEAR = ("y = x @ w + bias",)
-GELU = ("z = x @ w + bias", "y = 0.5 * z * (1 + erf(z * 0.7071067811865476))")
-SWIGLU = ("g = x @ w", "y = g * sigmoid(g) * (x @ up)")
+GELU = ("h2 = x @ w + bias", "y = 0.5 * h2 * (1 + erf(h2 * 0.7071067811865476))")
+SWIGLU = ("gate = x @ w", "y = gate * sigmoid(gate) * (x @ up)")
 NORMED = ("rstd = rsqrt(mean(x * x) + 1e-6)", "y = (x * rstd * gain) @ w")
 ADDED = ("y = h + x @ w",)
 
@@ -198,7 +199,7 @@ def test_a_formula_that_is_a_product_has_its_own_name_and_equal_products_are_one
         "map    y : elem = y_dot/(1 + exp(-y_dot))",
         "store  y",
     ]
-    assert len(lower(spec_of("y = g * g + x @ w", "g = x @ w")).dots) == 1
+    assert len(lower(spec_of("y = h2 * h2 + x @ w", "h2 = x @ w")).dots) == 1
 
 
 def test_factors_leave_the_sum_and_inner_is_read_once() -> None:
