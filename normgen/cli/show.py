@@ -81,22 +81,20 @@ def _backward(spec: Spec) -> str:
 
     Of products of matrices each gradient is a problem of its own.
     """
-    asked: Asked = {"dtype": spec.inputs[0].dtypes[0], "direction": "backward"}
-    shape = (2, spec.whole_cols)
     if spec.has_inner:
-        return "\n".join(
-            _gradient(spec, t.name, shape, asked) for t in spec.tensors if t.role in READ and t.has_gradient
-        )
+        return "\n".join(_gradient(spec, t.name) for t in spec.tensors if t.role in READ and t.has_gradient)
     try:
-        problem = problem_for(spec, shape=shape, **asked)
+        problem = problem_for(spec, shape=(2, spec.whole_cols), dtype=spec.inputs[0].dtypes[0], direction="backward")
     except NormgenError as error:
         return f"none: {error}"
     return ", ".join(problem.results)
 
 
-def _gradient(spec: Spec, name: str, shape: tuple[int, ...], asked: Asked) -> str:
+def _gradient(spec: Spec, name: str) -> str:
+    """That of one tensor of a product, or why no kernel gives it."""
+    asked: Asked = {"dtype": spec.inputs[0].dtypes[0], "direction": "backward", "inner": 2, "gradients": [name]}
     try:
-        problem = problem_for(spec, shape=shape, inner=2, gradients=[name], **asked)
+        problem = problem_for(spec, shape=(2, 2), **asked)
         class_of_formulas(spec, written_program(problem), frozenset(t.name for t in spec.tensors))
     except NormgenError as error:
         return f"no d{name}: {error}"

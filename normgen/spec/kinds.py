@@ -196,7 +196,8 @@ class _Kinds:
 
 def _summed(product: Call) -> str:
     """A product of two rows as a formula has it."""
-    return written(Call("sum", (Binary("*", *product.args),)))
+    left, right = product.args
+    return written(Call("sum", (Binary("*", left, right),)))
 
 
 def _lengths(tree: Expression) -> Kind:
