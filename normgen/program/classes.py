@@ -21,9 +21,9 @@ from normgen.program.ir import (
     RowProgram,
     Statement,
     Store,
+    defined_names,
     kind_of,
     show_statement,
-    stage_of,
     used_names,
     value_kinds,
 )
@@ -94,23 +94,17 @@ def tile_axes(program: RowProgram) -> TileAxes:
         rule = "values along inner are the sides of a contraction, and this program has none"
         raise ProgramError(rule, received=program.name)
     first = program.dots[0]
-    m, n = (axis for axis in Kind.PRODUCT if axis in first.kind)
+    m, n = first.kind.single_axes
     axes = TileAxes(m, n, first.over)
-    kinds, stages = value_kinds(program), stage_of(program)
+    kinds = value_kinds(program)
+    reduced: set[str] = set()  # values that wait for a reduction: each one is over k
     for statement in program.statements:
-        for rule, hint in _misfits(statement, axes, kinds, stages):
-            name = next(iter(_named(statement)))
-            raise ProgramError(rule, received=show_statement(statement).strip(), hint=hint, value=name)
+        waits = bool(used_names(statement) & reduced)
+        names = (statement.value,) if isinstance(statement, Store) else defined_names(statement)
+        for rule, hint in _misfits(statement, axes, kinds, waits=waits):
+            raise ProgramError(rule, received=show_statement(statement).strip(), hint=hint, value=names[0])
+        reduced.update(names if waits or isinstance(statement, Reduce) else ())
     return axes
-
-
-def _named(statement: Statement) -> tuple[str, ...]:
-    match statement:
-        case Reduce(names=names):
-            return names
-        case Store(value=value):
-            return (value,)
-    return (statement.name,)
 
 
 def dropped_axis(reduce: Reduce, kinds: dict[str, Kind]) -> Kind:
@@ -130,12 +124,9 @@ _SAVE = (
 )
 
 
-def _misfits(
-    statement: Statement, axes: TileAxes, kinds: dict[str, Kind], stages: dict[str, int]
-) -> Iterator[tuple[str, str]]:
+def _misfits(statement: Statement, axes: TileAxes, kinds: dict[str, Kind], *, waits: bool) -> Iterator[tuple[str, str]]:
     """(Rule, way out) of what a kernel of tiles does not do with a statement."""
     m, n, k = axes
-    waits = any(stages[name] for name in used_names(statement))
     match statement:
         case Load(of=of, group=group, kind=kind) if of or group or kind.by_batch:
             yield "a kernel of products reads whole tensors, without batches, groups or taken elements", _SPLIT
@@ -143,7 +134,7 @@ def _misfits(
             yield "a kernel of products draws no random numbers", _SPLIT
         case Reduce(guard=guard) if guard:
             yield "a kernel of products spares no rows a reduction", _SPLIT
-        case Reduce(kind=kind) if statement.is_dot and (kind is not m | n or statement.over is not k):
+        case Reduce(kind=kind) if statement.is_dot and kind is not m | n:
             yield f"all contractions of a kernel sum {_of(k)} to values along {_of(m | n)}", _SAVE
         case Reduce() if statement.is_dot and waits:
             yield f"a kernel reads {_of(k)} once, and a side of a contraction waits for a reduction", _ONCE

@@ -407,7 +407,7 @@ def _broken_sides(statement: Statement, kinds: Mapping[str, Kind]) -> Iterator[s
     """Each side of a contraction has the axis that is dropped, and one of the two that stay."""
     if isinstance(statement, Reduce) and statement.is_dot:
         sides = [kind_of(arg, kinds) for arg in statement.args]
-        if any(statement.over not in side or not side.is_matrix or _is_product(side) for side in sides):
+        if any(statement.over not in side or _is_product(side) for side in sides):
             yield "each side of a contraction has the axis that it drops, and one of the two others"
 
 

@@ -85,7 +85,7 @@ class _Kinds:
     has_products: bool
     behind: set[str] = field(default_factory=set)  # names of what is made of a product
     sums: dict[str, tuple[Kind, Kind]] = field(default_factory=dict)  # of names: see `quotient`
-    first: tuple[Formula, Kind, Kind] | None = None  # the first product, its kind and the axis it sums
+    first: tuple[Formula, Kind] | None = None  # that of the first product, and its kind: it sums the third axis
 
     def define(self, formula: Formula, tree: Expression, *, is_value: bool) -> Kind:
         """The kind of a formula; it is that of its name if that stands for it, not if it may be absent."""
@@ -144,12 +144,10 @@ class _Kinds:
             hint = f"write {_summed(tree)} for the product of each row with a vector"
             raise self.error(f"the sides of '@' have two axes each: {sides}", tree, hint=hint)
         kind = join([left, right]) & ~shared
-        if self.first is None:
-            self.first = (self.formula, kind, shared)
-        formula, *others = self.first
-        if others != [kind, shared]:
+        formula, first = self.first = self.first or (self.formula, kind)
+        if first is not kind:
             rule = f"all products of a spec sum the same axis to values along the same axes: here {sides}"
-            hint = f"'{formula.name}' sums {_axes(others[1])} to [{_axes(others[0])}]; a spec of its own has this one"
+            hint = f"that of '{formula.name}' gives values [{_axes(first)}]; a spec of its own has this one"
             raise self.error(rule, tree, hint=hint)
         return kind
 

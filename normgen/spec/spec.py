@@ -77,6 +77,11 @@ class Kind(Flag):
         return Kind.INNER if self.by_inner and not self.by_col else Kind.COL
 
     @property
+    def single_axes(self) -> tuple[Kind, ...]:
+        """Its axes in their order, each as a kind, of values along rows, inner and cols."""
+        return tuple(_AXES[axis] for axis in self.axes)
+
+    @property
     def by_group(self) -> bool:
         """Varies from group to group of columns, and not within one."""
         return bool(self._value_ & Kind.GROUP._value_)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+PRODUCTS = ("tests/spec/test_products.py", "tests/spec/test_kinds.py")
+CONTRACTIONS = ("tests/program/test_contractions.py",)
+GRADIENTS_OF_PRODUCTS = (*CONTRACTIONS, "tests/program/gradient/test_contractions.py")
 REWRITES = ("tests/program/test_rewrites.py",)
 LEGALITY = (
     "tests/schedule/test_space.py::test_refusals_say_why",
@@ -684,5 +687,58 @@ CHANGES: tuple[Change, ...] = (
         ),
         ("np.abs(self.total) + 4 * np.sqrt(self.square)", "np.abs(self.total) + 400 * np.sqrt(self.square)"),
         ("error = (error + error + a.error) * a.error", "error = error * a.error"),
+    ),
+    *changes(
+        "spec/kinds.py",
+        PRODUCTS,
+        ("left & right & _SUMMED, f", "left & right, f"),
+        ("if left & right != shared:", "if False:"),
+        ("if not (left.is_matrix and right.is_matrix):", "if not (left.is_matrix or right.is_matrix):"),
+        ("if first is not kind:", "if False:"),
+        ("if all(found) and not found[0] & found[1]:", "if all(found) and found[0] != found[1]:"),
+        ('_lengths(right) if operator == "/" else _NO_AXES', "_NO_AXES"),
+        ("if self.has_products and kind.by_col:", "if self.has_products and self.is_behind(tree):"),
+    ),
+    *changes(
+        "spec/spec.py",
+        PRODUCTS,
+        ("return Kind.INNER if self.by_inner and not self.by_col else", "return Kind.INNER if self.by_inner else"),
+    ),
+    *changes(
+        "program/lower.py",
+        CONTRACTIONS,
+        ("key = (DOT.name, left, right)", "key = (name := DOT.name, left)"),
+        ("(Kind.INNER, INNER) if self.spec.has_inner", "(Kind.INNER, COLS) if self.spec.has_inner"),
+    ),
+    *changes(
+        "program/rewrites/contractions.py",
+        CONTRACTIONS,
+        ("if over in kind_of(factor, kinds)", "if kind_of(factor, kinds).is_matrix"),
+        ("if is_product(expr) else [expr]", "if expr.is_Mul else [expr]"),
+        ("_product(found[args], *factors)", "_product(found[args], *factors[:1])"),
+        ("if args not in found:", "if True:"),
+    ),
+    *changes(
+        "program/classes.py",
+        GRADIENTS_OF_PRODUCTS,
+        ("statement.is_dot and kind is not m | n:", "False:"),
+        ("case Reduce() if statement.is_dot and waits:", "case Reduce() if False:"),
+        ("is not k or not (kind is m or kind is n)", "is not k"),
+    ),
+    *changes(
+        "program/gradient/differentiate.py",
+        GRADIENTS_OF_PRODUCTS,
+        ("over = kind_of(other, self.kinds) & ~statement.over", "over = statement.over"),
+        ("args = (other, given) if at else (given, other)", "args = (given, other)"),
+        ("of_kind = join([statement.kind, statement.over])", "pass"),
+        ("if from_kind.by_inner and to_kind is not from_kind:", "if from_kind.by_inner and not to_kind.by_inner:"),
+        ("readers[s.names[0]] == 1}", "readers[s.names[0]]}"),
+    ),
+    *changes(
+        "program/ir.py",
+        CONTRACTIONS,
+        ("or kind is not read & ~over:", ":"),
+        ("not in side or _is_product(side)", "not in side"),
+        ("statement.kind.is_row and not statement.is_of_side", "statement.kind.is_row"),
     ),
 )

@@ -5,16 +5,18 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import sympy as sp
 
-from normgen.errors import ProgramError
-from normgen.program.classes import ProgramClass, program_class, tile_axes
+from normgen.errors import ProgramError, SpecError
+from normgen.program.classes import ProgramClass, class_of_formulas, program_class, tile_axes
 from normgen.program.ir import (
     Load,
     Map,
+    Random,
     Reduce,
     RowProgram,
     Statement,
@@ -121,6 +123,7 @@ def test_a_value_of_one_axis_is_broadcast_to_a_side() -> None:
 
 TENSORS = {
     "x": 'x = { role = "input", axes = ["rows", "inner"] }',
+    "u": 'u = { role = "input", axes = ["rows", "inner"] }',
     "w": 'w = { role = "parameter", axes = ["inner", "cols"] }',
     "up": 'up = { role = "parameter", axes = ["inner", "cols"] }',
     "gain": 'gain = { role = "parameter", axes = ["inner"] }',
@@ -155,7 +158,14 @@ def silu(g: Array) -> Array:
 def arrays(rows: int = 5, inner: int = 7, cols: int = 4) -> dict[str, Array]:
     """Random numbers; no two sizes are equal."""
     rng = np.random.default_rng(7)
-    shapes = {"x": (rows, inner), "w": (inner, cols), "up": (inner, cols), "gain": (inner,), "bias": (cols,)}
+    shapes = {
+        "x": (rows, inner),
+        "u": (rows, inner),
+        "w": (inner, cols),
+        "up": (inner, cols),
+        "gain": (inner,),
+        "bias": (cols,),
+    }
     shapes |= {"scale": (rows,), "h": (rows, cols), "dy": (rows, cols), "dz": (rows, cols)}
     return {name: rng.normal(size=shape) for name, shape in shapes.items()}
 
@@ -240,3 +250,65 @@ def test_a_sum_with_its_factors_outside_is_the_same_number(over: Kind, sides: tu
     kinds = {ld.name: ld.kind for ld in loads}
     factors = [f for arg in after.dots[0].args for f in sp.Mul.make_args(opened(arg))]
     assert all(over in kind_of(factor, kinds) for factor in factors)
+
+
+MISFITS = [
+    (
+        ("s = mean(x * x)", "y = cast(x * s, bf16) @ w"),
+        8,
+        "a kernel reads inner once, and a side of a contraction waits",
+    ),
+    (("y = (x - mean(x)) @ w",), 7, "a kernel reads inner once, and a side of a contraction waits for a reduction"),
+    (
+        ("c = x - mean(x)", "y = (c * rsqrt(mean(c * c))) @ w"),
+        7,
+        "a kernel reads inner once, and a value along it waits",
+    ),
+    (
+        ("y = x @ w * sum((x - max(x))**2)",),
+        7,
+        "a kernel of products reduces its sides over inner, to values along rows",
+    ),
+]
+
+
+@pytest.mark.parametrize(("formulas", "line", "says"), MISFITS)
+def test_what_reads_inner_twice_is_refused_with_the_line_of_its_formula(
+    formulas: tuple[str, ...], line: int, says: str
+) -> None:
+    spec = spec_of(*formulas)
+    with pytest.raises(SpecError, match=rf"product\.toml:{line}: {says}") as caught:
+        class_of_formulas(spec, lower(spec), frozenset(t.name for t in spec.tensors))
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        Reduce(("s",), Kind.SCALAR, SUM, (symbol("r"),)),
+        Reduce(("s",), Kind.ROW, SUM, (dy,)),
+        Reduce(("s",), Kind.COL, SUM, (dy * symbol("dw_sum"),)),
+        Load("r_first", Kind.ROW, of="dy"),
+        Random("u", "seed", 0),
+        Map("s", Kind.LEFT, x * symbol("b_sum")),
+        dot("s", Kind.LEFT, dy, w, Kind.COL),
+    ],
+)
+def test_a_statement_that_a_kernel_of_tiles_does_not_do_is_named(statement: Statement) -> None:
+    """Beside dw = dot_rows(x, dy), whose sums over the rows ride along, and whose rows of the result nobody has."""
+    loads = (*LOADS, Load("r", Kind.ROW), Load("seed", Kind.SCALAR))
+    sums = (
+        Reduce(("b_sum",), Kind.COL, SUM, (dy,)),
+        dot("dw", Kind.MATRIX, x, dy, Kind.ROW),
+        Map("dw_sum", Kind.COL, symbol("b_sum") * 2),
+    )
+    right = RowProgram("p", (*loads, *sums, Store("dw", "dw", Kind.MATRIX)))
+    assert tile_axes(check(right)) == (Kind.INNER, Kind.COL, Kind.ROW)
+    with pytest.raises(ProgramError) as caught:
+        tile_axes(replace(right, statements=(*right.statements, statement)))
+    assert caught.value.received == show_statement(statement).strip()
+
+
+def test_a_program_of_sides_without_a_contraction_is_refused() -> None:
+    with pytest.raises(ProgramError, match="values along inner are the sides of a contraction"):
+        program_class(RowProgram("p", (Load("x", Kind.LEFT), Store("y", "x", Kind.LEFT))))

@@ -43,6 +43,7 @@ def spec_of(*formulas: str) -> Spec:
         "y = (x * rsqrt(mean(x * x) + 1) * gain) @ v + bias",
         "y = (x @ w) * sum(x) / inner + (x @ v) * (sum(x) / inner)",
         "y = h + (x @ w) / cols",
+        "y = (x @ w) * (sum(x) / inner / cols)",
         "y = x @ w * absmax(x) + sum(where(x > 0, x, 0)) / inner",
     ],
 )
@@ -54,22 +55,57 @@ def test_products_with_what_stands_before_and_behind_them_are_read(formula: str)
 
 LEFT, RIGHT = "left of it is [{}]", "right [{}]"
 REFUSED = {
-    "no shared axis": (["y = x @ h"], "@", f"{LEFT.format('rows, inner')}, {RIGHT.format('rows, cols')}", 'axes = ["ro'),
+    "no shared axis": (
+        ["y = x @ h"],
+        "@",
+        f"{LEFT.format('rows, inner')}, {RIGHT.format('rows, cols')}",
+        'axes = ["ro',
+    ),
     "two shared axes": (["y = x @ w + w @ v"], "@ v", "[inner, cols], right [inner, cols]", '["cols", "inner"] of a'),
     "three factors": (["y = x @ w @ v"], "@ v", "the sides of '@' are made of tensors", "name the first product, h ="),
     "a named product": (["z = x @ w", "y = z @ v"], "@ v", "the sides of '@' are made of tensors", "name the first pr"),
     "a row by itself": (["y = x @ x + h"], "@", "only the axis that '@' sums is that of both", "write sum(x * x) for"),
     "a vector": (["y = x @ gain + h"], "@", "the sides of '@' have two axes each", "write sum(x * gain) for"),
-    "two axes of sums": (["y = x @ w + sum(h @ v)"], "@ v", "all products of a spec sum the same", "'y' sums inner to"),
-    "a product of elements": (["y = x @ w + sum(x * w)"], "x * w", "no value varies along rows, inner and", "write x @"),
-    "a mean by cols": (["y = x @ w + sum(x * x) / cols"], "sum", "over inner is divided by cols", "write mean(x), or / i"),
-    "named, by cols": (["s = sum(x)", "y = x @ w + 2 * s / cols"], "2", "over inner is divided by cols", "write mean(x)"),
+    "two axes of sums": (
+        ["y = x @ w + sum(h @ v)"],
+        "@ v",
+        "all products of a spec sum the same",
+        "that of 'y' gives values [rows, cols]",
+    ),
+    "a product of elements": (
+        ["y = x @ w + sum(x * w)"],
+        "x * w",
+        "no value varies along rows, inner and",
+        "write x @",
+    ),
+    "a mean by cols": (
+        ["y = x @ w + sum(x * x) / cols"],
+        "sum",
+        "over inner is divided by cols",
+        "write mean(x), or / i",
+    ),
+    "named, by cols": (
+        ["s = sum(x)", "y = x @ w + 2 * s / cols"],
+        "2",
+        "over inner is divided by cols",
+        "write mean(x)",
+    ),
     "by 1 / cols": (["y = x @ w * (sum(x) * (1 / cols))"], "sum", "over inner is divided by cols", "write mean(x), or"),
     "within a call": (["y = x @ w * rsqrt(mean(x * (sum(x) / cols)))"], "sum", "is divided by cols", "write mean(x)"),
     "sums of a matrix": (["y = x @ w + sum(w)"], "sum", "sum reduces a row", ""),
     "a position of inner": (["y = x @ w + argmax(x)"], "argmax", "of inner there are sum, mean, max, min and absm", ""),
-    "groups of inner": (["y = x @ w + max(x, 4)"], "max", "of inner there are sum, mean, max, min and absmax of all", ""),
-    "a row of the result": (["z = x @ w", "y = z / sum(z)"], "sum", "has no whole row of them", "a spec of its own red"),
+    "groups of inner": (
+        ["y = x @ w + max(x, 4)"],
+        "max",
+        "of inner there are sum, mean, max, min and absmax of all",
+        "",
+    ),
+    "a row of the result": (
+        ["z = x @ w", "y = z / sum(z)"],
+        "sum",
+        "has no whole row of them",
+        "a spec of its own red",
+    ),
     "a row beside it": (["y = x @ w + max(h)"], "max", "has no whole row of them", "a spec of its own reduces its"),
 }
 
@@ -103,7 +139,9 @@ def test_what_kernels_of_products_lack_is_refused_with_the_line_of_the_tensor(fo
 
 
 def test_inner_that_nothing_multiplies_is_refused() -> None:
-    with pytest.raises(SpecError, match="product.toml:3: input 'x' varies along inner, which no formula sums in a produ"):
+    with pytest.raises(
+        SpecError, match=r"product\.toml:3: input 'x' varies along inner, which no formula sums in a produ"
+    ):
         spec_of("y = h * sum(x)")
     with pytest.raises(SpecError, match=r"product.toml:10: output 'y' does not vary along inner, but .* is \[inner\]"):
         spec_of("out = x @ w", "y = gain")
