@@ -75,7 +75,7 @@ class Kernel:
         self._general: Kernel | None = None
         self._executor = executor_for(device)
         self._bound = self._executor.bind(problem, module, cubin)
-        self._bound.set(cols=problem.cols)
+        self._bound.set(cols=problem.cols, inner=problem.sizes.inner)
         self._scalars = dict(problem.spec.scalars)
         self._expected = expectations(problem, schedule, module)
         self._reads = tuple(t for t in problem.tensors if not t.is_written)
