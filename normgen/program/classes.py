@@ -42,9 +42,6 @@ class ProgramClass(StrEnum):
     TILES = "tiles"
 
 
-EMITTED = (ProgramClass.ROWS,)  # the classes that kernels are emitted of
-
-
 class TileAxes(NamedTuple):
     """The axes of a program of tiles, each of them one of rows, inner and cols: values [m, n] are sums over k."""
 
@@ -79,10 +76,7 @@ def class_of(problem: Problem) -> ProgramClass:
     Raises SpecError, or ProgramError where no formula is to blame, as `program_class` does.
     """
     present = frozenset(t.name for t in problem.spec.tensors) - set(problem.absent)
-    found = class_of_formulas(problem.spec, written_program(problem), present)
-    if found not in EMITTED:
-        raise ProgramError("kernels of products of matrices are not emitted yet", received=str(problem))
-    return found
+    return class_of_formulas(problem.spec, written_program(problem), present)
 
 
 def tile_axes(program: RowProgram) -> TileAxes:
