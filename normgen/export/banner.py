@@ -89,7 +89,7 @@ def _sums(group: Group) -> list[str]:
     sums = ", ".join(t.name for t in group.problem.tensors if t.is_row_sum)
     if not sums:
         return []
-    if group.problem.deterministic:
+    if group.problem.deterministic or group.problem.inner:
         return _wrapped(f"{sums}: summed over the rows in a fixed order, the same bits in every run", "  ")
     varying = [e for e in group.entries if not e.record.schedule.columns.is_deterministic]
     shapes = [f"{e.problem.rows} x {e.problem.cols}" for e in varying]
@@ -179,7 +179,8 @@ def _table(group: Group, general: Sequence[Schedule]) -> list[str]:
 
 def _sizes(schedule: Schedule) -> tuple[str, ...]:
     """The kernel, its threads a block, rows a block, and elements a thread loads at once."""
-    return (schedule.strategy, str(schedule.threads), str(schedule.rows_per_block), str(schedule.vector))
+    rows = "-" if schedule.tile_m else str(schedule.rows_per_block)
+    return (schedule.strategy, str(schedule.threads), rows, str(schedule.vector))
 
 
 def _absent_in_all(entries: Sequence[Entry]) -> tuple[str, ...]:
@@ -190,7 +191,7 @@ def _absent_in_all(entries: Sequence[Entry]) -> tuple[str, ...]:
 
 def _row(entry: Entry, absent: Sequence[str]) -> tuple[str, ...]:
     record, problem = entry.record, entry.problem
-    size = f"{problem.rows} x {problem.cols}"
+    size = f"{problem.rows} x {problem.cols}" + (f", inner {problem.inner}" if problem.inner else "")
     size += "".join(f" no {name}" for name in problem.absent if name not in absent)
     size += f" pitch {problem.pitch}" if problem.pitch != problem.cols else ""
     shape = (size, *_sizes(record.schedule))

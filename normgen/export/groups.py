@@ -45,7 +45,7 @@ class Entry:
         The dispatch takes the first of equally near ones: a call without a statistic gets what was tuned without it.
         """
         key = self.record.problem
-        return (key.cols, key.rows, -len(self.problem.absent), -self.vector_align, key.pitch, -key.align)
+        return (key.cols, key.inner, key.rows, -len(self.problem.absent), -self.vector_align, key.pitch, -key.align)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,13 +171,14 @@ def _group(slot: tuple[str, int], base: Problem, entries: list[Entry], archs: tu
 
 def _check_orders(base: Problem, entries: Sequence[Entry]) -> None:
     """Raises UsageError for batch-invariant kernels of equal columns that reduce rows in different orders."""
-    orders: dict[int, set[object]] = {}
+    orders: dict[tuple[int, int], set[object]] = {}
     for entry in entries if base.batch_invariant else ():
-        orders.setdefault(entry.problem.cols, set()).add(entry.record.schedule.order)
+        orders.setdefault((entry.problem.cols, entry.problem.inner), set()).add(entry.record.schedule.order)
     several = [cols for cols, found in orders.items() if len(found) > 1]
     if several:
+        cols = several[0][0]
         rule = "the batch-invariant kernels of a header reduce rows of equal columns in one order"
-        raise UsageError(rule, received=f"several for {several[0]} columns", hint="`normgen tune --rows` keeps to one")
+        raise UsageError(rule, received=f"several for {cols} columns", hint="`normgen tune --rows` keeps to one")
 
 
 def _base(problem: Problem) -> Problem:
@@ -188,4 +189,5 @@ def _base(problem: Problem) -> Problem:
     backward = problem.direction is Direction.BACKWARD
     without = tuple(n for n in problem.absent if backward and problem.spec.tensor(n).role is Role.STATISTIC)
     plain = replace(problem.question, without=without, pitch=problem.cols, align=PLAIN_ALIGN)
-    return replace(problem_for(problem.spec, **plain.arguments()).with_rows(1), cols=1, pitch=1)
+    base = problem_for(problem.spec, **plain.arguments()).with_rows(1)
+    return replace(base, cols=1, pitch=1, inner=min(1, base.inner))

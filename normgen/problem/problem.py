@@ -140,8 +140,8 @@ class Problem:
 
     @cached_property
     def matrices(self) -> tuple[TensorUse, ...]:
-        """Of these, the tensors of rows, or of batches, of whole columns: vectors are read or written in each."""
-        return tuple(t for t in self.passed_tensors if t.kind.is_matrix and t.kind.by_col)
+        """Of these, the tensors of rows, of batches or of inner, of whole columns or inner: vectors lie in each."""
+        return tuple(t for t in self.passed_tensors if t.kind.is_matrix and (t.kind.by_col or t.kind.by_inner))
 
     @cached_property
     def pitched_tensors(self) -> tuple[TensorUse, ...]:
