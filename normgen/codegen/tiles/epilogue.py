@@ -77,7 +77,7 @@ class Epilogue:
                 case Map(name=name, expr=expr):
                     found.append(Let(f"const float {name}_m", Printer(self.names).text(expr)))
                 case Store():
-                    found += when("n0 == 0 && tn == 0", *self._write_one(step))
+                    found += when("n0 == 0 && tn == 0", *self._write_one(step))  # others have the same value
         return found
 
     def _write_one(self, store: Store) -> tuple[Statement, ...]:

@@ -9,6 +9,7 @@ from normgen.codegen.chain import AT_END, AT_LOADS, chain_of, chain_setting, dec
 from normgen.codegen.module import Kernel, Launch, Param, Source, Workspace
 from normgen.codegen.parts import KernelText
 from normgen.codegen.statements import (
+    Comment,
     Do,
     For,
     Gap,
@@ -111,6 +112,7 @@ class TileKernel:
             Let("const int n0", "blockIdx.x % blocks_n * kTileN"),
             Let("const int tm", "threadIdx.x / (kTileN / kThreadN)"),
             Let("const int tn", "threadIdx.x % (kTileN / kThreadN)"),
+            Comment("Pieces of a thread lie apart: side by side are those of its neighbours, in banks of their own."),
             Let("const auto own_m", own.format("m", "M")),
             Let("const auto own_n", own.format("n", "N")),
             Gap(),

@@ -14,10 +14,10 @@ from normgen.schedule.tiles.space import WAYS, busiest_products, cuts
 
 
 def default_of_tiles(problem: Problem, device: Device) -> Schedule:
-    """The cut that leaves the busiest SM the least to do, of equal ones the one with the largest tile, in the first way
-    that is legal.
+    """The cut that leaves the busiest SM the least to do, in the first way that is legal; of equal cuts the one that
+    reads the least, which has the largest tile and the squarest.
     """
-    by_work = sorted(cuts(problem), key=lambda s: (busiest_products(problem, s, device), -s.tile_m * s.tile_n))
+    by_work = sorted(cuts(problem), key=lambda s: (busiest_products(problem, s, device), 1 / s.tile_m + 1 / s.tile_n))
     for base, (copy, stages, tile_k) in itertools.product(by_work, WAYS):
         for vector in (v for v in reversed(KNOBS["vector"].values) if v <= base.vector):
             found = base.varied(copy=copy, stages=stages, tile_k=tile_k, vector=vector)
