@@ -17,6 +17,7 @@ from normgen.program.ordered import Ordered
 from normgen.program.source import problem_for
 from normgen.schedule.default import default_schedule, fallback_schedules
 from normgen.schedule.legality import refusal
+from normgen.schedule.repair import repair
 from normgen.schedule.schedule import Schedule, schedule_from
 from normgen.schedule.space import space
 from normgen.schedule.tiles.plan import Side, contraction, contraction_of, is_neutral, tile_plan_of, vanishes
@@ -186,3 +187,16 @@ def test_a_row_factor_leaves_the_sum_and_inner_is_read_once() -> None:
     assert (cut.left.slots, [r.monoid.name for r in cut.left.riding]) == ((x,), ["sum"])
     copied = schedule_from({**CUT, "copy": "cp_async", "stages": 3, "vector": 4})
     assert refusal(asked, copied, H200) is None
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_refused_schedule_of_tiles_has_a_least_change_that_is_legal(name: str) -> None:
+    asked, knobs, _ = REFUSED[name]
+    schedule = schedule_from(knobs)
+    found = repair(asked, schedule, H200)
+    assert found is not None
+    if name == "no tiles":
+        assert found.changes is None, "five sizes are more than a change"
+    else:
+        assert found.changes
+        assert refusal(asked, schedule.varied(**found.changes), H200) is None

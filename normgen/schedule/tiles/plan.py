@@ -237,9 +237,9 @@ class TilePlan:
         """Registers of a thread for sums, factors, and what is on its way to shared memory."""
         if not self.in_shared or self.copies:
             return self.accumulators
-        words = 0
+        words, threads = 0, self.schedule.threads
         for side in self.cut.sides:
-            vectors = -(-self.tile(side.axis) * self.schedule.tile_k // (self.schedule.vector * self.schedule.threads))
+            vectors = -(-self.tile(side.axis) * self.schedule.tile_k // (self.schedule.vector * max(1, threads)))
             words += sum(vectors * max(4, self.schedule.vector * self.tensor(ld).dtype.bytes) // 4 for ld in side.loads)
         return self.accumulators + words
 
