@@ -123,11 +123,16 @@ class SideText:
         factors = all(vanishes(slot, self.side, self.k) for slot in self.side.slots)
         return not (factors and all(is_neutral(reduce, self.side, self.k) for reduce in self.side.riding))
 
+    def held(self, load: Load) -> str:
+        """What a thread's vectors of a load are called; each side has its own of what both read, as a gain along k."""
+        left, right = ({ld.name for ld in side.loads} for side in self.plan.cut.sides)
+        return f"{load.name}_held" + (f"_{self.index}" if load.name in left & right else "")
+
     def declarations(self) -> list[Statement]:
         """Where a thread's vectors wait on their way."""
         steps = f"[kSteps{self.letter}]"
         found: list[Statement] = [
-            Do(f"{self.access.vec(load.tensor, self.width(load))} {load.name}_vec{steps}") for load in self.loads
+            Do(f"{self.access.vec(load.tensor, self.width(load))} {self.held(load)}{steps}") for load in self.loads
         ]
         return [*found, *([Do(f"bool inside_{self.index}{steps}")] if self.asks_inside else [])]
 
@@ -139,13 +144,13 @@ class SideText:
             read = self.access.read(load.tensor, self.at(), width, hint=", Load")
             read = f"({read})" if " ? " in read else read
             beyond = f"filled<{self.access.ctype(load.tensor)}, {width}>(0.0f)"
-            body.append(Do(f"{load.name}_vec[step] = inside ? {read} : {beyond}"))
+            body.append(Do(f"{self.held(load)}[step] = inside ? {read} : {beyond}"))
         kept = [Do(f"inside_{self.index}[step] = inside")] if self.asks_inside else []
         return self.steps([*body, *kept])
 
     def deposit(self) -> Statement:
         """What waits in registers becomes factors in a slot."""
-        texts = {ld.name: f"element({ld.name}_vec[step], {'i' if self.is_wide(ld) else '0'})" for ld in self.loads}
+        texts = {ld.name: f"element({self.held(ld)}[step], {'i' if self.is_wide(ld) else '0'})" for ld in self.loads}
         values, names = self.values(texts)
         inside = f"inside_{self.index}[step]"
         stage = "stage" if self.plan.schedule.stages > 1 else ""

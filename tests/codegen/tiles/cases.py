@@ -165,10 +165,10 @@ COMPUTED = {
         nullable=("rstd",),
         null_as={"gain": 1.0},
     ),
-    "a gain along inner of w": Case(
-        {**TENSORS, "gain": ("inner",)},
-        (dot("y", x, w * gain), STORE),
-        lambda a: {"y": product(a["x"] * a["gain"], a["w"])},
+    "a gain along inner of both": Case(
+        {**TENSORS, "gain": ("inner",), "bias": ("cols",)},
+        (dot("h", x * gain, w * (gain + bias)), Map("y", Kind.ELEM, h * bias), STORE),
+        lambda a: {"y": product(a["x"] * a["gain"], a["w"] * (a["gain"] + a["bias"])) * a["bias"]},
     ),
     "terms of rows and columns": Case(
         {**TENSORS, "scale": ("rows",), "bias": ("cols",)},
