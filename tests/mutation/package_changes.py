@@ -7,6 +7,10 @@ from dataclasses import dataclass
 PRODUCTS = ("tests/spec/test_products.py", "tests/spec/test_kinds.py")
 CONTRACTIONS = ("tests/program/test_contractions.py",)
 GRADIENTS_OF_PRODUCTS = (*CONTRACTIONS, "tests/program/gradient/test_contractions.py")
+TILES = (
+    "tests/codegen/tiles/test_kernels.py",
+    "tests/schedule/test_tiles.py",
+)
 REWRITES = ("tests/program/test_rewrites.py",)
 LEGALITY = (
     "tests/schedule/test_space.py::test_refusals_say_why",
@@ -542,8 +546,8 @@ CHANGES: tuple[Change, ...] = (
         ("best.setdefault(entry.record.problem, entry)", "best[entry.record.problem] = entry"),
         ("if not record.outcome.is_usable or record.problem.any_cols:", "if not record.outcome.is_usable:"),
         (
-            "return (key.cols, key.rows, -len(self.problem.absent),",
-            "return (key.cols, key.rows, len(self.problem.absent),",
+            "return (key.cols, key.inner, key.rows, -len(self.problem.absent),",
+            "return (key.cols, key.inner, key.rows, len(self.problem.absent),",
         ),
         ("pitch=pitch, align=align", "pitch=cols, align=align"),
     ),
@@ -740,5 +744,65 @@ CHANGES: tuple[Change, ...] = (
         ("or kind is not read & ~over:", ":"),
         ("not in side or _is_product(side)", "not in side"),
         ("statement.kind.is_row and not statement.is_of_side", "statement.kind.is_row"),
+    ),
+    *changes(
+        "codegen/tiles/side.py",
+        TILES,
+        ("return self.along == self.k", "return self.along != self.k"),
+        ('line, column = (i, "k") if self.scatters', 'line, column = (i, "k") if not self.scatters'),
+        ('{self.axis: f"{self.index}0 + {self.index}", self.k: k0}', "{self.axis: self.index, self.k: k0}"),
+        ("zero = vanishes(slot, self.side, self.k) or not inside", "zero = True"),
+        ("if is_neutral(reduce, self.side, self.k) or not inside else", "if True else"),
+        ("return not (factors and all(", "return not (factors or all("),
+        ('f"_{self.index}" if load.name in left & right', 'f"" if load.name in left & right'),
+        ('beyond = f"filled<{self.access.ctype(load.tensor)}, {width}>(0.0f)"', "beyond = read"),
+        ('"kTileK / kVector" if self.scatters else "kTileK"', '"kTileK / kVector"'),
+        ('f"[kSteps{self.letter}]" + ("" if self.scatters', 'f"[kSteps{self.letter}]" + ("" if True'),
+        ('line = "(stage * kTileK + k)" if', 'line = "k" if'),
+    ),
+    *changes(
+        "codegen/tiles/kernel.py",
+        TILES,
+        ("for a in (plan.cut.m, plan.cut.n, plan.cut.k) if plan.is_fixed(a)", "for a in (plan.cut.m,)"),
+        ("x, y = reduce.args if reduce.args[0] in left.slots else", "x, y = reduce.args if True else"),
+        ('start = f"{name}_tiles + kStages * kTileK', 'start = f"{name}_tiles + kTileK'),
+        ('Do("cp_async_commit()", "of nothing, too: groups are counted"),', ""),
+        ("tiles=((SOURCES[cut.m], s.tile_m), (", "tiles=((SOURCES[cut.m], s.tile_n), ("),
+        ('start = f"{name} + {side.lines} * kTile{side.letter}"', "pass"),
+    ),
+    *changes(
+        "codegen/tiles/epilogue.py",
+        TILES,
+        ('when("n0 == 0 && tn == 0", *self._write_one(step))', "self._write_one(step)"),
+        ('"m0 == 0 && tm == 0 && i == 0"', '"tm == 0 && i == 0"'),
+        ("added = (old, loop(", "added = (loop("),
+        ("j += {WIDTH})", "++j)"),
+        ("if self.plan.problem.tensor(store.tensor).nullable:", "if False:"),
+    ),
+    *changes(
+        "codegen/tiles/access.py",
+        TILES,
+        ("line, element = (at[axis] for axis in use.axes)", "element, line = (at[axis] for axis in use.axes)"),
+        ("static_cast<long long>({line})", "({line})"),
+        ('if "||" in test and len(tests) > 1', "if False"),
+    ),
+    *changes(
+        "schedule/tiles/plan.py",
+        TILES,
+        ("m = next(axis for axis in result if axis != n)", "m, n = result"),
+        ("return finite and not divides and any(", "return finite and any("),
+        ('in ("sum", "absmax")', 'in ("sum", "absmax", "max")'),
+        ("4 * max(tiles * self.schedule.stages, self.riding_floats)", "4 * tiles * self.schedule.stages"),
+        ("self.tile(side.axis) + PAD)", "self.tile(side.axis))"),
+        ("if len(reduce.names) > 1:", "if False:"),
+    ),
+    *changes(
+        "schedule/tiles/rules.py",
+        ("tests/schedule/test_tiles.py",),
+        ("if not 32 <= s.threads <= 1024:", "if not 32 <= s.threads:"),
+        ("if s.stages > 2 and s.copy is Copy.DIRECT:", "if False:"),
+        ("if length % s.vector:", "if False:"),
+        ("if len(bare) < len(side.slots):", "if not bare:"),
+        ("if plan.held_registers > limit:", "if plan.accumulators > 255:"),
     ),
 )
