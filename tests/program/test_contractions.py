@@ -30,7 +30,7 @@ from normgen.program.lower import lower
 from normgen.program.monoid import DOT, MAX, SUM, symbol
 from normgen.program.ordered import Ordered, opened
 from normgen.program.rewrites.contractions import factors_leave
-from normgen.spec.reader import parse
+from normgen.spec.reader import load, parse
 from normgen.spec.spec import Kind, Spec
 from tests.program.evaluate import Array, evaluate
 from tests.program.symbolic_rows import run_row, symbols
@@ -312,3 +312,27 @@ def test_a_statement_that_a_kernel_of_tiles_does_not_do_is_named(statement: Stat
 def test_a_program_of_sides_without_a_contraction_is_refused() -> None:
     with pytest.raises(ProgramError, match="values along inner are the sides of a contraction"):
         program_class(RowProgram("p", (Load("x", Kind.LEFT), Store("y", "x", Kind.LEFT))))
+
+
+SHIPPED: dict[str, Callable[..., Array]] = {
+    "linear": REFERENCES[LINEAR],
+    "linear_add": lambda x, w, residual, **_: residual + x @ w,
+    "linear_bias_gelu": REFERENCES[GELU],
+    "linear_swiglu": lambda x, w_gate, w_up, **_: silu(x @ w_gate) * (x @ w_up),
+    "rmsnorm_linear": lambda x, w, weight, **_: REFERENCES[NORMED](x=x, w=w, gain=weight),
+}
+
+
+@pytest.mark.parametrize("op", SHIPPED)
+def test_the_products_that_ship_compute_what_they_say(op: str) -> None:
+    known = arrays()
+    known |= {"w_gate": known["w"], "w_up": known["up"], "weight": known["gain"], "residual": known["h"]}
+    absent = {"bias": np.zeros(4), "weight": np.ones(7)}
+    spec = load(op)
+    names = frozenset(t.name for t in spec.tensors)
+    for left_out in (frozenset(), frozenset(t.name for t in spec.tensors if t.optional)):
+        given = known | {name: absent[name] for name in left_out if name in absent}
+        program = lower(spec, present=names - left_out)
+        found = evaluate(factors_leave(program), given, {"eps": 1e-6})
+        np.testing.assert_allclose(found["y"], SHIPPED[op](**given), rtol=1e-12, atol=1e-12)
+        assert program_class(program) is ProgramClass.TILES
