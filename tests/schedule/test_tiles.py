@@ -9,6 +9,7 @@ import sympy as sp
 
 from normgen.device import target
 from normgen.errors import ProgramError
+from normgen.pipeline import programs_of
 from normgen.problem.problem import Problem
 from normgen.program.functions import COL
 from normgen.program.ir import COLS, Load, Map, Reduce, Store
@@ -21,7 +22,7 @@ from normgen.schedule.repair import repair
 from normgen.schedule.schedule import Schedule, schedule_from
 from normgen.schedule.space import space
 from normgen.schedule.tiles.plan import Side, contraction, contraction_of, is_neutral, tile_plan_of, vanishes
-from normgen.spec.reader import parse
+from normgen.spec.reader import load, parse
 from normgen.spec.spec import Kind
 from tests.codegen.tiles.cases import CASES
 from tests.codegen.tiles.handmade import LINEAR, SMALL, TENSORS, Case, dot
@@ -97,8 +98,6 @@ def test_slots_and_copies_need_a_device_that_has_them() -> None:
 
 
 def test_a_kernel_of_rows_has_no_tiles() -> None:
-    from normgen.spec.reader import load
-
     rows = problem_for(load("rmsnorm"), shape="64x256")
     assert "a row has no tiles" in str(refusal(rows, default_schedule(rows, H200).varied(tile_k=8), H200))
 
@@ -200,3 +199,11 @@ def test_a_refused_schedule_of_tiles_has_a_least_change_that_is_legal(name: str)
     else:
         assert found.changes
         assert refusal(asked, schedule.varied(**found.changes), H200) is None
+
+
+def test_contractions_stay_contractions_where_exponentials_are_approximated() -> None:
+    """The pass writes all reductions anew, with equal monoids that are not the same object."""
+    asked = problem(formula="(x @ w) * exp(x @ (w * w)) + bias", dtype="bf16")
+    programs = programs_of(asked, schedule_from({**CUT, "arithmetic": "approximate"}))
+    assert [len(program.dots) for _, program in programs] == [2] * len(programs)
+    assert "exp_approximate" in str(programs[-1][1])
