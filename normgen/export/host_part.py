@@ -80,7 +80,8 @@ class HostPart:
     batches: bool  # sums for each batch of rows: grids and workspaces grow with them
     shares: str  # the argument that says how many batches there are
     divides: bool  # kernels find the batch of a row themselves
-    inner: bool  # contractions: tensors with the axis inner, and a block for each tile of the result
+    inner: bool  # tensors of the spec have the axis inner
+    tiles: bool  # kernels of contractions: a block for each tile of the result
 
     @property
     def called(self) -> tuple[str, ...]:
@@ -156,6 +157,7 @@ def host_part(group: Group, tuned: Sequence[Compiled], general: Sequence[Compile
         shares=shares,
         divides=any(p.source is Source.INVERSE for c in compiled for p in c.main.params),
         inner=bool(problem.inner),
+        tiles=any(c.main.launch.tiles for c in compiled),
     )
 
 
