@@ -71,6 +71,12 @@ REFUSED = {
     "short k": (problem(dtype="bf16"), {**CUT, "tile_k": 8, "vector": 16}, "at most 16 bytes"),
     "16 bits are converted": (problem(dtype="bf16"), {**CUT, "copy": "cp_async"}, "moves f32 as it is stored"),
     "a map": (problem(formula="exp(x) @ w + bias"), {**CUT, "copy": "cp_async"}, "moves f32 as it is stored"),
+    "a side of both": (problem(formula="(x @ w) * (x @ exp(w)) + bias"), {**CUT, "copy": "cp_async"}, "moves f32"),
+    "registers on their way": (
+        problem(dtype="bf16"),
+        {**CUT, "tile_m": 128, "tile_n": 128, "tile_k": 32, "thread_m": 16, "thread_n": 8, "vector": 2, "stages": 2},
+        "would hold 184 registers of data",
+    ),
     "an early second kernel": (problem(), {**CUT, "dependent_launch": "on"}, "no second kernel"),
     "a hint of copies": (problem(), {**CUT, "copy": "cp_async", "load": "streaming"}, "carries no cache hint"),
     "many registers": (
