@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from normgen.dtypes import DType
 from normgen.problem.problem import Problem
 from normgen.program.source import written_program
+from normgen.spec.spec import Kind
 from normgen.verify.interpret import Arithmetic
 from normgen.verify.program_walk import ProgramWalk
 
@@ -86,6 +87,9 @@ class Tape:
         if row is None:
             return self.noted(lambda do, v: do.sum_rows(v[arg]), arg)
         return self.noted(lambda do, v: do.sum_rows(v[arg], v[row]), arg, row)
+
+    def dot(self, a: int, b: int, over: Kind | None = None) -> int:
+        return self.noted(lambda do, v: do.dot(v[a], v[b], over), a, b)
 
 
 def _nothing(_do: Any, _values: list[Any]) -> None:

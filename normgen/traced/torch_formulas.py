@@ -6,7 +6,8 @@ Run eagerly it is one kernel an operation: for tensors that none of our kernels 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,7 @@ from normgen.program.ir import Random
 from normgen.program.source import written_program
 from normgen.spec.spec import Kind
 from normgen.traced.tape import Replay, replayed
+from normgen.verify.contraction.product import WITH_INNER, product, summed_axis
 
 Tensor = Any
 Tensors = Mapping[str, Tensor]
@@ -89,6 +91,8 @@ class TorchArithmetic:
 
     def reduce(self, name: str, arg: Tensor, group: int = 0) -> Tensor:
         """Over the row; over groups of its columns, each of which then has its group's value."""
+        if arg.ndim == WITH_INNER:
+            return _reduced(name, arg.movedim(0, -1)).squeeze(-1)
         row = arg.expand(*arg.shape[:-1], self.cols) if arg.ndim else arg.expand(1, self.cols)
         if group:
             groups = row.reshape(row.shape[0], -1, group)
@@ -99,6 +103,11 @@ class TorchArithmetic:
         """Over all rows; `row` has their numbers, [rows, 1]: a value of no row is summed as often."""
         every = arg if row is None else arg.expand(row.shape[0], arg.shape[-1] if arg.ndim else 1)
         return every.sum(0, keepdim=True)
+
+    def dot(self, a: Tensor, b: Tensor, over: Kind | None = None) -> Tensor:
+        """Σ a b over an axis, in float32 whatever the caller lets other products be rounded to."""
+        with _in_ieee(a):
+            return product(a, b, over or summed_axis(a, b))
 
     def stored(self, value: Tensor, dtype: DType) -> Tensor:
         """As a kernel of ours stores it: rounded as the dtype rounds, and saturated where it saturates."""
@@ -113,6 +122,21 @@ class TorchArithmetic:
             value = value.nan_to_num(nan=0.0) if dtype.is_integer else value
             value = value.clamp(dtype.least, dtype.largest)
         return value.to(getattr(torch, dtype.torch))
+
+
+@contextmanager
+def _in_ieee(a: Tensor) -> Iterator[None]:
+    """No TF32 in products on a GPU. What torch.compile traces is as its caller sets it."""
+    if not a.is_cuda or torch.compiler.is_compiling():
+        yield
+        return
+    settings = torch.backends.cuda.matmul
+    before = settings.fp32_precision
+    settings.fp32_precision = "ieee"
+    try:
+        yield
+    finally:
+        settings.fp32_precision = before
 
 
 def _reduced(name: str, x: Tensor) -> Tensor:

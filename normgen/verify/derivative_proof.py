@@ -50,6 +50,7 @@ from normgen.program.ir import RowProgram
 from normgen.program.source import written_program
 from normgen.spec.spec import Formula, Kind
 from normgen.verify.bounded import Bounded, whole
+from normgen.verify.contraction.product import product, summed_axis
 from normgen.verify.error_model import Float32Error
 from normgen.verify.function_errors import JUMPS
 from normgen.verify.interpret import (
@@ -344,6 +345,16 @@ class _ChainRule:
 
     def sum_rows(self, arg: _Dual, row: _Dual | None = None) -> _Dual:
         raise NotImplementedError("a loss is made of rows")
+
+    def dot(self, a: _Dual, b: _Dual, over: Kind | None = None) -> _Dual:
+        over = over or summed_axis(a.value, b.value)
+        slope: Array | None = None
+        if a.slope is not None:
+            slope = product(np.broadcast_to(a.slope, a.value.shape), b.value, over)
+        if b.slope is not None:
+            moved = product(a.value, np.broadcast_to(b.slope, b.value.shape), over)
+            slope = moved if slope is None else slope + moved
+        return _Dual(product(a.value, b.value, over), slope)
 
 
 def _sum(*terms: tuple[Array | None, Array | float]) -> Array | None:

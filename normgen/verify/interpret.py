@@ -4,7 +4,7 @@ A formula is parsed with Python's `ast`, checked against an allow-list and walke
 `Arithmetic`: `Float64` gives values, `error_model.Float32Error` gives values together with error bounds.
 Nothing here imports `normgen.program`, so that a mistake of the compiler cannot repeat itself in its own check.
 
-Shapes: elem [rows, cols], row [rows, 1], col [1, cols], scalar [].
+Shapes: elem [rows, cols], row [rows, 1], col [1, cols], scalar []; along inner see `contraction.product`.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from normgen.dtypes import DTYPES, F32, DType
 from normgen.errors import SpecError, did_you_mean
 from normgen.spec.spec import Formula, Kind, Role, Spec
+from normgen.verify.contraction.product import WITH_INNER, in_lines, product, summed_axis
 from normgen.verify.philox import uniform
 
 Array = NDArray[np.float64]
@@ -66,6 +67,7 @@ class Arithmetic(Protocol[V]):
     def in_any_order(self, above: list[V], below: list[V], found: V) -> V: ...
     def reduce(self, name: str, arg: V, group: int = 0) -> V: ...
     def sum_rows(self, arg: V, row: V | None = None) -> V: ...
+    def dot(self, a: V, b: V, over: Kind | None = None) -> V: ...
 
 
 def erf(x: Array) -> Array:
@@ -181,7 +183,13 @@ class Float64:
         return found
 
     def reduce(self, name: str, arg: Array, group: int = 0) -> Array:
-        """Over the row; over groups of its columns, each of which then has its group's value."""
+        """Over the row; over groups of its columns, each of which then has its group's value.
+
+        Of a value along inner over that axis.
+        """
+        if arg.ndim == WITH_INNER:
+            found = Float64(cols=len(arg)).reduce(name, in_lines(arg))
+            return found.reshape(arg.shape[1:])
         row = spread_over_row(arg, self.cols)
         if group:
             found = Float64(cols=group).reduce(name, row.reshape(-1, group))
@@ -197,6 +205,10 @@ class Float64:
     def sum_rows(self, arg: Array, row: Array | None = None) -> Array:
         """Over all rows; `row` has their numbers, [rows, 1]: a value of no row is summed as often."""
         return np.asarray((arg if row is None else spread_over_rows(arg, len(row))).sum(axis=0, keepdims=True))
+
+    def dot(self, a: Array, b: Array, over: Kind | None = None) -> Array:
+        """Σ a b over an axis; None: the one of inner and cols that both have, as in a formula."""
+        return product(a, b, over or summed_axis(a, b))
 
 
 def spread_over_row(arg: Array, cols: int) -> Array:
@@ -273,6 +285,8 @@ class Evaluation(Generic[V]):
                 return self._compare(node)
             case ast.BinOp(left=left, op=ast.Pow(), right=right):
                 return do.power(self._walk(left), self._exponent(right))
+            case ast.BinOp(left=left, op=ast.MatMult(), right=right):
+                return self._product(node, self._walk(left), self._walk(right))
             case ast.BinOp(left=left, op=op, right=right):
                 return self._binary(op, self._walk(left), self._walk(right))
             case ast.Call(func=ast.Name(id="cast"), args=[arg, ast.Name(id=to)], keywords=[]):
@@ -300,7 +314,13 @@ class Evaluation(Generic[V]):
                 return do.divide(a, b)
             case ast.Mod():
                 return do.call("%", a, b)
-        raise self._error("a formula is made of + - * / **", received=type(op).__name__)
+        raise self._error("a formula is made of + - * / ** @", received=type(op).__name__)
+
+    def _product(self, node: ast.expr, a: V, b: V) -> V:
+        try:
+            return self.arithmetic.dot(a, b)
+        except ValueError as error:
+            raise self._error(str(error), received=ast.unparse(node)) from error
 
     def _compare(self, node: ast.Compare) -> V:
         """a < b <= c is a < b and b <= c."""
