@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from normgen.dtypes import DTYPES, F32, DType
 from normgen.errors import SpecError, did_you_mean
 from normgen.spec.spec import Formula, Kind, Role, Spec
-from normgen.verify.contraction.product import WITH_INNER, in_lines, product, summed_axis
+from normgen.verify.contraction.product import WITH_INNER, in_lines, leading, product, summed_axis
 from normgen.verify.philox import uniform
 
 Array = NDArray[np.float64]
@@ -425,10 +425,11 @@ def as_values(inputs: Mapping[str, Any], cols: int, scalars: Mapping[str, float]
     return values | constants(np.arange(rows), cols)
 
 
-def constants(rows: NDArray[Any], cols: int) -> dict[str, Array]:
-    """What every formula knows in rows of these numbers."""
+def constants(rows: NDArray[Any], cols: int, inner: int = 0) -> dict[str, Array]:
+    """What every formula knows in rows of these numbers; `inner` where there is that axis."""
     row, col = rows.astype(np.float64)[:, None], np.arange(cols, dtype=np.float64)[None, :]
-    return {"cols": np.asarray(float(cols)), "inf": np.asarray(np.inf), "row": row, "col": col}
+    lengths = {"cols": np.asarray(float(cols))} | ({"inner": np.asarray(float(inner))} if inner else {})
+    return {**lengths, "inf": np.asarray(np.inf), "row": row, "col": col}
 
 
 def drawn(spec: Spec, seeds: Mapping[str, int], rows: NDArray[Any], cols: int) -> dict[str, Array]:
@@ -474,7 +475,9 @@ def interpret(
     or with a value for each column all the same. Missing optional tensors take their `absent` formula.
     Returns elem outputs [rows, cols], row statistics [rows] and scalar outputs [].
     """
-    shape = np.shape(inputs[spec.inputs[0].name])
+    shape, inner = _shape_of(spec, inputs), 0
+    if spec.has_inner:
+        inputs, inner = _along_inner(spec, inputs)
     here = [t for t in spec.tensors if t.group and t.name in inputs]
     grouped = [t for t in here if np.shape(inputs[t.name])[-1:] not in ((), shape[-1:])]
     inputs = {**inputs, **{t.name: np.repeat(inputs[t.name], t.group, axis=-1) for t in grouped}}
@@ -482,6 +485,7 @@ def interpret(
     repeated = {n: _each_row(value, shape[0], in_turn=spec.has_heads) for n, value in of_batch.items()}
     repeated = {n: value if value.ndim > 1 else value[:, None] for n, value in repeated.items()}
     known = as_values({**inputs, **repeated}, shape[-1], {**dict(spec.scalars), **(scalars or {})})
+    known |= constants(np.arange(shape[0]), shape[-1], inner)
     known |= drawn(spec, seeds_of(spec, inputs), np.arange(shape[0]), shape[-1])
     walk = Evaluation(Float64(cols=shape[-1]), spec_formulas(spec, inputs), known, file=spec.file or spec.name)
     wanted = list(names) if names is not None else [t.name for t in (*spec.outputs, *spec.statistics)]
@@ -489,6 +493,28 @@ def interpret(
         found = {name: walk.value(name) for name in wanted}
     kinds = {t.name: t.kind for t in spec.tensors}
     return {name: _in_kind_shape(value, shape, kinds.get(name, Kind.ELEM)) for name, value in found.items()}
+
+
+def _shape_of(spec: Spec, inputs: Mapping[str, Any]) -> tuple[int, ...]:
+    """[rows, cols]."""
+    if not spec.has_inner:
+        return np.shape(inputs[spec.inputs[0].name])
+    sizes = {
+        axis: size
+        for t in spec.tensors
+        if t.name in inputs
+        for axis, size in zip(t.axes or t.kind.axes, np.shape(inputs[t.name]), strict=True)
+    }
+    return sizes["rows"], sizes["cols"]
+
+
+def _along_inner(spec: Spec, inputs: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
+    """The inputs in the shapes of their kinds, and the length of inner."""
+    found, inner = dict(inputs), 0
+    for tensor in (t for t in spec.tensors if t.name in inputs and not t.group and t.role is not Role.SEED):
+        found[tensor.name] = leading(np.asarray(inputs[tensor.name]), tensor.axes or tensor.kind.axes)
+        inner = len(found[tensor.name]) if tensor.kind.by_inner else inner
+    return found, inner
 
 
 def _each_row(value: Array, rows: int, *, in_turn: bool) -> Array:

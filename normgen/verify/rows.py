@@ -42,12 +42,14 @@ from normgen.problem.problem import Problem
 from normgen.problem.question import Direction
 from normgen.problem.tensors import TensorUse
 from normgen.spec.spec import Role
+from normgen.verify.contraction.sides import WHOLE, draw_whole, drawn_side, line_count
 from normgen.verify.interpret import Array, drawn, interpret, seeds_of
 from normgen.verify.reference import has_reference, reference
 
 Stored = NDArray[Any]
 Draw = Callable[[np.random.Generator, int, int, DType], Array]
 POISON = 0xA5  # what the bytes between and around the rows hold
+NAN_BYTE = 0xFF  # of which a number of any float format is NaN
 GUARD_BYTES = 256
 SPARSE_BYTES = 1 << 30  # of a buffer that is not filled: its rows are 2^31 elements apart
 
@@ -195,6 +197,7 @@ DRAWS: dict[str, Draw] = {
     "masked": _masked,
 }
 ALL: tuple[str, ...] = tuple(DRAWS)
+DRAWS[WHOLE] = draw_whole  # of a left side of products alone
 NON_FINITE = ("inf", "nan")
 FAMILY_ROWS = 2 * len(ALL)  # two of every family
 
@@ -307,6 +310,8 @@ def of_rows(array: Stored, tensor: TensorUse, problem: Problem, rows: NDArray[np
 
 def _fill(tensor: TensorUse, problem: Problem, values: Array, pitch: int | None = None) -> Buffer:
     buffer = allocate(tensor, problem, pitch)
+    if problem.inner and not buffer.is_sparse:
+        buffer.storage[...] = NAN_BYTE  # beyond every edge of a side, where a kernel that adds it shows
     with np.errstate(all="ignore"):
         buffer.array[...] = tensor.dtype.stored(values)
     return buffer
@@ -331,7 +336,7 @@ def draw_inputs(
             raise UsageError("unknown row family", received=name, hint=did_you_mean(name, DRAWS))
     rng = np.random.default_rng([seed, problem.rows, problem.cols])
     order = [chosen[i] for i in rng.permutation(len(chosen))]
-    of_row = tuple(order[i % len(order)] for i in range(problem.rows))
+    of_row = tuple(order[i % len(order)] for i in range(line_count(problem)))
     scalars = {name: float(np.float32(value)) for name, value in problem.spec.scalars}
     made: dict[str, Buffer] = {}
     saved: list[TensorUse] = []
@@ -358,6 +363,8 @@ def _is_computed(tensor: TensorUse, problem: Problem) -> bool:
 
 def draw_tensor(tensor: TensorUse, problem: Problem, of_row: tuple[str, ...], rng: np.random.Generator) -> Array:
     rows, cols = problem.rows, problem.cols
+    if (side := drawn_side(tensor, problem, of_row, rng, draw_rows)) is not None:
+        return side
     if tensor.name in {t.name for t in problem.spec.seeds}:
         return rng.integers(-(2**63), 2**63, 1).astype(np.float64)
     if tensor.dtype.is_integer:

@@ -681,7 +681,7 @@ CHANGES: tuple[Change, ...] = (
         ("LAMBDA = 6.0", "LAMBDA = 60.0"),
         ("column == found, t + reach >= surely)", "column == found, column == found)"),
         ("loose & ~(np.isnan(surely) & (column > found))", "loose & (column < found)"),
-        ("return chain - 1 + math.log2(self.cols / chain)", "return chain - 1"),
+        ("return chain - 1 + math.log2(terms / chain)", "return chain - 1"),
         ("error = min(depth, LAMBDA * math.sqrt(depth)) * U * size", "error = depth * U * size"),
         ("if rows.size:", "if False:"),
         ("error = np.where(size + carried >= OVERFLOW, np.inf, carried)", "error = carried"),

@@ -23,17 +23,12 @@ AXIS = {Kind.INNER: 0, Kind.ROW: -2, Kind.COL: -1}  # of an array, by what it va
 
 
 def leading(array: NDArray[np.generic], axes: tuple[str, ...]) -> NDArray[np.generic]:
-    """A tensor's array, its sizes those of `axes` in the order of memory, with inner in front: a view."""
-    there = [axis for axis in _ORDER if axis in axes]
-    ordered = array.transpose([axes.index(axis) for axis in there])
-    return ordered[tuple(slice(None) if axis in axes else np.newaxis for axis in _ORDER)]
-
-
-def in_memory_order(values: Array, axes: tuple[str, ...]) -> Array:
-    """What `leading` came from: its sizes are those of `axes`."""
-    there = [axis for axis in _ORDER if axis in axes]
-    plain = values.reshape([size for size, axis in zip(values.shape, _ORDER, strict=True) if axis in axes])
-    return plain.transpose([there.index(axis) for axis in axes])
+    """A tensor's array, its sizes those of `axes` in the order of memory, in the shape of its kind: a view."""
+    if not axes:
+        return array.reshape(())
+    ordered = array.transpose([axes.index(axis) for axis in _ORDER if axis in axes])
+    shape = [axis for axis in _ORDER if axis in axes or axis != "inner"]
+    return ordered[tuple(slice(None) if axis in axes else np.newaxis for axis in shape)]
 
 
 def summed_axis(a: A, b: A) -> Kind:

@@ -28,12 +28,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from normgen.dtypes import DType
+from normgen.problem.problem import Problem
+from normgen.problem.question import Direction
+from normgen.problem.tensors import TensorUse
+from normgen.spec.spec import Kind
 from normgen.verify.contraction.product import Array
 
+DrawLines = Callable[[tuple[str, ...], int, DType, np.random.Generator], Array]
 Draw = Callable[[np.random.Generator, int, int, DType], Array]  # generator, lines, terms of a line, dtype
 WHOLE = "whole"
 DRAWN_LEFT = frozenset(("normal", "one_outlier", "outlier_first", "tiny", "huge", "inf", "nan"))
 DRAWN_RIGHT = frozenset(("normal", "outlier", "not_finite"))
+_NAMES = {Kind.INNER: "inner", Kind.ROW: "rows", Kind.COL: "cols"}
+_LEFT = {Kind.INNER: Kind.LEFT, Kind.COL: Kind.ELEM, Kind.ROW: Kind.LEFT}
+_RIGHT = {Kind.INNER: Kind.MATRIX, Kind.COL: Kind.MATRIX, Kind.ROW: Kind.ELEM}
 
 
 def _normal(rng: np.random.Generator, lines: int, terms: int, _: DType) -> Array:
@@ -98,3 +106,79 @@ def drifts(left: Sequence[str], right: Sequence[str]) -> NDArray[np.bool_]:
     of_left = np.array([name not in DRAWN_LEFT for name in left], dtype=bool)
     of_right = np.array([name not in DRAWN_RIGHT for name in right], dtype=bool)
     return np.asarray(of_left[:, np.newaxis] & of_right)
+
+
+def summed(problem: Problem) -> Kind | None:
+    """The axis that the problem's product sums; None of a problem without one.
+
+    Forward inner. Backward the gradient of a left side is dy @ w over cols, that of a matrix x @ dy over rows.
+    """
+    if not problem.inner:
+        return None
+    if problem.direction is Direction.FORWARD:
+        return Kind.INNER
+    kinds = {t.kind for t in problem.tensors if t.is_written}
+    return Kind.ROW if Kind.MATRIX in kinds else Kind.COL if Kind.LEFT in kinds else None
+
+
+def by_inner(problem: Problem) -> bool:
+    """Whether the lines of results that a check looks at are those of inner: of dw. All others have lines of rows."""
+    return summed(problem) is Kind.ROW
+
+
+def line_count(problem: Problem) -> int:
+    """Lines of the left side, each of which is of a family: rows, or inner of dw."""
+    return problem.inner if by_inner(problem) else problem.rows
+
+
+def drawn_side(
+    tensor: TensorUse, problem: Problem, of_line: Sequence[str], rng: np.random.Generator, draw_lines: DrawLines
+) -> Array | None:
+    """A read tensor that is a side of the product, or varies along inner, in the order of memory; None of all others.
+
+    The first of the left sides has the families of its lines, the matrices theirs; other tensors are standard normal,
+    one of inner alone is 1 + 0.2 N as any parameter.
+
+    draw_lines  `rows.draw_rows`
+    """
+    over, sizes = summed(problem), problem.sizes
+    if over is None or tensor.dtype.is_integer:
+        return None
+    sides = (_LEFT[over], _RIGHT[over])
+    if tensor.kind not in sides:
+        if tensor.kind is Kind.LEFT:
+            return rng.standard_normal((sizes.rows, sizes.inner))
+        return 1.0 + 0.2 * rng.standard_normal(sizes.inner) if tensor.kind is Kind.INNER else None
+    if tensor.kind is sides[0]:
+        others = [t.name for t in problem.tensors if not t.is_written and t.kind is tensor.kind]
+        if tensor.name != others[0]:
+            return rng.standard_normal(problem.shape_of(tensor))
+        lines = draw_lines(tuple(of_line), getattr(sizes, _NAMES[over]), tensor.dtype, rng)
+        return in_order(lines.T if by_inner(problem) else lines, tensor)
+    lines = draw_right(families_of(tensor, problem), getattr(sizes, _NAMES[over]), tensor.dtype, rng)
+    return in_order(lines if over is Kind.COL else lines.T, tensor)
+
+
+def in_order(values: Array, tensor: TensorUse) -> Array:
+    """[rows, inner], [inner, cols] or [rows, cols] in the order of memory of the tensor."""
+    return values if tensor.axes == tensor.kind.axes else values.T
+
+
+def families_of(tensor: TensorUse, problem: Problem) -> tuple[str, ...]:
+    """The family of each line of a right side: no two of them are of one family in the same line."""
+    others = [t.name for t in problem.tensors if not t.is_written and t.kind is tensor.kind]
+    lines = problem.inner if summed(problem) is Kind.COL else problem.cols
+    return right_families(lines, first=others.index(tensor.name))
+
+
+def drifting(problem: Problem, of_line: Sequence[str]) -> NDArray[np.bool_] | None:
+    """`drifts` for left lines of these families against every right line, in the product's shape; None: no product."""
+    over = summed(problem)
+    if over is None:
+        return None
+    rights = [t for t in problem.tensors if not t.is_written and t.kind is _RIGHT[over]]
+    found = [drifts(of_line, families_of(t, problem)) for t in rights]
+    if not found:
+        return None
+    joined: NDArray[np.bool_] = np.logical_or.reduce(found)
+    return joined if over is Kind.INNER else joined.T[:, :, np.newaxis] if over is Kind.COL else joined[:, np.newaxis]
