@@ -158,10 +158,10 @@ class BoundProgram:
             raise FaultError("a kernel must keep to its tensors and to the rules of the GPU", faults=run.faults)
 
     def _array(self, tensor: TensorUse, pointer: int | None, pitch: int) -> np.ndarray[Any, Any] | None:
-        """The caller's memory as the executor takes it: [rows, cols], [batches, cols], [rows] or [cols]."""
+        """The caller's memory as the executor takes it: [rows, cols], [batches, cols], [rows] or [cols], sides."""
         if not pointer:  # not given, or of no rows
             return None
-        shape = tensor.shape(Sizes(self._rows, self._cols, batches=self._batches))
+        shape = tensor.shape(Sizes(self._rows, self._cols, self._inner, self._batches))
         return _over(pointer, shape or (1,), pitch, tensor.dtype.numpy)
 
 

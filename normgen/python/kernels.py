@@ -50,7 +50,7 @@ class Kernel:
     """One problem's kernels, loaded on one device; call it with arrays.
 
     Inputs come in the order of the spec (or by name), scalars by name. Rows may differ from the tuned
-    shape, cols may not. A layout the kernel does not cover (alignment, row pitch) goes to a general
+    shape, cols and inner may not. A layout the kernel does not cover (alignment, row pitch) goes to a general
     kernel, which `general` makes on first need.
 
     cubin   the module's machine code for that GPU, if it is compiled already
@@ -246,7 +246,7 @@ class Kernel:
             raise UsageError(
                 "an accumulating kernel adds to gradients that the caller gives", received=f"no {gradients}"
             )
-        shape = next((views[t.name].shape for t in self._reads if t.kind.is_elem), ())
+        shape = next((views[t.name].shape for t in self._reads if t.is_row_input), ())
         shared = ((t.kind, views[t.name].shape) for t in self._reads if t.kind.by_batch)
         batches = next((math.prod(sizes[:-1] if kind.within_row else sizes) for kind, sizes in shared), 1)
 

@@ -21,7 +21,7 @@ import numpy as np
 from normgen.problem.problem import Problem
 from normgen.spec.formula import Call, Expression, children, parse_formula
 from normgen.verify.check import column_parts
-from normgen.verify.contraction.sides import WHOLE, summed
+from normgen.verify.contraction.sides import HARMLESS, WHOLE, by_inner, reads_saved, summed
 from normgen.verify.error_model import stored
 from normgen.verify.rows import ALL, NON_FINITE, Inputs, draw_inputs
 from normgen.verify.sources import is_derived
@@ -49,7 +49,7 @@ def default_families(problem: Problem) -> tuple[str, ...]:
     """Those that fit its formulas; of a problem with column outputs, what one sum over rows can hold."""
     fitting = fitting_families(problem)
     if summed(problem) is not None:
-        return (*fitting, WHOLE)
+        return HARMLESS if by_inner(problem) and reads_saved(problem) else (*fitting, WHOLE)
     if not problem.sums_rows:
         return fitting
     finite = tuple(name for name in fitting if name not in NON_FINITE)

@@ -405,7 +405,14 @@ def _forward_values(
     rows = np.arange(problem.rows)
     inputs: dict[str, Any] = {}
     for tensor in (t for t in spec.tensors if not t.role.is_written):
-        use = TensorUse(name=tensor.name, kind=tensor.kind, dtype=dtype, is_written=False, group=tensor.group)
+        use = TensorUse(
+            name=tensor.name,
+            kind=tensor.kind,
+            dtype=dtype,
+            is_written=False,
+            group=tensor.group,
+            order=tensor.axes,
+        )
         if tensor.role is Role.SEED:  # of which no bit may be lost
             inputs[tensor.name] = made[tensor.name].array if tensor.name in made else rng.integers(-(2**63), 2**63, 1)
             continue
@@ -415,6 +422,9 @@ def _forward_values(
             with np.errstate(all="ignore"):
                 value = dtype.stored(draw_tensor(use, problem, of_row, rng)).astype(np.float64)
         else:
+            continue
+        if problem.inner:
+            inputs[tensor.name] = value.reshape(problem.shape_of(use))
             continue
         shape = tensor.kind.broadcast_shape(problem.sizes)
         inputs[tensor.name] = of_rows(value, use, problem, rows).reshape(shape)

@@ -39,7 +39,7 @@ def contracted(
     drifts  where both sides lie on a grid, in the product's shape or broadcast to it; None: nowhere
     """
     value = product(a.value, b.value, over)
-    if not value.size:
+    if 0 in (a.value.size, b.value.size):  # of no terms, or no elements
         return Bounded(value)
     known = np.isfinite(value)
     left, right = (np.where(np.isfinite(x.value), np.abs(x.value), 0.0) for x in (a, b))

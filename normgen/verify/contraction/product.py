@@ -33,7 +33,7 @@ def leading(array: NDArray[np.generic], axes: tuple[str, ...]) -> NDArray[np.gen
 
 def summed_axis(a: A, b: A) -> Kind:
     """What a formula's `a @ b` sums: the one of inner and cols that both have. ValueError where there is none."""
-    if a.ndim == b.ndim == WITH_INNER and min(a.shape[-2], b.shape[-2]) == min(a.shape[-1], b.shape[-1]) == 1:
+    if a.ndim == b.ndim == WITH_INNER and all(min(a.shape[axis], b.shape[axis]) <= 1 for axis in (-2, -1)):
         return Kind.INNER
     if sorted((a.ndim, b.ndim)) == [2, WITH_INNER]:
         return Kind.COL

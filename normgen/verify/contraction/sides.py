@@ -37,8 +37,10 @@ from normgen.verify.contraction.product import Array
 DrawLines = Callable[[tuple[str, ...], int, DType, np.random.Generator], Array]
 Draw = Callable[[np.random.Generator, int, int, DType], Array]  # generator, lines, terms of a line, dtype
 WHOLE = "whole"
+HARMLESS = ("normal", "constant", "zeros")  # left families that leave a sum of all lines a number
 DRAWN_LEFT = frozenset(("normal", "one_outlier", "outlier_first", "tiny", "huge", "inf", "nan"))
 DRAWN_RIGHT = frozenset(("normal", "outlier", "not_finite"))
+_LARGE = ("outlier", "not_finite")  # of which a value that the forward has saved would be, too
 _NAMES = {Kind.INNER: "inner", Kind.ROW: "rows", Kind.COL: "cols"}
 _LEFT = {Kind.INNER: Kind.LEFT, Kind.COL: Kind.ELEM, Kind.ROW: Kind.LEFT}
 _RIGHT = {Kind.INNER: Kind.MATRIX, Kind.COL: Kind.MATRIX, Kind.ROW: Kind.ELEM}
@@ -95,7 +97,7 @@ def draw_right(of_line: Sequence[str], terms: int, dtype: DType, rng: np.random.
     """[lines, terms] of lines of these families, float64 and not yet rounded to dtype."""
     found = np.empty((len(of_line), terms))
     names = np.array(of_line)
-    for name in dict.fromkeys(of_line):
+    for name in dict.fromkeys(of_line) if terms else ():
         at = np.flatnonzero(names == name)
         found[at] = RIGHT[name](rng, at.size, terms, dtype)
     return found
@@ -126,6 +128,12 @@ def by_inner(problem: Problem) -> bool:
     return summed(problem) is Kind.ROW
 
 
+def reads_saved(problem: Problem) -> bool:
+    """Whether a backward problem reads what the forward has written: each element of it depends on all lines."""
+    written = {t.name for t in problem.spec.tensors if t.role.is_written}
+    return any(t.name in written for t in problem.tensors if not t.is_written)
+
+
 def line_count(problem: Problem) -> int:
     """Lines of the left side, each of which is of a family: rows, or inner of dw."""
     return problem.inner if by_inner(problem) else problem.rows
@@ -136,8 +144,9 @@ def drawn_side(
 ) -> Array | None:
     """A read tensor that is a side of the product, or varies along inner, in the order of memory; None of all others.
 
-    The first of the left sides has the families of its lines, the matrices theirs; other tensors are standard normal,
-    one of inner alone is 1 + 0.2 N as any parameter.
+    The first of the left sides has the families of its lines, the matrices theirs, other left sides are standard
+    normal. What is no side here, but of the forward, makes products of the size of 1: what was saved of it may be an
+    exponent. A tensor of inner alone is 1 + 0.2 N as any parameter.
 
     draw_lines  `rows.draw_rows`
     """
@@ -146,8 +155,8 @@ def drawn_side(
         return None
     sides = (_LEFT[over], _RIGHT[over])
     if tensor.kind not in sides:
-        if tensor.kind is Kind.LEFT:
-            return rng.standard_normal((sizes.rows, sizes.inner))
+        if tensor.kind in (Kind.LEFT, Kind.MATRIX):
+            return rng.standard_normal(problem.shape_of(tensor)) / np.sqrt(sizes.inner)
         return 1.0 + 0.2 * rng.standard_normal(sizes.inner) if tensor.kind is Kind.INNER else None
     if tensor.kind is sides[0]:
         others = [t.name for t in problem.tensors if not t.is_written and t.kind is tensor.kind]
@@ -168,7 +177,8 @@ def families_of(tensor: TensorUse, problem: Problem) -> tuple[str, ...]:
     """The family of each line of a right side: no two of them are of one family in the same line."""
     others = [t.name for t in problem.tensors if not t.is_written and t.kind is tensor.kind]
     lines = problem.inner if summed(problem) is Kind.COL else problem.cols
-    return right_families(lines, first=others.index(tensor.name))
+    families = [name for name in RIGHT if name not in _LARGE or not reads_saved(problem)]
+    return right_families(lines, first=others.index(tensor.name), families=families)
 
 
 def drifting(problem: Problem, of_line: Sequence[str]) -> NDArray[np.bool_] | None:

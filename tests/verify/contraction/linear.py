@@ -21,7 +21,8 @@ TENSORS = {
     "weight": '{ role = "parameter", axes = ["inner"], follows = "x" }',
     "bias": '{ role = "parameter", follows = "x" }',
     "residual": '{ role = "input", follows = "x" }',
-    "rstd": '{ role = "statistic" }',
+    "rstd": '{ role = "statistic", optional = true }',
+    "z": '{ role = "output", follows = "x" }',
     "y": '{ role = "output", follows = "x" }',
 }
 FORMULAS: dict[str, dict[str, str]] = {
@@ -29,6 +30,7 @@ FORMULAS: dict[str, dict[str, str]] = {
     "torch_linear": {"y": "x @ up + bias"},
     "swiglu": {"gate": "x @ w", "y": "gate * sigmoid(gate) * (x @ up)"},
     "added": {"y": "residual + x @ w"},
+    "saved": {"z": "x @ w + bias", "y": "z * sigmoid(z)"},
     "normed": {"rstd": "rsqrt(mean(x * x) + eps)", "y": "(x * rstd * weight) @ w"},
 }
 Floats = NDArray[np.float32]
@@ -40,8 +42,9 @@ def spec_of(name: str) -> Spec:
     words = {word.strip("(),") for word in text.replace("(", " ").split()}
     tensors = "\n".join(f"{name} = {entry}" for name, entry in TENSORS.items() if name in words)
     scalars = "[scalars]\neps = 1e-6\n" if "eps" in words else ""
+    saved = '[backward]\nsaved = ["z"]\n' if "z" in formulas else ""
     lines = "\n".join(f'{name} = "{formula}"' for name, formula in formulas.items())
-    return parse(f'name = "{name}"\nsummary = "a product"\n[tensors]\n{tensors}\n{scalars}[formulas]\n{lines}\n')
+    return parse(f'name = "{name}"\nsummary = "a product"\n[tensors]\n{tensors}\n{scalars}[formulas]\n{lines}\n{saved}')
 
 
 def problem_of(name: str, sizes: tuple[int, int, int], **asked: Any) -> Problem:
@@ -56,7 +59,10 @@ def results(name: str, tensors: Mapping[str, Any], eps: float = 1e-6) -> dict[st
     if name == "normed":
         rstd = (1 / np.sqrt(np.mean(x * x, axis=1, keepdims=True) + np.float32(eps))).astype(np.float32)
         return {"rstd": rstd[:, 0], "y": ((x * t["weight"]) @ t["w"]) * rstd}
-    found = x @ t["w"] if "w" in t else x @ t["up"].T + t["bias"]
+    found = x @ (t["w"] if "w" in t else t["up"].T)
+    found = found + t["bias"] if "bias" in t else found
+    if name == "saved":
+        return {"z": found, "y": found / (1 + np.exp(-found))}
     if name == "swiglu":
         found = found / (1 + np.exp(-found)) * (x @ t["up"].T)
     return {"y": found + t["residual"] if name == "added" else found}
