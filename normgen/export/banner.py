@@ -9,6 +9,7 @@ from normgen.cuda.compiler import identity_of
 from normgen.export.comments import formula_text
 from normgen.export.groups import Entry, Group
 from normgen.pipeline import emit
+from normgen.problem.problem import Problem
 from normgen.problem.question import Direction
 from normgen.records.record import Record
 from normgen.records.verified import told
@@ -144,7 +145,7 @@ def _emitted_anew(entries: Sequence[Entry]) -> list[str]:
     """Which kernels of this header are not, to the byte, the ones that were tuned; older records do not say."""
     tuned = [e for e in entries if e.record.text]
     other = [e for e in tuned if identity_of(emit(e.problem, e.record.schedule)) != e.record.text]
-    shapes = ", ".join(f"{e.problem.rows} x {e.problem.cols}" for e in other)
+    shapes = ", ".join(_shape(e.problem) for e in other)
     shapes = "all" if len(other) == len(entries) > 1 else shapes
     return _wrapped(f"emitted as another text than the one that was tuned: {shapes}", "note      ") if other else []
 
@@ -169,7 +170,8 @@ def _table(group: Group, general: Sequence[Schedule]) -> list[str]:
     said = ["(any other)"] if len(general) == 1 else ["(any other, rows alike)", "(any other)"]
     others = [(what, *_sizes(schedule), *"------", "not tuned") for what, schedule in zip(said, general, strict=True)]
     absent = _absent_in_all(group.entries)
-    rows = [_HEAD, *(_row(entry, absent) for entry in group.entries), *others]
+    head = ("rows x cols x inner", *_HEAD[1:3], "tile m x n x k", *_HEAD[4:]) if group.problem.inner else _HEAD
+    rows = [head, *(_row(entry, absent) for entry in group.entries), *others]
     said_columns = [column for column in zip(*rows, strict=True) if set(column[1:]) != {"-"}]
     widths = [max(map(len, column)) for column in said_columns]
     table = zip(*said_columns, strict=True)
@@ -178,9 +180,13 @@ def _table(group: Group, general: Sequence[Schedule]) -> list[str]:
 
 
 def _sizes(schedule: Schedule) -> tuple[str, ...]:
-    """The kernel, its threads a block, rows a block, and elements a thread loads at once."""
-    rows = "-" if schedule.tile_m else str(schedule.rows_per_block)
-    return (schedule.strategy, str(schedule.threads), rows, str(schedule.vector))
+    """The kernel, its threads a block, rows a block, or its tile, and elements a thread loads at once."""
+    tile = f"{schedule.tile_m} x {schedule.tile_n} x {schedule.tile_k}" if schedule.tile_m else ""
+    return (schedule.strategy, str(schedule.threads), tile or str(schedule.rows_per_block), str(schedule.vector))
+
+
+def _shape(problem: Problem) -> str:
+    return " x ".join(map(str, (problem.rows, problem.cols, *([problem.inner] if problem.inner else []))))
 
 
 def _absent_in_all(entries: Sequence[Entry]) -> tuple[str, ...]:
@@ -191,7 +197,7 @@ def _absent_in_all(entries: Sequence[Entry]) -> tuple[str, ...]:
 
 def _row(entry: Entry, absent: Sequence[str]) -> tuple[str, ...]:
     record, problem = entry.record, entry.problem
-    size = f"{problem.rows} x {problem.cols}" + (f", inner {problem.inner}" if problem.inner else "")
+    size = _shape(problem)
     size += "".join(f" no {name}" for name in problem.absent if name not in absent)
     size += f" pitch {problem.pitch}" if problem.pitch != problem.cols else ""
     shape = (size, *_sizes(record.schedule))

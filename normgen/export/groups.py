@@ -101,6 +101,7 @@ def rebuilt(problem: Problem, *, without: Sequence[str], align: int) -> Problem:
     pitch = cols + (2 if cols % 2 else 1)
     dtypes = tuple((name, dtype) for name, dtype in asked.dtypes if name not in without)
     general = replace(asked, rows=1, cols=cols, batches=1, pitch=pitch, align=align, any_cols=True, dtypes=dtypes)
+    general = replace(general, inner=cols if asked.inner else 0)
     return problem_for(problem.spec, **replace(general, without=tuple(without), stable_parameters=False).arguments())
 
 

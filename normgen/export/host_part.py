@@ -428,8 +428,9 @@ def _doc(group: Group, workspace: bool) -> list[str]:
 def _choice(group: Group) -> str:
     if not group.entries:
         return "Every call takes the general kernel."
+    lengths = "Columns, inner" if group.problem.inner else "Columns"
     return (
-        "Columns and alignment must match a tuned line exactly, rows take the nearest one; anything else goes to the "
+        f"{lengths} and alignment must match a tuned line exactly, rows take the nearest one; anything else goes to the "
         "general kernel."
     )
 

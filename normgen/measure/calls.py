@@ -170,12 +170,18 @@ def _calls_of_tiles(problem: Problem, module: Module, *, sm_count: int) -> Itera
     ragged = {name: 2 * tiles[name] + tiles[name] // 2 + 1 if name in tiles else max(LENGTHS) + 3 for name in free}
     families = ("normal",)
 
-    def at(says: str, *, sizes: Mapping[str, int] | None = None, order: int = 0, **pitches: int) -> Call:
+    def at(
+        says: str,
+        *,
+        sizes: Mapping[str, int] | None = None,
+        order: int = 0,
+        pitches: Mapping[str, int] | None = None,
+    ) -> Call:
         asked = ragged | dict(sizes or {})
         rows, cols, inner = (asked.get(name, getattr(problem, name)) for name in ("rows", "cols", "inner"))
         pitch = cols + (problem.pitch - problem.cols) % PITCH_STEP
         shaped = replace(problem, cols=cols, inner=inner, pitch=pitch).with_rows(rows)
-        return Call(says=says, problem=shaped, sm_count=sm_count, families=families, pitches=pitches, order=order)
+        return Call(says=says, problem=shaped, sm_count=sm_count, families=families, pitches=pitches or {}, order=order)
 
     for name in free:
         lengths = (1, tiles[name] - 1, tiles[name], tiles[name] + 1) if name in tiles else (1, *LENGTHS)
@@ -191,7 +197,7 @@ def _calls_of_tiles(problem: Problem, module: Module, *, sm_count: int) -> Itera
     own = {name: pitch + (i + 1) * PITCH_STEP for i, (name, pitch) in enumerate(own.items())}
     if own:
         said = ", ".join(f"{name} {pitch}" for name, pitch in own.items())
-        yield at(f"with pitches of their own ({said})", **own)
+        yield at(f"with pitches of their own ({said})", pitches=own)
     said = f"at {ragged['rows']} rows" + (", the last tile ragged" if "rows" in tiles else "")
     yield at(said)
     yield at(f"{said} and threads in another order", order=1)
@@ -199,7 +205,9 @@ def _calls_of_tiles(problem: Problem, module: Module, *, sm_count: int) -> Itera
         lines = problem.tensor(name).shape(problem.sizes._replace(**dict.fromkeys(free, FAR_ROWS)))[0]
         if lines > 1:
             far = pitch + -(-FAR // ((lines - 1) * PITCH_STEP)) * PITCH_STEP
-            yield at(f"with lines of {name} beyond 2^31 elements", sizes=dict.fromkeys(free, FAR_ROWS), **{name: far})
+            yield at(
+                f"with lines of {name} beyond 2^31 elements", sizes=dict.fromkeys(free, FAR_ROWS), pitches={name: far}
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -61,9 +61,7 @@ def tensor_alignment(problem: Problem, s: Schedule, tensor: TensorUse) -> int:
         aligned = problem.row_alignment(tensor) if tensor.kind.is_matrix else problem.align
         return aligned if is_wide else tensor.dtype.bytes
     asked_ahead = s.params is Params.PREFETCHED and tensor.is_parameter
-    if (s.vector == 1 and s.copy is Copy.DIRECT and not asked_ahead) or not (
-        tensor.kind.by_col or tensor.kind.by_inner
-    ):
+    if (s.vector == 1 and s.copy is Copy.DIRECT and not asked_ahead) or not tensor.kind.by_col:
         return tensor.dtype.bytes
     return problem.row_alignment(tensor) if tensor.kind.is_matrix else problem.align
 

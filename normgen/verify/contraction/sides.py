@@ -156,7 +156,7 @@ def drawn_side(
     sides = (_LEFT[over], _RIGHT[over])
     if tensor.kind not in sides:
         if tensor.kind in (Kind.LEFT, Kind.MATRIX):
-            return rng.standard_normal(problem.shape_of(tensor)) / np.sqrt(sizes.inner)
+            return np.asarray(rng.standard_normal(problem.shape_of(tensor)) / np.sqrt(sizes.inner))
         return 1.0 + 0.2 * rng.standard_normal(sizes.inner) if tensor.kind is Kind.INNER else None
     if tensor.kind is sides[0]:
         others = [t.name for t in problem.tensors if not t.is_written and t.kind is tensor.kind]
