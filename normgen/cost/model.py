@@ -71,13 +71,17 @@ class Cost:
 
     def lines(self) -> list[str]:
         """One line for each part, for people."""
-        return [
-            f"bytes       {self.bytes:,} through memory: {self.memory_us:.2f} us",
+        of_rows = [
             f"looks       {self.looks} at every row",
             f"latency     {self.latency_us:.2f} us of row tiles one after another",
             f"issue       {self.issue_us:.2f} us of instructions",
             f"starts      {self.starts_us:.2f} us of starting blocks while another kernel ends",
             f"columns     {self.columns_us:.2f} us for sums over rows",
+        ]
+        of_tiles = [f"latency     {self.latency_us:.2f} us of the first loads", of_rows[2]]
+        return [
+            f"bytes       {self.bytes:,} through memory: {self.memory_us:.2f} us",
+            *(of_rows if self.looks else of_tiles),
             f"registers   about {self.registers} a thread" + (f", {self.spilled} spilled" if self.spilled else ""),
             f"occupancy   {self.occupancy:.0%}: {self.blocks_per_sm} blocks an SM, {self.waves:.2f} waves",
             f"hints       x {self.factor:.3f}",
@@ -347,7 +351,7 @@ def _predict_tiles(
     s: Schedule,
     device: Device,
     *,
-    stages: int = 1,
+    stages: int = 1,  # noqa: ARG001
     hot: bool = False,
     registers: int | None = None,
     spill_bytes: int = 0,
@@ -384,7 +388,7 @@ def _predict_tiles(
         blocks_per_sm=running,
         occupancy=running * s.threads / device.threads_per_sm,
         waves=blocks / (device.sm_count * resident),
-        looks=stages,
+        looks=0,
     )
 
 

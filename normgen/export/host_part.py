@@ -430,8 +430,8 @@ def _choice(group: Group) -> str:
         return "Every call takes the general kernel."
     lengths = "Columns, inner" if group.problem.inner else "Columns"
     return (
-        f"{lengths} and alignment must match a tuned line exactly, rows take the nearest one; anything else goes to the "
-        "general kernel."
+        f"{lengths} and alignment must match a tuned line exactly, rows take the nearest one; anything else goes to "
+        "the general kernel."
     )
 
 

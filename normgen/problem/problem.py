@@ -309,7 +309,8 @@ class Problem:
         return math.gcd(self.align, pitch * tensor.dtype.bytes, 32)
 
     def __str__(self) -> str:
-        return f"{self.spec.name} {self.direction.value} {self.rows} x {self.cols} {self.dtype.name}"
+        inner = f" inner {self.inner}" if self.inner else ""
+        return f"{self.spec.name} {self.direction.value} {self.rows} x {self.cols}{inner} {self.dtype.name}"
 
 
 def first_dtype(spec: Spec, stored: Mapping[str, str]) -> str:

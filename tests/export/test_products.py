@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from normgen.export import headers_of
 from normgen.export.groups import groups_of
 from normgen.pipeline import emit, emit_parts
-from normgen.records.winners import parse_line
 from normgen.records.questions import problem_of
-from normgen.records.record import Record
+from normgen.records.record import Record, parse_line
 from normgen.schedule.default import fallback_schedules
 from tests.verify.contraction import linear
 
@@ -23,7 +23,7 @@ SIZES = ((64, 768, 512), (4096, 768, 512), (64, 768, 1024), (64, 100, 36))
 
 
 def records(name: str, gradient: str = "") -> list[Record]:
-    backward = {"direction": "backward", "gradients": (gradient,)} if gradient else {}
+    backward: dict[str, Any] = {"direction": "backward", "gradients": (gradient,)} if gradient else {}
     spec = linear.spec_of(name)
     return [record(spec, shape=f"{rows}x{cols}", inner=inner, **backward) for rows, cols, inner in SIZES]
 
