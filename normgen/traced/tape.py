@@ -124,7 +124,8 @@ def replayed(problem: Problem) -> Replay:
     reads = (t.name for t in problem.tensors if not t.is_written)
     program = written_program(problem)
     drawn = (f"random {random.draw}" for random in program.randoms)
-    names = (*reads, *(name for name, _ in problem.spec.scalars), "cols", "row", "col", *drawn)
+    sizes = ("cols", *(["inner"] if problem.inner else []))
+    names = (*reads, *(name for name, _ in problem.spec.scalars), *sizes, "row", "col", *drawn)
     tape = Tape(len(names), cols=names.index("cols"))
     walk = ProgramWalk(tape, program, {name: place for place, name in enumerate(names)})
     places = tuple(

@@ -22,13 +22,13 @@ WITH_INNER = len(_ORDER)  # axes of an array that varies along inner; all others
 AXIS = {Kind.INNER: 0, Kind.ROW: -2, Kind.COL: -1}  # of an array, by what it varies along
 
 
-def leading(array: NDArray[np.generic], axes: tuple[str, ...]) -> NDArray[np.generic]:
+def leading(array: A, axes: tuple[str, ...]) -> A:
     """A tensor's array, its sizes those of `axes` in the order of memory, in the shape of its kind: a view."""
     if not axes:
-        return array.reshape(())
-    ordered = array.transpose([axes.index(axis) for axis in _ORDER if axis in axes])
+        return cast(A, array.reshape(()))
+    ordered = array if axes == tuple(axis for axis in _ORDER if axis in axes) else array.T
     shape = [axis for axis in _ORDER if axis in axes or axis != "inner"]
-    return ordered[tuple(slice(None) if axis in axes else np.newaxis for axis in shape)]
+    return cast(A, ordered[tuple(slice(None) if axis in axes else np.newaxis for axis in shape)])
 
 
 def summed_axis(a: A, b: A) -> Kind:
