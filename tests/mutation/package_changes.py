@@ -11,6 +11,10 @@ TILES = (
     "tests/codegen/tiles/test_kernels.py",
     "tests/schedule/test_tiles.py",
 )
+BOUND_OF_PRODUCTS = ("tests/verify/contraction/test_bound.py",)
+SIDES_OF_PRODUCTS = ("tests/verify/contraction/test_check.py",)
+CALLS_OF_TILES = ("tests/measure/test_calls_of_tiles.py",)
+HANDLES_OF_PRODUCTS = ("tests/python/test_products.py",)
 REWRITES = ("tests/program/test_rewrites.py",)
 LEGALITY = (
     "tests/schedule/test_space.py::test_refusals_say_why",
@@ -804,5 +808,71 @@ CHANGES: tuple[Change, ...] = (
         ("if length % s.vector:", "if False:"),
         ("if len(bare) < len(side.slots):", "if not bare:"),
         ("if plan.held_registers > limit:", "if plan.accumulators > 255:"),
+    ),
+    *changes(
+        "verify/contraction/bound.py",
+        BOUND_OF_PRODUCTS,
+        ("rounding = rounding if drifts is None else np.where(drifts, worst, rounding)", "pass"),
+        ("error = np.where(_is_whole(a.value, b.value, size, over), 0.0, error)", "pass"),
+        ("units + DIGITS", "units + 2 * DIGITS"),
+        ("error = error + _carried(a, b, left, right, over)", "pass"),
+        ("if np.any(loose) else found", "if False else found"),
+        ("unknown(found, loose & ~_surely_nan(a, b, over))", "unknown(found, loose)"),
+        ("if a.may_be_0 is not None and np.any(infinite := np.isinf(b.value)):", "if False:"),
+        ("np.where(size + error >= OVERFLOW, np.inf,", "np.where(size < 0, np.inf,"),
+        ("worst = depth * U * size", "worst = depth * U * size / 10"),
+    ),
+    *changes(
+        "verify/contraction/bound.py",
+        CALLS_OF_TILES,
+        ("if 0 in (a.value.size, b.value.size):", "if not value.size:"),
+    ),
+    *changes(
+        "verify/contraction/product.py",
+        BOUND_OF_PRODUCTS,
+        ("(b, a) if a.shape[-1] > 1 or b.shape[-2] > 1 else (a, b)", "(a, b)"),
+    ),
+    *changes(
+        "verify/contraction/product.py",
+        SIDES_OF_PRODUCTS,
+        ("array if axes == tuple(axis for axis in _ORDER if axis in axes) else array.T", "array"),
+        ("min(a.shape[axis], b.shape[axis]) <= 1", "min(a.shape[axis], b.shape[axis]) < 1"),
+    ),
+    *changes(
+        "verify/contraction/sides.py",
+        (*BOUND_OF_PRODUCTS, *SIDES_OF_PRODUCTS),
+        ("of_left[:, np.newaxis] & of_right", "of_left[:, np.newaxis] | of_right"),
+        ("(line + first) % len(families)", "line % len(families)"),
+        ("in_order(lines.T if by_inner(problem) else lines, tensor)", "in_order(lines, tensor)"),
+        ("return problem.inner if by_inner(problem) else problem.rows", "return problem.rows"),
+    ),
+    *changes(
+        "verify/contraction/sides.py",
+        CALLS_OF_TILES,
+        ("if name not in _LARGE or not reads_saved(problem)", "if True"),
+    ),
+    *changes(
+        "verify/check.py",
+        SIDES_OF_PRODUCTS,
+        ("np.take(array, block, axis=tensor.axes.index(line))", "np.take(array, block, axis=0)"),
+        ("in_order(array, tensor) if tensor.kind.by_inner", "array if tensor.kind.by_inner"),
+    ),
+    *changes(
+        "verify/rows.py",
+        SIDES_OF_PRODUCTS,
+        ("NAN_BYTE = 0xFF", "NAN_BYTE = POISON"),
+    ),
+    *changes(
+        "measure/calls.py",
+        CALLS_OF_TILES,
+        ("lengths = (1, tiles[name] - 1, tiles[name], tiles[name] + 1)", "lengths = (tiles[name],)"),
+        ("if summed(problem) is Kind.ROW:", "if False:"),
+        ("LENGTHS = (7, 8, 9,", "LENGTHS = (8,"),
+    ),
+    *changes(
+        "python/arguments.py",
+        HANDLES_OF_PRODUCTS,
+        ("if view.shape != (self.lines, self.width):", "if view.shape[-1] != self.width:"),
+        ("rows = self.lines or (placed.batches", "rows = 0 or (placed.batches"),
     ),
 )
