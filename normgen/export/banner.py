@@ -170,7 +170,8 @@ def _table(group: Group, general: Sequence[Schedule]) -> list[str]:
     said = ["(any other)"] if len(general) == 1 else ["(any other, rows alike)", "(any other)"]
     others = [(what, *_sizes(schedule), *"------", "not tuned") for what, schedule in zip(said, general, strict=True)]
     absent = _absent_in_all(group.entries)
-    head = ("rows x cols x inner", *_HEAD[1:3], "tile m x n x k", *_HEAD[4:]) if group.problem.inner else _HEAD
+    sizes = "rows x cols x inner" if group.problem.inner else _HEAD[0]
+    head = (sizes, *_HEAD[1:3], "tile m x n x k" if general[0].tile_m else _HEAD[3], *_HEAD[4:])
     rows = [head, *(_row(entry, absent) for entry in group.entries), *others]
     said_columns = [column for column in zip(*rows, strict=True) if set(column[1:]) != {"-"}]
     widths = [max(map(len, column)) for column in said_columns]
