@@ -19,6 +19,7 @@ from normgen.codegen.kernel import MainKernel
 from normgen.codegen.module import Module
 from normgen.codegen.parts import KernelSource, Parts, parts_of
 from normgen.codegen.spelling import marked
+from normgen.codegen.tiles.kernel import TileKernel
 from normgen.problem.problem import Problem
 from normgen.program.classes import ProgramClass, class_of
 from normgen.program.ir import RowProgram
@@ -28,6 +29,7 @@ from normgen.schedule.chain import longest_chain
 from normgen.schedule.knobs import Arithmetic, Division, Keep, Softmax, Statistics, Variance
 from normgen.schedule.plan import Plan, plan_of
 from normgen.schedule.schedule import Schedule
+from normgen.schedule.tiles.plan import tile_plan_of
 
 
 def emit(problem: Problem, schedule: Schedule) -> Module:
@@ -51,8 +53,14 @@ def kernels_of_rows(problem: Problem, program: RowProgram, schedule: Schedule) -
     return MainKernel(plan_of(problem, program, schedule))
 
 
+def kernels_of_tiles(problem: Problem, program: RowProgram, schedule: Schedule) -> KernelSource:
+    """That of a plan for tiles."""
+    return TileKernel(tile_plan_of(problem, program, schedule))
+
+
 SOURCES: dict[ProgramClass, Callable[[Problem, RowProgram, Schedule], KernelSource]] = {
-    ProgramClass.ROWS: kernels_of_rows
+    ProgramClass.ROWS: kernels_of_rows,
+    ProgramClass.TILES: kernels_of_tiles,
 }
 
 

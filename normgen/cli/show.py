@@ -27,13 +27,15 @@ from normgen.measure.check import check_on_gpu
 from normgen.measure.cpu_check import check_on_cpu
 from normgen.pipeline import emit, programs_of
 from normgen.problem.problem import Problem
+from normgen.problem.question import Asked
+from normgen.program.classes import class_of_formulas
 from normgen.program.lower import lower
-from normgen.program.source import problem_for
+from normgen.program.source import problem_for, written_program
 from normgen.schedule.default import default_schedule
 from normgen.schedule.schedule import Schedule
 from normgen.schedule.space import space
 from normgen.spec.reader import list_presets, list_specs, load
-from normgen.spec.spec import Spec
+from normgen.spec.spec import READ, Spec
 
 
 @click.command("list")
@@ -63,7 +65,9 @@ def spec_check(file: Path, as_json: bool) -> None:
     --json prints {file, name, sha256, program, backward}.
     """
     spec = load(file)
-    program = lower(spec, present=frozenset(t.name for t in spec.tensors))
+    present = frozenset(t.name for t in spec.tensors)
+    program = lower(spec, present=present)
+    class_of_formulas(spec, program, present)
     backward = _backward(spec)
     if as_json:
         found = {"file": str(file), "name": spec.name, "sha256": spec.sha256}
@@ -73,11 +77,27 @@ def spec_check(file: Path, as_json: bool) -> None:
 
 
 def _backward(spec: Spec) -> str:
-    """The gradients that the backward pass writes, or why there is none."""
+    """The gradients that the backward pass writes, or why there is none.
+
+    Of products of matrices each gradient is a problem of its own.
+    """
+    if spec.has_inner:
+        return "\n".join(_gradient(spec, t.name) for t in spec.tensors if t.role in READ and t.has_gradient)
     try:
         problem = problem_for(spec, shape=(2, spec.whole_cols), dtype=spec.inputs[0].dtypes[0], direction="backward")
     except NormgenError as error:
         return f"none: {error}"
+    return ", ".join(problem.results)
+
+
+def _gradient(spec: Spec, name: str) -> str:
+    """That of one tensor of a product, or why no kernel gives it."""
+    asked: Asked = {"dtype": spec.inputs[0].dtypes[0], "direction": "backward", "inner": 2, "gradients": [name]}
+    try:
+        problem = problem_for(spec, shape=(2, 2), **asked)
+        class_of_formulas(spec, written_program(problem), frozenset(t.name for t in spec.tensors))
+    except NormgenError as error:
+        return f"no d{name}: {error}"
     return ", ".join(problem.results)
 
 

@@ -13,6 +13,7 @@ from normgen.codegen.reductions import CONSTANTS, State, state_of
 from normgen.codegen.spelling import unmarked
 from normgen.codegen.statements import Comment, Do, If, Let, Statement
 from normgen.dtypes import F32
+from normgen.problem.problem import Problem
 from normgen.problem.scales import WORD, ScaleLayout
 from normgen.problem.tensors import TensorUse
 from normgen.program.functions import COL, ROW
@@ -73,10 +74,40 @@ class Span:
     last: str = ""
 
 
-class Access:
+class Tensors:
+    """What every access shares, whatever the frame of its kernel: null pointers, and what stands for them."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+
+    def ctype(self, tensor: str) -> str:
+        return self.problem.tensor(tensor).dtype.ctype
+
+    def unless_null(self, tensor: str, read: str, width: str = "") -> str:
+        """The read where there is something to read; of a vector of `width`, or of a row's only value."""
+        use = self.problem.tensor(tensor)
+        if use.null_as is None and not use.witness:
+            return read
+        number = Printer({}).text(sp.sympify(use.null_as or 0))  # a gradient that nobody wants is added to 0
+        instead = f"filled<{use.dtype.ctype}, {width}>({number})" if width else number
+        return f"{self._witness(tensor) or tensor} != nullptr ? {read} : {instead}"
+
+    def if_wanted(self, tensor: str, *statements: Statement) -> tuple[Statement, ...]:
+        """What writes a tensor, which the caller of a kernel of any columns may not want."""
+        witness = self._witness(tensor)
+        return (If(f"{witness} != nullptr", statements, alone=len(statements) == 1),) if witness else statements
+
+    def _witness(self, tensor: str) -> str:
+        """The pointer that says whether a gradient is wanted; one that lies over an input has that one's."""
+        name = self.problem.tensor(tensor).witness
+        return self.problem.tensor(name).memory if name else ""
+
+
+class Access(Tensors):
     """The names and addresses of one kernel."""
 
     def __init__(self, plan: Plan) -> None:
+        super().__init__(plan.problem)
         self.plan = plan
         self.cols = "cols" if plan.problem.any_cols else "kCols"
         values = sorted(plan.kinds, key=lambda name: not plan.kinds[name].is_elem)
@@ -127,9 +158,6 @@ class Access:
 
     # ---- one access --------------------------------------------------------------------------------------------
 
-    def ctype(self, tensor: str) -> str:
-        return self.plan.problem.tensor(tensor).dtype.ctype
-
     def vec(self, tensor: str, site: Site | None = None) -> str:
         return f"Vec<{self.ctype(tensor)}, {site.width if site else 'kVector'}>"
 
@@ -141,29 +169,10 @@ class Access:
     def sites(self) -> tuple[Site, ...]:
         return (self.vector_site, EDGE) if self.plan.cut.edged else (self.vector_site,)
 
-    def unless_null(self, tensor: str, read: str, site: Site | None = None) -> str:
-        """The read where there is something to read; of a vector at `site`, or of a row's only value."""
-        use = self.plan.problem.tensor(tensor)
-        if use.null_as is None and not use.witness:
-            return read
-        number = Printer({}).text(sp.sympify(use.null_as or 0))  # a gradient that nobody wants is added to 0
-        instead = f"filled<{use.dtype.ctype}, {site.width}>({number})" if site else number
-        return f"{self._witness(tensor) or tensor} != nullptr ? {read} : {instead}"
-
-    def if_wanted(self, tensor: str, *statements: Statement) -> tuple[Statement, ...]:
-        """What writes a tensor, which the caller of a kernel of any columns may not want."""
-        witness = self._witness(tensor)
-        return (If(f"{witness} != nullptr", statements, alone=len(statements) == 1),) if witness else statements
-
-    def _witness(self, tensor: str) -> str:
-        """The pointer that says whether a gradient is wanted; one that lies over an input has that one's."""
-        name = self.plan.problem.tensor(tensor).witness
-        return self.plan.problem.tensor(name).memory if name else ""
-
     def read_elem(self, tensor: str, site: Site, *, hinted: bool = True) -> str:
         read = "read_first" if self.plan.problem.tensor(tensor).under else "read"
         text = f"{read}<{site.width}{', Load' if hinted else ''}>({tensor}_row + {site.place})"
-        return self.unless_null(tensor, text, site)
+        return self.unless_null(tensor, text, site.width)
 
     def write_elem(self, tensor: str, site: Site) -> str:
         return f"write<Store>({self.plan.problem.tensor(tensor).memory}_row + {site.place}, {tensor}_vec)"
@@ -216,7 +225,7 @@ class Access:
         elif site is SHIFTED:  # such a row meets the parameters between two of their vectors
             inside = "false" if self.plan.problem.any_cols else "step >= kFirstInside && step < kWholeSteps"
             read = f"read_window<kVector>({start}, column, {self.cols}, {inside})"
-        return self.unless_null(tensor, read, site)
+        return self.unless_null(tensor, read, site.width)
 
     def edge_reads(self, name: str) -> tuple[Statement, ...]:
         """Reads of this lane's element of the edge, of all held tensors."""

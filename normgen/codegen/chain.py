@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from normgen.codegen.module import Param, Source
 from normgen.codegen.statements import Do, Gap, Setting, Statement, type_setting
+from normgen.problem.problem import Problem
 from normgen.schedule.knobs import DependentLaunch
 from normgen.schedule.plan import Plan
+from normgen.schedule.schedule import Schedule
 
 # The library's type that knows where a kernel waits, and where it lets the next one start.
 CHAINS = {
@@ -19,12 +21,12 @@ AT_LOADS = Do("Chain::at_loads()")
 AT_END = (Gap(), Do("Chain::at_end()"))
 
 
-def chain_of(plan: Plan) -> str:
-    return CHAINS[plan.schedule.dependent_launch]
+def chain_of(schedule: Schedule) -> str:
+    return CHAINS[schedule.dependent_launch]
 
 
-def chain_setting(plan: Plan) -> Setting:
-    return type_setting("Chain", chain_of(plan))
+def chain_setting(schedule: Schedule) -> Setting:
+    return type_setting("Chain", chain_of(schedule))
 
 
 def start_of_chain(ahead: list[Statement], asked: list[Statement]) -> list[Statement]:
@@ -40,7 +42,28 @@ def start_of_chain(ahead: list[Statement], asked: list[Statement]) -> list[State
     return [Gap(), *asked, Do("Chain::at_start()"), *([Gap(), *ahead] if ahead else []), wait, Gap()]
 
 
-def declare(plan: Plan, param: Param) -> str:
+def tensor_params(problem: Problem) -> list[Param]:
+    """Pointers in the problem's order, then pitches of those that have some."""
+    params = []
+    for t in problem.passed_tensors:
+        const = "const " if t.is_const else ""
+        params.append(
+            Param(
+                name=t.name,
+                ctype=f"{const}{t.dtype.ctype}*",
+                source=Source.TENSOR,
+                key=t.name,
+                nullable=t.may_be_null,
+                stable=t.name in problem.stable_tensors,
+            )
+        )
+    for t in problem.pitched_tensors:
+        pitch = f"{t.name}_pitch"
+        params.append(Param(name=pitch, ctype="long long", source=Source.PITCH, key=t.name, nullable=t.may_be_null))
+    return params
+
+
+def declare(problem: Problem, param: Param) -> str:
     """A parameter of the kernel. What it alone writes is `__restrict__`; of its inputs the chain says.
 
     What it reads and then writes may have been written by a kernel in front: its loads must not move over a wait.
@@ -48,7 +71,7 @@ def declare(plan: Plan, param: Param) -> str:
     if param.ctype.startswith("const "):
         ctype = param.ctype.removeprefix("const ").removesuffix("*")
         return f"Input<Config, {ctype}> {param.name}"
-    alone = param.source is Source.TENSOR and not plan.problem.accumulate and not plan.problem.tensor(param.key).under
+    alone = param.source is Source.TENSOR and not problem.accumulate and not problem.tensor(param.key).under
     return f"{param.ctype}{' __restrict__' if alone else ''} {param.name}"
 
 

@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 from normgen.codegen.access import EDGE, Access, asking, policy
-from normgen.codegen.chain import AT_END, AT_LOADS, chain_comment, chain_of, chain_setting, declare, start_of_chain
+from normgen.codegen.chain import (
+    AT_END,
+    AT_LOADS,
+    chain_comment,
+    chain_of,
+    chain_setting,
+    declare,
+    start_of_chain,
+    tensor_params,
+)
 from normgen.codegen.columns import Columns
 from normgen.codegen.exchange import exchange_of
 from normgen.codegen.exchange.team import team_constants
@@ -40,7 +49,7 @@ class MainKernel:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.problem = plan.problem
-        self.chain = chain_of(plan)
+        self.chain = chain_of(plan.schedule)
         self.access = Access(plan)
         self.states = self.access.states
         self.exchange = exchange_of(plan)
@@ -52,22 +61,7 @@ class MainKernel:
     def _params(self) -> tuple[Param, ...]:
         """Pointers in the problem's order, pitches of tensors of rows and batches, sizes, scalars."""
         problem = self.plan.problem
-        params = []
-        for t in problem.passed_tensors:
-            const = "const " if t.is_const else ""
-            params.append(
-                Param(
-                    name=t.name,
-                    ctype=f"{const}{t.dtype.ctype}*",
-                    source=Source.TENSOR,
-                    key=t.name,
-                    nullable=t.may_be_null,
-                    stable=t.name in problem.stable_tensors,
-                )
-            )
-        for t in problem.pitched_tensors:
-            pitch = f"{t.name}_pitch"
-            params.append(Param(name=pitch, ctype="long long", source=Source.PITCH, key=t.name, nullable=t.may_be_null))
+        params = tensor_params(problem)
         params.append(Param(name="rows", ctype="int", source=Source.ROWS))
         if problem.any_cols:
             params.append(Param(name="cols", ctype="int", source=Source.COLS))
@@ -137,7 +131,7 @@ class MainKernel:
         return found
 
     def declared(self, param: Param) -> str:
-        return declare(self.plan, param)
+        return declare(self.problem, param)
 
     # ---- row values --------------------------------------------------------------------------------------------
 
@@ -349,7 +343,7 @@ class MainKernel:
         found.append(constant("kRunningSums", sums, "running sums that a vector adds to"))
         found.append(type_setting("Load", policy(s.load)))
         found.append(type_setting("Store", policy(s.store)))
-        found.append(chain_setting(plan))
+        found.append(chain_setting(s))
         found.append(type_setting("Params", asking(s.params)))
         found.append(setting("kUnroll", plan.unroll, "steps that a loop does in a trip"))
         early = "column parameters wait in registers, or are read where they are used"

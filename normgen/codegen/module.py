@@ -6,6 +6,7 @@ The layers below (NVRTC, driver, CPU executor) see names, sizes and argument lis
 from __future__ import annotations
 
 import hashlib
+import math
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
@@ -18,6 +19,7 @@ class Source(StrEnum):
     PITCH = "pitch"  # long long: row stride of tensor `key`, in elements
     ROWS = "rows"  # int
     COLS = "cols"  # int
+    INNER = "inner"  # int: the axis that a product of matrices sums
     ROWS_PER_BATCH = "rows_per_batch"  # int
     BATCHES = "batches"  # int: 0 of no rows, where nobody says otherwise
     INVERSE = "inverse"  # unsigned long long: what divides by `key`, rows_per_batch or batches; see `inverse_of`
@@ -59,6 +61,7 @@ class Launch:
     period: int = 1  # the blocks of a persistent grid are a multiple of it: a thread's rows all start at one alignment
     min_blocks: int = 0  # blocks to launch even for 0 rows: column sums of nothing are zeros, and must be written
     by_batch: bool = field(default=False, repr=False)  # each batch of rows has blocks of its own, all equally many
+    tiles: tuple[tuple[Source, int], ...] = field(default=(), repr=False)  # (size, of a tile): a block for each tile
 
     @property
     def walks(self) -> bool:
@@ -70,8 +73,11 @@ class Launch:
         """Whether whole clusters walk rows: a launch has no more of them than fit the device at a time."""
         return self.cluster > 1 and self.persistent > 0
 
-    def grid(self, *, rows: int, sm_count: int, batches: int = 1) -> int:
-        """Blocks in x for that many rows, of so many batches; 0: nothing to launch."""
+    def grid(self, *, rows: int, sm_count: int, batches: int = 1, cols: int = 1, inner: int = 1) -> int:
+        """Blocks in x for that many rows, of so many batches; 0: nothing to launch. Tiles need the other sizes, too."""
+        if self.tiles:
+            sizes = {Source.ROWS: rows, Source.COLS: cols, Source.INNER: inner}
+            return math.prod(-(-sizes[size] // tile) for size, tile in self.tiles)
         shares = max(1, batches) if self.by_batch else 1
         if self.blocks:
             return self.blocks * shares
@@ -168,4 +174,6 @@ class Module:
         launches = [(kernel.params, kernel.launch) for kernel in self.kernels]
         said = repr((launches, self.workspace.fixed, self.workspace.block))
         batched = [kernel.launch.by_batch for kernel in self.kernels]
-        return f"{said} {batched} {self.workspace.batch}" if any(batched) or self.workspace.batch else said
+        said += f" {batched} {self.workspace.batch}" if any(batched) or self.workspace.batch else ""
+        tiles = [kernel.launch.tiles for kernel in self.kernels]
+        return f"{said} {tiles}" if any(tiles) else said

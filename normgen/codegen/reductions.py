@@ -177,6 +177,18 @@ def single_step(reduce: Reduce, variable: str, names: Mapping[str, str], *, pref
     return _step(reduce, reduce.monoid.step, {symbol(reduce.monoid.state[0]): variable}, names, prefix)
 
 
+def single_combine(reduce: Reduce, variable: str, other: str) -> list[Statement]:
+    """Another state enters the variable of a monoid of one component."""
+    [component] = reduce.monoid.state
+    names = {symbol(f"a_{component}"): variable, symbol(f"b_{component}"): other}
+    return _renamed(reduce.monoid.combine, names, {}, {}, "").assignments([variable])
+
+
+def single_identity(reduce: Reduce) -> str:
+    """The state of no element, of a monoid of one component."""
+    return Printer(CONSTANTS).text(reduce.monoid.identity[0])
+
+
 def _step(
     reduce: Reduce, recipe: Recipe, own: Mapping[sp.Symbol, str], names: Mapping[str, str], prefix: str
 ) -> list[Statement]:

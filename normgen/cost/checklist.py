@@ -18,6 +18,7 @@ from normgen.program.source import written_program
 from normgen.schedule.knobs import Columns, Edges, Hold, ReduceWith, Variance
 from normgen.schedule.plan import WARP, held_register_limit, steps_per_lane, vectors_per_row
 from normgen.schedule.schedule import Schedule
+from normgen.schedule.tiles.plan import tile_problem_plan
 
 SECTOR = 32  # bytes that memory moves at least
 BANKS, WORD = 32, 4
@@ -43,6 +44,16 @@ class Answer:
 
 def checklist(problem: Problem, s: Schedule, device: Device, cost: Cost) -> tuple[Answer, ...]:
     """All answers, in the order of the tutorials."""
+    if s.tile_m:
+        return (
+            _coalescing_of_tiles(problem, s),
+            _reuse(problem, s),
+            _idle_products(problem, s),
+            _registers(s, device, cost),
+            _occupancy(s, device, cost),
+            _width(problem, s, device),
+            _fusion(problem),
+        )
     return (
         _coalescing(problem, s),
         _banks(problem, s),
@@ -86,6 +97,42 @@ def _coalescing(problem: Problem, s: Schedule) -> Answer:
     return Answer(question="coalescing", answer=answer, is_good=share > 0.9, knobs=("threads_per_row", "vector"))
 
 
+def _coalescing_of_tiles(problem: Problem, s: Schedule) -> Answer:
+    """Of the side whose loads use least of what they touch."""
+    plan, found = tile_problem_plan(problem, s), []
+    for side in plan.cut.sides:
+        line = s.tile_k if plan.runs_along(side) == plan.cut.k else plan.tile(side.axis)  # elements side by side
+        for tensor in (plan.tensor(load) for load in side.loads if len(load.kind.axes) > 1):
+            size, pitch = tensor.dtype.bytes, problem.pitch_of(tensor) * tensor.dtype.bytes
+            firsts = [lane * s.vector for lane in range(min(WARP, s.threads))]
+            addresses = [first // line * pitch + first % line * size for first in firsts]
+            found.append(
+                (len(addresses) * s.vector * size / (sectors(addresses, s.vector * size) * SECTOR), tensor.name)
+            )
+    share, name = min(found)
+    answer = f"a warp's load of '{name}' uses {min(1.0, share):.0%} of the sectors of {SECTOR} bytes that it touches"
+    return Answer(question="coalescing", answer=answer, is_good=share > 0.9, knobs=("tile_k", "vector"))
+
+
+def _reuse(problem: Problem, s: Schedule) -> Answer:
+    """How often a tile's elements are multiplied for a read of them: from memory, and from shared memory."""
+    block, thread = (m * n / (m + n) for m, n in ((s.tile_m, s.tile_n), (s.thread_m, s.thread_n)))
+    dots = len(tile_problem_plan(problem, s).cut.sums)
+    answer = f"{dots * block:.0f} products for an element from L2, {dots * thread:.1f} for one from shared memory"
+    good = thread >= 2 and block >= 16
+    return Answer(question="reuse", answer=answer, is_good=good, knobs=("tile_m", "tile_n", "thread_m", "thread_n"))
+
+
+def _idle_products(problem: Problem, s: Schedule) -> Answer:
+    cut = tile_problem_plan(problem, s).cut
+    whole = 1.0
+    for axis, tile in ((cut.m, s.tile_m), (cut.n, s.tile_n), (cut.k, s.tile_k)):
+        size = problem.sizes.along(axis)
+        whole *= size / (-(-size // tile) * tile)
+    answer = f"{1 - whole:.0%} of the products lie beyond the result's edges" if whole < 1 else "all tiles are whole"
+    return Answer(question="edges", answer=answer, is_good=whole > 0.875, knobs=("tile_m", "tile_n", "tile_k"))
+
+
 def _banks(problem: Problem, s: Schedule) -> Answer:
     width = s.vector * problem.dtype.bytes
     found: dict[str, int] = {}
@@ -121,14 +168,14 @@ def _registers(s: Schedule, device: Device, cost: Cost) -> Answer:
     spilled = f", {cost.spilled} spilled to local memory" if cost.spilled else ", none spilled"
     room = held_register_limit(s, device)
     answer = f"about {cost.registers} a thread{spilled}; a block of {s.threads} leaves room for {room} of data"
-    knobs = ("threads_per_row", "hold", "params", "blocks_per_sm")
+    knobs = ("thread_m", "thread_n") if s.tile_m else ("threads_per_row", "hold", "params", "blocks_per_sm")
     return Answer(question="registers", answer=answer, is_good=not cost.spilled, knobs=knobs)
 
 
 def _occupancy(s: Schedule, device: Device, cost: Cost) -> Answer:
     threads = cost.blocks_per_sm * s.threads
     answer = f"{cost.occupancy:.0%}: {threads} of {device.threads_per_sm} threads an SM, {cost.waves:.2f} waves"
-    knobs = ("threads_per_row", "rows_per_block", "persistent")
+    knobs = ("tile_m", "tile_n", "stages") if s.tile_m else ("threads_per_row", "rows_per_block", "persistent")
     return Answer(question="occupancy", answer=answer, is_good=cost.occupancy >= LOW_OCCUPANCY, knobs=knobs)
 
 
@@ -178,6 +225,7 @@ def unfused_bytes(problem: Problem) -> int:
         if kind is None:
             return 0
         count = (problem.rows if kind.by_row else 1) * (problem.cols if kind.by_col else 1)
+        count *= problem.inner if kind.by_inner else 1
         return count // groups.get(name, 1) * stored.get(name, 4)
 
     moved = 0

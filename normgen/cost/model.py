@@ -39,7 +39,10 @@ from normgen.schedule.plan import (
 from normgen.schedule.plan import shared_bytes as dynamic_shared_bytes
 from normgen.schedule.policy import overflows_l2
 from normgen.schedule.schedule import Schedule
+from normgen.schedule.tiles.plan import tile_problem_plan
+from normgen.schedule.tiles.space import busiest_products, tiles_of
 
+FMAS_PER_CLOCK = 128  # products in float32 that an SM adds
 REGISTERS_PER_SM = 65536  # of every GPU since compute capability 5.0
 L1_BYTES = 128 << 10  # of an SM, beside some shared memory
 FOUND_IN_L2 = 0.33  # of L2: what DRAM need not move where the last rows come first (134 and 235 MB, H200)
@@ -68,13 +71,17 @@ class Cost:
 
     def lines(self) -> list[str]:
         """One line for each part, for people."""
-        return [
-            f"bytes       {self.bytes:,} through memory: {self.memory_us:.2f} us",
+        of_rows = [
             f"looks       {self.looks} at every row",
             f"latency     {self.latency_us:.2f} us of row tiles one after another",
             f"issue       {self.issue_us:.2f} us of instructions",
             f"starts      {self.starts_us:.2f} us of starting blocks while another kernel ends",
             f"columns     {self.columns_us:.2f} us for sums over rows",
+        ]
+        of_tiles = [f"latency     {self.latency_us:.2f} us of the first loads", of_rows[2]]
+        return [
+            f"bytes       {self.bytes:,} through memory: {self.memory_us:.2f} us",
+            *(of_rows if self.looks else of_tiles),
             f"registers   about {self.registers} a thread" + (f", {self.spilled} spilled" if self.spilled else ""),
             f"occupancy   {self.occupancy:.0%}: {self.blocks_per_sm} blocks an SM, {self.waves:.2f} waves",
             f"hints       x {self.factor:.3f}",
@@ -339,7 +346,56 @@ def _predict_rows(
     )
 
 
-MODELS: dict[ProgramClass, Callable[..., Cost]] = {ProgramClass.ROWS: _predict_rows}
+def _predict_tiles(
+    problem: Problem,
+    s: Schedule,
+    device: Device,
+    *,
+    stages: int = 1,  # noqa: ARG001
+    hot: bool = False,
+    registers: int | None = None,
+    spill_bytes: int = 0,
+    shared_bytes: int | None = None,
+    constants: Constants | None = None,
+) -> Cost:
+    """The products of the busiest SM, or the bytes: every tensor once from memory, tiles of both sides from L2."""
+    c, plan = constants or constants_of(device), tile_problem_plan(problem, s)
+    cut, sizes = plan.cut, problem.sizes
+    blocks = tiles_of(problem, s)
+    issue = busiest_products(problem, s, device) * sizes.along(cut.k) * len(cut.sums)
+    issue /= FMAS_PER_CLOCK * device.sm_clock_ghz * 1e3
+    dram = device.dram_gb_per_s * 1e3  # bytes per µs
+    sides = blocks * (s.tile_m + s.tile_n) * sizes.along(cut.k) * problem.dtype.bytes
+    hot = hot and problem.compulsory_bytes <= device.l2_bytes
+    memory = problem.compulsory_bytes / (dram * (c.l2_over_dram if hot else 1.0)) + sides / (dram * c.l2_over_dram)
+    registers = registers or min(255, int(c.base_registers) + plan.held_registers)
+    resident = blocks_resident(s, device, registers, plan.shared_bytes if shared_bytes is None else shared_bytes)
+    latency = c.l2_latency_us if hot else c.dram_latency_us
+    us = c.launch_us + latency + (memory**c.blend + issue**c.blend) ** (1 / c.blend)
+    running = min(resident, max(1, -(-blocks // device.sm_count)))
+    return Cost(
+        us=us,
+        memory_us=memory,
+        latency_us=latency,
+        issue_us=issue,
+        starts_us=0.0,
+        columns_us=0.0,
+        tail_us=0.0,
+        factor=1.0,
+        bytes=problem.compulsory_bytes,
+        registers=registers,
+        spilled=spill_bytes // 8,
+        blocks_per_sm=running,
+        occupancy=running * s.threads / device.threads_per_sm,
+        waves=blocks / (device.sm_count * resident),
+        looks=0,
+    )
+
+
+MODELS: dict[ProgramClass, Callable[..., Cost]] = {
+    ProgramClass.ROWS: _predict_rows,
+    ProgramClass.TILES: _predict_tiles,
+}
 
 
 def predicted_us(

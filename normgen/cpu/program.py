@@ -68,6 +68,7 @@ class Program:
         *,
         rows: int,
         cols: int,
+        inner: int = 1,
         rows_per_batch: int = 0,
         batches: int | None = None,
         scalars: Mapping[str, float] | None = None,
@@ -80,8 +81,9 @@ class Program:
         """Launch every kernel in order; written arrays are written in place.
 
         tensors    elem arrays [rows, cols] (any row stride and alignment), row values [rows], col values [cols],
-                   batches [batches, cols], of `rows_per_batch` rows each; None is a null pointer, and so is a statistic
-                   that is not named
+                   batches [batches, cols], of `rows_per_batch` rows each; sides of a contraction, [rows, inner] and
+                   [inner, cols], in their tensor's order; None is a null pointer, and so is a statistic that is not
+                   named
         batches    how many there are; None: as many as the rows fill
         workspace  when not given: zeros, then NaN bytes in the part that holds anything at the first call
         seed       shuffles the order of blocks and threads; 0 keeps it
@@ -97,8 +99,12 @@ class Program:
         if workspace is None and scratch:
             workspace = np.zeros(scratch, dtype=np.uint8)
             workspace[self.module.zeroed_bytes(batches) :] = 0xFF  # not initialised on the device: NaN here
-        first_grid = self.module.kernels[0].launch.grid(rows=rows, sm_count=sm_count, batches=batches)
-        sizes = {Source.ROWS: rows, Source.COLS: cols, Source.BLOCKS: first_grid, Source.BATCHES: batches}
+        grids = [
+            kernel.launch.grid(rows=rows, cols=cols, inner=inner, sm_count=sm_count, batches=batches)
+            for kernel in self.module.kernels
+        ]
+        sizes = {Source.ROWS: rows, Source.COLS: cols, Source.INNER: inner, Source.BATCHES: batches}
+        sizes[Source.BLOCKS] = grids[0]
         sizes |= {Source.ROWS_PER_BATCH: rows_per_batch} if rows_per_batch else {}
         placed = place({**tensors, WORKSPACE: workspace})
         values = {**dict.fromkeys(tensors), **placed}
@@ -106,8 +112,7 @@ class Program:
         blocks = accesses = 0
         steps: list[Step] = []
         written: set[str] = set()
-        for number, kernel in enumerate(self.module.kernels):
-            grid = kernel.launch.grid(rows=rows, sm_count=sm_count, batches=batches)
+        for number, (kernel, grid) in enumerate(zip(self.module.kernels, grids, strict=True)):
             _check_launch(kernel, grid)
             if grid == 0:
                 continue

@@ -58,8 +58,8 @@ class LoadedKernel:
         """Whether a launch goes through cuLaunchKernelEx."""
         return self.kernel.launch.cluster > 1 or self.starts_early
 
-    def grid(self, rows: int, batches: int = 1) -> int:
-        """Blocks to launch for so many rows, of so many batches.
+    def grid(self, rows: int, batches: int = 1, *, cols: int = 1, inner: int = 1) -> int:
+        """Blocks to launch for so many rows, of so many batches; of tiles for these cols and this inner, too.
 
         Of a persistent grid no more clusters than fit the device at a time.
 
@@ -67,7 +67,7 @@ class LoadedKernel:
         hold 33 clusters of 4, and one that waits for another to end would double the time.
         """
         launch = self.kernel.launch
-        blocks = launch.grid(rows=rows, sm_count=self.sm_count, batches=batches)
+        blocks = launch.grid(rows=rows, cols=cols, inner=inner, sm_count=self.sm_count, batches=batches)
         if not launch.loops_clusters:
             return blocks
         return launch.fitting(blocks, clusters=self._resident_clusters, batches=batches)
@@ -190,6 +190,7 @@ _CELLS: dict[Source, Any] = {
     Source.PITCH: ctypes.c_longlong,
     Source.ROWS: ctypes.c_int,
     Source.COLS: ctypes.c_int,
+    Source.INNER: ctypes.c_int,
     Source.ROWS_PER_BATCH: ctypes.c_int,
     Source.BATCHES: ctypes.c_int,
     Source.INVERSE: ctypes.c_ulonglong,
@@ -210,6 +211,7 @@ class Bound:
         self._bindings = driver()
         self._cells: dict[tuple[Source, str, int], Any] = {}
         self._rows, self._rows_per_batch, self._batches = -1, 0, 1
+        self._lengths = {"cols": 1, "inner": 1}
         self._launches = [
             (kernel, self._pack(kernel.kernel.params), kernel.config() if kernel.needs_attributes else None)
             for kernel in loaded.kernels
@@ -226,6 +228,7 @@ class Bound:
         pitches: Mapping[str, int] | None = None,
         rows: int | None = None,
         cols: int | None = None,
+        inner: int | None = None,
         rows_per_batch: int | None = None,
         scalars: Mapping[str, float] | None = None,
         workspace: int | None = None,
@@ -244,10 +247,14 @@ class Bound:
             self._rows_per_batch = rows_per_batch
             self._store(Source.ROWS_PER_BATCH, "", rows_per_batch)
             self._store(Source.INVERSE, "rows_per_batch", inverse_of(rows_per_batch))
+        lengths = {name: length for name, length in (("cols", cols), ("inner", inner)) if length is not None}
+        for name, length in lengths.items():
+            self._store(Source(name), "", length)
+        self._lengths |= lengths
         if rows is not None:
             self.set_rows(rows)
-        if cols is not None:
-            self._store(Source.COLS, "", cols)
+        if lengths and self._rows >= 0:
+            self._count_blocks()
         if workspace is not None:
             for (source, _, offset), cell in self._cells.items():
                 if source is Source.WORKSPACE:
@@ -263,8 +270,12 @@ class Bound:
             self._store(Source.ROWS, "", rows)
             self._store(Source.BATCHES, "", batches)
             self._store(Source.INVERSE, "batches", inverse_of(batches))
-            self._grids = [kernel.grid(rows, batches) for kernel, _, _ in self._launches]
-            self._store(Source.BLOCKS, "", self._grids[0])
+            self._count_blocks()
+
+    def _count_blocks(self) -> None:
+        sizes = (self._rows, self._batches)
+        self._grids = [kernel.grid(*sizes, **self._lengths) for kernel, _, _ in self._launches]
+        self._store(Source.BLOCKS, "", self._grids[0])
 
     def set_tensor(self, key: str, pointer: int | None, pitch: int) -> None:
         """Set a tensor's pointer and, where a kernel takes it, its pitch: the hot path of `set`."""

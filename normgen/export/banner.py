@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from normgen.export.comments import formula_text
 from normgen.export.groups import Entry, Group
 from normgen.export.proof import text_today
+from normgen.problem.problem import Problem
 from normgen.problem.question import Direction
 from normgen.records.record import Record
 from normgen.records.verified import CPU, told
@@ -88,7 +89,7 @@ def _sums(group: Group) -> list[str]:
     sums = ", ".join(t.name for t in group.problem.tensors if t.is_row_sum)
     if not sums:
         return []
-    if group.problem.deterministic:
+    if group.problem.deterministic or group.problem.inner:
         return _wrapped(f"{sums}: summed over the rows in a fixed order, the same bits in every run", "  ")
     varying = [e for e in group.entries if not e.record.schedule.columns.is_deterministic]
     shapes = [f"{e.problem.rows} x {e.problem.cols}" for e in varying]
@@ -143,7 +144,7 @@ def _emitted_anew(entries: Sequence[Entry]) -> list[str]:
     """Which kernels of this header are not, to the byte, the ones that were tuned; older records do not say."""
     tuned = [e for e in entries if e.record.text]
     other = [e for e in tuned if text_today(e.problem, e.record.schedule) != e.record.text]
-    shapes = ", ".join(f"{e.problem.rows} x {e.problem.cols}" for e in other)
+    shapes = ", ".join(_shape(e.problem) for e in other)
     shapes = "all" if len(other) == len(entries) > 1 else shapes
     return _wrapped(f"emitted as another text than the one that was tuned: {shapes}", "note      ") if other else []
 
@@ -169,7 +170,9 @@ def _table(group: Group, general: Sequence[Schedule]) -> list[str]:
     said = ["(any other)"] if len(general) == 1 else ["(any other, rows alike)", "(any other)"]
     others = [(what, *_sizes(schedule), *"-------", "not tuned") for what, schedule in zip(said, general, strict=True)]
     absent = _absent_in_all(group.entries)
-    rows = [_HEAD, *(_row(entry, absent) for entry in group.entries), *others]
+    sizes = "rows x cols x inner" if group.problem.inner else _HEAD[0]
+    head = (sizes, *_HEAD[1:3], "tile m x n x k" if general[0].tile_m else _HEAD[3], *_HEAD[4:])
+    rows = [head, *(_row(entry, absent) for entry in group.entries), *others]
     said_columns = [column for column in zip(*rows, strict=True) if set(column[1:]) != {"-"}]
     widths = [max(map(len, column)) for column in said_columns]
     table = zip(*said_columns, strict=True)
@@ -178,8 +181,13 @@ def _table(group: Group, general: Sequence[Schedule]) -> list[str]:
 
 
 def _sizes(schedule: Schedule) -> tuple[str, ...]:
-    """The kernel, its threads a block, rows a block, and elements a thread loads at once."""
-    return (schedule.strategy, str(schedule.threads), str(schedule.rows_per_block), str(schedule.vector))
+    """The kernel, its threads a block, rows a block, or its tile, and elements a thread loads at once."""
+    tile = f"{schedule.tile_m} x {schedule.tile_n} x {schedule.tile_k}" if schedule.tile_m else ""
+    return (schedule.strategy, str(schedule.threads), tile or str(schedule.rows_per_block), str(schedule.vector))
+
+
+def _shape(problem: Problem) -> str:
+    return " x ".join(map(str, (problem.rows, problem.cols, *([problem.inner] if problem.inner else []))))
 
 
 def _absent_in_all(entries: Sequence[Entry]) -> tuple[str, ...]:
@@ -190,7 +198,7 @@ def _absent_in_all(entries: Sequence[Entry]) -> tuple[str, ...]:
 
 def _row(entry: Entry, absent: Sequence[str]) -> tuple[str, ...]:
     record, problem = entry.record, entry.problem
-    size = f"{problem.rows} x {problem.cols}"
+    size = _shape(problem)
     size += "".join(f" no {name}" for name in problem.absent if name not in absent)
     size += f" pitch {problem.pitch}" if problem.pitch != problem.cols else ""
     shape = (size, *_sizes(record.schedule))

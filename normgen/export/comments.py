@@ -7,7 +7,7 @@ from fractions import Fraction
 from itertools import count
 
 from normgen.spec.formula import Binary, Call, Cast, Expression, Name, Number, Power
-from normgen.spec.functions import CONDITIONS
+from normgen.spec.functions import CONDITIONS, DOT
 
 LONGEST_LINE = 4096
 # How tightly a printed expression holds together.
@@ -44,6 +44,8 @@ def _printed(expression: Expression) -> tuple[str, int]:
             return _number(value)
         case Cast(arg=arg, to=to):
             return f"cast({formula_text(arg)}, {to})", _ATOM
+        case Call(function=function, args=(left, right)) if function == DOT:
+            return f"{_at_least(_PRODUCT, left)} @ {_at_least(_PRODUCT + 1, right)}", _PRODUCT
         case Call(function="not", args=(arg,)):
             return f"not {_at_least(_NOT, arg)}", _NOT
         case Call(function=function, args=(left, right)) if function in CONDITIONS:

@@ -43,7 +43,7 @@ class Entry:
         The dispatch takes the first of equally near ones: a call without a statistic gets what was tuned without it.
         """
         key = self.record.problem
-        return (key.cols, key.rows, -len(self.problem.absent), -self.vector_align, key.pitch, -key.align)
+        return (key.cols, key.inner, key.rows, -len(self.problem.absent), -self.vector_align, key.pitch, -key.align)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +99,7 @@ def rebuilt(problem: Problem, *, without: Sequence[str], align: int) -> Problem:
     pitch = cols + (2 if cols % 2 else 1)
     dtypes = tuple((name, dtype) for name, dtype in asked.dtypes if name not in without)
     general = replace(asked, rows=1, cols=cols, batches=1, pitch=pitch, align=align, any_cols=True, dtypes=dtypes)
+    general = replace(general, inner=cols if asked.inner else 0)
     return problem_for(problem.spec, **replace(general, without=tuple(without), stable_parameters=False).arguments())
 
 
@@ -186,13 +187,14 @@ def _group(slot: tuple[str, int], base: Problem, entries: list[Entry], archs: tu
 
 def _check_orders(base: Problem, entries: Sequence[Entry]) -> None:
     """Raises UsageError for batch-invariant kernels of equal columns that reduce rows in different orders."""
-    orders: dict[int, set[object]] = {}
+    orders: dict[tuple[int, int], set[object]] = {}
     for entry in entries if base.batch_invariant else ():
-        orders.setdefault(entry.problem.cols, set()).add(entry.record.schedule.order)
+        orders.setdefault((entry.problem.cols, entry.problem.inner), set()).add(entry.record.schedule.order)
     several = [cols for cols, found in orders.items() if len(found) > 1]
     if several:
+        cols = several[0][0]
         rule = "the batch-invariant kernels of a header reduce rows of equal columns in one order"
-        raise UsageError(rule, received=f"several for {several[0]} columns", hint="`normgen tune --rows` keeps to one")
+        raise UsageError(rule, received=f"several for {cols} columns", hint="`normgen tune --rows` keeps to one")
 
 
 def _base(problem: Problem) -> Problem:
@@ -203,4 +205,5 @@ def _base(problem: Problem) -> Problem:
     backward = problem.direction is Direction.BACKWARD
     without = tuple(n for n in problem.absent if backward and problem.spec.tensor(n).role is Role.STATISTIC)
     plain = replace(problem.question, without=without, pitch=problem.cols, align=PLAIN_ALIGN)
-    return replace(problem_for(problem.spec, **plain.arguments()).with_rows(1), cols=1, pitch=1)
+    base = problem_for(problem.spec, **plain.arguments()).with_rows(1)
+    return replace(base, cols=1, pitch=1, inner=min(1, base.inner))

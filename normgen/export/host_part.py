@@ -25,6 +25,7 @@ LAUNCH = (
     *("threads", "rows_per_block", "dependent", "blocks"),
     *("min_blocks", "persistent", "cluster", "parts", "shared_bytes", "period", "by_batch"),
 )
+TILES = {size: f"tile_{size.value}" for size in (Source.ROWS, Source.COLS, Source.INNER)}  # behind the threads
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +80,8 @@ class HostPart:
     batches: bool  # sums for each batch of rows: grids and workspaces grow with them
     shares: str  # the argument that says how many batches there are
     divides: bool  # kernels find the batch of a row themselves
+    inner: bool  # tensors of the spec have the axis inner
+    tiles: bool  # kernels of contractions: a block for each tile of the result
 
     @property
     def called(self) -> tuple[str, ...]:
@@ -108,10 +111,10 @@ def host_part(group: Group, tuned: Sequence[Compiled], general: Sequence[Compile
     widths = tuple(_width(t) for t in problem.pitched_tensors)
     scalars = [mark(p.key) for p in general[0].main.params if p.source is Source.SCALAR]
     workspace = any(p.source is Source.WORKSPACE for c in compiled for k in c.parts.kernels for p in k.params)
-    launches_empty = any(c.main.launch.min_blocks for c in general)
+    launches_empty = any(c.main.launch.min_blocks or _sums_rows_in_tiles(c.main.launch) for c in general)
     finishes = any(len(c.parts.kernels) > 1 for c in compiled)
     shares = "heads" if problem.spec.has_heads else "rows_per_batch"
-    sizes = ("rows", "cols", *([shares] if problem.rows_per_batch else []))
+    sizes = ("rows", "cols", *(["inner"] if problem.inner else []), *([shares] if problem.rows_per_batch else []))
     tail = [*(f"int {s}" for s in sizes), *(f"float {s}" for s in scalars), *(["void* workspace"] if workspace else [])]
     declared = [_declaration(t, t.dtype.cuda_ctype) for t in passed]
     strides = [f"long long {pitch}" for pitch in pitches]
@@ -138,7 +141,7 @@ def host_part(group: Group, tuned: Sequence[Compiled], general: Sequence[Compile
         packed=(*declared, *tail, "cudaStream_t stream = nullptr"),
         bits=tuple(_bits(problem)),
         alike=tuple(_alike(problem)) if ways > 1 or any(e.record.schedule.peels for e in group.entries) else (),
-        general_said=_general_said(several, ways),
+        general_said=_general_said("cols and inner" if problem.inner else "cols", several, ways),
         general_index=_general_index(several, ways),
         invalid=(*(f"{size} < {0 if size == 'rows' else 1}" for size in sizes), *_invalid(problem, pitches, widths)),
         general_align=_general_align(problem, general),
@@ -153,7 +156,14 @@ def host_part(group: Group, tuned: Sequence[Compiled], general: Sequence[Compile
         batches=problem.sums_batches,
         shares=shares,
         divides=any(p.source is Source.INVERSE for c in compiled for p in c.main.params),
+        inner=bool(problem.inner),
+        tiles=any(c.main.launch.tiles for c in compiled),
     )
+
+
+def _sums_rows_in_tiles(launch: Launch) -> bool:
+    """Whether tiles of a result without rows are the blocks: of no rows it is all zeros, and must be written."""
+    return bool(launch.tiles) and Source.ROWS not in dict(launch.tiles)
 
 
 def _declaration(tensor: TensorUse, ctype: str) -> str:
@@ -179,7 +189,8 @@ def _shape(group: Group, entry: Entry) -> tuple[str, ...]:
     schedule, problem = entry.record.schedule, entry.problem
     alike = "true" if schedule.peels else "false"
     absent = [f"{group.absent_bits(p)}u" for p in (answered(problem, schedule), problem)]
-    return str(problem.rows), str(problem.cols), str(entry.vector_align), *absent, alike
+    sizes = (problem.rows, problem.cols, *([problem.inner] if problem.inner else []))
+    return *map(str, sizes), str(entry.vector_align), *absent, alike
 
 
 def _aligned(lines: Sequence[tuple[str, ...]]) -> list[str]:
@@ -211,10 +222,11 @@ def _closed(opened: str, words: tuple[str, ...], closed: str) -> tuple[str, ...]
 
 def launch_values(launch: Launch) -> str:
     """The initialiser of the template's struct Launch, up to its last value that is not the default."""
-    plain = Launch(threads=0)
+    tiles, plain = dict(launch.tiles), Launch(threads=0)
     values = [getattr(launch, name) for name in LAUNCH]
     while values[-1] == getattr(plain, LAUNCH[len(values) - 1]):
         values.pop()
+    values[1:1] = [tiles.get(size, 0) for size in TILES] if tiles else []
     return ", ".join(str(value).lower() for value in values)
 
 
@@ -242,8 +254,9 @@ def _invalid(problem: Problem, pitches: Iterable[str], widths: Iterable[str]) ->
     yield from (f"{mark(name)}_pitch % {WORD} != 0" for name in packed)
 
 
-def _general_said(several: bool, ways: int) -> str:
-    said = "The kernels for any cols, by the bits of `absent` that are compiled out" if several else "For any cols"
+def _general_said(sizes: str, several: bool, ways: int) -> str:
+    one = f"For any {sizes}"
+    said = f"The kernels for any {sizes}, by the bits of `absent` that are compiled out" if several else one
     two = ": of two, the first reads vectors and asks that rows start alike, the other takes any alignment"
     return said + (two if ways > 1 else "") + "."
 
@@ -272,7 +285,8 @@ def _rows(problem: Problem) -> list[TensorUse]:
 def _bits(problem: Problem) -> list[str]:
     """Terms whose common power of two is the alignment of every vector access."""
     terms = [f"k::address({mark(t.name)})" for t in problem.matrices]
-    terms += [f"k::address({mark(t.name)})" for t in problem.vector_parameters]
+    lines = [t for t in problem.passed_tensors if t.kind.within_row and not t.kind.is_matrix]  # written ones, too
+    terms += [f"k::address({mark(t.name)})" for t in (lines if problem.inner else problem.vector_parameters)]
     return terms + [f"k::pitch_bytes({mark(t.name)}_pitch, {t.dtype.bytes})" for t in problem.matrices]
 
 
@@ -414,9 +428,10 @@ def _doc(group: Group, workspace: bool) -> list[str]:
 def _choice(group: Group) -> str:
     if not group.entries:
         return "Every call takes the general kernel."
+    lengths = "Columns, inner" if group.problem.inner else "Columns"
     return (
-        "Columns and alignment must match a tuned line exactly, rows take the nearest one; anything else goes to the "
-        "general kernel."
+        f"{lengths} and alignment must match a tuned line exactly, rows take the nearest one; anything else goes to "
+        "the general kernel."
     )
 
 

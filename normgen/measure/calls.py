@@ -41,6 +41,7 @@ from normgen.verify import (
     scalar_values,
     signed_parameters,
 )
+from normgen.verify.contraction.sides import summed
 from normgen.verify.families import fitting_families
 from normgen.verify.varied.values import as_text, combinations, label_scalars, rows_modulo
 
@@ -48,10 +49,12 @@ TRIPS = 9  # of a row loop: every slot of a ring is filled three times, as rings
 # Walkers of few tiles. No power of two: a start that wraps around at 2^32 is wrong by a multiple of those.
 WALKERS = 24
 PITCH_STEP = 32  # elements: own pitches differ by whole vectors of every width, so that alignments stay as promised
+LENGTHS = (7, 8, 9, 15, 16, 17, 31, 32, 33)  # around each length of a tile along the axis that is summed
 FAR_ROWS = 17
 GUARDED = ("guarded_mean",)
 GUARDED_ELEMENTS = 1 << 16  # of a call on rows that a guard must not spare: the largest of their errors counts
 FAR = 1 << 31  # elements: more than an int counts
+PRODUCTS = 8  # that take the time of one element of rows
 MOST_ELEMENTS = 1 << 23  # of a call that needs many rows: some 3 s on the CPU executor
 DEALT_ELEMENTS = 1 << 17  # of a call that values of scalars are dealt out to: it is made in every check
 FEW_ELEMENTS = 1 << 14  # of a call with more rows than columns where no formula names rows: some 10 ms
@@ -116,7 +119,8 @@ class Call:
 
     @property
     def elements(self) -> int:
-        return self.problem.rows * self.problem.cols
+        """What it takes time in proportion to; of products the terms of all."""
+        return self.problem.rows * self.problem.cols * max(1, self.problem.inner // PRODUCTS)
 
     def tensors(self, *, seed: int) -> tuple[Inputs, Outputs]:
         """What it runs on. Raises MemoryError when there is no address space for rows so far apart."""
@@ -147,6 +151,9 @@ def calls(
     problem: Problem, module: Module, *, sm_count: int, scalars: Mapping[str, float] | None = None
 ) -> Iterator[Call]:
     """The calls besides plain ones, those that need most memory last; `scalars`: values to be checked, too."""
+    if module.kernels[0].launch.tiles:
+        yield from _calls_of_tiles(problem, module, sm_count=sm_count)
+        return
     found = scalar_values(problem)
     dealt, whole = combinations(found), max(map(len, found.values()), default=0)
     full = problem.with_rows(family_rows(problem))
@@ -270,6 +277,57 @@ def _calls(problem: Problem, module: Module, *, sm_count: int) -> Iterator[Call]
             far = {name: _pitch(problem, name, FAR_ROWS) + steps * PITCH_STEP}
             says = f"with rows of {name} beyond 2^31 elements"
             yield at(FAR_ROWS, says, pitches=far, rows_per_batch=min(1, problem.rows_per_batch))
+
+
+def _calls_of_tiles(problem: Problem, module: Module, *, sm_count: int) -> Iterator[Call]:
+    """Sizes around those of a tile, each by itself, the others ragged; then pitches, another order, and far rows.
+
+    Rows are free in every kernel, cols and inner in a general one. How long a tile is along the axis that is summed no
+    launch says: all lengths that there are get their turn.
+    """
+    tiles = {source.value: tile for source, tile in module.kernels[0].launch.tiles}
+    free = ("rows", "cols", "inner") if problem.any_cols else ("rows",)
+    ragged = {name: 2 * tiles[name] + tiles[name] // 2 + 1 if name in tiles else max(LENGTHS) + 3 for name in free}
+    families = ("normal",)
+
+    def at(
+        says: str,
+        *,
+        sizes: Mapping[str, int] | None = None,
+        order: int = 0,
+        pitches: Mapping[str, int] | None = None,
+    ) -> Call:
+        asked = ragged | dict(sizes or {})
+        rows, cols, inner = (asked.get(name, getattr(problem, name)) for name in ("rows", "cols", "inner"))
+        pitch = cols + (problem.pitch - problem.cols) % PITCH_STEP
+        shaped = replace(problem, cols=cols, inner=inner, pitch=pitch).with_rows(rows)
+        return Call(says=says, problem=shaped, sm_count=sm_count, families=families, pitches=pitches or {}, order=order)
+
+    for name in free:
+        lengths = (1, tiles[name] - 1, tiles[name], tiles[name] + 1) if name in tiles else (1, *LENGTHS)
+        for length in lengths:
+            yield at(f"at {length} {name}", sizes={name: length})
+    if (over := summed(problem)) is not None and over.is_row:
+        yield at("at 0 rows", sizes={"rows": 0})
+    if len(free) > 1:
+        equal = max(ragged.values())
+        yield at(f"at {equal} {', '.join(free)}", sizes=dict.fromkeys(free, equal))
+    own = {name: problem.pitch_of(problem.tensor(name)) for name in _pitched(module)}
+    own |= dict.fromkeys((n for n in own if problem.any_cols), max(ragged.values()))
+    own = {name: pitch + (i + 1) * PITCH_STEP for i, (name, pitch) in enumerate(own.items())}
+    if own:
+        said = ", ".join(f"{name} {pitch}" for name, pitch in own.items())
+        yield at(f"with pitches of their own ({said})", pitches=own)
+    said = f"at {ragged['rows']} rows" + (", the last tile ragged" if "rows" in tiles else "")
+    yield at(said)
+    yield at(f"{said} and threads in another order", order=1)
+    for name, pitch in own.items():
+        lines = problem.tensor(name).shape(problem.sizes._replace(**dict.fromkeys(free, FAR_ROWS)))[0]
+        if lines > 1:
+            far = pitch + -(-FAR // ((lines - 1) * PITCH_STEP)) * PITCH_STEP
+            yield at(
+                f"with lines of {name} beyond 2^31 elements", sizes=dict.fromkeys(free, FAR_ROWS), pitches={name: far}
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -119,6 +119,7 @@ class _Setting:
             pitches={**problem.pitches, **call.pitches},
             rows=problem.rows,
             cols=problem.cols,
+            inner=problem.sizes.inner,
             rows_per_batch=problem.rows_per_batch,
             scalars=self.inputs.scalars,
         )

@@ -113,6 +113,7 @@ def _run(program: Program, call: Call, seed: int, chain: int) -> Verdict | str:
         tensors,
         rows=problem.rows,
         cols=problem.cols,
+        inner=problem.sizes.inner,
         rows_per_batch=problem.rows_per_batch,
         scalars=inputs.scalars,
         seed=seed + call.order,

@@ -312,6 +312,7 @@ class GpuBench:
             pitches=self.problem.pitches,
             rows=self.problem.rows,
             cols=self.problem.cols,
+            inner=self.problem.sizes.inner,
             rows_per_batch=self.problem.rows_per_batch,
             scalars=self._scalars,
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from normgen.problem.question import Direction
 from normgen.problem.tensors import TensorUse, by_role
 from normgen.program.source import problem_for
 from normgen.spec.reader import load, parse
-from normgen.spec.spec import READ, Spec, Tensor
+from normgen.spec.spec import READ, Kind, Spec, Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +76,42 @@ def writes_of(spec: Spec, returns: Collection[str]) -> Writes:
     return Writes(outputs=outputs, plainly=(*outputs, *kept), saving=saving, saved=saved)
 
 
+def is_of_rows(kind: Kind) -> bool:
+    """Whether a tensor has a run of values for each row."""
+    return kind.by_row and kind.within_row
+
+
 _PARTS = {("rows", "cols"): slice(None), ("rows",): slice(-1), ("cols",): slice(-1, None)}
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """What the tensors of a call measure: the sizes before the last of those of rows, cols, and inner; 0 without."""
+
+    leading: tuple[Any, ...]
+    cols: Any
+    inner: Any = 0
+
+    def shape(self, axes: Sequence[str]) -> tuple[Any, ...]:
+        """That of a tensor with these axes."""
+        rest = tuple(self.inner if axis == "inner" else self.cols for axis in axes if axis != "rows")
+        return (*self.leading, *rest) if "rows" in axes else rest
+
+
+def lengths_of(tensors: Iterable[tuple[Sequence[str], Sequence[Any]]]) -> Lengths:
+    """Of (axes, shape) of each tensor of a spec with inner. Raises ValueError where two do not agree."""
+    found: dict[str, Any] = {}
+    for axes, shape in tensors:
+        named: dict[str, Any] = {}
+        last = axes
+        if "rows" in axes:
+            last, count = axes[1:], len(shape) - len(axes) + 1
+            named["rows"], shape = tuple(shape[:count]), shape[count:]
+        named |= dict(zip(last, shape, strict=True))
+        for axis, size in named.items():
+            if found.setdefault(axis, size) != size:
+                raise ValueError(f"{axis} is {found[axis]} and {size}")
+    return Lengths(found.get("rows", ()), found.get("cols", 0), found.get("inner", 0))
 
 
 class Forms:
@@ -88,9 +123,9 @@ class Forms:
     def __init__(self, spec: Spec) -> None:
         self.spec = spec
         self.reads: tuple[Tensor, ...] = tuple(by_role(spec.tensors, *READ))
-        self._first = next(i for i, t in enumerate(self.reads) if t.kind.is_elem)
-        # The part of the first input's shape that each other tensor has.
-        sized = ((i, _PARTS.get(t.kind.axes)) for i, t in enumerate(self.reads))
+        self._first = next(i for i, t in enumerate(self.reads) if is_of_rows(t.kind))
+        # The part of the first input's shape that each other tensor has, where no axis but rows and cols is there.
+        sized = () if spec.has_inner else ((i, _PARTS.get(t.kind.axes)) for i, t in enumerate(self.reads))
         self._sized = tuple((i, part) for i, part in sized if part is not None)[1:]
         self._grouped = tuple((i, t) for i, t in enumerate(self.reads) if t.group)
         self.problem = functools.cache(self._problem)
@@ -115,6 +150,9 @@ class Forms:
         """
         first = tensors[self._first]
         shape = first.shape
+        if self.spec.has_inner:
+            self.lengths(tensors)
+            return first
         if not shape or not shape[-1]:
             raise UsageError(f"'{self.spec.name}' takes [.., cols], cols >= 1", received=str(tuple(shape)))
         for group in self.spec.groups:
@@ -135,6 +173,20 @@ class Forms:
             raise UsageError(rule, received=str(tuple(tensor.shape)))
         return first
 
+    def lengths(self, tensors: Sequence[Any]) -> Lengths:
+        """Of a spec with inner. Raises UsageError unless all tensors agree, and cols and inner are 1 at least."""
+        there = [(t.axes or t.kind.axes, v) for t, v in zip(self.reads, tensors, strict=True) if v is not None]
+        try:
+            found = lengths_of((axes, tuple(v.shape)) for axes, v in there)
+        except ValueError:
+            found = Lengths((), 0, 0)
+        if not (found.cols and found.inner):
+            takes = ", ".join(f"{t.name} [{', '.join(t.axes or t.kind.axes)}]" for t in self.reads)
+            shapes = ", ".join(str(tuple(v.shape)) for _, v in there)
+            rule = f"'{self.spec.name}' takes {takes}, whose sizes agree, cols and inner at least 1"
+            raise UsageError(rule.replace("rows,", "..,"), received=shapes)
+        return found
+
     def _problem(self, form: Form) -> Uses:
         """The problem of a form. Its cols are the least: what is asked of it here holds for all."""
         optional = [t.name for t in self.spec.tensors if t.optional]
@@ -145,6 +197,7 @@ class Forms:
         problem = problem_for(
             self.spec,
             shape=(1, self.spec.whole_cols),
+            inner=1 if self.spec.has_inner else None,
             dtype=named[self.spec.inputs[0].name],
             dtypes=named,
             direction=form.direction.value,

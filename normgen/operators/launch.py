@@ -15,6 +15,7 @@ def handle(
     *,
     rows: int,
     cols: int,
+    inner: int = 0,
     dtypes: Mapping[str, str],
     present: tuple[str, ...],
     gradients: tuple[str, ...],
@@ -25,11 +26,14 @@ def handle(
 ) -> Kernel:
     """A kernel of the spec for these rows; it takes any other number of them too. `any_rows`: by a schedule of theirs.
 
+    inner  length of that axis; 0 of a gradient that reads no tensor with it
+
     Warns, and raises, as `normgen.kernel`.
     """
     return kernel(
         spec,
         shape=(max(rows, 1), cols),
+        inner=(inner or 1) if spec.has_inner else None,
         rows="any" if any_rows else None,
         dtype=dtypes[spec.inputs[0].name],
         dtypes=dtypes,

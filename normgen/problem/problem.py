@@ -145,8 +145,8 @@ class Problem:
 
     @cached_property
     def matrices(self) -> tuple[TensorUse, ...]:
-        """Of these, the tensors of rows, or of batches, of whole columns: vectors are read or written in each."""
-        return tuple(t for t in self.passed_tensors if t.kind.is_matrix and t.kind.by_col)
+        """Of these, the tensors of rows, of batches or of inner, of whole columns or inner: vectors lie in each."""
+        return tuple(t for t in self.passed_tensors if t.kind.is_matrix and (t.kind.by_col or t.kind.by_inner))
 
     @cached_property
     def pitched_tensors(self) -> tuple[TensorUse, ...]:
@@ -314,7 +314,8 @@ class Problem:
         return math.gcd(self.align, pitch * tensor.dtype.bytes, 32)
 
     def __str__(self) -> str:
-        return f"{self.spec.name} {self.direction.value} {self.rows} x {self.cols} {self.dtype.name}"
+        inner = f" inner {self.inner}" if self.inner else ""
+        return f"{self.spec.name} {self.direction.value} {self.rows} x {self.cols}{inner} {self.dtype.name}"
 
 
 def first_dtype(spec: Spec, stored: Mapping[str, str]) -> str:

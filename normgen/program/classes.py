@@ -6,26 +6,141 @@ another shape is worth, and the source of the kernels.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from enum import StrEnum
-from functools import lru_cache
+from functools import cache
+from typing import NamedTuple
 
+from normgen.errors import ProgramError
 from normgen.problem.problem import Problem
-from normgen.program.ir import RowProgram
-from normgen.program.source import written_program
+from normgen.program.ir import (
+    Load,
+    Map,
+    Random,
+    Reduce,
+    RowProgram,
+    Statement,
+    Store,
+    defined_names,
+    kind_of,
+    show_statement,
+    used_names,
+    value_kinds,
+)
+from normgen.program.rewrites.contractions import factors_leave
+from normgen.program.source import with_line, written_program
+from normgen.spec.spec import Kind, Spec
 
 
 class ProgramClass(StrEnum):
-    """rows: a team of threads owns a row, and looks at it once more than its longest chain of reductions is long."""
+    """rows: a team of threads owns a row, and looks at it once more than its longest chain of reductions is long.
+
+    tiles: a block owns a tile of what contractions give, and reads the axis that they drop once.
+    """
 
     ROWS = "rows"
+    TILES = "tiles"
 
 
-def program_class(program: RowProgram) -> ProgramClass:  # noqa: ARG001
-    """Every program that the language can say is one of rows."""
-    return ProgramClass.ROWS
+class TileAxes(NamedTuple):
+    """The axes of a program of tiles, each of them one of rows, inner and cols: values [m, n] are sums over k."""
+
+    m: Kind
+    n: Kind
+    k: Kind
 
 
-@lru_cache(maxsize=1024)
+def program_class(program: RowProgram) -> ProgramClass:
+    """Tiles of a program with a contraction, or with a value along inner; else rows.
+
+    Raises ProgramError for a program of tiles that one kernel does not compute, with the statement that does not fit.
+    """
+    if not (program.dots or any(kind.by_inner for kind in value_kinds(program).values())):
+        return ProgramClass.ROWS
+    tile_axes(factors_leave(program))
+    return ProgramClass.TILES
+
+
+def class_of_formulas(spec: Spec, program: RowProgram, present: frozenset[str]) -> ProgramClass:
+    """As `program_class`, of a program of a spec's formulas; what does not fit is refused with a formula's line."""
+    try:
+        return program_class(program)
+    except ProgramError as error:
+        raise with_line(error, spec, present) from None
+
+
+@cache
 def class_of(problem: Problem) -> ProgramClass:
-    """The class of the problem's program: no rewrite changes it."""
-    return program_class(written_program(problem))
+    """The class of the problem's program: no rewrite changes it.
+
+    Raises SpecError, or ProgramError where no formula is to blame, as `program_class` does.
+    """
+    present = frozenset(t.name for t in problem.spec.tensors) - set(problem.absent)
+    return class_of_formulas(problem.spec, written_program(problem), present)
+
+
+def tile_axes(program: RowProgram) -> TileAxes:
+    """m, n and k of a program of tiles whose factors have left the sums.
+
+    Raises ProgramError with the statement that one kernel of tiles does not compute.
+    """
+    if not program.dots:
+        rule = "values along inner are the sides of a contraction, and this program has none"
+        raise ProgramError(rule, received=program.name)
+    first = program.dots[0]
+    m, n = first.kind.single_axes
+    axes = TileAxes(m, n, first.over)
+    kinds = value_kinds(program)
+    reduced: set[str] = set()  # values that wait for a reduction: each one is over k
+    for statement in program.statements:
+        waits = bool(used_names(statement) & reduced)
+        names = (statement.value,) if isinstance(statement, Store) else defined_names(statement)
+        for rule, hint in _misfits(statement, axes, kinds, waits=waits):
+            raise ProgramError(rule, received=show_statement(statement).strip(), hint=hint, value=names[0])
+        reduced.update(names if waits or isinstance(statement, Reduce) else ())
+    return axes
+
+
+def dropped_axis(reduce: Reduce, kinds: dict[str, Kind]) -> Kind:
+    """The axis that a reduction drops; none of one that drops several, or a part of one."""
+    if reduce.is_dot or reduce.is_of_side:
+        return reduce.over
+    read = kind_of(reduce.args[0], kinds)
+    axis = read & ~reduce.kind
+    return axis if len(axis.axes) == 1 and not reduce.group and reduce.kind in read else Kind.SCALAR
+
+
+_SPLIT = "a spec of its own computes it, of what this one stores"
+_ONCE = "a value of the row may be a factor of a side, but no term of it, nor below a cast or a function"
+_SAVE = (
+    "each gradient is a problem of its own, --gradients x; a product that its formula reads again is stored and saved, "
+    'saved = ["z"]'
+)
+
+
+def _misfits(statement: Statement, axes: TileAxes, kinds: dict[str, Kind], *, waits: bool) -> Iterator[tuple[str, str]]:
+    """(Rule, way out) of what a kernel of tiles does not do with a statement."""
+    m, n, k = axes
+    match statement:
+        case Load(of=of, group=group, kind=kind) if of or group or kind.by_batch:
+            yield "a kernel of products reads whole tensors, without batches, groups or taken elements", _SPLIT
+        case Random():
+            yield "a kernel of products draws no random numbers", _SPLIT
+        case Reduce(guard=guard) if guard:
+            yield "a kernel of products spares no rows a reduction", _SPLIT
+        case Reduce(kind=kind) if statement.is_dot and kind is not m | n:
+            yield f"all contractions of a kernel sum {_of(k)} to values along {_of(m | n)}", _SAVE
+        case Reduce() if statement.is_dot and waits:
+            yield f"a kernel reads {_of(k)} once, and a side of a contraction waits for a reduction", _ONCE
+        case Reduce(kind=kind) if not statement.is_dot:
+            if waits or dropped_axis(statement, kinds) is not k or not (kind is m or kind is n):
+                rule = f"a kernel of products reduces its sides over {_of(k)}, to values along {_of(m)} or {_of(n)}"
+                yield rule, _SPLIT
+        case Map(kind=kind) if waits and kind not in m | n:
+            yield f"a kernel reads {_of(k)} once, and a value along it waits for a reduction", _ONCE
+        case Store(kind=kind) if kind not in m | n or kind is Kind.SCALAR:
+            yield f"a kernel of products stores values along {_of(m)}, {_of(n)} or both", _SPLIT
+
+
+def _of(kind: Kind) -> str:
+    return " and ".join(kind.axes)

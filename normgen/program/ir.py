@@ -9,11 +9,14 @@
     reduce t : scalar = sum_rows(s)  over all rows, of row values or of all elements: a total
     reduce w : col = sum_rows(x)     over all rows, for each column; w : batches over the rows of each batch
     reduce s : row = sum(x) unless 0 <= m, then v  rows whose m says so keep the row value v; the others are reduced
+    reduce y : elem = dot_inner(x, w)  a contraction: the sum over inner of x : left times w : matrix
+    reduce q : row = sum_inner(x)    over the inner axis of a side of a contraction
     map    y : elem = (x - mean) * rstd          any sympy expression over earlier values
     store  y                                     float32 -> stored dtype
 
-A value's kind is the join of what it reads: scalar < row < groups < elem, scalar < col < elem. `cols` (the symbol
-COLS), the scalars and the indices of row and column (`functions.ROW`, `functions.COL`) may appear in every expression.
+A value's kind is the join of what it reads: scalar < row < groups < elem, scalar < col < elem. `cols` and `inner`
+(the symbols COLS, INNER), the scalars and the indices of row and column (`functions.ROW`, `functions.COL`) may appear
+in every expression.
 sympy's Max and Min mean IEEE 754-2019 maximum and minimum: NaN if an argument is NaN (the clamp of a variance must not
 hide a NaN row). Symbols are `symbol(name)`; a name is defined once.
 """
@@ -30,11 +33,13 @@ import sympy as sp
 
 from normgen.errors import ProgramError
 from normgen.program.functions import Index
-from normgen.program.monoid import Monoid, symbol
+from normgen.program.monoid import DOT, Monoid, symbol
 from normgen.program.printing import show_expr
 from normgen.spec.spec import Kind, join
 
 COLS = sp.Symbol("cols", positive=True, integer=True)
+INNER = sp.Symbol("inner", positive=True, integer=True)
+SIZES = (COLS, INNER)  # lengths of axes, which no statement defines
 
 
 class Column(StrEnum):
@@ -97,7 +102,11 @@ class Guard:
 
 @dataclass(frozen=True)
 class Reduce:
-    """One monoid over elem arguments, or a total of row values. `names` has a value per component of the state."""
+    """One monoid over elem arguments, or a total of row values. `names` has a value per component of the state.
+
+    over  the axis that a contraction drops, or that a reduction of one of its sides drops (INNER). All others have
+          COL here, and their kind says what they drop
+    """
 
     names: tuple[str, ...]
     kind: (
@@ -107,6 +116,17 @@ class Reduce:
     args: tuple[sp.Expr, ...]
     guard: Guard | None = None
     group: int = 0  # columns of a group
+    over: Kind = Kind.COL
+
+    @property
+    def is_dot(self) -> bool:
+        """Whether it is a contraction."""
+        return self.monoid.name == DOT.name  # an equal one, where a pass has looked through its expressions
+
+    @property
+    def is_of_side(self) -> bool:
+        """Whether it reduces the inner axis of a side of a contraction."""
+        return self.over.by_inner and not self.is_dot
 
 
 @dataclass(frozen=True)
@@ -154,8 +174,13 @@ class RowProgram:
         return tuple(r for r in self.reduces if is_row_reduce(r))
 
     @property
+    def dots(self) -> tuple[Reduce, ...]:
+        """Its contractions."""
+        return tuple(r for r in self.reduces if r.is_dot)
+
+    @property
     def col_reduces(self) -> tuple[Reduce, ...]:
-        return tuple(r for r in self.reduces if r.kind.is_columns)
+        return tuple(r for r in self.reduces if r.kind.is_columns and not r.is_of_side)
 
     @property
     def totals(self) -> tuple[Reduce, ...]:
@@ -233,12 +258,12 @@ def _index_kinds(expr: sp.Expr) -> tuple[Kind, ...]:
 
 @lru_cache(maxsize=4096)  # each pass asks again, of expressions that it mostly left as they were
 def names_of(expr: sp.Expr) -> frozenset[str]:
-    """Names of the values and scalars an expression reads (never `cols`)."""
-    return frozenset(s.name for s in expr.free_symbols if s != COLS)
+    """Names of the values and scalars an expression reads (never `cols` or `inner`)."""
+    return frozenset(s.name for s in expr.free_symbols if s not in SIZES)
 
 
 def used_names(statement: Statement) -> frozenset[str]:
-    """Names of the values and scalars a statement reads (never `cols`)."""
+    """Names of the values and scalars a statement reads (never `cols` or `inner`)."""
     return frozenset().union(*map(names_of, used_exprs(statement)))
 
 
@@ -258,18 +283,26 @@ def value_kinds(program: RowProgram) -> dict[str, Kind]:
 
 
 def stage_of(program: RowProgram) -> dict[str, int]:
-    """How many dependent row reductions each value waits for: 0 for loads, s for the result of stage s."""
+    """How many dependent reductions each value waits for: 0 for loads, s for the result of stage s.
+
+    Those of rows count, contractions, and those of their sides. A sum over all rows is known behind them.
+    """
     stages: dict[str, int] = dict.fromkeys(program.scalars, 0)
     for statement in program.statements:
         need = max((stages[n] for n in used_names(statement)), default=0)
         for name in defined_names(statement):
-            stages[name] = need + is_row_reduce(statement)
+            stages[name] = need + is_stage(statement)
     return stages
 
 
 def is_row_reduce(statement: Statement) -> bool:
     """Whether it reduces the columns of each row."""
-    return isinstance(statement, Reduce) and statement.kind.is_row
+    return isinstance(statement, Reduce) and statement.kind.is_row and not statement.is_of_side
+
+
+def is_stage(statement: Statement) -> bool:
+    """Whether what reads it waits for it: a reduction of rows, a contraction, or a reduction of a side of one."""
+    return is_row_reduce(statement) or (isinstance(statement, Reduce) and (statement.is_dot or statement.is_of_side))
 
 
 def looks(program: RowProgram) -> int:
@@ -296,17 +329,18 @@ def _check_rules(program: RowProgram) -> None:
                 received = f"{name} in: {show_statement(statement)}"
                 raise ProgramError("a value must be defined before it is used", received=received)
         read = join(kind_of(e, kinds) for e in used_exprs(statement))
-        for rule in (*_broken_rules(statement, read), *_broken_guard(statement, kinds)):
+        rules = (*_broken_rules(statement, read), *_broken_sides(statement, kinds), *_broken_guard(statement, kinds))
+        for rule in rules:
             raise ProgramError(rule, received=show_statement(statement))
         for name in defined_names(statement):
-            if name in kinds or name == COLS.name:
+            if name in kinds or name in map(str, SIZES):
                 raise ProgramError("a value is defined once", received=f"{name} in: {show_statement(statement)}")
             assert not isinstance(statement, Store)
             kinds[name] = statement.kind
     sums = {name for r in (*program.col_reduces, *program.totals) for name in r.names}
     sums |= {m.name for m in program.maps if m.expr == 0}
     for store in program.stores:
-        if not store.kind.by_row and store.value not in sums:
+        if not (store.kind.by_row or store.kind.by_inner) and store.value not in sums:
             raise ProgramError("a column or scalar output is a sum over the rows, or 0", received=show_statement(store))
     stored = [s.tensor for s in program.stores]
     if len(stored) != len(set(stored)):
@@ -316,7 +350,9 @@ def _check_rules(program: RowProgram) -> None:
 def _broken_rules(statement: Statement, read: Kind) -> Iterator[str]:
     match statement:
         case Reduce(names=names, kind=kind, monoid=monoid, args=args, group=group):
-            if kind.is_elem:
+            if statement.is_dot or statement.is_of_side or kind.by_inner or read.by_inner:
+                yield from _broken_contraction(statement, read)
+            elif kind.is_elem:
                 yield "a reduction gives a scalar, a row, a col or a groups value"
             if kind.is_groups is not bool(group):
                 yield "a reduction over groups knows their columns"
@@ -325,13 +361,19 @@ def _broken_rules(statement: Statement, read: Kind) -> Iterator[str]:
             if len(names) != len(monoid.state) or len(args) != len(monoid.args):
                 wants = f"{len(monoid.args)} argument(s) and gives {len(monoid.state)} value(s)"
                 yield f"monoid '{monoid.name}' takes {wants}"
-            if not kind.by_row and monoid.name != "sum":
+            is_over_rows = not (kind.by_row or statement.is_dot or statement.is_of_side)
+            if is_over_rows and monoid.name != "sum":
                 yield "reductions over rows are sums"
             if kind is Kind.SCALAR and read.is_groups:
                 yield "a total adds values of rows or of elements"
         case Map(kind=kind):
+            if _is_product(kind) or _is_product(read):
+                yield "no value varies along rows, inner and cols: the sum of such products is a contraction"
             is_broadcast = (
-                read is Kind.SCALAR or kind.is_elem or (kind.is_groups and read.by_row and not read.within_row)
+                read is Kind.SCALAR
+                or (kind.is_elem and not read.by_inner)
+                or (kind.is_groups and read.by_row and not read.within_row)
+                or (kind.by_inner and kind.is_matrix and join([kind, read]) is kind)
             )
             if read is not kind and not is_broadcast:
                 yield f"this map's kind is {read}"
@@ -348,6 +390,29 @@ def _broken_rules(statement: Statement, read: Kind) -> Iterator[str]:
                 yield "the column of an element is a row value"
             if statement.of and not kind.is_row:
                 yield "one element of a row is a row value"
+
+
+def _broken_contraction(statement: Reduce, read: Kind) -> Iterator[str]:
+    kind, over = statement.kind, statement.over
+    if statement.guard or statement.group:
+        yield "a contraction, and a reduction of its side, has neither a guard nor groups"
+    if not statement.is_dot:
+        if read is not join([kind, Kind.INNER]) or kind.by_inner or not (statement.is_of_side and kind.axes):
+            yield "a reduction over inner gives a row of a left value, or a col of a matrix value"
+    elif not _is_product(read) or over not in read or len(over.axes) != 1 or kind is not read & ~over:
+        yield "a contraction drops one of the axes rows, inner and cols, which its sides have together"
+
+
+def _broken_sides(statement: Statement, kinds: Mapping[str, Kind]) -> Iterator[str]:
+    """Each side of a contraction has the axis that is dropped, and one of the two that stay."""
+    if isinstance(statement, Reduce) and statement.is_dot:
+        sides = [kind_of(arg, kinds) for arg in statement.args]
+        if any(statement.over not in side or _is_product(side) for side in sides):
+            yield "each side of a contraction has the axis that it drops, and one of the two others"
+
+
+def _is_product(kind: Kind) -> bool:
+    return kind.by_row and kind.by_inner and kind.by_col
 
 
 def _broken_guard(statement: Statement, kinds: Mapping[str, Kind]) -> Iterator[str]:
@@ -369,6 +434,8 @@ def show_statement(statement: Statement) -> str:
             return f"  random {name} : {kind} = random({seed}, {draw})"
         case Reduce(names=names, kind=kind, monoid=monoid, args=args, guard=guard, group=group):
             suffix = f"_{group}" if group else "" if kind.by_row else "_rows"
+            if statement.is_dot or statement.is_of_side:
+                suffix = f"_{''.join(statement.over.axes)}"
             listed = ", ".join(map(show_expr, args))
             spared = f" unless 0 <= {show_expr(guard.margin)}, then " if guard else ""
             spared += ", ".join(map(show_expr, guard.instead)) if guard else ""

@@ -21,8 +21,21 @@ from normgen.dtypes import F32
 from normgen.errors import SpecError, UsageError, did_you_mean
 from normgen.program.cleanup import without_dead_code
 from normgen.program.functions import COL, INFINITY, MEANINGS, ROW, Opaque, Stored, cast, remainder
-from normgen.program.ir import COLS, Load, Map, Random, Reduce, RowProgram, Statement, Store, check, free_name, kind_of
-from normgen.program.monoid import ARGMAX, ARGMIN, MONOIDS, SUM, Monoid, symbol
+from normgen.program.ir import (
+    COLS,
+    INNER,
+    Load,
+    Map,
+    Random,
+    Reduce,
+    RowProgram,
+    Statement,
+    Store,
+    check,
+    free_name,
+    kind_of,
+)
+from normgen.program.monoid import ARGMAX, ARGMIN, DOT, MONOIDS, SUM, Monoid, symbol
 from normgen.program.ordered import is_product, opened, product, quotient, settled
 from normgen.spec.checks import draws
 from normgen.spec.formula import (
@@ -34,13 +47,14 @@ from normgen.spec.formula import (
     Number,
     Power,
     group_of,
+    is_dot,
     names_in,
     parse_formula,
     totalled,
 )
 from normgen.spec.functions import INFINITY as INFINITY_NAME
 from normgen.spec.functions import POSITIONS, RANDOM, REDUCTIONS, TAKE
-from normgen.spec.spec import Formula, Kind, Spec, Tensor
+from normgen.spec.spec import Formula, Kind, Spec, Tensor, join
 
 _MONOIDS = {name: SUM if name == "mean" else MONOIDS[name] for name in REDUCTIONS | POSITIONS}
 
@@ -92,16 +106,18 @@ class _Lowering:
     statements: list[Statement] = field(default_factory=list)
     kinds: dict[str, Kind] = field(default_factory=dict)
     values: dict[str, sp.Expr] = field(default_factory=dict)  # what a formula's name stands for
-    shared: dict[tuple[str, sp.Expr], sp.Expr] = field(default_factory=dict)  # (operation, argument) -> value
+    shared: dict[tuple[str, *tuple[sp.Expr, ...]], sp.Expr] = field(default_factory=dict)  # (operation, arguments)
     open: list[str] = field(default_factory=list)
     owners: dict[str, str] = field(default_factory=dict)  # the formula of each value that is computed
 
     def __post_init__(self) -> None:
         self.formulas = {f.name: f for f in self.spec.formulas}
         self.taken = {t.name for t in self.spec.tensors} | {n for n, _ in self.spec.scalars} | set(self.formulas)
-        self.taken.add(COLS.name)
+        self.taken |= {COLS.name, INNER.name}
+        # What a spec with products of matrices reduces is a side of one, over inner.
+        self.over, self.length = (Kind.INNER, INNER) if self.spec.has_inner else (Kind.COL, COLS)
         self.draws = draws(self.spec)
-        self.values |= {COLS.name: COLS, INFINITY_NAME: INFINITY, ROW.name: ROW, COL.name: COL}
+        self.values |= {COLS.name: COLS, INNER.name: INNER, INFINITY_NAME: INFINITY, ROW.name: ROW, COL.name: COL}
         for name, _ in self.spec.scalars:
             self.kinds[name], self.values[name] = Kind.SCALAR, symbol(name)
         for tensor in self.spec.tensors:
@@ -177,7 +193,10 @@ class _Lowering:
         if (inner := totalled(tree)) is not None:
             return self.total(name, inner)
         if isinstance(tree, Call) and _is_reduction(tree):
-            expr = self.reduction(name, tree, wish=None if written is not None and written.by_col else name)
+            if is_dot(tree):
+                expr = self.contraction(name, tree, wish=name)
+            else:
+                expr = self.reduction(name, tree, wish=None if written is not None and written.by_col else name)
         else:
             expr = settled(self.expr(name, tree))
         if expr == symbol(name) or expr.is_number:
@@ -233,6 +252,8 @@ class _Lowering:
                 return cast(self.expr(owner, arg), Stored(to))
             case Call(function=function, args=(x, index)) if function == TAKE:
                 return self.raw(owner, _taken(x, index))
+            case Call() if is_dot(tree):
+                return self.contraction(owner, tree)
             case Call(function=function) if function == RANDOM:
                 return self.random(owner, tree)
             case Call(function=function):
@@ -298,21 +319,36 @@ class _Lowering:
         self.statements.append(Random(name, seed, number))
         return symbol(name)
 
+    def contraction(self, owner: str, call: Call, wish: str | None = None) -> sp.Expr:
+        """The symbol of a product of matrices; equal products are one."""
+        left, right = (settled(self.real(owner, self.expr(owner, arg))) for arg in call.args)
+        kinds = self.kind_of(left), self.kind_of(right)
+        over = kinds[0] & kinds[1]
+        if not all(kind.is_matrix for kind in kinds):
+            raise self.error(owner, "a side of '@' without its absent tensors has no two axes,")
+        key = (DOT.name, left, right)
+        if key not in self.shared:
+            name = wish or self.fresh(f"{owner}_{DOT.name}")
+            self.kinds[name], self.owners[name] = join(kinds) & ~over, self.open[-1]
+            self.statements.append(Reduce((name,), self.kinds[name], DOT, (left, right), over=over))
+            self.shared[key] = symbol(name)
+        return self.shared[key]
+
     def reduction(self, owner: str, call: Call, wish: str | None = None) -> sp.Expr:
         """The symbol of a row reduction's result (for `mean`: over cols); equal reductions are one."""
         arg = settled(self.real(owner, self.expr(owner, call.args[0])))
         monoid, group = _MONOIDS[call.function], group_of(call)
-        kind = self.kind_of(arg)
-        if kind.by_col and not kind.by_row:
+        kind, length = self.kind_of(arg), sp.Integer(group) if group else self.length
+        if kind.within_row and not kind.by_row:
             raise self.error(owner, f"{call.function} reduces a row, so it reads a row input")
         # A row of groups is what may be left of an elem without its absent input.
-        if not kind.by_col and not (kind.is_groups and not group):
-            return self.of_constant(owner, call.function, arg, count=sp.Integer(group) if group else COLS)
+        if not kind.within_row or (kind.is_groups and group):
+            return self.of_constant(owner, call.function, arg, count=length)
         key = (f"{monoid.name} {group}", arg)
         if key not in self.shared:
             self.shared[key] = self.reduce(self.reduction_name(owner, arg, monoid, wish), monoid, arg, group)
         total = self.shared[key]
-        return quotient(total, sp.Integer(group) if group else COLS) if call.function == "mean" else total
+        return quotient(total, length) if call.function == "mean" else total
 
     def of_constant(self, owner: str, function: str, value: sp.Expr, *, count: sp.Expr) -> sp.Expr:
         """The reduction of a value that is the same in each of `count` columns."""
@@ -340,7 +376,7 @@ class _Lowering:
             names, args = (name, self.fresh(f"{name}_value")), (arg, COL)
         self.kinds |= dict.fromkeys(names, kind)
         self.owners |= dict.fromkeys(names, self.open[-1])
-        self.statements.append(Reduce(names, kind, monoid, args, group=group))
+        self.statements.append(Reduce(names, kind, monoid, args, group=group, over=self.over))
         return symbol(name)
 
 
@@ -352,7 +388,7 @@ def _is_float32(number: sp.Expr) -> bool:
 
 def _is_reduction(tree: Expression) -> bool:
     """Is the whole formula one reduction, without a factor?"""
-    return isinstance(tree, Call) and tree.function in _MONOIDS and tree.function != "mean"
+    return isinstance(tree, Call) and (is_dot(tree) or (tree.function in _MONOIDS and tree.function != "mean"))
 
 
 def _taken(x: Expression, index: Expression) -> Expression:

@@ -190,6 +190,16 @@ def _where_top(value: sp.Expr, top: sp.Expr, position: sp.Expr) -> sp.Expr:
     return where(either(equal(value, top), unequal(value, value)), position, sp.oo)
 
 
+DOT = Monoid(
+    name="dot",
+    args=("x", "y"),
+    state=("value",),
+    identity=(sp.Integer(0),),
+    lift=Recipe((_x * symbol("y"),)),
+    combine=Recipe((_a + _b,)),
+    step=Recipe((_value + _x * symbol("y"),)),
+    doc="Σ x y over an axis that both sides have: a contraction",
+)
 WELFORD = _welford()
 ONLINE_SOFTMAX = _online_softmax()
 ARGMAX, ARGMIN = _position("argmax", _max, -sp.oo), _position("argmin", _min, sp.oo)

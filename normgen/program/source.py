@@ -12,7 +12,7 @@ from normgen.problem.problem import Problem, check_flow, make_problem
 from normgen.problem.question import Asked, Direction
 from normgen.program.functions import with_dtypes
 from normgen.program.gradient.differentiate import GradientTensor, backward_tensors, differentiate
-from normgen.program.ir import Map, Reduce, RowProgram, Statement, stage_of
+from normgen.program.ir import Map, Reduce, RowProgram, Statement, is_stage, stage_of
 from normgen.program.lower import formula_of, lower
 from normgen.spec.spec import Kind, Spec
 
@@ -85,7 +85,9 @@ def kernel_problem(problem: Problem) -> Problem:
 def _row_work(problem: Problem) -> tuple[frozenset[str], frozenset[str]]:
     """What a row's statistics are made of: the tensors read and the values reduced."""
     program = written_program(problem)
-    return frozenset(ld.name for ld in program.loads), frozenset(n for r in program.row_reduces for n in r.names)
+    return frozenset(ld.name for ld in program.loads), frozenset(
+        n for r in program.reduces if is_stage(r) for n in r.names
+    )
 
 
 @lru_cache(maxsize=1024)
@@ -108,9 +110,14 @@ def _cotangents(spec: Spec, present: Collection[str]) -> tuple[str, ...]:
     return tuple(t.name for t in spec.outputs if t.has_gradient and t.name in present)
 
 
-def _with_line(error: ProgramError, spec: Spec, present: frozenset[str]) -> ProgramError | SpecError:
-    """A refusal with the line of the formula that it is about; as it is, if no formula or the compiler is to blame."""
+def with_line(error: ProgramError, spec: Spec, present: frozenset[str]) -> ProgramError | SpecError:
+    """A refusal with the line of the formula that it is about; as it is, if no formula or the compiler is to blame.
+
+    What no formula of a product names, such as the gradient of one, is about the first product.
+    """
     formula = formula_of(spec, error.value, present=present) if error.value and error.hint else None
+    if formula is None and error.hint:
+        formula = next((f for f in spec.formulas if "@" in f.text), None)
     if formula is None:
         return error
     file = spec.file or spec.name
@@ -129,7 +136,7 @@ def _gradient_tensors(
     try:
         return backward_tensors(forward, saved, wrt=wrt, cotangents=_cotangents(spec, there), unread=unread)
     except ProgramError as error:
-        raise _with_line(error, spec, there) from None
+        raise with_line(error, spec, there) from None
 
 
 def problem_for(

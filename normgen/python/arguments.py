@@ -68,7 +68,8 @@ class Reach:
 class Expectation:
     """What the kernel needs of one tensor.
 
-    width        elements of a row: columns, or groups of them; 1 where a row has one value
+    width        elements of a row: columns, or groups of them, or inner; 1 where a row has one value
+    lines        how many of these a matrix has whatever the rows are; 0 of another tensor
     alignment    bytes every row start is a multiple of
     fixed_pitch  the only pitch the text knows, if the kernel takes none as an argument
     """
@@ -78,6 +79,7 @@ class Expectation:
     pitch: int
     alignment: int
     fixed_pitch: int | None
+    lines: int = 0
 
     def reach(self, placed: Placed) -> Reach:
         """The bytes of an array that fits."""
@@ -86,7 +88,7 @@ class Expectation:
             lines, width = self.tensor.layout.shape(placed.rows or 0, self.width)
             return Reach(rows=lines if placed.rows else 0, pitch=placed.pitch * size, width=width * size)
         if kind.is_matrix:
-            rows = placed.batches if kind.by_batch else placed.rows
+            rows = self.lines or (placed.batches if kind.by_batch else placed.rows)
             return Reach(rows=rows or 0, pitch=placed.pitch * size, width=self.width * size)
         width = self.width * size
         width *= (placed.rows or 0) if kind.by_row else (placed.batches or 0) if kind.by_batch else 1
@@ -103,7 +105,12 @@ class Expectation:
             return replace(found, rows=None, batches=found.rows)
         if self.tensor.layout is not ScaleLayout.ROW_MAJOR:
             return self._place_columns(view)
-        if self.tensor.kind.is_elem or self.tensor.kind.is_groups:
+        if self.lines:
+            if view.shape != (self.lines, self.width):
+                expected = f"[{', '.join(self.tensor.axes)}] = ({self.lines}, {self.width})"
+                raise self._wrong("shape", expected, str(view.shape))
+            return replace(self._place_elem(view), rows=None)
+        if self.tensor.kind.is_matrix:
             return self._place_elem(view)
         if self.tensor.kind.by_row:
             rows = math.prod(view.shape)
@@ -139,7 +146,7 @@ class Expectation:
                 "shape",
                 f"[.., {self._columns}] with {self._columns} = {self.width}",
                 str(shape),
-                hint="rows are free at run time; make a kernel for other cols",
+                hint=f"rows are free at run time; make a kernel for other {self.tensor.axes[-1]}",
             )
         rows = math.prod(shape[:-1])
         if rows == 0:
@@ -250,7 +257,8 @@ def expectations(problem: Problem, schedule: Schedule, module: Module) -> dict[s
             width=tensor.width(problem.sizes),
             pitch=problem.pitch_of(tensor),
             alignment=tensor_alignment(problem, schedule, tensor),
-            fixed_pitch=None if tensor.name in with_pitch else problem.pitch,
+            fixed_pitch=None if tensor.name in with_pitch else problem.pitch_of(tensor),
+            lines=problem.shape_of(tensor)[0] if tensor.kind.by_inner and tensor.kind.by_col else 0,
         )
         for tensor in problem.passed_tensors
     }

@@ -105,7 +105,7 @@ class BoundProgram:
     def __init__(self, problem: Problem, program: Program, sm_count: int) -> None:
         self._program, self._sm_count = program, sm_count
         self._tensors = {tensor.name: tensor for tensor in problem.passed_tensors}
-        self._cols, self._rows, self._workspace = problem.cols, 0, 0
+        self._cols, self._inner, self._rows, self._workspace = problem.cols, problem.sizes.inner, 0, 0
         self._rows_per_batch, self._batches = 0, 1
         self._places: dict[str, tuple[int | None, int]] = {}
         self._scalars: dict[str, float] = {}
@@ -115,11 +115,13 @@ class BoundProgram:
         self,
         *,
         cols: int | None = None,
+        inner: int | None = None,
         rows_per_batch: int | None = None,
         scalars: Mapping[str, float] | None = None,
         workspace: int | None = None,
     ) -> None:
         self._cols = self._cols if cols is None else cols
+        self._inner = self._inner if inner is None else inner
         self._rows_per_batch = self._rows_per_batch if rows_per_batch is None else rows_per_batch
         self._workspace = self._workspace if workspace is None else workspace
         self._scalars.update(scalars or {})
@@ -139,6 +141,7 @@ class BoundProgram:
             {name: self._array(self._tensors[name], *place) for name, place in self._places.items()},
             rows=self._rows,
             cols=self._cols,
+            inner=self._inner,
             rows_per_batch=self._rows_per_batch,
             batches=self._batches,
             scalars=self._scalars,
@@ -155,10 +158,10 @@ class BoundProgram:
             raise FaultError("a kernel must keep to its tensors and to the rules of the GPU", faults=run.faults)
 
     def _array(self, tensor: TensorUse, pointer: int | None, pitch: int) -> np.ndarray[Any, Any] | None:
-        """The caller's memory as the executor takes it: [rows, cols], [batches, cols], [rows] or [cols]."""
+        """The caller's memory as the executor takes it: [rows, cols], [batches, cols], [rows] or [cols], sides."""
         if not pointer:  # not given, or of no rows
             return None
-        shape = tensor.shape(Sizes(self._rows, self._cols, batches=self._batches))
+        shape = tensor.shape(Sizes(self._rows, self._cols, self._inner, self._batches))
         return _over(pointer, shape or (1,), pitch, tensor.dtype.numpy)
 
 

@@ -25,6 +25,7 @@ class Bound(Protocol):
         self,
         *,
         cols: int | None = None,
+        inner: int | None = None,
         rows_per_batch: int | None = None,
         scalars: Mapping[str, float] | None = None,
         workspace: int | None = None,

@@ -237,6 +237,8 @@ def general_schedules(problem: Problem, facts: Device) -> Iterator[tuple[Problem
         return
     loose = unaligned(problem)
     yield loose, default_schedule(loose, facts)
+    if loose.inner:  # its tiles come element by element
+        return
     plain = Schedule(vector=1, hold=Hold.RELOAD, columns=Columns.ATOMIC if problem.sums_rows else Schedule().columns)
     for threads in (256, 128, 64, 32, 16, 8, 4, 2, 1):
         beside = 1 if problem.deterministic else max(1, 128 // threads)

@@ -51,7 +51,7 @@ class Kernel:
     """One problem's kernels, loaded on one device; call it with arrays.
 
     Inputs come in the order of the spec (or by name), scalars by name. Rows may differ from the tuned
-    shape, cols may not. A layout the kernel does not cover (alignment, row pitch) goes to a general
+    shape, cols and inner may not. A layout the kernel does not cover (alignment, row pitch) goes to a general
     kernel, which `general` makes on first need.
 
     cubin   the module's machine code for that GPU, if it is compiled already
@@ -76,7 +76,7 @@ class Kernel:
         self._general: Kernel | None = None
         self._executor = executor_for(device)
         self._bound = self._executor.bind(problem, module, cubin)
-        self._bound.set(cols=problem.cols)
+        self._bound.set(cols=problem.cols, inner=problem.sizes.inner)
         self._scalars = dict(problem.spec.scalars)
         self._expected = expectations(problem, schedule, module)
         self._reads = tuple(t for t in problem.tensors if not t.is_written)
@@ -271,7 +271,7 @@ class Kernel:
             raise UsageError(
                 "an accumulating kernel adds to gradients that the caller gives", received=f"no {gradients}"
             )
-        shape = next((views[t.name].shape for t in self._reads if t.kind.is_elem), ())
+        shape = next((views[t.name].shape for t in self._reads if t.is_row_input), ())
         shared = ((t.kind, views[t.name].shape) for t in self._reads if t.kind.by_batch)
         batches = next((math.prod(sizes[:-1] if kind.within_row else sizes) for kind, sizes in shared), 1)
 

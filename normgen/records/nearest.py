@@ -264,6 +264,24 @@ def _vector_bytes(key: ProblemKey, size: int) -> int:
     return math.gcd(key.align, size * key.pitch, size * key.cols, VECTOR_BYTES)
 
 
+def _distance_of_tiles(tuned: ProblemKey, problem: Problem) -> float:
+    own = ProblemKey.of(problem)
+    sizes = ((tuned.rows, own.rows), (tuned.cols, own.cols), (tuned.inner, own.inner))
+    return sum(_octaves(there, here) for there, here in sizes)
+
+
+def _fitted_tiles(record: Record, problem: Problem, device: Device) -> Schedule | None:
+    """The same tiles, with narrower accesses where the sizes ask for these."""
+    vectors = (v for v in reversed(KNOBS["vector"].values) if v <= record.schedule.vector)
+    found = (replace(record.schedule, vector=vector) for vector in vectors)
+    return next((schedule for schedule in found if refusal(problem, schedule, device) is None), None)
+
+
+def _leaves_no_tile_idle(_: Neighbour, __: Problem, ___: Device) -> bool:
+    """The cost model knows what lies beyond the edges."""
+    return False
+
+
 class Likeness(NamedTuple):
     """How far off a record is from a problem, its schedule as it fits there, and whether that leaves lanes idle."""
 
@@ -273,5 +291,6 @@ class Likeness(NamedTuple):
 
 
 LIKENESS: dict[ProgramClass, Likeness] = {
-    ProgramClass.ROWS: Likeness(_distance_of_rows, _fitted_rows, _leaves_lanes_idle)
+    ProgramClass.ROWS: Likeness(_distance_of_rows, _fitted_rows, _leaves_lanes_idle),
+    ProgramClass.TILES: Likeness(_distance_of_tiles, _fitted_tiles, _leaves_no_tile_idle),
 }

@@ -13,6 +13,7 @@ from normgen.spec.functions import (
     ELEMENTWISE,
     PICKS,
     POSITIONS,
+    PRODUCTS,
     REDUCTIONS,
     ROUNDINGS,
     SOURCES,
@@ -33,8 +34,9 @@ def functions_part(_: Path) -> str:
     tables = (POSITIONS, PICKS, TOTALS, ELEMENTWISE, ROUNDINGS, SOURCES)
     others = [(f"`{_call(f)}`", f.words) for table in tables for f in table.values()]
     conditions = [(f"`{_condition(f)}`", f.words) for f in CONDITIONS.values()]
+    products = [(f"`{' @ '.join(f.arguments)}`", f.words) for f in PRODUCTS.values()]
     names = [(f"`{name}`", words) for name, words in CONSTANTS.items()]
-    return markdown_table(("written", "what it gives"), [*reduced, *others, *conditions, *names])
+    return markdown_table(("written", "what it gives"), [*reduced, *others, *conditions, *products, *names])
 
 
 def dtypes_part(_: Path) -> str:

@@ -38,6 +38,7 @@ from normgen.schedule.plan import WARP
 from normgen.schedule.policy import LEAST_DIVIDED, are_few, leave_room, look_once, shows_in_float32, wants_last_first
 from normgen.schedule.schedule import Schedule
 from normgen.schedule.space import is_approximate
+from normgen.schedule.tiles.default import default_of_tiles, fallbacks_of_tiles
 from normgen.schedule.ways import ways
 
 
@@ -142,5 +143,11 @@ def _fallbacks_of_rows(problem: Problem) -> tuple[Schedule, ...]:
     return peeled.varied(vector=16 // sizes.pop()), peeled
 
 
-DEFAULTS: dict[ProgramClass, Callable[[Problem, Device], Schedule]] = {ProgramClass.ROWS: _default_of_rows}
-FALLBACKS: dict[ProgramClass, Callable[[Problem], tuple[Schedule, ...]]] = {ProgramClass.ROWS: _fallbacks_of_rows}
+DEFAULTS: dict[ProgramClass, Callable[[Problem, Device], Schedule]] = {
+    ProgramClass.ROWS: _default_of_rows,
+    ProgramClass.TILES: default_of_tiles,
+}
+FALLBACKS: dict[ProgramClass, Callable[[Problem], tuple[Schedule, ...]]] = {
+    ProgramClass.ROWS: _fallbacks_of_rows,
+    ProgramClass.TILES: fallbacks_of_tiles,
+}

@@ -23,6 +23,7 @@ class Group(StrEnum):
     PLACE = "where rows wait, and how many"
     METHOD = "how statistics and sums are computed"
     FREE = "what changes nothing but the time"
+    TILE = "how a product of matrices is cut"
 
 
 class ReduceWith(StrEnum):
@@ -262,6 +263,11 @@ class Knob:
     def is_size(self) -> bool:
         """Whether every schedule has some of it: threads, rows, widths."""
         return not self.words
+
+
+def _tile(name: str, values: tuple[int, ...], meaning: str) -> Knob:
+    """A size of the tiles of a contraction; rows have none."""
+    return Knob(name=name, values=(0, *values), plain=0, group=Group.TILE, meaning=f"{meaning}; 0: rows have no tiles")
 
 
 _POWERS = (32, 64, 128, 256, 512, 1024)
@@ -615,6 +621,11 @@ TABLE: tuple[Knob, ...] = (
         meaning="statistics that the caller does not want: null pointers, or not in the kernel at all",
         words={"left_out": "no code for statistics that are not wanted"},
     ),
+    _tile("tile_m", (16, 32, 64, 128, 256), "of a contraction's result, what a block owns along the axis m"),
+    _tile("tile_n", (16, 32, 64, 128, 256), "the same along n, along which the result's elements lie side by side"),
+    _tile("tile_k", (8, 16, 32), "of k, the axis that a contraction sums, what a block reads at a time"),
+    _tile("thread_m", (1, 2, 4, 8, 16), "of tile_m, what a thread owns in registers"),
+    _tile("thread_n", (1, 2, 4, 8), "of tile_n, what a thread owns in registers"),
 )
 
 DETERMINISTIC_COLUMNS = tuple(c for c in Columns if c.is_deterministic)

@@ -51,6 +51,7 @@ from normgen.schedule.plan import (
     vectors_per_row,
 )
 from normgen.schedule.schedule import Schedule
+from normgen.schedule.tiles import rules as tile_rules
 
 _NO_COLUMNS = Schedule().columns
 Rule = Callable[[Problem, Schedule, Device], str | None]
@@ -602,7 +603,10 @@ FREE: tuple[Rule, ...] = (
 )
 
 
-RULES: dict[ProgramClass, tuple[Rule, ...]] = {ProgramClass.ROWS: (*STRUCTURAL, *FREE)}
+RULES: dict[ProgramClass, tuple[Rule, ...]] = {
+    ProgramClass.ROWS: (*STRUCTURAL, *FREE, tile_rules.of_rows),
+    ProgramClass.TILES: (*tile_rules.RULES, hints, _launch_bound),
+}
 
 
 def rules_of(problem: Problem) -> tuple[Rule, ...]:

@@ -49,13 +49,17 @@ def alignment_of(problem: Problem, s: Schedule) -> int:
     """Bytes that every row start and every column parameter must be a multiple of."""
     if s.peels:
         return problem.dtype.bytes
-    if s.copy is not Copy.DIRECT:
+    if s.copy is not Copy.DIRECT and not s.tile_m:
         return 16
     return min(16, s.vector * max(t.dtype.bytes for t in problem.tensors if not t.kind.is_spread))
 
 
 def tensor_alignment(problem: Problem, s: Schedule, tensor: TensorUse) -> int:
     """The alignment of one tensor that the text was emitted for; element by element, an element's own is enough."""
+    if s.tile_m:
+        is_wide = s.vector > 1 and tensor.kind.within_row
+        aligned = problem.row_alignment(tensor) if tensor.kind.is_matrix else problem.align
+        return aligned if is_wide else tensor.dtype.bytes
     asked_ahead = s.params is Params.PREFETCHED and tensor.is_parameter
     if (s.vector == 1 and s.copy is Copy.DIRECT and not asked_ahead) or not tensor.kind.by_col:
         return tensor.dtype.bytes
@@ -732,10 +736,15 @@ class Plan:
 
     @property
     def min_arch(self) -> int:
-        knobs = (KNOBS[n].least_arch.get(str(v), FIRST_ARCH) for n, v in self.schedule.as_dict().items())
-        casts = (c.dtype for s in self.program.statements for e in used_exprs(s) for c in e.atoms(cast))
-        dtypes = (*(t.dtype for t in self.problem.tensors), *casts)
-        return max(FIRST_ARCH, *knobs, *(int(dtype.least_arch) for dtype in dtypes))
+        return least_arch(self.problem, self.program, self.schedule)
+
+
+def least_arch(problem: Problem, program: RowProgram, schedule: Schedule) -> int:
+    """The lowest sm_NN that has what the knobs ask for, and the dtypes."""
+    knobs = (KNOBS[n].least_arch.get(str(v), FIRST_ARCH) for n, v in schedule.as_dict().items())
+    casts = (c.dtype for s in program.statements for e in used_exprs(s) for c in e.atoms(cast))
+    dtypes = (*(t.dtype for t in problem.tensors), *casts)
+    return max(FIRST_ARCH, *knobs, *(int(dtype.least_arch) for dtype in dtypes))
 
 
 def plan_of(problem: Problem, program: RowProgram, schedule: Schedule) -> Plan:

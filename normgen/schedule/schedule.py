@@ -75,6 +75,10 @@ class Schedule:
                      rows are still there, if the kernel in front wrote it in order
     statistics       nullable | left_out: a kernel of a problem without some statistics has them all the same and takes
                      null pointers for them, so that it serves callers with them too, or it leaves them out
+    tile_m, tile_n   of a contraction, the tile of its result that a block owns; 0: a kernel of rows
+    tile_k           of the axis that is summed, what a block reads at a time. hold: shared, both sides wait in shared
+                     memory; reload, each thread reads what it multiplies. stages: tiles of both sides there at a time
+    thread_m, thread_n  of the tile, what a thread owns in registers
     """
 
     threads_per_row: int = 256
@@ -102,6 +106,11 @@ class Schedule:
     division: Division = Division.IEEE
     row_order: RowOrder = RowOrder.ASCENDING
     statistics: Statistics = Statistics.NULLABLE
+    tile_m: int = 0
+    tile_n: int = 0
+    tile_k: int = 0
+    thread_m: int = 0
+    thread_n: int = 0
 
     def __post_init__(self) -> None:
         for knob in TABLE:
@@ -161,6 +170,8 @@ class Schedule:
     @property
     def threads(self) -> int:
         """Threads per block."""
+        if self.tile_m:
+            return (self.tile_m // max(1, self.thread_m)) * (self.tile_n // max(1, self.thread_n))
         return self.threads_per_row * self.rows_per_block
 
     @property
@@ -175,7 +186,11 @@ class Schedule:
 
     @property
     def strategy(self) -> str:
-        """thread_per_row, warp_per_row, block_per_row, cluster_per_row or block_per_part, as reports name it."""
+        """thread_per_row, warp_per_row, block_per_row, cluster_per_row or block_per_part, as reports name it; of a
+        contraction block_per_tile.
+        """
+        if self.tile_m:
+            return "block_per_tile"
         if self.row_cluster > 1:
             return "cluster_per_row"
         if self.parts > 1:
@@ -208,6 +223,7 @@ class Schedule:
 _OF_ORDER = (
     *("threads_per_row", "cluster", "parts", "reduce_with", "vector", "edges", "variance", "softmax", "arithmetic"),
     *("division", "hold", "keep", "copy", "unroll", "statistics", "columns"),
+    *("tile_m", "tile_n", "tile_k", "thread_m", "thread_n"),
 )
 
 

@@ -40,6 +40,7 @@ from normgen.schedule.policy import (
     searched_tile,
 )
 from normgen.schedule.schedule import Schedule
+from normgen.schedule.tiles.space import points
 
 # What a spec that says nothing searches. Knobs that are not listed keep their plain value.
 DEFAULT_KNOBS: dict[str, tuple[Any, ...]] = {k.name: k.forward for k in TABLE if k.forward}
@@ -184,8 +185,11 @@ def _space_of_rows(problem: Problem, device: Device) -> Space:
                     legal.append(schedule)
                 else:
                     _count(refusals, reason, schedule)
-    ordered = sorted(refusals.values(), key=lambda r: (-r.count, r.reason))
-    return Space(problem=problem, device=device, legal=tuple(legal), refusals=tuple(ordered))
+    return Space(problem=problem, device=device, legal=tuple(legal), refusals=_ordered(refusals))
+
+
+def _ordered(refusals: Mapping[str, Refusal]) -> tuple[Refusal, ...]:
+    return tuple(sorted(refusals.values(), key=lambda r: (-r.count, r.reason)))
 
 
 def _plain(
@@ -248,4 +252,18 @@ def _count(refusals: dict[str, Refusal], reason: str, schedule: Schedule, points
         refusals[reason] = Refusal(reason=reason, count=points, example=schedule)
 
 
-SPACES: dict[ProgramClass, Callable[[Problem, Device], Space]] = {ProgramClass.ROWS: _space_of_rows}
+def _space_of_tiles(problem: Problem, device: Device) -> Space:
+    legal: list[Schedule] = []
+    refusals: dict[str, Refusal] = {}
+    for schedule in points(problem):
+        if (reason := refusal(problem, schedule, device)) is None:
+            legal.append(schedule)
+        else:
+            _count(refusals, reason, schedule)
+    return Space(problem=problem, device=device, legal=tuple(legal), refusals=_ordered(refusals))
+
+
+SPACES: dict[ProgramClass, Callable[[Problem, Device], Space]] = {
+    ProgramClass.ROWS: _space_of_rows,
+    ProgramClass.TILES: _space_of_tiles,
+}

@@ -21,8 +21,9 @@ from normgen.spec.formula import (
     parse_formula,
     totalled,
 )
-from normgen.spec.functions import CONSTANTS, PICKS, POSITIONS, RANDOM, ROW_REDUCTIONS, TAKE
-from normgen.spec.spec import Formula, Kind, Role, Spec, join
+from normgen.spec.functions import CONSTANTS, INNER, PICKS, POSITIONS, RANDOM
+from normgen.spec.kinds import checked_kinds, is_draw
+from normgen.spec.spec import Formula, Kind, Role, Spec
 
 
 def check_spec(spec: Spec, *, scalar_lines: Mapping[str, int]) -> dict[str, Kind]:
@@ -35,14 +36,13 @@ def check_spec(spec: Spec, *, scalar_lines: Mapping[str, int]) -> dict[str, Kind
     _check_names(spec, trees)
     _check_casts(spec, trees)
     _check_groups(spec)
-    _check_inner(spec)
     _check_shares(spec)
     _check_seeds(spec, trees)
     _check_totals(spec, trees)
     order = sorted_formulas(spec, trees)
     _check_all_used(spec, trees, scalar_lines)
     _check_depth(spec, trees, order)
-    return _checked_kinds(spec, trees, order)
+    return checked_kinds(spec, dict(_all_formulas(spec)), trees, order)
 
 
 def parse_all(spec: Spec) -> dict[str, Expression]:
@@ -90,7 +90,7 @@ def _check_name_clashes(spec: Spec, scalar_lines: Mapping[str, int]) -> None:
 
 def _check_names(spec: Spec, trees: Mapping[str, Expression]) -> None:
     known = {t.name for t in spec.tensors} | {n for n, _ in spec.scalars} | {f.name for f in spec.formulas}
-    known |= CONSTANTS.keys()
+    known |= CONSTANTS.keys() - (set() if spec.has_inner else {INNER})
     for key, formula in _all_formulas(spec):
         for used in names_in(trees[key]):
             if used.name not in known:
@@ -131,14 +131,6 @@ def _check_groups(spec: Spec) -> None:
             raise SpecError(rule, file=spec.file, line=tensor.line, hint=hint)
 
 
-def _check_inner(spec: Spec) -> None:
-    """A product of matrices sums the axis; without one its values would never become rows and columns."""
-    for tensor in spec.tensors:
-        if tensor.kind.by_inner:
-            rule = f"{tensor.role} '{tensor.name}' varies along inner, which no formula sums"
-            raise SpecError(rule, file=spec.file, line=tensor.line, received=f"[{', '.join(tensor.axes)}]")
-
-
 def _check_shares(spec: Spec) -> None:
     """Rows are shared out in one way: a kernel that sums them walks the rows of one share after the other."""
     of_heads = next((t for t in spec.tensors if t.kind.by_head), None)
@@ -153,19 +145,15 @@ def _check_shares(spec: Spec) -> None:
 def draws(spec: Spec) -> dict[tuple[str, int], int]:
     """The number of each random(seed) in the spec, by its formula's (or absent tensor's) name and its column there."""
     trees = ((f.name, parse_formula(f.text, file=spec.file, line=f.line)) for _, f in _all_formulas(spec))
-    calls = [(name, node.column) for name, tree in trees for node in nodes(tree) if _is_draw(node)]
+    calls = [(name, node.column) for name, tree in trees for node in nodes(tree) if is_draw(node)]
     return {call: number for number, call in enumerate(calls)}
-
-
-def _is_draw(node: Expression) -> bool:
-    return isinstance(node, Call) and node.function == RANDOM
 
 
 def _check_seeds(spec: Spec, trees: Mapping[str, Expression]) -> None:
     """A seed's bits are no number: they stand in random(seed) alone."""
     seeds = {t.name for t in spec.seeds}
     for key, formula in _all_formulas(spec):
-        drawn = [child for node in nodes(trees[key]) if _is_draw(node) for child in children(node)]
+        drawn = [child for node in nodes(trees[key]) if is_draw(node) for child in children(node)]
         for node in (*drawn, *names_in(trees[key])):
             is_seed, is_drawn = isinstance(node, Name) and node.name in seeds, any(node is child for child in drawn)
             if is_seed is not is_drawn:
@@ -265,48 +253,3 @@ def _check_depth(spec: Spec, trees: Mapping[str, Expression], order: tuple[str, 
         if depths[key] > DEEPEST_SPEC:
             rule = f"the formulas of a spec nest at most {DEEPEST_SPEC} levels through the names in them"
             raise SpecError(rule, file=spec.file, line=formulas[key].line, received=f"{depths[key]} in '{key}'")
-
-
-def _checked_kinds(spec: Spec, trees: Mapping[str, Expression], order: tuple[str, ...]) -> dict[str, Kind]:
-    kinds = {t.name: t.kind.in_rows for t in spec.tensors if not t.role.is_written}
-    kinds |= dict.fromkeys((*(n for n, _ in spec.scalars), *CONSTANTS), Kind.SCALAR)
-    kinds |= {"row": Kind.ROW, "col": Kind.COL}
-    formulas = dict(_all_formulas(spec))
-    for key in order:
-        formula = formulas[key]
-
-        def kind_of(tree: Expression, formula: Formula = formula) -> Kind:
-            if _is_draw(tree):
-                return Kind.ELEM
-            kind = join([kinds[tree.name]] if isinstance(tree, Name) else [kind_of(c) for c in children(tree)])
-            if totalled(tree) is not None and not (kind.is_elem or kind.is_row):
-                rule = f"total adds values of rows or of elements (column {tree.column + 1}), but here of {kind}"
-                raise SpecError(rule, file=spec.file, line=formula.line, received=formula.text)
-            if not (isinstance(tree, Call) and tree.function in ROW_REDUCTIONS):
-                return kind
-            if tree.function == TAKE and kind_of(tree.args[1]).within_row:
-                rule = f"{TAKE}(x, index) has one index for each row (column {tree.column + 1})"
-                raise SpecError(rule, file=spec.file, line=formula.line, received=formula.text)
-            if group_of(tree):
-                kind = join([kind_of(tree.args[0]), Kind.SCALAR])
-            if not (kind.by_row and kind.by_col):
-                rule = f"{tree.function} reduces a row, so it reads a row input (column {tree.column + 1})"
-                raise SpecError(rule, file=spec.file, line=formula.line, received=formula.text)
-            return Kind.GROUPS if group_of(tree) else kind & ~Kind.COL
-
-        kind = kind_of(trees[key])
-        if key == formula.name:
-            kinds[key] = kind
-    for tensor in (t for t in spec.tensors if t.role.is_written and t.kind.is_row):
-        if kinds[tensor.name].within_row:
-            rule = f"{tensor.role} '{tensor.name}' has one value per row, but its formula is {kinds[tensor.name]}"
-            hint = "reduce it with sum, mean, max or absmax, or make it an output"
-            raise SpecError(rule, file=spec.file, line=formulas[tensor.name].line, hint=hint)
-    for tensor in (t for t in spec.tensors if t.role.is_written and t.kind.is_groups):
-        if not kinds[tensor.name].is_groups:
-            rule = f"{tensor.role} '{tensor.name}' has one value per group, but its formula is {kinds[tensor.name]}"
-            whole = "a value of the whole row has the role statistic; one of a group is reduced in groups"
-            hint = f"{whole}: absmax(x, {spec.group})"
-            formula = formulas[tensor.name]
-            raise SpecError(rule, file=spec.file, line=formula.line, received=formula.text, hint=hint)
-    return kinds

@@ -4,12 +4,13 @@ A formula is never evaluated as Python: `ast.parse` only reads it, and every nod
 refused with file, line and column.
 
     number  name  e + e  e - e  e * e  e / e  e % e  -e  e ** number  function(e[, e])  cast(e, dtype or tensor)
+    e @ e
     reduction(e)  reduction(e, columns of a group)  take(e, index)
     random(seed)
     e < e  e <= e  e > e  e >= e  e == e  e != e  e and e  e or e  not e
 
 Kernels compute it in this order: left to right, brackets first, products as written. The functions, and the names
-that every formula knows (`cols`, `inf`, `row`, `col`), stand in `spec/functions.py`.
+that every formula knows (`cols`, `inner`, `inf`, `row`, `col`), stand in `spec/functions.py`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from normgen.errors import SpecError, did_you_mean
-from normgen.spec.functions import CAST, COLS, FUNCTIONS, INFINITY, REDUCTIONS, TOTAL
+from normgen.spec.functions import CAST, COLS, DOT, FUNCTIONS, INFINITY, REDUCTIONS, TOTAL
 from normgen.spec.instead import AXES, instead_of_form, instead_of_function
 
 LONGEST_TEXT = 2000
@@ -73,7 +74,7 @@ class Power:
 
 @dataclass(frozen=True)
 class Call:
-    """One of FUNCTIONS or CONDITIONS."""
+    """One of FUNCTIONS, CONDITIONS or PRODUCTS."""
 
     function: str
     args: tuple[Expression, ...]
@@ -100,7 +101,7 @@ _COMPARISONS: dict[type[ast.cmpop], str] = {
     ast.Eq: "==",
     ast.NotEq: "!=",
 }
-_KNOWN_FORM = "a formula is made of numbers, names, + - * / % **, comparisons, brackets and the known functions"
+_KNOWN_FORM = "a formula is made of numbers, names, + - * / % ** @, comparisons, brackets and the known functions"
 
 
 def children(expression: Expression) -> tuple[Expression, ...]:
@@ -149,6 +150,16 @@ def totalled(expression: Expression) -> Expression | None:
     return None
 
 
+def is_dot(expression: Expression) -> bool:
+    """Whether it is `a @ b`."""
+    return isinstance(expression, Call) and expression.function == DOT
+
+
+def pointed(text: str, column: int) -> str:
+    """A formula's text as an error shows it, with a caret below a column."""
+    return f"{text}\n{' ' * (len('  received: ') + column)}^"
+
+
 def names_in(expression: Expression) -> Iterator[Name]:
     """Every name that is read, in reading order, `cols` included."""
     return (node for node in nodes(expression) if isinstance(node, Name))
@@ -191,8 +202,7 @@ class _Parser:
         return self.expression(tree.body, 0)
 
     def error(self, rule: str, column: int, *, received: str | None = None, hint: str | None = None) -> SpecError:
-        pointer = " " * (len("  received: ") + column) + "^"
-        shown = received if received is not None else f"{self.text}\n{pointer}"
+        shown = received if received is not None else pointed(self.text, column)
         where = f"{rule} (column {column + 1} of the formula)"
         return SpecError(where, file=self.file, line=self.line, received=shown, hint=hint)
 
@@ -214,6 +224,10 @@ class _Parser:
                 return _fold(Binary("-", Number(Fraction(0), at), self.expression(operand, depth + 1), at))
             case ast.BinOp(op=ast.Pow()):
                 return self.power(node, depth, at)
+            case ast.BinOp(op=ast.MatMult(), left=left, right=right):
+                operator = self.text.find("@", self.offset + (left.end_col_offset or 0))
+                sides = (self.expression(left, depth + 1), self.expression(right, depth + 1))
+                return Call(DOT, sides, max(at, operator))
             case ast.BinOp(op=op) if type(op) in _OPERATORS:
                 return self.binary(node, depth, at)
             case ast.UnaryOp(op=ast.Not(), operand=operand):

@@ -30,8 +30,8 @@ def _table(*functions: Function) -> dict[str, Function]:
 _X = ("x",)
 
 REDUCTIONS = _table(
-    Function("sum", _X, "the sum of x over the columns of a row"),
-    Function("mean", _X, "sum(x) / cols"),
+    Function("sum", _X, "the sum of x over the columns of a row; of an x [rows, inner] over inner, and so below"),
+    Function("mean", _X, "sum(x) / cols, or / inner"),
     Function("max", _X, "the largest x of a row; NaN if one is NaN"),
     Function("min", _X, "the smallest x of a row; NaN if one is NaN"),
     Function("absmax", _X, "the largest |x| of a row; NaN if one is NaN"),
@@ -106,9 +106,16 @@ CONDITIONS = _table(
     Function("not", ("a",), "whether it is 0"),
 )
 
-COLS, INFINITY = "cols", "inf"
+# A product of matrices, written `a @ b`.
+DOT = "dot"
+PRODUCTS = _table(
+    Function(DOT, ("a", "b"), "the sum of a * b over the one axis, inner or cols, that both have"),
+)
+
+COLS, INNER, INFINITY = "cols", "inner", "inf"
 CONSTANTS = {
     COLS: "the length of a row",
+    INNER: "the length of the axis that `a @ b` sums, of a spec with a tensor that has it",
     INFINITY: "infinity",
     "row": "the number of the row, from 0; `row % n` is exact for any number of rows",
     "col": "the number of the column, from 0",

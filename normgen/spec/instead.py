@@ -9,7 +9,11 @@ import ast
 
 from normgen.spec.spec import Role
 
-_NO_MATRICES = "not supported: products of matrices are no operation of rows; what stands before or behind one is"
+_MATRICES = (
+    'write x @ w, of x = { role = "input", axes = ["rows", "inner"] } '
+    'and w = { role = "parameter", axes = ["inner", "cols"] }'
+)
+_NO_BATCHED = "not supported: products of matrices in batches; a @ b is one of two matrices"
 _NO_SCANS = "not supported: scans along a row; an element is made of its own column and of values of the whole row"
 _NO_NEIGHBOURS = (
     "not supported: other columns of a row, but for take(x, index), one of each row; "
@@ -67,8 +71,9 @@ _FUNCTIONS = {
     **dict.fromkeys(("topk", "top_k", "sort", "argsort", "median", "quantile"), _NO_ORDER),
     **dict.fromkeys(("cumsum", "cumprod", "cummax", "scan", "associative_scan"), _NO_SCANS),
     **dict.fromkeys(("roll", "shift", "rotate_half", "rope", "conv", "conv1d"), _NO_NEIGHBOURS),
-    **dict.fromkeys(("matmul", "mm", "bmm", "gemm", "einsum", "linear"), _NO_MATRICES),
-    "dot": f"write sum(x * y) for rows; {_NO_MATRICES}",
+    **dict.fromkeys(("matmul", "mm", "gemm", "linear"), _MATRICES),
+    **dict.fromkeys(("bmm", "einsum", "baddbmm"), _NO_BATCHED),
+    "dot": f"write sum(x * y) for two rows; of matrices {_MATRICES}",
     **dict.fromkeys(("sum_rows", "column_sum", "colsum"), _NO_SUMS_OF_COLUMNS),
     **dict.fromkeys(("double", "float64"), "not supported: arithmetic is float32 by design"),
 }
@@ -81,11 +86,10 @@ _FORMS: dict[type[ast.AST], str] = {
     ast.FloorDiv: "write floor(a / b)",
     ast.LShift: "write x * number",
     ast.RShift: "write floor(x / number)",
-    ast.MatMult: _NO_MATRICES,
     ast.Subscript: _NO_NEIGHBOURS,
 }
 _ROLES = {
-    **dict.fromkeys(("matrix", "tile", "gemm", "matmul", "values"), _NO_MATRICES),
+    **dict.fromkeys(("matrix", "tile", "gemm", "matmul", "values"), _MATRICES),
     **dict.fromkeys(
         ("column_output", "col_output", "column_statistic", "col_statistic", "parameter_output"), _NO_SUMS_OF_COLUMNS
     ),

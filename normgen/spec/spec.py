@@ -35,8 +35,9 @@ class Kind(Flag):
 
     Rows may be shared out: a batch is a run of rows of one length, a head every n-th row of n heads. batches
     [batches, cols] and heads [heads, cols] have a value for each of these and each column; `by_batch` asks for either.
-    inner is the axis that a product of matrices sums: left [rows, inner], matrix [inner, cols].
     Columns may be shared out, too: group [cols / G], batch_groups and head_groups have a value for each group of G.
+    Products that a contraction sums have a third axis: left [rows, inner] and matrix [inner, cols] are its sides,
+    inner [inner] what either is scaled by; product [rows, inner, cols] is what they multiply to, and no value is one.
     Joining values unites their axes (what varies by column varies by group as well, what varies by row by batch), a
     reduction drops one. Code asks for an axis, not for a kind's name, so that one more axis is one more member here.
     """
@@ -56,6 +57,7 @@ class Kind(Flag):
     HEAD_GROUPS = HEAD | GROUP
     LEFT = ROW | INNER
     MATRIX = INNER | COL
+    PRODUCT = ROW | INNER | COL
 
     @property
     def by_row(self) -> bool:
@@ -68,6 +70,16 @@ class Kind(Flag):
     @property
     def by_inner(self) -> bool:
         return bool(self._value_ & Kind.INNER._value_)
+
+    @property
+    def own_axis(self) -> Kind:
+        """The axis that a reduction of a value of this kind drops: inner of one without columns, else cols."""
+        return Kind.INNER if self.by_inner and not self.by_col else Kind.COL
+
+    @property
+    def single_axes(self) -> tuple[Kind, ...]:
+        """Its axes in their order, each as a kind, of values along rows, inner and cols."""
+        return tuple(_AXES[axis] for axis in self.axes)
 
     @property
     def by_group(self) -> bool:

@@ -5,17 +5,20 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from normgen.dtypes import DTYPES
-from normgen.errors import UsageError
-from normgen.operators.forms import Form, Forms, Uses
+from normgen.errors import NormgenError, UsageError
+from normgen.operators.forms import Form, Forms, Lengths, Uses, lengths_of
 from normgen.operators.launch import band, handle
 from normgen.operators.remembered import Remembered
+from normgen.problem.problem import Problem
 from normgen.problem.question import Direction
 from normgen.problem.tensors import TensorUse
+from normgen.program.classes import class_of
 from normgen.python.handle import Kernel
 from normgen.spec.spec import Spec
 from normgen.traced.torch_formulas import TorchFunction, torch_function
@@ -54,7 +57,7 @@ class Calls(Forms):
         self._deterministic, self._stable, self._any_rows = deterministic, stable_parameters, any_rows
         self._ready: Remembered[tuple[Any, ...], Ready] = Remembered()
         self.function = functools.cache(lambda form: torch_function(self.problem(form).problem))
-        self._rows = functools.cache(lambda form: [i for i, u in enumerate(self.problem(form).reads) if u.kind.is_elem])
+        self._rows = functools.cache(lambda form: [i for i, u in enumerate(self.problem(form).reads) if u.is_row_input])
 
     def forward(self, written: tuple[str, ...], tensors: Values, scalars: tuple[float, ...], dtype: Any) -> Values:
         """The written tensors, in the problem's order. `tensors` in the order of `reads`, None for an absent one."""
@@ -63,7 +66,8 @@ class Calls(Forms):
     def prepared(self, written: tuple[str, ...], tensors: Values, dtype: Any) -> Ready:
         """What computes a forward call of tensors with these shapes and dtypes. UsageError where they do not fit."""
         first = self.checked(tensors)
-        key = (written, dtype, *self._sizes(first), *[None if t is None else t.dtype for t in tensors])
+        sizes = self._sizes(first, self.lengths(tensors) if self.spec.has_inner else None)
+        key = (written, dtype, *sizes, *[None if t is None else t.dtype for t in tensors])
         found = self._ready.get(key)
         if found is None:
             form = Form(direction=Direction.FORWARD, written=written, dtypes=self.dtypes(tensors), out=name_of(dtype))
@@ -79,13 +83,17 @@ class Calls(Forms):
         if any(tensor is None for tensor in given):
             first = next(given[i] for i in self._rows(form) if given[i] is not None)
             names = self.problem(form).reads
-            tensors = tuple(_zeros(use, first) if t is None else t for use, t in zip(names, given, strict=True))
+            lengths = self._lengths_of(names, given)
+            tensors = tuple(
+                _zeros(use, first, lengths) if t is None else t for use, t in zip(names, given, strict=True)
+            )
         return self.behind(form, tensors)(tensors, scalars)
 
     def behind(self, form: Form, tensors: Values) -> Ready:
         """What computes a backward call of these tensors, as `backward` takes them, all of them there."""
         first = tensors[self._rows(form)[0]]
-        key = (form, torch.are_deterministic_algorithms_enabled(), *self._sizes(first), *[t.dtype for t in tensors])
+        sizes = self._sizes(first, self._lengths_of(self.problem(form).reads, tensors))
+        key = (form, torch.are_deterministic_algorithms_enabled(), *sizes, *[t.dtype for t in tensors])
         found = self._ready.get(key)
         if found is None:
             found = self._ready[key] = self._made(form, first, tensors)
@@ -95,12 +103,14 @@ class Calls(Forms):
         """New tensors of the shapes and dtypes that a call of this form returns."""
         uses = self.problem(form)
         here = [given[use.name] for use in uses.reads if given.get(use.name) is not None]
-        first = next(given[u.name] for u in uses.reads if u.kind.is_elem and given.get(u.name) is not None)
+        first = next(given[u.name] for u in uses.reads if u.is_row_input and given.get(u.name) is not None)
+        lengths = self._lengths_of(uses.reads, [given.get(u.name) for u in uses.reads])
         is_double = any(t.dtype == torch.float64 for t in here)
         shared = ((u, given[u.name]) for u in uses.reads if u.kind.by_batch)
         batches = next((t.numel() // math.prod(u.kind.within(first.shape[-1], u.group)) for u, t in shared), 1)
         return tuple(
-            first.new_empty(_shape(u, first, batches), dtype=_torch_dtype(u, is_double=is_double)) for u in uses.writes
+            first.new_empty(_shape(u, first, lengths, batches), dtype=_torch_dtype(u, is_double=is_double))
+            for u in uses.writes
         )
 
     def formulas(self, form: Form, tensors: Values, scalars: tuple[float, ...]) -> Values:
@@ -131,7 +141,7 @@ class Calls(Forms):
                 for i in range(size)
             ]
             return tuple(torch.stack(found) for found in zip(*each, strict=True))
-        first, at = next(given[u.name] for u in uses.reads if u.kind.is_elem and given[u.name][0] is not None)
+        first, at = next(given[u.name] for u in uses.reads if u.is_row_input and given[u.name][0] is not None)
         assert first is not None
         rows = (first if at is None else first.select(at, 0)).shape[:-1]
         found = kernel({use.name: _of_all(use, *given[use.name], size) for use in uses.reads})
@@ -146,19 +156,30 @@ class Calls(Forms):
     def dtypes(self, tensors: Values) -> tuple[str, ...]:
         return tuple("" if t is None else name_of(t.dtype) for t in tensors)
 
-    def _sizes(self, first: Value) -> tuple[int, int, int]:
-        """Device, columns, and the rows: those that share a handle, or whether there are any."""
-        cols = first.shape[-1]
-        rows = first.numel() // cols
-        return first.get_device(), cols, (rows > 0 if self._any_rows else band(rows))
+    def _lengths_of(self, uses: Sequence[TensorUse], tensors: Sequence[Value | None]) -> Lengths | None:
+        """Of tensors that are known to agree; None where the first tensor of rows says all."""
+        if not self.spec.has_inner:
+            return None
+        return lengths_of((u.axes, tuple(t.shape)) for u, t in zip(uses, tensors, strict=True) if t is not None)
+
+    def _sizes(self, first: Value, lengths: Lengths | None) -> tuple[int, ...]:
+        """Device, columns, and the rows: those that share a handle, or whether there are any; inner where it is."""
+        cols, rows, *inner = _whole(first, lengths)
+        return first.get_device(), cols, (rows > 0 if self._any_rows else band(rows)), *inner
 
     def _made(self, form: Form, first: Value, tensors: Sequence[Value]) -> Ready:
         uses = self.problem(form)
         here = [t for t in tensors if t is not None]
+        is_kernel = bool(first.numel()) and takes_a_kernel(first, here)
+        if is_kernel and self.spec.has_inner and form.direction is Direction.BACKWARD:
+            groups = self._kernels_of(form)
+            if len(groups) > 1:
+                return self._apart(groups, uses, tensors)
+            is_kernel = _has_kernel(uses.problem)
         devices = {t.device for t in here}
         if len(devices) > 1:
             raise UsageError("the tensors of a call are on one device", received=", ".join(sorted(map(str, devices))))
-        cols, rows = first.shape[-1], first.numel() // first.shape[-1]
+        cols, rows, *inner = _whole(first, self._lengths_of(uses.reads, here))
         chosen = self._deterministic
         made: Kernel | TorchFunction = (
             handle(
@@ -166,6 +187,7 @@ class Calls(Forms):
                 form.direction,
                 rows=rows,
                 cols=cols,
+                inner=sum(inner),
                 dtypes=uses.dtypes,
                 present=uses.present,
                 gradients=form.gradients,
@@ -174,10 +196,26 @@ class Calls(Forms):
                 device=first.get_device(),
                 any_rows=self._any_rows,
             )
-            if rows and takes_a_kernel(first, here)
+            if rows and is_kernel
             else self.function(form)
         )
         return Ready(made, uses, tuple(name for name, _ in self.spec.scalars), tensors)
+
+    def _kernels_of(self, form: Form) -> list[Form]:
+        """The forms that a backward pass of products is made of: one for each kernel's gradient, one for the rest."""
+        alone = [replace(form, gradients=(use.of,)) for use in self.problem(form).writes]
+        made = [one for one in alone if _has_kernel(self.problem(one).problem)]
+        rest = tuple(one.gradients[0] for one in alone if one not in made)
+        return [*made, *([replace(form, gradients=rest)] if rest else [])]
+
+    def _apart(self, groups: Sequence[Form], uses: Uses, tensors: Sequence[Value]) -> Apart:
+        given = dict(zip((use.name for use in uses.reads), tensors, strict=True))
+        parts = []
+        for form in groups:
+            reads = [use.name for use in self.problem(form).reads]
+            found = self._made(form, given[reads[self._rows(form)[0]]], [given[name] for name in reads])
+            parts.append((found, [list(given).index(name) for name in reads]))
+        return Apart(parts, [use.name for use in uses.writes])
 
 
 class Ready:
@@ -244,6 +282,31 @@ class Ready:
         return named
 
 
+class Apart(Ready):
+    """Gradients of a product's sides, each by a kernel of its own.
+
+    parts  what computes some of the results, and the places of what it takes
+    """
+
+    def __init__(self, parts: Sequence[tuple[Ready, Sequence[int]]], writes: list[str]) -> None:
+        self._parts, self.writes, self._repeated = parts, writes, None
+
+    def __call__(self, tensors: Sequence[Value | None], scalars: tuple[float, ...]) -> Values:
+        found: dict[str, Value] = {}
+        for part, places in self._parts:
+            found |= dict(zip(part.writes, part([tensors[place] for place in places], scalars), strict=True))
+        return tuple(found[name] for name in self.writes)
+
+
+def _has_kernel(problem: Problem) -> bool:
+    """Whether its program is of a class that one kernel computes."""
+    try:
+        class_of(problem)
+    except NormgenError:
+        return False
+    return True
+
+
 def as_wide(tensors: Values, dtype: Any) -> Values:
     """The tensors of a call whose result is to have `dtype`, if any, converted where they or it are float64.
 
@@ -284,7 +347,16 @@ def _of_all(use: TensorUse, tensor: Value | None, dim: int | None, size: int) ->
     return every.reshape(-1, *last)
 
 
-def _shape(use: TensorUse, first: Value, batches: Any = 1) -> Any:
+def _whole(first: Value, lengths: Lengths | None) -> tuple[int, ...]:
+    """Columns, rows, and inner where it is there."""
+    if lengths is None:
+        return first.shape[-1], first.numel() // first.shape[-1]
+    return lengths.cols, math.prod(lengths.leading), lengths.inner
+
+
+def _shape(use: TensorUse, first: Value, lengths: Lengths | None, batches: Any = 1) -> Any:
+    if lengths is not None:
+        return lengths.shape(use.axes)
     shape = first.shape
     if use.kind.is_elem:
         return shape
@@ -296,6 +368,6 @@ def _torch_dtype(use: TensorUse, *, is_double: bool) -> Any:
     return torch.float64 if is_double and use.dtype.name == "f32" else getattr(torch, use.dtype.torch)
 
 
-def _zeros(use: TensorUse, first: Value) -> Value:
+def _zeros(use: TensorUse, first: Value, lengths: Lengths | None) -> Value:
     is_double = first.dtype == torch.float64
-    return first.new_zeros(_shape(use, first), dtype=_torch_dtype(use, is_double=is_double))
+    return first.new_zeros(_shape(use, first, lengths), dtype=_torch_dtype(use, is_double=is_double))

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from normgen.operators.forms import is_of_rows
 from normgen.operators.remembered import Remembered
 from normgen.torch.calls import Ready, Value, Values, as_wide
 from normgen.torch.library import Kept, Operators, no_second
@@ -85,7 +86,7 @@ class Eager:
         self, operators: Operators, places: tuple[tuple[int, ...], tuple[int, ...]], *, in_float32: bool
     ) -> None:
         self.operators, self._places, self._in_float32 = operators, places, in_float32
-        self._first = next(i for i, t in enumerate(operators.calls.reads) if t.kind.is_elem)
+        self._first = next(i for i, t in enumerate(operators.calls.reads) if is_of_rows(t.kind))
         self._likely: Remembered[Any, Step] = Remembered()
         self._steps: Remembered[Any, Step] = Remembered()
 

@@ -14,7 +14,7 @@ import torch
 from torch._decomp import register_decomposition
 
 from normgen.errors import UsageError
-from normgen.operators.forms import Form, writes_of
+from normgen.operators.forms import Form, is_of_rows, writes_of
 from normgen.operators.remembered import Remembered
 from normgen.problem.question import Direction
 from normgen.spec.reader import is_built_in
@@ -62,7 +62,7 @@ class Operators:
     def __init__(self, calls: Calls, returns: Collection[str], base: str) -> None:
         spec = calls.spec
         self.calls, self._base = calls, base
-        self._elems = tuple(i for i, t in enumerate(calls.reads) if t.kind.is_elem)
+        self._elems = tuple(i for i, t in enumerate(calls.reads) if is_of_rows(t.kind))
         writes = writes_of(spec, returns)
         self.outputs, self.plainly, self.written, self.saved = (
             writes.outputs,
@@ -197,7 +197,7 @@ class Operators:
 
     def _forward(self, name: str, written: tuple[str, ...]) -> Any:
         likely: Remembered[Any, Ready] = Remembered()
-        first = next(i for i, t in enumerate(self.calls.reads) if t.kind.is_elem)
+        first = self._elems[0]
         count = len(self._takes)
 
         def run(*args: Any) -> Any:

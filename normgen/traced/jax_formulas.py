@@ -18,6 +18,7 @@ from normgen.program.ir import Random
 from normgen.program.source import written_program
 from normgen.spec.spec import Kind
 from normgen.traced.tape import Replay, replayed
+from normgen.verify.contraction.product import WITH_INNER, product, summed_axis
 
 Array = Any
 Arrays = Mapping[str, Array]
@@ -96,6 +97,8 @@ class JaxArithmetic:
 
     def reduce(self, name: str, arg: Array, group: int = 0) -> Array:
         """Over the row; over groups of its columns, each of which then has its group's value."""
+        if arg.ndim == WITH_INNER:
+            return _reduced(name, jnp.moveaxis(arg, 0, -1))[..., 0]
         row = jnp.broadcast_to(arg, (*arg.shape[:-1], self.cols) if arg.ndim else (1, self.cols))
         if group:
             groups = row.reshape(row.shape[0], -1, group)
@@ -108,6 +111,11 @@ class JaxArithmetic:
         if row is not None:
             every = jnp.broadcast_to(arg, (row.shape[0], arg.shape[-1] if arg.ndim else 1))
         return every.sum(0, keepdims=True)
+
+    def dot(self, a: Array, b: Array, over: Kind | None = None) -> Array:
+        """Σ a b over an axis, in float32 on every device: none takes it for fewer bits."""
+        with jax.default_matmul_precision("highest"):
+            return product(a, b, over or summed_axis(a, b))
 
     def stored(self, value: Array, dtype: DType) -> Array:
         """As a kernel of ours stores it: rounded as the dtype rounds, and saturated where it saturates."""

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from normgen.dtypes import DType
 from normgen.problem.problem import Problem
 from normgen.program.source import written_program
+from normgen.spec.spec import Kind
 from normgen.verify.interpret import Arithmetic
 from normgen.verify.program_walk import ProgramWalk
 
@@ -90,6 +91,9 @@ class Tape:
             return self.noted(lambda do, v: do.sum_rows(v[arg]), arg)
         return self.noted(lambda do, v: do.sum_rows(v[arg], v[row]), arg, row)
 
+    def dot(self, a: int, b: int, over: Kind | None = None) -> int:
+        return self.noted(lambda do, v: do.dot(v[a], v[b], over), a, b)
+
 
 def _nothing(_do: Any, _values: list[Any]) -> None:
     return None
@@ -123,7 +127,8 @@ def replayed(problem: Problem) -> Replay:
     reads = (t.name for t in problem.tensors if not t.is_written)
     program = written_program(problem)
     drawn = (f"random {random.draw}" for random in program.randoms)
-    names = (*reads, *(name for name, _ in problem.spec.scalars), "cols", "row", "col", *drawn)
+    sizes = ("cols", *(["inner"] if problem.inner else []))
+    names = (*reads, *(name for name, _ in problem.spec.scalars), *sizes, "row", "col", *drawn)
     tape = Tape(len(names), cols=names.index("cols"))
     walk = ProgramWalk(tape, program, {name: place for place, name in enumerate(names)})
     places = tuple(

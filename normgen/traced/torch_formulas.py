@@ -6,7 +6,8 @@ Run eagerly it is one kernel an operation: for tensors that none of our kernels 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,7 @@ from normgen.program.ir import Random
 from normgen.program.source import written_program
 from normgen.spec.spec import Kind
 from normgen.traced.tape import Replay, replayed
+from normgen.verify.contraction.product import WITH_INNER, leading, product, summed_axis
 
 Tensor = Any
 Tensors = Mapping[str, Tensor]
@@ -96,6 +98,8 @@ class TorchArithmetic:
     def reduce(self, name: str, arg: Tensor, group: int = 0) -> Tensor:
         """Over the row; over groups of its columns, each of which then has its group's value."""
         arg = self.real(arg) if name == "mean" else arg
+        if arg.ndim == WITH_INNER:
+            return _reduced(name, arg.movedim(0, -1)).squeeze(-1)
         row = arg.expand(*arg.shape[:-1], self.cols) if arg.ndim else arg.expand(1, self.cols)
         if group:
             groups = row.reshape(row.shape[0], -1, group)
@@ -106,6 +110,11 @@ class TorchArithmetic:
         """Over all rows; `row` has their numbers, [rows, 1]: a value of no row is summed as often."""
         every = arg if row is None else arg.expand(row.shape[0], arg.shape[-1] if arg.ndim else 1)
         return every.sum(0, keepdim=True)
+
+    def dot(self, a: Tensor, b: Tensor, over: Kind | None = None) -> Tensor:
+        """Σ a b over an axis, in float32 whatever the caller lets other products be rounded to."""
+        with _in_ieee(a):
+            return product(a, b, over or summed_axis(a, b))
 
     def stored(self, value: Tensor, dtype: DType) -> Tensor:
         """As a kernel of ours stores it: rounded as the dtype rounds, and saturated where it saturates."""
@@ -120,6 +129,21 @@ class TorchArithmetic:
             value = value.nan_to_num(nan=0.0) if dtype.is_integer else value
             value = value.clamp(dtype.least, dtype.largest)
         return value.to(getattr(torch, dtype.torch))
+
+
+@contextmanager
+def _in_ieee(a: Tensor) -> Iterator[None]:
+    """No TF32 in products on a GPU. What torch.compile traces is as its caller sets it."""
+    if not a.is_cuda or torch.compiler.is_compiling():
+        yield
+        return
+    settings = torch.backends.cuda.matmul
+    before = settings.fp32_precision
+    settings.fp32_precision = "ieee"
+    try:
+        yield
+    finally:
+        settings.fp32_precision = before
 
 
 def _reduced(name: str, x: Tensor) -> Tensor:
@@ -157,15 +181,18 @@ class TorchFunction:
         scalars         other values than the spec's
         rows_per_batch  0: the batches have equally many rows
         """
-        first = next(tensors[t.name] for t in self.reads if t.kind.is_elem)
-        shape, cols = first.shape, first.shape[-1]
-        rows = first.numel() // cols
+        first = next(tensors[t.name] for t in self.reads if t.is_row_input)
+        cols, inner = _lengths(self.reads, tensors, first)
+        shape = (*first.shape[:-1], cols)
+        rows = first.numel() // first.shape[-1]
         is_double = any(tensors[t.name].dtype == torch.float64 for t in self.reads)
         dtype = torch.float64 if is_double else torch.float32
         do = TorchArithmetic(cols=cols, device=first.device, dtype=dtype, is_exact=self.is_exact)
         given = {t.name: _read(t, tensors[t.name], do, rows, rows_per_batch) for t in self.reads}
         given |= {name: do.constant(value) for name, value in {**dict(self.scalars), **(scalars or {})}.items()}
         given["cols"] = do.constant(torch.sym_float(cols))
+        if "inner" in self.replay.names:
+            given["inner"] = do.constant(torch.sym_float(inner))
         for random in self.randoms:
             drawn = uniform(tensors[random.seed], rows, cols, random.draw)
             given[f"random {random.draw}"] = drawn.to(do.dtype)
@@ -177,13 +204,18 @@ class TorchFunction:
         shared = (t for t in self.reads if t.kind.by_batch)
         batches = next((tensors[t.name].numel() // math.prod(t.kind.within(cols, t.group)) for t in shared), 1)
         each = rows_per_batch or (rows // batches if batches else rows)
-        return {t.name: self._written(t, values[t.name], do, shape, (each, batches)) for t in self.writes}
+        return {t.name: self._written(t, values[t.name], do, (*shape, inner), (each, batches)) for t in self.writes}
 
     def _written(
         self, use: TensorUse, value: Tensor, do: TorchArithmetic, shape: Any, shares: tuple[int, int]
     ) -> Tensor:
+        *shape, inner = shape
         rows, (each, batches) = math.prod(shape[:-1]), shares
-        if use.kind.by_batch:  # what each row adds; the last batch may be shorter
+        if use.kind.by_inner:
+            value = value.expand(inner, rows if use.kind.by_row else 1, do.cols if use.kind.by_col else 1)
+            value = _as_it_lies(value, use.axes)
+            value = value.reshape(*shape[:-1], inner) if use.kind.by_row else value
+        elif use.kind.by_batch:  # what each row adds; the last batch may be shorter
             value = value.expand(rows, do.cols)
             if use.kind.by_head:
                 value = value.reshape(-1, batches, do.cols).sum(0)
@@ -240,10 +272,30 @@ def uniform(seed: Tensor, rows: Any, cols: Any, draw: int) -> Tensor:
     return (found >> 8).float() * 2.0**-24
 
 
+def _lengths(reads: Sequence[TensorUse], tensors: Tensors, first: Tensor) -> tuple[Any, Any]:
+    """How long cols is, and inner; 0 where there is no such axis."""
+    if not any(use.kind.by_inner for use in reads):
+        return first.shape[-1], 0
+    found: dict[str, Any] = {}
+    for use in reads:
+        axes = [axis for axis in use.axes if axis in ("cols", "inner")]
+        found |= dict(zip(axes, tensors[use.name].shape[-len(axes) :], strict=True)) if axes else {}
+    return found["cols"], found["inner"]
+
+
+def _as_it_lies(value: Tensor, axes: Sequence[str]) -> Tensor:
+    """[inner, rows or 1, cols or 1] as a tensor with these axes, in this order."""
+    places = {"inner": 0, "rows": 1, "cols": 2}
+    rest = [place for axis, place in places.items() if axis not in axes]
+    return value.permute(*[places[axis] for axis in axes], *rest).reshape([value.shape[places[axis]] for axis in axes])
+
+
 def _read(use: TensorUse, tensor: Tensor, do: TorchArithmetic, rows: int, rows_per_batch: int) -> Tensor:
     """In the shape of its kind; whole numbers stay whole, so that labels are compared exactly."""
     value = tensor if use.dtype.is_integer else tensor.to(do.dtype)
     value = value.repeat_interleave(use.group, -1) if use.kind.is_spread else value
+    if use.kind.by_inner:
+        return leading(value.reshape(rows, value.shape[-1]) if use.kind.by_row else value, use.axes)
     if use.kind.is_elem:
         return value.reshape(rows, do.cols)
     if use.kind.by_batch:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,8 @@ from normgen.errors import UsageError
 from normgen.problem.problem import Problem
 from normgen.problem.tensors import TensorUse
 from normgen.verify.bounded import NOTHING, Bounded, allowed, half_spacing, outside, whole, within_cells
+from normgen.verify.contraction.product import leading
+from normgen.verify.contraction.sides import by_inner, drifting, in_order, line_count, summed
 from normgen.verify.error_model import ColumnSum, Float32Error
 from normgen.verify.interpret import Array, constants, drawn, seeds_of
 from normgen.verify.program_walk import Walk
@@ -25,6 +27,7 @@ from normgen.verify.varied.values import is_covered
 from normgen.verify.verdict import BadElement, TensorVerdict, Verdict
 
 BLOCK_ELEMENTS = 1 << 16  # 0.5 MB a float64 temporary: a block's temporaries stay in the L2 cache
+PRODUCT_LINES = 256
 COLUMNS = "columns"  # the family that column outputs are reported under: they sum over all rows
 
 
@@ -107,7 +110,7 @@ def prepare(
     """
     if problem.accumulate and not start:
         raise UsageError("accumulated gradients are checked with the Outputs of make_outputs", received="no start")
-    picked = np.arange(problem.rows) if rows is None else rows
+    picked = np.arange(line_count(problem)) if rows is None else rows
     model = _model(problem, inputs, start or {}, chain, formulas)
     parts = tuple(_parts(model, picked, _written(problem), repeated_to=repeated_to))
     return Expectation(problem=problem, inputs=inputs, rows=picked, parts=parts)
@@ -115,7 +118,7 @@ def prepare(
 
 def column_parts(problem: Problem, inputs: Inputs) -> dict[str, ColumnSum]:
     """What the sums over rows of the column outputs hold, with what bounds them."""
-    tensors = [t for t in _written(problem) if not t.kind.by_row]
+    tensors = [t for t in _written(problem) if not _has_lines(t)]
     with np.errstate(all="ignore"):
         return _model(problem, inputs, {}, None, None).column_sums(tensors, problem.rows)[0]
 
@@ -128,6 +131,11 @@ def row_parts(problem: Problem, inputs: Inputs, rows: NDArray[np.intp]) -> list[
 
 def _written(problem: Problem) -> list[TensorUse]:
     return [t for t in problem.tensors if t.is_written]
+
+
+def _has_lines(tensor: TensorUse) -> bool:
+    """Whether it is looked at line by line: of rows, or of inner. All others are sums over rows."""
+    return tensor.kind.by_row or tensor.kind.by_inner
 
 
 def _array(arrays: Mapping[str, Any], tensor: TensorUse) -> Any:
@@ -150,7 +158,7 @@ def _model(
         inputs=inputs,
         start=start,
         open_walk=walk_opener(problem, inputs.buffers, formulas),
-        arithmetic=Float32Error(cols=problem.cols, chain=chain, is_plain=is_plain),
+        arithmetic=Float32Error(cols=problem.cols, chain=None if problem.inner else chain, is_plain=is_plain),
     )
 
 
@@ -159,12 +167,12 @@ def _parts(
 ) -> Iterator[Part]:
     """The expected values of the written tensors, a block of rows at a time, column outputs last."""
     with np.errstate(all="ignore"):
-        by_row = [t for t in written if t.kind.by_row]
-        for block in _blocks(picked, model.problem.cols):
-            for tensor, want, bound in model.rows(block, by_row):
+        by_line = [t for t in written if _has_lines(t)]
+        for block in _blocks(picked, model.problem):
+            for tensor, want, bound in model.rows(block, by_line):
                 yield Part(tensor=tensor, rows=block, want=want, bound=bound)
         total = model.problem.rows if repeated_to is None else repeated_to
-        for tensor, want, bound in model.columns([t for t in written if not t.kind.by_row], total):
+        for tensor, want, bound in model.columns([t for t in written if not _has_lines(t)], total):
             if len(want):  # of no rows there may be no batches
                 yield Part(tensor=tensor, rows=-1 - np.arange(len(want)), want=want, bound=bound)
 
@@ -181,13 +189,13 @@ def _judged(
     arrays = outputs.arrays if isinstance(outputs, Outputs) else outputs
     names, codes = inputs.coded_families
     written = [t for t in _written(problem) if _array(arrays, t) is not None]
-    results = {t.name: t.layout.by_row(np.asarray(_array(arrays, t))) for t in written}
+    results = {t.name: _by_line(np.asarray(_array(arrays, t)), t) for t in written}
     tallies = {t.name: _Tally(problem=problem, tensor=t, names=names, codes=codes) for t in written}
     with np.errstate(all="ignore"):
         for part in parts:
             if part.tensor.name in tallies:
                 array = results[part.tensor.name]
-                got = array[_span(part.rows)] if part.tensor.kind.by_row else array.reshape(len(part.rows), -1)
+                got = array[_span(part.rows)] if _has_lines(part.tensor) else array.reshape(len(part.rows), -1)
                 tallies[part.tensor.name].add(part.rows, got, part.want, part.bound)
     return Verdict(
         problem=problem,
@@ -199,6 +207,11 @@ def _judged(
         left_out=inputs.left_out,
         uncounted=tuple(name for name in names if not is_covered(problem, name)),
     )
+
+
+def _by_line(array: Any, tensor: TensorUse) -> Any:
+    """[lines, width] of what is stored in another order."""
+    return in_order(array, tensor) if tensor.kind.by_inner else tensor.layout.by_row(array)
 
 
 def _span(rows: NDArray[np.intp]) -> slice | NDArray[np.intp]:
@@ -237,8 +250,9 @@ def pick_slabs(families: tuple[str, ...], count: int, *, slabs: int = 5) -> NDAr
     return np.unique((starts[:, None] + np.arange(length)).reshape(-1))
 
 
-def _blocks(picked: NDArray[np.intp], cols: int) -> Iterator[NDArray[np.intp]]:
-    step = max(1, BLOCK_ELEMENTS // cols)
+def _blocks(picked: NDArray[np.intp], problem: Problem) -> Iterator[NDArray[np.intp]]:
+    """Of products large ones: each goes through all of the right side."""
+    step = PRODUCT_LINES if summed(problem) else max(1, BLOCK_ELEMENTS // problem.cols)
     return (picked[i : i + step] for i in range(0, len(picked), step))
 
 
@@ -251,6 +265,7 @@ class _Model:
     start: Mapping[str, Any]
     open_walk: OpenWalk
     arithmetic: Float32Error
+    made: dict[str, Array] = field(default_factory=dict)
 
     def rows(self, block: NDArray[np.intp], tensors: list[TensorUse]) -> Iterator[tuple[TensorUse, Array, Array]]:
         """(tensor, want, bound) of the elem and row outputs for these rows, each [len(block), cols or 1]."""
@@ -259,7 +274,7 @@ class _Model:
         evaluation, values = self._open(block)
         wanted = self._reference(values)
         for tensor in tensors:
-            found = self._accumulated(tensor, evaluation.value(tensor.name), block)
+            found = self._accumulated(tensor, self._lines(tensor, evaluation.value(tensor.name), len(block)), block)
             shape = (len(block), self._width(tensor))
             want = wanted.get(tensor.name)
             if want is None:
@@ -302,7 +317,7 @@ class _Model:
         zeros = {t.name: np.zeros((self._sums(t), self._width(t))) for t in tensors}
         parts = {name: ColumnSum(zero, zero, zero, zero) for name, zero in zeros.items()}
         exact: dict[str, Array] = {}
-        for block in _blocks(np.arange(rows), self.problem.cols):
+        for block in _blocks(np.arange(rows), self.problem):
             evaluation, values = self._open(block)
             wanted = self._reference(values)
             for tensor in tensors:
@@ -328,19 +343,45 @@ class _Model:
 
     def _open(self, block: NDArray[np.intp]) -> tuple[Walk[Bounded], dict[str, Array]]:
         """The walk over one block, and the block's inputs in float64 kind shapes."""
-        values: dict[str, Array] = {}
-        for name, array in self.inputs.arrays.items():
-            tensor = self.problem.tensor(name)
-            shape = tensor.kind.broadcast_shape(self.problem.sizes._replace(rows=len(block)))
-            values[name] = of_rows(array, tensor, self.problem, block).astype(np.float64).reshape(shape)
+        values = {name: self._values(name, block) for name in self.inputs.arrays}
         known = {name: Bounded(value) for name, value in values.items()}
         known |= {name: self.arithmetic.scalar(value) for name, value in self.inputs.scalars.items()}
         numbers, cols = block if self.inputs.numbers is None else self.inputs.numbers[block], self.problem.cols
-        known |= {name: whole(value) for name, value in constants(numbers, cols).items()}
+        known |= {name: whole(value) for name, value in constants(numbers, cols, self.problem.inner).items()}
         randoms = drawn(self.problem.spec, seeds_of(self.problem.spec, self.inputs.arrays), numbers, cols)
         known |= {name: Bounded(value, least=0.0) for name, value in randoms.items()}
         values |= randoms
-        return self.open_walk(self.arithmetic, known), values
+        arithmetic = self.arithmetic
+        if summed(self.problem):
+            arithmetic = replace(arithmetic, drifts=drifting(self.problem, [self.inputs.families[i] for i in block]))
+        return self.open_walk(arithmetic, known), values
+
+    def _values(self, name: str, block: NDArray[np.intp]) -> Array:
+        """A tensor's values for one block, in the shape of its kind; those of no line are made once."""
+        tensor, array = self.problem.tensor(name), self.inputs.arrays[name]
+        if not summed(self.problem):
+            shape = tensor.kind.broadcast_shape(self.problem.sizes._replace(rows=len(block)))
+            return of_rows(array, tensor, self.problem, block).astype(np.float64).reshape(shape)
+        line = "inner" if by_inner(self.problem) else "rows"
+        if line in tensor.axes:
+            return leading(np.take(array, block, axis=tensor.axes.index(line)), tensor.axes).astype(np.float64)
+        if name not in self.made:
+            self.made[name] = leading(array, tensor.axes).astype(np.float64)
+        return self.made[name]
+
+    def _lines(self, tensor: TensorUse, found: Bounded, lines: int) -> Bounded:
+        """[lines, width] of a result along inner."""
+        if not tensor.kind.by_inner:
+            return found
+        line = "inner" if by_inner(self.problem) else "rows"
+        shape = tensor.kind.broadcast_shape(self.problem.sizes._replace(**{line: lines}))
+        is_left = tensor.kind.by_row
+
+        def flat(part: Array | float) -> Array:
+            whole_part = np.broadcast_to(part, shape)
+            return whole_part[:, :, 0].T if is_left else whole_part[:, 0, :]
+
+        return Bounded(flat(found.value), None if found.error is None else flat(found.error), flat(found.least))
 
     def _reference(self, values: dict[str, Array]) -> dict[str, Array]:
         spec, direction = self.problem.spec, self.problem.direction
@@ -349,14 +390,14 @@ class _Model:
         return reference(spec.name, direction, values, self.inputs.scalars)
 
     def _start(self, tensor: TensorUse, block: NDArray[np.intp] | None) -> Array:
-        start = np.asarray(self.start[tensor.name])
+        start = _by_line(np.asarray(self.start[tensor.name]), tensor)
         taken = start if block is None else start[block]
         return np.asarray(taken.astype(np.float64).reshape(-1, self._width(tensor)))
 
     def _width(self, tensor: TensorUse) -> int:
         if tensor.group:
             return math.prod(tensor.shape(self.problem.sizes._replace(rows=1)))
-        return self.problem.cols if tensor.kind.by_col else 1
+        return self.problem.cols if tensor.kind.by_col else tensor.width(self.problem.sizes)
 
     def _accumulated(self, tensor: TensorUse, found: Bounded, block: NDArray[np.intp] | None) -> Bounded:
         if tensor.name not in self.start:

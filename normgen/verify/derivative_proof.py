@@ -50,6 +50,7 @@ from normgen.program.ir import RowProgram
 from normgen.program.source import written_program
 from normgen.spec.spec import Formula, Kind
 from normgen.verify.bounded import Bounded, whole
+from normgen.verify.contraction.product import WITH_INNER, product, summed_axis
 from normgen.verify.error_model import Float32Error
 from normgen.verify.function_errors import JUMPS
 from normgen.verify.interpret import (
@@ -68,9 +69,10 @@ from normgen.verify.program_walk import ProgramWalk, V
 from normgen.verify.rows import Pen, of_rows
 from normgen.verify.varied.values import as_text, candidates, combinations
 
-ROWS, COLS = 7, 33
+ROWS, COLS, INNER = 7, 33, 20
 ROWS_PER_BATCH = 3  # the last batch is shorter
 LARGEST_COLS = 4096  # the problem's own cols are proven too up to here: 0.2 s a spec
+LARGEST_MATRIX = 1 << 16  # elements of [inner, cols], where there is inner
 DIRECTIONS = 2
 STEPS = tuple(2.0**-k for k in range(4, 24, 2))
 GRID = 2.0**20
@@ -135,12 +137,13 @@ def prove(problem: Problem, program: RowProgram) -> tuple[Slope, ...]:
     """
     whole = problem.spec.whole_cols
     plain = max(-(-COLS // whole), min(3, LARGEST_COLS // whole)) * whole  # several groups where that is quick
-    widths = [plain, problem.cols] if problem.cols <= LARGEST_COLS else [plain]
+    is_own = problem.cols <= LARGEST_COLS and problem.cols * problem.inner <= LARGEST_MATRIX
+    widths = [(plain, min(INNER, problem.inner * INNER)), *([(problem.cols, problem.inner)] if is_own else [])]
     found: list[Slope] = []
-    points: list[tuple[int, Mapping[str, float]]] = [(cols, {}) for cols in dict.fromkeys(widths)]
-    points += [(plain, scalars) for scalars in _other_scalars(problem)]
-    for cols, scalars in points:
-        small = replace(problem, rows=ROWS, cols=cols, pitch=cols)
+    points: list[tuple[int, int, Mapping[str, float]]] = [(*width, {}) for width in dict.fromkeys(widths)]
+    points += [(*widths[0], scalars) for scalars in _other_scalars(problem)]
+    for cols, inner, scalars in points:
+        small = replace(problem, rows=ROWS, cols=cols, pitch=cols, inner=inner)
         for name in _differentiated(small):
             slopes = list(_slopes(small, program, name, scalars))
             if not slopes and cols == plain and not scalars:
@@ -206,9 +209,10 @@ def _draw(problem: Problem, rng: np.random.Generator, *, sign: int) -> dict[str,
     uses = [TensorUse(name=t.name, kind=t.kind, dtype=F32, is_written=False, group=t.group) for t in read]
     uses += [t for t in problem.tensors if t.name in {f"d{o.name}" for o in spec.outputs}]
     inputs = {t.name for t in read if t.kind.by_row}
-    pen = Pen(problem=problem, of_row=("normal",) * problem.rows, rng=rng)
+    pen = Pen(problem=replace(problem, inner=0), of_row=("normal",) * problem.rows, rng=rng)
     for use in uses:
-        value = pen.draw(use)
+        side = use.kind.broadcast_shape(problem.sizes) if use.kind.by_inner else None
+        value = rng.standard_normal(side) if side else pen.draw(use)
         value = sign * (np.abs(value) + 0.5) if sign and use.name in inputs else value
         value = of_rows(value, use, problem, rows) if use.kind.by_batch or use.kind.is_spread else value
         drawn[use.name] = _on_grid(value.reshape(use.kind.broadcast_shape(problem.sizes)))
@@ -364,6 +368,16 @@ class _ChainRule:
     def sum_rows(self, arg: _Dual, row: _Dual | None = None) -> _Dual:
         raise NotImplementedError("a loss is made of rows")
 
+    def dot(self, a: _Dual, b: _Dual, over: Kind | None = None) -> _Dual:
+        over = over or summed_axis(a.value, b.value)
+        slope: Array | None = None
+        if a.slope is not None:
+            slope = product(np.broadcast_to(a.slope, a.value.shape), b.value, over)
+        if b.slope is not None:
+            moved = product(a.value, np.broadcast_to(b.slope, b.value.shape), over)
+            slope = moved if slope is None else slope + moved
+        return _Dual(product(a.value, b.value, over), slope)
+
 
 def _sum(*terms: tuple[Array | None, Array | float]) -> Array | None:
     """The sum of slopes, each times its local derivative."""
@@ -425,7 +439,7 @@ class _Forward:
         scalars = {name: np.asarray(float(np.float32(value))) for name, value in self.scalars.items()}
         rows, cols = np.arange(self.problem.rows), self.problem.cols
         seeds = {t.name: number for number, t in enumerate(self.problem.spec.seeds, start=1)}
-        return {**scalars, **constants(rows, cols), **drawn(self.problem.spec, seeds, rows, cols)}
+        return {**scalars, **constants(rows, cols, self.problem.inner), **drawn(self.problem.spec, seeds, rows, cols)}
 
     def at(self, values: Mapping[str, Array], held: list[Array] | None = None) -> tuple[Array, _Branches]:
         """L around the point, and what was noted on the way; `held` are the constants at the point itself."""
@@ -456,7 +470,7 @@ class _Forward:
             found = self._derived(program, name, direction, kept)
         slope, bound, clear, chained = slope[kept], bound[kept], clear[kept], chained[kept]
         rows = kept.tolist()
-        if len(direction) == 1:  # a parameter: one gradient of all rows
+        if direction.shape[-2] == 1:  # a parameter: one gradient of all rows
             slope, bound, rows = slope.sum(axis=0, keepdims=True), bound.sum(axis=0, keepdims=True), [-1]
             clear, chained = np.asarray(clear.all(axis=0, keepdims=True)), chained.sum(axis=0, keepdims=True)
         rounding = np.zeros(1) if found.error is None else FLOAT64 * found.error
@@ -533,7 +547,9 @@ class _Forward:
         """[rows, 1]: whether every branch is the same."""
         same = self._by_row(np.ones(1)) > 0
         for a, b in zip(before, after, strict=True):
-            same &= spread_over_row(a == b, self.problem.cols).all(axis=1, keepdims=True)
+            alike = a == b
+            in_rows = alike.all(axis=0) if np.ndim(alike) == WITH_INNER else alike
+            same &= spread_over_row(in_rows, self.problem.cols).all(axis=1, keepdims=True)
         return same
 
     def _derived(self, program: RowProgram, name: str, direction: Array, rows: NDArray[np.intp]) -> Bounded:
@@ -542,7 +558,8 @@ class _Forward:
         The value is that of float64, which takes the branches that the formula takes there; the error model takes a
         finite number for what it does not know, and with it another branch.
         """
-        total, along = self.problem.rows, direction[rows] if len(direction) == self.problem.rows else direction
+        total = self.problem.rows
+        along = _taken(direction, rows, total) if direction.shape[-2] == total else direction
         bounded, numbers = self.bounded(), self.numbers()
         exact = Evaluation(Float64(cols=self.problem.cols), self.formulas, {**self.base, **numbers})
         known = {n: _rows_of(whole(value), rows, total) for n, value in numbers.items()}
@@ -557,18 +574,24 @@ class _Forward:
         loose = ProgramWalk(_Linear(cols=self.problem.cols), program, known)
         tight = ProgramWalk(Float64(cols=self.problem.cols), program, values)
         of_batches = self.problem.tensor(result).kind.by_batch  # each row has a direction of its own, and what it adds
-        error = _along(loose, result, Bounded(along), of_batches=of_batches, has_columns=has_columns).error
-        return Bounded(_along(tight, result, along, of_batches=of_batches, has_columns=has_columns), error)
+        axes = {"of_batches": of_batches, "has_inner": along.ndim == WITH_INNER, "has_columns": has_columns}
+        error = _along(loose, result, Bounded(along), **axes).error
+        return Bounded(_along(tight, result, along, **axes), error)
 
 
-def _along(walk: ProgramWalk[V], gradient: str, direction: V, *, of_batches: bool, has_columns: bool) -> V:
+def _along(
+    walk: ProgramWalk[V], gradient: str, direction: V, *, of_batches: bool, has_inner: bool, has_columns: bool
+) -> V:
     """<gradient, direction> of each row."""
     derived = walk.column_term(gradient) if of_batches else walk.value(gradient)
     product = walk.arithmetic.multiply(derived, direction)
+    product = walk.arithmetic.reduce("sum", product) if has_inner else product
     return walk.arithmetic.reduce("sum", product) if has_columns else product
 
 
 def _taken(value: Array, rows: NDArray[np.intp], total: int) -> Array:
+    if value.ndim == WITH_INNER:
+        return np.broadcast_to(value, (len(value), total, value.shape[-1]))[:, rows]
     return np.broadcast_to(value, (total, *value.shape[1:]))[rows] if value.ndim == 2 else value
 
 

@@ -36,6 +36,7 @@ absolute error of its float32 evaluation. With u = 2^-24:
 * A total adds the elements of all rows in any order: a term passes the additions of its row and rows - 1 more at most.
   Its partial sums are bounded as above where each row's gradient is drawn at random; else by T, a total of inputs or of
   losses having whatever signs its rows have. Rows are drawn one by one, so that few of them round alike.
+* Products of matrices, and their pairs of sides that drift: `contraction.bound`.
 * Errors of the terms themselves add up, Σ e_i. Maxima are exact: max e_i. The column of a maximum is exact unless
   another element may be the maximum.
 * The derivative of |a| or of a maximum of two jumps where a, or their difference, passes 0. Its sign is exact but for
@@ -68,6 +69,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from normgen.dtypes import F32, DType
+from normgen.spec.spec import Kind
 from normgen.verify.bounded import (
     FLUSHED,
     HALF_SUBNORMAL,
@@ -85,6 +87,8 @@ from normgen.verify.bounded import (
     unknown,
     whole,
 )
+from normgen.verify.contraction.bound import contracted
+from normgen.verify.contraction.product import AXIS, WITH_INNER, in_lines, summed_axis
 from normgen.verify.function_errors import either_zero, function
 from normgen.verify.interpret import EXTREMA, POSITIONS, Array, Float64, spread_over_row, spread_over_rows
 
@@ -146,7 +150,8 @@ class ColumnSum:
 class Float32Error:
     """float64 values and float32 error bounds, together.
 
-    chain  longest run of additions, by default cols
+    chain   longest run of additions, by default of all terms
+    drifts  elements of products whose two sides lie on a grid (`contraction.sides.drifts`)
     is_plain  rows are drawn at random and their statistics are sums, of terms or of differences from their mean: no
               Welford step and no pivot. So are those of a guarded variance
     """
@@ -154,12 +159,16 @@ class Float32Error:
     cols: int
     chain: int | None = None
     is_plain: bool = False
+    drifts: NDArray[np.bool_] | None = None
 
     @property
     def depth(self) -> float:
         """Additions a term of a row sum passes at most; the first term of a chain is not added to anything."""
-        chain = self.cols if self.chain is None else max(1, min(self.chain, self.cols))
-        return chain - 1 + math.log2(self.cols / chain)
+        return self._depth(self.cols)
+
+    def _depth(self, terms: int) -> float:
+        chain = terms if self.chain is None else max(1, min(self.chain, terms))
+        return chain - 1 + math.log2(terms / chain)
 
     def constant(self, value: float) -> Bounded:
         array = np.asarray(value, dtype=np.float64)
@@ -357,10 +366,28 @@ class Float32Error:
     def reduce(self, name: str, arg: Bounded, group: int = 0) -> Bounded:
         if group:
             return self._over_groups(name, arg, group)
+        if arg.value.ndim == WITH_INNER:
+            return self._over_inner(name, arg)
         found = self._reduce(name, arg)
         least = np.asarray(arg.least)
         least = least.sum(axis=1, keepdims=True) if least.shape[-1:] == (self.cols,) else self.cols * least
         return found.from_least({"sum": least, "mean": least / self.cols, "absmax": 0.0}.get(name, -math.inf))
+
+    def _over_inner(self, name: str, arg: Bounded) -> Bounded:
+        shape, least = arg.value.shape, in_lines(np.broadcast_to(arg.least, arg.value.shape))
+        error = None if arg.error is None else in_lines(np.broadcast_to(arg.error, shape))
+        found = Float32Error(cols=shape[0], chain=self.chain).reduce(name, Bounded(in_lines(arg.value), error, least))
+
+        def back(part: Array | float) -> Array:
+            return np.broadcast_to(part, found.value.shape).reshape(shape[1:])
+
+        return Bounded(back(found.value), None if found.error is None else back(found.error), back(found.least))
+
+    def dot(self, a: Bounded, b: Bounded, over: Kind | None = None) -> Bounded:
+        """A term is rounded once itself, or in one step with the first addition behind it."""
+        over = over or summed_axis(a.value, b.value)
+        depth = self._depth(max(a.value.shape[AXIS[over]], 1)) + 1
+        return contracted(a, b, over, depth=depth, chance=LAMBDA * math.sqrt(depth), drifts=self.drifts)
 
     def _over_groups(self, name: str, arg: Bounded, group: int) -> Bounded:
         """A row of each group; a thread may add up all of it."""

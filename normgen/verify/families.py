@@ -29,6 +29,7 @@ from normgen.problem.tensors import TensorUse, tensors_in_place
 from normgen.spec.formula import Call, Expression, children, parse_formula
 from normgen.spec.spec import Spec
 from normgen.verify.check import Part, column_parts, prepare
+from normgen.verify.contraction.sides import HARMLESS, WHOLE, by_inner, reads_saved, summed
 from normgen.verify.derivative_proof import proven_program
 from normgen.verify.error_model import stored
 from normgen.verify.rows import ALL, FAMILY_ROWS, NON_FINITE, Inputs, as_large_as, draw_inputs, draw_rows
@@ -87,12 +88,15 @@ def family_rows(problem: Problem) -> int:
 
 
 def _extremes(problem: Problem) -> tuple[str, ...]:
-    return extremes(problem, takes_maximum=_has_maximum(problem.spec))
+    """Of products of matrices both sides have families of their own (`contraction.sides`)."""
+    return () if problem.inner else extremes(problem, takes_maximum=_has_maximum(problem.spec))
 
 
 def default_families(problem: Problem) -> tuple[str, ...]:
     """Those that fit its formulas; of a problem with column outputs, what one sum over rows can hold."""
     fitting = fitting_families(problem)
+    if summed(problem) is not None:
+        return HARMLESS if by_inner(problem) and reads_saved(problem) else (*fitting, WHOLE)
     if not problem.sums_rows:
         return fitting
     finite = tuple(name for name in fitting if name not in NON_FINITE)
@@ -147,6 +151,8 @@ def finite_to(problem: Problem) -> tuple[str, ...]:
     schedule finds NaN, inf - inf, where another one finds 0. Said only of inputs that may be larger, and where ordinary
     rows have bounds at all.
     """
+    if problem.inner:
+        return ()
     sample = replace(problem.with_rows(1), accumulate=False, deterministic=False, any_cols=False)
     return _finite_to(replace(sample, rows_per_batch=min(1, problem.rows_per_batch)))
 
@@ -184,18 +190,20 @@ def scalar_values(problem: Problem) -> dict[str, tuple[float, ...]]:
 
     Without ranges in the spec those at which every family of rows stays finite; there may be none.
     """
+    if problem.inner:  # not varied yet: a verdict names them
+        return {name: () for name, _ in problem.spec.scalars}
     return dict(_scalar_values(_small(problem)))
 
 
 def signed_parameters(problem: Problem) -> tuple[str, ...]:
     """The parameters and numbers on the device that may be negative: rows stay finite."""
-    return _signed(_small(problem))
+    return () if problem.inner else _signed(_small(problem))
 
 
 def parameters(problem: Problem) -> tuple[str, ...]:
     """What is read and the same for every row, or for those of a batch, and no whole number."""
     read = (t for t in problem.tensors if not t.is_written and not t.kind.by_row)
-    return tuple(t.name for t in read if not t.dtype.is_integer)
+    return tuple(t.name for t in read if not (t.dtype.is_integer or t.kind.by_inner))
 
 
 def _small(problem: Problem) -> Problem:

@@ -4,7 +4,7 @@ A formula is parsed with Python's `ast`, checked against an allow-list and walke
 `Arithmetic`: `Float64` gives values, `error_model.Float32Error` gives values together with error bounds.
 Nothing here imports `normgen.program`, so that a mistake of the compiler cannot repeat itself in its own check.
 
-Shapes: elem [rows, cols], row [rows, 1], col [1, cols], scalar [].
+Shapes: elem [rows, cols], row [rows, 1], col [1, cols], scalar []; along inner see `contraction.product`.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from normgen.dtypes import DTYPES, F32, DType
 from normgen.errors import SpecError, did_you_mean
 from normgen.spec.spec import Formula, Kind, Role, Spec
+from normgen.verify.contraction.product import WITH_INNER, in_lines, leading, product, summed_axis
 from normgen.verify.philox import uniform
 
 Array = NDArray[np.float64]
@@ -67,6 +68,7 @@ class Arithmetic(Protocol[V]):
     def in_any_order(self, above: list[V], below: list[V], found: V) -> V: ...
     def reduce(self, name: str, arg: V, group: int = 0) -> V: ...
     def sum_rows(self, arg: V, row: V | None = None) -> V: ...
+    def dot(self, a: V, b: V, over: Kind | None = None) -> V: ...
 
 
 def erf(x: Array) -> Array:
@@ -186,7 +188,13 @@ class Float64:
         return found
 
     def reduce(self, name: str, arg: Array, group: int = 0) -> Array:
-        """Over the row; over groups of its columns, each of which then has its group's value."""
+        """Over the row; over groups of its columns, each of which then has its group's value.
+
+        Of a value along inner over that axis.
+        """
+        if arg.ndim == WITH_INNER:
+            found = Float64(cols=len(arg)).reduce(name, in_lines(arg))
+            return found.reshape(arg.shape[1:])
         row = spread_over_row(arg, self.cols)
         if group:
             found = Float64(cols=group).reduce(name, row.reshape(-1, group))
@@ -202,6 +210,10 @@ class Float64:
     def sum_rows(self, arg: Array, row: Array | None = None) -> Array:
         """Over all rows; `row` has their numbers, [rows, 1]: a value of no row is summed as often."""
         return np.asarray((arg if row is None else spread_over_rows(arg, len(row))).sum(axis=0, keepdims=True))
+
+    def dot(self, a: Array, b: Array, over: Kind | None = None) -> Array:
+        """Σ a b over an axis; None: the one of inner and cols that both have, as in a formula."""
+        return product(a, b, over or summed_axis(a, b))
 
 
 def spread_over_row(arg: Array, cols: int) -> Array:
@@ -278,6 +290,8 @@ class Evaluation(Generic[V]):
                 return self._compare(node)
             case ast.BinOp(left=left, op=ast.Pow(), right=right):
                 return do.power(self._walk(left), self._exponent(right))
+            case ast.BinOp(left=left, op=ast.MatMult(), right=right):
+                return self._product(node, self._walk(left), self._walk(right))
             case ast.BinOp(left=left, op=op, right=right):
                 return self._binary(op, self._walk(left), self._walk(right))
             case ast.Call(func=ast.Name(id="cast"), args=[arg, ast.Name(id=to)], keywords=[]):
@@ -305,7 +319,13 @@ class Evaluation(Generic[V]):
                 return do.divide(a, b)
             case ast.Mod():
                 return do.call("%", a, b)
-        raise self._error("a formula is made of + - * / **", received=type(op).__name__)
+        raise self._error("a formula is made of + - * / ** @", received=type(op).__name__)
+
+    def _product(self, node: ast.expr, a: V, b: V) -> V:
+        try:
+            return self.arithmetic.dot(a, b)
+        except ValueError as error:
+            raise self._error(str(error), received=ast.unparse(node)) from error
 
     def _compare(self, node: ast.Compare) -> V:
         """a < b <= c is a < b and b <= c."""
@@ -410,10 +430,11 @@ def as_values(inputs: Mapping[str, Any], cols: int, scalars: Mapping[str, float]
     return values | constants(np.arange(rows), cols)
 
 
-def constants(rows: NDArray[Any], cols: int) -> dict[str, Array]:
-    """What every formula knows in rows of these numbers."""
+def constants(rows: NDArray[Any], cols: int, inner: int = 0) -> dict[str, Array]:
+    """What every formula knows in rows of these numbers; `inner` where there is that axis."""
     row, col = rows.astype(np.float64)[:, None], np.arange(cols, dtype=np.float64)[None, :]
-    return {"cols": np.asarray(float(cols)), "inf": np.asarray(np.inf), "row": row, "col": col}
+    lengths = {"cols": np.asarray(float(cols))} | ({"inner": np.asarray(float(inner))} if inner else {})
+    return {**lengths, "inf": np.asarray(np.inf), "row": row, "col": col}
 
 
 def drawn(spec: Spec, seeds: Mapping[str, int], rows: NDArray[Any], cols: int) -> dict[str, Array]:
@@ -459,7 +480,9 @@ def interpret(
     or with a value for each column all the same. Missing optional tensors take their `absent` formula.
     Returns elem outputs [rows, cols], row statistics [rows] and scalar outputs [].
     """
-    shape = np.shape(inputs[spec.inputs[0].name])
+    shape, inner = _shape_of(spec, inputs), 0
+    if spec.has_inner:
+        inputs, inner = _along_inner(spec, inputs)
     here = [t for t in spec.tensors if t.group and t.name in inputs]
     grouped = [t for t in here if np.shape(inputs[t.name])[-1:] not in ((), shape[-1:])]
     inputs = {**inputs, **{t.name: np.repeat(inputs[t.name], t.group, axis=-1) for t in grouped}}
@@ -467,6 +490,7 @@ def interpret(
     repeated = {n: _each_row(value, shape[0], in_turn=spec.has_heads) for n, value in of_batch.items()}
     repeated = {n: value if value.ndim > 1 else value[:, None] for n, value in repeated.items()}
     known = as_values({**inputs, **repeated}, shape[-1], {**dict(spec.scalars), **(scalars or {})})
+    known |= constants(np.arange(shape[0]), shape[-1], inner)
     known |= drawn(spec, seeds_of(spec, inputs), np.arange(shape[0]), shape[-1])
     walk = Evaluation(Float64(cols=shape[-1]), spec_formulas(spec, inputs), known, file=spec.file or spec.name)
     wanted = list(names) if names is not None else [t.name for t in (*spec.outputs, *spec.statistics)]
@@ -474,6 +498,28 @@ def interpret(
         found = {name: walk.value(name) for name in wanted}
     kinds = {t.name: t.kind for t in spec.tensors}
     return {name: _in_kind_shape(value, shape, kinds.get(name, Kind.ELEM)) for name, value in found.items()}
+
+
+def _shape_of(spec: Spec, inputs: Mapping[str, Any]) -> tuple[int, ...]:
+    """[rows, cols]."""
+    if not spec.has_inner:
+        return np.shape(inputs[spec.inputs[0].name])
+    sizes = {
+        axis: size
+        for t in spec.tensors
+        if t.name in inputs
+        for axis, size in zip(t.axes or t.kind.axes, np.shape(inputs[t.name]), strict=True)
+    }
+    return sizes["rows"], sizes["cols"]
+
+
+def _along_inner(spec: Spec, inputs: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
+    """The inputs in the shapes of their kinds, and the length of inner."""
+    found, inner = dict(inputs), 0
+    for tensor in (t for t in spec.tensors if t.name in inputs and not t.group and t.role is not Role.SEED):
+        found[tensor.name] = leading(np.asarray(inputs[tensor.name]), tensor.axes or tensor.kind.axes)
+        inner = len(found[tensor.name]) if tensor.kind.by_inner else inner
+    return found, inner
 
 
 def _each_row(value: Array, rows: int, *, in_turn: bool) -> Array:

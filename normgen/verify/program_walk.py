@@ -3,7 +3,7 @@
 The walk reads the program that `differentiate` wrote, before any schedule or rewrite: the emitter, its printer and
 its passes have no part in it. What the program itself is worth, `derivative_proof` says.
 
-Shapes: elem [rows, cols], row [rows, 1], col [1, cols], scalar [].
+Shapes: elem [rows, cols], row [rows, 1], col [1, cols], scalar []; along inner see `contraction.product`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import sympy as sp
 from normgen.errors import ProgramError, did_you_mean
 from normgen.program.functions import INFINITY, Index, cast, name_of
 from normgen.program.ir import COLS, Map, Reduce, RowProgram
+from normgen.program.monoid import DOT
 from normgen.program.ordered import Ordered, steps
 from normgen.verify.interpret import POSITIONS, REDUCTIONS, Arithmetic
 
@@ -43,7 +44,7 @@ class ProgramWalk(Generic[V]):
         self.arithmetic = arithmetic
         self.known = known
         self._maps = {s.name: s for s in program.maps}
-        known_to_all = (*REDUCTIONS, *POSITIONS)
+        known_to_all = (*REDUCTIONS, *POSITIONS, DOT.name)
         self._reduces = {s.names[0]: s for s in program.reduces if s.monoid.name in known_to_all and not s.guard}
         self._drawn = {s.name: f"random {s.draw}" for s in program.randoms}  # as `interpret.drawn` names them
         self._stored = {s.tensor: s.value for s in program.stores}
@@ -87,8 +88,11 @@ class ProgramWalk(Generic[V]):
         statement = self._statement(name)
         if isinstance(statement, Map):
             return self._expr(statement.expr)
+        if statement.is_dot:
+            left, right = map(self._expr, statement.args)
+            return self.arithmetic.dot(left, right, statement.over)
         term = self._expr(statement.args[0])
-        if not statement.kind.by_row:
+        if not (statement.kind.by_row or statement.is_of_side):
             return self.arithmetic.sum_rows(term, self.known.get("row"))
         return self.arithmetic.reduce(statement.monoid.name, term, statement.group)
 

@@ -45,6 +45,7 @@ from normgen.problem.problem import Problem
 from normgen.problem.question import Direction
 from normgen.problem.tensors import TensorUse
 from normgen.spec.spec import Role
+from normgen.verify.contraction.sides import WHOLE, draw_whole, drawn_side, line_count
 from normgen.verify.interpret import Array, drawn, interpret, seeds_of
 from normgen.verify.reference import has_reference, reference
 from normgen.verify.varied.values import ORDINARY, draw_extreme, in_columns, of_tensor, sign_of_call
@@ -52,6 +53,7 @@ from normgen.verify.varied.values import ORDINARY, draw_extreme, in_columns, of_
 Stored = NDArray[Any]
 Draw = Callable[[np.random.Generator, int, int, DType], Array]
 POISON = 0xA5  # what the bytes between and around the rows hold
+NAN_BYTE = 0xFF  # of which a number of any float format is NaN
 GUARD_BYTES = 256
 SPARSE_BYTES = 1 << 30  # of a buffer that is not filled: its rows are 2^31 elements apart
 
@@ -216,6 +218,7 @@ DRAWS: dict[str, Draw] = {
     "masked": _masked,
 }
 ALL: tuple[str, ...] = tuple(DRAWS)
+DRAWS[WHOLE] = draw_whole  # of a left side of products alone
 NON_FINITE = ("inf", "nan")
 _POWER = "up_to_2^"
 FAMILY_ROWS = 2 * len(ALL)  # two of every family
@@ -330,6 +333,8 @@ def of_rows(array: Stored, tensor: TensorUse, problem: Problem, rows: NDArray[np
 
 def _fill(tensor: TensorUse, problem: Problem, values: Array, pitch: int | None = None) -> Buffer:
     buffer = allocate(tensor, problem, pitch)
+    if problem.inner and not buffer.is_sparse:
+        buffer.storage[...] = NAN_BYTE  # beyond every edge of a side, where a kernel that adds it shows
     with np.errstate(all="ignore"):
         buffer.array[...] = tensor.dtype.stored(values)
     return buffer
@@ -364,7 +369,7 @@ def draw_inputs(
             _draw_of(name)
     rng = np.random.default_rng([seed, problem.rows, problem.cols])
     order = [chosen[i] for i in rng.permutation(len(chosen))]
-    of_row = tuple(order[i % len(order)] for i in range(problem.rows))
+    of_row = tuple(order[i % len(order)] for i in range(line_count(problem)))
     if ends and of_row:
         of_row = (ends,) if len(of_row) == 1 else (ends, *of_row[1:-1], ends)
     given = {**dict(problem.spec.scalars), **(scalars or {})}
@@ -405,6 +410,8 @@ class Pen:
 
     def draw(self, tensor: TensorUse) -> Array:
         problem, rng = self.problem, self.rng
+        if (side := drawn_side(tensor, problem, self.of_row, rng, draw_rows)) is not None:
+            return side
         if tensor.name in {t.name for t in problem.spec.seeds}:
             return rng.integers(-(2**63), 2**63, 1).astype(np.float64)
         if tensor.name == problem.spec.inputs[0].name and tensor.kind.is_elem and not tensor.dtype.is_integer:
@@ -475,7 +482,14 @@ def _forward_values(pen: Pen, made: dict[str, Buffer]) -> dict[str, Array]:
     rows = np.arange(problem.rows)
     inputs: dict[str, Any] = {}
     for tensor in (t for t in spec.tensors if not t.role.is_written):
-        use = TensorUse(name=tensor.name, kind=tensor.kind, dtype=dtype, is_written=False, group=tensor.group)
+        use = TensorUse(
+            name=tensor.name,
+            kind=tensor.kind,
+            dtype=dtype,
+            is_written=False,
+            group=tensor.group,
+            order=tensor.axes,
+        )
         if tensor.role is Role.SEED:  # of which no bit may be lost
             drawn_seed = pen.rng.integers(-(2**63), 2**63, 1)
             inputs[tensor.name] = made[tensor.name].array if tensor.name in made else drawn_seed
@@ -486,6 +500,9 @@ def _forward_values(pen: Pen, made: dict[str, Buffer]) -> dict[str, Array]:
             with np.errstate(all="ignore"):
                 value = dtype.stored(pen.draw(use)).astype(np.float64)
         else:
+            continue
+        if problem.inner:
+            inputs[tensor.name] = value.reshape(problem.shape_of(use))
             continue
         shape = tensor.kind.broadcast_shape(problem.sizes)
         inputs[tensor.name] = of_rows(value, use, problem, rows).reshape(shape)

@@ -158,6 +158,24 @@ def test_spec_check_prints_the_program_or_the_line_that_is_wrong(
     assert "rsqrt" in err
 
 
+def test_spec_check_of_a_product_tells_which_gradients_a_kernel_gives(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "normed_linear.toml"
+    sides = 'x = { role = "input", axes = ["rows", "inner"] }\ngain = { role = "parameter", axes = ["inner"] }\n'
+    text = f'name = "normed_linear"\n[tensors]\n{sides}w = {{ role = "parameter", axes = ["cols", "inner"] }}\n'
+    file.write_text(text + 'y = "output"\n[formulas]\ny = "(x * gain) @ w"\n')
+    code, out, _ = run(capsys, "spec", "check", str(file))
+    assert code == 0
+    assert "reduce y : elem = dot_inner(gain*x, w)" in out
+    assert f"\nbackward: dx\nno dgain: {file}:8: the gradient of 'gain' sums" in out
+    assert out.endswith("\ndw\n")
+    file.write_text(text + 'y = "output"\n[formulas]\ny = "((x - mean(x)) * gain) @ w"\n')
+    code, _, err = run(capsys, "spec", "check", str(file))
+    assert code == 2
+    assert f"{file}:8: a kernel reads inner once" in err
+
+
 def test_show_prints_program_text_and_schedule(capsys: pytest.CaptureFixture[str]) -> None:
     problem = ("--op", "rmsnorm", "--shape", "64x256", "--dtype", "bf16")
     ir = run(capsys, "show", *problem, "--ir")[1]

@@ -116,7 +116,8 @@ def digests(module: Module) -> list[str]:
 
 
 def shape_of(launch: Any) -> str:
-    grids = [launch.grid(rows=rows, sm_count=sms) for rows in (0, 1, 100, 99999) for sms in (2, 132)]
+    lengths = {"cols": 100, "inner": 50}  # of tiles
+    grids = [launch.grid(rows=rows, sm_count=sms, **lengths) for rows in (0, 1, 100, 99999) for sms in (2, 132)]
     return f"{grids} {launch.threads} {launch.cluster} {launch.shared_bytes} {launch.dependent}"
 
 

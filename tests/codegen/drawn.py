@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator
 from typing import Any
 
 from normgen.dtypes import F8E8M0
-from normgen.errors import NormgenError, NothingValidError
+from normgen.errors import NormgenError, NothingValidError, SpecError
 from normgen.problem.problem import Problem
 from normgen.problem.question import Direction
 from normgen.problem.scales import ScaleLayout
@@ -32,6 +32,7 @@ SCHEDULES, STEPS = 4, 25  # of a problem; tries of the walk that leads to one
 REWRITES = ("variance", "softmax", "arithmetic", "division", "keep")
 OTHERS = {name: knob.values for name, knob in KNOBS.items() if name not in REWRITES}
 # rows, cols, elements from row to row beyond cols, alignment (0: an element's)
+INNER = {128: 72, 760: 136, 1128: 40, 513: 33, 4096: 64}  # of products, by cols
 SHAPES = ((24, 128, 0, 16), (199, 760, 8, 16), (33, 1128, 0, 0), (70, 513, 3, 4), (4, 4096, 0, 16))
 
 
@@ -96,6 +97,7 @@ def asked(spec: Spec, shape: tuple[int, int, int, int], dtype: str, form: dict[s
     cols = -(-cols // spec.whole_cols) * spec.whole_cols
     batched = any(t.kind.by_batch for t in spec.tensors)
     said = {"dtype": dtype} if dtype else {"dtype": (spec.inputs[0].dtypes or ("f32",))[0]}
+    said |= {"inner": INNER[cols]} if spec.has_inner else {}
     said |= {"batches": next(n for n in (*range(2, rows), 1) if rows % n == 0)} if batched else {}
     for bytes_ in (align,) if align else (2, 4):
         try:
@@ -110,7 +112,7 @@ def schedules(problem: Problem) -> Iterator[Case]:
     rng = random.Random(f"{problem} {problem.question}")
     try:
         default = default_schedule(problem, DEVICE)
-    except NothingValidError:  # groups that start anywhere
+    except (NothingValidError, SpecError):  # groups that start anywhere; gradients of a product that are two kernels
         return
     known = applicable(written_program(problem))
     values = {name: [*dict.fromkeys(known.get(name, KNOBS[name].values))] for name in REWRITES}

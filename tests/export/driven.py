@@ -19,6 +19,7 @@ from normgen.cuda.cubin import symbol_of
 from normgen.export import Header
 from normgen.export.groups import Group
 from normgen.problem.problem import Problem
+from normgen.problem.tensors import TensorUse
 
 from .cases import nvcc
 
@@ -32,6 +33,7 @@ class Call:
 
     rows: int
     cols: int
+    inner: int = 0
     null: frozenset[str] = frozenset()
     odd: int = 0  # bytes that each row start is off an aligned address, and elements that each row is longer
     apart: int = 0  # bytes by which the rows of the first tensor of rows start elsewhere than those of the others
@@ -39,18 +41,21 @@ class Call:
     def address(self, group: Group, name: str) -> int:
         names = [t.name for t in group.problem.passed_tensors]
         tensor = group.problem.tensor(name)
-        shift = self.odd * tensor.kind.is_elem + self.apart * (name == group.problem.pitched_tensors[0].name)
+        shift = self.odd * (tensor.kind.is_elem or tensor.kind.by_inner) + self.apart * (
+            name == group.problem.pitched_tensors[0].name
+        )
         return 0 if name in self.null else 4096 * (names.index(name) + 1) + shift
 
-    def pitch(self) -> int:
-        return self.cols + self.odd
+    def pitch(self, tensor: TensorUse) -> int:
+        return (self.inner if tensor.axes[-1] == "inner" else self.cols) + self.odd
 
     def words(self, group: Group, scalars: Sequence[str], *, workspace: bool) -> str:
         tensors = [self.address(group, t.name) for t in group.problem.passed_tensors]
-        pitches = [self.pitch() for _ in group.problem.pitched_tensors]
+        pitches = [self.pitch(tensor) for tensor in group.problem.pitched_tensors]
         has_heads = group.problem.spec.has_heads
         shares = heads_of(self.rows) if has_heads else ROWS_PER_BATCH
-        sizes = [self.rows, self.cols, *([shares] if group.problem.rows_per_batch else [])]
+        inner = [self.inner] if group.problem.inner else []
+        sizes = [self.rows, self.cols, *inner, *([shares] if group.problem.rows_per_batch else [])]
         tail = [*sizes, *(scalar(s) for s in scalars), *([WORKSPACE] if workspace else []), 7]
         return " ".join(map(str, ["call", WORKSPACE, *tensors, *pitches, *tail]))
 
@@ -71,7 +76,7 @@ def scalar(name: str) -> int:
 def expected(group: Group, call: Call, problem: Problem, parts: Parts) -> list[str]:
     """What the runtime must be asked: the workspace zeroed, then the kernels, as the emitter's own words say."""
     first, batches = parts.kernels[0].launch, batches_of(call.rows, problem)
-    blocks = first.grid(rows=call.rows, sm_count=SM_COUNT, batches=batches)
+    blocks = first.grid(rows=call.rows, cols=call.cols, inner=call.inner, sm_count=SM_COUNT, batches=batches)
     if first.loops_clusters:
         blocks = first.fitting(blocks, clusters=CLUSTERS, batches=batches)
     lines_of_sums = max(1, batches) if problem.sums_batches else 1
@@ -95,11 +100,13 @@ def value(param: Param, group: Group, call: Call, blocks: int) -> int:
         case Source.TENSOR:
             return call.address(group, param.key)
         case Source.PITCH:
-            return call.pitch()
+            return call.pitch(group.problem.tensor(param.key))
         case Source.ROWS:
             return call.rows
         case Source.COLS:
             return call.cols
+        case Source.INNER:
+            return call.inner
         case Source.ROWS_PER_BATCH:
             return ROWS_PER_BATCH
         case Source.INVERSE:

@@ -1,7 +1,8 @@
 """RowPrograms on numpy arrays: what a program means, with nothing about threads.
 
 elem values are [rows, cols], row values [rows, 1], col values [1, cols] while the program runs; results come
-back as [rows, cols], [rows] and [cols].
+back as [rows, cols], [rows] and [cols]. Values with the axis inner have it in front: left [inner, rows, 1], matrix
+[inner, 1, cols], inner [inner, 1, 1]; they are given and come back as [rows, inner], [inner, cols] and [inner].
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from normgen.program.functions import (
     name_of,
     reciprocal_approximate,
 )
-from normgen.program.ir import COLS, Column, Load, Map, Random, Reduce, RowProgram, Store, kind_of, value_kinds
+from normgen.program.ir import COLS, INNER, Column, Load, Map, Random, Reduce, RowProgram, Store, kind_of, value_kinds
 from normgen.program.monoid import LOWEST, Monoid, Recipe, symbol
 from normgen.program.ordered import Ordered, steps
 from normgen.spec.spec import Kind, Sizes
@@ -45,7 +46,8 @@ def evaluate(
 ) -> dict[str, Array]:
     """Run `program` in `dtype` arithmetic and return what it stores, by tensor name.
 
-    inputs    every loaded tensor: elem [rows, cols], row [rows], col [cols], batches [batches, cols], each of equally
+    inputs    every loaded tensor: elem [rows, cols], row [rows], col [cols], left [rows, inner], matrix [inner, cols],
+              inner [inner], batches [batches, cols], each of equally
               many rows, or heads [heads, cols], with cols / G for groups of columns that share a value; a number of
               each batch or head as each row has it, [rows]; random
               numbers [rows, cols] by the name of their value; and, for a store that accumulates, the tensor's value
@@ -93,13 +95,15 @@ class _Run:
         self.inputs = inputs
         self.kinds = value_kinds(program)
         self.dtype = dtype
-        self.rows, self.cols = _size(program, inputs)
+        self.sizes = _sizes(program, inputs)
+        self.rows, self.cols = self.sizes.rows, self.sizes.cols
         self.group = next((r.group for r in program.reduces if r.group), 0)
         of_batches = [ld.name for ld in program.loads if ld.kind.by_batch]
         self.in_turn = any(ld.kind.by_head for ld in program.loads)
         self.batches = max(1, len(_find(inputs, of_batches[0], "tensor"))) if of_batches else 1
         lowest = np.finfo(np.float32).min
         self.values: dict[sp.Symbol, Array] = {COLS: np.asarray(self.cols, dtype), LOWEST: np.asarray(lowest, dtype)}
+        self.values[INNER] = np.asarray(self.sizes.inner, dtype)
         self.values[ROW] = np.arange(self.rows, dtype=dtype)[:, None]
         self.values[COL] = np.arange(self.cols, dtype=dtype)[None, :]
         for name in program.scalars:
@@ -107,6 +111,8 @@ class _Run:
 
     def given(self, name: str, kind: Kind, group: int = 0) -> Array:
         found = self.tensor(name, group)
+        if kind.by_inner and kind.by_row:
+            found = found.T
         return (self.of_batches(found) if kind.by_batch else found).reshape(self.shape(kind))
 
     def tensor(self, name: str, group: int) -> Array:
@@ -131,11 +137,13 @@ class _Run:
         return np.asarray(found.sum(axis=1, keepdims=True), self.dtype)
 
     def shape(self, kind: Kind) -> tuple[int, ...]:
-        return kind.broadcast_shape(Sizes(self.rows, self.cols))
+        return kind.broadcast_shape(self.sizes)
 
     def full(self, value: Array, kind: Kind) -> Array:
         """The value at its tensor's shape: elem [rows, cols], row [rows], col [cols]; of batches as each row has it."""
         found = np.broadcast_to(value, self.shape(kind)).copy()
+        if kind.by_inner:
+            return (found[..., 0].T if kind.by_row else found).reshape(kind.shape(self.sizes))
         return (
             found[:, :: self.group]
             if kind.is_groups
@@ -144,6 +152,11 @@ class _Run:
 
     def reduce(self, statement: Reduce) -> None:
         args = [evaluate_expr(arg, self.values) for arg in statement.args]
+        if statement.is_dot or statement.is_of_side:
+            axis = ("inner", "rows", "cols").index(*statement.over.axes)
+            (found,) = reduce_axis(statement.monoid, [np.array(arg) for arg in np.broadcast_arrays(*args)], axis)
+            self.values[symbol(statement.names[0])] = found[0] if axis == 0 else found
+            return
         if statement.kind is Kind.SCALAR:
             width = self.cols if kind_of(statement.args[0], self.kinds).within_row else 1
             self.values[symbol(statement.names[0])] = np.sum(np.broadcast_to(args[0], (self.rows, width)))
@@ -175,15 +188,16 @@ def _find(known: Mapping[str, Any], name: str, noun: str) -> Any:
     return known[name]
 
 
-def _size(program: RowProgram, inputs: Mapping[str, npt.ArrayLike]) -> tuple[int, int]:
+def _sizes(program: RowProgram, inputs: Mapping[str, npt.ArrayLike]) -> Sizes:
+    found: dict[str, int] = {}
     for load in program.loads:
-        if load.kind.is_elem:
-            rows, cols = np.shape(_find(inputs, load.name, "tensor"))
-            return rows, cols
+        if load.kind.is_elem or load.kind.by_inner:
+            found |= zip(load.kind.axes, np.shape(_find(inputs, load.name, "tensor")), strict=True)
+    if found.keys() >= {"rows", "cols"}:
+        return Sizes(**found)
     for given in inputs.values():  # d sum(x) / dx is 1 whatever x is: the program loads none of it
         if len(np.shape(given)) == 2:
-            rows, cols = np.shape(given)
-            return rows, cols
+            return Sizes(*np.shape(given))
     raise ProgramError("a program needs an elem load to know its size", received=program.name)
 
 

@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 import sympy as sp
 
-from normgen.program.ir import COLS, Load, Map, Reduce, RowProgram, Store
+from normgen.program.ir import COLS, INNER, Load, Map, Reduce, RowProgram, Store
 from normgen.program.monoid import LOWEST, Monoid, Recipe, symbol
-from normgen.spec.spec import Kind
 
 Row = list[sp.Expr]
 Tree = int | tuple["Tree", "Tree"]
@@ -26,13 +25,15 @@ def run_row(
     """Every value of the program in every column (row values: the same in each); `tidy` is applied to each value.
 
     spared: whether this is a row that guards spare their reductions.
+
+    Of a program with a contraction, the axis that it drops stands where columns stand here.
     """
     n = len(next(iter(inputs.values())))
     values = {name: inputs[name] for name in scalars}
 
     def at(expr: sp.Expr, column: int) -> sp.Expr:
         free = {symbol(name): value[column] for name, value in values.items()}
-        return tidy(expr.xreplace({**free, COLS: sp.Integer(n)}))
+        return tidy(expr.xreplace({**free, COLS: sp.Integer(n), INNER: sp.Integer(n)}))
 
     for statement in program.statements:
         match statement:
@@ -43,7 +44,7 @@ def run_row(
             case Reduce(names=names, guard=guard) if guard and spared:
                 for name, value in zip(names, guard.instead, strict=True):
                     values[name] = [at(value, c) for c in range(n)]
-            case Reduce(names=names, kind=Kind.ROW, monoid=monoid, args=args):
+            case Reduce(names=names, monoid=monoid, args=args):
                 rows = [[at(arg, c) for arg in args] for c in range(n)]
                 for name, result in zip(names, (reduce or chain)(monoid, rows), strict=True):
                     values[name] = [tidy(result)] * n

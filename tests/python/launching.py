@@ -245,7 +245,8 @@ class _Launched:
     def set(self, **values: Any) -> None:
         scalars: Mapping[str, float] = values.get("scalars") or {}
         self._values |= {(Source.SCALAR, name): value for name, value in scalars.items()}
-        plain = {"rows_per_batch": Source.ROWS_PER_BATCH, "workspace": Source.WORKSPACE, "cols": Source.COLS}
+        plain = {"rows_per_batch": Source.ROWS_PER_BATCH, "workspace": Source.WORKSPACE}
+        plain |= {"cols": Source.COLS, "inner": Source.INNER}
         self._values |= {(plain[name], ""): value for name, value in values.items() if name in plain}
         if "rows_per_batch" in values:
             self._values[Source.INVERSE, "rows_per_batch"] = inverse_of(values["rows_per_batch"] or 0)
@@ -277,6 +278,7 @@ class _Launched:
             made += bytes(_CELLS.get(param.source, ctypes.c_int)(value)).ljust(8, b"\0")
         rows, batches = self._values[Source.ROWS, ""], self._values[Source.BATCHES, ""]
         sized = {"rows": rows, "batches": batches, "sm_count": self._device.sm_count}
+        sized |= {"cols": self._problem.cols, "inner": self._problem.sizes.inner}
         grids = [kernel.launch.grid(**sized) for kernel in self._module.kernels]
         return made, array("q", grids).tobytes()
 

@@ -388,16 +388,16 @@ REFUSED: dict[str, Asked] = {
         "x input, v matrix, y output",
         "e = exp(x - max(x)); y = e / sum(e) * v",
         refused="unknown role",
-        hint="not supported: products of matrices",
+        hint="write x @ w, of x =",
     ),
     "softmax x V, by an operator": asked(
         "x input, v input, y output",
         "e = exp(x - max(x)); y = (e / sum(e)) @ v",
-        refused="a formula is made of numbers, names",
-        hint="not supported: products of matrices",
+        refused="max reduces columns, and a kernel of products has no whole row",
+        hint="store what it reduces; a spec of its own",
     ),
     "GEMM": asked(
-        "x input, w input, y output", "y = matmul(x, w)", refused="unknown function", hint="not supported: pro"
+        "x input, w input, y output", "y = matmul(x, w)", refused="unknown function", hint="write x @ w, of x ="
     ),
     "a scale of a row and its groups of columns, as a row input": asked(
         "x input, w row_input f32 group=16, y output",

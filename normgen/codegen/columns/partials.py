@@ -83,7 +83,7 @@ class TwoKernels(PartialRows):
         return SecondKernel(
             kernel=Kernel(name=name, params=tuple(params), launch=launch),
             comment="Adds the partial rows that a kernel's blocks left, cell by cell and always in the same order.",
-            declared=tuple(declare(plan, param) for param in params),
+            declared=tuple(declare(plan.problem, param) for param in params),
             body=body,
         )
 
@@ -102,7 +102,7 @@ class TwoKernels(PartialRows):
             *total_constants(cells),
             *([column_blocks] if cells.totals else []),
             *([setting("kBatchBlocks", blocks, "blocks that add the sums of a batch")] if cells.sums.by_batch else []),
-            chain_setting(plan),
+            chain_setting(plan.schedule),
         ]
 
     @property

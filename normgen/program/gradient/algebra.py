@@ -33,8 +33,8 @@ from normgen.program.gradient.monomials import (
     multiplied,
     raised,
 )
-from normgen.program.ir import COLS, Load, Map, Random, Reduce, Statement, defined_names, kind_of
-from normgen.program.monoid import symbol
+from normgen.program.ir import COLS, SIZES, Load, Map, Random, Reduce, Statement, defined_names, kind_of
+from normgen.program.monoid import SUM, symbol
 from normgen.program.ordered import is_kept
 from normgen.spec.spec import Kind
 
@@ -70,7 +70,7 @@ class Algebra:
             self._add_shift(symbol(statement.name), statement.expr)
         for statement in maps:
             self._add_definition(symbol(statement.name), statement.expr)
-        for reduce in (s for s in statements if isinstance(s, Reduce) and s.monoid.name == "sum"):
+        for reduce in (s for s in statements if isinstance(s, Reduce) and s.monoid is SUM and not s.is_of_side):
             self._add_known_sum(symbol(defined_names(reduce)[0]), reduce.args[0], in_groups=bool(reduce.group))
 
     def kind(self, expr: sp.Expr) -> Kind:
@@ -142,24 +142,25 @@ class Algebra:
         kind = self.kinds[value.name]
         if kind is Kind.SCALAR:
             return None
-        own = [a for a in powers if a != COLS and self.kind(a) is kind]
+        own = [a for a in powers if a not in SIZES and self.kind(a) is kind]
         if len(own) != 1 or not (1 / powers[own[0]]).is_Integer:
             return None
         term = own[0]
         if term in self.origin and kind.is_elem:
             return None
         rest = {a: p for a, p in powers.items() if a != term}
-        if any(a != COLS and self.kind(a).within_row for a in rest) or not self._is_never_0(rest):
+        if any(a not in SIZES and self.kind(a).within_row for a in rest) or not self._is_never_0(rest):
             return None
-        if powers[term] < 0 and (kind.within_row or rest.keys() - {COLS}):  # r / x is 0 where r is, and x = r / (r / x)
+        has_others = kind.within_row or rest.keys() - {*SIZES}
+        if powers[term] < 0 and has_others:  # r / x is 0 where r is, and x = r / (r / x)
             return None
-        has_rows = any(a != COLS and self.kind(a).is_row for a in rest)
+        has_rows = any(a not in SIZES and self.kind(a).is_row for a in rest)
         is_at_hand = term.is_Symbol and (term.name in self.saved or term in self._loads)
         return None if is_at_hand and not has_rows else (term, rest)
 
     def _is_never_0(self, powers: Mapping[sp.Expr, sp.Rational] | Monomial) -> bool:
         """Whether none of the factors is ever 0, as an argmin is: x / 0 * 0 is no x."""
-        return all(a == COLS or self._defined.is_never_0(a) for a in dict(powers))
+        return all(a in SIZES or self._defined.is_never_0(a) for a in dict(powers))
 
     def _add_known_sum(self, total: sp.Symbol, arg: sp.Expr, *, in_groups: bool) -> None:
         number, powers = self.product(factors(arg))
@@ -218,7 +219,7 @@ class Algebra:
         """Whether a power of a product is the product of its factors' powers: a root of two negative ones is none."""
         if exponent.is_Integer:
             return True
-        signed = [p for a, p in powers.items() if not (self._defined.is_never_negative(a) or a == COLS)]
+        signed = [p for a, p in powers.items() if not (self._defined.is_never_negative(a) or a in SIZES)]
         return bool(number > 0) and len(signed) <= 1 and all(abs(p) == 1 for p in signed)
 
     def _shifted(self, expr: sp.Expr) -> sp.Expr:
@@ -245,11 +246,11 @@ class Algebra:
 
     def split(self, powers: Mapping[sp.Expr, sp.Rational] | Monomial) -> tuple[Monomial, Monomial]:
         """Factors that are constant along a row, and the rest."""
-        return _parted(powers, {a for a in dict(powers) if a == COLS or not self.kind(a).within_row})
+        return _parted(powers, {a for a in dict(powers) if a in SIZES or not self.kind(a).within_row})
 
     def split_groups(self, powers: Mapping[sp.Expr, sp.Rational] | Monomial) -> tuple[Monomial, Monomial]:
         """Factors that are constant in a group of columns, and the rest."""
-        return _parted(powers, {a for a in dict(powers) if a == COLS or not self.kind(a).by_col})
+        return _parted(powers, {a for a in dict(powers) if a in SIZES or not self.kind(a).by_col})
 
     # -- row reductions ------------------------------------------------------------------------------------
 
@@ -341,7 +342,7 @@ class Algebra:
         return result
 
     def _undo(self, powers: Mapping[sp.Expr, sp.Rational]) -> Product | None:
-        divisors = {a for a, p in powers.items() if p < 0 and a.is_Symbol and a != COLS}
+        divisors = {a for a, p in powers.items() if p < 0 and a.is_Symbol and a not in SIZES}
         for atom, exponent in sorted(powers.items(), key=lambda f: str(f[0])):
             if atom in self.origin and exponent >= 1 and self._divides(atom, divisors):
                 return _ONE, multiplied(powers, {atom: -_ONE}, self.unsolved(atom))
@@ -353,7 +354,7 @@ class Algebra:
         for atom in sorted(divisors, key=str):
             number, definition = factors(self.definitions.get(atom, atom))
             exponent = powers[atom]
-            own = {a: p for a, p in definition.items() if a != COLS and self.kind(a).is_row}
+            own = {a: p for a, p in definition.items() if a not in SIZES and self.kind(a).is_row}
             # 1 / x, not s / (x * s), which is no number where s is none.
             is_multiplied = all(powers.get(a, 0) >= -exponent * p for a, p in own.items())
             is_undone = atom in self.origin and own and (all(p < 0 for p in own.values()) or is_multiplied)

@@ -12,7 +12,7 @@ import sympy as sp
 
 from normgen.dtypes import F8E8M0
 from normgen.program.functions import INFINITY, cast, divide
-from normgen.program.ir import COLS, Map, Reduce, Statement, defined_names
+from normgen.program.ir import SIZES, Map, Reduce, Statement, defined_names
 from normgen.program.monoid import symbol
 from normgen.program.ordered import is_product
 from normgen.spec.spec import Kind
@@ -52,8 +52,8 @@ class Defined:
         return self._answers[key]
 
     def _never_negative(self, expr: sp.Expr) -> bool:
-        if expr.is_number or expr == COLS:
-            return bool(expr.is_extended_nonnegative) or expr == COLS
+        if expr.is_number or expr in SIZES:
+            return bool(expr.is_extended_nonnegative) or expr in SIZES
         if expr in self._maps:
             return self.is_never_negative(self._maps[expr])
         if (reduce := self._reduces.get(expr)) is not None:
@@ -68,8 +68,8 @@ class Defined:
         return isinstance(expr, sp.exp | sp.Abs)
 
     def _positive(self, expr: sp.Expr) -> bool:
-        if expr.is_number or expr == COLS:
-            return bool(expr.is_extended_positive) or expr == COLS
+        if expr.is_number or expr in SIZES:
+            return bool(expr.is_extended_positive) or expr in SIZES
         if expr in self._maps:
             return self.is_positive(self._maps[expr])
         if (reduce := self._reduces.get(expr)) is not None:
@@ -116,4 +116,4 @@ class Defined:
         return isinstance(expr, divide) and not self.is_never_0(expr.args[1])
 
     def _is_scalar(self, expr: sp.Expr) -> bool:
-        return bool(expr.is_Symbol and expr != COLS and self._kinds.get(expr.name) is Kind.SCALAR)
+        return bool(expr.is_Symbol and expr not in SIZES and self._kinds.get(expr.name) is Kind.SCALAR)

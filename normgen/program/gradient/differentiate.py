@@ -9,12 +9,14 @@
 Rules. elem -> row fan-in is a row reduction, elem -> groups one over groups, elem -> col fan-in a column reduction; the
 cotangent of a row or of groups is broadcast to the elems that it sums. The gradient of a tensor of one number is a
 total: the cotangent of a scalar value is kept as the row values that it is the sum of. The scalars of a call have no
-gradient. A maximum of a row passes no gradient, and that is proven: its cotangent must cancel to 0, as it does in
-softmax, where the maximum only shifts. The elements that are the extremum of a group of columns share its gradient.
+gradient. The gradients of a contraction's sides are contractions: of y = x @ w they are dx = Σ_cols dy w and
+dw = Σ_rows x dy. A maximum of a row passes no gradient, and that is proven: its cotangent must cancel to 0, as it does
+in softmax, where the maximum only shifts. The elements that are the extremum of a group of columns share its gradient.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
@@ -33,7 +35,7 @@ from normgen.program.gradient.normalised import fresh, name_terms
 from normgen.program.gradient.shared_terms import share_terms
 from normgen.program.gradient.writer import GradientWriter
 from normgen.program.ir import (
-    COLS,
+    SIZES,
     Load,
     Map,
     Reduce,
@@ -42,14 +44,15 @@ from normgen.program.ir import (
     Store,
     check,
     defined_names,
-    is_row_reduce,
+    is_stage,
     kind_of,
     used_exprs,
     used_names,
     value_kinds,
 )
-from normgen.program.monoid import symbol
+from normgen.program.monoid import DOT, symbol
 from normgen.program.ordered import opened
+from normgen.program.rewrites.contractions import factors_leave
 from normgen.spec.spec import Kind, join
 
 LONGEST_WRITTEN_OUT = 200  # operations of a branch: names in names would grow without end
@@ -91,7 +94,7 @@ def differentiate(
     Errors: ProgramError for an unknown name, a monoid other than sum, max, absmax, a maximum of a row that does more
     than shift, and a function without a derivative.
     """
-    check(program)
+    program = factors_leave(program) if check(program).dots else program
     inputs = {**{s.name: s.kind for s in program.loads}, **unread}
     stored = {s.tensor: s for s in program.stores}
     chosen = tuple(inputs) if wrt is None else _known(wrt, inputs, "gradients are taken by loaded tensors")
@@ -111,6 +114,7 @@ def differentiate(
         writer.gradient(f"d{name}", inputs[name], gradients.get(name, {}), accumulate=f"d{name}" in added)
     _require_finite(program, writer.statements)
     statements = in_chain_order(writer.statements, reverse.forward, reverse.given())
+    statements = named_by_gradients(statements)
     statements = share_terms(statements, reverse.kinds | reverse.algebra.kinds, reverse.taken)
     derived = RowProgram(f"{program.name}_backward", _in_order(statements, reverse), program.scalars)
     return check(without_dead_code(derived))  # eps, where the forward pass saved what it is in
@@ -192,7 +196,7 @@ class _Reverse:
     def __init__(
         self, program: RowProgram, wrt: tuple[str, ...], saved: tuple[str, ...], sources: dict[str, Store]
     ) -> None:
-        self.taken = {*value_kinds(program), COLS.name, *(s.tensor for s in program.stores)}
+        self.taken = {*value_kinds(program), *map(str, SIZES), *(s.tensor for s in program.stores)}
         self.wrt = wrt
         gradients = [*(f"d{n}" for n in wrt), *(f"d{t}" for t in sources)]
         for name in gradients:
@@ -208,6 +212,7 @@ class _Reverse:
         self.algebra = Algebra(list(map(_opened, self.forward)), self.kinds, frozenset(saved))
         self.sources = sources
         self.named: dict[sp.Symbol, Poly] = {}
+        self.dots: dict[sp.Symbol, Reduce] = {}
         self.cotangents: dict[str, Poly] = {}
         self.active = self._active()
         self.maps = {s.name: s for s in self.forward if isinstance(s, Map) and s.kind.within_row}
@@ -239,11 +244,13 @@ class _Reverse:
     def _through(self, statement: Statement) -> None:
         if isinstance(statement, Map):
             self._through_map(statement)
+        elif isinstance(statement, Reduce) and statement.is_dot:
+            self._through_dot(statement)
         elif isinstance(statement, Reduce):
             self._through_reduce(statement)
 
     def writer(self) -> GradientWriter:
-        return GradientWriter(self.algebra, self.forward, self.loaded, self.named, self.taken)
+        return GradientWriter(self.algebra, self.forward, self.loaded, self.named, self.dots, self.taken)
 
     def given(self) -> tuple[sp.Symbol, ...]:
         """The cotangents that have a name: those of the outputs, and those of values."""
@@ -253,7 +260,7 @@ class _Reverse:
         add_into(self.cotangents.setdefault(name, {}), self.algebra.poly(poly))
 
     def _dependencies(self, statement: Map | Reduce) -> list[str]:
-        names = (s.name for e in used_exprs(statement) for s in e.free_symbols if s != COLS)
+        names = (s.name for e in used_exprs(statement) for s in e.free_symbols if s not in SIZES)
         return sorted({n for n in names if n in self.active})
 
     def _through_map(self, statement: Map) -> None:
@@ -326,6 +333,31 @@ class _Reverse:
         inner = [*(p.base for p in powers), *(f.args[-1] for f in expr.atoms(sp.log, divide))]
         return expr.has(INFINITY) or any(kind_of(e, self.kinds).within_row for e in inner)
 
+    def _through_dot(self, statement: Reduce) -> None:
+        """The gradient of each side is a contraction of the cotangent and the other side."""
+        cotangent = self.cotangents.get(statement.names[0])
+        if not cotangent or not self.active & set(statement.names):
+            return
+        if len(cotangent) != 1 or next(iter(cotangent)) not in self._bare():
+            cotangent = self._under_a_name(statement, cotangent)
+        (((given, _),),) = cotangent
+        for at, side in enumerate(map(opened, statement.args)):
+            local = side.replace(where, self._where) if side.has(where) else side
+            dependencies = [n for n in sorted(s.name for s in local.free_symbols) if n in self.active]
+            if not dependencies:
+                continue
+            other, kind = statement.args[1 - at], kind_of(side, self.kinds)
+            over = kind_of(other, self.kinds) & ~statement.over
+            wish = f"d{side.name}_dot" if side.is_Symbol else f"d{statement.names[0]}_{('left', 'right')[at]}"
+            value = symbol(fresh(wish, self.taken))
+            args = (other, given) if at else (given, other)
+            self.dots[value] = Reduce((value.name,), kind, DOT, args, over=over)
+            self.algebra.kinds[value.name] = kind
+            whole: Poly = {((value, sp.Integer(1)),): sp.Integer(1)}
+            for name in dependencies:
+                slope = self.algebra.poly(derivative(local, symbol(name)))
+                self._fan_in(name, self._times(statement, whole, slope), from_kind=kind)
+
     def _through_reduce(self, statement: Reduce) -> None:
         cotangents = [self.cotangents.get(n) for n in statement.names]
         if not any(cotangents) or not self.active & set(statement.names):
@@ -353,6 +385,8 @@ class _Reverse:
         for name in self._dependencies(replace(statement, args=(term,))):
             local = self.algebra.times(share, self.algebra.poly(derivative(term, symbol(name))))
             of_kind = Kind.ROW if statement.kind is Kind.SCALAR else Kind.ELEM
+            if statement.is_of_side:
+                of_kind = join([statement.kind, statement.over])
             self._fan_in(name, self._times(statement, cotangent, local), from_kind=of_kind)
 
     def _share(self, term: sp.Expr, extremum: sp.Symbol) -> Poly:
@@ -365,6 +399,13 @@ class _Reverse:
     def _fan_in(self, name: str, poly: Poly, *, from_kind: Kind) -> None:
         """Contributions are summed over the columns where they go to a value of the row, of a group or of all rows."""
         to_kind = self.kinds[name]
+        if from_kind.by_inner and to_kind is not from_kind:
+            lost = " and ".join((from_kind & ~to_kind).axes)
+            raise ProgramError(
+                f"the gradient of '{name}' sums that of a side of a product over {lost}, in a kernel of its own",
+                received=f"{name} : {to_kind}",
+                hint="scale in a spec of its own, whose output is the side",
+            )
         if from_kind.by_col and to_kind.is_groups:
             poly = self.algebra.group_sum(poly)
         elif from_kind.within_row and not to_kind.within_row:
@@ -416,6 +457,20 @@ def _opened(statement: Statement) -> Statement:
             return statement
 
 
+def named_by_gradients(statements: list[Statement]) -> list[Statement]:
+    """With a contraction that a gradient is, and nothing else reads, under the gradient's name."""
+    readers = Counter(name for s in statements for name in used_names(s))
+    dots = {s.names[0] for s in statements if isinstance(s, Reduce) and s.is_dot and readers[s.names[0]] == 1}
+    names = {s.expr.name: s.name for s in statements if isinstance(s, Map) and s.expr.is_Symbol and s.expr.name in dots}
+    found: list[Statement] = []
+    for statement in statements:
+        if isinstance(statement, Reduce) and statement.names[0] in names:
+            found.append(replace(statement, names=(names[statement.names[0]],)))
+        elif not (isinstance(statement, Map) and statement.name in names.values()):
+            found.append(statement)
+    return found
+
+
 def _in_order(statements: list[Statement], reverse: _Reverse) -> tuple[Statement, ...]:
     """Loads, then by how many row reductions a statement waits for, a stage's reductions together; results last."""
     stages: dict[str, int] = {}
@@ -424,12 +479,13 @@ def _in_order(statements: list[Statement], reverse: _Reverse) -> tuple[Statement
     for statement in statements:
         need = max((stages.get(n, 0) for n in used_names(statement)), default=0)
         for name in defined_names(statement):
-            stages[name] = need + is_row_reduce(statement)
+            stages[name] = need + is_stage(statement)
         if isinstance(statement, Load):
             keys.append((-1, 0, load_order.index(statement.name)))
         else:
-            is_sum = is_row_reduce(statement)
-            is_late = isinstance(statement, Store) or (isinstance(statement, Reduce) and not statement.kind.by_row)
+            is_sum = is_stage(statement)
+            is_over_rows = isinstance(statement, Reduce) and not (is_sum or statement.kind.by_row)
+            is_late = isinstance(statement, Store) or is_over_rows
             keys.append((len(statements) if is_late else need, int(is_sum), 0))
     ordered = sorted(range(len(statements)), key=lambda i: (keys[i], i))
     return tuple(statements[i] for i in ordered)

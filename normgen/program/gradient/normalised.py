@@ -15,7 +15,7 @@ from dataclasses import replace
 import sympy as sp
 
 from normgen.program.ir import (
-    COLS,
+    SIZES,
     Load,
     Map,
     Random,
@@ -100,6 +100,8 @@ class _TermNamer:
             case Map(name=name, expr=expr):
                 self.known.setdefault(_meaning(expr), symbol(name))
                 self.append(statement)
+            case Reduce() if statement.is_dot or statement.is_of_side:
+                self.append(statement)
             case Reduce(args=args):
                 self.append(replace(statement, args=tuple(self.reduced(statement, arg) for arg in args)))
             case Load() | Random():
@@ -112,7 +114,7 @@ class _TermNamer:
         return self.new_map(f"{statement.names[0]}_term", Kind.ELEM, named) if is_compared else named
 
     def append(self, statement: Load | Random | Reduce | Map) -> None:
-        read = [s.name for e in used_exprs(statement) for s in e.free_symbols if s != COLS]
+        read = [s.name for e in used_exprs(statement) for s in e.free_symbols if s not in SIZES]
         for name in defined_names(statement):
             self.kinds[name] = statement.kind
             self.sources[name] = frozenset({name}) if isinstance(statement, Load | Random) else self.loads(read)
@@ -122,7 +124,7 @@ class _TermNamer:
         return frozenset().union(*(self.sources[n] for n in names))
 
     def sources_of(self, expr: sp.Expr) -> frozenset[str]:
-        return self.loads(s.name for s in expr.free_symbols if s != COLS)
+        return self.loads(s.name for s in expr.free_symbols if s not in SIZES)
 
     def rewritten(self, expr: sp.Expr, *, is_whole: bool) -> sp.Expr:
         """`expr` with its terms named; `is_whole` when a map of the program already names all of it."""
@@ -138,7 +140,7 @@ class _TermNamer:
         return self.normalised(expr, is_whole=is_whole) if is_product(expr) else expr
 
     def row_power(self, expr: sp.Expr) -> sp.Symbol:
-        values = sorted(s.name for s in expr.free_symbols if s != COLS and self.kinds[s.name].is_row)
+        values = sorted(s.name for s in expr.free_symbols if s not in SIZES and self.kinds[s.name].is_row)
         return self.new_map("_".join([_POWER_NAMES.get(expr.exp, "power"), *values]), Kind.ROW, expr)
 
     def new_map(self, name: str, kind: Kind, expr: sp.Expr) -> sp.Symbol:
@@ -194,6 +196,6 @@ class _TermNamer:
 
     def hat_name(self, centre: sp.Expr) -> str:
         """xhat for a term in one elem value x; input_hat for longer names."""
-        elems = sorted(s.name for s in centre.free_symbols if s != COLS and self.kinds[s.name].is_elem)
+        elems = sorted(s.name for s in centre.free_symbols if s not in SIZES and self.kinds[s.name].is_elem)
         name = elems[0] if elems else "row"
         return f"{name}hat" if len(name) == 1 else f"{name}_hat"

@@ -7,6 +7,7 @@ A term's row factors are gathered into one row map, so that they cost once per r
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 import sympy as sp
 
@@ -24,7 +25,7 @@ from normgen.program.gradient.monomials import (
 )
 from normgen.program.gradient.normalised import fresh
 from normgen.program.gradient.shared_terms import term_name
-from normgen.program.ir import COLS, Load, Map, Reduce, Statement, Store, defined_names, is_row_reduce, used_exprs
+from normgen.program.ir import COLS, SIZES, Load, Map, Reduce, Statement, Store, defined_names, is_stage, used_exprs
 from normgen.program.monoid import SUM, symbol
 from normgen.program.ordered import opened
 from normgen.spec.spec import Kind
@@ -38,6 +39,7 @@ class GradientWriter:
     forward   the forward statements, by the names they define
     loaded    values that are loaded, and how: inputs, saved values, cotangents
     named     cotangents that got a name of their own
+    dots      contractions that gradients are made of, by their names
     """
 
     def __init__(
@@ -46,16 +48,18 @@ class GradientWriter:
         forward: Iterable[Statement],
         loaded: Mapping[str, Load],
         named: Mapping[sp.Symbol, Poly],
+        dots: Mapping[sp.Symbol, Reduce],
         taken: set[str],
     ) -> None:
         self.algebra = algebra
         self.forward = {name: s for s in forward for name in defined_names(s)}
         self.loaded = loaded
         self.named = named
+        self.dots = dots
         self.taken = taken
         self.statements: list[Statement] = []
-        self._written: dict[sp.Symbol, sp.Symbol] = {COLS: COLS}
-        self._stages: dict[sp.Symbol, int] = {COLS: 0}
+        self._written: dict[sp.Symbol, sp.Symbol] = {size: size for size in SIZES}
+        self._stages: dict[sp.Symbol, int] = dict.fromkeys(SIZES, 0)
         self._open: list[str] = []
         self._by_expr: dict[tuple[sp.Expr, Kind], sp.Symbol] = {}
 
@@ -69,7 +73,7 @@ class GradientWriter:
         known = self._by_expr.get((expr, kind))
         value = symbol(tensor) if known is None else known
         if known is None:
-            over_rows = not kind.by_row and expr != 0
+            over_rows = not (kind.by_row or (kind.is_matrix and kind.by_inner)) and expr != 0
             statement = Reduce((tensor,), kind, SUM, (expr,)) if over_rows else Map(tensor, kind, expr)
             self._append(value, kind, expr, statement)
         self.statements.append(Store(tensor, value.name, kind, accumulate))
@@ -158,12 +162,12 @@ class GradientWriter:
 
     def _row_factor(self, term: Monomial) -> sp.Expr:
         """A product of row values: itself if it is one value, else a row map."""
-        if all(a == COLS or self.algebra.kind(a) is Kind.SCALAR for a, _ in term) or [p for _, p in term] == [1]:
+        if all(a in SIZES or self.algebra.kind(a) is Kind.SCALAR for a, _ in term) or [p for _, p in term] == [1]:
             return self._product(term)
         return self._row_map(self._row_name(term), self._product(term))
 
     def _row_name(self, term: Monomial) -> str:
-        values = [(self._atom_name(a), p) for a, p in term if a != COLS]
+        values = [(self._atom_name(a), p) for a, p in term if a not in SIZES]
         if len(values) == 1 and values[0][1] == 1 and dict(term).get(COLS) == -1 and values[0][0].endswith("_sum"):
             return values[0][0].removesuffix("_sum") + "_mean"
         return "_".join(name if p > 0 else f"inv_{name}" for name, p in values)
@@ -180,7 +184,7 @@ class GradientWriter:
         self._by_expr[(expr, kind)] = value
         self._written[value] = value
         self.algebra.kinds[value.name] = kind
-        self._stages[value] = self._stage_of(expr) + is_row_reduce(statement)
+        self._stages[value] = self._stage_of(expr) + is_stage(statement)
         self.statements.append(statement)
 
     # -- values --------------------------------------------------------------------------------------------
@@ -209,6 +213,11 @@ class GradientWriter:
             kind = self.algebra.kinds[value.name]
             expr = self._assembled_open(self.named[value], kind, value.name)
             self._append(value, kind, expr, Map(value.name, kind, expr))
+            return value
+        if value in self.dots:
+            statement = self.dots[value]
+            args = tuple(map(self._expr, statement.args))
+            self._append(value, statement.kind, sp.Function("dot")(*args), replace(statement, args=args))
             return value
         if value.name in self.loaded:
             self.statements.append(self.loaded[value.name])
@@ -270,11 +279,11 @@ class GradientWriter:
             return self._stage_of(expression(self.algebra.group_sums[value]))
         if value in self.named:
             return max(self._stage_of(expression(term)) for term in self._settled(self.named[value], value.name))
-        statement = None if value.name in self.loaded else self.forward.get(value.name)
+        statement = None if value.name in self.loaded else self.dots.get(value, self.forward.get(value.name))
         if isinstance(statement, Map):
             return self._stage_of(statement.expr)
         if isinstance(statement, Reduce):
-            return max(map(self._stage_of, statement.args)) + is_row_reduce(statement)
+            return max(map(self._stage_of, statement.args)) + is_stage(statement)
         return 0
 
     # -- names ---------------------------------------------------------------------------------------------

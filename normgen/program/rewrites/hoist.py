@@ -14,7 +14,7 @@ from dataclasses import replace
 import sympy as sp
 
 from normgen.program.functions import quotient_in
-from normgen.program.ir import COLS, Map, Reduce, RowProgram, Statement, check, free_name, kind_of, value_kinds
+from normgen.program.ir import SIZES, Map, Reduce, RowProgram, Statement, check, free_name, kind_of, value_kinds
 from normgen.program.monoid import symbol
 from normgen.program.ordered import Ordered, is_product
 from normgen.spec.spec import Kind
@@ -40,7 +40,7 @@ def hoist_row_divisions(program: RowProgram, *, corrected: bool = False) -> RowP
             if not (power.exp.is_Integer and power.exp < 0):
                 continue
             kind = kind_of(power, kinds)
-            if kind.is_row or kind.is_groups or (kind is Kind.SCALAR and power.base.free_symbols - {COLS}):
+            if kind.is_row or kind.is_groups or (kind is Kind.SCALAR and power.base.free_symbols - {*SIZES}):
                 name = free_name(f"{_label(power.base)}_inverse", kinds)
                 kinds[name] = kind
                 hoisted[power] = symbol(name)
@@ -71,4 +71,4 @@ def _divided(product: sp.Expr, hoisted: dict[sp.Expr, sp.Symbol]) -> sp.Expr:
 
 
 def _label(expr: sp.Expr) -> str:
-    return min((str(s.name) for s in expr.free_symbols if s != COLS), default="row")  # of its index alone
+    return min((str(s.name) for s in expr.free_symbols if s not in SIZES), default="row")  # of its index alone

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from normgen.program.ir import RowProgram, check
 from normgen.program.rewrites.approximate import approximate_exponentials
+from normgen.program.rewrites.contractions import factors_leave
 from normgen.program.rewrites.hoist import hoist_row_divisions
 from normgen.program.rewrites.kept import name_kept_values
 from normgen.program.rewrites.quotients import divide_by_remainders
@@ -57,6 +58,8 @@ def passes(choices: Choices, *, means: bool = True) -> list[tuple[str, Callable[
 def passed(program: RowProgram, choices: Choices, *, means: bool = True) -> list[tuple[str, RowProgram]]:
     """The program as lowered and after each pass, every one checked: what `normgen show --ir` prints."""
     steps = [("lower", check(program))]
+    if program.dots:
+        steps.append(("factors leave sums", check(factors_leave(program))))
     for name, rewrite in passes(choices, means=means):
         steps.append((name, check(rewrite(steps[-1][1]))))
     return steps

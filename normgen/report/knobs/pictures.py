@@ -229,6 +229,8 @@ def _scenes(draw: Drawing, problem: Mapping[str, Any], knobs: str, *values: Any,
     return tuple(Scene(value=v, draw=draw, problem=problem, knobs=knobs, also=also.get(str(v), "")) for v in values)
 
 
+_OF_TILES = "a size of the tiles of a product of matrices: the pictures are of rows, which have none"
+
 # Knob -> its scenes, or why there is nothing to draw. A knob that is not here fails a test.
 PICTURES: Mapping[str, tuple[Scene, ...] | str] = {
     "threads_per_row": (
@@ -284,6 +286,11 @@ PICTURES: Mapping[str, tuple[Scene, ...] | str] = {
     "division": "no thread owns anything else: the same quotients by other instructions",
     "row_order": "the same threads own the same elements: a block's number says which rows are its own",
     "statistics": "a null pointer's store is skipped at run time, or is not in the text: no access differs",
+    "tile_m": _OF_TILES,
+    "tile_n": _OF_TILES,
+    "tile_k": _OF_TILES,
+    "thread_m": _OF_TILES,
+    "thread_n": _OF_TILES,
 }
 
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from normgen.schedule.knobs import Group, names_of
 from normgen.schedule.schedule import Schedule
 
 Array = NDArray[np.float64]
@@ -36,6 +37,7 @@ _LOGARITHMIC = (
     "unroll",
     "stages",
     "blocks_per_sm",
+    *names_of(Group.TILE),
 )
 _CHOICES = tuple(f.name for f in fields(Schedule) if f.name not in _LOGARITHMIC)
 

@@ -1,0 +1,77 @@
+"""Single accesses of a contraction's kernel: how long its axes are, where an element of a tensor lies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from normgen.codegen.access import Tensors
+from normgen.codegen.module import Source
+from normgen.codegen.reductions import CONSTANTS
+from normgen.program.functions import COL, ROW
+from normgen.program.ir import COLS, INNER, Load
+from normgen.schedule.tiles.plan import TilePlan
+
+FIXED = {"cols": "kCols", "inner": "kInner"}  # constants of sizes that are known when the text is compiled
+
+
+class TileAccess(Tensors):
+    """The names and addresses of one kernel. An element's place is said as axis -> the text of its index."""
+
+    def __init__(self, plan: TilePlan) -> None:
+        super().__init__(plan.problem)
+        self.plan = plan
+
+    def letter(self, axis: str) -> str:
+        """M, N or K: how constants of an axis end."""
+        cut = self.plan.cut
+        return {cut.m: "M", cut.n: "N", cut.k: "K"}[axis]
+
+    def size(self, axis: str) -> str:
+        return FIXED[axis] if self.plan.is_fixed(axis) else axis
+
+    def inside(self, at: Mapping[str, str]) -> str:
+        """Whether a place lies within the axes; of an axis of whole tiles the compiler knows it."""
+        tests = []
+        for axis, index in at.items():
+            test = f"{index} < {self.size(axis)}"
+            tests.append(f"kWhole{self.letter(axis)} || {test}" if self.plan.is_fixed(axis) else test)
+        return both(*tests)
+
+    def address(self, tensor: str, at: Mapping[str, str]) -> str:
+        """A pointer to the element at a place; what the tensor does not vary along is not asked for."""
+        use = self.problem.tensor(tensor)
+        if len(use.axes) < 2:
+            return f"{use.memory} + {at[use.axes[0]]}" if use.axes else use.memory
+        line, element = (at[axis] for axis in use.axes)
+        return f"{use.memory} + static_cast<long long>({line}) * {use.memory}_pitch + {element}"
+
+    def read(self, tensor: str, at: Mapping[str, str], width: str, *, hint: str = "") -> str:
+        """A vector from that place on."""
+        under = "read_first" if self.problem.tensor(tensor).under else "read"
+        return self.unless_null(tensor, f"{under}<{width}{hint}>({self.address(tensor, at)})", width)
+
+    def vec(self, tensor: str, width: str) -> str:
+        return f"Vec<{self.ctype(tensor)}, {width}>"
+
+    def numbers(self, at: Mapping[str, str]) -> dict[str, str]:
+        """The names of what every expression may read beside values: sizes, and the indices of a place."""
+        sizes = {COLS.name: self.size("cols"), INNER.name: self.size("inner")}
+        indices = {name: at[axis] for name, axis in ((ROW.name, "rows"), (COL.name, "cols")) if axis in at}
+        return CONSTANTS | {name: name for name in self.plan.program.scalars} | self.scalars | sizes | indices
+
+    @property
+    def scalars(self) -> dict[str, str]:
+        """Numbers that a tensor holds one of."""
+        return {load.name: f"{load.name}_value" for load in self.plan.program.loads if not load.kind.axes}
+
+    def is_vector(self, load: Load, along: str) -> bool:
+        """Whether the elements of a vector along an axis lie side by side, each with a value of its own."""
+        return along in self.problem.tensor(load.tensor).axes
+
+
+def both(*tests: str) -> str:
+    """All of the conditions, of which some are made of two."""
+    return " && ".join(f"({test})" if "||" in test and len(tests) > 1 else test for test in tests)
+
+
+SOURCES = {"rows": Source.ROWS, "cols": Source.COLS, "inner": Source.INNER}

@@ -1,0 +1,129 @@
+"""What a thread makes of its sums: maps, on registers, and stores."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from normgen.codegen.printer import Printer
+from normgen.codegen.statements import Do, For, If, Let, Statement, loop, when
+from normgen.codegen.tiles.access import TileAccess
+from normgen.codegen.tiles.side import UNROLL
+from normgen.program.ir import Load, Map, Store, value_kinds
+
+WIDTH = "kWidth"  # elements of a vector of the result
+
+
+class Epilogue:
+    """Rows of a thread's tile one after another, in each the vectors that it owns there."""
+
+    def __init__(self, access: TileAccess) -> None:
+        self.access, self.plan = access, access.plan
+        cut = self.plan.cut
+        self.m, self.n = cut.m, cut.n
+        self.at = {cut.m: "m", cut.n: "n"}
+        kinds = value_kinds(self.plan.program)
+        self.axes = {name: {*kind.axes} for name, kind in kinds.items()}
+        texts = {r.names[0]: f"{r.names[0]}_sum[i][j + e]" for r in cut.sums}
+        texts |= {r.names[0]: f"{r.names[0]}_all[i]" for r in cut.left.riding}
+        texts |= {r.names[0]: f"{r.names[0]}_all[j + e]" for r in cut.right.riding}
+        for step in cut.epilogue:
+            if isinstance(step, Load | Map):
+                texts.setdefault(step.name, f"{step.name}_{self._place(step.name)}")
+        order = sorted(texts, key=lambda name: (-len(self.axes[name]), self.n in self.axes[name]))
+        self.names = {name: texts[name] for name in order} | access.numbers({self.m: "m", self.n: "(n + e)"})
+
+    def _place(self, name: str) -> str:
+        """How a value's variable ends: e of an element, m of one for a whole line."""
+        return "e" if self.n in self.axes[name] else "m" if self.axes[name] else "value"
+
+    def statements(self) -> list[Statement]:
+        epilogue = self.plan.cut.epilogue
+        lines = [s for s in epilogue if self.n not in self._axes_of(s) and self._axes_of(s)]
+        elements = [s for s in epilogue if self.n in self._axes_of(s)]
+        vectors = [
+            Let("const int n", "n0 + own_n(j)"),
+            *when(self.access.inside({self.n: "n"}), *self._vector(elements)),
+        ]
+        line = [
+            *self._line(lines),
+            For(f"for (int j = 0; j < kThreadN; j += {WIDTH})", tuple(vectors), UNROLL),
+        ]
+        body = [
+            Let("const int m", "m0 + own_m(i)"),
+            *when(self.access.inside({self.m: "m"}), *line),
+        ]
+        nest = loop("i", "kThreadM", body, unroll=UNROLL)
+        return [*self._scalars(epilogue), nest]
+
+    def _axes_of(self, step: Load | Map | Store) -> set[str]:
+        return self.axes[step.value if isinstance(step, Store) else step.name]
+
+    def _scalars(self, epilogue: Iterable[Statement | Load | Map | Store]) -> list[Statement]:
+        """Values of no axis: known before all others."""
+        return [
+            Let(f"const float {s.name}_value", Printer(self.names).text(s.expr))
+            for s in epilogue
+            if isinstance(s, Map) and not self.axes[s.name]
+        ]
+
+    def _line(self, steps: Iterable[Load | Map | Store]) -> list[Statement]:
+        """Values of a line of the tile; those that are stored, by the block and the thread that come first in it."""
+        found: list[Statement] = []
+        for step in steps:
+            match step:
+                case Load(name=name):
+                    read = f"element({self.access.read(step.tensor, self.at, '1')}, 0)"
+                    found.append(Let(f"const float {name}_m", read))
+                case Map(name=name, expr=expr):
+                    found.append(Let(f"const float {name}_m", Printer(self.names).text(expr)))
+                case Store():
+                    found += when("n0 == 0 && tn == 0", *self._write_one(step))  # others have the same value
+        return found
+
+    def _write_one(self, store: Store) -> tuple[Statement, ...]:
+        address, value = self.access.address(store.tensor, self.at), self.names[store.value]
+        if store.accumulate:
+            value = f"element({self.access.read(store.tensor, self.at, '1')}, 0) + {value}"
+        write: Statement = Do(f"write_row_value({address}, {value})")
+        if self.plan.problem.tensor(store.tensor).nullable:
+            write = If(f"{store.tensor} != nullptr", (write,), alone=True)
+        return self.access.if_wanted(store.tensor, write)
+
+    def _vector(self, steps: Iterable[Load | Map | Store]) -> list[Statement]:
+        """A vector of the result: loads, then maps element by element, then stores."""
+        before: list[Statement] = []
+        elements: list[Statement] = []
+        after: list[Statement] = []
+        for step in steps:
+            match step:
+                case Load(name=name):
+                    vec = self.access.vec(step.tensor, WIDTH)
+                    before.append(Let(f"const {vec} {name}_vec", self._read(step.tensor)))
+                    elements.append(Let(f"const float {name}_e", f"element({name}_vec, e)"))
+                case Map(name=name, expr=expr):
+                    elements.append(Let(f"const float {name}_e", Printer(self.names).text(expr)))
+                case Store(tensor=tensor, value=value):
+                    before.append(Do(f"float {tensor}_values[{WIDTH}]"))
+                    elements.append(Do(f"{tensor}_values[e] = {self.names[value]}"))
+                    after += self._write(step)
+        return [*before, loop("e", WIDTH, elements, unroll=UNROLL), *after]
+
+    def _read(self, tensor: str) -> str:
+        return self.access.read(tensor, self.at, WIDTH)
+
+    def _write(self, store: Store) -> tuple[Statement, ...]:
+        tensor = store.tensor
+        added: tuple[Statement, ...] = ()
+        if store.accumulate:
+            old = Let(f"const {self.access.vec(tensor, WIDTH)} {tensor}_old", self._read(tensor))
+            add = Do(f"{tensor}_values[e] += element({tensor}_old, e)")
+            added = (old, loop("e", WIDTH, [add], unroll=UNROLL))
+        write = (
+            *added,
+            Do(f"{self.access.vec(tensor, WIDTH)} {tensor}_vec"),
+            Do(f"pack({tensor}_vec, {tensor}_values)"),
+            Do(f"write<Store>({self.access.address(tensor, self.at)}, {tensor}_vec)"),
+        )
+        if self.m not in self.axes[store.value]:
+            write = (If("m0 == 0 && tm == 0 && i == 0", write),)
+        return self.access.if_wanted(tensor, *write)

@@ -1,0 +1,291 @@
+"""One kernel of a contraction: the phases of its text, in order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from normgen.codegen.access import policy
+from normgen.codegen.chain import AT_END, AT_LOADS, chain_of, chain_setting, declare, start_of_chain, tensor_params
+from normgen.codegen.module import Kernel, Launch, Param, Source, Workspace
+from normgen.codegen.parts import KernelText
+from normgen.codegen.statements import (
+    Comment,
+    Do,
+    For,
+    Gap,
+    If,
+    Let,
+    Statement,
+    constant,
+    function,
+    loop,
+    pruned,
+    setting,
+    type_setting,
+)
+from normgen.codegen.tiles.access import SOURCES, TileAccess
+from normgen.codegen.tiles.epilogue import Epilogue
+from normgen.codegen.tiles.side import UNROLL, SideText
+from normgen.schedule.tiles.plan import PAD, PIECE, TilePlan
+
+SYNC = "__syncthreads()"
+
+
+class TileKernel:
+    """A plan's kernel, and the source of it."""
+
+    def __init__(self, plan: TilePlan) -> None:
+        self.plan, self.problem = plan, plan.problem
+        self.chain = chain_of(plan.schedule)
+        self.access = TileAccess(plan)
+        cut = plan.cut
+        self.sides = (SideText(self.access, cut.left, "left"), SideText(self.access, cut.right, "right"))
+        self.stages = plan.schedule.stages
+        self.min_arch, self.workspace = plan.min_arch, Workspace()
+
+    @property
+    def name(self) -> str:
+        """For example linear_fwd_bf16_block_per_tile."""
+        cols = "_any_cols" if self.problem.any_cols else ""
+        absent = "".join(f"_without_{name}" for name in self.problem.absent)
+        return f"{self.problem.name}{cols}{absent}_{self.plan.schedule.strategy}"
+
+    @property
+    def params(self) -> tuple[Param, ...]:
+        """Pointers in the problem's order, pitches, sizes that the text does not know, scalars."""
+        sizes = [SOURCES[axis] for axis in ("rows", "cols", "inner") if not self.plan.is_fixed(axis)]
+        scalars = (Param(name=s, ctype="float", source=Source.SCALAR, key=s) for s in self.plan.program.scalars)
+        return (
+            *tensor_params(self.problem),
+            *(Param(name=size.value, ctype="int", source=size) for size in sizes),
+            *scalars,
+        )
+
+    def declared(self, param: Param) -> str:
+        return declare(self.problem, param)
+
+    @property
+    def launch(self) -> Launch:
+        cut, s = self.plan.cut, self.plan.schedule
+        return Launch(
+            threads=s.threads,
+            tiles=((SOURCES[cut.m], s.tile_m), (SOURCES[cut.n], s.tile_n)),
+            shared_bytes=self.plan.shared_bytes,
+            dependent=s.chained,
+        )
+
+    def kernels(self) -> list[tuple[Kernel, KernelText]]:
+        return [(Kernel(name=self.name, params=self.params, launch=self.launch), self.text())]
+
+    # ---- the tile ----------------------------------------------------------------------------------------------
+
+    def constants(self) -> list[Let]:
+        plan, s = self.plan, self.plan.schedule
+        found: list[Let] = [setting(self.access.size(a), plan.size(a)) for a in ("cols", "inner") if plan.is_fixed(a)]
+        found.append(setting("kThreads", s.threads))
+        for x, axis, own in (("M", plan.cut.m, s.thread_m), ("N", plan.cut.n, s.thread_n)):
+            found.append(setting(f"kTile{x}", plan.tile(axis), f"of {axis}, what a block owns"))
+            found.append(setting(f"kThread{x}", own, f"of {axis}, what a thread owns"))
+            found.append(
+                constant(f"kPiece{x}", f"kThread{x} < {PIECE} ? kThread{x} : {PIECE}", "of these side by side")
+            )
+            found.append(constant(f"kApart{x}", f"kTile{x} / kThread{x} * kPiece{x}", "from one piece to the next"))
+        found.append(setting("kTileK", s.tile_k, f"of {plan.cut.k}, what a block reads at a time"))
+        found.append(setting("kVector", s.vector, "elements per access"))
+        found.append(constant("kWidth", "kVector < kPieceN ? kVector : kPieceN", "elements per access to the result"))
+        found.append(setting("kStages", s.stages, "tiles of each side that wait in shared memory"))
+        why = "floats behind each line of a slot: the lines start in different banks"
+        found += [constant("kPad", str(PAD), why), *(one for side in self.sides for one in side.constants())]
+        for axis in (a for a in (plan.cut.m, plan.cut.n, plan.cut.k) if plan.is_fixed(a)):
+            x = self.access.letter(axis)
+            found.append(Let(f"constexpr bool kWhole{x}", f"{self.access.size(axis)} % kTile{x} == 0"))
+        found += [type_setting("Load", policy(s.load)), type_setting("Store", policy(s.store))]
+        return [*found, chain_setting(s)]
+
+    def thread(self) -> list[Statement]:
+        """Which tile a block owns, and which part of it a thread."""
+        n = self.access.size(self.plan.cut.n)
+        own = "[&](int i) {{ return t{0} * kPiece{1} + i / kPiece{1} * kApart{1} + i % kPiece{1}; }}"
+        return [
+            Let("const int blocks_n", f"({n} + kTileN - 1) / kTileN"),
+            Let("const int m0", "blockIdx.x / blocks_n * kTileM"),
+            Let("const int n0", "blockIdx.x % blocks_n * kTileN"),
+            Let("const int tm", "threadIdx.x / (kTileN / kThreadN)"),
+            Let("const int tn", "threadIdx.x % (kTileN / kThreadN)"),
+            Comment("Pieces of a thread lie apart: side by side are those of its neighbours, in banks of their own."),
+            Let("const auto own_m", own.format("m", "M")),
+            Let("const auto own_n", own.format("n", "N")),
+            Gap(),
+        ]
+
+    def shared(self) -> list[Statement]:
+        """Where the slots lie: all stages of one factor, then those of the next."""
+        found: list[Statement] = []
+        start = "reinterpret_cast<float*>(dynamic_shared())"
+        for side in self.sides:
+            for name in side.slots.values():
+                found.append(Let(f"float* const {name}_tiles", start))
+                start = f"{name}_tiles + kStages * kTileK * kPitch{side.letter}"
+        return found
+
+    def sums(self) -> list[Statement]:
+        found: list[Statement] = [Do(f"float {r.names[0]}_sum[kThreadM][kThreadN] = {{}}") for r in self.plan.cut.sums]
+        if self.plan.in_shared:
+            return [*found, *(s for side in self.sides for s in side.start_riding())]
+        for side in self.sides:
+            for reduce in side.side.riding:
+                found += side.totals(reduce)
+        return found
+
+    def multiply(self) -> list[Statement]:
+        """A thread's products at one k."""
+        left, right = self.sides
+        added: list[Statement] = []
+        for reduce in self.plan.cut.sums:
+            x, y = reduce.args if reduce.args[0] in left.slots else reversed(reduce.args)
+            total = f"{reduce.names[0]}_sum[i][j]"
+            added.append(Do(f"{total} = fmaf({left.slots[x]}_part[i], {right.slots[y]}_part[j], {total})"))
+        return [loop("i", "kThreadM", [loop("j", "kThreadN", added, unroll=UNROLL)], unroll=UNROLL)]
+
+    # ---- the loop over k ---------------------------------------------------------------------------------------
+
+    def reload(self) -> list[Statement]:
+        """No thread knows what another one reads."""
+        body = [*(s for side in self.sides for s in side.reload()), *self.multiply()]
+        return [loop("k", self.access.size(self.plan.cut.k), body, unroll="#pragma unroll kTileK")]
+
+    def functions(self) -> list[Statement]:
+        """The phases of a tile of k."""
+        stage = "int stage" if self.stages > 1 else ""
+        parts = [statement for side in self.sides for statement in side.read_parts()]
+        multiply = function("multiply", stage, [loop("k", "kTileK", [*parts, *self.multiply()], unroll=UNROLL)])
+        if self.plan.copies:
+            copy = function("copy", f"{stage}, int k0" if stage else "int k0", [side.copy() for side in self.sides])
+            return [copy, Gap(), multiply, Gap()]
+        held = [statement for side in self.sides for statement in side.declarations()]
+        fetch = function("fetch", "int k0", [side.fetch() for side in self.sides])
+        deposit = function("deposit", stage, [side.deposit() for side in self.sides])
+        return [*held, Gap(), fetch, Gap(), deposit, Gap(), multiply, Gap()]
+
+    def over_k(self, body: Sequence[Statement]) -> Statement:
+        return For(f"for (int k0 = 0; k0 < {self.access.size(self.plan.cut.k)}; k0 += kTileK)", tuple(body))
+
+    def through_registers(self) -> list[Statement]:
+        """The next tile is on its way in registers while this one is multiplied."""
+        end = self.access.size(self.plan.cut.k)
+        more = f"{end} - k0 > kTileK"
+        ahead = If(more, (Do("fetch(k0 + kTileK)"),), alone=True)
+        if self.stages == 1:
+            free = Do(SYNC, "nobody reads the slots any more")
+            body: list[Statement] = [free, Do("deposit()"), Do(SYNC), ahead, Do("multiply()")]
+            return [Do("fetch(0)"), self.over_k(body)]
+        body = [
+            Do(SYNC, "the slots of this stage are filled, and nobody reads those of the next one"),
+            ahead,
+            Do("multiply(stage)"),
+            *self.next_stage(),
+            If(more, (Do("deposit(stage)"),), alone=True),
+        ]
+        return [Do("fetch(0)"), Do("deposit(0)"), Do("int stage = 0"), self.over_k(body)]
+
+    def next_stage(self) -> list[Statement]:
+        return [Do("stage = stage + 1 < kStages ? stage + 1 : 0")]
+
+    def past_registers(self) -> list[Statement]:
+        """kStages - 1 tiles are on their way while one is multiplied."""
+        end = self.access.size(self.plan.cut.k)
+        ride = [statement for side in self.sides for statement in side.ride_behind()]
+        if self.stages == 1:
+            body: list[Statement] = [
+                Do(SYNC, "nobody reads the slots any more"),
+                Do("copy(k0)"),
+                Do("cp_async_commit()"),
+                Do("cp_async_wait<0>()"),
+                Do(SYNC),
+                *ride,
+                Do("multiply()"),
+            ]
+            return [self.over_k(body)]
+        first: list[Statement] = [
+            If(f"ahead * kTileK < {end}", (Do("copy(ahead, ahead * kTileK)"),), alone=True),
+            Do("cp_async_commit()"),
+        ]
+        after = "(kStages - 1) * kTileK"
+        body = [
+            Do("cp_async_wait<kStages - 2>()"),
+            Do(SYNC, "this stage has arrived, and nobody reads the one before it"),
+            If(f"{end} - k0 > {after}", (Do(f"copy(stage > 0 ? stage - 1 : kStages - 1, k0 + {after})"),), alone=True),
+            Do("cp_async_commit()", "of nothing, too: groups are counted"),
+            *ride,
+            Do("multiply(stage)"),
+            *self.next_stage(),
+        ]
+        return [loop("ahead", "kStages - 1", first), Do("int stage = 0"), self.over_k(body)]
+
+    def riding(self) -> list[Statement]:
+        """What all threads have reduced meanwhile, through the slots, which are free."""
+        start, found = "reinterpret_cast<float*>(dynamic_shared())", []
+        for side in self.sides:
+            for reduce in side.side.riding:
+                name = f"{reduce.names[0]}_left"
+                found.append(Let(f"float* const {name}", start))
+                start = f"{name} + {side.lines} * kTile{side.letter}"
+        if not found:
+            return []
+        left = [statement for side in self.sides for statement in side.leave()]
+        gathered = [statement for side in self.sides for statement in side.gather()]
+        return [Gap(), *found, Do(SYNC, "nobody reads the slots any more"), *left, Do(SYNC), *gathered]
+
+    # ---- the whole ---------------------------------------------------------------------------------------------
+
+    def work(self) -> list[Statement]:
+        if not self.plan.in_shared:
+            return self.reload()
+        run = self.past_registers() if self.plan.copies else self.through_registers()
+        return [*self.functions(), *run, *self.riding()]
+
+    def comment(self) -> tuple[str, ...]:
+        plan, cut = self.plan, self.plan.cut
+        size = ", any sizes" if self.problem.any_cols else ""
+        what = f"{self.problem.spec.name} {self.problem.direction.value}{size}"
+        tile = f"a block owns a tile of {cut.m} (m) and {cut.n} (n), of which a thread keeps its part in registers"
+        way = {
+            (False, False): "Each thread reads what it multiplies.",
+            (True, False): "Tiles of both sides pass through shared memory, by way of registers.",
+            (True, True): "Tiles of both sides pass through shared memory, by cp.async.",
+        }[plan.in_shared, plan.copies]
+        taken = (f"{written} takes the place of {read}." for written, read in self.problem.in_place)
+        return (f"{what}: {tile}; the products are summed over {cut.k} (k).", way, *taken)
+
+    def text(self) -> KernelText:
+        plan, s = self.plan, self.plan.schedule
+        scalars = [
+            Let(f"const float {name}", f"element({self.access.read(load.tensor, {}, '1')}, 0)")
+            for load in plan.program.loads
+            if (name := self.access.scalars.get(load.name))
+        ]
+        body = [
+            *self.constants(),
+            *(self.shared() if plan.in_shared else []),
+            Gap(),
+            *self.thread(),
+            *start_of_chain([], []),
+            *scalars,
+            *self.sums(),
+            Gap(),
+            *self.work(),
+            Gap(),
+            AT_LOADS,
+            *Epilogue(self.access).statements(),
+            *AT_END,
+        ]
+        config: dict[str, int | str] = {"kThreads": s.threads, "Chain": self.chain}
+        config |= {"kBlocksPerSm": s.blocks_per_sm} if s.blocks_per_sm else {}
+        return KernelText(
+            name=self.name,
+            comment=self.comment(),
+            params=tuple(map(self.declared, self.params)),
+            bounds="Config::kThreads" + (", Config::kBlocksPerSm" if s.blocks_per_sm else ""),
+            config=config,
+            body=pruned(body),
+        )

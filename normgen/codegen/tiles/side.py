@@ -1,0 +1,281 @@
+"""One side of the products: how a block's threads bring a tile of it to shared memory, and what they reduce meanwhile.
+
+The threads share a tile's vectors, which lie along the axis along which the side lies in memory. A slot holds the tile
+of one factor as floats, a line for each k, so that neighbouring threads read neighbouring elements of a line. Vectors
+along k are scattered over the lines. What lies beyond an edge is 0 in a slot: it adds nothing to any product's sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import sympy as sp
+
+from normgen.codegen.printer import Printer
+from normgen.codegen.reductions import single_combine, single_identity, single_step
+from normgen.codegen.statements import Do, If, Let, Statement, constant, loop, when
+from normgen.codegen.tiles.access import TileAccess, both
+from normgen.program.ir import Load, Reduce
+from normgen.schedule.tiles.plan import Side, is_neutral, vanishes
+
+UNROLL = "#pragma unroll"
+
+
+class SideText:
+    """The statements of one side."""
+
+    def __init__(self, access: TileAccess, side: Side, word: str) -> None:
+        self.access, self.side, self.plan = access, side, access.plan
+        self.axis, self.k = side.axis, access.plan.cut.k
+        self.letter = access.letter(side.axis)
+        self.index = self.letter.lower()
+        self.along = access.plan.runs_along(side)
+        numbers = iter([word, *(f"{word}{i}" for i in range(2, 99))])
+        self.slots = {slot: slot.name if slot.is_Symbol else next(numbers) for slot in side.slots}
+
+    @property
+    def scatters(self) -> bool:
+        """Whether a vector's elements go to different lines of a slot."""
+        return self.along == self.k
+
+    # ---- constants and places ----------------------------------------------------------------------------------
+
+    def constants(self) -> list[Let]:
+        x, i = self.letter, self.index
+        line = "K" if self.scatters else x
+        return [
+            constant(f"kPitch{x}", f"kTile{x} + kPad", f"floats from line to line of a slot of the side along {i}"),
+            constant(f"kLine{x}", f"kTile{line} / kVector", "vectors of a line of its tile, as it lies in memory"),
+            constant(f"kVectors{x}", f"kTile{x} * kTileK / kVector", "vectors of its tile"),
+            constant(f"kSteps{x}", f"(kVectors{x} + kThreads - 1) / kThreads", "of these, what a thread moves"),
+        ]
+
+    def place(self) -> list[Statement]:
+        """Where in its tile a thread's vector of a step starts."""
+        x, i = self.letter, self.index
+        line, column = (i, "k") if self.scatters else ("k", i)
+        return [
+            Let("const int vector", "threadIdx.x + step * kThreads"),
+            Let(f"const int {line}", f"vector / kLine{x}"),
+            Let(f"const int {column}", f"vector % kLine{x} * kVector"),
+        ]
+
+    @property
+    def is_vector(self) -> str:
+        """Whether a step has a vector."""
+        return f"kVectors{self.letter} % kThreads == 0 || vector < kVectors{self.letter}"
+
+    def at(self, k0: str = "k0 + k") -> dict[str, str]:
+        """The place of a vector in the tensors."""
+        return {self.axis: f"{self.index}0 + {self.index}", self.k: k0}
+
+    def steps(self, body: Sequence[Statement]) -> Statement:
+        return loop("step", f"kSteps{self.letter}", [*self.place(), *body], unroll=UNROLL)
+
+    def cell(self, slot: str, stage: str, element: str = "") -> str:
+        """The cell of a slot for the first element of a vector, or for element `i`."""
+        k, x = "k", self.index
+        if element:
+            k, x = (f"k + {element}", x) if self.scatters else (k, f"{x} + {element}")
+        line = f"{stage} * kTileK + {k}" if stage else k
+        line = line if line == "k" else f"({line})"
+        return f"{slot}_tiles[{line} * kPitch{self.letter} + {x}]"
+
+    # ---- values ------------------------------------------------------------------------------------------------
+
+    def is_wide(self, load: Load) -> bool:
+        return self.access.is_vector(load, self.along)
+
+    def width(self, load: Load) -> str:
+        return "kVector" if self.is_wide(load) else "1"
+
+    @property
+    def loads(self) -> list[Load]:
+        return [load for load in self.side.loads if load.kind.axes]
+
+    def values(self, texts: Mapping[str, str]) -> tuple[list[Statement], dict[str, str]]:
+        """An element's values, of loads that `texts` reads: (what declares them, their names)."""
+        found: list[Statement] = [Let(f"const float {name}_i", text) for name, text in texts.items()]
+        names = {name: f"{name}_i" for name in texts} | self.access.numbers({})
+        for step in self.side.maps:
+            found.append(Let(f"const float {step.name}_i", Printer(names).text(step.expr)))
+            names[step.name] = f"{step.name}_i"
+        return found, names
+
+    def factor(self, slot: sp.Expr, names: Mapping[str, str], inside: str) -> str:
+        text = Printer(names).text(slot)
+        zero = vanishes(slot, self.side, self.k) or not inside
+        return text if zero else f"{inside} ? {text} : 0.0f"
+
+    def ride(self, names: Mapping[str, str], inside: str, index: str) -> list[Statement]:
+        """An element enters the reductions that ride along, unless it lies beyond an edge where it would count."""
+        found: list[Statement] = []
+        for reduce in self.side.riding:
+            steps = single_step(reduce, f"{reduce.names[0]}_own{index}", names, prefix=f"{reduce.names[0]}_")
+            found += steps if is_neutral(reduce, self.side, self.k) or not inside else when(inside, *steps)
+        return found
+
+    # ---- through registers -------------------------------------------------------------------------------------
+
+    @property
+    def asks_inside(self) -> bool:
+        """Whether it matters, behind the loads, that a vector lies within the tensors."""
+        factors = all(vanishes(slot, self.side, self.k) for slot in self.side.slots)
+        return not (factors and all(is_neutral(reduce, self.side, self.k) for reduce in self.side.riding))
+
+    def held(self, load: Load) -> str:
+        """What a thread's vectors of a load are called; each side has its own of what both read, as a gain along k."""
+        left, right = ({ld.name for ld in side.loads} for side in self.plan.cut.sides)
+        return f"{load.name}_held" + (f"_{self.index}" if load.name in left & right else "")
+
+    def declarations(self) -> list[Statement]:
+        """Where a thread's vectors wait on their way."""
+        steps = f"[kSteps{self.letter}]"
+        found: list[Statement] = [
+            Do(f"{self.access.vec(load.tensor, self.width(load))} {self.held(load)}{steps}") for load in self.loads
+        ]
+        return [*found, *([Do(f"bool inside_{self.index}{steps}")] if self.asks_inside else [])]
+
+    def fetch(self) -> Statement:
+        inside = both(self.is_vector, *(self.access.inside({axis: at}) for axis, at in self.at().items()))
+        body: list[Statement] = [Let("const bool inside", inside)]
+        for load in self.loads:
+            width = self.width(load)
+            read = self.access.read(load.tensor, self.at(), width, hint=", Load")
+            read = f"({read})" if " ? " in read else read
+            beyond = f"filled<{self.access.ctype(load.tensor)}, {width}>(0.0f)"
+            body.append(Do(f"{self.held(load)}[step] = inside ? {read} : {beyond}"))
+        kept = [Do(f"inside_{self.index}[step] = inside")] if self.asks_inside else []
+        return self.steps([*body, *kept])
+
+    def deposit(self) -> Statement:
+        """What waits in registers becomes factors in a slot."""
+        texts = {ld.name: f"element({self.held(ld)}[step], {'i' if self.is_wide(ld) else '0'})" for ld in self.loads}
+        values, names = self.values(texts)
+        inside = f"inside_{self.index}[step]"
+        stage = "stage" if self.plan.schedule.stages > 1 else ""
+        elements = [*values, *self.ride(names, inside, self.own_index)]
+        behind: list[Statement] = []
+        for slot, name in self.slots.items():
+            target = self.cell(name, stage, "i") if self.scatters else f"{name}_values[i]"
+            elements.append(Do(f"{target} = {self.factor(slot, names, inside)}"))
+            behind.append(Do(f"write_floats(&{self.cell(name, stage)}, {name}_values)"))
+        behind = [] if self.scatters else behind
+        arrays = [Do(f"float {name}_values[kVector]") for name in self.slots.values() if not self.scatters]
+        body = (*arrays, loop("i", "kVector", elements, unroll=UNROLL), *behind)
+        return self.steps([If(self.is_vector, body)])
+
+    # ---- past the registers ------------------------------------------------------------------------------------
+
+    def copy(self) -> Statement:
+        """The vectors set out for a slot; what lies beyond an edge is 0 at once."""
+        stage = "stage" if self.plan.schedule.stages > 1 else ""
+        sent: list[Statement] = []
+        beyond: list[Statement] = []
+        for slot, name in self.slots.items():
+            source = self.access.address(slot.name, self.at())
+            if self.scatters:
+                cell = self.cell(name, stage, "i")
+                sent.append(loop("i", "kVector", [Do(f"copy_async<1>(&{cell}, {source} + i)")], unroll=UNROLL))
+                beyond.append(loop("i", "kVector", [Do(f"{cell} = 0.0f")], unroll=UNROLL))
+            else:
+                cell = self.cell(name, stage)
+                sent.append(Do(f"copy_async<kVector>(&{cell}, {source})"))
+                beyond.append(Do(f"write(&{cell}, filled<float, kVector>(0.0f))"))
+        inside = If(self.access.inside(self.at()), tuple(sent), otherwise=tuple(beyond))
+        return self.steps([If(self.is_vector, (inside,))])
+
+    def ride_behind(self) -> list[Statement]:
+        """A thread reduces what it has copied itself, when that has arrived."""
+        if not self.side.riding:
+            return []
+        stage = "stage" if self.plan.schedule.stages > 1 else ""
+        values, names = self.values({slot.name: self.cell(name, stage, "i") for slot, name in self.slots.items()})
+        inside = self.access.inside({self.k: "k0 + k"})
+        body = [*values, *self.ride(names, inside, self.own_index)]
+        return [self.steps([If(self.is_vector, (loop("i", "kVector", body, unroll=UNROLL),))])]
+
+    # ---- reductions that ride along ----------------------------------------------------------------------------
+
+    @property
+    def own_index(self) -> str:
+        """Of a thread's results: a step's vector lies in one line of the side's axis, or in as many as it is long."""
+        return "[step]" if self.scatters else "[step][i]"
+
+    @property
+    def lines(self) -> str:
+        """The threads that reduce parts of one element of the side's axis."""
+        return "kTileK / kVector" if self.scatters else "kTileK"
+
+    def totals(self, reduce: Reduce) -> list[Statement]:
+        """A thread's elements of a reduction, of nothing so far."""
+        name, bound = f"{reduce.names[0]}_all", f"kThread{self.letter}"
+        start = Do(f"{name}[i] = {single_identity(reduce)}")
+        return [Do(f"float {name}[{bound}]"), loop("i", bound, [start], unroll=UNROLL)]
+
+    def start_riding(self) -> list[Statement]:
+        found: list[Statement] = []
+        for reduce in self.side.riding:
+            name, identity = f"{reduce.names[0]}_own", single_identity(reduce)
+            size = f"[kSteps{self.letter}]" + ("" if self.scatters else "[kVector]")
+            found.append(Do(f"float {name}{size}"))
+            start: Statement = Do(f"{name}{self.own_index} = {identity}")
+            start = start if self.scatters else loop("i", "kVector", [start], unroll=UNROLL)
+            found.append(loop("step", f"kSteps{self.letter}", [start], unroll=UNROLL))
+        return found
+
+    def leave(self) -> list[Statement]:
+        """What a thread has reduced goes where the slots were: a line for each thread that had a part of an element."""
+        found: list[Statement] = []
+        for reduce in self.side.riding:
+            name, x = reduce.names[0], self.letter
+            if self.scatters:
+                put: Statement = Do(f"{name}_left[k / kVector * kTile{x} + {self.index}] = {name}_own[step]")
+            else:
+                cell = f"{name}_left[k * kTile{x} + {self.index} + i]"
+                put = loop("i", "kVector", [Do(f"{cell} = {name}_own[step][i]")], unroll=UNROLL)
+            found.append(self.steps([If(self.is_vector, (put,))]))
+        return found
+
+    def gather(self) -> list[Statement]:
+        """A thread's elements of what all have reduced."""
+        found: list[Statement] = []
+        for reduce in self.side.riding:
+            name, x = reduce.names[0], self.letter
+            left = f"{name}_left[line * kTile{x} + own_{self.index}(i)]"
+            lines = loop("line", self.lines, single_combine(reduce, f"{name}_all[i]", left), unroll=UNROLL)
+            found += [*self.totals(reduce), loop("i", f"kThread{x}", [lines], unroll=UNROLL)]
+        return found
+
+    # ---- from memory to the products ---------------------------------------------------------------------------
+
+    def reload(self) -> list[Statement]:
+        """A thread's own factors at k, straight from memory."""
+        at = {self.axis: self.index, self.k: "k"}
+        read = {ld.name: self.access.read(ld.tensor, at, "1", hint=", Load") for ld in self.loads}
+        texts = {name: f"inside ? element({text}, 0) : 0.0f" for name, text in read.items()}
+        values, names = self.values(texts)
+        x = self.letter
+        body: list[Statement] = [
+            Let(f"const int {self.index}", f"{self.index}0 + own_{self.index}(i)"),
+            Let("const bool inside", self.access.inside({self.axis: self.index})),
+            *values,
+        ]
+        for reduce in self.side.riding:
+            body += single_step(reduce, f"{reduce.names[0]}_all[i]", names, prefix=f"{reduce.names[0]}_")
+        body += [Do(f"{name}_part[i] = {self.factor(slot, names, '')}") for slot, name in self.slots.items()]
+        return [*self.parts(), loop("i", f"kThread{x}", body, unroll=UNROLL)]
+
+    def parts(self) -> list[Statement]:
+        """A thread's factors at one k."""
+        return [Do(f"float {name}_part[kThread{self.letter}]") for name in self.slots.values()]
+
+    def read_parts(self) -> list[Statement]:
+        """The same from the slots."""
+        x, own = self.letter, f"t{self.index}"
+        found = self.parts()
+        line = "(stage * kTileK + k)" if self.plan.schedule.stages > 1 else "k"
+        for name in self.slots.values():
+            start = f"{name}_tiles + {line} * kPitch{x} + {own} * kPiece{x}"
+            found.append(Do(f"read_pieces<kPiece{x}, kApart{x}>({start}, {name}_part)"))
+        return found

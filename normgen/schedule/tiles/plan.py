@@ -1,0 +1,260 @@
+"""Every fact that follows from a contraction's problem, program and schedule, derived once.
+
+A contraction has three axes, any of rows, inner and cols: its result lies along m and n, of which n is the one along
+which the result's elements lie side by side in memory, and k is summed. A block owns a tile of the result and reads
+both of its sides, a tile of k at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+import sympy as sp
+
+from normgen.errors import ProgramError
+from normgen.problem.problem import Problem
+from normgen.problem.tensors import TensorUse
+from normgen.program.classes import tile_axes
+from normgen.program.functions import Index
+from normgen.program.ir import (
+    SIZES,
+    Load,
+    Map,
+    Reduce,
+    RowProgram,
+    Store,
+    defined_names,
+    kind_of,
+    names_of,
+    show_statement,
+    used_names,
+    value_kinds,
+)
+from normgen.program.monoid import symbol
+from normgen.program.ordered import Ordered, steps
+from normgen.program.printing import show_expr
+from normgen.program.rewrites.passes import passed
+from normgen.program.source import written_program
+from normgen.schedule.knobs import Copy, Hold
+from normgen.schedule.plan import least_arch
+from normgen.schedule.schedule import Schedule
+
+PIECE = 4  # floats that a thread reads of shared memory at a time: 16 bytes
+PAD = 4  # floats behind each line of a slot: those of one k lie in other banks than those of the next
+
+
+@dataclass(frozen=True)
+class Side:
+    """What is multiplied from one side: values along one of the result's axes and along k.
+
+    axis    m or n, as the program names it
+    slots   distinct factors of the contraction's products: a block has a slot for a tile of each
+    riding  reductions over k of values of this side, which ride along with the loads
+    loads   what all these are computed of; of these the first tensor along both axes says how threads share a tile
+    maps    how, in program order
+    """
+
+    axis: str
+    slots: tuple[sp.Expr, ...]
+    riding: tuple[Reduce, ...]
+    loads: tuple[Load, ...]
+    maps: tuple[Map, ...]
+
+
+@dataclass(frozen=True)
+class Contraction:
+    """A program of class TILES, taken apart.
+
+    sums      the contractions: all sum over one axis
+    left      the side along m
+    right     the side along n
+    epilogue  what is computed of the sums, and stored
+    """
+
+    m: str
+    n: str
+    k: str
+    sums: tuple[Reduce, ...]
+    left: Side
+    right: Side
+    epilogue: tuple[Load | Map | Store, ...]
+
+    @property
+    def sides(self) -> tuple[Side, Side]:
+        return self.left, self.right
+
+    @property
+    def riding(self) -> tuple[Reduce, ...]:
+        return (*self.left.riding, *self.right.riding)
+
+
+def contraction_of(problem: Problem, program: RowProgram) -> Contraction:
+    """The program's axes, sides, sums and epilogue. Raises ProgramError with the statement that does not fit."""
+    axes = tile_axes(program)
+    result, (k,) = (axes.m | axes.n).axes, axes.k.axes
+    n = next((problem.tensor(s.tensor).axes[-1] for s in program.stores if s.kind is axes.m | axes.n), result[-1])
+    m = next(axis for axis in result if axis != n)
+    riding: dict[str, list[Reduce]] = {m: [], n: []}
+    for reduce in (r for r in program.reduces if not r.is_dot):
+        if len(reduce.names) > 1:
+            rule = "beside its products a kernel of these finds sums and extrema, no columns that hold them"
+            raise ProgramError(rule, received=show_statement(reduce).strip())
+        riding[reduce.kind.axes[0]].append(reduce)
+    kinds, factors = value_kinds(program), {m: dict[sp.Expr, None](), n: dict[sp.Expr, None]()}
+    for factor in (arg for dot in program.dots for arg in dot.args):
+        factors[m if m in kind_of(factor, kinds).axes else n][factor] = None
+    left, right = (_side(program, axis, tuple(factors[axis]), tuple(riding[axis])) for axis in (m, n))
+    results = {name for r in program.reduces for name in r.names}
+    wanted = tuple(_needed(program, list(program.stores), stop=results))
+    return Contraction(m, n, k, program.dots, left, right, wanted)
+
+
+def _side(program: RowProgram, axis: str, slots: tuple[sp.Expr, ...], riding: tuple[Reduce, ...]) -> Side:
+    read = frozenset().union(*map(names_of, slots), *map(used_names, riding))
+    needed = list(_needed(program, [], read=read))
+    exprs = (*slots, *(e for reduce in riding for e in reduce.args), *(s.expr for s in needed if isinstance(s, Map)))
+    for expr in (e for e in exprs if e.atoms(Index)):
+        rule = "the number of a row or column is known behind a product, not in its sides"
+        raise ProgramError(rule, received=show_expr(expr))
+    loads = [s for s in needed if isinstance(s, Load)]
+    loads.sort(key=lambda load: -len(load.kind.axes))
+    return Side(axis, slots, riding, tuple(loads), tuple(s for s in needed if isinstance(s, Map)))
+
+
+def _needed(
+    program: RowProgram, stores: list[Store], *, read: frozenset[str] = frozenset(), stop: set[str] | None = None
+) -> Iterator[Load | Map | Store]:
+    """The loads, maps and `stores` that lead to these or to what is `read`, in program order."""
+    needed = set(read).union(*map(used_names, stores))
+    for statement in reversed(program.statements):
+        if needed & {*defined_names(statement)} - (stop or set()):
+            needed |= used_names(statement)
+    for statement in program.statements:
+        if statement in stores or (isinstance(statement, Load | Map) and statement.name in needed):
+            assert isinstance(statement, Load | Map | Store)
+            yield statement
+
+
+@lru_cache(maxsize=1024)
+def contraction(problem: Problem) -> Contraction:
+    """That of the problem's program, of which no schedule changes what follows here."""
+    return contraction_of(problem, passed(written_program(problem), Schedule())[-1][1])
+
+
+def vanishes(factor: sp.Expr, side: Side, k: str) -> bool:
+    """Whether a factor is 0 where the loads of its side are filled with 0: a product of values along k, as loaded.
+
+    A factor that is not, such as exp(x) or one with a value of its own for each row, must be replaced beyond an edge.
+    """
+    zeros = {symbol(load.name) for load in side.loads if k in load.kind.axes}
+    ordered = list(steps(factor)) if isinstance(factor, Ordered) else [("*", e) for e in sp.Mul.make_args(factor)]
+    parts = [part for _, part in ordered]
+    bases = [part.base if part.is_Pow and part.exp.is_positive else part for part in parts]
+    finite = all(base in zeros or base in SIZES or (base.is_number and base.is_finite) for base in bases)
+    divides = any(way == "/" and not part.is_number for way, part in ordered)
+    return finite and not divides and any(base in zeros for base in bases)
+
+
+def is_neutral(reduce: Reduce, side: Side, k: str) -> bool:
+    """Whether elements that are filled with 0 change nothing of a reduction that rides along."""
+    return vanishes(reduce.args[0], side, k) and reduce.monoid.name in ("sum", "absmax")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TilePlan:
+    """One kernel of a contraction, decided: what the emitter turns into text."""
+
+    problem: Problem
+    program: RowProgram
+    schedule: Schedule
+    cut: Contraction
+
+    def size(self, axis: str) -> int:
+        return self.problem.sizes.along(axis)
+
+    def tile(self, axis: str) -> int:
+        s = self.schedule
+        return {self.cut.m: s.tile_m, self.cut.n: s.tile_n, self.cut.k: s.tile_k}[axis]
+
+    def is_fixed(self, axis: str) -> bool:
+        """Whether the axis' length is known when the text is compiled."""
+        return axis != "rows" and not self.problem.any_cols
+
+    @property
+    def in_shared(self) -> bool:
+        """Whether tiles of both sides wait in shared memory."""
+        return self.schedule.hold is Hold.SHARED
+
+    @property
+    def copies(self) -> bool:
+        """Whether tiles reach shared memory past the registers."""
+        return self.schedule.copy is Copy.CP_ASYNC
+
+    # ---- a side's tile -----------------------------------------------------------------------------------------
+
+    def tensor(self, load: Load) -> TensorUse:
+        return self.problem.tensor(load.tensor)
+
+    def runs_along(self, side: Side) -> str:
+        """The axis along which a side's elements lie side by side in memory: a thread's vectors lie along it."""
+        lead = side.loads[0]
+        return self.tensor(lead).axes[-1] if len(lead.kind.axes) == 2 else self.cut.k
+
+    def lines(self, side: Side) -> int:
+        """The partial results of a reduction that rides along: of each element of the tile's axis so many."""
+        s = self.schedule
+        return s.tile_k // s.vector if self.runs_along(side) == self.cut.k else s.tile_k
+
+    def slot_floats(self, side: Side) -> int:
+        """Of one tile of one factor."""
+        return self.schedule.tile_k * (self.tile(side.axis) + PAD)
+
+    @cached_property
+    def riding_floats(self) -> int:
+        """What the threads leave of reductions that ride along, when they are done with the slots."""
+        sides = self.cut.sides if self.in_shared else ()
+        return sum(len(side.riding) * self.lines(side) * self.tile(side.axis) for side in sides)
+
+    @cached_property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory of a block."""
+        tiles = sum(self.slot_floats(side) * len(side.slots) for side in self.cut.sides) if self.in_shared else 0
+        return 4 * max(tiles * self.schedule.stages, self.riding_floats)
+
+    # ---- a thread's part ---------------------------------------------------------------------------------------
+
+    @property
+    def accumulators(self) -> int:
+        """Registers of a thread that hold sums, and factors on their way to these."""
+        s, cut = self.schedule, self.cut
+        factors = s.thread_m * len(cut.left.slots) + s.thread_n * len(cut.right.slots)
+        return s.thread_m * s.thread_n * len(cut.sums) + factors
+
+    @property
+    def held_registers(self) -> int:
+        """Registers of a thread for sums, factors, and what is on its way to shared memory."""
+        if not self.in_shared or self.copies:
+            return self.accumulators
+        words, threads = 0, self.schedule.threads
+        for side in self.cut.sides:
+            vectors = -(-self.tile(side.axis) * self.schedule.tile_k // (self.schedule.vector * max(1, threads)))
+            words += sum(vectors * max(4, self.schedule.vector * self.tensor(ld).dtype.bytes) // 4 for ld in side.loads)
+        return self.accumulators + words
+
+    @property
+    def min_arch(self) -> int:
+        return least_arch(self.problem, self.program, self.schedule)
+
+
+@lru_cache(maxsize=4096)
+def tile_problem_plan(problem: Problem, schedule: Schedule) -> TilePlan:
+    """The plan as far as legality asks: of the program before the rewrites that a schedule chooses."""
+    cut = contraction(problem)
+    return TilePlan(problem=problem, program=written_program(problem), schedule=schedule, cut=cut)
+
+
+def tile_plan_of(problem: Problem, program: RowProgram, schedule: Schedule) -> TilePlan:
+    """The plan of a program that is already rewritten for the schedule."""
+    return TilePlan(problem=problem, program=program, schedule=schedule, cut=contraction_of(problem, program))

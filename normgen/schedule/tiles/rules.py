@@ -1,0 +1,123 @@
+"""Which schedules a contraction allows on a device, and the sentence that refuses each of the others."""
+
+from __future__ import annotations
+
+from normgen.device import Device
+from normgen.dtypes import F32
+from normgen.problem.problem import Problem
+from normgen.program.ir import names_of
+from normgen.schedule.knobs import KNOBS, Copy, DependentLaunch, Group, Hold
+from normgen.schedule.knobs import names_of as knobs_of
+from normgen.schedule.plan import held_register_limit
+from normgen.schedule.schedule import Schedule
+from normgen.schedule.tiles.plan import contraction, tile_problem_plan
+
+# The knobs that tiles have; all others are plain.
+OWN = {*knobs_of(Group.TILE), "vector", "hold", "copy", "stages", "load", "store", "arithmetic", "dependent_launch"}
+OWN |= {"blocks_per_sm"}
+WIDEST = 16  # bytes of an access
+
+
+def cut(_: Problem, s: Schedule, __: Device) -> str | None:
+    missing = [name for name in knobs_of(Group.TILE) if not getattr(s, name)]
+    if missing:
+        return f"a contraction is cut into tiles: {', '.join(missing)} must not be 0"
+    other = next((name for name in s.chosen if name not in OWN), "")
+    if other:
+        return f"{other} is a knob of kernels of rows: {other} = {KNOBS[other].plain}"
+    if not 32 <= s.threads <= 1024:
+        rule = "tile_m / thread_m x tile_n / thread_n is 32 to 1024 threads a block"
+        return f"{rule}; here they are {s.threads}"
+    return None
+
+
+def place(_: Problem, s: Schedule, __: Device) -> str | None:
+    if s.hold not in (Hold.SHARED, Hold.RELOAD):
+        return "tiles wait in shared memory, or each thread reads what it multiplies: hold = shared or reload"
+    if s.hold is Hold.RELOAD and (s.stages > 1 or s.copy is not Copy.DIRECT or s.vector > 1):
+        return (
+            "a thread that reads what it multiplies reads it element by element: stages = 1, copy = direct, vector = 1"
+        )
+    if s.copy is Copy.BULK:
+        return "bulk copies move rows to slots as they are: copy = direct or cp_async"
+    if s.stages > 2 and s.copy is Copy.DIRECT:
+        return "by way of registers one tile is on its way while another is multiplied: stages = 1 or 2"
+    return None
+
+
+def vector(problem: Problem, s: Schedule, _: Device) -> str | None:
+    if s.vector == 1:
+        return None
+    if problem.any_cols:
+        return "cols and inner are run-time values, and may be no whole vectors: vector = 1"
+    if s.vector * problem.dtype.bytes > WIDEST:
+        return f"one access moves at most {WIDEST} bytes"
+    if s.tile_k % s.vector:
+        return f"a tile of {s.tile_k} along k is whole vectors: a narrower vector, or a larger tile_k"
+    plan = tile_problem_plan(problem, s)
+    for side in plan.cut.sides:
+        along = plan.runs_along(side)
+        if any(len(t.axes) == 2 and t.axes[-1] != along for t in map(plan.tensor, side.loads)):
+            return "the tensors of a side lie along different axes: vector = 1"
+    result = {plan.cut.m, plan.cut.n}
+    if any({*t.axes} == result and t.axes[-1] != plan.cut.n for t in problem.tensors):
+        return "the tensors of the result lie along different axes: vector = 1"
+    for t in (t for t in problem.tensors if t.kind.is_matrix):
+        length = problem.sizes.along(t.axes[-1])
+        if length % s.vector:
+            return f"{t.axes[-1]} = {length} is no whole vectors of {s.vector}: use a narrower vector"
+        if problem.row_alignment(t) < min(WIDEST, s.vector * t.dtype.bytes):
+            return f"rows of '{t.name}' are not aligned to vectors of {s.vector} elements: use a narrower vector"
+    if any(problem.align < min(WIDEST, s.vector * t.dtype.bytes) for t in problem.tensors if t.axes):
+        return f"tensors are not aligned to vectors of {s.vector} elements: use a narrower vector"
+    return None
+
+
+def copy(problem: Problem, s: Schedule, device: Device) -> str | None:
+    if s.copy is Copy.DIRECT:
+        return None
+    if device.arch < KNOBS["copy"].least_arch[s.copy]:
+        return f"copy = {s.copy} needs sm_{KNOBS['copy'].least_arch[s.copy]}"
+    for side in contraction(problem).sides:
+        tensors = {load.name: problem.tensor(load.tensor) for load in side.loads if len(load.kind.axes) == 2}
+        bare = {slot.name for slot in side.slots if slot.is_Symbol} & {n for n, t in tensors.items() if t.dtype is F32}
+        if len(bare) < len(side.slots):
+            return "cp.async moves f32 as it is stored; what is converted or computed goes by way of registers"
+        if any(tensors[name].null_as is not None for name in bare):
+            return "cp.async reads a tensor that is there: one that may be null goes by way of registers"
+        if any(not names_of(reduce.args[0]) <= bare for reduce in side.riding):
+            return "what is reduced beside the products is made of what is copied, or goes by way of registers"
+    return None
+
+
+def registers(problem: Problem, s: Schedule, device: Device) -> str | None:
+    plan = tile_problem_plan(problem, s)
+    limit = held_register_limit(s, device)
+    if plan.held_registers > limit:
+        return f"a thread would hold {plan.held_registers} registers of data; {s.threads} threads leave it {limit}"
+    return None
+
+
+def shared(problem: Problem, s: Schedule, device: Device) -> str | None:
+    used, limit = tile_problem_plan(problem, s).shared_bytes, device.shared_per_block
+    if used > limit:
+        return f"the slots of a block need {used} bytes of shared memory; {device.name} has {limit}"
+    return None
+
+
+def early(_: Problem, s: Schedule, device: Device) -> str | None:
+    if s.dependent_launch is DependentLaunch.OFF:
+        return None
+    if device.arch < 90:
+        return "programmatic dependent launch needs sm_90"
+    return "there is no second kernel to start early" if s.dependent_launch is DependentLaunch.ON else None
+
+
+def of_rows(_: Problem, s: Schedule, __: Device) -> str | None:
+    """A kernel of rows has no tiles."""
+    if s.tile_m or s.tile_n or s.tile_k or s.thread_m or s.thread_n:
+        return "a row has no tiles: tile_m, tile_n, tile_k, thread_m and thread_n are 0"
+    return None
+
+
+RULES = (cut, place, vector, copy, registers, shared, early)

@@ -1,0 +1,111 @@
+"""How far a float32 product of matrices may be from the exact one: see `error_model` for what a bound is.
+
+With S = Σ l r, T = Σ |l r| and Q = Σ (l r)² over the d terms of an element, and errors e_l, e_r of the sides:
+
+    e(S) = Σ (|l| + e_l) e_r + Σ e_l |r| + min(d u T, λ √d u P),    P = min(T, |S| + 4 √Q)
+
+* A term passes d roundings at most, of itself and of the sums behind it, however the terms are shared out: the first
+  bound. The second one is Hoeffding's, as for a row's sum. A side that is drawn at random with both signs keeps partial
+  sums below P, 8 deviations of a sum that ends in S, and has no grid that roundings could follow.
+* Where both sides lie on a grid or a level neither holds: a right chain of equal terms, or of halves that cancel, goes
+  beyond the second bound. These pairs (`sides.drifts`) have d u T.
+* Where every partial sum is a whole number of units, and T no more than 2^24 of these, float32 holds each of them: the
+  product is exact in any order. The unit is 2 to the sum of the least exponents of a bit that is set on either side.
+* Of the terms of an infinity or NaN nothing rounds: what IEEE says of them must be found, but where a partial sum of
+  the others may overflow, or the factor of an infinity may be 0.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from normgen.dtypes import F32
+from normgen.spec.spec import Kind
+from normgen.verify.bounded import HALF_SUBNORMAL, OVERFLOW, Bounded, U, unknown
+from normgen.verify.contraction.product import Array, least_of_terms, product
+
+DIGITS = 24  # of a float32
+NO_BIT = 1 << 20  # above every exponent: 0 is a multiple of all units
+
+
+def contracted(
+    a: Bounded, b: Bounded, over: Kind, *, depth: float, chance: float, drifts: NDArray[np.bool_] | None
+) -> Bounded:
+    """Σ a b over an axis with its bound.
+
+    depth   roundings that a term passes at most
+    chance  λ √depth
+    drifts  where both sides lie on a grid, in the product's shape or broadcast to it; None: nowhere
+    """
+    value = product(a.value, b.value, over)
+    if 0 in (a.value.size, b.value.size):  # of no terms, or no elements
+        return Bounded(value)
+    known = np.isfinite(value)
+    left, right = (np.where(np.isfinite(x.value), np.abs(x.value), 0.0) for x in (a, b))
+    size = product(left, right, over)
+    partial = np.minimum(size, np.where(known, np.abs(value), size) + 4 * np.sqrt(product(left**2, right**2, over)))
+    worst = depth * U * size
+    rounding = np.minimum(worst, chance * U * partial)
+    rounding = rounding if drifts is None else np.where(drifts, worst, rounding)
+    error = rounding + depth * HALF_SUBNORMAL
+    if a.error is b.error is None:
+        error = np.where(_is_whole(a.value, b.value, size, over), 0.0, error)
+    error = error + _carried(a, b, left, right, over)
+    error = np.where(size + error >= OVERFLOW, np.inf, np.where(known, error, 0.0))
+    found = Bounded(value, error)
+    loose = _loose(a, b, over) | _loose(b, a, over)
+    return unknown(found, loose & ~_surely_nan(a, b, over)) if np.any(loose) else found
+
+
+def _carried(a: Bounded, b: Bounded, left: Array, right: Array, over: Kind) -> Array | float:
+    """What the errors of both sides add up to."""
+    found: Array | float = 0.0
+    if a.error is not None:
+        found = product(_finite(a), right, over)
+    if b.error is not None:
+        found = found + product(left if a.error is None else left + _finite(a), _finite(b), over)
+    return found
+
+
+def _finite(a: Bounded) -> Array:
+    assert a.error is not None
+    return np.broadcast_to(np.where(np.isfinite(a.error), a.error, 0.0), a.value.shape)
+
+
+def _loose(a: Bounded, b: Bounded, over: Kind) -> NDArray[np.bool_]:
+    """Where a term has no bound: that of an error without one, or an infinity times what may be 0."""
+    if a.error is None:
+        return np.asarray(False)
+    unbounded = np.broadcast_to(~np.isfinite(a.error) & ~np.isnan(a.value), a.value.shape)
+    found = _meets(unbounded, np.ones(b.value.shape, bool), over)
+    if a.may_be_0 is not None and np.any(infinite := np.isinf(b.value)):
+        found |= _meets(np.broadcast_to(a.may_be_0, a.value.shape), infinite, over)
+    return found
+
+
+def _surely_nan(a: Bounded, b: Bounded, over: Kind) -> NDArray[np.bool_]:
+    nan_a, nan_b = np.isnan(a.value), np.isnan(b.value)
+    return _meets(nan_a, np.ones_like(nan_b), over) | _meets(np.ones_like(nan_a), nan_b, over)
+
+
+def _meets(a: NDArray[np.bool_], b: NDArray[np.bool_], over: Kind) -> NDArray[np.bool_]:
+    """Where some term has both."""
+    return product(a.astype(np.float64), b.astype(np.float64), over) > 0
+
+
+def _is_whole(a: Array, b: Array, size: Array, over: Kind) -> NDArray[np.bool_]:
+    """Where every sum of some of the terms is a number of float32."""
+    units = least_of_terms(_least_bit(a), _least_bit(b), over)
+    fits = units >= int(np.log2(F32.smallest_subnormal))
+    return np.asarray(fits & (size <= np.ldexp(1.0, np.clip(units + DIGITS, -1000, 1000))))
+
+
+def _least_bit(values: Array) -> NDArray[np.int64]:
+    """The exponent of the last bit that is set; of what is no number below all others."""
+    known = np.isfinite(values)
+    parts, exponents = np.frexp(np.where(known, values, 0.0))
+    whole = np.ldexp(parts, 53).astype(np.int64)
+    last = np.frexp((whole & -whole).astype(np.float64))[1] - 1
+    found = np.where(whole == 0, NO_BIT, exponents.astype(np.int64) - 53 + last)
+    return np.where(known, found, -NO_BIT)

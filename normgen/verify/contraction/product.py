@@ -1,0 +1,63 @@
+"""Values along inner, and their products, in float64.
+
+A value that varies along inner has that axis in front: a left one [inner, rows, 1], a matrix [inner, 1, cols], a value
+of inner alone [inner, 1, 1]. So every value of rows and columns broadcasts against it as it is, and a value of inner
+never meets columns, even if there are as many. A product sums one of the three axes: inner gives [rows, cols], cols
+[inner, rows, 1] and rows [inner, 1, cols].
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from normgen.spec.spec import Kind
+
+Array = NDArray[np.float64]
+A = TypeVar("A", bound=Any)  # an array of numpy, torch or jax
+_ORDER = ("inner", "rows", "cols")
+WITH_INNER = len(_ORDER)  # axes of an array that varies along inner; all others have two, or none
+AXIS = {Kind.INNER: 0, Kind.ROW: -2, Kind.COL: -1}  # of an array, by what it varies along
+
+
+def leading(array: A, axes: tuple[str, ...]) -> A:
+    """A tensor's array, its sizes those of `axes` in the order of memory, in the shape of its kind: a view."""
+    if not axes:
+        return cast(A, array.reshape(()))
+    ordered = array if axes == tuple(axis for axis in _ORDER if axis in axes) else array.T
+    shape = [axis for axis in _ORDER if axis in axes or axis != "inner"]
+    return cast(A, ordered[tuple(slice(None) if axis in axes else np.newaxis for axis in shape)])
+
+
+def summed_axis(a: A, b: A) -> Kind:
+    """What a formula's `a @ b` sums: the one of inner and cols that both have. ValueError where there is none."""
+    if a.ndim == b.ndim == WITH_INNER and all(min(a.shape[axis], b.shape[axis]) <= 1 for axis in (-2, -1)):
+        return Kind.INNER
+    if sorted((a.ndim, b.ndim)) == [2, WITH_INNER]:
+        return Kind.COL
+    raise ValueError("'@' sums the one of inner and cols that both sides have")
+
+
+def product(a: A, b: A, over: Kind) -> A:
+    """Σ a b over one axis, whichever of the two is the left side."""
+    if over is Kind.INNER:
+        left, right = (b, a) if a.shape[-1] > 1 or b.shape[-2] > 1 else (a, b)
+        return cast(A, left[:, :, 0].T @ right[:, 0, :])
+    deep, flat = (a, b) if a.ndim == WITH_INNER else (b, a)
+    if over is Kind.COL:
+        return cast(A, (deep[:, 0, :] @ flat.T)[:, :, np.newaxis])
+    return cast(A, (deep[:, :, 0] @ flat)[:, np.newaxis, :])
+
+
+def least_of_terms(a: NDArray[np.int64], b: NDArray[np.int64], over: Kind) -> NDArray[np.int64]:
+    """min a + min b along the axis that a product sums, in the product's shape."""
+    if over is Kind.INNER:
+        return np.asarray(a.min(axis=0) + b.min(axis=0))
+    return np.asarray(a.min(axis=AXIS[over], keepdims=True) + b.min(axis=AXIS[over], keepdims=True))
+
+
+def in_lines(array: Array) -> Array:
+    """[lines, inner] of a value along inner and rows, or inner and columns: what its reductions run over."""
+    return np.moveaxis(array, 0, -1).reshape(-1, array.shape[0])

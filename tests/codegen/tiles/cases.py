@@ -1,0 +1,196 @@
+"""Contractions that between them ask for all that a kernel of tiles does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import sympy as sp
+
+from normgen.program.functions import COL, ROW
+from normgen.program.ir import INNER, Map, Reduce, Store
+from normgen.program.monoid import ABSMAX, MAX, MIN, SUM, symbol
+from normgen.spec.spec import Kind
+from tests.codegen.tiles.handmade import BEFORE, LINEAR, TENSORS, Case, dot
+
+x, w, up, x2, gain, bias, scale, dy = map(symbol, ("x", "w", "up", "x2", "gain", "bias", "scale", "dy"))
+h, g, u, squares, eps, factor, res = map(symbol, ("h", "g", "u", "squares", "eps", "factor", "res"))
+low, high, top = map(symbol, ("low", "high", "top"))
+TURNED = {**TENSORS, "w": ("cols", "inner")}  # the order of torch's Linear
+STORE = Store("y", "y", Kind.ELEM)
+DX = {"dy": ("rows", "cols"), "w": ("inner", "cols"), "dx": ("rows", "inner")}
+DW = {"x": ("rows", "inner"), "dy": ("rows", "cols"), "dw": ("inner", "cols"), "dbias": ("cols",)}
+EVERY = {**TENSORS, "bias": ("cols",), "scale": ("rows",), "res": ("rows", "cols"), "factor": ()}
+EPILOGUE = (dot("h", x, w), Map("y", Kind.ELEM, (h * factor + bias) * scale + res), STORE)
+
+
+def product(left: Any, right: Any, axis: int = 1) -> Any:
+    return (left * right).sum(axis, keepdims=True)
+
+
+def silu(z: Any) -> Any:
+    return z / (1 + np.exp(-z))
+
+
+def normed(a: Any) -> dict[str, Any]:
+    rstd = 1 / np.sqrt((a["x"] ** 2).mean(1, keepdims=True) + a["eps"])
+    return {"y": product(a["x"] * a["gain"], a["w"]) * rstd, "rstd": rstd}
+
+
+def extrema(a: Any) -> dict[str, Any]:
+    """What is filled with 0 beyond an edge would be the largest, or the smallest, if it counted."""
+    top = (-(a["x"] ** 2) - 1).max(1, keepdims=True)
+    columns = (a["w"] ** 2 + 1).min(1, keepdims=True) - abs(a["w"]).max(1, keepdims=True)
+    return {"top": top, "y": product(a["x"], a["w"]) + top * columns}
+
+
+def gradients(a: Any) -> dict[str, Any]:
+    return {"dw": product(a["x"], a["dy"], 0), "dbias": a["dy"].sum(0, keepdims=True)}
+
+
+def epilogue(a: Any) -> dict[str, Any]:
+    return {"y": (product(a["x"], a["w"]) * a["factor"] + a["bias"]) * a["scale"] + a["res"]}
+
+
+def rides(name: str, monoid: Any, arg: Any, kind: Kind) -> Reduce:
+    return Reduce((name,), kind, monoid, (arg,), over=Kind.INNER)
+
+
+RSTD = Map("rstd", Kind.ROW, 1 / sp.sqrt(squares / INNER + eps))
+COPIED = {  # all of their sides are f32 as they are stored
+    "linear": LINEAR,
+    "linear, w turned": Case(TURNED, (dot("y", x, w), STORE), LINEAR.truth),
+    "two sums": Case(
+        {**TENSORS, "up": ("inner", "cols")},
+        (dot("g", x, w), dot("u", x, up), Map("y", Kind.ELEM, g / (1 + sp.exp(-g)) * u), STORE),
+        lambda a: {"y": silu(product(a["x"], a["w"])) * product(a["x"], a["up"])},
+    ),
+    "two sums of four sides": Case(
+        {**TENSORS, "up": ("inner", "cols"), "x2": ("rows", "inner")},
+        (dot("g", x, w), dot("u", x2, up), Map("y", Kind.ELEM, g + 2 * u), STORE),
+        lambda a: {"y": product(a["x"], a["w"]) + 2 * product(a["x2"], a["up"])},
+    ),
+    "squares beside the products": Case(
+        {**TENSORS, "rstd": ("rows",), "gain": ()},
+        (
+            rides("squares", SUM, x**2, Kind.ROW),
+            RSTD,
+            dot("h", x, w),
+            Map("y", Kind.ELEM, h * symbol("rstd") * gain),
+            STORE,
+            Store("rstd", "rstd", Kind.ROW),
+        ),
+        normed,
+        scalars={"eps": 1e-3},
+        nullable=("rstd",),
+    ),
+    "extrema beside the products": Case(
+        {**TENSORS, "top": ("rows",)},
+        (
+            rides("top", MAX, -(x**2) - 1, Kind.ROW),
+            rides("low", MIN, w**2 + 1, Kind.COL),
+            rides("high", ABSMAX, w, Kind.COL),
+            dot("h", x, w),
+            Map("y", Kind.ELEM, h + top * (low - high)),
+            STORE,
+            Store("top", "top", Kind.ROW),
+        ),
+        extrema,
+    ),
+    "values of all kinds behind": Case(EVERY, EPILOGUE, epilogue),
+    "added to y": Case(
+        EVERY,
+        (*EPILOGUE[:2], Store("y", "y", Kind.ELEM, accumulate=True)),
+        lambda a: {"y": epilogue(a)["y"] + BEFORE},
+    ),
+    "numbers of rows and columns": Case(
+        TENSORS,
+        (dot("h", x, w), Map("y", Kind.ELEM, h + 2 * COL - ROW), STORE),
+        lambda a: {
+            "y": product(a["x"], a["w"]) + 2 * np.arange(a["w"].shape[2]) - np.arange(a["x"].shape[0])[:, None, None]
+        },
+    ),
+    "dx": Case(
+        DX, (dot("dx", dy, w, over="cols"), Store("dx", "dx", Kind.LEFT)), lambda a: {"dx": product(a["dy"], a["w"], 2)}
+    ),
+    "dx, w turned": Case(
+        {**DX, "w": ("cols", "inner")},
+        (dot("dx", dy, w, over="cols"), Store("dx", "dx", Kind.LEFT)),
+        lambda a: {"dx": product(a["dy"], a["w"], 2)},
+    ),
+    "dw and dbias": Case(
+        DW,
+        (
+            dot("dw", x, dy, over="rows"),
+            Reduce(("dbias",), Kind.COL, SUM, (dy,)),
+            Store("dw", "dw", Kind.MATRIX),
+            Store("dbias", "dbias", Kind.COL),
+        ),
+        gradients,
+    ),
+    "dw and dbias added, w turned": Case(
+        {**DW, "dw": ("cols", "inner")},
+        (
+            dot("dw", x, dy, over="rows"),
+            Reduce(("dbias",), Kind.COL, SUM, (dy,)),
+            Store("dw", "dw", Kind.MATRIX, accumulate=True),
+            Store("dbias", "dbias", Kind.COL, accumulate=True),
+        ),
+        lambda a: {name: found + BEFORE for name, found in gradients(a).items()},
+    ),
+}
+COMPUTED = {
+    "silu of x": Case(
+        TENSORS,
+        (Map("a", Kind.LEFT, x / (1 + sp.exp(-x))), dot("y", symbol("a"), w), STORE),
+        lambda a: {"y": product(silu(a["x"]), a["w"])},
+    ),
+    "exponentials of both sides": Case(
+        TURNED,
+        (dot("y", sp.exp(x), sp.exp(w)), STORE),
+        lambda a: {"y": product(np.exp(a["x"]), np.exp(a["w"]))},
+    ),
+    "a gain along inner": Case(
+        {**TENSORS, "gain": ("inner",), "rstd": ("rows",)},
+        (
+            rides("squares", SUM, x**2, Kind.ROW),
+            RSTD,
+            dot("h", x * gain, w),
+            Map("y", Kind.ELEM, h * symbol("rstd")),
+            STORE,
+            Store("rstd", "rstd", Kind.ROW),
+        ),
+        normed,
+        scalars={"eps": 1e-3},
+        nullable=("rstd",),
+        null_as={"gain": 1.0},
+    ),
+    "a gain along inner of both": Case(
+        {**TENSORS, "gain": ("inner",), "bias": ("cols",)},
+        (dot("h", x * gain, w * (gain + bias)), Map("y", Kind.ELEM, h * bias), STORE),
+        lambda a: {"y": product(a["x"] * a["gain"], a["w"] * (a["gain"] + a["bias"])) * a["bias"]},
+    ),
+    "terms of rows and columns": Case(
+        {**TENSORS, "scale": ("rows",), "bias": ("cols",)},
+        (dot("y", x + scale, w - bias), STORE),
+        lambda a: {"y": product(a["x"] + a["scale"], a["w"] - a["bias"])},
+    ),
+    "16-bit types": Case(
+        {name: axes for name, axes in EVERY.items() if name != "factor"},
+        (EPILOGUE[0], Map("y", Kind.ELEM, (h + bias) * scale + res), STORE),
+        lambda a: epilogue({**a, "factor": 1}),
+        dtypes={"x": "bf16", "w": "f16", "y": "bf16", "bias": "bf16", "scale": "f16", "res": "f16"},
+        null_as={"bias": 0.0},
+    ),
+    "dbias of exponentials": Case(
+        DW,
+        (
+            dot("dw", x, dy, over="rows"),
+            Reduce(("dbias",), Kind.COL, SUM, (sp.exp(dy),)),
+            Store("dw", "dw", Kind.MATRIX),
+            Store("dbias", "dbias", Kind.COL),
+        ),
+        lambda a: {**gradients(a), "dbias": np.exp(a["dy"]).sum(0, keepdims=True)},
+    ),
+}
+CASES = COPIED | COMPUTED

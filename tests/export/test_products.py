@@ -1,0 +1,96 @@
+"""Headers of products of matrices: `inner` is an argument, and columns of it choose the kernel as cols do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from normgen.export import headers_of
+from normgen.export.groups import groups_of
+from normgen.pipeline import emit, emit_parts
+from normgen.records.questions import problem_of
+from normgen.records.record import Record, parse_line
+from normgen.schedule.default import fallback_schedules
+from tests.verify.contraction import linear
+
+from .cases import record
+from .driven import Call, Program, expected
+from .test_headers import needs_nvcc
+
+SIZES = ((64, 768, 512), (4096, 768, 512), (64, 768, 1024), (64, 100, 36))
+
+
+def records(name: str, gradient: str = "") -> list[Record]:
+    backward: dict[str, Any] = {"direction": "backward", "gradients": (gradient,)} if gradient else {}
+    spec = linear.spec_of(name)
+    return [record(spec, shape=f"{rows}x{cols}", inner=inner, **backward) for rows, cols, inner in SIZES]
+
+
+FUNCTIONS = [("torch_linear", ""), ("normed", ""), ("linear", "x"), ("linear", "w")]
+
+
+def header_text(name: str, gradient: str, *made: Record) -> str:
+    (header,) = headers_of(made or records(name, gradient), spec=linear.spec_of(name))
+    return header.text
+
+
+def test_inner_stands_behind_cols_in_the_signature_and_in_the_table() -> None:
+    text = header_text("torch_linear", "")
+    assert "int rows, int cols, int inner," in text
+    assert "int rows, cols, inner;" in text
+    assert "constexpr int select(int rows, int cols, int inner, int align," in text
+    assert "rows < 0 || cols < 1 || inner < 1 || y_pitch < cols || x_pitch < inner || up_pitch < inner" in text
+    assert "y [rows, cols]; x [rows, inner]; up [cols, inner]; bias [cols]" in text
+    assert "//   64 x 768 x 1024 " in text
+    assert max(map(len, text.splitlines())) <= 120
+
+
+def test_records_of_products_give_the_same_bytes_in_any_order_and_after_a_round_trip() -> None:
+    made = records("torch_linear")
+    text = header_text("torch_linear", "", *made)
+    assert header_text("torch_linear", "", *reversed(made)) == text
+    assert header_text("torch_linear", "", *(parse_line(r.line()) for r in made)) == text
+
+
+@pytest.mark.parametrize("entry", records("torch_linear"), ids=lambda r: f"{r.problem.rows}x{r.problem.inner}")
+def test_the_kernel_of_a_product_is_the_tuned_text(entry: Record) -> None:
+    asked = (problem_of(entry.problem, linear.spec_of("torch_linear")), entry.schedule)
+    parts, text = emit_parts(*asked), header_text("torch_linear", "")
+    assert emit(*asked).text.endswith(f"{parts.config.text}\n\n{parts.text}")
+    assert text.count(parts.config.text) == text.count(parts.text) == 1
+
+
+@needs_nvcc
+@pytest.mark.parametrize(("name", "gradient"), FUNCTIONS)
+def test_a_call_launches_the_kernel_of_its_cols_and_inner_on_a_block_for_each_tile(
+    name: str, gradient: str, tmp_path: Path
+) -> None:
+    spec, made = linear.spec_of(name), records(name, gradient)
+    (group,), (header,) = groups_of(made, lambda _: spec), headers_of(made, spec=spec)
+    program = Program(tmp_path, [header], header.file_name, f"normgen::sm90::{group.name}")
+    tuned = [(e.problem, emit_parts(e.problem, e.record.schedule)) for e in group.entries]
+    (general,) = ((p, emit_parts(p, s)) for p in group.general for s in fallback_schedules(p))
+    known = {program.linked(k, "sm90"): k for _, parts in (*tuned, general) for k in parts.kernels}
+    calls = [(Call(rows=p.rows, cols=p.cols, inner=p.inner), (p, parts)) for p, parts in tuned]
+    calls += [
+        (Call(rows=rows, cols=cols, inner=inner, odd=odd), general)
+        for rows, cols, inner, odd in ((64, 768, 513, 0), (64, 769, 512, 0), (64, 768, 512, 4), (2**20, 1, 1, 0))
+    ]
+    calls += [(Call(rows=0, cols=768, inner=512), tuned[0])]
+    scalars = [s for s in ("eps",) if any(p.key == s for p in general[1].kernels[0].params)]
+    answers = program.asks([call.words(group, scalars, workspace=False) for call, _ in calls], known)
+    for (call, (problem, parts)), answer in zip(calls, answers, strict=True):
+        nothing = call.rows == 0 and gradient != "w"
+        launched = [] if nothing else expected(group, call, problem, parts)
+        assert answer[-1] == "= 0"
+        if call.rows or nothing:
+            assert answer[:-1] == launched, call
+        else:
+            assert len(answer) == 2  # zeros are written, by the kernel of the nearest rows
+
+
+def test_only_headers_of_products_have_inner() -> None:
+    (header,) = headers_of([record("rmsnorm", shape="64x768")])
+    assert "inner" not in header.text.replace("innermost", "")

@@ -1,0 +1,92 @@
+"""Random products on the CPU executor, by random schedules of tiles, against the program in float64."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from normgen.cpu import build_many, find_compiler
+from normgen.device import target
+from normgen.errors import ProgramError, SpecError
+from normgen.pipeline import emit
+from normgen.problem.problem import Problem
+from normgen.program.source import problem_for, written_program
+from normgen.schedule.default import default_schedule, fallback_schedules
+from normgen.schedule.legality import refusal
+from normgen.schedule.schedule import Schedule, schedule_from
+from normgen.schedule.space import space
+from normgen.spec.reader import parse
+from tests.fuzz.products import Draw
+from tests.program.evaluate import evaluate
+from tests.samples import sized
+
+pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler on this machine")
+SEEDS = range(sized(8, 60))
+H200 = target("h200")
+RELOAD = schedule_from(
+    {"hold": "reload", "tile_m": 16, "tile_n": 16, "tile_k": 8, "thread_m": 2, "thread_n": 1, "vector": 1}
+)
+EDGES = (1, 7, 15, 16, 17, 32, 33)
+FARTHEST = 1e4  # results beyond are of functions that hide what is wrong, or overflow in 16 bits
+
+
+def drawn_problem(seed: int) -> Problem | None:
+    """None for a spec that is refused, as one in eight is: some tensor is not read, some side waits for a row."""
+    rng = random.Random(f"sizes {seed}")
+    sizes = [rng.choice(EDGES) for _ in range(3)] if rng.random() < 0.7 else [4 * rng.randint(1, 12) for _ in range(3)]
+    rows, inner, cols = sizes
+    dtype, any_cols = rng.choice(("f32", "f32", "bf16", "f16")), rng.random() < 0.3
+    try:
+        found = problem_for(parse(Draw(seed).text()), shape=(rows, cols), inner=inner, dtype=dtype, any_cols=any_cols)
+        default_schedule(found, H200)
+    except (SpecError, ProgramError):
+        return None
+    return found
+
+
+def schedules(problem: Problem, seed: int) -> list[Schedule]:
+    if problem.any_cols:
+        return [*fallback_schedules(problem), RELOAD]
+    legal = space(problem, H200).legal
+    found = [default_schedule(problem, H200), random.Random(seed).choice(legal), RELOAD]
+    return [schedule for schedule in found if refusal(problem, schedule, H200) is None]
+
+
+def in_order(array: Any, axes: Sequence[str]) -> Any:
+    """With its axes as programs have them."""
+    order = sorted(axes, key=["rows", "inner", "cols"].index)
+    return np.transpose(array.astype(np.float64), [list(axes).index(axis) for axis in order])
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_product_at_random_is_right_or_refused(seed: int) -> None:
+    problem = drawn_problem(seed)
+    if problem is None:
+        return
+    rng, sizes = np.random.default_rng(seed), problem.sizes
+    arrays = {}
+    for t in problem.tensors:
+        values = np.full(t.shape(sizes), np.nan) if t.is_written else 0.7 * rng.standard_normal(t.shape(sizes))
+        arrays[t.name] = np.asarray(values, np.float32).astype(t.dtype.numpy)
+    read = {t.name: in_order(arrays[t.name], t.axes) for t in problem.tensors if not t.is_written}
+    with np.errstate(all="ignore"):
+        wanted = evaluate(written_program(problem), read)
+    for program in build_many([emit(problem, schedule) for schedule in schedules(problem, seed)]):
+        given = {name: np.atleast_1d(array) for name, array in arrays.items()}
+        run = program.run(given, rows=sizes.rows, inner=sizes.inner, cols=sizes.cols, seed=seed)
+        assert not run.faults
+        for t in (t for t in problem.tensors if t.is_written):
+            result, truth = in_order(given[t.name], t.axes), np.broadcast_to(wanted[t.name], t.shape(sizes))
+            seen = np.abs(truth) < FARTHEST
+            close = 2e-4 if problem.dtype.bytes == 4 else 2e-2
+            np.testing.assert_allclose(
+                result[seen], truth[seen], atol=close * max(1, np.abs(truth[seen]).max(initial=0))
+            )
+
+
+def test_most_products_at_random_are_not_refused() -> None:
+    assert sum(drawn_problem(seed) is not None for seed in range(40)) >= 32

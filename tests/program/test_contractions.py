@@ -1,0 +1,338 @@
+"""Contractions in programs: what a `dot` may sum, what leaves its sum, which programs are of tiles."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import sympy as sp
+
+from normgen.errors import ProgramError, SpecError
+from normgen.program.classes import ProgramClass, class_of_formulas, program_class, tile_axes
+from normgen.program.ir import (
+    Load,
+    Map,
+    Random,
+    Reduce,
+    RowProgram,
+    Statement,
+    Store,
+    check,
+    kind_of,
+    show_statement,
+    stage_of,
+)
+from normgen.program.lower import lower
+from normgen.program.monoid import DOT, MAX, SUM, symbol
+from normgen.program.ordered import Ordered, opened
+from normgen.program.rewrites.contractions import factors_leave
+from normgen.spec.reader import load, parse
+from normgen.spec.spec import Kind, Spec
+from tests.program.evaluate import Array, evaluate
+from tests.program.symbolic_rows import run_row, symbols
+
+x, w, y, dy, gain = (symbol(name) for name in ("x", "w", "y", "dy", "gain"))
+LOADS = (
+    Load("x", Kind.LEFT),
+    Load("w", Kind.MATRIX),
+    Load("dy", Kind.ELEM),
+    Load("gain", Kind.INNER),
+    Load("b", Kind.COL),
+)
+
+
+def program(*statements: Statement) -> RowProgram:
+    return RowProgram("linear", (*LOADS, *statements))
+
+
+def dot(name: str, kind: Kind, left: sp.Expr, right: sp.Expr, over: Kind) -> Reduce:
+    return Reduce((name,), kind, DOT, (left, right), over=over)
+
+
+@pytest.mark.parametrize(
+    ("statement", "text"),
+    [
+        (dot("y", Kind.ELEM, x * gain, w, Kind.INNER), "  reduce y : elem = dot_inner(gain*x, w)"),
+        (dot("dx", Kind.LEFT, dy, w, Kind.COL), "  reduce dx : left = dot_cols(dy, w)"),
+        (dot("dw", Kind.MATRIX, x, dy, Kind.ROW), "  reduce dw : matrix = dot_rows(x, dy)"),
+    ],
+)
+def test_a_contraction_drops_any_of_three_axes_and_its_result_is_stored(statement: Reduce, text: str) -> None:
+    name = statement.names[0]
+    found = check(program(statement, Store(name, name, statement.kind)))
+    assert show_statement(statement) == text
+    assert found.dots == (statement,)
+    assert not found.row_reduces
+    assert not found.col_reduces
+    assert stage_of(found)[name] == 1
+
+
+def test_sides_are_reduced_over_inner_and_are_neither_rows_nor_sums_of_columns() -> None:
+    squares = Reduce(("s",), Kind.ROW, SUM, (x**2,), over=Kind.INNER)
+    largest = Reduce(("top",), Kind.COL, MAX, (w,), over=Kind.INNER)
+    scaled = Map("y", Kind.ELEM, symbol("h") * symbol("s") + symbol("top"))
+    found = check(program(squares, largest, dot("h", Kind.ELEM, x, w, Kind.INNER), scaled, Store("y", "y", Kind.ELEM)))
+    assert [show_statement(s) for s in (squares, largest)] == [
+        "  reduce s : row = sum_inner(x**2)",
+        "  reduce top : col = max_inner(w)",
+    ]
+    assert (found.row_reduces, found.col_reduces) == ((), ())
+    assert [stage_of(found)[name] for name in ("s", "top", "h", "y")] == [1, 1, 1, 1]
+
+
+DROPS = "a contraction drops one of the axes rows, inner and cols, which its sides have together"
+SIDES = "each side of a contraction has the axis that it drops, and one of the two others"
+OVER_INNER = "a reduction over inner gives a row of a left value, or a col of a matrix value"
+
+
+@pytest.mark.parametrize(
+    ("statement", "rule"),
+    [
+        (dot("y", Kind.ELEM, x, x, Kind.INNER), DROPS),
+        (dot("y", Kind.LEFT, x, w, Kind.INNER), DROPS),
+        (dot("y", Kind.ELEM, x, w, Kind.COL), DROPS),
+        (dot("y", Kind.ROW, dy, w, Kind.ELEM), DROPS),
+        (dot("y", Kind.ELEM, x * gain, dy, Kind.INNER), SIDES),
+        (dot("y", Kind.ELEM, x * symbol("b"), w, Kind.INNER), SIDES),
+        (dot("y", Kind.LEFT, x * dy, w, Kind.COL), SIDES),
+        (dot("y", Kind.LEFT, symbol("b"), x, Kind.COL), SIDES),
+        (Reduce(("y",), Kind.ELEM, DOT, (x, w, w), over=Kind.INNER), "monoid .dot. takes 2"),
+        (Reduce(("y",), Kind.ROW, SUM, (x,)), OVER_INNER),
+        (Reduce(("y",), Kind.ROW, SUM, (w,), over=Kind.INNER), OVER_INNER),
+        (Reduce(("y",), Kind.SCALAR, SUM, (gain,), over=Kind.INNER), OVER_INNER),
+        (Reduce(("y",), Kind.INNER, SUM, (x,)), OVER_INNER),
+        (Map("y", Kind.ELEM, x * w), "no value varies along rows, inner and cols"),
+        (Map("y", Kind.PRODUCT, x * w), "no value varies along rows, inner and cols"),
+        (Map("y", Kind.ELEM, x), "this map's kind is left"),
+        (Map("y", Kind.LEFT, dy), "this map's kind is elem"),
+    ],
+)
+def test_what_is_no_contraction_is_refused(statement: Statement, rule: str) -> None:
+    with pytest.raises(ProgramError, match=rule):
+        check(program(statement))
+
+
+def test_a_value_of_one_axis_is_broadcast_to_a_side() -> None:
+    check(program(Map("y", Kind.LEFT, gain), Store("y", "y", Kind.LEFT)))
+    check(program(Map("y", Kind.MATRIX, symbol("b")), Store("y", "y", Kind.MATRIX)))
+
+
+TENSORS = {
+    "x": 'x = { role = "input", axes = ["rows", "inner"] }',
+    "u": 'u = { role = "input", axes = ["rows", "inner"] }',
+    "w": 'w = { role = "parameter", axes = ["inner", "cols"] }',
+    "up": 'up = { role = "parameter", axes = ["inner", "cols"] }',
+    "gain": 'gain = { role = "parameter", axes = ["inner"] }',
+    "bias": 'bias = "parameter"',
+    "scale": 'scale = "row_input"',
+    "h": 'h = "input"',
+    "g": 'g = { role = "output", optional = true }',
+    "z": 'z = { role = "output", optional = true }',
+    "rstd": 'rstd = { role = "statistic", optional = true }',
+    "top": 'top = { role = "statistic", optional = true }',
+}
+
+
+def spec_of(*formulas: str, saved: str = "") -> Spec:
+    names = set(re.findall(r"[a-z0-9]+", " ".join(formulas)))
+    lines = ['name = "product"', "[tensors]", *(line for n, line in TENSORS.items() if n in names), 'y = "output"']
+    lines += ["[formulas]", *('{} = "{}"'.format(*formula.split(" = ", 1)) for formula in formulas)]
+    return parse("\n".join(lines + ([f'[backward]\nsaved = ["{saved}"]'] if saved else [])), file="product.toml")
+
+
+LINEAR = ("y = x @ w + bias",)
+GELU = ("h2 = x @ w + bias", "y = 0.5 * h2 * (1 + erf(h2 * 0.7071067811865476))")
+SWIGLU = ("gate = x @ w", "y = gate * sigmoid(gate) * (x @ up)")
+NORMED = ("rstd = rsqrt(mean(x * x) + 1e-6)", "y = (x * rstd * gain) @ w")
+ADDED = ("y = h + x @ w",)
+
+
+def silu(g: Array) -> Array:
+    return g / (1 + np.exp(-g))
+
+
+def arrays(rows: int = 5, inner: int = 7, cols: int = 4) -> dict[str, Array]:
+    """Random numbers; no two sizes are equal."""
+    rng = np.random.default_rng(7)
+    shapes = {
+        "x": (rows, inner),
+        "u": (rows, inner),
+        "w": (inner, cols),
+        "up": (inner, cols),
+        "gain": (inner,),
+        "bias": (cols,),
+    }
+    shapes |= {"scale": (rows,), "h": (rows, cols), "dy": (rows, cols), "dz": (rows, cols)}
+    return {name: rng.normal(size=shape) for name, shape in shapes.items()}
+
+
+REFERENCES: dict[tuple[str, ...], Callable[..., Array]] = {
+    LINEAR: lambda x, w, bias, **_: x @ w + bias,
+    GELU: lambda x, w, bias, **_: 0.5 * (z := x @ w + bias) * (1 + np.vectorize(math.erf)(z / math.sqrt(2))),
+    SWIGLU: lambda x, w, up, **_: silu(x @ w) * (x @ up),
+    NORMED: lambda x, w, gain, **_: (x / np.sqrt((x * x).mean(1, keepdims=True) + 1e-6) * gain) @ w,
+    ADDED: lambda x, w, h, **_: h + x @ w,
+    ("y = x @ w * max(x) - min(x)",): lambda x, w, **_: x @ w * x.max(1, keepdims=True) - x.min(1, keepdims=True),
+    ("y = (x * scale * 0.125) @ (w * bias)",): lambda x, w, scale, bias, **_: (0.125 * scale[:, None] * x) @ (w * bias),
+    (
+        "n = x * scale",
+        "y = (n @ w) * (x @ w) / inner + col",
+    ): lambda x, w, scale, **_: scale[:, None] * (x @ w) ** 2 / 7 + np.arange(4),
+}
+
+
+@pytest.mark.parametrize("formulas", REFERENCES, ids=" ".join)
+def test_a_program_computes_what_its_formulas_say_as_written_and_with_factors_outside(
+    formulas: tuple[str, ...],
+) -> None:
+    written = lower(spec_of(*formulas))
+    given = arrays()
+    wanted = REFERENCES[formulas](**given)
+    for found in (written, factors_leave(written)):
+        np.testing.assert_allclose(evaluate(found, given)["y"], wanted, rtol=1e-12, atol=1e-12)
+    assert program_class(written) is ProgramClass.TILES
+    assert tile_axes(factors_leave(written)) == (Kind.ROW, Kind.COL, Kind.INNER)
+
+
+def texts(program: RowProgram) -> list[str]:
+    return [show_statement(s).strip() for s in program.statements if not isinstance(s, Load)]
+
+
+def test_a_formula_that_is_a_product_has_its_own_name_and_equal_products_are_one() -> None:
+    assert texts(lower(spec_of("y = x @ w"))) == ["reduce y : elem = dot_inner(x, w)", "store  y"]
+    assert texts(lower(spec_of("y = (x @ w) * sigmoid(x @ w)"))) == [
+        "reduce y_dot : elem = dot_inner(x, w)",
+        "map    y : elem = y_dot/(1 + exp(-y_dot))",
+        "store  y",
+    ]
+    assert len(lower(spec_of("y = h2 * h2 + x @ w", "h2 = x @ w")).dots) == 1
+
+
+def test_factors_leave_the_sum_and_inner_is_read_once() -> None:
+    program = factors_leave(lower(spec_of(*NORMED)))
+    assert texts(program)[-4:-2] == ["reduce y_dot : elem = dot_inner(gain*x, w)", "map    y : elem = rstd*y_dot"]
+    assert {stage_of(program)[name] for name in ("x_squares", "y_dot", "y")} == {1}
+    shared = factors_leave(lower(spec_of("y = ((x * scale) @ w) * ((x * 2) @ (w * bias))")))
+    assert [show_statement(dot).strip() for dot in shared.dots] == ["reduce y_dot3 : elem = dot_inner(x, w)"]
+
+
+@pytest.mark.parametrize(
+    "side", ["cast(x * rstd, bf16)", "(x + rstd)", "maximum(x * rstd, 0)", "abs(x * scale)", "x**2", "(x * gain)"]
+)
+def test_what_is_no_factor_stays_in_the_sum(side: str) -> None:
+    program = lower(spec_of("rstd = rsqrt(mean(x * x))", f"y = {side} @ w"))
+    assert factors_leave(program) == program
+
+
+n = 3  # of the axis that is dropped
+SYMBOLIC = [
+    (Kind.INNER, (x * symbol("s") * gain, w * symbol("b") / 3)),
+    (Kind.INNER, (Ordered(x, Ordered(symbol("s"), gain), 1 / symbol("s")), w)),
+    (Kind.COL, (dy * symbol("b") * symbol("s"), w * gain)),
+    (Kind.ROW, (-x * gain * symbol("s"), dy * symbol("b"))),
+]
+
+
+@pytest.mark.parametrize(("over", "sides"), SYMBOLIC)
+def test_a_sum_with_its_factors_outside_is_the_same_number(over: Kind, sides: tuple[sp.Expr, sp.Expr]) -> None:
+    kind = Kind.PRODUCT & ~over
+    loads = (*LOADS, Load("s", Kind.ROW))
+    before = RowProgram("p", (*loads, dot("y", kind, *sides, over), Store("y", "y", kind)))
+    after = factors_leave(before)
+    inputs = {ld.name: symbols(ld.name, n) if over in ld.kind else [symbol(ld.name)] * n for ld in loads}
+    found = [run_row(program, inputs)["y"][0] for program in (before, after)]
+    assert after != before
+    assert sp.expand(opened(found[0]) - opened(found[1])) == 0
+    kinds = {ld.name: ld.kind for ld in loads}
+    factors = [f for arg in after.dots[0].args for f in sp.Mul.make_args(opened(arg))]
+    assert all(over in kind_of(factor, kinds) for factor in factors)
+
+
+MISFITS = [
+    (
+        ("s = mean(x * x)", "y = cast(x * s, bf16) @ w"),
+        8,
+        "a kernel reads inner once, and a side of a contraction waits",
+    ),
+    (("y = (x - mean(x)) @ w",), 7, "a kernel reads inner once, and a side of a contraction waits for a reduction"),
+    (
+        ("c = x - mean(x)", "y = (c * rsqrt(mean(c * c))) @ w"),
+        7,
+        "a kernel reads inner once, and a value along it waits",
+    ),
+    (
+        ("y = x @ w * sum((x - max(x))**2)",),
+        7,
+        "a kernel of products reduces its sides over inner, to values along rows",
+    ),
+]
+
+
+@pytest.mark.parametrize(("formulas", "line", "says"), MISFITS)
+def test_what_reads_inner_twice_is_refused_with_the_line_of_its_formula(
+    formulas: tuple[str, ...], line: int, says: str
+) -> None:
+    spec = spec_of(*formulas)
+    with pytest.raises(SpecError, match=rf"product\.toml:{line}: {says}") as caught:
+        class_of_formulas(spec, lower(spec), frozenset(t.name for t in spec.tensors))
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        Reduce(("s",), Kind.SCALAR, SUM, (symbol("r"),)),
+        Reduce(("s",), Kind.ROW, SUM, (dy,)),
+        Reduce(("s",), Kind.COL, SUM, (dy * symbol("dw_sum"),)),
+        Load("r_first", Kind.ROW, of="dy"),
+        Random("u", "seed", 0),
+        Map("s", Kind.LEFT, x * symbol("b_sum")),
+        dot("s", Kind.LEFT, dy, w, Kind.COL),
+    ],
+)
+def test_a_statement_that_a_kernel_of_tiles_does_not_do_is_named(statement: Statement) -> None:
+    """Beside dw = dot_rows(x, dy), whose sums over the rows ride along, and whose rows of the result nobody has."""
+    loads = (*LOADS, Load("r", Kind.ROW), Load("seed", Kind.SCALAR))
+    sums = (
+        Reduce(("b_sum",), Kind.COL, SUM, (dy,)),
+        dot("dw", Kind.MATRIX, x, dy, Kind.ROW),
+        Map("dw_sum", Kind.COL, symbol("b_sum") * 2),
+    )
+    right = RowProgram("p", (*loads, *sums, Store("dw", "dw", Kind.MATRIX)))
+    assert tile_axes(check(right)) == (Kind.INNER, Kind.COL, Kind.ROW)
+    with pytest.raises(ProgramError) as caught:
+        tile_axes(replace(right, statements=(*right.statements, statement)))
+    assert caught.value.received == show_statement(statement).strip()
+
+
+def test_a_program_of_sides_without_a_contraction_is_refused() -> None:
+    with pytest.raises(ProgramError, match="values along inner are the sides of a contraction"):
+        program_class(RowProgram("p", (Load("x", Kind.LEFT), Store("y", "x", Kind.LEFT))))
+
+
+SHIPPED: dict[str, Callable[..., Array]] = {
+    "linear": REFERENCES[LINEAR],
+    "linear_add": lambda x, w, residual, **_: residual + x @ w,
+    "linear_bias_gelu": REFERENCES[GELU],
+    "linear_swiglu": lambda x, w_gate, w_up, **_: silu(x @ w_gate) * (x @ w_up),
+    "rmsnorm_linear": lambda x, w, weight, **_: REFERENCES[NORMED](x=x, w=w, gain=weight),
+}
+
+
+@pytest.mark.parametrize("op", SHIPPED)
+def test_the_products_that_ship_compute_what_they_say(op: str) -> None:
+    known = arrays()
+    known |= {"w_gate": known["w"], "w_up": known["up"], "weight": known["gain"], "residual": known["h"]}
+    absent = {"bias": np.zeros(4), "weight": np.ones(7)}
+    spec = load(op)
+    names = frozenset(t.name for t in spec.tensors)
+    for left_out in (frozenset(), frozenset(t.name for t in spec.tensors if t.optional)):
+        given = known | {name: absent[name] for name in left_out if name in absent}
+        program = lower(spec, present=names - left_out)
+        found = evaluate(factors_leave(program), given, {"eps": 1e-6})
+        np.testing.assert_allclose(found["y"], SHIPPED[op](**given), rtol=1e-12, atol=1e-12)
+        assert program_class(program) is ProgramClass.TILES

@@ -1,0 +1,215 @@
+"""Schedules of contractions: the rules, what is searched, the default, and what follows from a program."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import sympy as sp
+
+from normgen.device import target
+from normgen.errors import ProgramError
+from normgen.pipeline import programs_of
+from normgen.problem.problem import Problem
+from normgen.program.functions import COL
+from normgen.program.ir import COLS, Load, Map, Reduce, Store
+from normgen.program.monoid import ABSMAX, ARGMAX, MAX, SUM, symbol
+from normgen.program.ordered import Ordered
+from normgen.program.source import problem_for
+from normgen.schedule.default import default_schedule, fallback_schedules
+from normgen.schedule.legality import refusal
+from normgen.schedule.repair import repair
+from normgen.schedule.schedule import Schedule, schedule_from
+from normgen.schedule.space import space
+from normgen.schedule.tiles.plan import Side, contraction, contraction_of, is_neutral, tile_plan_of, vanishes
+from normgen.spec.reader import load, parse
+from normgen.spec.spec import Kind
+from tests.codegen.tiles.cases import CASES
+from tests.codegen.tiles.handmade import LINEAR, SMALL, TENSORS, Case, dot
+
+H200, T4 = target("h200"), target("t4")
+x, w, gain, scale = map(symbol, ("x", "w", "gain", "scale"))
+TOML = """
+name = "product"
+[tensors]
+x = {{ role = "input", axes = ["rows", "inner"] }}
+w = {{ role = "parameter", axes = {order} }}
+bias = "parameter"
+y = "output"
+[formulas]
+y = "{formula}"
+"""
+
+
+def problem(
+    shape: str = "256x512",
+    inner: int = 128,
+    *,
+    formula: str = "x @ w + bias",
+    order: str = '["inner", "cols"]',
+    **asked: Any,
+) -> Problem:
+    return problem_for(parse(TOML.format(formula=formula, order=order)), shape=shape, inner=inner, **asked)
+
+
+CUT: dict[str, Any] = {"tile_m": 64, "tile_n": 64, "tile_k": 16, "thread_m": 4, "thread_n": 4, "hold": "shared"}
+REFUSED = {
+    "no tiles": (problem(), {"hold": "shared"}, "tile_m, tile_n, tile_k, thread_m, thread_n must not be 0"),
+    "a knob of rows": (problem(), {**CUT, "persistent": 1}, "persistent is a knob of kernels of rows: persistent = 0"),
+    "few threads": (problem(), {**CUT, "tile_m": 16, "thread_m": 16}, "32 to 1024 threads a block; here they are 16$"),
+    "many threads": (problem(), {**CUT, "thread_m": 1, "thread_n": 1}, "here they are 4096"),
+    "rows in registers": (problem(), {**CUT, "hold": "registers"}, "hold = shared or reload"),
+    "vectors without slots": (problem(), {**CUT, "hold": "reload", "vector": 4}, "element by element"),
+    "bulk copies": (problem(), {**CUT, "copy": "bulk"}, "copy = direct or cp_async"),
+    "three stages of registers": (problem(), {**CUT, "stages": 3}, "stages = 1 or 2"),
+    "wide accesses": (problem(), {**CUT, "vector": 8}, "at most 16 bytes"),
+    "any sizes": (problem(any_cols=True), {**CUT, "vector": 4}, "vector = 1"),
+    "odd inner": (problem(inner=129), {**CUT, "vector": 4}, "inner = 129 is no whole vectors of 4"),
+    "odd cols": (problem("256x510"), {**CUT, "vector": 4}, "cols = 510 is no whole vectors of 4"),
+    "an odd pitch": (problem(pitch=513), {**CUT, "vector": 4}, "rows of 'y' are not aligned"),
+    "no alignment": (problem(align=4), {**CUT, "vector": 4}, "are not aligned to vectors of 4 elements"),
+    "short k": (problem(dtype="bf16"), {**CUT, "tile_k": 8, "vector": 16}, "at most 16 bytes"),
+    "16 bits are converted": (problem(dtype="bf16"), {**CUT, "copy": "cp_async"}, "moves f32 as it is stored"),
+    "a map": (problem(formula="exp(x) @ w + bias"), {**CUT, "copy": "cp_async"}, "moves f32 as it is stored"),
+    "a side of both": (problem(formula="(x @ w) * (x @ exp(w)) + bias"), {**CUT, "copy": "cp_async"}, "moves f32"),
+    "registers on their way": (
+        problem(dtype="bf16"),
+        {**CUT, "tile_m": 128, "tile_n": 128, "tile_k": 32, "thread_m": 16, "thread_n": 8, "vector": 2, "stages": 2},
+        "would hold 184 registers of data",
+    ),
+    "an early second kernel": (problem(), {**CUT, "dependent_launch": "on"}, "no second kernel"),
+    "a hint of copies": (problem(), {**CUT, "copy": "cp_async", "load": "streaming"}, "carries no cache hint"),
+    "many registers": (
+        problem(formula="(x @ w) * (x @ (w * w)) + bias"),
+        {**CUT, "tile_m": 128, "tile_n": 128, "thread_m": 16, "thread_n": 8},
+        "would hold 320 registers of data",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_tiles_do_not_allow_is_refused_with_its_rule(name: str) -> None:
+    asked, knobs, rule = REFUSED[name]
+    found = refusal(asked, schedule_from(knobs), H200)
+    with pytest.raises(ValueError, match=rule):
+        raise ValueError(found)
+
+
+def test_slots_and_copies_need_a_device_that_has_them() -> None:
+    threads = {"thread_m": 8, "thread_n": 8, "vector": 4}
+    large = schedule_from({**CUT, **threads, "tile_m": 128, "tile_n": 128, "tile_k": 32, "stages": 2})
+    assert refusal(problem(), large, H200) is None
+    assert "bytes of shared memory; Tesla T4 has" in str(refusal(problem(), large, T4))
+    assert "copy = cp_async needs sm_80" in str(refusal(problem(), schedule_from({**CUT, "copy": "cp_async"}), T4))
+
+
+def test_a_kernel_of_rows_has_no_tiles() -> None:
+    rows = problem_for(load("rmsnorm"), shape="64x256")
+    assert "a row has no tiles" in str(refusal(rows, default_schedule(rows, H200).varied(tile_k=8), H200))
+
+
+SIZES = ("4096x4096", 4096), ("1x4096", 4096), ("37x29", 19), ("4097x4095", 4093), ("1x1", 1), ("64x65536", 8)
+
+
+@pytest.mark.parametrize(("shape", "inner"), SIZES)
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_every_size_has_a_small_space_and_a_default_in_it(shape: str, inner: int, dtype: str) -> None:
+    for order in ('["inner", "cols"]', '["cols", "inner"]'):
+        asked = problem(shape, inner, dtype=dtype, order=order)
+        for device in (H200, T4):
+            found = space(asked, device)
+            assert 0 < len(found) <= 400
+            assert len(set(found.legal)) == len(found.legal)
+            assert default_schedule(asked, device) in found.legal
+    general = problem(dtype=dtype, any_cols=True)
+    assert all(refusal(general, schedule, T4) is None for schedule in fallback_schedules(general))
+
+
+def test_the_default_fills_the_device_and_reads_wide() -> None:
+    large = default_schedule(problem("4096x4096", 4096), H200)
+    assert (large.tile_m * large.tile_n, large.thread_m, large.thread_n, large.vector) == (16384, 8, 8, 4)
+    small = default_schedule(problem("256x256", 4096), H200)
+    assert -(-256 // small.tile_m) * -(-256 // small.tile_n) >= 64
+    assert default_schedule(problem("4096x4096", 4096, dtype="bf16"), H200).vector == 8
+
+
+def test_m_and_n_are_the_axes_of_the_result_and_n_is_the_one_along_which_it_lies() -> None:
+    found = {name: contraction_of(case.problem((3, 4, 5)), case.program()) for name, case in CASES.items()}
+    axes = {name: (cut.m, cut.n, cut.k) for name, cut in found.items()}
+    assert axes["linear"] == axes["linear, w turned"] == ("rows", "cols", "inner")
+    assert axes["dx"] == axes["dx, w turned"] == ("rows", "inner", "cols")
+    assert axes["dw and dbias"] == ("inner", "cols", "rows")
+    assert axes["dw and dbias added, w turned"] == ("cols", "inner", "rows")
+    two = found["two sums of four sides"]
+    assert [len(side.slots) for side in two.sides] == [2, 2]
+    assert [len(side.slots) for side in found["two sums"].sides] == [1, 2], "x is there once for both"
+    assert [r.names for r in found["extrema beside the products"].riding] == [("top",), ("low",), ("high",)]
+
+
+def test_slots_hold_a_tile_of_each_factor_in_every_stage_and_then_what_was_reduced_beside() -> None:
+    case = CASES["two sums"]
+    plan = tile_plan_of(case.problem((64, 64, 64)), case.program(), SMALL.varied(stages=2))
+    assert plan.shared_bytes == 2 * 8 * (16 + 4) * 3 * 4
+    riding = CASES["extrema beside the products"]
+    plan = tile_plan_of(riding.problem((64, 64, 64)), riding.program(), SMALL)
+    assert plan.shared_bytes == max(8 * (16 + 4) * 2, 3 * 8 * 16) * 4, "of each reduction a part for each k"
+    by_reloads = Schedule(**{**SMALL.chosen, "hold": "reload"})
+    assert tile_plan_of(riding.problem((64, 64, 64)), riding.program(), by_reloads).shared_bytes == 0
+
+
+LOADS = (Load("x", Kind.LEFT), Load("gain", Kind.INNER), Load("scale", Kind.ROW))
+ZERO = [x, x * gain, 3 * x, x**2, sp.sqrt(x), x * COLS, Ordered(x, gain), Ordered(x, sp.Rational(1, 3)), x / 3]
+NOT_ZERO = [x + 1, sp.exp(x), x * scale, 1 / x, x / gain, Ordered(x, 1 / gain), scale, sp.Integer(2)]
+
+
+@pytest.mark.parametrize("factor", [*ZERO, *NOT_ZERO], ids=str)
+def test_products_of_what_is_loaded_are_0_beyond_an_edge_and_nothing_else_is(factor: sp.Expr) -> None:
+    side = Side("rows", (factor,), (), LOADS, ())
+    assert vanishes(factor, side, "inner") is (factor in ZERO)
+    for monoid in (SUM, ABSMAX, MAX):
+        reduce = Reduce(("s",), Kind.ROW, monoid, (factor,), over=Kind.INNER)
+        assert is_neutral(reduce, side, "inner") is (factor in ZERO and monoid is not MAX)
+
+
+def test_what_a_kernel_of_tiles_does_not_find_is_refused_with_the_statement() -> None:
+    where = Reduce(("at", "top"), Kind.ROW, ARGMAX, (x, x), over=Kind.INNER)
+    result = Map("y", Kind.ELEM, symbol("h") + symbol("at"))
+    positions = Case(TENSORS, (where, dot("h", x, w), result, Store("y", "y", Kind.ELEM)), LINEAR.truth)
+    with pytest.raises(ProgramError, match=r"no columns that hold them[\s\S]*reduce at, top"):
+        contraction_of(positions.problem((3, 4, 5)), positions.program())
+    numbered = Case(
+        {"dy": ("rows", "cols"), "w": ("inner", "cols"), "dx": ("rows", "inner")},
+        (dot("dx", symbol("dy") * COL, w, over="cols"), Store("dx", "dx", Kind.LEFT)),
+        LINEAR.truth,
+    )
+    with pytest.raises(ProgramError, match="known behind a product, not in its sides"):
+        contraction_of(numbered.problem((3, 4, 5)), numbered.program())
+
+
+def test_a_row_factor_leaves_the_sum_and_inner_is_read_once() -> None:
+    asked = problem(formula="(x * rsqrt(mean(x * x) + 1e-6)) @ w + bias")
+    cut = contraction(asked)
+    assert (cut.left.slots, [r.monoid.name for r in cut.left.riding]) == ((x,), ["sum"])
+    copied = schedule_from({**CUT, "copy": "cp_async", "stages": 3, "vector": 4})
+    assert refusal(asked, copied, H200) is None
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_refused_schedule_of_tiles_has_a_least_change_that_is_legal(name: str) -> None:
+    asked, knobs, _ = REFUSED[name]
+    schedule = schedule_from(knobs)
+    found = repair(asked, schedule, H200)
+    assert found is not None
+    if name == "no tiles":
+        assert found.changes is None, "five sizes are more than a change"
+    else:
+        assert found.changes
+        assert refusal(asked, schedule.varied(**found.changes), H200) is None
+
+
+def test_contractions_stay_contractions_where_exponentials_are_approximated() -> None:
+    """The pass writes all reductions anew, with equal monoids that are not the same object."""
+    asked = problem(formula="(x @ w) * exp(x @ (w * w)) + bias", dtype="bf16")
+    programs = programs_of(asked, schedule_from({**CUT, "arithmetic": "approximate"}))
+    assert [len(program.dots) for _, program in programs] == [2] * len(programs)
+    assert "exp_approximate" in str(programs[-1][1])

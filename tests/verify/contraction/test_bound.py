@@ -1,0 +1,229 @@
+"""Float32 chains of products, emulated step by step, against the bounds of the error model."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from normgen.dtypes import DTYPES, F32
+from normgen.spec.spec import Kind
+from normgen.verify.bounded import Bounded
+from normgen.verify.contraction.product import product
+from normgen.verify.contraction.sides import DRAWN_LEFT, DRAWN_RIGHT, RIGHT, WHOLE, draw_right, draw_whole, drifts
+from normgen.verify.error_model import Float32Error, stored
+from normgen.verify.rows import ALL, draw_rows
+
+TERMS = 4096
+CHAINS = (TERMS, 256, 32)
+# Of a level, of noise about one, drawn, out of scale, not finite, and 0: all families of rows come in a full run.
+LEFT = (
+    "normal",
+    "large_mean",
+    "near_level",
+    "fine_noise",
+    "large_steps",
+    "large_constant",
+    "mixed_sign",
+    "tiny",
+    "inf",
+)
+Stored = NDArray[np.float32]
+
+
+def chained(left: Stored, right: Stored, chain: int) -> Stored:
+    """[lines, lines]: sums of so many terms by fmaf, one behind the other, whose results a tree adds.
+
+    The product is exact in float64, and its sum rounded to 53 bits before it is to 24.
+    """
+    parts = -(-left.shape[1] // chain)
+    rest = ((0, 0), (0, parts * chain - left.shape[1]))
+    a, b = (np.pad(side, rest).reshape(len(side), parts, chain).astype(np.float64) for side in (left, right))
+    sums = np.zeros((len(left), len(right), parts), np.float32)
+    for k in range(chain):
+        sums = (sums + a[:, np.newaxis, :, k] * b[np.newaxis, :, :, k]).astype(np.float32)
+    while sums.shape[-1] > 1:
+        sums = np.pad(sums, ((0, 0), (0, 0), (0, sums.shape[-1] % 2)))
+        sums = sums[..., ::2] + sums[..., 1::2]
+    return np.asarray(sums[..., 0])
+
+
+def drawn(dtype: str, families: tuple[str, ...], lines: int, terms: int = TERMS) -> Stored:
+    """Of a left side, so many lines of each family."""
+    rng, stored_as = np.random.default_rng(terms), DTYPES[dtype]
+    parts = [
+        draw_whole(rng, lines, terms, stored_as) if name == WHOLE else draw_rows((name,) * lines, terms, stored_as, rng)
+        for name in families
+    ]
+    return np.asarray(stored_as.stored(np.concatenate(parts)).astype(np.float32))
+
+
+def sides(left: Stored, right: Stored) -> tuple[Bounded, Bounded]:
+    return Bounded(left.T.astype(np.float64)[:, :, None]), Bounded(right.T.astype(np.float64)[:, None, :])
+
+
+def shares(got: Stored, found: Bounded, dtype: str = "f32") -> NDArray[np.float64]:
+    """Each error as a share of its bound; inf of a NaN or infinity that is not the right one."""
+    want, bound = found.value, stored(found, DTYPES[dtype])
+    same = (np.isnan(want) & np.isnan(got)) | (got == want) | np.isinf(bound)
+    ratio = np.abs(DTYPES[dtype].stored(got).astype(np.float64) - want) / bound
+    return np.where(same, 0.0, np.where(np.isfinite(ratio), ratio, np.inf))
+
+
+@pytest.mark.parametrize("chain", CHAINS)
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "f16"])
+def test_a_right_chain_is_within_its_bound_for_every_pair_of_families(
+    dtype: str, chain: int, record_property: pytest.FixtureRequest
+) -> None:
+    lines, families = 2, (*LEFT, WHOLE)
+    left, rng = drawn(dtype, families, lines), np.random.default_rng(1)
+    of_left, of_right = np.repeat(families, lines).tolist(), [name for name in RIGHT for _ in range(3)]
+    right = DTYPES[dtype].stored(draw_right(of_right, TERMS, DTYPES[dtype], rng)).astype(np.float32)
+    with np.errstate(all="ignore"):
+        got = chained(left, right, chain)
+        model = Float32Error(cols=1, chain=chain, drifts=drifts(of_left, of_right))
+        worst = shares(got, model.dot(*sides(left, right))).max()
+    record_property("largest share of the bound", worst)  # type: ignore[operator]
+    assert worst <= 0.25  # 0.12 was seen
+
+
+def test_equal_terms_drift_beyond_the_bound_of_independent_roundings() -> None:
+    left = drawn("f32", ("fine_noise", "large_constant"), 4)
+    right = draw_right(["equal"] * 6, TERMS, F32, np.random.default_rng(1)).astype(np.float32)
+    independent = Float32Error(cols=1).dot(*sides(left, right))
+    assert shares(chained(left, right, TERMS), independent).max() > 1
+    held = Float32Error(cols=1, drifts=np.asarray(True)).dot(*sides(left, right))
+    assert shares(chained(left, right, TERMS), held).max() <= 0.25
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "f16"])
+def test_a_lost_tile_of_eight_terms_shows_in_nine_of_ten_elements(dtype: str) -> None:
+    left = drawn(dtype, ("normal",), 48)
+    right = DTYPES[dtype].stored(draw_right(["normal"] * 48, TERMS, DTYPES[dtype], np.random.default_rng(1)))
+    lost = right.astype(np.float32)
+    found = Float32Error(cols=1).dot(*sides(left, lost))
+    lost = lost.copy()
+    lost[:, 8:16] = 0
+    assert (shares(chained(left, lost, TERMS), found, dtype) > 1).mean() >= 0.9
+
+
+def test_beside_a_weight_near_1_the_same_loss_hides_in_rows_of_one_level() -> None:
+    """Why a right side is no norm's weight: 1 + 0.2 N."""
+    left = drawn("bf16", ("constant",), 16)
+    rng, bf16 = np.random.default_rng(1), DTYPES["bf16"]
+    found_in = []
+    for centre, deviation in ((1.0, 0.2), (0.0, 1.0)):
+        right = bf16.stored(centre + deviation * rng.standard_normal((16, TERMS))).astype(np.float32)
+        found = Float32Error(cols=1).dot(*sides(left, right))
+        right[:, 8:16] = 0
+        found_in.append(float((shares(chained(left, right, TERMS), found, "bf16") > 1).mean()))
+    assert found_in[0] <= 0.5
+    assert found_in[1] >= 0.8
+
+
+def test_a_product_that_float32_holds_must_be_exact() -> None:
+    left = drawn("bf16", (WHOLE, "zeros"), 6)
+    right = draw_right(["powers"] * 8, TERMS, F32, np.random.default_rng(1)).astype(np.float32)
+    found = Float32Error(cols=1).dot(*sides(left, right))
+    assert found.error is not None
+    assert not found.error.any()
+    for chain in CHAINS:
+        assert (chained(left, right, chain) == found.value).all()
+    off = np.nextafter(chained(left, right, TERMS), np.float32(np.inf))
+    assert (shares(off[:6], Bounded(found.value[:6], found.error[:6])) > 1).all()
+
+
+def test_sums_that_need_more_digits_are_not_called_exact() -> None:
+    left = np.full((1, 64), 1 + 2.0**-20, np.float32)
+    found = Float32Error(cols=1).dot(*sides(left, np.ones((1, 64), np.float32)))
+    assert found.error is not None
+    assert found.error.min() > 0
+    fits = Float32Error(cols=1).dot(*sides(left[:, :15], np.ones((1, 15), np.float32)))
+    assert fits.error is not None
+    assert not fits.error.any()
+
+
+def test_operands_rounded_to_fewer_bits_are_beyond_the_bound() -> None:
+    """As tensor cores take float32 where nobody asks: 10 bits behind the point."""
+    left, right = drawn("f32", ("normal",), 16), drawn("f32", ("normal", "some_mean"), 8)
+
+    def cut(side: Stored) -> Stored:
+        return (side.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32)
+
+    found = Float32Error(cols=1).dot(*sides(left, right))
+    assert (shares(chained(cut(left), cut(right), TERMS), found) > 1).mean() > 0.5
+
+
+@pytest.mark.parametrize("first", ["scaled", "after"])
+def test_errors_of_a_side_are_carried_wherever_its_row_factor_stands(first: str) -> None:
+    """y = (x * rstd) @ w, and rstd times x @ w: a schedule has either."""
+    x, w = drawn("f32", ("normal", "some_mean", "one_outlier"), 4), drawn("f32", ("normal",), 16)
+    model = Float32Error(cols=1)
+    left, right = sides(x, w)
+    mean = model.reduce("mean", model.multiply(left, left))
+    assert mean.value.shape == (12, 1)
+    rstd = model.call("rsqrt", mean)
+    with np.errstate(all="ignore"):
+        factor = (1 / np.sqrt(np.mean(x * x, axis=1, keepdims=True))).astype(np.float32)
+        got = chained(x * factor, w, TERMS) if first == "scaled" else chained(x, w, TERMS) * factor
+    found = model.dot(model.multiply(left, rstd), right)
+    assert shares(got, found).max() <= 1
+    lost = chained(x[:, 8:] * factor, w[:, 8:], TERMS - 8)
+    assert (shares(lost, found) > 1).mean() >= 0.9
+
+
+@pytest.mark.parametrize("over", [Kind.INNER, Kind.COL, Kind.ROW])
+@pytest.mark.parametrize("sizes", [(5, 5, 5), (3, 5, 7), (1, 4, 3), (4, 1, 3), (4, 3, 1), (1, 1, 1)])
+def test_values_and_bounds_of_a_product_over_any_axis(over: Kind, sizes: tuple[int, int, int]) -> None:
+    inner, rows, cols = sizes
+    rng = np.random.default_rng(inner)
+    x, w, dy = (
+        rng.standard_normal((inner, rows, 1)),
+        rng.standard_normal((inner, 1, cols)),
+        rng.standard_normal((rows, cols)),
+    )
+    a, b, says = {
+        Kind.INNER: (x, w, "ir,ic->rc"),
+        Kind.COL: (dy, w, "rc,ic->ir"),
+        Kind.ROW: (x, dy, "ir,rc->ic"),
+    }[over]
+    want = np.einsum(says, *(v[:, :, 0] if v is x else v[:, 0, :] if v is w else v for v in (a, b)))
+    shape = {Kind.INNER: (rows, cols), Kind.COL: (inner, rows, 1), Kind.ROW: (inner, 1, cols)}[over]
+    for one, other in ((a, b), (b, a)):
+        np.testing.assert_allclose(product(one, other, over), want.reshape(shape), rtol=1e-12, atol=1e-14)
+    found = Float32Error(cols=cols).dot(Bounded(a, np.abs(a) * 1e-3), Bounded(b), over)
+    terms = {Kind.INNER: inner, Kind.COL: cols, Kind.ROW: rows}[over]
+    assert found.error is not None
+    carried = product(np.abs(a) * 1e-3, np.abs(b), over)
+    size = product(np.abs(a), np.abs(b), over)
+    assert (found.error >= carried).all()
+    assert (found.error <= carried + terms * 2.0**-24 * size + 1e-40).all()
+
+
+def test_nothing_is_known_of_an_infinity_times_what_may_be_0_nor_of_a_term_without_a_bound() -> None:
+    one = np.ones((2, 1, 1))
+    infinite, near, far = (np.array(v).reshape(2, 1, 1) for v in ([np.inf, 1.0], [1e-9, 1.0], [1.0, 1.0]))
+    dot = Float32Error(cols=1).dot
+    with np.errstate(all="ignore"):
+        assert dot(Bounded(infinite), Bounded(near, 1e-8 * one)).error == math.inf
+        sure = dot(Bounded(infinite), Bounded(far, 1e-8 * one))
+        assert [sure.value, sure.error] == [math.inf, 0.0]
+        loose = dot(Bounded(far, np.array([math.inf, 0.0]).reshape(2, 1, 1)), Bounded(far))
+        assert [loose.value, loose.error] == [2.0, math.inf]
+        nan = dot(
+            Bounded(np.array([np.nan, 1.0]).reshape(2, 1, 1)), Bounded(far, np.array([1.0, math.inf]).reshape(2, 1, 1))
+        )
+        assert np.isnan(nan.value).all()
+        assert nan.error == 0.0
+        large = Bounded(np.full((2, 1, 1), 2.0**127))
+        assert (
+            dot(large, Bounded(np.array([1.0, -1.0]).reshape(2, 1, 1))).error == math.inf
+        )  # a partial sum may overflow
+
+
+def test_the_families_that_are_called_drawn_exist() -> None:
+    assert {*ALL} > DRAWN_LEFT
+    assert {*RIGHT} > DRAWN_RIGHT
+    assert drifts(("normal", "zeros"), ("equal", "normal")).tolist() == [[False, False], [True, False]]
