@@ -578,6 +578,62 @@ def test_a_function_that_saturates_and_then_subtracts_is_no_other_than_its_spec(
     assert [name for name, _ in comparison.gradients] == ["x"]
 
 
+# Formulas that lose the digits of a small number, or of a whole one, where the function keeps them.
+WELL_CONDITIONED: dict[str, Callable[[Tensor], Tensor]] = {
+    "log1p": lambda x: torch.log1p(x.abs()),
+    "symlog": lambda x: torch.sign(x) * torch.log1p(x.abs()),
+    "log1p of a square": lambda x: torch.log1p(x * x),
+    "softplus": F.softplus,
+}
+
+
+@pytest.mark.parametrize("name", WELL_CONDITIONED)
+def test_log1p_keeps_the_digits_of_small_numbers(name: str) -> None:
+    comparison = ng.fused(WELL_CONDITIONED[name]).comparison(torch.randn(6, 40))
+    assert all(one.ours < 4 for one in comparison.stored)
+    assert [name for name, _ in comparison.gradients] == ["x"] or name == "softplus"
+
+
+@pytest.mark.usefixtures("by_operator")
+def test_log1p_is_right_for_every_number() -> None:
+    x = torch.tensor([[1e-30, 1e-7, -1e-7, 1e-3, -0.4, -0.6, -1, -2, 0, 3, 1e30, torch.inf, torch.nan]])
+    x.requires_grad_()
+    ours, theirs = ng.fused(lambda x: torch.log1p(x))(x), torch.log1p(x)
+    torch.testing.assert_close(ours, theirs, rtol=3e-7, atol=0, equal_nan=True)
+    gradients = [torch.autograd.grad(y.sum(), x)[0] for y in (ours, theirs)]
+    torch.testing.assert_close(*gradients, rtol=3e-7, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("function", ["log1p", "log1p(x * x)"])
+def test_an_ill_conditioned_spec_does_not_excuse_itself(function: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The measure of conditioning is the function alone."""
+    monkeypatch.setattr(aten, "log1p", lambda x, _: aten.call("log", aten.plus(aten.ONE, x)))
+    with pytest.raises(VerificationError, match="differs from it"):
+        ng.fused(lambda x: torch.log1p(x.abs() if function == "log1p" else x * x), torch.randn(6, 40))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, labels: x * ((labels * 2**25 + 1) - (labels * 2**25))[:, None],
+        lambda x, labels: torch.where((labels * 16777217 == labels * 16777216)[:, None], x, -x),
+    ],
+)
+def test_whole_numbers_beyond_those_of_float32_are_refused(function: Any) -> None:
+    with pytest.raises(VerificationError, match="differs from it"):
+        ng.fused(function, torch.randn(6, 40), torch.arange(6))
+
+
+@pytest.mark.usefixtures("by_operator")
+@pytest.mark.parametrize("name", ["hardsigmoid", "hardswish", "relu6", "hardtanh"])
+def test_no_gradient_goes_through_a_limit_itself(name: str) -> None:
+    function = getattr(F, name)
+    x = torch.tensor([[-4.0, -3, -1, 0, 1, 3, 6, 7]], requires_grad=True)
+    ours, theirs = ng.fused(lambda x: function(x))(x), function(x)
+    torch.testing.assert_close(ours, theirs)
+    torch.testing.assert_close(*(torch.autograd.grad(y.sum(), x)[0] for y in (ours, theirs)))
+
+
 def bent(function: str, by: Callable[[Any], Any]) -> tuple[str, Any]:
     return function, lambda x: by(aten.call(function, x))
 
@@ -641,7 +697,7 @@ def distilled(logits: Tensor, teacher: Tensor) -> Tensor:
     return (F.softmax(teacher, -1) * (F.log_softmax(teacher, -1) - F.log_softmax(logits, -1))).sum(-1).mean()
 
 
-LOSSES: dict[str, tuple[Any, Any]] = {
+MEANS: dict[str, tuple[Any, Any]] = {
     "label smoothing": (label_smoothed, None),
     "focal": (focal, None),
     "z": (of_z, None),
@@ -653,9 +709,9 @@ LOSSES: dict[str, tuple[Any, Any]] = {
 
 
 @pytest.mark.usefixtures("by_operator")
-@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("name", MEANS)
 def test_the_mean_of_the_losses_of_rows_is_part_of_the_operator(name: str) -> None:
-    function, other = LOSSES[name]
+    function, other = MEANS[name]
     x = torch.randn(12 if other is None else len(other), COLS, requires_grad=True)
     other = torch.randint(0, COLS, (12,)) if other is None else other
     made = ng.fused(function)

@@ -13,7 +13,7 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -24,7 +24,7 @@ from normgen.spec.spec import Role
 from normgen.torch.calls import name_of
 from normgen.torch.operators import Operator
 from normgen.torch.patching import telling_rows
-from normgen.torch.tracing.conditioning import moved_by_roundings
+from normgen.torch.tracing.conditioning import Wide, moved_by_roundings, wide
 from normgen.torch.tracing.recording import COLS
 from normgen.torch.tracing.values import Traced
 from normgen.traced.torch_formulas import torch_function
@@ -144,7 +144,8 @@ class _Sides:
 
     def function(self, tensors: Sequence[Tensor], by: Sequence[Tensor]) -> list[Tensor]:
         leaves = _leaves(tensors)
-        return self.with_gradients(self.torchs(*leaves), leaves, by)
+        with Wide():
+            return self.with_gradients(self.torchs(*leaves), leaves, by)
 
     def spec(self, tensors: Sequence[Tensor], by: Sequence[Tensor]) -> list[Tensor]:
         leaves = _leaves(tensors)
@@ -174,11 +175,8 @@ class _Seen:
             pairs.append(_where_finite(one, other, results) if names[i].startswith(_GRADIENT) else (one, other))
         moved: list[Tensor | None] = [None] * len(kept)
         if any(_share(*pair)[0] > _SAME for pair in pairs):
-            moves = [
-                moved_by_roundings(functools.partial(_picked, side, tensors, by, kept), [of_side[i] for i in kept])
-                for side, of_side in ((sides.function, theirs), (sides.spec, ours))
-            ]
-            moved = [one + other if one.shape == other.shape else None for one, other in zip(*moves, strict=True)]
+            run = functools.partial(_picked, sides.function, tensors, by, kept)
+            moved = list(moved_by_roundings(run, [theirs[i] for i in kept]))
         for i, pair, move in zip(kept, pairs, moved, strict=True):
             share, at = _share(*pair, move)
             self.shares[names[i]] = max(self.shares.get(names[i], 0.0), share)
@@ -375,18 +373,17 @@ def _stored(
     tensors: Sequence[Tensor],
     exact: Sequence[Tensor],
 ) -> list[Stored]:
+    def function() -> Sequence[Tensor]:
+        return cast(Sequence[Tensor], torch.utils._pytree.tree_leaves(call(*[t.clone() for t in tensors])))
+
     with torch.no_grad():
         try:
-            theirs = torch.utils._pytree.tree_leaves(call(*[t.clone() for t in tensors]))
+            theirs = function()
         except (RuntimeError, NotImplementedError):
             return []  # torch has an operation of it on other devices only
         tail = None if found.tail is None else _moved(found.tail)
-
-        def spec() -> Sequence[Tensor]:
-            results = made.decomposition(*given(tensors))
-            return _finished(tail, results if isinstance(results, tuple) else (results,), tensors)
-
-        ours = spec()
+        results = made.decomposition(*given(tensors))
+        ours = _finished(tail, results if isinstance(results, tuple) else (results,), tensors)
     shown = []
     moved: list[Tensor] | None = None
     for i, (one, other, want) in enumerate(zip(ours, theirs, exact, strict=True)):
@@ -396,7 +393,7 @@ def _stored(
             return [Stored(dtype=f"{one.dtype}, not {other.dtype}", same=0.0, ours=math.inf, theirs=0.0)]
         shown_one = _stored_one(one, other, want)
         if not shown_one.holds:
-            moved = moved_by_roundings(spec, ours) if moved is None else moved
+            moved = moved_by_roundings(function, theirs) if moved is None else moved
             shown_one = _stored_one(one, other, want, moved[i])
         shown.append(shown_one)
     return shown
@@ -417,8 +414,8 @@ def _widened(graph: Any) -> Any:
     """The same operations, in float64 wherever they say another floating-point dtype, on the CPU."""
     found = _moved(graph)
     for node in found.graph.nodes:
-        node.args = torch.fx.node.map_aggregate(node.args, _wide)
-        node.kwargs = torch.fx.node.map_aggregate(node.kwargs, _wide)
+        node.args = torch.fx.node.map_aggregate(node.args, wide)
+        node.kwargs = torch.fx.node.map_aggregate(node.kwargs, wide)
     found.recompile()
     return found
 
@@ -430,7 +427,3 @@ def _moved(graph: Any) -> Any:
             node.kwargs = {**node.kwargs, "device": torch.device("cpu")}
     found.recompile()
     return found
-
-
-def _wide(arg: Any) -> Any:
-    return torch.float64 if isinstance(arg, torch.dtype) and arg.is_floating_point else arg

@@ -46,7 +46,7 @@ _NO_GRADIENT = "normgen_no_gradient"
 _MOST_TRIES = 24
 _KEPT = [  # of the operations that torch can say as others: those that the language says better itself
     *("silu", "gelu", "relu", "clamp", "clamp_min", "clamp_max", "masked_fill"),
-    *("mean", "var", "std", "logsumexp", "detach", "hardtanh"),
+    *("mean", "var", "std", "logsumexp", "detach", "hardtanh", "softplus"),
 ]
 
 
@@ -292,7 +292,15 @@ def _decompositions(cols: Any) -> dict[Any, Any]:
             return NotImplemented
         return x.sum(tuple(places), keepdim, dtype=dtype) / x.numel()
 
-    return {**found, torch.ops.aten.mean.default: mean, torch.ops.aten.mean.dim: mean}
+    own = torch.ops.aten
+    return {
+        **found,
+        own.mean.default: mean,
+        own.mean.dim: mean,
+        # No gradient goes through either limit itself, as it does through those of clamp.
+        own.hardsigmoid.default: lambda x: own.hardtanh(x + 3, 0, 6) / 6,
+        own.hardswish.default: lambda x: x * own.hardtanh(x + 3, 0, 6) / 6,
+    }
 
 
 def size_of(size: Any) -> Any:
