@@ -16,7 +16,7 @@ import torch.nn.functional as F  # noqa: E402
 
 import normgen.torch as ng  # noqa: E402
 from normgen.errors import UsageError, VerificationError  # noqa: E402
-from normgen.torch.tracing import aten, conditioning, fusing  # noqa: E402
+from normgen.torch.tracing import aten, comparing, conditioning, fusing, recording  # noqa: E402
 
 Tensor = Any
 COLS = 64
@@ -632,6 +632,115 @@ def test_no_gradient_goes_through_a_limit_itself(name: str) -> None:
     ours, theirs = ng.fused(lambda x: function(x))(x), function(x)
     torch.testing.assert_close(ours, theirs)
     torch.testing.assert_close(*(torch.autograd.grad(y.sum(), x)[0] for y in (ours, theirs)))
+
+
+@pytest.mark.usefixtures("by_operator")
+@pytest.mark.parametrize("options", [{}, {"reduction": "none"}, {"ignore_index": 2}], ids=str)
+def test_weights_of_classes_of_which_torch_has_no_gradient_are_compared_too(options: dict[str, Any]) -> None:
+    def loss(logits: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
+        return F.cross_entropy(logits, labels, weight=weight, **options)
+
+    given = torch.randn(6, 10, requires_grad=True), torch.tensor([0, -100, 2, 3, 9, 1]), torch.rand(10) + 0.5
+    if "ignore_index" in options:
+        given[1][1] = 5
+    made = ng.fused(loss)
+    comparison = made.comparison(*given)
+    assert comparison.results
+    assert [name for name, _ in comparison.gradients] == ["logits"]
+    assert "torch has none by weight" in comparison.no_gradients
+    got, want = made(*given), loss(*given)
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(*(torch.autograd.grad(y.sum(), given[0])[0] for y in (got, want)), rtol=1e-4, atol=1e-6)
+
+
+def test_a_comparison_of_nothing_is_refused() -> None:
+    """Of labels that no function takes nothing is known."""
+    with pytest.raises(UsageError, match="took none of the arguments that were tried"):
+        ng.fused(lambda x, labels: x.gather(-1, (labels + 60)[:, None]), torch.randn(6, 90), torch.arange(6))
+
+
+def test_labels_that_are_left_out_are_drawn_whichever_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With -100 alone a spec that leaves out no label but that one would have passed."""
+    seen: list[int] = []
+    plain = comparing._sample
+
+    def noted(*args: Any) -> Tensor:
+        found = plain(*args)
+        if not found.is_floating_point():
+            seen.extend(found.flatten().tolist())
+        return found
+
+    monkeypatch.setattr(comparing, "_sample", noted)
+    ng.fused(lambda x, labels: F.cross_entropy(x, labels, ignore_index=-7), torch.randn(6, 10), torch.arange(6))
+    assert -7 in seen
+
+
+class _Straight(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:  # noqa: ARG004
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, by: Tensor) -> Tensor:  # noqa: ARG004
+        return by * 0.1
+
+
+def of_data(x: Tensor) -> Tensor:
+    return x / x.data.abs().sum(-1, keepdim=True)
+
+
+def hooked(x: Tensor) -> Tensor:
+    y = x * 2
+    y.register_hook(lambda by: by * 3)
+    return y + 1
+
+
+def hooked_if_needed(x: Tensor) -> Tensor:
+    y = x * 2
+    if y.requires_grad:
+        y.register_hook(lambda by: by * 3)
+    return y + 1
+
+
+@pytest.mark.usefixtures("by_operator")
+def test_data_of_a_tensor_takes_no_part_in_its_gradient() -> None:
+    x = torch.randn(6, 10, requires_grad=True)
+    by = torch.randn(6, 10)
+    torch.testing.assert_close(*(torch.autograd.grad(f(x), x, by)[0] for f in (ng.fused(of_data), of_data)))
+
+
+@pytest.mark.parametrize(
+    ("function", "says"),
+    [(hooked, "'register_hook'"), (hooked_if_needed, "'requires_grad'"), (_Straight.apply, "torch.autograd.Function")],
+)
+def test_what_says_another_gradient_is_refused(function: Any, says: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(says)):
+        ng.fused(lambda x: function(x), torch.randn(6, 10))
+
+
+def test_gradients_are_those_of_the_function_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the record has lost of them does not pass."""
+    monkeypatch.setattr(recording, "_own_gradient", lambda *_: None)
+    with pytest.raises(VerificationError, match="gradient by x differs most"):
+        ng.fused(lambda x: x / x.data.abs().sum(-1, keepdim=True), torch.randn(6, 10))
+
+
+@pytest.mark.usefixtures("by_operator")
+def test_rows_of_infinities_give_what_torch_gives() -> None:
+    x = torch.randn(6, 10)
+    x[0], x[1, ::2], x[2, 3] = -torch.inf, -torch.inf, torch.inf
+    for function in (lambda x: torch.logsumexp(x, -1), lambda x: x.softmax(-1), lambda x: x.logsumexp(-1).exp() + 1):
+        torch.testing.assert_close(ng.fused(function)(x), function(x), equal_nan=True)
+
+
+def test_nan_in_place_of_an_infinity_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def without_infinities(x: Any, let: Any) -> Any:
+        top = let(aten.call("constant", aten.call("max", x)), "top")
+        return aten.plus(top, aten.call("log", aten.call("sum", aten.call("exp", aten.binary("-")(x, top)))))
+
+    monkeypatch.setattr(aten, "logsumexp", without_infinities)
+    with pytest.raises(VerificationError, match="it is nan, the function's -inf"):
+        ng.fused(lambda x: torch.logsumexp(x, -1), torch.randn(6, 10))
 
 
 def bent(function: str, by: Callable[[Any], Any]) -> tuple[str, Any]:

@@ -205,7 +205,8 @@ def log_softmax(x: E, let: Let) -> E:
 
 def logsumexp(x: E, let: Let) -> E:
     top = _top(x, let)
-    return plus(top, call("log", call("sum", call("exp", Binary("-", x, top)))))
+    found = plus(top, call("log", call("sum", call("exp", Binary("-", x, top)))))
+    return call("where", call("<", call("abs", top), Name("inf")), found, top)
 
 
 def log1p(x: E, let: Let) -> E:

@@ -51,7 +51,7 @@ class Rounded(TorchDispatchMode):
 
     def moved(self, value: Any, size: Any = None) -> Any:
         """Off by roundings of itself, or of `size`."""
-        if not (isinstance(value, torch.Tensor) and value.is_floating_point()):
+        if not (isinstance(value, torch.Tensor) and value.is_floating_point() and value.dtype.itemsize > 1):
             return value
         off = torch.rand(value.shape, generator=self.generator, dtype=torch.float64).to(value.dtype) * 4 - 2
         return value + (value if size is None else size) * off * torch.finfo(value.dtype).eps

@@ -42,8 +42,11 @@ Dims = tuple[tuple[int, ...], ...]  # of each size of a tensor: the axes that it
 COLS = -1  # the axis of the columns; those of the rows are 0, 1, .. from the left
 _TORCH = os.path.dirname(torch.__file__)
 _SIZES = (5, 7, 11, 13, 17, 19, 23, 29)  # stand-ins: no two axes, nor products of them, have one size
+_FUNCTION = os.path.join(_TORCH, "autograd", "function.py")
 _NO_GRADIENT = "normgen_no_gradient"
 _MOST_TRIES = 24
+_DETACH = "say where no gradient goes with detach(), or keep it outside"
+_OF_GRADIENTS = {name: getattr(torch.Tensor, name).__get__ for name in ("requires_grad", "grad", "grad_fn", "is_leaf")}
 _KEPT = [  # of the operations that torch can say as others: those that the language says better itself
     *("silu", "gelu", "relu", "clamp", "clamp_min", "clamp_max", "masked_fill"),
     *("mean", "var", "std", "logsumexp", "detach", "hardtanh", "softplus"),
@@ -210,7 +213,11 @@ def _fake(mode: Any, dims: Dims, sizes: Mapping[int, int], dtype: Any, device: A
 
 def _untraceable(error: Exception, name: str) -> UsageError:
     """Of an error of the author's own code, its words; of torch's, which are about stand-ins, the operation."""
-    *_, last = traceback.extract_tb(error.__traceback__)
+    frames = traceback.extract_tb(error.__traceback__)
+    if any(f.filename == _FUNCTION and f.name == "apply" for f in frames):
+        rule = "a torch.autograd.Function has a gradient of its own, and a kernel finds one itself"
+        return refused(rule, _user_line(error), _DETACH)
+    last = frames[-1]
     if _is_ours(last.filename) or isinstance(error, RuntimeError):
         rule, hint = untraceable(name)
         return refused(rule, _user_line(error), hint)
@@ -231,9 +238,23 @@ class _Lines(TorchFunctionMode):
             metadata.current_meta["stack_trace"] = _line(frame.f_code.co_filename, frame.f_lineno)
         name = name_of_call(func)
         self.called = name or self.called
+        if frame is not None and (found := _own_gradient(func, args, frame)) is not None:
+            return found
         notes = {CALLED: name} if torch.is_grad_enabled() else {CALLED: name, _NO_GRADIENT: True}
         metadata.current_meta["custom"] = notes
         return func(*args, **(kwargs or {}))
+
+
+def _own_gradient(func: Any, args: Sequence[Any], frame: Any) -> Any:
+    """What says another gradient than that of operations: `x.data`, which a record would lose, hooks, questions."""
+    if func == torch.Tensor.data.__get__:  # type: ignore[attr-defined]
+        return args[0].detach()
+    asked = next((name for name, getter in _OF_GRADIENTS.items() if func == getter), "")
+    if func is torch.Tensor.register_hook or (asked and sys._getframe(2) is frame):
+        name = asked or "register_hook"
+        rule = f"'{name}' is of a gradient as torch finds it, and a kernel finds its own"
+        raise refused(rule, _line(frame.f_code.co_filename, frame.f_lineno), _DETACH)
+    return None
 
 
 def _is_ours(file: str) -> bool:
