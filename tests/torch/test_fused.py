@@ -743,6 +743,27 @@ def test_nan_in_place_of_an_infinity_is_refused(monkeypatch: pytest.MonkeyPatch)
         ng.fused(lambda x: torch.logsumexp(x, -1), torch.randn(6, 10))
 
 
+@pytest.mark.usefixtures("by_operator")
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: (x > 0).float(),
+        lambda x: (x * 3).to(torch.int32).float(),
+        lambda x: x // 0.7,
+        torch.no_grad()(lambda x: x * 2),
+        lambda x: x.to(torch.float8_e4m3fn),
+        lambda x: F.binary_cross_entropy(torch.sigmoid(x), torch.sigmoid(x), reduction="none"),
+        lambda x: torch.nan_to_num(x, posinf=1e38, neginf=-1e38),
+    ],
+    ids=["a condition", "whole numbers", "floor", "no_grad", "float8", "bce", "nan_to_num"],
+)
+def test_a_function_without_a_gradient_or_a_format_without_infinities_is_traced(function: Any) -> None:
+    x = torch.randn(6, 10)
+    got, want = ng.fused(lambda x: function(x))(x), function(x)
+    assert got.dtype == want.dtype
+    torch.testing.assert_close(got.float(), want.float())
+
+
 def bent(function: str, by: Callable[[Any], Any]) -> tuple[str, Any]:
     return function, lambda x: by(aten.call(function, x))
 
@@ -879,6 +900,26 @@ IN_WORDS: dict[str, tuple[Any, tuple[int, ...], str, str]] = {
     "float64": (lambda x: x.double() * 2, STACKED, "'double': arithmetic is that of float32", ""),
     "roll": (lambda x: x.roll(1, -1), STACKED, "'roll': what it makes of the number of columns", ""),
     "its own error": (raising, STACKED, "ValueError: a gate needs an even number", ""),
+}
+
+
+def with_a_part_set(x: Tensor) -> Tensor:
+    y = x.clone()
+    y[..., 0] = 0.0
+    return y
+
+
+IN_WORDS |= {
+    "nothing to do": (lambda x: F.dropout(x, 0.0), STACKED, "computes a result of its rows", "no kernel is needed"),
+    "rrelu": (lambda x: F.rrelu(x, training=True), STACKED, "'rrelu' draws random numbers", DRAWN),
+    "a part that is set": (with_a_part_set, STACKED, "'x[..] = ..' writes to a part", "torch.where"),
+    "take_along_dim": (
+        lambda x: torch.take_along_dim(x, x.argmax(-1, keepdim=True), -1),
+        STACKED,
+        "'take_along_dim' asks for the number of rows",
+        "torch.gather",
+    ),
+    "nan_to_num": (torch.nan_to_num, STACKED, "'nan_to_num': a constant of a formula is below 1.7e38", "posinf=1e38"),
 }
 
 

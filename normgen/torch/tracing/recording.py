@@ -34,7 +34,7 @@ from torch.fx.experimental.symbolic_shapes import (
 from torch.overrides import TorchFunctionMode
 
 from normgen.errors import UsageError
-from normgen.torch.tracing.reasons import CALLED, name_of_call, untraceable
+from normgen.torch.tracing.reasons import CALLED, DRAWS, hint_for, name_of_call, title, unknown, untraceable
 
 Node = Any  # of a torch.fx.Graph
 Dims = tuple[tuple[int, ...], ...]  # of each size of a tensor: the axes that it counts, none of a size of 1
@@ -173,7 +173,7 @@ def _recorded(
     fakes = [_fake(mode, tensor, sizes, dtype, device, cols) for tensor, dtype in zip(dims, dtypes, strict=True)]
     axes = tuple(map(size_of, fakes[rows_of].shape))
 
-    lines = _Lines()
+    lines = _Lines(shapes)
 
     def run(*tensors: Any) -> list[Any]:
         with lines:
@@ -197,7 +197,7 @@ def _recorded(
             rule = "a function that is traced takes its tensors as arguments"
             raise refused(rule, _user_line(error)) from error
         raise _SizesError(_untraceable(error, lines.called)) from error
-    _check_guards(shapes, axes)
+    _check_guards(shapes, axes, lines.asked)
     return Recorded(raw=raw, core=core, dims=dims, axes=axes, tree=trees[0])
 
 
@@ -230,6 +230,11 @@ class _Lines(TorchFunctionMode):
 
     called = ""  # the last
 
+    def __init__(self, shapes: Any) -> None:
+        super().__init__()
+        self.shapes = shapes
+        self.asked: dict[int, tuple[str, str]] = {}  # of a guard: the operation that asks about sizes, and its line
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         frame: Any = sys._getframe(1)
         while frame is not None and _is_ours(frame.f_code.co_filename):
@@ -242,7 +247,12 @@ class _Lines(TorchFunctionMode):
             return found
         notes = {CALLED: name} if torch.is_grad_enabled() else {CALLED: name, _NO_GRADIENT: True}
         metadata.current_meta["custom"] = notes
-        return func(*args, **(kwargs or {}))
+        first = len(self.shapes.guards)
+        found = func(*args, **(kwargs or {}))
+        if name and frame is not None:
+            line = _line(frame.f_code.co_filename, frame.f_lineno)
+            self.asked |= dict.fromkeys(range(first, len(self.shapes.guards)), (name, line))
+        return found
 
 
 def _own_gradient(func: Any, args: Sequence[Any], frame: Any) -> Any:
@@ -284,6 +294,8 @@ def _made_plain(graph: Any) -> None:
             continue
         if node.target._schema.is_mutable:
             changed = node.args[0]
+            if title(node) in DRAWS:
+                raise refused(unknown(title(node))[0], line_of(node), unknown(title(node))[1])
             if changed.op == "placeholder":
                 raise refused("a function that is traced does not write to its arguments", line_of(node))
             packet = node.target.overloadpacket.__name__
@@ -329,11 +341,14 @@ def size_of(size: Any) -> Any:
     return size.node.expr if isinstance(size, torch.SymInt) else size
 
 
-def _check_guards(shapes: Any, axes: Sequence[Any]) -> None:
-    """Refuse what a condition asked about sizes: the record holds for one answer only."""
-    for guard in shapes.guards:
+def _check_guards(shapes: Any, axes: Sequence[Any], asked: Mapping[int, tuple[str, str]]) -> None:
+    """Refuse what a condition, or an operation, asked about sizes: the record holds for one answer only."""
+    for i, guard in enumerate(shapes.guards):
         place, asks = guard.sloc.framework_loc, guard.expr.free_symbols
         line = _line(place.filename, place.lineno) if hasattr(place, "filename") else str(place)
+        if asks & set(axes[:-1]) and i in asked:
+            name, line = asked[i]
+            raise refused(f"'{name}' asks for the number of rows, which is any", line, hint_for(name))
         if asks & set(axes[:-1]):
             raise refused("a function that is traced does not ask for the number of rows", line)
         raise _SizesError(refused("the function asks for the number of columns", line))
