@@ -16,7 +16,7 @@ import torch.nn.functional as F  # noqa: E402
 
 import normgen.torch as ng  # noqa: E402
 from normgen.errors import UsageError, VerificationError  # noqa: E402
-from normgen.torch.tracing import aten, comparing, conditioning, fusing, recording  # noqa: E402
+from normgen.torch.tracing import aten, conditioning, fusing, recording, sampling  # noqa: E402
 
 Tensor = Any
 COLS = 64
@@ -662,7 +662,7 @@ def test_a_comparison_of_nothing_is_refused() -> None:
 def test_labels_that_are_left_out_are_drawn_whichever_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     """With -100 alone a spec that leaves out no label but that one would have passed."""
     seen: list[int] = []
-    plain = comparing._sample
+    plain = sampling._sample
 
     def noted(*args: Any) -> Tensor:
         found = plain(*args)
@@ -670,7 +670,7 @@ def test_labels_that_are_left_out_are_drawn_whichever_they_are(monkeypatch: pyte
             seen.extend(found.flatten().tolist())
         return found
 
-    monkeypatch.setattr(comparing, "_sample", noted)
+    monkeypatch.setattr(sampling, "_sample", noted)
     ng.fused(lambda x, labels: F.cross_entropy(x, labels, ignore_index=-7), torch.randn(6, 10), torch.arange(6))
     assert -7 in seen
 

@@ -23,9 +23,8 @@ from normgen.problem.question import Direction
 from normgen.spec.spec import Role
 from normgen.torch.calls import name_of
 from normgen.torch.operators import Operator
-from normgen.torch.patching import telling_rows
 from normgen.torch.tracing.conditioning import Wide, moved_by_roundings, wide
-from normgen.torch.tracing.recording import COLS
+from normgen.torch.tracing.sampling import randn, samples
 from normgen.torch.tracing.values import Traced
 from normgen.traced.torch_formulas import torch_function
 
@@ -35,9 +34,6 @@ Given = Callable[[Sequence[Tensor]], list[Tensor]]  # the kernel's tensors, of t
 _SAME = 1e-8  # of a row's largest value, in float64
 _ROOM = 16  # times what roundings alone change: a spec says the same in other operations
 _GRADIENT = "gradient by "
-_MOST_CONSTANTS = 8
-_WHOLE = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
-_COLS = 48  # where the function leaves them open
 _TIMES, _ROUNDINGS = 2, 4  # the formulas' error is at most so many times the function's, and so many roundings
 
 
@@ -107,7 +103,7 @@ def compared(found: Traced, made: Operator, given: Given, call: Callable[..., An
     generator = torch.Generator(device="cpu").manual_seed(len(dtypes))
     rows = 0
     with torch.device("cpu"), torch.autocast("cpu", enabled=False), torch.enable_grad():
-        for tensors in _samples(found, dtypes, generator):
+        for tensors in samples(found, dtypes, generator):
             wide_ones = [t.double() if t.is_floating_point() else t for t in tensors]
             try:
                 with torch.no_grad():
@@ -116,7 +112,7 @@ def compared(found: Traced, made: Operator, given: Given, call: Callable[..., An
                 refusals.append(str(error).partition("\n")[0])
                 continue  # it takes no labels outside the columns
             rows += math.prod(tensors[found.rows_of].shape[:-1])
-            by = [_randn(t.shape, generator) if _is_float(t) else None for t in plain]
+            by = [randn(t.shape, generator) if _is_float(t) else None for t in plain]
             if sides is None:
                 none = _without_gradient(torchs, wide_ones, by)
                 places = tuple(read.place for read in asked if read.place not in none)
@@ -382,86 +378,6 @@ class _Applied(torch.autograd.Function):
             return None, *[None] * len(exact.asked)
         by_name = dict(zip((exact.operators.written[place] for place in exact.places), cotangents, strict=True))
         return None, *exact.gradients(known, [by_name[name] for name in exact.operators.outputs])
-
-
-def _samples(found: Traced, dtypes: Sequence[Any], generator: Any) -> list[list[Tensor]]:
-    """Arguments of the function: rows of all families; labels within the columns, then some that are not."""
-    count = len(found.recorded.axes) - 1
-    cols = found.recorded.axes[-1] if isinstance(found.recorded.axes[-1], int) else _COLS
-    leading = [2] * (count - 1) + [8] if count > 1 else [16] * count
-    sizes = {**dict(enumerate(leading)), COLS: cols}
-    has_labels = any(not (d.is_floating_point or d is torch.bool) for d in dtypes)
-    others = [None, *_whole_constants(found.recorded.raw.graph), -100] if has_labels else [None]
-    samples = []
-    for number in range(1 if count else 8):
-        for other in dict.fromkeys(others):
-            tensors = []
-            for place, (dims, dtype) in enumerate(zip(found.recorded.dims, dtypes, strict=True)):
-                shape = [math.prod(sizes[axis] for axis in dim) for dim in dims]
-                tensors.append(_sample(shape, dtype, cols, generator, place + number, other))
-            samples.append(tensors)
-    if has_labels:  # of a function that takes them less or more a number: some that are in a narrow range
-        narrow = [
-            t if d.is_floating_point or d is torch.bool else t % 2 for t, d in zip(samples[0], dtypes, strict=True)
-        ]
-        samples.append(narrow)
-    if count and not _asks_for_whole_numbers(found.recorded.raw.graph):
-        samples.append([_with_infinities(t, cols) if t.is_floating_point() else t for t in samples[0]])
-    return samples
-
-
-def _whole_constants(graph: Any) -> list[int]:
-    """The numbers that a graph's operations name, among them labels that it leaves out."""
-    found: dict[int, None] = {}
-    for node in graph.nodes:
-        for arg in (*node.args, *node.kwargs.values()):
-            if type(arg) is int and abs(arg) < 2**31:
-                found[arg] = None
-    return list(found)[:_MOST_CONSTANTS]
-
-
-def _asks_for_whole_numbers(graph: Any) -> bool:
-    """Whether it makes whole numbers of others: what they are of infinities is the device's."""
-
-    def kinds(node: Any) -> list[Any]:
-        found = node.meta.get("val")
-        return [t.dtype for t in (found if isinstance(found, tuple | list) else [found]) if isinstance(t, torch.Tensor)]
-
-    return any(
-        dtype in _WHOLE and any(given.is_floating_point for n in node.all_input_nodes for given in kinds(n))
-        for node in graph.nodes
-        for dtype in kinds(node)
-    )
-
-
-def _sample(shape: Sequence[int], dtype: Any, cols: int, generator: Any, number: int, other: int | None) -> Tensor:
-    """other  the value of some of the labels"""
-    if dtype is torch.bool:
-        return torch.randint(0, 2, shape, generator=generator, dtype=dtype, device="cpu")
-    if not dtype.is_floating_point:
-        labels = torch.randint(0, cols, shape, generator=generator, dtype=torch.int64, device="cpu")
-        share = torch.rand(shape, generator=generator, dtype=torch.float32, device="cpu")
-        return (labels if other is None else torch.where(share < 0.3, other, labels)).to(dtype)
-    rows = math.prod(shape[:-1])
-    if (len(shape) > 1 and shape[-1] == cols) or (shape == [cols] and number == 0):
-        families = telling_rows(cols, generator).reshape(-1, cols).roll(number, 0)
-        return families.repeat(-(-rows // 16), 1)[:rows].reshape(shape).to(dtype)
-    return _randn(shape, generator).to(dtype)
-
-
-def _with_infinities(tensor: Tensor, cols: int) -> Tensor:
-    """Rows of which some elements, or all, are -inf, as behind a mask, or inf."""
-    if tensor.ndim < 2 or tensor.shape[-1] != cols or tensor.dtype.itemsize == 1:
-        return tensor
-    found = tensor.clone()
-    rows = found.view(-1, cols)
-    rows[0::4, ::2], rows[1::4] = -torch.inf, -torch.inf
-    rows[2::8, 1], rows[6::8] = torch.inf, torch.inf
-    return found
-
-
-def _randn(shape: Sequence[int], generator: Any) -> Tensor:
-    return torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu")
 
 
 def _share(ours: Tensor, theirs: Tensor, moved: Tensor | None = None) -> tuple[float, int]:
