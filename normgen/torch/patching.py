@@ -97,16 +97,16 @@ class Forward:
         self.held = tuple(name for name, value in self.examined.items() if _may_change(value))
         self.prints = [_print(self.examined[name]) for name in self.held]
         self.examined |= {name: getattr(module, name) for name in norm.reads}
-        self.of_class = tuple((name, self.examined[name]) for name in norm.reads)
-        self.places_now: list[int] | None = None  # of its own attributes at the last call, whose scalars these are
-        self.seen: tuple[Any, ...] = ()  # which keeps them, so that no place is another one's later
+        self.of_class = bool(norm.reads)
+        # At the last call, whose scalars these are: how many attributes it had, and those that decide.
+        self.size, self.seen = -1, ()  # type: tuple[int, tuple[tuple[str, Any], ...]]
 
     def __getstate__(self) -> dict[str, Any]:
         """All but the operator, which remembers loaded kernels and belongs to nobody: for copies and pickles."""
         return {name: value for name, value in self.__dict__.items() if name != "operator"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, operator=state["norm"].operator, places_now=None, seen=())
+        self.__dict__.update(state, operator=state["norm"].operator, size=-1, seen=())
 
     def __call__(self, *args: Any, **named: Any) -> Tensor:
         (x,) = (*args, *named.values()) if named else args
@@ -121,8 +121,13 @@ class Forward:
         is_traced = torch.compiler.is_dynamo_compiling()  # which guards what it reads, by its value
         if is_traced:
             scalars = self.scalars_now()
-        elif [*map(id, module.__dict__.values())] != self.places_now or self.of_class or self.held:
+        elif len(own := module.__dict__) != self.size or self.of_class or self.held:
             scalars = self.scalars_again()
+        else:
+            for name, value in self.seen:
+                if own.get(name, _NONE) is not value:
+                    scalars = self.scalars_again()
+                    break
         if dtype is None or scalars is None:
             return self.original(x)
         if norm.in_float32 and torch._C._is_any_autocast_enabled() and x.is_cuda and torch.is_autocast_enabled("cuda"):
@@ -145,18 +150,16 @@ class Forward:
     def scalars_again(self) -> tuple[float, ...] | None:
         """As `scalars_now`, remembered for calls behind which no attribute is set."""
         own = vars(self.module)
-        places = [*map(id, own.values())]
-        if places == self.places_now:
-            if not self.is_held_as_it_was():
-                return None
-            is_same = all(getattr(self.module, name) is value for name, value in self.of_class)
-            return self.scalars if is_same else self.scalars_now()
+        if not self.is_held_as_it_was():
+            return None
         added = own.keys() - self.examined.keys() - _LEFT_OPEN
         # What wraps a module, a compiler say, sets names with _, which no forward reads that did not ask for them.
-        is_other = any(not name.startswith("_") or name in self.norm.asks for name in added)
-        scalars = None if is_other or not self.is_held_as_it_was() else self.scalars_now()
+        if any(not name.startswith("_") or name in self.norm.asks for name in added):
+            return None
+        scalars = self.scalars_now()
         if scalars is not None:
-            self.places_now, self.seen, self.scalars = places, tuple(own.values()), scalars
+            seen = tuple((name, own[name]) for name in self.examined if name in own)
+            self.size, self.seen, self.scalars = len(own), seen, scalars
         return scalars
 
     def is_held_as_it_was(self) -> bool:

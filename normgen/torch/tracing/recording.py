@@ -257,7 +257,7 @@ class _Lines(TorchFunctionMode):
 
 def _own_gradient(func: Any, args: Sequence[Any], frame: Any) -> Any:
     """What says another gradient than that of operations: `x.data`, which a record would lose, hooks, questions."""
-    if func == torch.Tensor.data.__get__:  # type: ignore[attr-defined]
+    if func == torch.Tensor.data.__get__:
         return args[0].detach()
     asked = next((name for name, getter in _OF_GRADIENTS.items() if func == getter), "")
     if func is torch.Tensor.register_hook or (asked and sys._getframe(2) is frame):
