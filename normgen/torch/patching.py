@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import itertools
+import types
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -41,6 +42,11 @@ _SAME = 1e-4  # of a row's largest value: a module may compute in float32 what i
 _EQUAL = 0.99  # of the elements, where both sides round to a dtype: float32 sums in another order seldom show
 _PLAIN = (type(None), bool, int, float, str, tuple, torch.Size, torch.dtype)  # values that are compared as such
 _INTERNAL = frozenset(vars(torch.nn.Module())) - {"training"}
+_LEFT_OPEN = _INTERNAL | {"training", "forward"}  # what torch sets on a module, and we do
+_FIXED = (type, torch.nn.Module, torch.nn.Parameter, types.FunctionType, types.BuiltinFunctionType, types.MethodType)
+_NONE: Any = object()
+_LARGEST_EPS = torch.finfo(torch.float32).max
+_PROBED = (0.0625, 1e-10, 100.0)  # values of eps: of a forward that takes one's maximum or minimum with a number, too
 _OF_TORCH = {torch.nn.functional.layer_norm, torch.nn.functional.rms_norm, torch.layer_norm, torch.rms_norm}
 
 
@@ -53,7 +59,8 @@ class Norm:
     dtypes      of rows and parameters -> of the result, where ours rounds as the module does; others are left to it
     in_float32  the module calls torch's own norm, and its result is float32 under autocast on CUDA
     eps_of      the module's attribute that is eps, whatever it is set to later; "" of a forward that holds the number
-    reads       the other attributes that its forward reads: what it computes while they are as they were
+    reads       the attributes of its class, and `training`, that its forward reads
+    asks        the names that its forward asks for, and that it does not have; methods: those of its own that it calls
     """
 
     function: str
@@ -63,6 +70,8 @@ class Norm:
     in_float32: bool
     eps_of: str = ""
     reads: tuple[str, ...] = ()
+    asks: tuple[str, ...] = ()
+    methods: tuple[str, ...] = ()
 
     @property
     def operator(self) -> Any:
@@ -83,16 +92,21 @@ class Forward:
         places, self.scalars, *_ = self.operator.bound(*range(1 + len(norm.parameters)), eps=norm.eps)
         self.places = None if places == tuple(range(len(places))) else places
         self.eps_at = [scalar for scalar, _ in self.operator.spec.scalars].index("eps")
-        self.attributes = (*norm.reads, *([norm.eps_of] if norm.eps_of else []))
-        self.examined = [getattr(module, attribute) for attribute in self.attributes]
-        self.seen = tuple(zip(self.attributes, self.examined, strict=True))  # at the last call, whose scalars these are
+        # What it computes while all of these are as they were: its own attributes, and those of its class.
+        self.examined: dict[str, Any] = {name: value for name, value in vars(module).items() if name not in _LEFT_OPEN}
+        self.held = tuple(name for name, value in self.examined.items() if _may_change(value))
+        self.prints = [_print(self.examined[name]) for name in self.held]
+        self.examined |= {name: getattr(module, name) for name in norm.reads}
+        self.of_class = bool(norm.reads)
+        # At the last call, whose scalars these are: how many attributes it had, and those that decide.
+        self.size, self.seen = -1, ()  # type: tuple[int, tuple[tuple[str, Any], ...]]
 
     def __getstate__(self) -> dict[str, Any]:
         """All but the operator, which remembers loaded kernels and belongs to nobody: for copies and pickles."""
         return {name: value for name, value in self.__dict__.items() if name != "operator"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, operator=state["norm"].operator)
+        self.__dict__.update(state, operator=state["norm"].operator, size=-1, seen=())
 
     def __call__(self, *args: Any, **named: Any) -> Tensor:
         (x,) = (*args, *named.values()) if named else args
@@ -105,10 +119,15 @@ class Forward:
         dtype = norm.dtypes.get((x.dtype, given[-1].dtype))
         scalars = self.scalars
         is_traced = torch.compiler.is_dynamo_compiling()  # which guards what it reads, by its value
-        for attribute, value in self.seen:
-            if is_traced or getattr(module, attribute) is not value:
-                scalars = self.scalars_now()
-                break
+        if is_traced:
+            scalars = self.scalars_now()
+        elif len(own := module.__dict__) != self.size or self.of_class or self.held:
+            scalars = self.scalars_again()
+        else:
+            for name, value in self.seen:
+                if own.get(name, _NONE) is not value:
+                    scalars = self.scalars_again()
+                    break
         if dtype is None or scalars is None:
             return self.original(x)
         if norm.in_float32 and torch._C._is_any_autocast_enabled() and x.is_cuda and torch.is_autocast_enabled("cuda"):
@@ -128,23 +147,90 @@ class Forward:
         except UsageError:  # a parameter of another shape, say, that the module spreads
             return self.original(x)
 
+    def scalars_again(self) -> tuple[float, ...] | None:
+        """As `scalars_now`, remembered for calls behind which no attribute is set."""
+        own = vars(self.module)
+        if not self.is_held_as_it_was():
+            return None
+        added = own.keys() - self.examined.keys() - _LEFT_OPEN
+        # What wraps a module, a compiler say, sets names with _, which no forward reads that did not ask for them.
+        if any(not name.startswith("_") or name in self.norm.asks for name in added):
+            return None
+        scalars = self.scalars_now()
+        if scalars is not None:
+            seen = tuple((name, own[name]) for name in self.examined if name in own)
+            self.size, self.seen, self.scalars = len(own), seen, scalars
+        return scalars
+
+    def is_held_as_it_was(self) -> bool:
+        """Whether no object that the module holds was changed in place, or is another one that says something else."""
+        own = vars(self.module)
+        return all(name in own and _print(own[name]) == was for name, was in zip(self.held, self.prints, strict=True))
+
     def scalars_now(self) -> tuple[float, ...] | None:
         """As the module's attributes say now; None where another than eps changed, or eps is no number any more."""
-        norm, eps = self.norm, self.norm.eps
-        now = [getattr(self.module, attribute) for attribute in self.attributes]
-        if norm.eps_of:
-            said = now[-1]
-            if type(said) in (float, int):
-                eps = said if type(said) is float else float(said)
-            elif said is not None or self.examined[-1] is not None:  # None: as torch does without one
+        module, norm, eps = self.module, self.norm, self.norm.eps
+        if torch.compiler.is_dynamo_compiling():
+            if self.held:
                 return None
-        for value, examined in zip(now[: len(norm.reads)], self.examined, strict=False):
-            if not _is_same(value, examined):
+            for name in norm.asks:
+                if hasattr(module, name):
+                    return None
+            for name in norm.methods:
+                if type(getattr(module, name)) is not types.MethodType:
+                    return None
+        for name, examined in self.examined.items():
+            if name == norm.eps_of:
+                said = getattr(module, name)
+                if type(said) in (float, int):
+                    eps = said if type(said) is float else float(said)
+                elif said is not None or examined is not None:  # None: as torch does without one
+                    return None
+            elif name not in self.held and not _is_same(getattr(module, name, _NONE), examined):
                 return None
-        scalars = (*self.scalars[: self.eps_at], eps, *self.scalars[self.eps_at + 1 :])
-        if not torch.compiler.is_dynamo_compiling():
-            self.seen, self.scalars = tuple(zip(self.attributes, now, strict=True)), scalars
-        return scalars
+        if not abs(eps) <= _LARGEST_EPS:
+            return None
+        return (*self.scalars[: self.eps_at], eps, *self.scalars[self.eps_at + 1 :])
+
+
+def _may_change(value: Any) -> bool:
+    """Whether what it says may be changed in place."""
+    if isinstance(value, tuple):
+        return any(map(_may_change, value))
+    if type(value) in _PLAIN or isinstance(value, _FIXED):
+        return False
+    return isinstance(value, list | dict | set | torch.Tensor) or hasattr(value, "__dict__")
+
+
+@dataclass(frozen=True, eq=False)
+class _One:
+    """An object that is compared as such: it is itself, and nothing else is."""
+
+    value: Any
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _One) and self.value is other.value
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def _print(value: Any, depth: int = 5) -> Any:
+    """What an object says, through what it holds."""
+    if type(value) in _PLAIN and not isinstance(value, tuple):
+        return value
+    if isinstance(value, torch.Tensor):
+        return _One(value), 0 if value.is_inference() else value._version
+    if not depth or isinstance(value, _FIXED):
+        return _One(value)
+    if isinstance(value, list | tuple):
+        return type(value), [_print(one, depth - 1) for one in value]
+    if isinstance(value, dict):
+        return type(value), [(key, _print(one, depth - 1)) for key, one in value.items()]
+    if isinstance(value, set):
+        return type(value), set(value)
+    if hasattr(value, "__dict__"):
+        return type(value), [(key, _print(one, depth - 1)) for key, one in vars(value).items()]
+    return _One(value)
 
 
 def _is_same(one: Any, other: Any) -> bool:
@@ -276,7 +362,7 @@ class _Probe:
             dtypes = {pair: dtype for pair in _PAIRS if (dtype := self.rounded(name, parameters, eps, pair))}
             if (torch.bfloat16, torch.bfloat16) in dtypes:
                 own = in_float32 and is_float32_under_autocast(name)
-                eps_of, reads = self.eps_of(name, parameters), self.reads()
+                eps_of, (reads, asks, methods) = self.eps_of(name, parameters), self.reads()
                 return Norm(
                     function=name,
                     parameters=parameters,
@@ -285,6 +371,8 @@ class _Probe:
                     in_float32=own,
                     eps_of=eps_of,
                     reads=tuple(attribute for attribute in reads if attribute != eps_of),
+                    asks=asks,
+                    methods=methods,
                 )
         return f"its forward rounds elsewhere than our {', '.join(dict.fromkeys(c[0] for c in alike))}"
 
@@ -337,23 +425,27 @@ class _Probe:
 
     def eps_of(self, name: str, parameters: tuple[str, ...]) -> str:
         """The attribute that our function's eps is: with another number there, the results are those of that eps."""
-        other = 0.0625
         for attribute, value in list(vars(self.module).items()):
             if attribute in _INTERNAL or not (type(value) is float or (value is None and attribute == "eps")):
                 continue
-            setattr(self.module, attribute, other)
             try:
-                got = self.run(self.rows, torch.float64)
+                if all(self.is_eps(attribute, other, name, parameters) for other in _PROBED):
+                    return str(attribute)
             except _FailedError:
                 continue
             finally:
                 setattr(self.module, attribute, value)
-            if _is_close(self.ours(name, parameters, other, self.rows, torch.float64), got):
-                return str(attribute)
         return ""
 
-    def reads(self) -> tuple[str, ...]:
-        """The attributes that the module's forward reads: its own, and those of its class that are no functions."""
+    def is_eps(self, attribute: str, other: float, name: str, parameters: tuple[str, ...]) -> bool:
+        setattr(self.module, attribute, other)
+        got = self.run(self.rows, torch.float64)
+        return _is_close(self.ours(name, parameters, other, self.rows, torch.float64), got)
+
+    def reads(self) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+        """The attributes of its class, and `training`, that the module's forward reads; those it asks for in vain; the
+        methods it calls. Its own ones are compared whether it reads them here or not.
+        """
         seen: dict[str, None] = {}
         plain, own = type(self.module), vars(self.module)
 
@@ -364,13 +456,18 @@ class _Probe:
 
         try:
             self.module.__class__ = Watched
-            self.run(self.rows, torch.float64)
+            for dtype in (torch.float64, torch.float32, torch.bfloat16):
+                self.run(self.rows[:, :4].to(dtype), dtype)
         except (TypeError, _FailedError):  # a class that has no other below it, or asks which it is
             seen.update(dict.fromkeys(own))
         finally:
             self.module.__class__ = plain
-        names = [name for name in seen if not name.startswith("__") and name not in {*_INTERNAL, *self.names}]
-        return tuple(name for name in names if name in own or not callable(getattr(self.module, name, print)))
+        known = {*_INTERNAL, *self.names, *dir(torch.nn.Module)} - {"training"}
+        names = [name for name in seen if not name.startswith("__") and name not in known]
+        found = [(name, getattr(self.module, name, _NONE)) for name in names if name not in own or name == "training"]
+        reads = tuple(name for name, value in found if value is not _NONE and not callable(value))
+        methods = tuple(name for name, value in found if isinstance(value, types.MethodType))
+        return reads, tuple(name for name, value in found if value is _NONE), methods
 
     def calls_torch(self) -> bool:
         seen: list[Any] = []

@@ -16,7 +16,7 @@ import torch.nn.functional as F  # noqa: E402
 
 import normgen.torch as ng  # noqa: E402
 from normgen.errors import UsageError, VerificationError  # noqa: E402
-from normgen.torch.tracing import aten, conditioning, fusing  # noqa: E402
+from normgen.torch.tracing import aten, conditioning, fusing, recording, sampling  # noqa: E402
 
 Tensor = Any
 COLS = 64
@@ -578,6 +578,192 @@ def test_a_function_that_saturates_and_then_subtracts_is_no_other_than_its_spec(
     assert [name for name, _ in comparison.gradients] == ["x"]
 
 
+# Formulas that lose the digits of a small number, or of a whole one, where the function keeps them.
+WELL_CONDITIONED: dict[str, Callable[[Tensor], Tensor]] = {
+    "log1p": lambda x: torch.log1p(x.abs()),
+    "symlog": lambda x: torch.sign(x) * torch.log1p(x.abs()),
+    "log1p of a square": lambda x: torch.log1p(x * x),
+    "softplus": F.softplus,
+}
+
+
+@pytest.mark.parametrize("name", WELL_CONDITIONED)
+def test_log1p_keeps_the_digits_of_small_numbers(name: str) -> None:
+    comparison = ng.fused(WELL_CONDITIONED[name]).comparison(torch.randn(6, 40))
+    assert all(one.ours < 4 for one in comparison.stored)
+    assert [name for name, _ in comparison.gradients] == ["x"] or name == "softplus"
+
+
+@pytest.mark.usefixtures("by_operator")
+def test_log1p_is_right_for_every_number() -> None:
+    x = torch.tensor([[1e-30, 1e-7, -1e-7, 1e-3, -0.4, -0.6, -1, -2, 0, 3, 1e30, torch.inf, torch.nan]])
+    x.requires_grad_()
+    ours, theirs = ng.fused(lambda x: torch.log1p(x))(x), torch.log1p(x)
+    torch.testing.assert_close(ours, theirs, rtol=3e-7, atol=0, equal_nan=True)
+    gradients = [torch.autograd.grad(y.sum(), x)[0] for y in (ours, theirs)]
+    torch.testing.assert_close(*gradients, rtol=3e-7, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("function", ["log1p", "log1p(x * x)"])
+def test_an_ill_conditioned_spec_does_not_excuse_itself(function: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The measure of conditioning is the function alone."""
+    monkeypatch.setattr(aten, "log1p", lambda x, _: aten.call("log", aten.plus(aten.ONE, x)))
+    with pytest.raises(VerificationError, match="differs from it"):
+        ng.fused(lambda x: torch.log1p(x.abs() if function == "log1p" else x * x), torch.randn(6, 40))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, labels: x * ((labels * 2**25 + 1) - (labels * 2**25))[:, None],
+        lambda x, labels: torch.where((labels * 16777217 == labels * 16777216)[:, None], x, -x),
+    ],
+)
+def test_whole_numbers_beyond_those_of_float32_are_refused(function: Any) -> None:
+    with pytest.raises(VerificationError, match="differs from it"):
+        ng.fused(function, torch.randn(6, 40), torch.arange(6))
+
+
+@pytest.mark.usefixtures("by_operator")
+@pytest.mark.parametrize("name", ["hardsigmoid", "hardswish", "relu6", "hardtanh"])
+def test_no_gradient_goes_through_a_limit_itself(name: str) -> None:
+    function = getattr(F, name)
+    x = torch.tensor([[-4.0, -3, -1, 0, 1, 3, 6, 7]], requires_grad=True)
+    ours, theirs = ng.fused(lambda x: function(x))(x), function(x)
+    torch.testing.assert_close(ours, theirs)
+    torch.testing.assert_close(*(torch.autograd.grad(y.sum(), x)[0] for y in (ours, theirs)))
+
+
+@pytest.mark.usefixtures("by_operator")
+@pytest.mark.parametrize("options", [{}, {"reduction": "none"}, {"ignore_index": 2}], ids=str)
+def test_weights_of_classes_of_which_torch_has_no_gradient_are_compared_too(options: dict[str, Any]) -> None:
+    def loss(logits: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
+        return F.cross_entropy(logits, labels, weight=weight, **options)
+
+    given = torch.randn(6, 10, requires_grad=True), torch.tensor([0, -100, 2, 3, 9, 1]), torch.rand(10) + 0.5
+    if "ignore_index" in options:
+        given[1][1] = 5
+    made = ng.fused(loss)
+    comparison = made.comparison(*given)
+    assert comparison.results
+    assert [name for name, _ in comparison.gradients] == ["logits"]
+    assert "torch has none by weight" in comparison.no_gradients
+    got, want = made(*given), loss(*given)
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(*(torch.autograd.grad(y.sum(), given[0])[0] for y in (got, want)), rtol=1e-4, atol=1e-6)
+
+
+def test_a_comparison_of_nothing_is_refused() -> None:
+    """Of labels that no function takes nothing is known."""
+    with pytest.raises(UsageError, match="took none of the arguments that were tried"):
+        ng.fused(lambda x, labels: x.gather(-1, (labels + 60)[:, None]), torch.randn(6, 90), torch.arange(6))
+
+
+def test_labels_that_are_left_out_are_drawn_whichever_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With -100 alone a spec that leaves out no label but that one would have passed."""
+    seen: list[int] = []
+    plain = sampling._sample
+
+    def noted(*args: Any) -> Tensor:
+        found = plain(*args)
+        if not found.is_floating_point():
+            seen.extend(found.flatten().tolist())
+        return found
+
+    monkeypatch.setattr(sampling, "_sample", noted)
+    ng.fused(lambda x, labels: F.cross_entropy(x, labels, ignore_index=-7), torch.randn(6, 10), torch.arange(6))
+    assert -7 in seen
+
+
+class _Straight(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:  # noqa: ARG004
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, by: Tensor) -> Tensor:  # noqa: ARG004
+        return by * 0.1
+
+
+def of_data(x: Tensor) -> Tensor:
+    return x / x.data.abs().sum(-1, keepdim=True)
+
+
+def hooked(x: Tensor) -> Tensor:
+    y = x * 2
+    y.register_hook(lambda by: by * 3)
+    return y + 1
+
+
+def hooked_if_needed(x: Tensor) -> Tensor:
+    y = x * 2
+    if y.requires_grad:
+        y.register_hook(lambda by: by * 3)
+    return y + 1
+
+
+@pytest.mark.usefixtures("by_operator")
+def test_data_of_a_tensor_takes_no_part_in_its_gradient() -> None:
+    x = torch.randn(6, 10, requires_grad=True)
+    by = torch.randn(6, 10)
+    torch.testing.assert_close(*(torch.autograd.grad(f(x), x, by)[0] for f in (ng.fused(of_data), of_data)))
+
+
+@pytest.mark.parametrize(
+    ("function", "says"),
+    [(hooked, "'register_hook'"), (hooked_if_needed, "'requires_grad'"), (_Straight.apply, "torch.autograd.Function")],
+)
+def test_what_says_another_gradient_is_refused(function: Any, says: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(says)):
+        ng.fused(lambda x: function(x), torch.randn(6, 10))
+
+
+def test_gradients_are_those_of_the_function_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the record has lost of them does not pass."""
+    monkeypatch.setattr(recording, "_own_gradient", lambda *_: None)
+    with pytest.raises(VerificationError, match="gradient by x differs most"):
+        ng.fused(lambda x: x / x.data.abs().sum(-1, keepdim=True), torch.randn(6, 10))
+
+
+@pytest.mark.usefixtures("by_operator")
+def test_rows_of_infinities_give_what_torch_gives() -> None:
+    x = torch.randn(6, 10)
+    x[0], x[1, ::2], x[2, 3] = -torch.inf, -torch.inf, torch.inf
+    for function in (lambda x: torch.logsumexp(x, -1), lambda x: x.softmax(-1), lambda x: x.logsumexp(-1).exp() + 1):
+        torch.testing.assert_close(ng.fused(function)(x), function(x), equal_nan=True)
+
+
+def test_nan_in_place_of_an_infinity_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def without_infinities(x: Any, let: Any) -> Any:
+        top = let(aten.call("constant", aten.call("max", x)), "top")
+        return aten.plus(top, aten.call("log", aten.call("sum", aten.call("exp", aten.binary("-")(x, top)))))
+
+    monkeypatch.setattr(aten, "logsumexp", without_infinities)
+    with pytest.raises(VerificationError, match="it is nan, the function's -inf"):
+        ng.fused(lambda x: torch.logsumexp(x, -1), torch.randn(6, 10))
+
+
+@pytest.mark.usefixtures("by_operator")
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: (x > 0).float(),
+        lambda x: (x * 3).to(torch.int32).float(),
+        lambda x: x // 0.7,
+        torch.no_grad()(lambda x: x * 2),
+        lambda x: x.to(torch.float8_e4m3fn),
+        lambda x: F.binary_cross_entropy(torch.sigmoid(x), torch.sigmoid(x), reduction="none"),
+        lambda x: torch.nan_to_num(x, posinf=1e38, neginf=-1e38),
+    ],
+    ids=["a condition", "whole numbers", "floor", "no_grad", "float8", "bce", "nan_to_num"],
+)
+def test_a_function_without_a_gradient_or_a_format_without_infinities_is_traced(function: Any) -> None:
+    x = torch.randn(6, 10)
+    got, want = ng.fused(lambda x: function(x))(x), function(x)
+    assert got.dtype == want.dtype
+    torch.testing.assert_close(got.float(), want.float())
+
+
 def bent(function: str, by: Callable[[Any], Any]) -> tuple[str, Any]:
     return function, lambda x: by(aten.call(function, x))
 
@@ -641,7 +827,7 @@ def distilled(logits: Tensor, teacher: Tensor) -> Tensor:
     return (F.softmax(teacher, -1) * (F.log_softmax(teacher, -1) - F.log_softmax(logits, -1))).sum(-1).mean()
 
 
-LOSSES: dict[str, tuple[Any, Any]] = {
+MEANS: dict[str, tuple[Any, Any]] = {
     "label smoothing": (label_smoothed, None),
     "focal": (focal, None),
     "z": (of_z, None),
@@ -653,9 +839,9 @@ LOSSES: dict[str, tuple[Any, Any]] = {
 
 
 @pytest.mark.usefixtures("by_operator")
-@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("name", MEANS)
 def test_the_mean_of_the_losses_of_rows_is_part_of_the_operator(name: str) -> None:
-    function, other = LOSSES[name]
+    function, other = MEANS[name]
     x = torch.randn(12 if other is None else len(other), COLS, requires_grad=True)
     other = torch.randint(0, COLS, (12,)) if other is None else other
     made = ng.fused(function)
@@ -714,6 +900,26 @@ IN_WORDS: dict[str, tuple[Any, tuple[int, ...], str, str]] = {
     "float64": (lambda x: x.double() * 2, STACKED, "'double': arithmetic is that of float32", ""),
     "roll": (lambda x: x.roll(1, -1), STACKED, "'roll': what it makes of the number of columns", ""),
     "its own error": (raising, STACKED, "ValueError: a gate needs an even number", ""),
+}
+
+
+def with_a_part_set(x: Tensor) -> Tensor:
+    y = x.clone()
+    y[..., 0] = 0.0
+    return y
+
+
+IN_WORDS |= {
+    "nothing to do": (lambda x: F.dropout(x, 0.0), STACKED, "computes a result of its rows", "no kernel is needed"),
+    "rrelu": (lambda x: F.rrelu(x, training=True), STACKED, "'rrelu' draws random numbers", DRAWN),
+    "a part that is set": (with_a_part_set, STACKED, "'x[..] = ..' writes to a part", "torch.where"),
+    "take_along_dim": (
+        lambda x: torch.take_along_dim(x, x.argmax(-1, keepdim=True), -1),
+        STACKED,
+        "'take_along_dim' asks for the number of rows",
+        "torch.gather",
+    ),
+    "nan_to_num": (torch.nan_to_num, STACKED, "'nan_to_num': a constant of a formula is below 1.7e38", "posinf=1e38"),
 }
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import pickle
+import types
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -249,6 +251,107 @@ def test_a_module_whose_other_attributes_change_computes_what_it_did_without_us(
     assert not torch.allclose(plain(x), want)
     torch.testing.assert_close(run(x), plain(x), rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(copied(x), want, rtol=1e-6, atol=1e-6)
+
+
+class Tunable(Scale):
+    """Its forward asks for what it does not have, and branches by dtype and shape."""
+
+    def __init__(self, cols: int) -> None:
+        super().__init__(cols)
+        self.half, self.many = 1.0, 1.0
+
+    def last(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found = self.scale * self.unit(x)
+        if (by := getattr(self, "by", None)) is not None:
+            found = found * by
+        if hasattr(self, "more"):
+            found = found + self.more
+        if "late" in self.__dict__:
+            found = -found
+        if x.dtype == torch.float16:
+            found = found * self.half
+        if x.shape[0] > 4:
+            found = found * self.many
+        return self.last(found.to(x.dtype))
+
+
+class Holding(Scale):
+    """Its forward reads objects that may change in place."""
+
+    def __init__(self, cols: int) -> None:
+        super().__init__(cols)
+        self.config, self.named, self.listed = types.SimpleNamespace(by=1.0), {"by": 1.0}, [1.0]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.scale * self.unit(x) * self.config.by * self.named["by"] * self.listed[0]).to(x.dtype)
+
+
+LATER: dict[str, Callable[[Any], Any]] = {
+    "asked for": lambda m: setattr(m, "by", 2.0),
+    "asked whether it is there": lambda m: setattr(m, "more", 1.0),
+    "in its dict": lambda m: setattr(m, "late", True),
+    "of a dtype": lambda m: setattr(m, "half", 2.0),
+    "of a shape": lambda m: setattr(m, "many", 2.0),
+    "an object in place": lambda m: setattr(m.config, "by", 2.0),
+    "a dict in place": lambda m: m.named.update(by=2.0),
+    "a list in place": lambda m: m.listed.__setitem__(0, 2.0),
+    "a method": lambda m: setattr(m, "last", lambda x: 2 * x),
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "is_compiled"),  # a compiler does not see that a name was put into a module's dict
+    [
+        (change, is_compiled)
+        for change in LATER
+        for is_compiled in (False, True)
+        if change != "in its dict" or not is_compiled
+    ],
+)
+def test_whatever_is_set_later_sends_a_call_to_the_module_itself(change: str, is_compiled: bool, device: str) -> None:
+    plain = (Holding if "in place" in change else Tunable)(48).to(device)
+    module = copy.deepcopy(plain)
+    assert list(ng.replace(torch.nn.Sequential(module)).replaced) == ["0"]
+    x = torch.randn(5, 48, device=device).to(torch.float16 if change == "of a dtype" else torch.float32)
+    torch.compiler.reset()
+    run = torch.compile(module, backend="aot_eager") if is_compiled else module
+    want = plain(x)
+    torch.testing.assert_close(run(x), want)
+    LATER[change](module)
+    LATER[change](plain)
+    assert not torch.allclose(plain(x), want)
+    torch.testing.assert_close(run(x), plain(x))
+
+
+class Bounded(Scale):
+    """Its eps is no other than within limits."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        wide = x if x.dtype == torch.float64 else x.float()
+        eps = max(min(self.small, 0.1), 1e-6)
+        return (self.scale * wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype)
+
+
+@pytest.mark.parametrize("eps", [0.5, 1e-12])
+def test_an_eps_is_trusted_for_tiny_and_large_values_only_where_they_were_tried(eps: float) -> None:
+    plain = Bounded(48)
+    module = copy.deepcopy(plain)
+    assert list(ng.replace(torch.nn.Sequential(module)).replaced) == ["0"]
+    x = 1e-5 * torch.randn(5, 48)
+    for one in (plain, module):
+        one.small = eps
+    torch.testing.assert_close(module(x), plain(x))
+
+
+def test_an_eps_beyond_float32_is_left_to_the_module() -> None:
+    plain, x = torch.nn.LayerNorm(48), torch.randn(5, 48)
+    module = copy.deepcopy(plain)
+    ng.replace(torch.nn.Sequential(module))
+    plain.eps = module.eps = 1e39
+    torch.testing.assert_close(module(x), plain(x))
 
 
 def test_a_parameter_that_is_taken_away_is_left_out() -> None:

@@ -15,7 +15,7 @@ from normgen.spec.writing import minus, number
 E = Expression
 
 ONE, HALF = Number(Fraction(1)), Number(Fraction(1, 2))
-ZERO, MINUS_ONE = Number(Fraction(0)), Number(Fraction(-1))
+ZERO, MINUS_ONE, TWENTY = Number(Fraction(0)), Number(Fraction(-1)), Number(Fraction(20))
 
 
 def call(function: str, *args: E) -> E:
@@ -131,7 +131,6 @@ ELEMENTWISE: dict[str, Callable[..., E]] = {
     "exp2": lambda x: call("exp", product(x, _LOG2)),
     # exp(x) - 1 would lose the digits of a small x.
     "expm1": lambda x: product(call("tanh", product(HALF, x)), plus(call("exp", x), ONE)),
-    "log1p": lambda x: call("log", plus(ONE, x)),
     "log2": lambda x: Binary("/", call("log", x), _LOG2),
     "log10": lambda x: Binary("/", call("log", x), number(math.log(10))),
     "tan": lambda x: Binary("/", call("sin", x), call("cos", x)),
@@ -206,7 +205,25 @@ def log_softmax(x: E, let: Let) -> E:
 
 def logsumexp(x: E, let: Let) -> E:
     top = _top(x, let)
-    return plus(top, call("log", call("sum", call("exp", Binary("-", x, top)))))
+    found = plus(top, call("log", call("sum", call("exp", Binary("-", x, top)))))
+    return call("where", call("<", call("abs", top), Name("inf")), found, top)
+
+
+def log1p(x: E, let: Let) -> E:
+    """log(1 + x), and what the sum has lost of a small x: log(u) + (1 + x - u) / u, where u is 1 + x as rounded.
+
+    What is lost takes no part in the derivative, 1 / u.
+    """
+    u = let(plus(ONE, x), "u")
+    lost = Binary("/", Binary("-", x, Binary("-", u, ONE)), u)
+    return plus(call("log", u), call("constant", call("where", call("<", call("abs", x), ONE), lost, ZERO)))
+
+
+def softplus(x: E, beta: E = ONE, threshold: E = TWENTY, *, let: Let) -> E:
+    z = x if beta == ONE else let(product(x, beta), "z")
+    small = let(call("exp", minus(call("abs", z))), "e")
+    found = plus(call("maximum", z, ZERO), log1p(small, let))
+    return call("where", call(">", z, threshold), x, found if beta == ONE else Binary("/", found, beta))
 
 
 def _shifted(x: E, let: Let) -> E:

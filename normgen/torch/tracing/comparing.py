@@ -11,21 +11,20 @@ from __future__ import annotations
 import copy
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 
-from normgen.errors import NormgenError
+from normgen.errors import NormgenError, UsageError
 from normgen.operators.forms import Form
 from normgen.problem.question import Direction
 from normgen.spec.spec import Role
 from normgen.torch.calls import name_of
 from normgen.torch.operators import Operator
-from normgen.torch.patching import telling_rows
-from normgen.torch.tracing.conditioning import moved_by_roundings
-from normgen.torch.tracing.recording import COLS
+from normgen.torch.tracing.conditioning import Wide, moved_by_roundings, wide
+from normgen.torch.tracing.sampling import randn, samples
 from normgen.torch.tracing.values import Traced
 from normgen.traced.torch_formulas import torch_function
 
@@ -35,7 +34,6 @@ Given = Callable[[Sequence[Tensor]], list[Tensor]]  # the kernel's tensors, of t
 _SAME = 1e-8  # of a row's largest value, in float64
 _ROOM = 16  # times what roundings alone change: a spec says the same in other operations
 _GRADIENT = "gradient by "
-_COLS = 48  # where the function leaves them open
 _TIMES, _ROUNDINGS = 2, 4  # the formulas' error is at most so many times the function's, and so many roundings
 
 
@@ -97,29 +95,47 @@ def compared(found: Traced, made: Operator, given: Given, call: Callable[..., An
     dtypes = [n.meta["val"].dtype for n in found.recorded.raw.graph.nodes if n.op == "placeholder"]
     exact = _Exact(found, made, dtypes)
     asked = [read for read, is_asked in zip(found.reads, exact.asked, strict=True) if is_asked]
-    sides = _Sides(
-        torchs=_widened(found.recorded.raw),
-        tail=None if found.tail is None else _widened(found.tail),
-        exact=exact,
-        given=given,
-        places=tuple(read.place for read in asked),
-    )
+    torchs = _widened(found.recorded.raw)
+    sides: _Sides | None = None
     seen = _Seen()
     stored: list[Stored] = []
+    refusals: list[str] = []
     generator = torch.Generator(device="cpu").manual_seed(len(dtypes))
     rows = 0
     with torch.device("cpu"), torch.autocast("cpu", enabled=False), torch.enable_grad():
-        for tensors in _samples(found, dtypes, generator):
-            rows += math.prod(tensors[found.rows_of].shape[:-1])
-            wide = [t.double() if t.is_floating_point() else t for t in tensors]
+        for tensors in samples(found, dtypes, generator):
+            wide_ones = [t.double() if t.is_floating_point() else t for t in tensors]
             try:
-                plain = sides.torchs(*_leaves(wide))
-            except (IndexError, RuntimeError):
+                with torch.no_grad():
+                    plain = torchs(*[t.clone() for t in wide_ones])
+            except (IndexError, RuntimeError) as error:
+                refusals.append(str(error).partition("\n")[0])
                 continue  # it takes no labels outside the columns
-            by = [_randn(t.shape, generator) for t in plain if _has_gradient(t)]
-            names = [*(f"result {i}" for i in range(len(plain))), *(f"{_GRADIENT}{read.name}" for read in asked)]
-            seen.add(names, sides, wide, by, found.rows_of)
+            rows += math.prod(tensors[found.rows_of].shape[:-1])
+            by = [randn(t.shape, generator) if _is_float(t) else None for t in plain]
+            if sides is None:
+                none = _without_gradient(torchs, wide_ones, by)
+                places = tuple(read.place for read in asked if read.place not in none)
+                sides = _Sides(
+                    torchs=torchs,
+                    call=_alike(call, torchs, wide_ones),
+                    tail=None if found.tail is None else _widened(found.tail),
+                    exact=exact,
+                    given=given,
+                    places=places,
+                    constants=frozenset(none),
+                )
+            names = [
+                *(f"result {i}" for i in range(len(plain))),
+                *(f"{_GRADIENT}{read.name}" for read in asked if read.place in sides.places),
+            ]
+            seen.add(names, sides, wide_ones, by, found.rows_of)
             stored += _stored(found, made, given, call, tensors, list(plain))
+    if sides is None:
+        rule = "a function that is traced is compared with its spec, and took none of the arguments that were tried"
+        raise UsageError(rule, received=refusals[-1] if refusals else "no rows")
+    no_gradients = [exact.refusal] if exact.refusal else []
+    no_gradients += [f"torch has none by {read.name}" for read in asked if read.place in sides.constants]
     worst = {one.dtype: one for one in sorted(stored, key=lambda s: (s.holds, -s.ours), reverse=True)}
     shares = seen.shares.items()
     return Comparison(
@@ -127,7 +143,7 @@ def compared(found: Traced, made: Operator, given: Given, call: Callable[..., An
         results=tuple((name, share) for name, share in shares if not name.startswith(_GRADIENT)),
         gradients=tuple((n.removeprefix(_GRADIENT), share) for n, share in shares if n.startswith(_GRADIENT)),
         worst=seen.worst,
-        no_gradients=exact.refusal,
+        no_gradients="; ".join(no_gradients),
         stored=tuple(worst.values()),
     )
 
@@ -137,21 +153,33 @@ class _Sides:
     """The function and its spec in float64: each gives its results, and behind them its gradients at `places`."""
 
     torchs: Any
+    call: Any
     tail: Any
     exact: _Exact
     given: Given
     places: tuple[int, ...]
+    constants: frozenset[int]
 
-    def function(self, tensors: Sequence[Tensor], by: Sequence[Tensor]) -> list[Tensor]:
-        leaves = _leaves(tensors)
-        return self.with_gradients(self.torchs(*leaves), leaves, by)
+    def function(self, tensors: Sequence[Tensor], by: Sequence[Tensor | None]) -> list[Tensor]:
+        """The results as recorded; the gradients of the function itself, where it gives these results in float64."""
+        leaves = _leaves(tensors, self.constants)
+        with Wide():
+            if self.call is None:
+                return self.with_gradients(self.torchs(*leaves), leaves, by)
+            with torch.no_grad():
+                results = self.torchs(*[leaf.detach() for leaf in leaves])
+            try:
+                found = self.with_gradients(self.call(*leaves), leaves, by)
+            except (IndexError, RuntimeError):  # it asks what is in its labels
+                found = self.with_gradients(self.torchs(*leaves), leaves, by)
+            return [*results, *found[len(results) :]]
 
-    def spec(self, tensors: Sequence[Tensor], by: Sequence[Tensor]) -> list[Tensor]:
-        leaves = _leaves(tensors)
+    def spec(self, tensors: Sequence[Tensor], by: Sequence[Tensor | None]) -> list[Tensor]:
+        leaves = _leaves(tensors, self.constants)
         results = _finished(self.tail, _Applied.apply(self.exact, *self.given(leaves)), leaves)
         return self.with_gradients(results, leaves, by)
 
-    def with_gradients(self, results: Any, leaves: Sequence[Tensor], by: Sequence[Tensor]) -> list[Tensor]:
+    def with_gradients(self, results: Any, leaves: Sequence[Tensor], by: Sequence[Tensor | None]) -> list[Tensor]:
         return [*results, *_gradients(results, [leaves[place] for place in self.places], by)]
 
 
@@ -163,22 +191,24 @@ class _Seen:
         self.largest, self.worst = _SAME, ""
 
     def add(
-        self, names: Sequence[str], sides: _Sides, tensors: Sequence[Tensor], by: Sequence[Tensor], rows_of: int
+        self, names: Sequence[str], sides: _Sides, tensors: Sequence[Tensor], by: Sequence[Tensor | None], rows_of: int
     ) -> None:
+        has_infinities = not bool(tensors[rows_of].isfinite().all())
         ours, theirs = sides.spec(tensors, by), sides.function(tensors, by)
         results = theirs[: len(names) - len(sides.places)]
         pairs: list[tuple[Tensor, Tensor]] = []
         kept = [i for i, other in enumerate(theirs) if isinstance(other, torch.Tensor)]
         for i in kept:
             one, other = ours[i].detach(), theirs[i].detach()
-            pairs.append(_where_finite(one, other, results) if names[i].startswith(_GRADIENT) else (one, other))
+            if names[i].startswith(_GRADIENT):
+                one, other = _where_finite(one, other, results)
+            elif has_infinities and one.shape == other.shape:
+                one = torch.where(other.isnan(), other, one) if other.ndim else other  # a total: of such rows too
+            pairs.append((one, other))
         moved: list[Tensor | None] = [None] * len(kept)
         if any(_share(*pair)[0] > _SAME for pair in pairs):
-            moves = [
-                moved_by_roundings(functools.partial(_picked, side, tensors, by, kept), [of_side[i] for i in kept])
-                for side, of_side in ((sides.function, theirs), (sides.spec, ours))
-            ]
-            moved = [one + other if one.shape == other.shape else None for one, other in zip(*moves, strict=True)]
+            run = functools.partial(_picked, sides.function, tensors, by, kept)
+            moved = list(moved_by_roundings(run, [theirs[i] for i in kept]))
         for i, pair, move in zip(kept, pairs, moved, strict=True):
             share, at = _share(*pair, move)
             self.shares[names[i]] = max(self.shares.get(names[i], 0.0), share)
@@ -212,19 +242,58 @@ def _finished(tail: Any, results: Sequence[Tensor], tensors: Sequence[Tensor]) -
     return found if isinstance(found, tuple) else (found,)
 
 
-def _leaves(tensors: Sequence[Tensor]) -> list[Tensor]:
-    return [t.detach().requires_grad_(t.is_floating_point()) for t in tensors]
+def _leaves(tensors: Sequence[Tensor], constants: Collection[int] = ()) -> list[Tensor]:
+    """Tensors to ask gradients by, all of floating point but the constants."""
+    return [t.detach().requires_grad_(t.is_floating_point() and i not in constants) for i, t in enumerate(tensors)]
+
+
+def _is_float(tensor: Any) -> bool:
+    return isinstance(tensor, torch.Tensor) and tensor.is_floating_point()
+
+
+def _without_gradient(torchs: Any, tensors: Sequence[Tensor], by: Sequence[Tensor | None]) -> set[int]:
+    """The tensors by which torch has no gradient of the function, such as the weights of classes of a loss."""
+    floats = {i for i, t in enumerate(tensors) if t.is_floating_point()}
+
+    def has_one(*places: int) -> bool:
+        leaves = _leaves(tensors, {*range(len(tensors))} - {*places})
+        try:
+            with Wide():
+                _gradients(torchs(*leaves), [leaves[i] for i in places], by)
+        except RuntimeError:  # so are those that say that a derivative is not implemented
+            return False
+        return True
+
+    return set() if has_one(*floats) else {i for i in floats if not has_one(i)}
+
+
+def _alike(call: Callable[..., Any], torchs: Any, tensors: Sequence[Tensor]) -> Callable[..., list[Tensor]] | None:
+    """The function itself, where it computes in float64 what was recorded of it in other dtypes; else None."""
+
+    def run(*given: Tensor) -> list[Tensor]:
+        return list(torch.utils._pytree.tree_leaves(call(*given)))
+
+    try:
+        with Wide(), torch.no_grad():
+            one, other = run(*[t.clone() for t in tensors]), torchs(*[t.clone() for t in tensors])
+    except Exception:  # whatever it says of tensors of float64, on the CPU
+        return None
+    pairs = zip(one, other, strict=False)
+    same = (
+        not isinstance(b, torch.Tensor) or (isinstance(a, torch.Tensor) and _share(a, b)[0] <= _SAME) for a, b in pairs
+    )
+    return run if len(one) == len(other) and all(same) else None
 
 
 def _has_gradient(tensor: Tensor) -> bool:
     return isinstance(tensor, torch.Tensor) and tensor.is_floating_point() and tensor.requires_grad
 
 
-def _gradients(results: Sequence[Tensor], leaves: Sequence[Tensor], by: Sequence[Tensor]) -> list[Tensor]:
-    ends = [t for t in results if _has_gradient(t)]
+def _gradients(results: Sequence[Tensor], leaves: Sequence[Tensor], by: Sequence[Tensor | None]) -> list[Tensor]:
+    ends = [(t, one) for t, one in zip(results, by, strict=True) if _has_gradient(t) and one is not None]
     if not ends or not leaves:
         return [torch.zeros_like(leaf) for leaf in leaves]
-    found = torch.autograd.grad(ends, leaves, by[: len(ends)], allow_unused=True)
+    found = torch.autograd.grad([t for t, _ in ends], leaves, [one for _, one in ends], allow_unused=True)
     return [torch.zeros_like(leaf) if g is None else g for g, leaf in zip(found, leaves, strict=True)]
 
 
@@ -311,52 +380,18 @@ class _Applied(torch.autograd.Function):
         return None, *exact.gradients(known, [by_name[name] for name in exact.operators.outputs])
 
 
-def _samples(found: Traced, dtypes: Sequence[Any], generator: Any) -> list[list[Tensor]]:
-    """Arguments of the function: rows of all families; labels within the columns, then some that are not."""
-    count = len(found.recorded.axes) - 1
-    cols = found.recorded.axes[-1] if isinstance(found.recorded.axes[-1], int) else _COLS
-    leading = [2] * (count - 1) + [8] if count > 1 else [16] * count
-    sizes = {**dict(enumerate(leading)), COLS: cols}
-    has_labels = any(not (d.is_floating_point or d is torch.bool) for d in dtypes)
-    samples = []
-    for number in range(1 if count else 8):
-        for is_outside in (False, True) if has_labels else (False,):
-            tensors = []
-            for place, (dims, dtype) in enumerate(zip(found.recorded.dims, dtypes, strict=True)):
-                shape = [math.prod(sizes[axis] for axis in dim) for dim in dims]
-                tensors.append(_sample(shape, dtype, cols, generator, place + number, is_outside=is_outside))
-            samples.append(tensors)
-    return samples
-
-
-def _sample(shape: Sequence[int], dtype: Any, cols: int, generator: Any, number: int, *, is_outside: bool) -> Tensor:
-    if dtype is torch.bool:
-        return torch.randint(0, 2, shape, generator=generator, dtype=dtype, device="cpu")
-    if not dtype.is_floating_point:
-        labels = torch.randint(0, cols, shape, generator=generator, dtype=torch.int64, device="cpu")
-        share = torch.rand(shape, generator=generator, dtype=torch.float32, device="cpu")
-        return (torch.where(share < 0.3, -100, labels) if is_outside else labels).to(dtype)
-    rows = math.prod(shape[:-1])
-    if (len(shape) > 1 and shape[-1] == cols) or (shape == [cols] and number == 0):
-        families = telling_rows(cols, generator).reshape(-1, cols).roll(number, 0)
-        return families.repeat(-(-rows // 16), 1)[:rows].reshape(shape).to(dtype)
-    return _randn(shape, generator).to(dtype)
-
-
-def _randn(shape: Sequence[int], generator: Any) -> Tensor:
-    return torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu")
-
-
 def _share(ours: Tensor, theirs: Tensor, moved: Tensor | None = None) -> tuple[float, int]:
-    """The largest difference, as a share of its row's largest value, and its place; infinite where one is no number.
+    """The largest difference, as a share of its row's largest value, and its place; infinite where one is another
+    infinity, or NaN, than the other.
 
     moved  by how much roundings alone move each element: a share is one of what they move in a row, where that is more
     """
     ours, theirs = torch.atleast_1d(ours.double()), torch.atleast_1d(theirs.double())
     if ours.shape != theirs.shape:
         return math.inf, 0
-    if not torch.equal(ours.isfinite(), theirs.isfinite()):
-        return math.inf, int((ours.isfinite() != theirs.isfinite()).reshape(-1).int().argmax())
+    kinds = [t.nan_to_num(3.0, 1.0, -1.0).where(~t.isfinite(), 0) for t in (ours, theirs)]
+    if not torch.equal(*kinds):
+        return math.inf, int((kinds[0] != kinds[1]).reshape(-1).int().argmax())
     if not theirs.numel():
         return 0.0, 0
     difference = (ours - theirs).nan_to_num(0.0, 0.0, 0.0).abs()
@@ -375,18 +410,17 @@ def _stored(
     tensors: Sequence[Tensor],
     exact: Sequence[Tensor],
 ) -> list[Stored]:
+    def function() -> Sequence[Tensor]:
+        return cast(Sequence[Tensor], torch.utils._pytree.tree_leaves(call(*[t.clone() for t in tensors])))
+
     with torch.no_grad():
         try:
-            theirs = torch.utils._pytree.tree_leaves(call(*[t.clone() for t in tensors]))
+            theirs = function()
         except (RuntimeError, NotImplementedError):
             return []  # torch has an operation of it on other devices only
         tail = None if found.tail is None else _moved(found.tail)
-
-        def spec() -> Sequence[Tensor]:
-            results = made.decomposition(*given(tensors))
-            return _finished(tail, results if isinstance(results, tuple) else (results,), tensors)
-
-        ours = spec()
+        results = made.decomposition(*given(tensors))
+        ours = _finished(tail, results if isinstance(results, tuple) else (results,), tensors)
     shown = []
     moved: list[Tensor] | None = None
     for i, (one, other, want) in enumerate(zip(ours, theirs, exact, strict=True)):
@@ -396,29 +430,30 @@ def _stored(
             return [Stored(dtype=f"{one.dtype}, not {other.dtype}", same=0.0, ours=math.inf, theirs=0.0)]
         shown_one = _stored_one(one, other, want)
         if not shown_one.holds:
-            moved = moved_by_roundings(spec, ours) if moved is None else moved
+            moved = moved_by_roundings(function, theirs) if moved is None else moved
             shown_one = _stored_one(one, other, want, moved[i])
         shown.append(shown_one)
     return shown
 
 
 def _stored_one(one: Tensor, other: Tensor, want: Tensor, moved: Tensor | None = None) -> Stored:
-    one, other, want = (torch.atleast_1d(t.detach()) for t in (one, other, want))
+    name, eps = name_of(one.dtype), torch.finfo(one.dtype).eps
+    one, other, want = (torch.atleast_1d(t.detach()).double() for t in (one, other, want))
     good = other.isfinite().all(-1, keepdim=True) & want.isfinite().all(-1, keepdim=True)
-    scale = want.abs().amax(-1, keepdim=True) * torch.finfo(one.dtype).eps + 1e-30
+    scale = want.abs().amax(-1, keepdim=True) * eps + 1e-30
     if moved is not None:
         scale = scale + torch.atleast_1d(moved).amax(-1, keepdim=True)
-    errors = [float(torch.where(good, (t.double() - want).abs() / scale, 0).max()) for t in (one, other)]
+    errors = [float(torch.where(good, (t - want).abs() / scale, 0).max()) for t in (one, other)]
     same = float((one == other)[good.expand(one.shape)].double().mean()) if good.any() else 1.0
-    return Stored(dtype=name_of(one.dtype), same=same, ours=errors[0], theirs=errors[1])
+    return Stored(dtype=name, same=same, ours=errors[0], theirs=errors[1])
 
 
 def _widened(graph: Any) -> Any:
     """The same operations, in float64 wherever they say another floating-point dtype, on the CPU."""
     found = _moved(graph)
     for node in found.graph.nodes:
-        node.args = torch.fx.node.map_aggregate(node.args, _wide)
-        node.kwargs = torch.fx.node.map_aggregate(node.kwargs, _wide)
+        node.args = torch.fx.node.map_aggregate(node.args, wide)
+        node.kwargs = torch.fx.node.map_aggregate(node.kwargs, wide)
     found.recompile()
     return found
 
@@ -430,7 +465,3 @@ def _moved(graph: Any) -> Any:
             node.kwargs = {**node.kwargs, "device": torch.device("cpu")}
     found.recompile()
     return found
-
-
-def _wide(arg: Any) -> Any:
-    return torch.float64 if isinstance(arg, torch.dtype) and arg.is_floating_point else arg

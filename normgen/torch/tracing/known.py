@@ -16,9 +16,11 @@ from normgen.spec.writing import number
 from normgen.torch.calls import name_of
 from normgen.torch.tracing import aten
 from normgen.torch.tracing.formulas import Formulas, names_for
-from normgen.torch.tracing.reasons import called
+from normgen.torch.tracing.reasons import BEYOND, called
 from normgen.torch.tracing.recording import COLS, Dims, Node, Recorded
 from normgen.torch.tracing.values import Read, Value, shape_of
+
+_LARGEST = 2.0**127  # of a constant of the language
 
 
 class Known:
@@ -61,6 +63,8 @@ class Known:
         if isinstance(arg, bool | int | float):
             if math.isnan(arg):
                 raise ValueError("NaN is no constant of a formula")
+            if _LARGEST < abs(arg) < math.inf:
+                raise ValueError(BEYOND)
             return number(int(arg) if isinstance(arg, bool) else arg)
         return arg
 

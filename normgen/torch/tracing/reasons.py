@@ -8,7 +8,7 @@ import torch
 
 CALLED = "normgen_called"  # in a node's notes: the function that its author called
 
-_DRAWS = (
+DRAWS = (
     *("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout", "rrelu"),
     *("rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like", "bernoulli"),
     *("native_dropout", "gumbel_softmax", "normal", "uniform", "exponential", "poisson", "multinomial"),
@@ -25,8 +25,12 @@ _OUTSIDE = "a product of matrices stays outside: trace what stands around it"
 _WITHOUT = "call eval() first, or write a spec for normgen.torch.operator, where random numbers come from random(seed)"
 _MASK = "pass a mask, or what else has sizes of its own, as an argument"
 
+PART_WRITTEN = "x[..] = .."
+BEYOND = "a constant of a formula is below 1.7e38"
 _BY_NAME = {
     "cat": "pass its parts as tensors of their own",
+    "take_along_dim": "take one element of each row with torch.gather",
+    PART_WRITTEN: "choose with torch.where(torch.arange(x.shape[-1]) == 0, 0, x)",
     "stack": "pass its parts as tensors of their own",
     "index": "take one element of each row with torch.gather",
     "x[..]": "take one element of each row with torch.gather",
@@ -40,6 +44,7 @@ _BY_REASON = {
     "it cuts rows or columns into parts": _HEADS,
     "it repeats rows or columns": _MASK,
     "it goes over rows, not along the columns of each": _LAST,
+    BEYOND: "say a smaller one, as in torch.nan_to_num(x, posinf=1e38, neginf=-1e38)",
     "NaN is no constant of a formula": "write its formula out, without the branch for NaN",
 }
 
@@ -54,7 +59,7 @@ def called(node: Any) -> str:
 def name_of_call(function: Any) -> str:
     """What its author called: `chunk`, `x[..]`; nothing of an attribute such as x.T."""
     name = str(getattr(function, "__name__", "")).strip("_")
-    return {"get": "", "set": "", "getitem": "x[..]"}.get(name, name)
+    return {"get": "", "set": "", "getitem": "x[..]", "setitem": PART_WRITTEN}.get(name, name)
 
 
 def title(node: Any) -> str:
@@ -69,7 +74,7 @@ def hint_for(name: str, reason: str = "") -> str | None:
 
 def unknown(name: str) -> tuple[str, str | None]:
     """The rule and the hint of an operation that the language does not have."""
-    if name in _DRAWS:
+    if name in DRAWS:
         return f"'{name}' draws random numbers, and a function that is traced draws none", _WITHOUT
     if name in _PARTS:
         return f"'{name}' takes parts of rows, and a function that is traced takes whole ones", _CUT
@@ -78,7 +83,7 @@ def unknown(name: str) -> tuple[str, str | None]:
 
 def untraceable(name: str) -> tuple[str, str | None]:
     """The rule and the hint where torch itself refuses an operation on rows and columns of any number."""
-    if name in _DRAWS or name in _ACROSS:
+    if name in DRAWS or name in _ACROSS:
         return unknown(name)
     if name in _SHAPES:
         rule = f"'{name}' is given numbers for sizes that a function that is traced leaves open"

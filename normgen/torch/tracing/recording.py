@@ -34,7 +34,7 @@ from torch.fx.experimental.symbolic_shapes import (
 from torch.overrides import TorchFunctionMode
 
 from normgen.errors import UsageError
-from normgen.torch.tracing.reasons import CALLED, name_of_call, untraceable
+from normgen.torch.tracing.reasons import CALLED, DRAWS, hint_for, name_of_call, title, unknown, untraceable
 
 Node = Any  # of a torch.fx.Graph
 Dims = tuple[tuple[int, ...], ...]  # of each size of a tensor: the axes that it counts, none of a size of 1
@@ -42,11 +42,14 @@ Dims = tuple[tuple[int, ...], ...]  # of each size of a tensor: the axes that it
 COLS = -1  # the axis of the columns; those of the rows are 0, 1, .. from the left
 _TORCH = os.path.dirname(torch.__file__)
 _SIZES = (5, 7, 11, 13, 17, 19, 23, 29)  # stand-ins: no two axes, nor products of them, have one size
+_FUNCTION = os.path.join(_TORCH, "autograd", "function.py")
 _NO_GRADIENT = "normgen_no_gradient"
 _MOST_TRIES = 24
+_DETACH = "say where no gradient goes with detach(), or keep it outside"
+_OF_GRADIENTS = {name: getattr(torch.Tensor, name).__get__ for name in ("requires_grad", "grad", "grad_fn", "is_leaf")}
 _KEPT = [  # of the operations that torch can say as others: those that the language says better itself
     *("silu", "gelu", "relu", "clamp", "clamp_min", "clamp_max", "masked_fill"),
-    *("mean", "var", "std", "logsumexp", "detach", "hardtanh"),
+    *("mean", "var", "std", "logsumexp", "detach", "hardtanh", "softplus"),
 ]
 
 
@@ -170,7 +173,7 @@ def _recorded(
     fakes = [_fake(mode, tensor, sizes, dtype, device, cols) for tensor, dtype in zip(dims, dtypes, strict=True)]
     axes = tuple(map(size_of, fakes[rows_of].shape))
 
-    lines = _Lines()
+    lines = _Lines(shapes)
 
     def run(*tensors: Any) -> list[Any]:
         with lines:
@@ -194,7 +197,7 @@ def _recorded(
             rule = "a function that is traced takes its tensors as arguments"
             raise refused(rule, _user_line(error)) from error
         raise _SizesError(_untraceable(error, lines.called)) from error
-    _check_guards(shapes, axes)
+    _check_guards(shapes, axes, lines.asked)
     return Recorded(raw=raw, core=core, dims=dims, axes=axes, tree=trees[0])
 
 
@@ -210,7 +213,11 @@ def _fake(mode: Any, dims: Dims, sizes: Mapping[int, int], dtype: Any, device: A
 
 def _untraceable(error: Exception, name: str) -> UsageError:
     """Of an error of the author's own code, its words; of torch's, which are about stand-ins, the operation."""
-    *_, last = traceback.extract_tb(error.__traceback__)
+    frames = traceback.extract_tb(error.__traceback__)
+    if any(f.filename == _FUNCTION and f.name == "apply" for f in frames):
+        rule = "a torch.autograd.Function has a gradient of its own, and a kernel finds one itself"
+        return refused(rule, _user_line(error), _DETACH)
+    last = frames[-1]
     if _is_ours(last.filename) or isinstance(error, RuntimeError):
         rule, hint = untraceable(name)
         return refused(rule, _user_line(error), hint)
@@ -223,6 +230,11 @@ class _Lines(TorchFunctionMode):
 
     called = ""  # the last
 
+    def __init__(self, shapes: Any) -> None:
+        super().__init__()
+        self.shapes = shapes
+        self.asked: dict[int, tuple[str, str]] = {}  # of a guard: the operation that asks about sizes, and its line
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         frame: Any = sys._getframe(1)
         while frame is not None and _is_ours(frame.f_code.co_filename):
@@ -231,9 +243,28 @@ class _Lines(TorchFunctionMode):
             metadata.current_meta["stack_trace"] = _line(frame.f_code.co_filename, frame.f_lineno)
         name = name_of_call(func)
         self.called = name or self.called
+        if frame is not None and (found := _own_gradient(func, args, frame)) is not None:
+            return found
         notes = {CALLED: name} if torch.is_grad_enabled() else {CALLED: name, _NO_GRADIENT: True}
         metadata.current_meta["custom"] = notes
-        return func(*args, **(kwargs or {}))
+        first = len(self.shapes.guards)
+        found = func(*args, **(kwargs or {}))
+        if name and frame is not None:
+            line = _line(frame.f_code.co_filename, frame.f_lineno)
+            self.asked |= dict.fromkeys(range(first, len(self.shapes.guards)), (name, line))
+        return found
+
+
+def _own_gradient(func: Any, args: Sequence[Any], frame: Any) -> Any:
+    """What says another gradient than that of operations: `x.data`, which a record would lose, hooks, questions."""
+    if func == torch.Tensor.data.__get__:
+        return args[0].detach()
+    asked = next((name for name, getter in _OF_GRADIENTS.items() if func == getter), "")
+    if func is torch.Tensor.register_hook or (asked and sys._getframe(2) is frame):
+        name = asked or "register_hook"
+        rule = f"'{name}' is of a gradient as torch finds it, and a kernel finds its own"
+        raise refused(rule, _line(frame.f_code.co_filename, frame.f_lineno), _DETACH)
+    return None
 
 
 def _is_ours(file: str) -> bool:
@@ -263,6 +294,8 @@ def _made_plain(graph: Any) -> None:
             continue
         if node.target._schema.is_mutable:
             changed = node.args[0]
+            if title(node) in DRAWS:
+                raise refused(unknown(title(node))[0], line_of(node), unknown(title(node))[1])
             if changed.op == "placeholder":
                 raise refused("a function that is traced does not write to its arguments", line_of(node))
             packet = node.target.overloadpacket.__name__
@@ -292,7 +325,15 @@ def _decompositions(cols: Any) -> dict[Any, Any]:
             return NotImplemented
         return x.sum(tuple(places), keepdim, dtype=dtype) / x.numel()
 
-    return {**found, torch.ops.aten.mean.default: mean, torch.ops.aten.mean.dim: mean}
+    own = torch.ops.aten
+    return {
+        **found,
+        own.mean.default: mean,
+        own.mean.dim: mean,
+        # No gradient goes through either limit itself, as it does through those of clamp.
+        own.hardsigmoid.default: lambda x: own.hardtanh(x + 3, 0, 6) / 6,
+        own.hardswish.default: lambda x: x * own.hardtanh(x + 3, 0, 6) / 6,
+    }
 
 
 def size_of(size: Any) -> Any:
@@ -300,11 +341,14 @@ def size_of(size: Any) -> Any:
     return size.node.expr if isinstance(size, torch.SymInt) else size
 
 
-def _check_guards(shapes: Any, axes: Sequence[Any]) -> None:
-    """Refuse what a condition asked about sizes: the record holds for one answer only."""
-    for guard in shapes.guards:
+def _check_guards(shapes: Any, axes: Sequence[Any], asked: Mapping[int, tuple[str, str]]) -> None:
+    """Refuse what a condition, or an operation, asked about sizes: the record holds for one answer only."""
+    for i, guard in enumerate(shapes.guards):
         place, asks = guard.sloc.framework_loc, guard.expr.free_symbols
         line = _line(place.filename, place.lineno) if hasattr(place, "filename") else str(place)
+        if asks & set(axes[:-1]) and i in asked:
+            name, line = asked[i]
+            raise refused(f"'{name}' asks for the number of rows, which is any", line, hint_for(name))
         if asks & set(axes[:-1]):
             raise refused("a function that is traced does not ask for the number of rows", line)
         raise _SizesError(refused("the function asks for the number of columns", line))

@@ -21,7 +21,7 @@ from normgen.torch.calls import name_of
 from normgen.torch.tracing import aten
 from normgen.torch.tracing.formulas import names_for
 from normgen.torch.tracing.operations import SAME, Operations
-from normgen.torch.tracing.reasons import called, hint_for, title
+from normgen.torch.tracing.reasons import PART_WRITTEN, called, hint_for, title
 from normgen.torch.tracing.recording import COLS, Dims, Node, Recorded, line_of, refused
 from normgen.torch.tracing.tail import Tail
 from normgen.torch.tracing.values import NARROW, VIEWS, Read, Traced, Value, shape_of
@@ -89,7 +89,8 @@ class Walk(Operations):
         made = tail.made(results)
         returns = tuple(tail.outputs)
         if not returns:
-            raise UsageError("a function that is traced has a result of its rows", received=summary)
+            hint = "it gives back its arguments as they are, or nothing of their rows: no kernel is needed"
+            raise UsageError("a function that is traced computes a result of its rows", received=summary, hint=hint)
         text = self.text(name, summary, tail.outputs)
         try:
             spec = parse(text, file=f"<{name}>")
@@ -112,6 +113,9 @@ class Walk(Operations):
             if node.op == "placeholder" or node.op == "output":
                 continue
             if node.op != "call_function":
+                if (part := next((n for n in graph.nodes if title(n) == PART_WRITTEN), None)) is not None:
+                    rule = f"'{PART_WRITTEN}' writes to a part of the rows or columns"
+                    raise refused(rule, line_of(part), hint_for(PART_WRITTEN))
                 rule = "a function that is traced takes its tensors as arguments"
                 raise refused(rule, line_of(node), "a module's parameters are arguments too")
             if isinstance(node.meta.get("val"), torch.SymInt | torch.SymFloat | torch.SymBool):
