@@ -147,6 +147,7 @@ def _model(
 ) -> _Model:
     return _Model(
         problem=problem,
+        has_reference=has_reference(problem.spec, problem.direction),
         inputs=inputs,
         start=start,
         open_walk=walk_opener(problem, inputs.buffers, formulas),
@@ -247,6 +248,7 @@ class _Model:
     """What is right, and how exactly: reference values and bounds, block by block."""
 
     problem: Problem
+    has_reference: bool
     inputs: Inputs
     start: Mapping[str, Any]
     open_walk: OpenWalk
@@ -344,7 +346,7 @@ class _Model:
 
     def _reference(self, values: dict[str, Array]) -> dict[str, Array]:
         spec, direction = self.problem.spec, self.problem.direction
-        if not has_reference(spec.name, direction):
+        if not self.has_reference:
             return {}
         return reference(spec.name, direction, values, self.inputs.scalars)
 
