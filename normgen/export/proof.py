@@ -23,7 +23,7 @@ from normgen.measure.cpu_check import check_on_cpu, why_unchecked
 from normgen.pipeline import emit
 from normgen.problem.problem import Problem
 from normgen.records.questions import problem_of
-from normgen.records.record import Record
+from normgen.records.record import ProblemKey, Record
 from normgen.schedule.legality import refusal
 from normgen.schedule.schedule import Schedule
 from normgen.spec.reader import is_built_in
@@ -103,7 +103,9 @@ def require_usable(record: Record) -> None:
 
 def require_proven(record: Record, problem: Problem) -> None:
     """Raises VerificationError for a record whose kernel does not leave."""
-    if why := why_unfit(record, problem) or why_unproven(record, problem):
+    if why := why_unfit(record, problem):
+        raise VerificationError(RULE, received=why)
+    if why := why_unproven(record, problem):
         hint = "`normgen export` proves again what is of an older text"
         raise VerificationError(RULE, received=why, hint=hint)
 
@@ -117,14 +119,8 @@ def proven(record: Record, spec: Spec, *, tell: Callable[[str], None] = to_stder
 
     Raises VerificationError for one whose kernel is unfit, or wrong, or cannot be compared here.
     """
-    require_usable(record)
-    key = record.problem
-    if not record.spec and is_built_in(spec):  # the text of a built-in spec is today's
-        key = replace(key, spec_sha256=spec.sha256)
-    problem = problem_of(key, spec)
-    if why := why_unfit(record, problem):
-        raise VerificationError(RULE, received=why)
-    why = why_unproven(record, problem)
+    problem = _fit(record, spec)
+    key, why = ProblemKey.of(problem), why_unproven(record, problem)
     if key == record.problem and why is None:
         return record
     if cannot := why_unchecked(problem):
@@ -138,6 +134,26 @@ def proven(record: Record, spec: Spec, *, tell: Callable[[str], None] = to_stder
     now = text_today(problem, record.schedule)
     verified = replace(found.verified, text=now if now != record.text else "")
     return replace(record, problem=key, error=found.error, verified=verified)
+
+
+def is_fit(record: Record, spec_of: SpecOf) -> bool:
+    """Whether `proven` takes the record, or proves it again where its kernel is still right."""
+    try:
+        return why_unchecked(_fit(record, spec_of(record))) is None
+    except NormgenError:
+        return False
+
+
+def _fit(record: Record, spec: Spec) -> Problem:
+    """The problem of a record today. Raises as `proven`, of all that another comparison would not mend."""
+    require_usable(record)
+    key = record.problem
+    if not record.spec and is_built_in(spec):  # the text of a built-in spec is today's
+        key = replace(key, spec_sha256=spec.sha256)
+    problem = problem_of(key, spec)
+    if why := why_unfit(record, problem):
+        raise VerificationError(RULE, received=why)
+    return problem
 
 
 def sorted_out(records: Iterable[Record], spec_of: SpecOf, *, tell: Callable[[str], None] = to_stderr) -> SortedOut:

@@ -158,18 +158,32 @@ def adopt(
     folder.mkdir(parents=True, exist_ok=True)
     with locked(path):
         reading = read(path)
-        slots = {_slot(r): r for r in reading.records}
-        old = slots.get(_slot(record))
-        if not (force or is_better(record, old, text_now=text_now)):
+        records = adopted(reading.records, record, force=force, text_now=text_now)
+        if records is None:
             return False
-        if record.place == DEFAULT_PLACE and record.measured:
-            own = _slot(record)[:-1]
-            slots = {slot: r for slot, r in slots.items() if not (r.is_alone and slot[:-1] == own)}
-        slots[_slot(record)] = record
         told(reading.damaged)
         keep_aside(path, reading.damaged)
-        write_atomically(path, "".join(slots[slot].line() for slot in sorted(slots)))
+        write_atomically(path, "".join(r.line() for r in records))
     return True
+
+
+def adopted(
+    known: Iterable[Record],
+    record: Record,
+    *,
+    force: bool = False,
+    text_now: Callable[[Schedule], str] | None = None,
+) -> list[Record] | None:
+    """What `adopt` makes of the records of a file; None where the new one is not taken."""
+    slots = {_slot(r): r for r in known}
+    old = slots.get(_slot(record))
+    if not (force or is_better(record, old, text_now=text_now)):
+        return None
+    if record.place == DEFAULT_PLACE and record.measured:
+        own = _slot(record)[:-1]
+        slots = {slot: r for slot, r in slots.items() if not (r.is_alone and slot[:-1] == own)}
+    slots[_slot(record)] = record
+    return [slots[slot] for slot in sorted(slots)]
 
 
 def exchange(folder: Path, pairs: Iterable[tuple[Record, Record | None]]) -> None:
