@@ -9,22 +9,19 @@ the CPU executor.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from normgen.cuda.compiler import identity_of
-from normgen.device import TARGETS, Device, device_from
 from normgen.errors import NormgenError, UsageError, VerificationError
 from normgen.files.names import Part, name_part
 from normgen.files.private import to_stderr
 from normgen.measure.cpu_check import check_on_cpu, why_unchecked
 from normgen.pipeline import emit
 from normgen.problem.problem import Problem
-from normgen.records.questions import problem_of
+from normgen.records.questions import problem_of, why_unfit
 from normgen.records.record import ProblemKey, Record
-from normgen.schedule.legality import refusal
 from normgen.schedule.schedule import Schedule
 from normgen.spec.reader import is_built_in
 from normgen.spec.spec import Spec
@@ -32,7 +29,6 @@ from normgen.verify import prove_derivative
 
 CHECKED_ELEMENTS = 1 << 20  # of a call on the CPU executor: more takes 1 to 3 s, and the record says it was not made
 RULE = "a kernel leaves only as it was compared with the reference"
-_LIMITS = ("shared_per_block", "shared_per_sm", "threads_per_sm", "registers_per_sm", "blocks_per_sm")
 
 SpecOf = Callable[[Record], Spec]
 
@@ -74,21 +70,13 @@ def text_today(problem: Problem, schedule: Schedule) -> str:
     return identity_of(emit(problem, schedule))
 
 
-def why_unfit(record: Record, problem: Problem) -> str | None:
-    """Why no kernel follows from a record of this problem, whatever its text; None where one does."""
-    if record.excess:
-        return f"its error is beyond its bound: {record.excess}"
-    if (moved := _bytes_of_all(problem)) != record.bytes != problem.compulsory_bytes:
-        return f"its figures are another question's: it moved {record.bytes} bytes, this one {moved}"
-    illegal = refusal(problem, record.schedule, device_of(record))
-    return f"its schedule is not legal: {illegal}" if illegal else None
-
-
 def why_unproven(record: Record, problem: Problem) -> str | None:
     """Why a record that is fit does not show that its kernel is right; None where it does."""
     unchecked = [t.name for t in problem.tensors if t.is_written and t.name not in record.error]
     if record.verified is None or unchecked:
         return "its kernel was not compared with the reference"
+    if record.verified.unbounded >= 1:
+        return "its kernel was compared where any value passes: no element has a finite bound"
     if (record.verified.text or record.text) != text_today(problem, record.schedule):
         return "its kernel is emitted as another text today than the one that was compared"
     return None
@@ -172,16 +160,3 @@ def require_all(refused: Sequence[Refused]) -> None:
     """Raises VerificationError that names every record which did not leave."""
     if refused:
         raise VerificationError(RULE, received="\n".join(map(str, refused)), hint="the records stay where they are")
-
-
-def device_of(record: Record) -> Device:
-    """The GPU of a record, with no limit beyond those of the models that are known of its architecture."""
-    device = device_from(record.device)
-    alike = [t for t in TARGETS.values() if t.arch == device.arch] or list(TARGETS.values())
-    most = {name: max(getattr(t, name) for t in alike) for name in _LIMITS}
-    return replace(device, **{name: min(getattr(device, name), limit) for name, limit in most.items()})
-
-
-def _bytes_of_all(problem: Problem) -> int:
-    """Every tensor once, whether or not the kernel reads it: records count bytes so, or as `compulsory_bytes`."""
-    return sum(math.prod(problem.shape_of(t)) * t.dtype.bytes for t in problem.tensors)

@@ -29,7 +29,7 @@ from normgen.records.lines import Damaged, keep_aside, locked, parsed, told
 from normgen.records.lines import read as read_lines
 from normgen.records.nearest import Neighbour, is_of, is_of_kin, nearest, place_rank, searched_today
 from normgen.records.place import DEFAULT_PLACE, Context, Place
-from normgen.records.questions import problem_of
+from normgen.records.questions import problem_of, why_other
 from normgen.records.record import ProblemKey, Record, is_better, parse_line
 from normgen.schedule.legality import refusal
 from normgen.schedule.schedule import Schedule
@@ -225,7 +225,8 @@ def lookup(
     Measured records come before predicted ones, those of the asked place before those of the default one, and these
     before what was timed alone; records of other places serve only who names their place. Of several that are left the
     last is taken: a tune begins with what was known, so that its winner has beaten that where it ran, and times of
-    other days and machines do not compare. A problem that promises stable parameters takes records without the promise
+    other days and machines do not compare. A record whose figures are another question's is none of this one
+    (`why_other`). A problem that promises stable parameters takes records without the promise
     when there are none with it. A record of another text of the spec is a miss, with that reason.
     """
     key = ProblemKey.of(problem)
@@ -234,7 +235,8 @@ def lookup(
     own = _of_it(problem, key, (r for r in found if is_of(r, device)), place)
     kin = _of_it(problem, key, (r for r in found if r.measured and is_of_kin(r, device)), place)
     best = itertools.chain(own, kin)
-    same = next((r for r in best if refusal(problem, searched_today(r.schedule, problem), device) is None), None)
+    fit = (r for r in best if refusal(problem, searched_today(r.schedule, problem), device) is None)
+    same = next((r for r in fit if why_other(r, problem) is None), None)
     if same is not None:
         schedule = searched_today(same.schedule, problem)
         reason = _why_same(same, schedule, key, device, place)
@@ -327,7 +329,7 @@ def _why_missing(problem: Problem, found: Sequence[Record], device: Device) -> s
     key = ProblemKey.of(problem)
     for own in (r for r in found if r.serves(key) and is_of(r, device)):
         why = refusal(problem, own.schedule, device) or (own.excess and f"errors are of their bound: {own.excess}")
-        return f"the record of this problem is of no use: {why or own.outcome}"
+        return f"the record of this problem is of no use: {why or why_other(own, problem) or own.outcome}"
     same_op = [r.problem for r in found if (r.problem.op, r.problem.direction) == (key.op, key.direction)]
     if not same_op:
         return f"no record of {key.op} {key.direction} for {device.name}"
