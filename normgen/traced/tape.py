@@ -59,14 +59,14 @@ class Tape:
     def negate(self, a: int) -> int:
         return self.noted(lambda do, v: do.negate(v[a]), a)
 
+    def named(self, a: int) -> int:
+        return a
+
     def power(self, base: int, exponent: float) -> int:
         return self.noted(lambda do, v: do.power(v[base], exponent), base)
 
     def call(self, name: str, *args: int) -> int:
         return self.noted(lambda do, v: do.call(name, *[v[a] for a in args]), *args)
-
-    def named(self, a: int) -> int:
-        return a
 
     def cast(self, a: int, dtype: DType) -> int:
         return self.noted(lambda do, v: do.cast(v[a], dtype), a)
