@@ -84,6 +84,9 @@ class JaxArithmetic:
         found = _FUNCTIONS[name](*args)
         return found.astype(self.dtype) if found.dtype == jnp.bool_ else found
 
+    def named(self, a: Array) -> Array:
+        return a
+
     def cast(self, a: Array, dtype: DType) -> Array:
         """Rounded where the author says: XLA may leave out a conversion to fewer bits and back, but none of these."""
         if dtype is BF16 and self.dtype == jnp.float32:

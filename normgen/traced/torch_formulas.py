@@ -87,6 +87,9 @@ class TorchArithmetic:
         found = _FUNCTIONS[name](*(map(self.real, args) if name in _OF_REALS else args))
         return found.to(self.dtype) if found.dtype == torch.bool else found
 
+    def named(self, a: Tensor) -> Tensor:
+        return a
+
     def cast(self, a: Tensor, dtype: DType) -> Tensor:
         return self.stored(a, dtype).to(self.dtype)
 
