@@ -19,6 +19,7 @@ from normgen.spec.spec import Spec
 
 RULE = "a folder has the headers and records of one spec of a name"
 HINT = "--replace lets the new one take the place of the other; or choose another --output, or another name"
+_SOURCES = (".cu", ".cuh", ".h", ".hh", ".hpp", ".inl")
 _GUARD = re.compile(r"^#ifndef (NORMGEN_\w+_CU_)$", re.MULTILINE)
 _SPEC = re.compile(r"^// spec +(\S+), sha256:([0-9a-f]{64})$", re.MULTILINE)
 _INCLUDED = re.compile(r'^#include "([^"/]+)"$', re.MULTILINE)
@@ -76,7 +77,8 @@ def remove(paths: Collection[Path], *, but: Collection[Path] = ()) -> None:
 
 
 def _texts(folder: Path) -> Iterator[tuple[Path, str]]:
-    return ((path, _text(path)) for path in sorted(folder.glob("*.cu*")) if path.is_file())
+    found = sorted(path for path in folder.glob("*") if path.suffix in _SOURCES and path.is_file())
+    return ((path, _text(path)) for path in found)
 
 
 def _text(path: Path) -> str:

@@ -45,7 +45,7 @@ def run(*arguments: Any) -> int:
     return ended.value.code
 
 
-@pytest.mark.parametrize("name", [HEADER, "renamed.cuh"])
+@pytest.mark.parametrize("name", [HEADER, "renamed.cuh", "renamed.h"])
 def test_a_header_of_another_spec_stays_and_both_files_are_named(name: str, tmp_path: Path) -> None:
     path = export_record(own(2), tmp_path, spec=spec(2))
     there = path.rename(tmp_path / name)

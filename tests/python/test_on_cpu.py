@@ -237,9 +237,7 @@ def test_a_scalar_that_is_no_number_of_float32_is_refused_by_name(value: object)
 def test_a_scalar_that_labels_are_compared_with_is_not_rounded_to_another_label(value: object) -> None:
     loss = normgen.kernel("cross_entropy", shape=(2, COLS), device="cpu", without=("lse",))
     logits = np.zeros((2, COLS), np.float32)
-    with pytest.raises(
-        UsageError, match="'ignore_index' is compared with whole numbers, and is one"
-    ):
+    with pytest.raises(UsageError, match="'ignore_index' is compared with whole numbers, and is one"):
         loss(logits, np.array([2**24, 1]), ignore_index=value)
     for right in (2**24, -100, 1.0, 2**31, 0.1):
         found = loss(logits, np.array([int(right), 2]), ignore_index=right)
