@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +13,13 @@ from normgen import export as headers
 from normgen.cli.options import json_option, show
 from normgen.device import device_from
 from normgen.errors import NothingValidError, UsageError, needed
-from normgen.export.beside import others_of, require_none_of
+from normgen.export.beside import others_of, require_none_of, require_one
 from normgen.export.cubins import write_cubins
 from normgen.export.proof import Refused, require_all, sorted_out
 from normgen.export.t4 import t4_results
 from normgen.files.names import Part, name_part
-from normgen.records.winners import adopt, exchange, kept_of
-
-RE_EXPORT = "`normgen export` writes them again"
+from normgen.records.record import Record, parse_line
+from normgen.records.winners import adopt, adopted, exchange, gpu_slug, kept_of
 
 
 @click.command()
@@ -27,7 +28,9 @@ RE_EXPORT = "`normgen export` writes them again"
     "--output", type=click.Path(file_okay=False, path_type=Path), default=Path("generated"), show_default=True
 )
 @click.option("--force", is_flag=True, help="Replace shipped records even by slower ones.")
-@click.option("--replace", is_flag=True, help="Headers and records of other specs of these names give way.")
+@click.option(
+    "--replace", is_flag=True, help="What is of other specs of these names, or has the name of a header, gives way."
+)
 @click.option("--check", is_flag=True, help="Write nothing; exit 2 if a header is not what the records say.")
 @click.option("--specs", multiple=True, type=click.Path(exists=True, file_okay=False), help="More folders of specs.")
 @click.option(
@@ -82,19 +85,28 @@ def export(
     if check and files:
         raise UsageError("--check writes nothing, so it takes no records in", received=str(files[0]))
     refused: list[Refused] = []
-    taken = _taken(files, output, specs, refused, force=force, replace=replace, as_json=as_json)
     if check:
-        differences = headers.differences(output, spec_folders=specs, form=how)
-        if differences:
-            raise UsageError("headers must be what their records say", received="; ".join(differences), hint=RE_EXPORT)
+        headers.require_same(output, spec_folders=specs, form=how)
         if as_json:
             show({"taken": [], "written": [], "refused": []})
         return
-    paths = headers.export_folder(output, spec_folders=specs, form=how, replace=replace, refuse=refused.append)
-    if not paths and not refused:
+    given = sorted_out((record for file in files for record in kept_of(file)), headers.specs_of(specs))
+    refused += given.refused
+    taking = _Taking.of(given.records, output / "records", files=files, force=force, replace=replace)
+    plan = headers.planned(
+        output,
+        taking.records,
+        there=taking.there,
+        spec_folders=specs,
+        form=how,
+        replace=replace,
+        refuse=refused.append,
+    )
+    if not plan.headers and not refused:
         of = f" of {archs}" if archs else ""
         raise NothingValidError(f"there is no record{of} to export", received=str(output / "records"))
-    written = [str(path) for path in paths]
+    taken = taking.write(as_json=as_json)
+    written = [str(path) for path in plan.write()]
     if as_json:
         show({"taken": taken, "written": written, "refused": [_plain(one) for one in refused]})
     elif written:
@@ -102,31 +114,52 @@ def export(
     require_all(refused)
 
 
-def _taken(
-    files: tuple[Path, ...],
-    output: Path,
-    specs: tuple[str, ...],
-    refused: list[Refused],
-    *,
-    force: bool,
-    replace: bool,
-    as_json: bool,
-) -> list[dict[str, Any]]:
-    """Take in the records of FILES that may leave; what became of each, and into `refused` the others."""
-    given = sorted_out((record for file in files for record in kept_of(file)), headers.specs_of(specs))
-    refused += given.refused
-    folder, taken = output / "records", []
-    others = others_of(given.records, headers.folder_records(output))
-    if others and not replace:
-        require_none_of(others, given.records, files=files, folder=folder)
-    with needed("the folder of the records must be writable", hint="choose another --output"):
-        exchange(folder, ((other, None) for other in others))
-    for record in given.records:
-        is_taken = adopt(record, folder, device_from(record.device), force=force)
-        taken.append({"op": record.problem.op, "schedule": record.schedule.as_dict(), "is_taken": is_taken})
-        if not as_json:
-            click.echo(f"{'taken' if is_taken else 'the shipped one is better'}: {record.problem.op} {record.schedule}")
-    return taken
+@dataclass(frozen=True, kw_only=True)
+class _Taking:
+    """Records that are taken into a folder of them, and what that makes of it, before it is done.
+
+    given    which may leave; each is taken where it is better than what is there
+    there    of the folder before
+    others   of these, those of other specs of the names, which give way
+    records  of the folder afterwards
+    """
+
+    folder: Path
+    given: Sequence[Record]
+    there: Sequence[Record]
+    others: Sequence[Record]
+    records: Sequence[Record]
+    force: bool
+
+    @staticmethod
+    def of(given: Iterable[Record], folder: Path, *, files: Sequence[Path], force: bool, replace: bool) -> _Taking:
+        """Raises UsageError for two specs of one name: among the given ones, or here and there and not to `replace`."""
+        records = [parse_line(record.line()) for record in given]  # as they will stand there
+        require_one(records, f"in {', '.join(map(str, files))}")
+        shelves = {path.stem: list(kept_of(path)) for path in sorted(folder.glob("*.jsonl"))}
+        there = [record for shelf in shelves.values() for record in shelf]
+        others = others_of(records, there)
+        if others and not replace:
+            require_none_of(others, records, files=files, folder=folder)
+        shelves = {slug: [record for record in shelf if record not in others] for slug, shelf in shelves.items()}
+        for record in records:
+            slug = gpu_slug(device_from(record.device))
+            shelves[slug] = adopted(shelves.get(slug, ()), record, force=force) or shelves.get(slug, [])
+        after = [record for slug in sorted(shelves) for record in shelves[slug]]
+        return _Taking(folder=folder, given=records, there=there, others=others, records=after, force=force)
+
+    def write(self, *, as_json: bool) -> list[dict[str, Any]]:
+        """Take them in; what became of each."""
+        taken = []
+        with needed("the folder of the records must be writable", hint="choose another --output"):
+            exchange(self.folder, ((other, None) for other in self.others))
+            for record in self.given:
+                op, schedule = record.problem.op, record.schedule
+                is_taken = adopt(record, self.folder, device_from(record.device), force=self.force)
+                taken.append({"op": op, "schedule": schedule.as_dict(), "is_taken": is_taken})
+                if not as_json:
+                    click.echo(f"{'taken' if is_taken else 'the shipped one is better'}: {op} {schedule}")
+        return taken
 
 
 def _plain(one: Refused) -> dict[str, Any]:

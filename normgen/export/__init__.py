@@ -8,20 +8,20 @@ the device, shared_library.py for device functions that several headers include.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from normgen.device import Device
-from normgen.errors import NormgenError, needed
+from normgen.errors import NormgenError, UsageError, needed
 from normgen.export.arch_set import set_text
 from normgen.export.banner import untuned
-from normgen.export.beside import require_own
+from normgen.export.beside import others_beside, remove, require_one, require_own, require_written
 from normgen.export.compiled import check_compiles
 from normgen.export.groups import groups_of, header_name, header_problem
 from normgen.export.header import Halves, guard_of, halves, header_text, library_text, set_guard
-from normgen.export.proof import Refused, SpecOf, require_all, sorted_out
+from normgen.export.proof import Refused, SpecOf, is_fit, require_all, sorted_out
 from normgen.export.shared_library import FILE_NAME, SharedLibrary, shared_library
 from normgen.files.names import escaped
 from normgen.files.private import to_stderr, try_writing, write_atomically
@@ -30,21 +30,24 @@ from normgen.problem.problem import Problem
 from normgen.records.questions import problem_of
 from normgen.records.record import Record
 from normgen.records.winners import exchange, kept_of, lookup, shipped_folder
-from normgen.spec.reader import load, parse
+from normgen.spec.reader import is_built_in, load, parse
 from normgen.spec.spec import Spec
 
 __all__ = [
     "PLAIN",
     "Form",
     "Header",
+    "Plan",
     "Ships",
     "differences",
     "export_folder",
     "export_record",
     "folder_records",
     "headers_of",
+    "planned",
     "require_folder",
     "require_room",
+    "require_same",
     "ships",
     "specs_of",
 ]
@@ -187,10 +190,10 @@ def export_record(record: Record, folder: Path, *, spec: Spec | None = None, rep
 
     One of them that does not leave is named on stderr, and left out.
 
-    replace  the header of another spec of this name gives way
+    replace  the headers of another spec of this name give way, and a file with the name of the header
 
-    Errors: UsageError as `headers_of`, and where the folder has a header of another spec of this name;
-    VerificationError as `headers_of`.
+    Errors: UsageError as `headers_of`, and where the folder has such headers or such a file; VerificationError as
+    `headers_of`.
     """
     (header,) = headers_of([record], spec=spec)
     slot = (*record.problem.slot(), record.place)
@@ -204,11 +207,11 @@ def export_record(record: Record, folder: Path, *, spec: Spec | None = None, rep
     )
     for one in there.refused:
         to_stderr(escaped(str(one)))
-    if not replace:
-        _require_own([header], folder)
+    gone = _giving_way([header], folder, replace=replace)
     if others := there.records:
         header = next(h for h in headers_of([record, *others], spec=spec) if h.file_name == header.file_name)
-    return header.write(folder)
+    header.check()
+    return _put([header], folder, gone)[0]
 
 
 def require_folder(folder: Path) -> None:
@@ -242,25 +245,101 @@ def ships(problem: Problem, device: Device) -> Ships | None:
 
 
 def require_room(problem: Problem, arch: int, folder: Path) -> None:
-    """As `require_folder`, and UsageError where the folder has a header of another spec of that name."""
+    """As `require_folder`, and UsageError where the folder has a header of another spec of that name.
+
+    Or a file of the header's name that is none of normgen's.
+    """
     require_folder(folder)
     require_own({guard_of(header_name(problem), arch)}, problem.spec, folder)
+    require_written([folder / f"{header_name(problem)}_sm{arch}.cu"], replace=False)
 
 
-def _require_own(headers: Iterable[Header], folder: Path, *, before: Mapping[str, set[str]] | None = None) -> None:
-    """Raises UsageError where one of the headers would stand beside, or in the place of, one of another spec.
+def _giving_way(
+    headers: Sequence[Header], folder: Path, *, replace: bool, before: Mapping[str, set[str]] | None = None
+) -> list[Path]:
+    """The headers of other specs that would stand beside these, or in their place.
 
     before  op -> digests of texts of its spec, which was another one then
+
+    Raises UsageError where there are some, or other files of these names, and nothing may be replaced.
     """
-    specs = {header.spec.name: header.spec for header in headers if header.spec}
-    for op, spec in specs.items():
-        guards = {header.guard for header in headers if header.spec is spec}
-        require_own(guards, spec, folder, before=(before or {}).get(op, ()))
+    require_written([folder / header.file_name for header in headers], replace=replace)
+    gone: list[Path] = []
+    for op, spec in {header.spec.name: header.spec for header in headers if header.spec}.items():
+        guards = {header.guard for header in headers if header.spec and header.spec.name == op}
+        older = (before or {}).get(op, set()) if is_built_in(spec) else set()
+        if not replace:
+            require_own(guards, spec, folder, before=older)
+        gone += [path for path, _ in others_beside(guards, spec, folder, before=older)]
+    return gone
+
+
+def _put(headers: Sequence[Header], folder: Path, gone: Sequence[Path]) -> list[Path]:
+    """Write headers, checked before, in the place of those of other specs."""
+    remove(gone, but=[folder / header.file_name for header in headers])
+    return [header.keep(folder) for header in headers]
 
 
 def folder_records(folder: Path) -> list[Record]:
     """The records under `folder`/records, file by file. Raises UsageError for a file without a record."""
     return [record for path in sorted((folder / "records").glob("*.jsonl")) for record in kept_of(path)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """An export that nothing refuses: all that is left is to write it.
+
+    pairs    records of the folder, each beside what takes its place
+    headers  which have compiled
+    gone     headers of other specs of these names, which give way
+    """
+
+    folder: Path
+    pairs: Sequence[tuple[Record, Record]]
+    headers: Sequence[Header]
+    gone: Sequence[Path]
+
+    def write(self) -> list[Path]:
+        """Exchange the records, and write the headers."""
+        with needed("the records must be writable", hint="choose another --output"):
+            exchange(self.folder / "records", self.pairs)
+        return _put(self.headers, self.folder, self.gone)
+
+
+def planned(
+    folder: Path,
+    records: Iterable[Record],
+    *,
+    there: Iterable[Record] = (),
+    spec_folders: Sequence[str | Path] = (),
+    form: Form = PLAIN,
+    replace: bool = False,
+    refuse: Callable[[Refused], None] | None = None,
+) -> Plan:
+    """What `export_folder` would write into a folder that had these records; nothing is written yet.
+
+    there    the records that it has, where these are others
+
+    Errors: as `export_folder`.
+    """
+    found = sorted_out(records, specs_of(spec_folders))
+    if refuse is None:
+        require_all(found.refused)
+    else:
+        for one in found.refused:
+            refuse(one)
+    require_one(found.records, f"under {folder / 'records'}")
+    headers = headers_of(found.records, spec_folders=spec_folders, form=form)
+    before: dict[str, set[str]] = {}
+    for old in (*there, *(old for old, _ in found.pairs)):
+        if not old.spec:
+            before.setdefault(old.problem.op, set()).add(old.problem.spec_sha256)
+    gone = _giving_way(headers, folder, replace=replace, before=before)
+    for header in headers:
+        header.check()
+        if header.note:
+            to_stderr(f"{header.file_name}: {header.note}")
+    return Plan(folder=folder, pairs=found.pairs, headers=headers, gone=gone)
 
 
 def export_folder(
@@ -276,31 +355,15 @@ def export_folder(
     A kernel of an older text is proven again on the CPU executor, and its record says so from then on. A header of a
     set whose arch has no record is told of on stderr.
 
-    replace  headers of other specs of these names give way
+    replace  headers of other specs of these names give way, and other files with the names of these headers
     refuse   is told of each record that does not leave: it stays where it is, and the others leave without it
 
-    Errors: as `headers_of`; UsageError where the folder has a header of another spec of a name; CompileError.
-    Without `refuse`, VerificationError for a record that does not leave, before anything is written.
+    Errors: as `headers_of`; UsageError for records, or a header in the folder, of another spec of a name, and for a
+    file there that is none of normgen's; CompileError. Without `refuse`, VerificationError for a record that does not
+    leave. Nothing is written then.
     """
-    found = sorted_out(folder_records(folder), specs_of(spec_folders))
-    if refuse is None:
-        require_all(found.refused)
-    else:
-        for one in found.refused:
-            refuse(one)
-    headers = headers_of(found.records, spec_folders=spec_folders, form=form)
-    for header in headers:
-        header.check()
-        if header.note:
-            to_stderr(f"{header.file_name}: {header.note}")
-    if not replace:
-        before: dict[str, set[str]] = {}
-        for old, _ in found.pairs:
-            before.setdefault(old.problem.op, set()).add(old.problem.spec_sha256)
-        _require_own(headers, folder, before=before)
-    with needed("the records must be writable", hint="choose another --output"):
-        exchange(folder / "records", found.pairs)
-    return [header.keep(folder) for header in headers]
+    records = folder_records(folder)
+    return planned(folder, records, spec_folders=spec_folders, form=form, replace=replace, refuse=refuse).write()
 
 
 def differences(folder: Path, *, spec_folders: Sequence[str | Path] = (), form: Form = PLAIN) -> list[str]:
@@ -309,8 +372,8 @@ def differences(folder: Path, *, spec_folders: Sequence[str | Path] = (), form: 
     Where a record does not leave as it stands, a line for each of these.
     """
     records, spec_of = folder_records(folder), specs_of(spec_folders)
-    if doubted := [line for record in records if (line := _doubt(record, spec_of))]:
-        return doubted
+    if doubted := list(_doubted(records, spec_of)):
+        return [str(one) for one in doubted]
     headers = headers_of(records, spec_folders=spec_folders, form=form)
     wanted = {header.file_name: header.text for header in headers}
     found = {path.name: path.read_bytes() for path in sorted((*folder.glob("*.cu"), *folder.glob(FILE_NAME)))}
@@ -319,10 +382,20 @@ def differences(folder: Path, *, spec_folders: Sequence[str | Path] = (), form: 
     return sorted(lines + [f"{name}: no record asks for it" for name in found if name not in wanted])
 
 
-def _doubt(record: Record, spec_of: SpecOf) -> str:
-    """Why a record does not leave as it stands; empty where it does."""
-    try:
-        header_problem(record, spec_of(record))
-    except NormgenError as error:
-        return str(Refused.of(record, error))
-    return ""
+def require_same(folder: Path, *, spec_folders: Sequence[str | Path] = (), form: Form = PLAIN) -> None:
+    """Raises UsageError that names all `differences`, and what mends them."""
+    if lines := differences(folder, spec_folders=spec_folders, form=form):
+        spec_of = specs_of(spec_folders)
+        doubted = _doubted(folder_records(folder), spec_of)
+        is_mended = all(is_fit(one.record, spec_of) for one in doubted)
+        hint = "`normgen export` writes them again" if is_mended else "tune again what is refused, or take its line out"
+        raise UsageError("headers must be what their records say", received="; ".join(lines), hint=hint)
+
+
+def _doubted(records: Iterable[Record], spec_of: SpecOf) -> Iterator[Refused]:
+    """The records that do not leave as they stand."""
+    for record in records:
+        try:
+            header_problem(record, spec_of(record))
+        except NormgenError as error:
+            yield Refused.of(record, error)

@@ -9,22 +9,19 @@ the CPU executor.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from normgen.cuda.compiler import identity_of
-from normgen.device import TARGETS, Device, device_from
 from normgen.errors import NormgenError, UsageError, VerificationError
 from normgen.files.names import Part, name_part
 from normgen.files.private import to_stderr
 from normgen.measure.cpu_check import check_on_cpu, why_unchecked
 from normgen.pipeline import emit
 from normgen.problem.problem import Problem
-from normgen.records.questions import problem_of
-from normgen.records.record import Record
-from normgen.schedule.legality import refusal
+from normgen.records.questions import problem_of, why_unfit
+from normgen.records.record import ProblemKey, Record
 from normgen.schedule.schedule import Schedule
 from normgen.spec.reader import is_built_in
 from normgen.spec.spec import Spec
@@ -32,7 +29,6 @@ from normgen.verify import prove_derivative
 
 CHECKED_ELEMENTS = 1 << 20  # of a call on the CPU executor: more takes 1 to 3 s, and the record says it was not made
 RULE = "a kernel leaves only as it was compared with the reference"
-_LIMITS = ("shared_per_block", "shared_per_sm", "threads_per_sm", "registers_per_sm", "blocks_per_sm")
 
 SpecOf = Callable[[Record], Spec]
 
@@ -74,21 +70,13 @@ def text_today(problem: Problem, schedule: Schedule) -> str:
     return identity_of(emit(problem, schedule))
 
 
-def why_unfit(record: Record, problem: Problem) -> str | None:
-    """Why no kernel follows from a record of this problem, whatever its text; None where one does."""
-    if record.excess:
-        return f"its error is beyond its bound: {record.excess}"
-    if (moved := _bytes_of_all(problem)) != record.bytes != problem.compulsory_bytes:
-        return f"its figures are another question's: it moved {record.bytes} bytes, this one {moved}"
-    illegal = refusal(problem, record.schedule, device_of(record))
-    return f"its schedule is not legal: {illegal}" if illegal else None
-
-
 def why_unproven(record: Record, problem: Problem) -> str | None:
     """Why a record that is fit does not show that its kernel is right; None where it does."""
     unchecked = [t.name for t in problem.tensors if t.is_written and t.name not in record.error]
     if record.verified is None or unchecked:
         return "its kernel was not compared with the reference"
+    if record.verified.unbounded >= 1:
+        return "its kernel was compared where any value passes: no element has a finite bound"
     if (record.verified.text or record.text) != text_today(problem, record.schedule):
         return "its kernel is emitted as another text today than the one that was compared"
     return None
@@ -103,7 +91,9 @@ def require_usable(record: Record) -> None:
 
 def require_proven(record: Record, problem: Problem) -> None:
     """Raises VerificationError for a record whose kernel does not leave."""
-    if why := why_unfit(record, problem) or why_unproven(record, problem):
+    if why := why_unfit(record, problem):
+        raise VerificationError(RULE, received=why)
+    if why := why_unproven(record, problem):
         hint = "`normgen export` proves again what is of an older text"
         raise VerificationError(RULE, received=why, hint=hint)
 
@@ -117,14 +107,8 @@ def proven(record: Record, spec: Spec, *, tell: Callable[[str], None] = to_stder
 
     Raises VerificationError for one whose kernel is unfit, or wrong, or cannot be compared here.
     """
-    require_usable(record)
-    key = record.problem
-    if not record.spec and is_built_in(spec):  # the text of a built-in spec is today's
-        key = replace(key, spec_sha256=spec.sha256)
-    problem = problem_of(key, spec)
-    if why := why_unfit(record, problem):
-        raise VerificationError(RULE, received=why)
-    why = why_unproven(record, problem)
+    problem = _fit(record, spec)
+    key, why = ProblemKey.of(problem), why_unproven(record, problem)
     if key == record.problem and why is None:
         return record
     if cannot := why_unchecked(problem):
@@ -138,6 +122,26 @@ def proven(record: Record, spec: Spec, *, tell: Callable[[str], None] = to_stder
     now = text_today(problem, record.schedule)
     verified = replace(found.verified, text=now if now != record.text else "")
     return replace(record, problem=key, error=found.error, verified=verified)
+
+
+def is_fit(record: Record, spec_of: SpecOf) -> bool:
+    """Whether `proven` takes the record, or proves it again where its kernel is still right."""
+    try:
+        return why_unchecked(_fit(record, spec_of(record))) is None
+    except NormgenError:
+        return False
+
+
+def _fit(record: Record, spec: Spec) -> Problem:
+    """The problem of a record today. Raises as `proven`, of all that another comparison would not mend."""
+    require_usable(record)
+    key = record.problem
+    if not record.spec and is_built_in(spec):  # the text of a built-in spec is today's
+        key = replace(key, spec_sha256=spec.sha256)
+    problem = problem_of(key, spec)
+    if why := why_unfit(record, problem):
+        raise VerificationError(RULE, received=why)
+    return problem
 
 
 def sorted_out(records: Iterable[Record], spec_of: SpecOf, *, tell: Callable[[str], None] = to_stderr) -> SortedOut:
@@ -156,16 +160,3 @@ def require_all(refused: Sequence[Refused]) -> None:
     """Raises VerificationError that names every record which did not leave."""
     if refused:
         raise VerificationError(RULE, received="\n".join(map(str, refused)), hint="the records stay where they are")
-
-
-def device_of(record: Record) -> Device:
-    """The GPU of a record, with no limit beyond those of the models that are known of its architecture."""
-    device = device_from(record.device)
-    alike = [t for t in TARGETS.values() if t.arch == device.arch] or list(TARGETS.values())
-    most = {name: max(getattr(t, name) for t in alike) for name in _LIMITS}
-    return replace(device, **{name: min(getattr(device, name), limit) for name, limit in most.items()})
-
-
-def _bytes_of_all(problem: Problem) -> int:
-    """Every tensor once, whether or not the kernel reads it: records count bytes so, or as `compulsory_bytes`."""
-    return sum(math.prod(problem.shape_of(t)) * t.dtype.bytes for t in problem.tensors)

@@ -6,10 +6,12 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from normgen.errors import UsageError, did_you_mean
 from normgen.jax.operators import Operator
+from normgen.operators.labels import ignore_index_of, label_smoothing_of
 from normgen.operators.table import REDUCTIONS, TABLE
 from normgen.spec.reader import load
 
@@ -41,11 +43,16 @@ def cross_entropy(
     loss = log(sum(exp(input))) - input[target] of each row, in float32, and 0 where target is `ignore_index`; "mean"
     divides their sum by the number of labels that count: without any, the loss is NaN and its gradient 0.
     Where a label is neither a column nor `ignore_index`, that row's loss and its whole gradient are NaN.
-    Raises UsageError for another reduction than "mean", "sum" and "none", and for arrays that do not fit.
+    Raises UsageError for another reduction than "mean", "sum" and "none", for an `ignore_index` that is no whole number
+    or that float32 does not hold exactly, for a `label_smoothing` outside of 0 to 1, and for arrays that do not fit.
     """
     if reduction not in REDUCTIONS:
         raise UsageError("unknown reduction", received=str(reduction), hint=did_you_mean(str(reduction), REDUCTIONS))
-    losses = _loss_of_rows(input, target, float(ignore_index), label_smoothing, z_loss)
+    if not isinstance(ignore_index, jax.core.Tracer):  # a traced one is refused by the operator
+        ignore_index = ignore_index_of(ignore_index)
+    if not isinstance(label_smoothing, jax.core.Tracer):
+        label_smoothing = label_smoothing_of(label_smoothing)
+    losses = _loss_of_rows(input, target, ignore_index, label_smoothing, z_loss)
     if reduction == "none":
         return losses
     total = losses.sum()

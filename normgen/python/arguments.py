@@ -8,6 +8,8 @@ import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from normgen.codegen.module import Module, Source
 from normgen.cuda.arrays import ON_CPU, ArrayView
 from normgen.cuda.dlpack import contiguous_strides
@@ -216,8 +218,13 @@ class Expectation:
         return UsageError(f"wrong {what} of '{name}': expected {expected}", received=received, hint=hint)
 
 
-def scalar_of(name: str, value: object) -> float:
-    """The number of a scalar argument. Raises UsageError for what is none, and for one that float32 makes infinite."""
+def scalar_of(name: str, value: object, *, is_whole: bool = False) -> float:
+    """The number of a scalar argument.
+
+    is_whole  it is compared with whole numbers: float32 must not make another one of it
+
+    Raises UsageError for what is no number, and for one that float32 makes infinite.
+    """
     rule = f"the scalar '{name}' is a number that float32 holds"
     if value is None or isinstance(value, str | bytes):
         raise UsageError(rule, received=repr(value))
@@ -227,6 +234,10 @@ def scalar_of(name: str, value: object) -> float:
         raise UsageError(rule, received=f"{type(value).__name__}: {error}") from error
     if math.isfinite(number) and abs(number) > F32.largest:
         raise UsageError(rule, received=f"{number:g}")
+    if is_whole and number.is_integer() and float(np.float32(number)) != (value if isinstance(value, int) else number):
+        hint = f"float32 holds every whole number up to {1 << 24}"
+        rule = f"the scalar '{name}' is compared with whole numbers, and is one that float32 holds exactly"
+        raise UsageError(rule, received=str(value), hint=hint)
     return number
 
 

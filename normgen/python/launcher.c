@@ -10,6 +10,8 @@
 
 #include "launch.h"
 
+#include <float.h>
+#include <math.h>
 #include <string.h>
 
 enum {
@@ -22,6 +24,7 @@ enum {
     WAYS = 8,           /* an entry has one of so many places; a ninth takes the place of one of them */
     SLOT_WORDS = 4 + 2 * MAX_DIMS,
     MAX_WORDS = 1 + MAX_SLOTS * SLOT_WORDS, /* the stream, and what is said of each array */
+    WHOLE = 1 << 24,    /* float32 holds all whole numbers up to it */
     ALIGNMENT = 64      /* no kernel asks for more: vectors of 16 elements of 4 bytes */
 };
 
@@ -159,6 +162,8 @@ static int gather(Launcher *self, Call *call, PyObject *const *args, Py_ssize_t 
                 PyErr_Clear();
                 return 0;
             }
+            double size = fabs(call->scalar[-2 - place]);
+            if (size > WHOLE && size <= DBL_MAX) return 0; /* float32 may make another number of it */
         } else if (call->array[place]) {
             return 0;
         } else if (value != Py_None) {

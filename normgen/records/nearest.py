@@ -30,6 +30,7 @@ from normgen.device import Device
 from normgen.problem.problem import Problem
 from normgen.program.classes import ProgramClass, class_of
 from normgen.records.place import DEFAULT_PLACE, Context, Place
+from normgen.records.questions import why_other
 from normgen.records.record import ProblemKey, Record
 from normgen.schedule.cutting import at_most
 from normgen.schedule.default import default_schedule
@@ -78,7 +79,8 @@ def nearest(problem: Problem, device: Device, records: Iterable[Record], *, plac
     The problem's own record on this GPU is not its neighbour: this says what the others make of it.
     """
     found = neighbours(problem, device, records, place=place)
-    return next((near for near in found if is_trusted(near, problem, device, place=place)), None)
+    trusted = (near for near in found if is_trusted(near, problem, device, place=place))
+    return next((near for near in trusted if why_other(near.record, problem) is None), None)
 
 
 def neighbours(problem: Problem, device: Device, records: Iterable[Record], *, place: Place) -> Iterator[Neighbour]:

@@ -1,16 +1,22 @@
-"""What a record, or a sweep, was asked: the question and the problem behind the key in its line."""
+"""What a record, or a sweep, was asked: the question and the problem behind the key in its line; if it fits that."""
 
 from __future__ import annotations
 
+import math
 import shlex
+from dataclasses import replace
 
-from normgen.errors import UsageError
+from normgen.device import TARGETS, Device, device_from
+from normgen.errors import NormgenError, UsageError
 from normgen.problem.problem import Problem, first_dtype, said_dtypes
 from normgen.problem.question import Direction, Question
 from normgen.program.source import problem_for
 from normgen.records.place import DEFAULT_PLACE, Place
-from normgen.records.record import ProblemKey
+from normgen.records.record import ProblemKey, Record
+from normgen.schedule.legality import refusal
 from normgen.spec.spec import Spec
+
+_LIMITS = ("shared_per_block", "shared_per_sm", "threads_per_sm", "registers_per_sm", "blocks_per_sm")
 
 
 def tune_command(
@@ -77,3 +83,45 @@ def problem_of(key: ProblemKey, spec: Spec) -> Problem:
         received = ", ".join(key.present)
         raise UsageError(f"{key.op} {key.direction} takes {found}", received=f"a record of {received}")
     return problem
+
+
+def why_unfit(record: Record, problem: Problem) -> str | None:
+    """Why no kernel follows from a record of this problem, whatever its text; None where one does."""
+    if record.excess:
+        return f"its error is beyond its bound: {record.excess}"
+    if other := _other_bytes(record, problem):
+        return other
+    illegal = refusal(problem, record.schedule, device_of(record))
+    return f"its schedule is not legal: {illegal}" if illegal else None
+
+
+def why_other(record: Record, problem: Problem) -> str | None:
+    """Why the figures of a record are not of the question that it names; None where they are.
+
+    problem  that question's, or one of the same spec
+    """
+    try:
+        own = problem if record.problem == ProblemKey.of(problem) else problem_of(record.problem, problem.spec)
+    except NormgenError as error:
+        return f"its question is none of its spec: {error.received or error.rule}"
+    return _other_bytes(record, own)
+
+
+def _other_bytes(record: Record, problem: Problem) -> str | None:
+    moved = _bytes_of_all(problem)
+    if record.bytes in (moved, problem.compulsory_bytes):
+        return None
+    return f"its figures are another question's: it moved {record.bytes} bytes, this one {moved}"
+
+
+def device_of(record: Record) -> Device:
+    """The GPU of a record, with no limit beyond those of the models that are known of its architecture."""
+    device = device_from(record.device)
+    alike = [t for t in TARGETS.values() if t.arch == device.arch] or list(TARGETS.values())
+    most = {name: max(getattr(t, name) for t in alike) for name in _LIMITS}
+    return replace(device, **{name: min(getattr(device, name), limit) for name, limit in most.items()})
+
+
+def _bytes_of_all(problem: Problem) -> int:
+    """Every tensor once, whether or not the kernel reads it: records count bytes so, or as `compulsory_bytes`."""
+    return sum(math.prod(problem.shape_of(t)) * t.dtype.bytes for t in problem.tensors)

@@ -36,7 +36,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from normgen.device import device_from
+from normgen.device import TARGETS, device_from
 from normgen.errors import NormgenError
 from normgen.files.decoded import parse_json
 from normgen.files.names import Part, name_part
@@ -283,6 +283,7 @@ class Record:
         return json.dumps(self.as_dict(), ensure_ascii=False, allow_nan=False) + "\n"
 
 
+PRICE_SLACK = 0.05  # of T: a price is a median over rounds of T - T0, and not the difference of their medians
 _PROBLEM_FIELDS = ("op", "spec_sha256", "direction", "rows", "cols", "pitch", "align", "any_cols", "accumulate")
 # Fields of the problem that a line leaves out where they have these values: not promised, one batch, no axis inner.
 _LEFT_OUT = {
@@ -355,7 +356,28 @@ def from_dict(data: Any) -> Record:
         raise ValueError("a price comes with the times of the chain, with the kernel and without")
     if record.outcome.is_usable and record.us is None:
         raise ValueError(f"outcome {record.outcome} must come with a time")
+    if odds := _at_odds(record):
+        raise ValueError(odds)
     return record
+
+
+def _at_odds(record: Record) -> str:
+    """What one part of a record says against another one; empty where all fits."""
+    key, verified, times, chain = record.problem, record.verified, record.times_us, record.chain_us
+    if verified and not key.any_cols and key.cols not in verified.cols:
+        return f"verified.cols must have the cols of the problem, {key.cols}: {list(verified.cols)}"
+    name, arch = record.device.get("name"), record.device.get("arch")
+    known = next((device.arch for device in TARGETS.values() if device.name == name), arch)
+    if arch != known:
+        return f"device.arch of an {name} must be {known}: {arch}"
+    if record.price_us and times and chain:
+        low, high = times.p05 - chain.p95, times.p95 - chain.p05
+        slack = PRICE_SLACK * times.median
+        if not low - slack <= record.price_us.median <= high + slack:
+            return f"price_us.median must be what times_us has above chain_us: {record.price_us.median}"
+        if record.price_us.high < -slack:
+            return f"price_us must not be below 0, as no kernel takes time away: {record.price_us.high} at most"
+    return ""
 
 
 def _rounded(value: Any) -> Any:

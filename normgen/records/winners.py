@@ -29,7 +29,7 @@ from normgen.records.lines import Damaged, keep_aside, locked, parsed, told
 from normgen.records.lines import read as read_lines
 from normgen.records.nearest import Neighbour, is_of, is_of_kin, nearest, place_rank, searched_today
 from normgen.records.place import DEFAULT_PLACE, Context, Place
-from normgen.records.questions import problem_of
+from normgen.records.questions import problem_of, why_other
 from normgen.records.record import ProblemKey, Record, is_better, parse_line
 from normgen.schedule.legality import refusal
 from normgen.schedule.schedule import Schedule
@@ -158,18 +158,32 @@ def adopt(
     folder.mkdir(parents=True, exist_ok=True)
     with locked(path):
         reading = read(path)
-        slots = {_slot(r): r for r in reading.records}
-        old = slots.get(_slot(record))
-        if not (force or is_better(record, old, text_now=text_now)):
+        records = adopted(reading.records, record, force=force, text_now=text_now)
+        if records is None:
             return False
-        if record.place == DEFAULT_PLACE and record.measured:
-            own = _slot(record)[:-1]
-            slots = {slot: r for slot, r in slots.items() if not (r.is_alone and slot[:-1] == own)}
-        slots[_slot(record)] = record
         told(reading.damaged)
         keep_aside(path, reading.damaged)
-        write_atomically(path, "".join(slots[slot].line() for slot in sorted(slots)))
+        write_atomically(path, "".join(r.line() for r in records))
     return True
+
+
+def adopted(
+    known: Iterable[Record],
+    record: Record,
+    *,
+    force: bool = False,
+    text_now: Callable[[Schedule], str] | None = None,
+) -> list[Record] | None:
+    """What `adopt` makes of the records of a file; None where the new one is not taken."""
+    slots = {_slot(r): r for r in known}
+    old = slots.get(_slot(record))
+    if not (force or is_better(record, old, text_now=text_now)):
+        return None
+    if record.place == DEFAULT_PLACE and record.measured:
+        own = _slot(record)[:-1]
+        slots = {slot: r for slot, r in slots.items() if not (r.is_alone and slot[:-1] == own)}
+    slots[_slot(record)] = record
+    return [slots[slot] for slot in sorted(slots)]
 
 
 def exchange(folder: Path, pairs: Iterable[tuple[Record, Record | None]]) -> None:
@@ -211,7 +225,8 @@ def lookup(
     Measured records come before predicted ones, those of the asked place before those of the default one, and these
     before what was timed alone; records of other places serve only who names their place. Of several that are left the
     last is taken: a tune begins with what was known, so that its winner has beaten that where it ran, and times of
-    other days and machines do not compare. A problem that promises stable parameters takes records without the promise
+    other days and machines do not compare. A record whose figures are another question's is none of this one
+    (`why_other`). A problem that promises stable parameters takes records without the promise
     when there are none with it. A record of another text of the spec is a miss, with that reason.
     """
     key = ProblemKey.of(problem)
@@ -220,7 +235,8 @@ def lookup(
     own = _of_it(problem, key, (r for r in found if is_of(r, device)), place)
     kin = _of_it(problem, key, (r for r in found if r.measured and is_of_kin(r, device)), place)
     best = itertools.chain(own, kin)
-    same = next((r for r in best if refusal(problem, searched_today(r.schedule, problem), device) is None), None)
+    fit = (r for r in best if refusal(problem, searched_today(r.schedule, problem), device) is None)
+    same = next((r for r in fit if why_other(r, problem) is None), None)
     if same is not None:
         schedule = searched_today(same.schedule, problem)
         reason = _why_same(same, schedule, key, device, place)
@@ -313,7 +329,7 @@ def _why_missing(problem: Problem, found: Sequence[Record], device: Device) -> s
     key = ProblemKey.of(problem)
     for own in (r for r in found if r.serves(key) and is_of(r, device)):
         why = refusal(problem, own.schedule, device) or (own.excess and f"errors are of their bound: {own.excess}")
-        return f"the record of this problem is of no use: {why or own.outcome}"
+        return f"the record of this problem is of no use: {why or why_other(own, problem) or own.outcome}"
     same_op = [r.problem for r in found if (r.problem.op, r.problem.direction) == (key.op, key.direction)]
     if not same_op:
         return f"no record of {key.op} {key.direction} for {device.name}"

@@ -21,7 +21,7 @@ from normgen.spec.formula import (
     parse_formula,
     totalled,
 )
-from normgen.spec.functions import CONSTANTS, INNER, PICKS, POSITIONS, RANDOM
+from normgen.spec.functions import CONDITIONS, CONSTANTS, INNER, PICKS, POSITIONS, RANDOM
 from normgen.spec.kinds import checked_kinds, is_draw
 from normgen.spec.spec import Formula, Kind, Role, Spec
 
@@ -121,6 +121,21 @@ def numbers_columns(spec: Spec) -> bool:
     trees = (parse_formula(f.text, file=spec.file, line=f.line) for _, f in _all_formulas(spec))
     by_number = POSITIONS | PICKS
     return any(isinstance(node, Call) and node.function in by_number for tree in trees for node in nodes(tree))
+
+
+def compared_with_whole(spec: Spec) -> frozenset[str]:
+    """The scalars that a formula compares with a read tensor of whole numbers, as labels are."""
+    whole = {t.name for t in spec.tensors if t.dtypes and all(DTYPES[name].is_integer for name in t.dtypes)}
+    scalars = {name for name, _ in spec.scalars}
+    if not (whole and scalars):
+        return frozenset()
+    compared = (
+        {part.name for part in node.args if isinstance(part, Name)}
+        for tree in parse_all(spec).values()
+        for node in nodes(tree)
+        if isinstance(node, Call) and node.function in CONDITIONS
+    )
+    return frozenset(name for names in compared if names & whole for name in names & scalars)
 
 
 def _check_groups(spec: Spec) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from normgen.errors import OutsideError, UsageError, did_you_mean
+from normgen.operators.labels import ignore_index_of, label_smoothing_of
 from normgen.operators.table import REDUCTIONS, TABLE
 from normgen.spec.reader import load
 from normgen.torch.operators import Operator
@@ -64,19 +65,21 @@ def cross_entropy(
     divides their sum by the number of labels that count: without any, the loss is NaN and its gradient 0, as torch's.
     A label that is neither a column nor `ignore_index` raises OutsideError, an IndexError, on the CPU; on a GPU and in
     a compiled program, which do not stop for it, that row's loss and its whole gradient are NaN.
-    Raises UsageError for another reduction than "mean", "sum" and "none", and for tensors that do not fit.
+    Raises UsageError for another reduction than "mean", "sum" and "none", for an `ignore_index` that is no whole number
+    or that float32 does not hold exactly, for a `label_smoothing` outside of 0 to 1, and for tensors that do not fit.
     """
     if reduction not in REDUCTIONS:
         raise UsageError("unknown reduction", received=str(reduction), hint=did_you_mean(str(reduction), REDUCTIONS))
-    losses = _loss_of_rows(input, target, float(ignore_index), label_smoothing, z_loss, opaque=opaque)
+    ignored, smoothing = ignore_index_of(ignore_index), label_smoothing_of(label_smoothing)
+    losses = _loss_of_rows(input, target, float(ignored), smoothing, z_loss, opaque=opaque)
     if _has_values(target):
-        _check_labels(target, input.shape[-1], ignore_index)
+        _check_labels(target, input.shape[-1], ignored)
     if reduction == "none":
         return losses
     total = losses.sum()
     if reduction == "sum":
         return total
-    count = (target != ignore_index).sum()
+    count = (target != ignored).sum()
     # Behind the division by 0 stands an infinite gradient, which no factor of 0 takes away: it ends here.
     return total.masked_fill(count == 0, 0.0) / count
 

@@ -155,6 +155,7 @@ def _model(
 ) -> _Model:
     return _Model(
         problem=problem,
+        has_reference=has_reference(problem.spec, problem.direction),
         inputs=inputs,
         start=start,
         open_walk=walk_opener(problem, inputs.buffers, formulas),
@@ -261,6 +262,7 @@ class _Model:
     """What is right, and how exactly: reference values and bounds, block by block."""
 
     problem: Problem
+    has_reference: bool
     inputs: Inputs
     start: Mapping[str, Any]
     open_walk: OpenWalk
@@ -385,7 +387,7 @@ class _Model:
 
     def _reference(self, values: dict[str, Array]) -> dict[str, Array]:
         spec, direction = self.problem.spec, self.problem.direction
-        if not has_reference(spec.name, direction):
+        if not self.has_reference:
             return {}
         return reference(spec.name, direction, values, self.inputs.scalars)
 

@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 
 from normgen.errors import UsageError, did_you_mean
+from normgen.spec.reader import is_built_in
+from normgen.spec.spec import Spec
 from normgen.verify.interpret import Array
 
 Tensors = Mapping[str, Array]
@@ -48,9 +50,14 @@ def reference(op: str, direction: str, inputs: Mapping[str, Any], scalars: Scala
         return found(tensors, scalars or {})
 
 
-def has_reference(op: str, direction: str) -> bool:
-    """Whether `op` has a hand-written reference in that direction."""
-    return (op, str(direction)) in REFERENCES
+def has_reference(spec: Spec, direction: str) -> bool:
+    """Whether a spec has a hand-written reference in that direction: a built-in one, not another of its name."""
+    return (spec.name, str(direction)) in REFERENCES and is_built_in(spec)
+
+
+def backward_formulas(spec: Spec) -> tuple[tuple[str, str], ...] | None:
+    """The gradients of a built-in spec as formula texts; None where there are none, or it is another of its name."""
+    return BACKWARD_FORMULAS[spec.name] if spec.name in BACKWARD_FORMULAS and is_built_in(spec) else None
 
 
 def _scaled(value: Array, tensors: Tensors) -> Array:

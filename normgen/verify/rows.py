@@ -506,7 +506,7 @@ def _forward_values(pen: Pen, made: dict[str, Buffer]) -> dict[str, Array]:
             continue
         shape = tensor.kind.broadcast_shape(problem.sizes)
         inputs[tensor.name] = of_rows(value, use, problem, rows).reshape(shape)
-    if has_reference(spec.name, Direction.FORWARD):
+    if has_reference(spec, Direction.FORWARD):
         numbers = drawn(spec, seeds_of(spec, inputs), np.arange(problem.rows), problem.cols)
         return reference(spec.name, Direction.FORWARD, {**inputs, **numbers}, scalars)
     return interpret(spec, inputs, scalars)

@@ -12,7 +12,7 @@ from normgen.verify.derivative_proof import proven_program
 from normgen.verify.error_model import Float32Error
 from normgen.verify.interpret import Evaluation, formula_table, spec_formulas
 from normgen.verify.program_walk import ProgramWalk, Walk
-from normgen.verify.reference import BACKWARD_FORMULAS
+from normgen.verify.reference import backward_formulas
 
 Formulas = Iterable[Formula | tuple[str, str]]
 OpenWalk = Callable[[Float32Error, dict[str, Bounded]], Walk[Bounded]]
@@ -28,7 +28,7 @@ def walk_opener(problem: Problem, given: Collection[str], formulas: Formulas | N
     """
     spec = problem.spec
     is_backward = problem.direction is Direction.BACKWARD
-    said = BACKWARD_FORMULAS.get(spec.name) if is_backward and formulas is None else formulas
+    said = backward_formulas(spec) if is_backward and formulas is None else formulas
     if is_backward and said is None:
         program = proven_program(problem)
         return lambda arithmetic, known: ProgramWalk(arithmetic, program, known)
@@ -47,4 +47,4 @@ def prove_derivative(problem: Problem) -> None:
 
 def is_derived(problem: Problem) -> bool:
     """Whether the derived program says what is right: backward, and no built-in spec."""
-    return problem.direction is Direction.BACKWARD and problem.spec.name not in BACKWARD_FORMULAS
+    return problem.direction is Direction.BACKWARD and backward_formulas(problem.spec) is None

@@ -73,7 +73,9 @@ def record(
         default_us=1.5 * us if measured else None,
         bytes=found.compulsory_bytes,
         error={t.name: 0.25 for t in found.tensors if t.is_written},
-        verified=replace(GPU_CHECK if measured else CPU_CHECK, text=now if text not in ("", now) else ""),
+        verified=replace(
+            GPU_CHECK if measured else CPU_CHECK, cols=(found.cols,), text=now if text not in ("", now) else ""
+        ),
         device=H200.as_dict(),
         versions={"normgen": "0.1.0", "nvrtc": "13.0"},
         command=f"normgen tune --shape {shape}",

@@ -15,16 +15,17 @@ from normgen.cli import main as cli
 from normgen.cpu import find_compiler
 from normgen.errors import UsageError, VerificationError
 from normgen.export import Form, Header, differences, export_folder, export_record, headers_of, proof
-from normgen.export.proof import device_of, proven
+from normgen.export.proof import proven
 from normgen.export.t4 import t4_results
 from normgen.measure import cpu_check
 from normgen.pipeline import emit
 from normgen.records.compare import compare_files
+from normgen.records.questions import device_of
 from normgen.records.record import Outcome, Record, parse_line
 from normgen.records.winners import adopt, kept, lookup, read, shipped_folder
 from normgen.spec.reader import load
 
-from .cases import H200, record
+from .cases import GPU_CHECK, H200, record
 
 needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler for the CPU executor")
 GOOD = record(shape="64x768")
@@ -39,6 +40,7 @@ REFUSED: dict[str, tuple[Callable[[Record], Record], str]] = {
         lambda r: replace(r, problem=replace(r.problem, rows=4096)),
         "its figures are another question's: it moved",
     ),
+    "other bytes": (lambda r: replace(r, bytes=2 * r.bytes), "its figures are another question's: it moved"),
     "beyond its bound": (lambda r: replace(r, error=r.error | {"y": 500.0}), "beyond its bound: y 500 of it"),
     "not finite": (lambda r: replace(r, error=r.error | {"mean": None}), "beyond its bound: mean not finite"),
     "unknown tensors": (
@@ -51,6 +53,7 @@ OLDER: dict[str, Callable[[Record], Record]] = {
     "no text": lambda r: replace(r, text=""),
     "another text": lambda r: replace(r, text="0123456789abcdef"),
     "not compared": lambda r: replace(r, verified=None),
+    "compared where any value passes": lambda r: replace(r, verified=replace(GPU_CHECK, cols=(96,), unbounded=1.0)),
     "a tensor not compared": lambda r: replace(r, error={"y": 0.5}),
     "another text of a built-in spec": lambda r: replace(r, problem=replace(r.problem, spec_sha256="0" * 64)),
 }
@@ -199,7 +202,7 @@ def test_every_record_that_ships_leaves_as_it_stands() -> None:
     assert all(proven(one, load(one.problem.op), tell=pytest.fail) is one for one in records)
 
 
-@pytest.mark.parametrize("name", ["illegal", "beyond its bound", "not finite"])
+@pytest.mark.parametrize("name", ["illegal", "other bytes", "beyond its bound", "not finite"])
 def test_no_handle_takes_such_a_record(name: str, tmp_path: Path) -> None:
     lying = parse_line(REFUSED[name][0](replace(BAD, created="2027")).line())
     (tmp_path / "h200.jsonl").write_text(lying.line())
@@ -207,8 +210,11 @@ def test_no_handle_takes_such_a_record(name: str, tmp_path: Path) -> None:
     found = lookup(problem, H200, folders=[tmp_path])
     assert found.schedule is None
     assert found.reason.startswith("the record of this problem is of no use: ")
+    near = lookup(problem.with_rows(16), H200, folders=[tmp_path])
+    assert near.schedule is None
     (tmp_path / "h200.jsonl").write_text(lying.line() + BAD.line())
     assert lookup(problem, H200, folders=[tmp_path]).record == parse_line(BAD.line())
+    assert lookup(problem.with_rows(16), H200, folders=[tmp_path]).record == parse_line(BAD.line())
 
 
 def test_a_record_beyond_its_bound_is_no_winner(tmp_path: Path) -> None:

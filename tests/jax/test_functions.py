@@ -226,6 +226,23 @@ def test_cross_entropy_is_that_of_float64(reduction: str) -> None:
     np.testing.assert_allclose(got, in_float64(jax.grad(lambda x: (plain(x) ** 2).sum()), x), rtol=1e-3, atol=1e-4)
 
 
+NO_INDICES = (2**24 + 1, 2**31 - 1, 2**63, "x", None, 1.5, float("nan"), True)
+NO_SHARES = (-0.1, 1.5, float("nan"), "x", None, True)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [*(("ignore_index", value) for value in NO_INDICES), *(("label_smoothing", value) for value in NO_SHARES)],
+)
+def test_what_is_said_of_labels_is_refused_by_name_where_it_is_no_such_number(name: str, value: object) -> None:
+    x, label = jnp.zeros((2, 9)), jnp.array([0, 8])
+    with pytest.raises(UsageError, match=f"{name} is a (whole )?number") as raised:
+        nj.cross_entropy(x, label, **{name: value})
+    assert raised.value.received == repr(value)
+    with pytest.raises(UsageError, match=f"'{name}' is a number of Python"):
+        jax.jit(lambda value: nj.cross_entropy(x, label, **{name: value}))(1)
+
+
 @pytest.mark.parametrize("dtype", [np.int32, np.int64])
 @pytest.mark.parametrize("is_jitted", [False, True])
 @pytest.mark.usefixtures("device")

@@ -17,7 +17,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from normgen.errors import NormgenError
+from normgen.errors import NormgenError, UsageError
 from normgen.python import handle, kernels, repeat
 from normgen.python.handle import Kernel
 from normgen.schedule.schedule import Schedule
@@ -148,6 +148,15 @@ def test_scalars_are_those_of_the_call(norm: Kernel) -> None:
         normed = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + eps)
         np.testing.assert_allclose(y, normed * arrays["weight"].values + arrays["bias"].values, atol=2e-5)
     check(alone(norm, **arrays), arrays)
+
+
+def test_a_scalar_that_float32_does_not_hold_is_refused_though_the_call_is_known(norm: Kernel) -> None:
+    arrays = given()
+    norm(**arrays)
+    for value in (1e39, -1e300, 10**300):
+        with pytest.raises(UsageError, match="the scalar 'eps' is a number that float32 holds"):
+            norm(**arrays, eps=value)
+    alone(norm, **arrays, eps=float("inf"))
 
 
 def test_other_rows_layouts_and_streams_are_other_calls(norm: Kernel, device: LauncherCpu) -> None:

@@ -233,6 +233,18 @@ def test_a_scalar_that_is_no_number_of_float32_is_refused_by_name(value: object)
         norm(x, eps=right)
 
 
+@pytest.mark.parametrize("value", [2**24 + 1, -(2**24) - 1, 16777217.0, 2**53 + 1, np.int64(2**31 - 1)], ids=repr)
+def test_a_scalar_that_labels_are_compared_with_is_not_rounded_to_another_label(value: object) -> None:
+    loss = normgen.kernel("cross_entropy", shape=(2, COLS), device="cpu", without=("lse",))
+    logits = np.zeros((2, COLS), np.float32)
+    with pytest.raises(UsageError, match="'ignore_index' is compared with whole numbers, and is one"):
+        loss(logits, np.array([2**24, 1]), ignore_index=value)
+    for right in (2**24, -100, 1.0, 2**31, 0.1):
+        found = loss(logits, np.array([int(right), 2]), ignore_index=right)
+        assert found[0] == pytest.approx(0 if right != 0.1 else np.log(COLS))
+    loss(logits, np.array([1, 2]), label_smoothing=16777217.0)  # no label is compared with it
+
+
 @pytest.mark.parametrize("taken", [pickle.dumps, copy.copy, copy.deepcopy])
 def test_a_handle_is_not_pickled_and_says_what_to_pass_on(taken: Callable[[object], object]) -> None:
     for shape in ((8, COLS), (-1, COLS)):

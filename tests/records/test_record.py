@@ -10,8 +10,9 @@ import pytest
 
 from normgen.device import TARGETS
 from normgen.records.record import Outcome, ProblemKey, Record, is_better, parse_line
-from normgen.records.statistics import Times
+from normgen.records.statistics import Price, Times
 from normgen.schedule.schedule import Schedule
+from tests.export.cases import GPU_CHECK
 from tests.measure.simulated import problem
 
 RESOURCES = {
@@ -184,3 +185,46 @@ def test_the_slot_ignores_the_spec_text() -> None:
     key = ProblemKey.of(problem())
     assert dataclasses.replace(key, spec_sha256="x").slot() == key.slot()
     assert key.slot() != ProblemKey.of(problem(rows=1)).slot()
+
+
+CHAIN = Times(n=40, median=10.0, p05=9.9, p95=10.1, low=9.95, high=10.05)
+PRICED = {"chain_us": CHAIN, "price_us": Price(median=4.0, low=3.9, high=4.1), "verified": GPU_CHECK}
+AT_ODDS: dict[str, tuple[dict[str, Any], str]] = {
+    "cols of another problem": (
+        {"verified": dataclasses.replace(GPU_CHECK, cols=(7,))},
+        r"verified.cols must have the cols of the problem, 768: \[7\]",
+    ),
+    "a price below 0": ({"price_us": Price(median=-5.0, low=-6.0, high=-4.0)}, "price_us.median must be"),
+    "a price above T": ({"price_us": Price(median=15.0, low=14.9, high=15.1)}, "price_us.median must be"),
+    "a kernel that takes time away": (
+        {
+            "chain_us": Times(n=40, median=20.0, p05=19.9, p95=20.1, low=19.95, high=20.05),
+            "price_us": Price(median=-6.0, low=-6.1, high=-5.9),
+        },
+        "price_us must not be below 0",
+    ),
+    "an H200 of another architecture": (
+        {"device": TARGETS["h200"].as_dict() | {"arch": 100}},
+        "device.arch of an NVIDIA H200 must be 90: 100",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", AT_ODDS)
+def test_a_record_that_contradicts_itself_is_no_record(name: str) -> None:
+    assert parse_line(record(**PRICED).line()) == record(**PRICED)
+    changes, why = AT_ODDS[name]
+    with pytest.raises(ValueError, match=why):
+        parse_line(record(**(PRICED | changes)).line())
+
+
+def test_a_price_of_a_tiny_kernel_may_be_noise_around_0() -> None:
+    chain = dataclasses.replace(CHAIN, median=14.0, p05=13.8, p95=14.2, low=13.9, high=14.1)
+    priced = record(chain_us=chain, price_us=Price(median=-0.02, low=-0.1, high=0.06))
+    assert parse_line(priced.line()) == priced
+    assert priced.cost_us is None
+
+
+def test_a_gpu_that_nobody_knows_has_the_architecture_that_it_names() -> None:
+    other = record(device=TARGETS["h200"].as_dict() | {"name": "NVIDIA X1", "arch": 103})
+    assert parse_line(other.line()) == other

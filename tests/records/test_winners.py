@@ -92,8 +92,9 @@ def test_damaged_winners_move_aside_and_the_rest_stays(tmp_path: Path) -> None:
 
 def test_lookup_prefers_the_exact_problem_then_the_nearest_rows(tmp_path: Path) -> None:
     for rows, us in ((1024, 3.0), (8192, 14.0), (65536, 110.0)):
-        schedule = default_schedule(problem(rows=rows), H200)
-        adopt(record(us=us, problem=ProblemKey.of(problem(rows=rows)), schedule=schedule), tmp_path, H200)
+        size = problem(rows=rows)
+        found = {"problem": ProblemKey.of(size), "bytes": size.compulsory_bytes}
+        adopt(record(us=us, schedule=default_schedule(size, H200), **found), tmp_path, H200)
     exact = lookup(problem(), H200, folders=[tmp_path])
     assert exact.exact
     assert exact.record is not None
@@ -238,7 +239,8 @@ def test_what_another_gpu_ran_is_served_where_it_is_legal_and_what_was_predicted
 def test_a_neighbour_of_another_gpu_is_named_and_comes_after_one_of_this_gpu_as_near(tmp_path: Path) -> None:
     def near(rows: int, **changes: Any) -> Record:
         size = problem(rows=rows)
-        return record(problem=ProblemKey.of(size), schedule=default_schedule(size, H100), **changes)
+        found = {"problem": ProblemKey.of(size), "bytes": size.compulsory_bytes}
+        return record(schedule=default_schedule(size, H100), **(found | changes))
 
     adopt(near(4096), tmp_path, H200)
     assert lookup(problem(rows=5000), H100, folders=[tmp_path]).reason == (

@@ -103,6 +103,31 @@ def test_a_label_that_is_no_column_is_an_index_error_on_the_cpu_as_torchs(
     assert ng.cross_entropy(x, target, ignore_index=label, reduction="none")[0, 1] == 0
 
 
+NO_INDICES = (2**24 + 1, 2**31 - 1, 2**63, "x", None, 1.5, float("nan"), True)
+NO_SHARES = (-0.1, 1.5, float("nan"), "x", None, True)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [*(("ignore_index", value) for value in NO_INDICES), *(("label_smoothing", value) for value in NO_SHARES)],
+)
+def test_what_is_said_of_labels_is_refused_by_name_where_it_is_no_such_number(name: str, value: object) -> None:
+    x, target = torch.randn(2, 9), torch.tensor([0, 8])
+    with pytest.raises(UsageError, match=f"{name} is a (whole )?number") as raised:
+        ng.cross_entropy(x, target, **{name: value})
+    assert raised.value.received == repr(value)
+
+
+@pytest.mark.parametrize(
+    "options", [{"ignore_index": v} for v in (2**31, -(2**63), 2**24, np.int64(1))] + [{"label_smoothing": 1}]
+)
+def test_what_is_said_of_labels_is_taken_as_torchs(options: dict[str, object]) -> None:
+    x, target = torch.randn(2, 9), torch.tensor([0, 1])
+    torch.testing.assert_close(
+        ng.cross_entropy(x, target, **options), torch.nn.functional.cross_entropy(x, target, **options)
+    )
+
+
 def run(way: str, call: object) -> object:
     """The function itself, or as a compiled program that calls the kernel, or the formulas."""
     if way == "eager":

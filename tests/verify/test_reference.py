@@ -8,8 +8,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from normgen.errors import UsageError
-from normgen.verify import finite_difference_check, has_reference, reference
-from tests.verify.made import BUILT_IN
+from normgen.program.source import problem_for
+from normgen.spec.reader import load, parse
+from normgen.verify import (
+    check,
+    finite_difference_check,
+    has_reference,
+    interpret,
+    make_inputs,
+    make_outputs,
+    reference,
+)
+from normgen.verify.sources import is_derived
+from tests.verify.made import BUILT_IN, ROW_SUM
 
 SHAPES = st.tuples(st.integers(1, 5), st.integers(2, 40), st.integers(0, 2**31))
 
@@ -120,5 +131,34 @@ def test_non_finite_rows_follow_ieee() -> None:
 def test_an_operation_without_a_reference_is_refused_with_a_hint() -> None:
     with pytest.raises(UsageError, match="did you mean 'layernorm forward'"):
         reference("layernrm", "forward", {})
-    assert all(has_reference(op.name, "forward") for op in BUILT_IN)
-    assert not has_reference("row_sum", "backward")
+    assert all(has_reference(op, "forward") for op in BUILT_IN)
+    assert not has_reference(ROW_SUM, "backward")
+
+
+OWN = {
+    "rmsnorm": (
+        'x = "input"\nweight = "parameter"\ny = "output"\n[formulas]\n'
+        'y = "x * rsqrt(mean(x**2) + 1e-2) * (1 + weight)"\n'
+    ),
+    "softmax": 'logits = "input"\nshares = "output"\n[formulas]\nshares = "exp(logits) / (1 + sum(exp(logits)))"\n',
+    "log_softmax": 'x = "input"\ny = "output"\n[formulas]\ny = "x - log(1 + sum(exp(x)))"\n',
+}
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_another_spec_with_the_name_of_a_built_in_one_is_judged_by_its_own_formulas(name: str) -> None:
+    own = parse(f'name = "{name}"\n[tensors]\n{OWN[name]}')
+    problem = problem_for(own, shape="8x96")
+    inputs, outputs = make_inputs(problem, families=("normal",)), make_outputs(problem)
+    for tensor, want in interpret(own, inputs.arrays, {}).items():
+        if tensor in outputs.arrays:
+            outputs.arrays[tensor][...] = want
+    assert check(problem, inputs, outputs).ok
+    outputs.arrays[own.outputs[0].name][0, 0] += 1.0
+    assert not check(problem, inputs, outputs).ok
+    assert not has_reference(own, "forward")
+    backward = problem_for(own, shape="8x96", direction="backward")
+    make_inputs(backward, families=("normal",))  # of what the forward saves
+    assert is_derived(backward)
+    assert has_reference(load(name), "forward")
+    assert not is_derived(problem_for(load(name), shape="8x96", direction="backward"))

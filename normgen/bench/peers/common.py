@@ -12,6 +12,7 @@ from normgen.bench.peers import Call, Tensors
 from normgen.errors import NotOfferedError
 from normgen.problem.problem import Problem
 from normgen.problem.scales import ScaleLayout
+from normgen.spec.reader import is_built_in
 
 Function = Callable[[Tensors], Tensors]
 
@@ -27,11 +28,16 @@ def versions_of(*packages: str) -> dict[str, str]:
     return found
 
 
+def operation(problem: Problem) -> tuple[str, str]:
+    """(built-in spec, direction), by which libraries' functions are known; "" for a spec that only has such a name."""
+    return problem.spec.name if is_built_in(problem.spec) else "", problem.direction.value
+
+
 def pick(functions: Mapping[tuple[str, str], Any], problem: Problem) -> Any:
     """The entry for the problem's operation and direction. Raises NotOfferedError if there is none."""
-    key = (problem.spec.name, problem.direction.value)
+    key = operation(problem)
     if key not in functions:
-        raise NotOfferedError(f"no {key[0]} {key[1]}")
+        raise NotOfferedError(f"no {problem.spec.name} {problem.direction.value}")
     return functions[key]
 
 

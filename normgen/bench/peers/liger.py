@@ -19,7 +19,7 @@ from liger_kernel.ops.rms_norm import rms_norm_backward, rms_norm_forward
 from liger_kernel.ops.utils import calculate_settings
 
 from normgen.bench.peers import Call, Options, Tensors
-from normgen.bench.peers.common import Function, on_sets, pick, require, scalar, versions_of
+from normgen.bench.peers.common import Function, on_sets, operation, pick, require, scalar, versions_of
 from normgen.errors import NotOfferedError
 from normgen.problem.problem import Problem
 
@@ -31,7 +31,7 @@ def versions() -> dict[str, str]:
 
 
 def prepare(problem: Problem, sets: Sequence[Tensors], options: Options) -> Call:  # noqa: ARG001
-    if (problem.spec.name, problem.direction.value) == ("cross_entropy_grad", "forward"):
+    if operation(problem) == ("cross_entropy_grad", "forward"):
         return _cross_entropy_grad(problem, sets)
     return on_sets(pick(_FUNCTIONS, problem)(problem), sets)
 

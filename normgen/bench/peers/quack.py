@@ -10,7 +10,7 @@ from quack.rmsnorm import layernorm_bwd, layernorm_fwd, rmsnorm_bwd, rmsnorm_fwd
 from quack.softmax import softmax_bwd, softmax_fwd
 
 from normgen.bench.peers import Call, Options, Tensors
-from normgen.bench.peers.common import Function, on_sets, pick, require, require_layout, scalar, versions_of
+from normgen.bench.peers.common import Function, on_sets, operation, pick, require, require_layout, scalar, versions_of
 from normgen.errors import NotOfferedError
 from normgen.problem.problem import Problem
 
@@ -24,7 +24,7 @@ def versions() -> dict[str, str]:
 
 def prepare(problem: Problem, sets: Sequence[Tensors], options: Options) -> Call:  # noqa: ARG001
     function = pick(_FUNCTIONS, problem)(problem)
-    if (problem.spec.name, problem.direction) == ("layernorm", "forward"):
+    if operation(problem) == ("layernorm", "forward"):
         sets = [{name: t.float() if name in ("weight", "bias") else t for name, t in s.items()} for s in sets]
     return on_sets(function, sets)
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from normgen.bench.peers import Call, Options, Tensors, torch_eager, torch_fused
-from normgen.bench.peers.common import Function, column, laid_out, versions_of
+from normgen.bench.peers.common import Function, column, laid_out, operation, versions_of
 from normgen.errors import NotOfferedError
 from normgen.problem.problem import Problem
 from normgen.program.source import written_program
@@ -26,7 +26,7 @@ def versions() -> dict[str, str]:
 
 
 def prepare(problem: Problem, sets: Sequence[Tensors], options: Options) -> Call:
-    run = laid_out(problem, FUNCTIONS.get((problem.spec.name, problem.direction.value), function_of)(problem))
+    run = laid_out(problem, FUNCTIONS.get(operation(problem), function_of)(problem))
     names = list(sets[0])
 
     def flat(*tensors: Any) -> Tensors:

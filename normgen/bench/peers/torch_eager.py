@@ -7,7 +7,17 @@ from collections.abc import Callable, Sequence
 import torch
 
 from normgen.bench.peers import Call, Options, Tensors, torch_fused
-from normgen.bench.peers.common import Function, by_autograd, column, laid_out, on_sets, pick, scalar, versions_of
+from normgen.bench.peers.common import (
+    Function,
+    by_autograd,
+    column,
+    laid_out,
+    on_sets,
+    operation,
+    pick,
+    scalar,
+    versions_of,
+)
 from normgen.problem.problem import Problem
 
 aten = torch.ops.aten
@@ -18,8 +28,7 @@ def versions() -> dict[str, str]:
 
 
 def prepare(problem: Problem, sets: Sequence[Tensors], options: Options) -> Call:  # noqa: ARG001
-    key = (problem.spec.name, problem.direction.value)
-    if key == ("rmsnorm", "backward") and not hasattr(aten, "_fused_rms_norm_backward"):  # torch < 2.9
+    if operation(problem) == ("rmsnorm", "backward") and not hasattr(aten, "_fused_rms_norm_backward"):  # torch < 2.9
         return by_autograd(_rms_norm(problem), problem, sets)
     return on_sets(laid_out(problem, pick(FUNCTIONS, problem)(problem)), sets)
 

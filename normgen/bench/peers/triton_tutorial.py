@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from flash_attn.ops.triton.layer_norm import layer_norm_fn
 
 from normgen.bench.peers import Call, Options, Tensors
-from normgen.bench.peers.common import by_autograd, on_sets, require, scalar, versions_of
+from normgen.bench.peers.common import by_autograd, on_sets, operation, require, scalar, versions_of
 from normgen.errors import NotOfferedError
 from normgen.problem.problem import Problem
 from normgen.problem.question import Direction
@@ -18,10 +18,11 @@ def versions() -> dict[str, str]:
 
 
 def prepare(problem: Problem, sets: Sequence[Tensors], options: Options) -> Call:  # noqa: ARG001
-    if problem.spec.name not in ("layernorm", "rmsnorm"):
+    name, _ = operation(problem)
+    if name not in ("layernorm", "rmsnorm"):
         raise NotOfferedError(f"no {problem.spec.name} {problem.direction.value}")
     require(problem, "weight")
-    eps, is_rms = scalar(problem, "eps"), problem.spec.name == "rmsnorm"
+    eps, is_rms = scalar(problem, "eps"), name == "rmsnorm"
     if "dbias" in problem.present:  # the backward problem reads no bias, and its value changes no gradient
         sets = [{**tensors, "bias": tensors["weight"].clone()} for tensors in sets]
 
