@@ -69,9 +69,6 @@ class Tape:
     def call(self, name: str, *args: int) -> int:
         return self.noted(lambda do, v: do.call(name, *[v[a] for a in args]), *args)
 
-    def named(self, a: int) -> int:
-        return a
-
     def cast(self, a: int, dtype: DType) -> int:
         return self.noted(lambda do, v: do.cast(v[a], dtype), a)
 
