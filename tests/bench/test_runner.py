@@ -82,6 +82,7 @@ def record(schedule: Schedule, us: float, place: Place = DEFAULT_PLACE) -> Recor
         outcome=Outcome.OK,
         measured=True,
         times_us=summarise([us] * 8),
+        bytes=suite().entries[0].problem.compulsory_bytes,
         device=H200.as_dict(),
     )
 
