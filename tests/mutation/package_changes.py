@@ -890,7 +890,7 @@ CHANGES: tuple[Change, ...] = (
         TILES,
         ("return self.along == self.k", "return self.along != self.k"),
         ('line, column = (i, "k") if self.scatters', 'line, column = (i, "k") if not self.scatters'),
-        ('{self.axis: f"{self.index}0 + {self.index}", self.k: k0}', "{self.axis: self.index, self.k: k0}"),
+        ('{self.axis: f"{self.index}0 + {self.index}", self.k: "k0 + k"}', '{self.axis: self.index, self.k: "k0 + k"}'),
         ("zero = vanishes(slot, self.side, self.k) or not inside", "zero = True"),
         ("if is_neutral(reduce, self.side, self.k) or not inside else", "if True else"),
         ("return not (factors and all(", "return not (factors or all("),
@@ -898,7 +898,7 @@ CHANGES: tuple[Change, ...] = (
         ('beyond = f"filled<{self.access.ctype(load.tensor)}, {width}>(0.0f)"', "beyond = read"),
         ('"kTileK / kVector" if self.scatters else "kTileK"', '"kTileK / kVector"'),
         ('f"[kSteps{self.letter}]" + ("" if self.scatters', 'f"[kSteps{self.letter}]" + ("" if True'),
-        ('line = "(stage * kTileK + k)" if', 'line = "k" if'),
+        ('line = f"stage * kTileK + {k}" if', 'line = f"{k}" if'),
     ),
     *changes(
         "codegen/tiles/kernel.py",

@@ -8,7 +8,7 @@ from normgen.codegen.access import Tensors
 from normgen.codegen.module import Source
 from normgen.codegen.reductions import CONSTANTS
 from normgen.program.functions import COL, ROW
-from normgen.program.ir import COLS, INNER, Load
+from normgen.program.ir import COLS, INNER
 from normgen.schedule.tiles.plan import TilePlan
 
 FIXED = {"cols": "kCols", "inner": "kInner"}  # constants of sizes that are known when the text is compiled
@@ -63,10 +63,6 @@ class TileAccess(Tensors):
     def scalars(self) -> dict[str, str]:
         """Numbers that a tensor holds one of."""
         return {load.name: f"{load.name}_value" for load in self.plan.program.loads if not load.kind.axes}
-
-    def is_vector(self, load: Load, along: str) -> bool:
-        """Whether the elements of a vector along an axis lie side by side, each with a value of its own."""
-        return along in self.problem.tensor(load.tensor).axes
 
 
 def both(*tests: str) -> str:

@@ -40,20 +40,13 @@ class Epilogue:
         epilogue = self.plan.cut.epilogue
         lines = [s for s in epilogue if self.n not in self._axes_of(s) and self._axes_of(s)]
         elements = [s for s in epilogue if self.n in self._axes_of(s)]
-        vectors = [
-            Let("const int n", "n0 + own_n(j)"),
-            *when(self.access.inside({self.n: "n"}), *self._vector(elements)),
-        ]
-        line = [
-            *self._line(lines),
-            For(f"for (int j = 0; j < kThreadN; j += {WIDTH})", tuple(vectors), UNROLL),
-        ]
-        body = [
-            Let("const int m", "m0 + own_m(i)"),
-            *when(self.access.inside({self.m: "m"}), *line),
-        ]
-        nest = loop("i", "kThreadM", body, unroll=UNROLL)
-        return [*self._scalars(epilogue), nest]
+        vectors = (Let("const int n", "n0 + own_n(j)"), *self._within("n", self.n, self._vector(elements)))
+        over_n = For(f"for (int j = 0; j < kThreadN; j += {WIDTH})", vectors, UNROLL)
+        body = (Let("const int m", "m0 + own_m(i)"), *self._within("m", self.m, [*self._line(lines), over_n]))
+        return [*self._scalars(epilogue), loop("i", "kThreadM", body, unroll=UNROLL)]
+
+    def _within(self, index: str, axis: str, body: list[Statement]) -> tuple[Statement, ...]:
+        return when(self.access.inside({axis: index}), *body)
 
     def _axes_of(self, step: Load | Map | Store) -> set[str]:
         return self.axes[step.value if isinstance(step, Store) else step.name]
@@ -70,20 +63,19 @@ class Epilogue:
         """Values of a line of the tile; those that are stored, by the block and the thread that come first in it."""
         found: list[Statement] = []
         for step in steps:
-            match step:
-                case Load(name=name):
-                    read = f"element({self.access.read(step.tensor, self.at, '1')}, 0)"
-                    found.append(Let(f"const float {name}_m", read))
-                case Map(name=name, expr=expr):
-                    found.append(Let(f"const float {name}_m", Printer(self.names).text(expr)))
-                case Store():
-                    found += when("n0 == 0 && tn == 0", *self._write_one(step))  # others have the same value
+            if isinstance(step, Store):
+                found += when("n0 == 0 && tn == 0", *self._write_one(step))  # others have the same value
+                continue
+            value = self._read_one(step.tensor) if isinstance(step, Load) else Printer(self.names).text(step.expr)
+            found.append(Let(f"const float {step.name}_m", value))
         return found
+
+    def _read_one(self, tensor: str) -> str:
+        return f"element({self.access.read(tensor, self.at, '1')}, 0)"
 
     def _write_one(self, store: Store) -> tuple[Statement, ...]:
         address, value = self.access.address(store.tensor, self.at), self.names[store.value]
-        if store.accumulate:
-            value = f"element({self.access.read(store.tensor, self.at, '1')}, 0) + {value}"
+        value = f"{self._read_one(store.tensor)} + {value}" if store.accumulate else value
         write: Statement = Do(f"write_row_value({address}, {value})")
         if self.plan.problem.tensor(store.tensor).nullable:
             write = If(f"{store.tensor} != nullptr", (write,), alone=True)

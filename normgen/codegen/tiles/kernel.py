@@ -29,6 +29,7 @@ from normgen.codegen.tiles.side import UNROLL, SideText
 from normgen.schedule.tiles.plan import PAD, PIECE, TilePlan
 
 SYNC = "__syncthreads()"
+NEXT_STAGE = Do("stage = stage + 1 < kStages ? stage + 1 : 0")
 
 
 class TileKernel:
@@ -130,11 +131,8 @@ class TileKernel:
 
     def sums(self) -> list[Statement]:
         found: list[Statement] = [Do(f"float {r.names[0]}_sum[kThreadM][kThreadN] = {{}}") for r in self.plan.cut.sums]
-        if self.plan.in_shared:
-            return [*found, *(s for side in self.sides for s in side.start_riding())]
         for side in self.sides:
-            for reduce in side.side.riding:
-                found += side.totals(reduce)
+            found += side.start_riding() if self.plan.in_shared else side.start_totals()
         return found
 
     def multiply(self) -> list[Statement]:
@@ -183,13 +181,10 @@ class TileKernel:
             Do(SYNC, "the slots of this stage are filled, and nobody reads those of the next one"),
             ahead,
             Do("multiply(stage)"),
-            *self.next_stage(),
+            NEXT_STAGE,
             If(more, (Do("deposit(stage)"),), alone=True),
         ]
         return [Do("fetch(0)"), Do("deposit(0)"), Do("int stage = 0"), self.over_k(body)]
-
-    def next_stage(self) -> list[Statement]:
-        return [Do("stage = stage + 1 < kStages ? stage + 1 : 0")]
 
     def past_registers(self) -> list[Statement]:
         """kStages - 1 tiles are on their way while one is multiplied."""
@@ -218,7 +213,7 @@ class TileKernel:
             Do("cp_async_commit()", "of nothing, too: groups are counted"),
             *ride,
             Do("multiply(stage)"),
-            *self.next_stage(),
+            NEXT_STAGE,
         ]
         return [loop("ahead", "kStages - 1", first), Do("int stage = 0"), self.over_k(body)]
 

@@ -15,7 +15,7 @@ from normgen.codegen.printer import Printer
 from normgen.codegen.reductions import single_combine, single_identity, single_step
 from normgen.codegen.statements import Do, If, Let, Statement, constant, loop, when
 from normgen.codegen.tiles.access import TileAccess, both
-from normgen.program.ir import Load, Reduce
+from normgen.program.ir import Load
 from normgen.schedule.tiles.plan import Side, is_neutral, vanishes
 
 UNROLL = "#pragma unroll"
@@ -65,26 +65,30 @@ class SideText:
         """Whether a step has a vector."""
         return f"kVectors{self.letter} % kThreads == 0 || vector < kVectors{self.letter}"
 
-    def at(self, k0: str = "k0 + k") -> dict[str, str]:
+    @property
+    def at(self) -> dict[str, str]:
         """The place of a vector in the tensors."""
-        return {self.axis: f"{self.index}0 + {self.index}", self.k: k0}
+        return {self.axis: f"{self.index}0 + {self.index}", self.k: "k0 + k"}
 
     def steps(self, body: Sequence[Statement]) -> Statement:
         return loop("step", f"kSteps{self.letter}", [*self.place(), *body], unroll=UNROLL)
 
-    def cell(self, slot: str, stage: str, element: str = "") -> str:
+    def line(self, k: str = "k") -> str:
+        """The number of the line of a k in the slots of all stages."""
+        line = f"stage * kTileK + {k}" if self.plan.schedule.stages > 1 else k
+        return line if line == "k" else f"({line})"
+
+    def cell(self, slot: str, element: str = "") -> str:
         """The cell of a slot for the first element of a vector, or for element `i`."""
-        k, x = "k", self.index
-        if element:
-            k, x = (f"k + {element}", x) if self.scatters else (k, f"{x} + {element}")
-        line = f"{stage} * kTileK + {k}" if stage else k
-        line = line if line == "k" else f"({line})"
-        return f"{slot}_tiles[{line} * kPitch{self.letter} + {x}]"
+        further = f" + {element}" if element else ""
+        k, x = (f"k{further}", self.index) if self.scatters else ("k", f"{self.index}{further}")
+        return f"{slot}_tiles[{self.line(k)} * kPitch{self.letter} + {x}]"
 
     # ---- values ------------------------------------------------------------------------------------------------
 
     def is_wide(self, load: Load) -> bool:
-        return self.access.is_vector(load, self.along)
+        """Whether the elements of a vector have a value each."""
+        return self.along in self.plan.tensor(load).axes
 
     def width(self, load: Load) -> str:
         return "kVector" if self.is_wide(load) else "1"
@@ -137,11 +141,11 @@ class SideText:
         return [*found, *([Do(f"bool inside_{self.index}{steps}")] if self.asks_inside else [])]
 
     def fetch(self) -> Statement:
-        inside = both(self.is_vector, *(self.access.inside({axis: at}) for axis, at in self.at().items()))
+        inside = both(self.is_vector, *(self.access.inside({axis: at}) for axis, at in self.at.items()))
         body: list[Statement] = [Let("const bool inside", inside)]
         for load in self.loads:
             width = self.width(load)
-            read = self.access.read(load.tensor, self.at(), width, hint=", Load")
+            read = self.access.read(load.tensor, self.at, width, hint=", Load")
             read = f"({read})" if " ? " in read else read
             beyond = f"filled<{self.access.ctype(load.tensor)}, {width}>(0.0f)"
             body.append(Do(f"{self.held(load)}[step] = inside ? {read} : {beyond}"))
@@ -153,13 +157,12 @@ class SideText:
         texts = {ld.name: f"element({self.held(ld)}[step], {'i' if self.is_wide(ld) else '0'})" for ld in self.loads}
         values, names = self.values(texts)
         inside = f"inside_{self.index}[step]"
-        stage = "stage" if self.plan.schedule.stages > 1 else ""
         elements = [*values, *self.ride(names, inside, self.own_index)]
         behind: list[Statement] = []
         for slot, name in self.slots.items():
-            target = self.cell(name, stage, "i") if self.scatters else f"{name}_values[i]"
+            target = self.cell(name, "i") if self.scatters else f"{name}_values[i]"
             elements.append(Do(f"{target} = {self.factor(slot, names, inside)}"))
-            behind.append(Do(f"write_floats(&{self.cell(name, stage)}, {name}_values)"))
+            behind.append(Do(f"write_floats(&{self.cell(name)}, {name}_values)"))
         behind = [] if self.scatters else behind
         arrays = [Do(f"float {name}_values[kVector]") for name in self.slots.values() if not self.scatters]
         body = (*arrays, loop("i", "kVector", elements, unroll=UNROLL), *behind)
@@ -169,28 +172,26 @@ class SideText:
 
     def copy(self) -> Statement:
         """The vectors set out for a slot; what lies beyond an edge is 0 at once."""
-        stage = "stage" if self.plan.schedule.stages > 1 else ""
         sent: list[Statement] = []
         beyond: list[Statement] = []
         for slot, name in self.slots.items():
-            source = self.access.address(slot.name, self.at())
+            source = self.access.address(slot.name, self.at)
             if self.scatters:
-                cell = self.cell(name, stage, "i")
+                cell = self.cell(name, "i")
                 sent.append(loop("i", "kVector", [Do(f"copy_async<1>(&{cell}, {source} + i)")], unroll=UNROLL))
                 beyond.append(loop("i", "kVector", [Do(f"{cell} = 0.0f")], unroll=UNROLL))
             else:
-                cell = self.cell(name, stage)
+                cell = self.cell(name)
                 sent.append(Do(f"copy_async<kVector>(&{cell}, {source})"))
                 beyond.append(Do(f"write(&{cell}, filled<float, kVector>(0.0f))"))
-        inside = If(self.access.inside(self.at()), tuple(sent), otherwise=tuple(beyond))
+        inside = If(self.access.inside(self.at), tuple(sent), otherwise=tuple(beyond))
         return self.steps([If(self.is_vector, (inside,))])
 
     def ride_behind(self) -> list[Statement]:
         """A thread reduces what it has copied itself, when that has arrived."""
         if not self.side.riding:
             return []
-        stage = "stage" if self.plan.schedule.stages > 1 else ""
-        values, names = self.values({slot.name: self.cell(name, stage, "i") for slot, name in self.slots.items()})
+        values, names = self.values({slot.name: self.cell(name, "i") for slot, name in self.slots.items()})
         inside = self.access.inside({self.k: "k0 + k"})
         body = [*values, *self.ride(names, inside, self.own_index)]
         return [self.steps([If(self.is_vector, (loop("i", "kVector", body, unroll=UNROLL),))])]
@@ -207,11 +208,14 @@ class SideText:
         """The threads that reduce parts of one element of the side's axis."""
         return "kTileK / kVector" if self.scatters else "kTileK"
 
-    def totals(self, reduce: Reduce) -> list[Statement]:
-        """A thread's elements of a reduction, of nothing so far."""
-        name, bound = f"{reduce.names[0]}_all", f"kThread{self.letter}"
-        start = Do(f"{name}[i] = {single_identity(reduce)}")
-        return [Do(f"float {name}[{bound}]"), loop("i", bound, [start], unroll=UNROLL)]
+    def start_totals(self) -> list[Statement]:
+        """A thread's elements of the reductions, of nothing so far."""
+        found: list[Statement] = []
+        for reduce in self.side.riding:
+            name, bound = f"{reduce.names[0]}_all", f"kThread{self.letter}"
+            start = Do(f"{name}[i] = {single_identity(reduce)}")
+            found += [Do(f"float {name}[{bound}]"), loop("i", bound, [start], unroll=UNROLL)]
+        return found
 
     def start_riding(self) -> list[Statement]:
         found: list[Statement] = []
@@ -239,12 +243,12 @@ class SideText:
 
     def gather(self) -> list[Statement]:
         """A thread's elements of what all have reduced."""
-        found: list[Statement] = []
+        found = self.start_totals()
         for reduce in self.side.riding:
             name, x = reduce.names[0], self.letter
             left = f"{name}_left[line * kTile{x} + own_{self.index}(i)]"
             lines = loop("line", self.lines, single_combine(reduce, f"{name}_all[i]", left), unroll=UNROLL)
-            found += [*self.totals(reduce), loop("i", f"kThread{x}", [lines], unroll=UNROLL)]
+            found.append(loop("i", f"kThread{x}", [lines], unroll=UNROLL))
         return found
 
     # ---- from memory to the products ---------------------------------------------------------------------------
@@ -274,8 +278,7 @@ class SideText:
         """The same from the slots."""
         x, own = self.letter, f"t{self.index}"
         found = self.parts()
-        line = "(stage * kTileK + k)" if self.plan.schedule.stages > 1 else "k"
         for name in self.slots.values():
-            start = f"{name}_tiles + {line} * kPitch{x} + {own} * kPiece{x}"
+            start = f"{name}_tiles + {self.line()} * kPitch{x} + {own} * kPiece{x}"
             found.append(Do(f"read_pieces<kPiece{x}, kApart{x}>({start}, {name}_part)"))
         return found
