@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from enum import StrEnum
-from functools import cache
+from functools import lru_cache
 from typing import NamedTuple
 
 from normgen.errors import ProgramError
@@ -69,7 +69,7 @@ def class_of_formulas(spec: Spec, program: RowProgram, present: frozenset[str]) 
         raise with_line(error, spec, present) from None
 
 
-@cache
+@lru_cache(maxsize=1024)
 def class_of(problem: Problem) -> ProgramClass:
     """The class of the problem's program: no rewrite changes it.
 

@@ -23,7 +23,7 @@ MUTANTS = [
     ("ring", "(fetched_row) * x_pitch", "(fetched_row) * y_pitch", OWN_PITCHES),
     ("warp_per_row", "if (mean != nullptr) mean", "mean", "WRONG with null mean:"),
     ("warp_per_row", "if (rstd != nullptr) rstd", "if (mean != nullptr) rstd", "WRONG with null mean:"),
-    ("block_per_row", "if (rstd != nullptr) rstd", "rstd", "WRONG with null rstd:"),
+    ("block_per_row", "if (rstd != nullptr) rstd", "rstd", "WRONG with null rstd"),
     ("norm_ring", "if (rstd != nullptr) rstd", "rstd", "WRONG with null rstd:"),
     ("warp_per_row", "active ? row : rows - 1", "row", "WRONG"),
     ("sub_warp_per_row", "active ? row : rows - 1", "row", "WRONG"),
@@ -65,7 +65,7 @@ MUTANTS = [
         "guarded",
         "__any_sync(0xffffffffu, !(row_x_margin >= 0.0f))",
         "__any_sync(0xffffffffu, row_x_margin >= 0.0f)",
-        "WRONG at 4 rows of a large mean:",
+        "WRONG: layernorm",
     ),
     ("backward_persistent", "own + step * kStride", "own + step * (kStride - kVector)", "global_race: "),
 ]
@@ -91,7 +91,7 @@ def test_m2_the_same_kernels_pass_as_they_are_emitted(name: str) -> None:
     assert check.ok, check.summary
     assert check.verified is not None
     assert check.verified.calls > 5
-    assert all(0 < share <= 1 for share in check.error.values())
+    assert all(0 <= share <= 1 for share in check.error.values())
     assert not any("not made" in said for said in check.not_shown)
 
 
