@@ -18,7 +18,7 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -238,7 +238,7 @@ def _off_whole(got: NDArray[Any], off: Array) -> Array:
     return np.where(is_tie, off, np.maximum(off - 0.5, 0.0))
 
 
-@cache
+@lru_cache(maxsize=16)  # dtypes of 8 and 16 bits
 def _cells(dtype: DType) -> tuple[Array, Array]:
     """The least and the largest float64 that is stored as each code; NaN of a NaN."""
     codes = np.arange(1 << (8 * dtype.bytes)).astype(f"u{dtype.bytes}")

@@ -20,7 +20,7 @@ UNSHARE = ("unshare", "--map-root-user", "--mount")
 CODES = {
     **{(kind, "state"): {"tune": 2} for kind in MOUNTED},
     **{(kind, "out"): {"tune": 2, "report": 2, "export": 2} for kind in MOUNTED},
-    ("noise", "out"): {"tune": 2},  # the header's name is taken by a file that normgen did not write
+    ("noise", "out"): {"tune": 2, "export": 2},  # the header's name is taken by a file that normgen did not write
 }
 
 

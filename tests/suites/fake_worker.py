@@ -15,9 +15,11 @@ from normgen.cuda.cubin import Cubin
 from normgen.device import TARGETS
 from normgen.measure.isolation import process
 from normgen.measure.protocol import Check
+from normgen.problem.problem import Problem
 from normgen.suites import jobs, worker
 from normgen.tuning import tuner
 from tests.measure.simulated import SimulatedTimer
+from tests.records.test_verified import VERIFIED
 
 COPY_US = 5.0
 BASE_US = 3.0  # of the chain without a kernel
@@ -29,7 +31,8 @@ class FakeBench(SimulatedTimer):
 
     roofs = ("copy",)
 
-    def __init__(self, *_: Any, **__: Any) -> None:
+    def __init__(self, problem: Problem | None = None, *_: Any, **__: Any) -> None:
+        self.written = [t.name for t in problem.tensors if t.is_written] if problem else ["y"]
         super().__init__({"copy": COPY_US}, noise=0.002, drift=0.0, spikes=0.0, base_us=BASE_US)
 
     def load(self, key: str, module: Module, cubin: Cubin) -> None:
@@ -37,9 +40,10 @@ class FakeBench(SimulatedTimer):
         registers = cubin.resources[kernel.name].registers
         self.truth[key] = COPY_US * (1.02 + registers / 200 + kernel.launch.threads / 1000)
 
-    def check(self, key: str, *, full: bool) -> Check:  # noqa: ARG002
+    def check(self, _: str, *, full: bool) -> Check:
         time.sleep(SLOW_S)
-        return Check(ok=True, summary="", error={"y": 0.1})
+        error = dict.fromkeys(self.written, 0.1)
+        return Check(ok=True, summary="", error=error, verified=VERIFIED if full else None)
 
     def unload(self, key: str) -> None:
         del self.truth[key]
