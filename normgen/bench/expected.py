@@ -26,6 +26,7 @@ from normgen import verify
 from normgen.problem.problem import Problem
 from normgen.problem.tensors import TensorUse
 from normgen.verify import Buffer, Inputs
+from normgen.verify.bounded import outside
 
 Array = NDArray[np.float64]
 Chunk = tuple[int, int]  # rows start..stop
@@ -74,8 +75,10 @@ class Expected:
             if any(w.use.dtype.bytes == 1 for w in self.tensors.values()):
                 peer_roundoff = max(peer_roundoff, self.problem.dtype.unit_roundoff)
             limit = PEER_FACTOR * (limit + peer_roundoff * (np.abs(want) + rms))
-        with np.errstate(invalid="ignore"):
-            ratio = np.abs(got.reshape(want.shape) - want) / limit
+        got = np.asarray(got).reshape(want.shape)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            off = np.abs(got - want) if peer_roundoff is not None else outside(got, want, wanted.use.dtype)
+            ratio = np.where(off == 0, 0.0, off / limit)
         return float(np.where(np.isnan(ratio), np.inf, ratio).max(initial=0.0))
 
     def missing(self, results: Mapping[str, Any]) -> tuple[str, ...]:
