@@ -43,7 +43,7 @@ from normgen.verify import (
 )
 from normgen.verify.contraction.sides import summed
 from normgen.verify.families import fitting_families
-from normgen.verify.varied.values import as_text, combinations, label_scalars, rows_modulo
+from normgen.verify.varied.values import as_text, combinations, is_index, label_scalars, rows_modulo
 
 TRIPS = 9  # of a row loop: every slot of a ring is filled three times, as rings have at most 4
 # Walkers of few tiles. No power of two: a start that wraps around at 2^32 is wrong by a multiple of those.
@@ -243,6 +243,9 @@ def _calls(problem: Problem, module: Module, *, sm_count: int) -> Iterator[Call]
             yield at(ragged, said, rows_per_batch=per_batch)
     for family in _ignored(problem):
         yield at(ragged, f"with {family} in every row", families=(family,))
+        yield at(ragged, f"with {family} in the first and the last row", ends=family)
+    for tensor in (t for t in problem.tensors if not t.is_written and t.kind.is_row and is_index(t)):
+        family = f"{tensor.name} cols"  # behind the last row lies no row of the tensor
         yield at(ragged, f"with {family} in the first and the last row", ends=family)
     for group in families_apart(problem):
         said = f"with {group[0]} in every row" if len(group) == 1 else "with other inputs at extremes"

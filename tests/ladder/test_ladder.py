@@ -86,6 +86,13 @@ def test_the_sources_rates_are_their_times_over_the_bytes_of_x_and_y() -> None:
     assert found == 30  # five versions, six sizes of block
 
 
+# Families of rows whose mean is further from 0 than their elements are from it.
+FAR_MEANS = {
+    *("large_mean", "some_mean", "guarded_mean", "fine_noise", "step_noise", "near_level", "sparse_steps"),
+    *("large_steps", "constant", "large_constant"),
+}
+
+
 @needs_compiler
 def test_layernorms_rungs_are_right_but_those_that_cancel_and_these_on_rows_of_a_large_mean() -> None:
     ladder = load_ladder("layernorm")
@@ -100,7 +107,7 @@ def test_layernorms_rungs_are_right_but_those_that_cancel_and_these_on_rows_of_a
             assert wrong
             families = [set(re.findall(r"(\w+) \(\S+ x the bound", line)) for line in wrong]
             assert any("large_mean" in named for named in families)
-            assert all(named <= {"large_mean", "constant"} for named in families), "\n".join(wrong)
+            assert all(named <= FAR_MEANS for named in families), "\n".join(wrong)
     assert Climb.of(json.loads(json.dumps(found.as_dict()))) == replace(found, rungs=_as_json(found))
     v2 = next(rung for rung in found.rungs if rung.name == "v2")
     assert [k["problem"].split()[0] for k in v2.kernels] == ["row_mean", "row_rstd", "normalise"]
@@ -133,7 +140,7 @@ def test_a_rung_that_is_wrong_without_having_said_so_ends_with_4(
     file.write_text(OWN, encoding="utf-8")
     code, out, _ = run(capsys, "ladder", str(file), "--device", "cpu", "--rung", "one_look")
     assert code == 4
-    assert "elements bad, in rows of large_mean" in out
+    assert re.search(r"elements bad, in rows of .*large_mean", out)
     file.write_text(OWN + 'unsafe = "it cancels"\n', encoding="utf-8")
     code, out, _ = run(capsys, "ladder", str(file), "--device", "cpu", "--rung", "one_look", "--json")
     assert code == 0

@@ -806,7 +806,7 @@ CHANGES: tuple[Change, ...] = (
     *changes(
         "verify/derivative_proof.py",
         VARIED,
-        ("    points += [(plain, scalars) for scalars in _other_scalars(problem)]\n", ""),
+        ("    points += [(*widths[0], scalars) for scalars in _other_scalars(problem)]\n", ""),
         ("for name, value in self.scalars.items()}", "for name, value in self.problem.spec.scalars}"),
     ),
     *changes(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import replace
 from typing import Any
 
 from normgen.codegen.module import Module
@@ -33,6 +34,7 @@ class FakeBench(SimulatedTimer):
 
     def __init__(self, problem: Problem | None = None, *_: Any, **__: Any) -> None:
         self.written = [t.name for t in problem.tensors if t.is_written] if problem else ["y"]
+        self.verified = replace(VERIFIED, cols=(problem.cols,)) if problem else VERIFIED
         super().__init__({"copy": COPY_US}, noise=0.002, drift=0.0, spikes=0.0, base_us=BASE_US)
 
     def load(self, key: str, module: Module, cubin: Cubin) -> None:
@@ -43,7 +45,7 @@ class FakeBench(SimulatedTimer):
     def check(self, _: str, *, full: bool) -> Check:
         time.sleep(SLOW_S)
         error = dict.fromkeys(self.written, 0.1)
-        return Check(ok=True, summary="", error=error, verified=VERIFIED if full else None)
+        return Check(ok=True, summary="", error=error, verified=self.verified if full else None)
 
     def unload(self, key: str) -> None:
         del self.truth[key]

@@ -40,7 +40,7 @@ from normgen.verify.varied.values import (
 )
 from tests.verify import made
 
-FORWARD = sorted(list_specs())
+FORWARD = [name for name in sorted(list_specs()) if not load(name).has_inner]  # both sides of products have families
 
 
 def problem(op: str, rows: int = 60, cols: int = 128, **more: object) -> Problem:
