@@ -46,8 +46,9 @@ def test_ours_is_near_the_optimum_after_fifty_evaluations_in_the_worst_seed_and_
     assert ours.worst[50] >= 0.98
     for n in (25, 50, 100):
         assert ours.median[n] > chance.median[n]
-        assert ours.median[n] > tpe.median[n]
+        assert ours.median[n] > tpe.median[n] or ours.median[n] == 1  # Optuna 5's arrives at the optimum too, after 100
         assert ours.worst[n] >= tpe.worst[n]
+    assert ours.median[50] > tpe.median[50]
 
 
 def test_a_replay_of_the_same_seeds_says_the_same() -> None:
