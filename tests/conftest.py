@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests import samples
+from tests.gpu_turns import GpuTurns
 from tests.lost_device import LostDevice
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as the command line does; before anything imports numpy
@@ -25,6 +26,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--full"):
         samples.take_whole()
     config.pluginmanager.register(LostDevice())
+    config.pluginmanager.register(GpuTurns())
     from tests.caches import keep_runtime
 
     keep_runtime(config.add_cleanup)

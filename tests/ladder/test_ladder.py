@@ -232,7 +232,7 @@ def test_what_the_readme_shows_of_ladders_runs(line: str, capsys: pytest.Capture
     assert "__global__" in out or "layernorm_backward" in out
 
 
-@pytest.mark.gpu
+@pytest.mark.gpu(alone=True)
 def test_layernorms_ladder_is_measured_and_each_version_is_faster_than_the_first() -> None:
     try:
         gpu = find_gpu(None)

@@ -210,7 +210,7 @@ def tune_planted(
         return records[0], list(read(run.candidates_path).records), run.notes
 
 
-@pytest.mark.gpu
+@pytest.mark.gpu(alone=True)
 def test_faults_in_real_kernels_are_recorded_and_the_others_are_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

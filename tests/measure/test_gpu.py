@@ -100,6 +100,7 @@ def test_two_captures_of_one_cubin_agree_within_two_per_cent(shape: str, place: 
     assert statistics.paired_ratio(series["default"], series[twin]).median == pytest.approx(1.0, abs=0.02)
 
 
+@pytest.mark.gpu(alone=True)
 def test_a_small_problem_takes_longer_from_cold_memory_than_from_l2() -> None:
     for context in (Context.BETWEEN, Context.ALONE):
         us = {}
@@ -158,6 +159,7 @@ def test_a_copy_costs_what_the_roof_costs(shape: str, setting: Setting) -> None:
     assert figures[key] == pytest.approx(min(figures[roof] for roof in roofs), rel=0.15)
 
 
+@pytest.mark.gpu(alone=True)
 def test_a_fresh_main_input_is_read_from_l2() -> None:
     us = {}
     for setting in (Setting.FRESH, Setting.COLD):
@@ -205,6 +207,7 @@ def test_sums_over_rows_have_a_roof_of_two_launches() -> None:
     assert best["elementwise"] < best["two launches"] < 3 * best["elementwise"]
 
 
+@pytest.mark.gpu(alone=True)
 def test_a_chain_of_early_kernels_is_shorter_than_one_of_plain_ones() -> None:
     us = {}
     for context in (Context.BETWEEN, Context.CHAIN):
@@ -350,6 +353,7 @@ def test_rows_beyond_2_31_elements_are_right(direction: str) -> None:
         bench.close()
 
 
+@pytest.mark.gpu(alone=True)
 def test_a_tuning_run_ends_with_a_measured_winner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from normgen.tuning import tune
 

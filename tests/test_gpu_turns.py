@@ -1,0 +1,73 @@
+"""Turns at a GPU among the processes of one run of tests."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from tests.gpu_turns import turn
+
+pytest_plugins = ["pytester"]
+
+
+def test_one_that_wants_the_gpu_alone_waits_for_those_that_hold_it_and_goes_before_later_ones(tmp_path: Path) -> None:
+    order: list[str] = []
+
+    def work(name: str, *, alone: bool) -> None:
+        with turn(tmp_path / "run", alone=alone):
+            order.append(name)
+
+    with turn(tmp_path / "run", alone=False), turn(tmp_path / "run", alone=False):  # these share it
+        timing = threading.Thread(target=work, args=("alone",), kwargs={"alone": True})
+        timing.start()
+        timing.join(0.1)
+        assert timing.is_alive()
+        later = threading.Thread(target=work, args=("later",), kwargs={"alone": False})
+        later.start()
+        later.join(0.1)
+        assert later.is_alive()
+        assert order == []
+    timing.join(10)
+    later.join(10)
+    assert order == ["alone", "later"]
+
+
+def test_a_run_of_several_processes_gives_a_marked_test_the_gpu_alone(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
+    pytester.makeconftest(
+        """
+        import pytest
+        from tests.gpu_turns import GpuTurns
+
+        def pytest_configure(config):
+            config.addinivalue_line("markers", "gpu: as in the project")
+            config.pluginmanager.register(GpuTurns())
+        """
+    )
+    pytester.makepyfile(
+        """
+        import os, time, pathlib, pytest
+
+        here = pathlib.Path(__file__).parent
+
+        @pytest.mark.gpu(alone=True)
+        def test_alone():
+            for _ in range(60):
+                assert not list(here.glob("*.running"))
+                time.sleep(0.01)
+
+        @pytest.mark.gpu
+        @pytest.mark.parametrize("n", range(6))
+        def test_shares(n):
+            mine = here / f"{n}.running"
+            mine.touch()
+            time.sleep(0.1)
+            mine.unlink()
+        """
+    )
+    result = pytester.runpytest_subprocess("-n", "3", "-p", "no:cacheprovider")
+    result.assert_outcomes(passed=7)
