@@ -18,6 +18,8 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed", exc_type=ImportError)
+if not torch.cuda.is_available():
+    os.environ.setdefault("VLLM_TARGET_DEVICE", "cpu")  # its platform, which it takes where it was built for one
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     ir = pytest.importorskip("vllm.ir", reason="vllm is not installed", exc_type=ImportError)
