@@ -3,8 +3,8 @@
     VLLM_PLUGINS=normgen,normgen_norm_quant vllm serve MODEL
 
 The pass replaces a norm and the quantiser behind it by one of vLLM's operators, which it takes from a dict of its
-module, `FUSED_OPS`. No interface changes that dict: this plugin puts operators of ours, of the same schemas and bits, in
-the places of those it knows. What one of ours does not have it hands to vLLM's own.
+module, `FUSED_OPS`. No interface changes that dict: this plugin puts operators of ours, of the same schemas and bits,
+in the places of those it knows. What one of ours does not have it hands to vLLM's own.
 """
 
 # Without `from __future__ import annotations`, as vllm.py.
