@@ -28,6 +28,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "completion": ("completion:completion", "Print the completion script of a shell: bash, zsh or fish."),
     "compare": ("state:compare", "Whether the kernels of AFTER are faster, slower or the same as those of BEFORE."),
     "doctor": ("doctor:doctor", "What works here: driver, GPU, NVRTC, C++ compiler, cache."),
+    "engines": ("engines.command:engines", "What inference engines run of ours, and what is untuned."),
     "explain": (
         "study:explain",
         "What the cost model makes of a schedule, and what tutorials would ask of its kernel.",

@@ -33,6 +33,7 @@ TABLE: dict[str, Row] = {
     "softmax": Row(spec="softmax", takes={"x": "input"}),
     "log_softmax": Row(spec="log_softmax", takes={"x": "input"}),
     "masked_softmax": Row(spec="masked_softmax", takes={"x": "input"}),
+    "safe_masked_softmax": Row(spec="safe_masked_softmax", takes={"x": "input"}),
     "causal_softmax": Row(spec="causal_softmax", takes={"x": "input"}),
     "softmax_sink": Row(spec="softmax_sink", takes={"x": "input"}),
     "add_rms_norm": Row(spec="add_rmsnorm", returns=("y", "h")),

@@ -5,6 +5,7 @@ Defined with `torch.library.Library`, whose operators cost a call half of what t
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from normgen.operators.remembered import Remembered
 from normgen.problem.question import Direction
 from normgen.spec.reader import is_built_in
 from normgen.spec.spec import Kind, Spec
+from normgen.torch import sharding
 from normgen.torch.calls import Calls, Ready, Values, name_of
 from normgen.torch.choosing import least_elements
 from normgen.torch.inductor import lower
@@ -82,6 +84,31 @@ class Operators:
             error = refusal("this operator keeps nothing for a backward pass", f"normgen::{base} for {base}_saving")
             _LIBRARY.impl(base, self._without_gradient(error), "Autograd", with_keyset=True)
         self.decomposed = _composite(f"{base}_decomposed", self._schema(self.plainly), self._formulas(self.plainly))
+        self._is_shared_out = False
+        if sharding.is_loaded():
+            self.share_out()
+
+    def share_out(self) -> None:
+        """Let DTensor call these operators, by `sharding`; once."""
+        if self._is_shared_out:
+            return
+        self._is_shared_out = True
+        for op, written in {self.saving: self.written, self.plain: self.plainly}.items():
+            sharding.register(op, functools.partial(self._asked_forward, written))
+        sharding.register(self.backward, self._asked_backward, is_list=True)
+
+    def _asked_forward(self, written: tuple[str, ...], args: Sequence[Any]) -> sharding.Asked:
+        tensors, _, dtype = self._split(args)
+        uses = self.calls.problem(self._form(written, tensors, dtype))
+        there = {name: t for name, t in zip(self._takes, tensors, strict=True) if t is not None}
+        return uses.problem, uses.reads, uses.writes, there, tuple(there)
+
+    def _asked_backward(self, args: Sequence[Any]) -> sharding.Asked:
+        form, given, _ = self._split_backward(args)
+        uses = self.calls.problem(form)
+        there = {use.name: given[use.name] for use in uses.reads if given.get(use.name) is not None}
+        order = tuple(name for name, tensor in given.items() if tensor is not None)
+        return uses.problem, uses.reads, uses.writes, there, order
 
     # What a call's context keeps for its backward pass; the context is torch's, of an operator or of a Function.
 
@@ -328,6 +355,7 @@ class Operators:
             made = self.calls.of_all(form, reads, info.batch_size, kernel)
             return list(made), [0] * len(made)
 
+        self._split_backward = split
         found = _defined(name, schema, run, like, of_all)
         error = no_second(self.calls.spec.name)
         torch.library.register_autograd(f"normgen::{name}", _raising(error), lib=_LIBRARY)

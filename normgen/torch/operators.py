@@ -13,6 +13,7 @@ from normgen.errors import UsageError
 from normgen.operators.forms import returned, spec_of_operator
 from normgen.operators.signature import functions_of
 from normgen.spec.spec import Spec
+from normgen.torch import sharding
 from normgen.torch.calls import Values, as_wide
 from normgen.torch.choosing import is_worth_a_call, line_of_call, note
 from normgen.torch.eager import Eager
@@ -118,6 +119,8 @@ class Operator:
 
     def _kernel(self, tensors: Values, scalars: tuple[float, ...], dtype: Any) -> Any:
         operators = self.operators
+        if sharding.has_shared(tensors):
+            operators.share_out()
         if torch.is_grad_enabled() and any(t.requires_grad for t in tensors if t is not None):
             if not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None:
                 return _picked(operators.transformed(tensors, scalars, dtype), self._of_saving)
@@ -130,7 +133,7 @@ class Operator:
     def _is_opaque(self, tensors: Values, dtype: Any, opaque: bool | None, where: str) -> bool:
         if torch.compiler.is_exporting():
             return opaque is not False
-        kernel = opaque
+        kernel = True if opaque is None and sharding.has_shared(tensors) else opaque
         if kernel is None:
             least = self.operators.least_elements(tuple([None if t is None else t.dtype for t in tensors]), dtype)
             kernel = is_worth_a_call(least, self.operators.first(tensors))

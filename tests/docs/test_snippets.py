@@ -18,7 +18,7 @@ from tests.mutation.varied import VARIED, VARIED_CASES
 from .pages import ROOT, Folder, blocks, run_page
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "examples" / "README.md"]
-RUN = ("tutorial.md", "records.md")  # README's commands: tests/test_end_to_end.py, and a release
+RUN = ("tutorial.md", "records.md", "engines.md")  # README's commands: tests/test_end_to_end.py, and a release
 needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler on this machine")
 
 

@@ -229,6 +229,17 @@ def masked_softmax(t: Tensors, s: Scalars) -> dict[str, Array]:
     return {"y": softmax(t["x"] * s["scale"] + t.get("mask", 0.0))}
 
 
+def safe_masked_softmax(t: Tensors, s: Scalars) -> dict[str, Array]:
+    z = s["scale"] * t["x"] + t.get("mask", 0.0)
+    hidden = z.max(axis=1, keepdims=True) == -np.inf
+    return {"y": np.where(hidden, 0.0, softmax(np.where(hidden, 0.0, z)))}
+
+
+def safe_masked_softmax_backward(t: Tensors, s: Scalars) -> dict[str, Array]:
+    d = softmax_gradient(t["dy"], safe_masked_softmax(t, s)["y"])
+    return {"dx": s["scale"] * d, "dmask": d}
+
+
 def masked_softmax_backward(t: Tensors, s: Scalars) -> dict[str, Array]:
     d = softmax_gradient(t["dy"], t["y"])
     return {"dx": s["scale"] * d, "dmask": d}
@@ -369,6 +380,7 @@ FORWARD: dict[str, Function] = {
     "geglu_tanh": geglu_tanh,
     "swiglu_clamped": swiglu_clamped,
     "masked_softmax": masked_softmax,
+    "safe_masked_softmax": safe_masked_softmax,
     "causal_softmax": causal_softmax,
     "softmax_sink": softmax_sink,
     "cross_entropy": cross_entropy,
@@ -401,6 +413,7 @@ BACKWARD: dict[str, Function] = {
     "geglu_tanh": geglu_tanh_backward,
     "swiglu_clamped": swiglu_clamped_backward,
     "masked_softmax": masked_softmax_backward,
+    "safe_masked_softmax": safe_masked_softmax_backward,
     "causal_softmax": causal_softmax_backward,
     "softmax_sink": softmax_sink_backward,
     "cross_entropy": cross_entropy_backward,

@@ -22,6 +22,7 @@ FUNCTIONS: list[tuple[str, str, list[str], list[str]]] = [
     ("softmax", "softmax", [], ["x"]),
     ("log_softmax", "log_softmax", [], ["x"]),
     ("masked_softmax", "masked_softmax", ["mask"], ["x"]),
+    ("safe_masked_softmax", "safe_masked_softmax", ["mask"], ["x"]),
     ("causal_softmax", "causal_softmax", [], ["x"]),
     ("softmax_sink", "softmax_sink", [], ["x", "sink"]),
     ("add_rms_norm", "add_rmsnorm", ["weight"], ["x", "residual", "weight"]),

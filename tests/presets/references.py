@@ -6,6 +6,7 @@ scale divides or its reciprocal multiplies; how small a scale may be; what becom
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -154,6 +155,10 @@ def vllm_rmsnorm_to_fp8_group(given: Given) -> Values:
     return _vllm_dynamic(given, given["x"], 128)
 
 
+def vllm_add_rmsnorm_to_fp8_group(given: Given) -> Values:
+    return {"h": given.total.astype(given.dtype), **_vllm_dynamic(given, given.total, 128)}
+
+
 def vllm_rmsnorm_to_int8_token(given: Given) -> Values:
     y = _norm_in_t(given, given["x"])
     scale = np.maximum(_amax(y, 0) / np.float32(127), np.finfo(np.float32).eps)
@@ -259,6 +264,36 @@ def sglang_add_rmsnorm_to_fp8_token(given: Given) -> Values:
     return {**stored, "q": _fp8(y * (ONE / scale))}
 
 
+# ---- what exponentials and error functions are in, which differ from library to library ---------------------------
+
+
+def _vllm_ir_sparse(given: Given, gelu: Callable[[Array], Array]) -> Values:
+    """relu(gate - (mean + std * multiplier)), its GELU, times up: each step in T."""
+    least = given.rounded(given.rounded(given["mean"]) + given.rounded(given["std"] * given["std_multiplier"]))
+    z = np.maximum(given.rounded(given["gate"] - least), np.float32(0))
+    return {"y": (given.rounded(gelu(z)) * given["up"]).astype(given.dtype)}
+
+
+def vllm_ir_gelu_mul_sparse(given: Given) -> Values:
+    erf = np.vectorize(math.erf, otypes=[np.float64])
+    return _vllm_ir_sparse(given, lambda z: (0.5 * z * (1 + erf(z * math.sqrt(0.5)))).astype(np.float32))
+
+
+def vllm_ir_gelu_tanh_mul_sparse(given: Given) -> Values:
+    def gelu(z: Array) -> Array:
+        wide = z.astype(np.float64)
+        return (0.5 * wide * (1 + np.tanh(math.sqrt(2 / math.pi) * (wide + 0.044715 * wide**3)))).astype(np.float32)
+
+    return _vllm_ir_sparse(given, gelu)
+
+
+# The library's operation, by the preset that rounds where it does; some elements are one unit of T off.
+CLOSE: dict[str, Callable[[Given], Values]] = {
+    "vllm_ir_gelu_mul_sparse": vllm_ir_gelu_mul_sparse,
+    "vllm_ir_gelu_tanh_mul_sparse": vllm_ir_gelu_tanh_mul_sparse,
+}
+
+
 # The library's operation, by the spec that has its bits: a preset of its own, or one that ships for all.
 BITS: dict[str, Callable[[Given], Values]] = {
     "rmsnorm": flashinfer_rmsnorm,
@@ -276,6 +311,7 @@ BITS: dict[str, Callable[[Given], Values]] = {
             vllm_rmsnorm_to_fp8_token,
             vllm_add_rmsnorm_to_fp8_token,
             vllm_rmsnorm_to_fp8_group,
+            vllm_add_rmsnorm_to_fp8_group,
             vllm_rmsnorm_to_int8_token,
             vllm_quantize_to_fp8_group,
             vllm_quantize_to_int8_group,

@@ -6,6 +6,7 @@ from functools import cache
 from itertools import product
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -18,7 +19,7 @@ from normgen.program.source import problem_for
 from normgen.schedule.default import default_schedule
 from normgen.spec.reader import list_presets, load
 from tests.codegen.executors import Built, CpuExecutor, Executor, GpuExecutor
-from tests.presets.references import BITS, Given, Values
+from tests.presets.references import BITS, CLOSE, Given, Values
 from tests.samples import sized
 
 COLS = 1024
@@ -88,7 +89,7 @@ def differing(problem: Problem, kernel: Built) -> dict[str, int]:
 
 
 def test_every_preset_has_a_reference() -> None:
-    assert set(list_presets()) <= set(BITS)
+    assert set(list_presets()) <= {*BITS, *CLOSE}
     for name, file in list_presets().items():
         assert load(name) == load(file)
 
@@ -148,6 +149,31 @@ def test_torch_s_own_words_of_vllm_ir_have_the_bits_of_the_preset(x: str, weight
     y, h = ng.operator("vllm_ir_add_rmsnorm", returns=("y", "h"))(rows, residual, w, eps=1e-6)
     assert torch.equal(y, by_torch(total))
     assert torch.equal(h, total.to(rows.dtype))
+
+
+@pytest.mark.parametrize("op", CLOSE)
+@pytest.mark.parametrize("executor", [CpuExecutor, pytest.param(GpuExecutor, marks=pytest.mark.gpu)])
+def test_a_preset_of_a_gate_is_a_unit_of_its_dtype_off_in_few_elements(op: str, executor: type[Executor]) -> None:
+    problems = [problem_for(load(op), shape=(ROWS, 256), dtype=dtype) for dtype in ("f16", "bf16")]
+    modules = [emit(problem, default_schedule(problem, target("h200"))) for problem in problems]
+    for problem, kernel in zip(problems, executor().build(modules), strict=True):
+        random, inputs, outputs = np.random.default_rng(0), verify.make_inputs(problem), verify.make_outputs(problem)
+        for name in ("gate", "up"):
+            inputs.arrays[name][...] = random.standard_normal((ROWS, 256))
+        assert not kernel.run(inputs, outputs)
+        values = {name: inputs.arrays[name].astype(np.float32) for name in ("gate", "up")}
+        values |= {name: outputs.arrays[name].astype(np.float32)[:, None] for name in ("mean", "std")}
+        exact = values["gate"].astype(np.float64)
+        unit = np.float64(ml_dtypes.finfo(problem.dtype.scalar_type).eps)
+        np.testing.assert_allclose(values["mean"][:, 0], exact.mean(axis=1), atol=1e-6)
+        np.testing.assert_allclose(values["std"][:, 0], exact.std(axis=1), rtol=unit / 2 + 1e-6)
+        values["std_multiplier"] = np.float32(dict(problem.spec.scalars)["std_multiplier"])
+        scalar = problem.dtype.scalar_type
+        want = CLOSE[op](Given(values, scalar, scalar))["y"].astype(np.float32)
+        got = outputs.arrays["y"].astype(np.float32)
+        assert (want != 0).sum() > 500
+        assert (got != want).sum() <= 0.001 * (want != 0).sum()
+        np.testing.assert_allclose(got, want, rtol=2 * unit)
 
 
 def test_another_rounding_is_seen() -> None:

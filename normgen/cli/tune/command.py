@@ -41,6 +41,9 @@ _SEARCH = ("setting", "context", "trials", "seed", "target", "output", "replace"
 @click.option("--reuse/--no-reuse", default=True, help="Take over times other runs measured under the same conditions.")
 @click.option("--rows", help="1..16384: tune a few row counts that serve all of these; the shape is *x4096.")
 @click.option("--suite", help="Tune every problem of a suite: a built-in one, or a TOML file.")
+@click.option("--engine", type=click.Choice(["vllm"]), help="Tune what this engine calls for a --model, as a suite.")
+@click.option("--model", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Its config.json.")
+@click.option("--tp", type=click.IntRange(1, 1024), default=1, show_default=True, help="GPUs that share each layer.")
 @click.option("--only", help="Entries of the suite whose label contains this: 'rmsnorm*bf16'.")
 @click.option("--gpus", help="GPUs that work on the suite, one worker each: all, or 0,1 (default: all).")
 @click.option("--jobs", type=click.IntRange(1, MOST_JOBS), default=1, show_default=True, help="Workers without a GPU.")
@@ -59,11 +62,10 @@ def tune(as_json: bool, suite: str | None, **options: Any) -> None:
     interrupted, jobs: [{label, status, attempts, reason, best}]}. With --rows: {bands, paths, interrupted}, bands as
     for one problem each.
     """
-    if (suite is None) == (options["shape"] is None):
-        raise UsageError("give --shape for one problem, or --suite", hint="for example --shape 8x1024x768")
+    _check_what(suite, options)
     terms = {"budget_s": parse_seconds(options["budget"])}
     device = parse_device(options["device"])
-    if suite is not None:
+    if suite is not None or options["engine"]:
         code = _loaded().tune_suite(as_json, suite, options)
     else:
         for name in ("only", "gpus", "restart"):
@@ -77,6 +79,16 @@ def tune(as_json: bool, suite: str | None, **options: Any) -> None:
                 code = _loaded().tune_one(as_json, options["op"], arguments | {"start": start})
     if code:
         sys.exit(code)
+
+
+def _check_what(suite: str | None, options: dict[str, Any]) -> None:
+    """One thing is tuned: a problem, a suite, or what an engine asks for a model. Raises UsageError."""
+    if (suite is not None) + (options["shape"] is not None) + (options["engine"] is not None) != 1:
+        hint = "for example --shape 8x1024x768"
+        raise UsageError("give --shape for one problem, or --suite, or --engine", hint=hint)
+    if (options["engine"] is None) != (options["model"] is None):
+        hint = "--engine vllm --model CONFIG.json"
+        raise UsageError("--engine and --model belong together: whose calls, for which model", hint=hint)
 
 
 def _loaded() -> Any:

@@ -9,9 +9,11 @@ from normgen.cli.text.result import Terminal, result_text
 from normgen.cli.text.suite import SuiteTerminal, suite_text
 from normgen.cuda.driver import device_facts, devices
 from normgen.device import target
+from normgen.engines.vllm_sizes import ROWS, calls_of, read_config, suite_of
 from normgen.errors import FileError, NoDeviceError, NothingValidError, UsageError, VerificationError
+from normgen.suites.bands import parse_rows
 from normgen.suites.rows import tune_rows as tune_bands
-from normgen.suites.suite import load_suite
+from normgen.suites.suite import Suite, load_suite
 from normgen.tuning.result import Result
 from normgen.tuning.tuner import tune
 
@@ -45,11 +47,11 @@ def tune_rows(as_json: bool, op: str, rows: str, arguments: dict[str, Any]) -> i
     return INTERRUPTED if result.interrupted else 0
 
 
-def tune_suite(as_json: bool, suite: str, options: dict[str, Any]) -> int:
-    """Tune every problem of a suite; the exit code."""
+def tune_suite(as_json: bool, suite: str | None, options: dict[str, Any]) -> int:
+    """Tune every problem of a suite, or of what an engine asks for a model; the exit code."""
     from normgen.suites.crew import tune_suite as tune_all
 
-    plan = _plan(suite, options)
+    plan = _plan(load_suite(suite) if suite is not None else _of_engine(options), options)
     with SuiteTerminal([label for label, _ in plan.tasks]) as progress:
         result = tune_all(plan, progress)
     show(result.as_dict() if as_json else suite_text(result))
@@ -58,10 +60,15 @@ def tune_suite(as_json: bool, suite: str, options: dict[str, Any]) -> int:
     return NothingValidError.exit_code if result.failed else 0
 
 
-def _plan(name: str, options: dict[str, Any]) -> Plan:
+def _of_engine(options: dict[str, Any]) -> Suite:
+    """The problems of what vLLM calls for a model."""
+    rows = parse_rows(options["rows"]) if options["rows"] else ROWS
+    return suite_of(calls_of(read_config(options["model"]), tp=options["tp"]), rows=rows)
+
+
+def _plan(suite: Suite, options: dict[str, Any]) -> Plan:
     from normgen.suites.crew import Plan, suite_id, tasks_of
 
-    suite = load_suite(name)
     suite = suite.only(options["only"]) if options["only"] else suite
     found = _devices(options["device"], options["gpus"])
     device = found[0][1] if found else target(options["target"])

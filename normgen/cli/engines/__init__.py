@@ -1,0 +1,1 @@
+"""The commands about engines: what they would run of ours."""

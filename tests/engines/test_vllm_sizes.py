@@ -1,0 +1,130 @@
+"""What vLLM asks for a model, from its config.json; and the commands that say and tune it. No vLLM is needed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from normgen.cli.main import main
+from normgen.device import target
+from normgen.engines.vllm_sizes import QUANTISING, Call, calls_of, coverage, read_config, suite_of
+from normgen.errors import UsageError
+from normgen.spec.reader import load
+
+LLAMA: dict[str, Any] = {"model_type": "llama", "hidden_size": 512, "num_attention_heads": 8, "torch_dtype": "bfloat16"}
+QWEN3 = {**LLAMA, "model_type": "qwen3", "num_key_value_heads": 2, "head_dim": 128}
+
+
+def said(config: dict[str, Any], **options: Any) -> list[tuple[str, int, int]]:
+    return [(call.name, call.cols, call.rows) for call in calls_of(config, **options)]
+
+
+def test_a_model_s_norms_are_over_its_hidden_size_on_every_gpu() -> None:
+    for tp in (1, 4):
+        assert said(LLAMA, tp=tp) == [("rms_norm", 512, 1), ("fused_add_rms_norm", 512, 1)]
+
+
+def test_norms_of_heads_have_as_many_rows_a_token_as_a_gpu_has_heads() -> None:
+    assert said(QWEN3)[2:] == [("rms_norm", 128, 2), ("rms_norm", 128, 8)]
+    assert said(QWEN3, tp=4)[2:] == [("rms_norm", 128, 1), ("rms_norm", 128, 2)]
+    with pytest.raises(UsageError, match="divides by the tensor-parallel size"):
+        calls_of(QWEN3, tp=3)
+
+
+def test_gemma_s_weights_are_float32_and_a_text_config_counts() -> None:
+    calls = calls_of({"model_type": "gemma3", "text_config": {**LLAMA, "model_type": "gemma3_text", "head_dim": 64}})
+    assert {call.dtypes for call in calls} == {(("weight", "f32"),)}
+    assert calls[0].problem(4).tensor("weight").dtype.name == "f32"
+
+
+def test_latent_attention_and_sparse_gates_have_sizes_of_their_own() -> None:
+    assert said({**LLAMA, "q_lora_rank": 192, "kv_lora_rank": 64})[2:] == [("rms_norm", 192, 1), ("rms_norm", 64, 1)]
+    gates = {**QWEN3, "model_type": "gemma3n_text", "intermediate_size": [1024, 1024]}
+    assert ("gelu_and_mul_sparse", 512, 1) in said(gates, tp=2)
+
+
+@pytest.mark.parametrize(
+    ("how", "form"),
+    [
+        ({"quant_method": "fp8", "activation_scheme": "static"}, "static"),
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "group"),
+        ({"quant_method": "fp8", "activation_scheme": "dynamic"}, ""),
+        ({"quant_method": "compressed-tensors", "config_groups": {"group_0": {"input_activations": {
+            "type": "float", "num_bits": 8, "dynamic": True, "strategy": "token"}}}}, "token"),
+        ({"quant_method": "awq"}, ""),
+    ],
+)  # fmt: skip
+def test_a_quantised_model_s_norms_end_in_fp8(how: dict[str, Any], form: str) -> None:
+    found = {call.name: call.spec for call in calls_of({**LLAMA, "quantization_config": how})[2:]}
+    assert found == QUANTISING.get(form, {})
+
+
+def test_every_operation_has_a_preset_whose_problem_is_what_the_provider_asks() -> None:
+    for specs in QUANTISING.values():
+        for name, spec in specs.items():
+            problem = Call(name=name, spec=spec, cols=512, dtype="f16").problem(3)
+            assert problem.spec == load(spec)
+            assert "rstd" not in problem.present
+
+
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [("[1]", "JSON object"), ("{", "JSON object"), ("{}", "hidden_size"), ('{"hidden_size": true}', "hidden_size")],
+)
+def test_what_is_no_configuration_is_refused(text: str, rule: str, tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(text)
+    with pytest.raises(UsageError, match=rule):
+        calls_of(read_config(path))
+    with pytest.raises(UsageError, match="dtype"):
+        calls_of({**LLAMA, "torch_dtype": "int8"})
+
+
+def test_a_suite_has_a_problem_for_each_band_of_each_call() -> None:
+    suite = suite_of(calls_of(QWEN3), rows=(1, 64))
+    shapes = [(entry.op, entry.shape) for entry in suite.entries]
+    assert len(set(shapes)) == len(shapes)
+    assert {rows for op, rows in shapes if op == "vllm_ir_add_rmsnorm"} == {f"{n}x512" for n in (1, 4, 16, 64)}
+    assert ("vllm_ir_rmsnorm", "512x128") in shapes  # 64 tokens of 8 heads
+    assert all(entry.problem.cols == int(entry.shape.partition("x")[2]) for entry in suite.entries)
+
+
+def test_a_check_says_what_is_untuned_and_a_tune_of_the_engine_changes_that(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NORMGEN_STATE_DIR", str(tmp_path / "state"))
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({**LLAMA, "hidden_size": 96}))
+    norm = calls_of(read_config(config))[0]
+    assert coverage(norm, target("h200"), rows=(1, 4)).untuned == (1, 4)
+
+    asked = ("--model", str(config), "--device", "cpu", "--rows", "1..4")
+    with pytest.raises(SystemExit, match="0"):
+        main(["tune", "--engine", "vllm", *asked, "--trials", "1", "--jobs", "2", "--json"])
+    jobs = json.loads(capsys.readouterr().out)["jobs"]
+    assert {job["status"] for job in jobs} == {"done"}
+    assert len(jobs) == 4
+    assert coverage(norm, target("h200"), rows=(1, 4)).untuned == ()
+
+    with pytest.raises(SystemExit, match="0"):
+        main(["engines", "vllm", "--check", *asked[:-1], "1..16", "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert [(call["name"], call["tuned"], call["untuned"]) for call in found["calls"]] == [
+        ("rms_norm", [1, 4], [16]),
+        ("fused_add_rms_norm", [1, 4], [16]),
+    ]
+    with pytest.raises(SystemExit, match="0"):
+        main(["engines", "vllm", "--check", *asked])
+    assert "normgen tune --engine" not in capsys.readouterr().out
+
+
+def test_an_engine_and_its_model_belong_together(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["--engine", "vllm"], ["--shape", "8x64", "--model", __file__], []):
+        with pytest.raises(SystemExit, match="2"):
+            main(["tune", *words])
+    with pytest.raises(SystemExit, match="2"):
+        main(["engines", "vllm"])
+    assert "--check" in capsys.readouterr().err
