@@ -27,6 +27,8 @@ from normgen.problem.scales import ScaleLayout
 from normgen.program.source import kernel_problem
 from normgen.records.verified import Site, Verified
 from normgen.verify import (
+    FAMILY_ROWS,
+    Expectation,
     Inputs,
     Outputs,
     Verdict,
@@ -38,6 +40,8 @@ from normgen.verify import (
     make_inputs,
     make_outputs,
     parameters,
+    pick_rows,
+    prepare,
     scalar_values,
     signed_parameters,
 )
@@ -138,6 +142,14 @@ class Call:
             spoilt[[0, 1], [0, cols // 3]], spoilt[[-2, -1], [cols - 1, cols // 2]] = np.inf, np.nan
         outputs = make_outputs(self.problem, seed=seed, pitches=self.pitches, nulls=self.nulls, inputs=inputs)
         return inputs, outputs
+
+    def expected(self, inputs: Inputs, outputs: Outputs, *, elements: int, chain: int | None) -> Expectation:
+        """What it must give, of about so many elements: of two rows of each family at least, of a guard's rows all."""
+        problem = self.problem
+        least = family_rows(problem) if self.families is None else FAMILY_ROWS
+        count = problem.rows if self.is_plain else max(least, elements // problem.cols)
+        rows = pick_rows(inputs.families, count, seed=inputs.seed)
+        return prepare(problem, inputs, start=outputs.start, rows=rows, chain=chain, is_plain=self.is_plain)
 
 
 def taken(problem: Problem, module: Module) -> Problem:

@@ -135,6 +135,15 @@ class _Setting:
         return self.outputs
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Prepared:
+    """A call with all that its verdict needs beside a kernel."""
+
+    setting: _Setting
+    expected: Expectation
+    effects: Effects
+
+
 class DeviceCheck:
     """Inputs and poisoned outputs of a problem on a device, ready for any number of kernels."""
 
@@ -148,6 +157,7 @@ class DeviceCheck:
         self.site = Site(executor=GPU, device=facts.name, version=version)
         self._expected: dict[tuple[bool, int | None], Expectation] = {}
         self._effects: Effects | None = None
+        self._shared: list[_Prepared] = []
 
     def run(self, bound: Bound, stream: Stream, *, full: bool, chain: int | None = None) -> Verdict:
         """Launch once on poisoned outputs, then look at every guard byte and as many rows as pay.
@@ -184,13 +194,13 @@ class DeviceCheck:
     def _plain_effects(self) -> Effects:
         """Which variations of the plain call change an element: the same for every kernel."""
         if self._effects is None:
-            self._effects = effects(self.problem, self._setting.inputs, self._expectation(True, None).rows)
+            self._effects = effects(self._expectation(True, None), self._setting.outputs.start)
         return self._effects
 
     def _other(self, call: Call, loaded: LoadedModule, stream: Stream) -> Verdict | str:
         """One call in its own memory: its verdict, or what is wrong with the workspace."""
         module = call.on_its_grid(loaded.module)
-        setting = _Setting(call, index=self._index, seed=self._seed)
+        prepared = self._prepared(call, module)
         batches = call.problem.batches
         fixed = module.zeroed_bytes(batches)
         size = module.workspace_bytes(rows=call.problem.rows, sm_count=call.sm_count, batches=batches)
@@ -198,22 +208,37 @@ class DeviceCheck:
         workspace.fill(0xFF)
         if fixed:
             memset(workspace.pointer, 0, fixed, device=self._index)
+        prepared.setting.restore(stream)
         stream.wait_for(0)
         own = LoadedModule(module, loaded.cubin, device=self._index)
         try:
-            setting.launch(own.bind().set(workspace=workspace.pointer), stream)
+            prepared.setting.launch(own.bind().set(workspace=workspace.pointer), stream)
             if fixed and workspace.read((fixed,), "uint8").any():
                 return "the workspace is left unfit for the next call"
-            outputs = setting.download()
+            outputs = prepared.setting.download()
         finally:
             own.close()
             workspace.close()
-        rows = max(family_rows(call.problem), CHECKED_ELEMENTS // call.problem.cols)
-        inputs = setting.inputs
-        found = effects(call.problem, inputs, pick_rows(inputs.families, rows, seed=inputs.seed))
-        chain = module.chain if call.problem.cols == self.problem.cols else 0
-        verdict = verify.check(call.problem, inputs, outputs, rows=rows, chain=chain or None, is_plain=call.is_plain)
-        return replace(verdict, call=call.title, seen=found.seen, unseen=found.unseen)
+        verdict = prepared.expected.check(outputs)
+        return replace(verdict, call=call.title, seen=prepared.effects.seen, unseen=prepared.effects.unseen)
+
+    def _prepared(self, call: Call, module: Module) -> _Prepared:
+        """Inputs, reference and effects of a call; of those with every family of rows once for all kernels.
+
+        Their bound is that of any schedule, as in the plain call.
+        """
+        is_shared = call.families is None
+        known = next((prepared for prepared in self._shared if prepared.setting.call == call), None)
+        if known is not None:
+            return known
+        setting = _Setting(call, index=self._index, seed=self._seed)
+        setting.keep()
+        chain = module.chain if call.problem.cols == self.problem.cols and not is_shared else 0
+        expected = call.expected(setting.inputs, setting.outputs, elements=CHECKED_ELEMENTS, chain=chain or None)
+        found = effects(expected, setting.outputs.start)
+        prepared = _Prepared(setting=setting, expected=expected, effects=found)
+        self._shared += [prepared] if is_shared else []
+        return prepared
 
     def _expectation(self, full: bool, chain: int | None) -> Expectation:
         """Reference values and bounds, computed the first time they are asked for."""

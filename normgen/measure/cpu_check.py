@@ -17,7 +17,7 @@ from normgen.measure.calls import MOST_ELEMENTS, Call, Checked, calls, taken, to
 from normgen.measure.host_memory import require_memory
 from normgen.problem.problem import Problem
 from normgen.records.verified import CPU, Site
-from normgen.verify import Verdict, check, effects, families_of, family_rows, pick_rows
+from normgen.verify import Verdict, effects, families_of, family_rows
 
 CPU_ELEMENTS = 1 << 15
 LONG_ELEMENTS = 3 << 20  # of a plain call: some 20 s on the executor. Rows of 75,000 and more have fewer of each family
@@ -124,7 +124,6 @@ def _run(program: Program, call: Call, seed: int, chain: int) -> Verdict | str:
         return "\n".join(str(fault) for fault in run.faults)
     if workspace[:zeroed].any():
         return "the workspace is left unfit for the next call"
-    rows = problem.rows if call.is_plain else max(family_rows(problem), CPU_ELEMENTS // problem.cols)
-    found = effects(problem, inputs, pick_rows(inputs.families, rows, seed=inputs.seed))
-    verdict = check(problem, inputs, outputs, rows=rows, chain=chain or None, is_plain=call.is_plain)
-    return replace(verdict, call=call.title, seen=found.seen, unseen=found.unseen)
+    expected = call.expected(inputs, outputs, elements=CPU_ELEMENTS, chain=chain or None)
+    found = effects(expected, outputs.start)
+    return replace(expected.check(outputs), call=call.title, seen=found.seen, unseen=found.unseen)

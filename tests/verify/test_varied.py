@@ -25,6 +25,7 @@ from normgen.verify import (
     families_of,
     make_inputs,
     make_outputs,
+    prepare,
     proven_program,
     scalar_values,
     signed_parameters,
@@ -161,7 +162,7 @@ def test_a_label_is_ignored_beside_labels_of_which_nothing_is_known() -> None:
     )
     p = problem_for(parse(text), shape=(60, 64))
     assert scalar_values(p)["ignore_index"] == (0.0, -1.0, 255.0)
-    found = effects(p, make_inputs(p, scalars={"ignore_index": -1.0}), np.arange(p.rows))
+    found = effects(prepare(p, make_inputs(p, scalars={"ignore_index": -1.0})))
     assert found.seen == ("ignore_index=-1",)
 
 
@@ -251,15 +252,15 @@ def test_what_row_numbers_are_taken_modulo_is_read_from_the_formulas(formula: st
 def test_a_value_is_seen_where_an_element_depends_on_it() -> None:
     p = own('y = "where(t > 0, x * 2, x) + 0.000000001 * k"', "t = 0\nk = 1")
     inputs = make_inputs(p, families=("normal",), scalars={"t": 0.1, "k": 2.0})
-    found = effects(p, inputs, np.arange(p.rows))
+    found = effects(prepare(p, inputs))
     assert found.seen == ("t=0.1",)
     assert found.unseen == ("k=2",)  # rounded off
-    assert effects(p, make_inputs(p, families=("normal",)), np.arange(p.rows)).seen == ()
+    assert effects(prepare(p, make_inputs(p, families=("normal",)))).seen == ()
 
 
 def test_a_family_is_seen_where_its_rows_would_differ_with_ordinary_numbers() -> None:
     p = own('y = "x + where(g > 100, 1, 0)"', tensors='g = "input"')
-    found = effects(p, make_inputs(p), np.arange(p.rows))
+    found = effects(prepare(p, make_inputs(p)))
     assert found.seen == ("g huge",)
     assert set(found.unseen) == {"g zeros", "g thirties", "g zero_or_one"}
 
