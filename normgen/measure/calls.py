@@ -47,7 +47,16 @@ from normgen.verify import (
 )
 from normgen.verify.contraction.sides import summed
 from normgen.verify.families import fitting_families
-from normgen.verify.varied.values import as_text, combinations, is_index, label_scalars, rows_modulo
+from normgen.verify.varied.values import (
+    EDGES,
+    FULL_VALUES,
+    as_text,
+    combinations,
+    is_index,
+    label_scalars,
+    rows_modulo,
+    spread_families,
+)
 
 TRIPS = 9  # of a row loop: every slot of a ring is filled three times, as rings have at most 4
 # Walkers of few tiles. No power of two: a start that wraps around at 2^32 is wrong by a multiple of those.
@@ -61,6 +70,7 @@ FAR = 1 << 31  # elements: more than an int counts
 PRODUCTS = 8  # that take the time of one element of rows
 MOST_ELEMENTS = 1 << 23  # of a call that needs many rows: some 3 s on the CPU executor
 DEALT_ELEMENTS = 1 << 17  # of a call that values of scalars are dealt out to: it is made in every check
+WIDE_ELEMENTS = 1 << 19  # of two rows of each family: 62 of 8192 columns
 FEW_ELEMENTS = 1 << 14  # of a call with more rows than columns where no formula names rows: some 10 ms
 
 
@@ -168,11 +178,17 @@ def calls(
         return
     found = scalar_values(problem)
     dealt, whole = combinations(found), max(map(len, found.values()), default=0)
-    full = problem.with_rows(family_rows(problem))
-    for values in filter(None, (scalars, *dealt[:whole])):  # among them every value of every scalar
+    of_full, spread, others = dealt[:FULL_VALUES][:whole], dealt[FULL_VALUES:whole], dealt[whole:]
+    full = problem.with_rows(full_rows(problem))
+    for values in filter(None, (scalars, *of_full)):
         yield Call(says="with all families of rows", problem=full, sm_count=sm_count, scalars=values)
+    families = spread_families((*default_families(problem), *_at_edges(problem)))
+    short = problem.with_rows(max(2, min(2 * len(families), full.rows)))
+    for values in spread:
+        said = "with small and large scalars"
+        yield Call(says=said, problem=short, sm_count=sm_count, families=families, scalars=values)
     is_made = full.rows * full.cols <= DEALT_ELEMENTS  # in every check: else short calls have all values
-    left = iter(dealt[whole:] if is_made else dealt)
+    left = iter(others if is_made else [*of_full, *others])
     far: list[Call] = []
     plain: list[Call] = []
     for call in _calls(problem, module, sm_count=sm_count):
@@ -187,6 +203,18 @@ def calls(
     for values, call in product(left, plain[-1:]):  # that of most rows comes last
         yield replace(call, says=f"at {call.problem.rows} rows", scalars=values, order=0)
     yield from far
+
+
+def full_rows(problem: Problem) -> int:
+    """Rows of a call with every family of rows and scalars off their defaults: of wide rows one of each family."""
+    rows = family_rows(problem)
+    return rows if rows * problem.cols <= WIDE_ELEMENTS else len(families_of(problem))
+
+
+def _at_edges(problem: Problem) -> tuple[str, ...]:
+    """The families of rows in which an input lies where a formula compares it."""
+    groups = families_apart(problem) if problem.sums_rows else [families_of(problem)]
+    return tuple(name for group in groups for name in group if name.partition(" ")[2] == EDGES)
 
 
 def _normal(problem: Problem) -> tuple[str, ...] | None:

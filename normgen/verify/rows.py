@@ -415,11 +415,12 @@ class Pen:
         if tensor.name in {t.name for t in problem.spec.seeds}:
             return rng.integers(-(2**63), 2**63, 1).astype(np.float64)
         if tensor.name == problem.spec.inputs[0].name and tensor.kind.is_elem and not tensor.dtype.is_integer:
-            return draw_rows(self.of_row, problem.cols, tensor.dtype, rng)
-        found = self.ordinary(tensor)
+            found = draw_rows(self.of_row, problem.cols, tensor.dtype, rng)
+        else:
+            found = self.ordinary(tensor)
         for family in dict.fromkeys(f for f in self.of_row if of_tensor(f) == tensor.name):
             at = np.flatnonzero(np.array(self.of_row) == family)
-            drawn = draw_extreme(family, tensor, problem.cols, at.size, self.scalars, rng)
+            drawn = draw_extreme(family, tensor, problem, at.size, self.scalars, rng)
             found[at] = drawn if found.ndim > 1 else drawn[:, 0]
         return found
 
