@@ -99,7 +99,7 @@ class _Setting:
         self.inputs, self.outputs = call.tensors(seed=seed)
         problem = call.problem
         of = {t.name: t for t in problem.tensors}
-        buffers = {**self.inputs.buffers, **self.outputs.buffers}
+        buffers = self._buffers = call.memory(self.inputs, self.outputs)
         self._mirrors = {n: _mirror(b, max(problem.align, of[n].dtype.bytes), index) for n, b in buffers.items()}
 
     def keep(self) -> None:
@@ -113,14 +113,14 @@ class _Setting:
 
     def launch(self, bound: Bound, stream: Stream) -> None:
         """Run the kernel once and wait for it."""
-        call, problem = self.call, self.call.problem
+        call, problem, launched = self.call, self.call.problem, self.call.far_rows.launched
         bound.set(
             pointers={**{n: m.pointer for n, m in self._mirrors.items()}, **dict.fromkeys(call.nulls)},
             pitches={**problem.pitches, **call.pitches},
-            rows=problem.rows,
+            rows=launched.rows,
             cols=problem.cols,
             inner=problem.sizes.inner,
-            rows_per_batch=problem.rows_per_batch,
+            rows_per_batch=launched.rows_per_batch,
             scalars=self.inputs.scalars,
         )
         bound.launch(stream)
@@ -132,6 +132,7 @@ class _Setting:
         lines = {t.name for t in problem.tensors if t.kind.by_row} - set(dict(problem.layout))
         for name in self.outputs.buffers:
             self._mirrors[name].download(rows if name in lines else None)
+        self.call.far_rows.gather(self._buffers, self.outputs.buffers)
         return self.outputs
 
 
@@ -201,9 +202,9 @@ class DeviceCheck:
         """One call in its own memory: its verdict, or what is wrong with the workspace."""
         module = call.on_its_grid(loaded.module)
         prepared = self._prepared(call, module)
-        batches = call.problem.batches
-        fixed = module.zeroed_bytes(batches)
-        size = module.workspace_bytes(rows=call.problem.rows, sm_count=call.sm_count, batches=batches)
+        launched = call.far_rows.launched
+        fixed = module.zeroed_bytes(launched.batches)
+        size = module.workspace_bytes(rows=launched.rows, sm_count=call.sm_count, batches=launched.batches)
         workspace = DeviceBuffer(max(size, 1), device=self._index)
         workspace.fill(0xFF)
         if fixed:

@@ -104,22 +104,25 @@ def _run(program: Program, call: Call, seed: int, chain: int) -> Verdict | str:
     """The verdict on one call, or the faults that were found before there was a result. Raises MemoryError."""
     problem, module = call.problem, call.on_its_grid(program.module)
     inputs, outputs = call.tensors(seed=seed)
-    tensors: dict[str, Any] = {**inputs.arrays, **outputs.arrays, **dict.fromkeys(call.nulls)}
-    zeroed = module.zeroed_bytes(problem.batches)
-    size = module.workspace_bytes(rows=problem.rows, sm_count=call.sm_count, batches=problem.batches)
+    buffers, launched = call.memory(inputs, outputs), call.far_rows.launched
+    tensors: dict[str, Any] = {name: buffer.array for name, buffer in buffers.items()} | dict.fromkeys(call.nulls)
+    zeroed = module.zeroed_bytes(launched.batches)
+    size = module.workspace_bytes(rows=launched.rows, sm_count=call.sm_count, batches=launched.batches)
     workspace = np.full(size, 0xFF, dtype=np.uint8)
     workspace[:zeroed] = 0
     run = replace(program, module=module).run(
         tensors,
-        rows=problem.rows,
+        rows=launched.rows,
         cols=problem.cols,
         inner=problem.sizes.inner,
-        rows_per_batch=problem.rows_per_batch,
+        rows_per_batch=launched.rows_per_batch,
         scalars=inputs.scalars,
         seed=seed + call.order,
         sm_count=call.sm_count,
         workspace=workspace if workspace.size else None,
+        ends=-(-problem.rows // module.kernels[0].launch.rows_per_block) if call.gap else 0,
     )
+    call.far_rows.gather(buffers, outputs.buffers)
     if run.faults:
         return "\n".join(str(fault) for fault in run.faults)
     if workspace[:zeroed].any():

@@ -383,11 +383,11 @@ def test_values_of_scalars_are_dealt_out_to_calls_and_each_meets_every_family() 
     whole = [call for call in found if call.says == "with all families of rows"]
     values = scalar_values(kernel.problem)
     assert {(n, v) for call in whole for n, v in call.scalars.items()} == {
-        (n, v) for n, several in values.items() for v in several[:3]
+        (n, v) for n, several in values.items() for v in several[:2]
     }
     assert [c.scalars for c in found if c.scalars] == combinations(values)
-    spread = [call for call in found if call.says == "with small and large scalars"]
-    assert [call.scalars["limit"] for call in spread] == [7 / 64, 7 * 64]
+    spread = [call for call in found if call.says == "with further scalars"]
+    assert [call.scalars["limit"] for call in spread] == [-3.5, 7 / 64, 7 * 64]
     assert {*(spread[0].families or ())} == {"normal", "tiny", "gate edges", "up edges"}
     assert any(c.scalars and c.pitches for c in found)  # few calls are added: others take values too
     assert all(call.families is None and call.problem.rows >= 2 * len(families_of(kernel.problem)) for call in whole)

@@ -33,6 +33,7 @@ TURNS: dict[str, tuple[float, ...]] = {
     "ceil": (0.0, 1.0, -1.0, 2.0, -2.0, 17.0),
     "round": (0.5, 1.5, -0.5, -1.5, 2.5, -16.5),
 }
+MOST_NUMBERS = 256  # among which the one is looked for
 FAR = 6.0  # binades about a limit in which the other elements lie
 
 
@@ -95,9 +96,7 @@ def _result(operator: str, a: float, b: float) -> float:
         return float(results[operator])
 
 
-def _solved(
-    spec: Spec, operand: Expression, limit: float, scalars: Mapping[str, float]
-) -> Iterator[tuple[str, float]]:
+def _solved(spec: Spec, operand: Expression, limit: float, scalars: Mapping[str, float]) -> Iterator[tuple[str, float]]:
     """(input, its value) where the operand comes to the limit."""
     match operand:
         case Name(name=name) if name in _formulas(spec):
@@ -146,12 +145,19 @@ def _is_random(spec: Spec, tree: Expression) -> bool:
     return False
 
 
-def tied_value(spec: Spec, scalar: str, numbers: Array) -> float | None:
+def count_draws(spec: Spec) -> int:
+    """The calls of random(seed) in all formulas."""
+    found = (node for tree in _trees(spec).values() for node in nodes(tree) if isinstance(node, Call))
+    return sum(node.function == RANDOM for node in found)
+
+
+def tied_value(spec: Spec, scalar: str, numbers: Array) -> float:
     """The value of the scalar nearest to its default at which one of these random numbers is the one it is held to.
 
-    None where float32 has no such value.
+    The default where float32 has no such value.
     """
     tree, usual = tied_scalars(spec)[scalar], dict(spec.scalars)[scalar]
+    numbers = numbers.reshape(-1)[:MOST_NUMBERS]
     solved = [value for number in numbers.tolist() for name, value in _solved(spec, tree, number, {}) if name == scalar]
     exact = [value for value in solved if float(np.float32(value)) == value and value != usual]
-    return min(exact, key=lambda value: abs(value - usual), default=None)
+    return min(exact, key=lambda value: abs(value - usual), default=usual)

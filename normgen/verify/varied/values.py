@@ -41,7 +41,7 @@ ORDINARY = "normal"  # the family of the first input in rows where another one i
 TINY_DEFAULT = 0.01  # a default below it keeps from 0: an eps
 LARGE_SCALARS = (0.1, 8.0)  # of such a scalar: what changes rows of a variance of 1, and more than their elements
 SPREAD = 64.0  # times smaller, and larger: a wrong kernel may tell scalars by a threshold anywhere between
-FULL_VALUES = 3  # of a scalar, that meet every family of rows
+FULL_VALUES = 2  # of a scalar, that meet every family of rows
 IGNORED = (0.0, -1.0, 255.0)  # labels that callers leave out beside -100: padding, no class, the last one of a byte
 APART = 1 / 32  # the values of the n-th scalar are larger by n times this share: no two scalars are ever equal
 
@@ -131,8 +131,12 @@ def extremes(problem: Problem, *, takes_maximum: bool) -> tuple[str, ...]:
 
 
 def spread_families(families: Collection[str]) -> tuple[str, ...]:
-    """Those of a problem's rows that tell small and large values of scalars: an eps in tiny ones, a limit at itself."""
-    told = [name for name in families if name in (ORDINARY, "tiny") or name.partition(" ")[2] == EDGES]
+    """Those of a problem's rows that tell small and large values of scalars: an eps in tiny ones, a limit at itself.
+
+    And labels that are what a scalar says.
+    """
+    known = {"", *EXTREMES, *INDICES}
+    told = [name for name in families if name in (ORDINARY, "tiny") or name.partition(" ")[2] not in known]
     return tuple(told or families)
 
 
@@ -195,6 +199,14 @@ def in_columns(values: Array, rng: np.random.Generator) -> Array:
     return np.where(lot < 1 / 8, 0.0, np.where(lot > 7 / 8, 1.0, found))
 
 
+def as_large(size: float, shape: tuple[int, ...], dtype: DType, rng: np.random.Generator) -> Array:
+    """A parameter of about this size: in half of the columns within 2 % of it, in others up to 8 times off."""
+    near, far = rng.uniform(0.98, 1.02, shape), 2.0 ** rng.uniform(-3.0, 3.0, shape)
+    lot = rng.random(shape)
+    values = size * np.where(lot < 1 / 2, near, far) * np.where(lot % (1 / 4) < 1 / 8, -1.0, 1.0)
+    return np.asarray(np.clip(values if len(shape) and values.size > 1 else size * near, dtype.least, dtype.largest))
+
+
 def sign_of_call(problem: Problem) -> float:
     """Of one number on the device: calls of an odd number of rows have it negative."""
     return -1.0 if problem.rows % 2 else 1.0
@@ -243,7 +255,7 @@ def candidates(problem: Problem) -> dict[str, tuple[float, ...]]:
 
 
 def _others(default: float) -> tuple[float, ...]:
-    """Three values that meet every family of rows, then small and large ones."""
+    """Two values that meet every family of rows, then others, small and large ones among them."""
     size, sign = abs(default), math.copysign(1.0, default)
     if size == 0:
         return 0.1, -0.1, 1.5, 0.1 / SPREAD / 8, 1.5 * SPREAD
