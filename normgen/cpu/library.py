@@ -76,6 +76,7 @@ class Launch(ctypes.Structure):
         ("cluster", ctypes.c_int),
         ("dynamic_bytes", ctypes.c_int),
         ("dependent", ctypes.c_int),
+        ("ends", ctypes.c_int),
         ("seed", ctypes.c_uint32),
         ("time_limit_s", ctypes.c_double),
         ("trace", ctypes.POINTER(Traced)),

@@ -77,6 +77,7 @@ class Program:
         workspace: Array | None = None,
         time_limit_s: float = 60.0,
         trace: bool = False,
+        ends: int = 0,
     ) -> Run:
         """Launch every kernel in order; written arrays are written in place.
 
@@ -89,6 +90,7 @@ class Program:
         seed       shuffles the order of blocks and threads; 0 keeps it
         time_limit_s  seconds of computing; waiting on a busy machine does not count
         trace         keep every step of every thread: for small runs
+        ends          run so many clusters at each end of each grid, and no others; 0: all
 
         A fault ends the run after its kernel. Raises UsageError when an argument is missing or unfit.
         """
@@ -118,7 +120,9 @@ class Program:
                 continue
             arguments = [_argument(param, values, sizes=sizes, scalars=scalars or {}) for param in kernel.params]
             left = max(0.001, time_limit_s - (time.thread_time() - computed))
-            launch = self._launch_of(number, kernel, arguments, placed, grid=grid, seed=seed, time_limit_s=left)
+            launch = self._launch_of(
+                number, kernel, arguments, placed, grid=grid, seed=seed, time_limit_s=left, ends=ends
+            )
             report = self._launched(launch, trace=trace)
             steps += steps_of(number, launch, report, placed) if trace else []
             written |= _written_keys(kernel)
@@ -142,6 +146,7 @@ class Program:
         grid: int,
         seed: int,
         time_limit_s: float,
+        ends: int,
     ) -> Launch:
         unit = load_unit(self.unit)
         shared = unit[f"normgen_shared_of_{self.index}"]
@@ -160,6 +165,7 @@ class Program:
             cluster=kernel.launch.cluster,
             dynamic_bytes=kernel.launch.shared_bytes,
             dependent=int(kernel.launch.dependent),
+            ends=ends,
             seed=seed,
             time_limit_s=time_limit_s,
         )

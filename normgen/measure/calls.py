@@ -24,12 +24,16 @@ from normgen.codegen.module import Module, Source
 from normgen.problem.problem import Problem
 from normgen.problem.question import Direction
 from normgen.problem.scales import ScaleLayout
-from normgen.program.source import kernel_problem
+from normgen.program.source import kernel_problem, with_null
 from normgen.records.verified import Site, Verified
 from normgen.verify import (
+    FAMILY_ROWS,
+    Buffer,
+    Expectation,
     Inputs,
     Outputs,
     Verdict,
+    beyond_stored,
     default_families,
     families_apart,
     families_of,
@@ -38,12 +42,25 @@ from normgen.verify import (
     make_inputs,
     make_outputs,
     parameters,
+    pick_rows,
+    prepare,
     scalar_values,
     signed_parameters,
 )
 from normgen.verify.contraction.sides import summed
-from normgen.verify.families import fitting_families
-from normgen.verify.varied.values import as_text, combinations, is_index, label_scalars, rows_modulo
+from normgen.verify.families import BEYOND, fitting_families
+from normgen.verify.rows import draws
+from normgen.verify.varied.far_rows import FarRows
+from normgen.verify.varied.limits import count_draws, tied_scalars, tied_value
+from normgen.verify.varied.values import (
+    FULL_VALUES,
+    as_text,
+    combinations,
+    is_index,
+    label_scalars,
+    rows_modulo,
+    spread_families,
+)
 
 TRIPS = 9  # of a row loop: every slot of a ring is filled three times, as rings have at most 4
 # Walkers of few tiles. No power of two: a start that wraps around at 2^32 is wrong by a multiple of those.
@@ -57,6 +74,9 @@ FAR = 1 << 31  # elements: more than an int counts
 PRODUCTS = 8  # that take the time of one element of rows
 MOST_ELEMENTS = 1 << 23  # of a call that needs many rows: some 3 s on the CPU executor
 DEALT_ELEMENTS = 1 << 17  # of a call that values of scalars are dealt out to: it is made in every check
+WIDE_ELEMENTS = 1 << 19  # of two rows of each family: 62 of 8192 columns
+FAR_ROW = 1 << 16  # rows: more than a short counts
+MANY_ELEMENTS = 1 << 23  # of a call with so many, of which few are looked at
 FEW_ELEMENTS = 1 << 14  # of a call with more rows than columns where no formula names rows: some 10 ms
 
 
@@ -75,6 +95,9 @@ class Call:
     grid      blocks of a kernel that walks rows, whatever such a device gets; 0: as it gets them
     scalars   values of those that are not at their default
     ends      family of the first and of the last row
+    sizes     of parameters that are about as large
+    gap       rows between the first half and the second one that hold 0, and that nobody looks at
+    tied      a scalar that a random number is compared with, and the number of that draw: it is one of these numbers
     """
 
     says: str
@@ -88,6 +111,19 @@ class Call:
     grid: int = 0
     scalars: Mapping[str, float] = field(default_factory=dict)
     ends: str = ""
+    sizes: Mapping[str, float] = field(default_factory=dict)
+    tied: tuple[str, int] | None = None
+    gap: int = 0
+
+    @property
+    def far_rows(self) -> FarRows:
+        """Where its rows lie in a launch."""
+        return FarRows(problem=self.problem, first=self.problem.rows // 2, gap=self.gap)
+
+    def memory(self, inputs: Inputs, outputs: Outputs) -> dict[str, Buffer]:
+        """Of a launch, which has the rows of the gap, too."""
+        buffers = inputs.buffers | outputs.buffers
+        return self.far_rows.spread(buffers) if self.gap else buffers
 
     def on_its_grid(self, module: Module) -> Module:
         """The module with row loops in the grid of this call."""
@@ -95,6 +131,7 @@ class Call:
         for kernel in module.kernels:
             launch, problem = kernel.launch, self.problem
             if launch.walks:
+                problem = self.far_rows.launched
                 own = launch.grid(rows=problem.rows, sm_count=self.sm_count, batches=problem.batches)
                 launch = replace(launch, persistent=0, blocks=self.grid or own, by_batch=False)
             kernels.append(replace(kernel, launch=launch))
@@ -124,20 +161,36 @@ class Call:
 
     def tensors(self, *, seed: int) -> tuple[Inputs, Outputs]:
         """What it runs on. Raises MemoryError when there is no address space for rows so far apart."""
-        inputs = make_inputs(
-            self.problem,
-            seed=seed,
-            families=self.families,
-            pitches=self.pitches,
-            scalars=self.scalars,
-            ends=self.ends,
-            signed=signed_parameters(self.problem),
-        )
+        inputs = self._inputs(seed, self.scalars)
+        if self.tied is not None:
+            value = tied_value(self.problem.spec, self.tied[0], draws(inputs, self.tied[1]))
+            inputs = self._inputs(seed, {**self.scalars, self.tied[0]: value})
         if self.not_finite:
             spoilt, cols = inputs.arrays[self.not_finite], self.problem.cols
             spoilt[[0, 1], [0, cols // 3]], spoilt[[-2, -1], [cols - 1, cols // 2]] = np.inf, np.nan
         outputs = make_outputs(self.problem, seed=seed, pitches=self.pitches, nulls=self.nulls, inputs=inputs)
         return inputs, outputs
+
+    def _inputs(self, seed: int, scalars: Mapping[str, float]) -> Inputs:
+        return make_inputs(
+            self.problem,
+            seed=seed,
+            families=self.families,
+            pitches=self.pitches,
+            scalars=scalars,
+            ends=self.ends,
+            signed=signed_parameters(self.problem),
+            sizes=self.sizes,
+            numbers=self.far_rows.numbers if self.gap else None,
+        )
+
+    def expected(self, inputs: Inputs, outputs: Outputs, *, elements: int, chain: int | None) -> Expectation:
+        """What it must give, of about so many elements: of two rows of each family at least, of a guard's rows all."""
+        problem = self.problem
+        least = family_rows(problem) if self.families is None else FAMILY_ROWS
+        count = problem.rows if self.is_plain else max(least, elements // problem.cols)
+        rows = pick_rows(inputs.families, count, seed=inputs.seed)
+        return prepare(problem, inputs, start=outputs.start, rows=rows, chain=chain, is_plain=self.is_plain)
 
 
 def taken(problem: Problem, module: Module) -> Problem:
@@ -156,15 +209,26 @@ def calls(
         return
     found = scalar_values(problem)
     dealt, whole = combinations(found), max(map(len, found.values()), default=0)
-    full = problem.with_rows(family_rows(problem))
-    for values in filter(None, (scalars, *dealt[:whole])):  # among them every value of every scalar
+    of_full, spread, others = dealt[:FULL_VALUES][:whole], dealt[FULL_VALUES:whole], dealt[whole:]
+    full = problem.with_rows(full_rows(problem))
+    for values in filter(None, (scalars, *of_full)):
         yield Call(says="with all families of rows", problem=full, sm_count=sm_count, scalars=values)
+    families = spread_families([*families_of(problem), *(name for group in families_apart(problem) for name in group)])
+    short = problem.with_rows(max(2, min(2 * len(families), full.rows)))
+    for values in spread:
+        said = "with further scalars"
+        yield Call(says=said, problem=short, sm_count=sm_count, families=families, scalars=values)
     is_made = full.rows * full.cols <= DEALT_ELEMENTS  # in every check: else short calls have all values
-    left = iter(dealt[whole:] if is_made else dealt)
+    left = iter(others if is_made else [*of_full, *others])
     far: list[Call] = []
     plain: list[Call] = []
     for call in _calls(problem, module, sm_count=sm_count):
-        is_dealt = call.families == _normal(problem) and call.problem.rows > 1 and call.elements <= DEALT_ELEMENTS
+        is_dealt = (
+            not (call.tied or call.gap)
+            and call.families == _normal(problem)
+            and call.problem.rows > 1
+            and call.elements <= DEALT_ELEMENTS
+        )
         if call.is_far:
             far.append(call)
         elif is_dealt:
@@ -175,6 +239,12 @@ def calls(
     for values, call in product(left, plain[-1:]):  # that of most rows comes last
         yield replace(call, says=f"at {call.problem.rows} rows", scalars=values, order=0)
     yield from far
+
+
+def full_rows(problem: Problem) -> int:
+    """Rows of a call with every family of rows and scalars off their defaults: of wide rows one of each family."""
+    rows = family_rows(problem)
+    return rows if rows * problem.cols <= WIDE_ELEMENTS else len(families_of(problem))
 
 
 def _normal(problem: Problem) -> tuple[str, ...] | None:
@@ -203,9 +273,16 @@ def _calls(problem: Problem, module: Module, *, sm_count: int) -> Iterator[Call]
         ends: str = "",
         rows_per_batch: int = 0,
         walkers: int = 0,
+        absent: tuple[str, ...] = (),
+        sizes: Mapping[str, float] | None = None,
+        tied: tuple[str, int] | None = None,
+        gap: int = 0,
     ) -> Call:
         pitch = cols + (problem.pitch - cols) % PITCH_STEP  # with the alignments of the problem's own
-        shaped = (problem if cols == problem.cols else replace(problem, cols=cols, pitch=pitch)).with_rows(rows)
+        asked = with_null(problem, absent) if absent else problem
+        shaped = (asked if cols == problem.cols else replace(asked, cols=cols, pitch=pitch)).with_rows(rows)
+        here = {tensor.name for tensor in shaped.tensors}
+        nulls = (*nulls, *(tensor.name for tensor in problem.tensors if tensor.name not in here))
         shaped = replace(shaped, rows_per_batch=rows_per_batch or shaped.rows_per_batch)
         return Call(
             says=says,
@@ -218,6 +295,9 @@ def _calls(problem: Problem, module: Module, *, sm_count: int) -> Iterator[Call]
             grid=walkers * launch.cluster * (shaped.batches if launch.by_batch else 1),
             not_finite=not_finite,
             ends=ends,
+            sizes=sizes or {},
+            tied=tied,
+            gap=gap,
         )
 
     yield at(1, "at 1 row")
@@ -237,6 +317,16 @@ def _calls(problem: Problem, module: Module, *, sm_count: int) -> Iterator[Call]
         yield at(max(ragged, 4), f"with NaN and an infinity in {name}", not_finite=name)
     for cols in _other_cols(problem, module):
         yield at(ragged, f"at {cols} cols", cols=cols)
+        if nulls := _nulls(problem)[-1:]:
+            yield at(ragged, f"at {cols} cols with null {' and '.join(nulls[0])}", cols=cols, nulls=nulls[0])
+    for absent in _null_inputs(problem):
+        yield at(ragged, f"with null {' and '.join(absent)}", absent=absent)
+    for tied in _ties(problem):
+        yield at(ragged, f"with a random number that is {tied[0]}", tied=tied)
+    if sizes := beyond_stored(problem):
+        said = " and ".join(f"{name} of {size:.3g}" for name, size in sizes.items())
+        rows = max(ragged, 2 * len(BEYOND))
+        yield at(rows, f"with {said}", sizes=sizes, families=BEYOND if normal else None)
     if problem.rows_per_batch:
         for per_batch in dict.fromkeys((1, tile + 1, ragged)):
             said = "with a batch for each row" if per_batch == 1 else f"with {per_batch} rows a batch"
@@ -252,6 +342,13 @@ def _calls(problem: Problem, module: Module, *, sm_count: int) -> Iterator[Call]
         yield at(max(ragged, 2 * len(group)), said, families=group)
     if rows := _rows_beyond_columns(problem):
         yield at(rows, f"at {rows} rows, more than columns")
+    if cols := _few_cols(problem, module):
+        share = problem.with_rows(2 * ragged).batches if problem.spec.has_heads else 1
+        gap = -(-FAR_ROW // share) * share
+        rows, own = gap + 2 * ragged, int(bool(problem.rows_per_batch and not problem.spec.has_heads))
+        walkers = -(-rows // tile) if launch.walks else 0
+        said = f"at {rows} rows, more than 2^16"
+        yield at(2 * ragged, said, cols=cols, gap=gap, walkers=walkers, rows_per_batch=own)
     pitched = _pitched(module)
     own = {name: _pitch(problem, name, ragged) + (i + 1) * PITCH_STEP for i, name in enumerate(pitched)}
     if own:
@@ -479,10 +576,36 @@ def finishing_loop(module: Module) -> tuple[int, int]:
     return finish.threads * finish.blocks // sums, FINISH_IN_FLIGHT
 
 
+def _few_cols(problem: Problem, module: Module) -> int:
+    """The columns of a call with more than 2^16 rows, all that a number of 16 bits counts; 0: there is none.
+
+    Of a kernel that knows row numbers otherwise than as addresses, more columns pay.
+    """
+    cols = min(_other_cols(problem, module), default=problem.cols) if problem.any_cols else problem.cols
+    is_counted = rows_modulo(problem.spec) is not None or problem.rows_per_batch or problem.spec.seeds
+    is_counted = is_counted or any(is_index(t) for t in problem.tensors if not t.is_written)
+    most = MANY_ELEMENTS if is_counted else MANY_ELEMENTS // 8
+    is_apart = problem.sums_rows or problem.layout or module.kernels[0].launch.by_batch
+    return 0 if is_apart or FAR_ROW * cols > most else cols
+
+
 def _nulls(problem: Problem) -> list[tuple[str, ...]]:
     """Each nullable statistic alone, then all."""
     names = tuple(t.name for t in problem.tensors if t.nullable)
     return [*((name,) for name in names), *([names] if len(names) > 1 else [])]
+
+
+def _null_inputs(problem: Problem) -> list[tuple[str, ...]]:
+    """Of a general kernel each optional input that may be null alone, then all."""
+    names = tuple(t.name for t in problem.tensors if t.null_as is not None and not t.is_written)
+    return [*((name,) for name in names), *([names] if len(names) > 1 else [])]
+
+
+def _ties(problem: Problem) -> list[tuple[str, int]]:
+    """The scalars that random numbers of the kernel's own are compared with, and the draws."""
+    if not {t.name for t in problem.tensors} & {t.name for t in problem.spec.seeds}:
+        return []
+    return list(product(tied_scalars(problem.spec), range(count_draws(problem.spec))))
 
 
 def _pitch(problem: Problem, name: str, rows: int) -> int:

@@ -99,7 +99,7 @@ class _Setting:
         self.inputs, self.outputs = call.tensors(seed=seed)
         problem = call.problem
         of = {t.name: t for t in problem.tensors}
-        buffers = {**self.inputs.buffers, **self.outputs.buffers}
+        buffers = self._buffers = call.memory(self.inputs, self.outputs)
         self._mirrors = {n: _mirror(b, max(problem.align, of[n].dtype.bytes), index) for n, b in buffers.items()}
 
     def keep(self) -> None:
@@ -113,14 +113,14 @@ class _Setting:
 
     def launch(self, bound: Bound, stream: Stream) -> None:
         """Run the kernel once and wait for it."""
-        call, problem = self.call, self.call.problem
+        call, problem, launched = self.call, self.call.problem, self.call.far_rows.launched
         bound.set(
             pointers={**{n: m.pointer for n, m in self._mirrors.items()}, **dict.fromkeys(call.nulls)},
             pitches={**problem.pitches, **call.pitches},
-            rows=problem.rows,
+            rows=launched.rows,
             cols=problem.cols,
             inner=problem.sizes.inner,
-            rows_per_batch=problem.rows_per_batch,
+            rows_per_batch=launched.rows_per_batch,
             scalars=self.inputs.scalars,
         )
         bound.launch(stream)
@@ -132,7 +132,17 @@ class _Setting:
         lines = {t.name for t in problem.tensors if t.kind.by_row} - set(dict(problem.layout))
         for name in self.outputs.buffers:
             self._mirrors[name].download(rows if name in lines else None)
+        self.call.far_rows.gather(self._buffers, self.outputs.buffers)
         return self.outputs
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Prepared:
+    """A call with all that its verdict needs beside a kernel."""
+
+    setting: _Setting
+    expected: Expectation
+    effects: Effects
 
 
 class DeviceCheck:
@@ -148,6 +158,7 @@ class DeviceCheck:
         self.site = Site(executor=GPU, device=facts.name, version=version)
         self._expected: dict[tuple[bool, int | None], Expectation] = {}
         self._effects: Effects | None = None
+        self._shared: list[_Prepared] = []
 
     def run(self, bound: Bound, stream: Stream, *, full: bool, chain: int | None = None) -> Verdict:
         """Launch once on poisoned outputs, then look at every guard byte and as many rows as pay.
@@ -184,36 +195,51 @@ class DeviceCheck:
     def _plain_effects(self) -> Effects:
         """Which variations of the plain call change an element: the same for every kernel."""
         if self._effects is None:
-            self._effects = effects(self.problem, self._setting.inputs, self._expectation(True, None).rows)
+            self._effects = effects(self._expectation(True, None), self._setting.outputs.start)
         return self._effects
 
     def _other(self, call: Call, loaded: LoadedModule, stream: Stream) -> Verdict | str:
         """One call in its own memory: its verdict, or what is wrong with the workspace."""
         module = call.on_its_grid(loaded.module)
-        setting = _Setting(call, index=self._index, seed=self._seed)
-        batches = call.problem.batches
-        fixed = module.zeroed_bytes(batches)
-        size = module.workspace_bytes(rows=call.problem.rows, sm_count=call.sm_count, batches=batches)
+        prepared = self._prepared(call, module)
+        launched = call.far_rows.launched
+        fixed = module.zeroed_bytes(launched.batches)
+        size = module.workspace_bytes(rows=launched.rows, sm_count=call.sm_count, batches=launched.batches)
         workspace = DeviceBuffer(max(size, 1), device=self._index)
         workspace.fill(0xFF)
         if fixed:
             memset(workspace.pointer, 0, fixed, device=self._index)
+        prepared.setting.restore(stream)
         stream.wait_for(0)
         own = LoadedModule(module, loaded.cubin, device=self._index)
         try:
-            setting.launch(own.bind().set(workspace=workspace.pointer), stream)
+            prepared.setting.launch(own.bind().set(workspace=workspace.pointer), stream)
             if fixed and workspace.read((fixed,), "uint8").any():
                 return "the workspace is left unfit for the next call"
-            outputs = setting.download()
+            outputs = prepared.setting.download()
         finally:
             own.close()
             workspace.close()
-        rows = max(family_rows(call.problem), CHECKED_ELEMENTS // call.problem.cols)
-        inputs = setting.inputs
-        found = effects(call.problem, inputs, pick_rows(inputs.families, rows, seed=inputs.seed))
-        chain = module.chain if call.problem.cols == self.problem.cols else 0
-        verdict = verify.check(call.problem, inputs, outputs, rows=rows, chain=chain or None, is_plain=call.is_plain)
-        return replace(verdict, call=call.title, seen=found.seen, unseen=found.unseen)
+        verdict = prepared.expected.check(outputs)
+        return replace(verdict, call=call.title, seen=prepared.effects.seen, unseen=prepared.effects.unseen)
+
+    def _prepared(self, call: Call, module: Module) -> _Prepared:
+        """Inputs, reference and effects of a call; of those with every family of rows once for all kernels.
+
+        Their bound is that of any schedule, as in the plain call.
+        """
+        is_shared = call.families is None
+        known = next((prepared for prepared in self._shared if prepared.setting.call == call), None)
+        if known is not None:
+            return known
+        setting = _Setting(call, index=self._index, seed=self._seed)
+        setting.keep()
+        chain = module.chain if call.problem.cols == self.problem.cols and not is_shared else 0
+        expected = call.expected(setting.inputs, setting.outputs, elements=CHECKED_ELEMENTS, chain=chain or None)
+        found = effects(expected, setting.outputs.start)
+        prepared = _Prepared(setting=setting, expected=expected, effects=found)
+        self._shared += [prepared] if is_shared else []
+        return prepared
 
     def _expectation(self, full: bool, chain: int | None) -> Expectation:
         """Reference values and bounds, computed the first time they are asked for."""

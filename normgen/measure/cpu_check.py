@@ -17,7 +17,7 @@ from normgen.measure.calls import MOST_ELEMENTS, Call, Checked, calls, taken, to
 from normgen.measure.host_memory import require_memory
 from normgen.problem.problem import Problem
 from normgen.records.verified import CPU, Site
-from normgen.verify import Verdict, check, effects, families_of, family_rows, pick_rows
+from normgen.verify import Verdict, effects, families_of, family_rows
 
 CPU_ELEMENTS = 1 << 15
 LONG_ELEMENTS = 3 << 20  # of a plain call: some 20 s on the executor. Rows of 75,000 and more have fewer of each family
@@ -104,27 +104,29 @@ def _run(program: Program, call: Call, seed: int, chain: int) -> Verdict | str:
     """The verdict on one call, or the faults that were found before there was a result. Raises MemoryError."""
     problem, module = call.problem, call.on_its_grid(program.module)
     inputs, outputs = call.tensors(seed=seed)
-    tensors: dict[str, Any] = {**inputs.arrays, **outputs.arrays, **dict.fromkeys(call.nulls)}
-    zeroed = module.zeroed_bytes(problem.batches)
-    size = module.workspace_bytes(rows=problem.rows, sm_count=call.sm_count, batches=problem.batches)
+    buffers, launched = call.memory(inputs, outputs), call.far_rows.launched
+    tensors: dict[str, Any] = {name: buffer.array for name, buffer in buffers.items()} | dict.fromkeys(call.nulls)
+    zeroed = module.zeroed_bytes(launched.batches)
+    size = module.workspace_bytes(rows=launched.rows, sm_count=call.sm_count, batches=launched.batches)
     workspace = np.full(size, 0xFF, dtype=np.uint8)
     workspace[:zeroed] = 0
     run = replace(program, module=module).run(
         tensors,
-        rows=problem.rows,
+        rows=launched.rows,
         cols=problem.cols,
         inner=problem.sizes.inner,
-        rows_per_batch=problem.rows_per_batch,
+        rows_per_batch=launched.rows_per_batch,
         scalars=inputs.scalars,
         seed=seed + call.order,
         sm_count=call.sm_count,
         workspace=workspace if workspace.size else None,
+        ends=-(-problem.rows // module.kernels[0].launch.rows_per_block) if call.gap else 0,
     )
+    call.far_rows.gather(buffers, outputs.buffers)
     if run.faults:
         return "\n".join(str(fault) for fault in run.faults)
     if workspace[:zeroed].any():
         return "the workspace is left unfit for the next call"
-    rows = problem.rows if call.is_plain else max(family_rows(problem), CPU_ELEMENTS // problem.cols)
-    found = effects(problem, inputs, pick_rows(inputs.families, rows, seed=inputs.seed))
-    verdict = check(problem, inputs, outputs, rows=rows, chain=chain or None, is_plain=call.is_plain)
-    return replace(verdict, call=call.title, seen=found.seen, unseen=found.unseen)
+    expected = call.expected(inputs, outputs, elements=CPU_ELEMENTS, chain=chain or None)
+    found = effects(expected, outputs.start)
+    return replace(expected.check(outputs), call=call.title, seen=found.seen, unseen=found.unseen)

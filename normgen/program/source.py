@@ -139,6 +139,18 @@ def _gradient_tensors(
         raise with_line(error, spec, there) from None
 
 
+def with_null(problem: Problem, names: Collection[str]) -> Problem:
+    """What a kernel of any columns answers where these optional tensors are null: the problem without them."""
+    question = problem.question
+    asked = replace(
+        question,
+        without=tuple(sorted({*problem.absent, *names})),
+        dtypes=tuple((name, dtype) for name, dtype in question.dtypes if name not in names),
+        gradients=None if question.gradients is None else tuple(n for n in question.gradients if n not in names),
+    )
+    return replace(problem_for(problem.spec, **asked.arguments()).with_rows(problem.rows), any_cols=problem.any_cols)
+
+
 def problem_for(
     spec: Spec,
     *,

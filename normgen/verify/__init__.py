@@ -18,6 +18,7 @@ from normgen.verify.check import (
 from normgen.verify.derivative_proof import Slope, prove, proven_program
 from normgen.verify.error_model import Float32Error
 from normgen.verify.families import (
+    beyond_stored,
     default_families,
     families_apart,
     families_of,
@@ -51,6 +52,7 @@ __all__ = [
     "TensorVerdict",
     "Verdict",
     "allocate",
+    "beyond_stored",
     "check",
     "default_families",
     "effects",

@@ -99,19 +99,21 @@ def prepare(
     chain: int | None = None,
     formulas: Formulas | None = None,
     repeated_to: int | None = None,
+    is_plain: bool = False,
 ) -> Expectation:
     """What `check` computes before it looks at a result, kept: 16 bytes an element of `rows` x cols.
 
     start   what accumulated gradients held before the run (`Outputs.start`)
     rows    numbers of the rows to look at (`pick_rows`, `pick_slabs`); None: every row. Column outputs sum all rows.
     repeated_to  column outputs sum so many rows, in which the rows of `inputs` come again and again
+    is_plain  as in `check`
 
     Raises UsageError for accumulated gradients without their start.
     """
     if problem.accumulate and not start:
         raise UsageError("accumulated gradients are checked with the Outputs of make_outputs", received="no start")
     picked = np.arange(line_count(problem)) if rows is None else rows
-    model = _model(problem, inputs, start or {}, chain, formulas)
+    model = _model(problem, inputs, start or {}, chain, formulas, is_plain=is_plain)
     parts = tuple(_parts(model, picked, _written(problem), repeated_to=repeated_to))
     return Expectation(problem=problem, inputs=inputs, rows=picked, parts=parts)
 
@@ -123,10 +125,12 @@ def column_parts(problem: Problem, inputs: Inputs) -> dict[str, ColumnSum]:
         return _model(problem, inputs, {}, None, None).column_sums(tensors, problem.rows)[0]
 
 
-def row_parts(problem: Problem, inputs: Inputs, rows: NDArray[np.intp]) -> list[Part]:
-    """What these rows must hold, nothing accumulated; of a problem that writes nothing of rows, its sums over all."""
+def row_parts(
+    problem: Problem, inputs: Inputs, rows: NDArray[np.intp], start: Mapping[str, Any] | None = None
+) -> list[Part]:
+    """What these rows must hold; of a problem that writes nothing of rows, its sums over all."""
     by_row = [t for t in _written(problem) if t.kind.by_row]
-    return list(_parts(_model(problem, inputs, {}, None, None), rows, by_row or _written(problem)))
+    return list(_parts(_model(problem, inputs, start or {}, None, None), rows, by_row or _written(problem)))
 
 
 def _written(problem: Problem) -> list[TensorUse]:

@@ -67,7 +67,7 @@ from normgen.verify.interpret import (
 )
 from normgen.verify.program_walk import ProgramWalk, V
 from normgen.verify.rows import Pen, of_rows
-from normgen.verify.varied.values import as_text, candidates, combinations
+from normgen.verify.varied.values import FULL_VALUES, as_text, candidates, combinations
 
 ROWS, COLS, INNER = 7, 33, 20
 ROWS_PER_BATCH = 3  # the last batch is shorter
@@ -166,7 +166,7 @@ def _other_scalars(problem: Problem) -> list[dict[str, float]]:
         name: tuple(v for v in found if name in ranges or v * defaults[name] > 0 or (not defaults[name] and v > 0))
         for name, found in candidates(problem).items()
     }
-    return combinations(values)[: max(map(len, values.values()), default=0)]
+    return combinations(values)[: min(FULL_VALUES, max(map(len, values.values()), default=0))]
 
 
 def _differentiated(problem: Problem) -> tuple[str, ...]:

@@ -22,6 +22,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
+from numpy.typing import NDArray
 
 from normgen.problem.problem import Problem
 from normgen.problem.question import Direction
@@ -32,12 +33,15 @@ from normgen.verify.check import Part, column_parts, prepare
 from normgen.verify.contraction.sides import HARMLESS, WHOLE, by_inner, reads_saved, summed
 from normgen.verify.derivative_proof import proven_program
 from normgen.verify.error_model import stored
+from normgen.verify.interpret import Array
 from normgen.verify.rows import ALL, FAMILY_ROWS, NON_FINITE, Inputs, as_large_as, draw_inputs, draw_rows
 from normgen.verify.sources import is_derived
 from normgen.verify.varied.values import HIDDEN, ORDINARY, candidates, extremes, is_covered, label_scalars
 
 SAMPLE_ROWS = 4
 LARGEST_COLS = 1024  # of the sample: 0.1 s
+LARGEST_NARROW = 1e6  # of dtypes that rows of ordinary numbers may leave: f16, and those of 8 bits
+BEYOND = ("mixed_sign", "normal")  # rows in which results come to it: of one magnitude, and of many
 SMALL_COLS = 48  # of the sample that tells whether values of scalars and parameters have a bound
 
 
@@ -50,13 +54,25 @@ def make_inputs(
     scalars: Mapping[str, float] | None = None,
     ends: str = "",
     signed: Collection[str] = (),
+    sizes: Mapping[str, float] | None = None,
+    numbers: NDArray[np.intp] | None = None,
 ) -> Inputs:
     """`draw_inputs` of the chosen families; by default of all `families_of` the problem, with `signed_parameters`."""
     chosen, left_out = families, tuple[str, ...]()
     if chosen is None:
         chosen, signed = families_of(problem), signed or signed_parameters(problem)
         left_out = tuple(name for name in fitting_families(problem) if name not in chosen)
-    drawn = draw_inputs(problem, chosen, seed=seed, pitches=pitches, scalars=scalars, ends=ends, signed=signed)
+    drawn = draw_inputs(
+        problem,
+        chosen,
+        seed=seed,
+        pitches=pitches,
+        scalars=scalars,
+        ends=ends,
+        signed=signed,
+        sizes=sizes,
+        numbers=numbers,
+    )
     return replace(drawn, left_out=left_out)
 
 
@@ -246,6 +262,48 @@ def _signed(problem: Problem) -> tuple[str, ...]:
         return names
     alone = {name: _Bounds(problem, draw_inputs(problem, (ORDINARY,), signed=(name,))) for name in names}
     return tuple(name for name, bounds in alone.items() if usual.kept_by(bounds))
+
+
+def beyond_stored(problem: Problem) -> dict[str, float]:
+    """The parameter, and its size, at which an output of rows comes to the largest number of its dtype; else nothing.
+
+    A norm's rows are of size 1, whatever its input is: alone a weight, or a scale, takes them to where f16 has
+    infinities and 8 bits saturate.
+    """
+    return dict(_beyond_stored(_small(problem))) if not problem.inner and parameters(problem) else {}
+
+
+@lru_cache(maxsize=1024)
+def _beyond_stored(problem: Problem) -> tuple[tuple[str, float], ...]:
+    for tensor in problem.tensors:
+        if not (tensor.is_written and tensor.kind.is_elem and tensor.dtype.largest < LARGEST_NARROW):
+            continue
+        for name in parameters(problem):
+            usual = _size_of(problem, tensor, {name: 1.0})
+            sizes = (tensor.dtype.largest / usual, usual / tensor.dtype.largest) if usual else ()
+            for size in (min(size, problem.tensor(name).dtype.largest) for size in sizes):
+                if _reaches(problem, tensor, {name: size}):
+                    return ((name, size),)
+    return ()
+
+
+def _size_of(problem: Problem, tensor: TensorUse, sizes: Mapping[str, float]) -> float:
+    """The median magnitude of an output in rows of one magnitude; 0 where it is not finite."""
+    with np.errstate(all="ignore"):
+        found = _elements(problem, tensor, sizes)
+    return float(np.median(found)) if np.isfinite(found).all() else 0.0
+
+
+def _reaches(problem: Problem, tensor: TensorUse, sizes: Mapping[str, float]) -> bool:
+    """Whether some of its elements are beyond the largest number, and some are below."""
+    with np.errstate(all="ignore"):
+        is_beyond = _elements(problem, tensor, sizes) >= tensor.dtype.largest
+    return bool(0 < is_beyond.mean() < 1)
+
+
+def _elements(problem: Problem, tensor: TensorUse, sizes: Mapping[str, float]) -> Array:
+    drawn = draw_inputs(problem, BEYOND, sizes=sizes)
+    return np.abs(np.concatenate([p.want for p in prepare(problem, drawn).parts if p.tensor.name == tensor.name]))
 
 
 class _Bounds:

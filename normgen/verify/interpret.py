@@ -472,12 +472,14 @@ def interpret(
     scalars: Mapping[str, float] | None = None,
     *,
     names: Iterable[str] | None = None,
+    rows: NDArray[np.intp] | None = None,
 ) -> dict[str, Array]:
     """The spec's written tensors (or the formulas in `names`) in float64, forward.
 
     inputs: x: [rows, cols], parameters: [cols], of batches: [batches, cols], each of equally many rows, of heads:
     [heads, cols], whose rows take turns, or [batches], [heads]; with cols / G for groups of columns that share a value,
-    or with a value for each column all the same. Missing optional tensors take their `absent` formula.
+    or with a value for each column all the same. Missing optional tensors take their `absent` formula. `rows`: the
+    numbers of the rows, where these are some of more.
     Returns elem outputs [rows, cols], row statistics [rows] and scalar outputs [].
     """
     shape, inner = _shape_of(spec, inputs), 0
@@ -490,8 +492,9 @@ def interpret(
     repeated = {n: _each_row(value, shape[0], in_turn=spec.has_heads) for n, value in of_batch.items()}
     repeated = {n: value if value.ndim > 1 else value[:, None] for n, value in repeated.items()}
     known = as_values({**inputs, **repeated}, shape[-1], {**dict(spec.scalars), **(scalars or {})})
-    known |= constants(np.arange(shape[0]), shape[-1], inner)
-    known |= drawn(spec, seeds_of(spec, inputs), np.arange(shape[0]), shape[-1])
+    numbers = np.arange(shape[0]) if rows is None else rows
+    known |= constants(numbers, shape[-1], inner)
+    known |= drawn(spec, seeds_of(spec, inputs), numbers, shape[-1])
     walk = Evaluation(Float64(cols=shape[-1]), spec_formulas(spec, inputs), known, file=spec.file or spec.name)
     wanted = list(names) if names is not None else [t.name for t in (*spec.outputs, *spec.statistics)]
     with np.errstate(all="ignore"):

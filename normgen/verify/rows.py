@@ -48,7 +48,7 @@ from normgen.spec.spec import Role
 from normgen.verify.contraction.sides import WHOLE, draw_whole, drawn_side, line_count
 from normgen.verify.interpret import Array, drawn, interpret, seeds_of
 from normgen.verify.reference import has_reference, reference
-from normgen.verify.varied.values import ORDINARY, draw_extreme, in_columns, of_tensor, sign_of_call
+from normgen.verify.varied.values import ORDINARY, as_large, draw_extreme, in_columns, of_tensor, sign_of_call
 
 Stored = NDArray[Any]
 Draw = Callable[[np.random.Generator, int, int, DType], Array]
@@ -291,11 +291,11 @@ class Outputs:
         return tuple(name for name, buffer in self.buffers.items() if not buffer.untouched())
 
 
-def allocate(tensor: TensorUse, problem: Problem, pitch: int | None = None) -> Buffer:
+def allocate(tensor: TensorUse, problem: Problem, pitch: int | None = None, *, is_sparse: bool = False) -> Buffer:
     """Memory for one tensor with its own pitch or the problem's, its base an odd multiple of `align` bytes.
 
     Shapes: elem [rows, cols] and batches [batches, cols] with row stride pitch, groups as they are laid out,
-    row [rows], col [cols], scalar [1].
+    row [rows], col [cols], scalar [1]. A sparse one is never filled, whatever its size.
     Raises MemoryError when there is no address space for it.
     """
     item = tensor.dtype.bytes
@@ -304,7 +304,7 @@ def allocate(tensor: TensorUse, problem: Problem, pitch: int | None = None) -> B
     extent = shape[0] * strides[0]
     align = max(problem.align, item)
     size = GUARD_BYTES + 2 * align + extent + GUARD_BYTES
-    is_sparse = size > SPARSE_BYTES
+    is_sparse = is_sparse or size > SPARSE_BYTES
     storage = _empty_pages(size) if is_sparse else np.full(size, POISON, dtype=np.uint8)
     offset = GUARD_BYTES + (align - storage.ctypes.data - GUARD_BYTES) % (2 * align)
     array = np.ndarray(shape, tensor.dtype.numpy, storage.data, offset=offset, strides=strides)
@@ -349,6 +349,8 @@ def draw_inputs(
     scalars: Mapping[str, float] | None = None,
     ends: str = "",
     signed: Collection[str] = (),
+    sizes: Mapping[str, float] | None = None,
+    numbers: NDArray[np.intp] | None = None,
 ) -> Inputs:
     """Every read tensor of the problem, in its stored dtype, pitch and alignment.
 
@@ -359,7 +361,8 @@ def draw_inputs(
     numbers of 8 bits are any, others the number of a column or -1. In a
     backward problem saved statistics and saved outputs come from the float64 forward, rounded to their dtype.
     `pitches` are those of tensors that do not have the problem's, `scalars` the values of those not at their default,
-    `ends` the family of the first and the last row.
+    `ends` the family of the first and the last row, `sizes` those of parameters that are about as large, `numbers`
+    those that the rows have in a launch of more.
 
     Raises UsageError for an unknown family of rows.
     """
@@ -374,7 +377,9 @@ def draw_inputs(
         of_row = (ends,) if len(of_row) == 1 else (ends, *of_row[1:-1], ends)
     given = {**dict(problem.spec.scalars), **(scalars or {})}
     values_of = {name: float(np.float32(value)) for name, value in given.items()}
-    pen = Pen(problem=problem, of_row=of_row, scalars=values_of, rng=rng, signed=signed)
+    pen = Pen(
+        problem=problem, of_row=of_row, scalars=values_of, rng=rng, signed=signed, sizes=sizes or {}, numbers=numbers
+    )
     made: dict[str, Buffer] = {}
     saved: list[TensorUse] = []
     for tensor in problem.tensors:
@@ -389,7 +394,13 @@ def draw_inputs(
         made |= {t.name: _fill(t, problem, values[t.name], pitches.get(t.name)) for t in saved}
     in_order = {t.name: made[t.name] for t in problem.tensors if not t.is_written}
     return Inputs(
-        problem=problem, seed=seed, families=of_row, scalars=values_of, signed=tuple(signed), buffers=in_order
+        problem=problem,
+        seed=seed,
+        families=of_row,
+        scalars=values_of,
+        signed=tuple(signed),
+        numbers=numbers,
+        buffers=in_order,
     )
 
 
@@ -407,6 +418,8 @@ class Pen:
     scalars: Mapping[str, float] = field(default_factory=dict)
     rng: np.random.Generator
     signed: Collection[str] = ()  # parameters that are of both signs, 0 and 1
+    sizes: Mapping[str, float] = field(default_factory=dict)  # of parameters that are of one
+    numbers: NDArray[np.intp] | None = None  # of the rows in the launch
 
     def draw(self, tensor: TensorUse) -> Array:
         problem, rng = self.problem, self.rng
@@ -415,11 +428,12 @@ class Pen:
         if tensor.name in {t.name for t in problem.spec.seeds}:
             return rng.integers(-(2**63), 2**63, 1).astype(np.float64)
         if tensor.name == problem.spec.inputs[0].name and tensor.kind.is_elem and not tensor.dtype.is_integer:
-            return draw_rows(self.of_row, problem.cols, tensor.dtype, rng)
-        found = self.ordinary(tensor)
+            found = draw_rows(self.of_row, problem.cols, tensor.dtype, rng)
+        else:
+            found = self.ordinary(tensor)
         for family in dict.fromkeys(f for f in self.of_row if of_tensor(f) == tensor.name):
             at = np.flatnonzero(np.array(self.of_row) == family)
-            drawn = draw_extreme(family, tensor, problem.cols, at.size, self.scalars, rng)
+            drawn = draw_extreme(family, tensor, problem, at.size, self.scalars, rng)
             found[at] = drawn if found.ndim > 1 else drawn[:, 0]
         return found
 
@@ -427,6 +441,8 @@ class Pen:
         """The tensor where it is at no extreme; of a parameter both signs, zeros and ones."""
         problem, rng = self.problem, self.rng
         shape = problem.shape_of(tensor)
+        if tensor.name in self.sizes:
+            return as_large(self.sizes[tensor.name], shape or (1,), tensor.dtype, rng)
         if tensor.dtype.is_integer:
             low, high = (
                 (tensor.dtype.least, tensor.dtype.largest) if tensor.dtype.bytes == 1 else (-1, problem.cols - 1)
@@ -480,6 +496,7 @@ def _forward_values(pen: Pen, made: dict[str, Buffer]) -> dict[str, Array]:
         problem = replace(problem, rows_per_batch=1)
     pen = replace(pen, problem=problem)
     rows = np.arange(problem.rows)
+    known = rows if pen.numbers is None else pen.numbers
     inputs: dict[str, Any] = {}
     for tensor in (t for t in spec.tensors if not t.role.is_written):
         use = TensorUse(
@@ -507,9 +524,15 @@ def _forward_values(pen: Pen, made: dict[str, Buffer]) -> dict[str, Array]:
         shape = tensor.kind.broadcast_shape(problem.sizes)
         inputs[tensor.name] = of_rows(value, use, problem, rows).reshape(shape)
     if has_reference(spec, Direction.FORWARD):
-        numbers = drawn(spec, seeds_of(spec, inputs), np.arange(problem.rows), problem.cols)
+        numbers = drawn(spec, seeds_of(spec, inputs), known, problem.cols)
         return reference(spec.name, Direction.FORWARD, {**inputs, **numbers}, scalars)
-    return interpret(spec, inputs, scalars)
+    return interpret(spec, inputs, scalars, rows=known)
+
+
+def draws(inputs: Inputs, number: int) -> Array:
+    """[rows, cols]: what random(seed) gives, of the call of this number in the formulas."""
+    problem, rows = inputs.problem, np.arange(inputs.problem.rows)
+    return drawn(problem.spec, seeds_of(problem.spec, inputs.arrays), rows, problem.cols)[f"random {number}"]
 
 
 def make_outputs(

@@ -789,7 +789,7 @@ CHANGES: tuple[Change, ...] = (
     *changes(
         "verify/varied/effects.py",
         VARIED,
-        ("<= one.bound + other.bound", "<= np.inf"),
+        ("<= bound + other.bound", "<= np.inf"),
         ("inputs.scalars | {name: usual}", "inputs.scalars"),
         ("array[at] = tensor.dtype.stored(pen.ordinary(tensor)[at])", "pass"),
         ("is_near | is_same | loose", "is_same"),

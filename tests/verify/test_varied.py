@@ -25,6 +25,7 @@ from normgen.verify import (
     families_of,
     make_inputs,
     make_outputs,
+    prepare,
     proven_program,
     scalar_values,
     signed_parameters,
@@ -91,8 +92,8 @@ def test_a_scalar_keeps_its_sign_where_rows_would_lose_their_values() -> None:
     assert all(value > 0 for value in scalar_values(problem("layernorm"))["eps"])
     assert any(value < 0 for value in scalar_values(problem("causal_softmax"))["scale"])
     root = own('y = "x * sqrt(k)"', "k = 1")
-    assert scalar_values(root) == {"k": (0.5, 2.0)}
-    assert candidates(root) == {"k": (0.5, 2.0, -0.5)}
+    assert scalar_values(root) == {"k": (0.5, 2.0, 1 / 64, 64.0)}
+    assert candidates(root) == {"k": (0.5, 2.0, -0.5, 1 / 64, 64.0)}
 
 
 def test_ranges_of_a_spec_are_its_contract_and_no_part_of_its_digest() -> None:
@@ -100,7 +101,7 @@ def test_ranges_of_a_spec_are_its_contract_and_no_part_of_its_digest() -> None:
     said = own('y = "x * sqrt(k)"', "k = { default = 1, ranges = [[-2, -1], [0.5, 4]] }")
     assert said.spec.scalars == plain.spec.scalars
     assert said.spec.sha256 == plain.spec.sha256
-    assert scalar_values(said)["k"] == (-1.0, -2.0, -1.5, 4.0, 0.5, 2.25)
+    assert scalar_values(said)["k"] == (-1.0, -2.0, -1.5, 4.0, 0.5, 2.25, -2 + 1 / 64, 0.5 + 3.5 / 64)
     assert said.spec.allows("k", 3.0)
     assert not said.spec.allows("k", 0.0)
     assert plain.spec.allows("k", -7.0)
@@ -161,7 +162,7 @@ def test_a_label_is_ignored_beside_labels_of_which_nothing_is_known() -> None:
     )
     p = problem_for(parse(text), shape=(60, 64))
     assert scalar_values(p)["ignore_index"] == (0.0, -1.0, 255.0)
-    found = effects(p, make_inputs(p, scalars={"ignore_index": -1.0}), np.arange(p.rows))
+    found = effects(prepare(p, make_inputs(p, scalars={"ignore_index": -1.0})))
     assert found.seen == ("ignore_index=-1",)
 
 
@@ -194,7 +195,8 @@ def test_every_other_input_of_rows_is_at_extremes(op: str) -> None:
     p = problem(op)
     varied = {of_tensor(family) for family in families_of(p)} - {""}
     read = [t for t in p.tensors if not t.is_written and t.kind.by_row and t.name != p.spec.inputs[0].name]
-    assert varied == {t.name for t in read if t.dtype.bytes > 1}
+    first = {t.name for t in p.tensors if t.name == p.spec.inputs[0].name and f"{t.name} edges" in families_of(p)}
+    assert varied == {t.name for t in read if t.dtype.bytes > 1} | first
     assert set(default_families(p)) <= set(ALL)
 
 
@@ -251,16 +253,16 @@ def test_what_row_numbers_are_taken_modulo_is_read_from_the_formulas(formula: st
 def test_a_value_is_seen_where_an_element_depends_on_it() -> None:
     p = own('y = "where(t > 0, x * 2, x) + 0.000000001 * k"', "t = 0\nk = 1")
     inputs = make_inputs(p, families=("normal",), scalars={"t": 0.1, "k": 2.0})
-    found = effects(p, inputs, np.arange(p.rows))
+    found = effects(prepare(p, inputs))
     assert found.seen == ("t=0.1",)
     assert found.unseen == ("k=2",)  # rounded off
-    assert effects(p, make_inputs(p, families=("normal",)), np.arange(p.rows)).seen == ()
+    assert effects(prepare(p, make_inputs(p, families=("normal",)))).seen == ()
 
 
 def test_a_family_is_seen_where_its_rows_would_differ_with_ordinary_numbers() -> None:
     p = own('y = "x + where(g > 100, 1, 0)"', tensors='g = "input"')
-    found = effects(p, make_inputs(p), np.arange(p.rows))
-    assert found.seen == ("g huge",)
+    found = effects(prepare(p, make_inputs(p)))
+    assert found.seen == ("g edges", "g huge")
     assert set(found.unseen) == {"g zeros", "g thirties", "g zero_or_one"}
 
 

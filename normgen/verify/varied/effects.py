@@ -2,20 +2,22 @@
 
 A call whose scalar has another value shows nothing about that scalar where no element depends on it: where the branch
 that it switches on is not taken, or where rounding hides it. So the reference of some rows is evaluated once more with
-the scalar at its default, or with the input that is at an extreme drawn like any other.
+the scalar at its default, or with the input that is at an extreme drawn like any other. The reference at the call's own
+values is the one that its check holds results to.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from normgen.problem.problem import Problem
 from normgen.problem.tensors import TensorUse
-from normgen.verify.check import row_parts
+from normgen.verify.check import Expectation, Part, row_parts
+from normgen.verify.interpret import Array
 from normgen.verify.rows import Inputs, Pen
 from normgen.verify.varied.values import as_text, of_tensor
 
@@ -30,29 +32,37 @@ class Effects:
     unseen: tuple[str, ...] = ()
 
 
-def effects(problem: Problem, inputs: Inputs, rows: NDArray[np.intp]) -> Effects:
-    """Of the scalars that are not at their default; with all at it, of the families of other inputs than the first."""
+def effects(expected: Expectation, start: Mapping[str, Any] | None = None) -> Effects:
+    """Of the scalars that are not at their default; with all at it, of the families of other inputs than the first.
+
+    `start` is what accumulated gradients held before the run.
+    """
+    problem, inputs = expected.problem, expected.inputs
     found: dict[str, bool] = {}
-    if len(rows):
+    if len(expected.rows):
+        known = _Known(expected, start or {})
         for name, default in problem.spec.scalars:
             usual = float(np.float32(default))
             if inputs.scalars[name] != usual:
                 others = replace(inputs, scalars=inputs.scalars | {name: usual})
                 found[as_text(name, inputs.scalars[name])] = any(
-                    bool(_changed(problem, inputs, others, part).any()) for part in _first_and_others(inputs, rows)
+                    bool(known.changed(others, part).any()) for part in _first_and_others(expected)
                 )
         for tensor in () if found else problem.tensors:
-            found |= _of_tensor(problem, inputs, tensor, rows)
+            found |= _of_tensor(known, tensor)
     return Effects(
         seen=tuple(text for text, is_seen in found.items() if is_seen),
         unseen=tuple(text for text, is_seen in found.items() if not is_seen),
     )
 
 
-def _first_and_others(inputs: Inputs, rows: NDArray[np.intp]) -> Iterator[NDArray[np.intp]]:
-    """A few of the rows, then two of each family."""
-    yield rows[:FIRST_ROWS]
-    yield np.sort(np.concatenate([at for _, at in _by_family(inputs, rows)]))
+def _first_and_others(expected: Expectation) -> Iterator[NDArray[np.intp]]:
+    """A few of the rows, then two of each family: first those in which a label, or another input, is at an extreme."""
+    yield expected.rows[:FIRST_ROWS]
+    by_family = sorted(_by_family(expected.inputs, expected.rows), key=lambda found: not of_tensor(found[0]))
+    rows = np.concatenate([at for _, at in by_family])
+    for first in range(0, len(rows), step := 2 * FIRST_ROWS):
+        yield np.sort(rows[first : first + step])
 
 
 def _by_family(inputs: Inputs, rows: NDArray[np.intp]) -> Iterator[tuple[str, NDArray[np.intp]]]:
@@ -63,9 +73,10 @@ def _by_family(inputs: Inputs, rows: NDArray[np.intp]) -> Iterator[tuple[str, ND
             yield name, at[:2]
 
 
-def _of_tensor(problem: Problem, inputs: Inputs, tensor: TensorUse, rows: NDArray[np.intp]) -> dict[str, bool]:
+def _of_tensor(known: _Known, tensor: TensorUse) -> dict[str, bool]:
     """Whether rows in which a tensor is at an extreme differ from those in which it is not, by family."""
-    varied = [(family, at) for family, at in _by_family(inputs, rows) if of_tensor(family) == tensor.name]
+    problem, inputs = known.expected.problem, known.expected.inputs
+    varied = [item for item in _by_family(inputs, known.expected.rows) if of_tensor(item[0]) == tensor.name]
     if not varied:
         return {}
     at = np.sort(np.concatenate([part for _, part in varied]))
@@ -74,23 +85,43 @@ def _of_tensor(problem: Problem, inputs: Inputs, tensor: TensorUse, rows: NDArra
     buffer = inputs.buffers[tensor.name]
     array = buffer.array.copy()
     array[at] = tensor.dtype.stored(pen.ordinary(tensor)[at])
-    others = replace(inputs, buffers=inputs.buffers | {tensor.name: replace(buffer, array=array)})
-    changed = _changed(problem, inputs, others, at)
+    changed = known.changed(replace(inputs, buffers=inputs.buffers | {tensor.name: replace(buffer, array=array)}), at)
     return {family: bool(changed[np.isin(at, part)].any()) for family, part in varied}
 
 
-def _changed(problem: Problem, inputs: Inputs, others: Inputs, rows: NDArray[np.intp]) -> NDArray[np.bool_]:
-    """[len(rows)]: in which of these rows some element differs; of sums over rows alone, in all or none."""
-    changed = np.zeros(len(rows), dtype=bool)
-    both = zip(row_parts(problem, inputs, rows), row_parts(problem, others, rows), strict=True)
-    with np.errstate(all="ignore"):
-        for one, other in both:
-            is_near = np.abs(one.want - other.want) <= one.bound + other.bound
-            is_same = (one.want == other.want) | (np.isnan(one.want) & np.isnan(other.want))
-            loose = np.isinf(one.bound) | np.isinf(other.bound)
-            differs = ~(is_near | is_same | loose).all(axis=1)
-            if one.rows[0] < 0:
-                changed |= differs.any()
-            else:
-                changed[np.searchsorted(rows, one.rows)] |= differs
-    return changed
+class _Known:
+    """What a call must give, row by row, to be held beside what other inputs would."""
+
+    def __init__(self, expected: Expectation, start: Mapping[str, Any]) -> None:
+        self.expected, self.start = expected, start
+        self.parts: dict[str, list[Part]] = {}
+        for part in expected.parts:
+            self.parts.setdefault(part.tensor.name, []).append(part)
+
+    def changed(self, others: Inputs, rows: NDArray[np.intp]) -> NDArray[np.bool_]:
+        """[len(rows)]: in which of these rows some element differs; of sums over rows alone, in all or none."""
+        changed = np.zeros(len(rows), dtype=bool)
+        with np.errstate(all="ignore"):
+            for other in row_parts(self.expected.problem, others, rows, self.start):
+                want, bound = self._of(other)
+                is_near = np.abs(want - other.want) <= bound + other.bound
+                is_same = (want == other.want) | (np.isnan(want) & np.isnan(other.want))
+                loose = np.isinf(bound) | np.isinf(other.bound)
+                differs = ~(is_near | is_same | loose).all(axis=1)
+                if other.rows[0] < 0:
+                    changed |= differs.any()
+                else:
+                    changed[np.searchsorted(rows, other.rows)] |= differs
+        return changed
+
+    def _of(self, other: Part) -> tuple[Array, Array]:
+        """(want, bound) of the rows of another part."""
+        want, bound = np.empty(other.want.shape), np.empty(other.want.shape)
+        left = np.ones(len(other.rows), dtype=bool)
+        for part in self.parts[other.tensor.name]:
+            found = np.isin(other.rows, part.rows)
+            at = np.searchsorted(part.rows, other.rows[found]) if part.rows[0] >= 0 else slice(None)
+            want[found], bound[found] = part.want[at], np.broadcast_to(part.bound, part.want.shape)[at]
+            left &= ~found
+        assert not left.any(), "every row that is looked at is expected"
+        return want, bound

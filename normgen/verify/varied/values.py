@@ -7,8 +7,9 @@ A *variation* is one value of one thing that a caller chooses. Each thing varies
 * A parameter varies **by column**: of one tensor some columns are negative, some 0, some 1 (`in_columns`); one number
   on the device varies by call, with the sign of `sign_of_call`.
 * A run-time scalar varies **by call**. `combinations` covers every pair of two scalars' values, the default among them,
-  in few calls: the first has all scalars off their defaults and every family of rows; the others are dealt out to the
-  calls that a check makes anyway (`measure/calls.py`).
+  in few calls: the first `FULL_VALUES` have all scalars off their defaults and every family of rows; then come small
+  and large values, with rows in which they show (`spread_families`); the others are dealt out to the calls that a
+  check makes anyway (`measure/calls.py`).
 
 Nothing is varied to where the formula has no value: `families.py` drops a value of a scalar at which rows are not
 finite that are so at the default, and a parameter's signs where they are not. Ranges that a spec gives are its
@@ -18,7 +19,7 @@ contract, and go before this rule. What the reference does not depend on counts 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from itertools import combinations as pairs
 from itertools import combinations_with_replacement, product
 
@@ -32,12 +33,15 @@ from normgen.spec.formula import Binary, Call, Expression, Name, Number, nodes, 
 from normgen.spec.functions import CONDITIONS
 from normgen.spec.spec import Spec
 from normgen.verify.interpret import Array
+from normgen.verify.varied.limits import draw_edges, limits
 
 Draw = Callable[[np.random.Generator, int, int, DType], Array]
 THIRTY = 30.0  # exp(-30) is lost beside 1 in float32, and a sigmoid or a tanh of it is 0 or 1
 ORDINARY = "normal"  # the family of the first input in rows where another one is at an extreme
 TINY_DEFAULT = 0.01  # a default below it keeps from 0: an eps
 LARGE_SCALARS = (0.1, 8.0)  # of such a scalar: what changes rows of a variance of 1, and more than their elements
+SPREAD = 64.0  # times smaller, and larger: a wrong kernel may tell scalars by a threshold anywhere between
+FULL_VALUES = 2  # of a scalar, that meet every family of rows
 IGNORED = (0.0, -1.0, 255.0)  # labels that callers leave out beside -100: padding, no class, the last one of a byte
 APART = 1 / 32  # the values of the n-th scalar are larger by n times this share: no two scalars are ever equal
 
@@ -73,6 +77,7 @@ EXTREMES: dict[str, Draw] = {
     "zero_or_one": _zero_or_one,
     "hidden": _hidden,
 }
+EDGES = "edges"  # drawn by `limits.draw_edges`
 HIDDEN = "hidden"  # -inf in some columns: for formulas that take a row's maximum
 EXTREMES_ARE: dict[str, str] = {
     "zeros": "all 0",
@@ -80,6 +85,8 @@ EXTREMES_ARE: dict[str, str] = {
     "huge": "as large as its dtype and the sum of squares of a row in float32 allow",
     "zero_or_one": "exactly 0 or 1 in each column",
     HIDDEN: "-inf in some columns, where a formula takes the row's maximum",
+    EDGES: "where a formula compares, clamps or rounds it, the first input too: in half of the columns a limit itself, "
+    "in others the number next to it, below and above",
 }
 PARAMETERS_ARE = ("as usual", "negative and of any size up to 3", "exactly 0", "exactly 1")
 NOT_VARIED = (
@@ -106,27 +113,41 @@ INDICES: dict[str, Callable[[int], float]] = {
 
 def extremes(problem: Problem, *, takes_maximum: bool) -> tuple[str, ...]:
     """The families of rows in which one input other than the first is at an extreme, in the order of the tensors."""
-    found: list[str] = []
-    for tensor in _varied_by_row(problem):
-        if is_index(tensor):
+    first, found = problem.spec.inputs[0].name, list[str]()
+    for tensor in _given_by_row(problem):
+        if tensor.name == first:
+            kinds = []
+        elif is_index(tensor):
             known = (name for name, value in INDICES.items() if _fits(tensor.dtype, value(problem.cols)))
             kinds = [*known, *compared_scalars(problem.spec).get(tensor.name, ())]
         elif tensor.dtype.least >= 0:  # scales without sign or zero
             kinds = ["huge"]
         else:
             kinds = [kind for kind in EXTREMES if kind != HIDDEN or (takes_maximum and not tensor.of)]
+        if not tensor.dtype.is_integer and limits(problem.spec, tensor.name, dict(problem.spec.scalars)):
+            kinds = [*kinds, EDGES]
         found += [f"{tensor.name} {kind}" for kind in kinds]
     return tuple(found)
 
 
-def _varied_by_row(problem: Problem) -> Iterator[TensorUse]:
+def spread_families(families: Collection[str]) -> tuple[str, ...]:
+    """Those of a problem's rows that tell small and large values of scalars: an eps in tiny ones, a limit at itself.
+
+    And labels that are what a scalar says.
+    """
+    known = {"", *EXTREMES, *INDICES}
+    told = [name for name in families if name in (ORDINARY, "tiny") or name.partition(" ")[2] not in known]
+    return tuple(told or families)
+
+
+def _given_by_row(problem: Problem) -> Iterator[TensorUse]:
     written = {t.name for t in problem.spec.tensors if t.role.is_written}
     is_backward = problem.direction is Direction.BACKWARD
     for tensor in problem.tensors:
         is_given = not tensor.is_written and not (is_backward and tensor.name in written)
         is_row = tensor.kind.is_elem or tensor.kind.is_row
         is_any = tensor.dtype.is_integer and tensor.dtype.bytes == 1  # whole numbers of 8 bits are any as they are
-        if is_given and is_row and not is_any and tensor.name != problem.spec.inputs[0].name:
+        if is_given and is_row and not is_any:
             yield tensor
 
 
@@ -155,10 +176,13 @@ def is_covered(problem: Problem, family: str) -> bool:
 
 
 def draw_extreme(
-    family: str, tensor: TensorUse, cols: int, count: int, scalars: Mapping[str, float], rng: np.random.Generator
+    family: str, tensor: TensorUse, problem: Problem, count: int, scalars: Mapping[str, float], rng: np.random.Generator
 ) -> Array:
     """`count` rows of the tensor that the family names: [count, cols], or [count, 1] of a tensor of rows."""
-    kind, width = family.partition(" ")[2], cols if tensor.kind.by_col else 1
+    cols, kind = problem.cols, family.partition(" ")[2]
+    width = cols if tensor.kind.by_col else 1
+    if kind == EDGES:
+        return draw_edges(limits(problem.spec, tensor.name, scalars) or (0.0,), rng, count, width, tensor.dtype)
     if is_index(tensor):
         value = INDICES[kind](cols) if kind in INDICES else scalars[kind]
         return np.full((count, width), value)
@@ -173,6 +197,14 @@ def in_columns(values: Array, rng: np.random.Generator) -> Array:
     lot, size = rng.random((2, *values.shape))
     found = np.where(lot < 1 / 2, -3 * size * values, values)
     return np.where(lot < 1 / 8, 0.0, np.where(lot > 7 / 8, 1.0, found))
+
+
+def as_large(size: float, shape: tuple[int, ...], dtype: DType, rng: np.random.Generator) -> Array:
+    """A parameter of about this size: in half of the columns within 2 % of it, in others up to 8 times off."""
+    near, far = rng.uniform(0.98, 1.02, shape), 2.0 ** rng.uniform(-3.0, 3.0, shape)
+    lot = rng.random(shape)
+    values = size * np.where(lot < 1 / 2, near, far) * np.where(lot % (1 / 4) < 1 / 8, -1.0, 1.0)
+    return np.asarray(np.clip(values if len(shape) and values.size > 1 else size * near, dtype.least, dtype.largest))
 
 
 def sign_of_call(problem: Problem) -> float:
@@ -212,6 +244,7 @@ def candidates(problem: Problem) -> dict[str, tuple[float, ...]]:
     for number, (name, default) in enumerate(problem.spec.scalars):
         if name in ranges:
             values = [v for low, high in ranges[name] for v in (high, low, (low + high) / 2)]
+            values += [low + (high - low) / SPREAD for low, high in ranges[name]]
         elif name in labels:
             values = list(IGNORED)
         else:
@@ -222,14 +255,17 @@ def candidates(problem: Problem) -> dict[str, tuple[float, ...]]:
 
 
 def _others(default: float) -> tuple[float, ...]:
+    """Two values that meet every family of rows, then others, small and large ones among them."""
     size, sign = abs(default), math.copysign(1.0, default)
     if size == 0:
-        return 0.1, -0.1, 1.5
+        return 0.1, -0.1, 1.5, 0.1 / SPREAD / 8, 1.5 * SPREAD
     if size < TINY_DEFAULT:
-        return tuple(sign * value for value in LARGE_SCALARS)
+        small, large = LARGE_SCALARS
+        return tuple(sign * v for v in (small, large, large * SPREAD, math.sqrt(size * small)))
+    spread = (sign * size / SPREAD, sign * size * SPREAD)
     if size < 1:
-        return sign * (1 + size) / 2, sign * size / 2, -default
-    return sign * size / 2, sign * size * 2, -sign * size / 2
+        return sign * (1 + size) / 2, sign * size / 2, -default, *spread
+    return sign * size / 2, sign * size * 2, -sign * size / 2, *spread
 
 
 def combinations(values: Mapping[str, tuple[float, ...]]) -> list[dict[str, float]]:

@@ -94,6 +94,7 @@ struct Launch {
   void** arguments;
   const Region* regions;
   int region_count, grid, threads, cluster, dynamic_bytes, dependent;
+  int ends;  // clusters at each end of the grid that run; 0: all
   uint32_t seed;
   double time_limit_s;
   Traced* trace;  // null where nobody asks for the steps

@@ -199,8 +199,11 @@ extern "C" __attribute__((visibility("hidden"))) void normgen_cpu_fiber_start() 
 NORMGEN_API int normgen_cpu_launch(const Launch* launch, Report* report) {
   prepare(*launch, report);
   const std::vector<unsigned char> image(launch->shared_begin, launch->shared_end);
-  std::vector<int> order(launch->grid / launch->cluster);
-  for (size_t i = 0; i < order.size(); ++i) order[i] = static_cast<int>(i);
+  const int clusters = launch->grid / launch->cluster;
+  std::vector<int> order;
+  for (int i = 0; i < clusters; ++i) {
+    if (launch->ends == 0 || i < launch->ends || i >= clusters - launch->ends) order.push_back(i);
+  }
   shuffle(order, launch->seed);
   start_guards();
   for (int cluster : order) {
