@@ -48,7 +48,7 @@ from normgen.verify import (
     signed_parameters,
 )
 from normgen.verify.contraction.sides import summed
-from normgen.verify.families import BEYOND, fitting_families
+from normgen.verify.families import BEYOND, fitting_families, may_tie
 from normgen.verify.rows import draws
 from normgen.verify.varied.far_rows import FarRows
 from normgen.verify.varied.limits import count_draws, tied_scalars, tied_value
@@ -96,6 +96,7 @@ class Call:
     scalars   values of those that are not at their default
     ends      family of the first and of the last row
     sizes     of parameters that are about as large
+    is_tied   parameters leave what lies in the middle between numbers of 8 bits, which float32 holds
     gap       rows between the first half and the second one that hold 0, and that nobody looks at
     tied      a scalar that a random number is compared with, and the number of that draw: it is one of these numbers
     """
@@ -114,6 +115,7 @@ class Call:
     sizes: Mapping[str, float] = field(default_factory=dict)
     tied: tuple[str, int] | None = None
     gap: int = 0
+    is_tied: bool = False
 
     @property
     def far_rows(self) -> FarRows:
@@ -182,6 +184,7 @@ class Call:
             signed=signed_parameters(self.problem),
             sizes=self.sizes,
             numbers=self.far_rows.numbers if self.gap else None,
+            is_tied=self.is_tied,
         )
 
     def expected(self, inputs: Inputs, outputs: Outputs, *, elements: int, chain: int | None) -> Expectation:
@@ -224,7 +227,7 @@ def calls(
     plain: list[Call] = []
     for call in _calls(problem, module, sm_count=sm_count):
         is_dealt = (
-            not (call.tied or call.gap)
+            not (call.tied or call.gap or call.is_tied)
             and call.families == _normal(problem)
             and call.problem.rows > 1
             and call.elements <= DEALT_ELEMENTS
@@ -277,6 +280,7 @@ def _calls(problem: Problem, module: Module, *, sm_count: int) -> Iterator[Call]
         sizes: Mapping[str, float] | None = None,
         tied: tuple[str, int] | None = None,
         gap: int = 0,
+        is_tied: bool = False,
     ) -> Call:
         pitch = cols + (problem.pitch - cols) % PITCH_STEP  # with the alignments of the problem's own
         asked = with_null(problem, absent) if absent else problem
@@ -298,6 +302,7 @@ def _calls(problem: Problem, module: Module, *, sm_count: int) -> Iterator[Call]
             sizes=sizes or {},
             tied=tied,
             gap=gap,
+            is_tied=is_tied,
         )
 
     yield at(1, "at 1 row")
@@ -342,6 +347,8 @@ def _calls(problem: Problem, module: Module, *, sm_count: int) -> Iterator[Call]
         yield at(max(ragged, 2 * len(group)), said, families=group)
     if rows := _rows_beyond_columns(problem):
         yield at(rows, f"at {rows} rows, more than columns")
+    if may_tie(problem):
+        yield at(ragged, "with ties between numbers of 8 bits", is_tied=True)
     if cols := _few_cols(problem, module):
         share = problem.with_rows(2 * ragged).batches if problem.spec.has_heads else 1
         gap = -(-FAR_ROW // share) * share
@@ -577,16 +584,10 @@ def finishing_loop(module: Module) -> tuple[int, int]:
 
 
 def _few_cols(problem: Problem, module: Module) -> int:
-    """The columns of a call with more than 2^16 rows, all that a number of 16 bits counts; 0: there is none.
-
-    Of a kernel that knows row numbers otherwise than as addresses, more columns pay.
-    """
-    cols = min(_other_cols(problem, module), default=problem.cols) if problem.any_cols else problem.cols
-    is_counted = rows_modulo(problem.spec) is not None or problem.rows_per_batch or problem.spec.seeds
-    is_counted = is_counted or any(is_index(t) for t in problem.tensors if not t.is_written)
-    most = MANY_ELEMENTS if is_counted else MANY_ELEMENTS // 8
+    """The columns of a call with more than 2^16 rows, all that a number of 16 bits counts; 0: there is none."""
+    cols = min(_other_cols(problem, module), default=problem.cols)
     is_apart = problem.sums_rows or problem.layout or module.kernels[0].launch.by_batch
-    return 0 if is_apart or FAR_ROW * cols > most else cols
+    return 0 if is_apart or FAR_ROW * cols > MANY_ELEMENTS else cols
 
 
 def _nulls(problem: Problem) -> list[tuple[str, ...]]:

@@ -112,6 +112,22 @@ def held(value: Array, *of: Bounded) -> NDArray[np.bool_] | None:
     return functools.reduce(np.logical_and, (a.exact for a in of if a.exact is not None), in_float32(value))
 
 
+def nothing_of(a: Bounded, b: Bounded) -> NDArray[np.bool_] | None:
+    """Where a is exactly 0 in every schedule and b any finite number: their product is 0; None: nowhere."""
+    is_0 = a.value == 0
+    if a.error is not None:
+        is_0 = is_0 & a.exact if a.exact is not None else np.zeros(1, dtype=bool)
+    if b.error is None or not is_0.any():
+        return None
+    return np.asarray(is_0 & np.isfinite(b.value) & np.isfinite(b.error))
+
+
+def either(*where: NDArray[np.bool_] | None) -> NDArray[np.bool_] | None:
+    """Where any of these says so; None: nowhere."""
+    told = [part for part in where if part is not None]
+    return functools.reduce(np.logical_or, told) if told else None
+
+
 def in_float32(value: Array) -> NDArray[np.bool_]:
     """Where a float32 is exactly the value."""
     with np.errstate(over="ignore"):

@@ -79,8 +79,10 @@ from normgen.verify.bounded import (
     Common,
     U,
     allowed,
+    either,
     half_spacing,
     held,
+    nothing_of,
     plus,
     relative,
     rounded,
@@ -206,7 +208,7 @@ class Float32Error:
 
     def multiply(self, a: Bounded, b: Bounded) -> Bounded:
         value, least = a.value * b.value, 0.0 if a is b else _least_of(a.least, b.least, a.least * b.least)
-        exact = held(value, a, b)
+        exact = either(held(value, a, b), nothing_of(a, b), nothing_of(b, a))
         if a.error is None and b.error is None:
             return rounded(value, None).from_least(least).found_exactly(exact)
         if a.error is None:

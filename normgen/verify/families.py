@@ -29,6 +29,7 @@ from normgen.problem.question import Direction
 from normgen.problem.tensors import TensorUse, tensors_in_place
 from normgen.spec.formula import Call, Expression, children, parse_formula
 from normgen.spec.spec import Spec
+from normgen.verify.bounded import NOTHING
 from normgen.verify.check import Part, column_parts, prepare
 from normgen.verify.contraction.sides import HARMLESS, WHOLE, by_inner, reads_saved, summed
 from normgen.verify.derivative_proof import proven_program
@@ -56,6 +57,7 @@ def make_inputs(
     signed: Collection[str] = (),
     sizes: Mapping[str, float] | None = None,
     numbers: NDArray[np.intp] | None = None,
+    is_tied: bool = False,
 ) -> Inputs:
     """`draw_inputs` of the chosen families; by default of all `families_of` the problem, with `signed_parameters`."""
     chosen, left_out = families, tuple[str, ...]()
@@ -72,6 +74,7 @@ def make_inputs(
         signed=signed,
         sizes=sizes,
         numbers=numbers,
+        is_tied=is_tied,
     )
     return replace(drawn, left_out=left_out)
 
@@ -262,6 +265,20 @@ def _signed(problem: Problem) -> tuple[str, ...]:
         return names
     alone = {name: _Bounds(problem, draw_inputs(problem, (ORDINARY,), signed=(name,))) for name in names}
     return tuple(name for name, bounds in alone.items() if usual.kept_by(bounds))
+
+
+def may_tie(problem: Problem) -> bool:
+    """Whether what is stored in 8 bits may be a number that is added, alone or divided by one on the device.
+
+    Float32 holds it then, whatever else the formula has, so that a tie between two numbers of 8 bits is one.
+    """
+    if problem.inner or not any(t.is_written and t.kind.is_elem and t.dtype.bytes == 1 for t in problem.tensors):
+        return False
+    small = _small(problem)
+    inputs = draw_inputs(small, (ORDINARY,), is_tied=True)
+    with np.errstate(all="ignore"):
+        parts = [part for part in prepare(small, inputs).parts if part.tensor.dtype.bytes == 1]
+    return any(bool(((part.bound == NOTHING) & (part.want != 0)).any()) for part in parts)
 
 
 def beyond_stored(problem: Problem) -> dict[str, float]:

@@ -48,7 +48,16 @@ from normgen.spec.spec import Role
 from normgen.verify.contraction.sides import WHOLE, draw_whole, drawn_side, line_count
 from normgen.verify.interpret import Array, drawn, interpret, seeds_of
 from normgen.verify.reference import has_reference, reference
-from normgen.verify.varied.values import ORDINARY, as_large, draw_extreme, in_columns, of_tensor, sign_of_call
+from normgen.verify.varied.values import (
+    HALF,
+    ORDINARY,
+    as_large,
+    draw_extreme,
+    in_columns,
+    middles,
+    of_tensor,
+    sign_of_call,
+)
 
 Stored = NDArray[Any]
 Draw = Callable[[np.random.Generator, int, int, DType], Array]
@@ -351,6 +360,7 @@ def draw_inputs(
     signed: Collection[str] = (),
     sizes: Mapping[str, float] | None = None,
     numbers: NDArray[np.intp] | None = None,
+    is_tied: bool = False,
 ) -> Inputs:
     """Every read tensor of the problem, in its stored dtype, pitch and alignment.
 
@@ -362,7 +372,8 @@ def draw_inputs(
     backward problem saved statistics and saved outputs come from the float64 forward, rounded to their dtype.
     `pitches` are those of tensors that do not have the problem's, `scalars` the values of those not at their default,
     `ends` the family of the first and the last row, `sizes` those of parameters that are about as large, `numbers`
-    those that the rows have in a launch of more.
+    those that the rows have in a launch of more. `is_tied`: factors are 0, what is added is the middle between two
+    numbers of 8 bits, times 1/2, and numbers on the device are 1/2 or -1/2.
 
     Raises UsageError for an unknown family of rows.
     """
@@ -378,7 +389,14 @@ def draw_inputs(
     given = {**dict(problem.spec.scalars), **(scalars or {})}
     values_of = {name: float(np.float32(value)) for name, value in given.items()}
     pen = Pen(
-        problem=problem, of_row=of_row, scalars=values_of, rng=rng, signed=signed, sizes=sizes or {}, numbers=numbers
+        problem=problem,
+        of_row=of_row,
+        scalars=values_of,
+        rng=rng,
+        signed=signed,
+        sizes=sizes or {},
+        numbers=numbers,
+        is_tied=is_tied,
     )
     made: dict[str, Buffer] = {}
     saved: list[TensorUse] = []
@@ -420,6 +438,7 @@ class Pen:
     signed: Collection[str] = ()  # parameters that are of both signs, 0 and 1
     sizes: Mapping[str, float] = field(default_factory=dict)  # of parameters that are of one
     numbers: NDArray[np.intp] | None = None  # of the rows in the launch
+    is_tied: bool = False  # parameters leave what lies in the middle between numbers of 8 bits
 
     def draw(self, tensor: TensorUse) -> Array:
         problem, rng = self.problem, self.rng
@@ -451,8 +470,12 @@ class Pen:
         if tensor.kind.within_row and not tensor.kind.by_row:
             declared = next((t for t in problem.spec.tensors if t.name == tensor.name), None)
             centre = 0.0 if tensor.name == "bias" or (declared is not None and declared.absent in ("0", "0.0")) else 1.0
+            if self.is_tied:
+                return middles(shape, rng) if centre == 0 else np.zeros(shape)
             values = centre + 0.2 * rng.standard_normal(shape)
             return in_columns(values, rng) if tensor.name in self.signed else values
+        if not shape and self.is_tied:
+            return np.full(1, sign_of_call(problem) * HALF)
         if not shape and tensor.name in self.signed:
             return sign_of_call(problem) * np.abs(rng.standard_normal(1))
         return rng.standard_normal(shape or (1,))

@@ -15,6 +15,7 @@ from normgen.device import target
 from normgen.measure.calls import FAR, PITCH_STEP, TRIPS, WALKERS, Call, calls, finishing_loop, together
 from normgen.measure.cpu_check import CPU_SMS, check_on_cpu
 from normgen.pipeline import emit
+from normgen.problem.question import Direction
 from normgen.program.source import problem_for
 from normgen.records.verified import CPU, Site
 from normgen.schedule.legality import refusal
@@ -311,6 +312,37 @@ ORDINARILY_RIGHT = {
         "softmax", {"direction": "backward"}, "element(dy_vec, i)",
         "fminf(fmaxf(element(dy_vec, i), -8.0f), 8.0f)", "dy thirties",
     ),
+    "a small scalar": (
+        "cross_entropy", {}, "label_smoothing > 0.0f", "label_smoothing > 0.05f", "with further scalars, ",
+    ),
+    "a random number that is the share": (
+        "dropout_add_rmsnorm", {}, "keep_random_i >= p", "keep_random_i > p", "with a random number that is p",
+    ),
+    "a limit itself": (
+        "swiglu_clamped", {"direction": "backward"}, "gate_i <= limit", "gate_i < limit", "gate edges",
+    ),
+    "16 bits of a row's number": (
+        "causal_softmax", {}, "valid_row % kCols", "(valid_row & 0xffff) % kCols", "more than 2^16",
+    ),
+    "16 bits of a row that random numbers are drawn for": (
+        "dropout_add_rmsnorm", {"direction": "backward", "without": ["weight"]}, "seed_value, valid_row",
+        "seed_value, valid_row & 0xffff", "more than 2^16",
+    ),
+    "a row's address of 16 bits": (
+        "head_layernorm", {}, "y + static_cast<long long>(valid_row)",
+        "y + static_cast<long long>(valid_row & 0xffff)", "more than 2^16",
+    ),
+    "fp8 from 240 on": (
+        "rmsnorm_to_fp8", {}, "floats_to_e4m3x2(values[i], values[i + 1])",
+        "floats_to_e4m3x2(values[i] > 240.0f ? 240.0f : values[i], values[i + 1])", "with weight of ",
+    ),
+    "a tie of int8": (
+        "layernorm_to_int8", {}, "floats_to_int8x2(values[i],",
+        "floats_to_int8x2(__uint_as_float(__float_as_uint(values[i]) + 1u),", "with ties between numbers of 8 bits",
+    ),
+    "null for a number": (
+        "layernorm", {"any_cols": True, "align": 8}, "filled<float, kVector>(0.0f)", "filled<float, kVector>(0.5f)", "with null bias",
+    ),
     "row numbers not modulo the columns": ("causal_softmax", {}, "valid_row % kCols", "valid_row", "more than columns"),
 }  # fmt: skip
 
@@ -318,13 +350,45 @@ ORDINARILY_RIGHT = {
 @pytest.mark.parametrize("name", ORDINARILY_RIGHT)
 def test_a_kernel_that_is_right_at_the_defaults_alone_is_refused(name: str) -> None:
     op, options, old, new, says = ORDINARILY_RIGHT[name]
-    knobs = {"threads_per_row": 32, "rows_per_block": 4, "vector": 2}
+    knobs: dict[str, object] = {"threads_per_row": 32, "rows_per_block": 4, "vector": 2}
+    knobs |= {"edges": "masked"} if "any_cols" in options else {}
     kernel = named(op, "44x48", "f32", knobs, **options)
     module = kernel.module()
     assert old in module.text
     found = check_on_cpu(kernel.problem, replace(module, text=module.text.replace(old, new)))
     assert not found.ok
     assert says in found.summary
+
+
+def test_an_infinity_of_f16_is_demanded_where_the_largest_number_is_passed() -> None:
+    kernel = named("rmsnorm", "44x48", "f16", {"threads_per_row": 32, "rows_per_block": 4, "vector": 2})
+    module, old = kernel.module(), "floats_to_half2(values[i],"
+    assert old in module.text
+    for wrong in ("(values[i] > 65504.0f ? 65504.0f : values[i])", "(values[i] > 65000.0f ? 2.0f * values[i] : values[i])"):
+        found = check_on_cpu(kernel.problem, replace(module, text=module.text.replace(old, f"floats_to_half2({wrong},")))
+        assert not found.ok, wrong
+        assert "with weight of 6" in found.summary
+
+
+def test_a_call_with_more_than_65536_rows_has_few_of_them_in_memory_and_runs_both_ends() -> None:
+    kernel = varied("head_layernorm")
+    found = list(calls(kernel.problem, kernel.module(), sm_count=4))
+    [call] = [call for call in found if call.gap]
+    far = call.far_rows
+    assert far.launched.rows > 1 << 16
+    assert far.launched.batches == call.problem.batches
+    assert (far.launched.batch_of(far.numbers) == call.problem.batch_of(np.arange(call.problem.rows))).all()
+    inputs, outputs = call.tensors(seed=0)
+    buffers = call.memory(inputs, outputs)
+    assert (buffers["x"].array[far.numbers] == inputs.arrays["x"]).all()
+    assert not buffers["x"].array[far.first : far.numbers[far.first]].any()
+
+
+def test_no_sum_over_rows_is_asked_of_rows_that_nobody_draws() -> None:
+    kernel = varied("layernorm")
+    summed = replace(kernel.problem.question, direction=Direction.BACKWARD)
+    backward = problem_for(kernel.problem.spec, **summed.arguments())
+    assert not any(call.gap for call in calls(backward, emit(backward, kernel.schedule), sm_count=4))
 
 
 def test_values_that_change_an_element_and_those_that_do_not_are_told() -> None:

@@ -14,11 +14,15 @@ from normgen.codegen.module import Module
 from tests.mutation.cases import CASES
 from tests.mutation.classes import CLASSES as OTHER_CLASSES
 from tests.mutation.classes import MutationClass
+from tests.mutation.ends import END_CASES, ENDS
 from tests.mutation.rounding_classes import ROUNDING_CLASSES
-from tests.mutation.varied import VARIED, VARIED_CASES
+from tests.mutation.varied import VARIED as OFF_DEFAULTS
+from tests.mutation.varied import VARIED_CASES as OFF_DEFAULT_CASES
 
 CLASSES = (*OTHER_CLASSES, *ROUNDING_CLASSES)
 QUOTA = 8  # mutants of a class
+VARIED = (*OFF_DEFAULTS, *ENDS)
+VARIED_CASES = OFF_DEFAULT_CASES | END_CASES
 ALL_CASES = CASES | VARIED_CASES
 ALL_CLASSES = (*CLASSES, *VARIED)
 _COMMENT = re.compile(r"//[^\n]*")

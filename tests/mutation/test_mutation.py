@@ -33,11 +33,20 @@ from tests.mutation.kernel_run import (
     share_killed,
     unused_arguments,
 )
-from tests.mutation.mutants import ALL_CASES, ALL_CLASSES, all_sites, chosen, module_of, sample, without_comments
+from tests.mutation.mutants import (
+    ALL_CASES,
+    ALL_CLASSES,
+    VARIED,
+    VARIED_CASES,
+    all_sites,
+    chosen,
+    module_of,
+    sample,
+    without_comments,
+)
 from tests.mutation.package_changes import CHANGES, STATISTICS, Change
 from tests.mutation.package_run import ROOT, StaleChange, changed_text, package_report, tried
 from tests.mutation.tables import summary, survivors
-from tests.mutation.varied import VARIED, VARIED_CASES
 from tests.samples import sized
 
 needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler for the CPU executor")

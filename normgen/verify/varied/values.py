@@ -40,6 +40,7 @@ THIRTY = 30.0  # exp(-30) is lost beside 1 in float32, and a sigmoid or a tanh o
 ORDINARY = "normal"  # the family of the first input in rows where another one is at an extreme
 TINY_DEFAULT = 0.01  # a default below it keeps from 0: an eps
 LARGE_SCALARS = (0.1, 8.0)  # of such a scalar: what changes rows of a variance of 1, and more than their elements
+HALF = 0.5  # a scale by which division is exact
 SPREAD = 64.0  # times smaller, and larger: a wrong kernel may tell scalars by a threshold anywhere between
 FULL_VALUES = 2  # of a scalar, that meet every family of rows
 IGNORED = (0.0, -1.0, 255.0)  # labels that callers leave out beside -100: padding, no class, the last one of a byte
@@ -205,6 +206,11 @@ def as_large(size: float, shape: tuple[int, ...], dtype: DType, rng: np.random.G
     lot = rng.random(shape)
     values = size * np.where(lot < 1 / 2, near, far) * np.where(lot % (1 / 4) < 1 / 8, -1.0, 1.0)
     return np.asarray(np.clip(values if len(shape) and values.size > 1 else size * near, dtype.least, dtype.largest))
+
+
+def middles(shape: tuple[int, ...], rng: np.random.Generator) -> Array:
+    """Half of what lies in the middle between two numbers of int8 and of f8e4m3: 8.5, 9.5 ... 15.5, of either sign."""
+    return HALF * rng.choice(np.arange(8.5, 16.0), shape) * rng.choice([-1.0, 1.0], shape)
 
 
 def sign_of_call(problem: Problem) -> float:
