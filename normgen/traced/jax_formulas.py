@@ -18,7 +18,7 @@ from normgen.program.ir import Random
 from normgen.program.source import written_program
 from normgen.spec.spec import Kind
 from normgen.traced.tape import Replay, replayed
-from normgen.verify.contraction.product import WITH_INNER, product, summed_axis
+from normgen.verify.contraction.product import AXIS, WITH_INNER, product, summed_axis
 
 Array = Any
 Arrays = Mapping[str, Array]
@@ -111,9 +111,9 @@ class JaxArithmetic:
     def sum_rows(self, arg: Array, row: Array | None = None) -> Array:
         """Over all rows; `row` has their numbers, [rows, 1]: a value of no row is summed as often."""
         every = arg
-        if row is not None:
+        if row is not None and arg.ndim < WITH_INNER:
             every = jnp.broadcast_to(arg, (row.shape[0], arg.shape[-1] if arg.ndim else 1))
-        return every.sum(0, keepdims=True)
+        return every.sum(AXIS[Kind.ROW], keepdims=True)
 
     def dot(self, a: Array, b: Array, over: Kind | None = None) -> Array:
         """Σ a b over an axis, in float32 on every device: none takes it for fewer bits."""

@@ -20,7 +20,7 @@ from normgen.program.ir import Random
 from normgen.program.source import written_program
 from normgen.spec.spec import Kind
 from normgen.traced.tape import Replay, replayed
-from normgen.verify.contraction.product import WITH_INNER, leading, product, summed_axis
+from normgen.verify.contraction.product import AXIS, WITH_INNER, leading, product, summed_axis
 
 Tensor = Any
 Tensors = Mapping[str, Tensor]
@@ -111,8 +111,9 @@ class TorchArithmetic:
 
     def sum_rows(self, arg: Tensor, row: Tensor | None = None) -> Tensor:
         """Over all rows; `row` has their numbers, [rows, 1]: a value of no row is summed as often."""
-        every = arg if row is None else arg.expand(row.shape[0], arg.shape[-1] if arg.ndim else 1)
-        return every.sum(0, keepdim=True)
+        is_there = row is None or arg.ndim == WITH_INNER
+        every = arg if is_there else arg.expand(row.shape[0], arg.shape[-1] if arg.ndim else 1)
+        return every.sum(AXIS[Kind.ROW], keepdim=True)
 
     def dot(self, a: Tensor, b: Tensor, over: Kind | None = None) -> Tensor:
         """Σ a b over an axis, in float32 whatever the caller lets other products be rounded to."""
