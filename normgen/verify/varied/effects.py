@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 
 from normgen.problem.problem import Problem
 from normgen.problem.tensors import TensorUse
-from normgen.verify.check import row_parts
+from normgen.verify.check import Part, row_parts
+from normgen.verify.contraction.sides import families_of, line_axis, rights
 from normgen.verify.rows import Inputs, Pen
-from normgen.verify.varied.values import as_text, of_tensor
+from normgen.verify.varied.values import ORDINARY, as_text, of_tensor
 
 FIRST_ROWS = 6  # most values change every row
 
@@ -31,7 +32,10 @@ class Effects:
 
 
 def effects(problem: Problem, inputs: Inputs, rows: NDArray[np.intp]) -> Effects:
-    """Of the scalars that are not at their default; with all at it, of the families of other inputs than the first."""
+    """Of the scalars that are not at their default; with all at it, of the families of other inputs than the first.
+
+    Of a product of matrices those of its right sides, too, where its rows are of several families.
+    """
     found: dict[str, bool] = {}
     if len(rows):
         for name, default in problem.spec.scalars:
@@ -43,6 +47,8 @@ def effects(problem: Problem, inputs: Inputs, rows: NDArray[np.intp]) -> Effects
                 )
         for tensor in () if found else problem.tensors:
             found |= _of_tensor(problem, inputs, tensor, rows)
+        for tensor in rights(problem) if len(set(inputs.families)) > 1 else ():
+            found |= _of_right(problem, inputs, tensor, rows)
     return Effects(
         seen=tuple(text for text, is_seen in found.items() if is_seen),
         unseen=tuple(text for text, is_seen in found.items() if not is_seen),
@@ -79,18 +85,43 @@ def _of_tensor(problem: Problem, inputs: Inputs, tensor: TensorUse, rows: NDArra
     return {family: bool(changed[np.isin(at, part)].any()) for family, part in varied}
 
 
+def _of_right(problem: Problem, inputs: Inputs, tensor: TensorUse, rows: NDArray[np.intp]) -> dict[str, bool]:
+    """Whether the result's columns differ from those of normal lines, by family of the lines of a right side."""
+    of_line = np.array(families_of(tensor, problem))
+    at = rows[np.array(inputs.families)[rows] == ORDINARY][:FIRST_ROWS]
+    at = at if at.size else rows[:FIRST_ROWS]
+    buffer = inputs.buffers[tensor.name]
+    array, lines = buffer.array.copy(), np.flatnonzero(of_line != ORDINARY)
+    axis = line_axis(tensor, problem)
+    normal = np.random.default_rng([inputs.seed, 3]).standard_normal((lines.size, array.shape[1 - axis]))
+    np.moveaxis(array, axis, 0)[lines] = tensor.dtype.stored(normal)
+    others = replace(inputs, buffers=inputs.buffers | {tensor.name: replace(buffer, array=array)})
+    changed = np.zeros(of_line.size, dtype=bool)
+    for _, differs in _differing(problem, inputs, others, at):
+        changed |= differs.any(axis=0) if differs.shape[1] == of_line.size else False
+    named = dict.fromkeys(of_line[lines].tolist())
+    return {f"{tensor.name} {name}": bool(changed[of_line == name].any()) for name in named}
+
+
 def _changed(problem: Problem, inputs: Inputs, others: Inputs, rows: NDArray[np.intp]) -> NDArray[np.bool_]:
     """[len(rows)]: in which of these rows some element differs; of sums over rows alone, in all or none."""
     changed = np.zeros(len(rows), dtype=bool)
+    for part, differs in _differing(problem, inputs, others, rows):
+        if part.rows[0] < 0:
+            changed |= differs.any()
+        else:
+            changed[np.searchsorted(rows, part.rows)] |= differs.any(axis=1)
+    return changed
+
+
+def _differing(
+    problem: Problem, inputs: Inputs, others: Inputs, rows: NDArray[np.intp]
+) -> Iterator[tuple[Part, NDArray[np.bool_]]]:
+    """The parts of these rows, and which of their elements the other inputs change: [lines, width]."""
     both = zip(row_parts(problem, inputs, rows), row_parts(problem, others, rows), strict=True)
     with np.errstate(all="ignore"):
         for one, other in both:
             is_near = np.abs(one.want - other.want) <= one.bound + other.bound
             is_same = (one.want == other.want) | (np.isnan(one.want) & np.isnan(other.want))
             loose = np.isinf(one.bound) | np.isinf(other.bound)
-            differs = ~(is_near | is_same | loose).all(axis=1)
-            if one.rows[0] < 0:
-                changed |= differs.any()
-            else:
-                changed[np.searchsorted(rows, one.rows)] |= differs
-    return changed
+            yield one, ~(is_near | is_same | loose)

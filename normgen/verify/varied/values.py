@@ -30,7 +30,8 @@ from normgen.problem.question import Direction
 from normgen.problem.tensors import TensorUse
 from normgen.spec.formula import Binary, Call, Expression, Name, Number, nodes, parse_formula
 from normgen.spec.functions import CONDITIONS
-from normgen.spec.spec import Spec
+from normgen.spec.spec import Kind, Spec
+from normgen.verify.contraction.sides import main_input
 from normgen.verify.interpret import Array
 
 Draw = Callable[[np.random.Generator, int, int, DType], Array]
@@ -124,9 +125,9 @@ def _varied_by_row(problem: Problem) -> Iterator[TensorUse]:
     is_backward = problem.direction is Direction.BACKWARD
     for tensor in problem.tensors:
         is_given = not tensor.is_written and not (is_backward and tensor.name in written)
-        is_row = tensor.kind.is_elem or tensor.kind.is_row
+        is_row = tensor.kind in (Kind.ELEM, Kind.LEFT, Kind.ROW)
         is_any = tensor.dtype.is_integer and tensor.dtype.bytes == 1  # whole numbers of 8 bits are any as they are
-        if is_given and is_row and not is_any and tensor.name != problem.spec.inputs[0].name:
+        if is_given and is_row and not is_any and tensor.name != main_input(problem):
             yield tensor
 
 
@@ -158,7 +159,7 @@ def draw_extreme(
     family: str, tensor: TensorUse, cols: int, count: int, scalars: Mapping[str, float], rng: np.random.Generator
 ) -> Array:
     """`count` rows of the tensor that the family names: [count, cols], or [count, 1] of a tensor of rows."""
-    kind, width = family.partition(" ")[2], cols if tensor.kind.by_col else 1
+    kind, width = family.partition(" ")[2], cols if tensor.kind.by_col or tensor.kind.by_inner else 1
     if is_index(tensor):
         value = INDICES[kind](cols) if kind in INDICES else scalars[kind]
         return np.full((count, width), value)
