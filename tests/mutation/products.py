@@ -39,7 +39,7 @@ GELU = r"0\.5f \* z_e \* \(erff\([^()]*\) \+ 1\.0f\)"
 
 def has_one_product(kernel: Named) -> bool:
     """Of the product of two a tiny row leaves something only where both matrices are huge."""
-    return kernel.problem.name != "linear_swiglu"
+    return kernel.problem.spec.name != "linear_swiglu"
 
 
 C = MutationClass
