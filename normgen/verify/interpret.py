@@ -209,8 +209,7 @@ class Float64:
 
     def sum_rows(self, arg: Array, row: Array | None = None) -> Array:
         """Over all rows; `row` has their numbers, [rows, 1]: a value of no row is summed as often."""
-        is_there = row is None or arg.ndim == WITH_INNER
-        every = arg if is_there else spread_over_rows(arg, len(row))
+        every = arg if row is None or arg.ndim == WITH_INNER else spread_over_rows(arg, len(row))
         return np.asarray(every.sum(axis=AXIS[Kind.ROW], keepdims=True))
 
     def dot(self, a: Array, b: Array, over: Kind | None = None) -> Array:

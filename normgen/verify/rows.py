@@ -516,7 +516,8 @@ def _forward_values(pen: Pen, made: dict[str, Buffer]) -> dict[str, Array]:
         else:
             continue
         if problem.inner:
-            inputs[tensor.name] = value.reshape(problem.shape_of(use))
+            is_turned = tensor.name in made and tensor.name in dict(problem.layout)
+            inputs[tensor.name] = value.T if is_turned else value.reshape(problem.shape_of(use))
             continue
         shape = tensor.kind.broadcast_shape(problem.sizes)
         inputs[tensor.name] = of_rows(value, use, problem, rows).reshape(shape)

@@ -108,3 +108,14 @@ def test_a_kernel_that_ignores_what_a_caller_may_vary_is_wrong(
     module = kernel.module()
     assert module.text.count(old) == 1
     assert not check_on_cpu(kernel.problem, replace(module, text=module.text.replace(old, new))).ok
+
+
+def test_what_a_forward_has_saved_is_of_a_turned_matrix_as_it_lies() -> None:
+    asked = {"direction": "backward", "gradients": ("x",)}
+    for layout in ({}, {"w": "cols_inner"}):
+        problem = linear.problem_of("saved", (9, 5, 7), layout=layout, **asked)
+        arrays = make_inputs(problem, families=("normal",)).arrays
+        w = arrays["w"].T if layout else arrays["w"]
+        z = arrays["x"] @ w + arrays["bias"] if "x" in arrays else None
+        assert z is not None
+        np.testing.assert_allclose(arrays["z"], z, rtol=1e-4, atol=1e-4)
