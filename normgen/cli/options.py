@@ -81,7 +81,9 @@ def _problem_options(command: Command, *, is_required: bool) -> Command:
         click.option("--batch-invariant", is_flag=True, help="A row's bits depend on no other row, nor on its place."),
         click.option("--in-place", multiple=True, help="h=residual: the output h takes the place of that input."),
         click.option(
-            "--layout", multiple=True, help="scale=column_major, or packed: how an output of groups lies in memory."
+            "--layout",
+            multiple=True,
+            help="scale=column_major, or packed: how an output of groups lies in memory; w=cols_inner: a matrix.",
         ),
         click.option("--size", multiple=True, help="inner=4096: the length of the axis that a product sums."),
         click.option("--pitch", type=int, help="Elements from row start to row start (default: cols)."),
@@ -160,7 +162,7 @@ def problem_arguments(options: dict[str, Any]) -> dict[str, Any]:
         pairs = options[option]
         named |= {option: parse_pairs(" ".join(pairs))}
         if len(named[option]) < len(pairs):
-            raise UsageError(f"--{option.replace('_', '-')} names an output once", received=" ".join(pairs))
+            raise UsageError(f"--{option.replace('_', '-')} names a tensor once", received=" ".join(pairs))
     sizes = {name: parse_size(name, size) for name, size in parse_pairs(" ".join(options["size"])).items()}
     return plain | named | sizes | {"gradients": parse_names(options["gradients"]) or None}
 

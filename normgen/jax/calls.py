@@ -96,7 +96,7 @@ class Calls(Forms):
 
         def run(*arrays: Array) -> Arrays:
             formulas = functools.partial(_by_position, self.formulas, form, scalars)
-            if not _takes_a_kernel(arrays):
+            if self.spec.has_inner or not _takes_a_kernel(arrays):
                 return formulas(*arrays)
             kernel = functools.partial(_by_position, self._launched, form, scalars)
             found = lax.platform_dependent(*arrays, **{target.PLATFORM: kernel}, default=formulas)

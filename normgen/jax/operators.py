@@ -15,7 +15,7 @@ import numpy as np
 from normgen.errors import UsageError
 from normgen.jax.calls import Array, Arrays, Calls, Scalars, name_of
 from normgen.jax.target import axes_of
-from normgen.operators.forms import Form, returned, spec_of_operator, writes_of
+from normgen.operators.forms import Form, Lengths, is_of_rows, returned, spec_of_operator, writes_of
 from normgen.operators.signature import functions_of
 from normgen.problem.question import Direction
 from normgen.problem.tensors import TensorUse
@@ -42,9 +42,10 @@ class _Kept:
 
 
 class Operator:
-    """A row-wise operation on JAX's arrays, with its gradient; call it as `function`, whose arguments it documents.
+    """An operation on JAX's arrays, with its gradient; call it as `function`, whose arguments it documents.
 
-    Arrays of rows are [.., cols], of any leading sizes, 0 too. It may stand under jit, vmap, grad, checkpoint and
+    Arrays of rows are [.., cols], or [.., inner], of any leading sizes, 0 too. A product of matrices is XLA's on every
+    device, in float32 (`precision` HIGHEST). It may stand under jit, vmap, grad, checkpoint and
     shard_map. On a CUDA device a kernel runs, in XLA's order; elsewhere, and for float64, the formulas as operations of
     jax.numpy (`decomposition`). Under vmap too it is one kernel, on the rows of all examples; where there is none (an
     example has its own parameters, or its own gradient of them, or numbers its rows) XLA has the formulas.
@@ -71,7 +72,7 @@ class Operator:
         self._compared = compared_with_whole(spec)
         self._writes = writes_of(spec, self.returns)
         calls = self._calls = Calls(spec, deterministic=deterministic, stable_parameters=stable_parameters)
-        self._elems = tuple(i for i, t in enumerate(calls.reads) if t.kind.is_elem)
+        self._elems = tuple(i for i, t in enumerate(calls.reads) if is_of_rows(t.kind))
         self._of_plain = tuple(self._writes.plainly.index(output) for output in self.returns)
         self._of_saving = tuple(self._writes.saving.index(output) for output in self.returns)
         self._differentiable = functools.lru_cache(maxsize=1024)(self._with_gradient)  # of shapes and scalars
@@ -174,14 +175,15 @@ class Operator:
             )
             first = jax.ShapeDtypeStruct(arrays[self._elems[0]].shape, arrays[self._elems[0]].dtype)
             saved = {name: known[name] for name in self._calls.saved(form)}
-            return _picked(results, self._of_saving), (kept, saved, _Like(first))
+            lengths = self._calls.lengths(arrays) if self.spec.has_inner else None
+            return _picked(results, self._of_saving), (kept, saved, _Like(first, lengths))
 
         def backward(residual: Any, cotangents: Any) -> tuple[Any, ...]:
             if residual is None:
                 return (None,) * len(places)
             kept, saved, like = residual
             found = cotangents if isinstance(cotangents, tuple) else (cotangents,)
-            return self._gradients(kept, saved, like.first, found, scalars)
+            return self._gradients(kept, saved, like, found, scalars)
 
         made = jax.custom_vjp(run)
         made.defvjp(forward, backward, symbolic_zeros=True)
@@ -201,7 +203,7 @@ class Operator:
         return tuple(named[name] for name in form.written)
 
     def _gradients(
-        self, kept: _Kept, saved: Mapping[str, Array], first: Any, cotangents: Sequence[Any], scalars: Scalars
+        self, kept: _Kept, saved: Mapping[str, Array], like: _Like, cotangents: Sequence[Any], scalars: Scalars
     ) -> tuple[Any, ...]:
         """The gradient of every array that was there, None of one that nobody asked for."""
         uses = self._calls.problem(kept.form)
@@ -212,7 +214,7 @@ class Operator:
         for use in uses.reads:
             if use.of:
                 zeros = given.get(use.name)
-                given[use.name] = _zeros(use, first) if zeros is None else zeros.astype(_dtype(use, first))
+                given[use.name] = _zeros(use, like) if zeros is None else zeros.astype(_dtype(use, like.first))
         found: dict[str, Array] = {}
         for use, gradient in zip(uses.writes, self._calls.run(kept.form, given, scalars), strict=True):
             for name in (use.of, *use.also):
@@ -229,9 +231,10 @@ class Operator:
 @jax.tree_util.register_static
 @dataclass(frozen=True)
 class _Like:
-    """Shape and dtype of the first array of rows."""
+    """Shape and dtype of the first array of rows, and what all of a product measure."""
 
     first: Any
+    lengths: Lengths | None
 
 
 def _summed(gradient: Array, varies: frozenset[str]) -> Array:
@@ -244,10 +247,10 @@ def _dtype(use: TensorUse, first: Any) -> Any:
     return np.float64 if first.dtype == np.float64 and use.dtype.name == "f32" else use.dtype.numpy
 
 
-def _zeros(use: TensorUse, first: Any) -> Array:
-    return jnp.zeros(
-        first.shape if use.kind.is_elem else first.shape[:-1] if use.kind.by_row else (), _dtype(use, first)
-    )
+def _zeros(use: TensorUse, like: _Like) -> Array:
+    first = like.first
+    rows = first.shape if use.kind.is_elem else first.shape[:-1] if use.kind.by_row else ()
+    return jnp.zeros(rows if like.lengths is None else like.lengths.shape(use.axes), _dtype(use, first))
 
 
 def _number(name: str, value: Any, *, is_whole: bool) -> float:

@@ -15,6 +15,7 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
+from typing import Any
 
 import numpy as np
 
@@ -47,13 +48,14 @@ from normgen.verify import (
     scalar_values,
     signed_parameters,
 )
-from normgen.verify.contraction.sides import summed
+from normgen.verify.contraction.sides import RIGHT, main_input, rights, summed
 from normgen.verify.families import BEYOND, fitting_families, may_tie
 from normgen.verify.rows import draws
 from normgen.verify.varied.far_rows import FarRows
 from normgen.verify.varied.limits import count_draws, tied_scalars, tied_value
 from normgen.verify.varied.values import (
     FULL_VALUES,
+    ORDINARY,
     as_text,
     combinations,
     is_index,
@@ -90,7 +92,8 @@ class Call:
     pitches   row strides in elements, of tensors that do not have the problem's
     nulls     statistics that are passed as null
     order     other than 0: blocks and threads run in another order, where the executor picks it
-    not_finite  a tensor with an infinity in each of its first two rows, and NaN in its last two: at an edge, and inside
+    not_finite  a tensor with an infinity in each of its first two rows, and NaN in its last two: at an edge and inside.
+              A parameter along the axis that a product sums has `spoilt_by` in one element
     sm_count  of the device that a row loop's grid is made for
     grid      blocks of a kernel that walks rows, whatever such a device gets; 0: as it gets them
     scalars   values of those that are not at their default
@@ -109,6 +112,7 @@ class Call:
     nulls: tuple[str, ...] = ()
     order: int = 0
     not_finite: str = ""
+    spoilt_by: float = np.nan
     grid: int = 0
     scalars: Mapping[str, float] = field(default_factory=dict)
     ends: str = ""
@@ -167,7 +171,10 @@ class Call:
         if self.tied is not None:
             value = tied_value(self.problem.spec, self.tied[0], draws(inputs, self.tied[1]))
             inputs = self._inputs(seed, {**self.scalars, self.tied[0]: value})
-        if self.not_finite:
+        if self.not_finite and inputs.arrays[self.not_finite].ndim == 1:
+            spoilt = inputs.arrays[self.not_finite]
+            spoilt[len(spoilt) // 3] = self.spoilt_by
+        elif self.not_finite:
             spoilt, cols = inputs.arrays[self.not_finite], self.problem.cols
             spoilt[[0, 1], [0, cols // 3]], spoilt[[-2, -1], [cols - 1, cols // 2]] = np.inf, np.nan
         outputs = make_outputs(self.problem, seed=seed, pitches=self.pitches, nulls=self.nulls, inputs=inputs)
@@ -207,9 +214,6 @@ def calls(
     problem: Problem, module: Module, *, sm_count: int, scalars: Mapping[str, float] | None = None
 ) -> Iterator[Call]:
     """The calls besides plain ones, those that need most memory last; `scalars`: values to be checked, too."""
-    if module.kernels[0].launch.tiles:
-        yield from _calls_of_tiles(problem, module, sm_count=sm_count)
-        return
     found = scalar_values(problem)
     dealt, whole = combinations(found), max(map(len, found.values()), default=0)
     of_full, spread, others = dealt[:FULL_VALUES][:whole], dealt[FULL_VALUES:whole], dealt[whole:]
@@ -221,11 +225,13 @@ def calls(
     for values in spread:
         said = "with further scalars"
         yield Call(says=said, problem=short, sm_count=sm_count, families=families, scalars=values)
-    is_made = full.rows * full.cols <= DEALT_ELEMENTS  # in every check: else short calls have all values
+    # In every check; else short calls have all values.
+    is_made = Call(says="", problem=full, sm_count=sm_count).elements <= DEALT_ELEMENTS
     left = iter(others if is_made else [*of_full, *others])
     far: list[Call] = []
     plain: list[Call] = []
-    for call in _calls(problem, module, sm_count=sm_count):
+    made = _calls_of_tiles if module.kernels[0].launch.tiles else _calls_of_rows
+    for call in made(problem, module, sm_count=sm_count):
         is_dealt = (
             not (call.tied or call.gap or call.is_tied)
             and call.families == _normal(problem)
@@ -256,7 +262,7 @@ def _normal(problem: Problem) -> tuple[str, ...] | None:
     return None if contract and "normal" not in contract else ("normal",)
 
 
-def _calls(problem: Problem, module: Module, *, sm_count: int) -> Iterator[Call]:
+def _calls_of_rows(problem: Problem, module: Module, *, sm_count: int) -> Iterator[Call]:
     """Those that differ in sizes, pitches, pointers, grids, labels and order."""
     normal = _normal(problem)
     launch = module.kernels[0].launch
@@ -395,20 +401,19 @@ def _calls_of_tiles(problem: Problem, module: Module, *, sm_count: int) -> Itera
     tiles = {source.value: tile for source, tile in module.kernels[0].launch.tiles}
     free = ("rows", "cols", "inner") if problem.any_cols else ("rows",)
     ragged = {name: 2 * tiles[name] + tiles[name] // 2 + 1 if name in tiles else max(LENGTHS) + 3 for name in free}
-    families = ("normal",)
+    normal = _normal(problem)
 
     def at(
         says: str,
         *,
         sizes: Mapping[str, int] | None = None,
-        order: int = 0,
-        pitches: Mapping[str, int] | None = None,
+        **other: Any,
     ) -> Call:
         asked = ragged | dict(sizes or {})
         rows, cols, inner = (asked.get(name, getattr(problem, name)) for name in ("rows", "cols", "inner"))
         pitch = cols + (problem.pitch - problem.cols) % PITCH_STEP
         shaped = replace(problem, cols=cols, inner=inner, pitch=pitch).with_rows(rows)
-        return Call(says=says, problem=shaped, sm_count=sm_count, families=families, pitches=pitches or {}, order=order)
+        return Call(**{"families": normal, **other}, says=says, problem=shaped, sm_count=sm_count)
 
     for name in free:
         lengths = (1, tiles[name] - 1, tiles[name], tiles[name] + 1) if name in tiles else (1, *LENGTHS)
@@ -416,6 +421,13 @@ def _calls_of_tiles(problem: Problem, module: Module, *, sm_count: int) -> Itera
             yield at(f"at {length} {name}", sizes={name: length})
     if (over := summed(problem)) is not None and over.is_row:
         yield at("at 0 rows", sizes={"rows": 0})
+    for nulls in _nulls(problem):
+        yield at(f"with null {' and '.join(nulls)}", nulls=nulls)
+    for name in _spoilt(problem):
+        yield at(f"with NaN and an infinity in {name}", not_finite=name)
+    for t in (t for t in problem.tensors if t.kind is over and not t.is_written):
+        yield at(f"with NaN in {t.name}", not_finite=t.name, spoilt_by=np.nan)
+        yield at(f"with an infinity in {t.name}", not_finite=t.name, spoilt_by=np.inf)
     if len(free) > 1:
         equal = max(ragged.values())
         yield at(f"at {equal} {', '.join(free)}", sizes=dict.fromkeys(free, equal))
@@ -521,7 +533,7 @@ def _all_families(problem: Problem) -> dict[str, None]:
 
 def _spoilt(problem: Problem) -> list[str]:
     """Elem inputs whose NaN no plain call has: that has it in rows of the first one, where no rows are summed."""
-    first = problem.spec.inputs[0].name
+    first = main_input(problem)
     return [
         t.name
         for t in problem.tensors
@@ -540,12 +552,18 @@ def is_guarded(module: Module) -> bool:
 def _never_varied(problem: Problem, tried: Collection[str]) -> list[str]:
     """The scalars, by name, of which no other value was tried, and the parameters' signs that have but one.
 
-    At another value rows would not be finite, or the calls that have it were too large.
+    Of products also the families of right sides that have no line among so few columns. At another value rows would not
+    be finite, or the calls that have it were too large.
     """
     told = scalar_values(problem).items()
     scalars = [name for name, values in told if not any(as_text(name, value) in tried for value in values)]
     signed = signed_parameters(problem)
-    return [*scalars, *(f"the sign of {name}" for name in parameters(problem) if name not in signed)]
+    sides = [f"{t.name} {family}" for t in rights(problem) for family in RIGHT if family != ORDINARY]
+    return [
+        *scalars,
+        *(f"the sign of {name}" for name in parameters(problem) if name not in signed),
+        *(side for side in sides if side not in tried),
+    ]
 
 
 def _other_cols(problem: Problem, module: Module) -> list[int]:

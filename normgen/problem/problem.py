@@ -28,7 +28,7 @@ from normgen.problem.tensors import (
     tensors_laid_out,
     tensors_that_may_be_null,
 )
-from normgen.spec.spec import OUTPUTS, READ, Role, Sizes, Spec
+from normgen.spec.spec import OUTPUTS, READ, Kind, Role, Sizes, Spec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,8 +204,12 @@ class Problem:
 
     @cached_property
     def layout(self) -> tuple[tuple[str, str], ...]:
-        """(Tensor of groups, its layout), of those that are not row-major."""
-        return tuple((t.name, t.layout.value) for t in self.tensors if t.layout is not ScaleLayout.ROW_MAJOR)
+        """(Tensor of groups, its layout), of those that are not row-major; (matrix, its order) where not the spec's."""
+        groups = {t.name: t.layout.value for t in self.tensors if t.layout is not ScaleLayout.ROW_MAJOR}
+        orders = {t.name: t.axes or t.kind.axes for t in self.spec.tensors if t.kind is Kind.MATRIX}
+        matrices = {t.of or t.name: t.axes for t in self.tensors if t.kind is Kind.MATRIX}
+        turned = {name: "_".join(axes) for name, axes in matrices.items() if axes != orders[name]}
+        return tuple((groups | turned).items())
 
     def is_overwritten(self, name: str) -> bool:
         """Whether a tensor is read, and then another one takes its place."""
@@ -405,7 +409,8 @@ def make_problem(
     equal      backward only: tensors that have the same gradient. It is stored once for those of one dtype, unless it
                is added to what is there; that of an optional tensor, which may be left out, is stored by itself
     in_place   written tensor -> the read tensor whose memory it takes
-    layout     written tensor of groups -> how it lies in memory (`ScaleLayout`); row_major where nothing is said
+    layout     written tensor of groups -> how it lies in memory (`ScaleLayout`); row_major where nothing is said;
+               matrix -> the order of its axes, and of its gradient's, where it is not the spec's
 
     Errors: UsageError for a name, dtype, shape, pitch or alignment that does not fit, SpecError as `check_flow`.
     """

@@ -29,7 +29,8 @@ class Asked(TypedDict, total=False):
     without    optional tensors that are not there
     gradients  backward only: the tensors to differentiate with respect to (default: every input and parameter)
     in_place   written tensor -> the read tensor whose memory it takes: {"h": "residual"}
-    layout     written tensor of groups -> how it lies in memory (`ScaleLayout`): {"scale": "column_major"}
+    layout     written tensor of groups -> how it lies in memory (`ScaleLayout`): {"scale": "column_major"};
+               matrix -> the order of its axes: {"w": "cols_inner"}
     inner      length of the axis inner, where a tensor has it
     pitch, align, accumulate, deterministic, batch_invariant, stable_parameters   as in `Problem`
     batches    of equally many rows, where a tensor has a row for each (default: the first size of three or more);
@@ -62,7 +63,8 @@ class Question:
     without    optional tensors that are not there
     gradients  backward: the tensors to differentiate by, where not all of them are; else None
     in_place   (written tensor, the read tensor whose memory it takes)
-    layout     (tensor of groups, its layout), of those that are not row-major
+    layout     (tensor of groups, its layout), of those that are not row-major, and (matrix, its order) where another
+               than the spec's
     batches    of equally many rows, or heads; 1 where no tensor has a row for each
     inner      length of the axis inner; 0 where no tensor has it
     The other fields are those of `Problem`.

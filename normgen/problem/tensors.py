@@ -14,6 +14,8 @@ from normgen.spec.checks import absent_key, parse_all
 from normgen.spec.formula import constant_of
 from normgen.spec.spec import OUTPUTS, READ, Kind, Role, Sizes, Spec, Tensor
 
+MATRIX_LAYOUTS = {"inner_cols": ("inner", "cols"), "cols_inner": ("cols", "inner")}  # the latter is torch's Linear
+
 
 @dataclass(frozen=True, kw_only=True)
 class TensorUse:
@@ -297,20 +299,32 @@ def tensors_in_place(
 
 
 def tensors_laid_out(tensors: tuple[TensorUse, ...], layout: Mapping[str, str]) -> tuple[TensorUse, ...]:
-    """The tensors, those of groups that `layout` names in that layout.
+    """The tensors, those of groups that `layout` names in that layout, matrices in that order, their gradients too.
 
-    Errors: UsageError for a name that has no groups, an unknown layout, words of what is no f8e8m0.
+    Errors: UsageError for a name of neither, an unknown layout, words of what is no f8e8m0.
 
     Raises UsageError for an unknown tensor or layout.
     """
     known = {t.name: t for t in tensors if t.kind.is_groups}
+    matrices = dict.fromkeys(t.of or t.name for t in tensors if t.kind is Kind.MATRIX)
     for name, said in layout.items():
+        if name in matrices:
+            if said not in MATRIX_LAYOUTS:
+                hint = did_you_mean(said, MATRIX_LAYOUTS)
+                raise UsageError("unknown order of a matrix", received=f"{name}={said}", hint=hint)
+            continue
         if name not in known:
-            rule = f"a layout is for values of groups of columns; '{name}' is none here"
-            raise UsageError(rule, received=f"{name}={said}", hint=did_you_mean(name, known) if known else None)
+            rule = f"a layout is for a matrix, or for values of groups of columns; '{name}' is none here"
+            hint = did_you_mean(name, (*known, *matrices)) if known or matrices else None
+            raise UsageError(rule, received=f"{name}={said}", hint=hint)
         if said not in list(ScaleLayout):
             raise UsageError("unknown layout", received=f"{name}={said}", hint=did_you_mean(said, ScaleLayout))
         if said == ScaleLayout.PACKED and known[name].dtype is not F8E8M0:
             rule = f"packed scales are four {F8E8M0} in a word"
             raise UsageError(rule, received=f"{name}: {known[name].dtype}", hint=f"--dtypes {name}={F8E8M0}")
-    return tuple(replace(t, layout=ScaleLayout(layout.get(t.name, t.layout))) for t in tensors)
+    return tuple(
+        replace(t, order=MATRIX_LAYOUTS.get(layout.get(t.of or t.name, ""), t.order))
+        if t.kind is Kind.MATRIX
+        else replace(t, layout=ScaleLayout(layout.get(t.name, t.layout)))
+        for t in tensors
+    )

@@ -109,9 +109,7 @@ class Reduce:
     """
 
     names: tuple[str, ...]
-    kind: (
-        Kind  # ROW: over columns; GROUPS: over groups of them; COL, SCALAR: over all rows; BATCHES: over those of each
-    )
+    kind: Kind  # ROW: over columns; GROUPS: over groups of them; COL, INNER, SCALAR: over rows; BATCHES: those of each
     monoid: Monoid
     args: tuple[sp.Expr, ...]
     guard: Guard | None = None
@@ -397,8 +395,13 @@ def _broken_contraction(statement: Reduce, read: Kind) -> Iterator[str]:
     if statement.guard or statement.group:
         yield "a contraction, and a reduction of its side, has neither a guard nor groups"
     if not statement.is_dot:
-        if read is not join([kind, Kind.INNER]) or kind.by_inner or not (statement.is_of_side and kind.axes):
-            yield "a reduction over inner gives a row of a left value, or a col of a matrix value"
+        is_over_rows = kind is Kind.INNER and read is Kind.LEFT and not statement.is_of_side
+        is_over_inner = read is join([kind, Kind.INNER]) and not kind.by_inner and statement.is_of_side and kind.axes
+        if not (is_over_rows or is_over_inner):
+            yield (
+                "a reduction over inner gives a row of a left value, or a col of a matrix value; a sum over rows "
+                "gives an inner of a left value"
+            )
     elif not _is_product(read) or over not in read or len(over.axes) != 1 or kind is not read & ~over:
         yield "a contraction drops one of the axes rows, inner and cols, which its sides have together"
 

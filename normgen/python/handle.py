@@ -92,6 +92,7 @@ def kernel(
     layout     output of groups -> how it lies in memory, {"scale": "column_major"}: an array [.., groups] of strides
                (1, pitch), pitch >= rows; "packed", of f8e8m0: int32 words [.., groups / 4] of these strides, the first
                group in the lowest byte. What the call allocates has columns on multiples of 16 bytes
+               matrix -> the order of its axes and of its gradient's, {"w": "cols_inner"}: torch's Linear
     device     a GPU's number; "cpu": the emitted text runs on numpy arrays (ml_dtypes.bfloat16 for bf16), slowly and
                with every access checked. Records are for GPUs: the schedule is then the default one for an H200
     schedule   use this one instead of looking for a record

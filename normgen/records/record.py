@@ -4,7 +4,8 @@ schema         2-digit layout version; a reader refuses others
 op, spec_sha256, direction, rows, cols, dtypes, pitch, align, any_cols, accumulate      the problem
 deterministic  the same bits in every run, stable_parameters: promises; there only when true
 in_place       written tensor -> the read tensor whose memory it takes; there only where there is one
-layout         tensor of groups -> how it lies in memory; there only where one is not row-major
+layout         tensor of groups -> how it lies in memory; there only where one is not row-major; matrix -> the order of
+               its axes, where not its spec's
 context, setting  where it was timed (`records.place`); older lines have `cache` instead: alone, cold or hot
 schedule       every knob
 text           the identity of the emitted text and the compile options (`cuda.compiler.identity_of`); absent where

@@ -7,8 +7,9 @@ from pathlib import Path
 from normgen.program.source import problem_for
 from normgen.report.techniques import markdown_table
 from normgen.spec.reader import list_specs, load
-from normgen.verify import ALL, families_apart, families_of, scalar_values
-from normgen.verify.varied.values import EXTREMES_ARE, INDICES, NOT_VARIED, PARAMETERS_ARE, as_text
+from normgen.verify import families_apart, families_of, scalar_values
+from normgen.verify.contraction.sides import PRODUCT_PARAMETERS_ARE, RIGHT
+from normgen.verify.varied.values import EXTREMES_ARE, INDICES, NOT_VARIED, PARAMETERS_ARE, as_text, of_tensor
 
 ROWS, COLS = 64, 256  # of the problems whose values are shown: they depend on neither
 
@@ -20,6 +21,8 @@ def varied_part(_: Path) -> str:
         ("another input, a gradient that comes in", "rows", "; ".join(extremes)),
         ("a label", "rows", f"{', '.join(f'`{name}`' for name in INDICES)}, and each scalar that it is compared with"),
         ("a parameter", "columns", "; ".join(PARAMETERS_ARE)),
+        ("a parameter of a product of matrices", "columns, or inner", "the same; " + ", ".join(PRODUCT_PARAMETERS_ARE)),
+        ("the right side of a product", "columns of the result", ", ".join(f"`{name}`" for name in RIGHT)),
         ("one number on the device", "calls", "of either sign"),
         ("a run-time scalar", "calls", "its default, and for each operation what the second table says"),
     ]
@@ -32,11 +35,10 @@ def _operations() -> str:
     """The values of scalars, and the families of rows beside those of the first input, of every forward operation."""
     rows: list[tuple[str, ...]] = []
     for name, file in sorted(list_specs().items()):
-        if (spec := load(file)).has_inner:
-            continue  # products have families of both sides
-        problem = problem_for(spec, shape=(ROWS, COLS))
+        spec = load(file)
+        problem = problem_for(spec, shape=(ROWS, COLS), inner=COLS if spec.has_inner else None)
         values = [as_text(n, v) for n, found in scalar_values(problem).items() for v in found]
-        others = [f for f in families_of(problem) if f not in ALL] + [f for g in families_apart(problem) for f in g]
+        others = [f for f in families_of(problem) if of_tensor(f)] + [f for g in families_apart(problem) for f in g]
         if values or others:
             rows.append((f"`{name}`", ", ".join(values), ", ".join(others)))
     return markdown_table(("operation", "scalars", "rows of other inputs"), rows)

@@ -17,8 +17,8 @@ from normgen.problem.tensors import TensorUse
 from normgen.program.ir import Random
 from normgen.program.source import written_program
 from normgen.spec.spec import Kind
-from normgen.traced.tape import Replay, replayed
-from normgen.verify.contraction.product import WITH_INNER, product, summed_axis
+from normgen.traced.tape import Replay, lengths, replayed
+from normgen.verify.contraction.product import AXIS, WITH_INNER, as_it_lies, leading, product, summed_axis
 
 Array = Any
 Arrays = Mapping[str, Array]
@@ -111,9 +111,9 @@ class JaxArithmetic:
     def sum_rows(self, arg: Array, row: Array | None = None) -> Array:
         """Over all rows; `row` has their numbers, [rows, 1]: a value of no row is summed as often."""
         every = arg
-        if row is not None:
+        if row is not None and arg.ndim < WITH_INNER:
             every = jnp.broadcast_to(arg, (row.shape[0], arg.shape[-1] if arg.ndim else 1))
-        return every.sum(0, keepdims=True)
+        return every.sum(AXIS[Kind.ROW], keepdims=True)
 
     def dot(self, a: Array, b: Array, over: Kind | None = None) -> Array:
         """Σ a b over an axis, in float32 on every device: none takes it for fewer bits."""
@@ -151,7 +151,8 @@ def _reduced(name: str, x: Array) -> Array:
 class JaxFunction:
     """A program as a function of the arrays that it reads, by name, for XLA to compile.
 
-    An elem array is [.., cols], and all of them have one shape; row arrays are [..]. A seed is its 64 bits as two
+    An elem array is [.., cols], and all of them have one shape; row arrays are [..], those of a left side [.., inner],
+    and all others of inner have the shape that their axes say. A seed is its 64 bits as two
     words, uint32 [2], the low one first.
     """
 
@@ -168,15 +169,16 @@ class JaxFunction:
 
     def __call__(self, arrays: Arrays, scalars: Mapping[str, float] | None = None) -> dict[str, Array]:
         """The written arrays; `scalars`: other values than the spec's. Batches have equally many rows."""
-        first = next(arrays[t.name] for t in self.reads if t.kind.is_elem)
-        shape, cols = first.shape, first.shape[-1]
-        rows = first.size // cols
+        first = next(arrays[t.name] for t in self.reads if t.is_row_input)
+        cols, inner = lengths(self.reads, arrays, first)
+        shape = (*first.shape[:-1], cols)
+        rows = math.prod(shape[:-1])
         is_double = any(arrays[t.name].dtype == jnp.float64 for t in self.reads)
         do = JaxArithmetic(cols=cols, dtype=jnp.float64 if is_double else jnp.float32)
         seeds = {random.seed for random in self.randoms}
         given = {t.name: _read(t, arrays[t.name], do, rows) for t in self.reads if t.name not in seeds}
         given |= {name: do.constant(value) for name, value in {**dict(self.scalars), **(scalars or {})}.items()}
-        given["cols"] = do.constant(cols)
+        given |= {"cols": do.constant(cols), "inner": do.constant(inner)}
         for random in self.randoms:
             given[f"random {random.draw}"] = uniform(arrays[random.seed], rows, cols, random.draw).astype(do.dtype)
         if "row" in self.replay.used:
@@ -186,7 +188,9 @@ class JaxFunction:
         values = self.replay(do, given)
         shared = (t for t in self.reads if t.kind.by_batch)
         batches = next((arrays[t.name].size // math.prod(t.kind.within(cols, t.group)) for t in shared), 1)
-        return {t.name: do.stored(_written(t, values[t.name], shape, rows, batches), t.dtype) for t in self.writes}
+        return {
+            t.name: do.stored(_written(t, values[t.name], (shape, inner), rows, batches), t.dtype) for t in self.writes
+        }
 
 
 def jax_function(problem: Problem) -> JaxFunction:
@@ -204,6 +208,8 @@ def _read(use: TensorUse, array: Array, do: JaxArithmetic, rows: int) -> Array:
     """In the shape of its kind; whole numbers stay whole, so that labels are compared exactly."""
     value = array if use.dtype.is_integer else array.astype(do.dtype)
     value = jnp.repeat(value, use.group, -1) if use.kind.is_spread else value
+    if use.kind.by_inner:
+        return leading(value.reshape(rows, value.shape[-1]) if use.kind.by_row else value, use.axes)
     if use.kind.is_elem:
         return value.reshape(rows, do.cols)
     if use.kind.by_batch:
@@ -215,8 +221,13 @@ def _read(use: TensorUse, array: Array, do: JaxArithmetic, rows: int) -> Array:
     return value.reshape(rows, 1) if use.kind.by_row else value.reshape(1, do.cols)
 
 
-def _written(use: TensorUse, value: Array, shape: tuple[int, ...], rows: int, batches: int) -> Array:
+def _written(use: TensorUse, value: Array, sizes: tuple[tuple[int, ...], int], rows: int, batches: int) -> Array:
+    shape, inner = sizes
     cols = shape[-1]
+    if use.kind.by_inner:
+        value = jnp.broadcast_to(value, (inner, rows if use.kind.by_row else 1, cols if use.kind.by_col else 1))
+        value = as_it_lies(value, use.axes)
+        return value.reshape(*shape[:-1], inner) if use.kind.by_row else value
     if use.kind.by_batch:  # what each row adds
         sizes, axis = ((rows // batches, batches), 0) if use.kind.by_head else ((batches, rows // batches), 1)
         return jnp.broadcast_to(value, (rows, cols)).reshape(*sizes, cols).sum(axis)

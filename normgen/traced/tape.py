@@ -5,12 +5,13 @@ The program is the one that a schedule has not touched yet: the formulas as writ
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from normgen.dtypes import DType
 from normgen.problem.problem import Problem
+from normgen.problem.tensors import TensorUse
 from normgen.program.source import written_program
 from normgen.spec.spec import Kind
 from normgen.verify.interpret import Arithmetic
@@ -120,6 +121,17 @@ class Replay:
         for step in self.steps:
             values.append(step(do, values))
         return {name: values[place] for name, place in self.places}
+
+
+def lengths(reads: Sequence[TensorUse], tensors: Mapping[str, Any], first: Any) -> tuple[Any, Any]:
+    """How long cols is, and inner, 0 where there is no such axis, of the arrays of a call; `first` is one of rows."""
+    if not any(use.kind.by_inner for use in reads):
+        return first.shape[-1], 0
+    found: dict[str, Any] = {}
+    for use in reads:
+        axes = [axis for axis in use.axes if axis in ("cols", "inner")]
+        found |= dict(zip(axes, tensors[use.name].shape[-len(axes) :], strict=True)) if axes else {}
+    return found["cols"], found["inner"]
 
 
 def replayed(problem: Problem) -> Replay:

@@ -6,7 +6,7 @@ Run eagerly it is one kernel an operation: for tensors that none of our kernels 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -19,8 +19,8 @@ from normgen.problem.tensors import TensorUse
 from normgen.program.ir import Random
 from normgen.program.source import written_program
 from normgen.spec.spec import Kind
-from normgen.traced.tape import Replay, replayed
-from normgen.verify.contraction.product import WITH_INNER, leading, product, summed_axis
+from normgen.traced.tape import Replay, lengths, replayed
+from normgen.verify.contraction.product import AXIS, WITH_INNER, as_it_lies, leading, product, summed_axis
 
 Tensor = Any
 Tensors = Mapping[str, Tensor]
@@ -111,8 +111,9 @@ class TorchArithmetic:
 
     def sum_rows(self, arg: Tensor, row: Tensor | None = None) -> Tensor:
         """Over all rows; `row` has their numbers, [rows, 1]: a value of no row is summed as often."""
-        every = arg if row is None else arg.expand(row.shape[0], arg.shape[-1] if arg.ndim else 1)
-        return every.sum(0, keepdim=True)
+        is_there = row is None or arg.ndim == WITH_INNER
+        every = arg if is_there else arg.expand(row.shape[0], arg.shape[-1] if arg.ndim else 1)
+        return every.sum(AXIS[Kind.ROW], keepdim=True)
 
     def dot(self, a: Tensor, b: Tensor, over: Kind | None = None) -> Tensor:
         """Σ a b over an axis, in float32 whatever the caller lets other products be rounded to."""
@@ -185,7 +186,7 @@ class TorchFunction:
         rows_per_batch  0: the batches have equally many rows
         """
         first = next(tensors[t.name] for t in self.reads if t.is_row_input)
-        cols, inner = _lengths(self.reads, tensors, first)
+        cols, inner = lengths(self.reads, tensors, first)
         shape = (*first.shape[:-1], cols)
         rows = first.numel() // first.shape[-1]
         is_double = any(tensors[t.name].dtype == torch.float64 for t in self.reads)
@@ -216,7 +217,7 @@ class TorchFunction:
         rows, (each, batches) = math.prod(shape[:-1]), shares
         if use.kind.by_inner:
             value = value.expand(inner, rows if use.kind.by_row else 1, do.cols if use.kind.by_col else 1)
-            value = _as_it_lies(value, use.axes)
+            value = as_it_lies(value, use.axes)
             value = value.reshape(*shape[:-1], inner) if use.kind.by_row else value
         elif use.kind.by_batch:  # what each row adds; the last batch may be shorter
             value = value.expand(rows, do.cols)
@@ -273,24 +274,6 @@ def uniform(seed: Tensor, rows: Any, cols: Any, draw: int) -> Tensor:
         l0, r0, l1, r1 = ((p1 >> 32) & _LOW) ^ r0 ^ k0, p1 & _LOW, ((p0 >> 32) & _LOW) ^ r1 ^ k1, p0 & _LOW
     found = torch.stack((l0, r0, l1, r1), -1).reshape(rows, -1)[:, :cols]
     return (found >> 8).float() * 2.0**-24
-
-
-def _lengths(reads: Sequence[TensorUse], tensors: Tensors, first: Tensor) -> tuple[Any, Any]:
-    """How long cols is, and inner; 0 where there is no such axis."""
-    if not any(use.kind.by_inner for use in reads):
-        return first.shape[-1], 0
-    found: dict[str, Any] = {}
-    for use in reads:
-        axes = [axis for axis in use.axes if axis in ("cols", "inner")]
-        found |= dict(zip(axes, tensors[use.name].shape[-len(axes) :], strict=True)) if axes else {}
-    return found["cols"], found["inner"]
-
-
-def _as_it_lies(value: Tensor, axes: Sequence[str]) -> Tensor:
-    """[inner, rows or 1, cols or 1] as a tensor with these axes, in this order."""
-    places = {"inner": 0, "rows": 1, "cols": 2}
-    rest = [place for axis, place in places.items() if axis not in axes]
-    return value.permute(*[places[axis] for axis in axes], *rest).reshape([value.shape[places[axis]] for axis in axes])
 
 
 def _read(use: TensorUse, tensor: Tensor, do: TorchArithmetic, rows: int, rows_per_batch: int) -> Tensor:

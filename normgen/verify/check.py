@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from normgen.dtypes import F32, DType
 from normgen.errors import UsageError
 from normgen.problem.problem import Problem
 from normgen.problem.tensors import TensorUse
-from normgen.verify.bounded import NOTHING, Bounded, allowed, half_spacing, outside, whole, within_cells
+from normgen.verify.bounded import NOTHING, Bounded, allowed, whole, within_cells
 from normgen.verify.contraction.product import leading
 from normgen.verify.contraction.sides import by_inner, drifting, in_order, line_count, summed
 from normgen.verify.error_model import ColumnSum, Float32Error
@@ -24,11 +23,10 @@ from normgen.verify.reference import has_reference, reference
 from normgen.verify.rows import Inputs, Outputs, of_rows
 from normgen.verify.sources import Formulas, OpenWalk, walk_opener
 from normgen.verify.varied.values import is_covered
-from normgen.verify.verdict import BadElement, TensorVerdict, Verdict
+from normgen.verify.verdict import Tally, Verdict
 
 BLOCK_ELEMENTS = 1 << 16  # 0.5 MB a float64 temporary: a block's temporaries stay in the L2 cache
 PRODUCT_LINES = 256
-COLUMNS = "columns"  # the family that column outputs are reported under: they sum over all rows
 
 
 def check(
@@ -195,7 +193,7 @@ def _judged(
     names, codes = inputs.coded_families
     written = [t for t in _written(problem) if _array(arrays, t) is not None]
     results = {t.name: _by_line(np.asarray(_array(arrays, t)), t) for t in written}
-    tallies = {t.name: _Tally(problem=problem, tensor=t, names=names, codes=codes) for t in written}
+    tallies = {t.name: Tally(problem=problem, tensor=t, names=names, codes=codes) for t in written}
     with np.errstate(all="ignore"):
         for part in parts:
             if part.tensor.name in tallies:
@@ -409,147 +407,3 @@ class _Model:
         if tensor.name not in self.start:
             return found
         return self.arithmetic.add(found, Bounded(self._start(tensor, block)))
-
-
-@dataclass(kw_only=True)
-class _Tally:
-    """Counts for one written tensor, filled block by block."""
-
-    problem: Problem
-    tensor: TensorUse
-    names: list[str]  # of the families
-    codes: NDArray[np.intp]  # [rows]: which family
-    max_abs_error: float = 0.0
-    bad: int = 0
-    elements: int = 0
-    unbounded: int = 0
-    not_finite: int = 0
-    ratios: dict[str, float] = field(default_factory=dict)
-    outside: set[str] = field(default_factory=set)
-    worst: BadElement | None = None
-    worst_ratio: float = -1.0
-    first_bad: BadElement | None = None
-    first_outside: BadElement | None = None
-
-    def add(self, rows: NDArray[np.intp], got: Array, want: Array, bound: Array) -> None:
-        """One block: got, want and bound are [len(rows), width] or broadcast to it; rows below 0 are column outputs."""
-        got = got.reshape(want.shape)
-        off = outside(got, want, self.tensor.dtype)
-        got = got.astype(np.float64)
-        error, ratio = np.abs(got - want), off / bound
-        worst, largest = ratio.max(axis=1), error.max(axis=1)
-        odd = np.flatnonzero(~(worst <= 1))  # NaN, inf or out of bounds: look closer
-        if odd.size:
-            limits = np.broadcast_to(bound, want.shape)[odd]
-            judged, error = _judge(got[odd], want[odd], limits, off[odd], error[odd], self.tensor.dtype)
-            ratio[odd] = judged
-            worst[odd], largest[odd] = judged.max(axis=1), error.max(axis=1)
-            for i in np.flatnonzero(worst[odd] > 1).tolist():
-                self._note(int(rows[odd[i]]), got[odd[i]], want[odd[i]], limits[i], judged[i])
-        self.elements += want.size
-        if not bound.max() < np.inf:
-            loose = np.isinf(bound) & np.isfinite(want)
-            self.unbounded += int(loose.sum())
-            self.not_finite += int((loose & ~np.isfinite(got)).sum())
-        for family, at in self._by_family(rows):
-            self.ratios[family] = max(self.ratios.get(family, 0.0), float(worst[at].max()))
-            if self._counts(family):
-                self._meet(family, rows, at[int(np.argmax(worst[at]))], worst, got, want, bound, ratio)
-                self.max_abs_error = max(self.max_abs_error, float(largest[at].max()))
-
-    def _meet(
-        self,
-        family: str,
-        rows: NDArray[np.intp],
-        at: int,
-        worst: Array,
-        got: Array,
-        want: Array,
-        bound: Array,
-        ratio: Array,
-    ) -> None:
-        """Keep the element that comes nearest to its bound, or goes farthest beyond: the worst of the row at `at`."""
-        if not worst[at] > self.worst_ratio:
-            return
-        self.worst_ratio = float(worst[at])
-        limits = np.broadcast_to(bound, want.shape)[at]
-        col = int(np.argmax(np.nan_to_num(ratio[at], nan=0.0, posinf=0.0)))
-        self.worst = self._element(int(rows[at]), col, family, got[at], want[at], limits)
-
-    def _by_family(self, rows: NDArray[np.intp]) -> Iterator[tuple[str, NDArray[np.intp]]]:
-        """(family, places in `rows`) of every family in this block."""
-        if rows[0] < 0:
-            yield COLUMNS, np.arange(len(rows))
-            return
-        codes = self.codes[rows]
-        for code in np.unique(codes).tolist():
-            yield self.names[code], np.flatnonzero(codes == code)
-
-    def _counts(self, family: str) -> bool:
-        return family == COLUMNS or is_covered(self.problem, family)
-
-    def _note(self, row: int, got: Array, want: Array, bound: Array, ratio: Array) -> None:
-        family = COLUMNS if row < 0 else self.names[self.codes[row]]
-        col = int(np.argmax(ratio > 1))
-        element = self._element(row, col, family, got, want, bound)
-        if self._counts(family):
-            self.bad += int((ratio > 1).sum())
-            self.first_bad = self.first_bad or element
-        else:
-            self.outside.add(family)
-            self.first_outside = self.first_outside or element
-
-    def _element(self, row: int, col: int, family: str, got: Array, want: Array, bound: Array) -> BadElement:
-        """The element of a row at `col`; its bound has what storing rounds by."""
-        dtype = self.tensor.dtype
-        rounds = 0.0 if dtype is F32 else float(half_spacing(np.abs(np.asarray(want[col])), dtype))
-        return BadElement(
-            row=row,
-            col=col,
-            family=family,
-            got=float(got[col]),
-            want=float(want[col]),
-            bound=float(bound[col]) + rounds,
-        )
-
-    def verdict(self) -> TensorVerdict:
-        counted = (ratio for family, ratio in self.ratios.items() if self._counts(family))
-        return TensorVerdict(
-            name=self.tensor.name,
-            max_abs_error=self.max_abs_error,
-            max_ratio=max(counted, default=0.0),
-            bad=self.bad,
-            elements=self.elements,
-            unbounded=self.unbounded,
-            not_finite=self.not_finite,
-            ratios=self.ratios,
-            outside=tuple(sorted(self.outside)),
-            worst=self.worst,
-            first_bad=self.first_bad,
-            first_outside=self.first_outside,
-        )
-
-
-def _judge(got: Array, want: Array, bound: Array, off: Array, error: Array, dtype: DType) -> tuple[Array, Array]:
-    """(off / bound, error) of rows that hold non-finite values or miss.
-
-    off    how far the exact values lie outside of the cells of what is stored
-    error  |got - want|
-
-    A NaN must be a NaN and an infinity that infinity. Where the bound is inf, an infinity may be any other value that
-    is not finite (Welford turns an inf in a row into NaN), and a finite value or NaN (of what may be negative, stored
-    without a sign) anything. Where an exact float32 result lies within its bound of overflow, to either side, both
-    that inf and the largest finite value are right; of narrower dtypes, cells say which.
-    """
-    loose = np.isinf(bound)
-    right = (np.isnan(want) & (np.isnan(got) | loose)) | (got == want) | (np.isinf(want) & loose & ~np.isfinite(got))
-    right |= np.isfinite(want) & loose
-    near = off
-    if dtype.bytes > 2:
-        reach = np.where(loose, 0.0, bound)
-        right |= np.isfinite(want) & np.isinf(got) & (np.sign(got) * want + reach > dtype.largest)
-        overflows = (np.abs(want) + reach > dtype.largest) & np.isfinite(got)
-        near = np.where(overflows, np.minimum(off, np.abs(got - np.clip(want, dtype.least, dtype.largest))), off)
-    ratio = np.where(loose, np.inf, near / bound)
-    ratio = np.where(right, 0.0, np.where(np.isfinite(want) & ~np.isnan(ratio), ratio, np.inf))
-    return ratio, np.where(right, 0.0, np.where(np.isnan(error), np.inf, error))

@@ -28,7 +28,7 @@ from normgen.problem.problem import Problem
 from normgen.problem.question import Direction
 from normgen.problem.tensors import TensorUse, tensors_in_place
 from normgen.spec.formula import Call, Expression, children, parse_formula
-from normgen.spec.spec import Spec
+from normgen.spec.spec import Kind, Spec
 from normgen.verify.bounded import NOTHING
 from normgen.verify.check import Part, column_parts, prepare
 from normgen.verify.contraction.sides import HARMLESS, WHOLE, by_inner, reads_saved, summed
@@ -107,8 +107,8 @@ def family_rows(problem: Problem) -> int:
 
 
 def _extremes(problem: Problem) -> tuple[str, ...]:
-    """Of products of matrices both sides have families of their own (`contraction.sides`)."""
-    return () if problem.inner else extremes(problem, takes_maximum=_has_maximum(problem.spec))
+    """Not where lines are those of inner: beside its sides such a product reads nothing along them."""
+    return () if by_inner(problem) else extremes(problem, takes_maximum=_has_maximum(problem.spec))
 
 
 def default_families(problem: Problem) -> tuple[str, ...]:
@@ -209,20 +209,18 @@ def scalar_values(problem: Problem) -> dict[str, tuple[float, ...]]:
 
     Without ranges in the spec those at which every family of rows stays finite; there may be none.
     """
-    if problem.inner:  # not varied yet: a verdict names them
-        return {name: () for name, _ in problem.spec.scalars}
     return dict(_scalar_values(_small(problem)))
 
 
 def signed_parameters(problem: Problem) -> tuple[str, ...]:
     """The parameters and numbers on the device that may be negative: rows stay finite."""
-    return () if problem.inner else _signed(_small(problem))
+    return _signed(_small(problem))
 
 
 def parameters(problem: Problem) -> tuple[str, ...]:
-    """What is read and the same for every row, or for those of a batch, and no whole number."""
+    """What is read and the same for every row, or for those of a batch, and no whole number or matrix."""
     read = (t for t in problem.tensors if not t.is_written and not t.kind.by_row)
-    return tuple(t.name for t in read if not (t.dtype.is_integer or t.kind.by_inner))
+    return tuple(t.name for t in read if not (t.dtype.is_integer or t.kind is Kind.MATRIX))
 
 
 def _small(problem: Problem) -> Problem:
@@ -230,6 +228,7 @@ def _small(problem: Problem) -> Problem:
     whole = problem.spec.whole_cols
     cols = min(problem.cols, max(1, SMALL_COLS // whole) * whole)
     small = replace(problem, rows=SAMPLE_ROWS, rows_per_batch=min(1, problem.rows_per_batch), cols=cols, pitch=cols)
+    small = replace(small, inner=min(problem.inner, SMALL_COLS))
     tensors = tensors_in_place(problem.tensors, {})
     return replace(small, tensors=tensors, accumulate=False, deterministic=False, stable_parameters=False)
 
@@ -238,7 +237,8 @@ def _small(problem: Problem) -> Problem:
 def _scalar_values(problem: Problem) -> tuple[tuple[str, tuple[float, ...]], ...]:
     signed, ranges = signed_parameters(problem), dict(problem.spec.scalar_ranges)
     families = tuple(f for f in (*fitting_families(problem), *_extremes(problem)) if f not in NON_FINITE)
-    problem = problem.with_rows(len(families))
+    is_of_inner = by_inner(problem)
+    problem = replace(problem, inner=len(families)) if is_of_inner else problem.with_rows(len(families))
     drawn = draw_inputs(problem, families, signed=signed)  # saved values are those of the default in every case
     usual = _Bounds(problem, drawn)
     read = dict(problem.spec.scalars)  # a spec has no scalar that no output depends on

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from normgen.dtypes import DTYPES, F32, DType
 from normgen.errors import SpecError, did_you_mean
 from normgen.spec.spec import Formula, Kind, Role, Spec
-from normgen.verify.contraction.product import WITH_INNER, in_lines, leading, product, summed_axis
+from normgen.verify.contraction.product import AXIS, WITH_INNER, in_lines, leading, product, summed_axis
 from normgen.verify.philox import uniform
 
 Array = NDArray[np.float64]
@@ -209,7 +209,8 @@ class Float64:
 
     def sum_rows(self, arg: Array, row: Array | None = None) -> Array:
         """Over all rows; `row` has their numbers, [rows, 1]: a value of no row is summed as often."""
-        return np.asarray((arg if row is None else spread_over_rows(arg, len(row))).sum(axis=0, keepdims=True))
+        every = arg if row is None or arg.ndim == WITH_INNER else spread_over_rows(arg, len(row))
+        return np.asarray(every.sum(axis=AXIS[Kind.ROW], keepdims=True))
 
     def dot(self, a: Array, b: Array, over: Kind | None = None) -> Array:
         """Σ a b over an axis; None: the one of inner and cols that both have, as in a formula."""

@@ -45,7 +45,15 @@ from normgen.problem.problem import Problem
 from normgen.problem.question import Direction
 from normgen.problem.tensors import TensorUse
 from normgen.spec.spec import Role
-from normgen.verify.contraction.sides import WHOLE, draw_whole, drawn_side, line_count
+from normgen.verify.contraction.sides import (
+    WHOLE,
+    draw_whole,
+    drawn_side,
+    line_count,
+    main_input,
+    summed,
+    with_extremes,
+)
 from normgen.verify.interpret import Array, drawn, interpret, seeds_of
 from normgen.verify.reference import has_reference, reference
 from normgen.verify.varied.values import (
@@ -442,23 +450,25 @@ class Pen:
 
     def draw(self, tensor: TensorUse) -> Array:
         problem, rng = self.problem, self.rng
-        if (side := drawn_side(tensor, problem, self.of_row, rng, draw_rows)) is not None:
-            return side
         if tensor.name in {t.name for t in problem.spec.seeds}:
             return rng.integers(-(2**63), 2**63, 1).astype(np.float64)
-        if tensor.name == problem.spec.inputs[0].name and tensor.kind.is_elem and not tensor.dtype.is_integer:
+        is_drawn = tensor.kind.is_elem and not (tensor.dtype.is_integer or summed(problem))
+        if tensor.name == main_input(problem) and is_drawn:
             found = draw_rows(self.of_row, problem.cols, tensor.dtype, rng)
         else:
             found = self.ordinary(tensor)
+        lines = found if tensor.axes[:1] == tensor.kind.axes[:1] else found.T
         for family in dict.fromkeys(f for f in self.of_row if of_tensor(f) == tensor.name):
             at = np.flatnonzero(np.array(self.of_row) == family)
             drawn = draw_extreme(family, tensor, problem, at.size, self.scalars, rng)
-            found[at] = drawn if found.ndim > 1 else drawn[:, 0]
+            lines[at] = drawn if lines.ndim > 1 else drawn[:, 0]
         return found
 
     def ordinary(self, tensor: TensorUse) -> Array:
         """The tensor where it is at no extreme; of a parameter both signs, zeros and ones."""
         problem, rng = self.problem, self.rng
+        if (side := drawn_side(tensor, problem, self.of_row, rng, draw_rows)) is not None:
+            return side
         shape = problem.shape_of(tensor)
         if tensor.name in self.sizes:
             return as_large(self.sizes[tensor.name], shape or (1,), tensor.dtype, rng)
@@ -473,7 +483,10 @@ class Pen:
             if self.is_tied:
                 return middles(shape, rng) if centre == 0 else np.zeros(shape)
             values = centre + 0.2 * rng.standard_normal(shape)
-            return in_columns(values, rng) if tensor.name in self.signed else values
+            if tensor.name not in self.signed:
+                return values
+            values = in_columns(values, rng)
+            return with_extremes(values, tensor, problem, rng) if summed(problem) else values
         if not shape and self.is_tied:
             return np.full(1, sign_of_call(problem) * HALF)
         if not shape and tensor.name in self.signed:
@@ -542,7 +555,8 @@ def _forward_values(pen: Pen, made: dict[str, Buffer]) -> dict[str, Array]:
         else:
             continue
         if problem.inner:
-            inputs[tensor.name] = value.reshape(problem.shape_of(use))
+            is_turned = tensor.name in made and tensor.name in dict(problem.layout)
+            inputs[tensor.name] = value.T if is_turned else value.reshape(problem.shape_of(use))
             continue
         shape = tensor.kind.broadcast_shape(problem.sizes)
         inputs[tensor.name] = of_rows(value, use, problem, rows).reshape(shape)

@@ -315,6 +315,19 @@ def test_in_place_reaches_the_kernel_and_its_check(capsys: pytest.CaptureFixture
     assert "--in-place names an output once" in err
 
 
+def test_a_matrix_in_the_order_of_torch_reaches_the_kernel_its_check_and_its_command(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    asked = ("--op", "linear", "--shape", "20x24", "--size", "inner=17")
+    code, out, _ = run(capsys, "show", *asked, "--layout", "w=cols_inner")
+    assert code == 0
+    assert "w + static_cast<long long>(n0 + n) * w_pitch + k0 + k" in out
+    assert run(capsys, "verify", "--device", "cpu", *asked, "--layout", "w=cols_inner")[0] == 0
+    code, _, err = run(capsys, "show", *asked, "--layout", "w=row_major")
+    assert code == 2
+    assert "error: unknown order of a matrix\n  received: w=row_major\n  hint: known names: cols_inner" in err
+
+
 def test_a_layout_reaches_the_kernel_and_its_check(capsys: pytest.CaptureFixture[str]) -> None:
     asked = ("--op", "quantize_to_fp8_group", "--shape", "24x256")
     code, out, _ = run(capsys, "show", *asked, "--layout", "scale=column_major")
@@ -326,7 +339,7 @@ def test_a_layout_reaches_the_kernel_and_its_check(capsys: pytest.CaptureFixture
     assert "packed scales are four f8e8m0 in a word\n  received: scale: f32" in err
     code, _, err = run(capsys, "show", *asked, "--layout", "scale=row_major", "--layout", "scale=column_major")
     assert code == UsageError.exit_code
-    assert "--layout names an output once" in err
+    assert "--layout names a tensor once" in err
 
 
 def test_accumulate_shows_in_the_program(capsys: pytest.CaptureFixture[str]) -> None:

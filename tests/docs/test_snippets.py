@@ -13,6 +13,7 @@ from normgen.cpu import find_compiler
 from tests.mutation.cases import CASES
 from tests.mutation.mutants import CLASSES, all_sites, chosen
 from tests.mutation.package_changes import CHANGES
+from tests.mutation.products import PRODUCT_CASES, PRODUCTS
 from tests.mutation.varied import VARIED, VARIED_CASES
 
 from .pages import ROOT, Folder, blocks, run_page
@@ -79,7 +80,9 @@ def test_the_figures_of_the_page_on_proofs_are_those_of_the_mutants() -> None:
     page = (ROOT / "docs" / "proof.md").read_text(encoding="utf-8")
     mutants, off_defaults = chosen(all_sites()), {mutation.name for mutation in VARIED}
     more = sum(mutant.kind in off_defaults for mutant in mutants)
-    assert f"{len(mutants) - more} mutants of {len(CLASSES)} classes" in page
+    of_products = sum(mutant.case in PRODUCT_CASES for mutant in mutants)
+    assert f"{len(mutants) - more - of_products} mutants of {len(CLASSES)} classes" in page
     assert f"in {len(CASES)} kernels" in page
     assert f"{more} more of {len(VARIED)} classes, in {len(VARIED_CASES)} kernels of their own" in page
+    assert f"{of_products} of {len(PRODUCTS)} classes, in {len(PRODUCT_CASES)} kernels of products" in page
     assert f"{len(CHANGES)} wrong lines" in page

@@ -13,6 +13,7 @@ from normgen.pipeline import emit, emit_parts
 from normgen.records.questions import problem_of
 from normgen.records.record import Record, parse_line
 from normgen.schedule.default import fallback_schedules
+from normgen.spec.reader import load
 from tests.verify.contraction import linear
 
 from .cases import record
@@ -94,3 +95,17 @@ def test_a_call_launches_the_kernel_of_its_cols_and_inner_on_a_block_for_each_ti
 def test_only_headers_of_products_have_inner() -> None:
     (header,) = headers_of([record("rmsnorm", shape="64x768")])
     assert "inner" not in header.text.replace("innermost", "")
+
+
+def test_a_header_of_a_turned_matrix_has_a_name_and_a_signature_of_its_own() -> None:
+    made = record("linear", shape="64x768", inner=512, layout={"w": "cols_inner"})
+    (header,) = headers_of([made])
+    assert header.file_name == "linear_fwd_f32_w_cols_inner_sm90.cu"
+    assert "//   w is stored as [cols, inner]\n" in header.text
+    assert "w_pitch < inner" in header.text
+    assert headers_of([parse_line(made.line())])[0].text == header.text
+    asked = (problem_of(made.problem, load("linear")), made.schedule)
+    parts = emit_parts(*asked)
+    assert emit(*asked).text.endswith(f"{parts.config.text}\n\n{parts.text}")
+    assert header.text.count(parts.config.text) == header.text.count(parts.text) == 1
+    header.check()

@@ -364,8 +364,13 @@ def test_an_infinity_of_f16_is_demanded_where_the_largest_number_is_passed() -> 
     kernel = named("rmsnorm", "44x48", "f16", {"threads_per_row": 32, "rows_per_block": 4, "vector": 2})
     module, old = kernel.module(), "floats_to_half2(values[i],"
     assert old in module.text
-    for wrong in ("(values[i] > 65504.0f ? 65504.0f : values[i])", "(values[i] > 65000.0f ? 2.0f * values[i] : values[i])"):
-        found = check_on_cpu(kernel.problem, replace(module, text=module.text.replace(old, f"floats_to_half2({wrong},")))
+    for wrong in (
+        "(values[i] > 65504.0f ? 65504.0f : values[i])",
+        "(values[i] > 65000.0f ? 2.0f * values[i] : values[i])",
+    ):
+        found = check_on_cpu(
+            kernel.problem, replace(module, text=module.text.replace(old, f"floats_to_half2({wrong},"))
+        )
         assert not found.ok, wrong
         assert "with weight of 6" in found.summary
 

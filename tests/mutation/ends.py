@@ -20,9 +20,7 @@ END_CASES: dict[str, Named] = {
     "general_residual": named("add_rmsnorm", "4096x96", "f32", MASKED, any_cols=True),
 }
 
-HALF2, E4M3, INT8 = (
-    rf"floats_to_{name}x?2\((values\[i\]), (values\[i \+ 1\])" for name in ("half", "e4m3", "int8")
-)
+HALF2, E4M3, INT8 = (rf"floats_to_{name}x?2\((values\[i\]), (values\[i \+ 1\])" for name in ("half", "e4m3", "int8"))
 ROW = r"static_cast<long long>\(valid_row\)"
 ROW_OF_16_BITS = r"static_cast<long long>(valid_row & 0xffff)"
 

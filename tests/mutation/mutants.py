@@ -15,6 +15,7 @@ from tests.mutation.cases import CASES
 from tests.mutation.classes import CLASSES as OTHER_CLASSES
 from tests.mutation.classes import MutationClass
 from tests.mutation.ends import END_CASES, ENDS
+from tests.mutation.products import PRODUCT_CASES, PRODUCTS
 from tests.mutation.rounding_classes import ROUNDING_CLASSES
 from tests.mutation.varied import VARIED as OFF_DEFAULTS
 from tests.mutation.varied import VARIED_CASES as OFF_DEFAULT_CASES
@@ -23,8 +24,8 @@ CLASSES = (*OTHER_CLASSES, *ROUNDING_CLASSES)
 QUOTA = 8  # mutants of a class
 VARIED = (*OFF_DEFAULTS, *ENDS)
 VARIED_CASES = OFF_DEFAULT_CASES | END_CASES
-ALL_CASES = CASES | VARIED_CASES
-ALL_CLASSES = (*CLASSES, *VARIED)
+ALL_CASES = CASES | VARIED_CASES | PRODUCT_CASES
+ALL_CLASSES = (*CLASSES, *VARIED, *PRODUCTS)
 _COMMENT = re.compile(r"//[^\n]*")
 
 
@@ -97,7 +98,7 @@ def all_sites() -> dict[str, list[Mutant]]:
     found: dict[str, list[Mutant]] = {}
     seen: set[str] = set()
     for mutation in ALL_CLASSES:
-        known = ALL_CASES if mutation in VARIED else CASES
+        known = CASES | VARIED_CASES if mutation in VARIED else PRODUCT_CASES if mutation in PRODUCTS else CASES
         served = [case for case in known if mutation.where(known[case])]
         made = [mutant for case in served for mutant in sites(mutation, case, texts[case])]
         found[mutation.name] = [mutant for mutant in made if mutant.text not in seen]

@@ -46,6 +46,7 @@ from tests.mutation.mutants import (
 )
 from tests.mutation.package_changes import CHANGES, STATISTICS, Change
 from tests.mutation.package_run import ROOT, StaleChange, changed_text, package_report, tried
+from tests.mutation.products import PRODUCT_CASES, PRODUCTS
 from tests.mutation.tables import summary, survivors
 from tests.samples import sized
 
@@ -214,6 +215,7 @@ PARTS = {
         ("atomic_in_order", "early_partner"),
     ),
     "varied": (tuple(VARIED_CASES),),
+    "products": (tuple(PRODUCT_CASES),),
 }
 SAMPLED = sized(8, 24)
 
@@ -227,6 +229,15 @@ def test_the_kernels_of_what_is_varied_are_changed_by_its_classes_alone() -> Non
     by_kind = {kind: {m.case for m in mutants} & set(VARIED_CASES) for kind, mutants in all_sites().items()}
     assert {kind for kind, cases in by_kind.items() if cases} <= kinds
     assert sum(len(mutants) for mutants in all_sites().values() if mutants and mutants[0].kind in kinds) >= 150
+
+
+def test_products_are_changed_in_their_tiles_and_in_what_a_caller_varies() -> None:
+    of_products = {kind: [m for m in mutants if m.case in PRODUCT_CASES] for kind, mutants in all_sites().items()}
+    assert {kind for kind, mutants in of_products.items() if mutants} <= {m.name for m in PRODUCTS}
+    of_tiles = [m for kind, mutants in of_products.items() if kind.startswith("tile_") for m in mutants]
+    assert len(of_tiles) >= 300
+    assert sum(map(len, of_products.values())) - len(of_tiles) >= 180
+    assert {m.case for m in of_tiles} == set(PRODUCT_CASES)
 
 
 @needs_compiler

@@ -157,3 +157,38 @@ def test_how_scales_lie_in_memory_is_part_of_the_question() -> None:
     row_major = problem_for(spec, shape="8x768", layout={"scale": "row_major"})
     assert row_major == problem_for(spec, shape="8x768")
     assert "layout" not in ProblemKey.of(row_major).as_dict()
+
+
+def test_the_order_of_a_matrix_is_part_of_the_question_where_it_is_not_the_specs() -> None:
+    turned = problem_for(load("linear"), shape="8x768", inner=96, layout={"w": "cols_inner"})
+    assert turned.shape_of(turned.tensor("w")) == (768, 96)
+    assert turned.pitches["w"] == 96
+    assert turned.question.arguments()["layout"] == {"w": "cols_inner"}
+    assert turned.question.options({})[-2:] == ["--layout", "w=cols_inner"]
+    assert turned.question.header_stem({}) == "linear_fwd_f32_w_cols_inner"
+    key = ProblemKey.of(turned)
+    assert key.as_dict()["layout"] == {"w": "cols_inner"}
+    assert question_of(key, load("linear")) == turned.question
+    plain = problem_for(load("linear"), shape="8x768", inner=96)
+    assert key.slot() != ProblemKey.of(plain).slot()
+    assert problem_for(load("linear"), shape="8x768", inner=96, layout={"w": "inner_cols"}) == plain
+    back = make_problem(linear(), shape="8x768", inner=96, layout={"w": "inner_cols"})  # its own order is torch's
+    assert back.layout == (("w", "inner_cols"),)
+    asked = {"shape": "8x768", "inner": 96, "direction": "backward", "layout": {"w": "cols_inner"}}
+    for gradient, turned_one in (("w", "dw"), ("x", "w")):
+        backward = problem_for(load("linear"), **asked, gradients=[gradient])
+        assert backward.tensor(turned_one).axes == ("cols", "inner")
+        assert backward.layout == (("w", "cols_inner"),)
+
+
+@pytest.mark.parametrize(
+    ("layout", "said"),
+    [
+        ({"w": "column_major"}, "unknown order of a matrix\n.*w=column_major\n.*cols_inner, inner_cols"),
+        ({"x": "inner_rows"}, "a layout is for a matrix, or for values of groups of columns; 'x' is none here"),
+        ({"v": "cols_inner"}, "'v' is none here"),
+    ],
+)
+def test_an_order_that_no_matrix_has_is_refused(layout: dict[str, str], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        problem_for(load("linear"), shape="8x768", inner=96, layout=layout)

@@ -157,6 +157,10 @@ class _Run:
             (found,) = reduce_axis(statement.monoid, [np.array(arg) for arg in np.broadcast_arrays(*args)], axis)
             self.values[symbol(statement.names[0])] = found[0] if axis == 0 else found
             return
+        if statement.kind is Kind.INNER:
+            left = np.broadcast_to(args[0], (*np.shape(args[0])[:1], self.rows, 1))
+            self.values[symbol(statement.names[0])] = left.sum(axis=1, keepdims=True)
+            return
         if statement.kind is Kind.SCALAR:
             width = self.cols if kind_of(statement.args[0], self.kinds).within_row else 1
             self.values[symbol(statement.names[0])] = np.sum(np.broadcast_to(args[0], (self.rows, width)))

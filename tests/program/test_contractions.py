@@ -104,7 +104,7 @@ OVER_INNER = "a reduction over inner gives a row of a left value, or a col of a 
         (Reduce(("y",), Kind.ROW, SUM, (x,)), OVER_INNER),
         (Reduce(("y",), Kind.ROW, SUM, (w,), over=Kind.INNER), OVER_INNER),
         (Reduce(("y",), Kind.SCALAR, SUM, (gain,), over=Kind.INNER), OVER_INNER),
-        (Reduce(("y",), Kind.INNER, SUM, (x,)), OVER_INNER),
+        (Reduce(("y",), Kind.INNER, SUM, (w,)), OVER_INNER),
         (Map("y", Kind.ELEM, x * w), "no value varies along rows, inner and cols"),
         (Map("y", Kind.PRODUCT, x * w), "no value varies along rows, inner and cols"),
         (Map("y", Kind.ELEM, x), "this map's kind is left"),

@@ -10,6 +10,7 @@ import pytest
 import normgen
 from normgen.errors import UsageError
 from normgen.measure.cpu_check import has_compiler
+from normgen.spec.reader import load
 from tests.verify.contraction import linear
 
 pytestmark = pytest.mark.skipif(not has_compiler(), reason="no C++ compiler builds the executor")
@@ -79,3 +80,27 @@ def test_a_result_that_shares_memory_with_a_matrix_is_refused() -> None:
     w, y = memory[: INNER * COLS].reshape(INNER, COLS), memory[INNER * COLS - 1 :][: 20 * COLS].reshape(20, COLS)
     with pytest.raises(UsageError, match="an output must not share memory"):
         handle("linear")(np.zeros((20, INNER), np.float32), w, out=y)
+
+
+@pytest.mark.parametrize("op", ["linear", "linear_bias_gelu", "linear_swiglu", "rmsnorm_linear", "linear_add"])
+def test_a_matrix_may_be_given_in_the_order_of_torch(op: str) -> None:
+    matrices = [t.name for t in load(op).tensors if t.name.startswith("w") and t.name != "weight"]
+    asked = {"shape": (20, COLS), "inner": INNER, "device": "cpu"}
+    kernel = normgen.kernel(op, **asked, layout=dict.fromkeys(matrices, "cols_inner"))
+    plain = normgen.kernel(op, **asked)
+    given = {
+        t.name: rng.standard_normal([{"rows": 20, "inner": INNER, "cols": COLS}[a] for a in t.axes]).astype(np.float32)
+        for t in plain.problem.tensors
+        if not t.is_written
+    }
+    turned = given | {name: np.ascontiguousarray(given[name].T) for name in matrices}
+    found, want = kernel(**turned), plain(**given)
+    for got, right in zip(*((v if isinstance(v, tuple) else (v,)) for v in (found, want)), strict=True):
+        np.testing.assert_allclose(got, right, rtol=1e-5, atol=1e-5)
+
+
+def test_the_gradient_of_a_turned_matrix_is_turned() -> None:
+    asked = {"shape": (20, COLS), "inner": INNER, "device": "cpu", "direction": "backward", "gradients": ["w"]}
+    kernel = normgen.kernel("linear", **asked, layout={"w": "cols_inner"})
+    x, dy = (rng.standard_normal((20, width)).astype(np.float32) for width in (INNER, COLS))
+    np.testing.assert_allclose(kernel(x=x, dy=dy), dy.T @ x, rtol=1e-4, atol=1e-4)

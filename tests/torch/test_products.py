@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,10 +16,19 @@ import normgen.torch as ng  # noqa: E402
 import normgen.torch.calls  # noqa: E402
 from normgen.errors import UsageError  # noqa: E402
 from normgen.measure.cpu_check import has_compiler  # noqa: E402
+from normgen.spec.reader import list_specs, load  # noqa: E402
 from tests.verify.contraction import linear  # noqa: E402
 
 COLS, INNER = 24, 36
-DIFFERENTIABLE = [name for name in linear.FORMULAS if name != "normed"]
+OF_ONE_KERNEL = [name for name in linear.FORMULAS if name != "normed"]  # each gradient, or none
+SHAPES = {"w": "kn", "w_gate": "kn", "w_up": "kn", "weight": "k", "bias": "n", "residual": "mn", "x": "mk"}
+BY_TORCH: dict[str, Callable[..., Any]] = {
+    "linear": lambda x, w, bias: x @ w + bias,
+    "linear_add": lambda x, w, residual: residual + x @ w,
+    "linear_bias_gelu": lambda x, w, bias: torch.nn.functional.gelu(x @ w + bias),
+    "linear_swiglu": lambda x, w_gate, w_up: torch.nn.functional.silu(x @ w_gate) * (x @ w_up),
+    "rmsnorm_linear": lambda x, weight, w: torch.nn.functional.rms_norm(x, x.shape[-1:], weight, 1e-6) @ w,
+}
 
 
 def tensors(
@@ -37,7 +47,10 @@ def by_numpy(name: str, given: dict[str, torch.Tensor]) -> dict[str, Any]:
     return linear.results(name, flat)
 
 
-def by_torch(name: str, x: Any, w: Any = None, up: Any = None, bias: Any = 0.0, residual: Any = 0.0) -> Any:
+def by_torch(
+    name: str, x: Any, w: Any = None, up: Any = None, bias: Any = 0.0, residual: Any = 0.0, weight: Any = None
+) -> Any:
+    x = x if weight is None else torch.nn.functional.rms_norm(x, x.shape[-1:], weight, 1e-6)
     first = x @ w if w is not None else x @ up.T
     if name == "swiglu":
         return torch.nn.functional.silu(first) * (x @ up.T)
@@ -56,7 +69,7 @@ def test_an_operator_of_a_product_takes_any_leading_sizes(name: str, rows: tuple
         np.testing.assert_allclose(got.cpu().reshape(want.shape), want, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", DIFFERENTIABLE)
+@pytest.mark.parametrize("name", linear.FORMULAS)
 def test_every_side_of_a_product_has_its_gradient(name: str, device: str) -> None:
     function, given = ng.operator(linear.spec_of(name)), tensors(name, (3, 7), device)
     found = function(**given)
@@ -69,10 +82,36 @@ def test_every_side_of_a_product_has_its_gradient(name: str, device: str) -> Non
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", DIFFERENTIABLE)
+@pytest.mark.parametrize("name", linear.FORMULAS)
 def test_gradients_of_products_pass_gradcheck_in_float64(name: str) -> None:
     function, given = ng.operator(linear.spec_of(name)), tensors(name, (2,), dtype=torch.float64, cols=3, inner=4)
-    assert torch.autograd.gradcheck(lambda *args: function(**dict(zip(given, args, strict=True))), [*given.values()])
+
+    def outputs(*args: Any) -> Any:
+        found = function(**dict(zip(given, args, strict=True)))
+        return found[function.returns.index("y")] if name == "normed" else found  # rstd is saved, and a constant
+
+    assert torch.autograd.gradcheck(outputs, [*given.values()])
+
+
+def test_every_product_that_ships_is_an_operator_with_the_gradients_of_torch() -> None:
+    """Of float64 to its last digits, and of float32; each gradient alone is the one that it is among all."""
+    assert {name for name in list_specs() if load(name).has_inner} == set(BY_TORCH)
+    for name, wanted in BY_TORCH.items():
+        function, sizes = ng.operator(name), {"m": (3, 5), "k": (INNER,), "n": (COLS,)}
+        names = [t.name for t in load(name).tensors if not t.role.is_written]
+        for dtype, close in ((torch.float64, 1e-12), (torch.float32, 1e-4)):
+            torch.manual_seed(1)
+            shapes = {key: sum((sizes[axis] for axis in SHAPES[key]), ()) for key in names}
+            given = {key: torch.randn(shapes[key], dtype=dtype, requires_grad=True) for key in names}
+            found, want = function(**given), wanted(**given)
+            torch.testing.assert_close(found, want, rtol=close, atol=close)
+            upstream = torch.randn_like(want)
+            gradients = torch.autograd.grad(found, [*given.values()], upstream)
+            for got, right in zip(gradients, torch.autograd.grad(want, [*given.values()], upstream), strict=True):
+                torch.testing.assert_close(got, right, rtol=10 * close, atol=10 * close)
+            for key, right in zip(names, gradients, strict=True):
+                alone = function(**{n: t if n == key else t.detach() for n, t in given.items()})
+                torch.testing.assert_close(torch.autograd.grad(alone, given[key], upstream)[0], right)
 
 
 def test_only_the_gradient_that_is_asked_for_is_found_and_vmap_and_fakes_have_its_shapes() -> None:
@@ -106,7 +145,7 @@ def test_sizes_that_do_not_agree_are_refused(x: tuple[int, ...], w: tuple[int, .
 
 
 @pytest.mark.skipif(not has_compiler(), reason="no C++ compiler builds the executor")
-@pytest.mark.parametrize("name", DIFFERENTIABLE)
+@pytest.mark.parametrize("name", OF_ONE_KERNEL)
 def test_the_gradients_of_a_backward_pass_are_kernels_of_their_own(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU, but for the executor."""
     made: list[Any] = []

@@ -24,7 +24,7 @@ from normgen.verify import (
     reference,
 )
 from normgen.verify.bounded import outside, within_cells
-from normgen.verify.check import _judge
+from normgen.verify.verdict import _judged
 from tests.verify import made
 
 
@@ -125,7 +125,7 @@ def judged(got: float, want: float, bound: float, dtype: DType) -> bool:
     held, exact = stored.astype(np.float64), np.array([[want]])
     with np.errstate(invalid="ignore"):
         off = outside(stored, within_cells(exact, dtype), dtype)
-        ratio, _ = _judge(held, exact, np.array([[bound]]), off, np.abs(held - exact), dtype)
+        ratio, _ = _judged(held, exact, np.array([[bound]]), off, np.abs(held - exact), dtype)
     return bool(ratio.item() <= 1)
 
 

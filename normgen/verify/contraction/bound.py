@@ -11,6 +11,8 @@ With S = Σ l r, T = Σ |l r| and Q = Σ (l r)² over the d terms of an element,
   beyond the second bound. These pairs (`sides.drifts`) have d u T.
 * Where every partial sum is a whole number of units, and T no more than 2^24 of these, float32 holds each of them: the
   product is exact in any order. The unit is 2 to the sum of the least exponents of a bit that is set on either side.
+* A term below the smallest normal number loses 2^-150. A factor of a computed side, such as a norm's rstd, may be
+  multiplied behind the sum instead, and that loss with it: up to 2^24 times.
 * Of the terms of an infinity or NaN nothing rounds: what IEEE says of them must be found, but where a partial sum of
   the others may overflow, or the factor of an infinity may be 0.
 """
@@ -26,6 +28,7 @@ from normgen.verify.bounded import HALF_SUBNORMAL, OVERFLOW, Bounded, U, unknown
 from normgen.verify.contraction.product import Array, least_of_terms, product
 
 DIGITS = 24  # of a float32
+LEFT = 2.0**24  # a factor that leaves a sum: the rstd of a variance of 2^-48, or of an eps of 1e-14
 NO_BIT = 1 << 20  # above every exponent: 0 is a multiple of all units
 
 
@@ -48,8 +51,10 @@ def contracted(
     worst = depth * U * size
     rounding = np.minimum(worst, chance * U * partial)
     rounding = rounding if drifts is None else np.where(drifts, worst, rounding)
-    error = rounding + depth * HALF_SUBNORMAL
-    if a.error is b.error is None:
+    is_bare = a.error is b.error is None
+    # A factor of a computed side is multiplied behind the sum, whose terms may be subnormal without it.
+    error = rounding + depth * HALF_SUBNORMAL * (1.0 if is_bare else LEFT)
+    if is_bare:
         error = np.where(_is_whole(a.value, b.value, size, over), 0.0, error)
     error = error + _carried(a, b, left, right, over)
     error = np.where(size + error >= OVERFLOW, np.inf, np.where(known, error, 0.0))

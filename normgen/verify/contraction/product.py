@@ -31,6 +31,12 @@ def leading(array: A, axes: tuple[str, ...]) -> A:
     return cast(A, ordered[tuple(slice(None) if axis in axes else np.newaxis for axis in shape)])
 
 
+def as_it_lies(value: A, axes: tuple[str, ...]) -> A:
+    """[inner, rows or 1, cols or 1] as an array with these axes, in this order: what `leading` was given."""
+    found = value[tuple(slice(None) if axis in axes else 0 for axis in _ORDER)]
+    return cast(A, found if axes == tuple(axis for axis in _ORDER if axis in axes) else found.T)
+
+
 def summed_axis(a: A, b: A) -> Kind:
     """What a formula's `a @ b` sums: the one of inner and cols that both have. ValueError where there is none."""
     if a.ndim == b.ndim == WITH_INNER and all(min(a.shape[axis], b.shape[axis]) <= 1 for axis in (-2, -1)):

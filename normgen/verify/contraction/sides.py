@@ -10,6 +10,9 @@ halves      the same, negated in the second half: sums grow and cancel
 outlier     standard normal, one element 10^3
 powers      ±1, 2, 4 or 8: against the left family `whole` every partial sum is exact, and so must the result be
 not_finite  standard normal, one NaN, +inf or -inf, by turns
+zeros       all 0
+huge        as large as its dtype and the sum of squares of a line in float32 allow
+tiny        around the smallest normal number of the dtype
 
 whole       whole numbers of a size up to 16
 
@@ -22,12 +25,13 @@ sums that are larger than their end: see `contraction.bound`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from normgen.dtypes import DType
+from normgen.dtypes import F32, DType
 from normgen.problem.problem import Problem
 from normgen.problem.question import Direction
 from normgen.problem.tensors import TensorUse
@@ -36,11 +40,12 @@ from normgen.verify.contraction.product import Array
 
 DrawLines = Callable[[tuple[str, ...], int, DType, np.random.Generator], Array]
 Draw = Callable[[np.random.Generator, int, int, DType], Array]  # generator, lines, terms of a line, dtype
+PRODUCT_PARAMETERS_ARE = ("of a size near 30", "along the result's columns also huge, NaN, inf or -inf")
 WHOLE = "whole"
 HARMLESS = ("normal", "constant", "zeros")  # left families that leave a sum of all lines a number
 DRAWN_LEFT = frozenset(("normal", "one_outlier", "outlier_first", "tiny", "huge", "inf", "nan"))
-DRAWN_RIGHT = frozenset(("normal", "outlier", "not_finite"))
-_LARGE = ("outlier", "not_finite")  # of which a value that the forward has saved would be, too
+DRAWN_RIGHT = frozenset(("normal", "outlier", "not_finite", "huge", "tiny"))
+_LARGE = ("outlier", "not_finite", "huge")  # of which a value that the forward has saved would be, too
 _NAMES = {Kind.INNER: "inner", Kind.ROW: "rows", Kind.COL: "cols"}
 _LEFT = {Kind.INNER: Kind.LEFT, Kind.COL: Kind.ELEM, Kind.ROW: Kind.LEFT}
 _RIGHT = {Kind.INNER: Kind.MATRIX, Kind.COL: Kind.MATRIX, Kind.ROW: Kind.ELEM}
@@ -74,6 +79,23 @@ def _not_finite(rng: np.random.Generator, lines: int, terms: int, _: DType) -> A
     return found
 
 
+def _zeros(_rng: np.random.Generator, lines: int, terms: int, _: DType) -> Array:
+    return np.zeros((lines, terms))
+
+
+def _signed(rng: np.random.Generator, lines: int, terms: int, low: float, high: float) -> Array:
+    return np.asarray(rng.uniform(low, high, (lines, terms)) * rng.choice([-1.0, 1.0], (lines, terms)))
+
+
+def _huge(rng: np.random.Generator, lines: int, terms: int, dtype: DType) -> Array:
+    top = min(dtype.largest, math.sqrt(F32.largest / max(terms, 1)) / 4) / 2
+    return _signed(rng, lines, terms, 0.25 * top, top)
+
+
+def _tiny(rng: np.random.Generator, lines: int, terms: int, dtype: DType) -> Array:
+    return _signed(rng, lines, terms, 0.5 * dtype.smallest_normal, 4 * dtype.smallest_normal)
+
+
 RIGHT: dict[str, Draw] = {
     "normal": _normal,
     "equal": _equal,
@@ -81,6 +103,9 @@ RIGHT: dict[str, Draw] = {
     "outlier": _outlier,
     "powers": _powers,
     "not_finite": _not_finite,
+    "zeros": _zeros,
+    "huge": _huge,
+    "tiny": _tiny,
 }
 
 
@@ -134,6 +159,26 @@ def reads_saved(problem: Problem) -> bool:
     return any(t.name in written for t in problem.tensors if not t.is_written)
 
 
+def main_input(problem: Problem) -> str:
+    """The tensor whose lines have families of their own: the first left side that is read, else the first input."""
+    over = summed(problem)
+    lefts = (t.name for t in problem.tensors if over and not t.is_written and t.kind is _LEFT[over])
+    return next(lefts, problem.spec.inputs[0].name)
+
+
+def rights(problem: Problem) -> tuple[TensorUse, ...]:
+    """The right sides, each of which has families along the result's columns."""
+    over = summed(problem)
+    return tuple(t for t in problem.tensors if over and not t.is_written and t.kind is _RIGHT[over])
+
+
+def line_axis(tensor: TensorUse, problem: Problem) -> int:
+    """The axis of a side, in its order of memory, along which its lines lie: the one that is not summed."""
+    over = summed(problem)
+    assert over is not None
+    return 1 - tensor.axes.index(_NAMES[over])
+
+
 def line_count(problem: Problem) -> int:
     """Lines of the left side, each of which is of a family: rows, or inner of dw."""
     return problem.inner if by_inner(problem) else problem.rows
@@ -142,11 +187,11 @@ def line_count(problem: Problem) -> int:
 def drawn_side(
     tensor: TensorUse, problem: Problem, of_line: Sequence[str], rng: np.random.Generator, draw_lines: DrawLines
 ) -> Array | None:
-    """A read tensor that is a side of the product, or varies along inner, in the order of memory; None of all others.
+    """A read tensor that is a side of the product, or would be one forward, in the order of memory; None of all others.
 
-    The first of the left sides has the families of its lines, the matrices theirs, other left sides are standard
+    The first of the left sides has the families of its lines, the right sides theirs, other left sides are standard
     normal. What is no side here, but of the forward, makes products of the size of 1: what was saved of it may be an
-    exponent. A tensor of inner alone is 1 + 0.2 N as any parameter.
+    exponent.
 
     draw_lines  `rows.draw_rows`
     """
@@ -157,15 +202,28 @@ def drawn_side(
     if tensor.kind not in sides:
         if tensor.kind in (Kind.LEFT, Kind.MATRIX):
             return np.asarray(rng.standard_normal(problem.shape_of(tensor)) / np.sqrt(sizes.inner))
-        return 1.0 + 0.2 * rng.standard_normal(sizes.inner) if tensor.kind is Kind.INNER else None
+        return None
     if tensor.kind is sides[0]:
-        others = [t.name for t in problem.tensors if not t.is_written and t.kind is tensor.kind]
-        if tensor.name != others[0]:
+        if tensor.name != main_input(problem):
             return rng.standard_normal(problem.shape_of(tensor))
         lines = draw_lines(tuple(of_line), getattr(sizes, _NAMES[over]), tensor.dtype, rng)
         return in_order(lines.T if by_inner(problem) else lines, tensor)
     lines = draw_right(families_of(tensor, problem), getattr(sizes, _NAMES[over]), tensor.dtype, rng)
     return in_order(lines if over is Kind.COL else lines.T, tensor)
+
+
+def with_extremes(values: Array, tensor: TensorUse, problem: Problem, rng: np.random.Generator) -> Array:
+    """A parameter of a product, of which a sixteenth is near 30, one huge, and one infinite or NaN: at least one each.
+
+    Along the axis that is summed nothing is more than 30: the whole result would be infinite, or NaN.
+    """
+    count = max(values.size // 16, int(values.size >= 8))
+    near, large, odd = rng.permutation(values.size)[: 3 * count].reshape(3, count) if count else [[], [], []]
+    values[near] = _signed(rng, 1, count, 27.0, 33.0)
+    if tensor.kind is not summed(problem) and not reads_saved(problem):
+        values[large] = _huge(rng, 1, count, tensor.dtype)
+        values[odd] = np.resize([np.inf, np.nan, -np.inf], count)
+    return values
 
 
 def in_order(values: Array, tensor: TensorUse) -> Array:
@@ -175,7 +233,7 @@ def in_order(values: Array, tensor: TensorUse) -> Array:
 
 def families_of(tensor: TensorUse, problem: Problem) -> tuple[str, ...]:
     """The family of each line of a right side: no two of them are of one family in the same line."""
-    others = [t.name for t in problem.tensors if not t.is_written and t.kind is tensor.kind]
+    others = [t.name for t in rights(problem)]
     lines = problem.inner if summed(problem) is Kind.COL else problem.cols
     families = [name for name in RIGHT if name not in _LARGE or not reads_saved(problem)]
     return right_families(lines, first=others.index(tensor.name), families=families)
@@ -186,8 +244,7 @@ def drifting(problem: Problem, of_line: Sequence[str]) -> NDArray[np.bool_] | No
     over = summed(problem)
     if over is None:
         return None
-    rights = [t for t in problem.tensors if not t.is_written and t.kind is _RIGHT[over]]
-    found = [drifts(of_line, families_of(t, problem)) for t in rights]
+    found = [drifts(of_line, families_of(t, problem)) for t in rights(problem)]
     if not found:
         return None
     joined: NDArray[np.bool_] = np.logical_or.reduce(found)

@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 
 from normgen.problem.tensors import TensorUse
 from normgen.verify.check import Expectation, Part, row_parts
+from normgen.verify.contraction.sides import families_of, line_axis, rights
 from normgen.verify.interpret import Array
 from normgen.verify.rows import Inputs, Pen
-from normgen.verify.varied.values import as_text, of_tensor
+from normgen.verify.varied.values import ORDINARY, as_text, of_tensor
 
 FIRST_ROWS = 6  # most values change every row
 
@@ -35,7 +36,8 @@ class Effects:
 def effects(expected: Expectation, start: Mapping[str, Any] | None = None) -> Effects:
     """Of the scalars that are not at their default; with all at it, of the families of other inputs than the first.
 
-    `start` is what accumulated gradients held before the run.
+    Of a product of matrices those of its right sides, too, where its rows are of several families. `start` is what
+    accumulated gradients held before the run.
     """
     problem, inputs = expected.problem, expected.inputs
     found: dict[str, bool] = {}
@@ -50,6 +52,8 @@ def effects(expected: Expectation, start: Mapping[str, Any] | None = None) -> Ef
                 )
         for tensor in () if found else problem.tensors:
             found |= _of_tensor(known, tensor)
+        for tensor in rights(problem) if len(set(inputs.families)) > 1 else ():
+            found |= _of_right(known, tensor)
     return Effects(
         seen=tuple(text for text, is_seen in found.items() if is_seen),
         unseen=tuple(text for text, is_seen in found.items() if not is_seen),
@@ -89,6 +93,25 @@ def _of_tensor(known: _Known, tensor: TensorUse) -> dict[str, bool]:
     return {family: bool(changed[np.isin(at, part)].any()) for family, part in varied}
 
 
+def _of_right(known: _Known, tensor: TensorUse) -> dict[str, bool]:
+    """Whether the result's columns differ from those of normal lines, by family of the lines of a right side."""
+    problem, inputs, rows = known.expected.problem, known.expected.inputs, known.expected.rows
+    of_line = np.array(families_of(tensor, problem))
+    at = rows[np.array(inputs.families)[rows] == ORDINARY][:FIRST_ROWS]
+    at = at if at.size else rows[:FIRST_ROWS]
+    buffer = inputs.buffers[tensor.name]
+    array, lines = buffer.array.copy(), np.flatnonzero(of_line != ORDINARY)
+    axis = line_axis(tensor, problem)
+    normal = np.random.default_rng([inputs.seed, 3]).standard_normal((lines.size, array.shape[1 - axis]))
+    np.moveaxis(array, axis, 0)[lines] = tensor.dtype.stored(normal)
+    others = replace(inputs, buffers=inputs.buffers | {tensor.name: replace(buffer, array=array)})
+    changed = np.zeros(of_line.size, dtype=bool)
+    for _, differs in known.differing(others, at):
+        changed |= differs.any(axis=0) if differs.shape[1] == of_line.size else False
+    named = dict.fromkeys(of_line[lines].tolist())
+    return {f"{tensor.name} {name}": bool(changed[of_line == name].any()) for name in named}
+
+
 class _Known:
     """What a call must give, row by row, to be held beside what other inputs would."""
 
@@ -101,18 +124,22 @@ class _Known:
     def changed(self, others: Inputs, rows: NDArray[np.intp]) -> NDArray[np.bool_]:
         """[len(rows)]: in which of these rows some element differs; of sums over rows alone, in all or none."""
         changed = np.zeros(len(rows), dtype=bool)
+        for part, differs in self.differing(others, rows):
+            if part.rows[0] < 0:
+                changed |= differs.any()
+            else:
+                changed[np.searchsorted(rows, part.rows)] |= differs.any(axis=1)
+        return changed
+
+    def differing(self, others: Inputs, rows: NDArray[np.intp]) -> Iterator[tuple[Part, NDArray[np.bool_]]]:
+        """What other inputs would give of these rows, and which of its elements they change: [lines, width]."""
         with np.errstate(all="ignore"):
             for other in row_parts(self.expected.problem, others, rows, self.start):
                 want, bound = self._of(other)
                 is_near = np.abs(want - other.want) <= bound + other.bound
                 is_same = (want == other.want) | (np.isnan(want) & np.isnan(other.want))
                 loose = np.isinf(bound) | np.isinf(other.bound)
-                differs = ~(is_near | is_same | loose).all(axis=1)
-                if other.rows[0] < 0:
-                    changed |= differs.any()
-                else:
-                    changed[np.searchsorted(rows, other.rows)] |= differs
-        return changed
+                yield other, ~(is_near | is_same | loose)
 
     def _of(self, other: Part) -> tuple[Array, Array]:
         """(want, bound) of the rows of another part."""

@@ -31,7 +31,8 @@ from normgen.problem.question import Direction
 from normgen.problem.tensors import TensorUse
 from normgen.spec.formula import Binary, Call, Expression, Name, Number, nodes, parse_formula
 from normgen.spec.functions import CONDITIONS
-from normgen.spec.spec import Spec
+from normgen.spec.spec import Kind, Spec
+from normgen.verify.contraction.sides import main_input
 from normgen.verify.interpret import Array
 from normgen.verify.varied.limits import draw_edges, limits
 
@@ -114,7 +115,7 @@ INDICES: dict[str, Callable[[int], float]] = {
 
 def extremes(problem: Problem, *, takes_maximum: bool) -> tuple[str, ...]:
     """The families of rows in which one input other than the first is at an extreme, in the order of the tensors."""
-    first, found = problem.spec.inputs[0].name, list[str]()
+    first, found = main_input(problem), list[str]()
     for tensor in _given_by_row(problem):
         if tensor.name == first:
             kinds = []
@@ -146,7 +147,7 @@ def _given_by_row(problem: Problem) -> Iterator[TensorUse]:
     is_backward = problem.direction is Direction.BACKWARD
     for tensor in problem.tensors:
         is_given = not tensor.is_written and not (is_backward and tensor.name in written)
-        is_row = tensor.kind.is_elem or tensor.kind.is_row
+        is_row = tensor.kind in (Kind.ELEM, Kind.LEFT, Kind.ROW)
         is_any = tensor.dtype.is_integer and tensor.dtype.bytes == 1  # whole numbers of 8 bits are any as they are
         if is_given and is_row and not is_any:
             yield tensor
@@ -181,7 +182,7 @@ def draw_extreme(
 ) -> Array:
     """`count` rows of the tensor that the family names: [count, cols], or [count, 1] of a tensor of rows."""
     cols, kind = problem.cols, family.partition(" ")[2]
-    width = cols if tensor.kind.by_col else 1
+    width = problem.inner if tensor.kind.by_inner else cols if tensor.kind.by_col else 1
     if kind == EDGES:
         return draw_edges(limits(problem.spec, tensor.name, scalars) or (0.0,), rng, count, width, tensor.dtype)
     if is_index(tensor):

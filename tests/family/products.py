@@ -1,0 +1,98 @@
+"""Products of matrices in float64 numpy, written from the papers and torch's pages: no formula of a spec is read here.
+
+    FORWARD[op](tensors, scalars)   -> written tensors
+    BACKWARD[op](tensors, scalars)  -> the gradient of every input and parameter, for dy
+
+x: [rows, inner]; w, w_gate, w_up: [inner, cols]; weight: [inner]; bias: [cols]; residual, y, dy: [rows, cols];
+rstd: [rows]. A tensor that is absent is not in `tensors`.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from tests.family.references import Array, Function, Scalars, Tensors, silu, silu_slope
+
+erf = np.vectorize(math.erf, otypes=[np.float64])
+
+
+def linear(t: Tensors, _: Scalars) -> dict[str, Array]:
+    """torch.nn.functional.linear, whose weight is turned."""
+    return {"y": t["x"] @ t["w"] + t.get("bias", 0.0)}
+
+
+def linear_backward(t: Tensors, _: Scalars) -> dict[str, Array]:
+    return {"dx": t["dy"] @ t["w"].T, "dw": t["x"].T @ t["dy"], "dbias": t["dy"].sum(axis=0)}
+
+
+def linear_add(t: Tensors, s: Scalars) -> dict[str, Array]:
+    """torch.addmm of a residual."""
+    return {"y": linear(t, s)["y"] + t["residual"]}
+
+
+def linear_add_backward(t: Tensors, s: Scalars) -> dict[str, Array]:
+    return {**linear_backward(t, s), "dresidual": t["dy"]}
+
+
+def linear_bias_gelu(t: Tensors, s: Scalars) -> dict[str, Array]:
+    """GELU(z) = z Φ(z), Hendrycks and Gimpel 2016; torch.nn.functional.gelu of approximate = none."""
+    z = linear(t, s)["y"]
+    return {"y": z * 0.5 * (1 + erf(z / math.sqrt(2)))}
+
+
+def linear_bias_gelu_backward(t: Tensors, s: Scalars) -> dict[str, Array]:
+    """GELU'(z) = Φ(z) + z φ(z)."""
+    z = linear(t, s)["y"]
+    slope = 0.5 * (1 + erf(z / math.sqrt(2))) + z * np.exp(-z * z / 2) / math.sqrt(2 * math.pi)
+    return linear_backward({**t, "dy": t["dy"] * slope}, s)
+
+
+def linear_swiglu(t: Tensors, _: Scalars) -> dict[str, Array]:
+    """SwiGLU(x) = SiLU(x W) * x V without biases, Shazeer 2020, eq. 6."""
+    return {"y": silu(t["x"] @ t["w_gate"]) * (t["x"] @ t["w_up"])}
+
+
+def linear_swiglu_backward(t: Tensors, _: Scalars) -> dict[str, Array]:
+    gate, up = t["x"] @ t["w_gate"], t["x"] @ t["w_up"]
+    dgate, dup = t["dy"] * up * silu_slope(gate), t["dy"] * silu(gate)
+    return {
+        "dx": dgate @ t["w_gate"].T + dup @ t["w_up"].T,
+        "dw_gate": t["x"].T @ dgate,
+        "dw_up": t["x"].T @ dup,
+    }
+
+
+def rmsnorm_linear(t: Tensors, s: Scalars) -> dict[str, Array]:
+    """torch.nn.functional.rms_norm, then a linear layer."""
+    rstd = 1 / np.sqrt((t["x"] ** 2).mean(axis=1, keepdims=True) + s["eps"])
+    return {"rstd": rstd[:, 0], "y": (t["x"] * rstd * t.get("weight", 1.0)) @ t["w"]}
+
+
+def rmsnorm_linear_backward(t: Tensors, s: Scalars) -> dict[str, Array]:
+    """That of the norm, of what the linear layer gives back: dn = dy w^T."""
+    rstd = 1 / np.sqrt((t["x"] ** 2).mean(axis=1, keepdims=True) + s["eps"])
+    weight, dn = t.get("weight", 1.0), t["dy"] @ t["w"].T
+    xhat, scaled = t["x"] * rstd, dn * weight
+    return {
+        "dx": rstd * (scaled - xhat * (scaled * xhat).mean(axis=1, keepdims=True)),
+        "dweight": (dn * xhat).sum(axis=0),
+        "dw": (xhat * weight).T @ t["dy"],
+    }
+
+
+FORWARD: dict[str, Function] = {
+    "linear": linear,
+    "linear_add": linear_add,
+    "linear_bias_gelu": linear_bias_gelu,
+    "linear_swiglu": linear_swiglu,
+    "rmsnorm_linear": rmsnorm_linear,
+}
+BACKWARD: dict[str, Function] = {
+    "linear": linear_backward,
+    "linear_add": linear_add_backward,
+    "linear_bias_gelu": linear_bias_gelu_backward,
+    "linear_swiglu": linear_swiglu_backward,
+    "rmsnorm_linear": rmsnorm_linear_backward,
+}
