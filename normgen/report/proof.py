@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from normgen.measure.calls import FAR_ROW
 from normgen.program.source import problem_for
 from normgen.report.techniques import markdown_table
 from normgen.spec.reader import list_specs, load
 from normgen.verify import ALL, families_apart, families_of, scalar_values
-from normgen.verify.varied.values import EXTREMES_ARE, INDICES, NOT_VARIED, PARAMETERS_ARE, as_text
+from normgen.verify.varied.values import BEYOND_IS, EXTREMES_ARE, INDICES, NOT_VARIED, PARAMETERS_ARE, as_text
 
 ROWS, COLS = 64, 256  # of the problems whose values are shown: they depend on neither
 
@@ -20,8 +21,16 @@ def varied_part(_: Path) -> str:
         ("another input, a gradient that comes in", "rows", "; ".join(extremes)),
         ("a label", "rows", f"{', '.join(f'`{name}`' for name in INDICES)}, and each scalar that it is compared with"),
         ("a parameter", "columns", "; ".join(PARAMETERS_ARE)),
+        ("a parameter, or one number on the device", "calls", f"of a size at which {BEYOND_IS}"),
         ("one number on the device", "calls", "of either sign"),
-        ("a run-time scalar", "calls", "its default, and for each operation what the second table says"),
+        (
+            "a run-time scalar",
+            "calls",
+            "its default, and for each operation what the second table says: the first two values with every family of "
+            "rows, others, small and large, with rows that tell them; a random number that it is compared with",
+        ),
+        ("the number of a row", "calls", f"the last ones of more than {FAR_ROW}, where columns are few"),
+        ("an optional input, a statistic", "calls", "null, where the kernel takes that, in any number of columns too"),
     ]
     table = markdown_table(("what", "along", "values"), rows)
     others = "\n".join(f"* {said}" for said in NOT_VARIED)
