@@ -78,6 +78,7 @@ class Program:
         time_limit_s: float = 60.0,
         trace: bool = False,
         ends: int = 0,
+        far: Array | None = None,
     ) -> Run:
         """Launch every kernel in order; written arrays are written in place.
 
@@ -91,6 +92,7 @@ class Program:
         time_limit_s  seconds of computing; waiting on a busy machine does not count
         trace         keep every step of every thread: for small runs
         ends          run so many clusters at each end of each grid, and no others; 0: all
+        far           numbers of the rows that hold anything, up to the last one; None: all do
 
         A fault ends the run after its kernel. Raises UsageError when an argument is missing or unfit.
         """
@@ -108,7 +110,7 @@ class Program:
         sizes = {Source.ROWS: rows, Source.COLS: cols, Source.INNER: inner, Source.BATCHES: batches}
         sizes[Source.BLOCKS] = grids[0]
         sizes |= {Source.ROWS_PER_BATCH: rows_per_batch} if rows_per_batch else {}
-        placed = place({**tensors, WORKSPACE: workspace})
+        placed = place({**tensors, WORKSPACE: workspace}, far=far)
         values = {**dict.fromkeys(tensors), **placed}
         faults: tuple[Fault, ...] = ()
         blocks = accesses = 0

@@ -12,6 +12,8 @@ from normgen.errors import UsageError
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
+Lines = Array | slice
+
 _GAP_BYTES = 1 << 20  # between two tensors; never touched, so it costs address space only
 _PLACE_BYTES = 256  # addresses keep their value modulo this
 
@@ -27,6 +29,7 @@ class Placed:
     rows: int
     row_bytes: int
     pitch_bytes: int
+    lines: Lines  # what is copied
 
     @property
     def pitch(self) -> int:
@@ -34,11 +37,14 @@ class Placed:
         return self.pitch_bytes // self.original.itemsize
 
     def write_back(self) -> None:
-        self.original[...] = self.view
+        self.original[self.lines] = self.view[self.lines]
 
 
-def place(arrays: Mapping[str, Array | None]) -> dict[str, Placed]:
-    """Copies of the arrays in one arena, wide apart, with their row strides and alignment. Raises UsageError."""
+def place(arrays: Mapping[str, Array | None], *, far: Array | None = None) -> dict[str, Placed]:
+    """Copies of the arrays in one arena, wide apart, with their row strides and alignment. Raises UsageError.
+
+    `far` are rows far apart, up to the last one: of arrays with so many these alone are copied.
+    """
     given = {name: array for name, array in arrays.items() if array is not None}
     extents = {name: _extent(name, array) for name, array in given.items()}
     total = sum(rows * pitch_bytes + _GAP_BYTES + 2 * _PLACE_BYTES for rows, _, pitch_bytes in extents.values())
@@ -51,7 +57,8 @@ def place(arrays: Mapping[str, Array | None]) -> dict[str, Placed]:
         address = position + (array.ctypes.data - position) % _PLACE_BYTES
         strides = array.strides if array.ndim < 2 else (pitch_bytes, array.itemsize)
         view: Array = np.ndarray(array.shape, array.dtype, arena, address - base, strides)
-        view[...] = array
+        lines: Lines = far if far is not None and len(array) == far[-1] + 1 else slice(None)
+        view[lines] = array[lines]
         placed[name] = Placed(
             name=name,
             original=array,
@@ -60,6 +67,7 @@ def place(arrays: Mapping[str, Array | None]) -> dict[str, Placed]:
             rows=rows,
             row_bytes=row_bytes,
             pitch_bytes=pitch_bytes,
+            lines=lines,
         )
         position = address + rows * pitch_bytes + _GAP_BYTES
     return placed

@@ -24,6 +24,7 @@ from normgen.records.verified import GPU, Site
 from normgen.verify import Buffer, Effects, Expectation, Outputs, Verdict, effects, family_rows, pick_rows, pick_slabs
 
 CHECKED_ELEMENTS = 1 << 17  # of every candidate
+SHARED_ELEMENTS = 1 << 18  # of a call that is kept for the next finalist, with its device memory
 CHECKED_ELEMENTS_FULL = 1 << 22  # of every finalist: some 0.5 s of float64 on the host, once for all of them
 VERIFY_ELEMENTS = 1 << 24  # a larger problem is checked with fewer rows than it has
 
@@ -158,7 +159,7 @@ class DeviceCheck:
         self.site = Site(executor=GPU, device=facts.name, version=version)
         self._expected: dict[tuple[bool, int | None], Expectation] = {}
         self._effects: Effects | None = None
-        self._shared: list[_Prepared] = []
+        self._shared: dict[tuple[str, int], _Prepared] = {}
 
     def run(self, bound: Bound, stream: Stream, *, full: bool, chain: int | None = None) -> Verdict:
         """Launch once on poisoned outputs, then look at every guard byte and as many rows as pay.
@@ -224,21 +225,21 @@ class DeviceCheck:
         return replace(verdict, call=call.title, seen=prepared.effects.seen, unseen=prepared.effects.unseen)
 
     def _prepared(self, call: Call, module: Module) -> _Prepared:
-        """Inputs, reference and effects of a call; of those with every family of rows once for all kernels.
+        """Inputs, reference and effects of a call, once for all kernels that have it.
 
-        Their bound is that of any schedule, as in the plain call.
+        Of calls with every family of rows the bound is that of any schedule, as in the plain call.
         """
-        is_shared = call.families is None
-        known = next((prepared for prepared in self._shared if prepared.setting.call == call), None)
-        if known is not None:
+        is_same_length = call.problem.cols == self.problem.cols and call.families is not None
+        chain = module.chain if is_same_length else 0
+        if (known := self._shared.get((call.title, chain))) is not None and known.setting.call == call:
             return known
         setting = _Setting(call, index=self._index, seed=self._seed)
         setting.keep()
-        chain = module.chain if call.problem.cols == self.problem.cols and not is_shared else 0
         expected = call.expected(setting.inputs, setting.outputs, elements=CHECKED_ELEMENTS, chain=chain or None)
         found = effects(expected, setting.outputs.start)
         prepared = _Prepared(setting=setting, expected=expected, effects=found)
-        self._shared += [prepared] if is_shared else []
+        if call.families is None or (call.elements <= SHARED_ELEMENTS and not call.gap):
+            self._shared[call.title, chain] = prepared
         return prepared
 
     def _expectation(self, full: bool, chain: int | None) -> Expectation:

@@ -121,6 +121,7 @@ def _run(program: Program, call: Call, seed: int, chain: int) -> Verdict | str:
         sm_count=call.sm_count,
         workspace=workspace if workspace.size else None,
         ends=-(-problem.rows // module.kernels[0].launch.rows_per_block) if call.gap else 0,
+        far=call.far_rows.numbers if call.gap else None,
     )
     call.far_rows.gather(buffers, outputs.buffers)
     if run.faults:

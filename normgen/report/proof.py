@@ -4,12 +4,21 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from normgen.measure.calls import FAR_ROW
 from normgen.program.source import problem_for
 from normgen.report.techniques import markdown_table
 from normgen.spec.reader import list_specs, load
-from normgen.verify import families_apart, families_of, scalar_values
+from normgen.verify import ALL, families_apart, families_of, scalar_values
 from normgen.verify.contraction.sides import PRODUCT_PARAMETERS_ARE, RIGHT
-from normgen.verify.varied.values import EXTREMES_ARE, INDICES, NOT_VARIED, PARAMETERS_ARE, as_text, of_tensor
+from normgen.verify.varied.values import (
+    BEYOND_IS,
+    EXTREMES_ARE,
+    INDICES,
+    NOT_VARIED,
+    PARAMETERS_ARE,
+    as_text,
+    of_tensor,
+)
 
 ROWS, COLS = 64, 256  # of the problems whose values are shown: they depend on neither
 
@@ -23,8 +32,16 @@ def varied_part(_: Path) -> str:
         ("a parameter", "columns", "; ".join(PARAMETERS_ARE)),
         ("a parameter of a product of matrices", "columns, or inner", "the same; " + ", ".join(PRODUCT_PARAMETERS_ARE)),
         ("the right side of a product", "columns of the result", ", ".join(f"`{name}`" for name in RIGHT)),
+        ("a parameter, or one number on the device", "calls", f"of a size at which {BEYOND_IS}"),
         ("one number on the device", "calls", "of either sign"),
-        ("a run-time scalar", "calls", "its default, and for each operation what the second table says"),
+        (
+            "a run-time scalar",
+            "calls",
+            "its default, and for each operation what the second table says: the first two values with every family of "
+            "rows, others, small and large, with rows that tell them; a random number that it is compared with",
+        ),
+        ("the number of a row", "calls", f"the last ones of more than {FAR_ROW}, where columns are few"),
+        ("an optional input, a statistic", "calls", "null, where the kernel takes that, in any number of columns too"),
     ]
     table = markdown_table(("what", "along", "values"), rows)
     others = "\n".join(f"* {said}" for said in NOT_VARIED)

@@ -341,7 +341,8 @@ ORDINARILY_RIGHT = {
         "floats_to_int8x2(__uint_as_float(__float_as_uint(values[i]) + 1u),", "with ties between numbers of 8 bits",
     ),
     "null for a number": (
-        "layernorm", {"any_cols": True, "align": 8}, "filled<float, kVector>(0.0f)", "filled<float, kVector>(0.5f)", "with null bias",
+        "layernorm", {"any_cols": True, "align": 8}, "filled<float, kVector>(0.0f)", "filled<float, kVector>(0.5f)",
+        "with null bias",
     ),
     "row numbers not modulo the columns": ("causal_softmax", {}, "valid_row % kCols", "valid_row", "more than columns"),
 }  # fmt: skip
@@ -364,13 +365,9 @@ def test_an_infinity_of_f16_is_demanded_where_the_largest_number_is_passed() -> 
     kernel = named("rmsnorm", "44x48", "f16", {"threads_per_row": 32, "rows_per_block": 4, "vector": 2})
     module, old = kernel.module(), "floats_to_half2(values[i],"
     assert old in module.text
-    for wrong in (
-        "(values[i] > 65504.0f ? 65504.0f : values[i])",
-        "(values[i] > 65000.0f ? 2.0f * values[i] : values[i])",
-    ):
-        found = check_on_cpu(
-            kernel.problem, replace(module, text=module.text.replace(old, f"floats_to_half2({wrong},"))
-        )
+    for limit, beyond in (("65504.0f", "65504.0f"), ("65000.0f", "2.0f * values[i]")):
+        wrong = f"floats_to_half2((values[i] > {limit} ? {beyond} : values[i]),"
+        found = check_on_cpu(kernel.problem, replace(module, text=module.text.replace(old, wrong)))
         assert not found.ok, wrong
         assert "with weight of 6" in found.summary
 

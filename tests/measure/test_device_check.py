@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -10,9 +11,11 @@ from normgen.codegen.module import Module
 from normgen.cpu import find_compiler
 from normgen.device import target
 from normgen.errors import DriverError
+from normgen.measure import calls as of_calls
 from normgen.measure import check as device_check
-from normgen.measure.calls import TRIPS, Checked
+from normgen.measure.calls import TRIPS, Call, Checked
 from normgen.records.verified import GPU, Site
+from normgen.verify import Expectation
 from tests.codegen.kernels import KERNELS
 from tests.measure.host_device import FAULTS, SM_COUNT, HostBound, HostBuffer, HostModule, HostStream, host_memset
 
@@ -30,9 +33,15 @@ def _in_host_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def checked(name: str, module: Module) -> Checked:
-    problem = KERNELS[name].problem
-    loaded = HostModule(module, problem)
-    checks = device_check.DeviceCheck(problem, FACTS, index=0, seed=0, elements=1 << 15)
+    return checked_by(checks_of(name), module)
+
+
+def checks_of(name: str) -> device_check.DeviceCheck:
+    return device_check.DeviceCheck(KERNELS[name].problem, FACTS, index=0, seed=0, elements=1 << 15)
+
+
+def checked_by(checks: device_check.DeviceCheck, module: Module) -> Checked:
+    loaded = HostModule(module, checks.problem)
     workspace = HostBuffer(module.workspace_bytes(rows=checks.problem.rows, sm_count=SM_COUNT))
     workspace.fill(0)
     bound = loaded.bind().set(workspace=workspace.pointer)
@@ -74,6 +83,36 @@ def test_what_one_plain_call_does_not_show_is_refused(name: str, old: str, new: 
     assert not found.ok
     assert found.summary.startswith("WRONG with")
     assert says in found.summary
+
+
+def test_finalists_share_the_references_of_equal_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+    expected = Call.expected
+
+    def counted(call: Call, *given: Any, **more: Any) -> Expectation:
+        made.append(call.title)
+        return expected(call, *given, **more)
+
+    monkeypatch.setattr(Call, "expected", counted)
+    checks, module = checks_of("warp_per_row"), KERNELS["warp_per_row"].module()
+    first = checked_by(checks, module)
+    before = len(made)
+    assert before > 8
+    assert checked_by(checks, module) == first
+    assert made[before:] == []
+    wrong = module.text.replace("(valid_row) * y_pitch", "(valid_row) * x_pitch")
+    assert not checked_by(checks, replace(module, text=wrong)).ok  # outputs are poisoned again
+
+
+def test_the_last_of_many_rows_lie_far_behind_the_first_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(of_calls, "FAR_ROW", 1 << 13)
+    module = KERNELS["thread_per_row"].module()
+    found = checked("thread_per_row", module)
+    assert found.ok, found.summary
+    assert "more than 2^16" in found.summary
+    wrong = module.text.replace("total[row] =", "total[row % 8192] =")
+    assert wrong != module.text
+    assert "more than 2^16" in checked("thread_per_row", replace(module, text=wrong)).summary.splitlines()[0]
 
 
 def test_a_fault_of_the_driver_names_the_call(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,6 +74,16 @@ GROUPED = "tests/codegen/test_grouped_parameters.py::test_"
 LAYOUTS = ("tests/codegen/test_scale_layouts.py",)
 LAID_OUT = ("tests/python/test_scale_layouts.py",)
 VARIED = ("tests/verify/test_varied.py",)
+LIMITS = ("tests/verify/test_limits.py",)
+AT_ENDS = tuple(
+    f"tests/measure/test_calls.py::test_{name}"
+    for name in (
+        "a_kernel_that_is_right_at_the_defaults_alone_is_refused",
+        "an_infinity_of_f16_is_demanded_where_the_largest_number_is_passed",
+        "a_call_with_more_than_65536_rows_has_few_of_them_in_memory_and_runs_both_ends",
+        "no_sum_over_rows_is_asked_of_rows_that_nobody_draws",
+    )
+)
 OFF_DEFAULTS = ("tests/measure/test_calls.py::test_a_right_kernel_is_right_off_its_defaults_too",)
 VARIED_CALLS = tuple(
     f"tests/measure/test_calls.py::test_{name}"
@@ -787,6 +797,49 @@ CHANGES: tuple[Change, ...] = (
         ("else scalars[kind]", "else -100.0"),
         ("    for one in (dict.fromkeys(levels), *chosen):", "    for one in (dict.fromkeys(levels),):"),
         ("return ORDINARY in contract and any(", "return any("),
+    ),
+    *changes(
+        "verify/varied/limits.py",
+        LIMITS,
+        ("yield from ((operand, low), (operand, high))", "yield from ((operand, low),)"),
+        ("yield from ((left, right), (right, left))", "yield from ((left, right),)"),
+        ("return _value(spec, _trees(spec)[name], scalars)", "return None"),
+        ("yield from _solved(spec, _trees(spec)[name], limit, scalars)", "yield name, limit"),
+        ('"-": ("-", a, limit), "*"', '"-": ("-", limit, a), "*"'),
+        ('"/": ("/", a, limit)}', '"/": ("/", limit, a)}'),
+        ('"-": "+", "*": "/", "/": "*"}[operator]', '"-": "-", "*": "/", "/": "*"}[operator]'),
+        ("np.where(lot < 1 / 2, limit, ", "np.where(lot < 0, limit, "),
+        ("np.where(lot < 5 / 8, limit + step, limit - step)", "limit + step"),
+        ("min(exact, key=lambda value: abs(value - usual), default=usual)", "usual"),
+    ),
+    *changes(
+        "verify/varied/far_rows.py",
+        AT_ENDS,
+        ("self.problem.with_rows(rows) if self.problem.spec.has_heads", "self.problem.with_rows(rows) if False"),
+        ("number < self.first, number, number + self.gap", "number < self.first, number, number"),
+        ("found[tensor.name].array[self.numbers] = buffers", "found[tensor.name].array[:1] = buffers"),
+        ("if launched[name] is not buffer:", "if False:"),
+    ),
+    *changes(
+        "verify/bounded.py",
+        LIMITS,
+        ("is_0 & np.isfinite(b.value) & np.isfinite(b.error)", "is_0 & np.isfinite(b.value)"),
+    ),
+    *changes(
+        "measure/calls.py",
+        AT_ENDS,
+        ('yield at(ragged, f"with null {\' and \'.join(absent)}", absent=absent)', "pass"),
+        ("inputs = self._inputs(seed, {**self.scalars, self.tied[0]: value})", "pass"),
+        ("is_apart = problem.sums_rows or", "is_apart ="),
+        ("    if sizes := beyond_stored(problem):", "    if sizes := {}:"),
+        ("    if may_tie(problem):", "    if False:"),
+    ),
+    *changes(
+        "measure/check.py",
+        ("tests/measure/test_device_check.py",),
+        ("known.setting.call == call", "False"),
+        ("prepared.setting.restore(stream)", "pass"),
+        ("        self.call.far_rows.gather(self._buffers, self.outputs.buffers)\n", ""),
     ),
     *changes(
         "verify/varied/effects.py",

@@ -91,6 +91,7 @@ EXTREMES_ARE: dict[str, str] = {
     "in others the number next to it, below and above",
 }
 PARAMETERS_ARE = ("as usual", "negative and of any size up to 3", "exactly 0", "exactly 1")
+BEYOND_IS = "some output comes to the largest number of f16 or of 8 bits, and goes beyond"
 NOT_VARIED = (
     "two inputs at an extreme in one row: each is there while the others are ordinary",
     "every pair of a scalar's value and a number of rows, a pitch or a grid: values of scalars are dealt out to calls",
@@ -98,7 +99,11 @@ NOT_VARIED = (
     "a scalar to where rows are not finite that are so at its default, unless its spec gives ranges; a verdict names a "
     "scalar that has no other value, and every value on which no element depended",
     "every number of columns: a kernel of fixed columns is checked at these, one of any columns at three lengths",
-    "rows in number above columns where no formula names row numbers and the columns are more than 128",
+    "rows in number above columns where no formula names row numbers and the columns are more than 128; rows beyond "
+    "2^16 where the columns are more than 127, rows are summed, or scales lie column by column",
+    "an input exactly at a limit that depends on another tensor, or that it reaches through a reduction or a function",
+    "a random number exactly at a constant of the formula",
+    "ties between numbers of 8 bits where float32 does not hold what is stored",
     "scalars, labels and other inputs for each candidate of a tune: a candidate has one call with its scalars at their "
     "defaults and every family of rows, a finalist has all calls",
 )
