@@ -15,7 +15,7 @@ from normgen.problem.problem import Problem
 from normgen.problem.tensors import TensorUse
 from normgen.verify.bounded import NOTHING, Bounded, allowed, whole, within_cells
 from normgen.verify.contraction.product import leading
-from normgen.verify.contraction.sides import by_inner, drifting, in_order, line_count, summed
+from normgen.verify.contraction.sides import by_inner, drifting, faint, in_order, line_count, summed
 from normgen.verify.error_model import ColumnSum, Float32Error
 from normgen.verify.interpret import Array, constants, drawn, seeds_of
 from normgen.verify.program_walk import Walk
@@ -286,6 +286,8 @@ class _Model:
             elif tensor.name in self.start:
                 want = want.reshape(shape) + self._start(tensor, block)
             bound = allowed(found, tensor.dtype)
+            loose = faint(self.problem, [self.inputs.families[i] for i in block]) if summed(self.problem) else None
+            bound = bound if loose is None or loose.shape != shape else np.where(loose, np.inf, bound)
             if tensor.group:  # each column has its group's value
                 want, bound = want[:, :: tensor.group], bound[:, :: tensor.group]
             want = within_cells(want, tensor.dtype)

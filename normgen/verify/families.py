@@ -31,13 +31,13 @@ from normgen.spec.formula import Call, Expression, children, parse_formula
 from normgen.spec.spec import Kind, Spec
 from normgen.verify.bounded import NOTHING
 from normgen.verify.check import Part, column_parts, prepare
-from normgen.verify.contraction.sides import HARMLESS, WHOLE, by_inner, reads_saved, summed
+from normgen.verify.contraction.sides import HARMLESS, WHOLE, by_inner, factors, reads_saved, summed
 from normgen.verify.derivative_proof import proven_program
 from normgen.verify.error_model import stored
 from normgen.verify.interpret import Array
 from normgen.verify.rows import ALL, FAMILY_ROWS, NON_FINITE, Inputs, as_large_as, draw_inputs, draw_rows
 from normgen.verify.sources import is_derived
-from normgen.verify.varied.values import HIDDEN, ORDINARY, candidates, extremes, is_covered, label_scalars
+from normgen.verify.varied.values import HIDDEN, ORDINARY, candidates, extremes, is_covered, label_scalars, of_tensor
 
 SAMPLE_ROWS = 4
 LARGEST_COLS = 1024  # of the sample: 0.1 s
@@ -107,8 +107,15 @@ def family_rows(problem: Problem) -> int:
 
 
 def _extremes(problem: Problem) -> tuple[str, ...]:
-    """Not where lines are those of inner: beside its sides such a product reads nothing along them."""
-    return () if by_inner(problem) else extremes(problem, takes_maximum=_has_maximum(problem.spec))
+    """Not where lines are those of inner: beside its sides such a product reads nothing along them.
+
+    A factor that may leave a product's sum is not 0: a formula may divide by it, and infinities inside meet.
+    """
+    if by_inner(problem):
+        return ()
+    leaving = factors(problem) if summed(problem) else frozenset()
+    found = extremes(problem, takes_maximum=_has_maximum(problem.spec))
+    return tuple(name for name in found if of_tensor(name) not in leaving or name.split()[1] in ("thirties", "huge"))
 
 
 def default_families(problem: Problem) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ powers      ±1, 2, 4 or 8: against the left family `whole` every partial sum is
 not_finite  standard normal, one NaN, +inf or -inf, by turns
 zeros       all 0
 huge        as large as its dtype and the sum of squares of a line in float32 allow
-tiny        around the smallest normal number of the dtype
+tiny        near the smallest normal number of the dtype, and so that ordinary terms of it are normal in float32
 
 whole       whole numbers of a size up to 16
 
@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,7 +36,8 @@ from normgen.dtypes import F32, DType
 from normgen.problem.problem import Problem
 from normgen.problem.question import Direction
 from normgen.problem.tensors import TensorUse
-from normgen.spec.spec import Kind
+from normgen.spec.formula import Call, Name, nodes, parse_formula
+from normgen.spec.spec import Kind, Spec
 from normgen.verify.contraction.product import Array
 
 DrawLines = Callable[[tuple[str, ...], int, DType, np.random.Generator], Array]
@@ -93,7 +95,8 @@ def _huge(rng: np.random.Generator, lines: int, terms: int, dtype: DType) -> Arr
 
 
 def _tiny(rng: np.random.Generator, lines: int, terms: int, dtype: DType) -> Array:
-    return _signed(rng, lines, terms, 0.5 * dtype.smallest_normal, 4 * dtype.smallest_normal)
+    least = max(dtype.smallest_normal, 2.0**16 * F32.smallest_normal)
+    return _signed(rng, lines, terms, 0.5 * least, 4 * least)
 
 
 RIGHT: dict[str, Draw] = {
@@ -215,15 +218,35 @@ def drawn_side(
 def with_extremes(values: Array, tensor: TensorUse, problem: Problem, rng: np.random.Generator) -> Array:
     """A parameter of a product, of which a sixteenth is near 30, one huge, and one infinite or NaN: at least one each.
 
-    Along the axis that is summed nothing is more than 30: the whole result would be infinite, or NaN.
+    Along the axis that is summed nothing is more than 30: the whole result would be infinite, or NaN. Nor is a factor
+    of a side, which may leave the sum: an infinity outside is one, and inside meets itself with the other sign. It is
+    not 0 either, of which the formula may take the reciprocal.
     """
     count = max(values.size // 16, int(values.size >= 8))
     near, large, odd = rng.permutation(values.size)[: 3 * count].reshape(3, count) if count else [[], [], []]
     values[near] = _signed(rng, 1, count, 27.0, 33.0)
-    if tensor.kind is not summed(problem) and not reads_saved(problem):
+    if tensor.name in factors(problem):
+        values[values == 0] = 1.0
+    elif tensor.kind is not summed(problem):
         values[large] = _huge(rng, 1, count, tensor.dtype)
         values[odd] = np.resize([np.inf, np.nan, -np.inf], count)
     return values
+
+
+@lru_cache(maxsize=256)
+def _in_sides(spec: Spec) -> frozenset[str]:
+    """The tensors and values that the sides of a spec's products are made of."""
+    trees = {formula.name: parse_formula(formula.text) for formula in spec.formulas}
+    dots = (
+        node for tree in trees.values() for node in nodes(tree) if isinstance(node, Call) and node.function == "dot"
+    )
+    found: set[str] = set()
+    waiting = {node.name for dot in dots for node in nodes(dot) if isinstance(node, Name)}
+    while waiting:
+        found |= waiting
+        defined = (trees[name] for name in waiting if name in trees)
+        waiting = {node.name for tree in defined for node in nodes(tree) if isinstance(node, Name)} - found
+    return frozenset(found)
 
 
 def in_order(values: Array, tensor: TensorUse) -> Array:
@@ -237,6 +260,27 @@ def families_of(tensor: TensorUse, problem: Problem) -> tuple[str, ...]:
     lines = problem.inner if summed(problem) is Kind.COL else problem.cols
     families = [name for name in RIGHT if name not in _LARGE or not reads_saved(problem)]
     return right_families(lines, first=others.index(tensor.name), families=families)
+
+
+def factors(problem: Problem) -> frozenset[str]:
+    """What is, or may be, a factor of a side that leaves the sum: tensors of rows or columns, and values of the row."""
+    kept = (Kind.LEFT, Kind.MATRIX, Kind.INNER)
+    if problem.direction is Direction.BACKWARD:
+        return frozenset(t.name for t in problem.tensors if t.kind not in kept and t.name != main_input(problem))
+    kinds = {t.name: t.kind for t in problem.spec.tensors}
+    return frozenset(name for name in _in_sides(problem.spec) if kinds.get(name) not in kept)
+
+
+def faint(problem: Problem, of_line: Sequence[str]) -> NDArray[np.bool_] | None:
+    """[left lines, right lines]: where float32 holds no terms, and a factor that has left the sum makes more of them.
+
+    None where no factor leaves a sum.
+    """
+    if not factors(problem):
+        return None
+    of_left = np.array([name == "tiny" for name in of_line], dtype=bool)
+    of_right = [np.array([name == "tiny" for name in families_of(t, problem)], dtype=bool) for t in rights(problem)]
+    return np.asarray(of_left[:, np.newaxis] & np.logical_or.reduce(of_right)) if of_right else None
 
 
 def drifting(problem: Problem, of_line: Sequence[str]) -> NDArray[np.bool_] | None:

@@ -9,9 +9,13 @@ import pytest
 
 from normgen.cpu import find_compiler
 from normgen.measure.cpu_check import check_on_cpu
+from normgen.pipeline import emit
+from normgen.program.source import problem_for
+from normgen.schedule.schedule import schedule_from
+from normgen.spec.reader import parse
 from normgen.spec.spec import Kind
 from normgen.verify import families_of, make_inputs, scalar_values, signed_parameters
-from normgen.verify.contraction.sides import RIGHT, main_input
+from normgen.verify.contraction.sides import RIGHT, factors, main_input
 from normgen.verify.varied.values import of_tensor
 from tests.codegen.kernels import named
 from tests.mutation.products import RELOAD, TILES
@@ -127,3 +131,27 @@ def test_what_a_forward_has_saved_is_of_a_turned_matrix_as_it_lies() -> None:
         z = arrays["x"] @ w + arrays["bias"] if "x" in arrays else None
         assert z is not None
         np.testing.assert_allclose(arrays["z"], z, rtol=1e-4, atol=1e-4)
+
+
+SIDES = 'x = { role = "input", axes = ["rows", "inner"] }\nw = { role = "parameter", axes = ["inner", "cols"] }'
+LEAVING = [  # formulas whose factors leave the sum, and what of them may not be 0 or infinite
+    ('scale = "row_input"', 'y = "(x / scale) @ w"', {"scale"}),
+    ('bias = "parameter"', 'y = "x @ (w / bias)"', {"bias"}),
+    ('bias = "parameter"', 'v = "w * bias"\ny = "x @ v + bias"', {"v", "bias"}),
+    ("", 's = "absmax(x)"\ny = "(x / s) @ w"', {"s"}),
+    ('bias = "parameter"', 'y = "x @ w + bias"', set()),
+]
+
+
+@needs_compiler
+@pytest.mark.parametrize(("more", "formulas", "leaving"), LEAVING, ids=[formulas for _, formulas, _ in LEAVING])
+def test_a_right_kernel_of_factors_that_leave_the_sum_is_right(more: str, formulas: str, leaving: set[str]) -> None:
+    spec = parse(f'name = "own"\n[tensors]\n{SIDES}\n{more}\ny = "output"\n[formulas]\n{formulas}\n')
+    problem = problem_for(spec, shape=(46, 33), inner=17)
+    assert factors(problem) == leaving
+    arrays = make_inputs(problem).arrays
+    for name in leaving & arrays.keys():
+        assert np.isfinite(arrays[name]).all()
+        assert (arrays[name] != 0).all()
+    found = check_on_cpu(problem, emit(problem, schedule_from(RELOAD)))
+    assert found.ok, found.summary

@@ -1,0 +1,117 @@
+"""One emitter: the kernels of a linear layer and of its gradients are written by the lines that write every product."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict
+from functools import cache
+from itertools import product
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from normgen.codegen import tiles
+from normgen.device import target
+from normgen.pipeline import emit_parts
+from normgen.problem.problem import Problem
+from normgen.program.source import problem_for
+from normgen.schedule.default import fallback_schedules
+from normgen.schedule.legality import refusal
+from normgen.schedule.schedule import Schedule, schedule_from
+from normgen.schedule.space import space
+from normgen.schedule.tiles import plan
+from tests.verify.contraction import linear
+
+H200 = target("h200")
+FILES = (*sorted(Path(tiles.__path__[0]).glob("*.py")), Path(plan.__file__))
+BOTH = [{"direction": "backward", "gradients": [name]} for name in ("x", "w")]
+TILE = {"tile_m": 16, "tile_n": 16, "tile_k": 8, "thread_m": 2, "thread_n": 1, "vector": 1}
+RELOAD = schedule_from({**TILE, "hold": "reload"})  # in no space
+
+
+def statements(file: Path) -> set[int]:
+    """The first lines of the statements in its functions, but for docstrings."""
+    found: set[int] = set()
+    for function in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(function, ast.FunctionDef):
+            body = function.body[1:] if ast.get_docstring(function) else function.body
+            inside = (node for statement in body for node in ast.walk(statement))
+            found |= {node.lineno for node in inside if isinstance(node, ast.stmt)}
+    return found
+
+
+def one(name: str, size: int, dtype: str, **asked: Any) -> Problem:
+    return problem_for(linear.spec_of(name), shape=(64, size), inner=size + 8, dtype=dtype, **asked)
+
+
+def problems(size: int, *names: str, asked: Sequence[dict[str, Any]]) -> Iterator[Problem]:
+    """Known and of any columns, in 32 and 16 bits; no other test has the size, so that nothing is remembered."""
+    for name, direction, dtype, any_cols in product(names, asked, ("f32", "bf16"), (False, True)):
+        yield one(name, size, dtype, any_cols=any_cols, **direction)
+
+
+def each_value(schedules: Iterable[Schedule]) -> Iterator[Schedule]:
+    """Those that have a value of some knob that none before has."""
+    known: set[tuple[str, Any]] = set()
+    for schedule in schedules:
+        values = set(asdict(schedule).items())
+        if values - known:
+            known |= values
+            yield schedule
+
+
+@cache
+def values_of(dtype: str) -> tuple[Schedule, ...]:
+    return (RELOAD, *each_value(space(one("linear", 160, dtype), H200).legal))
+
+
+def ways(problem: Problem) -> list[Schedule]:
+    """Every value of each knob that is legal for a problem, as its twin of another size says: this one stays unseen."""
+    if problem.any_cols:
+        return list(fallback_schedules(problem))
+    twin = one(problem.spec.name, 160, problem.dtype.name)
+    return [schedule for schedule in values_of(problem.dtype.name) if refusal(twin, schedule, H200) is None]
+
+
+def executed(made: Iterable[Problem]) -> dict[Path, set[int]]:
+    """The lines of the files that run when kernels of the problems are planned and emitted."""
+    seen: dict[str, set[int]] = {str(file): set() for file in FILES}
+
+    def local(frame: FrameType, event: str, _: Any) -> Any:
+        if event == "line":
+            seen[frame.f_code.co_filename].add(frame.f_lineno)
+        return local
+
+    def tracer(frame: FrameType, _: str, __: Any) -> Any:
+        return local if frame.f_code.co_filename in seen else None
+
+    before = sys.gettrace()
+    work = [(problem, ways(problem)) for problem in made]
+    sys.settrace(tracer)
+    try:
+        for problem, schedules in work:
+            for schedule in schedules:
+                assert refusal(problem, schedule, H200) is None
+                emit_parts(problem, schedule)
+    finally:
+        sys.settrace(before)
+    return {file: seen[str(file)] for file in FILES}
+
+
+def share(lines: dict[Path, set[int]]) -> float:
+    known = {file: statements(file) for file in FILES}
+    return sum(len(known[file] & lines[file]) for file in FILES) / sum(map(len, known.values()))
+
+
+def test_gradients_of_a_linear_layer_are_written_by_the_lines_that_write_it() -> None:
+    forward, backward = (executed(problems(size, "linear", asked=asked)) for size, asked in ((176, [{}]), (168, BOTH)))
+    assert backward == forward
+    assert share(forward) > 0.7
+
+
+def test_every_product_that_ships_needs_the_whole_emitter(record_property: Callable[[str, object], None]) -> None:
+    found = share(executed(problems(200, "linear", "torch_linear", "normed", asked=[{}])))
+    record_property("share of the lines", found)
+    assert found >= 0.95  # 0.952 was seen; the others are for maxima, and for results that are added to what is there
