@@ -26,6 +26,7 @@ from normgen.problem.question import Direction
 from normgen.problem.scales import ScaleLayout
 from normgen.program.source import kernel_problem
 from normgen.records.verified import Site, Verified
+from normgen.spec.spec import Sizes
 from normgen.verify import (
     Inputs,
     Outputs,
@@ -114,7 +115,7 @@ class Call:
     def is_far(self) -> bool:
         """Whether some row, or line of groups, starts beyond FAR elements."""
         problem = self.problem
-        starts = ((problem.shape_of(problem.tensor(n))[0] - 1) * pitch for n, pitch in self.pitches.items())
+        starts = ((_lines(problem, n, problem.sizes) - 1) * pitch for n, pitch in self.pitches.items())
         return max(starts, default=0) >= FAR
 
     @property
@@ -289,6 +290,9 @@ def _calls_of_tiles(problem: Problem, module: Module, *, sm_count: int) -> Itera
     launch says: all lengths that there are get their turn.
     """
     tiles = {source.value: tile for source, tile in module.kernels[0].launch.tiles}
+    in_batches = tiles.pop("batches", 0) > 0
+    if "rows_per_batch" in tiles:
+        tiles["rows"] = tiles.pop("rows_per_batch")
     free = ("rows", "cols", "inner") if problem.any_cols else ("rows",)
     ragged = {name: 2 * tiles[name] + tiles[name] // 2 + 1 if name in tiles else max(LENGTHS) + 3 for name in free}
     families = ("normal",)
@@ -299,11 +303,13 @@ def _calls_of_tiles(problem: Problem, module: Module, *, sm_count: int) -> Itera
         sizes: Mapping[str, int] | None = None,
         order: int = 0,
         pitches: Mapping[str, int] | None = None,
+        rows_per_batch: int = 0,
     ) -> Call:
         asked = ragged | dict(sizes or {})
         rows, cols, inner = (asked.get(name, getattr(problem, name)) for name in ("rows", "cols", "inner"))
         pitch = cols + (problem.pitch - problem.cols) % PITCH_STEP
         shaped = replace(problem, cols=cols, inner=inner, pitch=pitch).with_rows(rows)
+        shaped = replace(shaped, rows_per_batch=rows_per_batch) if rows_per_batch else shaped
         return Call(says=says, problem=shaped, sm_count=sm_count, families=families, pitches=pitches or {}, order=order)
 
     for name in free:
@@ -312,6 +318,11 @@ def _calls_of_tiles(problem: Problem, module: Module, *, sm_count: int) -> Itera
             yield at(f"at {length} {name}", sizes={name: length})
     if (over := summed(problem)) is not None and over.is_row:
         yield at("at 0 rows", sizes={"rows": 0})
+    if in_batches:
+        around = (tiles["rows"] - 1, tiles["rows"], tiles["rows"] + 1) if "rows" in tiles else LENGTHS[:4]
+        for each in (1, *around):
+            rows = 2 * each + -(-each // 2)
+            yield at(f"with {each} rows a batch, the last one short", sizes={"rows": rows}, rows_per_batch=each)
     if len(free) > 1:
         equal = max(ragged.values())
         yield at(f"at {equal} {', '.join(free)}", sizes=dict.fromkeys(free, equal))
@@ -325,12 +336,18 @@ def _calls_of_tiles(problem: Problem, module: Module, *, sm_count: int) -> Itera
     yield at(said)
     yield at(f"{said} and threads in another order", order=1)
     for name, pitch in own.items():
-        lines = problem.tensor(name).shape(problem.sizes._replace(**dict.fromkeys(free, FAR_ROWS)))[0]
+        lines = _lines(problem, name, problem.sizes._replace(**dict.fromkeys(free, FAR_ROWS)))
         if lines > 1:
             far = pitch + -(-FAR // ((lines - 1) * PITCH_STEP)) * PITCH_STEP
             yield at(
                 f"with lines of {name} beyond 2^31 elements", sizes=dict.fromkeys(free, FAR_ROWS), pitches={name: far}
             )
+
+
+def _lines(problem: Problem, name: str, sizes: Sizes) -> int:
+    """Lines of a tensor, a pitch apart: of the matrices of all batches together."""
+    shape = problem.tensor(name).shape(sizes)
+    return math.prod(shape[:-1]) if problem.inner else shape[0]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -43,11 +43,15 @@ class ProgramClass(StrEnum):
 
 
 class TileAxes(NamedTuple):
-    """The axes of a program of tiles, each of them one of rows, inner and cols: values [m, n] are sums over k."""
+    """The axes of a program of tiles, each of them one of rows, inner and cols: values [m, n] are sums over k.
+
+    Those of a sum over the rows of each batch vary by batch as well: `result` is m | n, or that of each batch.
+    """
 
     m: Kind
     n: Kind
     k: Kind
+    result: Kind
 
 
 def program_class(program: RowProgram) -> ProgramClass:
@@ -89,7 +93,7 @@ def tile_axes(program: RowProgram) -> TileAxes:
         raise ProgramError(rule, received=program.name)
     first = program.dots[0]
     m, n = first.kind.single_axes
-    axes = TileAxes(m, n, first.over)
+    axes = TileAxes(m, n, first.over, first.kind)
     kinds = value_kinds(program)
     reduced: set[str] = set()  # values that wait for a reduction: each one is over k
     for statement in program.statements:
@@ -120,25 +124,29 @@ _SAVE = (
 
 def _misfits(statement: Statement, axes: TileAxes, kinds: dict[str, Kind], *, waits: bool) -> Iterator[tuple[str, str]]:
     """(Rule, way out) of what a kernel of tiles does not do with a statement."""
-    m, n, k = axes
+    m, n, k, result = axes
     match statement:
-        case Load(of=of, group=group, kind=kind) if of or group or kind.by_batch:
-            yield "a kernel of products reads whole tensors, without batches, groups or taken elements", _SPLIT
+        case Load(of=of, group=group, kind=kind) if of or group or (kind.by_batch and kind is not Kind.BATCH_MATRIX):
+            yield "a kernel of products reads whole tensors, and of batches matrices, without groups or taken elements", _SPLIT
+        case Load(kind=kind) if kind.by_batch and k is Kind.ROW and not result.by_batch:
+            yield "a sum over the rows of all batches does not read what each batch has of its own", _SPLIT
         case Random():
             yield "a kernel of products draws no random numbers", _SPLIT
         case Reduce(guard=guard) if guard:
             yield "a kernel of products spares no rows a reduction", _SPLIT
-        case Reduce(kind=kind) if statement.is_dot and kind is not m | n:
-            yield f"all contractions of a kernel sum {_of(k)} to values along {_of(m | n)}", _SAVE
+        case Reduce(kind=kind) if statement.is_dot and kind is not result:
+            yield f"all contractions of a kernel sum {_of(k)} to values along {_of(result)}", _SAVE
+        case Reduce() if not statement.is_dot and k is Kind.ROW and result.by_batch:
+            yield "beside a sum over the rows of each batch a kernel reduces nothing else", _SAVE
         case Reduce() if statement.is_dot and waits:
             yield f"a kernel reads {_of(k)} once, and a side of a contraction waits for a reduction", _ONCE
         case Reduce(kind=kind) if not statement.is_dot:
             if waits or dropped_axis(statement, kinds) is not k or not (kind is m or kind is n):
                 rule = f"a kernel of products reduces its sides over {_of(k)}, to values along {_of(m)} or {_of(n)}"
                 yield rule, _SPLIT
-        case Map(kind=kind) if waits and kind not in m | n:
+        case Map(kind=kind) if waits and kind not in result:
             yield f"a kernel reads {_of(k)} once, and a value along it waits for a reduction", _ONCE
-        case Store(kind=kind) if kind not in m | n or kind is Kind.SCALAR:
+        case Store(kind=kind) if kind not in result or kind is Kind.SCALAR:
             yield f"a kernel of products stores values along {_of(m)}, {_of(n)} or both", _SPLIT
 
 

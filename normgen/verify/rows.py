@@ -240,9 +240,9 @@ class Buffer:
         """
         if self.is_sparse:
             return True
-        rows, cols = self.array.shape if self.array.ndim == 2 else (1, self.array.shape[0])
+        rows, cols = math.prod(self.array.shape[:-1]), self.array.shape[-1]
         width = cols * self.array.itemsize
-        step = self.array.strides[0] if self.array.ndim == 2 else width
+        step = self.array.strides[-2] if self.array.ndim > 1 else width
         end = self.offset + rows * step
         gaps = self.storage[self.offset : end].reshape(rows, step)[:, width:]
         return all(bool(np.all(part == POISON)) for part in (self.storage[: self.offset], gaps, self.storage[end:]))
@@ -301,6 +301,7 @@ def allocate(tensor: TensorUse, problem: Problem, pitch: int | None = None) -> B
     item = tensor.dtype.bytes
     shape = problem.shape_of(tensor) or (1,)
     strides = ((pitch or problem.pitch_of(tensor)) * item, item) if len(shape) > 1 else (item,)
+    strides = (shape[-2] * strides[0], *strides) if len(shape) > 2 else strides
     extent = shape[0] * strides[0]
     align = max(problem.align, item)
     size = GUARD_BYTES + 2 * align + extent + GUARD_BYTES

@@ -56,6 +56,7 @@ class TileKernel:
         """Pointers in the problem's order, pitches, sizes that the text does not know, scalars."""
         sizes = [SOURCES[axis] for axis in ("rows", "cols", "inner") if not self.plan.is_fixed(axis)]
         scalars = (Param(name=s, ctype="float", source=Source.SCALAR, key=s) for s in self.plan.program.scalars)
+        sizes += [Source.ROWS_PER_BATCH] if self.plan.in_batches else []
         return (
             *tensor_params(self.problem),
             *(Param(name=size.value, ctype="int", source=size) for size in sizes),
@@ -68,9 +69,13 @@ class TileKernel:
     @property
     def launch(self) -> Launch:
         cut, s = self.plan.cut, self.plan.schedule
+        tiles: tuple[tuple[Source, int], ...] = ((SOURCES[cut.m], s.tile_m), (SOURCES[cut.n], s.tile_n))
+        if self.plan.in_batches:  # no tile has rows of two
+            lines = Source.ROWS_PER_BATCH if cut.m == "rows" else SOURCES[cut.m]
+            tiles = ((Source.BATCHES, 1), (lines, s.tile_m), (SOURCES[cut.n], s.tile_n))
         return Launch(
             threads=s.threads,
-            tiles=((SOURCES[cut.m], s.tile_m), (SOURCES[cut.n], s.tile_n)),
+            tiles=tiles,
             shared_bytes=self.plan.shared_bytes,
             dependent=s.chained,
         )
@@ -107,9 +112,21 @@ class TileKernel:
         """Which tile a block owns, and which part of it a thread."""
         n = self.access.size(self.plan.cut.n)
         own = "[&](int i) {{ return t{0} * kPiece{1} + i / kPiece{1} * kApart{1} + i % kPiece{1}; }}"
+        start = [Let("const int m0", "blockIdx.x / blocks_n * kTileM")]
+        if self.plan.in_batches:
+            m = self.plan.cut.m
+            lines = "rows_per_batch" if m == "rows" else self.access.size(m)
+            first = "rows_begin + " if m == "rows" else ""
+            start = [
+                Let("const int blocks_m", f"({lines} + kTileM - 1) / kTileM"),
+                Let("const int batch", "blockIdx.x / blocks_n / blocks_m"),
+                Let("const int rows_begin", "batch * rows_per_batch"),
+                Let("const int rows_end", "rows_begin + min(rows - rows_begin, rows_per_batch)", "of the batch"),
+                Let("const int m0", f"{first}blockIdx.x / blocks_n % blocks_m * kTileM"),
+            ]
         return [
             Let("const int blocks_n", f"({n} + kTileN - 1) / kTileN"),
-            Let("const int m0", "blockIdx.x / blocks_n * kTileM"),
+            *start,
             Let("const int n0", "blockIdx.x % blocks_n * kTileN"),
             Let("const int tm", "threadIdx.x / (kTileN / kThreadN)"),
             Let("const int tn", "threadIdx.x % (kTileN / kThreadN)"),
@@ -150,7 +167,9 @@ class TileKernel:
     def reload(self) -> list[Statement]:
         """No thread knows what another one reads."""
         body = [*(s for side in self.sides for s in side.reload()), *self.multiply()]
-        return [loop("k", self.access.size(self.plan.cut.k), body, unroll="#pragma unroll kTileK")]
+        k = self.plan.cut.k
+        head = f"for (int k = {self.access.begin(k)}; k < {self.access.end(k)}; ++k)"
+        return [For(head, tuple(body), "#pragma unroll kTileK")]
 
     def functions(self) -> list[Statement]:
         """The phases of a tile of k."""
@@ -166,17 +185,18 @@ class TileKernel:
         return [*held, Gap(), fetch, Gap(), deposit, Gap(), multiply, Gap()]
 
     def over_k(self, body: Sequence[Statement]) -> Statement:
-        return For(f"for (int k0 = 0; k0 < {self.access.size(self.plan.cut.k)}; k0 += kTileK)", tuple(body))
+        k = self.plan.cut.k
+        return For(f"for (int k0 = {self.access.begin(k)}; k0 < {self.access.end(k)}; k0 += kTileK)", tuple(body))
 
     def through_registers(self) -> list[Statement]:
         """The next tile is on its way in registers while this one is multiplied."""
-        end = self.access.size(self.plan.cut.k)
+        begin, end = (bound(self.plan.cut.k) for bound in (self.access.begin, self.access.end))
         more = f"{end} - k0 > kTileK"
         ahead = If(more, (Do("fetch(k0 + kTileK)"),), alone=True)
         if self.stages == 1:
             free = Do(SYNC, "nobody reads the slots any more")
             body: list[Statement] = [free, Do("deposit()"), Do(SYNC), ahead, Do("multiply()")]
-            return [Do("fetch(0)"), self.over_k(body)]
+            return [Do(f"fetch({begin})"), self.over_k(body)]
         body = [
             Do(SYNC, "the slots of this stage are filled, and nobody reads those of the next one"),
             ahead,
@@ -184,11 +204,11 @@ class TileKernel:
             NEXT_STAGE,
             If(more, (Do("deposit(stage)"),), alone=True),
         ]
-        return [Do("fetch(0)"), Do("deposit(0)"), Do("int stage = 0"), self.over_k(body)]
+        return [Do(f"fetch({begin})"), Do("deposit(0)"), Do("int stage = 0"), self.over_k(body)]
 
     def past_registers(self) -> list[Statement]:
         """kStages - 1 tiles are on their way while one is multiplied."""
-        end = self.access.size(self.plan.cut.k)
+        begin, end = (bound(self.plan.cut.k) for bound in (self.access.begin, self.access.end))
         ride = [statement for side in self.sides for statement in side.ride_behind()]
         if self.stages == 1:
             body: list[Statement] = [
@@ -201,8 +221,9 @@ class TileKernel:
                 Do("multiply()"),
             ]
             return [self.over_k(body)]
+        start = f"{begin} + " if begin != "0" else ""
         first: list[Statement] = [
-            If(f"ahead * kTileK < {end}", (Do("copy(ahead, ahead * kTileK)"),), alone=True),
+            If(f"{start}ahead * kTileK < {end}", (Do(f"copy(ahead, {start}ahead * kTileK)"),), alone=True),
             Do("cp_async_commit()"),
         ]
         after = "(kStages - 1) * kTileK"

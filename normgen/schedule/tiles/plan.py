@@ -94,7 +94,7 @@ def contraction_of(problem: Problem, program: RowProgram) -> Contraction:
     """The program's axes, sides, sums and epilogue. Raises ProgramError with the statement that does not fit."""
     axes = tile_axes(program)
     result, (k,) = (axes.m | axes.n).axes, axes.k.axes
-    n = next((problem.tensor(s.tensor).axes[-1] for s in program.stores if s.kind is axes.m | axes.n), result[-1])
+    n = next((problem.tensor(s.tensor).axes[-1] for s in program.stores if s.kind is axes.result), result[-1])
     m = next(axis for axis in result if axis != n)
     riding: dict[str, list[Reduce]] = {m: [], n: []}
     for reduce in (r for r in program.reduces if not r.is_dot):
@@ -183,6 +183,11 @@ class TilePlan:
         return axis != "rows" and not self.problem.any_cols
 
     @property
+    def in_batches(self) -> bool:
+        """Whether each batch of rows has tiles of its own."""
+        return any(t.kind.by_batch for t in self.problem.tensors)
+
+    @property
     def in_shared(self) -> bool:
         """Whether tiles of both sides wait in shared memory."""
         return self.schedule.hold is Hold.SHARED
@@ -200,7 +205,7 @@ class TilePlan:
     def runs_along(self, side: Side) -> str:
         """The axis along which a side's elements lie side by side in memory: a thread's vectors lie along it."""
         lead = side.loads[0]
-        return self.tensor(lead).axes[-1] if len(lead.kind.axes) == 2 else self.cut.k
+        return self.tensor(lead).axes[-1] if lead.kind.is_matrix else self.cut.k
 
     def lines(self, side: Side) -> int:
         """The partial results of a reduction that rides along: of each element of the tile's axis so many."""

@@ -57,10 +57,10 @@ def vector(problem: Problem, s: Schedule, _: Device) -> str | None:
     plan = tile_problem_plan(problem, s)
     for side in plan.cut.sides:
         along = plan.runs_along(side)
-        if any(len(t.axes) == 2 and t.axes[-1] != along for t in map(plan.tensor, side.loads)):
+        if any(t.kind.is_matrix and t.axes[-1] != along for t in map(plan.tensor, side.loads)):
             return "the tensors of a side lie along different axes: vector = 1"
     result = {plan.cut.m, plan.cut.n}
-    if any({*t.axes} == result and t.axes[-1] != plan.cut.n for t in problem.tensors):
+    if any({*t.axes} - {"batches"} == result and t.axes[-1] != plan.cut.n for t in problem.tensors):
         return "the tensors of the result lie along different axes: vector = 1"
     for t in (t for t in problem.tensors if t.kind.is_matrix):
         length = problem.sizes.along(t.axes[-1])
@@ -79,7 +79,7 @@ def copy(problem: Problem, s: Schedule, device: Device) -> str | None:
     if device.arch < KNOBS["copy"].least_arch[s.copy]:
         return f"copy = {s.copy} needs sm_{KNOBS['copy'].least_arch[s.copy]}"
     for side in contraction(problem).sides:
-        tensors = {load.name: problem.tensor(load.tensor) for load in side.loads if len(load.kind.axes) == 2}
+        tensors = {load.name: problem.tensor(load.tensor) for load in side.loads if load.kind.is_matrix}
         bare = {slot.name for slot in side.slots if slot.is_Symbol} & {n for n, t in tensors.items() if t.dtype is F32}
         if len(bare) < len(side.slots):
             return "cp.async moves f32 as it is stored; what is converted or computed goes by way of registers"

@@ -119,7 +119,7 @@ def summed(problem: Problem) -> Kind | None:
         return None
     if problem.direction is Direction.FORWARD:
         return Kind.INNER
-    kinds = {t.kind for t in problem.tensors if t.is_written}
+    kinds = {t.kind.of_batch for t in problem.tensors if t.is_written}
     return Kind.ROW if Kind.MATRIX in kinds else Kind.COL if Kind.LEFT in kinds else None
 
 
@@ -135,8 +135,28 @@ def reads_saved(problem: Problem) -> bool:
 
 
 def line_count(problem: Problem) -> int:
-    """Lines of the left side, each of which is of a family: rows, or inner of dw."""
-    return problem.inner if by_inner(problem) else problem.rows
+    """Lines of the left side, each of which is of a family: rows, or inner of dw, of every batch."""
+    return problem.inner * len(runs_of_rows(problem)) if by_inner(problem) else problem.rows
+
+
+def in_batches(problem: Problem) -> bool:
+    """Whether each batch of rows has a product of its own."""
+    return any(t.kind is Kind.BATCH_MATRIX for t in problem.tensors)
+
+
+def runs_of_rows(problem: Problem) -> list[slice]:
+    """The rows of each batch that has a product of its own; all rows, where none has."""
+    if not in_batches(problem):
+        return [slice(0, problem.rows)]
+    each = problem.rows_per_batch
+    return [slice(batch * each, min((batch + 1) * each, problem.rows)) for batch in range(problem.batches)]
+
+
+def batch_of_line(problem: Problem, line: int) -> int:
+    """The batch of a line: see `line_count`."""
+    if not in_batches(problem):
+        return 0
+    return line // (problem.inner if by_inner(problem) else problem.rows_per_batch)
 
 
 def drawn_side(
@@ -153,24 +173,33 @@ def drawn_side(
     over, sizes = summed(problem), problem.sizes
     if over is None or tensor.dtype.is_integer:
         return None
-    sides = (_LEFT[over], _RIGHT[over])
-    if tensor.kind not in sides:
-        if tensor.kind in (Kind.LEFT, Kind.MATRIX):
+    sides, kind, runs = (_LEFT[over], _RIGHT[over]), tensor.kind.of_batch, runs_of_rows(problem)
+    if kind not in sides:
+        if kind in (Kind.LEFT, Kind.MATRIX):
             return np.asarray(rng.standard_normal(problem.shape_of(tensor)) / np.sqrt(sizes.inner))
         return 1.0 + 0.2 * rng.standard_normal(sizes.inner) if tensor.kind is Kind.INNER else None
-    if tensor.kind is sides[0]:
+    if kind is sides[0]:
         others = [t.name for t in problem.tensors if not t.is_written and t.kind is tensor.kind]
         if tensor.name != others[0]:
             return rng.standard_normal(problem.shape_of(tensor))
-        lines = draw_lines(tuple(of_line), getattr(sizes, _NAMES[over]), tensor.dtype, rng)
-        return in_order(lines.T if by_inner(problem) else lines, tensor)
-    lines = draw_right(families_of(tensor, problem), getattr(sizes, _NAMES[over]), tensor.dtype, rng)
-    return in_order(lines if over is Kind.COL else lines.T, tensor)
+        if not by_inner(problem):
+            return in_order(draw_lines(tuple(of_line), sizes.along(_NAMES[over]), tensor.dtype, rng), tensor)
+        own = [tuple(of_line[i * sizes.inner : (i + 1) * sizes.inner]) for i in range(len(runs))]
+        parts = [draw_lines(o, run.stop - run.start, tensor.dtype, rng).T for o, run in zip(own, runs, strict=True)]
+        return in_order(np.concatenate(parts) if parts else np.empty((0, sizes.inner)), tensor)
+    families = families_of(tensor, problem)
+    if over is Kind.ROW:
+        parts = [draw_right(families, run.stop - run.start, tensor.dtype, rng).T for run in runs]
+        return in_order(np.concatenate(parts) if parts else np.empty((0, sizes.cols)), tensor)
+    matrices = max(1, problem.batches) if tensor.kind.by_batch else 1
+    drawn = np.stack([draw_right(families, sizes.along(_NAMES[over]), tensor.dtype, rng) for _ in range(matrices)])
+    drawn = drawn if over is Kind.COL else np.swapaxes(drawn, -1, -2)
+    return in_order(drawn[: problem.batches] if tensor.kind.by_batch else drawn[0], tensor)
 
 
 def in_order(values: Array, tensor: TensorUse) -> Array:
-    """[rows, inner], [inner, cols] or [rows, cols] in the order of memory of the tensor."""
-    return values if tensor.axes == tensor.kind.axes else values.T
+    """[rows, inner], [inner, cols] or [rows, cols], of each batch, in the order of memory of the tensor."""
+    return values if tensor.axes == tensor.kind.axes else np.swapaxes(values, -1, -2)
 
 
 def families_of(tensor: TensorUse, problem: Problem) -> tuple[str, ...]:
@@ -186,7 +215,7 @@ def drifting(problem: Problem, of_line: Sequence[str]) -> NDArray[np.bool_] | No
     over = summed(problem)
     if over is None:
         return None
-    rights = [t for t in problem.tensors if not t.is_written and t.kind is _RIGHT[over]]
+    rights = [t for t in problem.tensors if not t.is_written and t.kind.of_batch is _RIGHT[over]]
     found = [drifts(of_line, families_of(t, problem)) for t in rights]
     if not found:
         return None
