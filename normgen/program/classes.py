@@ -96,12 +96,16 @@ def tile_axes(program: RowProgram) -> TileAxes:
     axes = TileAxes(m, n, first.over, first.kind)
     kinds = value_kinds(program)
     reduced: set[str] = set()  # values that wait for a reduction: each one is over k
+    statistics: set[str] = set()  # of these, what waits for reductions of rows alone: a look ahead at the rows gives it
     for statement in program.statements:
-        waits = bool(used_names(statement) & reduced)
+        waits = used_names(statement) & reduced
         names = (statement.value,) if isinstance(statement, Store) else defined_names(statement)
-        for rule, hint in _misfits(statement, axes, kinds, waits=waits):
+        for rule, hint in _misfits(statement, axes, kinds, waits=bool(waits - statistics)):
             raise ProgramError(rule, received=show_statement(statement).strip(), hint=hint, value=names[0])
-        reduced.update(names if waits or isinstance(statement, Reduce) else ())
+        is_reduce = isinstance(statement, Reduce)
+        reduced.update(names if waits or is_reduce else ())
+        of_rows = not (is_reduce and statement.is_dot) and kinds.get(names[0], Kind.SCALAR).by_row
+        statistics.update(names if of_rows and (waits or is_reduce) and waits <= statistics else ())
     return axes
 
 

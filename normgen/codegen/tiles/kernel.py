@@ -25,6 +25,7 @@ from normgen.codegen.statements import (
 )
 from normgen.codegen.tiles.access import SOURCES, TileAccess
 from normgen.codegen.tiles.epilogue import Epilogue
+from normgen.codegen.tiles.looks import LooksAhead, MovingMaximum
 from normgen.codegen.tiles.side import UNROLL, SideText
 from normgen.schedule.tiles.plan import PAD, PIECE, TilePlan
 
@@ -41,6 +42,8 @@ class TileKernel:
         self.access = TileAccess(plan)
         cut = plan.cut
         self.sides = (SideText(self.access, cut.left, "left"), SideText(self.access, cut.right, "right"))
+        self.looks, self.moving = LooksAhead(self.access), MovingMaximum(self.sides[0]) if plan.is_online else None
+        self.sides[0].moves = self.moving.move if self.moving else None
         self.stages = plan.schedule.stages
         self.min_arch, self.workspace = plan.min_arch, Workspace()
 
@@ -100,6 +103,8 @@ class TileKernel:
         found.append(setting("kVector", s.vector, "elements per access"))
         found.append(constant("kWidth", "kVector < kPieceN ? kVector : kPieceN", "elements per access to the result"))
         found.append(setting("kStages", s.stages, "tiles of each side that wait in shared memory"))
+        if plan.cut.ahead:
+            found.append(setting("kSlots", plan.slots_floats, "floats of tiles, in front of what is known of rows"))
         why = "floats behind each line of a slot: the lines start in different banks"
         found += [constant("kPad", str(PAD), why), *(one for side in self.sides for one in side.constants())]
         for axis in (a for a in (plan.cut.m, plan.cut.n, plan.cut.k) if plan.is_fixed(a)):
@@ -162,6 +167,14 @@ class TileKernel:
             added.append(Do(f"{total} = fmaf({left.slots[x]}_part[i], {right.slots[y]}_part[j], {total})"))
         return [loop("i", "kThreadM", [loop("j", "kThreadN", added, unroll=UNROLL)], unroll=UNROLL)]
 
+    # ---- what the left side waits for --------------------------------------------------------------------------
+
+    def known_of_rows(self) -> list[Statement]:
+        return self.moving.shared() if self.moving else self.looks.shared()
+
+    def ahead(self) -> list[Statement]:
+        return self.moving.start() if self.moving else self.looks.statements()
+
     # ---- the loop over k ---------------------------------------------------------------------------------------
 
     def reload(self) -> list[Statement]:
@@ -175,7 +188,9 @@ class TileKernel:
         """The phases of a tile of k."""
         stage = "int stage" if self.stages > 1 else ""
         parts = [statement for side in self.sides for statement in side.read_parts()]
-        multiply = function("multiply", stage, [loop("k", "kTileK", [*parts, *self.multiply()], unroll=UNROLL)])
+        rescale = self.moving.rescale() if self.moving else []
+        over_tile = loop("k", "kTileK", [*parts, *self.multiply()], unroll=UNROLL)
+        multiply = function("multiply", stage, [*rescale, over_tile])
         if self.plan.copies:
             copy = function("copy", f"{stage}, int k0" if stage else "int k0", [side.copy() for side in self.sides])
             return [copy, Gap(), multiply, Gap()]
@@ -283,10 +298,12 @@ class TileKernel:
         body = [
             *self.constants(),
             *(self.shared() if plan.in_shared else []),
+            *self.known_of_rows(),
             Gap(),
             *self.thread(),
             *start_of_chain([], []),
             *scalars,
+            *self.ahead(),
             *self.sums(),
             Gap(),
             *self.work(),

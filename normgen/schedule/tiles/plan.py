@@ -29,6 +29,7 @@ from normgen.program.ir import (
     kind_of,
     names_of,
     show_statement,
+    stage_of,
     used_names,
     value_kinds,
 )
@@ -37,7 +38,7 @@ from normgen.program.ordered import Ordered, steps
 from normgen.program.printing import show_expr
 from normgen.program.rewrites.passes import passed
 from normgen.program.source import written_program
-from normgen.schedule.knobs import Copy, Hold
+from normgen.schedule.knobs import Copy, Hold, Softmax
 from normgen.schedule.plan import least_arch
 from normgen.schedule.schedule import Schedule
 
@@ -54,6 +55,7 @@ class Side:
     riding  reductions over k of values of this side, which ride along with the loads
     loads   what all these are computed of; of these the first tensor along both axes says how threads share a tile
     maps    how, in program order
+    known   reductions of its rows that are known before
     """
 
     axis: str
@@ -61,6 +63,7 @@ class Side:
     riding: tuple[Reduce, ...]
     loads: tuple[Load, ...]
     maps: tuple[Map, ...]
+    known: frozenset[str]
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,7 @@ class Contraction:
     sums      the contractions: all sum over one axis
     left      the side along m
     right     the side along n
+    ahead     looks at the rows of the left side before its products, in order: what each reduces, the next one reads
     epilogue  what is computed of the sums, and stored
     """
 
@@ -79,6 +83,7 @@ class Contraction:
     sums: tuple[Reduce, ...]
     left: Side
     right: Side
+    ahead: tuple[Side, ...]
     epilogue: tuple[Load | Map | Store, ...]
 
     @property
@@ -97,30 +102,48 @@ def contraction_of(problem: Problem, program: RowProgram) -> Contraction:
     n = next((problem.tensor(s.tensor).axes[-1] for s in program.stores if s.kind is axes.result), result[-1])
     m = next(axis for axis in result if axis != n)
     riding: dict[str, list[Reduce]] = {m: [], n: []}
+    awaited, stages = _awaited(program), stage_of(program)
     for reduce in (r for r in program.reduces if not r.is_dot):
         if len(reduce.names) > 1:
             rule = "beside its products a kernel of these finds sums and extrema, no columns that hold them"
             raise ProgramError(rule, received=show_statement(reduce).strip())
-        riding[reduce.kind.axes[0]].append(reduce)
+        if reduce.names[0] not in awaited:
+            riding[reduce.kind.axes[0]].append(reduce)
     kinds, factors = value_kinds(program), {m: dict[sp.Expr, None](), n: dict[sp.Expr, None]()}
     for factor in (arg for dot in program.dots for arg in dot.args):
         factors[m if m in kind_of(factor, kinds).axes else n][factor] = None
-    left, right = (_side(program, axis, tuple(factors[axis]), tuple(riding[axis])) for axis in (m, n))
+    left, right = (_side(program, axis, tuple(factors[axis]), tuple(riding[axis]), awaited) for axis in (m, n))
+    ahead: list[Side] = []
+    for stage in sorted({stages[name] for name in awaited}):
+        found = tuple(r for r in program.reduces if r.names[0] in awaited and stages[r.names[0]] == stage)
+        ahead.append(_side(program, m, (), found, {name for name in awaited if stages[name] < stage}))
     results = {name for r in program.reduces for name in r.names}
     wanted = tuple(_needed(program, list(program.stores), stop=results))
-    return Contraction(m, n, k, program.dots, left, right, wanted)
+    return Contraction(m, n, k, program.dots, left, right, tuple(ahead), wanted)
 
 
-def _side(program: RowProgram, axis: str, slots: tuple[sp.Expr, ...], riding: tuple[Reduce, ...]) -> Side:
+def _awaited(program: RowProgram) -> set[str]:
+    """The reductions that another one waits for."""
+    needed: set[str] = set()
+    for statement in reversed(program.statements):
+        if isinstance(statement, Reduce) or needed & {*defined_names(statement)}:
+            needed |= used_names(statement)
+    return {name for r in program.reduces for name in r.names if name in needed}
+
+
+def _side(
+    program: RowProgram, axis: str, slots: tuple[sp.Expr, ...], riding: tuple[Reduce, ...], known: set[str]
+) -> Side:
+    """`known`: reductions that a look ahead has made."""
     read = frozenset().union(*map(names_of, slots), *map(used_names, riding))
-    needed = list(_needed(program, [], read=read))
+    needed = list(_needed(program, [], read=read, stop=known))
     exprs = (*slots, *(e for reduce in riding for e in reduce.args), *(s.expr for s in needed if isinstance(s, Map)))
     for expr in (e for e in exprs if e.atoms(Index)):
         rule = "the number of a row or column is known behind a product, not in its sides"
         raise ProgramError(rule, received=show_expr(expr))
     loads = [s for s in needed if isinstance(s, Load)]
     loads.sort(key=lambda load: -len(load.kind.axes))
-    return Side(axis, slots, riding, tuple(loads), tuple(s for s in needed if isinstance(s, Map)))
+    return Side(axis, slots, riding, tuple(loads), tuple(s for s in needed if isinstance(s, Map)), frozenset(known))
 
 
 def _needed(
@@ -223,10 +246,21 @@ class TilePlan:
         return sum(len(side.riding) * self.lines(side) * self.tile(side.axis) for side in sides)
 
     @cached_property
-    def shared_bytes(self) -> int:
-        """Dynamic shared memory of a block."""
+    def slots_floats(self) -> int:
+        """Of all tiles that wait in shared memory, or of what takes their place."""
         tiles = sum(self.slot_floats(side) * len(side.slots) for side in self.cut.sides) if self.in_shared else 0
-        return 4 * max(tiles * self.schedule.stages, self.riding_floats)
+        return max(tiles * self.schedule.stages, self.riding_floats)
+
+    @property
+    def is_online(self) -> bool:
+        """Whether a maximum of the rows moves while the products are summed."""
+        return self.schedule.softmax is Softmax.ONLINE
+
+    @cached_property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory of a block: tiles, and what is known of each row of the tile."""
+        statistics = self.schedule.stages if self.is_online else sum(len(look.riding) for look in self.cut.ahead)
+        return 4 * (self.slots_floats + statistics * self.schedule.tile_m)
 
     # ---- a thread's part ---------------------------------------------------------------------------------------
 

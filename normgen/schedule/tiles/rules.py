@@ -6,15 +6,17 @@ from normgen.device import Device
 from normgen.dtypes import F32
 from normgen.problem.problem import Problem
 from normgen.program.ir import names_of
-from normgen.schedule.knobs import KNOBS, Copy, DependentLaunch, Group, Hold
+from normgen.errors import ProgramError
+from normgen.schedule.knobs import KNOBS, Copy, DependentLaunch, Group, Hold, Softmax
 from normgen.schedule.knobs import names_of as knobs_of
 from normgen.schedule.plan import held_register_limit
 from normgen.schedule.schedule import Schedule
+from normgen.schedule.tiles.online import moving_maximum
 from normgen.schedule.tiles.plan import contraction, tile_problem_plan
 
 # The knobs that tiles have; all others are plain.
 OWN = {*knobs_of(Group.TILE), "vector", "hold", "copy", "stages", "load", "store", "arithmetic", "dependent_launch"}
-OWN |= {"blocks_per_sm"}
+OWN |= {"blocks_per_sm", "softmax"}
 WIDEST = 16  # bytes of an access
 
 
@@ -90,6 +92,20 @@ def copy(problem: Problem, s: Schedule, device: Device) -> str | None:
     return None
 
 
+def moving(problem: Problem, s: Schedule, _: Device) -> str | None:
+    if s.softmax is not Softmax.ONLINE:
+        return None
+    try:
+        moving_maximum(contraction(problem))
+    except ProgramError as error:
+        return error.rule
+    if s.hold is not Hold.SHARED or s.copy is not Copy.DIRECT:
+        return "a maximum moves while tiles pass through registers to shared memory: hold = shared, copy = direct"
+    if s.tile_m * s.tile_k // s.vector % max(1, s.threads):
+        return "each thread has as many vectors of the tile whose maximum moves: fewer threads, or a larger tile_k"
+    return None
+
+
 def registers(problem: Problem, s: Schedule, device: Device) -> str | None:
     plan = tile_problem_plan(problem, s)
     limit = held_register_limit(s, device)
@@ -120,4 +136,4 @@ def of_rows(_: Problem, s: Schedule, __: Device) -> str | None:
     return None
 
 
-RULES = (cut, place, vector, copy, registers, shared, early)
+RULES = (cut, place, vector, copy, moving, registers, shared, early)
