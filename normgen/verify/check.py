@@ -22,6 +22,7 @@ from normgen.verify.contraction.sides import (
     drifting,
     in_batches,
     in_order,
+    level,
     line_count,
     runs_of_rows,
     summed,
@@ -369,7 +370,8 @@ class _Model:
         values |= randoms
         arithmetic = self.arithmetic
         if summed(self.problem):
-            arithmetic = replace(arithmetic, drifts=drifting(self.problem, [self.inputs.families[i] for i in block]))
+            families = [self.inputs.families[i] for i in block]
+            arithmetic = replace(arithmetic, drifts=drifting(self.problem, families), level=level(self.problem))
         return self.open_walk(arithmetic, known), values
 
     def _values(self, name: str, block: NDArray[np.intp]) -> Array:

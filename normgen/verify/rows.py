@@ -45,7 +45,7 @@ from normgen.problem.problem import Problem
 from normgen.problem.question import Direction
 from normgen.problem.tensors import TensorUse
 from normgen.spec.spec import Role
-from normgen.verify.contraction.sides import WHOLE, draw_whole, drawn_side, line_count
+from normgen.verify.contraction.sides import OF_MAXIMUM, WHOLE, draw_whole, drawn_side, line_count
 from normgen.verify.interpret import Array, drawn, interpret, seeds_of
 from normgen.verify.reference import has_reference, reference
 from normgen.verify.varied.values import ORDINARY, draw_extreme, in_columns, of_tensor, sign_of_call
@@ -218,7 +218,7 @@ DRAWS: dict[str, Draw] = {
     "masked": _masked,
 }
 ALL: tuple[str, ...] = tuple(DRAWS)
-DRAWS[WHOLE] = draw_whole  # of a left side of products alone
+DRAWS |= {WHOLE: draw_whole} | OF_MAXIMUM  # of a left side of products alone
 NON_FINITE = ("inf", "nan")
 _POWER = "up_to_2^"
 FAMILY_ROWS = 2 * len(ALL)  # two of every family

@@ -52,6 +52,15 @@ def moving_maximum(cut: Contraction) -> Moving:
     return Moving(top, exponential, dots, sums)
 
 
+def moves(cut: Contraction) -> bool:
+    """Whether it is such a softmax."""
+    try:
+        moving_maximum(cut)
+    except ProgramError:
+        return False
+    return True
+
+
 def _check_shown(cut: Contraction, statistics: set[str], dots: set[str]) -> None:
     top_known, both_known = set(statistics), set(dots)
     for statement in cut.epilogue:

@@ -63,7 +63,7 @@ class Side:
     riding: tuple[Reduce, ...]
     loads: tuple[Load, ...]
     maps: tuple[Map, ...]
-    known: frozenset[str]
+    known: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)

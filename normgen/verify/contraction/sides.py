@@ -13,6 +13,14 @@ not_finite  standard normal, one NaN, +inf or -inf, by turns
 
 whole       whole numbers of a size up to 16
 
+and, where a formula takes the maximum of a line, as a softmax does:
+
+rising      a ramp with noise: the maximum so far moves in every part of the line, by little or by much
+falling     the same from its end: the first part has the maximum
+late        standard normal, the last element 8 larger: only the last part has the maximum
+hidden      -inf, but for a run that begins in any part: what is known so far is nothing
+even        one value a line: all weights are equal
+
 Not 1 + 0.2 N as of a norm's weight: of rows of one level a lost tile then hides in what storing as bf16 rounds.
 
 `DRAWN_LEFT` and `DRAWN_RIGHT` are the families whose elements have random signs, and random digits in float32: a
@@ -86,6 +94,42 @@ RIGHT: dict[str, Draw] = {
 
 def draw_whole(rng: np.random.Generator, lines: int, terms: int, _: DType) -> Array:
     return rng.integers(-16, 16, (lines, terms), endpoint=True).astype(np.float64)
+
+
+def _rising(rng: np.random.Generator, lines: int, terms: int, _: DType) -> Array:
+    steps = np.resize([0.003, 0.05, 0.5], lines)[:, np.newaxis]
+    return np.asarray(steps * (np.arange(terms) + 0.5 * rng.random((lines, terms))))
+
+
+def _falling(rng: np.random.Generator, lines: int, terms: int, dtype: DType) -> Array:
+    return _rising(rng, lines, terms, dtype)[:, ::-1]
+
+
+def _late(rng: np.random.Generator, lines: int, terms: int, _: DType) -> Array:
+    found = rng.standard_normal((lines, terms))
+    found[:, -1:] = found.max(axis=1, keepdims=True, initial=0.0) + 8
+    return found
+
+
+def _hidden(rng: np.random.Generator, lines: int, terms: int, _: DType) -> Array:
+    found = rng.standard_normal((lines, terms))
+    first = rng.integers(0, terms, (lines, 1)) if terms else np.zeros((lines, 1))
+    last = first + 1 + rng.integers(0, max(1, terms // 2), (lines, 1))
+    column = np.arange(terms)
+    return np.where((column >= first) & (column < last), found, -np.inf)
+
+
+def _even(rng: np.random.Generator, lines: int, terms: int, _: DType) -> Array:
+    return np.repeat(rng.standard_normal((lines, 1)), terms, axis=1)
+
+
+OF_MAXIMUM: dict[str, Draw] = {
+    "rising": _rising,
+    "falling": _falling,
+    "late": _late,
+    "hidden": _hidden,
+    "even": _even,
+}  # of left sides whose lines have a maximum that is taken
 
 
 def right_families(lines: int, *, first: int = 0, families: Sequence[str] = tuple(RIGHT)) -> tuple[str, ...]:
@@ -208,6 +252,15 @@ def families_of(tensor: TensorUse, problem: Problem) -> tuple[str, ...]:
     lines = problem.inner if summed(problem) is Kind.COL else problem.cols
     families = [name for name in RIGHT if name not in _LARGE or not reads_saved(problem)]
     return right_families(lines, first=others.index(tensor.name), families=families)
+
+
+def level(problem: Problem) -> NDArray[np.bool_] | None:
+    """[cols]: where some right side is not drawn at random, of products over inner."""
+    if summed(problem) is not Kind.INNER:
+        return None
+    rights = [t for t in problem.tensors if not t.is_written and t.kind.of_batch is Kind.MATRIX]
+    of_line = [[name not in DRAWN_RIGHT for name in families_of(t, problem)] for t in rights]
+    return np.logical_or.reduce(np.array(of_line)) if of_line else None
 
 
 def drifting(problem: Problem, of_line: Sequence[str]) -> NDArray[np.bool_] | None:
