@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from normgen.errors import SpecError
 from normgen.spec.formula import Binary, Call, Expression, Name, children, group_of, is_dot, nodes, pointed, totalled
-from normgen.spec.functions import COLS, CONSTANTS, INNER, POSITIONS, RANDOM, ROW_REDUCTIONS, TAKE
+from normgen.spec.functions import COLS, CONSTANTS, INNER, POSITIONS, RANDOM, ROW_REDUCTIONS, TAKE, TERM
 from normgen.spec.spec import Formula, Kind, Role, Spec, join
 from normgen.spec.writing import written
 
@@ -33,7 +33,7 @@ def checked_kinds(
     check_tensors(spec)
     kinds = {t.name: t.kind.in_rows for t in spec.tensors if not t.role.is_written}
     kinds |= dict.fromkeys((*(n for n, _ in spec.scalars), *CONSTANTS), Kind.SCALAR)
-    found = _Kinds(spec, kinds | {"row": Kind.ROW, "col": Kind.COL}, has_products)
+    found = _Kinds(spec, kinds | {"row": Kind.ROW, "col": Kind.COL, TERM: Kind.INNER}, has_products)
     tensors = {t.name: t for t in spec.tensors}
     for key in order:
         name = formulas[key].name

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from normgen.codegen.access import Tensors
 from normgen.codegen.module import Source
 from normgen.codegen.reductions import CONSTANTS
-from normgen.program.functions import COL, ROW
+from normgen.program.functions import COL, ROW, TERM
 from normgen.program.ir import COLS, INNER
 from normgen.schedule.tiles.plan import TilePlan
 
@@ -67,7 +67,8 @@ class TileAccess(Tensors):
     def numbers(self, at: Mapping[str, str]) -> dict[str, str]:
         """The names of what every expression may read beside values: sizes, and the indices of a place."""
         sizes = {COLS.name: self.size("cols"), INNER.name: self.size("inner")}
-        indices = {name: at[axis] for name, axis in ((ROW.name, "rows"), (COL.name, "cols")) if axis in at}
+        numbered = ((ROW.name, "rows"), (COL.name, "cols"), (TERM.name, "inner"))
+        indices = {name: at[axis] for name, axis in numbered if axis in at}
         return CONSTANTS | {name: name for name in self.plan.program.scalars} | self.scalars | sizes | indices
 
     @property

@@ -196,8 +196,18 @@ class TileKernel:
             return [copy, Gap(), multiply, Gap()]
         held = [statement for side in self.sides for statement in side.declarations()]
         fetch = function("fetch", "int k0", [side.fetch() for side in self.sides])
-        deposit = function("deposit", stage, [side.deposit() for side in self.sides])
+        place = ", ".join(filter(None, (stage, "int k0" if self.numbers_k else "")))
+        deposit = function("deposit", place, [side.deposit() for side in self.sides])
         return [*held, Gap(), fetch, Gap(), deposit, Gap(), multiply, Gap()]
+
+    @property
+    def numbers_k(self) -> bool:
+        """Whether a side's elements know their number along k."""
+        return any(self.plan.cut.k in side.numbered for side in (*self.plan.cut.sides, *self.plan.cut.ahead))
+
+    def deposit(self, stage: str, k0: str) -> str:
+        stage = stage if self.stages > 1 else ""
+        return f"deposit({', '.join(filter(None, (stage, k0 if self.numbers_k else '')))})"
 
     def over_k(self, body: Sequence[Statement]) -> Statement:
         k = self.plan.cut.k
@@ -210,16 +220,16 @@ class TileKernel:
         ahead = If(more, (Do("fetch(k0 + kTileK)"),), alone=True)
         if self.stages == 1:
             free = Do(SYNC, "nobody reads the slots any more")
-            body: list[Statement] = [free, Do("deposit()"), Do(SYNC), ahead, Do("multiply()")]
+            body: list[Statement] = [free, Do(self.deposit("", "k0")), Do(SYNC), ahead, Do("multiply()")]
             return [Do(f"fetch({begin})"), self.over_k(body)]
         body = [
             Do(SYNC, "the slots of this stage are filled, and nobody reads those of the next one"),
             ahead,
             Do("multiply(stage)"),
             NEXT_STAGE,
-            If(more, (Do("deposit(stage)"),), alone=True),
+            If(more, (Do(self.deposit("stage", "k0 + kTileK")),), alone=True),
         ]
-        return [Do(f"fetch({begin})"), Do("deposit(0)"), Do("int stage = 0"), self.over_k(body)]
+        return [Do(f"fetch({begin})"), Do(self.deposit("0", begin)), Do("int stage = 0"), self.over_k(body)]
 
     def past_registers(self) -> list[Statement]:
         """kStages - 1 tiles are on their way while one is multiplied."""

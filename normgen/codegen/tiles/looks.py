@@ -57,7 +57,7 @@ class LooksAhead:
             for load in side.loads
         ]
         texts = {ld.name: f"element({ld.name}_ahead, {'i' if side.is_wide(ld) else '0'})" for ld in side.loads}
-        values, names = side.values(texts, {name: f"{name}_found[line]" for name in side.known})
+        values, names = side.values(texts, side.found("line"), at | {k: "(k + i)"})
         steps = [s for r in look.riding for s in single_step(r, f"{r.names[0]}_ahead", names, prefix=f"{r.names[0]}_")]
         over_k = For(
             f"for (int k = threadIdx.x % {LANES} * kVector; k < {size}; k += {LANES} * kVector)",

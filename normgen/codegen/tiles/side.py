@@ -108,15 +108,22 @@ class SideText:
         """What a look ahead has found of the rows, of one in this place of the tile."""
         return {name: f"{name}_found[{place}]" for name in self.known}
 
+    @property
+    def numbers(self) -> dict[str, str]:
+        """The place in the tensors of element i of a step's vector, as far as it is read."""
+        k = "(k0 + k + i)" if self.scatters else "(k0 + k)"
+        return {axis: text for axis, text in ((self.axis, f"({self.index}0 + {self.own_line})"), (self.k, k)) if axis in self.side.numbered}
+
     def values(
-        self, texts: Mapping[str, str], known: Mapping[str, str] | None = None
+        self, texts: Mapping[str, str], known: Mapping[str, str] | None = None, at: Mapping[str, str] | None = None
     ) -> tuple[list[Statement], dict[str, str]]:
         """An element's values, of loads that `texts` reads: (what declares them, their names).
 
         known  names of what is known of its row
+        at     its place in the tensors, if it is not element i of a step's vector
         """
         found: list[Statement] = [Let(f"const float {name}_i", text) for name, text in texts.items()]
-        names = {name: f"{name}_i" for name in texts} | self.access.numbers({}) | dict(known or {})
+        names = {name: f"{name}_i" for name in texts} | self.access.numbers(at or self.numbers) | dict(known or {})
         for step in self.side.maps:
             found.append(Let(f"const float {step.name}_i", Printer(names).text(step.expr)))
             names[step.name] = f"{step.name}_i"
@@ -296,7 +303,7 @@ class SideText:
         at = {self.axis: self.index, self.k: "k"}
         read = {ld.name: self.access.read(ld.tensor, at, "1", hint=", Load") for ld in self.loads}
         texts = {name: f"inside ? element({text}, 0) : 0.0f" for name, text in read.items()}
-        values, names = self.values(texts, self.found(f"own_{self.index}(i)"))
+        values, names = self.values(texts, self.found(f"own_{self.index}(i)"), at)
         x = self.letter
         body: list[Statement] = [
             Let(f"const int {self.index}", f"{self.index}0 + own_{self.index}(i)"),

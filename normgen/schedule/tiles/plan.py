@@ -35,7 +35,6 @@ from normgen.program.ir import (
 )
 from normgen.program.monoid import symbol
 from normgen.program.ordered import Ordered, steps
-from normgen.program.printing import show_expr
 from normgen.program.rewrites.passes import passed
 from normgen.program.source import written_program
 from normgen.schedule.knobs import Copy, Hold, Softmax
@@ -64,6 +63,12 @@ class Side:
     loads: tuple[Load, ...]
     maps: tuple[Map, ...]
     known: frozenset[str] = frozenset()
+
+    @cached_property
+    def numbered(self) -> frozenset[str]:
+        """Axes along which an element's number is read."""
+        exprs = (*self.slots, *(e for reduce in self.riding for e in reduce.args), *(m.expr for m in self.maps))
+        return frozenset(axis for e in exprs for index in e.atoms(Index) for axis in index.kind.axes)
 
 
 @dataclass(frozen=True)
@@ -137,10 +142,6 @@ def _side(
     """`known`: reductions that a look ahead has made."""
     read = frozenset().union(*map(names_of, slots), *map(used_names, riding))
     needed = list(_needed(program, [], read=read, stop=known))
-    exprs = (*slots, *(e for reduce in riding for e in reduce.args), *(s.expr for s in needed if isinstance(s, Map)))
-    for expr in (e for e in exprs if e.atoms(Index)):
-        rule = "the number of a row or column is known behind a product, not in its sides"
-        raise ProgramError(rule, received=show_expr(expr))
     loads = [s for s in needed if isinstance(s, Load)]
     loads.sort(key=lambda load: -len(load.kind.axes))
     return Side(axis, slots, riding, tuple(loads), tuple(s for s in needed if isinstance(s, Map)), frozenset(known))
