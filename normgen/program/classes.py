@@ -43,15 +43,11 @@ class ProgramClass(StrEnum):
 
 
 class TileAxes(NamedTuple):
-    """The axes of a program of tiles, each of them one of rows, inner and cols: values [m, n] are sums over k.
-
-    Those of a sum over the rows of each batch vary by batch as well: `result` is m | n, or that of each batch.
-    """
+    """The axes of a program of tiles, each of them one of rows, inner and cols: values [m, n] are sums over k."""
 
     m: Kind
     n: Kind
     k: Kind
-    result: Kind
 
 
 def program_class(program: RowProgram) -> ProgramClass:
@@ -93,14 +89,14 @@ def tile_axes(program: RowProgram) -> TileAxes:
         raise ProgramError(rule, received=program.name)
     first = program.dots[0]
     m, n = first.kind.single_axes
-    axes = TileAxes(m, n, first.over, first.kind)
+    axes = TileAxes(m, n, first.over)
     kinds = value_kinds(program)
     reduced: set[str] = set()  # values that wait for a reduction: each one is over k
     statistics: set[str] = set()  # of these, what waits for reductions of rows alone: a look ahead at the rows gives it
     for statement in program.statements:
         waits = used_names(statement) & reduced
         names = (statement.value,) if isinstance(statement, Store) else defined_names(statement)
-        for rule, hint in _misfits(statement, axes, kinds, waits=bool(waits - statistics)):
+        for rule, hint in _misfits(statement, axes, first.kind, kinds, waits=bool(waits - statistics)):
             raise ProgramError(rule, received=show_statement(statement).strip(), hint=hint, value=names[0])
         is_reduce = isinstance(statement, Reduce)
         reduced.update(names if waits or is_reduce else ())
@@ -126,13 +122,16 @@ _SAVE = (
 )
 
 
-def _misfits(statement: Statement, axes: TileAxes, kinds: dict[str, Kind], *, waits: bool) -> Iterator[tuple[str, str]]:
-    """(Rule, way out) of what a kernel of tiles does not do with a statement."""
-    m, n, k, result = axes
+def _misfits(
+    statement: Statement, axes: TileAxes, result: Kind, kinds: dict[str, Kind], *, waits: bool
+) -> Iterator[tuple[str, str]]:
+    """(Rule, way out) of what a kernel of tiles does not do with a statement. `result`: m | n, or that of each batch."""
+    m, n, k = axes
     match statement:
-        case Load(of=of, group=group, kind=kind) if of or group or (kind.by_batch and kind is not Kind.BATCH_MATRIX):
-            yield "a kernel of products reads whole tensors, and of batches matrices, without groups or taken elements", _SPLIT
-        case Load(kind=kind) if kind.by_batch and k is Kind.ROW and not result.by_batch:
+        case Load(of=of, group=group, kind=kind) if of or group or (kind.by_batch and not kind.is_batch_matrix):
+            rule = "a kernel of products reads whole tensors, and of batches matrices, without groups or taken elements"
+            yield rule, _SPLIT
+        case Load(kind=kind) if kind.by_batch and k.is_row and not result.by_batch:
             yield "a sum over the rows of all batches does not read what each batch has of its own", _SPLIT
         case Random():
             yield "a kernel of products draws no random numbers", _SPLIT
@@ -140,14 +139,14 @@ def _misfits(statement: Statement, axes: TileAxes, kinds: dict[str, Kind], *, wa
             yield "a kernel of products spares no rows a reduction", _SPLIT
         case Reduce(kind=kind) if statement.is_dot and kind is not result:
             yield f"all contractions of a kernel sum {_of(k)} to values along {_of(result)}", _SAVE
-        case Reduce() if not statement.is_dot and k is Kind.ROW and result.by_batch:
-            yield "beside a sum over the rows of each batch a kernel reduces nothing else", _SAVE
         case Reduce() if statement.is_dot and waits:
             yield f"a kernel reads {_of(k)} once, and a side of a contraction waits for a reduction", _ONCE
         case Reduce(kind=kind) if not statement.is_dot:
             if waits or dropped_axis(statement, kinds) is not k or not (kind is m or kind is n):
                 rule = f"a kernel of products reduces its sides over {_of(k)}, to values along {_of(m)} or {_of(n)}"
                 yield rule, _SPLIT
+            elif k.is_row and result.by_batch:
+                yield "beside a sum over the rows of each batch a kernel reduces nothing else", _SAVE
         case Map(kind=kind) if waits and kind not in result:
             yield f"a kernel reads {_of(k)} once, and a value along it waits for a reduction", _ONCE
         case Store(kind=kind) if kind not in result or kind is Kind.SCALAR:

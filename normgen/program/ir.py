@@ -400,7 +400,7 @@ def _broken_contraction(statement: Reduce, read: Kind) -> Iterator[str]:
     if not statement.is_dot:
         if read is not join([kind, Kind.INNER]) or kind.by_inner or not (statement.is_of_side and kind.axes):
             yield "a reduction over inner gives a row of a left value, or a col of a matrix value"
-    elif kind.by_batch and over is not Kind.ROW:
+    elif kind.by_batch and not over.is_row:
         yield "a contraction over the rows of each batch gives a matrix of each"
     elif not _is_product(read) or over not in read or len(over.axes) != 1 or kind.of_batch is not read & ~over:
         yield "a contraction drops one of the axes rows, inner and cols, which its sides have together"

@@ -76,7 +76,7 @@ def _check_no_inner(spec: Spec) -> None:
 def _check_tensors(spec: Spec) -> None:
     """A kernel of products has no heads, groups, totals or random numbers yet, and of batches matrices alone."""
     for tensor in spec.tensors:
-        of_batch = tensor.kind.by_batch and tensor.kind is not Kind.BATCH_MATRIX
+        of_batch = tensor.kind.by_batch and not tensor.kind.is_batch_matrix
         if of_batch or tensor.kind.by_group or tensor.role in (Role.SEED, Role.SCALAR_OUTPUT):
             rule = f"a spec with a product of matrices has no {tensor.role} yet"
             hint = "what stands before or behind the product is a spec of its own"

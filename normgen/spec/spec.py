@@ -123,6 +123,11 @@ class Kind(Flag):
         return self is Kind.COL
 
     @property
+    def is_batch_matrix(self) -> bool:
+        """A side of a contraction that each batch of rows has one of."""
+        return self is Kind.BATCH_MATRIX
+
+    @property
     def is_columns(self) -> bool:
         """A value for each column, the same in every row, or in those of a batch."""
         return self.by_col and not (self.by_row or self.by_inner)

@@ -198,7 +198,7 @@ def _slopes(problem: Problem, program: RowProgram, name: str, scalars: Mapping[s
 
 def _proven_kind(kind: Kind) -> Kind:
     """A matrix of each batch is proven as that of one: the rows of a product of two batches never meet."""
-    return Kind.MATRIX if kind is Kind.BATCH_MATRIX else kind
+    return kind.of_batch if kind.is_batch_matrix else kind
 
 
 def _on_grid(value: Array) -> Array:

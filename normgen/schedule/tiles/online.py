@@ -5,8 +5,8 @@
 
 The state (r, Σ exp(z - r), Σ exp(z - r) v) is the monoid `online_softmax` with one component more, which is a block's
 tile of the result. So all that is summed over k must be made of exp(z - max z) as a factor, or not know the maximum.
-A row of nothing but -inf has the sums 0 where those about -inf are NaN: what is made of both, a quotient, is NaN either
-way. So neither of them may show alone.
+A row of nothing but -inf has the sums 0 where those about -inf are NaN: what is stored of them must be NaN either way,
+as the quotient 0 / 0 is.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import sympy as sp
 from normgen.errors import ProgramError
 from normgen.program.ir import Load, Map, Reduce, Store, used_names
 from normgen.program.monoid import MAX, SUM, symbol
-from normgen.program.ordered import Ordered, steps
+from normgen.program.ordered import Ordered, opened, steps
 from normgen.program.rewrites.approximate import exp_approximate
 from normgen.schedule.tiles.plan import Contraction
 
@@ -47,7 +47,7 @@ def moving_maximum(cut: Contraction) -> Moving:
     found = _Exponentials(cut, top)
     dots = tuple(r.names[0] for r in cut.sums if found.is_in(next(arg for arg in r.args if arg in cut.left.slots)))
     sums = tuple(r.names[0] for r in cut.left.riding if found.is_in(r.args[0], of_sum=r.monoid.name == SUM.name))
-    _check_shown(cut, {top.names[0], *sums}, {*dots})
+    _check_shown(cut, top.names[0], (*dots, *sums))
     (exponential,) = found.functions
     return Moving(top, exponential, dots, sums)
 
@@ -61,17 +61,29 @@ def moves(cut: Contraction) -> bool:
     return True
 
 
-def _check_shown(cut: Contraction, statistics: set[str], dots: set[str]) -> None:
-    top_known, both_known = set(statistics), set(dots)
+def _check_shown(cut: Contraction, top: str, moved: tuple[str, ...]) -> None:
+    """Nothing of the epilogue reads the maximum, and what it stores is NaN where all sums are 0."""
+    zeros = {symbol(name): sp.Integer(0) for name in moved}
+    values: dict[sp.Symbol, sp.Expr] = {}
     for statement in cut.epilogue:
-        if isinstance(statement, Load):
-            continue
-        read = used_names(statement)
+        if top in used_names(statement) and not isinstance(statement, Load):
+            raise ProgramError(f"{_RULE}, and the maximum itself is not kept")
         if isinstance(statement, Map):
-            both_known |= {statement.name} if read & both_known else set()
-            top_known |= {statement.name} if read & top_known else set()
-        if isinstance(statement, Store) and read & (top_known | both_known) and not (read & top_known and read & both_known):
-            raise ProgramError(f"{_RULE}: '{statement.tensor}' is no quotient of these by the row's sum")
+            values[symbol(statement.name)] = opened(statement.expr).xreplace(values | zeros)
+        if isinstance(statement, Store):
+            value = (values | zeros).get(symbol(statement.value), sp.Symbol(statement.value))
+            depends = {*moved} & _read(cut, statement.value)
+            if depends and value is not sp.nan:
+                raise ProgramError(f"{_RULE}: of a row of -inf they are 0, and '{statement.tensor}' must be NaN of these")
+
+
+def _read(cut: Contraction, value: str) -> set[str]:
+    """All that a value of the epilogue is made of."""
+    read = {value}
+    for statement in reversed(cut.epilogue):
+        if isinstance(statement, Map) and statement.name in read:
+            read |= used_names(statement)
+    return read
 
 
 class _Exponentials:

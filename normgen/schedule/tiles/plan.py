@@ -103,8 +103,8 @@ class Contraction:
 def contraction_of(problem: Problem, program: RowProgram) -> Contraction:
     """The program's axes, sides, sums and epilogue. Raises ProgramError with the statement that does not fit."""
     axes = tile_axes(program)
-    result, (k,) = (axes.m | axes.n).axes, axes.k.axes
-    n = next((problem.tensor(s.tensor).axes[-1] for s in program.stores if s.kind is axes.result), result[-1])
+    result, (k,), whole = (axes.m | axes.n).axes, axes.k.axes, program.dots[0].kind
+    n = next((problem.tensor(s.tensor).axes[-1] for s in program.stores if s.kind is whole), result[-1])
     m = next(axis for axis in result if axis != n)
     riding: dict[str, list[Reduce]] = {m: [], n: []}
     awaited, stages = _awaited(program), stage_of(program)

@@ -13,10 +13,10 @@ from normgen.measure.cpu_check import check_on_cpu
 from normgen.pipeline import emit
 from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
-from normgen.schedule.knobs import Copy, Hold, Softmax
+from normgen.schedule.knobs import Hold, Softmax
 from normgen.schedule.legality import refusal
 from normgen.schedule.schedule import Schedule
-from normgen.spec.reader import load
+from normgen.spec.reader import load, parse
 from normgen.verify import check, make_inputs, make_outputs
 
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler on this machine")
@@ -44,6 +44,63 @@ def test_a_softmax_times_v_is_right_however_its_maximum_is_found(op: str, way: s
         assert refusal(found, WAYS[way], target("h200")) is None
         checked = check_on_cpu(found, emit(found, WAYS[way]))
         assert checked.ok, checked.summary
+
+
+NORMED = """\
+name = "normed"
+summary = "a product whose left side waits"
+[tensors]
+x = { role = "input", axes = ["rows", "inner"] }
+w = { role = "parameter", axes = ["inner", "cols"], follows = "x" }
+y = { role = "output", follows = "x" }
+[formulas]
+"""
+WAITING = {
+    "a mean, then a variance, then the product": 'c = "x - mean(x)"\ny = "(c * rsqrt(mean(c * c) + 1e-5)) @ w"',
+    "what is rounded below a row's factor": 's = "rsqrt(mean(x * x) + 1e-5)"\ny = "cast(x * s, bf16) @ w"',
+    "a statistic of a statistic, beside the product": 'y = "(x @ w) * sum(abs(x - max(x)))"',
+    "a maximum that shows": 'm = "max(x)"\ny = "exp(x - m) @ w + m"',
+    "sums without their quotient": 'm = "max(x)"\ny = "exp(x - m) @ w + sum(exp(x - m))"',
+    "a row's number": 'y = "(x * (term + row % 3) - mean(x)) @ w"',
+}
+
+
+def normed(formulas: str) -> Problem:
+    return problem_for(parse(NORMED + formulas), shape=(40, 24), inner=INNER)
+
+
+@pytest.mark.parametrize("name", WAITING)
+def test_a_side_that_waits_for_its_rows_is_right(name: str) -> None:
+    found = normed(WAITING[name])
+    for way in ("ahead", "reload"):
+        checked = check_on_cpu(found, emit(found, WAYS[way]), most_elements=1 << 12)
+        assert checked.ok, checked.summary
+
+
+REFUSED = {
+    "a mean, then a variance, then the product": "waits for one maximum of its rows, and for nothing else",
+    "a maximum that shows": "the maximum itself is not kept",
+    "sums without their quotient": "of a row of -inf they are 0, and 'y' must be NaN of these",
+    "a statistic of a statistic, beside the product": "is a sum of exp(z - max(z)), or of multiples of that",
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_only_a_softmax_moves_its_maximum(name: str) -> None:
+    said = refusal(normed(WAITING[name]), WAYS["online"], target("h200"))
+    assert said is not None
+    assert REFUSED[name] in said
+
+
+def test_a_maximum_moves_where_all_lanes_of_a_row_pass_through_registers() -> None:
+    asked, online = problem("softmax_v"), WAYS["online"]
+    for knobs, says in (
+        ({"hold": Hold.RELOAD, "stages": 1, "vector": 1}, "hold = shared, copy = direct"),
+        ({"tile_m": 32, "tile_n": 128, "thread_m": 4}, "each thread has as many vectors"),
+    ):
+        said = refusal(asked, online.varied(**knobs), target("h200"))
+        assert said is not None
+        assert says in said
 
 
 def is_wrong(found: Problem, program: Program, seed: int) -> bool:
