@@ -38,7 +38,7 @@ from normgen.program.functions import (
     unequal,
     where,
 )
-from normgen.program.ir import COLS, SIZES
+from normgen.program.ir import SIZES
 from normgen.program.ordered import Ordered, steps
 from normgen.program.rewrites.approximate import exp_approximate
 

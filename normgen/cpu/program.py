@@ -82,8 +82,8 @@ class Program:
 
         tensors    elem arrays [rows, cols] (any row stride and alignment), row values [rows], col values [cols],
                    batches [batches, cols], of `rows_per_batch` rows each; sides of a contraction, [rows, inner] and
-                   [inner, cols], in their tensor's order, a matrix of each batch in front of that; None is a null pointer, and so is a statistic that is not
-                   named
+                   [inner, cols], in their tensor's order, those of batches behind one another; None is a null pointer,
+                   and so is a statistic that is not named
         batches    how many there are; None: as many as the rows fill
         workspace  when not given: zeros, then NaN bytes in the part that holds anything at the first call
         seed       shuffles the order of blocks and threads; 0 keeps it

@@ -407,7 +407,11 @@ def _doc(group: Group, workspace: bool) -> list[str]:
         said.append("heads: row r takes row r % heads of each tensor of heads, and rows is a multiple of it.")
     elif problem.rows_per_batch:
         matrices = " and ".join(mark(t.name) for t in problem.tensors if t.kind.by_inner and t.kind.by_batch)
-        what = f"matrix r / rows_per_batch of {matrices}" if matrices else "row r / rows_per_batch of each tensor of batches"
+        what = (
+            f"matrix r / rows_per_batch of {matrices}"
+            if matrices
+            else "row r / rows_per_batch of each tensor of batches"
+        )
         said.append(f"rows_per_batch: row r takes {what}.")
     spread = [t for t in problem.passed_tensors if t.kind.is_spread]
     for group_size in dict.fromkeys(t.group for t in spread):

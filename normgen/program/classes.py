@@ -98,10 +98,11 @@ def tile_axes(program: RowProgram) -> TileAxes:
         names = (statement.value,) if isinstance(statement, Store) else defined_names(statement)
         for rule, hint in _misfits(statement, axes, first.kind, kinds, waits=bool(waits - statistics)):
             raise ProgramError(rule, received=show_statement(statement).strip(), hint=hint, value=names[0])
-        is_reduce = isinstance(statement, Reduce)
-        reduced.update(names if waits or is_reduce else ())
-        of_rows = not (is_reduce and statement.is_dot) and kinds.get(names[0], Kind.SCALAR).by_row
-        statistics.update(names if of_rows and (waits or is_reduce) and waits <= statistics else ())
+        found = names if waits or isinstance(statement, Reduce) else ()
+        reduced.update(found)
+        is_dot = isinstance(statement, Reduce) and statement.is_dot
+        of_rows = not is_dot and kinds.get(names[0], Kind.SCALAR).by_row
+        statistics.update(found if of_rows and waits <= statistics else ())
     return axes
 
 
@@ -125,7 +126,10 @@ _SAVE = (
 def _misfits(
     statement: Statement, axes: TileAxes, result: Kind, kinds: dict[str, Kind], *, waits: bool
 ) -> Iterator[tuple[str, str]]:
-    """(Rule, way out) of what a kernel of tiles does not do with a statement. `result`: m | n, or that of each batch."""
+    """(Rule, way out) of what a kernel of tiles does not do with a statement.
+
+    result  m | n, or that of each batch
+    """
     m, n, k = axes
     match statement:
         case Load(of=of, group=group, kind=kind) if of or group or (kind.by_batch and not kind.is_batch_matrix):

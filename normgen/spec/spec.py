@@ -37,7 +37,8 @@ class Kind(Flag):
     [batches, cols] and heads [heads, cols] have a value for each of these and each column; `by_batch` asks for either.
     Columns may be shared out, too: group [cols / G], batch_groups and head_groups have a value for each group of G.
     Products that a contraction sums have a third axis: left [rows, inner] and matrix [inner, cols] are its sides,
-    batch_matrix [batches, inner, cols] a matrix of each batch, inner [inner] what either is scaled by; product [rows, inner, cols] is what they multiply to, and no value is one.
+    batch_matrix [batches, inner, cols] a matrix of each batch, inner [inner] what either is scaled by; product
+    [rows, inner, cols] is what they multiply to, and no value is one.
     Joining values unites their axes (what varies by column varies by group as well, what varies by row by batch), a
     reduction drops one. Code asks for an axis, not for a kind's name, so that one more axis is one more member here.
     """

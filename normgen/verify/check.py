@@ -268,7 +268,7 @@ def _blocks(picked: NDArray[np.intp], problem: Problem) -> Iterator[NDArray[np.i
     """Of products large ones: each goes through all of the right side, which is that of one batch."""
     step = PRODUCT_LINES if summed(problem) else max(1, BLOCK_ELEMENTS // problem.cols)
     batches = [batch_of_line(problem, int(line)) for line in picked] if summed(problem) else []
-    borders = 1 + np.flatnonzero(np.diff(batches)) if in_batches(problem) else []
+    borders = (1 + np.flatnonzero(np.diff(batches))).tolist() if in_batches(problem) else []
     return (run[i : i + step] for run in np.split(picked, borders) for i in range(0, len(run), step))
 
 

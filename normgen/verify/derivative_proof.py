@@ -578,7 +578,9 @@ class _Forward:
         has_columns = along.shape[-1] > 1  # d of a row value has none
         loose = ProgramWalk(_Linear(cols=self.problem.cols), program, known)
         tight = ProgramWalk(Float64(cols=self.problem.cols), program, values)
-        of_batches = _proven_kind(self.problem.tensor(result).kind).by_batch  # each row has a direction of its own, and what it adds
+        of_batches = _proven_kind(
+            self.problem.tensor(result).kind
+        ).by_batch  # each row has a direction of its own, and what it adds
         axes = {"of_batches": of_batches, "has_inner": along.ndim == WITH_INNER, "has_columns": has_columns}
         error = _along(loose, result, Bounded(along), **axes).error
         return Bounded(_along(tight, result, along, **axes), error)

@@ -12,9 +12,9 @@ from normgen.export.groups import groups_of
 from normgen.pipeline import emit, emit_parts
 from normgen.records.questions import problem_of
 from normgen.records.record import Record, parse_line
+from normgen.schedule.default import fallback_schedules
 from normgen.spec.reader import load
 from normgen.spec.spec import Spec
-from normgen.schedule.default import fallback_schedules
 from tests.verify.contraction import linear
 
 from .cases import record

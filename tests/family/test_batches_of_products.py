@@ -1,4 +1,4 @@
-"""Products with a matrix for each batch, and softmax times V, against numpy by hand: no formula of a spec is read here."""
+"""Products with a matrix for each batch, and softmax times V, against numpy by hand: no formula is read here."""
 
 from __future__ import annotations
 

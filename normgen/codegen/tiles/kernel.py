@@ -295,8 +295,13 @@ class TileKernel:
             (True, False): "Tiles of both sides pass through shared memory, by way of registers.",
             (True, True): "Tiles of both sides pass through shared memory, by cp.async.",
         }[plan.in_shared, plan.copies]
+        waits = ["Warps look at the rows of a tile first, for what its elements wait for."] if cut.ahead else []
+        if self.moving:
+            waits = [
+                f"When a tile moves {self.moving.top}, so does all that is summed of exponentials about the old one."
+            ]
         taken = (f"{written} takes the place of {read}." for written, read in self.problem.in_place)
-        return (f"{what}: {tile}; the products are summed over {cut.k} (k).", way, *taken)
+        return (f"{what}: {tile}; the products are summed over {cut.k} (k).", way, *waits, *taken)
 
     def text(self) -> KernelText:
         plan, s = self.plan, self.plan.schedule

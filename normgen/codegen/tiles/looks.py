@@ -81,7 +81,7 @@ class LooksAhead:
 
 
 class MovingMaximum:
-    """The lanes that hold a row's vectors of a tile agree on its maximum so far, and each tile says what it moved by."""
+    """The lanes that hold a row's vectors of a tile agree on its maximum so far; each tile says by what it moved."""
 
     def __init__(self, side: SideText) -> None:
         self.side, self.plan = side, side.plan
@@ -128,7 +128,7 @@ class MovingMaximum:
         """What a thread has summed of products so far, before those of a tile join."""
         at = "stage * kTileM + own_m(i)" if self.plan.schedule.stages > 1 else "own_m(i)"
         scaled = [Do(f"{name}_sum[i][j] *= {self.top}_moved") for name in self.moving.dots]
-        body = [
+        body: list[Statement] = [
             Let(f"const float {self.top}_moved", f"moved[{at}]"),
             If(f"{self.top}_moved != 1.0f", (loop("j", "kThreadN", scaled, unroll=UNROLL),)),
         ]

@@ -112,7 +112,11 @@ class SideText:
     def numbers(self) -> dict[str, str]:
         """The place in the tensors of element i of a step's vector, as far as it is read."""
         k = "(k0 + k + i)" if self.scatters else "(k0 + k)"
-        return {axis: text for axis, text in ((self.axis, f"({self.index}0 + {self.own_line})"), (self.k, k)) if axis in self.side.numbered}
+        return {
+            axis: text
+            for axis, text in ((self.axis, f"({self.index}0 + {self.own_line})"), (self.k, k))
+            if axis in self.side.numbered
+        }
 
     def values(
         self, texts: Mapping[str, str], known: Mapping[str, str] | None = None, at: Mapping[str, str] | None = None
@@ -138,7 +142,12 @@ class SideText:
         """An element enters the reductions that ride along, unless it lies beyond an edge where it would count."""
         found: list[Statement] = []
         for reduce in self.side.riding:
-            if reduce in self.sums_of_slots and index == self.own_index and self.plan.in_shared and not self.plan.copies:
+            if (
+                reduce in self.sums_of_slots
+                and index == self.own_index
+                and self.plan.in_shared
+                and not self.plan.copies
+            ):
                 found.append(Do(f"{reduce.names[0]}_own{index} += {self.slots[reduce.args[0]]}_i"))
                 continue
             steps = single_step(reduce, f"{reduce.names[0]}_own{index}", names, prefix=f"{reduce.names[0]}_")
@@ -232,7 +241,11 @@ class SideText:
     @property
     def sums_of_slots(self) -> list[Reduce]:
         """Sums that ride along of what is computed for a slot, where it is 0 beyond the edges."""
-        return [r for r in self.side.riding if r.monoid.name == SUM.name and not r.args[0].is_Symbol and r.args[0] in self.slots]
+        return [
+            r
+            for r in self.side.riding
+            if r.monoid.name == SUM.name and not r.args[0].is_Symbol and r.args[0] in self.slots
+        ]
 
     @property
     def summed_slots(self) -> set[sp.Expr]:

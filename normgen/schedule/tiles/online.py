@@ -74,7 +74,9 @@ def _check_shown(cut: Contraction, top: str, moved: tuple[str, ...]) -> None:
             value = (values | zeros).get(symbol(statement.value), sp.Symbol(statement.value))
             depends = {*moved} & _read(cut, statement.value)
             if depends and value is not sp.nan:
-                raise ProgramError(f"{_RULE}: of a row of -inf they are 0, and '{statement.tensor}' must be NaN of these")
+                raise ProgramError(
+                    f"{_RULE}: of a row of -inf they are 0, and '{statement.tensor}' must be NaN of these"
+                )
 
 
 def _read(cut: Contraction, value: str) -> set[str]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from normgen.device import Device
 from normgen.dtypes import F32
+from normgen.errors import ProgramError
 from normgen.problem.problem import Problem
 from normgen.program.ir import names_of
-from normgen.errors import ProgramError
 from normgen.schedule.knobs import KNOBS, Copy, DependentLaunch, Group, Hold, Softmax
 from normgen.schedule.knobs import names_of as knobs_of
 from normgen.schedule.plan import held_register_limit

@@ -81,7 +81,8 @@ def contracted(
 def _of_one_sign(a: Bounded, b: Bounded) -> NDArray[np.bool_]:
     """[rows, 1]: which lines of the left side, of whichever of the two it is, have one sign."""
     left = (b if a.value.shape[-1] > 1 or b.value.shape[-2] > 1 else a).value[:, :, 0]
-    return np.asarray(((left >= 0).all(axis=0) | (left <= 0).all(axis=0))[:, np.newaxis])
+    one: NDArray[np.bool_] = np.logical_or(np.all(left >= 0, axis=0), np.all(left <= 0, axis=0))
+    return np.asarray(one).reshape(-1, 1)
 
 
 def _carried(a: Bounded, b: Bounded, left: Array, right: Array, over: Kind) -> Array | float:
