@@ -73,10 +73,13 @@ class Launch:
         """Whether whole clusters walk rows: a launch has no more of them than fit the device at a time."""
         return self.cluster > 1 and self.persistent > 0
 
-    def grid(self, *, rows: int, sm_count: int, batches: int = 1, cols: int = 1, inner: int = 1) -> int:
+    def grid(
+        self, *, rows: int, sm_count: int, batches: int = 1, cols: int = 1, inner: int = 1, rows_per_batch: int = 0
+    ) -> int:
         """Blocks in x for that many rows, of so many batches; 0: nothing to launch. Tiles need the other sizes, too."""
         if self.tiles:
             sizes = {Source.ROWS: rows, Source.COLS: cols, Source.INNER: inner}
+            sizes |= {Source.BATCHES: batches, Source.ROWS_PER_BATCH: rows_per_batch}
             return math.prod(-(-sizes[size] // tile) for size, tile in self.tiles)
         shares = max(1, batches) if self.by_batch else 1
         if self.blocks:

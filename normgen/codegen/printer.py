@@ -19,6 +19,7 @@ from normgen.program.functions import (
     INFINITY,
     MEANINGS,
     ROW,
+    TERM,
     Condition,
     Index,
     both,
@@ -37,7 +38,7 @@ from normgen.program.functions import (
     unequal,
     where,
 )
-from normgen.program.ir import COLS
+from normgen.program.ir import SIZES
 from normgen.program.ordered import Ordered, steps
 from normgen.program.rewrites.approximate import exp_approximate
 
@@ -162,7 +163,7 @@ class Printer:
 
     def integer(self, expr: sp.Expr) -> str:
         """`expr` in whole numbers: an index, its remainder, sums of those and of constants; else ""."""
-        if isinstance(expr, Index) or expr == COLS:
+        if isinstance(expr, Index) or expr in SIZES:
             return self.names[expr.name]
         if isinstance(expr, sp.Integer):
             return str(expr)
@@ -259,7 +260,7 @@ class FormulaPrinter(Printer):
     infinity, minus_infinity = "inf", "-inf"
 
     def __init__(self, names: Iterable[str]) -> None:
-        super().__init__({name: name for name in (*names, ROW.name, COL.name, COLS.name)})
+        super().__init__({name: name for name in (*names, ROW.name, COL.name, TERM.name, *map(str, SIZES))})
 
     def _print(self, expr: sp.Expr) -> tuple[str, int]:
         if isinstance(expr, Index | remainder):

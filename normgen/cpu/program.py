@@ -84,8 +84,8 @@ class Program:
 
         tensors    elem arrays [rows, cols] (any row stride and alignment), row values [rows], col values [cols],
                    batches [batches, cols], of `rows_per_batch` rows each; sides of a contraction, [rows, inner] and
-                   [inner, cols], in their tensor's order; None is a null pointer, and so is a statistic that is not
-                   named
+                   [inner, cols], in their tensor's order, those of batches behind one another; None is a null pointer,
+                   and so is a statistic that is not named
         batches    how many there are; None: as many as the rows fill
         workspace  when not given: zeros, then NaN bytes in the part that holds anything at the first call
         seed       shuffles the order of blocks and threads; 0 keeps it
@@ -104,7 +104,14 @@ class Program:
             workspace = np.zeros(scratch, dtype=np.uint8)
             workspace[self.module.zeroed_bytes(batches) :] = 0xFF  # not initialised on the device: NaN here
         grids = [
-            kernel.launch.grid(rows=rows, cols=cols, inner=inner, sm_count=sm_count, batches=batches)
+            kernel.launch.grid(
+                rows=rows,
+                cols=cols,
+                inner=inner,
+                sm_count=sm_count,
+                batches=batches,
+                rows_per_batch=rows_per_batch if rows else 0,
+            )
             for kernel in self.module.kernels
         ]
         sizes = {Source.ROWS: rows, Source.COLS: cols, Source.INNER: inner, Source.BATCHES: batches}

@@ -56,6 +56,7 @@ def place(arrays: Mapping[str, Array | None], *, far: Array | None = None) -> di
         rows, row_bytes, pitch_bytes = extents[name]
         address = position + (array.ctypes.data - position) % _PLACE_BYTES
         strides = array.strides if array.ndim < 2 else (pitch_bytes, array.itemsize)
+        strides = strides if array.ndim < 3 else (array.shape[1] * pitch_bytes, *strides)
         view: Array = np.ndarray(array.shape, array.dtype, arena, address - base, strides)
         lines: Lines = far if far is not None and len(array) == far[-1] + 1 else slice(None)
         view[lines] = array[lines]
@@ -75,15 +76,22 @@ def place(arrays: Mapping[str, Array | None], *, far: Array | None = None) -> di
 
 def _extent(name: str, array: Array) -> tuple[int, int, int]:
     """(rows, row_bytes, pitch_bytes); a one-dimensional array is one row."""
-    if array.ndim not in (1, 2):
-        raise UsageError("a tensor has one dimension or is [rows, cols]", received=f"{name}: {array.ndim} dimensions")
+    if array.ndim not in (1, 2, 3):
+        rule = "a tensor has one dimension, or is [rows, cols] or a matrix of each batch"
+        raise UsageError(rule, received=f"{name}: {array.ndim} dimensions")
     length = array.shape[-1]
     if length > 1 and array.size and array.strides[-1] != array.itemsize:
         raise UsageError("the elements of a row must lie side by side", received=f"{name}: strides {array.strides}")
     row_bytes = length * array.itemsize
     if array.ndim == 1:
         return 1, row_bytes, row_bytes
-    pitch_bytes = max(array.strides[0], row_bytes) if array.shape[0] < 2 else array.strides[0]
+    lines, steps = array.shape[-2], array.strides[-2]
+    if array.ndim > 2 and min(array.shape) > 0:
+        if array.shape[0] > 1 and lines > 1 and array.strides[0] != lines * steps:
+            rule = "the matrices of all batches lie one behind the other, the lines of each in one distance"
+            raise UsageError(rule, received=f"{name}: strides {array.strides} of {array.shape}")
+        lines, steps = array.shape[0] * lines, steps if lines > 1 else array.strides[0]
+    pitch_bytes = max(steps, row_bytes) if lines < 2 else steps
     if pitch_bytes < row_bytes or pitch_bytes % array.itemsize:
         raise UsageError("rows must not overlap", received=f"{name}: strides {array.strides}, {row_bytes} bytes a row")
-    return array.shape[0], row_bytes, pitch_bytes
+    return lines, row_bytes, pitch_bytes

@@ -58,7 +58,7 @@ class LoadedKernel:
         """Whether a launch goes through cuLaunchKernelEx."""
         return self.kernel.launch.cluster > 1 or self.starts_early
 
-    def grid(self, rows: int, batches: int = 1, *, cols: int = 1, inner: int = 1) -> int:
+    def grid(self, rows: int, batches: int = 1, *, cols: int = 1, inner: int = 1, rows_per_batch: int = 0) -> int:
         """Blocks to launch for so many rows, of so many batches; of tiles for these cols and this inner, too.
 
         Of a persistent grid no more clusters than fit the device at a time.
@@ -67,7 +67,8 @@ class LoadedKernel:
         hold 33 clusters of 4, and one that waits for another to end would double the time.
         """
         launch = self.kernel.launch
-        blocks = launch.grid(rows=rows, cols=cols, inner=inner, sm_count=self.sm_count, batches=batches)
+        sizes = {"cols": cols, "inner": inner, "rows_per_batch": rows_per_batch if rows else 0}
+        blocks = launch.grid(rows=rows, sm_count=self.sm_count, batches=batches, **sizes)
         if not launch.loops_clusters:
             return blocks
         return launch.fitting(blocks, clusters=self._resident_clusters, batches=batches)
@@ -244,7 +245,7 @@ class Bound:
         for key, value in (scalars or {}).items():
             self._store(Source.SCALAR, key, value)
         if rows_per_batch is not None:
-            self._rows_per_batch = rows_per_batch
+            self._rows_per_batch = self._lengths["rows_per_batch"] = rows_per_batch
             self._store(Source.ROWS_PER_BATCH, "", rows_per_batch)
             self._store(Source.INVERSE, "rows_per_batch", inverse_of(rows_per_batch))
         lengths = {name: length for name, length in (("cols", cols), ("inner", inner)) if length is not None}
@@ -253,7 +254,7 @@ class Bound:
         self._lengths |= lengths
         if rows is not None:
             self.set_rows(rows)
-        if lengths and self._rows >= 0:
+        if (lengths or rows_per_batch is not None) and self._rows >= 0:
             self._count_blocks()
         if workspace is not None:
             for (source, _, offset), cell in self._cells.items():

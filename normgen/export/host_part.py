@@ -82,6 +82,7 @@ class HostPart:
     divides: bool  # kernels find the batch of a row themselves
     inner: bool  # tensors of the spec have the axis inner
     tiles: bool  # kernels of contractions: a block for each tile of the result
+    tiles_of_batches: bool  # of each batch of rows
 
     @property
     def called(self) -> tuple[str, ...]:
@@ -158,12 +159,16 @@ def host_part(group: Group, tuned: Sequence[Compiled], general: Sequence[Compile
         divides=any(p.source is Source.INVERSE for c in compiled for p in c.main.params),
         inner=bool(problem.inner),
         tiles=any(c.main.launch.tiles for c in compiled),
+        tiles_of_batches=any(Source.BATCHES in dict(c.main.launch.tiles) for c in compiled),
     )
 
 
 def _sums_rows_in_tiles(launch: Launch) -> bool:
-    """Whether tiles of a result without rows are the blocks: of no rows it is all zeros, and must be written."""
-    return bool(launch.tiles) and Source.ROWS not in dict(launch.tiles)
+    """Whether tiles of a result without rows are the blocks: of no rows it is all zeros, and must be written.
+
+    Of no rows there are no batches, and nothing of each of them.
+    """
+    return bool(launch.tiles) and not {Source.ROWS, Source.BATCHES} & {*dict(launch.tiles)}
 
 
 def _declaration(tensor: TensorUse, ctype: str) -> str:
@@ -223,6 +228,7 @@ def _closed(opened: str, words: tuple[str, ...], closed: str) -> tuple[str, ...]
 def launch_values(launch: Launch) -> str:
     """The initialiser of the template's struct Launch, up to its last value that is not the default."""
     tiles, plain = dict(launch.tiles), Launch(threads=0)
+    tiles |= {Source.ROWS: tiles[Source.ROWS_PER_BATCH]} if Source.ROWS_PER_BATCH in tiles else {}
     values = [getattr(launch, name) for name in LAUNCH]
     while values[-1] == getattr(plain, LAUNCH[len(values) - 1]):
         values.pop()
@@ -400,7 +406,13 @@ def _doc(group: Group, workspace: bool) -> list[str]:
     if problem.rows_per_batch and has_heads:
         said.append("heads: row r takes row r % heads of each tensor of heads, and rows is a multiple of it.")
     elif problem.rows_per_batch:
-        said.append("rows_per_batch: row r takes row r / rows_per_batch of each tensor of batches.")
+        matrices = " and ".join(mark(t.name) for t in problem.tensors if t.kind.by_inner and t.kind.by_batch)
+        what = (
+            f"matrix r / rows_per_batch of {matrices}"
+            if matrices
+            else "row r / rows_per_batch of each tensor of batches"
+        )
+        said.append(f"rows_per_batch: row r takes {what}.")
     spread = [t for t in problem.passed_tensors if t.kind.is_spread]
     for group_size in dict.fromkeys(t.group for t in spread):
         named = " and ".join(mark(t.name) for t in spread if t.group == group_size)

@@ -27,6 +27,7 @@ from normgen.problem.question import Direction
 from normgen.problem.scales import ScaleLayout
 from normgen.program.source import kernel_problem, with_null
 from normgen.records.verified import Site, Verified
+from normgen.spec.spec import Sizes
 from normgen.verify import (
     FAMILY_ROWS,
     Buffer,
@@ -157,7 +158,7 @@ class Call:
     def is_far(self) -> bool:
         """Whether some row, or line of groups, starts beyond FAR elements."""
         problem = self.problem
-        starts = ((problem.shape_of(problem.tensor(n))[0] - 1) * pitch for n, pitch in self.pitches.items())
+        starts = ((_lines(problem, n, problem.sizes) - 1) * pitch for n, pitch in self.pitches.items())
         return max(starts, default=0) >= FAR
 
     @property
@@ -399,6 +400,9 @@ def _calls_of_tiles(problem: Problem, module: Module, *, sm_count: int) -> Itera
     launch says: all lengths that there are get their turn.
     """
     tiles = {source.value: tile for source, tile in module.kernels[0].launch.tiles}
+    in_batches = tiles.pop("batches", 0) > 0
+    if "rows_per_batch" in tiles:
+        tiles["rows"] = tiles.pop("rows_per_batch")
     free = ("rows", "cols", "inner") if problem.any_cols else ("rows",)
     ragged = {name: 2 * tiles[name] + tiles[name] // 2 + 1 if name in tiles else max(LENGTHS) + 3 for name in free}
     normal = _normal(problem)
@@ -407,12 +411,14 @@ def _calls_of_tiles(problem: Problem, module: Module, *, sm_count: int) -> Itera
         says: str,
         *,
         sizes: Mapping[str, int] | None = None,
+        rows_per_batch: int = 0,
         **other: Any,
     ) -> Call:
         asked = ragged | dict(sizes or {})
         rows, cols, inner = (asked.get(name, getattr(problem, name)) for name in ("rows", "cols", "inner"))
         pitch = cols + (problem.pitch - problem.cols) % PITCH_STEP
         shaped = replace(problem, cols=cols, inner=inner, pitch=pitch).with_rows(rows)
+        shaped = replace(shaped, rows_per_batch=rows_per_batch) if rows_per_batch else shaped
         return Call(**{"families": normal, **other}, says=says, problem=shaped, sm_count=sm_count)
 
     for name in free:
@@ -428,6 +434,11 @@ def _calls_of_tiles(problem: Problem, module: Module, *, sm_count: int) -> Itera
     for t in (t for t in problem.tensors if t.kind is over and not t.is_written):
         yield at(f"with NaN in {t.name}", not_finite=t.name, spoilt_by=np.nan)
         yield at(f"with an infinity in {t.name}", not_finite=t.name, spoilt_by=np.inf)
+    if in_batches:
+        around = (tiles["rows"] - 1, tiles["rows"], tiles["rows"] + 1) if "rows" in tiles else LENGTHS[:4]
+        for each in (1, *around):
+            rows = 2 * each + -(-each // 2)
+            yield at(f"with {each} rows a batch, the last one short", sizes={"rows": rows}, rows_per_batch=each)
     if len(free) > 1:
         equal = max(ragged.values())
         yield at(f"at {equal} {', '.join(free)}", sizes=dict.fromkeys(free, equal))
@@ -441,12 +452,18 @@ def _calls_of_tiles(problem: Problem, module: Module, *, sm_count: int) -> Itera
     yield at(said)
     yield at(f"{said} and threads in another order", order=1)
     for name, pitch in own.items():
-        lines = problem.tensor(name).shape(problem.sizes._replace(**dict.fromkeys(free, FAR_ROWS)))[0]
+        lines = _lines(problem, name, problem.sizes._replace(**dict.fromkeys(free, FAR_ROWS)))
         if lines > 1:
             far = pitch + -(-FAR // ((lines - 1) * PITCH_STEP)) * PITCH_STEP
             yield at(
                 f"with lines of {name} beyond 2^31 elements", sizes=dict.fromkeys(free, FAR_ROWS), pitches={name: far}
             )
+
+
+def _lines(problem: Problem, name: str, sizes: Sizes) -> int:
+    """Lines of a tensor, a pitch apart: of the matrices of all batches together."""
+    shape = problem.tensor(name).shape(sizes)
+    return math.prod(shape[:-1]) if problem.inner else shape[0]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -118,9 +118,15 @@ class Forms:
     """The calls of one spec, as far as no framework is asked.
 
     reads  the tensors it reads, in the order of a handle's arguments
+
+    Raises UsageError for a spec with a matrix of each batch.
     """
 
     def __init__(self, spec: Spec) -> None:
+        if of_batches := [t.name for t in spec.tensors if t.kind.is_batch_matrix]:
+            rule = f"operators have no matrix of each batch yet, as '{of_batches[0]}' of '{spec.name}' is"
+            hint = f'a handle takes the arrays of torch and of JAX: normgen.kernel("{spec.name}", ...)'
+            raise UsageError(rule, received=f"an operator of '{spec.name}'", hint=hint)
         self.spec = spec
         self.reads: tuple[Tensor, ...] = tuple(by_role(spec.tensors, *READ))
         self._first = next(i for i, t in enumerate(self.reads) if is_of_rows(t.kind))

@@ -92,12 +92,17 @@ def tile_axes(program: RowProgram) -> TileAxes:
     axes = TileAxes(m, n, first.over)
     kinds = value_kinds(program)
     reduced: set[str] = set()  # values that wait for a reduction: each one is over k
+    statistics: set[str] = set()  # of these, what waits for reductions of rows alone: a look ahead at the rows gives it
     for statement in program.statements:
-        waits = bool(used_names(statement) & reduced)
+        waits = used_names(statement) & reduced
         names = (statement.value,) if isinstance(statement, Store) else defined_names(statement)
-        for rule, hint in _misfits(statement, axes, kinds, waits=waits):
+        for rule, hint in _misfits(statement, axes, first.kind, kinds, waits=bool(waits - statistics)):
             raise ProgramError(rule, received=show_statement(statement).strip(), hint=hint, value=names[0])
-        reduced.update(names if waits or isinstance(statement, Reduce) else ())
+        found = names if waits or isinstance(statement, Reduce) else ()
+        reduced.update(found)
+        is_dot = isinstance(statement, Reduce) and statement.is_dot
+        of_rows = not is_dot and kinds.get(names[0], Kind.SCALAR).by_row
+        statistics.update(found if of_rows and waits <= statistics else ())
     return axes
 
 
@@ -118,27 +123,37 @@ _SAVE = (
 )
 
 
-def _misfits(statement: Statement, axes: TileAxes, kinds: dict[str, Kind], *, waits: bool) -> Iterator[tuple[str, str]]:
-    """(Rule, way out) of what a kernel of tiles does not do with a statement."""
+def _misfits(
+    statement: Statement, axes: TileAxes, result: Kind, kinds: dict[str, Kind], *, waits: bool
+) -> Iterator[tuple[str, str]]:
+    """(Rule, way out) of what a kernel of tiles does not do with a statement.
+
+    result  m | n, or that of each batch
+    """
     m, n, k = axes
     match statement:
-        case Load(of=of, group=group, kind=kind) if of or group or kind.by_batch:
-            yield "a kernel of products reads whole tensors, without batches, groups or taken elements", _SPLIT
+        case Load(of=of, group=group, kind=kind) if of or group or (kind.by_batch and not kind.is_batch_matrix):
+            rule = "a kernel of products reads whole tensors, and of batches matrices, without groups or taken elements"
+            yield rule, _SPLIT
+        case Load(kind=kind) if kind.by_batch and k.is_row and not result.by_batch:
+            yield "a sum over the rows of all batches does not read what each batch has of its own", _SPLIT
         case Random():
             yield "a kernel of products draws no random numbers", _SPLIT
         case Reduce(guard=guard) if guard:
             yield "a kernel of products spares no rows a reduction", _SPLIT
-        case Reduce(kind=kind) if statement.is_dot and kind is not m | n:
-            yield f"all contractions of a kernel sum {_of(k)} to values along {_of(m | n)}", _SAVE
+        case Reduce(kind=kind) if statement.is_dot and kind is not result:
+            yield f"all contractions of a kernel sum {_of(k)} to values along {_of(result)}", _SAVE
         case Reduce() if statement.is_dot and waits:
             yield f"a kernel reads {_of(k)} once, and a side of a contraction waits for a reduction", _ONCE
         case Reduce(kind=kind) if not statement.is_dot:
             if waits or dropped_axis(statement, kinds) is not k or not (kind is m or kind is n):
                 rule = f"a kernel of products reduces its sides over {_of(k)}, to values along {_of(m)} or {_of(n)}"
                 yield rule, _SPLIT
-        case Map(kind=kind) if waits and kind not in m | n:
+            elif k.is_row and result.by_batch:
+                yield "beside a sum over the rows of each batch a kernel reduces nothing else", _SAVE
+        case Map(kind=kind) if waits and kind not in result:
             yield f"a kernel reads {_of(k)} once, and a value along it waits for a reduction", _ONCE
-        case Store(kind=kind) if kind not in m | n or kind is Kind.SCALAR:
+        case Store(kind=kind) if kind not in result or kind is Kind.SCALAR:
             yield f"a kernel of products stores values along {_of(m)}, {_of(n)} or both", _SPLIT
 
 

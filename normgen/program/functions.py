@@ -152,11 +152,11 @@ INFINITY = Named("inf")  # sympy's own infinity swallows what is added to it
 
 
 class Index(Named):
-    """The number of the row or of the column, from 0: a whole number that every place of a kernel knows."""
+    """The number of the row, of the column or along inner, from 0: a whole number that each place of a kernel knows."""
 
     @property
     def kind(self) -> Kind:
-        return Kind.ROW if self == ROW else Kind.COL
+        return Kind.ROW if self == ROW else Kind.COL if self == COL else Kind.INNER
 
 
 class Stored(Named):
@@ -171,7 +171,7 @@ class cast(Opaque):
         return DTYPES[self.args[1].name]
 
 
-ROW, COL = Index("row"), Index("col")
+ROW, COL, TERM = Index("row"), Index("col"), Index("term")
 
 
 class remainder(Opaque):

@@ -10,6 +10,7 @@
     reduce w : col = sum_rows(x)     over all rows, for each column; w : batches over the rows of each batch
     reduce s : row = sum(x) unless 0 <= m, then v  rows whose m says so keep the row value v; the others are reduced
     reduce y : elem = dot_inner(x, w)  a contraction: the sum over inner of x : left times w : matrix
+    reduce d : batch_matrix = dot_rows(x, y)  one over the rows of each batch
     reduce q : row = sum_inner(x)    over the inner axis of a side of a contraction
     map    y : elem = (x - mean) * rstd          any sympy expression over earlier values
     store  y                                     float32 -> stored dtype
@@ -402,7 +403,9 @@ def _broken_contraction(statement: Reduce, read: Kind) -> Iterator[str]:
                 "a reduction over inner gives a row of a left value, or a col of a matrix value; a sum over rows "
                 "gives an inner of a left value"
             )
-    elif not _is_product(read) or over not in read or len(over.axes) != 1 or kind is not read & ~over:
+    elif kind.by_batch and not over.is_row:
+        yield "a contraction over the rows of each batch gives a matrix of each"
+    elif not _is_product(read) or over not in read or len(over.axes) != 1 or kind.of_batch is not read & ~over:
         yield "a contraction drops one of the axes rows, inner and cols, which its sides have together"
 
 

@@ -20,7 +20,7 @@ import sympy as sp
 from normgen.dtypes import F32
 from normgen.errors import SpecError, UsageError, did_you_mean
 from normgen.program.cleanup import without_dead_code
-from normgen.program.functions import COL, INFINITY, MEANINGS, ROW, Opaque, Stored, cast, remainder
+from normgen.program.functions import COL, INFINITY, MEANINGS, ROW, TERM, Opaque, Stored, cast, remainder
 from normgen.program.ir import (
     COLS,
     INNER,
@@ -118,6 +118,7 @@ class _Lowering:
         self.over, self.length = (Kind.INNER, INNER) if self.spec.has_inner else (Kind.COL, COLS)
         self.draws = draws(self.spec)
         self.values |= {COLS.name: COLS, INNER.name: INNER, INFINITY_NAME: INFINITY, ROW.name: ROW, COL.name: COL}
+        self.values |= {TERM.name: TERM}
         for name, _ in self.spec.scalars:
             self.kinds[name], self.values[name] = Kind.SCALAR, symbol(name)
         for tensor in self.spec.tensors:

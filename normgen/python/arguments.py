@@ -71,7 +71,7 @@ class Expectation:
     """What the kernel needs of one tensor.
 
     width        elements of a row: columns, or groups of them, or inner; 1 where a row has one value
-    lines        how many of these a matrix has whatever the rows are; 0 of another tensor
+    lines        how many of these a matrix, or that of each batch, has whatever the rows are; 0 of another tensor
     alignment    bytes every row start is a multiple of
     fixed_pitch  the only pitch the text knows, if the kernel takes none as an argument
     """
@@ -90,7 +90,8 @@ class Expectation:
             lines, width = self.tensor.layout.shape(placed.rows or 0, self.width)
             return Reach(rows=lines if placed.rows else 0, pitch=placed.pitch * size, width=width * size)
         if kind.is_matrix:
-            rows = self.lines or (placed.batches if kind.by_batch else placed.rows)
+            rows = placed.batches if kind.by_batch else self.lines or placed.rows
+            rows = (rows or 0) * (self.lines if kind.by_batch and self.lines else 1)
             return Reach(rows=rows or 0, pitch=placed.pitch * size, width=self.width * size)
         width = self.width * size
         width *= (placed.rows or 0) if kind.by_row else (placed.batches or 0) if kind.by_batch else 1
@@ -103,8 +104,11 @@ class Expectation:
             self._check_contiguous(view)
             return Placed(rows=None, pitch=1, batches=math.prod(view.shape))
         if self.tensor.kind.by_batch:
+            if self.lines and view.shape[-2:] != (self.lines, self.width):
+                expected = f"[.., {', '.join(self.tensor.axes[1:])}] = (.., {self.lines}, {self.width})"
+                raise self._wrong("shape", expected, str(view.shape))
             found = self._place_elem(view)
-            return replace(found, rows=None, batches=found.rows)
+            return replace(found, rows=None, batches=(found.rows or 0) // (self.lines or 1))
         if self.tensor.layout is not ScaleLayout.ROW_MAJOR:
             return self._place_columns(view)
         if self.lines:
@@ -269,7 +273,7 @@ def expectations(problem: Problem, schedule: Schedule, module: Module) -> dict[s
             pitch=problem.pitch_of(tensor),
             alignment=tensor_alignment(problem, schedule, tensor),
             fixed_pitch=None if tensor.name in with_pitch else problem.pitch_of(tensor),
-            lines=problem.shape_of(tensor)[0] if tensor.kind.by_inner and tensor.kind.by_col else 0,
+            lines=problem.shape_of(tensor)[-2] if tensor.kind.by_inner and tensor.kind.by_col else 0,
         )
         for tensor in problem.passed_tensors
     }

@@ -173,7 +173,7 @@ def _bytes(size: int) -> np.ndarray[Any, Any]:
 
 def _over(pointer: int, shape: tuple[int, ...], pitch: int, dtype: Any) -> np.ndarray[Any, Any]:
     """An array over memory that somebody else keeps; rows `pitch` elements apart."""
-    steps = (pitch, 1)[-len(shape) :]
+    steps = (shape[-2] * pitch if len(shape) > 2 else 0, pitch, 1)[-len(shape) :]
     extent = 1 + sum((size - 1) * step for size, step in zip(shape, steps, strict=True))
     memory = (ctypes.c_char * (extent * dtype.itemsize)).from_address(pointer)
     return np.ndarray(shape, dtype, memory, strides=tuple(step * dtype.itemsize for step in steps))

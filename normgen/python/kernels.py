@@ -275,14 +275,15 @@ class Kernel:
             )
         shape = next((views[t.name].shape for t in self._reads if t.is_row_input), ())
         shared = ((t.kind, views[t.name].shape) for t in self._reads if t.kind.by_batch)
-        batches = next((math.prod(sizes[:-1] if kind.within_row else sizes) for kind, sizes in shared), 1)
+        batches = next((math.prod(sizes[: -kind.width_axes or None]) for kind, sizes in shared), 1)
 
         def made(tensor: TensorUse) -> Any:
             if tensor.layout is not ScaleLayout.ROW_MAJOR:
                 sizes, strides = new_columns(tensor, self.problem.cols // tensor.group, shape[:-1])
                 return self._executor.new_like(first, sizes, array_dtype(tensor), strides)
             if tensor.kind.by_batch:
-                return self._executor.new_like(first, (batches, self.problem.cols), tensor.dtype)
+                own = tensor.shape(self.problem.sizes)[1:]
+                return self._executor.new_like(first, (batches, *own), tensor.dtype)
             own = tensor.shape(self.problem.sizes)[1 if tensor.kind.by_row else 0 :]
             return self._executor.new_like(first, (*shape[:-1], *own) if tensor.kind.by_row else own, tensor.dtype)
 

@@ -55,7 +55,9 @@ def _operations() -> str:
         spec = load(file)
         problem = problem_for(spec, shape=(ROWS, COLS), inner=COLS if spec.has_inner else None)
         values = [as_text(n, v) for n, found in scalar_values(problem).items() for v in found]
-        others = [f for f in families_of(problem) if of_tensor(f)] + [f for g in families_apart(problem) for f in g]
+        others = [f for f in families_of(problem) if f not in ALL and (not problem.inner or of_tensor(f))] + [
+            f for g in families_apart(problem) for f in g
+        ]
         if values or others:
             rows.append((f"`{name}`", ", ".join(values), ", ".join(others)))
     return markdown_table(("operation", "scalars", "rows of other inputs"), rows)

@@ -21,7 +21,7 @@ from normgen.spec.formula import (
     parse_formula,
     totalled,
 )
-from normgen.spec.functions import CONDITIONS, CONSTANTS, INNER, PICKS, POSITIONS, RANDOM
+from normgen.spec.functions import CONDITIONS, CONSTANTS, INNER, PICKS, POSITIONS, RANDOM, TERM
 from normgen.spec.kinds import checked_kinds, is_draw
 from normgen.spec.spec import Formula, Kind, Role, Spec
 
@@ -90,7 +90,7 @@ def _check_name_clashes(spec: Spec, scalar_lines: Mapping[str, int]) -> None:
 
 def _check_names(spec: Spec, trees: Mapping[str, Expression]) -> None:
     known = {t.name for t in spec.tensors} | {n for n, _ in spec.scalars} | {f.name for f in spec.formulas}
-    known |= CONSTANTS.keys() - (set() if spec.has_inner else {INNER})
+    known |= CONSTANTS.keys() - (set() if spec.has_inner else {INNER, TERM})
     for key, formula in _all_formulas(spec):
         for used in names_in(trees[key]):
             if used.name not in known:

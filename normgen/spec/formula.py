@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from normgen.errors import SpecError, did_you_mean
-from normgen.spec.functions import CAST, COLS, DOT, FUNCTIONS, INFINITY, REDUCTIONS, TOTAL
+from normgen.spec.functions import CAST, COLS, DOT, FUNCTIONS, INFINITY, INNER, REDUCTIONS, TOTAL
 from normgen.spec.instead import AXES, instead_of_form, instead_of_function
 
 LONGEST_TEXT = 2000
@@ -299,8 +299,9 @@ class _Parser:
             hint = "the remainder of other numbers is x - n * floor(x / n)"
             raise self.error("'%' takes the remainder of row or col", at, hint=hint)
         is_whole = isinstance(right, Number) and right.value.denominator == 1 and 0 < right.value < 2**31
-        if not is_whole and right != Name(COLS, getattr(right, "column", 0)):
-            raise self.error("'%' divides by cols or by a whole number", at)
+        lengths = [Name(length, getattr(right, "column", 0)) for length in (COLS, INNER)]
+        if not is_whole and right not in lengths:
+            raise self.error("'%' divides by cols, by inner or by a whole number", at)
         return Binary("%", left, right, at)
 
     def power(self, node: ast.BinOp, depth: int, at: int) -> Expression:

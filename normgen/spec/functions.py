@@ -112,11 +112,12 @@ PRODUCTS = _table(
     Function(DOT, ("a", "b"), "the sum of a * b over the one axis, inner or cols, that both have"),
 )
 
-COLS, INNER, INFINITY = "cols", "inner", "inf"
+COLS, INNER, TERM, INFINITY = "cols", "inner", "term", "inf"
 CONSTANTS = {
     COLS: "the length of a row",
     INNER: "the length of the axis that `a @ b` sums, of a spec with a tensor that has it",
     INFINITY: "infinity",
     "row": "the number of the row, from 0; `row % n` is exact for any number of rows",
     "col": "the number of the column, from 0",
+    TERM: "the number along inner of a term that `a @ b` sums, from 0; `row % inner` numbers rows as often",
 }

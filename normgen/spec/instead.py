@@ -13,7 +13,7 @@ _MATRICES = (
     'write x @ w, of x = { role = "input", axes = ["rows", "inner"] } '
     'and w = { role = "parameter", axes = ["inner", "cols"] }'
 )
-_NO_BATCHED = "not supported: products of matrices in batches; a @ b is one of two matrices"
+_BATCHED = 'write a @ b, where b has the role batch_parameter and axes = ["batches", "inner", "cols"]'
 _NO_SCANS = "not supported: scans along a row; an element is made of its own column and of values of the whole row"
 _NO_NEIGHBOURS = (
     "not supported: other columns of a row, but for take(x, index), one of each row; "
@@ -72,7 +72,7 @@ _FUNCTIONS = {
     **dict.fromkeys(("cumsum", "cumprod", "cummax", "scan", "associative_scan"), _NO_SCANS),
     **dict.fromkeys(("roll", "shift", "rotate_half", "rope", "conv", "conv1d"), _NO_NEIGHBOURS),
     **dict.fromkeys(("matmul", "mm", "gemm", "linear"), _MATRICES),
-    **dict.fromkeys(("bmm", "einsum", "baddbmm"), _NO_BATCHED),
+    **dict.fromkeys(("bmm", "einsum", "baddbmm"), _BATCHED),
     "dot": f"write sum(x * y) for two rows; of matrices {_MATRICES}",
     **dict.fromkeys(("sum_rows", "column_sum", "colsum"), _NO_SUMS_OF_COLUMNS),
     **dict.fromkeys(("double", "float64"), "not supported: arithmetic is float32 by design"),

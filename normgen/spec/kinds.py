@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from normgen.errors import SpecError
 from normgen.spec.formula import Binary, Call, Expression, Name, children, group_of, is_dot, nodes, pointed, totalled
-from normgen.spec.functions import COLS, CONSTANTS, INNER, POSITIONS, RANDOM, ROW_REDUCTIONS, TAKE
+from normgen.spec.functions import COLS, CONSTANTS, INNER, POSITIONS, RANDOM, ROW_REDUCTIONS, TAKE, TERM
 from normgen.spec.spec import Formula, Kind, Role, Spec, join
 from normgen.spec.writing import written
 
@@ -33,7 +33,7 @@ def checked_kinds(
     check_tensors(spec)
     kinds = {t.name: t.kind.in_rows for t in spec.tensors if not t.role.is_written}
     kinds |= dict.fromkeys((*(n for n, _ in spec.scalars), *CONSTANTS), Kind.SCALAR)
-    found = _Kinds(spec, kinds | {"row": Kind.ROW, "col": Kind.COL}, has_products)
+    found = _Kinds(spec, kinds | {"row": Kind.ROW, "col": Kind.COL, TERM: Kind.INNER}, has_products)
     tensors = {t.name: t for t in spec.tensors}
     for key in order:
         name = formulas[key].name
@@ -74,9 +74,10 @@ def _check_no_inner(spec: Spec) -> None:
 
 
 def _check_tensors(spec: Spec) -> None:
-    """A kernel of products has no batches, heads, groups, totals or random numbers yet."""
+    """A kernel of products has no heads, groups, totals or random numbers yet, and of batches matrices alone."""
     for tensor in spec.tensors:
-        if tensor.kind.by_batch or tensor.kind.by_group or tensor.role in (Role.SEED, Role.SCALAR_OUTPUT):
+        of_batch = tensor.kind.by_batch and not tensor.kind.is_batch_matrix
+        if of_batch or tensor.kind.by_group or tensor.role in (Role.SEED, Role.SCALAR_OUTPUT):
             rule = f"a spec with a product of matrices has no {tensor.role} yet"
             hint = "what stands before or behind the product is a spec of its own"
             raise SpecError(rule, file=spec.file, line=tensor.line, received=tensor.name, hint=hint)

@@ -37,7 +37,8 @@ class Kind(Flag):
     [batches, cols] and heads [heads, cols] have a value for each of these and each column; `by_batch` asks for either.
     Columns may be shared out, too: group [cols / G], batch_groups and head_groups have a value for each group of G.
     Products that a contraction sums have a third axis: left [rows, inner] and matrix [inner, cols] are its sides,
-    inner [inner] what either is scaled by; product [rows, inner, cols] is what they multiply to, and no value is one.
+    batch_matrix [batches, inner, cols] a matrix of each batch, inner [inner] what either is scaled by; product
+    [rows, inner, cols] is what they multiply to, and no value is one.
     Joining values unites their axes (what varies by column varies by group as well, what varies by row by batch), a
     reduction drops one. Code asks for an axis, not for a kind's name, so that one more axis is one more member here.
     """
@@ -57,6 +58,7 @@ class Kind(Flag):
     HEAD_GROUPS = HEAD | GROUP
     LEFT = ROW | INNER
     MATRIX = INNER | COL
+    BATCH_MATRIX = BATCH | INNER | COL
     PRODUCT = ROW | INNER | COL
 
     @property
@@ -78,8 +80,13 @@ class Kind(Flag):
 
     @property
     def single_axes(self) -> tuple[Kind, ...]:
-        """Its axes in their order, each as a kind, of values along rows, inner and cols."""
-        return tuple(_AXES[axis] for axis in self.axes)
+        """Its axes in their order, each as a kind, of values along rows, inner and cols, be they of each batch."""
+        return tuple(_AXES[axis] for axis in self.of_batch.axes)
+
+    @property
+    def of_batch(self) -> Kind:
+        """Of one batch."""
+        return self & ~Kind.BATCH
 
     @property
     def by_group(self) -> bool:
@@ -117,6 +124,11 @@ class Kind(Flag):
         return self is Kind.COL
 
     @property
+    def is_batch_matrix(self) -> bool:
+        """A side of a contraction that each batch of rows has one of."""
+        return self is Kind.BATCH_MATRIX
+
+    @property
     def is_columns(self) -> bool:
         """A value for each column, the same in every row, or in those of a batch."""
         return self.by_col and not (self.by_row or self.by_inner)
@@ -135,6 +147,11 @@ class Kind(Flag):
     def is_elem(self) -> bool:
         """A value for each row and column."""
         return self is Kind.ELEM
+
+    @property
+    def width_axes(self) -> int:
+        """How many axes a value for one row, or one batch, has: those behind these."""
+        return len(self.axes) - (self.by_row or self.by_batch)
 
     @property
     def is_matrix(self) -> bool:
@@ -222,7 +239,8 @@ ROLES: dict[Role, tuple[Kind, str]] = {
     ),
     Role.BATCH_PARAMETER: (
         Kind.BATCHES,
-        "read: a scale or a shift per column, another one in each batch of rows; `group` as above",
+        "read: a scale or a shift per column, another one in each batch of rows; `group` as above. With "
+        "`axes` a matrix of each batch",
     ),
     Role.HEAD_PARAMETER: (
         Kind.HEADS,
@@ -243,10 +261,11 @@ ROLES: dict[Role, tuple[Kind, str]] = {
     Role.STATISTIC: (Kind.ROW, "written, f32: a mean, a scale; it has no gradient, and may be saved for backward"),
     Role.GROUP_STATISTIC: (Kind.GROUPS, "written: the scales of an output in groups of columns; it has no gradient"),
 }
-_AXES = {"rows": Kind.ROW, "inner": Kind.INNER, "cols": Kind.COL}
+_AXES = {"batches": Kind.BATCH, "rows": Kind.ROW, "inner": Kind.INNER, "cols": Kind.COL}
 ORDERS: dict[Role, tuple[tuple[str, ...], ...]] = {
     Role.INPUT: (("rows", "cols"), ("rows", "inner")),
     Role.PARAMETER: (("cols",), ("inner",), ("inner", "cols"), ("cols", "inner")),
+    Role.BATCH_PARAMETER: (("batches", "cols"), ("batches", "inner", "cols"), ("batches", "cols", "inner")),
 }  # the axes that a tensor may say it has; of another role the role's alone
 GROUPED = (Role.PARAMETER, Role.BATCH_PARAMETER, Role.HEAD_PARAMETER)  # may have a value for each group of columns
 OUTPUTS = (

@@ -15,7 +15,18 @@ from normgen.problem.problem import Problem
 from normgen.problem.tensors import TensorUse
 from normgen.verify.bounded import NOTHING, Bounded, allowed, whole, within_cells
 from normgen.verify.contraction.product import leading
-from normgen.verify.contraction.sides import by_inner, drifting, faint, in_order, line_count, summed
+from normgen.verify.contraction.sides import (
+    batch_of_line,
+    by_inner,
+    drifting,
+    faint,
+    in_batches,
+    in_order,
+    level,
+    line_count,
+    runs_of_rows,
+    summed,
+)
 from normgen.verify.error_model import ColumnSum, Float32Error
 from normgen.verify.interpret import Array, constants, drawn, seeds_of
 from normgen.verify.program_walk import Walk
@@ -214,7 +225,10 @@ def _judged(
 
 def _by_line(array: Any, tensor: TensorUse) -> Any:
     """[lines, width] of what is stored in another order."""
-    return in_order(array, tensor) if tensor.kind.by_inner else tensor.layout.by_row(array)
+    if not tensor.kind.by_inner:
+        return tensor.layout.by_row(array)
+    found = in_order(array, tensor)
+    return found.reshape(-1, found.shape[-1]) if tensor.kind.by_batch else found
 
 
 def _span(rows: NDArray[np.intp]) -> slice | NDArray[np.intp]:
@@ -254,9 +268,11 @@ def pick_slabs(families: tuple[str, ...], count: int, *, slabs: int = 5) -> NDAr
 
 
 def _blocks(picked: NDArray[np.intp], problem: Problem) -> Iterator[NDArray[np.intp]]:
-    """Of products large ones: each goes through all of the right side."""
+    """Of products large ones: each goes through all of the right side, which is that of one batch."""
     step = PRODUCT_LINES if summed(problem) else max(1, BLOCK_ELEMENTS // problem.cols)
-    return (picked[i : i + step] for i in range(0, len(picked), step))
+    batches = [batch_of_line(problem, int(line)) for line in picked] if summed(problem) else []
+    borders = (1 + np.flatnonzero(np.diff(batches))).tolist() if in_batches(problem) else []
+    return (run[i : i + step] for run in np.split(picked, borders) for i in range(0, len(run), step))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -359,7 +375,8 @@ class _Model:
         values |= randoms
         arithmetic = self.arithmetic
         if summed(self.problem):
-            arithmetic = replace(arithmetic, drifts=drifting(self.problem, [self.inputs.families[i] for i in block]))
+            families = [self.inputs.families[i] for i in block]
+            arithmetic = replace(arithmetic, drifts=drifting(self.problem, families), level=level(self.problem))
         return self.open_walk(arithmetic, known), values
 
     def _values(self, name: str, block: NDArray[np.intp]) -> Array:
@@ -368,19 +385,28 @@ class _Model:
         if not summed(self.problem):
             shape = tensor.kind.broadcast_shape(self.problem.sizes._replace(rows=len(block)))
             return of_rows(array, tensor, self.problem, block).astype(np.float64).reshape(shape)
-        line = "inner" if by_inner(self.problem) else "rows"
-        if line in tensor.axes:
-            return leading(np.take(array, block, axis=tensor.axes.index(line)), tensor.axes).astype(np.float64)
-        if name not in self.made:
-            self.made[name] = leading(array, tensor.axes).astype(np.float64)
-        return self.made[name]
+        line, batch = "inner" if by_inner(self.problem) else "rows", batch_of_line(self.problem, int(block[0]))
+        axes, key = tensor.axes, f"{name} {batch}"
+        if tensor.kind.by_batch:
+            axes, array = axes[1:], array[batch]
+        if line in axes:
+            of_lines = block
+            if line == "inner":
+                run = runs_of_rows(self.problem)[batch]
+                array, of_lines = array[run] if "rows" in axes else array, block - batch * self.problem.inner
+            return leading(np.take(array, of_lines, axis=axes.index(line)), axes).astype(np.float64)
+        if "rows" in axes:
+            array = array[runs_of_rows(self.problem)[batch]]
+        if key not in self.made:
+            self.made[key] = leading(array, axes).astype(np.float64)
+        return self.made[key]
 
     def _lines(self, tensor: TensorUse, found: Bounded, lines: int) -> Bounded:
         """[lines, width] of a result along inner."""
         if not tensor.kind.by_inner:
             return found
         line = "inner" if by_inner(self.problem) else "rows"
-        shape = tensor.kind.broadcast_shape(self.problem.sizes._replace(**{line: lines}))
+        shape = tensor.kind.of_batch.broadcast_shape(self.problem.sizes._replace(**{line: lines}))
         is_left = tensor.kind.by_row
 
         def flat(part: Array | float) -> Array:

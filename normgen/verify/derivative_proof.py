@@ -196,6 +196,11 @@ def _slopes(problem: Problem, program: RowProgram, name: str, scalars: Mapping[s
     return iter(found)
 
 
+def _proven_kind(kind: Kind) -> Kind:
+    """A matrix of each batch is proven as that of one: the rows of a product of two batches never meet."""
+    return kind.of_batch if kind.is_batch_matrix else kind
+
+
 def _on_grid(value: Array) -> Array:
     return np.asarray(np.rint(value * GRID) / GRID)
 
@@ -206,7 +211,7 @@ def _draw(problem: Problem, rng: np.random.Generator, *, sign: int) -> dict[str,
     problem = replace(problem, rows_per_batch=ROWS_PER_BATCH)  # also of tensors that only the forward reads
     drawn: dict[str, Array] = {}
     read = [t for t in spec.tensors if not t.role.is_written and t.name not in problem.absent]
-    uses = [TensorUse(name=t.name, kind=t.kind, dtype=F32, is_written=False, group=t.group) for t in read]
+    uses = [TensorUse(name=t.name, kind=_proven_kind(t.kind), dtype=F32, is_written=False, group=t.group) for t in read]
     uses += [t for t in problem.tensors if t.name in {f"d{o.name}" for o in spec.outputs}]
     inputs = {t.name for t in read if t.kind.by_row}
     pen = Pen(problem=replace(problem, inner=0), of_row=("normal",) * problem.rows, rng=rng)
@@ -566,14 +571,16 @@ class _Forward:
         values = {n: _taken(value, rows, total) for n, value in numbers.items()}
         for load in program.loads:
             found, value = bounded.value(load.name), exact.value(load.name)
-            varies = load.kind.by_row or load.kind.by_batch
+            varies = load.kind.by_row or _proven_kind(load.kind).by_batch
             known[load.name] = _rows_of(found, rows, total) if varies else found
             values[load.name] = _taken(value, rows, total) if varies else value
         result = self.problem.results[f"d{name}"]
         has_columns = along.shape[-1] > 1  # d of a row value has none
         loose = ProgramWalk(_Linear(cols=self.problem.cols), program, known)
         tight = ProgramWalk(Float64(cols=self.problem.cols), program, values)
-        of_batches = self.problem.tensor(result).kind.by_batch  # each row has a direction of its own, and what it adds
+        of_batches = _proven_kind(
+            self.problem.tensor(result).kind
+        ).by_batch  # each row has a direction of its own, and what it adds
         axes = {"of_batches": of_batches, "has_inner": along.ndim == WITH_INNER, "has_columns": has_columns}
         error = _along(loose, result, Bounded(along), **axes).error
         return Bounded(_along(tight, result, along, **axes), error)

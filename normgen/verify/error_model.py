@@ -154,6 +154,7 @@ class Float32Error:
 
     chain   longest run of additions, by default of all terms
     drifts  elements of products whose two sides lie on a grid (`contraction.sides.drifts`)
+    level   columns of a product whose right side is not drawn at random (`contraction.sides.level`)
     is_plain  rows are drawn at random and their statistics are sums, of terms or of differences from their mean: no
               Welford step and no pivot. So are those of a guarded variance
     """
@@ -162,6 +163,7 @@ class Float32Error:
     chain: int | None = None
     is_plain: bool = False
     drifts: NDArray[np.bool_] | None = None
+    level: NDArray[np.bool_] | None = None
 
     @property
     def depth(self) -> float:
@@ -389,7 +391,8 @@ class Float32Error:
         """A term is rounded once itself, or in one step with the first addition behind it."""
         over = over or summed_axis(a.value, b.value)
         depth = self._depth(max(a.value.shape[AXIS[over]], 1)) + 1
-        return contracted(a, b, over, depth=depth, chance=LAMBDA * math.sqrt(depth), drifts=self.drifts)
+        chance = LAMBDA * math.sqrt(depth)
+        return contracted(a, b, over, depth=depth, chance=chance, drifts=self.drifts, level=self.level)
 
     def _over_groups(self, name: str, arg: Bounded, group: int) -> Bounded:
         """A row of each group; a thread may add up all of it."""

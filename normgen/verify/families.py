@@ -31,7 +31,7 @@ from normgen.spec.formula import Call, Expression, children, parse_formula
 from normgen.spec.spec import Kind, Spec
 from normgen.verify.bounded import NOTHING
 from normgen.verify.check import Part, column_parts, prepare
-from normgen.verify.contraction.sides import HARMLESS, WHOLE, by_inner, factors, reads_saved, summed
+from normgen.verify.contraction.sides import HARMLESS, OF_MAXIMUM, WHOLE, by_inner, factors, reads_saved, summed
 from normgen.verify.derivative_proof import proven_program
 from normgen.verify.error_model import stored
 from normgen.verify.interpret import Array
@@ -122,7 +122,8 @@ def default_families(problem: Problem) -> tuple[str, ...]:
     """Those that fit its formulas; of a problem with column outputs, what one sum over rows can hold."""
     fitting = fitting_families(problem)
     if summed(problem) is not None:
-        return HARMLESS if by_inner(problem) and reads_saved(problem) else (*fitting, WHOLE)
+        of_maximum = tuple(OF_MAXIMUM) if _has_maximum(problem.spec) else ()
+        return HARMLESS if by_inner(problem) and reads_saved(problem) else (*fitting, WHOLE, *of_maximum)
     if not problem.sums_rows:
         return fitting
     finite = tuple(name for name in fitting if name not in NON_FINITE)

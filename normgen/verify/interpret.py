@@ -435,7 +435,8 @@ def constants(rows: NDArray[Any], cols: int, inner: int = 0) -> dict[str, Array]
     """What every formula knows in rows of these numbers; `inner` where there is that axis."""
     row, col = rows.astype(np.float64)[:, None], np.arange(cols, dtype=np.float64)[None, :]
     lengths = {"cols": np.asarray(float(cols))} | ({"inner": np.asarray(float(inner))} if inner else {})
-    return {**lengths, "inf": np.asarray(np.inf), "row": row, "col": col}
+    terms = {"term": np.arange(inner, dtype=np.float64)[:, None, None]} if inner else {}
+    return {**lengths, **terms, "inf": np.asarray(np.inf), "row": row, "col": col}
 
 
 def drawn(spec: Spec, seeds: Mapping[str, int], rows: NDArray[Any], cols: int) -> dict[str, Array]:

@@ -46,6 +46,7 @@ from normgen.problem.question import Direction
 from normgen.problem.tensors import TensorUse
 from normgen.spec.spec import Role
 from normgen.verify.contraction.sides import (
+    OF_MAXIMUM,
     WHOLE,
     draw_whole,
     drawn_side,
@@ -235,7 +236,7 @@ DRAWS: dict[str, Draw] = {
     "masked": _masked,
 }
 ALL: tuple[str, ...] = tuple(DRAWS)
-DRAWS[WHOLE] = draw_whole  # of a left side of products alone
+DRAWS |= {WHOLE: draw_whole} | OF_MAXIMUM  # of a left side of products alone
 NON_FINITE = ("inf", "nan")
 _POWER = "up_to_2^"
 FAMILY_ROWS = 2 * len(ALL)  # two of every family
@@ -257,9 +258,9 @@ class Buffer:
         """
         if self.is_sparse:
             return True
-        rows, cols = self.array.shape if self.array.ndim == 2 else (1, self.array.shape[0])
+        rows, cols = math.prod(self.array.shape[:-1]), self.array.shape[-1]
         width = cols * self.array.itemsize
-        step = self.array.strides[0] if self.array.ndim == 2 else width
+        step = self.array.strides[-2] if self.array.ndim > 1 else width
         end = self.offset + rows * step
         gaps = self.storage[self.offset : end].reshape(rows, step)[:, width:]
         return all(bool(np.all(part == POISON)) for part in (self.storage[: self.offset], gaps, self.storage[end:]))
@@ -318,6 +319,7 @@ def allocate(tensor: TensorUse, problem: Problem, pitch: int | None = None, *, i
     item = tensor.dtype.bytes
     shape = problem.shape_of(tensor) or (1,)
     strides = ((pitch or problem.pitch_of(tensor)) * item, item) if len(shape) > 1 else (item,)
+    strides = (shape[-2] * strides[0], *strides) if len(shape) > 2 else strides
     extent = shape[0] * strides[0]
     align = max(problem.align, item)
     size = GUARD_BYTES + 2 * align + extent + GUARD_BYTES

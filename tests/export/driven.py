@@ -76,7 +76,8 @@ def scalar(name: str) -> int:
 def expected(group: Group, call: Call, problem: Problem, parts: Parts) -> list[str]:
     """What the runtime must be asked: the workspace zeroed, then the kernels, as the emitter's own words say."""
     first, batches = parts.kernels[0].launch, batches_of(call.rows, problem)
-    blocks = first.grid(rows=call.rows, cols=call.cols, inner=call.inner, sm_count=SM_COUNT, batches=batches)
+    sizes = {"cols": call.cols, "inner": call.inner, "rows_per_batch": ROWS_PER_BATCH}
+    blocks = first.grid(rows=call.rows, sm_count=SM_COUNT, batches=batches, **sizes)
     if first.loops_clusters:
         blocks = first.fitting(blocks, clusters=CLUSTERS, batches=batches)
     lines_of_sums = max(1, batches) if problem.sums_batches else 1

@@ -14,6 +14,7 @@ from normgen.records.questions import problem_of
 from normgen.records.record import Record, parse_line
 from normgen.schedule.default import fallback_schedules
 from normgen.spec.reader import load
+from normgen.spec.spec import Spec
 from tests.verify.contraction import linear
 
 from .cases import record
@@ -23,17 +24,22 @@ from .test_headers import needs_nvcc
 SIZES = ((64, 768, 512), (4096, 768, 512), (64, 768, 1024), (64, 100, 36))
 
 
+def spec_of(name: str) -> Spec:
+    return load(name) if name == "bmm" else linear.spec_of(name)
+
+
 def records(name: str, gradient: str = "") -> list[Record]:
     backward: dict[str, Any] = {"direction": "backward", "gradients": (gradient,)} if gradient else {}
-    spec = linear.spec_of(name)
+    spec = spec_of(name)
     return [record(spec, shape=f"{rows}x{cols}", inner=inner, **backward) for rows, cols, inner in SIZES]
 
 
 FUNCTIONS = [("torch_linear", ""), ("normed", ""), ("linear", "x"), ("linear", "w")]
+FUNCTIONS += [("bmm", ""), ("bmm", "x"), ("bmm", "w")]
 
 
 def header_text(name: str, gradient: str, *made: Record) -> str:
-    (header,) = headers_of(made or records(name, gradient), spec=linear.spec_of(name))
+    (header,) = headers_of(made or records(name, gradient), spec=spec_of(name))
     return header.text
 
 
@@ -68,7 +74,7 @@ def test_the_kernel_of_a_product_is_the_tuned_text(entry: Record) -> None:
 def test_a_call_launches_the_kernel_of_its_cols_and_inner_on_a_block_for_each_tile(
     name: str, gradient: str, tmp_path: Path
 ) -> None:
-    spec, made = linear.spec_of(name), records(name, gradient)
+    spec, made = spec_of(name), records(name, gradient)
     (group,), (header,) = groups_of(made, lambda _: spec), headers_of(made, spec=spec)
     program = Program(tmp_path, [header], header.file_name, f"normgen::sm90::{group.name}")
     tuned = [(e.problem, emit_parts(e.problem, e.record.schedule)) for e in group.entries]
@@ -83,13 +89,21 @@ def test_a_call_launches_the_kernel_of_its_cols_and_inner_on_a_block_for_each_ti
     scalars = [s for s in ("eps",) if any(p.key == s for p in general[1].kernels[0].params)]
     answers = program.asks([call.words(group, scalars, workspace=False) for call, _ in calls], known)
     for (call, (problem, parts)), answer in zip(calls, answers, strict=True):
-        nothing = call.rows == 0 and gradient != "w"
+        nothing = call.rows == 0 and (name, gradient) != ("linear", "w")  # of no rows there are no batches
         launched = [] if nothing else expected(group, call, problem, parts)
         assert answer[-1] == "= 0"
         if call.rows or nothing:
             assert answer[:-1] == launched, call
         else:
             assert len(answer) == 2  # zeros are written, by the kernel of the nearest rows
+
+
+def test_a_header_of_batches_says_how_many_rows_they_have() -> None:
+    text = header_text("bmm", "")
+    assert "int rows, int cols, int inner, int rows_per_batch," in text
+    assert "w [batches, inner, cols]" in text
+    assert "rows_per_batch: row r takes row r / rows_per_batch of each tensor of batches." not in text
+    assert "rows_per_batch: row r takes matrix r / rows_per_batch of w." in text
 
 
 def test_only_headers_of_products_have_inner() -> None:

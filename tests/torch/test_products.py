@@ -57,6 +57,13 @@ def by_torch(
     return torch.nn.functional.silu(first + bias) if name == "saved" else first + bias + residual
 
 
+def test_an_operator_of_batches_of_matrices_is_refused_and_a_handle_named() -> None:
+    for op in ("bmm", "softmax_v"):
+        with pytest.raises(UsageError, match=f"no matrix of each batch yet, as '[wv]' of '{op}' is") as caught:
+            ng.operator(op)
+        assert f'normgen.kernel("{op}", ...)' in (caught.value.hint or "")
+
+
 @pytest.mark.parametrize("rows", [(5,), (3, 7), (1,), (0,)], ids=str)
 @pytest.mark.parametrize("name", linear.FORMULAS)
 def test_an_operator_of_a_product_takes_any_leading_sizes(name: str, rows: tuple[int, ...], device: str) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from normgen.codegen.access import Tensors
 from normgen.codegen.module import Source
 from normgen.codegen.reductions import CONSTANTS
-from normgen.program.functions import COL, ROW
+from normgen.program.functions import COL, ROW, TERM
 from normgen.program.ir import COLS, INNER
 from normgen.schedule.tiles.plan import TilePlan
 
@@ -29,11 +29,19 @@ class TileAccess(Tensors):
     def size(self, axis: str) -> str:
         return FIXED[axis] if self.plan.is_fixed(axis) else axis
 
+    def begin(self, axis: str) -> str:
+        """Where a block's part of an axis starts: rows begin with those of its batch."""
+        return "rows_begin" if axis == "rows" and self.plan.in_batches else "0"
+
+    def end(self, axis: str) -> str:
+        """Where it ends."""
+        return "rows_end" if axis == "rows" and self.plan.in_batches else self.size(axis)
+
     def inside(self, at: Mapping[str, str]) -> str:
         """Whether a place lies within the axes; of an axis of whole tiles the compiler knows it."""
         tests = []
         for axis, index in at.items():
-            test = f"{index} < {self.size(axis)}"
+            test = f"{index} < {self.end(axis)}"
             tests.append(f"kWhole{self.letter(axis)} || {test}" if self.plan.is_fixed(axis) else test)
         return both(*tests)
 
@@ -42,8 +50,11 @@ class TileAccess(Tensors):
         use = self.problem.tensor(tensor)
         if len(use.axes) < 2:
             return f"{use.memory} + {at[use.axes[0]]}" if use.axes else use.memory
-        line, element = (at[axis] for axis in use.axes)
-        return f"{use.memory} + static_cast<long long>({line}) * {use.memory}_pitch + {element}"
+        line, element = (at[axis] for axis in use.axes[-2:])
+        line = f"static_cast<long long>({line})"
+        if use.kind.by_batch:
+            line = f"(static_cast<long long>(batch) * {self.size(use.axes[1])} + {line})"
+        return f"{use.memory} + {line} * {use.memory}_pitch + {element}"
 
     def read(self, tensor: str, at: Mapping[str, str], width: str, *, hint: str = "") -> str:
         """A vector from that place on."""
@@ -56,7 +67,8 @@ class TileAccess(Tensors):
     def numbers(self, at: Mapping[str, str]) -> dict[str, str]:
         """The names of what every expression may read beside values: sizes, and the indices of a place."""
         sizes = {COLS.name: self.size("cols"), INNER.name: self.size("inner")}
-        indices = {name: at[axis] for name, axis in ((ROW.name, "rows"), (COL.name, "cols")) if axis in at}
+        numbered = ((ROW.name, "rows"), (COL.name, "cols"), (TERM.name, "inner"))
+        indices = {name: at[axis] for name, axis in numbered if axis in at}
         return CONSTANTS | {name: name for name in self.plan.program.scalars} | self.scalars | sizes | indices
 
     @property

@@ -25,6 +25,7 @@ from normgen.codegen.statements import (
 )
 from normgen.codegen.tiles.access import SOURCES, TileAccess
 from normgen.codegen.tiles.epilogue import Epilogue
+from normgen.codegen.tiles.looks import LooksAhead, MovingMaximum
 from normgen.codegen.tiles.side import UNROLL, SideText
 from normgen.schedule.tiles.plan import PAD, PIECE, TilePlan
 
@@ -41,6 +42,8 @@ class TileKernel:
         self.access = TileAccess(plan)
         cut = plan.cut
         self.sides = (SideText(self.access, cut.left, "left"), SideText(self.access, cut.right, "right"))
+        self.looks, self.moving = LooksAhead(self.access), MovingMaximum(self.sides[0]) if plan.is_online else None
+        self.sides[0].moves = self.moving.move if self.moving else None
         self.stages = plan.schedule.stages
         self.min_arch, self.workspace = plan.min_arch, Workspace()
 
@@ -56,6 +59,7 @@ class TileKernel:
         """Pointers in the problem's order, pitches, sizes that the text does not know, scalars."""
         sizes = [SOURCES[axis] for axis in ("rows", "cols", "inner") if not self.plan.is_fixed(axis)]
         scalars = (Param(name=s, ctype="float", source=Source.SCALAR, key=s) for s in self.plan.program.scalars)
+        sizes += [Source.ROWS_PER_BATCH] if self.plan.in_batches else []
         return (
             *tensor_params(self.problem),
             *(Param(name=size.value, ctype="int", source=size) for size in sizes),
@@ -68,9 +72,13 @@ class TileKernel:
     @property
     def launch(self) -> Launch:
         cut, s = self.plan.cut, self.plan.schedule
+        tiles: tuple[tuple[Source, int], ...] = ((SOURCES[cut.m], s.tile_m), (SOURCES[cut.n], s.tile_n))
+        if self.plan.in_batches:  # no tile has rows of two
+            lines = Source.ROWS_PER_BATCH if cut.m == "rows" else SOURCES[cut.m]
+            tiles = ((Source.BATCHES, 1), (lines, s.tile_m), (SOURCES[cut.n], s.tile_n))
         return Launch(
             threads=s.threads,
-            tiles=((SOURCES[cut.m], s.tile_m), (SOURCES[cut.n], s.tile_n)),
+            tiles=tiles,
             shared_bytes=self.plan.shared_bytes,
             dependent=s.chained,
         )
@@ -95,6 +103,8 @@ class TileKernel:
         found.append(setting("kVector", s.vector, "elements per access"))
         found.append(constant("kWidth", "kVector < kPieceN ? kVector : kPieceN", "elements per access to the result"))
         found.append(setting("kStages", s.stages, "tiles of each side that wait in shared memory"))
+        if plan.cut.ahead:
+            found.append(setting("kSlots", plan.slots_floats, "floats of tiles, in front of what is known of rows"))
         why = "floats behind each line of a slot: the lines start in different banks"
         found += [constant("kPad", str(PAD), why), *(one for side in self.sides for one in side.constants())]
         for axis in (a for a in (plan.cut.m, plan.cut.n, plan.cut.k) if plan.is_fixed(a)):
@@ -107,9 +117,21 @@ class TileKernel:
         """Which tile a block owns, and which part of it a thread."""
         n = self.access.size(self.plan.cut.n)
         own = "[&](int i) {{ return t{0} * kPiece{1} + i / kPiece{1} * kApart{1} + i % kPiece{1}; }}"
+        start = [Let("const int m0", "blockIdx.x / blocks_n * kTileM")]
+        if self.plan.in_batches:
+            m = self.plan.cut.m
+            lines = "rows_per_batch" if m == "rows" else self.access.size(m)
+            first = "rows_begin + " if m == "rows" else ""
+            start = [
+                Let("const int blocks_m", f"({lines} + kTileM - 1) / kTileM"),
+                Let("const int batch", "blockIdx.x / blocks_n / blocks_m"),
+                Let("const int rows_begin", "batch * rows_per_batch"),
+                Let("const int rows_end", "rows_begin + min(rows - rows_begin, rows_per_batch)", "of the batch"),
+                Let("const int m0", f"{first}blockIdx.x / blocks_n % blocks_m * kTileM"),
+            ]
         return [
             Let("const int blocks_n", f"({n} + kTileN - 1) / kTileN"),
-            Let("const int m0", "blockIdx.x / blocks_n * kTileM"),
+            *start,
             Let("const int n0", "blockIdx.x % blocks_n * kTileN"),
             Let("const int tm", "threadIdx.x / (kTileN / kThreadN)"),
             Let("const int tn", "threadIdx.x % (kTileN / kThreadN)"),
@@ -145,50 +167,73 @@ class TileKernel:
             added.append(Do(f"{total} = fmaf({left.slots[x]}_part[i], {right.slots[y]}_part[j], {total})"))
         return [loop("i", "kThreadM", [loop("j", "kThreadN", added, unroll=UNROLL)], unroll=UNROLL)]
 
+    # ---- what the left side waits for --------------------------------------------------------------------------
+
+    def known_of_rows(self) -> list[Statement]:
+        return self.moving.shared() if self.moving else self.looks.shared()
+
+    def ahead(self) -> list[Statement]:
+        return self.moving.start() if self.moving else self.looks.statements()
+
     # ---- the loop over k ---------------------------------------------------------------------------------------
 
     def reload(self) -> list[Statement]:
         """No thread knows what another one reads."""
         body = [*(s for side in self.sides for s in side.reload()), *self.multiply()]
-        return [loop("k", self.access.size(self.plan.cut.k), body, unroll="#pragma unroll kTileK")]
+        k = self.plan.cut.k
+        head = f"for (int k = {self.access.begin(k)}; k < {self.access.end(k)}; ++k)"
+        return [For(head, tuple(body), "#pragma unroll kTileK")]
 
     def functions(self) -> list[Statement]:
         """The phases of a tile of k."""
         stage = "int stage" if self.stages > 1 else ""
         parts = [statement for side in self.sides for statement in side.read_parts()]
-        multiply = function("multiply", stage, [loop("k", "kTileK", [*parts, *self.multiply()], unroll=UNROLL)])
+        rescale = self.moving.rescale() if self.moving else []
+        over_tile = loop("k", "kTileK", [*parts, *self.multiply()], unroll=UNROLL)
+        multiply = function("multiply", stage, [*rescale, over_tile])
         if self.plan.copies:
             copy = function("copy", f"{stage}, int k0" if stage else "int k0", [side.copy() for side in self.sides])
             return [copy, Gap(), multiply, Gap()]
         held = [statement for side in self.sides for statement in side.declarations()]
         fetch = function("fetch", "int k0", [side.fetch() for side in self.sides])
-        deposit = function("deposit", stage, [side.deposit() for side in self.sides])
+        place = ", ".join(filter(None, (stage, "int k0" if self.numbers_k else "")))
+        deposit = function("deposit", place, [side.deposit() for side in self.sides])
         return [*held, Gap(), fetch, Gap(), deposit, Gap(), multiply, Gap()]
 
+    @property
+    def numbers_k(self) -> bool:
+        """Whether a side's elements know their number along k."""
+        return any(self.plan.cut.k in side.numbered for side in (*self.plan.cut.sides, *self.plan.cut.ahead))
+
+    def deposit(self, stage: str, k0: str) -> str:
+        stage = stage if self.stages > 1 else ""
+        return f"deposit({', '.join(filter(None, (stage, k0 if self.numbers_k else '')))})"
+
     def over_k(self, body: Sequence[Statement]) -> Statement:
-        return For(f"for (int k0 = 0; k0 < {self.access.size(self.plan.cut.k)}; k0 += kTileK)", tuple(body))
+        k = self.plan.cut.k
+        return For(f"for (int k0 = {self.access.begin(k)}; k0 < {self.access.end(k)}; k0 += kTileK)", tuple(body))
 
     def through_registers(self) -> list[Statement]:
         """The next tile is on its way in registers while this one is multiplied."""
-        end = self.access.size(self.plan.cut.k)
+        begin, end = (bound(self.plan.cut.k) for bound in (self.access.begin, self.access.end))
         more = f"{end} - k0 > kTileK"
         ahead = If(more, (Do("fetch(k0 + kTileK)"),), alone=True)
         if self.stages == 1:
             free = Do(SYNC, "nobody reads the slots any more")
-            body: list[Statement] = [free, Do("deposit()"), Do(SYNC), ahead, Do("multiply()")]
-            return [Do("fetch(0)"), self.over_k(body)]
+            body: list[Statement] = [free, Do(self.deposit("", "k0")), Do(SYNC), ahead, Do("multiply()")]
+            return [Do(f"fetch({begin})"), self.over_k(body)]
         body = [
             Do(SYNC, "the slots of this stage are filled, and nobody reads those of the next one"),
             ahead,
             Do("multiply(stage)"),
             NEXT_STAGE,
-            If(more, (Do("deposit(stage)"),), alone=True),
+            If(more, (Do(self.deposit("stage", "k0 + kTileK")),), alone=True),
         ]
-        return [Do("fetch(0)"), Do("deposit(0)"), Do("int stage = 0"), self.over_k(body)]
+        return [Do(f"fetch({begin})"), Do(self.deposit("0", begin)), Do("int stage = 0"), self.over_k(body)]
 
     def past_registers(self) -> list[Statement]:
         """kStages - 1 tiles are on their way while one is multiplied."""
-        end = self.access.size(self.plan.cut.k)
+        begin, end = (bound(self.plan.cut.k) for bound in (self.access.begin, self.access.end))
         ride = [statement for side in self.sides for statement in side.ride_behind()]
         if self.stages == 1:
             body: list[Statement] = [
@@ -201,8 +246,9 @@ class TileKernel:
                 Do("multiply()"),
             ]
             return [self.over_k(body)]
+        start = f"{begin} + " if begin != "0" else ""
         first: list[Statement] = [
-            If(f"ahead * kTileK < {end}", (Do("copy(ahead, ahead * kTileK)"),), alone=True),
+            If(f"{start}ahead * kTileK < {end}", (Do(f"copy(ahead, {start}ahead * kTileK)"),), alone=True),
             Do("cp_async_commit()"),
         ]
         after = "(kStages - 1) * kTileK"
@@ -249,8 +295,13 @@ class TileKernel:
             (True, False): "Tiles of both sides pass through shared memory, by way of registers.",
             (True, True): "Tiles of both sides pass through shared memory, by cp.async.",
         }[plan.in_shared, plan.copies]
+        waits = ["Warps look at the rows of a tile first, for what its elements wait for."] if cut.ahead else []
+        if self.moving:
+            waits = [
+                f"When a tile moves {self.moving.top}, so does all that is summed of exponentials about the old one."
+            ]
         taken = (f"{written} takes the place of {read}." for written, read in self.problem.in_place)
-        return (f"{what}: {tile}; the products are summed over {cut.k} (k).", way, *taken)
+        return (f"{what}: {tile}; the products are summed over {cut.k} (k).", way, *waits, *taken)
 
     def text(self) -> KernelText:
         plan, s = self.plan, self.plan.schedule
@@ -262,10 +313,12 @@ class TileKernel:
         body = [
             *self.constants(),
             *(self.shared() if plan.in_shared else []),
+            *self.known_of_rows(),
             Gap(),
             *self.thread(),
             *start_of_chain([], []),
             *scalars,
+            *self.ahead(),
             *self.sums(),
             Gap(),
             *self.work(),

@@ -7,7 +7,7 @@ along k are scattered over the lines. What lies beyond an edge is 0 in a slot: i
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import sympy as sp
 
@@ -15,7 +15,8 @@ from normgen.codegen.printer import Printer
 from normgen.codegen.reductions import single_combine, single_identity, single_step
 from normgen.codegen.statements import Do, If, Let, Statement, constant, loop, when
 from normgen.codegen.tiles.access import TileAccess, both
-from normgen.program.ir import Load
+from normgen.program.ir import Load, Reduce
+from normgen.program.monoid import SUM
 from normgen.schedule.tiles.plan import Side, is_neutral, vanishes
 
 UNROLL = "#pragma unroll"
@@ -32,6 +33,7 @@ class SideText:
         self.along = access.plan.runs_along(side)
         numbers = iter([word, *(f"{word}{i}" for i in range(2, 99))])
         self.slots = {slot: slot.name if slot.is_Symbol else next(numbers) for slot in side.slots}
+        self.moves: Callable[[dict[str, str], str], list[Statement]] | None = None  # a maximum, with each vector
 
     @property
     def scatters(self) -> bool:
@@ -97,10 +99,35 @@ class SideText:
     def loads(self) -> list[Load]:
         return [load for load in self.side.loads if load.kind.axes]
 
-    def values(self, texts: Mapping[str, str]) -> tuple[list[Statement], dict[str, str]]:
-        """An element's values, of loads that `texts` reads: (what declares them, their names)."""
+    @property
+    def known(self) -> list[str]:
+        """What is known of the rows before."""
+        return sorted(self.side.known)
+
+    def found(self, place: str) -> dict[str, str]:
+        """What a look ahead has found of the rows, of one in this place of the tile."""
+        return {name: f"{name}_found[{place}]" for name in self.known}
+
+    @property
+    def numbers(self) -> dict[str, str]:
+        """The place in the tensors of element i of a step's vector, as far as it is read."""
+        k = "(k0 + k + i)" if self.scatters else "(k0 + k)"
+        return {
+            axis: text
+            for axis, text in ((self.axis, f"({self.index}0 + {self.own_line})"), (self.k, k))
+            if axis in self.side.numbered
+        }
+
+    def values(
+        self, texts: Mapping[str, str], known: Mapping[str, str] | None = None, at: Mapping[str, str] | None = None
+    ) -> tuple[list[Statement], dict[str, str]]:
+        """An element's values, of loads that `texts` reads: (what declares them, their names).
+
+        known  names of what is known of its row
+        at     its place in the tensors, if it is not element i of a step's vector
+        """
         found: list[Statement] = [Let(f"const float {name}_i", text) for name, text in texts.items()]
-        names = {name: f"{name}_i" for name in texts} | self.access.numbers({})
+        names = {name: f"{name}_i" for name in texts} | self.access.numbers(at or self.numbers) | dict(known or {})
         for step in self.side.maps:
             found.append(Let(f"const float {step.name}_i", Printer(names).text(step.expr)))
             names[step.name] = f"{step.name}_i"
@@ -115,6 +142,14 @@ class SideText:
         """An element enters the reductions that ride along, unless it lies beyond an edge where it would count."""
         found: list[Statement] = []
         for reduce in self.side.riding:
+            if (
+                reduce in self.sums_of_slots
+                and index == self.own_index
+                and self.plan.in_shared
+                and not self.plan.copies
+            ):
+                found.append(Do(f"{reduce.names[0]}_own{index} += {self.slots[reduce.args[0]]}_i"))
+                continue
             steps = single_step(reduce, f"{reduce.names[0]}_own{index}", names, prefix=f"{reduce.names[0]}_")
             found += steps if is_neutral(reduce, self.side, self.k) or not inside else when(inside, *steps)
         return found
@@ -155,17 +190,21 @@ class SideText:
     def deposit(self) -> Statement:
         """What waits in registers becomes factors in a slot."""
         texts = {ld.name: f"element({self.held(ld)}[step], {'i' if self.is_wide(ld) else '0'})" for ld in self.loads}
-        values, names = self.values(texts)
-        inside = f"inside_{self.index}[step]"
-        elements = [*values, *self.ride(names, inside, self.own_index)]
+        inside, moves = f"inside_{self.index}[step]", self.moves
+        top = {name: f"{name}_own[step]" for name in self.known}
+        values, names = self.values(texts, top if moves else self.found(self.own_line))
+        shared = {slot: name for slot, name in self.slots.items() if slot in self.summed_slots}
+        elements = [*values, *(Let(f"const float {n}_i", self.factor(e, names, inside)) for e, n in shared.items())]
+        elements += self.ride(names, inside, self.own_index)
         behind: list[Statement] = []
         for slot, name in self.slots.items():
             target = self.cell(name, "i") if self.scatters else f"{name}_values[i]"
-            elements.append(Do(f"{target} = {self.factor(slot, names, inside)}"))
+            elements.append(Do(f"{target} = {f'{name}_i' if slot in shared else self.factor(slot, names, inside)}"))
             behind.append(Do(f"write_floats(&{self.cell(name)}, {name}_values)"))
         behind = [] if self.scatters else behind
         arrays = [Do(f"float {name}_values[kVector]") for name in self.slots.values() if not self.scatters]
-        body = (*arrays, loop("i", "kVector", elements, unroll=UNROLL), *behind)
+        moved = moves(texts, inside) if moves else []
+        body = (*arrays, *moved, loop("i", "kVector", elements, unroll=UNROLL), *behind)
         return self.steps([If(self.is_vector, body)])
 
     # ---- past the registers ------------------------------------------------------------------------------------
@@ -191,12 +230,31 @@ class SideText:
         """A thread reduces what it has copied itself, when that has arrived."""
         if not self.side.riding:
             return []
-        values, names = self.values({slot.name: self.cell(name, "i") for slot, name in self.slots.items()})
+        texts = {slot.name: self.cell(name, "i") for slot, name in self.slots.items()}
+        values, names = self.values(texts, self.found(self.own_line))
         inside = self.access.inside({self.k: "k0 + k"})
         body = [*values, *self.ride(names, inside, self.own_index)]
         return [self.steps([If(self.is_vector, (loop("i", "kVector", body, unroll=UNROLL),))])]
 
     # ---- reductions that ride along ----------------------------------------------------------------------------
+
+    @property
+    def sums_of_slots(self) -> list[Reduce]:
+        """Sums that ride along of what is computed for a slot, where it is 0 beyond the edges."""
+        return [
+            r
+            for r in self.side.riding
+            if r.monoid.name == SUM.name and not r.args[0].is_Symbol and r.args[0] in self.slots
+        ]
+
+    @property
+    def summed_slots(self) -> set[sp.Expr]:
+        return {reduce.args[0] for reduce in self.sums_of_slots}
+
+    @property
+    def own_line(self) -> str:
+        """The place in the tile of an element of a step's vector, along the side's axis."""
+        return self.index if self.scatters else f"{self.index} + i"
 
     @property
     def own_index(self) -> str:
@@ -258,7 +316,7 @@ class SideText:
         at = {self.axis: self.index, self.k: "k"}
         read = {ld.name: self.access.read(ld.tensor, at, "1", hint=", Load") for ld in self.loads}
         texts = {name: f"inside ? element({text}, 0) : 0.0f" for name, text in read.items()}
-        values, names = self.values(texts)
+        values, names = self.values(texts, self.found(f"own_{self.index}(i)"), at)
         x = self.letter
         body: list[Statement] = [
             Let(f"const int {self.index}", f"{self.index}0 + own_{self.index}(i)"),

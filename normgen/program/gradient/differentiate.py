@@ -347,7 +347,7 @@ class _Reverse:
             if not dependencies:
                 continue
             other, kind = statement.args[1 - at], kind_of(side, self.kinds)
-            over = kind_of(other, self.kinds) & ~statement.over
+            over = kind_of(other, self.kinds).of_batch & ~statement.over
             wish = f"d{side.name}_dot" if side.is_Symbol else f"d{statement.names[0]}_{('left', 'right')[at]}"
             value = symbol(fresh(wish, self.taken))
             args = (other, given) if at else (given, other)

@@ -10,7 +10,7 @@ from normgen.problem.problem import Problem
 from normgen.schedule.knobs import KNOBS, Hold
 from normgen.schedule.legality import refusal
 from normgen.schedule.schedule import Schedule
-from normgen.schedule.tiles.space import WAYS, busiest_products, cuts
+from normgen.schedule.tiles.space import busiest_products, cuts, ways
 
 
 def default_of_tiles(problem: Problem, device: Device) -> Schedule:
@@ -18,9 +18,9 @@ def default_of_tiles(problem: Problem, device: Device) -> Schedule:
     reads the least, which has the largest tile and the squarest.
     """
     by_work = sorted(cuts(problem), key=lambda s: (busiest_products(problem, s, device), 1 / s.tile_m + 1 / s.tile_n))
-    for base, (copy, stages, tile_k) in itertools.product(by_work, WAYS):
+    for base, (softmax, copy, stages, tile_k) in itertools.product(by_work, ways(problem)):
         for vector in (v for v in reversed(KNOBS["vector"].values) if v <= base.vector):
-            found = base.varied(copy=copy, stages=stages, tile_k=tile_k, vector=vector)
+            found = base.varied(softmax=softmax, copy=copy, stages=stages, tile_k=tile_k, vector=vector)
             if refusal(problem, found, device) is None:
                 return found
     raise NothingValidError("no schedule is legal for this problem", received=str(problem))

@@ -29,15 +29,15 @@ from normgen.program.ir import (
     kind_of,
     names_of,
     show_statement,
+    stage_of,
     used_names,
     value_kinds,
 )
 from normgen.program.monoid import symbol
 from normgen.program.ordered import Ordered, steps
-from normgen.program.printing import show_expr
 from normgen.program.rewrites.passes import passed
 from normgen.program.source import written_program
-from normgen.schedule.knobs import Copy, Hold
+from normgen.schedule.knobs import Copy, Hold, Softmax
 from normgen.schedule.plan import least_arch
 from normgen.schedule.schedule import Schedule
 
@@ -54,6 +54,7 @@ class Side:
     riding  reductions over k of values of this side, which ride along with the loads
     loads   what all these are computed of; of these the first tensor along both axes says how threads share a tile
     maps    how, in program order
+    known   reductions of its rows that are known before
     """
 
     axis: str
@@ -61,6 +62,13 @@ class Side:
     riding: tuple[Reduce, ...]
     loads: tuple[Load, ...]
     maps: tuple[Map, ...]
+    known: frozenset[str] = frozenset()
+
+    @cached_property
+    def numbered(self) -> frozenset[str]:
+        """Axes along which an element's number is read."""
+        exprs = (*self.slots, *(e for reduce in self.riding for e in reduce.args), *(m.expr for m in self.maps))
+        return frozenset(axis for e in exprs for index in e.atoms(Index) for axis in index.kind.axes)
 
 
 @dataclass(frozen=True)
@@ -70,6 +78,7 @@ class Contraction:
     sums      the contractions: all sum over one axis
     left      the side along m
     right     the side along n
+    ahead     looks at the rows of the left side before its products, in order: what each reduces, the next one reads
     epilogue  what is computed of the sums, and stored
     """
 
@@ -79,6 +88,7 @@ class Contraction:
     sums: tuple[Reduce, ...]
     left: Side
     right: Side
+    ahead: tuple[Side, ...]
     epilogue: tuple[Load | Map | Store, ...]
 
     @property
@@ -93,34 +103,48 @@ class Contraction:
 def contraction_of(problem: Problem, program: RowProgram) -> Contraction:
     """The program's axes, sides, sums and epilogue. Raises ProgramError with the statement that does not fit."""
     axes = tile_axes(program)
-    result, (k,) = (axes.m | axes.n).axes, axes.k.axes
-    n = next((problem.tensor(s.tensor).axes[-1] for s in program.stores if s.kind is axes.m | axes.n), result[-1])
+    result, (k,), whole = (axes.m | axes.n).axes, axes.k.axes, program.dots[0].kind
+    n = next((problem.tensor(s.tensor).axes[-1] for s in program.stores if s.kind is whole), result[-1])
     m = next(axis for axis in result if axis != n)
     riding: dict[str, list[Reduce]] = {m: [], n: []}
+    awaited, stages = _awaited(program), stage_of(program)
     for reduce in (r for r in program.reduces if not r.is_dot):
         if len(reduce.names) > 1:
             rule = "beside its products a kernel of these finds sums and extrema, no columns that hold them"
             raise ProgramError(rule, received=show_statement(reduce).strip())
-        riding[reduce.kind.axes[0]].append(reduce)
+        if reduce.names[0] not in awaited:
+            riding[reduce.kind.axes[0]].append(reduce)
     kinds, factors = value_kinds(program), {m: dict[sp.Expr, None](), n: dict[sp.Expr, None]()}
     for factor in (arg for dot in program.dots for arg in dot.args):
         factors[m if m in kind_of(factor, kinds).axes else n][factor] = None
-    left, right = (_side(program, axis, tuple(factors[axis]), tuple(riding[axis])) for axis in (m, n))
+    left, right = (_side(program, axis, tuple(factors[axis]), tuple(riding[axis]), awaited) for axis in (m, n))
+    ahead: list[Side] = []
+    for stage in sorted({stages[name] for name in awaited}):
+        found = tuple(r for r in program.reduces if r.names[0] in awaited and stages[r.names[0]] == stage)
+        ahead.append(_side(program, m, (), found, {name for name in awaited if stages[name] < stage}))
     results = {name for r in program.reduces for name in r.names}
     wanted = tuple(_needed(program, list(program.stores), stop=results))
-    return Contraction(m, n, k, program.dots, left, right, wanted)
+    return Contraction(m, n, k, program.dots, left, right, tuple(ahead), wanted)
 
 
-def _side(program: RowProgram, axis: str, slots: tuple[sp.Expr, ...], riding: tuple[Reduce, ...]) -> Side:
+def _awaited(program: RowProgram) -> set[str]:
+    """The reductions that another one waits for."""
+    needed: set[str] = set()
+    for statement in reversed(program.statements):
+        if isinstance(statement, Reduce) or needed & {*defined_names(statement)}:
+            needed |= used_names(statement)
+    return {name for r in program.reduces for name in r.names if name in needed}
+
+
+def _side(
+    program: RowProgram, axis: str, slots: tuple[sp.Expr, ...], riding: tuple[Reduce, ...], known: set[str]
+) -> Side:
+    """`known`: reductions that a look ahead has made."""
     read = frozenset().union(*map(names_of, slots), *map(used_names, riding))
-    needed = list(_needed(program, [], read=read))
-    exprs = (*slots, *(e for reduce in riding for e in reduce.args), *(s.expr for s in needed if isinstance(s, Map)))
-    for expr in (e for e in exprs if e.atoms(Index)):
-        rule = "the number of a row or column is known behind a product, not in its sides"
-        raise ProgramError(rule, received=show_expr(expr))
+    needed = list(_needed(program, [], read=read, stop=known))
     loads = [s for s in needed if isinstance(s, Load)]
     loads.sort(key=lambda load: -len(load.kind.axes))
-    return Side(axis, slots, riding, tuple(loads), tuple(s for s in needed if isinstance(s, Map)))
+    return Side(axis, slots, riding, tuple(loads), tuple(s for s in needed if isinstance(s, Map)), frozenset(known))
 
 
 def _needed(
@@ -183,6 +207,11 @@ class TilePlan:
         return axis != "rows" and not self.problem.any_cols
 
     @property
+    def in_batches(self) -> bool:
+        """Whether each batch of rows has tiles of its own."""
+        return any(t.kind.by_batch for t in self.problem.tensors)
+
+    @property
     def in_shared(self) -> bool:
         """Whether tiles of both sides wait in shared memory."""
         return self.schedule.hold is Hold.SHARED
@@ -200,7 +229,7 @@ class TilePlan:
     def runs_along(self, side: Side) -> str:
         """The axis along which a side's elements lie side by side in memory: a thread's vectors lie along it."""
         lead = side.loads[0]
-        return self.tensor(lead).axes[-1] if len(lead.kind.axes) == 2 else self.cut.k
+        return self.tensor(lead).axes[-1] if lead.kind.is_matrix else self.cut.k
 
     def lines(self, side: Side) -> int:
         """The partial results of a reduction that rides along: of each element of the tile's axis so many."""
@@ -218,10 +247,21 @@ class TilePlan:
         return sum(len(side.riding) * self.lines(side) * self.tile(side.axis) for side in sides)
 
     @cached_property
-    def shared_bytes(self) -> int:
-        """Dynamic shared memory of a block."""
+    def slots_floats(self) -> int:
+        """Of all tiles that wait in shared memory, or of what takes their place."""
         tiles = sum(self.slot_floats(side) * len(side.slots) for side in self.cut.sides) if self.in_shared else 0
-        return 4 * max(tiles * self.schedule.stages, self.riding_floats)
+        return max(tiles * self.schedule.stages, self.riding_floats)
+
+    @property
+    def is_online(self) -> bool:
+        """Whether a maximum of the rows moves while the products are summed."""
+        return self.schedule.softmax is Softmax.ONLINE
+
+    @cached_property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory of a block: tiles, and what is known of each row of the tile."""
+        statistics = self.schedule.stages if self.is_online else sum(len(look.riding) for look in self.cut.ahead)
+        return 4 * (self.slots_floats + statistics * self.schedule.tile_m)
 
     # ---- a thread's part ---------------------------------------------------------------------------------------
 

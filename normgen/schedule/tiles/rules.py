@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from normgen.device import Device
 from normgen.dtypes import F32
+from normgen.errors import ProgramError
 from normgen.problem.problem import Problem
 from normgen.program.ir import names_of
-from normgen.schedule.knobs import KNOBS, Copy, DependentLaunch, Group, Hold
+from normgen.schedule.knobs import KNOBS, Copy, DependentLaunch, Group, Hold, Softmax
 from normgen.schedule.knobs import names_of as knobs_of
 from normgen.schedule.plan import held_register_limit
 from normgen.schedule.schedule import Schedule
+from normgen.schedule.tiles.online import moving_maximum
 from normgen.schedule.tiles.plan import contraction, tile_problem_plan
 
 # The knobs that tiles have; all others are plain.
 OWN = {*knobs_of(Group.TILE), "vector", "hold", "copy", "stages", "load", "store", "arithmetic", "dependent_launch"}
-OWN |= {"blocks_per_sm"}
+OWN |= {"blocks_per_sm", "softmax"}
 WIDEST = 16  # bytes of an access
 
 
@@ -57,10 +59,10 @@ def vector(problem: Problem, s: Schedule, _: Device) -> str | None:
     plan = tile_problem_plan(problem, s)
     for side in plan.cut.sides:
         along = plan.runs_along(side)
-        if any(len(t.axes) == 2 and t.axes[-1] != along for t in map(plan.tensor, side.loads)):
+        if any(t.kind.is_matrix and t.axes[-1] != along for t in map(plan.tensor, side.loads)):
             return "the tensors of a side lie along different axes: vector = 1"
     result = {plan.cut.m, plan.cut.n}
-    if any({*t.axes} == result and t.axes[-1] != plan.cut.n for t in problem.tensors):
+    if any({*t.axes} - {"batches"} == result and t.axes[-1] != plan.cut.n for t in problem.tensors):
         return "the tensors of the result lie along different axes: vector = 1"
     for t in (t for t in problem.tensors if t.kind.is_matrix):
         length = problem.sizes.along(t.axes[-1])
@@ -79,7 +81,7 @@ def copy(problem: Problem, s: Schedule, device: Device) -> str | None:
     if device.arch < KNOBS["copy"].least_arch[s.copy]:
         return f"copy = {s.copy} needs sm_{KNOBS['copy'].least_arch[s.copy]}"
     for side in contraction(problem).sides:
-        tensors = {load.name: problem.tensor(load.tensor) for load in side.loads if len(load.kind.axes) == 2}
+        tensors = {load.name: problem.tensor(load.tensor) for load in side.loads if load.kind.is_matrix}
         bare = {slot.name for slot in side.slots if slot.is_Symbol} & {n for n, t in tensors.items() if t.dtype is F32}
         if len(bare) < len(side.slots):
             return "cp.async moves f32 as it is stored; what is converted or computed goes by way of registers"
@@ -87,6 +89,20 @@ def copy(problem: Problem, s: Schedule, device: Device) -> str | None:
             return "cp.async reads a tensor that is there: one that may be null goes by way of registers"
         if any(not names_of(reduce.args[0]) <= bare for reduce in side.riding):
             return "what is reduced beside the products is made of what is copied, or goes by way of registers"
+    return None
+
+
+def moving(problem: Problem, s: Schedule, _: Device) -> str | None:
+    if s.softmax is not Softmax.ONLINE:
+        return None
+    try:
+        moving_maximum(contraction(problem))
+    except ProgramError as error:
+        return error.rule
+    if s.hold is not Hold.SHARED or s.copy is not Copy.DIRECT:
+        return "a maximum moves while tiles pass through registers to shared memory: hold = shared, copy = direct"
+    if s.tile_m * s.tile_k // s.vector % max(1, s.threads):
+        return "each thread has as many vectors of the tile whose maximum moves: fewer threads, or a larger tile_k"
     return None
 
 
@@ -120,4 +136,4 @@ def of_rows(_: Problem, s: Schedule, __: Device) -> str | None:
     return None
 
 
-RULES = (cut, place, vector, copy, registers, shared, early)
+RULES = (cut, place, vector, copy, moving, registers, shared, early)

@@ -8,8 +8,9 @@ from collections.abc import Iterator
 
 from normgen.device import Device
 from normgen.problem.problem import Problem
-from normgen.schedule.knobs import KNOBS, Copy, Hold
+from normgen.schedule.knobs import KNOBS, Copy, Hold, Softmax
 from normgen.schedule.schedule import Schedule
+from normgen.schedule.tiles.online import moves
 from normgen.schedule.tiles.plan import contraction
 
 # Sides of a tile differ by at most this factor: a wider one reads more for the products that it has.
@@ -26,11 +27,24 @@ WAYS = (
 )
 
 
+# ... of a side that waits for its rows' statistics, which is computed on its way and whose rows are long
+WAYS_OF_WAITING = ((Copy.DIRECT, 2, 32), (Copy.DIRECT, 2, 16), (Copy.DIRECT, 1, 32))
+
+
+def ways(problem: Problem) -> tuple[tuple[Softmax, Copy, int, int], ...]:
+    """(softmax, copy, stages, tile_k): first those in which a row is read once."""
+    cut = contraction(problem)
+    if not cut.ahead:
+        return tuple((Softmax.TWO_PASS, *way) for way in WAYS)
+    methods = (Softmax.ONLINE, Softmax.TWO_PASS) if moves(cut) else (Softmax.TWO_PASS,)
+    return tuple((method, *way) for method in methods for way in WAYS_OF_WAITING)
+
+
 def points(problem: Problem) -> Iterator[Schedule]:
     """The cuts with the widest vector that the problem has, in all ways; where a spec names a knob's values, these."""
     asked = problem.searched_knobs
-    for base, (copy, stages, tile_k) in itertools.product(cuts(problem), WAYS):
-        found = base.varied(copy=copy, stages=stages, tile_k=tile_k)
+    for base, (softmax, copy, stages, tile_k) in itertools.product(cuts(problem), ways(problem)):
+        found = base.varied(softmax=softmax, copy=copy, stages=stages, tile_k=tile_k)
         if all(getattr(found, name) in values for name, values in asked.items() if values):
             yield found
 
@@ -44,6 +58,8 @@ def cuts(problem: Problem) -> list[Schedule]:
         [tile for tile in KNOBS[name].values[1:] if tile < 2 * max(size, 16)]
         for name, size in zip(("tile_m", "tile_n"), sizes, strict=True)
     ]
+    if contraction(problem).ahead:  # each tile along n reads the rows again, and computes what waits for them
+        tiles[1] = tiles[1][-1:]
     for tile_m, tile_n in itertools.product(*tiles):
         if max(tile_m, tile_n) > MOST_OBLONG * min(tile_m, tile_n) and min(sizes) >= 64:
             continue
@@ -74,9 +90,10 @@ def widest(problem: Problem) -> int:
 
 
 def tiles_of(problem: Problem, s: Schedule) -> int:
-    """Tiles of the result."""
-    cut = contraction(problem)
-    return -(-problem.sizes.along(cut.m) // s.tile_m) * -(-problem.sizes.along(cut.n) // s.tile_n)
+    """Tiles of the result, of all batches."""
+    cut, batches = contraction(problem), problem.batches if problem.rows_per_batch else 1
+    lines = problem.rows_per_batch if problem.rows_per_batch and cut.m == "rows" else problem.sizes.along(cut.m)
+    return batches * -(-lines // s.tile_m) * -(-problem.sizes.along(cut.n) // s.tile_n)
 
 
 def busiest_products(problem: Problem, s: Schedule, device: Device) -> float:

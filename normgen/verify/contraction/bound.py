@@ -9,6 +9,16 @@ With S = Σ l r, T = Σ |l r| and Q = Σ (l r)² over the d terms of an element,
   sums below P, 8 deviations of a sum that ends in S, and has no grid that roundings could follow.
 * Where both sides lie on a grid or a level neither holds: a right chain of equal terms, or of halves that cancel, goes
   beyond the second bound. These pairs (`sides.drifts`) have d u T.
+* A left line of one sign, as the weights of a softmax or squares, has no random signs whatever it was made of: against
+  a right line that is not drawn at random either, such as halves that cancel, partial sums go up to T / 2 and come
+  back. These pairs (`level`) have d u T, too.
+* The products of a softmax whose maximum r moves (softmax = online) are within REARRANGED times the same bounds. A term
+  that joined at r_j has in the end the weight exp(z - r_j) Π exp(r_i - r_i+1): the arguments' errors, u |argument|, and
+  what an exponential is off by for each unit of its argument add up to those of exp(z - r_last), as r only rises. What
+  is left of each move are 2 u of its exponential and u of its product, of a partial sum that P bounds. Tiles have 8
+  terms or more, so there are M <= d / 8 moves: at worst 3 M u T <= 3/8 d u T beside d u T; by chance
+  √(d + 5 M) <= 1.28 √d. A move's errors are those of all sums of the row alike, the divisor's too, and leave the
+  quotient but for the terms that join later.
 * Where every partial sum is a whole number of units, and T no more than 2^24 of these, float32 holds each of them: the
   product is exact in any order. The unit is 2 to the sum of the least exponents of a bit that is set on either side.
 * A term below the smallest normal number loses 2^-150. A factor of a computed side, such as a norm's rstd, may be
@@ -33,13 +43,21 @@ NO_BIT = 1 << 20  # above every exponent: 0 is a multiple of all units
 
 
 def contracted(
-    a: Bounded, b: Bounded, over: Kind, *, depth: float, chance: float, drifts: NDArray[np.bool_] | None
+    a: Bounded,
+    b: Bounded,
+    over: Kind,
+    *,
+    depth: float,
+    chance: float,
+    drifts: NDArray[np.bool_] | None,
+    level: NDArray[np.bool_] | None = None,
 ) -> Bounded:
     """Σ a b over an axis with its bound.
 
     depth   roundings that a term passes at most
     chance  λ √depth
     drifts  where both sides lie on a grid, in the product's shape or broadcast to it; None: nowhere
+    level   of a product over inner: the columns of the right side that are not drawn at random
     """
     value = product(a.value, b.value, over)
     if 0 in (a.value.size, b.value.size):  # of no terms, or no elements
@@ -49,6 +67,8 @@ def contracted(
     size = product(left, right, over)
     partial = np.minimum(size, np.where(known, np.abs(value), size) + 4 * np.sqrt(product(left**2, right**2, over)))
     worst = depth * U * size
+    if level is not None and drifts is not None and over is Kind.INNER:
+        drifts = drifts | (_of_one_sign(a, b) & level)
     rounding = np.minimum(worst, chance * U * partial)
     rounding = rounding if drifts is None else np.where(drifts, worst, rounding)
     is_bare = a.error is b.error is None
@@ -61,6 +81,13 @@ def contracted(
     found = Bounded(value, error)
     loose = _loose(a, b, over) | _loose(b, a, over)
     return unknown(found, loose & ~_surely_nan(a, b, over)) if np.any(loose) else found
+
+
+def _of_one_sign(a: Bounded, b: Bounded) -> NDArray[np.bool_]:
+    """[rows, 1]: which lines of the left side, of whichever of the two it is, have one sign."""
+    left = (b if a.value.shape[-1] > 1 or b.value.shape[-2] > 1 else a).value[:, :, 0]
+    one: NDArray[np.bool_] = np.logical_or(np.all(left >= 0, axis=0), np.all(left <= 0, axis=0))
+    return np.asarray(one).reshape(-1, 1)
 
 
 def _carried(a: Bounded, b: Bounded, left: Array, right: Array, over: Kind) -> Array | float:

@@ -16,6 +16,14 @@ tiny        near the smallest normal number of the dtype, and so that ordinary t
 
 whole       whole numbers of a size up to 16
 
+and, where a formula takes the maximum of a line, as a softmax does:
+
+rising      a ramp with noise: the maximum so far moves in every part of the line, by little or by much
+falling     the same from its end: the first part has the maximum
+late        standard normal, the last element 8 larger: only the last part has the maximum
+hidden      -inf, but for a run that begins in any part: what is known so far is nothing
+even        one value a line: all weights are equal
+
 Not 1 + 0.2 N as of a norm's weight: of rows of one level a lost tile then hides in what storing as bf16 rounds.
 
 `DRAWN_LEFT` and `DRAWN_RIGHT` are the families whose elements have random signs, and random digits in float32: a
@@ -116,6 +124,42 @@ def draw_whole(rng: np.random.Generator, lines: int, terms: int, _: DType) -> Ar
     return rng.integers(-16, 16, (lines, terms), endpoint=True).astype(np.float64)
 
 
+def _rising(rng: np.random.Generator, lines: int, terms: int, _: DType) -> Array:
+    steps = np.resize([0.003, 0.05, 0.5], lines)[:, np.newaxis]
+    return np.asarray(steps * (np.arange(terms) + 0.5 * rng.random((lines, terms))))
+
+
+def _falling(rng: np.random.Generator, lines: int, terms: int, dtype: DType) -> Array:
+    return _rising(rng, lines, terms, dtype)[:, ::-1]
+
+
+def _late(rng: np.random.Generator, lines: int, terms: int, _: DType) -> Array:
+    found = rng.standard_normal((lines, terms))
+    found[:, -1:] = found.max(axis=1, keepdims=True, initial=0.0) + 8
+    return found
+
+
+def _hidden(rng: np.random.Generator, lines: int, terms: int, _: DType) -> Array:
+    found = rng.standard_normal((lines, terms))
+    first = rng.integers(0, terms, (lines, 1)) if terms else np.zeros((lines, 1))
+    last = first + 1 + rng.integers(0, max(1, terms // 2), (lines, 1))
+    column = np.arange(terms)
+    return np.where((column >= first) & (column < last), found, -np.inf)
+
+
+def _even(rng: np.random.Generator, lines: int, terms: int, _: DType) -> Array:
+    return np.repeat(rng.standard_normal((lines, 1)), terms, axis=1)
+
+
+OF_MAXIMUM: dict[str, Draw] = {
+    "rising": _rising,
+    "falling": _falling,
+    "late": _late,
+    "hidden": _hidden,
+    "even": _even,
+}  # of left sides whose lines have a maximum that is taken
+
+
 def right_families(lines: int, *, first: int = 0, families: Sequence[str] = tuple(RIGHT)) -> tuple[str, ...]:
     """The family of each line of a right side; of another one of the same product they begin at another `first`."""
     return tuple(families[(line + first) % len(families)] for line in range(lines))
@@ -147,7 +191,7 @@ def summed(problem: Problem) -> Kind | None:
         return None
     if problem.direction is Direction.FORWARD:
         return Kind.INNER
-    kinds = {t.kind for t in problem.tensors if t.is_written}
+    kinds = {t.kind.of_batch for t in problem.tensors if t.is_written}
     return Kind.ROW if Kind.MATRIX in kinds else Kind.COL if Kind.LEFT in kinds else None
 
 
@@ -165,26 +209,46 @@ def reads_saved(problem: Problem) -> bool:
 def main_input(problem: Problem) -> str:
     """The tensor whose lines have families of their own: the first left side that is read, else the first input."""
     over = summed(problem)
-    lefts = (t.name for t in problem.tensors if over and not t.is_written and t.kind is _LEFT[over])
+    lefts = (t.name for t in problem.tensors if over and not t.is_written and t.kind.of_batch is _LEFT[over])
     return next(lefts, problem.spec.inputs[0].name)
 
 
 def rights(problem: Problem) -> tuple[TensorUse, ...]:
     """The right sides, each of which has families along the result's columns."""
     over = summed(problem)
-    return tuple(t for t in problem.tensors if over and not t.is_written and t.kind is _RIGHT[over])
+    return tuple(t for t in problem.tensors if over and not t.is_written and t.kind.of_batch is _RIGHT[over])
 
 
 def line_axis(tensor: TensorUse, problem: Problem) -> int:
     """The axis of a side, in its order of memory, along which its lines lie: the one that is not summed."""
     over = summed(problem)
     assert over is not None
-    return 1 - tensor.axes.index(_NAMES[over])
+    return len(tensor.axes) - 1 - tensor.axes[-2:].index(_NAMES[over])
 
 
 def line_count(problem: Problem) -> int:
-    """Lines of the left side, each of which is of a family: rows, or inner of dw."""
-    return problem.inner if by_inner(problem) else problem.rows
+    """Lines of the left side, each of which is of a family: rows, or inner of dw, of every batch."""
+    return problem.inner * len(runs_of_rows(problem)) if by_inner(problem) else problem.rows
+
+
+def in_batches(problem: Problem) -> bool:
+    """Whether each batch of rows has a product of its own."""
+    return any(t.kind is Kind.BATCH_MATRIX for t in problem.tensors)
+
+
+def runs_of_rows(problem: Problem) -> list[slice]:
+    """The rows of each batch that has a product of its own; all rows, where none has."""
+    if not in_batches(problem):
+        return [slice(0, problem.rows)]
+    each = problem.rows_per_batch
+    return [slice(batch * each, min((batch + 1) * each, problem.rows)) for batch in range(problem.batches)]
+
+
+def batch_of_line(problem: Problem, line: int) -> int:
+    """The batch of a line: see `line_count`."""
+    if not in_batches(problem):
+        return 0
+    return line // (problem.inner if by_inner(problem) else problem.rows_per_batch)
 
 
 def drawn_side(
@@ -201,18 +265,27 @@ def drawn_side(
     over, sizes = summed(problem), problem.sizes
     if over is None or tensor.dtype.is_integer:
         return None
-    sides = (_LEFT[over], _RIGHT[over])
-    if tensor.kind not in sides:
-        if tensor.kind in (Kind.LEFT, Kind.MATRIX):
+    sides, kind, runs = (_LEFT[over], _RIGHT[over]), tensor.kind.of_batch, runs_of_rows(problem)
+    if kind not in sides:
+        if kind in (Kind.LEFT, Kind.MATRIX):
             return np.asarray(rng.standard_normal(problem.shape_of(tensor)) / np.sqrt(sizes.inner))
         return None
-    if tensor.kind is sides[0]:
+    if kind is sides[0]:
         if tensor.name != main_input(problem):
             return rng.standard_normal(problem.shape_of(tensor))
-        lines = draw_lines(tuple(of_line), getattr(sizes, _NAMES[over]), tensor.dtype, rng)
-        return in_order(lines.T if by_inner(problem) else lines, tensor)
-    lines = draw_right(families_of(tensor, problem), getattr(sizes, _NAMES[over]), tensor.dtype, rng)
-    return in_order(lines if over is Kind.COL else lines.T, tensor)
+        if not by_inner(problem):
+            return in_order(draw_lines(tuple(of_line), sizes.along(_NAMES[over]), tensor.dtype, rng), tensor)
+        own = [tuple(of_line[i * sizes.inner : (i + 1) * sizes.inner]) for i in range(len(runs))]
+        parts = [draw_lines(o, run.stop - run.start, tensor.dtype, rng).T for o, run in zip(own, runs, strict=True)]
+        return in_order(np.concatenate(parts) if parts else np.empty((0, sizes.inner)), tensor)
+    families = families_of(tensor, problem)
+    if over is Kind.ROW:
+        parts = [draw_right(families, run.stop - run.start, tensor.dtype, rng).T for run in runs]
+        return in_order(np.concatenate(parts) if parts else np.empty((0, sizes.cols)), tensor)
+    matrices = max(1, problem.batches) if tensor.kind.by_batch else 1
+    drawn = np.stack([draw_right(families, sizes.along(_NAMES[over]), tensor.dtype, rng) for _ in range(matrices)])
+    drawn = drawn if over is Kind.COL else np.swapaxes(drawn, -1, -2)
+    return in_order(drawn[: problem.batches] if tensor.kind.by_batch else drawn[0], tensor)
 
 
 def with_extremes(values: Array, tensor: TensorUse, problem: Problem, rng: np.random.Generator) -> Array:
@@ -250,8 +323,8 @@ def _in_sides(spec: Spec) -> frozenset[str]:
 
 
 def in_order(values: Array, tensor: TensorUse) -> Array:
-    """[rows, inner], [inner, cols] or [rows, cols] in the order of memory of the tensor."""
-    return values if tensor.axes == tensor.kind.axes else values.T
+    """[rows, inner], [inner, cols] or [rows, cols], of each batch, in the order of memory of the tensor."""
+    return values if tensor.axes == tensor.kind.axes else np.swapaxes(values, -1, -2)
 
 
 def families_of(tensor: TensorUse, problem: Problem) -> tuple[str, ...]:
@@ -281,6 +354,14 @@ def faint(problem: Problem, of_line: Sequence[str]) -> NDArray[np.bool_] | None:
     of_left = np.array([name == "tiny" for name in of_line], dtype=bool)
     of_right = [np.array([name == "tiny" for name in families_of(t, problem)], dtype=bool) for t in rights(problem)]
     return np.asarray(of_left[:, np.newaxis] & np.logical_or.reduce(of_right)) if of_right else None
+
+
+def level(problem: Problem) -> NDArray[np.bool_] | None:
+    """[cols]: where some right side is not drawn at random, of products over inner."""
+    if summed(problem) is not Kind.INNER:
+        return None
+    of_line = [[name not in DRAWN_RIGHT for name in families_of(t, problem)] for t in rights(problem)]
+    return np.logical_or.reduce(np.array(of_line)) if of_line else None
 
 
 def drifting(problem: Problem, of_line: Sequence[str]) -> NDArray[np.bool_] | None:

@@ -101,9 +101,9 @@ def _of_right(known: _Known, tensor: TensorUse) -> dict[str, bool]:
     at = at if at.size else rows[:FIRST_ROWS]
     buffer = inputs.buffers[tensor.name]
     array, lines = buffer.array.copy(), np.flatnonzero(of_line != ORDINARY)
-    axis = line_axis(tensor, problem)
-    normal = np.random.default_rng([inputs.seed, 3]).standard_normal((lines.size, array.shape[1 - axis]))
-    np.moveaxis(array, axis, 0)[lines] = tensor.dtype.stored(normal)
+    of_lines = np.moveaxis(array, line_axis(tensor, problem), 0)
+    normal = np.random.default_rng([inputs.seed, 3]).standard_normal(of_lines[lines].shape)
+    of_lines[lines] = tensor.dtype.stored(normal)
     others = replace(inputs, buffers=inputs.buffers | {tensor.name: replace(buffer, array=array)})
     changed = np.zeros(of_line.size, dtype=bool)
     for _, differs in known.differing(others, at):
