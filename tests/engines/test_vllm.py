@@ -366,3 +366,13 @@ def test_a_model_s_layer_is_ours_where_the_plugin_of_layers_is_named(layered: An
         assert torch.equal(part(x), ir.ops.rms_norm(x, part.weight.data, 1e-6, 48))
     if is_compiled:
         assert [name.rpartition("_")[0] for name in graphs.of_ours] == ["vllm_ir_add_rmsnorm", "vllm_ir_rmsnorm"]
+
+
+def test_a_device_s_capability_is_asked_outside_of_a_compiled_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (7, index))
+    ours._capability.cache_clear()
+    compiled = torch.compile(
+        lambda x: x + 1 if ours._is_new_enough(5) and not ours._is_new_enough(4) else x, fullgraph=True, backend="eager"
+    )
+    assert compiled(torch.zeros(())).item() == 1
+    ours._capability.cache_clear()
