@@ -151,6 +151,11 @@ def _runs_on(device: torch.device) -> bool:
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-@functools.cache
 def _is_new_enough(index: int) -> bool:
-    return bool(torch.cuda.get_device_capability(index) >= LEAST_CAPABILITY)
+    return _capability(index) >= LEAST_CAPABILITY
+
+
+@functools.cache
+def _capability(index: int) -> tuple[int, int]:
+    major, minor = torch.cuda.get_device_capability(index)
+    return major, minor

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from normgen.engines.vllm import _is_like, _is_rows, _is_weight
+from normgen.engines.vllm import _capability, _is_like, _is_rows, _is_weight
 from normgen.python.handle import Kernel, kernel
 from normgen.torch.calls import name_of
 from normgen.torch.operators import operator
@@ -172,7 +172,7 @@ def _fits(result: Tensor, input: Tensor, weight: Tensor, residual: Tensor | None
         return False
     if result.dtype != torch.float8_e4m3fn or result.shape != input.shape or not result.is_contiguous():
         return False
-    return not input.is_cuda or bool(torch.cuda.get_device_capability(input.device) >= LEAST_CAPABILITY)
+    return not input.is_cuda or _capability(input.get_device()) >= LEAST_CAPABILITY
 
 
 def _is_number(scale: Tensor, input: Tensor) -> bool:

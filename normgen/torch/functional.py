@@ -80,6 +80,8 @@ def cross_entropy(
     if reduction == "sum":
         return total
     count = (target != ignored).sum()
+    if not total.requires_grad:
+        return total / count
     # Behind the division by 0 stands an infinite gradient, which no factor of 0 takes away: it ends here.
     return total.masked_fill(count == 0, 0.0) / count
 

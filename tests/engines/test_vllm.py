@@ -319,3 +319,60 @@ def test_an_operation_of_another_schema_is_left_out_and_said(caplog: pytest.LogC
     finally:
         op._schema_str = kept
         op.impls["normgen"] = taken
+
+
+@pytest.fixture
+def layered(configured: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """vLLM's configuration, with our layer in its registry of layers from outside."""
+    from vllm.model_executor.custom_op import op_registry_oot
+
+    from normgen.engines import vllm_layers
+
+    monkeypatch.delenv("VLLM_PLUGINS", raising=False)
+    assert vllm_layers.register() == ()
+    monkeypatch.setenv("VLLM_PLUGINS", "normgen_layers")
+    assert vllm_layers.register() == vllm_layers.register() == ("RMSNorm",)
+    yield configured
+    op_registry_oot.pop("RMSNorm")
+
+
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_a_model_s_layer_is_ours_where_the_plugin_of_layers_is_named(layered: Any, is_compiled: bool) -> None:
+    from vllm.config import set_current_vllm_config
+    from vllm.model_executor.layers.layernorm import RMSNorm
+
+    norm, _ = layers(layered)
+    assert isinstance(norm, RMSNorm)
+    assert type(norm).__module__ == "normgen.engines.vllm_layers"
+    assert type(norm).name == "rms_norm"
+    with set_current_vllm_config(layered):
+        part = RMSNorm(96, var_hidden_size=48).bfloat16()  # vLLM's own forward
+    graphs = _Graphs()
+    patched = torch._inductor.config.patch(post_grad_custom_post_pass=graphs, fx_graph_cache=False)
+    torch._dynamo.reset()
+
+    def block(x: Any, residual: Any) -> Any:
+        y, total = norm(x, residual)
+        return norm(y), total
+
+    with provider("native"), torch.no_grad(), patched:
+        for rows in (3, 5):
+            x, residual = (torch.randn(rows, 96).bfloat16() for _ in range(2))
+            got = (torch.compile(block, fullgraph=True, dynamic=True) if is_compiled else block)(x, residual)
+            y, total = ir.ops.fused_add_rms_norm(x, residual, norm.weight.data, 1e-6)
+            assert torch.equal(got[0], ir.ops.rms_norm(y, norm.weight.data, 1e-6))
+            assert torch.equal(got[1], total)
+        x = torch.randn(3, 96).bfloat16()
+        assert torch.equal(part(x), ir.ops.rms_norm(x, part.weight.data, 1e-6, 48))
+    if is_compiled:
+        assert [name.rpartition("_")[0] for name in graphs.of_ours] == ["vllm_ir_add_rmsnorm", "vllm_ir_rmsnorm"]
+
+
+def test_a_device_s_capability_is_asked_outside_of_a_compiled_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (7, index))
+    ours._capability.cache_clear()
+    compiled = torch.compile(
+        lambda x: x + 1 if ours._is_new_enough(5) and not ours._is_new_enough(4) else x, fullgraph=True, backend="eager"
+    )
+    assert compiled(torch.zeros(())).item() == 1
+    ours._capability.cache_clear()

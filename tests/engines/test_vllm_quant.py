@@ -217,3 +217,33 @@ def test_vllm_s_pass_puts_our_operator_into_a_compiled_program(
     differ = (got[0].view(torch.uint8) != want[0].view(torch.uint8)).float().mean().item()
     # vLLM's fused kernel normalises the stored sum, and divides by a token's scale: its native forms do not.
     assert differ == 0 if form == "static" and not has_residual else differ < 0.02
+
+
+@pytest.mark.parametrize("form", ["static", "token", "group"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_our_operators_have_the_bits_of_vllm_s_norm_and_then_its_native_quantiser(
+    fusion: Any, form: str, dtype: Any
+) -> None:
+    """Without a residual, whose sum the fused kernels round elsewhere; of a token the scale, by which they divide."""
+    from vllm import ir
+    from vllm.config import DeviceConfig, VllmConfig, set_current_vllm_config
+    from vllm.model_executor.layers.quantization.input_quant_fp8 import QuantFP8
+    from vllm.model_executor.layers.quantization.utils.quant_utils import GroupShape
+
+    assert fusion.FUSED_OPS
+    x, _, weight = drawn(40, 512, dtype, "cpu")
+    y = ir.ops.rms_norm.impls["native"].impl_fn(x, weight, 1e-6)
+    result, static = torch.empty(x.shape, dtype=E4M3), torch.full((1,), 0.017)
+    shape = {"static": GroupShape.PER_TENSOR, "token": GroupShape.PER_TOKEN, "group": GroupShape(1, 128)}[form]
+    with set_current_vllm_config(VllmConfig(device_config=DeviceConfig(device="cpu"))):
+        want, want_scale = QuantFP8(form == "static", shape).forward_native(y, static if form == "static" else None)
+    scale = torch.empty(want_scale.shape)
+    if form == "static":
+        ours.defined("rms_norm_static_fp8_quant")(result, x, weight, static, 1e-6)
+    elif form == "token":
+        ours.defined("rms_norm_dynamic_per_token_quant")(result, x, weight, scale, 1e-6, None, None)
+        want = fp8(y.float() / want_scale)
+    else:
+        ours.defined("rms_norm_per_block_quant")(result, x, weight, scale, 1e-6, None, None, 128, False)
+    assert form == "static" or torch.equal(scale, want_scale)
+    assert torch.equal(result.view(torch.uint8), want.view(torch.uint8))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -128,3 +130,12 @@ def test_an_engine_and_its_model_belong_together(capsys: pytest.CaptureFixture[s
     with pytest.raises(SystemExit, match="2"):
         main(["engines", "vllm"])
     assert "--check" in capsys.readouterr().err
+
+
+def test_what_an_engine_asks_is_said_without_torch_or_the_engine() -> None:
+    program = (
+        "import sys, normgen, normgen.cli.tune.run, normgen.cli.engines.command, normgen.engines.vllm_sizes\n"
+        "print([m for m in ('torch', 'vllm', 'sglang', 'normgen.torch', 'normgen.engines.vllm') if m in sys.modules])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from typing import Any
 
 import numpy as np
 import pytest
@@ -417,3 +418,28 @@ def test_a_parameter_of_groups_is_repeated_along_the_columns(role: str, size: tu
     for rule, wrong in refused.items():
         with pytest.raises(UsageError, match=rule):
             norm(**{"x": x, "weight": weight, "bias": bias, "scale": scale, **wrong})
+
+
+def test_a_mean_without_a_gradient_is_four_operations_beside_the_losses() -> None:
+    """What keeps an infinite gradient away is asked for where a gradient will be."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Noted(TorchDispatchMode):
+        def __init__(self) -> None:
+            super().__init__()
+            self.names: list[str] = []
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            self.names.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    logits, labels = torch.randn(4, 10), torch.tensor([1, 2, -100, 3])
+    with Noted() as plain:
+        mean = ng.cross_entropy(logits, labels)
+    assert plain.names[1:] == ["aten.sum.default", "aten.ne.Scalar", "aten.sum.default", "aten.div.Tensor"]
+    wanted = logits.clone().requires_grad_()
+    with Noted() as kept:
+        loss = ng.cross_entropy(wanted, labels)
+    assert "aten.masked_fill.Scalar" in kept.names
+    assert torch.equal(loss, mean)
+    assert ng.cross_entropy(logits, torch.full((4,), -100)).isnan()
