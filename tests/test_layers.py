@@ -44,6 +44,7 @@ LAYERS = (
     ("operators",),
     ("torch",),
     ("jax",),
+    ("engines",),
     ("cli",),
     ("__main__",),
 )
