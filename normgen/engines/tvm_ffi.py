@@ -288,7 +288,7 @@ def _banner(one: Halves, function: Function, includes: str, image: Image | None)
     library = f"{group.name}.so"
     build = (
         [
-            f"c++ -O2 -shared -fPIC {flags} -I<folder of cuda.h> \\",
+            f"c++ -O2 -shared -fPIC {flags} \\",
             f"    $(tvm-ffi-config --ldflags --libs) -ldl -o {library}",
         ]
         if image

@@ -17,7 +17,9 @@ from click.testing import CliRunner
 
 from normgen import export as headers
 from normgen.cli.export import export
+from normgen.cuda import nvrtc
 from normgen.cuda.cubin import entries_of
+from normgen.engines import tvm_ffi
 from normgen.engines.tvm_ffi import beside_header, described, image_of, of_machine_code
 from normgen.errors import UsageError
 from normgen.export.groups import groups_of
@@ -28,7 +30,7 @@ from normgen.report.readme import ROOT
 
 from ..export.cases import layernorm_records, record
 from ..export.driven import ROWS_PER_BATCH, WORKSPACE, Call, expected, scalar
-from .libraries import CPU, NEEDS_CLIENT, built, built_by_nvcc, called, fake_driver, place, run, tensor
+from .libraries import CPU, HERE, NEEDS_CLIENT, built, built_by_nvcc, called, fake_driver, place, run, tensor
 
 pytestmark = NEEDS_CLIENT
 STREAM = 7
@@ -231,6 +233,12 @@ def test_every_kind_of_function_is_launched_as_the_header_launches_it(name: str,
     for call, lines in zip(calls, found, strict=True):
         wanted = expected(library.halves.group, call, compiled.problem, compiled.parts)
         assert without_device(lines) == [*wanted, "= None"]
+
+
+def test_the_drivers_types_and_numbers_are_those_of_cudas_header() -> None:
+    templates = Path(tvm_ffi.__file__).parent / "templates"
+    includes = [word for found in (place() / "include", *nvrtc.header_folders()) for word in ("-isystem", found)]
+    run("g++", "-std=c++17", "-fsyntax-only", *includes, "-I", templates, HERE / "driver_types.cpp")
 
 
 def test_the_machine_code_has_every_kernel_that_the_library_names(layernorm: Library) -> None:

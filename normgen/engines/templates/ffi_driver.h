@@ -2,9 +2,49 @@
 #define NORMGEN_FFI_DRIVER_H_
 
 // What the host part below asks of the CUDA runtime, by the driver: no library of CUDA is linked, and the driver is
-// opened at the first call.
+// opened at the first call. Its types are declared here, as CUDA 12 and later have them in memory, so that no header of
+// CUDA is needed.
 namespace normgen {
 namespace {
+
+enum CUresult : int {
+  CUDA_SUCCESS = 0,
+  CUDA_ERROR_INVALID_VALUE = 1,
+  CUDA_ERROR_NO_BINARY_FOR_GPU = 209,
+  CUDA_ERROR_NOT_FOUND = 500,
+  CUDA_ERROR_MISALIGNED_ADDRESS = 716,
+};
+using CUdevice = int;
+using CUdeviceptr = unsigned long long;
+using CUcontext = struct CUctx_st*;
+using CUstream = struct CUstream_st*;
+using CUfunction = struct CUfunc_st*;
+using CUkernel = struct CUkern_st*;
+using CUlibrary = struct CUlib_st*;
+
+enum CUlaunchAttributeID : int {
+  CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION = 4,
+  CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION = 6,
+};
+
+struct alignas(8) CUlaunchAttribute {
+  CUlaunchAttributeID id;
+  char pad[4];
+  union {
+    char all[64];
+    struct { unsigned x, y, z; } clusterDim;
+    int programmaticStreamSerializationAllowed;
+  } value;
+};
+static_assert(sizeof(CUlaunchAttribute) == 72, "as the driver reads it");
+
+struct CUlaunchConfig {
+  unsigned gridDimX, gridDimY, gridDimZ, blockDimX, blockDimY, blockDimZ, sharedMemBytes;
+  CUstream hStream;
+  CUlaunchAttribute* attrs;
+  unsigned numAttrs;
+};
+static_assert(sizeof(CUlaunchConfig) == 56, "as the driver reads it");
 
 using cudaError_t = CUresult;
 using cudaStream_t = CUstream;
@@ -15,24 +55,26 @@ constexpr cudaError_t cudaErrorMisalignedAddress = CUDA_ERROR_MISALIGNED_ADDRESS
 
 // The functions of the driver, of CUDA 12 and later.
 struct Driver {
-#define NORMGEN_DRIVER(function, symbol) decltype(&::function) function##_;
-#define NORMGEN_DRIVER_FUNCTIONS                                              \
-  NORMGEN_DRIVER(cuInit, "cuInit")                                            \
-  NORMGEN_DRIVER(cuGetErrorString, "cuGetErrorString")                        \
-  NORMGEN_DRIVER(cuCtxGetDevice, "cuCtxGetDevice")                            \
-  NORMGEN_DRIVER(cuCtxPushCurrent, "cuCtxPushCurrent_v2")                     \
-  NORMGEN_DRIVER(cuCtxPopCurrent, "cuCtxPopCurrent_v2")                       \
-  NORMGEN_DRIVER(cuDeviceGet, "cuDeviceGet")                                  \
-  NORMGEN_DRIVER(cuDeviceGetAttribute, "cuDeviceGetAttribute")                \
-  NORMGEN_DRIVER(cuDevicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain")        \
-  NORMGEN_DRIVER(cuLibraryLoadData, "cuLibraryLoadData")                      \
-  NORMGEN_DRIVER(cuLibraryGetKernel, "cuLibraryGetKernel")                    \
-  NORMGEN_DRIVER(cuKernelSetAttribute, "cuKernelSetAttribute")                \
-  NORMGEN_DRIVER(cuLaunchKernelEx, "cuLaunchKernelEx")                        \
-  NORMGEN_DRIVER(cuOccupancyMaxActiveClusters, "cuOccupancyMaxActiveClusters") \
-  NORMGEN_DRIVER(cuMemsetD8Async, "cuMemsetD8Async")                          \
-  NORMGEN_DRIVER(cuMemAllocAsync, "cuMemAllocAsync")                          \
-  NORMGEN_DRIVER(cuMemFreeAsync, "cuMemFreeAsync")
+#define NORMGEN_DRIVER_FUNCTIONS                                                                            \
+  NORMGEN_DRIVER(cuInit, "cuInit", unsigned)                                                                \
+  NORMGEN_DRIVER(cuGetErrorString, "cuGetErrorString", CUresult, const char**)                              \
+  NORMGEN_DRIVER(cuCtxGetDevice, "cuCtxGetDevice", CUdevice*)                                               \
+  NORMGEN_DRIVER(cuCtxPushCurrent, "cuCtxPushCurrent_v2", CUcontext)                                        \
+  NORMGEN_DRIVER(cuCtxPopCurrent, "cuCtxPopCurrent_v2", CUcontext*)                                         \
+  NORMGEN_DRIVER(cuDeviceGet, "cuDeviceGet", CUdevice*, int)                                                \
+  NORMGEN_DRIVER(cuDeviceGetAttribute, "cuDeviceGetAttribute", int*, int, CUdevice)                         \
+  NORMGEN_DRIVER(cuDevicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain", CUcontext*, CUdevice)                \
+  NORMGEN_DRIVER(cuLibraryLoadData, "cuLibraryLoadData", CUlibrary*, const void*, int*, void**, unsigned, int*, \
+                 void**, unsigned)                                                                          \
+  NORMGEN_DRIVER(cuLibraryGetKernel, "cuLibraryGetKernel", CUkernel*, CUlibrary, const char*)               \
+  NORMGEN_DRIVER(cuKernelSetAttribute, "cuKernelSetAttribute", int, int, CUkernel, CUdevice)                \
+  NORMGEN_DRIVER(cuLaunchKernelEx, "cuLaunchKernelEx", const CUlaunchConfig*, CUfunction, void**, void**)   \
+  NORMGEN_DRIVER(cuOccupancyMaxActiveClusters, "cuOccupancyMaxActiveClusters", int*, CUfunction,            \
+                 const CUlaunchConfig*)                                                                     \
+  NORMGEN_DRIVER(cuMemsetD8Async, "cuMemsetD8Async", CUdeviceptr, unsigned char, std::size_t, CUstream)     \
+  NORMGEN_DRIVER(cuMemAllocAsync, "cuMemAllocAsync", CUdeviceptr*, std::size_t, CUstream)                   \
+  NORMGEN_DRIVER(cuMemFreeAsync, "cuMemFreeAsync", CUdeviceptr, CUstream)
+#define NORMGEN_DRIVER(function, symbol, ...) CUresult (*function##_)(__VA_ARGS__);
   NORMGEN_DRIVER_FUNCTIONS
 #undef NORMGEN_DRIVER
   const char* missing = nullptr;  // the function that the driver does not have; the library itself
@@ -40,7 +82,7 @@ struct Driver {
   Driver() {
     void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
     if (library == nullptr) missing = "libcuda.so.1";
-#define NORMGEN_DRIVER(function, symbol)                                                       \
+#define NORMGEN_DRIVER(function, symbol, ...)                                                  \
   function##_ = library ? reinterpret_cast<decltype(function##_)>(dlsym(library, symbol)) : nullptr; \
   if (function##_ == nullptr && missing == nullptr) missing = symbol;
     NORMGEN_DRIVER_FUNCTIONS
@@ -116,10 +158,10 @@ struct dim3 {
 };
 
 enum { cudaLaunchAttributeClusterDimension, cudaLaunchAttributeProgrammaticStreamSerialization };
-enum cudaDeviceAttr { cudaDevAttrMultiProcessorCount = CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT };
+enum cudaDeviceAttr { cudaDevAttrMultiProcessorCount = 16 };
 enum cudaFuncAttribute {
-  cudaFuncAttributeMaxDynamicSharedMemorySize = CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
-  cudaFuncAttributeNonPortableClusterSizeAllowed = CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED,
+  cudaFuncAttributeMaxDynamicSharedMemorySize = 8,  // numbers of the driver
+  cudaFuncAttributeNonPortableClusterSizeAllowed = 14,
 };
 
 struct cudaLaunchAttribute {
@@ -174,7 +216,7 @@ inline cudaError_t cudaGetDevice(int* device) {
 }
 
 inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr which, int device) {
-  return driver().cuDeviceGetAttribute_(value, static_cast<CUdevice_attribute>(which), device);
+  return driver().cuDeviceGetAttribute_(value, which, device);
 }
 
 inline cudaError_t cudaFuncSetAttribute(const void* function, cudaFuncAttribute which, int value) {
@@ -183,7 +225,7 @@ inline cudaError_t cudaFuncSetAttribute(const void* function, cudaFuncAttribute 
   int device = 0;
   if (status == cudaSuccess) status = cudaGetDevice(&device);
   if (status != cudaSuccess) return status;
-  return driver().cuKernelSetAttribute_(static_cast<CUfunction_attribute>(which), value, kernel, device);
+  return driver().cuKernelSetAttribute_(which, value, kernel, device);
 }
 
 inline cudaError_t cudaOccupancyMaxActiveClusters(int* clusters, const void* function, const cudaLaunchConfig_t* how) {
