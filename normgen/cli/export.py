@@ -12,6 +12,7 @@ import click
 from normgen import export as headers
 from normgen.cli.options import json_option, show
 from normgen.device import device_from
+from normgen.engines.flashinfer import write_flashinfer
 from normgen.engines.source import Source, say_missing, write_libraries
 from normgen.engines.tvm_ffi import beside_header
 from normgen.errors import NothingValidError, UsageError, needed
@@ -53,6 +54,11 @@ from normgen.records.winners import adopt, adopted, exchange, gpu_slug, kept_of
     is_flag=True,
     help="Write a TVM-FFI library beside each header, <header>_ffi.cu; with --cubin only libraries that need no nvcc.",
 )
+@click.option(
+    "--flashinfer",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Write FlashInfer's definitions and solutions there, for its Trace Apply and for flashinfer-bench.",
+)
 @click.option("--format", "form", type=click.Choice(["headers", "t4"]), default="headers", show_default=True)
 @json_option
 def export(
@@ -66,6 +72,7 @@ def export(
     shared_library: bool,
     cubins: Path | None,
     tvm_ffi: bool,
+    flashinfer: Path | None,
     form: str,
     as_json: bool,
 ) -> None:
@@ -79,6 +86,7 @@ def export(
     With --cubin DIR the kernels of the records, of FILES alone where some are given, are compiled into that folder.
     With --tvm-ffi each header has a file beside it that makes it a library for every framework that hands over DLPack
     tensors. With --tvm-ffi --cubin DIR that folder gets <header>_ffi.cc, which hold machine code: they need no nvcc.
+    With --flashinfer DIR the records of FILES, else of OUTPUT/records, that are operations of FlashInfer's go there.
     With --format t4 the records of FILES (a run's candidates.jsonl) are printed in Kernel Tuner's results format.
     --json prints {taken: [{op, schedule, is_taken}], written: [files], refused: [{op, direction, rows, cols, why}]}.
     """
@@ -94,6 +102,10 @@ def export(
     source = Source(files=files, output=output, specs=specs, replace=replace)
     if tvm_ffi:
         say_missing("apache-tvm-ffi", "tvm_ffi")
+    if flashinfer is not None:
+        say_missing("flashinfer-python", "flashinfer")
+        _echo(write_flashinfer(source, flashinfer))
+        return
     if cubins is not None and tvm_ffi:
         if archs:
             rule = "machine code is of the GPUs that its records are of"

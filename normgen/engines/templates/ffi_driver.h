@@ -72,6 +72,7 @@ struct Driver {
   NORMGEN_DRIVER(cuOccupancyMaxActiveClusters, "cuOccupancyMaxActiveClusters", int*, CUfunction,            \
                  const CUlaunchConfig*)                                                                     \
   NORMGEN_DRIVER(cuMemsetD8Async, "cuMemsetD8Async", CUdeviceptr, unsigned char, std::size_t, CUstream)     \
+  NORMGEN_DRIVER(cuMemcpyAsync, "cuMemcpyAsync", CUdeviceptr, CUdeviceptr, std::size_t, CUstream)           \
   NORMGEN_DRIVER(cuMemAllocAsync, "cuMemAllocAsync", CUdeviceptr*, std::size_t, CUstream)                   \
   NORMGEN_DRIVER(cuMemFreeAsync, "cuMemFreeAsync", CUdeviceptr, CUstream)
 #define NORMGEN_DRIVER(function, symbol, ...) CUresult (*function##_)(__VA_ARGS__);
@@ -248,6 +249,11 @@ inline cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* how, void (*func
 
 inline cudaError_t cudaMemsetAsync(void* memory, int value, std::size_t bytes, cudaStream_t stream) {
   return driver().cuMemsetD8Async_(reinterpret_cast<CUdeviceptr>(memory), static_cast<unsigned char>(value), bytes, stream);
+}
+
+inline cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaStream_t stream) {
+  const CUdeviceptr source = reinterpret_cast<CUdeviceptr>(from);
+  return driver().cuMemcpyAsync_(reinterpret_cast<CUdeviceptr>(to), source, bytes, stream);
 }
 
 inline cudaError_t cudaMallocAsync(void** memory, std::size_t bytes, cudaStream_t stream) {
