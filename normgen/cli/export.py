@@ -13,6 +13,7 @@ from normgen import export as headers
 from normgen.cli.options import json_option, show
 from normgen.device import device_from
 from normgen.engines.flashinfer import write_flashinfer
+from normgen.engines.hub import write_hub
 from normgen.engines.source import Source, say_missing, write_libraries
 from normgen.engines.tvm_ffi import beside_header
 from normgen.errors import NothingValidError, UsageError, needed
@@ -59,6 +60,12 @@ from normgen.records.winners import adopt, adopted, exchange, gpu_slug, kept_of
     type=click.Path(file_okay=False, path_type=Path),
     help="Write FlashInfer's definitions and solutions there, for its Trace Apply and for flashinfer-bench.",
 )
+@click.option(
+    "--hf-kernels",
+    "hub",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Write a layer for Hugging Face's kernels there: RMSNorm, forward and backward, with its libraries built.",
+)
 @click.option("--format", "form", type=click.Choice(["headers", "t4"]), default="headers", show_default=True)
 @json_option
 def export(
@@ -73,6 +80,7 @@ def export(
     cubins: Path | None,
     tvm_ffi: bool,
     flashinfer: Path | None,
+    hub: Path | None,
     form: str,
     as_json: bool,
 ) -> None:
@@ -87,6 +95,7 @@ def export(
     With --tvm-ffi each header has a file beside it that makes it a library for every framework that hands over DLPack
     tensors. With --tvm-ffi --cubin DIR that folder gets <header>_ffi.cc, which hold machine code: they need no nvcc.
     With --flashinfer DIR the records of FILES, else of OUTPUT/records, that are operations of FlashInfer's go there.
+    With --hf-kernels DIR a layer "RMSNorm" is made of records of rmsnorm in both directions, for transformers' models.
     With --format t4 the records of FILES (a run's candidates.jsonl) are printed in Kernel Tuner's results format.
     --json prints {taken: [{op, schedule, is_taken}], written: [files], refused: [{op, direction, rows, cols, why}]}.
     """
@@ -105,6 +114,10 @@ def export(
     if flashinfer is not None:
         say_missing("flashinfer-python", "flashinfer")
         _echo(write_flashinfer(source, flashinfer))
+        return
+    if hub is not None:
+        say_missing("kernels", "kernels")
+        _echo(write_hub(source, hub))
         return
     if cubins is not None and tvm_ffi:
         if archs:

@@ -162,6 +162,11 @@ def _named(header: str, suffix: str) -> str:
     return f"{header.removesuffix('.cu')}_ffi.{suffix}"
 
 
+def template(name: str) -> jinja2.Template:
+    """One of the templates of engines."""
+    return _environment().get_template(name)
+
+
 @cache
 def _environment() -> jinja2.Environment:
     return environment().overlay(loader=jinja2.FileSystemLoader(_TEMPLATES))
@@ -185,29 +190,25 @@ def _text(one: Halves, *, includes: str, guard: str, scope: str, image: Image | 
         f"{'Optional<DLTensor*>' if t.name in function.optional else 'DLTensor*'} {m}"
         for t, m in zip(function.tensors, tensors, strict=True)
     ]
-    marked = (
-        _environment()
-        .get_template("ffi.cu.j2")
-        .render(
-            banner=_banner(one, function, includes, image),
-            guard=binding_guard(guard),
-            name=group.name,
-            arch=group.arch,
-            includes=includes,
-            header=includes,
-            image=image,
-            stored=stored_dtypes(group),
-            library=_library("ffi_driver.h" if image else "ffi_runtime.h", "ffi_checks.h"),
-            host_text="@host@" if image else "",
-            uses=[_use(t) for t in function.tensors],
-            parameters=[*parameters, *(f"double {mark(name)}" for name, _ in function.scalars)],
-            given=[f"given({m})" for m in tensors],
-            sizes=list(_sizes(problem)),
-            rules=list(_rules(group, function)),
-            function=f"{scope}::{group.name}",
-            workspace=", ".join(("rows, cols", *(shares if problem.sums_batches else []))) if host.workspace else "",
-            passed=[*passed, *(["scratch.memory()"] if host.workspace else []), "stream"],
-        )
+    marked = template("ffi.cu.j2").render(
+        banner=_banner(one, function, includes, image),
+        guard=binding_guard(guard),
+        name=group.name,
+        arch=group.arch,
+        includes=includes,
+        header=includes,
+        image=image,
+        stored=stored_dtypes(group),
+        library=_library("ffi_driver.h" if image else "ffi_runtime.h", "ffi_checks.h"),
+        host_text="@host@" if image else "",
+        uses=[_use(t) for t in function.tensors],
+        parameters=[*parameters, *(f"double {mark(name)}" for name, _ in function.scalars)],
+        given=[f"given({m})" for m in tensors],
+        sizes=list(_sizes(problem)),
+        rules=list(_rules(group, function)),
+        function=f"{scope}::{group.name}",
+        workspace=", ".join(("rows, cols", *(shares if problem.sums_batches else []))) if host.workspace else "",
+        passed=[*passed, *(["scratch.memory()"] if host.workspace else []), "stream"],
     )
     text = Spelling(_STRING.sub('""', marked)).within(marked)
     return tidy(text.replace("@host@", host_text(one)) if image else text)  # in its scope it has its own spelling
