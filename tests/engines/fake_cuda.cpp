@@ -75,6 +75,10 @@ CUresult cuLibraryGetKernel(CUkernel* kernel, CUlibrary, const char* name) {
   *kernel = reinterpret_cast<CUkernel>(strdup(name));
   return CUDA_SUCCESS;
 }
+CUresult cuKernelGetFunction(CUfunction* function, CUkernel kernel) {
+  *function = reinterpret_cast<CUfunction>(kernel);
+  return CUDA_SUCCESS;
+}
 CUresult cuKernelSetAttribute(CUfunction_attribute, int, CUkernel, CUdevice) { return CUDA_SUCCESS; }
 CUresult cuOccupancyMaxActiveClusters(int* clusters, CUfunction, const CUlaunchConfig*) {
   *clusters = 20;

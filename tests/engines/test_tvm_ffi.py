@@ -213,12 +213,18 @@ def test_a_machine_without_a_driver_and_another_gpu_are_said(layernorm: Library,
 
 
 BACKWARD = record("layernorm", shape="8192x768", direction="backward")
+(CLUSTERS,) = (
+    one
+    for one in headers.folder_records(ROOT / "generated")
+    if (one.problem.op, one.problem.direction, one.problem.cols) == ("rmsnorm", "forward", 131072)
+)
 NO_ROWS = Call(rows=0, cols=768)
 OTHERS: dict[str, tuple[Record, Call]] = {
     "backward, with scratch memory": (BACKWARD, Call(rows=8192, cols=768)),
     "batches": (record("adaln", shape="4096x512", batches=4), Call(rows=4096, cols=512)),
     "in place": (record("add_rmsnorm", shape="64x512", in_place={"h": "residual", "y": "x"}), Call(rows=64, cols=512)),
     "groups": (record("rmsnorm_to_fp8_group", shape="64x512", dtype="bf16"), Call(rows=64, cols=512)),
+    "a persistent grid of clusters": (CLUSTERS, Call(rows=4096, cols=131072, null=frozenset({"rstd"}))),
     "a product": (record("linear", shape="64x256", inner=128), Call(rows=64, cols=256, inner=128)),
 }
 

@@ -67,6 +67,7 @@ struct Driver {
   NORMGEN_DRIVER(cuLibraryLoadData, "cuLibraryLoadData", CUlibrary*, const void*, int*, void**, unsigned, int*, \
                  void**, unsigned)                                                                          \
   NORMGEN_DRIVER(cuLibraryGetKernel, "cuLibraryGetKernel", CUkernel*, CUlibrary, const char*)               \
+  NORMGEN_DRIVER(cuKernelGetFunction, "cuKernelGetFunction", CUfunction*, CUkernel)                         \
   NORMGEN_DRIVER(cuKernelSetAttribute, "cuKernelSetAttribute", int, int, CUkernel, CUdevice)                \
   NORMGEN_DRIVER(cuLaunchKernelEx, "cuLaunchKernelEx", const CUlaunchConfig*, CUfunction, void**, void**)   \
   NORMGEN_DRIVER(cuOccupancyMaxActiveClusters, "cuOccupancyMaxActiveClusters", int*, CUfunction,            \
@@ -231,10 +232,12 @@ inline cudaError_t cudaFuncSetAttribute(const void* function, cudaFuncAttribute 
 
 inline cudaError_t cudaOccupancyMaxActiveClusters(int* clusters, const void* function, const cudaLaunchConfig_t* how) {
   CUkernel kernel = nullptr;
-  const cudaError_t status = Image::find(function, &kernel);
+  CUfunction here = nullptr;  // the kernel in the current context
+  cudaError_t status = Image::find(function, &kernel);
+  if (status == cudaSuccess) status = driver().cuKernelGetFunction_(&here, kernel);
   if (status != cudaSuccess) return status;
   const DriverConfig config(*how);
-  return driver().cuOccupancyMaxActiveClusters_(clusters, reinterpret_cast<CUfunction>(kernel), &config.config);
+  return driver().cuOccupancyMaxActiveClusters_(clusters, here, &config.config);
 }
 
 template <typename... Params, typename... Given>
