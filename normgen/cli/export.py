@@ -12,6 +12,10 @@ import click
 from normgen import export as headers
 from normgen.cli.options import json_option, show
 from normgen.device import device_from
+from normgen.engines.flashinfer import write_flashinfer
+from normgen.engines.hub import write_hub
+from normgen.engines.source import Source, say_missing, write_libraries
+from normgen.engines.tvm_ffi import beside_header
 from normgen.errors import NothingValidError, UsageError, needed
 from normgen.export.beside import others_of, require_none_of, require_one
 from normgen.export.cubins import write_cubins
@@ -46,6 +50,22 @@ from normgen.records.winners import adopt, adopted, exchange, gpu_slug, kept_of
     type=click.Path(file_okay=False, path_type=Path),
     help="Write machine code and a manifest there instead: `normgen.kernel(..., cubins=DIR)` needs no compiler.",
 )
+@click.option(
+    "--tvm-ffi",
+    is_flag=True,
+    help="Write a TVM-FFI library beside each header, <header>_ffi.cu; with --cubin only libraries that need no nvcc.",
+)
+@click.option(
+    "--flashinfer",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Write FlashInfer's definitions and solutions there, for its Trace Apply and for flashinfer-bench.",
+)
+@click.option(
+    "--hf-kernels",
+    "hub",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Write a layer for Hugging Face's kernels there: RMSNorm, forward and backward, with its libraries built.",
+)
 @click.option("--format", "form", type=click.Choice(["headers", "t4"]), default="headers", show_default=True)
 @json_option
 def export(
@@ -58,6 +78,9 @@ def export(
     archs: str,
     shared_library: bool,
     cubins: Path | None,
+    tvm_ffi: bool,
+    flashinfer: Path | None,
+    hub: Path | None,
     form: str,
     as_json: bool,
 ) -> None:
@@ -69,6 +92,10 @@ def export(
     which takes seconds. Those that fail are named at the end, exit 4; all others are exported.
     With --arch, a GPU that has no record gets the general kernels, and a line on stderr says so.
     With --cubin DIR the kernels of the records, of FILES alone where some are given, are compiled into that folder.
+    With --tvm-ffi each header has a file beside it that makes it a library for every framework that hands over DLPack
+    tensors. With --tvm-ffi --cubin DIR that folder gets <header>_ffi.cc, which hold machine code: they need no nvcc.
+    With --flashinfer DIR the records of FILES, else of OUTPUT/records, that are operations of FlashInfer's go there.
+    With --hf-kernels DIR a layer "RMSNorm" is made of records of rmsnorm in both directions, for transformers' models.
     With --format t4 the records of FILES (a run's candidates.jsonl) are printed in Kernel Tuner's results format.
     --json prints {taken: [{op, schedule, is_taken}], written: [files], refused: [{op, direction, rows, cols, why}]}.
     """
@@ -78,10 +105,29 @@ def export(
         show(t4_results(record for file in files for record in kept_of(file)))
         return
 
-    if cubins is not None:
-        _export_cubins(files, output, specs, cubins)
+    how = headers.Form(
+        archs=read_archs(archs), shared_library=shared_library, binding=beside_header if tvm_ffi else None
+    )
+    source = Source(files=files, output=output, specs=specs, replace=replace)
+    if tvm_ffi:
+        say_missing("apache-tvm-ffi", "tvm_ffi")
+    if flashinfer is not None:
+        say_missing("flashinfer-python", "flashinfer")
+        _echo(write_flashinfer(source, flashinfer))
         return
-    how = headers.Form(archs=read_archs(archs), shared_library=shared_library)
+    if hub is not None:
+        say_missing("kernels", "kernels")
+        _echo(write_hub(source, hub))
+        return
+    if cubins is not None and tvm_ffi:
+        if archs:
+            rule = "machine code is of the GPUs that its records are of"
+            raise UsageError(rule, received=f"--arch {archs}", hint="leave --cubin out: nvcc compiles for all of them")
+        _echo(write_libraries(source, cubins))
+        return
+    if cubins is not None:
+        _export_cubins(source, cubins)
+        return
     if check and files:
         raise UsageError("--check writes nothing, so it takes no records in", received=str(files[0]))
     refused: list[Refused] = []
@@ -167,15 +213,15 @@ def _plain(one: Refused) -> dict[str, Any]:
     return {"op": key.op, "direction": key.direction, "rows": key.rows, "cols": key.cols, "why": one.why}
 
 
-def _export_cubins(files: tuple[Path, ...], output: Path, specs: tuple[str, ...], folder: Path) -> None:
-    """Of the records of FILES, else of those under OUTPUT/records."""
-    records = [record for file in files for record in kept_of(file)] if files else headers.folder_records(output)
-    if not records:
-        raise NothingValidError("there is no record to export", received=str(output / "records"))
-    spec_of = headers.specs_of(specs)
-    found = sorted_out(records, spec_of)
+def _echo(paths: Iterable[Path]) -> None:
+    for path in paths:
+        click.echo(str(path))
+
+
+def _export_cubins(source: Source, folder: Path) -> None:
+    found = source.records()
     with needed("the folder of cubins must be writable", hint="choose another one"):
-        for path in write_cubins(found.records, spec_of, folder) if found.records else ():
+        for path in write_cubins(found.records, source.spec_of, folder) if found.records else ():
             click.echo(str(path))
     require_all(found.refused)
 

@@ -28,13 +28,17 @@ _VERSION = re.compile(r"#define\s+CUDART_VERSION\s+(\d+)")
 
 @dataclass(frozen=True, kw_only=True)
 class Compiled:
-    """What NVRTC answered; `cubin` and `ptx` are empty and `error` names the failure when it refused."""
+    """What NVRTC answered; `cubin` and `ptx` are empty and `error` names the failure when it refused.
+
+    symbols  of the instances that were asked for, in their order: their names in the machine code
+    """
 
     cubin: bytes
     ptx: bytes
     log: str
     seconds: float
     error: str = ""
+    symbols: tuple[str, ...] = ()
 
     @property
     def complaint(self) -> str:
@@ -115,6 +119,7 @@ def compile_text(
             log=log.decode(errors="replace"),
             seconds=time.perf_counter() - started,
             error=str(status.name) if failed else "",
+            symbols=() if failed else tuple(_symbol(nvrtc, program, instance) for instance in instances),
         )
     finally:
         nvrtc.nvrtcDestroyProgram(program)
@@ -143,6 +148,10 @@ def _read(size_of: Any, read: Any, program: Any) -> bytes:
     # The binding writes into a `bytes` or any writable buffer; a bytearray is meant to be written to.
     _checked(read(program, buffer))
     return bytes(buffer)
+
+
+def _symbol(nvrtc: Any, program: Any, instance: str) -> str:
+    return str(_checked(nvrtc.nvrtcGetLoweredName(program, instance.encode())).decode())
 
 
 @functools.cache

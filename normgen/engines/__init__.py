@@ -1,5 +1,5 @@
-"""normgen in other programs: each adapter speaks one engine's or one library's language, over operators and records.
+"""Kernels in the engines that people run: each module is a door, and knows one client's way of being handed a kernel.
 
-Nothing here is imported by the rest of the package but the command line, and nothing changes an engine that does not
-name normgen in its own configuration.
+A door writes files that the client reads, or is imported by it through an entry point; nothing here changes a client that
+does not name normgen in its own configuration.
 """

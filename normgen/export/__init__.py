@@ -20,7 +20,7 @@ from normgen.export.banner import untuned
 from normgen.export.beside import others_beside, remove, require_one, require_own, require_written
 from normgen.export.compiled import check_compiles
 from normgen.export.groups import groups_of, header_name, header_problem
-from normgen.export.header import Halves, guard_of, halves, header_text, library_text, set_guard
+from normgen.export.header import Halves, binding_guard, guard_of, halves, header_text, library_text, set_guard
 from normgen.export.proof import Refused, SpecOf, is_fit, require_all, sorted_out
 from normgen.export.shared_library import FILE_NAME, SharedLibrary, shared_library
 from normgen.files.names import escaped
@@ -60,10 +60,13 @@ class Form:
     archs           of a set: a header for each of them, tuned or not, and one that picks among them by the device at
                     run time; none: one header for each arch that has records, each by itself
     shared_library  the device functions stand in one file beside the headers; else in each
+    binding         (header, whether it is one of a set) -> file name and text of what binds it to an engine, beside it;
+                    of a set it binds the file that picks
     """
 
     archs: tuple[int, ...] = ()
     shared_library: bool = False
+    binding: Callable[[Halves, bool], tuple[str, str]] | None = None
 
 
 PLAIN = Form()
@@ -127,7 +130,9 @@ def headers_of(
     found = [_library(shared, arch=min(one.group.arch for one in worked_out))] if shared else []
     beside = {header.file_name: header.text for header in found}
     made = [_header(one, shared, beside) for one in worked_out]
-    return (*found, *made, *(_sets(worked_out, made, beside) if form.archs else []))
+    sets = _sets(worked_out, made, beside) if form.archs else []
+    bindings = _bindings(worked_out, form.binding, is_set=bool(form.archs)) if form.binding else []
+    return (*found, *made, *sets, *bindings)
 
 
 def specs_of(spec_folders: Sequence[str | Path] = (), spec: Spec | None = None) -> SpecOf:
@@ -163,6 +168,27 @@ def _header(one: Halves, shared: SharedLibrary | None, beside: Mapping[str, str]
         guard=guard_of(group.name, group.arch),
         spec=group.problem.spec,
     )
+
+
+def _bindings(
+    worked_out: Sequence[Halves], binding: Callable[[Halves, bool], tuple[str, str]], *, is_set: bool
+) -> list[Header]:
+    """What binds each header to an engine, or each file that picks among them."""
+    bound = {one.group.name: one for one in reversed(worked_out)}.values() if is_set else worked_out
+    made = []
+    for one in bound:
+        file_name, text = binding(one, is_set)
+        guard = set_guard(one.group) if is_set else guard_of(one.group.name, one.group.arch)
+        found = Header(
+            file_name=file_name,
+            text=text,
+            arch=one.group.arch,
+            kernels=(),
+            guard=binding_guard(guard),
+            spec=one.group.problem.spec,
+        )
+        made.append(found)
+    return made
 
 
 def _sets(worked_out: Sequence[Halves], made: Sequence[Header], beside: Mapping[str, str]) -> list[Header]:

@@ -100,7 +100,7 @@ def header_text(header: Halves, shared: SharedLibrary | None = None) -> str:
             file_name=group.file_name,
             version=VERSION,
             min_arch=device.min_arch,
-            stored=_stored(group),
+            stored=stored_dtypes(group),
             shared=shared,
             shared_name=FILE_NAME,
             elsewhere=header.elsewhere,
@@ -128,16 +128,28 @@ def set_guard(group: Group) -> str:
     return f"NORMGEN_{group.name}_CU_".upper()
 
 
+def binding_guard(guard: str) -> str:
+    """The include guard of what binds a header to an engine, from the header's."""
+    return f"{guard.removesuffix('_CU_')}_FFI_CU_"
+
+
 def library_text(shared: SharedLibrary) -> str:
     """The file that headers which share their library include."""
     found = environment().get_template("device.cuh.j2")
     return tidy(found.render(file_name=FILE_NAME, version=VERSION, shared=shared))
 
 
-def _stored(group: Group) -> list[DType]:
+def stored_dtypes(group: Group) -> list[DType]:
     """The stored number formats that C++ has no type of its own for."""
     found = {t.dtype.name: t.dtype for t in group.problem.tensors if t.dtype.header}
     return [found[name] for name in sorted(found)]
+
+
+def host_text(header: Halves) -> str:
+    """The host part of a header alone."""
+    names: dict[str, str | int] = {"name": header.group.name, "arch": header.group.arch}
+    found = environment().get_template("host.cu.j2")
+    return found.render(host=_spelled(names, header.host), **names)
 
 
 def _spelled(names: Mapping[str, str | int], host: HostPart) -> HostPart:
