@@ -322,8 +322,8 @@ def _calls(problem: Problem, module: Module, *, sm_count: int) -> Iterator[Call]
         yield at(max(ragged, 4), f"with NaN and an infinity in {name}", not_finite=name)
     for cols in _other_cols(problem, module):
         yield at(ragged, f"at {cols} cols", cols=cols)
-        if nulls := _nulls(problem)[-1:]:
-            yield at(ragged, f"at {cols} cols with null {' and '.join(nulls[0])}", cols=cols, nulls=nulls[0])
+        for nulls in _nulls(problem)[-1:]:
+            yield at(ragged, f"at {cols} cols with null {' and '.join(nulls)}", cols=cols, nulls=nulls)
     for absent in _null_inputs(problem):
         yield at(ragged, f"with null {' and '.join(absent)}", absent=absent)
     for tied in _ties(problem):
@@ -352,10 +352,10 @@ def _calls(problem: Problem, module: Module, *, sm_count: int) -> Iterator[Call]
     if cols := _few_cols(problem, module):
         share = problem.with_rows(2 * ragged).batches if problem.spec.has_heads else 1
         gap = -(-FAR_ROW // share) * share
-        rows, own = gap + 2 * ragged, int(bool(problem.rows_per_batch and not problem.spec.has_heads))
+        rows, per_batch = gap + 2 * ragged, int(bool(problem.rows_per_batch and not problem.spec.has_heads))
         walkers = -(-rows // tile) if launch.walks else 0
         said = f"at {rows} rows, more than 2^16"
-        yield at(2 * ragged, said, cols=cols, gap=gap, walkers=walkers, rows_per_batch=own)
+        yield at(2 * ragged, said, cols=cols, gap=gap, walkers=walkers, rows_per_batch=per_batch)
     pitched = _pitched(module)
     own = {name: _pitch(problem, name, ragged) + (i + 1) * PITCH_STEP for i, name in enumerate(pitched)}
     if own:

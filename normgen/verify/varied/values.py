@@ -215,7 +215,7 @@ def as_large(size: float, shape: tuple[int, ...], dtype: DType, rng: np.random.G
 
 def middles(shape: tuple[int, ...], rng: np.random.Generator) -> Array:
     """Half of what lies in the middle between two numbers of int8 and of f8e4m3: 8.5, 9.5 ... 15.5, of either sign."""
-    return HALF * rng.choice(np.arange(8.5, 16.0), shape) * rng.choice([-1.0, 1.0], shape)
+    return np.asarray(HALF * rng.choice(np.arange(8.5, 16.0), shape) * rng.choice([-1.0, 1.0], shape))
 
 
 def sign_of_call(problem: Problem) -> float:
