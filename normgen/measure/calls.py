@@ -76,7 +76,9 @@ MOST_ELEMENTS = 1 << 23  # of a call that needs many rows: some 3 s on the CPU e
 DEALT_ELEMENTS = 1 << 17  # of a call that values of scalars are dealt out to: it is made in every check
 WIDE_ELEMENTS = 1 << 19  # of two rows of each family: 62 of 8192 columns
 FAR_ROW = 1 << 16  # rows: more than a short counts
-MANY_ELEMENTS = 1 << 23  # of a call with so many, of which few are looked at
+MANY_ELEMENTS = 1 << 24  # of a call with so many, of which few are looked at
+Tie = tuple[str, int, float]
+RANDOM_STEP = 2.0**-24  # between two random numbers
 FEW_ELEMENTS = 1 << 14  # of a call with more rows than columns where no formula names rows: some 10 ms
 
 
@@ -98,7 +100,8 @@ class Call:
     sizes     of parameters that are about as large
     is_tied   parameters leave what lies in the middle between numbers of 8 bits, which float32 holds
     gap       rows between the first half and the second one that hold 0, and that nobody looks at
-    tied      a scalar that a random number is compared with, and the number of that draw: it is one of these numbers
+    tied      a scalar that a random number is compared with, the number of that draw, and a step: the scalar is one of
+              these numbers and the step
     """
 
     says: str
@@ -113,7 +116,7 @@ class Call:
     scalars: Mapping[str, float] = field(default_factory=dict)
     ends: str = ""
     sizes: Mapping[str, float] = field(default_factory=dict)
-    tied: tuple[str, int] | None = None
+    tied: Tie | None = None
     gap: int = 0
     is_tied: bool = False
 
@@ -165,8 +168,9 @@ class Call:
         """What it runs on. Raises MemoryError when there is no address space for rows so far apart."""
         inputs = self._inputs(seed, self.scalars)
         if self.tied is not None:
-            value = tied_value(self.problem.spec, self.tied[0], draws(inputs, self.tied[1]))
-            inputs = self._inputs(seed, {**self.scalars, self.tied[0]: value})
+            name, number, step = self.tied
+            value = tied_value(self.problem.spec, name, draws(inputs, number) + step)
+            inputs = self._inputs(seed, {**self.scalars, name: value})
         if self.not_finite:
             spoilt, cols = inputs.arrays[self.not_finite], self.problem.cols
             spoilt[[0, 1], [0, cols // 3]], spoilt[[-2, -1], [cols - 1, cols // 2]] = np.inf, np.nan
@@ -278,7 +282,7 @@ def _calls(problem: Problem, module: Module, *, sm_count: int) -> Iterator[Call]
         walkers: int = 0,
         absent: tuple[str, ...] = (),
         sizes: Mapping[str, float] | None = None,
-        tied: tuple[str, int] | None = None,
+        tied: Tie | None = None,
         gap: int = 0,
         is_tied: bool = False,
     ) -> Call:
@@ -324,10 +328,13 @@ def _calls(problem: Problem, module: Module, *, sm_count: int) -> Iterator[Call]
         yield at(ragged, f"at {cols} cols", cols=cols)
         for nulls in _nulls(problem)[-1:]:
             yield at(ragged, f"at {cols} cols with null {' and '.join(nulls)}", cols=cols, nulls=nulls)
+        for absent in _null_inputs(problem)[-1:]:
+            yield at(ragged, f"at {cols} cols with null {' and '.join(absent)}", cols=cols, absent=absent)
     for absent in _null_inputs(problem):
         yield at(ragged, f"with null {' and '.join(absent)}", absent=absent)
-    for tied in _ties(problem):
-        yield at(ragged, f"with a random number that is {tied[0]}", tied=tied)
+    for name, number, step in _ties(problem):
+        said = f"{'next below' if step else 'that is'} {name}"
+        yield at(ragged, f"with a random number {said}", tied=(name, number, step))
     if sizes := beyond_stored(problem):
         said = " and ".join(f"{name} of {size:.3g}" for name, size in sizes.items())
         rows = max(ragged, 2 * len(BEYOND))
@@ -602,11 +609,11 @@ def _null_inputs(problem: Problem) -> list[tuple[str, ...]]:
     return [*((name,) for name in names), *([names] if len(names) > 1 else [])]
 
 
-def _ties(problem: Problem) -> list[tuple[str, int]]:
-    """The scalars that random numbers of the kernel's own are compared with, and the draws."""
+def _ties(problem: Problem) -> list[Tie]:
+    """The scalars that random numbers of the kernel's own are compared with, each draw, and how far below it is."""
     if not {t.name for t in problem.tensors} & {t.name for t in problem.spec.seeds}:
         return []
-    return list(product(tied_scalars(problem.spec), range(count_draws(problem.spec))))
+    return list(product(tied_scalars(problem.spec), range(count_draws(problem.spec)), (0.0, RANDOM_STEP)))
 
 
 def _pitch(problem: Problem, name: str, rows: int) -> int:

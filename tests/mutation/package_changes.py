@@ -830,7 +830,7 @@ CHANGES: tuple[Change, ...] = (
         "measure/calls.py",
         AT_ENDS,
         ('yield at(ragged, f"with null {\' and \'.join(absent)}", absent=absent)', "pass"),
-        ("inputs = self._inputs(seed, {**self.scalars, self.tied[0]: value})", "pass"),
+        ("inputs = self._inputs(seed, {**self.scalars, name: value})", "pass"),
         ("is_apart = problem.sums_rows or", "is_apart ="),
         ("    if sizes := beyond_stored(problem):", "    if sizes := {}:"),
         ("    if may_tie(problem):", "    if False:"),
