@@ -79,7 +79,9 @@ MOST_ELEMENTS = 1 << 23  # of a call that needs many rows: some 3 s on the CPU e
 DEALT_ELEMENTS = 1 << 17  # of a call that values of scalars are dealt out to: it is made in every check
 WIDE_ELEMENTS = 1 << 19  # of two rows of each family: 62 of 8192 columns
 FAR_ROW = 1 << 16  # rows: more than a short counts
-MANY_ELEMENTS = 1 << 23  # of a call with so many, of which few are looked at
+MANY_ELEMENTS = 1 << 24  # of a call with so many, of which few are looked at
+Tie = tuple[str, int, float]
+RANDOM_STEP = 2.0**-24  # between two random numbers
 FEW_ELEMENTS = 1 << 14  # of a call with more rows than columns where no formula names rows: some 10 ms
 
 
@@ -102,7 +104,8 @@ class Call:
     sizes     of parameters that are about as large
     is_tied   parameters leave what lies in the middle between numbers of 8 bits, which float32 holds
     gap       rows between the first half and the second one that hold 0, and that nobody looks at
-    tied      a scalar that a random number is compared with, and the number of that draw: it is one of these numbers
+    tied      a scalar that a random number is compared with, the number of that draw, and a step: the scalar is one of
+              these numbers and the step
     """
 
     says: str
@@ -118,7 +121,7 @@ class Call:
     scalars: Mapping[str, float] = field(default_factory=dict)
     ends: str = ""
     sizes: Mapping[str, float] = field(default_factory=dict)
-    tied: tuple[str, int] | None = None
+    tied: Tie | None = None
     gap: int = 0
     is_tied: bool = False
 
@@ -170,8 +173,9 @@ class Call:
         """What it runs on. Raises MemoryError when there is no address space for rows so far apart."""
         inputs = self._inputs(seed, self.scalars)
         if self.tied is not None:
-            value = tied_value(self.problem.spec, self.tied[0], draws(inputs, self.tied[1]))
-            inputs = self._inputs(seed, {**self.scalars, self.tied[0]: value})
+            name, number, step = self.tied
+            value = tied_value(self.problem.spec, name, draws(inputs, number) + step)
+            inputs = self._inputs(seed, {**self.scalars, name: value})
         if self.not_finite and inputs.arrays[self.not_finite].ndim == 1:
             spoilt = inputs.arrays[self.not_finite]
             spoilt[len(spoilt) // 3] = self.spoilt_by
@@ -285,7 +289,7 @@ def _calls_of_rows(problem: Problem, module: Module, *, sm_count: int) -> Iterat
         walkers: int = 0,
         absent: tuple[str, ...] = (),
         sizes: Mapping[str, float] | None = None,
-        tied: tuple[str, int] | None = None,
+        tied: Tie | None = None,
         gap: int = 0,
         is_tied: bool = False,
     ) -> Call:
@@ -329,12 +333,15 @@ def _calls_of_rows(problem: Problem, module: Module, *, sm_count: int) -> Iterat
         yield at(max(ragged, 4), f"with NaN and an infinity in {name}", not_finite=name)
     for cols in _other_cols(problem, module):
         yield at(ragged, f"at {cols} cols", cols=cols)
-        if nulls := _nulls(problem)[-1:]:
-            yield at(ragged, f"at {cols} cols with null {' and '.join(nulls[0])}", cols=cols, nulls=nulls[0])
+        for nulls in _nulls(problem)[-1:]:
+            yield at(ragged, f"at {cols} cols with null {' and '.join(nulls)}", cols=cols, nulls=nulls)
+        for absent in _null_inputs(problem)[-1:]:
+            yield at(ragged, f"at {cols} cols with null {' and '.join(absent)}", cols=cols, absent=absent)
     for absent in _null_inputs(problem):
         yield at(ragged, f"with null {' and '.join(absent)}", absent=absent)
-    for tied in _ties(problem):
-        yield at(ragged, f"with a random number that is {tied[0]}", tied=tied)
+    for name, number, step in _ties(problem):
+        said = f"{'next below' if step else 'that is'} {name}"
+        yield at(ragged, f"with a random number {said}", tied=(name, number, step))
     if sizes := beyond_stored(problem):
         said = " and ".join(f"{name} of {size:.3g}" for name, size in sizes.items())
         rows = max(ragged, 2 * len(BEYOND))
@@ -359,10 +366,10 @@ def _calls_of_rows(problem: Problem, module: Module, *, sm_count: int) -> Iterat
     if cols := _few_cols(problem, module):
         share = problem.with_rows(2 * ragged).batches if problem.spec.has_heads else 1
         gap = -(-FAR_ROW // share) * share
-        rows, own = gap + 2 * ragged, int(bool(problem.rows_per_batch and not problem.spec.has_heads))
+        rows, per_batch = gap + 2 * ragged, int(bool(problem.rows_per_batch and not problem.spec.has_heads))
         walkers = -(-rows // tile) if launch.walks else 0
         said = f"at {rows} rows, more than 2^16"
-        yield at(2 * ragged, said, cols=cols, gap=gap, walkers=walkers, rows_per_batch=own)
+        yield at(2 * ragged, said, cols=cols, gap=gap, walkers=walkers, rows_per_batch=per_batch)
     pitched = _pitched(module)
     own = {name: _pitch(problem, name, ragged) + (i + 1) * PITCH_STEP for i, name in enumerate(pitched)}
     if own:
@@ -637,11 +644,11 @@ def _null_inputs(problem: Problem) -> list[tuple[str, ...]]:
     return [*((name,) for name in names), *([names] if len(names) > 1 else [])]
 
 
-def _ties(problem: Problem) -> list[tuple[str, int]]:
-    """The scalars that random numbers of the kernel's own are compared with, and the draws."""
+def _ties(problem: Problem) -> list[Tie]:
+    """The scalars that random numbers of the kernel's own are compared with, each draw, and how far below it is."""
     if not {t.name for t in problem.tensors} & {t.name for t in problem.spec.seeds}:
         return []
-    return list(product(tied_scalars(problem.spec), range(count_draws(problem.spec))))
+    return list(product(tied_scalars(problem.spec), range(count_draws(problem.spec)), (0.0, RANDOM_STEP)))
 
 
 def _pitch(problem: Problem, name: str, rows: int) -> int:

@@ -328,7 +328,8 @@ def _reaches(problem: Problem, tensor: TensorUse, sizes: Mapping[str, float]) ->
 
 def _elements(problem: Problem, tensor: TensorUse, sizes: Mapping[str, float]) -> Array:
     drawn = draw_inputs(problem, BEYOND, sizes=sizes)
-    return np.abs(np.concatenate([p.want for p in prepare(problem, drawn).parts if p.tensor.name == tensor.name]))
+    parts = [part.want for part in prepare(problem, drawn).parts if part.tensor.name == tensor.name]
+    return np.asarray(np.abs(np.concatenate(parts)))
 
 
 class _Bounds:

@@ -342,7 +342,7 @@ ORDINARILY_RIGHT = {
     ),
     "null for a number": (
         "layernorm", {"any_cols": True, "align": 8}, "filled<float, kVector>(0.0f)", "filled<float, kVector>(0.5f)",
-        "with null bias",
+        "cols with null weight and bias",
     ),
     "row numbers not modulo the columns": ("causal_softmax", {}, "valid_row % kCols", "valid_row", "more than columns"),
 }  # fmt: skip

@@ -100,8 +100,10 @@ def test_finalists_share_the_references_of_equal_calls(monkeypatch: pytest.Monke
     assert before > 8
     assert checked_by(checks, module) == first
     assert made[before:] == []
-    wrong = module.text.replace("(valid_row) * y_pitch", "(valid_row) * x_pitch")
-    assert not checked_by(checks, replace(module, text=wrong)).ok  # outputs are poisoned again
+    stored = "active = kRowsPerBlock == 1 || row < rows;"
+    assert stored in module.text
+    idle = replace(module, text=module.text.replace(stored, "active = row < rows && rows > 1;"))
+    assert checked_by(checks, idle).summary.startswith("WRONG at 1 row")  # outputs are poisoned again
 
 
 def test_the_last_of_many_rows_lie_far_behind_the_first_ones(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,12 +18,14 @@ FILE = Path(__file__).parent / "equivalent.toml"
 class Argument:
     """Mutants of these classes in these kernels, which are patterns as of file names.
 
-    `line`, a regular expression, is looked for in the line that was changed and the one behind it.
+    `line`, a regular expression, is looked for in the line that was changed and the one behind it, `changed` in what
+    the line became.
     """
 
     classes: tuple[str, ...]
     kernels: tuple[str, ...] = ("*",)
     line: str = ""
+    changed: str = ""
     because: str
 
     def covers(self, mutant: Mutant) -> bool:
@@ -31,6 +33,7 @@ class Argument:
             mutant.kind in self.classes
             and any(fnmatchcase(mutant.case, pattern) for pattern in self.kernels)
             and re.search(self.line, f"{mutant.before}\n{mutant.following}") is not None
+            and re.search(self.changed, mutant.after) is not None
         )
 
 
@@ -41,6 +44,7 @@ def arguments(file: Path = FILE) -> tuple[Argument, ...]:
             classes=tuple(entry["classes"]),
             kernels=tuple(entry.get("kernels", ("*",))),
             line=entry.get("line", ""),
+            changed=entry.get("changed", ""),
             because=entry["because"],
         )
         for entry in listed

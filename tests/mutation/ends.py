@@ -27,7 +27,7 @@ ROW_OF_16_BITS = r"static_cast<long long>(valid_row & 0xffff)"
 
 def has_few_columns(kernel: Named) -> bool:
     """Whether it has as few columns as calls with more than 2^16 rows have, and sums no rows."""
-    return kernel.problem.cols <= 127 and not kernel.problem.sums_rows
+    return kernel.problem.cols <= 255 and not kernel.problem.sums_rows
 
 
 def to_int8(kernel: Named) -> bool:

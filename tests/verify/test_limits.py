@@ -23,7 +23,8 @@ SCALARS = {"limit": 4.0, "p": 0.25}
 
 
 def own(formula: str, first: str = "x") -> Spec:
-    return replace(made.spec("own_limits", {"g": first, "y": formula}), scalars=tuple(SCALARS.items()))
+    formulas = {"g": first, "edge": "limit + 1", "y": formula}
+    return replace(made.spec("own_limits", formulas), scalars=tuple(SCALARS.items()))
 
 
 @pytest.mark.parametrize(
@@ -37,6 +38,7 @@ def own(formula: str, first: str = "x") -> Spec:
         ("minimum(x / 2 + 1, limit)", {6.0}),
         ("where(2 / x < limit, x, 0)", {0.5}),
         ("maximum(g, limit)", {4.0}),
+        ("where(x > edge, x, 0)", {5.0}),
         ("abs(x - limit)", {4.0}),
         ("round(x)", {0.5, 1.5, -0.5, -1.5, 2.5, -16.5}),
         ("x * limit", set()),

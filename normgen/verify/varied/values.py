@@ -100,7 +100,7 @@ NOT_VARIED = (
     "scalar that has no other value, and every value on which no element depended",
     "every number of columns: a kernel of fixed columns is checked at these, one of any columns at three lengths",
     "rows in number above columns where no formula names row numbers and the columns are more than 128; rows beyond "
-    "2^16 where the columns are more than 127, rows are summed, or scales lie column by column",
+    "2^16 where the columns are more than 255, rows are summed, or scales lie column by column",
     "an input exactly at a limit that depends on another tensor, or that it reaches through a reduction or a function",
     "a random number exactly at a constant of the formula",
     "ties between numbers of 8 bits where float32 does not hold what is stored",
@@ -216,7 +216,7 @@ def as_large(size: float, shape: tuple[int, ...], dtype: DType, rng: np.random.G
 
 def middles(shape: tuple[int, ...], rng: np.random.Generator) -> Array:
     """Half of what lies in the middle between two numbers of int8 and of f8e4m3: 8.5, 9.5 ... 15.5, of either sign."""
-    return HALF * rng.choice(np.arange(8.5, 16.0), shape) * rng.choice([-1.0, 1.0], shape)
+    return np.asarray(HALF * rng.choice(np.arange(8.5, 16.0), shape) * rng.choice([-1.0, 1.0], shape))
 
 
 def sign_of_call(problem: Problem) -> float:
