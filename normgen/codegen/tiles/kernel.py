@@ -56,11 +56,7 @@ class TileKernel:
         """Pointers in the problem's order, pitches, sizes that the text does not know, scalars."""
         sizes = [SOURCES[axis] for axis in ("rows", "cols", "inner") if not self.plan.is_fixed(axis)]
         scalars = (Param(name=s, ctype="float", source=Source.SCALAR, key=s) for s in self.plan.program.scalars)
-        return (
-            *tensor_params(self.problem),
-            *(Param(name=size.value, ctype="int", source=size) for size in sizes),
-            *scalars,
-        )
+        return (*tensor_params(self.problem), *(Param(name=z.value, ctype="int", source=z) for z in sizes), *scalars)
 
     def declared(self, param: Param) -> str:
         return declare(self.problem, param)
@@ -87,9 +83,8 @@ class TileKernel:
         for x, axis, own in (("M", plan.cut.m, s.thread_m), ("N", plan.cut.n, s.thread_n)):
             found.append(setting(f"kTile{x}", plan.tile(axis), f"of {axis}, what a block owns"))
             found.append(setting(f"kThread{x}", own, f"of {axis}, what a thread owns"))
-            found.append(
-                constant(f"kPiece{x}", f"kThread{x} < {PIECE} ? kThread{x} : {PIECE}", "of these side by side")
-            )
+            piece = f"kThread{x} < {PIECE} ? kThread{x} : {PIECE}"
+            found.append(constant(f"kPiece{x}", piece, "of these side by side"))
             found.append(constant(f"kApart{x}", f"kTile{x} / kThread{x} * kPiece{x}", "from one piece to the next"))
         found.append(setting("kTileK", s.tile_k, f"of {plan.cut.k}, what a block reads at a time"))
         found.append(setting("kVector", s.vector, "elements per access"))
@@ -191,16 +186,9 @@ class TileKernel:
         end = self.access.size(self.plan.cut.k)
         ride = [statement for side in self.sides for statement in side.ride_behind()]
         if self.stages == 1:
-            body: list[Statement] = [
-                Do(SYNC, "nobody reads the slots any more"),
-                Do("copy(k0)"),
-                Do("cp_async_commit()"),
-                Do("cp_async_wait<0>()"),
-                Do(SYNC),
-                *ride,
-                Do("multiply()"),
-            ]
-            return [self.over_k(body)]
+            free = Do(SYNC, "nobody reads the slots any more")
+            arrived: list[Statement] = [Do("copy(k0)"), Do("cp_async_commit()"), Do("cp_async_wait<0>()"), Do(SYNC)]
+            return [self.over_k([free, *arrived, *ride, Do("multiply()")])]
         first: list[Statement] = [
             If(f"ahead * kTileK < {end}", (Do("copy(ahead, ahead * kTileK)"),), alone=True),
             Do("cp_async_commit()"),
