@@ -282,7 +282,13 @@ def tensors_in_place(
             if name not in known:
                 what = "written" if is_written else "read"
                 whole = next((t.name for t in tensors if name in t.results), None)
-                hint = f"'{name}' is stored once, as '{whole}'" if whole and is_written else did_you_mean(name, known)
+                hint = (
+                    f"'{name}' is stored once, as '{whole}'"
+                    if whole and is_written
+                    else did_you_mean(name, known)
+                    if known
+                    else None
+                )
                 rule = f"a written tensor [rows, cols] takes the place of a read one; '{name}' is none that is {what}"
                 raise UsageError(rule, received=received, hint=hint or f"{what} here: {', '.join(known) or 'none'}")
         if named[written].dtype != named[read].dtype:
