@@ -321,8 +321,8 @@ def tensors_laid_out(tensors: tuple[TensorUse, ...], layout: Mapping[str, str]) 
             continue
         if name not in known:
             rule = f"a layout is for a matrix, or for values of groups of columns; '{name}' is none here"
-            hint = did_you_mean(name, (*known, *matrices)) if known or matrices else None
-            raise UsageError(rule, received=f"{name}={said}", hint=hint)
+            near = did_you_mean(name, (*known, *matrices)) if known or matrices else None
+            raise UsageError(rule, received=f"{name}={said}", hint=near)
         if said not in list(ScaleLayout):
             raise UsageError("unknown layout", received=f"{name}={said}", hint=did_you_mean(said, ScaleLayout))
         if said == ScaleLayout.PACKED and known[name].dtype is not F8E8M0:
