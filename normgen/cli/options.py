@@ -154,7 +154,7 @@ def show(what: dict[str, Any] | str) -> None:
 def problem_arguments(options: dict[str, Any]) -> dict[str, Any]:
     """The keyword arguments of make_problem and tune from the command line's.
 
-    Raises UsageError for an output that is named twice.
+    Raises UsageError for a tensor or an axis that is named twice.
     """
     plain = {name: options[name] for name in _PLAIN}
     named = {"dtypes": parse_pairs(options["dtypes"]), "without": parse_names(options["without"])}
@@ -164,6 +164,8 @@ def problem_arguments(options: dict[str, Any]) -> dict[str, Any]:
         if len(named[option]) < len(pairs):
             raise UsageError(f"--{option.replace('_', '-')} names a tensor once", received=" ".join(pairs))
     sizes = {name: parse_size(name, size) for name, size in parse_pairs(" ".join(options["size"])).items()}
+    if len(sizes) < len(options["size"]):
+        raise UsageError("--size names an axis once", received=" ".join(options["size"]))
     return plain | named | sizes | {"gradients": parse_names(options["gradients"]) or None}
 
 

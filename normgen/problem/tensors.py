@@ -282,7 +282,13 @@ def tensors_in_place(
             if name not in known:
                 what = "written" if is_written else "read"
                 whole = next((t.name for t in tensors if name in t.results), None)
-                hint = f"'{name}' is stored once, as '{whole}'" if whole and is_written else did_you_mean(name, known)
+                hint = (
+                    f"'{name}' is stored once, as '{whole}'"
+                    if whole and is_written
+                    else did_you_mean(name, known)
+                    if known
+                    else None
+                )
                 rule = f"a written tensor [rows, cols] takes the place of a read one; '{name}' is none that is {what}"
                 raise UsageError(rule, received=received, hint=hint or f"{what} here: {', '.join(known) or 'none'}")
         if named[written].dtype != named[read].dtype:
@@ -315,8 +321,8 @@ def tensors_laid_out(tensors: tuple[TensorUse, ...], layout: Mapping[str, str]) 
             continue
         if name not in known:
             rule = f"a layout is for a matrix, or for values of groups of columns; '{name}' is none here"
-            hint = did_you_mean(name, (*known, *matrices)) if known or matrices else None
-            raise UsageError(rule, received=f"{name}={said}", hint=hint)
+            near = did_you_mean(name, (*known, *matrices)) if known or matrices else None
+            raise UsageError(rule, received=f"{name}={said}", hint=near)
         if said not in list(ScaleLayout):
             raise UsageError("unknown layout", received=f"{name}={said}", hint=did_you_mean(said, ScaleLayout))
         if said == ScaleLayout.PACKED and known[name].dtype is not F8E8M0:

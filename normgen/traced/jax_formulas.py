@@ -221,8 +221,8 @@ def _read(use: TensorUse, array: Array, do: JaxArithmetic, rows: int) -> Array:
     return value.reshape(rows, 1) if use.kind.by_row else value.reshape(1, do.cols)
 
 
-def _written(use: TensorUse, value: Array, sizes: tuple[tuple[int, ...], int], rows: int, batches: int) -> Array:
-    shape, inner = sizes
+def _written(use: TensorUse, value: Array, whole: tuple[tuple[int, ...], int], rows: int, batches: int) -> Array:
+    shape, inner = whole
     cols = shape[-1]
     if use.kind.by_inner:
         value = jnp.broadcast_to(value, (inner, rows if use.kind.by_row else 1, cols if use.kind.by_col else 1))

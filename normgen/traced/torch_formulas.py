@@ -111,8 +111,9 @@ class TorchArithmetic:
 
     def sum_rows(self, arg: Tensor, row: Tensor | None = None) -> Tensor:
         """Over all rows; `row` has their numbers, [rows, 1]: a value of no row is summed as often."""
-        is_there = row is None or arg.ndim == WITH_INNER
-        every = arg if is_there else arg.expand(row.shape[0], arg.shape[-1] if arg.ndim else 1)
+        every = arg
+        if row is not None and arg.ndim < WITH_INNER:
+            every = arg.expand(row.shape[0], arg.shape[-1] if arg.ndim else 1)
         return every.sum(AXIS[Kind.ROW], keepdim=True)
 
     def dot(self, a: Tensor, b: Tensor, over: Kind | None = None) -> Tensor:

@@ -142,6 +142,10 @@ def test_the_length_of_inner_is_asked_for_only_where_a_tensor_has_the_axis() -> 
     for wrong in (0, 2**31):
         with pytest.raises(UsageError, match="inner is at least 1 and fits 31 bits"):
             make_problem(linear(), shape="8x768", inner=wrong)
+    with pytest.raises(UsageError, match=r"--size names an axis once\n  received: inner=4 inner=5"):
+        problem_arguments({**PLAIN_OPTIONS, "size": ("inner=4", "inner=5")})
+    with pytest.raises(UsageError, match=r"takes the place of a read one; 'x' is none.*\n.*\n.*read here: none"):
+        make_problem(linear(), shape="8x768", inner=96, in_place={"y": "x"})
     for text in ("cols=4", "inner=x"):
         with pytest.raises(UsageError, match="a size is that of the axis inner"):
             problem_arguments({**PLAIN_OPTIONS, "size": (text,)})

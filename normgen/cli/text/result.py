@@ -22,7 +22,8 @@ def result_text(result: Result, said: Collection[str] = ()) -> str:
     """The table and the lines under it that `normgen tune` prints; `said` are notes that stderr had."""
     record, problem = result.record, result.problem
     title = f"{problem.spec.name} {problem.direction.value} {problem.dtype} on {result.device.name}"
-    lines = [f"{title}: rows = {problem.rows}, cols = {problem.cols}, timed {record.place}"]
+    inner = f", inner = {problem.inner}" if problem.inner else ""
+    lines = [f"{title}: rows = {problem.rows}, cols = {problem.cols}{inner}, timed {record.place}"]
     if not result.measured:
         lines[0] += f" ({NOT_MEASURED})"
     lines += ["", _times_table(result), ""]

@@ -41,13 +41,11 @@ class Epilogue:
         epilogue = self.plan.cut.epilogue
         lines = [s for s in epilogue if self.n not in self._axes_of(s) and self._axes_of(s)]
         elements = [s for s in epilogue if self.n in self._axes_of(s)]
-        vectors = (Let("const int n", "n0 + own_n(j)"), *self._within("n", self.n, self._vector(elements)))
+        inside_m, inside_n = (self.access.inside({axis: index}) for axis, index in self.at.items())
+        vectors = (Let("const int n", "n0 + own_n(j)"), *when(inside_n, *self._vector(elements)))
         over_n = For(f"for (int j = 0; j < kThreadN; j += {WIDTH})", vectors, UNROLL)
-        body = (Let("const int m", "m0 + own_m(i)"), *self._within("m", self.m, [*self._line(lines), over_n]))
+        body = (Let("const int m", "m0 + own_m(i)"), *when(inside_m, *self._line(lines), over_n))
         return [*self._scalars(epilogue), loop("i", "kThreadM", body, unroll=UNROLL)]
-
-    def _within(self, index: str, axis: str, body: list[Statement]) -> tuple[Statement, ...]:
-        return when(self.access.inside({axis: index}), *body)
 
     def _axes_of(self, step: Load | Map | Store) -> set[str]:
         return self.axes[step.value if isinstance(step, Store) else step.name]
@@ -91,7 +89,7 @@ class Epilogue:
             match step:
                 case Load(name=name):
                     vec = self.access.vec(step.tensor, WIDTH)
-                    before.append(Let(f"const {vec} {name}_vec", self._read(step.tensor)))
+                    before.append(Let(f"const {vec} {name}_vec", self.access.read(step.tensor, self.at, WIDTH)))
                     elements.append(Let(f"const float {name}_e", f"element({name}_vec, e)"))
                 case Map(name=name, expr=expr):
                     elements.append(Let(f"const float {name}_e", Printer(self.names).text(expr)))
@@ -101,14 +99,11 @@ class Epilogue:
                     after += self._write(step)
         return [*before, loop("e", WIDTH, elements, unroll=UNROLL), *after]
 
-    def _read(self, tensor: str) -> str:
-        return self.access.read(tensor, self.at, WIDTH)
-
     def _write(self, store: Store) -> tuple[Statement, ...]:
         tensor = store.tensor
         added: tuple[Statement, ...] = ()
         if store.accumulate:
-            old = Let(f"const {self.access.vec(tensor, WIDTH)} {tensor}_old", self._read(tensor))
+            old = Let(f"const {self.access.vec(tensor, WIDTH)} {tensor}_old", self.access.read(tensor, self.at, WIDTH))
             add = Do(f"{tensor}_values[e] += element({tensor}_old, e)")
             added = (old, loop("e", WIDTH, [add], unroll=UNROLL))
         write = (

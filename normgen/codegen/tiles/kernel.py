@@ -60,11 +60,7 @@ class TileKernel:
         sizes = [SOURCES[axis] for axis in ("rows", "cols", "inner") if not self.plan.is_fixed(axis)]
         scalars = (Param(name=s, ctype="float", source=Source.SCALAR, key=s) for s in self.plan.program.scalars)
         sizes += [Source.ROWS_PER_BATCH] if self.plan.in_batches else []
-        return (
-            *tensor_params(self.problem),
-            *(Param(name=size.value, ctype="int", source=size) for size in sizes),
-            *scalars,
-        )
+        return (*tensor_params(self.problem), *(Param(name=z.value, ctype="int", source=z) for z in sizes), *scalars)
 
     def declared(self, param: Param) -> str:
         return declare(self.problem, param)
@@ -95,9 +91,8 @@ class TileKernel:
         for x, axis, own in (("M", plan.cut.m, s.thread_m), ("N", plan.cut.n, s.thread_n)):
             found.append(setting(f"kTile{x}", plan.tile(axis), f"of {axis}, what a block owns"))
             found.append(setting(f"kThread{x}", own, f"of {axis}, what a thread owns"))
-            found.append(
-                constant(f"kPiece{x}", f"kThread{x} < {PIECE} ? kThread{x} : {PIECE}", "of these side by side")
-            )
+            piece = f"kThread{x} < {PIECE} ? kThread{x} : {PIECE}"
+            found.append(constant(f"kPiece{x}", piece, "of these side by side"))
             found.append(constant(f"kApart{x}", f"kTile{x} / kThread{x} * kPiece{x}", "from one piece to the next"))
         found.append(setting("kTileK", s.tile_k, f"of {plan.cut.k}, what a block reads at a time"))
         found.append(setting("kVector", s.vector, "elements per access"))
@@ -236,16 +231,9 @@ class TileKernel:
         begin, end = (bound(self.plan.cut.k) for bound in (self.access.begin, self.access.end))
         ride = [statement for side in self.sides for statement in side.ride_behind()]
         if self.stages == 1:
-            body: list[Statement] = [
-                Do(SYNC, "nobody reads the slots any more"),
-                Do("copy(k0)"),
-                Do("cp_async_commit()"),
-                Do("cp_async_wait<0>()"),
-                Do(SYNC),
-                *ride,
-                Do("multiply()"),
-            ]
-            return [self.over_k(body)]
+            free = Do(SYNC, "nobody reads the slots any more")
+            arrived: list[Statement] = [Do("copy(k0)"), Do("cp_async_commit()"), Do("cp_async_wait<0>()"), Do(SYNC)]
+            return [self.over_k([free, *arrived, *ride, Do("multiply()")])]
         start = f"{begin} + " if begin != "0" else ""
         first: list[Statement] = [
             If(f"{start}ahead * kTileK < {end}", (Do(f"copy(ahead, {start}ahead * kTileK)"),), alone=True),
