@@ -922,14 +922,14 @@ CHANGES: tuple[Change, ...] = (
     *changes(
         "program/classes.py",
         GRADIENTS_OF_PRODUCTS,
-        ("statement.is_dot and kind is not m | n:", "False:"),
+        ("statement.is_dot and kind is not result:", "False:"),
         ("case Reduce() if statement.is_dot and waits:", "case Reduce() if False:"),
         ("is not k or not (kind is m or kind is n)", "is not k"),
     ),
     *changes(
         "program/gradient/differentiate.py",
         GRADIENTS_OF_PRODUCTS,
-        ("over = kind_of(other, self.kinds) & ~statement.over", "over = statement.over"),
+        ("over = kind_of(other, self.kinds).of_batch & ~statement.over", "over = statement.over"),
         ("args = (other, given) if at else (given, other)", "args = (given, other)"),
         ("of_kind = join([statement.kind, statement.over])", "pass"),
         (
@@ -941,7 +941,7 @@ CHANGES: tuple[Change, ...] = (
     *changes(
         "program/ir.py",
         CONTRACTIONS,
-        ("or kind is not read & ~over:", ":"),
+        ("or kind.of_batch is not read & ~over:", ":"),
         ("not in side or _is_product(side)", "not in side"),
         ("statement.kind.is_row and not statement.is_of_side", "statement.kind.is_row"),
     ),
@@ -967,7 +967,7 @@ CHANGES: tuple[Change, ...] = (
         ("x, y = reduce.args if reduce.args[0] in left.slots else", "x, y = reduce.args if True else"),
         ('start = f"{name}_tiles + kStages * kTileK', 'start = f"{name}_tiles + kTileK'),
         ('Do("cp_async_commit()", "of nothing, too: groups are counted"),', ""),
-        ("tiles=((SOURCES[cut.m], s.tile_m), (", "tiles=((SOURCES[cut.m], s.tile_n), ("),
+        ("= ((SOURCES[cut.m], s.tile_m), (", "= ((SOURCES[cut.m], s.tile_n), ("),
         ('start = f"{name} + {side.lines} * kTile{side.letter}"', "pass"),
     ),
     *changes(
@@ -982,7 +982,10 @@ CHANGES: tuple[Change, ...] = (
     *changes(
         "codegen/tiles/access.py",
         TILES,
-        ("line, element = (at[axis] for axis in use.axes)", "element, line = (at[axis] for axis in use.axes)"),
+        (
+            "line, element = (at[axis] for axis in use.axes[-2:])",
+            "element, line = (at[axis] for axis in use.axes[-2:])",
+        ),
         ("static_cast<long long>({line})", "({line})"),
         ('if "||" in test and len(tests) > 1', "if False"),
     ),
@@ -992,7 +995,7 @@ CHANGES: tuple[Change, ...] = (
         ("m = next(axis for axis in result if axis != n)", "m, n = result"),
         ("return finite and not divides and any(", "return finite and any("),
         ('in ("sum", "absmax")', 'in ("sum", "absmax", "max")'),
-        ("4 * max(tiles * self.schedule.stages, self.riding_floats)", "4 * tiles * self.schedule.stages"),
+        ("max(tiles * self.schedule.stages, self.riding_floats)", "tiles * self.schedule.stages"),
         ("self.tile(side.axis) + PAD)", "self.tile(side.axis))"),
         ("if len(reduce.names) > 1:", "if False:"),
     ),
@@ -1039,8 +1042,14 @@ CHANGES: tuple[Change, ...] = (
         (*BOUND_OF_PRODUCTS, *SIDES_OF_PRODUCTS),
         ("of_left[:, np.newaxis] & of_right", "of_left[:, np.newaxis] | of_right"),
         ("(line + first) % len(families)", "line % len(families)"),
-        ("in_order(lines.T if by_inner(problem) else lines, tensor)", "in_order(lines, tensor)"),
-        ("return problem.inner if by_inner(problem) else problem.rows", "return problem.rows"),
+        (
+            "        if not by_inner(problem):\n            return in_order",
+            "        if True:\n            return in_order",
+        ),
+        (
+            "return problem.inner * len(runs_of_rows(problem)) if by_inner(problem) else problem.rows",
+            "return problem.rows",
+        ),
     ),
     *changes(
         "verify/contraction/sides.py",
@@ -1084,8 +1093,8 @@ CHANGES: tuple[Change, ...] = (
     *changes(
         "verify/check.py",
         SIDES_OF_PRODUCTS,
-        ("np.take(array, block, axis=tensor.axes.index(line))", "np.take(array, block, axis=0)"),
-        ("in_order(array, tensor) if tensor.kind.by_inner", "array if tensor.kind.by_inner"),
+        ("np.take(array, of_lines, axis=axes.index(line))", "np.take(array, of_lines, axis=0)"),
+        ("found = in_order(array, tensor)", "found = array"),
     ),
     *changes(
         "verify/rows.py",
@@ -1103,6 +1112,6 @@ CHANGES: tuple[Change, ...] = (
         "python/arguments.py",
         HANDLES_OF_PRODUCTS,
         ("if view.shape != (self.lines, self.width):", "if view.shape[-1] != self.width:"),
-        ("rows = self.lines or (placed.batches", "rows = 0 or (placed.batches"),
+        ("kind.by_batch else self.lines or placed.rows", "kind.by_batch else placed.rows"),
     ),
 )
