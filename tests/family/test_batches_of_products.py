@@ -17,6 +17,7 @@ pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler
 Array = NDArray[Any]
 ROWS, INNER, COLS, SCALE = 20, 44, 24, 0.125
 TILE = Schedule(hold=Hold.SHARED, copy=Copy.DIRECT, stages=2, vector=4, tile_m=16, tile_n=32, tile_k=8, thread_m=2)
+OPS = ("bmm", "softmax_v", "masked_softmax_v", "causal_softmax_v")
 WAYS = {"ahead": TILE.varied(thread_n=4), "online": TILE.varied(thread_n=4, softmax=Softmax.ONLINE)}
 
 

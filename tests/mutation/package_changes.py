@@ -830,7 +830,7 @@ CHANGES: tuple[Change, ...] = (
     *changes(
         "measure/calls.py",
         AT_ENDS,
-        ('yield at(ragged, f"with null {\' and \'.join(absent)}", absent=absent)', "pass"),
+        ("yield at(ragged, f\"with null {' and '.join(absent)}\", absent=absent)", "pass"),
         ("inputs = self._inputs(seed, {**self.scalars, name: value})", "pass"),
         ("is_apart = problem.sums_rows or", "is_apart ="),
         ("    if sizes := beyond_stored(problem):", "    if sizes := {}:"),
