@@ -173,7 +173,9 @@ class TileKernel:
     def multiply(self) -> list[Statement]:
         """A tile's products of a thread."""
         left, right = self.sides
-        i, j = ((lambda body, x=x, v=v: loop(v, f"kThread{x}", body, unroll=UNROLL)) for x, v in (("M", "i"), ("N", "j")))
+        i, j = (
+            (lambda body, x=x, v=v: loop(v, f"kThread{x}", body, unroll=UNROLL)) for x, v in (("M", "i"), ("N", "j"))
+        )
         if not self.plan.reads_pieces_of_k:
             return [*left.read_parts(), *right.read_parts(), i([j(self.products())])]
         if left.lies_deep and right.lies_deep:  # a line at a time, of which a thread has registers for one
@@ -196,11 +198,19 @@ class TileKernel:
     def functions(self) -> list[Statement]:
         """The phases of a tile of k."""
         stage = "int stage" if self.stages > 1 else ""
-        over_k = "for (int k = 0; k < kTileK; k += kPieceK)" if self.plan.reads_pieces_of_k else "for (int k = 0; k < kTileK; ++k)"
+        over_k = (
+            "for (int k = 0; k < kTileK; k += kPieceK)"
+            if self.plan.reads_pieces_of_k
+            else "for (int k = 0; k < kTileK; ++k)"
+        )
         multiply = function("multiply", stage, [For(over_k, tuple(self.multiply()), UNROLL)])
         pointers = [statement for side in self.sides for statement in side.pointers()]
         if self.plan.copies:
-            copy = function("copy", f"{stage}, int k0" if stage else "int k0", [statement for side in self.sides for statement in side.copy()])
+            copy = function(
+                "copy",
+                f"{stage}, int k0" if stage else "int k0",
+                [statement for side in self.sides for statement in side.copy()],
+            )
             return [*pointers, Gap(), copy, Gap(), multiply, Gap()]
         held = [statement for side in self.sides for statement in side.declarations()]
         fetch = function("fetch", "int k0", [statement for side in self.sides for statement in side.fetch()])
