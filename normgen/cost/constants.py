@@ -35,7 +35,7 @@ class Constants:
     *_registers                     of the register estimate
     chained                         of a launch's time, what is left when it starts while the kernel before it ends
     second_kernel_us .. atomics_per_us column sums
-    products_share                  of the clocks of `schedule.tiles.clocks`, what an SM gets at full load: its clock falls
+    products_share                  of the clocks of `schedule.tiles.clocks`, what an SM has at full load
     spilled_products                what a spilled register costs, in units of a sum's
     """
 

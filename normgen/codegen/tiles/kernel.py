@@ -107,7 +107,8 @@ class TileKernel:
         """Which tile a block owns, and which part of it a thread."""
         n = self.access.size(self.plan.cut.n)
         own = "[&](int i) {{ return t{0} * kPiece{1} + i / kPiece{1} * kApart{1} + i % kPiece{1}; }}"
-        line = "[&](int i) {{ return t{0} + i / kPiece{1} * (kTile{1} / kThread{1}) + i % kPiece{1} * (kTile{1} / kPiece{1}); }}"
+        line = "[&](int i) {{ return t{0} + i / kPiece{1} * (kTile{1} / kThread{1}) + i % kPiece{1} * "
+        line += "(kTile{1} / kPiece{1}); }}"
         lines = [
             Let(f"const auto line_{side.index}", line.format(side.index, side.letter))
             for side in self.sides

@@ -15,7 +15,7 @@ import sympy as sp
 
 from normgen.codegen.printer import Printer
 from normgen.codegen.reductions import single_combine, single_identity, single_step
-from normgen.codegen.statements import Do, If, Let, Statement, constant, loop, when
+from normgen.codegen.statements import Do, Let, Statement, constant, loop, when
 from normgen.codegen.tiles.access import TileAccess, both
 from normgen.program.ir import Load
 from normgen.schedule.tiles.plan import Side, is_neutral, vanishes
@@ -97,7 +97,8 @@ class SideText:
         """The cell of a slot for the first element of a vector, or for element `i`."""
         line, column = (self.index, "k") if self.lies_deep else ("k", self.index)
         if self.lies_deep and self.plan.piece(self.axis) > 1:
-            line = f"{line} % kPiece{self.letter} * (kTile{self.letter} / kPiece{self.letter}) + {line} / kPiece{self.letter}"
+            x = self.letter
+            line = f"{line} % kPiece{x} * (kTile{x} / kPiece{x}) + {line} / kPiece{x}"
         further = f" + {element}" if element else ""
         return f"{slot}_tiles[{self.line(line)} * kPitch{self.letter} + {column}{further}]"
 

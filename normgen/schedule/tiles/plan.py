@@ -42,8 +42,8 @@ from normgen.schedule.plan import least_arch
 from normgen.schedule.schedule import Schedule
 
 PIECE = 4  # floats that a thread reads of shared memory at a time: 16 bytes
-# Of a thread beside its data, for addresses and the loop: with 104 registers of data (8 x 8 sums of f32, sm_90) a thread
-# of at most 128 spills none, with 120 it does.
+# Of a thread beside its data, for addresses and the loop: of at most 128 registers a thread with 104 of data (8 x 8
+# sums of f32, sm_90) spills none, one with 120 does.
 OTHER_REGISTERS = 24
 PAD = 4  # floats behind each line of a slot: those of one k lie in other banks than those of the next
 
