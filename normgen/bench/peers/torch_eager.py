@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from normgen.bench.peers import Call, Options, Tensors, torch_fused
+from normgen.bench.peers import Call, Options, Tensors, torch_fused, torch_products
 from normgen.bench.peers.common import (
     Function,
     by_autograd,
@@ -28,6 +28,7 @@ def versions() -> dict[str, str]:
 
 
 def prepare(problem: Problem, sets: Sequence[Tensors], options: Options) -> Call:  # noqa: ARG001
+    torch_products.in_ieee()
     if operation(problem) == ("rmsnorm", "backward") and not hasattr(aten, "_fused_rms_norm_backward"):  # torch < 2.9
         return by_autograd(_rms_norm(problem), problem, sets)
     return on_sets(laid_out(problem, pick(FUNCTIONS, problem)(problem)), sets)
@@ -98,6 +99,7 @@ def _log_softmax_backward(_: Problem) -> Function:
 
 FUNCTIONS: dict[tuple[str, str], Callable[[Problem], Function]] = {
     **torch_fused.FUNCTIONS,
+    **torch_products.FUNCTIONS,
     ("layernorm", "forward"): _layer_norm,
     ("rmsnorm", "forward"): _rms_norm,
     ("softmax", "forward"): _softmax,
