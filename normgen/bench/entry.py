@@ -124,10 +124,11 @@ class Samples:
 
     def ratio(self, a: str, b: str | None) -> Ratio | None:
         """The price of a over that of b; alone, the time."""
-        if b in self.arithmetic and a in self.series:
+        if b is not None and b in self.arithmetic and a in self.series:
             own, bases = self.series[a], [self.series[base] for base in self.bases]
             found = statistics.price_of(own, bases) if bases else statistics.summarise(own)
-            return Ratio(*(us / self.arithmetic[b] for us in (found.median, found.low, found.high)))
+            least = self.arithmetic[b]
+            return Ratio(median=found.median / least, low=found.low / least, high=found.high / least)
         if b is None or a not in self.series or b not in self.series:
             return None
         if not self.bases:

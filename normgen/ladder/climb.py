@@ -46,8 +46,9 @@ RIGHT, WRONG, MISSING, REFUSED, UNCHECKED = "right", "wrong", "missing", "refuse
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """One launch of a rung; `us` of all its kernels, `gb_per_s` of the bytes that the rung's problem must move, `tflops`
-    of its products.
+    """One launch of a rung.
+
+    `us` of all its kernels, `gb_per_s` of the bytes that the rung's problem must move, `tflops` of its products.
     """
 
     block: str
@@ -310,7 +311,7 @@ def _checked(parts: Sequence[Part], ground: Ground) -> tuple[str, str, tuple[str
 def _checked_around(parts: Sequence[Part], ground: Ground) -> tuple[str, str, tuple[str, ...]]:
     """The same of products, at sizes around the tile instead of the problem's."""
     lines: list[str] = []
-    for part in (near for part in parts for near in around_tile(part)):
+    for part in [near for one in parts for near in around_tile(one)]:
         if why := why_unchecked(part.problem):
             return UNCHECKED, why, ()
         found = check_on_cpu(part.problem, part.module, seed=ground.seed, is_over=lambda: True)

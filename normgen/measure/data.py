@@ -22,7 +22,8 @@ def sample_inputs(problem: Problem, *, seed: int) -> Inputs:
     """The first rows of a problem's random inputs; the rows after them repeat these.
 
     Right sides of products are standard normal throughout: a check's other families of lines hold NaN, and numbers of
-    few digits, on which a GPU's clock is another one. Labels are columns: other libraries read memory that is not theirs, or end the process, for one that is none.
+    few digits, on which a GPU's clock is another one. Labels are columns: other libraries read memory that is not
+    theirs, or end the process, for one that is none.
     """
     sample = replace(problem, rows=min(problem.rows, max(1, FILL_ELEMENTS // problem.cols)))
     inputs = verify.make_inputs(sample, seed=seed, families=("normal",))

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from normgen.bench.peers import Call, Options, Tensors, torch_eager, torch_fused, torch_products
+from normgen.bench.peers import Call, Options, Tensors, torch_eager, torch_fused
 from normgen.bench.peers.common import Function, column, laid_out, operation, versions_of
 from normgen.errors import NotOfferedError
 from normgen.problem.problem import Problem
@@ -26,7 +26,7 @@ def versions() -> dict[str, str]:
 
 
 def prepare(problem: Problem, sets: Sequence[Tensors], options: Options) -> Call:
-    torch_products.in_ieee()
+    torch_eager.in_ieee()
     run = laid_out(problem, FUNCTIONS.get(operation(problem), function_of)(problem))
     names = list(sets[0])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from normgen.codegen.access import policy
 from normgen.codegen.chain import AT_END, AT_LOADS, chain_of, chain_setting, declare, start_of_chain, tensor_params
@@ -109,12 +110,13 @@ class TileKernel:
         own = "[&](int i) {{ return t{0} * kPiece{1} + i / kPiece{1} * kApart{1} + i % kPiece{1}; }}"
         line = "[&](int i) {{ return t{0} + i / kPiece{1} * (kTile{1} / kThread{1}) + i % kPiece{1} * "
         line += "(kTile{1} / kPiece{1}); }}"
-        lines = [
+        lines: list[Statement] = [
             Let(f"const auto line_{side.index}", line.format(side.index, side.letter))
             for side in self.sides
             if side.lies_deep and self.plan.in_shared
         ]
-        apart = [Comment("Pieces along k lie in lines, of which neighbours' are neighbours."), *lines] if lines else []
+        said = Comment("Pieces along k lie in lines, of which neighbours' are neighbours.")
+        apart: list[Statement] = [said, *lines] if lines else []
         return [
             Let("const int blocks_n", f"({n} + kTileN - 1) / kTileN"),
             Let("const int m0", "blockIdx.x / blocks_n * kTileM"),
@@ -174,9 +176,7 @@ class TileKernel:
     def multiply(self) -> list[Statement]:
         """A tile's products of a thread."""
         left, right = self.sides
-        i, j = (
-            (lambda body, x=x, v=v: loop(v, f"kThread{x}", body, unroll=UNROLL)) for x, v in (("M", "i"), ("N", "j"))
-        )
+        i, j = (partial(loop, index, f"kThread{x}", unroll=UNROLL) for x, index in (("M", "i"), ("N", "j")))
         if not self.plan.reads_pieces_of_k:
             return [*left.read_parts(), *right.read_parts(), i([j(self.products())])]
         if left.lies_deep and right.lies_deep:  # a line at a time, of which a thread has registers for one

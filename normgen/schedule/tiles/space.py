@@ -91,5 +91,5 @@ def cuts(problem: Problem, device: Device) -> list[Schedule]:
 def widest(problem: Problem, device: Device) -> int:
     """Elements of the widest access that all its tensors allow."""
     tile = Schedule(hold=Hold.SHARED, tile_m=64, tile_n=64, tile_k=16, thread_m=4, thread_n=4)
-    values = (v for v in reversed(KNOBS["vector"].values) if v <= tile.tile_k)
+    values: Iterator[int] = (v for v in reversed(KNOBS["vector"].values) if v <= tile.tile_k)
     return next(v for v in values if vector_rule(problem, tile.varied(vector=v), device) is None)
