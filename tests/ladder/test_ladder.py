@@ -230,7 +230,7 @@ def test_a_rung_is_a_point_of_any_schedule_text() -> None:
     assert read_schedule(given, H200, "layernorm/v3/256,store=default").rows_per_block == 8
     for text, says in {
         "layernorm/v2": "it is 3 kernels", "layernorm/v9": "has no such rung",
-        "gemm/naive": "is no schedule of one kernel", "layernorm/v3/7": "has no such launch",
+        "gemm/naive": "a row has no tiles", "layernorm/v3/7": "has no such launch",
         "norm/v3": "unknown ladder",
     }.items():  # fmt: skip
         with pytest.raises(UsageError, match=says):
