@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from normgen.bench.entrant import ROOF_SAMPLES, compiled, race_bench, raced
+from normgen.cost.work import arithmetic_us, roof_of
 from normgen.device import Device
 from normgen.files.private import to_stderr
 from normgen.measure import timing
@@ -66,7 +67,8 @@ class Contest:
 
     @property
     def roof_us(self) -> float | None:
-        return min(self.roofs_us.values(), default=None)
+        found = roof_of(self.roofs_us)
+        return found[1] if found else None
 
 
 def hold(
@@ -87,15 +89,15 @@ def hold(
         post.worker()  # gets ready while the kernels are compiled
         drafts = {key: compiled(key, problem, schedule, venue.facts.arch) for key, schedule in distinct.items()}
         with race_bench(post, problem, venue.facts, place=place, seed=venue.seed, note=note) as bench:
-            court = Judge(bench)
+            court = Judge(bench, arithmetic_us=arithmetic_us(problem, venue.facts))
             timed = [d for d in drafts.values() if not d.failed and d.judged(court.admit(d, warm=True))]
-            court.choose_roofs(samples=ROOF_SAMPLES, seed=venue.seed)
+            least = court.choose_roofs(samples=ROOF_SAMPLES, seed=venue.seed).arithmetic
             series = raced(court, timed, samples=venue.samples, seed=venue.seed)
             roofs, bases = court.roofs, bench.bases
     reasons = {key: draft.failed for key, draft in drafts.items()}
     return Contest(
         series={name: series[s.key] for name, s in schedules.items() if not reasons[s.key]},
-        roofs_us={roof_family(key): us for key, us in timing.figures_of(series, roofs, bases).items()},
+        roofs_us={roof_family(key): us for key, us in timing.figures_of(series, roofs, bases).items()} | least,
         base=[series[key] for key in bases],
         failed={name: reasons[s.key] for name, s in schedules.items() if reasons[s.key]},
     )

@@ -14,6 +14,7 @@ from normgen.bench.entrant import ROOF_SAMPLES, Draft, compiled, race_bench, rac
 from normgen.bench.peers import Options
 from normgen.bench.result import EntryResult, Provider
 from normgen.bench.table import OURS
+from normgen.cost.work import arithmetic_us, flops, roof_of
 from normgen.device import Device
 from normgen.measure import timing
 from normgen.measure.gpu import COPY
@@ -61,9 +62,9 @@ def measure_entry(entry: Entry, schedule: Schedule, note: str, shared: Shared) -
     with race_bench(
         shared.post, entry.problem, shared.facts, place=entry.place, seed=shared.seed, note=shared.note
     ) as bench:
-        judge = Judge(bench)
+        judge = Judge(bench, arithmetic_us=arithmetic_us(entry.problem, shared.facts))
         timed = [draft for draft in drafts.values() if _is_admitted(draft, judge, bench, shared.options)]
-        judge.choose_roofs(samples=ROOF_SAMPLES, seed=shared.seed)
+        arithmetic = judge.choose_roofs(samples=ROOF_SAMPLES, seed=shared.seed).arithmetic
         series = raced(judge, timed, samples=shared.samples, seed=shared.seed)
         roofs, bases = judge.roofs, bench.bases
         if spills := bench.conditions().get("spills"):
@@ -72,7 +73,7 @@ def measure_entry(entry: Entry, schedule: Schedule, note: str, shared: Shared) -
     return conclude(
         entry,
         drafts,
-        Samples(series=series, roofs=roofs, bases=bases, alone_us=alone_us),
+        Samples(series=series, roofs=roofs, bases=bases, alone_us=alone_us, arithmetic=arithmetic),
         note=note,
         schedule=schedule.as_dict(),
         seconds=time.perf_counter() - start,
@@ -111,16 +112,23 @@ def _is_admitted(draft: Draft, judge: Judge, bench: WorkerBench, options: Option
 class Samples:
     """What the races of an entry gave.
 
-    series   of every contender, of the roofs, and of the chain without one (`bases`; none alone)
+    series      of every contender, of the roofs, and of the chain without one (`bases`; none alone)
+    arithmetic  a roof of no samples: what products take, of a problem that has some
     """
 
     series: Mapping[str, Sequence[float]] = field(default_factory=dict)
     roofs: Sequence[str] = ()
     bases: Sequence[str] = ()
     alone_us: Mapping[str, float] = field(default_factory=dict)
+    arithmetic: Mapping[str, float] = field(default_factory=dict)
 
     def ratio(self, a: str, b: str | None) -> Ratio | None:
         """The price of a over that of b; alone, the time."""
+        if b is not None and b in self.arithmetic and a in self.series:
+            own, bases = self.series[a], [self.series[base] for base in self.bases]
+            found = statistics.price_of(own, bases) if bases else statistics.summarise(own)
+            least = self.arithmetic[b]
+            return Ratio(median=found.median / least, low=found.low / least, high=found.high / least)
         if b is None or a not in self.series or b not in self.series:
             return None
         if not self.bases:
@@ -148,7 +156,8 @@ def conclude(
     problem = entry.problem
     series = {key: list(values) for key, values in samples.series.items()}
     roofs_us = timing.figures_of(series, [key for key in samples.roofs if key in series], samples.bases)
-    roof = min(roofs_us, key=lambda key: roofs_us[key], default=None)
+    roofs_us |= samples.arithmetic
+    roof, roof_us = roof_of(roofs_us) or (None, None)
     timed = {name: _timed(name, draft, samples, roof) for name, draft in drafts.items()}
     knobs = dict(schedule or {})
     ours = replace(timed.pop(OURS), note=note, schedule=knobs, overlaps=schedule_from(knobs).chained)
@@ -164,7 +173,8 @@ def conclude(
         align=problem.align,
         **entry.place.as_dict(),
         bytes=problem.compulsory_bytes,
-        roof_us=roofs_us[roof] if roof else None,
+        flops=flops(problem),
+        roof_us=roof_us,
         roof=roof or "",
         ours=ours,
         peers=timed,

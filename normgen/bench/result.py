@@ -14,9 +14,10 @@ geometric_mean_of_chains  the same by T
 geometric_mean_to_roof    of ours / roof, by prices (alone: by times)
 entries                   one object an entry, in the suite's order:
   label, op, direction, shape, rows, cols, dtypes, pitch, align, context, setting, bytes
+  flops                   of products: additions and multiplications; 0 of others
   chain_us                T0: n, median, p05, p95, low, high; null alone
   roof_us, roof           the price of the best hand-written kernel that moves the same bytes, and which
-  roofs_us                the best of each family: copy, elementwise, reduction, two launches
+  roofs_us                the best of each family: copy, elementwise, reduction, two launches; of products arithmetic
   ours, peers.{name}      providers:
     price_us              {median, low, high}: T - T0 (95 %, bootstrapped); null alone and if not timed
     times_us              T: n, median, p05, p95, low, high (95 % interval of the median); null if not timed
@@ -106,6 +107,7 @@ class EntryResult:
     seconds: float
     roofs_us: Mapping[str, float] = field(default_factory=dict, hash=False)
     chain_us: Times | None = None
+    flops: int = 0
     run: str = ""
 
     @property
@@ -115,6 +117,11 @@ class EntryResult:
     @property
     def gb_per_s(self) -> float | None:
         return self.bytes / self.ours.cost_us / 1e3 if self.ours.cost_us else None
+
+    def tflops(self, provider: Provider | None) -> float | None:
+        """Of products, 10^12 operations a second; None of other problems, and without a time."""
+        us = provider.cost_us if provider else None
+        return self.flops / us / 1e6 if self.flops and us else None
 
     def percent_of_roof(self, provider: Provider) -> float | None:
         return 100 * self.roof_us / provider.cost_us if provider.cost_us and self.roof_us else None

@@ -33,14 +33,21 @@ def results_table(results: Results) -> str:
     """Prices in µs, alone times, ours first and a peer's in its cell.
 
     `x roof` and `x copy` are ours over the best hand-written kernel and the memcpy node, `x peer` is the best peer's
-    price over ours and `of chains` the same of T. What each takes alone comes last, where it was asked for.
+    price over ours and `of chains` the same of T. What each takes alone comes then, where it was asked for, and of
+    products their rates.
     """
     alone = any(p.alone_us for entry in results.entries for p in (entry.ours, *entry.peers.values()))
     ours = ("entry", "price µs", "T0", "T", "GB/s", "% of roof", "x roof", "x copy")
     names = (OURS, *results.peers) if alone else ()
     header = [*ours, *(f"{name} µs" for name in results.peers), "x peer", "of chains", "best"]
     header += [f"{name} {ALONE} µs" for name in names]
-    return table(header, [_row(entry, results.peers, names) for entry in results.entries])
+    rows = [_row(entry, results.peers, names) for entry in results.entries]
+    if any(entry.flops for entry in results.entries):
+        for name in (OURS, *results.peers):
+            header.append(f"{name} TFLOP/s")
+            for row, entry in zip(rows, results.entries, strict=True):
+                row.append(figure(entry.tflops(entry.ours if name == OURS else entry.peers.get(name))))
+    return table(header, rows)
 
 
 def _row(entry: EntryResult, peers: tuple[str, ...], alone: tuple[str, ...]) -> list[str]:

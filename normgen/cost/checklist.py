@@ -101,7 +101,7 @@ def _coalescing_of_tiles(problem: Problem, s: Schedule) -> Answer:
     """Of the side whose loads use least of what they touch."""
     plan, found = tile_problem_plan(problem, s), []
     for side in plan.cut.sides:
-        line = s.tile_k if plan.runs_along(side) == plan.cut.k else plan.tile(side.axis)  # elements side by side
+        line = s.tile_k if side.along == plan.cut.k else plan.tile(side.axis)  # elements side by side
         for tensor in (plan.tensor(load) for load in side.loads if len(load.kind.axes) > 1):
             size, pitch = tensor.dtype.bytes, problem.pitch_of(tensor) * tensor.dtype.bytes
             firsts = [lane * s.vector for lane in range(min(WARP, s.threads))]

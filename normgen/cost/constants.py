@@ -35,6 +35,8 @@ class Constants:
     *_registers                     of the register estimate
     chained                         of a launch's time, what is left when it starts while the kernel before it ends
     second_kernel_us .. atomics_per_us column sums
+    products_share                  of the clocks of `schedule.tiles.clocks`, what an SM has at full load
+    spilled_products                what a spilled register costs, in units of a sum's
     """
 
     launch_us: float = 0.7
@@ -75,6 +77,8 @@ class Constants:
     chained: float = 0.5
     last_tile_us: float = 0.03
     atomics_per_us: float = 80_000.0
+    products_share: float = 0.9
+    spilled_products: float = 1.0
 
     def as_dict(self) -> dict[str, float]:
         return asdict(self)

@@ -39,10 +39,9 @@ from normgen.schedule.plan import (
 from normgen.schedule.plan import shared_bytes as dynamic_shared_bytes
 from normgen.schedule.policy import overflows_l2
 from normgen.schedule.schedule import Schedule
+from normgen.schedule.tiles.clocks import busy_clocks, expected_registers, tiles_of
 from normgen.schedule.tiles.plan import tile_problem_plan
-from normgen.schedule.tiles.space import busiest_products, tiles_of
 
-FMAS_PER_CLOCK = 128  # products in float32 that an SM adds
 REGISTERS_PER_SM = 65536  # of every GPU since compute capability 5.0
 L1_BYTES = 128 << 10  # of an SM, beside some shared memory
 FOUND_IN_L2 = 0.33  # of L2: what DRAM need not move where the last rows come first (134 and 235 MB, H200)
@@ -358,17 +357,15 @@ def _predict_tiles(
     shared_bytes: int | None = None,
     constants: Constants | None = None,
 ) -> Cost:
-    """The products of the busiest SM, or the bytes: every tensor once from memory, tiles of both sides from L2."""
+    """The clocks of the busiest SM, or the bytes: every tensor once from memory."""
     c, plan = constants or constants_of(device), tile_problem_plan(problem, s)
-    cut, sizes = plan.cut, problem.sizes
     blocks = tiles_of(problem, s)
-    issue = busiest_products(problem, s, device) * sizes.along(cut.k) * len(cut.sums)
-    issue /= FMAS_PER_CLOCK * device.sm_clock_ghz * 1e3
-    dram = device.dram_gb_per_s * 1e3  # bytes per µs
-    sides = blocks * (s.tile_m + s.tile_n) * sizes.along(cut.k) * problem.dtype.bytes
+    registers = registers or expected_registers(plan)
+    spills = 1 + c.spilled_products * spill_bytes / 4 / plan.accumulators
+    clocks = busy_clocks(problem, s, device, registers=registers) * spills
+    issue = clocks / (device.sm_clock_ghz * 1e3 * c.products_share)
     hot = hot and problem.compulsory_bytes <= device.l2_bytes
-    memory = problem.compulsory_bytes / (dram * (c.l2_over_dram if hot else 1.0)) + sides / (dram * c.l2_over_dram)
-    registers = registers or min(255, int(c.base_registers) + plan.held_registers)
+    memory = problem.compulsory_bytes / (device.dram_gb_per_s * 1e3 * (c.l2_over_dram if hot else 1.0))
     resident = blocks_resident(s, device, registers, plan.shared_bytes if shared_bytes is None else shared_bytes)
     latency = c.l2_latency_us if hot else c.dram_latency_us
     us = c.launch_us + latency + (memory**c.blend + issue**c.blend) ** (1 / c.blend)

@@ -211,7 +211,7 @@ def _row(entry: Entry, absent: Sequence[str]) -> tuple[str, ...]:
         "-",
         f"{cost_us:.4g}" if cost_us and not record.is_alone else "-",
         f"{record.us:.4g} / {record.chain_us.median:.4g}" if record.us and record.chain_us else "-",
-        f"{rate:.0f}" if rate else "-",
+        (f"{rate:.0f}" if rate else "-") + (f" ({record.tflops:.1f} TFLOP/s)" if record.tflops else ""),
         f"{roof:.1f} %" if roof else "-",
         f"{record.default_cost_us / cost_us:.2f}x" if record.default_cost_us and cost_us else "-",
         f"{alone_us:.4g}" if alone_us else "-",

@@ -9,7 +9,8 @@ rungs: [{name, title, state, reason, checked, block, launches, kernels}]
   checked   what the check found, line by line
   block     the launch that was checked
   kernels   [{problem, schedule}] of that launch
-  launches  [{block, us, gb_per_s, reason, source_ms, source_gb_per_s}]: us is null where `reason` says why
+  launches  [{block, us, gb_per_s, tflops, reason, source_ms, source_gb_per_s}]: us is null where `reason` says why,
+            tflops where there are no products
 """
 
 from __future__ import annotations
@@ -21,15 +22,17 @@ from typing import Any
 from normgen.bench.contest import Contest, Venue, hold
 from normgen.bench.result import reason_of
 from normgen.cost.model import predicted_us
+from normgen.cost.work import flops
 from normgen.device import TARGETS, Device
 from normgen.errors import NormgenError, UsageError
 from normgen.files.decoded import parse_json
 from normgen.files.shipped import shipped
-from normgen.ladder.kernels import Part, parts_of, problem_of
+from normgen.ladder.kernels import Part, around_tile, parts_of, problem_of
 from normgen.ladder.rungs import Block, Ladder, Rung
 from normgen.measure.check import check_on_gpu
 from normgen.measure.cpu_check import check_on_cpu, why_unchecked
 from normgen.problem.problem import Problem
+from normgen.program.classes import ProgramClass, class_of
 from normgen.records.place import Place
 from normgen.records.winners import lookup, shipped_folder
 from normgen.schedule.default import default_schedule
@@ -43,7 +46,10 @@ RIGHT, WRONG, MISSING, REFUSED, UNCHECKED = "right", "wrong", "missing", "refuse
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """One launch of a rung; `us` of all its kernels, `gb_per_s` of the bytes that the rung's problem must move."""
+    """One launch of a rung.
+
+    `us` of all its kernels, `gb_per_s` of the bytes that the rung's problem must move, `tflops` of its products.
+    """
 
     block: str
     us: float | None
@@ -51,6 +57,12 @@ class Launch:
     reason: str = ""
     source_ms: float | None = None
     source_gb_per_s: float | None = None
+    tflops: float | None = None
+
+    @property
+    def rate(self) -> float | None:
+        """What the problem is limited by: TFLOP/s of products, else GB/s."""
+        return self.gb_per_s if self.tflops is None else self.tflops
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +86,11 @@ class Climbed:
         return min(timed, key=lambda launch: launch.us or 0.0, default=None)
 
     @property
+    def unit(self) -> str:
+        """Of the rates of its launches."""
+        return "TFLOP/s" if any(launch.tflops is not None for launch in self.launches) else "GB/s"
+
+    @property
     def is_surprise(self) -> bool:
         """Whether it is wrong and nobody said that it may be."""
         return self.state == WRONG and not self.is_unsafe
@@ -90,6 +107,11 @@ class Climb:
     measured: bool
     versions: Mapping[str, Any]
     rungs: tuple[Climbed, ...]
+
+    @property
+    def unit(self) -> str:
+        """Of the rates of its rungs."""
+        return next((rung.unit for rung in self.rungs if rung.best), "GB/s")
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -108,13 +130,15 @@ class Climb:
 
 
 def shipped_climb(ladder: Ladder, device: Device) -> Climb | None:
-    """What was measured of a ladder on this GPU model and comes with normgen; None where nothing was.
+    """What was measured of a ladder on this GPU model and comes with normgen; None where nothing was, or of another
+    problem.
 
     Raises UsageError for a file that `normgen ladder --json` did not write.
     """
     for file in sorted((shipped("generated") / "evidence").glob("ladder_*.json")):
         climbs = map(Climb.of, parse_json(read_text(file, what="ladder"))["ladders"])
-        found = next((c for c in climbs if (c.ladder, c.device) == (ladder.name, device.name)), None)
+        wanted = (ladder.name, str(problem_of(ladder)), device.name, True)
+        found = next((c for c in climbs if (c.ladder, c.problem, c.device, c.measured) == wanted), None)
         if found is not None:
             return found
     return None
@@ -239,8 +263,8 @@ def _climbed(
     start = Climbed(name=rung.name, title=rung.title, state=MISSING, reason=rung.missing, is_unsafe=bool(rung.unsafe))
     if rung.missing or rung.best is None:
         return start
-    total = problem_of(ladder, rung).compulsory_bytes
-    timed = tuple(_launch(block, launches[block.block], clock, total) for block in rung.blocks)
+    problem = problem_of(ladder, rung)
+    timed = tuple(_launch(block, launches[block.block], clock, problem) for block in rung.blocks)
     legal = [block.block for block in rung.blocks if not isinstance(launches[block.block], str)]
     if not legal:
         return replace(start, state=REFUSED, reason=timed[0].reason, launches=timed)
@@ -253,19 +277,23 @@ def _climbed(
     return replace(start, state=state, reason=because, checked=checked, block=block, launches=timed, kernels=kernels)
 
 
-def _launch(block: Block, parts: tuple[Part, ...] | str, clock: Clock, total: int) -> Launch:
+def _launch(block: Block, parts: tuple[Part, ...] | str, clock: Clock, problem: Problem) -> Launch:
     source = {"source_ms": block.ms, "source_gb_per_s": block.gb_per_s}
     if isinstance(parts, str):
         return Launch(block=block.block, us=None, gb_per_s=None, reason=parts, **source)
     times = [clock[part.timed, part.schedule] for part in parts]
     why = next((time for time in times if isinstance(time, str)), "")
     us = None if why else sum(float(time) for time in times)
-    return Launch(block=block.block, us=us, gb_per_s=total / us / 1e3 if us else None, reason=why, **source)
+    rate = problem.compulsory_bytes / us / 1e3 if us else None
+    tflops = flops(problem) / us / 1e6 if us and flops(problem) else None
+    return Launch(block=block.block, us=us, gb_per_s=rate, tflops=tflops, reason=why, **source)
 
 
 def _checked(parts: Sequence[Part], ground: Ground) -> tuple[str, str, tuple[str, ...]]:
     """(state, reason, lines) of a launch: each kernel against the reference, on all families of rows."""
     lines: list[str] = []
+    if ground.index is None and any(class_of(part.problem) is ProgramClass.TILES for part in parts):
+        return _checked_around(parts, ground)
     for part in parts:
         if ground.index is None and (why := why_unchecked(part.problem)):
             return UNCHECKED, why, ()
@@ -277,4 +305,19 @@ def _checked(parts: Sequence[Part], ground: Ground) -> tuple[str, str, tuple[str
         lines += [line for line in summary if not line.startswith("  ok ")]
         if not found.ok:
             return WRONG, "; ".join(line.strip() for line in summary[1:2]), tuple(lines)
+    return RIGHT, "", tuple(lines)
+
+
+def _checked_around(parts: Sequence[Part], ground: Ground) -> tuple[str, str, tuple[str, ...]]:
+    """The same of products, at sizes around the tile instead of the problem's."""
+    lines: list[str] = []
+    for part in [near for one in parts for near in around_tile(one)]:
+        if why := why_unchecked(part.problem):
+            return UNCHECKED, why, ()
+        found = check_on_cpu(part.problem, part.module, seed=ground.seed, is_over=lambda: True)
+        sizes = part.problem.sizes
+        lines.append(f"checked around the tile: rows {sizes.rows}, cols {sizes.cols}, inner {sizes.inner}")
+        if not found.ok:
+            summary = found.summary.splitlines()
+            return WRONG, "; ".join(line.strip() for line in summary[1:2]), (*lines, *summary)
     return RIGHT, "", tuple(lines)

@@ -13,6 +13,7 @@ from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
 from normgen.schedule.repair import repair
 from normgen.schedule.schedule import Schedule, schedule_from
+from normgen.schedule.tiles.plan import contraction
 from normgen.spec.reader import load
 
 CONFIG = "\n\nstruct Cols"
@@ -60,6 +61,22 @@ def _part(ladder: Ladder, rung: Rung, step: Step, block: Block, device: Device) 
         raise refused.error(schedule)
     spec = replace(problem.spec, accuracy_rows=CERTAIN) if rung.unsafe else problem.spec
     return Part(problem=problem, timed=replace(problem, spec=spec), schedule=schedule)
+
+
+def around_tile(part: Part) -> tuple[Part, ...]:
+    """A product's kernel at sizes on both sides of its tile, by as little as its vectors allow along cols and inner.
+
+    The CPU executor does not get through the sizes that a product is timed at.
+    """
+    s, cut = part.schedule, contraction(part.problem)
+    tiles = {cut.m: s.tile_m, cut.n: s.tile_n, cut.k: 2 * s.tile_k}
+    found = []
+    for way in (-1, 1):
+        at = {axis: tile + way * (1 if axis == "rows" else s.vector) for axis, tile in tiles.items()}
+        asked = part.problem.question.arguments() | {"shape": f"{at['rows']}x{at['cols']}", "inner": at["inner"]}
+        problem = problem_for(part.problem.spec, **asked)
+        found.append(Part(problem=problem, timed=problem, schedule=s))
+    return tuple(found)
 
 
 def own_text(module: Module) -> str:

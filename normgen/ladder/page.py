@@ -100,7 +100,7 @@ def _kernel_part(before: str, kernel: str, rung: Rung) -> list[str]:
 
 def _table(ladder: Ladder, found: Climb) -> list[str]:
     """A line a rung: its launches, µs of each and the source's."""
-    head = ("rung", "check", "fastest launch", "µs", "GB/s", "all launches: µs", "source")
+    head = ("rung", "check", "fastest launch", "µs", found.unit, "all launches: µs", "source")
     rows = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
     for rung in found.rungs:
         if rung.best is None:
@@ -109,7 +109,7 @@ def _table(ladder: Ladder, found: Climb) -> list[str]:
         best, launches = rung.best, rung.launches
         every = ", ".join(f"{one.block}: {figure(one.us)}" for one in launches) if len(launches) > 1 else ""
         state = rung.state + (", as expected" if rung.state == WRONG and rung.is_unsafe else "")
-        cells = [rung.name, state, best.block, figure(best.us), figure(best.gb_per_s), every, _source(launches, ladder)]
+        cells = [rung.name, state, best.block, figure(best.us), figure(best.rate), every, _source(launches, ladder)]
         rows.append("| " + " | ".join(cells) + " |")
     return rows
 

@@ -12,6 +12,7 @@ from normgen.measure.replays import Layout, extent, main_input
 from normgen.problem.problem import Problem
 from normgen.problem.tensors import TensorUse
 from normgen.verify import Inputs
+from normgen.verify.contraction.sides import right_sides
 
 FILL_ELEMENTS = 1 << 22  # random numbers a tensor; further rows repeat them
 POISON = 0xFF  # NaN in every stored format
@@ -20,10 +21,16 @@ POISON = 0xFF  # NaN in every stored format
 def sample_inputs(problem: Problem, *, seed: int) -> Inputs:
     """The first rows of a problem's random inputs; the rows after them repeat these.
 
-    Labels are columns: other libraries read memory that is not theirs, or end the process, for one that is none.
+    Right sides of products are standard normal throughout: a check's other families of lines hold NaN, and numbers of
+    few digits, on which a GPU's clock is another one. Labels are columns: other libraries read memory that is not
+    theirs, or end the process, for one that is none.
     """
     sample = replace(problem, rows=min(problem.rows, max(1, FILL_ELEMENTS // problem.cols)))
     inputs = verify.make_inputs(sample, seed=seed, families=("normal",))
+    rng = np.random.default_rng([seed, len(problem.tensors)])
+    for tensor in right_sides(sample):
+        side = inputs.arrays[tensor.name]
+        side[...] = rng.standard_normal(side.shape, dtype=np.float32).astype(side.dtype)
     for tensor in problem.tensors:
         if tensor.kind.is_row and tensor.dtype.is_integer and tensor.name in inputs.arrays:
             labels = inputs.arrays[tensor.name]

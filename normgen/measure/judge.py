@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from normgen.codegen.module import Module
+from normgen.cost.work import ARITHMETIC, roof_of
 from normgen.device import Device
 from normgen.errors import NormgenError
 from normgen.measure import timing
@@ -77,15 +78,24 @@ def bench_at(
 
 @dataclass(frozen=True, kw_only=True)
 class Roof:
-    """What the roofs cost by name, and what the chain takes without a kernel (None alone), in one run."""
+    """What the roofs cost by name, and what the chain takes without a kernel (None alone), in one run.
+
+    That of the products is no kernel's: it follows from the device.
+    """
 
     roofs_us: Mapping[str, float] = field(default_factory=dict)
     chain: Times | None = None
 
     @property
     def us(self) -> float | None:
-        """The best of them."""
-        return min(self.roofs_us.values(), default=None)
+        """The best of them, or what the products take, whichever is longer."""
+        found = roof_of(self.roofs_us)
+        return found[1] if found else None
+
+    @property
+    def arithmetic(self) -> dict[str, float]:
+        """What the products take, of a problem that has some."""
+        return {name: us for name, us in self.roofs_us.items() if name == ARITHMETIC}
 
     @property
     def base_us(self) -> float:
@@ -104,8 +114,10 @@ class Judge:
     roofs   the keys of the roofs that races have: all of the bench, or after `choose_roofs` the best of each family
     """
 
-    def __init__(self, bench: Bench) -> None:
+    def __init__(self, bench: Bench, *, arithmetic_us: float = 0.0) -> None:
+        """`arithmetic_us`: what the products of its problem take at least."""
         self.bench = bench
+        self._arithmetic = {ARITHMETIC: arithmetic_us} if arithmetic_us else {}
         self.loaded: set[str] = set()
         self._chosen: tuple[str, ...] | None = None
 
@@ -121,13 +133,13 @@ class Judge:
             best.setdefault(roof_family(key), key)
         self._chosen = tuple(best.values())
         figures = timing.figures_of(series, self._chosen, self.bench.bases)
-        return _roof(figures, timing.chain_times(series, self.bench.bases))
+        return self._roof(figures, timing.chain_times(series, self.bench.bases))
 
     def roof_in(self, confirmation: Confirmation) -> Roof:
         """What the roofs cost in the run of a confirmation."""
         costs = {key: price.median for key, price in confirmation.prices.items()}
         costs = costs or {key: times.median for key, times in confirmation.times.items()}
-        return _roof({key: costs[key] for key in self.roofs if costs[key] > 0}, confirmation.chain)
+        return self._roof({key: costs[key] for key in self.roofs if costs[key] > 0}, confirmation.chain)
 
     def admit(
         self, entrant: Entrant, *, full: bool = False, warm: bool = False, make: Callable[[], object] | None = None
@@ -204,6 +216,6 @@ class Judge:
             self.bench.unload(key)
             self.loaded.remove(key)
 
-
-def _roof(figures: Mapping[str, float], chain: Times | None) -> Roof:
-    return Roof(roofs_us={roof_family(key): us for key, us in figures.items()}, chain=chain)
+    def _roof(self, figures: Mapping[str, float], chain: Times | None) -> Roof:
+        families = {roof_family(key): us for key, us in figures.items()}
+        return Roof(roofs_us=families | self._arithmetic, chain=chain)

@@ -19,7 +19,9 @@ price_us       T - T0: median, low, high (bootstrapped 95 % interval); absent al
                than to rank by T
 alone_us       of a finalist timed in place: the median of a launch behind itself
 roof_us        what the best hand-written kernel that moves the bytes costs in the same run: its price, alone its time
-roofs_us       the best of each family: copy (a memcpy node), elementwise, reduction, two launches
+roofs_us       the best of each family: copy (a memcpy node), elementwise, reduction, two launches; of products
+               arithmetic, which is the roof where it takes longer than the bytes
+flops, tflops  of products: additions and multiplications, and their rate
 bytes, gb_per_s, percent_of_roof (by prices), default_us (the default schedule's T, same run)
 error          largest error per written tensor, as a fraction of its bound
 verified       where the kernel was compared with the reference, and how widely (`records.verified`); absent from what
@@ -152,6 +154,7 @@ class Record:
     roof_us: float | None = None
     roofs_us: Mapping[str, float] = field(default_factory=dict, hash=False)
     bytes: int = 0
+    flops: int = 0
     default_us: float | None = None
     error: Mapping[str, float] = field(default_factory=dict, hash=False)
     verified: Verified | None = None
@@ -221,6 +224,11 @@ class Record:
         return self.bytes / self.cost_us / 1e3 if self.cost_us else None
 
     @property
+    def tflops(self) -> float | None:
+        """Of products, 10^12 operations a second; None of other problems, and without a time."""
+        return self.flops / self.cost_us / 1e6 if self.flops and self.cost_us else None
+
+    @property
     def percent_of_roof(self) -> float | None:
         return 100.0 * self.roof_us / self.cost_us if self.cost_us and self.roof_us else None
 
@@ -255,6 +263,7 @@ class Record:
             "roof_us": self.roof_us,
             **({"roofs_us": dict(self.roofs_us)} if self.roofs_us else {}),
             "bytes": self.bytes,
+            **({"flops": self.flops, "tflops": self.tflops} if self.flops else {}),
             "gb_per_s": self.gb_per_s,
             "percent_of_roof": self.percent_of_roof,
             "default_us": self.default_us,
@@ -292,7 +301,7 @@ _LEFT_OUT = {
     **{"in_place": {}, "layout": {}, "batches": 1, "inner": 0},
 }
 _PAIRS = ("in_place", "layout")  # of names
-_OPTIONAL = ("roofs_us", "alone_us", "text", "spec")  # not in every line
+_OPTIONAL = ("roofs_us", "alone_us", "flops", "text", "spec")  # not in every line
 _PLAIN = (
     *("measured", "predicted_us", "roof_us", "bytes", "default_us", "error", "device"),
     *("versions", "search", "command", "seed", "created", "reason"),

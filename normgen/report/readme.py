@@ -125,12 +125,17 @@ def _result(gpu: str, record: Record) -> tuple[str, ...]:
     return (
         gpu,
         f"{key.op} {key.direction}",
-        f"{key.rows}x{key.cols}",
+        f"{key.rows}x{key.cols}" + (f", inner {key.inner}" if key.inner else ""),
         "/".join(dict.fromkeys(dtype for _, dtype in key.dtypes)),
         str(record.place),
         price if record.measured else f"{price} (predicted, not measured)",
         chain,
-        f"{record.gb_per_s:.0f}" if record.gb_per_s else "",
+        ", ".join(
+            (
+                *([f"{record.gb_per_s:.0f}"] if record.gb_per_s else []),
+                *([f"{record.tflops:.1f} TFLOP/s"] if record.tflops else []),
+            )
+        ),
         roof,
         f"{record.to_copy:.2f}" if record.to_copy else "",
         record.schedule.strategy,

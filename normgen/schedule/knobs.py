@@ -625,7 +625,7 @@ TABLE: tuple[Knob, ...] = (
     _tile("tile_n", (16, 32, 64, 128, 256), "the same along n, along which the result's elements lie side by side"),
     _tile("tile_k", (8, 16, 32), "of k, the axis that a contraction sums, what a block reads at a time"),
     _tile("thread_m", (1, 2, 4, 8, 16), "of tile_m, what a thread owns in registers"),
-    _tile("thread_n", (1, 2, 4, 8), "of tile_n, what a thread owns in registers"),
+    _tile("thread_n", (1, 2, 4, 8, 16), "of tile_n, what a thread owns in registers"),
 )
 
 DETERMINISTIC_COLUMNS = tuple(c for c in Columns if c.is_deterministic)

@@ -255,7 +255,7 @@ def _count(refusals: dict[str, Refusal], reason: str, schedule: Schedule, points
 def _space_of_tiles(problem: Problem, device: Device) -> Space:
     legal: list[Schedule] = []
     refusals: dict[str, Refusal] = {}
-    for schedule in points(problem):
+    for schedule in points(problem, device):
         if (reason := refusal(problem, schedule, device)) is None:
             legal.append(schedule)
         else:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
+from normgen.cost.work import arithmetic_us
 from normgen.measure.judge import Fault, Judge
 from normgen.measure.protocol import Bench, DeviceLostError
 from normgen.measure.timing import Policy
@@ -40,7 +41,7 @@ class Hearing:
     turn: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
 
     def __post_init__(self) -> None:
-        self.judge = Judge(self.bench)
+        self.judge = Judge(self.bench, arithmetic_us=arithmetic_us(self.run.problem, self.run.device))
         self.default_text = self.builder.text_of(self.default)
         self.standings = Standings(baseline_us=self.run.memory.baseline_us(self.default_text))
 

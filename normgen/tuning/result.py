@@ -69,7 +69,8 @@ class Result:
         """The object `normgen tune --json` prints.
 
         problem, rows, cols, device: the question; measured; best, default (records, see `tuning.records`);
-        finalists: list of {schedule, price_us, us (T), low, high, alone_us, gb_per_s, percent_of_roof}; counts;
+        finalists: list of {schedule, price_us, us (T), low, high, alone_us, gb_per_s, percent_of_roof, and tflops
+        of products}; counts;
         phases_s; paths: candidates, record, header; ships: of a prediction {record, header}, the measured record of the
         question that comes with normgen, or null; adopted; interrupted; notes.
         """
@@ -105,5 +106,6 @@ def _short(record: Record) -> dict[str, Any]:
         "high": record.times_us.high if record.times_us else None,
         "alone_us": record.alone_us,
         "gb_per_s": record.gb_per_s,
+        **({"tflops": record.tflops} if record.flops else {}),
         "percent_of_roof": record.percent_of_roof,
     }

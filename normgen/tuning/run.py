@@ -14,6 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
+from normgen.cost.work import flops
 from normgen.device import Device
 from normgen.errors import refusal_of
 from normgen.files.private import make_private
@@ -132,6 +133,7 @@ class Run:
             problem=ProblemKey.of(self.problem),
             place=self.place,
             bytes=self.problem.compulsory_bytes,
+            flops=flops(self.problem),
             device=self.device.as_dict(),
             versions=self.versions,
             command=self.command,

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+from normgen.bench.entry import Samples
 from normgen.cost.checklist import checklist, unfused_bytes
 from normgen.cost.model import predict
+from normgen.cost.work import arithmetic_us, flops, roof_of
 from normgen.device import target
 from normgen.problem.problem import Problem
+from normgen.records.statistics import Ratio
 from normgen.schedule.schedule import Schedule
+from normgen.schedule.tiles.clocks import busy_clocks
 from tests.verify.contraction import linear
 
 H200 = target("h200")
@@ -49,3 +53,28 @@ def test_narrow_vectors_along_a_short_line_touch_more_than_they_use() -> None:
 def test_apart_every_side_is_read_and_written_by_itself() -> None:
     problem = linear.problem_of("normed", (8, 16, 32), without=("rstd",))
     assert unfused_bytes(problem) > problem.compulsory_bytes
+
+
+def test_the_roof_of_a_product_is_its_bytes_or_its_flops_whichever_takes_longer() -> None:
+    problem = linear.problem_of("linear", (256, 128, 64))
+    assert flops(problem) == 2 * 256 * 128 * 64
+    least = arithmetic_us(problem, H200)
+    assert least == pytest.approx(256 * 128 * 64 / (132 * 128 * 1.98e3))
+    assert roof_of({"copy": 2 * least, "elementwise": 3 * least, "arithmetic": least}) == ("copy", 2 * least)
+    assert roof_of({"copy": least / 2, "elementwise": 3 * least, "arithmetic": least}) == ("arithmetic", least)
+    assert roof_of({}) is None
+    samples = Samples(series={"ours": [10.0, 11.0, 12.0, 11.0, 10.0, 11.0, 11.0]}, arithmetic={"arithmetic": 5.0})
+    assert samples.ratio("ours", "arithmetic") == Ratio(median=2.2, low=2.0, high=2.4)
+
+
+def test_the_model_knows_waves_and_what_hides_latency() -> None:
+    problem = linear.problem_of("linear", (4096, 4096, 4096))
+    wide = TILED.varied(tile_m=128, tile_n=128, thread_m=8, thread_n=16, copy="cp_async", stages=3)
+    us = {name: predict(problem, s, H200).us for name, s in {
+        "wide": wide, "narrow threads": wide.varied(thread_m=4, thread_n=4, tile_m=64, tile_n=64),
+        "nothing ahead": wide.varied(stages=1),
+    }.items()}  # fmt: skip
+    assert us["wide"] == min(us.values())
+    assert arithmetic_us(problem, H200) < us["wide"] < 1.3 * arithmetic_us(problem, H200)
+    one, two = (busy_clocks(linear.problem_of("linear", (128, n, 4096)), wide, H200) for n in (128 * 132, 128 * 265))
+    assert two > 1.4 * one, "a tile more than two for each SM is a wave more"

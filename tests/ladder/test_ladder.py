@@ -16,10 +16,11 @@ from normgen.cuda.driver import find_gpu
 from normgen.device import target
 from normgen.errors import NoDeviceError, SpecError, UsageError
 from normgen.ladder.climb import MISSING, RIGHT, WRONG, Climb, Ground, climb, shipped_climb, why_behind
-from normgen.ladder.kernels import comparable, own_text, parts_of, problem_of
+from normgen.ladder.kernels import around_tile, comparable, own_text, parts_of, problem_of
 from normgen.ladder.page import difference, page
 from normgen.ladder.points import read_schedule
 from normgen.ladder.rungs import Ladder, list_ladders, load_ladder, parse_ladder
+from normgen.measure.cpu_check import check_on_cpu
 from normgen.program.rewrites.reductions import applicable
 from normgen.program.source import written_program
 from normgen.records.place import Context, Place, Setting
@@ -156,8 +157,50 @@ def test_without_a_name_all_ladders_and_rungs_are_listed_with_what_the_language_
         rung = load_ladder(name).rung(rung_name)
         line = next(line for line in out.splitlines() if line.split()[:1] == [rung_name] and rung.title in line)
         assert ("not in the language" in line) == bool(rung.missing)
-    missing = climb(load_ladder("gemm"), Ground(device=H200, place=ALONE))
-    assert {rung.state for rung in missing.rungs} == {MISSING}
+    lacking = parse_ladder(OWN.partition("blocks")[0] + 'missing = "no such thing"\n', file="own.toml")
+    assert {rung.state for rung in climb(lacking, Ground(device=H200, place=ALONE)).rungs} == {MISSING}
+
+
+@needs_compiler
+def test_every_rung_of_a_product_is_proven_around_its_tile_without_a_gpu() -> None:
+    ladder = load_ladder("gemm")
+    found = climb(ladder, Ground(device=H200, place=ALONE))
+    named = [*(rung.name for rung in ladder.rungs), "default"]
+    assert [(rung.name, rung.state) for rung in found.rungs] == [(name, RIGHT) for name in named]
+    assert found.rungs[3].checked == (
+        "checked around the tile: rows 127, cols 127, inner 15",
+        "checked around the tile: rows 129, cols 129, inner 17",
+    )
+    best = found.rungs[-1].best
+    assert best is not None
+    assert best.tflops == pytest.approx(2 * 4096**3 / (best.us or 0) / 1e6)
+    assert "TFLOP/s" in climb_text(ladder, found)
+
+
+# What the source's kernels do wrong, done to the rung that stands in their place.
+SOURCES_FAULTS = {
+    ("double_buffer", "the buffer that is filled is multiplied"): ("multiply(stage);", "multiply(1 - stage);"),
+    ("float4", "behind an edge stay the elements of the tile before"): (
+        "w_held[step] = inside ? read",
+        "if (inside) w_held[step] = true ? read",
+    ),
+    ("cp_async", "no copy is waited for"): ("cp_async_wait<kStages - 2>();", ""),
+}
+
+
+@needs_compiler
+@pytest.mark.parametrize(("name", "fault"), SOURCES_FAULTS)
+def test_the_faults_of_the_source_are_found_in_our_rungs(name: str, fault: str) -> None:
+    ladder = load_ladder("gemm")
+    rung = ladder.rung(name)
+    assert rung.best is not None
+    [part] = parts_of(ladder, rung, rung.best, H200)
+    near = around_tile(part)[1]
+    right, wrong = SOURCES_FAULTS[name, fault]
+    module = near.module
+    assert module.text.count(right) == 1
+    found = check_on_cpu(near.problem, replace(module, text=module.text.replace(right, wrong)), is_over=lambda: True)
+    assert not found.ok
 
 
 @pytest.mark.parametrize(
@@ -187,7 +230,7 @@ def test_a_rung_is_a_point_of_any_schedule_text() -> None:
     assert read_schedule(given, H200, "layernorm/v3/256,store=default").rows_per_block == 8
     for text, says in {
         "layernorm/v2": "it is 3 kernels", "layernorm/v9": "has no such rung",
-        "gemm/naive": "is no schedule of one kernel", "layernorm/v3/7": "has no such launch",
+        "gemm/naive": "a row has no tiles", "layernorm/v3/7": "has no such launch",
         "norm/v3": "unknown ladder",
     }.items():  # fmt: skip
         with pytest.raises(UsageError, match=says):
@@ -212,7 +255,7 @@ def test_a_plot_has_a_line_a_rung(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="no matplotlib")
     from normgen.ladder.plot import plot
 
-    ladder: Ladder = load_ladder("gemm")
+    ladder: Ladder = parse_ladder(OWN.partition("blocks")[0] + 'missing = "no such thing"\n', file="own.toml")
     with pytest.raises(UsageError, match="at least one time"):
         plot(ladder, climb(ladder, Ground(device=H200, place=ALONE)), tmp_path / "none.png")
     ladder = load_ladder("reduce")

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from typing import Any
 
+import numpy as np
 import pytest
 
 from normgen.cost.model import predicted_us
 from normgen.device import target
 from normgen.measure.chains.roofs import reduction_roofs, streams_of
 from normgen.measure.chains.works import flat_places
+from normgen.measure.data import sample_inputs
 from normgen.measure.replays import MAX_LAUNCHES, Layout, consumed, layout, main_input, plan_of
 from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
@@ -180,3 +183,15 @@ def test_a_flat_roof_writes_where_the_kernel_writes_and_in_place_what_it_has_rea
         assert slots(set(over)) == slots(set(over.values())) <= touched | slots(written - set(over))
     total = sum(asked.shape_of(t)[0] * asked.shape_of(t)[-1] * t.dtype.bytes for t in asked.tensors if t.kind.is_elem)
     assert streams.read + streams.written + streams.beside >= total
+
+
+@pytest.mark.parametrize("gradient", [None, "x", "w"])
+def test_products_are_timed_on_normal_numbers_alone(gradient: str | None) -> None:
+    asked: dict[str, Any] = {"direction": "backward", "gradients": [gradient]} if gradient else {}
+    problem = problem_for(load("linear"), shape="300x96", inner=128, dtype="bf16", **asked)
+    arrays = sample_inputs(problem, seed=0).arrays
+    for name in {"x", "w", "dy"} & arrays.keys():
+        numbers = arrays[name].astype(np.float64)
+        assert np.isfinite(numbers).all()
+        assert abs(numbers.std() - 1) < 0.05
+        assert len(np.unique(numbers)) > 500

@@ -26,6 +26,7 @@ def versions() -> dict[str, str]:
 
 
 def prepare(problem: Problem, sets: Sequence[Tensors], options: Options) -> Call:
+    torch_eager.in_ieee()
     run = laid_out(problem, FUNCTIONS.get(operation(problem), function_of)(problem))
     names = list(sets[0])
 

@@ -56,7 +56,7 @@ def _times(ladder: Ladder, found: Climb) -> list[str]:
 
 def _rungs_table(ladder: Ladder, found: Climb) -> str:
     has_source = any(rung.best and rung.best.ms for rung in ladder.rungs)
-    head = ["rung", "check", "launch", "µs" if found.measured else "predicted µs", "GB/s", "x first"]
+    head = ["rung", "check", "launch", "µs" if found.measured else "predicted µs", found.unit, "x first"]
     head += ["source µs", "source GB/s", "source x first"] if has_source else []
     known = {rung.name: rung for rung in ladder.rungs}
     own = {
@@ -88,7 +88,7 @@ def _best(rung: Climbed, first: Launch | None) -> list[str]:
     if best is None or best.us is None:
         return ["-"] * 4
     faster = first.us / best.us if first and first.us else None
-    return [best.block, figure(best.us), figure(best.gb_per_s), figure(faster, 3)]
+    return [best.block, figure(best.us), figure(best.rate), figure(faster, 3)]
 
 
 def _sweep_table(found: Climb) -> str:

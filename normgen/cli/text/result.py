@@ -45,16 +45,17 @@ def _times_table(result: Result) -> str:
     cost = timed if record.measured else "predicted µs"
     chain = ("T µs", "T0 µs") if record.chain_us else ()
     alone = ("alone µs",) if record.alone_us else ()
-    header = ("", cost, "low", "high", *chain, "GB/s", "% of roof", "registers", *alone, "schedule")
+    rate = ("TFLOP/s",) if record.flops else ()
+    header = ("", cost, "low", "high", *chain, "GB/s", *rate, "% of roof", "registers", *alone, "schedule")
     shown = [("best", record), *([("default", result.default)] if result.default is not None else [])]
     shown += [("", r) for r in [r for r in result.finalists if r not in (record, result.default)][:3]]
     rows = [_row(name, one, chain=bool(chain), alone=bool(alone)) for name, one in shown]
     roof = record.roof_us
     if roof is not None:
-        family = min(record.roofs_us, key=lambda name: record.roofs_us[name], default="copy")
+        family = next((name for name, us in record.roofs_us.items() if us == roof), "copy")
         blank = [""] * len((*chain, "low", "high"))
-        rate = figure(record.bytes / roof / 1e3)
-        rows.append(["roof", figure(roof), *blank, rate, "100", "", *([""] * len(alone)), family])
+        rates = [figure(record.bytes / roof / 1e3), *([figure(record.flops / roof / 1e6)] if rate else [])]
+        rows.append(["roof", figure(roof), *blank, *rates, "100", "", *([""] * len(alone)), family])
     return filled(header, rows)
 
 
@@ -69,6 +70,7 @@ def _row(name: str, record: Record, *, chain: bool, alone: bool) -> list[str]:
         figure(interval[1]) if interval else "-",
         *([figure(record.us), base] if chain else []),
         figure(record.gb_per_s),
+        *([figure(record.tflops)] if record.flops else []),
         figure(record.percent_of_roof, 3),
         str(registers),
         *([figure(record.alone_us)] if alone else []),

@@ -56,10 +56,10 @@ class TileAccess(Tensors):
             line = f"(static_cast<long long>(batch) * {self.size(use.axes[1])} + {line})"
         return f"{use.memory} + {line} * {use.memory}_pitch + {element}"
 
-    def read(self, tensor: str, at: Mapping[str, str], width: str, *, hint: str = "") -> str:
-        """A vector from that place on."""
+    def read(self, tensor: str, at: Mapping[str, str], width: str, *, hint: str = "", pointer: str = "") -> str:
+        """A vector from that place on, to which a pointer may be known."""
         under = "read_first" if self.problem.tensor(tensor).under else "read"
-        return self.unless_null(tensor, f"{under}<{width}{hint}>({self.address(tensor, at)})", width)
+        return self.unless_null(tensor, f"{under}<{width}{hint}>({pointer or self.address(tensor, at)})", width)
 
     def vec(self, tensor: str, width: str) -> str:
         return f"Vec<{self.ctype(tensor)}, {width}>"

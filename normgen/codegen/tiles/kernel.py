@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from normgen.codegen.access import policy
 from normgen.codegen.chain import AT_END, AT_LOADS, chain_of, chain_setting, declare, start_of_chain, tensor_params
@@ -91,10 +92,11 @@ class TileKernel:
         for x, axis, own in (("M", plan.cut.m, s.thread_m), ("N", plan.cut.n, s.thread_n)):
             found.append(setting(f"kTile{x}", plan.tile(axis), f"of {axis}, what a block owns"))
             found.append(setting(f"kThread{x}", own, f"of {axis}, what a thread owns"))
-            piece = f"kThread{x} < {PIECE} ? kThread{x} : {PIECE}"
-            found.append(constant(f"kPiece{x}", piece, "of these side by side"))
+            found.append(setting(f"kPiece{x}", plan.piece(axis), "of these side by side"))
             found.append(constant(f"kApart{x}", f"kTile{x} / kThread{x} * kPiece{x}", "from one piece to the next"))
         found.append(setting("kTileK", s.tile_k, f"of {plan.cut.k}, what a block reads at a time"))
+        if plan.reads_pieces_of_k:
+            found.append(setting("kPieceK", PIECE, "of these, what a thread reads at a time where a side lies along k"))
         found.append(setting("kVector", s.vector, "elements per access"))
         found.append(constant("kWidth", "kVector < kPieceN ? kVector : kPieceN", "elements per access to the result"))
         found.append(setting("kStages", s.stages, "tiles of each side that wait in shared memory"))
@@ -124,16 +126,43 @@ class TileKernel:
                 Let("const int rows_end", "rows_begin + min(rows - rows_begin, rows_per_batch)", "of the batch"),
                 Let("const int m0", f"{first}blockIdx.x / blocks_n % blocks_m * kTileM"),
             ]
+        line = "[&](int i) {{ return t{0} + i / kPiece{1} * (kTile{1} / kThread{1}) + i % kPiece{1} * "
+        line += "(kTile{1} / kPiece{1}); }}"
+        lines: list[Statement] = [
+            Let(f"const auto line_{side.index}", line.format(side.index, side.letter))
+            for side in self.sides
+            if side.lies_deep and self.plan.in_shared
+        ]
+        said = Comment("Pieces along k lie in lines, of which neighbours' are neighbours.")
+        apart: list[Statement] = [said, *lines] if lines else []
         return [
             Let("const int blocks_n", f"({n} + kTileN - 1) / kTileN"),
             *start,
             Let("const int n0", "blockIdx.x % blocks_n * kTileN"),
-            Let("const int tm", "threadIdx.x / (kTileN / kThreadN)"),
-            Let("const int tn", "threadIdx.x % (kTileN / kThreadN)"),
+            *self.lanes(),
             Comment("Pieces of a thread lie apart: side by side are those of its neighbours, in banks of their own."),
             Let("const auto own_m", own.format("m", "M")),
             Let("const auto own_n", own.format("n", "N")),
+            *apart,
             Gap(),
+        ]
+
+    def lanes(self) -> list[Statement]:
+        """Which part of the tile a thread owns: those of a warp lie in a rectangle, so that its lanes share pieces.
+
+        Shared memory serves 16 lanes at a time with 16 bytes each where neighbouring lanes, or those two apart, read
+        the same: lanes alternate along m, and then go on along n.
+        """
+        down, across = self.plan.lanes
+        warp = Let("const int lane", "threadIdx.x % 32"), Let("const int warp", "threadIdx.x / 32")
+        m, n = ("lane / (2 * kLanesN) * 2 + lane % 2", "lane / 2 % kLanesN") if down > 1 else ("0", "lane")
+        return [
+            setting("kLanesM", down, "lanes of a warp along m"),
+            setting("kLanesN", across, "and along n"),
+            constant("kWarpsN", "kTileN / kThreadN / kLanesN", "warps along n"),
+            *warp,
+            Let("const int tm", f"kept(warp / kWarpsN * kLanesM + {m})"),
+            Let("const int tn", f"kept(warp % kWarpsN * kLanesN + {n})"),
         ]
 
     def shared(self) -> list[Statement]:
@@ -143,7 +172,7 @@ class TileKernel:
         for side in self.sides:
             for name in side.slots.values():
                 found.append(Let(f"float* const {name}_tiles", start))
-                start = f"{name}_tiles + kStages * kTileK * kPitch{side.letter}"
+                start = f"{name}_tiles + kStages * kTile{side.letter if side.lies_deep else 'K'} * kPitch{side.letter}"
         return found
 
     def sums(self) -> list[Statement]:
@@ -152,15 +181,30 @@ class TileKernel:
             found += side.start_riding() if self.plan.in_shared else side.start_totals()
         return found
 
-    def multiply(self) -> list[Statement]:
-        """A thread's products at one k."""
-        left, right = self.sides
+    def products(self, left: str = "_part[i]", right: str = "_part[j]") -> list[Statement]:
+        """One of each thread's products, of parts at i and j."""
+        left_slots, right_slots = (side.slots for side in self.sides)
         added: list[Statement] = []
         for reduce in self.plan.cut.sums:
-            x, y = reduce.args if reduce.args[0] in left.slots else reversed(reduce.args)
+            x, y = reduce.args if reduce.args[0] in left_slots else reversed(reduce.args)
             total = f"{reduce.names[0]}_sum[i][j]"
-            added.append(Do(f"{total} = fmaf({left.slots[x]}_part[i], {right.slots[y]}_part[j], {total})"))
-        return [loop("i", "kThreadM", [loop("j", "kThreadN", added, unroll=UNROLL)], unroll=UNROLL)]
+            added.append(Do(f"{total} = fmaf({left_slots[x]}{left}, {right_slots[y]}{right}, {total})"))
+        return added
+
+    def multiply(self) -> list[Statement]:
+        """A tile's products of a thread."""
+        left, right = self.sides
+        i, j = (partial(loop, index, f"kThread{x}", unroll=UNROLL) for x, index in (("M", "i"), ("N", "j")))
+        if not self.plan.reads_pieces_of_k:
+            return [*left.read_parts(), *right.read_parts(), i([j(self.products())])]
+        if left.lies_deep and right.lies_deep:  # a line at a time, of which a thread has registers for one
+            line = [Do(f"float {name}_line[kPieceK]") for name in right.slots.values()]
+            over = loop("e", "kPieceK", [i(self.products("_part[i][e]", "_line[e]"))], unroll=UNROLL)
+            return [*left.read_parts(), j([*line, *right.read_line("j", "_line"), over])]
+        deep, flat = (left, right) if left.lies_deep else (right, left)
+        names = ("_part[i][e]", "_part[j]") if left.lies_deep else ("_part[i]", "_part[j][e]")
+        over = loop("e", "kPieceK", [*flat.read_parts(), i([j(self.products(*names))])], unroll=UNROLL)
+        return [*deep.read_parts(), over]
 
     # ---- what the left side waits for --------------------------------------------------------------------------
 
@@ -174,7 +218,8 @@ class TileKernel:
 
     def reload(self) -> list[Statement]:
         """No thread knows what another one reads."""
-        body = [*(s for side in self.sides for s in side.reload()), *self.multiply()]
+        over_n = loop("j", "kThreadN", self.products(), unroll=UNROLL)
+        body = [*(s for side in self.sides for s in side.reload()), loop("i", "kThreadM", [over_n], unroll=UNROLL)]
         k = self.plan.cut.k
         head = f"for (int k = {self.access.begin(k)}; k < {self.access.end(k)}; ++k)"
         return [For(head, tuple(body), "#pragma unroll kTileK")]
@@ -182,18 +227,26 @@ class TileKernel:
     def functions(self) -> list[Statement]:
         """The phases of a tile of k."""
         stage = "int stage" if self.stages > 1 else ""
-        parts = [statement for side in self.sides for statement in side.read_parts()]
+        over_k = (
+            "for (int k = 0; k < kTileK; k += kPieceK)"
+            if self.plan.reads_pieces_of_k
+            else "for (int k = 0; k < kTileK; ++k)"
+        )
         rescale = self.moving.rescale() if self.moving else []
-        over_tile = loop("k", "kTileK", [*parts, *self.multiply()], unroll=UNROLL)
-        multiply = function("multiply", stage, [*rescale, over_tile])
+        multiply = function("multiply", stage, [*rescale, For(over_k, tuple(self.multiply()), UNROLL)])
+        pointers = [statement for side in self.sides for statement in side.pointers()]
         if self.plan.copies:
-            copy = function("copy", f"{stage}, int k0" if stage else "int k0", [side.copy() for side in self.sides])
-            return [copy, Gap(), multiply, Gap()]
+            copy = function(
+                "copy",
+                f"{stage}, int k0" if stage else "int k0",
+                [statement for side in self.sides for statement in side.copy()],
+            )
+            return [*pointers, Gap(), copy, Gap(), multiply, Gap()]
         held = [statement for side in self.sides for statement in side.declarations()]
-        fetch = function("fetch", "int k0", [side.fetch() for side in self.sides])
+        fetch = function("fetch", "int k0", [statement for side in self.sides for statement in side.fetch()])
         place = ", ".join(filter(None, (stage, "int k0" if self.numbers_k else "")))
         deposit = function("deposit", place, [side.deposit() for side in self.sides])
-        return [*held, Gap(), fetch, Gap(), deposit, Gap(), multiply, Gap()]
+        return [*held, *pointers, Gap(), fetch, Gap(), deposit, Gap(), multiply, Gap()]
 
     @property
     def numbers_k(self) -> bool:

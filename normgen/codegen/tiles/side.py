@@ -1,8 +1,10 @@
 """One side of the products: how a block's threads bring a tile of it to shared memory, and what they reduce meanwhile.
 
 The threads share a tile's vectors, which lie along the axis along which the side lies in memory. A slot holds the tile
-of one factor as floats, a line for each k, so that neighbouring threads read neighbouring elements of a line. Vectors
-along k are scattered over the lines. What lies beyond an edge is 0 in a slot: it adds nothing to any product's sum.
+of one factor as floats, in lines as the side's memory has them: a vector stays one, on its way in and out. A line for
+each k holds neighbouring threads' pieces side by side. Of lines along k a thread reads pieces of its own; those of
+neighbouring threads lie in neighbouring lines, and so in other banks. What lies beyond an edge is 0 in a slot: it adds
+nothing to any product's sum.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import sympy as sp
 
 from normgen.codegen.printer import Printer
 from normgen.codegen.reductions import single_combine, single_identity, single_step
-from normgen.codegen.statements import Do, If, Let, Statement, constant, loop, when
+from normgen.codegen.statements import Do, Let, Statement, constant, loop, when
 from normgen.codegen.tiles.access import TileAccess, both
 from normgen.program.ir import Load, Reduce
 from normgen.program.monoid import SUM
@@ -30,23 +32,23 @@ class SideText:
         self.axis, self.k = side.axis, access.plan.cut.k
         self.letter = access.letter(side.axis)
         self.index = self.letter.lower()
-        self.along = access.plan.runs_along(side)
+        self.along = side.along
         numbers = iter([word, *(f"{word}{i}" for i in range(2, 99))])
         self.slots = {slot: slot.name if slot.is_Symbol else next(numbers) for slot in side.slots}
         self.moves: Callable[[dict[str, str], str], list[Statement]] | None = None  # a maximum, with each vector
 
     @property
-    def scatters(self) -> bool:
-        """Whether a vector's elements go to different lines of a slot."""
+    def lies_deep(self) -> bool:
+        """Whether lines, in memory and in a slot, lie along k."""
         return self.along == self.k
 
     # ---- constants and places ----------------------------------------------------------------------------------
 
     def constants(self) -> list[Let]:
         x, i = self.letter, self.index
-        line = "K" if self.scatters else x
+        line = "K" if self.lies_deep else x
         return [
-            constant(f"kPitch{x}", f"kTile{x} + kPad", f"floats from line to line of a slot of the side along {i}"),
+            constant(f"kPitch{x}", f"kTile{line} + kPad", f"floats from line to line of a slot of the side along {i}"),
             constant(f"kLine{x}", f"kTile{line} / kVector", "vectors of a line of its tile, as it lies in memory"),
             constant(f"kVectors{x}", f"kTile{x} * kTileK / kVector", "vectors of its tile"),
             constant(f"kSteps{x}", f"(kVectors{x} + kThreads - 1) / kThreads", "of these, what a thread moves"),
@@ -55,7 +57,12 @@ class SideText:
     def place(self) -> list[Statement]:
         """Where in its tile a thread's vector of a step starts."""
         x, i = self.letter, self.index
-        line, column = (i, "k") if self.scatters else ("k", i)
+        line, column = (i, "k") if self.lies_deep else ("k", i)
+        if self.is_even:
+            return [
+                Let(f"const int {line}", f"threadIdx.x / kLine{x} + step * (kThreads / kLine{x})"),
+                Let(f"const int {column}", f"threadIdx.x % kLine{x} * kVector"),
+            ]
         return [
             Let("const int vector", "threadIdx.x + step * kThreads"),
             Let(f"const int {line}", f"vector / kLine{x}"),
@@ -63,9 +70,16 @@ class SideText:
         ]
 
     @property
-    def is_vector(self) -> str:
-        """Whether a step has a vector."""
-        return f"kVectors{self.letter} % kThreads == 0 || vector < kVectors{self.letter}"
+    def is_even(self) -> bool:
+        """Whether in each step the threads move whole lines, all of them: a step is so many lines on."""
+        s, tile = self.plan.schedule, self.plan.tile(self.axis)
+        vectors, line = tile * s.tile_k // s.vector, (s.tile_k if self.lies_deep else tile) // s.vector
+        return s.threads % line == 0 and vectors % s.threads == 0
+
+    def of_vectors(self, body: Sequence[Statement]) -> tuple[Statement, ...]:
+        """What is done where a step has a vector."""
+        x = self.letter
+        return tuple(body) if self.is_even else when(f"kVectors{x} % kThreads == 0 || vector < kVectors{x}", *body)
 
     @property
     def at(self) -> dict[str, str]:
@@ -75,16 +89,20 @@ class SideText:
     def steps(self, body: Sequence[Statement]) -> Statement:
         return loop("step", f"kSteps{self.letter}", [*self.place(), *body], unroll=UNROLL)
 
-    def line(self, k: str = "k") -> str:
-        """The number of the line of a k in the slots of all stages."""
-        line = f"stage * kTileK + {k}" if self.plan.schedule.stages > 1 else k
-        return line if line == "k" else f"({line})"
+    def line(self, line: str) -> str:
+        """The number of a line of a slot among the lines of all stages."""
+        if self.plan.schedule.stages == 1:
+            return line if line.isidentifier() else f"({line})"
+        return f"(stage * kTile{self.letter if self.lies_deep else 'K'} + {line})"
 
     def cell(self, slot: str, element: str = "") -> str:
         """The cell of a slot for the first element of a vector, or for element `i`."""
+        line, column = (self.index, "k") if self.lies_deep else ("k", self.index)
+        if self.lies_deep and self.plan.piece(self.axis) > 1:
+            x = self.letter
+            line = f"{line} % kPiece{x} * (kTile{x} / kPiece{x}) + {line} / kPiece{x}"
         further = f" + {element}" if element else ""
-        k, x = (f"k{further}", self.index) if self.scatters else ("k", f"{self.index}{further}")
-        return f"{slot}_tiles[{self.line(k)} * kPitch{self.letter} + {x}]"
+        return f"{slot}_tiles[{self.line(line)} * kPitch{self.letter} + {column}{further}]"
 
     # ---- values ------------------------------------------------------------------------------------------------
 
@@ -111,7 +129,7 @@ class SideText:
     @property
     def numbers(self) -> dict[str, str]:
         """The place in the tensors of element i of a step's vector, as far as it is read."""
-        k = "(k0 + k + i)" if self.scatters else "(k0 + k)"
+        k = "(k0 + k + i)" if self.lies_deep else "(k0 + k)"
         return {
             axis: text
             for axis, text in ((self.axis, f"({self.index}0 + {self.own_line})"), (self.k, k))
@@ -159,13 +177,57 @@ class SideText:
     @property
     def asks_inside(self) -> bool:
         """Whether it matters, behind the loads, that a vector lies within the tensors."""
+        if self.moves is not None:
+            return True
         factors = all(vanishes(slot, self.side, self.k) for slot in self.side.slots)
         return not (factors and all(is_neutral(reduce, self.side, self.k) for reduce in self.side.riding))
 
-    def held(self, load: Load) -> str:
-        """What a thread's vectors of a load are called; each side has its own of what both read, as a gain along k."""
+    def own(self, load: Load, what: str) -> str:
+        """The name of a thread's array for a load; each side has its own of what both read, as a gain along k."""
         left, right = ({ld.name for ld in side.loads} for side in self.plan.cut.sides)
-        return f"{load.name}_held" + (f"_{self.index}" if load.name in left & right else "")
+        return f"{load.name}_{what}" + (f"_{self.index}" if load.name in left & right else "")
+
+    def held(self, load: Load) -> str:
+        """Where a thread's vectors of a load wait."""
+        return self.own(load, "held")
+
+    # ---- where the next tile lies ------------------------------------------------------------------------------
+
+    @property
+    def walked(self) -> list[Load]:
+        """The loads that a thread walks along with a pointer: matrices that are there, where all steps are alike."""
+        tensors = [(load, self.plan.tensor(load)) for load in self.loads]
+        there = [ld for ld, t in tensors if len(t.axes) == 2 and t.null_as is None and not t.witness]
+        return there if self.is_even else []
+
+    def pointers(self) -> list[Statement]:
+        """Where a thread's first vector of the first tile lies."""
+        x, found = self.letter, list[Statement]()
+        line, column = f"threadIdx.x / kLine{x}", f"threadIdx.x % kLine{x} * kVector"
+        m, k = (line, column) if self.lies_deep else (column, line)
+        begin = self.access.begin(self.k)
+        first = {self.axis: f"{self.index}0 + {m}", self.k: k if begin == "0" else f"{begin} + {k}"}
+        for load in self.walked:
+            pointer = f"const {self.access.ctype(load.tensor)}* {self.own(load, 'next')}"
+            found.append(Let(pointer, self.access.address(load.tensor, first)))
+        return found
+
+    def here(self, load: Load) -> str:
+        """The pointer to a vector of the tile that is read, or nothing."""
+        if load not in self.walked:
+            return ""
+        use, lines = self.plan.tensor(load), f"step * (kThreads / kLine{self.letter})"
+        is_across = use.axes[-1] == (self.axis if self.lies_deep else self.k)
+        return f"{self.own(load, 'next')} + {lines}" + ("" if is_across else f" * {use.memory}_pitch")
+
+    def go_on(self) -> list[Statement]:
+        """The pointers move to the next tile."""
+        found: list[Statement] = []
+        for load in self.walked:
+            use = self.plan.tensor(load)
+            by = "kTileK" if use.axes[-1] == self.k else f"kTileK * {use.memory}_pitch"
+            found.append(Do(f"{self.own(load, 'next')} += {by}"))
+        return found
 
     def declarations(self) -> list[Statement]:
         """Where a thread's vectors wait on their way."""
@@ -175,17 +237,18 @@ class SideText:
         ]
         return [*found, *([Do(f"bool inside_{self.index}{steps}")] if self.asks_inside else [])]
 
-    def fetch(self) -> Statement:
-        inside = both(self.is_vector, *(self.access.inside({axis: at}) for axis, at in self.at.items()))
+    def fetch(self) -> list[Statement]:
+        vector = [] if self.is_even else [f"kVectors{self.letter} % kThreads == 0 || vector < kVectors{self.letter}"]
+        inside = both(*vector, *(self.access.inside({axis: at}) for axis, at in self.at.items()))
         body: list[Statement] = [Let("const bool inside", inside)]
         for load in self.loads:
             width = self.width(load)
-            read = self.access.read(load.tensor, self.at, width, hint=", Load")
+            read = self.access.read(load.tensor, self.at, width, hint=", Load", pointer=self.here(load))
             read = f"({read})" if " ? " in read else read
             beyond = f"filled<{self.access.ctype(load.tensor)}, {width}>(0.0f)"
             body.append(Do(f"{self.held(load)}[step] = inside ? {read} : {beyond}"))
         kept = [Do(f"inside_{self.index}[step] = inside")] if self.asks_inside else []
-        return self.steps([*body, *kept])
+        return [self.steps([*body, *kept]), *self.go_on()]
 
     def deposit(self) -> Statement:
         """What waits in registers becomes factors in a slot."""
@@ -198,33 +261,24 @@ class SideText:
         elements += self.ride(names, inside, self.own_index)
         behind: list[Statement] = []
         for slot, name in self.slots.items():
-            target = self.cell(name, "i") if self.scatters else f"{name}_values[i]"
-            elements.append(Do(f"{target} = {f'{name}_i' if slot in shared else self.factor(slot, names, inside)}"))
+            factor = f"{name}_i" if slot in shared else self.factor(slot, names, inside)
+            elements.append(Do(f"{name}_values[i] = {factor}"))
             behind.append(Do(f"write_floats(&{self.cell(name)}, {name}_values)"))
-        behind = [] if self.scatters else behind
-        arrays = [Do(f"float {name}_values[kVector]") for name in self.slots.values() if not self.scatters]
+        arrays = [Do(f"float {name}_values[kVector]") for name in self.slots.values()]
         moved = moves(texts, inside) if moves else []
         body = (*arrays, *moved, loop("i", "kVector", elements, unroll=UNROLL), *behind)
-        return self.steps([If(self.is_vector, body)])
+        return self.steps(self.of_vectors(body))
 
     # ---- past the registers ------------------------------------------------------------------------------------
 
-    def copy(self) -> Statement:
-        """The vectors set out for a slot; what lies beyond an edge is 0 at once."""
-        sent: list[Statement] = []
-        beyond: list[Statement] = []
+    def copy(self) -> list[Statement]:
+        """The vectors set out for a slot; what lies beyond an edge arrives as zeros."""
+        loads = {load.name: load for load in self.loads}
+        sent: list[Statement] = [Let("const bool inside", self.access.inside(self.at))]
         for slot, name in self.slots.items():
-            source = self.access.address(slot.name, self.at)
-            if self.scatters:
-                cell = self.cell(name, "i")
-                sent.append(loop("i", "kVector", [Do(f"copy_async<1>(&{cell}, {source} + i)")], unroll=UNROLL))
-                beyond.append(loop("i", "kVector", [Do(f"{cell} = 0.0f")], unroll=UNROLL))
-            else:
-                cell = self.cell(name)
-                sent.append(Do(f"copy_async<kVector>(&{cell}, {source})"))
-                beyond.append(Do(f"write(&{cell}, filled<float, kVector>(0.0f))"))
-        inside = If(self.access.inside(self.at), tuple(sent), otherwise=tuple(beyond))
-        return self.steps([If(self.is_vector, (inside,))])
+            source = self.here(loads[slot.name]) or self.access.address(slot.name, self.at)
+            sent.append(Do(f"copy_async_if<kVector>(inside, &{self.cell(name)}, {source})"))
+        return [self.steps(self.of_vectors(sent)), *self.go_on()]
 
     def ride_behind(self) -> list[Statement]:
         """A thread reduces what it has copied itself, when that has arrived."""
@@ -234,7 +288,7 @@ class SideText:
         values, names = self.values(texts, self.found(self.own_line))
         inside = self.access.inside({self.k: "k0 + k"})
         body = [*values, *self.ride(names, inside, self.own_index)]
-        return [self.steps([If(self.is_vector, (loop("i", "kVector", body, unroll=UNROLL),))])]
+        return [self.steps(self.of_vectors([loop("i", "kVector", body, unroll=UNROLL)]))]
 
     # ---- reductions that ride along ----------------------------------------------------------------------------
 
@@ -254,17 +308,17 @@ class SideText:
     @property
     def own_line(self) -> str:
         """The place in the tile of an element of a step's vector, along the side's axis."""
-        return self.index if self.scatters else f"{self.index} + i"
+        return self.index if self.lies_deep else f"{self.index} + i"
 
     @property
     def own_index(self) -> str:
         """Of a thread's results: a step's vector lies in one line of the side's axis, or in as many as it is long."""
-        return "[step]" if self.scatters else "[step][i]"
+        return "[step]" if self.lies_deep else "[step][i]"
 
     @property
     def lines(self) -> str:
         """The threads that reduce parts of one element of the side's axis."""
-        return "kTileK / kVector" if self.scatters else "kTileK"
+        return "kTileK / kVector" if self.lies_deep else "kTileK"
 
     def start_totals(self) -> list[Statement]:
         """A thread's elements of the reductions, of nothing so far."""
@@ -279,10 +333,10 @@ class SideText:
         found: list[Statement] = []
         for reduce in self.side.riding:
             name, identity = f"{reduce.names[0]}_own", single_identity(reduce)
-            size = f"[kSteps{self.letter}]" + ("" if self.scatters else "[kVector]")
+            size = f"[kSteps{self.letter}]" + ("" if self.lies_deep else "[kVector]")
             found.append(Do(f"float {name}{size}"))
             start: Statement = Do(f"{name}{self.own_index} = {identity}")
-            start = start if self.scatters else loop("i", "kVector", [start], unroll=UNROLL)
+            start = start if self.lies_deep else loop("i", "kVector", [start], unroll=UNROLL)
             found.append(loop("step", f"kSteps{self.letter}", [start], unroll=UNROLL))
         return found
 
@@ -291,12 +345,12 @@ class SideText:
         found: list[Statement] = []
         for reduce in self.side.riding:
             name, x = reduce.names[0], self.letter
-            if self.scatters:
+            if self.lies_deep:
                 put: Statement = Do(f"{name}_left[k / kVector * kTile{x} + {self.index}] = {name}_own[step]")
             else:
                 cell = f"{name}_left[k * kTile{x} + {self.index} + i]"
                 put = loop("i", "kVector", [Do(f"{cell} = {name}_own[step][i]")], unroll=UNROLL)
-            found.append(self.steps([If(self.is_vector, (put,))]))
+            found.append(self.steps(self.of_vectors([put])))
         return found
 
     def gather(self) -> list[Statement]:
@@ -328,15 +382,31 @@ class SideText:
         body += [Do(f"{name}_part[i] = {self.factor(slot, names, '')}") for slot, name in self.slots.items()]
         return [*self.parts(), loop("i", f"kThread{x}", body, unroll=UNROLL)]
 
-    def parts(self) -> list[Statement]:
-        """A thread's factors at one k."""
-        return [Do(f"float {name}_part[kThread{self.letter}]") for name in self.slots.values()]
+    def parts(self, depth: str = "") -> list[Statement]:
+        """A thread's factors at one k, or at several."""
+        return [Do(f"float {name}_part[kThread{self.letter}]{depth}") for name in self.slots.values()]
 
     def read_parts(self) -> list[Statement]:
-        """The same from the slots."""
+        """A thread's factors from the slots: those of a line along k are read for a piece of it."""
         x, own = self.letter, f"t{self.index}"
+        if self.lies_deep:
+            return [*self.parts("[kPieceK]"), loop("i", f"kThread{x}", self.read_line("i", "_part[i]"), unroll=UNROLL)]
         found = self.parts()
         for name in self.slots.values():
-            start = f"{name}_tiles + {self.line()} * kPitch{x} + {own} * kPiece{x}"
+            start = f"{name}_tiles + {self.line(self.at_k)} * kPitch{x} + {own} * kPiece{x}"
             found.append(Do(f"read_pieces<kPiece{x}, kApart{x}>({start}, {name}_part)"))
         return found
+
+    def read_line(self, number: str, part: str) -> list[Statement]:
+        """A piece along k of the thread's line of that number."""
+        x = self.letter
+        line = self.line(f"line_{self.index}({number})")
+        return [
+            Do(f"read_pieces<kPieceK, kPieceK>({name}_tiles + {line} * kPitch{x} + k, {name}{part})")
+            for name in self.slots.values()
+        ]
+
+    @property
+    def at_k(self) -> str:
+        """The k that is multiplied: of a piece where a side lies along k."""
+        return "k + e" if self.plan.reads_pieces_of_k else "k"

@@ -8,7 +8,7 @@ both of its sides, a tile of k at a time.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 import sympy as sp
@@ -42,6 +42,9 @@ from normgen.schedule.plan import least_arch
 from normgen.schedule.schedule import Schedule
 
 PIECE = 4  # floats that a thread reads of shared memory at a time: 16 bytes
+# Of a thread beside its data, for addresses and the loop: of at most 128 registers a thread with 104 of data (8 x 8
+# sums of f32, sm_90) spills none, one with 120 does.
+OTHER_REGISTERS = 24
 PAD = 4  # floats behind each line of a slot: those of one k lie in other banks than those of the next
 
 
@@ -55,6 +58,7 @@ class Side:
     loads   what all these are computed of; of these the first tensor along both axes says how threads share a tile
     maps    how, in program order
     known   reductions of its rows that are known before
+    along   the axis along which its elements lie side by side in memory: a thread's vectors lie along it
     """
 
     axis: str
@@ -63,6 +67,7 @@ class Side:
     loads: tuple[Load, ...]
     maps: tuple[Map, ...]
     known: frozenset[str] = frozenset()
+    along: str = ""
 
     @cached_property
     def numbered(self) -> frozenset[str]:
@@ -122,6 +127,7 @@ def contraction_of(problem: Problem, program: RowProgram) -> Contraction:
     for stage in sorted({stages[name] for name in awaited}):
         found = tuple(r for r in program.reduces if r.names[0] in awaited and stages[r.names[0]] == stage)
         ahead.append(_side(program, m, (), found, {name for name in awaited if stages[name] < stage}))
+    left, right, *ahead = (replace(side, along=_runs_along(problem, side, k)) for side in (left, right, *ahead))
     results = {name for r in program.reduces for name in r.names}
     wanted = tuple(_needed(program, list(program.stores), stop=results))
     return Contraction(m, n, k, program.dots, left, right, tuple(ahead), wanted)
@@ -145,6 +151,11 @@ def _side(
     loads = [s for s in needed if isinstance(s, Load)]
     loads.sort(key=lambda load: -len(load.kind.axes))
     return Side(axis, slots, riding, tuple(loads), tuple(s for s in needed if isinstance(s, Map)), frozenset(known))
+
+
+def _runs_along(problem: Problem, side: Side, k: str) -> str:
+    lead = side.loads[0]
+    return problem.tensor(lead.tensor).axes[-1] if lead.kind.is_matrix else k
 
 
 def _needed(
@@ -226,19 +237,25 @@ class TilePlan:
     def tensor(self, load: Load) -> TensorUse:
         return self.problem.tensor(load.tensor)
 
-    def runs_along(self, side: Side) -> str:
-        """The axis along which a side's elements lie side by side in memory: a thread's vectors lie along it."""
-        lead = side.loads[0]
-        return self.tensor(lead).axes[-1] if lead.kind.is_matrix else self.cut.k
+    def lies_deep(self, side: Side) -> bool:
+        """Whether a side's lines lie along k."""
+        return side.along == self.cut.k
+
+    @property
+    def reads_pieces_of_k(self) -> bool:
+        """Whether a thread reads pieces along k of a side in shared memory."""
+        return self.in_shared and any(map(self.lies_deep, self.cut.sides))
 
     def lines(self, side: Side) -> int:
         """The partial results of a reduction that rides along: of each element of the tile's axis so many."""
         s = self.schedule
-        return s.tile_k // s.vector if self.runs_along(side) == self.cut.k else s.tile_k
+        return s.tile_k // s.vector if self.lies_deep(side) else s.tile_k
 
     def slot_floats(self, side: Side) -> int:
-        """Of one tile of one factor."""
-        return self.schedule.tile_k * (self.tile(side.axis) + PAD)
+        """Of one tile of one factor: lines as in memory, and what lies behind each."""
+        line, lines = self.schedule.tile_k, self.tile(side.axis)
+        line, lines = (line, lines) if self.lies_deep(side) else (lines, line)
+        return lines * (line + PAD)
 
     @cached_property
     def riding_floats(self) -> int:
@@ -265,12 +282,27 @@ class TilePlan:
 
     # ---- a thread's part ---------------------------------------------------------------------------------------
 
+    def piece(self, axis: str) -> int:
+        """Elements of an axis that a thread owns side by side: what it reads, and stores, at a time."""
+        deep = axis == self.cut.m and self.in_shared and self.lies_deep(self.cut.left)
+        own = self.schedule.thread_m if axis == self.cut.m else self.schedule.thread_n
+        return 1 if deep else min(PIECE, own)
+
+    @property
+    def lanes(self) -> tuple[int, int]:
+        """The threads of a warp along m and along n: 4 x 8, or as many as the tile has."""
+        s = self.schedule
+        across = max(32 // (s.tile_m // s.thread_m), min(8, s.tile_n // s.thread_n))
+        return 32 // across, across
+
     @property
     def accumulators(self) -> int:
         """Registers of a thread that hold sums, and factors on their way to these."""
         s, cut = self.schedule, self.cut
-        factors = s.thread_m * len(cut.left.slots) + s.thread_n * len(cut.right.slots)
-        return s.thread_m * s.thread_n * len(cut.sums) + factors
+        deep = [self.in_shared and self.lies_deep(side) for side in cut.sides]
+        left = s.thread_m * (PIECE if deep[0] else 1)
+        right = PIECE if all(deep) else s.thread_n * (PIECE if deep[1] else 1)
+        return s.thread_m * s.thread_n * len(cut.sums) + left * len(cut.left.slots) + right * len(cut.right.slots)
 
     @property
     def held_registers(self) -> int:

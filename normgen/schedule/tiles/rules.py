@@ -9,10 +9,9 @@ from normgen.problem.problem import Problem
 from normgen.program.ir import names_of
 from normgen.schedule.knobs import KNOBS, Copy, DependentLaunch, Group, Hold, Softmax
 from normgen.schedule.knobs import names_of as knobs_of
-from normgen.schedule.plan import held_register_limit
 from normgen.schedule.schedule import Schedule
 from normgen.schedule.tiles.online import moving_maximum
-from normgen.schedule.tiles.plan import contraction, tile_problem_plan
+from normgen.schedule.tiles.plan import OTHER_REGISTERS, contraction, tile_problem_plan
 
 # The knobs that tiles have; all others are plain.
 OWN = {*knobs_of(Group.TILE), "vector", "hold", "copy", "stages", "load", "store", "arithmetic", "dependent_launch"}
@@ -58,7 +57,7 @@ def vector(problem: Problem, s: Schedule, _: Device) -> str | None:
         return f"a tile of {s.tile_k} along k is whole vectors: a narrower vector, or a larger tile_k"
     plan = tile_problem_plan(problem, s)
     for side in plan.cut.sides:
-        along = plan.runs_along(side)
+        along = side.along
         if any(t.kind.is_matrix and t.axes[-1] != along for t in map(plan.tensor, side.loads)):
             return "the tensors of a side lie along different axes: vector = 1"
     result = {plan.cut.m, plan.cut.n}
@@ -108,7 +107,7 @@ def moving(problem: Problem, s: Schedule, _: Device) -> str | None:
 
 def registers(problem: Problem, s: Schedule, device: Device) -> str | None:
     plan = tile_problem_plan(problem, s)
-    limit = held_register_limit(s, device)
+    limit = min(255, device.registers_per_sm // max(1, s.threads) // max(1, s.blocks_per_sm)) - OTHER_REGISTERS
     if plan.held_registers > limit:
         return f"a thread would hold {plan.held_registers} registers of data; {s.threads} threads leave it {limit}"
     return None

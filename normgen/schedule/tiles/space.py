@@ -1,4 +1,4 @@
-"""The schedules of a contraction that are searched, and what of its work the busiest SM has."""
+"""The schedules of a contraction that are searched: tiles from what a thread owns, ways from what waits in flight."""
 
 from __future__ import annotations
 
@@ -9,21 +9,31 @@ from collections.abc import Iterator
 from normgen.device import Device
 from normgen.problem.problem import Problem
 from normgen.schedule.knobs import KNOBS, Copy, Hold, Softmax
+from normgen.schedule.legality import refusal
 from normgen.schedule.schedule import Schedule
+from normgen.schedule.tiles.clocks import busy_clocks
 from normgen.schedule.tiles.online import moves
-from normgen.schedule.tiles.plan import contraction
+from normgen.schedule.tiles.plan import OTHER_REGISTERS, contraction, tile_problem_plan
+from normgen.schedule.tiles.rules import vector as vector_rule
 
 # Sides of a tile differ by at most this factor: a wider one reads more for the products that it has.
 MOST_OBLONG = 4
 THREADS = (64, 128, 256)  # of a block
+LARGEST = 128  # elements of the result that a thread owns
+MOST_CUTS = 20  # that are searched
+NEAR = 2.0  # cuts that the formula gives up to so many times the clocks of the best one
 # How tiles come: (copy, stages, tile_k)
 WAYS = (
     (Copy.CP_ASYNC, 3, 16),
-    (Copy.CP_ASYNC, 4, 8),
     (Copy.CP_ASYNC, 2, 32),
+    (Copy.CP_ASYNC, 3, 32),
+    (Copy.CP_ASYNC, 4, 16),
+    (Copy.CP_ASYNC, 4, 8),
     (Copy.DIRECT, 2, 16),
     (Copy.DIRECT, 2, 8),
+    (Copy.DIRECT, 2, 32),
     (Copy.DIRECT, 1, 32),
+    (Copy.DIRECT, 1, 16),
 )
 
 
@@ -40,19 +50,41 @@ def ways(problem: Problem) -> tuple[tuple[Softmax, Copy, int, int], ...]:
     return tuple((method, *way) for method in methods for way in WAYS_OF_WAITING)
 
 
-def points(problem: Problem) -> Iterator[Schedule]:
-    """The cuts with the widest vector that the problem has, in all ways; where a spec names a knob's values, these."""
+def points(problem: Problem, device: Device) -> Iterator[Schedule]:
+    """The best cuts in all ways, as registers fall and bound to as many blocks an SM as their data leaves room for;
+    where a spec names a knob's values, these.
+    """
     asked = problem.searched_knobs
-    for base, (softmax, copy, stages, tile_k) in itertools.product(cuts(problem), ways(problem)):
-        found = base.varied(softmax=softmax, copy=copy, stages=stages, tile_k=tile_k)
-        if all(getattr(found, name) in values for name, values in asked.items() if values):
-            yield found
+    bases = cuts(problem, device)
+    known = [dict(zip(("softmax", "copy", "stages", "tile_k"), way, strict=True)) for way in ways(problem)]
+    in_ways = {base: [base.varied(**way) for way in known] for base in bases}
+    best = {base: min((c for s in made if (c := _clocks(problem, s, device))), default=math.inf)
+            for base, made in in_ways.items()}  # fmt: skip
+    near = sorted((base for base in bases if best[base] <= NEAR * min(best.values())), key=best.__getitem__)
+    for found in (found for base in near[:MOST_CUTS] for found in in_ways[base]):
+        for schedule in (found, found.varied(blocks_per_sm=bound(problem, found, device))):
+            if all(getattr(schedule, name) in values for name, values in asked.items() if values):
+                yield schedule
+            if not bound(problem, found, device):
+                break
 
 
-def cuts(problem: Problem) -> list[Schedule]:
+def _clocks(problem: Problem, s: Schedule, device: Device) -> float:
+    """Those of a legal schedule; of another one none."""
+    return busy_clocks(problem, s, device) if refusal(problem, s, device) is None else 0.0
+
+
+def bound(problem: Problem, s: Schedule, device: Device) -> int:
+    """Blocks an SM that a thread's data leaves registers for; 0: one, which needs no bound."""
+    need = -(-(tile_problem_plan(problem, s).held_registers + OTHER_REGISTERS) // 8) * 8
+    blocks = device.registers_per_sm // (max(1, s.threads) * need)
+    known = [value for value in KNOBS["blocks_per_sm"].values if 1 < value <= blocks]
+    return max(known, default=0)
+
+
+def cuts(problem: Problem, device: Device) -> list[Schedule]:
     """Tiles, and what a thread has of them, of which not more than half would lie beyond the result's edges."""
-    vector = widest(problem)
-    found: list[Schedule] = []
+    vector, found = widest(problem, device), list[Schedule]()
     sizes = [problem.sizes.along(axis) for axis in (contraction(problem).m, contraction(problem).n)]
     tiles = [
         [tile for tile in KNOBS[name].values[1:] if tile < 2 * max(size, 16)]
@@ -63,42 +95,17 @@ def cuts(problem: Problem) -> list[Schedule]:
     for tile_m, tile_n in itertools.product(*tiles):
         if max(tile_m, tile_n) > MOST_OBLONG * min(tile_m, tile_n) and min(sizes) >= 64:
             continue
-        for thread_m, thread_n in itertools.product((2, 4, 8), (2, 4, 8)):
+        for thread_m, thread_n in itertools.product((2, 4, 8, 16), repeat=2):
             threads = tile_m // thread_m * (tile_n // thread_n)
-            if threads in THREADS and thread_m <= 2 * thread_n and thread_n <= 2 * thread_m:
-                found.append(
-                    Schedule(
-                        hold=Hold.SHARED,
-                        vector=vector,
-                        tile_m=tile_m,
-                        tile_n=tile_n,
-                        tile_k=8,
-                        thread_m=thread_m,
-                        thread_n=thread_n,
-                    )
-                )
+            is_square = thread_m <= 2 * thread_n and thread_n <= 2 * thread_m
+            if threads in THREADS and is_square and thread_m * thread_n <= LARGEST:
+                cut = {"tile_m": tile_m, "tile_n": tile_n, "thread_m": thread_m, "thread_n": thread_n}
+                found.append(Schedule(hold=Hold.SHARED, vector=vector, tile_k=8, **cut))
     return found
 
 
-def widest(problem: Problem) -> int:
+def widest(problem: Problem, device: Device) -> int:
     """Elements of the widest access that all its tensors allow."""
-    if problem.any_cols:
-        return 1
-    lengths = [problem.sizes.along(t.axes[-1]) for t in problem.tensors if t.kind.is_matrix]
-    aligned = [problem.row_alignment(t) // t.dtype.bytes for t in problem.tensors if t.kind.is_matrix]
-    return max(1, math.gcd(16 // problem.dtype.bytes, *lengths, *aligned))
-
-
-def tiles_of(problem: Problem, s: Schedule) -> int:
-    """Tiles of the result, of all batches."""
-    cut, batches = contraction(problem), problem.batches if problem.rows_per_batch else 1
-    lines = problem.rows_per_batch if problem.rows_per_batch and cut.m == "rows" else problem.sizes.along(cut.m)
-    return batches * -(-lines // s.tile_m) * -(-problem.sizes.along(cut.n) // s.tile_n)
-
-
-def busiest_products(problem: Problem, s: Schedule, device: Device) -> float:
-    """Products that the busiest SM has, each at what it costs with its share of reads of shared memory."""
-    busiest = -(-tiles_of(problem, s) // device.sm_count)
-    # A warp's read of four floats takes the time of four instructions: 16 threads get 16 bytes each in two clocks.
-    reads = 1 / s.thread_m + 1 / s.thread_n
-    return busiest * s.tile_m * s.tile_n * (1 + reads)
+    tile = Schedule(hold=Hold.SHARED, tile_m=64, tile_n=64, tile_k=16, thread_m=4, thread_n=4)
+    values: Iterator[int] = (v for v in reversed(KNOBS["vector"].values) if v <= tile.tile_k)
+    return next(v for v in values if vector_rule(problem, tile.varied(vector=v), device) is None)

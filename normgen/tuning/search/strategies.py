@@ -225,7 +225,8 @@ class Surrogate:
 
 
 def _cut(s: Schedule) -> tuple[object, ...]:
-    return s.threads_per_row, s.rows_per_block, s.row_blocks, s.vector, s.hold, s.copy, s.persistent > 0
+    tile = (s.tile_m, s.tile_n, s.thread_m, s.thread_n)
+    return s.threads_per_row, s.rows_per_block, s.row_blocks, s.vector, s.hold, s.copy, s.persistent > 0, *tile
 
 
 def codes_of(legal: Sequence[Schedule]) -> NDArray[np.int16]:

@@ -322,6 +322,12 @@ def _in_sides(spec: Spec) -> frozenset[str]:
     return frozenset(found)
 
 
+def right_sides(problem: Problem) -> tuple[TensorUse, ...]:
+    """The read tensors whose lines are of the families of right sides."""
+    over = summed(problem)
+    return tuple(t for t in problem.tensors if over is not None and not t.is_written and t.kind is _RIGHT[over])
+
+
 def in_order(values: Array, tensor: TensorUse) -> Array:
     """[rows, inner], [inner, cols] or [rows, cols], of each batch, in the order of memory of the tensor."""
     return values if tensor.axes == tensor.kind.axes else np.swapaxes(values, -1, -2)

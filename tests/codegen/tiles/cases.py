@@ -60,6 +60,7 @@ RSTD = Map("rstd", Kind.ROW, 1 / sp.sqrt(squares / INNER + eps))
 COPIED = {  # all of their sides are f32 as they are stored
     "linear": LINEAR,
     "linear, w turned": Case(TURNED, (dot("y", x, w), STORE), LINEAR.truth),
+    "linear, both turned": Case({**TURNED, "x": ("inner", "rows")}, (dot("y", x, w), STORE), LINEAR.truth),
     "two sums": Case(
         {**TENSORS, "up": ("inner", "cols")},
         (dot("g", x, w), dot("u", x, up), Map("y", Kind.ELEM, g / (1 + sp.exp(-g)) * u), STORE),

@@ -14,6 +14,8 @@ pytestmark = pytest.mark.skipif(not _nvrtc_loads(), reason="NVRTC does not load 
 LARGE = Schedule(hold=Hold.SHARED, vector=4, tile_m=128, tile_n=128, tile_k=8, thread_m=8, thread_n=8)
 KERNELS = {
     "linear": LARGE.varied(copy=Copy.CP_ASYNC, stages=3),
+    "linear, w turned": LARGE.varied(copy=Copy.CP_ASYNC, stages=3, tile_k=16),
+    "dx, w turned": LARGE.varied(copy=Copy.CP_ASYNC, stages=3, tile_k=16, thread_n=16),
     "squares beside the products": LARGE.varied(stages=2),
     "two sums": LARGE.varied(stages=2, tile_n=64, thread_n=4),
     "16-bit types": LARGE.varied(stages=2, tile_k=16, vector=8),

@@ -14,7 +14,7 @@ from tests.codegen.tiles.test_kernels import WAYS
 
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler on this machine")
 SIZES: tuple[Sizes, ...] = ((17, 25, 15), (41, 41, 34))
-PIECES = {"tile_m": 32, "thread_m": 8}  # a thread's rows lie in two places of a line
+PIECES = {"tile_m": 32, "thread_m": 8, "tile_n": 32}  # two warps; a thread's rows lie in two places of a line
 SYNC = "__syncthreads();"
 # (case, way) -> what stands in the text, and what a careless hand would write; with several places each is a mutant.
 MUTANTS: dict[tuple[str, str], list[tuple[str, str]]] = {
@@ -26,18 +26,22 @@ MUTANTS: dict[tuple[str, str], list[tuple[str, str]]] = {
         ("(0.0f)", "(1.0f)"),
         ("fetch(k0 + kTileK)", "fetch(k0)"),
         ("inner - k0 > kTileK", "inner - k0 > 2 * kTileK"),
-        ("x_part[i], w_part[j]", "x_part[j], w_part[i]"),
-        ("threadIdx.x % (kTileN", "threadIdx.x % (kTileM"),
-        ("(k + i) * kPitchM + m]", "(k + i) * kPitchN + m]"),
-        ("(k + i) * kPitchM + m]", "m * kPitchM + k + i]"),
+        ("x_part[i][e], w_part[j]", "x_part[j][e], w_part[i]"),
+        ("lane / 2 % kLanesN", "lane % kLanesN"),
+        ("warp / kWarpsN", "warp % kWarpsN"),
+        ("m * kPitchM + k]", "m * kPitchN + k]"),
+        ("m * kPitchM + k]", "k * kPitchM + m]"),
+        ("x_next += kTileK;", ""),
+        ("w_next += kTileK * w_pitch;", "w_next += kTileK;"),
         ("* x_pitch", "* inner"),
         ("* w_pitch", "* cols"),
         ("blockIdx.x / blocks_n", "blockIdx.x % blocks_n"),
         ("(m < rows)", "(true)"),
         ("(n < cols)", "(true)"),
         ("i % kPieceM; }", "i; }"),
-        ("vector / kLineN", "vector / kLineM"),
-        ("k * kPitchM + tm * kPieceM", "k * kPitchM + tn * kPieceM"),
+        ("threadIdx.x / kLineN", "threadIdx.x / kLineM"),
+        ("return tm + i", "return tn + i"),
+        ("+ tn * kPieceN, w_part", "+ tm * kPieceN, w_part"),
     ],
     ("linear", "two stages"): [
         (SYNC, ""),
@@ -54,7 +58,13 @@ MUTANTS: dict[tuple[str, str], list[tuple[str, str]]] = {
         ("stage + 1 < kStages", "stage + 1 < kStages - 1"),
         ("    cp_async_commit();", ""),
         ("m0 + m < rows", "true"),
-        ("0.0f", "1.0f"),
+        ("(inside, &", "(true, &"),
+    ],
+    ("linear, w turned", "copied ahead"): [
+        (SYNC, ""),
+        ("x_part[i][e], w_line[e]", "x_part[i][e], w_line[0]"),
+        ("line_n(j)", "line_n(0)"),
+        ("n % kPieceN * (kTileN / kPieceN)", "n % kPieceN * kPieceN"),
     ],
     ("linear", "reload"): [
         ("const bool inside = m < rows", "const bool inside = true"),
@@ -89,7 +99,7 @@ def wrong(module: Module, old: str, new: str) -> list[Module]:
     pieces = module.text.split(old)
     assert len(pieces) > 1, old
     texts = [old.join(pieces[:i]) + new + old.join(pieces[i:]) for i in range(1, len(pieces))]
-    if old in ("k0 + k < inner", "(0.0f)", "0.0f", "[step] ?"):  # beyond the edge of k
+    if old in ("k0 + k < inner", "(0.0f)", "[step] ?"):  # beyond the edge of k
         texts = [module.text.replace(old, new)]
     return [replace(module, text=text) for text in texts]
 

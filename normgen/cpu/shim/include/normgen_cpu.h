@@ -75,6 +75,7 @@ void normgen_cpu_cluster_store(void* own, unsigned rank, const void* value, unsi
 void normgen_cpu_cluster_load(const void* own, unsigned rank, void* value, unsigned bytes);
 void normgen_cpu_cluster_send(void* own, unsigned rank, const void* value, unsigned bytes, unsigned long long* mbarrier);
 void normgen_cpu_cp_async(void* to, const void* from, unsigned bytes);
+void normgen_cpu_cp_async_zeros(void* to, unsigned bytes);
 void normgen_cpu_cp_async_commit();
 void normgen_cpu_cp_async_wait(int groups_left);
 void normgen_cpu_mbarrier_fence();

@@ -97,6 +97,11 @@ NORMGEN_INLINE unsigned char* dynamic_shared() { return normgen_cpu_dynamic_shar
 
 template <int kBytes>
 NORMGEN_INLINE void cp_async(void* shared, const void* global) { normgen_cpu_cp_async(shared, global, kBytes); }
+template <int kBytes>
+NORMGEN_INLINE void cp_async_if(bool inside, void* shared, const void* global) {
+  if (inside) normgen_cpu_cp_async(shared, global, kBytes);
+  else normgen_cpu_cp_async_zeros(shared, kBytes);
+}
 NORMGEN_INLINE void cp_async_16(void* shared, const void* global) { normgen_cpu_cp_async(shared, global, 16); }
 NORMGEN_INLINE void cp_async_8(void* shared, const void* global) { normgen_cpu_cp_async(shared, global, 8); }
 NORMGEN_INLINE void cp_async_4(void* shared, const void* global) { normgen_cpu_cp_async(shared, global, 4); }
@@ -142,6 +147,7 @@ NORMGEN_INLINE unsigned larger_halves(unsigned a, unsigned b) {
   return max(a & 0xffff0000u, b & 0xffff0000u) | max(a & 0xffffu, b & 0xffffu);
 }
 NORMGEN_INLINE void opaque(unsigned&) {}
+NORMGEN_INLINE int kept(int value) { return value; }
 NORMGEN_INLINE float computed_once(float value) { return value; }
 NORMGEN_INLINE void settled(unsigned&) {}
 NORMGEN_INLINE void named_barrier(int id, int threads) { normgen_cpu_named_barrier(id, threads); }

@@ -15,13 +15,15 @@ void check_alignment(uintptr_t address, size_t alignment, const char* what, uint
               static_cast<size_t>(address & -address));
 }
 
+alignas(16) const unsigned char kZeros[16] = {};  // of no tensor
+
 Copy checked_copy(void* to, const void* from, unsigned bytes, size_t alignment, uintptr_t pc) {
   const uintptr_t target = reinterpret_cast<uintptr_t>(to);
   check_alignment(target, alignment, "the shared address of an asynchronous copy", pc);
   check_alignment(reinterpret_cast<uintptr_t>(from), alignment, "the global address of an asynchronous copy", pc);
   if (!in_shared(target)) fatal_fault(kOutOfBoundsShared, pc, "an asynchronous copy writes outside shared memory");
   const Copy copy{static_cast<unsigned char*>(to), static_cast<const unsigned char*>(from), bytes, pc};
-  mark_in_flight(copy, pc);
+  mark_in_flight(copy, from != kZeros, pc);
   return copy;
 }
 
@@ -135,6 +137,10 @@ using namespace normgen_cpu;
 
 NORMGEN_API void normgen_cpu_cp_async(void* to, const void* from, unsigned bytes) {
   start_thread_copy(to, from, bytes, NORMGEN_CALLER);
+}
+
+NORMGEN_API void normgen_cpu_cp_async_zeros(void* to, unsigned bytes) {
+  start_thread_copy(to, kZeros, bytes, NORMGEN_CALLER);
 }
 
 NORMGEN_API void normgen_cpu_cp_async_commit() {

@@ -296,9 +296,11 @@ void trace_step(uintptr_t address, size_t bytes, int kind, int other) {
   launch.trace[number] = Traced{address, static_cast<int>(bytes), kind, fiber.block->index, fiber.thread, other};
 }
 
-void mark_in_flight(const Copy& copy, uintptr_t pc) {
-  trace_step(reinterpret_cast<uintptr_t>(copy.from), copy.bytes, kTracedCopy);
-  check_access(reinterpret_cast<uintptr_t>(copy.from), copy.bytes, kRead, false, pc);
+void mark_in_flight(const Copy& copy, bool reads, uintptr_t pc) {
+  if (reads) {
+    trace_step(reinterpret_cast<uintptr_t>(copy.from), copy.bytes, kTracedCopy);
+    check_access(reinterpret_cast<uintptr_t>(copy.from), copy.bytes, kRead, false, pc);
+  }
   check_shared_extent(reinterpret_cast<uintptr_t>(copy.to), copy.bytes, kWrite, pc);
   Block& block = *machine.current->block;
   check_shared_write(block, shadow_index(reinterpret_cast<uintptr_t>(copy.to)), copy.bytes, kWrite, kInFlightFlag, pc);

@@ -294,7 +294,7 @@ void trace_step(uintptr_t address, size_t bytes, int kind, int other = 0);
 bool in_shared(uintptr_t address);
 void check_shared_extent(uintptr_t address, size_t bytes, int access, uintptr_t pc);
 size_t shadow_index(uintptr_t address);
-void mark_in_flight(const Copy& copy, uintptr_t pc);
+void mark_in_flight(const Copy& copy, bool reads, uintptr_t pc);
 void land(const Copy& copy, uint64_t thread);
 void check_remote_write(Block& target, size_t index, size_t bytes, uintptr_t pc);
 void check_remote_read(Block& target, size_t index, size_t bytes, uintptr_t pc);

@@ -1,0 +1,37 @@
+"""The operations of a problem's products, and the time that a device takes for these at least."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+
+from normgen.device import Device
+from normgen.problem.problem import Problem
+from normgen.program.classes import ProgramClass, class_of
+from normgen.schedule.tiles.plan import contraction
+
+ARITHMETIC = "arithmetic"  # the roof of products, beside those of bytes
+FMAS_PER_CLOCK = 128  # of an SM, in float32
+
+
+@lru_cache(maxsize=1024)
+def flops(problem: Problem) -> int:
+    """Additions and multiplications of a problem's products; 0 of one without products."""
+    if class_of(problem) is not ProgramClass.TILES:
+        return 0
+    cut, sizes = contraction(problem), problem.sizes
+    return 2 * len(cut.sums) * sizes.along(cut.m) * sizes.along(cut.n) * sizes.along(cut.k)
+
+
+def arithmetic_us(problem: Problem, device: Device) -> float:
+    """What the products take in µs where every SM issues a float32 fma for each lane in each clock."""
+    return flops(problem) / (2 * FMAS_PER_CLOCK * device.sm_count * device.sm_clock_ghz * 1e3)
+
+
+def roof_of(costs_us: Mapping[str, float]) -> tuple[str, float] | None:
+    """The name and the µs of the roof: the cheapest way to move the bytes, or the products where they take longer."""
+    moved = [(us, name) for name, us in costs_us.items() if name != ARITHMETIC]
+    if not moved:
+        return None
+    us, name = max(min(moved), (costs_us.get(ARITHMETIC, 0.0), ARITHMETIC))
+    return name, us

@@ -1,0 +1,119 @@
+"""The clocks that the busiest SM has for its tiles: waves of tiles, and of each step along k what issues and arrives.
+
+A step of a block, a tile of k, takes the longest of three times, of which the first two are shared by the blocks that
+an SM holds at once:
+
+    issue    warp instructions over four schedulers: fmas, reads of their factors, the way of the next tile
+    shared   128 bytes a clock: what lanes read together, and what is written
+    arrival  the latency of memory over the tiles that are asked for ahead, or an SM's share of what L2 gives
+"""
+
+from __future__ import annotations
+
+from normgen.device import Device
+from normgen.dtypes import F32
+from normgen.problem.problem import Problem
+from normgen.schedule.knobs import Copy
+from normgen.schedule.schedule import Schedule
+from normgen.schedule.tiles.plan import OTHER_REGISTERS, PIECE, Side, TilePlan, contraction, tile_problem_plan
+
+WARP = 32
+SCHEDULERS = 4  # of an SM: a warp instruction each a clock
+SHARED_BYTES = 128  # of shared memory, a clock
+L2_BYTES = 20  # from L2, of an SM while all ask, a clock
+LATENCY = 800  # clocks from asking L2 or memory for a tile until it has arrived
+BARRIER = 150  # clocks from one step to the next of a block, which other blocks on its SM fill
+STEP = 40  # instructions of a thread beside products and accesses, a step
+A_VECTOR = 4  # instructions of a thread for a vector on its way to shared memory
+UNBOUND = 1.25  # what a compiler takes of registers that no bound on blocks forbids it
+
+
+def busy_clocks(problem: Problem, s: Schedule, device: Device, *, registers: int | None = None) -> float:
+    """Clocks of the SM with the most tiles; `registers` of a thread, where the compiler has told them."""
+    plan = tile_problem_plan(problem, s)
+    steps = -(-_along(problem, plan.cut.k) // s.tile_k)
+    held, busiest = resident(plan, device, registers), -(-tiles_of(problem, s) // device.sm_count)
+    rounds, rest = divmod(busiest, held)
+    return busiest * _looks(plan) + rounds * steps * _step(plan, held) + (steps * _step(plan, rest) if rest else 0.0)
+
+
+def tiles_of(problem: Problem, s: Schedule) -> int:
+    """Tiles of the result, of all batches."""
+    cut, batches = contraction(problem), problem.batches if problem.rows_per_batch else 1
+    return batches * -(-_along(problem, cut.m) // s.tile_m) * -(-_along(problem, cut.n) // s.tile_n)
+
+
+def _along(problem: Problem, axis: str) -> int:
+    """The length of an axis: of rows those of a batch, where each has tiles of its own."""
+    return problem.rows_per_batch or problem.rows if axis == "rows" else problem.sizes.along(axis)
+
+
+def _looks(plan: TilePlan) -> float:
+    """Clocks of a block that looks at its rows ahead: what L2 gives an SM."""
+    if plan.is_online:
+        return 0.0
+    loads = [ld for look in plan.cut.ahead for ld in look.loads]
+    return sum(plan.tensor(ld).dtype.bytes for ld in loads) * plan.schedule.tile_m * plan.size(plan.cut.k) / L2_BYTES
+
+
+def expected_registers(plan: TilePlan) -> int:
+    """Of a thread, before the compiler says."""
+    s = plan.schedule
+    need = plan.held_registers + OTHER_REGISTERS
+    bound = min(255, 65536 // s.threads // max(1, s.blocks_per_sm))
+    return min(bound, need if s.blocks_per_sm else int(need * UNBOUND))
+
+
+def resident(plan: TilePlan, device: Device, registers: int | None = None) -> int:
+    """Blocks that fit an SM at once."""
+    s = plan.schedule
+    a_warp = -(-(registers or expected_registers(plan)) * WARP // 256) * 256
+    by_registers = device.registers_per_sm // (a_warp * -(-s.threads // WARP))
+    by_shared = device.shared_per_sm // (plan.shared_bytes + 1024)
+    return max(1, min(by_registers, by_shared, device.threads_per_sm // s.threads, device.blocks_per_sm))
+
+
+def issued(plan: TilePlan) -> float:
+    """Instructions of a thread in one step."""
+    s = plan.schedule
+    products = s.thread_m * s.thread_n * len(plan.cut.sums)
+    reads = sum(_reads(plan, side) for side in plan.cut.sides)
+    moved = sum(_moved(plan, side) for side in plan.cut.sides)
+    return s.tile_k * (products + reads) + STEP + moved
+
+
+def _step(plan: TilePlan, blocks: int) -> float:
+    """Clocks of a step of so many blocks side by side."""
+    s, warps = plan.schedule, -(-plan.schedule.threads // WARP)
+    issue = warps * issued(plan) / SCHEDULERS
+    read = warps * s.tile_k * sum(_reads(plan, side) * _passes(plan, side) for side in plan.cut.sides)
+    written = sum(plan.slot_floats(side) * len(side.slots) for side in plan.cut.sides) * 4 / SHARED_BYTES
+    ahead = 1 if s.copy is Copy.DIRECT else s.stages - 1
+    asked = sum(plan.tile(side.axis) * plan.tensor(ld).dtype.bytes for side in plan.cut.sides for ld in side.loads)
+    busy = blocks * max(issue, read + written) + BARRIER / blocks
+    busy = max(busy, blocks * asked * s.tile_k / L2_BYTES)
+    return max(busy, LATENCY / ahead) if ahead else busy + LATENCY / blocks
+
+
+def _own(plan: TilePlan, side: Side) -> int:
+    return plan.schedule.thread_m if side is plan.cut.left else plan.schedule.thread_n
+
+
+def _reads(plan: TilePlan, side: Side) -> float:
+    """Reads of shared memory by a thread for one k."""
+    own = _own(plan, side)
+    return len(side.slots) * (own / PIECE if plan.lies_deep(side) else -(-own // PIECE))
+
+
+def _passes(plan: TilePlan, side: Side) -> int:
+    """Clocks of a warp's read: of 16 bytes a lane two, as lanes lie."""
+    return 2 if plan.lies_deep(side) or _own(plan, side) >= PIECE else 1
+
+
+def _moved(plan: TilePlan, side: Side) -> float:
+    """Instructions of a thread for its vectors of the next tile: their addresses, and what elements become of."""
+    s = plan.schedule
+    vectors = plan.tile(side.axis) * s.tile_k / (s.vector * s.threads)
+    bare = all(slot.is_Symbol for slot in side.slots) and all(plan.tensor(ld).dtype is F32 for ld in side.loads)
+    elements = 0.0 if bare else 2.0 * s.vector * max(1, len(side.loads) + len(side.maps))
+    return vectors * (A_VECTOR + elements) * len(side.loads)
