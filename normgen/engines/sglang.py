@@ -25,7 +25,7 @@ _LOG = logging.getLogger(__name__)
 _MODES = ("override_orig_dtype", "fp32_residual", "variance_size_override")
 
 
-@functools.cache
+@functools.lru_cache(maxsize=64)
 def _function(preset: str, *returns: str) -> Callable[..., Any]:
     return operator(preset, returns=returns, opaque=True, rows="any").function
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 import jinja2
@@ -167,7 +167,7 @@ def template(name: str) -> jinja2.Template:
     return _environment().get_template(name)
 
 
-@cache
+@lru_cache(maxsize=1)
 def _environment() -> jinja2.Environment:
     return environment().overlay(loader=jinja2.FileSystemLoader(_TEMPLATES))
 

@@ -155,7 +155,7 @@ def _is_new_enough(index: int) -> bool:
     return _capability(index) >= LEAST_CAPABILITY
 
 
-@functools.cache
+@functools.lru_cache(maxsize=64)
 def _capability(index: int) -> tuple[int, int]:
     major, minor = torch.cuda.get_device_capability(index)
     return major, minor

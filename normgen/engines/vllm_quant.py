@@ -112,7 +112,7 @@ OPERATORS: dict[str, tuple[str, Callable[..., bool]]] = {
 }
 
 
-@functools.cache
+@functools.lru_cache(maxsize=len(OPERATORS))
 def defined(name: str) -> Any:
     """Our operator `torch.ops.normgen.vllm_<name>`, of the schema of vLLM's `torch.ops._C.<name>`."""
     schema, ours = OPERATORS[name]
@@ -212,12 +212,12 @@ def _run(
     return True
 
 
-@functools.cache
+@functools.lru_cache(maxsize=256)
 def _formulas(preset: str, returns: tuple[str, ...]) -> Any:
     return operator(preset, returns=returns).function
 
 
-@functools.cache
+@functools.lru_cache(maxsize=256)
 def _kernel(preset: str, cols: int, dtype: str, device: int, has_bound: bool, layout: str) -> Kernel:
     """For any number of rows."""
     return kernel(

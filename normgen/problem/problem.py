@@ -28,7 +28,7 @@ from normgen.problem.tensors import (
     tensors_laid_out,
     tensors_that_may_be_null,
 )
-from normgen.spec.spec import OUTPUTS, READ, Kind, Role, Sizes, Spec
+from normgen.spec.spec import OUTPUTS, READ, Role, Sizes, Spec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,8 +206,8 @@ class Problem:
     def layout(self) -> tuple[tuple[str, str], ...]:
         """(Tensor of groups, its layout), of those that are not row-major; (matrix, its order) where not the spec's."""
         groups = {t.name: t.layout.value for t in self.tensors if t.layout is not ScaleLayout.ROW_MAJOR}
-        orders = {t.name: t.axes or t.kind.axes for t in self.spec.tensors if t.kind is Kind.MATRIX}
-        matrices = {t.of or t.name: t.axes for t in self.tensors if t.kind is Kind.MATRIX}
+        orders = {t.name: t.axes or t.kind.axes for t in self.spec.tensors if t.kind.is_shared_matrix}
+        matrices = {t.of or t.name: t.axes for t in self.tensors if t.kind.is_shared_matrix}
         turned = {name: "_".join(axes) for name, axes in matrices.items() if axes != orders[name]}
         return tuple((groups | turned).items())
 

@@ -312,7 +312,7 @@ def tensors_laid_out(tensors: tuple[TensorUse, ...], layout: Mapping[str, str]) 
     Raises UsageError for an unknown tensor or layout.
     """
     known = {t.name: t for t in tensors if t.kind.is_groups}
-    matrices = dict.fromkeys(t.of or t.name for t in tensors if t.kind is Kind.MATRIX)
+    matrices = dict.fromkeys(t.of or t.name for t in tensors if t.kind.is_shared_matrix)
     for name, said in layout.items():
         if name in matrices:
             if said not in MATRIX_LAYOUTS:
@@ -330,7 +330,7 @@ def tensors_laid_out(tensors: tuple[TensorUse, ...], layout: Mapping[str, str]) 
             raise UsageError(rule, received=f"{name}: {known[name].dtype}", hint=f"--dtypes {name}={F8E8M0}")
     return tuple(
         replace(t, order=MATRIX_LAYOUTS.get(layout.get(t.of or t.name, ""), t.order))
-        if t.kind is Kind.MATRIX
+        if t.kind.is_shared_matrix
         else replace(t, layout=ScaleLayout(layout.get(t.name, t.layout)))
         for t in tensors
     )

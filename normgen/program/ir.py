@@ -396,7 +396,7 @@ def _broken_contraction(statement: Reduce, read: Kind) -> Iterator[str]:
     if statement.guard or statement.group:
         yield "a contraction, and a reduction of its side, has neither a guard nor groups"
     if not statement.is_dot:
-        is_over_rows = kind is Kind.INNER and read is Kind.LEFT and not statement.is_of_side
+        is_over_rows = kind.is_inner and read.is_left and not statement.is_of_side
         is_over_inner = read is join([kind, Kind.INNER]) and not kind.by_inner and statement.is_of_side and kind.axes
         if not (is_over_rows or is_over_inner):
             yield (

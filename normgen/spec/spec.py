@@ -124,6 +124,21 @@ class Kind(Flag):
         return self is Kind.COL
 
     @property
+    def is_inner(self) -> bool:
+        """A value for each of inner, the same in every row and column."""
+        return self is Kind.INNER
+
+    @property
+    def is_left(self) -> bool:
+        """A value for each row and each of inner: a side of a contraction."""
+        return self is Kind.LEFT
+
+    @property
+    def is_shared_matrix(self) -> bool:
+        """A side of a contraction that all rows share."""
+        return self is Kind.MATRIX
+
+    @property
     def is_batch_matrix(self) -> bool:
         """A side of a contraction that each batch of rows has one of."""
         return self is Kind.BATCH_MATRIX

@@ -28,7 +28,7 @@ from normgen.problem.problem import Problem
 from normgen.problem.question import Direction
 from normgen.problem.tensors import TensorUse, tensors_in_place
 from normgen.spec.formula import Call, Expression, children, parse_formula
-from normgen.spec.spec import Kind, Spec
+from normgen.spec.spec import Spec
 from normgen.verify.bounded import NOTHING
 from normgen.verify.check import Part, column_parts, prepare
 from normgen.verify.contraction.sides import HARMLESS, OF_MAXIMUM, WHOLE, by_inner, factors, reads_saved, summed
@@ -228,7 +228,7 @@ def signed_parameters(problem: Problem) -> tuple[str, ...]:
 def parameters(problem: Problem) -> tuple[str, ...]:
     """What is read and the same for every row, or for those of a batch, and no whole number or matrix."""
     read = (t for t in problem.tensors if not t.is_written and not t.kind.by_row)
-    return tuple(t.name for t in read if not (t.dtype.is_integer or t.kind is Kind.MATRIX))
+    return tuple(t.name for t in read if not (t.dtype.is_integer or t.kind.is_shared_matrix))
 
 
 def _small(problem: Problem) -> Problem:

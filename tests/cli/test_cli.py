@@ -172,7 +172,7 @@ def test_spec_check_of_a_product_tells_which_gradients_a_kernel_gives(
     code, out, _ = run(capsys, "spec", "check", str(file))
     assert code == 0
     assert "reduce y : elem = dot_inner(gain*x, w)" in out
-    assert f"\nbackward: dx\nno dgain: {file}:8: the gradient of 'gain' sums" in out
+    assert f"\nbackward: dx\nno dgain: {file}:8: a kernel of products reduces its sides over cols" in out
     assert out.endswith("\ndw\n")
     file.write_text(text + 'y = "output"\n[formulas]\ny = "((x - mean(x)) * gain) @ w"\n')
     code, out, _ = run(capsys, "spec", "check", str(file))
@@ -313,7 +313,7 @@ def test_in_place_reaches_the_kernel_and_its_check(capsys: pytest.CaptureFixture
     assert "'weight' is none that is read" in err
     code, _, err = run(capsys, "show", *asked, "--in-place", "y=x", "--in-place", "y=x")
     assert code == UsageError.exit_code
-    assert "--in-place names an output once" in err
+    assert "--in-place names a tensor once" in err
 
 
 def test_a_matrix_in_the_order_of_torch_reaches_the_kernel_its_check_and_its_command(
@@ -322,7 +322,7 @@ def test_a_matrix_in_the_order_of_torch_reaches_the_kernel_its_check_and_its_com
     asked = ("--op", "linear", "--shape", "20x24", "--size", "inner=17")
     code, out, _ = run(capsys, "show", *asked, "--layout", "w=cols_inner")
     assert code == 0
-    assert "w + static_cast<long long>(n0 + n) * w_pitch + k0 + k" in out
+    assert "w + static_cast<long long>(n0 + threadIdx.x / kLineN) * w_pitch + threadIdx.x % kLineN" in out
     assert run(capsys, "verify", "--device", "cpu", *asked, "--layout", "w=cols_inner")[0] == 0
     code, _, err = run(capsys, "show", *asked, "--layout", "w=row_major")
     assert code == 2

@@ -1075,7 +1075,7 @@ CHANGES: tuple[Change, ...] = (
         "verify/families.py",
         VARIED_PRODUCTS,
         ('if of_tensor(name) not in leaving or name.split()[1] in ("thirties", "huge")', "if True"),
-        ("or t.kind is Kind.MATRIX))", "or t.kind.by_inner))"),
+        ("or t.kind.is_shared_matrix))", "or t.kind.by_inner))"),
     ),
     *changes(
         "problem/tensors.py",

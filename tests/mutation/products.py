@@ -79,8 +79,8 @@ PRODUCTS: tuple[MutationClass, ...] = (
     C(
         "tile_swap_threads",
         "a thread's place by the other side",
-        r"threadIdx\.x (%|/) \(kTileN",
-        r"threadIdx.x \1 (kTileM / kThreadN * kTileN",
+        r"lane / (\(2 \* |2 % )kLanesN",
+        r"lane / \1kLanesM",
     ),
     C(
         "tile_swap_tm_tn",
@@ -105,14 +105,14 @@ PRODUCTS: tuple[MutationClass, ...] = (
     C(
         "tile_slot_place",
         "the place in a slot is that of the next vector",
-        r"\(stage \* kTileK \+ k( \+ i)?\)",
-        r"(stage * kTileK + k\1 + 1)",
+        r"\(stage \* kTile([KMN]) \+ ([kmn])\)",
+        r"(stage * kTile\1 + \2 + 1)",
     ),
     C(
         "tile_line",
         "a line of another length",
-        r"vector / kLine(M|N)",
-        lambda m: f"vector / kLine{'N' if m[1] == 'M' else 'M'}",
+        r"(vector|threadIdx\.x) / kLine(M|N) \+",
+        lambda m: f"{m[1]} / kLine{'N' if m[2] == 'M' else 'M'} +",
     ),
     C("tile_pitch", "lines that lie side by side", r"\* (x|w|dy)_pitch", r"* kTileK"),
     C("tile_result_pitch", "lines of the result side by side", r"\* (y|dx|dw)_pitch", r"* kTileN"),
@@ -125,10 +125,10 @@ PRODUCTS: tuple[MutationClass, ...] = (
     C(
         "tile_product",
         "the product of the last two",
-        r"fmaf\((\w+)\[i\], (\w+)\[j\], (\w+)\[i\]\[j\]\)",
-        r"(\1[i] * \2[j])",
+        r"fmaf\((\w+\[i\](?:\[e\])?), (\w+\[[je]\]), (\w+)\[i\]\[j\]\)",
+        r"(\1 * \2)",
     ),
-    C("tile_one_product", "terms of one line", r"fmaf\((\w+)\[i\], (\w+)\[j\]", r"fmaf(\1[0], \2[j]"),
+    C("tile_one_product", "terms of one line", r"fmaf\((\w+)\[i\]((?:\[e\])?),", r"fmaf(\1[0]\2,"),
     C("tile_other_sum", "the sum of another column", r"_sum\[i\]\[j \+ e\]", "_sum[i][0]"),
     C("tile_rider_edge", "statistics by every block of columns", r"n0 == 0 && tn == 0", "tn == 1"),
     C("tile_rider_dropped", "one part of a statistic", r"line < kTileK / kVector", "line < kTileK / kVector - 1"),

@@ -117,10 +117,10 @@ class TileKernel:
         start = [Let("const int m0", "blockIdx.x / blocks_n * kTileM")]
         if self.plan.in_batches:
             m = self.plan.cut.m
-            lines = "rows_per_batch" if m == "rows" else self.access.size(m)
+            length = "rows_per_batch" if m == "rows" else self.access.size(m)
             first = "rows_begin + " if m == "rows" else ""
             start = [
-                Let("const int blocks_m", f"({lines} + kTileM - 1) / kTileM"),
+                Let("const int blocks_m", f"({length} + kTileM - 1) / kTileM"),
                 Let("const int batch", "blockIdx.x / blocks_n / blocks_m"),
                 Let("const int rows_begin", "batch * rows_per_batch"),
                 Let("const int rows_end", "rows_begin + min(rows - rows_begin, rows_per_batch)", "of the batch"),

@@ -399,7 +399,7 @@ class _Reverse:
     def _fan_in(self, name: str, poly: Poly, *, from_kind: Kind) -> None:
         """Contributions are summed over the columns where they go to a value of the row, of a group or of all rows."""
         to_kind = self.kinds[name]
-        is_over_rows = from_kind is Kind.LEFT and to_kind is Kind.INNER  # as those of columns, behind all else
+        is_over_rows = from_kind.is_left and to_kind.is_inner  # as those of columns, behind all else
         if from_kind.by_inner and to_kind is not from_kind and not is_over_rows:
             lost = " and ".join((from_kind & ~to_kind).axes)
             raise ProgramError(

@@ -31,7 +31,7 @@ from normgen.problem.question import Direction
 from normgen.problem.tensors import TensorUse
 from normgen.spec.formula import Binary, Call, Expression, Name, Number, nodes, parse_formula
 from normgen.spec.functions import CONDITIONS
-from normgen.spec.spec import Kind, Spec
+from normgen.spec.spec import Spec
 from normgen.verify.contraction.sides import main_input
 from normgen.verify.interpret import Array
 from normgen.verify.varied.limits import draw_edges, limits
@@ -152,7 +152,7 @@ def _given_by_row(problem: Problem) -> Iterator[TensorUse]:
     is_backward = problem.direction is Direction.BACKWARD
     for tensor in problem.tensors:
         is_given = not tensor.is_written and not (is_backward and tensor.name in written)
-        is_row = tensor.kind in (Kind.ELEM, Kind.LEFT, Kind.ROW)
+        is_row = tensor.kind.is_elem or tensor.kind.is_left or tensor.kind.is_row
         is_any = tensor.dtype.is_integer and tensor.dtype.bytes == 1  # whole numbers of 8 bits are any as they are
         if is_given and is_row and not is_any:
             yield tensor
