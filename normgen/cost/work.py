@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from normgen.device import Device
 from normgen.problem.problem import Problem
-from normgen.program.classes import ProgramClass, class_of
+from normgen.program.source import written_program
 from normgen.schedule.tiles.plan import contraction
 
 ARITHMETIC = "arithmetic"  # the roof of products, beside those of bytes
@@ -17,7 +17,7 @@ FMAS_PER_CLOCK = 128  # of an SM, in float32
 @lru_cache(maxsize=1024)
 def flops(problem: Problem) -> int:
     """Additions and multiplications of a problem's products; 0 of one without products."""
-    if class_of(problem) is not ProgramClass.TILES:
+    if not written_program(problem).dots:
         return 0
     cut, sizes = contraction(problem), problem.sizes
     return 2 * len(cut.sums) * sizes.along(cut.m) * sizes.along(cut.n) * sizes.along(cut.k)

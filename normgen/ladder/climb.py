@@ -32,7 +32,6 @@ from normgen.ladder.rungs import Block, Ladder, Rung
 from normgen.measure.check import check_on_gpu
 from normgen.measure.cpu_check import check_on_cpu, why_unchecked
 from normgen.problem.problem import Problem
-from normgen.program.classes import ProgramClass, class_of
 from normgen.records.place import Place
 from normgen.records.winners import lookup, shipped_folder
 from normgen.schedule.default import default_schedule
@@ -292,7 +291,7 @@ def _launch(block: Block, parts: tuple[Part, ...] | str, clock: Clock, problem: 
 def _checked(parts: Sequence[Part], ground: Ground) -> tuple[str, str, tuple[str, ...]]:
     """(state, reason, lines) of a launch: each kernel against the reference, on all families of rows."""
     lines: list[str] = []
-    if ground.index is None and any(class_of(part.problem) is ProgramClass.TILES for part in parts):
+    if ground.index is None and any(part.problem.inner for part in parts):
         return _checked_around(parts, ground)
     for part in parts:
         if ground.index is None and (why := why_unchecked(part.problem)):

@@ -83,9 +83,9 @@ def wrong(module: Module, old: str, new: str) -> Module:
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        ("fmaf(x_part[i], w_part[j], ", "fmaf(x_part[i], w_part[0], "),
+        ("fmaf(x_part[i][e], w_part[j], ", "fmaf(x_part[0][e], w_part[j], "),
         ("for (int k0 = 0; k0 < kInner; k0 += kTileK) {", "for (int k0 = 0; k0 + kTileK < kInner; k0 += kTileK) {"),
-        ("if (m0 + m < rows && (kWholeK || k0 + k < kInner)) {", "if (m0 + m < rows) {"),
+        ("inside = m0 + m < rows && (kWholeK || k0 + k < kInner);", "inside = m0 + m < rows;"),
     ],
 )
 def test_a_wrong_kernel_is_called_wrong(old: str, new: str) -> None:

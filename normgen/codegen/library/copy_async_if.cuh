@@ -1,4 +1,5 @@
 #pragma once
+
 #include "cp_async_if.cuh"
 #include "vec.cuh"
 
