@@ -104,7 +104,12 @@ def test_every_record_fits_the_schema_and_what_is_none_does_not() -> None:
     assert set(RECORD_SCHEMA["required"]) == set(good) - where
     stable = dataclasses.replace(record().problem, stable_parameters=True, deterministic=True, batch_invariant=True)
     stable = dataclasses.replace(stable, in_place=(("y", "x"),), layout=(("scale", "packed"),), batches=2, inner=8)
-    priced = {"chain_us": record().times_us, "price_us": Price(median=0.5, low=0.4, high=0.6), "alone_us": 1.5, "flops": 8}
+    priced = {
+        "chain_us": record().times_us,
+        "price_us": Price(median=0.5, low=0.4, high=0.6),
+        "alone_us": 1.5,
+        "flops": 8,
+    }
     roofs_us = {"copy": 14.5, "elementwise": 13.7}
     whole = record(problem=stable, roofs_us=roofs_us, text="ab", spec="name", verified=VERIFIED, **priced).as_dict()
     VALIDATOR.validate(whole)
