@@ -147,7 +147,9 @@ class ProgramWalk(Generic[V]):
                 raise ProgramError("an exponent is a number", received=str(factor))
             if factor == -1:
                 continue
-            if exponent < 0 and exponent.is_Integer:
+            if isinstance(factor, sp.Rational) and factor.p == 1 and factor.q != 1:  # 1/448 x is x / 448 in a kernel
+                below.append(do.constant(float(factor.q)))
+            elif exponent < 0 and exponent.is_Integer:
                 below.append(self._power(base, -exponent))
             else:
                 above.append(self._power(base, exponent))

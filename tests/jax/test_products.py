@@ -15,6 +15,7 @@ import jax.numpy as jnp  # noqa: E402
 import normgen.jax as nj  # noqa: E402
 from normgen.errors import UsageError  # noqa: E402
 from normgen.spec.reader import list_specs, load  # noqa: E402
+from tests.family.test_batches_of_products import OPS as IN_BATCHES  # noqa: E402
 from tests.verify.contraction import linear  # noqa: E402
 
 ROWS, INNER, COLS = (3, 5), 36, 24
@@ -51,7 +52,7 @@ def loss(function: Callable[..., Any], upstream: Any) -> Callable[..., Any]:
 
 
 def test_every_product_that_ships_is_compared() -> None:
-    assert {name for name in list_specs() if load(name).has_inner} == set(BY_JAX)
+    assert {name for name in list_specs() if load(name).has_inner} == {*BY_JAX, *IN_BATCHES}
 
 
 @pytest.mark.parametrize("name", BY_JAX)

@@ -17,6 +17,7 @@ import normgen.torch.calls  # noqa: E402
 from normgen.errors import UsageError  # noqa: E402
 from normgen.measure.cpu_check import has_compiler  # noqa: E402
 from normgen.spec.reader import list_specs, load  # noqa: E402
+from tests.family.test_batches_of_products import OPS as IN_BATCHES  # noqa: E402
 from tests.verify.contraction import linear  # noqa: E402
 
 COLS, INNER = 24, 36
@@ -102,7 +103,7 @@ def test_gradients_of_products_pass_gradcheck_in_float64(name: str) -> None:
 
 def test_every_product_that_ships_is_an_operator_with_the_gradients_of_torch() -> None:
     """Of float64 to its last digits, and of float32; each gradient alone is the one that it is among all."""
-    assert {name for name in list_specs() if load(name).has_inner} == set(BY_TORCH)
+    assert {name for name in list_specs() if load(name).has_inner} == {*BY_TORCH, *IN_BATCHES}
     for name, wanted in BY_TORCH.items():
         function, sizes = ng.operator(name), {"m": (3, 5), "k": (INNER,), "n": (COLS,)}
         names = [t.name for t in load(name).tensors if not t.role.is_written]

@@ -225,7 +225,8 @@ def _place(name: str, ours: Tensor, theirs: Tensor, at: int, first: Tensor) -> s
     """Where a difference is, and what the function was given there."""
     if ours.shape != theirs.shape:
         return f"{name} has the shape {list(ours.shape)}, the function's {list(theirs.shape)}"
-    index = [int(i) for i in torch.unravel_index(torch.tensor(at), theirs.shape)] if theirs.ndim else []
+    place = torch.tensor(at, dtype=torch.int64, device="cpu")
+    index = [int(i) for i in torch.unravel_index(place, theirs.shape)] if theirs.ndim else []
     values = f"{float(ours.reshape(-1)[at]):.6g}, the function's {float(theirs.reshape(-1)[at]):.6g}"
     has_row = len(index) >= first.ndim - 1 and theirs.shape[: first.ndim - 1] == first.shape[:-1] and first.ndim > 1
     if not has_row:

@@ -53,8 +53,8 @@ class Rounded(TorchDispatchMode):
         """Off by roundings of itself, or of `size`."""
         if not (isinstance(value, torch.Tensor) and value.is_floating_point() and value.dtype.itemsize > 1):
             return value
-        off = torch.rand(value.shape, generator=self.generator, dtype=torch.float64).to(value.dtype) * 4 - 2
-        return value + (value if size is None else size) * off * torch.finfo(value.dtype).eps
+        off = torch.rand(value.shape, generator=self.generator, dtype=torch.float64, device="cpu") * 4 - 2
+        return value + (value if size is None else size) * off.to(value) * torch.finfo(value.dtype).eps
 
 
 class Wide(TorchDispatchMode):
@@ -78,8 +78,8 @@ def wide(arg: Any) -> Any:
 
 def moved_by_roundings(run: Run, results: Sequence[Tensor]) -> list[Tensor]:
     """Of each result of `run`, by how much its elements differ when each of its operations rounds otherwise."""
-    generator = torch.Generator().manual_seed(0)
-    found = [torch.zeros(0)] * len(results)
+    generator = torch.Generator(device="cpu").manual_seed(0)
+    found = [torch.zeros(0, dtype=torch.float64, device="cpu")] * len(results)
     for _ in range(_RUNS):
         with Rounded(generator):
             others = run()
@@ -90,5 +90,5 @@ def moved_by_roundings(run: Run, results: Sequence[Tensor]) -> list[Tensor]:
 
 def _apart(one: Any, other: Any) -> Tensor:
     if not isinstance(one, torch.Tensor):
-        return torch.zeros(())
+        return torch.zeros((), dtype=torch.float64, device="cpu")
     return (one.detach().double() - other.detach().double()).nan_to_num(0.0, 0.0, 0.0).abs()
