@@ -200,10 +200,11 @@ def _check_orders(base: Problem, entries: Sequence[Entry]) -> None:
 def _base(problem: Problem) -> Problem:
     """The problem with every optional parameter (forward: and statistic) there: the launch function's arguments.
 
-    A parameter that a record leaves out is stored like the tensor it follows, or like the first input.
+    A parameter that a record leaves out is stored like the tensor it follows, or like the first input. An output that
+    it leaves out is none of the function's: no kernel would write it.
     """
-    backward = problem.direction is Direction.BACKWARD
-    without = tuple(n for n in problem.absent if backward and problem.spec.tensor(n).role is Role.STATISTIC)
+    left_out = (Role.OUTPUT, *([Role.STATISTIC] if problem.direction is Direction.BACKWARD else []))
+    without = tuple(n for n in problem.absent if problem.spec.tensor(n).role in left_out)
     plain = replace(problem.question, without=without, pitch=problem.cols, align=PLAIN_ALIGN)
     base = problem_for(problem.spec, **plain.arguments()).with_rows(1)
     return replace(base, cols=1, pitch=1, inner=min(1, base.inner))

@@ -85,6 +85,10 @@ def single_records() -> dict[str, list[Record]]:
         ],
         "rmsnorm_in_place": [record("rmsnorm", shape="64x1000", dtype="bf16", in_place={"y": "x"})],
         "dyt_backward": [record("dyt", shape="64x256", dtype="bf16", direction="backward")],
+        "llama_without_h": [record("llama_rmsnorm", shape="64x256", without=["residual", "h"])],
+        "llama_without_h_backward": [
+            record("llama_rmsnorm", shape="64x256", direction="backward", without=["residual", "h"])
+        ],
         "full_sum": [record("full_sum", shape="64x256")],
         "rmsnorm_backward_accumulate": [record("rmsnorm", shape="64x256", direction="backward", accumulate=True)],
     }
@@ -390,6 +394,28 @@ def test_a_header_in_place_takes_one_pointer_for_both() -> None:
     assert "//   y takes the place of x\n" in forward.text
     assert "// y takes the place of x, which is overwritten.\n" in forward.text
     assert "y_pitch" not in forward.text
+
+
+@pytest.mark.parametrize(
+    ("op", "direction", "without"),
+    [
+        ("llama_rmsnorm", "forward", ["residual", "h"]),
+        ("llama_rmsnorm", "backward", ["residual", "h"]),
+        ("add_layernorm", "forward", ["residual2", "h"]),
+        ("rmsnorm_to_fp8_token", "forward", ["y"]),
+    ],
+)
+def test_an_output_that_a_record_leaves_out_is_no_argument(op: str, direction: str, without: list[str]) -> None:
+    """A call could pass it, and find it as it was: the tuned kernel does not write it."""
+    (header,) = headers_of([record(op, shape="64x512", direction=direction, without=without)])
+    (left_out,) = (name for name in without if name in ("h", "y"))
+    assert f"_without_{left_out}" in header.file_name
+    (signature,) = re.findall(
+        rf"inline cudaError_t {header.file_name.removesuffix('_sm90.cu')}\(([^)]*)\)", header.text
+    )
+    names = set(re.findall(r"\w+", signature))
+    assert not names & {left_out, f"d{left_out}"}
+    assert names >= {name for name in without if name != left_out}, "inputs stay, and may be null"
 
 
 def test_a_header_says_how_scales_lie_in_memory() -> None:
