@@ -90,6 +90,7 @@ def test_the_roof_moves_what_the_device_can(place: Place) -> None:
     assert 0.5 * dram < gb_per_s < 1.5 * dram
 
 
+@pytest.mark.gpu(alone=True)
 @pytest.mark.parametrize("shape", ["8192x768", "16x4096"])
 @pytest.mark.parametrize("place", [*PLACES, ALONE], ids=str)
 def test_two_captures_of_one_cubin_agree_within_two_per_cent(shape: str, place: Place) -> None:
@@ -110,6 +111,7 @@ def test_a_small_problem_takes_longer_from_cold_memory_than_from_l2() -> None:
         assert us[Setting.COLD] > 1.1 * us[Setting.HOT], context
 
 
+@pytest.mark.gpu(alone=True)
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 @pytest.mark.parametrize("place", PLACES, ids=str)
 def test_a_chain_takes_longer_with_a_kernel_than_without(place: Place, direction: str) -> None:
@@ -225,6 +227,7 @@ def cublas() -> None:
         pytest.skip(f"{error.rule}: {error.received}")
 
 
+@pytest.mark.gpu(alone=True)
 @pytest.mark.usefixtures("cublas")
 @pytest.mark.parametrize("dtype", ["bf16", "f16", "f32"])
 def test_between_matrix_products_a_kernel_reads_one_and_the_next_reads_it(dtype: str) -> None:

@@ -127,7 +127,7 @@ def test_the_probes_compile_and_keep_their_loop(name: str) -> None:
     assert wanted.get(name, "ret") in body
 
 
-@pytest.mark.gpu
+@pytest.mark.gpu(alone=True)
 def test_a_calibration_finds_plausible_latencies() -> None:
     from normgen.studies.calibrate import calibrate_gpu
 

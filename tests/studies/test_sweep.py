@@ -289,7 +289,7 @@ def test_the_command_sweeps_a_sample_and_the_first_choices_on_a_simulated_device
     assert first_choice(points).first == wanted[0]
 
 
-@pytest.mark.gpu
+@pytest.mark.gpu(alone=True)
 def test_a_small_sweep_on_a_device(tmp_path: Path) -> None:
     from normgen.studies.sweep import sweep_on_gpu
 

@@ -10,7 +10,7 @@ from normgen.bench.peers import missing_packages
 from normgen.bench.runner import Wish, run_suite
 from normgen.suites.suite import parse_suite
 
-pytestmark = pytest.mark.gpu
+pytestmark = pytest.mark.gpu(alone=True)
 TEXT = """\
 name = "three"
 [defaults]
