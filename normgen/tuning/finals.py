@@ -1,4 +1,4 @@
-"""The end of a campaign: the fastest few are checked in full and timed once more, together."""
+"""The end of a campaign: the fastest few are timed once more, together, and the winner is checked in full."""
 
 from __future__ import annotations
 
@@ -43,28 +43,37 @@ class Finish:
 
 
 def confirm(hearing: Hearing) -> Finish:
-    """Check the finalists in full, re-time them with the roof in one interleaved run.
+    """Re-time the fastest with the roof in one interleaved run, and check the winner in full.
 
+    A winner that is wrong in a further call is out: those that are left race again. So the calls of a full check are
+    made for one kernel of most tunes, and no kernel leaves a tune without them.
     Raises NothingValidError when every finalist is out, DeviceLostError when nothing can be judged any more.
     """
-    with hearing.run.clock.phase("verify in full"):
-        checked = _finalists(hearing)
-    with hearing.run.clock.phase("confirm"):
-        checked, confirmation = _confirmation(hearing, checked)
-        conditions = hearing.bench.conditions()
-        if spills := conditions.get("spills"):
-            hearing.run.note(f"not hot: {spills}")
-    with hearing.run.clock.phase("elsewhere"):
-        found = _elsewhere(hearing, checked, confirmation)
-    for said in found.winner.verified.not_shown if found.winner.verified else ():
+    while True:
+        with hearing.run.clock.phase("verify"):
+            finalists = _finalists(hearing)
+        with hearing.run.clock.phase("confirm"):
+            finalists, confirmation = _confirmation(hearing, finalists)
+            conditions = hearing.bench.conditions()
+        with hearing.run.clock.phase("elsewhere"):
+            found = _elsewhere(hearing, finalists, confirmation)
+        with hearing.run.clock.phase("verify in full"):
+            winner = hearing.admit(found.winner, full=True)
+        if isinstance(winner, Checked):
+            break
+        hearing.run.keep(winner, search=hearing.conditions)
+    if spills := conditions.get("spills"):
+        hearing.run.note(f"not hot: {spills}")
+    for said in winner.verified.not_shown if winner.verified else ():
         hearing.run.note(f"not shown: {said}")
     times, prices = confirmation.times, confirmation.prices
-    timed = {c.key: c.timed(times[c.key], prices.get(c.key), found.alone_us.get(c.key)) for c in found.left}
+    left = [winner, *(c for c in found.left if c.key != winner.key)]
+    timed = {c.key: c.timed(times[c.key], prices.get(c.key), found.alone_us.get(c.key)) for c in left}
     for candidate in timed.values():
         hearing.take(candidate)
     return Finish(
-        winner=timed[found.winner.key],
-        candidates=tuple(sorted(timed.values(), key=lambda c: (c.key != found.winner.key, c.times_us.median))),
+        winner=timed[winner.key],
+        candidates=tuple(sorted(timed.values(), key=lambda c: (c.key != winner.key, c.times_us.median))),
         confirmation=confirmation,
         roof=hearing.judge.roof_in(confirmation),
         default_us=hearing.standings.us_of(hearing.default),
@@ -74,18 +83,18 @@ def confirm(hearing: Hearing) -> Finish:
 
 
 def _finalists(hearing: Hearing) -> list[Checked]:
-    """The fastest that pass the full check, then the default and the incumbent where usable."""
+    """The fastest that pass a plain call, then the default and the incumbent where usable."""
     chosen: list[Checked] = []
     for candidate in hearing.standings.ranked:
         if len(chosen) >= hearing.policy.finalists and not hearing.is_guest(candidate):
             continue
-        found = hearing.admit(candidate, full=True)
+        found = hearing.admit(candidate)
         if isinstance(found, Checked):
             chosen.append(found)
         else:
             hearing.run.keep(found, search=hearing.conditions)
     if not chosen:
-        raise NothingValidError("every candidate failed the full check", received=hearing.run.counted)
+        raise NothingValidError("every candidate failed the check", received=hearing.run.counted)
     return [*chosen, *_counterpart(hearing, chosen)]
 
 
@@ -96,10 +105,10 @@ def _counterpart(hearing: Hearing, chosen: Sequence[Checked]) -> list[Checked]:
     schedule = replace(leader.schedule, statistics=Statistics.NULLABLE if is_bare else Statistics.LEFT_OUT)
     if statistics(run.problem, schedule, run.device) is not None or not hearing.has_time():
         return []
-    if any(c.schedule == schedule for c in chosen):
+    if any(c.schedule == schedule for c in (*chosen, *hearing.standings.failed)):
         return []
     built = hearing.builder.rebuilt(Proposed(schedule=schedule, predicted_us=leader.predicted_us))
-    found = built if isinstance(built, Failed) else hearing.admit(built, full=True)
+    found = built if isinstance(built, Failed) else hearing.admit(built)
     if isinstance(found, Checked):
         return [found]
     run.keep(found, search=hearing.conditions)

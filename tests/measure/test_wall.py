@@ -18,8 +18,7 @@ def test_growth_is_what_the_other_calls_add_to_a_tune_without_them() -> None:
         wall_s=11.0,
         checked_s=4.0,
         candidates=9,
-        finalists=5,
-        calls_s={"": 3.0, "at 1 row": 0.05, "with null mean": 0.15},
+        calls_s={"": 3.0, "at 1 row": 0.25, "with null mean": 0.75},
     )
     assert found.growth == pytest.approx(0.1)
 
@@ -38,7 +37,7 @@ def test_a_tune_without_a_gpu_is_taken_apart(tmp_path: Path, capsys: pytest.Capt
 
 
 def test_growth_over_the_bar_of_a_gpu_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    slow = Wall(asked="it", wall_s=2.0, checked_s=1.5, candidates=1, finalists=1, calls_s={"": 0.1, "at 1 row": 1.0})
+    slow = Wall(asked="it", wall_s=2.0, checked_s=1.5, candidates=1, calls_s={"": 0.1, "at 1 row": 1.0})
     monkeypatch.setattr(wall, "measured", lambda *_, **__: slow)
     assert main(["it", "--device", "0"]) == 1
     assert main(["it", "--device", "cpu"]) == 0

@@ -1,10 +1,10 @@
 """By how much the check makes a tune longer: `python -m tests.measure.wall`.
 
-Every candidate of a tune has one plain call, every finalist that call in full and then the others (`measure.calls`).
+Every candidate of a tune has one plain call, the winner that call in full and then the others (`measure.calls`).
 These others are what a wider check adds. So a tune runs as a user's does, then its winner is checked once more with
 the time of each call taken, and
 
-    growth = finalists * (seconds of the other calls) / (seconds of the tune - the same)
+    growth = (seconds of the other calls) / (seconds of the tune - the same)
 
 On the CPU executor one kernel is checked, the first that is right, and its check is most of the tune: the bar of 10 %
 is for a GPU.
@@ -49,32 +49,30 @@ class Wall:
 
     wall_s      of the whole tune
     checked_s   of it, in the phases that check
-    candidates  how many were checked, each with one plain call; finalists: those that were checked in full
+    candidates  how many were checked, each with one plain call
     """
 
     asked: str
     wall_s: float
     checked_s: float
     candidates: int
-    finalists: int
     calls_s: dict[str, float]
 
     @property
     def others_s(self) -> float:
-        """What the calls besides plain ones take of a finalist."""
+        """What the calls besides plain ones take of the winner."""
         return sum(seconds for says, seconds in self.calls_s.items() if says)
 
     @property
     def growth(self) -> float:
-        added = self.finalists * self.others_s
-        return added / (self.wall_s - added)
+        return self.others_s / (self.wall_s - self.others_s)
 
     def __str__(self) -> str:
         others = len([says for says in self.calls_s if says])
         return (
             f"{self.asked}: a tune took {self.wall_s:.2f} s, {self.checked_s / self.wall_s:.1%} of it checks of "
-            f"{self.candidates} candidates; {self.finalists} in full, {self.others_s:.3f} s each for {others} other "
-            f"calls: {self.growth:.1%} longer by them"
+            f"{self.candidates} candidates; {self.others_s:.3f} s for {others} other calls of the winner: "
+            f"{self.growth:.1%} longer by them"
         )
 
 
@@ -117,7 +115,6 @@ def measured(asked: str, *, device: int | str, budget_s: float, trials: int | No
         wall_s=found.phases_s["all"],
         checked_s=sum(took for name, took in found.phases_s.items() if name.startswith("verify")),
         candidates=1 if on_cpu else found.counts.get("ok", 0),
-        finalists=1 if on_cpu else len(found.finalists),
         calls_s=seconds,
     )
 

@@ -272,12 +272,15 @@ def test_every_candidate_is_recorded_with_its_outcome_and_no_wrong_one_is_timed(
     assert all(r.predicted_us == pytest.approx(by_schedule[r.schedule], rel=1e-4) for r in records)
 
 
-def test_a_finalist_is_recorded_with_the_calls_of_its_full_check(run: Run) -> None:
-    campaign = campaign_on(run, SimulatedBench())
+def test_the_winner_is_recorded_with_the_calls_of_its_full_check_and_its_rivals_with_their_plain_call(run: Run) -> None:
+    bench = SimulatedBench()
+    campaign = campaign_on(run, bench)
     finish = campaign.finish()
-    records = finalist_records(campaign, finish)
-    assert len(records) > 1
-    assert {r.verified for r in records} == {VERIFIED}
+    winner, *rivals = finalist_records(campaign, finish)
+    assert winner.verified == VERIFIED
+    assert rivals
+    assert {r.verified for r in rivals} == {SAMPLED}
+    assert bench.full_checks == [winner.schedule.key]
 
 
 def test_each_way_to_fail_has_its_outcome(run: Run) -> None:
@@ -301,12 +304,12 @@ def test_each_way_to_fail_has_its_outcome(run: Run) -> None:
     assert run.counts["same_code"] == 1
 
 
-def test_a_finalist_that_fails_the_full_check_does_not_win(run: Run) -> None:
+def test_a_winner_that_fails_the_full_check_is_out_and_those_that_are_left_race_again(run: Run) -> None:
     first = campaign_on(run, SimulatedBench()).finish()
     bench = SimulatedBench()
     bench.wrong = {first.winner.key}
     second = campaign_on(run, bench).finish()
-    assert first.winner.key in bench.full_checks
+    assert bench.full_checks == [first.winner.key, second.winner.key]
     said = [note for note in run.notes if note.startswith("left out: ")]
     assert f"left out: {first.winner.schedule}: y[0, 0]: got 1, want 2" in said
     assert len(said) == 3  # the first of each search, and the finalist

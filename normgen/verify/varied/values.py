@@ -105,7 +105,7 @@ NOT_VARIED = (
     "a random number exactly at a constant of the formula",
     "ties between numbers of 8 bits where float32 does not hold what is stored",
     "scalars, labels and other inputs for each candidate of a tune: a candidate has one call with its scalars at their "
-    "defaults and every family of rows, a finalist has all calls",
+    "defaults and every family of rows, the winner has all calls",
 )
 INDICES: dict[str, Callable[[int], float]] = {
     "-1": lambda _: -1.0,
