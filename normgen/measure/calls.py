@@ -75,6 +75,7 @@ GUARDED = ("guarded_mean",)
 GUARDED_ELEMENTS = 1 << 16  # of a call on rows that a guard must not spare: the largest of their errors counts
 FAR = 1 << 31  # elements: more than an int counts
 PRODUCTS = 8  # that take the time of one element of rows
+TERMS = 32  # of a reference of a product that take the time of one element of a matrix that is drawn
 MOST_ELEMENTS = 1 << 23  # of a call that needs many rows: some 3 s on the CPU executor
 DEALT_ELEMENTS = 1 << 17  # of a call that values of scalars are dealt out to: it is made in every check
 WIDE_ELEMENTS = 1 << 19  # of two rows of each family: 62 of 8192 columns
@@ -166,8 +167,17 @@ class Call:
 
     @property
     def elements(self) -> int:
-        """What it takes time in proportion to; of products the terms of all."""
+        """What it takes time in proportion to on the CPU executor; of products the terms of all."""
         return self.problem.rows * self.problem.cols * max(1, self.problem.inner // PRODUCTS)
+
+    def elements_on_gpu(self, compared: int) -> int:
+        """What it takes time in proportion to where a GPU multiplies and so many elements are compared."""
+        problem = self.problem
+        if not problem.inner:
+            return self.elements
+        most = min(problem.rows * problem.cols, compared)
+        drawn = problem.compulsory_bytes // np.dtype(np.float32).itemsize
+        return min(self.elements, most + (drawn + most * problem.inner // TERMS) // PRODUCTS)
 
     def tensors(self, *, seed: int) -> tuple[Inputs, Outputs]:
         """What it runs on. Raises MemoryError when there is no address space for rows so far apart."""

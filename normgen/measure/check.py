@@ -25,7 +25,7 @@ from normgen.verify import Buffer, Effects, Expectation, Outputs, Verdict, effec
 
 CHECKED_ELEMENTS = 1 << 17  # of every candidate
 SHARED_ELEMENTS = 1 << 18  # of a call that is kept for the next finalist, with its device memory
-CHECKED_ELEMENTS_FULL = 1 << 22  # of every finalist: some 0.5 s of float64 on the host, once for all of them
+CHECKED_ELEMENTS_FULL = 1 << 22  # of a full check: some 0.5 s of float64 on the host
 VERIFY_ELEMENTS = 1 << 24  # a larger problem is checked with fewer rows than it has
 
 
@@ -186,8 +186,9 @@ class DeviceCheck:
             for call in calls(self.problem, loaded.module, sm_count=self._facts.sm_count, scalars=scalars):
                 if call.order or call.is_far:
                     continue
+                is_short = call.elements_on_gpu(CHECKED_ELEMENTS) <= MOST_ELEMENTS
                 try:
-                    yield call, self._other(call, loaded, stream) if call.elements <= MOST_ELEMENTS else None
+                    yield call, self._other(call, loaded, stream) if is_short else None
                 except DriverError as error:
                     raise DriverError(error.rule, code=error.code, received=call.title) from error
 

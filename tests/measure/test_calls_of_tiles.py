@@ -9,12 +9,14 @@ import pytest
 
 from normgen.codegen.module import Module
 from normgen.device import target
-from normgen.measure.calls import Call, calls
+from normgen.measure.calls import MOST_ELEMENTS, Call, calls
+from normgen.measure.check import CHECKED_ELEMENTS
 from normgen.measure.cpu_check import check_on_cpu, has_compiler
 from normgen.pipeline import emit
 from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
 from normgen.schedule.default import default_schedule
+from normgen.spec.reader import load
 from tests.verify.contraction import linear
 
 needs_compiler = pytest.mark.skipif(not has_compiler(), reason="no C++ compiler builds the executor")
@@ -92,3 +94,18 @@ def test_a_wrong_kernel_is_called_wrong(old: str, new: str) -> None:
     found = problem("linear")
     checked = check_on_cpu(found, wrong(module_of(found), old, new))
     assert not checked.ok
+
+
+def test_a_gpu_makes_every_call_of_a_product_of_4096_which_is_too_long_for_the_cpu_executor() -> None:
+    problem = problem_for(load("linear"), shape="4096x4096", inner=4096)
+    module = emit(problem, default_schedule(problem, target("h200")))
+    near = [call for call in calls(problem, module, sm_count=132) if not call.is_far]
+    assert len(near) > 5
+    assert all(call.elements_on_gpu(CHECKED_ELEMENTS) <= MOST_ELEMENTS for call in near)
+    assert any(call.elements > MOST_ELEMENTS for call in near)
+
+
+def test_where_nothing_is_multiplied_a_call_takes_a_gpu_what_it_takes_the_cpu_executor() -> None:
+    problem = problem_for(load("softmax"), shape="512x1000")
+    module = emit(problem, default_schedule(problem, target("h200")))
+    assert all(call.elements_on_gpu(CHECKED_ELEMENTS) == call.elements for call in calls(problem, module, sm_count=132))

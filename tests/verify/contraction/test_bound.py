@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from normgen.dtypes import DTYPES, F32
 from normgen.spec.spec import Kind
 from normgen.verify.bounded import Bounded
+from normgen.verify.contraction.bound import _is_whole
 from normgen.verify.contraction.product import product
 from normgen.verify.contraction.sides import DRAWN_LEFT, DRAWN_RIGHT, RIGHT, WHOLE, draw_right, draw_whole, drifts
 from normgen.verify.error_model import Float32Error, stored
@@ -228,3 +229,20 @@ def test_the_families_that_are_called_drawn_exist() -> None:
     assert {*ALL} > DRAWN_LEFT
     assert {*RIGHT} > DRAWN_RIGHT
     assert drifts(("normal", "zeros"), ("equal", "normal")).tolist() == [[False, False], [True, False]]
+
+
+@pytest.mark.parametrize(
+    ("over", "shapes"), [(Kind.INNER, ((90, 5, 1), (90, 1, 7))), (Kind.COL, ((5, 1, 90), (7, 90)))]
+)
+@pytest.mark.parametrize("at", [0, 3, 60])
+def test_sums_on_a_grid_are_exact_but_where_any_term_lies_off_it(
+    over: Kind, shapes: tuple[tuple[int, ...], tuple[int, ...]], at: int
+) -> None:
+    rng = np.random.default_rng(at)
+    a, b = (rng.integers(-8, 9, shape).astype(np.float64) for shape in shapes)
+    assert np.all(_is_whole(a, b, product(np.abs(a), np.abs(b), over), over))
+    a[(at, 2, 0) if over is Kind.INNER else (2, 0, at)] = 1 + 2.0**-23
+    found = _is_whole(a, b, product(np.abs(a), np.abs(b), over), over)
+    lines = found.reshape(5, 7)
+    assert not lines[2].any()
+    assert np.delete(lines, 2, axis=0).all()
