@@ -21,7 +21,15 @@ from normgen.schedule.legality import refusal
 from normgen.schedule.repair import repair
 from normgen.schedule.schedule import Schedule, schedule_from
 from normgen.schedule.space import space
-from normgen.schedule.tiles.plan import Side, contraction, contraction_of, is_neutral, tile_plan_of, vanishes
+from normgen.schedule.tiles.plan import (
+    Side,
+    contraction,
+    contraction_of,
+    is_neutral,
+    tile_plan_of,
+    tile_problem_plan,
+    vanishes,
+)
 from normgen.spec.reader import load, parse
 from normgen.spec.spec import Kind
 from tests.codegen.tiles.cases import CASES
@@ -70,8 +78,8 @@ REFUSED = {
     "no alignment": (problem(align=4), {**CUT, "vector": 4}, "are not aligned to vectors of 4 elements"),
     "short k": (problem(dtype="bf16"), {**CUT, "tile_k": 8, "vector": 16}, "at most 16 bytes"),
     "16 bits are converted": (problem(dtype="bf16"), {**CUT, "copy": "cp_async"}, "moves f32 as it is stored"),
-    "a map": (problem(formula="exp(x) @ w + bias"), {**CUT, "copy": "cp_async"}, "moves f32 as it is stored"),
-    "a side of both": (problem(formula="(x @ w) * (x @ exp(w)) + bias"), {**CUT, "copy": "cp_async"}, "moves f32"),
+    "a map": (problem(formula="exp(x) @ exp(w) + bias"), {**CUT, "copy": "cp_async"}, "moves f32 as it is stored"),
+    "a side of both": (problem(formula="(x @ w) * (exp(x) @ exp(w)) + bias"), {**CUT, "copy": "cp_async"}, "moves f32"),
     "registers on their way": (
         problem(dtype="bf16"),
         {**CUT, "tile_m": 128, "tile_n": 128, "tile_k": 32, "thread_m": 16, "thread_n": 8, "vector": 2, "stages": 2},
@@ -192,6 +200,17 @@ def test_a_row_factor_leaves_the_sum_and_inner_is_read_once() -> None:
     assert (cut.left.slots, [r.monoid.name for r in cut.left.riding]) == ((x,), ["sum"])
     copied = schedule_from({**CUT, "copy": "cp_async", "stages": 3, "vector": 4})
     assert refusal(asked, copied, H200) is None
+
+
+def test_a_side_that_is_stored_as_a_slot_is_copied_while_the_other_one_passes_through_registers() -> None:
+    copied = schedule_from({**CUT, "copy": "cp_async", "stages": 3, "vector": 4})
+    for formula, sides in (("exp(x) @ w", (False, True)), ("x @ exp(w)", (True, False)), ("x @ w", (True, True))):
+        asked = problem(formula=f"{formula} + bias")
+        assert refusal(asked, copied, H200) is None
+        plan = tile_problem_plan(asked, copied)
+        assert (plan.copies(plan.cut.left), plan.copies(plan.cut.right)) == sides
+        words = 64 * 16 // copied.threads  # of a tile of a side on its way
+        assert plan.held_registers == plan.accumulators + words * sides.count(False)
 
 
 @pytest.mark.parametrize("name", REFUSED)

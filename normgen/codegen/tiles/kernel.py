@@ -235,18 +235,25 @@ class TileKernel:
         rescale = self.moving.rescale() if self.moving else []
         multiply = function("multiply", stage, [*rescale, For(over_k, tuple(self.multiply()), UNROLL)])
         pointers = [statement for side in self.sides for statement in side.pointers()]
-        if self.plan.copies:
-            copy = function(
-                "copy",
-                f"{stage}, int k0" if stage else "int k0",
-                [statement for side in self.sides for statement in side.copy()],
-            )
-            return [*pointers, Gap(), copy, Gap(), multiply, Gap()]
-        held = [statement for side in self.sides for statement in side.declarations()]
-        fetch = function("fetch", "int k0", [statement for side in self.sides for statement in side.fetch()])
-        place = ", ".join(filter(None, (stage, "int k0" if self.numbers_k else "")))
-        deposit = function("deposit", place, [side.deposit() for side in self.sides])
-        return [*held, *pointers, Gap(), fetch, Gap(), deposit, Gap(), multiply, Gap()]
+        found: list[Statement] = [s for side in self.held for s in side.declarations()] + pointers
+        if self.copied:
+            place = f"{stage}, int k0" if stage else "int k0"
+            found += [Gap(), function("copy", place, [s for side in self.copied for s in side.copy()])]
+        if self.held:
+            place = ", ".join(filter(None, (stage, "int k0" if self.numbers_k else "")))
+            found += [Gap(), function("fetch", "int k0", [s for side in self.held for s in side.fetch()])]
+            found += [Gap(), function("deposit", place, [side.deposit() for side in self.held])]
+        return [*found, Gap(), multiply, Gap()]
+
+    @property
+    def copied(self) -> list[SideText]:
+        """The sides whose tiles cp.async brings."""
+        return [side for side in self.sides if side.copies]
+
+    @property
+    def held(self) -> list[SideText]:
+        """The sides whose tiles pass through registers."""
+        return [side for side in self.sides if not side.copies]
 
     @property
     def numbers_k(self) -> bool:
@@ -280,13 +287,18 @@ class TileKernel:
         return [Do(f"fetch({begin})"), Do(self.deposit("0", begin)), Do("int stage = 0"), self.over_k(body)]
 
     def past_registers(self) -> list[Statement]:
-        """kStages - 1 tiles are on their way while one is multiplied."""
+        """kStages - 1 tiles are on their way while one is multiplied; of a side in registers the next one."""
         begin, end = (bound(self.plan.cut.k) for bound in (self.access.begin, self.access.end))
-        ride = [statement for side in self.sides for statement in side.ride_behind()]
+        ride = [statement for side in self.copied for statement in side.ride_behind()]
+        more = f"{end} - k0 > kTileK"
+        ahead: list[Statement] = [If(more, (Do("fetch(k0 + kTileK)"),), alone=True)] if self.held else []
+        fetched: list[Statement] = [Do(f"fetch({begin})")] if self.held else []
         if self.stages == 1:
             free = Do(SYNC, "nobody reads the slots any more")
-            arrived: list[Statement] = [Do("copy(k0)"), Do("cp_async_commit()"), Do("cp_async_wait<0>()"), Do(SYNC)]
-            return [self.over_k([free, *arrived, *ride, Do("multiply()")])]
+            sent: list[Statement] = [Do("copy(k0)"), Do("cp_async_commit()")]
+            sent += [Do(self.deposit("", "k0"))] if self.held else []
+            arrived: list[Statement] = [*sent, Do("cp_async_wait<0>()"), Do(SYNC)]
+            return [*fetched, self.over_k([free, *arrived, *ahead, *ride, Do("multiply()")])]
         start = f"{begin} + " if begin != "0" else ""
         first: list[Statement] = [
             If(f"{start}ahead * kTileK < {end}", (Do(f"copy(ahead, {start}ahead * kTileK)"),), alone=True),
@@ -298,11 +310,15 @@ class TileKernel:
             Do(SYNC, "this stage has arrived, and nobody reads the one before it"),
             If(f"{end} - k0 > {after}", (Do(f"copy(stage > 0 ? stage - 1 : kStages - 1, k0 + {after})"),), alone=True),
             Do("cp_async_commit()", "of nothing, too: groups are counted"),
+            *ahead,
             *ride,
             Do("multiply(stage)"),
             NEXT_STAGE,
         ]
-        return [loop("ahead", "kStages - 1", first), Do("int stage = 0"), self.over_k(body)]
+        if self.held:
+            body.append(If(more, (Do(self.deposit("stage", "k0 + kTileK")),), alone=True))
+        filled = [Do(self.deposit("0", begin))] if self.held else []
+        return [*fetched, loop("ahead", "kStages - 1", first), *filled, Do("int stage = 0"), self.over_k(body)]
 
     def riding(self) -> list[Statement]:
         """What all threads have reduced meanwhile, through the slots, which are free."""
@@ -323,7 +339,7 @@ class TileKernel:
     def work(self) -> list[Statement]:
         if not self.plan.in_shared:
             return self.reload()
-        run = self.past_registers() if self.plan.copies else self.through_registers()
+        run = self.past_registers() if self.copied else self.through_registers()
         return [*self.functions(), *run, *self.riding()]
 
     def comment(self) -> tuple[str, ...]:
@@ -331,11 +347,12 @@ class TileKernel:
         size = ", any sizes" if self.problem.any_cols else ""
         what = f"{self.problem.spec.name} {self.problem.direction.value}{size}"
         tile = f"a block owns a tile of {cut.m} (m) and {cut.n} (n), of which a thread keeps its part in registers"
-        way = {
-            (False, False): "Each thread reads what it multiplies.",
-            (True, False): "Tiles of both sides pass through shared memory, by way of registers.",
-            (True, True): "Tiles of both sides pass through shared memory, by cp.async.",
-        }[plan.in_shared, plan.copies]
+        way = "Each thread reads what it multiplies."
+        if plan.in_shared:
+            by = "by way of registers" if self.held else "by cp.async"
+            by = f"those of {cut.m} {by}, of {cut.n} by cp.async" if self.held == [self.sides[0]] else by
+            by = f"those of {cut.m} by cp.async, of {cut.n} {by}" if self.held == [self.sides[1]] else by
+            way = f"Tiles of both sides pass through shared memory, {by}."
         waits = ["Warps look at the rows of a tile first, for what its elements wait for."] if cut.ahead else []
         if self.moving:
             waits = [

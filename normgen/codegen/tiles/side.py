@@ -42,6 +42,11 @@ class SideText:
         """Whether lines, in memory and in a slot, lie along k."""
         return self.along == self.k
 
+    @property
+    def copies(self) -> bool:
+        """Whether its tiles reach shared memory past the registers."""
+        return self.plan.copies(self.side)
+
     # ---- constants and places ----------------------------------------------------------------------------------
 
     def constants(self) -> list[Let]:
@@ -160,12 +165,7 @@ class SideText:
         """An element enters the reductions that ride along, unless it lies beyond an edge where it would count."""
         found: list[Statement] = []
         for reduce in self.side.riding:
-            if (
-                reduce in self.sums_of_slots
-                and index == self.own_index
-                and self.plan.in_shared
-                and not self.plan.copies
-            ):
+            if reduce in self.sums_of_slots and index == self.own_index and self.plan.in_shared and not self.copies:
                 found.append(Do(f"{reduce.names[0]}_own{index} += {self.slots[reduce.args[0]]}_i"))
                 continue
             steps = single_step(reduce, f"{reduce.names[0]}_own{index}", names, prefix=f"{reduce.names[0]}_")

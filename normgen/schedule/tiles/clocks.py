@@ -13,7 +13,6 @@ from __future__ import annotations
 from normgen.device import Device
 from normgen.dtypes import F32
 from normgen.problem.problem import Problem
-from normgen.schedule.knobs import Copy
 from normgen.schedule.schedule import Schedule
 from normgen.schedule.tiles.plan import OTHER_REGISTERS, PIECE, Side, TilePlan, contraction, tile_problem_plan
 
@@ -88,7 +87,7 @@ def _step(plan: TilePlan, blocks: int) -> float:
     issue = warps * issued(plan) / SCHEDULERS
     read = warps * s.tile_k * sum(_reads(plan, side) * _passes(plan, side) for side in plan.cut.sides)
     written = sum(plan.slot_floats(side) * len(side.slots) for side in plan.cut.sides) * 4 / SHARED_BYTES
-    ahead = 1 if s.copy is Copy.DIRECT else s.stages - 1
+    ahead = s.stages - 1 if all(map(plan.copies, plan.cut.sides)) else 1
     asked = sum(plan.tile(side.axis) * plan.tensor(ld).dtype.bytes for side in plan.cut.sides for ld in side.loads)
     busy = blocks * max(issue, read + written) + BARRIER / blocks
     busy = max(busy, blocks * asked * s.tile_k / L2_BYTES)

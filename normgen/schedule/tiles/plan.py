@@ -13,6 +13,7 @@ from functools import cached_property, lru_cache
 
 import sympy as sp
 
+from normgen.dtypes import F32
 from normgen.errors import ProgramError
 from normgen.problem.problem import Problem
 from normgen.problem.tensors import TensorUse
@@ -227,10 +228,9 @@ class TilePlan:
         """Whether tiles of both sides wait in shared memory."""
         return self.schedule.hold is Hold.SHARED
 
-    @property
-    def copies(self) -> bool:
-        """Whether tiles reach shared memory past the registers."""
-        return self.schedule.copy is Copy.CP_ASYNC
+    def copies(self, side: Side) -> bool:
+        """Whether a side's tiles reach shared memory past the registers: cp.async moves what is stored as a slot is."""
+        return self.schedule.copy is Copy.CP_ASYNC and not way_through_registers(self.problem, side)
 
     # ---- a side's tile -----------------------------------------------------------------------------------------
 
@@ -307,10 +307,10 @@ class TilePlan:
     @property
     def held_registers(self) -> int:
         """Registers of a thread for sums, factors, and what is on its way to shared memory."""
-        if not self.in_shared or self.copies:
-            return self.accumulators
         words, threads = 0, self.schedule.threads
-        for side in self.cut.sides:
+        for side in self.cut.sides if self.in_shared else ():
+            if self.copies(side):
+                continue
             vectors = -(-self.tile(side.axis) * self.schedule.tile_k // (self.schedule.vector * max(1, threads)))
             words += sum(vectors * max(4, self.schedule.vector * self.tensor(ld).dtype.bytes) // 4 for ld in side.loads)
         return self.accumulators + words
@@ -318,6 +318,19 @@ class TilePlan:
     @property
     def min_arch(self) -> int:
         return least_arch(self.problem, self.program, self.schedule)
+
+
+def way_through_registers(problem: Problem, side: Side) -> str:
+    """Why cp.async cannot bring a side's tiles, or nothing."""
+    tensors = {load.name: problem.tensor(load.tensor) for load in side.loads if load.kind.is_matrix}
+    bare = {slot.name for slot in side.slots if slot.is_Symbol} & {n for n, t in tensors.items() if t.dtype is F32}
+    if len(bare) < len(side.slots):
+        return "cp.async moves f32 as it is stored; what is converted or computed goes by way of registers"
+    if any(tensors[name].null_as is not None for name in bare):
+        return "cp.async reads a tensor that is there: one that may be null goes by way of registers"
+    if any(not names_of(reduce.args[0]) <= bare for reduce in side.riding):
+        return "what is reduced beside the products is made of what is copied, or goes by way of registers"
+    return ""
 
 
 @lru_cache(maxsize=4096)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from normgen.device import Device
-from normgen.dtypes import F32
 from normgen.errors import ProgramError
 from normgen.problem.problem import Problem
-from normgen.program.ir import names_of
 from normgen.schedule.knobs import KNOBS, Copy, DependentLaunch, Group, Hold, Softmax
 from normgen.schedule.knobs import names_of as knobs_of
 from normgen.schedule.schedule import Schedule
 from normgen.schedule.tiles.online import moving_maximum
-from normgen.schedule.tiles.plan import OTHER_REGISTERS, contraction, tile_problem_plan
+from normgen.schedule.tiles.plan import OTHER_REGISTERS, contraction, tile_problem_plan, way_through_registers
 
 # The knobs that tiles have; all others are plain.
 OWN = {*knobs_of(Group.TILE), "vector", "hold", "copy", "stages", "load", "store", "arithmetic", "dependent_launch"}
@@ -79,15 +77,9 @@ def copy(problem: Problem, s: Schedule, device: Device) -> str | None:
         return None
     if device.arch < KNOBS["copy"].least_arch[s.copy]:
         return f"copy = {s.copy} needs sm_{KNOBS['copy'].least_arch[s.copy]}"
-    for side in contraction(problem).sides:
-        tensors = {load.name: problem.tensor(load.tensor) for load in side.loads if load.kind.is_matrix}
-        bare = {slot.name for slot in side.slots if slot.is_Symbol} & {n for n, t in tensors.items() if t.dtype is F32}
-        if len(bare) < len(side.slots):
-            return "cp.async moves f32 as it is stored; what is converted or computed goes by way of registers"
-        if any(tensors[name].null_as is not None for name in bare):
-            return "cp.async reads a tensor that is there: one that may be null goes by way of registers"
-        if any(not names_of(reduce.args[0]) <= bare for reduce in side.riding):
-            return "what is reduced beside the products is made of what is copied, or goes by way of registers"
+    left, right = (way_through_registers(problem, side) for side in contraction(problem).sides)
+    if left and right:
+        return left
     return None
 
 
@@ -98,8 +90,8 @@ def moving(problem: Problem, s: Schedule, _: Device) -> str | None:
         moving_maximum(contraction(problem))
     except ProgramError as error:
         return error.rule
-    if s.hold is not Hold.SHARED or s.copy is not Copy.DIRECT:
-        return "a maximum moves while tiles pass through registers to shared memory: hold = shared, copy = direct"
+    if s.hold is not Hold.SHARED:
+        return "a maximum moves while tiles pass through registers to shared memory: hold = shared"
     if s.tile_m * s.tile_k // s.vector % max(1, s.threads):
         return "each thread has as many vectors of the tile whose maximum moves: fewer threads, or a larger tile_k"
     return None

@@ -38,7 +38,14 @@ WAYS = (
 
 
 # ... of a side that waits for its rows' statistics, which is computed on its way and whose rows are long
-WAYS_OF_WAITING = ((Copy.DIRECT, 2, 32), (Copy.DIRECT, 2, 16), (Copy.DIRECT, 1, 32))
+WAYS_OF_WAITING = (
+    (Copy.CP_ASYNC, 2, 32),
+    (Copy.CP_ASYNC, 2, 16),
+    (Copy.CP_ASYNC, 3, 16),
+    (Copy.DIRECT, 2, 32),
+    (Copy.DIRECT, 2, 16),
+    (Copy.DIRECT, 1, 32),
+)
 
 
 def ways(problem: Problem) -> tuple[tuple[Softmax, Copy, int, int], ...]:

@@ -146,6 +146,11 @@ COMPUTED = {
         (Map("a", Kind.LEFT, x / (1 + sp.exp(-x))), dot("y", symbol("a"), w), STORE),
         lambda a: {"y": product(silu(a["x"]), a["w"])},
     ),
+    "silu of w": Case(
+        TENSORS,
+        (dot("y", x, w / (1 + sp.exp(-w))), STORE),
+        lambda a: {"y": product(a["x"], silu(a["w"]))},
+    ),
     "exponentials of both sides": Case(
         TURNED,
         (dot("y", sp.exp(x), sp.exp(w)), STORE),
@@ -195,3 +200,4 @@ COMPUTED = {
     ),
 }
 CASES = COPIED | COMPUTED
+PARTLY_COPIED = ("silu of x", "silu of w", "a gain along inner")  # one side is as it is stored
