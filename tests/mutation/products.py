@@ -28,6 +28,7 @@ PRODUCT_CASES: dict[str, Named] = {
     "gelu_bf16": named("linear_bias_gelu", "96x40", "bf16", RELOAD, inner=21),
     "swiglu": named("linear_swiglu", "96x40", "f32", ONE_SLOT, inner=21),
     "norm_linear": named("rmsnorm_linear", "96x40", "f32", TILES, inner=21),
+    "norm_linear_copied": named("rmsnorm_linear", "96x40", "f32", AHEAD, inner=21),
     "norm_linear_bf16": named("rmsnorm_linear", "96x40", "bf16", RELOAD, inner=21),
     "linear_residual": named("linear_add", "96x40", "f32", TILES, inner=21),
 }
