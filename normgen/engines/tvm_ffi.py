@@ -199,7 +199,7 @@ def _text(one: Halves, *, includes: str, guard: str, scope: str, image: Image | 
         header=includes,
         image=image,
         stored=stored_dtypes(group),
-        library=_library("ffi_driver.h" if image else "ffi_runtime.h", "ffi_checks.h"),
+        library=_library("driver.h" if image else "runtime.h", "checks.h", "ffi_client.h"),
         host_text="@host@" if image else "",
         uses=[_use(t) for t in function.tensors],
         parameters=[*parameters, *(f"double {mark(name)}" for name, _ in function.scalars)],
@@ -248,7 +248,7 @@ def _use(tensor: TensorUse) -> str:
         sizes = [f"{{{_AXES[a]}, 1, {tensor.group if a == 'groups' else 1}}}" for a in tensor.axes]
     code, bits = tensor.dtype.dlpack
     leads, pitched = (str(flag).lower() for flag in (_leads(tensor), tensor.kind.is_matrix))
-    stored = f"{{{code}, {bits}, 1}}"
+    stored = f"{{{code}, {bits}}}"
     named = f'"{tensor.name}", "{_shape(tensor)}", "{tensor.dtype.torch}"'
     return f"{{{named}, {stored}, {leads}, {pitched}, {len(sizes)}, {{{', '.join(sizes)}}}}}"
 
