@@ -68,6 +68,16 @@ class Call {
     return tensors_[i] != nullptr ? static_cast<T*>(Client::address(*tensors_[i])) : nullptr;
   }
 
+  // The shape of a tensor that the call makes.
+  std::vector<int64_t> shape(const Use& use) const {
+    std::vector<int64_t> found;
+    if (use.leads && leader_ >= 0) found.assign(tensors_[leader_]->shape, tensors_[leader_]->shape + leading(leader_));
+    for (int s = use.leads ? 1 : 0; s < use.count; ++s) {
+      found.push_back((sizes_[use.sizes[s].axis] * use.sizes[s].times + use.sizes[s].over - 1) / use.sizes[s].over);
+    }
+    return found;
+  }
+
   // Rows of a batch; 1 where there are none.
   int rows_per_batch() const {
     const int64_t batches = sizes_[kBatches] > 0 ? sizes_[kBatches] : 1;
