@@ -129,7 +129,8 @@ def test_traced_results_are_those_that_python_traces(exported: Any) -> None:
 
 
 @NEEDS_TORCH
-def test_a_program_of_any_rows_is_exported_with_the_operator_in_it(exported: Any) -> None:
+@pytest.mark.usefixtures("exported")
+def test_a_program_of_any_rows_is_exported_with_the_operator_in_it() -> None:
     import torch
 
     class Norm(torch.nn.Module):
@@ -158,7 +159,7 @@ def test_other_dtypes_and_devices_are_refused_with_a_sentence(exported: Any) -> 
         exported.rmsnorm(x, None, 1e-6, torch.float16)
     with pytest.raises(RuntimeError, match=f"^{kernels}x float16, weight float16 -> float16$"):
         exported.rmsnorm(*torch.empty(2, 1, 8, dtype=torch.float16, device="meta"), 1e-6, torch.float16)
-    with pytest.raises(RuntimeError, match="^rmsnorm: 'x' is on a CUDA device; received one on the CPU$"):
+    with pytest.raises(RuntimeError, match=r"^rmsnorm: 'x' is on a CUDA device; received one on the CPU$"):
         exported.rmsnorm(x, None, 1e-6, torch.float32)
 
 
@@ -244,8 +245,9 @@ def test_calls_launch_kernels_on_the_memory_of_torchs_tensors(library: Path, tex
 
 
 @NEEDS_TORCH
+@pytest.mark.usefixtures("exported")
 def test_operators_of_a_name_that_is_taken_stay_and_are_said(
-    exported: Any, library: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    library: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     import torch
 
@@ -329,7 +331,7 @@ def test_nvcc_builds_the_operators_beside_the_header(tmp_path: Path) -> None:
 
     torch.ops.load_library(str(made))
     half = torch.randn(2, 8, dtype=torch.bfloat16)
-    with pytest.raises(RuntimeError, match="^rmsnorm: 'x' is on a CUDA device; received one on the CPU$"):
+    with pytest.raises(RuntimeError, match=r"^rmsnorm: 'x' is on a CUDA device; received one on the CPU$"):
         torch.ops.by_nvcc.rmsnorm(half, None, 1e-6, torch.bfloat16)
 
 
