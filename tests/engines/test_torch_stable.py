@@ -193,18 +193,8 @@ call("adaln", x, torch.ones(4, 512), torch.ones(4, 512), 0.5, f32)
 @NEEDS_TORCH
 def test_calls_launch_kernels_on_the_memory_of_torchs_tensors(library: Path, text: Path, tmp_path: Path) -> None:
     fake = tmp_path / "libfake.so"
-    run(
-        "g++",
-        *FLAGS,
-        "-DUSE_CUDA",
-        "-shared",
-        "-fPIC",
-        "-isystem",
-        place() / "include",
-        HERE / "fake_torch.cpp",
-        "-o",
-        fake,
-    )
+    flags = [*FLAGS, "-DUSE_CUDA", "-shared", "-fPIC", "-isystem", place() / "include"]
+    run("g++", *flags, HERE / "fake_torch.cpp", "-o", fake)
     symbols = re.findall(r'^ +\{reinterpret_cast<const void\*>\(.+\), "(\w+)"\},$', text.read_text(), re.MULTILINE)
     variables = {
         "PYTHONPATH": str(place().parent),

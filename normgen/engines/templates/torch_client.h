@@ -64,8 +64,8 @@ struct View {
   std::vector<int64_t> folded[2];
 
   View(const Tensor& given, const Use& use) : tensor(regular(given, use.pitched)) {
-    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(tensor.get(), &dtype));
-    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(tensor.get(), &device_type));
+    TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(tensor.get(), &dtype));
+    TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(tensor.get(), &device_type));
     device = tensor.get_device_index();
     ndim = static_cast<int>(tensor.dim());
     shape = tensor.sizes().data(), strides = tensor.strides().data();
@@ -120,7 +120,7 @@ inline Tensor empty(const std::vector<int64_t>& shape, int32_t dtype, int device
     strides[d] = strides[d + 1] * (shape[d + 1] > 1 ? shape[d + 1] : 1);
   }
   AtenTensorHandle made = nullptr;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(static_cast<int64_t>(shape.size()), shape.data(), strides.data(),
+  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(static_cast<int64_t>(shape.size()), shape.data(), strides.data(),
                                                          dtype, aoti_torch_device_type_cuda(), device, &made));
   return Tensor(made);
 }
@@ -135,7 +135,7 @@ inline cudaStream_t stream_of(const char* function, int device) {
   }();
   if (current == nullptr) Client::runtime_error(std::string(function) + ": a kernel needs a LibTorch with CUDA");
   void* stream = nullptr;
-  STABLE_TORCH_ERROR_CODE_CHECK(current(device, &stream));
+  TORCH_ERROR_CODE_CHECK(current(device, &stream));
   return static_cast<cudaStream_t>(stream);
 }
 
@@ -181,19 +181,19 @@ class Results {
     Tensor sized = first;
     if (use.count == 1) {
       StableIValue stack[] = {from(first), from(int64_t{-1}), from(int64_t{0})};
-      STABLE_TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("aten::select", "int", stack, built));
+      TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("aten::select", "int", stack, built));
       sized = torch::stable::detail::to<Tensor>(stack[0]);
     } else if (use.sizes[1].over > 1) {
       StableIValue stack[] = {from(first), from(int64_t{-1}), from(std::nullopt), from(std::nullopt),
                               from(int64_t{use.sizes[1].over})};
-      STABLE_TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("aten::slice", "Tensor", stack, built));
+      TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("aten::slice", "Tensor", stack, built));
       sized = torch::stable::detail::to<Tensor>(stack[0]);
     }
     const auto dtype = torch::stable::detail::to<ScalarType>(from(code_of(use.stored)));
     StableIValue stack[] = {from(sized), from(std::optional<ScalarType>(dtype)), from(std::nullopt), from(std::nullopt),
                             from(std::nullopt),
                             from(std::optional<torch::headeronly::MemoryFormat>(torch::headeronly::MemoryFormat::Contiguous))};
-    STABLE_TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("aten::empty_like", "", stack, built));
+    TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("aten::empty_like", "", stack, built));
     return torch::stable::detail::to<Tensor>(stack[0]);
   }
 
@@ -214,7 +214,7 @@ struct Header {
     for (int i = 0; i < kReads; ++i) {
       if (with.tensors[i] == nullptr) continue;
       int32_t dtype = -1;
-      STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(with.tensors[i]->get(), &dtype));
+      TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(with.tensors[i]->get(), &dtype));
       if (dtype != code_of(reads[i].stored)) return false;
     }
     return follows < 0 || with.out == code_of(results[follows].stored);
@@ -237,7 +237,7 @@ const Header<kReads, kResults>& header_of(const Arguments& with, const Header<kR
   for (int i = 0; i < kReads; ++i) {
     if (with.tensors[i] == nullptr) continue;
     int32_t dtype = -1;
-    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(with.tensors[i]->get(), &dtype));
+    TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(with.tensors[i]->get(), &dtype));
     received += (received.empty() ? "" : ", ") + std::string(headers[0].reads[i].name) + " " + name_of(dtype);
   }
   Client::type_error(std::string(with.function) + ": this library has kernels of " + known + "; received " + received +
