@@ -53,7 +53,9 @@ inline std::string name_of(int32_t code) {
   return "dtype " + std::to_string(code);
 }
 
-inline int32_t code_of(ScalarType dtype) { return torch::stable::detail::to<int32_t>(torch::stable::detail::from(dtype)); }
+inline int32_t code_of(ScalarType dtype) {
+  return torch::stable::detail::to<int32_t>(torch::stable::detail::from(dtype));
+}
 
 // A tensor of a call: its rows lie at one distance, all else without gaps.
 struct View {
@@ -131,7 +133,8 @@ inline cudaStream_t stream_of(const char* function, int device) {
   using StreamOf = AOTITorchError (*)(int32_t, void**);
   static const StreamOf current = [] {
     void* part = dlopen("libtorch_cuda.so", RTLD_LAZY | RTLD_NOLOAD);
-    return reinterpret_cast<StreamOf>(dlsym(part != nullptr ? part : RTLD_DEFAULT, "aoti_torch_get_current_cuda_stream"));
+    void* found = dlsym(part != nullptr ? part : RTLD_DEFAULT, "aoti_torch_get_current_cuda_stream");
+    return reinterpret_cast<StreamOf>(found);
   }();
   if (current == nullptr) Client::runtime_error(std::string(function) + ": a kernel needs a LibTorch with CUDA");
   void* stream = nullptr;
@@ -153,7 +156,8 @@ template <int kCount>
 class Results {
  public:
   template <int kReads>
-  void make(const Arguments& with, const Call<kReads>& call, const Use (&uses)[kCount], const bool (&nullable)[kCount]) {
+  void make(const Arguments& with, const Call<kReads>& call, const Use (&uses)[kCount],
+            const bool (&nullable)[kCount]) {
     for (int i = 0; i < kCount; ++i) {
       if (!with.asked[i] && nullable[i]) continue;
       const std::vector<int64_t> shape = call.shape(uses[i]);
@@ -190,9 +194,9 @@ class Results {
       sized = torch::stable::detail::to<Tensor>(stack[0]);
     }
     const auto dtype = torch::stable::detail::to<ScalarType>(from(code_of(use.stored)));
+    const std::optional<torch::headeronly::MemoryFormat> order = torch::headeronly::MemoryFormat::Contiguous;
     StableIValue stack[] = {from(sized), from(std::optional<ScalarType>(dtype)), from(std::nullopt), from(std::nullopt),
-                            from(std::nullopt),
-                            from(std::optional<torch::headeronly::MemoryFormat>(torch::headeronly::MemoryFormat::Contiguous))};
+                            from(std::nullopt), from(order)};
     TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("aten::empty_like", "", stack, built));
     return torch::stable::detail::to<Tensor>(stack[0]);
   }
