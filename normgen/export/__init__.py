@@ -62,11 +62,13 @@ class Form:
     shared_library  the device functions stand in one file beside the headers; else in each
     binding         (header, whether it is one of a set) -> file name and text of what binds it to an engine, beside it;
                     of a set it binds the file that picks
+    library         (all headers, whether they are sets) -> file name and text of one that binds all to an engine
     """
 
     archs: tuple[int, ...] = ()
     shared_library: bool = False
     binding: Callable[[Halves, bool], tuple[str, str]] | None = None
+    library: Callable[[Sequence[Halves], bool], tuple[str, str]] | None = None
 
 
 PLAIN = Form()
@@ -132,7 +134,8 @@ def headers_of(
     made = [_header(one, shared, beside) for one in worked_out]
     sets = _sets(worked_out, made, beside) if form.archs else []
     bindings = _bindings(worked_out, form.binding, is_set=bool(form.archs)) if form.binding else []
-    return (*found, *made, *sets, *bindings)
+    libraries = [_bound(worked_out, *form.library(worked_out, bool(form.archs)))] if form.library else []
+    return (*found, *made, *sets, *bindings, *libraries)
 
 
 def specs_of(spec_folders: Sequence[str | Path] = (), spec: Spec | None = None) -> SpecOf:
@@ -152,6 +155,10 @@ def specs_of(spec_folders: Sequence[str | Path] = (), spec: Spec | None = None) 
 
 def _library(shared: SharedLibrary, *, arch: int) -> Header:
     return Header(file_name=FILE_NAME, text=library_text(shared), arch=arch, kernels=())
+
+
+def _bound(worked_out: Sequence[Halves], file_name: str, text: str) -> Header:
+    return Header(file_name=file_name, text=text, arch=min(one.group.arch for one in worked_out), kernels=())
 
 
 def _header(one: Halves, shared: SharedLibrary | None, beside: Mapping[str, str]) -> Header:
