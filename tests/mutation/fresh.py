@@ -1,8 +1,9 @@
 """Forty wrong kernels that were written from emitted texts alone, before their writer had read what the check does.
 
 The classes of the other modules grew with the check. These tell what it finds of mistakes that nobody had in mind: 37
-were killed at their first run (2026-11-26). The others were the row number of 16 bits, a maximum by a scale without its
-sign, and a lowest finite number taken for -inf; for the last two kinds the check has rows of its own since.
+were killed at their first run (2026-11-26; of one, whose text did not compile, the first that did). The others were the
+row number of 16 bits, a maximum by a scale without its sign, and a lowest finite number taken for -inf; for the last
+two kinds the check has rows of its own since.
 """
 
 from __future__ import annotations
