@@ -998,6 +998,7 @@ CHANGES: tuple[Change, ...] = (
         "schedule/tiles/plan.py",
         TILES,
         ("m = next(axis for axis in result if axis != n)", "m, n = result"),
+        ("if len(bare) < len(side.slots):", "if not bare:"),
         ("return finite and not divides and any(", "return finite and any("),
         ('in ("sum", "absmax")', 'in ("sum", "absmax", "max")'),
         ("max(tiles * self.schedule.stages, self.riding_floats)", "tiles * self.schedule.stages"),
@@ -1011,7 +1012,6 @@ CHANGES: tuple[Change, ...] = (
         ("if not 32 <= s.threads <= 1024:", "if not 32 <= s.threads:"),
         ("if s.stages > 2 and s.copy is Copy.DIRECT:", "if False:"),
         ("if length % s.vector:", "if False:"),
-        ("if len(bare) < len(side.slots):", "if not bare:"),
         ("if plan.held_registers > limit:", "if plan.accumulators > 255:"),
     ),
     *changes(
