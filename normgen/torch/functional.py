@@ -99,9 +99,10 @@ class _Reduced:
         self._target, self._ignored, self._reduction, self._logits = target, ignored, reduction, logits
 
     def of(self, losses: Tensor) -> Tensor:
-        target = self._target
+        target, logits = self._target, self._logits
+        del self._target, self._logits  # the node would keep their memory when its backward pass has run
         if target.is_cpu:
-            _check_labels(target, self._logits.shape[-1], self._ignored)
+            _check_labels(target, logits.shape[-1], self._ignored)
         self._shape = losses.shape
         if self._reduction == "none":
             return losses

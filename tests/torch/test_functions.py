@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
+import weakref
 from typing import Any
 
 import numpy as np
@@ -81,6 +83,18 @@ def test_the_reduction_of_losses_ends_their_own_node(reduction: str, device: str
     want = torch.nn.functional.cross_entropy(wide.movedim(-1, 1), target, reduction=reduction)
     (gradient,) = torch.autograd.grad(want, wide, weights.double())
     torch.testing.assert_close(got.double(), gradient, rtol=1e-5, atol=1e-6)
+
+
+def test_a_loss_keeps_no_logits_when_its_backward_pass_has_run(device: str) -> None:
+    leaf = torch.randn(3, 8, device=device, requires_grad=True)
+    logits = leaf * 1
+    loss = ng.cross_entropy(logits, torch.tensor([1, 7, 0], device=device))
+    kept = weakref.ref(logits)
+    del logits
+    loss.backward()
+    gc.collect()
+    assert kept() is None
+    assert leaf.grad is not None
 
 
 def test_losses_of_tensors_without_values_have_their_shape() -> None:

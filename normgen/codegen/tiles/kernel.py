@@ -349,9 +349,8 @@ class TileKernel:
         tile = f"a block owns a tile of {cut.m} (m) and {cut.n} (n), of which a thread keeps its part in registers"
         way = "Each thread reads what it multiplies."
         if plan.in_shared:
-            by = "by way of registers" if self.held else "by cp.async"
-            by = f"those of {cut.m} {by}, of {cut.n} by cp.async" if self.held == [self.sides[0]] else by
-            by = f"those of {cut.m} by cp.async, of {cut.n} {by}" if self.held == [self.sides[1]] else by
+            left, right = ("by cp.async" if side.copies else "by way of registers" for side in self.sides)
+            by = left if left == right else f"those of {cut.m} {left}, of {cut.n} {right}"
             way = f"Tiles of both sides pass through shared memory, {by}."
         waits = ["Warps look at the rows of a tile first, for what its elements wait for."] if cut.ahead else []
         if self.moving:
