@@ -98,6 +98,7 @@ def header_text(header: Halves, shared: SharedLibrary | None = None) -> str:
             banner=banner(group, header.general),
             guard=guard_of(group.name, group.arch),
             file_name=group.file_name,
+            set_name=group.set_name,
             version=VERSION,
             min_arch=device.min_arch,
             stored=stored_dtypes(group),
@@ -128,9 +129,9 @@ def set_guard(group: Group) -> str:
     return f"NORMGEN_{group.name}_CU_".upper()
 
 
-def binding_guard(guard: str) -> str:
-    """The include guard of what binds a header to an engine, from the header's."""
-    return f"{guard.removesuffix('_CU_')}_FFI_CU_"
+def binding_guard(guard: str, kind: str = "FFI") -> str:
+    """The include guard of what binds a header to its callers, from the header's."""
+    return f"{guard.removesuffix('_CU_')}_{kind}_CU_"
 
 
 def library_text(shared: SharedLibrary) -> str:
