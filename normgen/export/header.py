@@ -101,6 +101,7 @@ def header_text(header: Halves, shared: SharedLibrary | None = None) -> str:
             set_name=group.set_name,
             version=VERSION,
             min_arch=device.min_arch,
+            older=f"sm{80 if device.min_arch > 80 else 75}",
             stored=stored_dtypes(group),
             shared=shared,
             shared_name=FILE_NAME,

@@ -26,6 +26,7 @@ int main(int rows, char**) {
   namespace n = normgen::linked::SCOPE;
   const std::size_t bytes = n::rmsnorm_bwd_f32_workspace_bytes(rows, 96);
   const cudaError_t refused = n::rmsnorm_bwd_f32(nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, -1, 96, nullptr);
+  if (n::rmsnorm_bwd_f32_is_tuned(rows, 97)) return 2;
   return refused == cudaErrorInvalidValue ? 0 : static_cast<int>(bytes);
 }
 """
@@ -83,12 +84,15 @@ def test_a_program_of_cpp_files_and_one_unit_links_beside_a_file_that_includes_t
         put(header, tmp_path)
     stem, name = "rmsnorm_bwd_bf16_sm90", "rmsnorm_bwd_bf16_workspace_bytes"
     null = ", ".join(["nullptr"] * 6)
+    asked = " && ".join(
+        f"{no}normgen::linked::sm90::rmsnorm_bwd_bf16_is_tuned(9, {c})" for no, c in (("", 96), ("!", 95))
+    )
     call = f"normgen::linked::sm90::rmsnorm_bwd_bf16({null}, -1, 96, nullptr)"
     (tmp_path / "call.cpp").write_text(
         f'#include "{stem}.h"\nstd::size_t direct(int rows);\n'
         f"int main(int n, char**) {{\n"
         f"  const bool same = normgen::linked::sm90::{name}(n, 96) == direct(n);\n"
-        f"  return same && {call} == cudaErrorInvalidValue ? 0 : 1;\n}}\n"
+        f"  return {asked} && same && {call} == cudaErrorInvalidValue ? 0 : 1;\n}}\n"
     )
     (tmp_path / "direct.cu").write_text(
         f'#include "{stem}.cuh"\nstd::size_t direct(int rows) {{ return normgen::sm90::{name}(rows, 96); }}\n'
