@@ -43,6 +43,18 @@ from normgen.records.winners import adopt, adopted, exchange, gpu_slug, kept_of
     default="",
     help="Write a set for these GPUs, 'sm80,sm90': one header each, and one that picks by the device at run time.",
 )
+@click.option(
+    "--suffix",
+    type=click.Choice(["cu", "cuh"]),
+    default="cu",
+    show_default=True,
+    help="Of headers: cuh where a build compiles every .cu by itself.",
+)
+@click.option(
+    "--declarations",
+    is_flag=True,
+    help="Beside each header, for callers in .cpp: NAME.h in plain C++, and NAME_unit.cu, which nvcc compiles once.",
+)
 @click.option("--shared-library", is_flag=True, help="Device functions in one file beside the headers, not in each.")
 @click.option(
     "--cubin",
@@ -76,6 +88,8 @@ def export(
     check: bool,
     specs: tuple[str, ...],
     archs: str,
+    suffix: str,
+    declarations: bool,
     shared_library: bool,
     cubins: Path | None,
     tvm_ffi: bool,
@@ -106,7 +120,11 @@ def export(
         return
 
     how = headers.Form(
-        archs=read_archs(archs), shared_library=shared_library, binding=beside_header if tvm_ffi else None
+        archs=read_archs(archs),
+        suffix=suffix,
+        shared_library=shared_library,
+        binding=beside_header if tvm_ffi else None,
+        declarations=declarations,
     )
     source = Source(files=files, output=output, specs=specs, replace=replace)
     if tvm_ffi:

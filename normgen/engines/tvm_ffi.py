@@ -120,7 +120,7 @@ def described(one: Halves, *, file_name: str) -> Function:
 def beside_header(one: Halves, is_set: bool = False) -> tuple[str, str]:
     """(File name, text) of the library that includes a header, or the file that picks among headers by the device."""
     group = one.group
-    includes = f"{group.name}.cu" if is_set else group.file_name
+    includes = group.set_name if is_set else group.file_name
     guard = set_guard(group) if is_set else guard_of(group.name, group.arch)
     scope = "normgen" if is_set else f"normgen::sm{group.arch}"
     return _named(includes, "cu"), _text(one, includes=includes, guard=guard, scope=scope, image=None)
@@ -159,7 +159,7 @@ def _plain(ctype: str) -> str:
 
 
 def _named(header: str, suffix: str) -> str:
-    return f"{header.removesuffix('.cu')}_ffi.{suffix}"
+    return f"{Path(header).stem}_ffi.{suffix}"
 
 
 def template(name: str) -> jinja2.Template:

@@ -129,7 +129,7 @@ class _Kinds:
             raise self.error(rule, tree, hint="write x @ w for the sum of the products over inner")
         if totalled(tree) is not None and not (kind.is_elem or kind.is_row):
             rule = f"total adds values of rows or of elements, but here of {kind}"
-            raise self.error(rule, tree)
+            raise self.error(rule, tree, hint="total(loss) of a loss for each row, or total(x * y) of elements")
         if isinstance(tree, Call) and tree.function in ROW_REDUCTIONS:
             return self.reduced(tree, parts, kind)
         return kind
@@ -160,15 +160,19 @@ class _Kinds:
 
     def reduced(self, tree: Call, parts: list[Kind], kind: Kind) -> Kind:
         if tree.function == TAKE and parts[1].within_row:
-            raise self.error(f"{TAKE}(x, index) has one index for each row", tree)
+            hint = f'label = {{ role = "row_input", dtypes = ["i64"] }}, then {TAKE}(x, label)'
+            raise self.error(f"{TAKE}(x, index) has one index for each row", tree, hint=hint)
         group = group_of(tree)
         if group:
             kind = parts[0]
         if not (kind.by_row and kind.within_row) or kind.by_group:
-            raise self.error(f"{tree.function} reduces a row, so it reads a row input", tree)
+            hint = (
+                "what it reduces must name an input; of numbers alone, or of values of rows, write the formula itself"
+            )
+            raise self.error(f"{tree.function} reduces a row, so it reads a row input", tree, hint=hint)
         if kind.by_inner and (group or tree.function in POSITIONS or tree.function == TAKE):
             rule = f"of inner there are sum, mean, max, min and absmax of all of it, not {tree.function} as here"
-            raise self.error(rule, tree)
+            raise self.error(rule, tree, hint="give the tensor the axes rows and cols, in a spec of its own")
         if self.has_products and kind.by_col:
             rule = f"{tree.function} reduces columns, and a kernel of products has no whole row of them"
             raise self.error(rule, tree, hint="store what it reduces; a spec of its own reduces its rows")
