@@ -15,6 +15,7 @@ from normgen.device import device_from
 from normgen.engines.flashinfer import write_flashinfer
 from normgen.engines.hub import write_hub
 from normgen.engines.source import Source, say_missing, write_libraries
+from normgen.engines.torch_stable import library_of, write_operators
 from normgen.engines.tvm_ffi import beside_header
 from normgen.errors import NothingValidError, UsageError, needed
 from normgen.export.beside import others_of, require_none_of, require_one
@@ -68,6 +69,11 @@ from normgen.records.winners import adopt, adopted, exchange, gpu_slug, kept_of
     help="Write a TVM-FFI library beside each header, <header>_ffi.cu; with --cubin only libraries that need no nvcc.",
 )
 @click.option(
+    "--torch-stable",
+    is_flag=True,
+    help="Write LibTorch's operators over the headers, normgen_torch.cu, for C++ without Python; with --cubin no nvcc.",
+)
+@click.option(
     "--flashinfer",
     type=click.Path(file_okay=False, path_type=Path),
     help="Write FlashInfer's definitions and solutions there, for its Trace Apply and for flashinfer-bench.",
@@ -93,6 +99,7 @@ def export(
     shared_library: bool,
     cubins: Path | None,
     tvm_ffi: bool,
+    torch_stable: bool,
     flashinfer: Path | None,
     hub: Path | None,
     form: str,
@@ -108,6 +115,8 @@ def export(
     With --cubin DIR the kernels of the records, of FILES alone where some are given, are compiled into that folder.
     With --tvm-ffi each header has a file beside it that makes it a library for every framework that hands over DLPack
     tensors. With --tvm-ffi --cubin DIR that folder gets <header>_ffi.cc, which hold machine code: they need no nvcc.
+    With --torch-stable one file, normgen_torch.cu, registers the operators of all forward headers in LibTorch, by its
+    stable ABI; with --torch-stable --cubin DIR that folder gets normgen_torch.cc, which holds machine code.
     With --flashinfer DIR the records of FILES, else of OUTPUT/records, that are operations of FlashInfer's go there.
     With --hf-kernels DIR a layer "RMSNorm" is made of records of rmsnorm in both directions, for transformers' models.
     With --format t4 the records of FILES (a run's candidates.jsonl) are printed in Kernel Tuner's results format.
@@ -124,11 +133,14 @@ def export(
         suffix=suffix,
         shared_library=shared_library,
         binding=beside_header if tvm_ffi else None,
+        library=library_of if torch_stable else None,
         declarations=declarations,
     )
     source = Source(files=files, output=output, specs=specs, replace=replace)
     if tvm_ffi:
         say_missing("apache-tvm-ffi", "tvm_ffi")
+    if torch_stable:
+        say_missing("torch", "torch")
     if flashinfer is not None:
         say_missing("flashinfer-python", "flashinfer")
         _echo(write_flashinfer(source, flashinfer))
@@ -137,11 +149,14 @@ def export(
         say_missing("kernels", "kernels")
         _echo(write_hub(source, hub))
         return
-    if cubins is not None and tvm_ffi:
+    if cubins is not None and (tvm_ffi or torch_stable):
         if archs:
             rule = "machine code is of the GPUs that its records are of"
             raise UsageError(rule, received=f"--arch {archs}", hint="leave --cubin out: nvcc compiles for all of them")
-        _echo(write_libraries(source, cubins))
+        if tvm_ffi:
+            _echo(write_libraries(source, cubins))
+        if torch_stable:
+            _echo(write_operators(source, cubins))
         return
     if cubins is not None:
         _export_cubins(source, cubins)

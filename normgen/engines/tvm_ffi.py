@@ -69,7 +69,7 @@ class Function:
         return lines + [f"{name.ljust(width)}  float, {value!r} by default of the spec" for name, value in self.scalars]
 
     def _said(self, tensor: TensorUse) -> str:
-        words = [f"{_shape(tensor)} {tensor.dtype.torch}"]
+        words = [f"{shape_of(tensor)} {tensor.dtype.torch}"]
         words += ["written"] if tensor.is_written else []
         words += [f"read, then overwritten by {tensor.under}"] if tensor.under else []
         words += ["may be None"] if tensor.name in self.optional else []
@@ -172,7 +172,7 @@ def _environment() -> jinja2.Environment:
     return environment().overlay(loader=jinja2.FileSystemLoader(_TEMPLATES))
 
 
-def _library(*names: str) -> str:
+def library(*names: str) -> str:
     return "\n".join((_TEMPLATES / name).read_text(encoding="utf-8") for name in names)
 
 
@@ -183,7 +183,7 @@ def _text(one: Halves, *, includes: str, guard: str, scope: str, image: Image | 
     pitches = [f"call.pitch({i})" for i, t in enumerate(function.tensors) if t.kind.is_matrix]
     shares = ["per_batch"] if problem.rows_per_batch else []
     inner = ["inner"] if problem.inner else []
-    passed = [f"call.at<{_pointed(t)}>({i})" for i, t in enumerate(function.tensors)]
+    passed = [f"call.at<{pointed(t)}>({i})" for i, t in enumerate(function.tensors)]
     passed += [*pitches, "rows", "cols", *inner, *shares]
     passed += [f"static_cast<float>({mark(name)})" for name, _ in function.scalars]
     parameters = [
@@ -199,13 +199,13 @@ def _text(one: Halves, *, includes: str, guard: str, scope: str, image: Image | 
         header=includes,
         image=image,
         stored=stored_dtypes(group),
-        library=_library("ffi_driver.h" if image else "ffi_runtime.h", "ffi_checks.h"),
+        library=library("driver.h" if image else "runtime.h", "checks.h", "ffi_client.h"),
         host_text="@host@" if image else "",
-        uses=[_use(t) for t in function.tensors],
+        uses=[use_of(t) for t in function.tensors],
         parameters=[*parameters, *(f"double {mark(name)}" for name, _ in function.scalars)],
         given=[f"given({m})" for m in tensors],
-        sizes=list(_sizes(problem)),
-        rules=list(_rules(group, function)),
+        sizes=list(sizes(problem)),
+        rules=list(rules(group, function)),
         function=f"{scope}::{group.name}",
         workspace=", ".join(("rows, cols", *(shares if problem.sums_batches else []))) if host.workspace else "",
         passed=[*passed, *(["scratch.memory()"] if host.workspace else []), "stream"],
@@ -214,7 +214,7 @@ def _text(one: Halves, *, includes: str, guard: str, scope: str, image: Image | 
     return tidy(text.replace("@host@", host_text(one)) if image else text)  # in its scope it has its own spelling
 
 
-def _pointed(tensor: TensorUse) -> str:
+def pointed(tensor: TensorUse) -> str:
     return f"{'const ' if tensor.is_const else ''}{tensor.dtype.cuda_ctype}"
 
 
@@ -232,7 +232,7 @@ def _leads(tensor: TensorUse) -> bool:
     return tensor.axes[:1] == ("rows",)
 
 
-def _shape(tensor: TensorUse) -> str:
+def shape_of(tensor: TensorUse) -> str:
     if tensor.layout is ScaleLayout.PACKED and tensor.kind.is_groups:
         return f"[cols / {tensor.group * WORD}, {WORD} * rows]"
     said = {"groups": f"cols / {tensor.group}"}
@@ -240,7 +240,7 @@ def _shape(tensor: TensorUse) -> str:
     return f"[{', '.join(said.get(axis, axis) for axis in axes)}]"
 
 
-def _use(tensor: TensorUse) -> str:
+def use_of(tensor: TensorUse) -> str:
     """An initialiser of the library's struct Use."""
     if tensor.layout is ScaleLayout.PACKED and tensor.kind.is_groups:
         sizes = [f"{{kCols, 1, {tensor.group * WORD}}}", f"{{kRows, {WORD}, 1}}"]
@@ -248,12 +248,12 @@ def _use(tensor: TensorUse) -> str:
         sizes = [f"{{{_AXES[a]}, 1, {tensor.group if a == 'groups' else 1}}}" for a in tensor.axes]
     code, bits = tensor.dtype.dlpack
     leads, pitched = (str(flag).lower() for flag in (_leads(tensor), tensor.kind.is_matrix))
-    stored = f"{{{code}, {bits}, 1}}"
-    named = f'"{tensor.name}", "{_shape(tensor)}", "{tensor.dtype.torch}"'
+    stored = f"{{{code}, {bits}}}"
+    named = f'"{tensor.name}", "{shape_of(tensor)}", "{tensor.dtype.torch}"'
     return f"{{{named}, {stored}, {leads}, {pitched}, {len(sizes)}, {{{', '.join(sizes)}}}}}"
 
 
-def _sizes(problem: Problem) -> Iterator[str]:
+def sizes(problem: Problem) -> Iterator[str]:
     """The sizes of a call beside rows and cols."""
     if problem.inner:
         yield "const int inner = call.size(kInner);"
@@ -262,7 +262,7 @@ def _sizes(problem: Problem) -> Iterator[str]:
         yield f"const int per_batch = {each};"
 
 
-def _rules(group: Group, function: Function) -> Iterator[str]:
+def rules(group: Group, function: Function) -> Iterator[str]:
     """What a call must hold beside shapes."""
     problem = group.problem
     for size in problem.spec.groups:

@@ -64,6 +64,7 @@ class Form:
     shared_library  the device functions stand in one file beside the headers; else in each
     binding         (header, whether it is one of a set) -> file name and text of what binds it to an engine, beside it;
                     of a set it binds the file that picks
+    library         (all headers, whether they are sets) -> file name and text of one that binds all to an engine
     declarations    beside each header, or file that picks, declarations in plain C++ and the unit that defines them
     """
 
@@ -71,6 +72,7 @@ class Form:
     suffix: str = "cu"
     shared_library: bool = False
     binding: Callable[[Halves, bool], tuple[str, str]] | None = None
+    library: Callable[[Sequence[Halves], bool], tuple[str, str]] | None = None
     declarations: bool = False
 
     @property
@@ -83,7 +85,9 @@ class Form:
     def patterns(self) -> tuple[str, ...]:
         """Files of a folder that an export of this form writes, or would have written from other records."""
         beside = ("*.h", "*_unit.cu") if self.declarations else ()
-        return (f"*.{self.suffix}", FILE_NAME, *(("*_ffi.cu",) if self.binding else ()), *beside)
+        beside += ("*_ffi.cu",) if self.binding else ()
+        beside += ("*_torch.cu",) if self.library else ()
+        return (f"*.{self.suffix}", FILE_NAME, *beside)
 
 
 PLAIN = Form()
@@ -150,7 +154,8 @@ def headers_of(
     made = [_header(one, shared, beside) for one in worked_out]
     sets = _sets(worked_out, made, beside) if form.archs else []
     bindings = [h for kind, one in form.bindings.items() for h in _bindings(worked_out, kind, one, bool(form.archs))]
-    return (*found, *made, *sets, *bindings)
+    libraries = [_bound(worked_out, *form.library(worked_out, bool(form.archs)))] if form.library else []
+    return (*found, *made, *sets, *bindings, *libraries)
 
 
 def specs_of(spec_folders: Sequence[str | Path] = (), spec: Spec | None = None) -> SpecOf:
@@ -170,6 +175,10 @@ def specs_of(spec_folders: Sequence[str | Path] = (), spec: Spec | None = None) 
 
 def _library(shared: SharedLibrary, *, arch: int) -> Header:
     return Header(file_name=FILE_NAME, text=library_text(shared), arch=arch, kernels=())
+
+
+def _bound(worked_out: Sequence[Halves], file_name: str, text: str) -> Header:
+    return Header(file_name=file_name, text=text, arch=min(one.group.arch for one in worked_out), kernels=())
 
 
 def _header(one: Halves, shared: SharedLibrary | None, beside: Mapping[str, str]) -> Header:

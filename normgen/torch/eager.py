@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from operator import itemgetter
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -22,6 +22,16 @@ _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter, type(None)))  # exactly th
 # What each call asks of torch's state, without the attributes on the way there.
 _modes, _transform = torch._C._len_torch_dispatch_stack, torch._C._functorch.peek_interpreter_stack
 _is_autocast, _is_grad_enabled = torch._C._is_any_autocast_enabled, torch.is_grad_enabled
+
+
+class Reduced(Protocol):
+    """What a call makes of its one result, without a node of its own."""
+
+    def of(self, result: Value) -> Value:
+        """What is returned."""
+
+    def gradient(self, cotangent: Value) -> Value:
+        """Of the result, by that of what was returned."""
 
 
 class Step:
@@ -53,8 +63,8 @@ class Step:
             [asked.get(i, 0) if i < outputs else behind[kept.places[i - outputs]] for i in kept.reads]
         )
         self._behind: dict[bool, Ready] = {}
-        # What a node returns: (nothing, stored gradients) by place, three arguments of the call first.
-        self.returns = _picking([0, 0, 0, *[0 if i is None else 1 + i for i in kept.returned]])
+        # What a node returns: (nothing, stored gradients) by place, four arguments of the call first.
+        self.returns = _picking([0, 0, 0, 0, *[0 if i is None else 1 + i for i in kept.returned]])
 
     def returned(self, results: Values) -> Any:
         return results[self.place] if self.place is not None else tuple([results[i] for i in self.places])
@@ -90,7 +100,7 @@ class Eager:
         self._likely: Remembered[Any, Step] = Remembered()
         self._steps: Remembered[Any, Step] = Remembered()
 
-    def __call__(self, tensors: Values, scalars: tuple[float, ...], dtype: Any) -> Any:
+    def __call__(self, tensors: Values, scalars: tuple[float, ...], dtype: Any, reduced: Reduced | None = None) -> Any:
         """What is returned; NotImplemented where somebody may be looking on: subclasses, modes, transforms."""
         if _modes() or _transform() is not None:
             return NotImplemented
@@ -115,8 +125,10 @@ class Eager:
                 (results,) = results
         assert step is not None
         if step.kept is not None:
-            return _apply(step, scalars, results, *tensors)
-        return results if step.is_as_written else step.returned(results)
+            # In a tuple, a result is no input of the node: torch would return a view of one.
+            return _apply(step, scalars, (results,) if step.written == 1 else results, reduced, *tensors)
+        found = results if step.is_as_written else step.returned(results)
+        return found if reduced is None else reduced.of(found)
 
     def _step(self, likely: tuple[Any, ...], tensors: Values, dtype: Any) -> Step:
         """By all that decides it. Raises UsageError where tensors do not fit, or have no such gradient."""
@@ -145,16 +157,16 @@ class _Applied(torch.autograd.Function):
     """A call whose backward pass will be a kernel too; as the operator `saving`, but for the dispatcher."""
 
     @staticmethod
-    def forward(ctx: Any, step: Step, scalars: tuple[float, ...], results: Any, *tensors: Value) -> Any:
+    def forward(
+        ctx: Any, step: Step, scalars: tuple[float, ...], results: Values, reduced: Reduced | None, *tensors: Value
+    ) -> Any:
         kept = step.kept
         assert kept is not None
-        if step.written == 1:
-            results = (results,)
         ctx.save_for_backward(*step.saves(tensors + results))
         shapes = [(place, tensors[place].shape) for place in kept.shaped] if kept.shaped else ()
-        ctx.call = step, scalars, step.holds(results), shapes
+        ctx.call = step, scalars, step.holds(results), shapes, reduced
         if step.place is not None:  # the gradient of one result is there when its node runs
-            return results[step.place]
+            return results[step.place] if reduced is None else reduced.of(results[step.place])
         ctx.set_materialize_grads(False)
         found = step.returned(results)
         if step.plain_results:
@@ -163,7 +175,9 @@ class _Applied(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Value) -> Any:
-        step, scalars, held, shapes = ctx.call
+        step, scalars, held, shapes, reduced = ctx.call
+        if reduced is not None:
+            cotangents = (reduced.gradient(cotangents[0]),)
         saved = ctx.saved_tensors
         stored = step.gradients(step.reads((None, *cotangents, *saved, *held)), scalars)
         found = step.returns((None, *stored))
@@ -178,13 +192,13 @@ _apply = super(torch.autograd.Function, _Applied).apply
 
 def _finished(step: Step, found: Values, shapes: Sequence[Any], known: Values) -> Values:
     """Gradients in the shapes of what they belong to; with create_graph=True such that say why they have none."""
-    gradients = list(found[3:])
+    gradients = list(found[4:])
     for place, shape in shapes:
         gradients[place] = gradients[place].reshape(shape)
     if torch.is_grad_enabled():
         there = [t for t in known if t is not None]
         gradients = list(_Last.apply(step.spec, len(gradients), *gradients, *there))
-    return None, None, None, *gradients
+    return None, None, None, None, *gradients
 
 
 class _Last(torch.autograd.Function):

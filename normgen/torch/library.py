@@ -17,8 +17,8 @@ from torch._decomp import register_decomposition
 from normgen.errors import UsageError
 from normgen.operators.forms import Form, is_of_rows, writes_of
 from normgen.operators.remembered import Remembered
+from normgen.operators.schema import DTYPE, forward_schema, operator_name
 from normgen.problem.question import Direction
-from normgen.spec.reader import is_built_in
 from normgen.spec.spec import Kind, Spec
 from normgen.torch import sharding
 from normgen.torch.calls import Calls, Ready, Values, name_of
@@ -216,11 +216,8 @@ class Operators:
         dtypes, out = self.calls.dtypes(tensors), name_of(dtype)
         return Form(direction=Direction.FORWARD, written=written, dtypes=dtypes, out=out)
 
-    def _schema(self, written: Sequence[str], last: str = "ScalarType out_dtype_") -> str:
-        tensors = [f"Tensor{'?' if t.optional else ''} {t.name}" for t in self.calls.reads]
-        scalars = [f"float {name}" for name, _ in self.calls.spec.scalars]
-        results = "Tensor" if len(written) == 1 else f"({', '.join(['Tensor'] * len(written))})"
-        return f"({', '.join((*tensors, *scalars, last))}) -> {results}"
+    def _schema(self, written: Sequence[str], last: str = DTYPE) -> str:
+        return forward_schema(self.calls.spec, self.calls.reads, len(written), last)
 
     def _forward(self, name: str, written: tuple[str, ...]) -> Any:
         likely: Remembered[Any, Ready] = Remembered()
@@ -435,6 +432,10 @@ def _raising(error: UsageError) -> Callable[..., Any]:
 def _defined(
     name: str, schema: str, run: Callable[..., Any], like: Callable[..., Any], of_all: Callable[..., Any]
 ) -> Any:
+    if hasattr(torch.ops.normgen, name):
+        rule = f"the operator normgen::{name} is registered once a process"
+        hint = "import normgen.torch before such a library, or build it with -DNORMGEN_TORCH_NAMESPACE=name"
+        raise UsageError(rule, received="a library of `normgen export --torch-stable` that has it too", hint=hint)
     _LIBRARY.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))
     for backend in ("CPU", "CUDA"):
         _LIBRARY.impl(name, run, backend)
@@ -464,12 +465,9 @@ def operators_of(
     any_rows: bool = False,
 ) -> Operators:
     """Those of these options, registered when they are first asked for: a name is registered once a process."""
-    extra = sorted(t.name for t in (*spec.outputs, *spec.statistics) if t.optional and t.name in returns)
-    options = [*extra, *([] if deterministic is None else [f"{deterministic}"]), *(["stable"] * stable_parameters)]
+    options = [*([] if deterministic is None else [f"{deterministic}"]), *(["stable"] * stable_parameters)]
     options += ["any rows"] * any_rows
-    name = spec.name
-    if options or not is_built_in(spec):
-        name += "_" + hashlib.sha256(" ".join((spec.sha256, *options)).encode()).hexdigest()[:12]
+    name = operator_name(spec, returns, options)
     if name not in _known:
         calls = Calls(spec, deterministic=deterministic, stable_parameters=stable_parameters, any_rows=any_rows)
         _known[name] = Operators(calls, returns, name)

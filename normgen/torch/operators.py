@@ -171,7 +171,8 @@ def operator(
              those of `normgen.kernel(rows="any")` do; None: that of the first call with up to twice as many rows
 
     Registers `torch.ops.normgen.<name>` and, beside it, <name>_saving, <name>_backward and <name>_decomposed, once
-    for the same arguments. Raises SpecError, or UsageError for a name that is not known.
+    for the same arguments. The name is the spec's, with _with_<names> of what is optional and returned; of a spec of
+    your own, and with other options, it ends in a digest of them. Raises SpecError, or UsageError for an unknown name.
     """
     if rows not in (None, "any"):
         raise UsageError("rows are those of each call: 'any', or nothing", received=repr(rows))

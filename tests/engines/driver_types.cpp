@@ -1,7 +1,6 @@
 // What the libraries say of the driver's types and numbers, beside CUDA's own header: it compiles where they agree.
 #include <cuda.h>
 #include <dlfcn.h>
-#include <tvm/ffi/error.h>
 
 #include <atomic>
 #include <cstddef>
@@ -9,7 +8,7 @@
 #include <string>
 #undef cuCtxPushCurrent
 #undef cuCtxPopCurrent
-#include "ffi_driver.h"
+#include "driver.h"
 
 namespace normgen {
 

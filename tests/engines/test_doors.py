@@ -16,6 +16,7 @@ CLIENTS = ("tvm_ffi", "flashinfer", "flashinfer_bench", "kernels", "vllm", "torc
 def test_the_doors_import_no_client() -> None:
     program = (
         "import sys, normgen, normgen.cli.main, normgen.engines.flashinfer, normgen.engines.hub\n"
+        "import normgen.engines.torch_stable\n"
         f"print([m for m in {CLIENTS!r} if m in sys.modules])\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

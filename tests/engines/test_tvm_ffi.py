@@ -243,7 +243,7 @@ def test_every_kind_of_function_is_launched_as_the_header_launches_it(name: str,
 
 def test_the_drivers_types_and_numbers_are_those_of_cudas_header() -> None:
     templates = Path(tvm_ffi.__file__).parent / "templates"
-    includes = [word for found in (place() / "include", *nvrtc.header_folders()) for word in ("-isystem", found)]
+    includes = [word for found in nvrtc.header_folders() for word in ("-isystem", found)]
     run("g++", "-std=c++17", "-fsyntax-only", *includes, "-I", templates, HERE / "driver_types.cpp")
 
 

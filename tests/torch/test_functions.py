@@ -67,6 +67,29 @@ def test_a_function_is_within_the_bound_of_its_spec_and_its_gradients_are_those_
         assert ((got.double() - want).abs() <= limit).all(), name
 
 
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_the_reduction_of_losses_ends_their_own_node(reduction: str, device: str) -> None:
+    x = torch.randn(4, 3, 8, device=device, requires_grad=True)
+    target = torch.randint(0, 8, (4, 3), device=device)
+    target[1] = -100
+    loss = ng.cross_entropy(x, target, reduction=reduction)
+    ((leaf, _),) = [(node, place) for node, place in loss.grad_fn.next_functions if node is not None]
+    assert leaf.variable is x
+    weights = torch.rand_like(loss)
+    (got,) = torch.autograd.grad(loss, x, weights)
+    wide = x.detach().double().requires_grad_()
+    want = torch.nn.functional.cross_entropy(wide.movedim(-1, 1), target, reduction=reduction)
+    (gradient,) = torch.autograd.grad(want, wide, weights.double())
+    torch.testing.assert_close(got.double(), gradient, rtol=1e-5, atol=1e-6)
+
+
+def test_losses_of_tensors_without_values_have_their_shape() -> None:
+    x, target = torch.empty(3, 8, device="meta", requires_grad=True), torch.empty(3, dtype=torch.long, device="meta")
+    loss = ng.cross_entropy(x, target)
+    loss.backward()
+    assert (loss.shape, x.grad.shape) == ((), (3, 8))
+
+
 @pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
 def test_cross_entropy_is_torchs(reduction: str, device: str) -> None:
     x = torch.randn(40, 300, device=device, requires_grad=True)

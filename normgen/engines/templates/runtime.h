@@ -1,13 +1,14 @@
-#ifndef NORMGEN_FFI_RUNTIME_H_
-#define NORMGEN_FFI_RUNTIME_H_
+#ifndef NORMGEN_RUNTIME_H_
+#define NORMGEN_RUNTIME_H_
 
 namespace normgen {
-namespace ffi {
+namespace binding {
 namespace {
 
 inline const char* error_text(cudaError_t status) { return cudaGetErrorString(status); }
 
 // The tensors' device is the current one while this lives.
+template <class Client>
 class OnDevice {
  public:
   explicit OnDevice(int device) {
@@ -31,7 +32,7 @@ class OnDevice {
 };
 
 }  // namespace
-}  // namespace ffi
+}  // namespace binding
 }  // namespace normgen
 
-#endif  // NORMGEN_FFI_RUNTIME_H_
+#endif  // NORMGEN_RUNTIME_H_

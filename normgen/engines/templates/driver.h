@@ -1,5 +1,5 @@
-#ifndef NORMGEN_FFI_DRIVER_H_
-#define NORMGEN_FFI_DRIVER_H_
+#ifndef NORMGEN_DRIVER_H_
+#define NORMGEN_DRIVER_H_
 
 // What the host part below asks of the CUDA runtime, by the driver: no library of CUDA is linked, and the driver is
 // opened at the first call. Its types are declared here, as CUDA 12 and later have them in memory, so that no header of
@@ -269,7 +269,7 @@ inline cudaError_t cudaFreeAsync(void* memory, cudaStream_t stream) {
 
 }  // namespace
 
-namespace ffi {
+namespace binding {
 namespace {
 
 inline std::string error_text(cudaError_t status) {
@@ -280,11 +280,12 @@ inline std::string error_text(cudaError_t status) {
 }
 
 // The tensors' device is the current one while this lives: its primary context, which frameworks use too.
+template <class Client>
 class OnDevice {
  public:
   explicit OnDevice(int device) {
     if (driver().missing != nullptr) {
-      TVM_FFI_THROW(RuntimeError) << "a kernel needs NVIDIA's driver of CUDA 12 or later; it lacks " << driver().missing;
+      Client::runtime_error(std::string("a kernel needs NVIDIA's driver of CUDA 12 or later; it lacks ") + driver().missing);
     }
     int current = 0;
     if (cudaGetDevice(&current) == cudaSuccess && current == device) return;
@@ -309,7 +310,7 @@ class OnDevice {
 };
 
 }  // namespace
-}  // namespace ffi
+}  // namespace binding
 }  // namespace normgen
 
-#endif  // NORMGEN_FFI_DRIVER_H_
+#endif  // NORMGEN_DRIVER_H_

@@ -1,11 +1,9 @@
-#ifndef NORMGEN_FFI_CHECKS_H_
-#define NORMGEN_FFI_CHECKS_H_
+#ifndef NORMGEN_CHECKS_H_
+#define NORMGEN_CHECKS_H_
 
 namespace normgen {
-namespace ffi {
+namespace binding {
 namespace {
-
-using tvm::ffi::Optional;
 
 enum Axis : int { kRows, kCols, kInner, kBatches, kAxes };
 constexpr const char* kAxisNames[kAxes] = {"rows", "cols", "inner", "batches"};
@@ -16,22 +14,22 @@ struct Size {
   int times, over;
 };
 
+// A number format: type code and bits of DLPack.
+struct Stored {
+  int code, bits;
+};
+
 // What a function takes for one of its tensors.
 struct Use {
   const char* name;
   const char* shape;  // as its reader writes it
   const char* dtype;
-  DLDataType stored;
+  Stored stored;
   bool leads;    // its first size is rows, which may be several sizes
   bool pitched;  // its lines lie a pitch apart; else it is contiguous
   int count;     // of `sizes`
   Size sizes[3];
 };
-
-inline const DLTensor* given(const DLTensor* tensor) { return tensor; }
-inline const DLTensor* given(const Optional<DLTensor*>& tensor) {
-  return tensor.has_value() ? tensor.value() : nullptr;
-}
 
 inline std::string listed(const int64_t* values, int count) {
   std::string text = "[";
@@ -39,11 +37,14 @@ inline std::string listed(const int64_t* values, int count) {
   return text + "]";
 }
 
-// The tensors of a call, checked against each other: their sizes, pitches and addresses.
-template <int kCount>
+// The tensors of a call, checked against each other: their sizes, pitches and addresses. A `Client` says what a tensor
+// is to it, and raises its errors.
+template <class Client, int kCount>
 class Call {
+  using Tensor = typename Client::Tensor;
+
  public:
-  Call(const char* function, const Use (&uses)[kCount], const DLTensor* const (&tensors)[kCount])
+  Call(const char* function, const Use (&uses)[kCount], const Tensor* const (&tensors)[kCount])
       : function_(function), uses_(uses), tensors_(tensors) {
     for (int i = 0; i < kCount; ++i) if (tensors_[i] != nullptr) meet(i);
     for (int i = 0; i < kCount; ++i) if (tensors_[i] != nullptr) fit(i);
@@ -64,9 +65,17 @@ class Call {
 
   template <typename T>
   T* at(int i) const {
-    const DLTensor* tensor = tensors_[i];
-    if (tensor == nullptr) return nullptr;
-    return reinterpret_cast<T*>(static_cast<char*>(tensor->data) + tensor->byte_offset);
+    return tensors_[i] != nullptr ? static_cast<T*>(Client::address(*tensors_[i])) : nullptr;
+  }
+
+  // The shape of a tensor that the call makes.
+  std::vector<int64_t> shape(const Use& use) const {
+    std::vector<int64_t> found;
+    if (use.leads && leader_ >= 0) found.assign(tensors_[leader_]->shape, tensors_[leader_]->shape + leading(leader_));
+    for (int s = use.leads ? 1 : 0; s < use.count; ++s) {
+      found.push_back((sizes_[use.sizes[s].axis] * use.sizes[s].times + use.sizes[s].over - 1) / use.sizes[s].over);
+    }
+    return found;
   }
 
   // Rows of a batch; 1 where there are none.
@@ -84,8 +93,7 @@ class Call {
   }
 
   [[noreturn]] void refuse(const std::string& rule, const std::string& received) const {
-    TVM_FFI_THROW(ValueError) << function_ << ": " << rule << "; received " << received;
-    throw;  // not reached: the line above has thrown
+    Client::value_error(std::string(function_) + ": " + rule + "; received " + received);
   }
 
  private:
@@ -94,22 +102,18 @@ class Call {
   // What a tensor is alone; the first tensor that has an axis says how long it is.
   void meet(int i) {
     const Use& use = uses_[i];
-    const DLTensor& tensor = *tensors_[i];
-    if (tensor.device.device_type != kDLCUDA) {
-      refuse(std::string("'") + use.name + "' is on a CUDA device",
-             "DLPack device type " + std::to_string(static_cast<int>(tensor.device.device_type)) +
-                 (tensor.device.device_type == kDLCPU ? ", which is the CPU" : ""));
+    const Tensor& tensor = *tensors_[i];
+    if (!Client::is_cuda(tensor)) refuse(std::string("'") + use.name + "' is on a CUDA device", Client::device(tensor));
+    if (!Client::is_stored(tensor, use.stored)) {
+      Client::type_error(std::string(function_) + ": '" + use.name + "' is stored as " + use.dtype + "; received " +
+                         Client::dtype(tensor));
     }
-    const DLDataType& dtype = tensor.dtype;
-    if (dtype.code != use.stored.code || dtype.bits != use.stored.bits || dtype.lanes != 1) {
-      TVM_FFI_THROW(TypeError) << function_ << ": '" << use.name << "' is stored as " << use.dtype << "; received "
-                               << tvm::ffi::DLDataTypeToString(dtype);
-    }
-    if (first_ >= 0 && tensor.device.device_id != device_) {
+    const int device = Client::number(tensor);
+    if (first_ >= 0 && device != device_) {
       refuse(std::string("all tensors are on the device of '") + uses_[first_].name + "', cuda:" +
-                 std::to_string(device_), "'" + std::string(use.name) + "' on cuda:" + std::to_string(tensor.device.device_id));
+                 std::to_string(device_), "'" + std::string(use.name) + "' on cuda:" + std::to_string(device));
     }
-    if (first_ < 0) first_ = i, device_ = tensor.device.device_id;
+    if (first_ < 0) first_ = i, device_ = device;
     if (use.leads ? tensor.ndim < use.count : tensor.ndim != use.count) refuse(said(i), listed(tensor.shape, tensor.ndim));
     if (use.leads && leader_ < 0) {
       leader_ = i;
@@ -130,7 +134,7 @@ class Call {
   // What a tensor is beside the others, and where its lines lie.
   void fit(int i) {
     const Use& use = uses_[i];
-    const DLTensor& tensor = *tensors_[i];
+    const Tensor& tensor = *tensors_[i];
     if (use.leads) {
       bool same = leading(i) == leading(leader_);
       for (int d = 0; same && d < leading(i); ++d) same = tensor.shape[d] == tensors_[leader_]->shape[d];
@@ -154,7 +158,7 @@ class Call {
 
   void lie(int i) {
     const Use& use = uses_[i];
-    const DLTensor& tensor = *tensors_[i];
+    const Tensor& tensor = *tensors_[i];
     int64_t elements = 1, step = 1;
     for (int d = 0; d < tensor.ndim; ++d) elements *= tensor.shape[d];
     const int last = tensor.ndim - 1;
@@ -179,55 +183,24 @@ class Call {
 
   const char* function_;
   const Use (&uses_)[kCount];
-  const DLTensor* const (&tensors_)[kCount];
+  const Tensor* const (&tensors_)[kCount];
   int64_t sizes_[kAxes] = {-1, -1, -1, -1};
   int from_[kAxes] = {-1, -1, -1, -1};
   long long pitches_[kCount] = {};
   int device_ = 0, first_ = -1, leader_ = -1;
 };
 
-// Raises RuntimeError for a launch that failed.
+// Raises an error for a launch that failed.
+template <class Client>
 inline void check(const char* function, cudaError_t status) {
   if (status == cudaErrorMisalignedAddress) {
-    TVM_FFI_THROW(ValueError) << function << ": rows and columns start at whole vectors of 16 bytes";
+    Client::value_error(std::string(function) + ": rows and columns start at whole vectors of 16 bytes");
   }
-  if (status != cudaSuccess) TVM_FFI_THROW(RuntimeError) << function << ": " << error_text(status);
-}
-
-// Scratch memory of one call: the framework's, which knows its streams, else the driver's, in the order of the stream.
-class Scratch {
- public:
-  Scratch(const char* function, std::size_t bytes, int device, cudaStream_t stream) : stream_(stream) {
-    if (TVMFFIEnvGetDLPackManagedTensorAllocator() != nullptr) {
-      int64_t size = static_cast<int64_t>(bytes > 0 ? bytes : 1);
-      tensor_ = tvm::ffi::Tensor::FromEnvAlloc(TVMFFIEnvTensorAlloc, tvm::ffi::ShapeView(&size, 1),
-                                               DLDataType{kDLUInt, 8, 1}, DLDevice{kDLCUDA, device});
-      memory_ = (*tensor_).data_ptr();
-    } else {
-      check(function, cudaMallocAsync(&own_, bytes > 0 ? bytes : 1, stream));
-      memory_ = own_;
-    }
-  }
-  ~Scratch() {
-    if (own_ != nullptr) static_cast<void>(cudaFreeAsync(own_, stream_));
-  }
-  Scratch(const Scratch&) = delete;
-
-  void* memory() const { return memory_; }
-
- private:
-  cudaStream_t stream_;
-  void* own_ = nullptr;
-  void* memory_ = nullptr;
-  std::optional<tvm::ffi::Tensor> tensor_;
-};
-
-inline cudaStream_t stream_of(int device) {
-  return static_cast<cudaStream_t>(TVMFFIEnvGetStream(kDLCUDA, device));
+  if (status != cudaSuccess) Client::runtime_error(std::string(function) + ": " + error_text(status));
 }
 
 }  // namespace
-}  // namespace ffi
+}  // namespace binding
 }  // namespace normgen
 
-#endif  // NORMGEN_FFI_CHECKS_H_
+#endif  // NORMGEN_CHECKS_H_
