@@ -183,6 +183,7 @@ def _text(one: Halves, *, includes: str, guard: str, scope: str, image: Image | 
     pitches = [f"call.pitch({i})" for i, t in enumerate(function.tensors) if t.kind.is_matrix]
     shares = ["per_batch"] if problem.rows_per_batch else []
     inner = ["inner"] if problem.inner else []
+    per_call = ["per_batch" if size in ("heads", "rows_per_batch") else size for size in host.workspace_sizes]
     passed = [f"call.at<{_pointed(t)}>({i})" for i, t in enumerate(function.tensors)]
     passed += [*pitches, "rows", "cols", *inner, *shares]
     passed += [f"static_cast<float>({mark(name)})" for name, _ in function.scalars]
@@ -207,7 +208,7 @@ def _text(one: Halves, *, includes: str, guard: str, scope: str, image: Image | 
         sizes=list(_sizes(problem)),
         rules=list(_rules(group, function)),
         function=f"{scope}::{group.name}",
-        workspace=", ".join(("rows, cols", *(shares if problem.sums_batches else []))) if host.workspace else "",
+        workspace=", ".join(per_call) if host.workspace else "",
         passed=[*passed, *(["scratch.memory()"] if host.workspace else []), "stream"],
     )
     text = Spelling(_STRING.sub('""', marked)).within(marked)

@@ -136,7 +136,7 @@ class GpuBench:
         problem = self.problem
         problem = problem.with_rows(max(problem.rows, self._checks_of(taken(problem, module)).problem.rows))
         sms, batches = self._facts.sm_count, problem.batches
-        size = module.workspace_bytes(rows=problem.rows, sm_count=sms, batches=batches)
+        size = module.workspace_bytes(rows=problem.rows, sm_count=sms, batches=batches, **problem.lengths)
         with _watching():
             loaded = LoadedModule(module, cubin, device=self._index)
             workspace = _guarded(size, self._index) if size else None

@@ -149,7 +149,10 @@ def test_torch_computes_what_the_reference_says(op: str, direction: str, dtype: 
 
 
 PRODUCTS = [
-    *((op, None) for op in ("linear", "linear_add", "linear_bias_gelu", "linear_swiglu", "rmsnorm_linear")),
+    *(
+        (op, None)
+        for op in ("linear", "linear_add", "linear_add_rms", "linear_bias_gelu", "linear_swiglu", "rmsnorm_linear")
+    ),
     *((op, gradient) for op in ("linear", "linear_add") for gradient in ("x", "w")),
 ]
 

@@ -119,7 +119,8 @@ def test_derived_gradients_are_those_that_are_written_by_hand(op: str) -> None:
     sizes = {"rows": rows, "inner": inner, "cols": cols}
     given = [t for t in spec.tensors if not t.role.is_written]
     tensors = {t.name: rng.standard_normal([sizes[axis] for axis in t.axes or t.kind.axes]) for t in given}
-    tensors["dy"] = rng.standard_normal((rows, cols))
+    tensors |= dict.fromkeys(("dy", "dh"), rng.standard_normal((rows, cols)))
+    tensors["drstd"] = rng.standard_normal(rows)
     scalars = dict(spec.scalars)
     known, by_hand = tensors | FORWARD[op](tensors, scalars), BACKWARD[op](tensors, scalars)
     assert set(by_hand) >= {f"d{t.name}" for t in given}
