@@ -304,6 +304,8 @@ def drawn_side(
         own = [tuple(of_line[i * sizes.inner : (i + 1) * sizes.inner]) for i in range(len(runs))]
         parts = [draw_lines(o, run.stop - run.start, tensor.dtype, rng).T for o, run in zip(own, runs, strict=True)]
         return in_order(np.concatenate(parts) if parts else np.empty((0, sizes.inner)), tensor)
+    if tensor.name not in {t.name for t in rights(problem)}:  # the forward alone reads it
+        return rng.standard_normal(problem.shape_of(tensor))
     families = families_of(tensor, problem)
     if over is Kind.ROW:
         parts = [draw_right(families, run.stop - run.start, tensor.dtype, rng).T for run in runs]
@@ -346,12 +348,6 @@ def _in_sides(spec: Spec) -> frozenset[str]:
         defined = (trees[name] for name in waiting if name in trees)
         waiting = {node.name for tree in defined for node in nodes(tree) if isinstance(node, Name)} - found
     return frozenset(found)
-
-
-def right_sides(problem: Problem) -> tuple[TensorUse, ...]:
-    """The read tensors whose lines are of the families of right sides."""
-    over = summed(problem)
-    return tuple(t for t in problem.tensors if over is not None and not t.is_written and t.kind is _RIGHT[over])
 
 
 def in_order(values: Array, tensor: TensorUse) -> Array:
