@@ -14,6 +14,7 @@ import sympy as sp
 
 from normgen.errors import ProgramError, SpecError
 from normgen.program.classes import ProgramClass, class_of, class_of_formulas, program_class, tile_axes
+from normgen.program.functions import COL
 from normgen.program.ir import (
     Load,
     Map,
@@ -28,7 +29,7 @@ from normgen.program.ir import (
     stage_of,
 )
 from normgen.program.lower import lower
-from normgen.program.monoid import DOT, MAX, SUM, symbol
+from normgen.program.monoid import ARGMAX, DOT, MAX, SUM, symbol
 from normgen.program.ordered import Ordered, opened
 from normgen.program.rewrites.contractions import factors_leave
 from normgen.program.source import problem_for
@@ -317,6 +318,35 @@ def test_a_statement_that_a_kernel_of_tiles_does_not_do_is_named(statement: Stat
     assert caught.value.received == show_statement(statement).strip()
 
 
+OF_RESULT = {
+    "what waits for a reduction of the result's rows is known behind all of it": Map(
+        "s", Kind.ELEM, symbol("y") * symbol("top")
+    ),
+    "a reduction of the result waits for another one": Reduce(("s",), Kind.ROW, SUM, (symbol("y") * symbol("top"),)),
+    "what waits for a reduction of the result is made of no other sum": Map(
+        "s", Kind.ROW, symbol("top") * symbol("squares")
+    ),
+    "a kernel of products reduces rows of its result to sums and extrema": Reduce(
+        ("s", "s_at"), Kind.ROW, ARGMAX, (symbol("y"), COL)
+    ),
+}
+
+
+@pytest.mark.parametrize("rule", OF_RESULT)
+def test_what_a_kernel_of_tiles_does_not_do_with_statistics_of_its_result_is_named(rule: str) -> None:
+    """Beside the maximum of the result's rows, and squares of the side, which ride along."""
+    sums = (
+        dot("y", Kind.ELEM, x, w, Kind.INNER),
+        Reduce(("squares",), Kind.ROW, SUM, (x**2,), over=Kind.INNER),
+        Reduce(("top",), Kind.ROW, MAX, (symbol("y"),)),
+    )
+    right = RowProgram("p", (*LOADS, *sums, Store("y", "y", Kind.ELEM), Store("top", "top", Kind.ROW)))
+    assert tile_axes(check(right)) == (Kind.ROW, Kind.COL, Kind.INNER)
+    with pytest.raises(ProgramError, match=rule) as caught:
+        tile_axes(replace(right, statements=(*right.statements, OF_RESULT[rule])))
+    assert caught.value.received == show_statement(OF_RESULT[rule]).strip()
+
+
 def test_a_program_of_sides_without_a_contraction_is_refused() -> None:
     with pytest.raises(ProgramError, match="values along inner are the sides of a contraction"):
         program_class(RowProgram("p", (Load("x", Kind.LEFT), Store("y", "x", Kind.LEFT))))
@@ -325,6 +355,7 @@ def test_a_program_of_sides_without_a_contraction_is_refused() -> None:
 SHIPPED: dict[str, Callable[..., Array]] = {
     "linear": REFERENCES[LINEAR],
     "linear_add": lambda x, w, residual, **_: residual + x @ w,
+    "linear_add_rms": lambda x, w, residual, **_: residual + x @ w,
     "linear_bias_gelu": REFERENCES[GELU],
     "linear_swiglu": lambda x, w_gate, w_up, **_: silu(x @ w_gate) * (x @ w_up),
     "rmsnorm_linear": lambda x, w, weight, **_: REFERENCES[NORMED](x=x, w=w, gain=weight),
@@ -342,5 +373,5 @@ def test_the_products_that_ship_compute_what_they_say(op: str) -> None:
         given = known | {name: absent[name] for name in left_out if name in absent}
         program = lower(spec, present=names - left_out)
         found = evaluate(factors_leave(program), given, {"eps": 1e-6})
-        np.testing.assert_allclose(found["y"], SHIPPED[op](**given), rtol=1e-12, atol=1e-12)
+        np.testing.assert_allclose(found.get("y", found.get("h")), SHIPPED[op](**given), rtol=1e-12, atol=1e-12)
         assert program_class(program) is ProgramClass.TILES
