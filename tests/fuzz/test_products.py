@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from normgen.schedule.legality import refusal
 from normgen.schedule.schedule import Schedule, schedule_from
 from normgen.schedule.space import space
 from normgen.spec.reader import parse
+from normgen.verify.sources import prove_derivative
 from tests.fuzz.products import Draw
 from tests.program.evaluate import evaluate
 from tests.samples import sized
@@ -90,3 +92,25 @@ def test_a_product_at_random_is_right_or_refused(seed: int) -> None:
 
 def test_most_products_at_random_are_not_refused() -> None:
     assert sum(drawn_problem(seed) is not None for seed in range(40)) >= 32
+
+
+def backward_problems(seed: int) -> list[Problem]:
+    """Of each gradient that has a program: a kernel's, or an operator's on the CPU where no kernel gives it."""
+    found = []
+    with suppress(SpecError):
+        spec = parse(Draw(seed).text())
+        for tensor in (t for t in spec.tensors if not t.role.is_written and t.has_gradient and not t.kind.is_inner):
+            with suppress(SpecError, ProgramError):
+                asked = {"direction": "backward", "gradients": (tensor.name,)}
+                found.append(problem_for(spec, shape=(5, 7), inner=6, **asked))
+    return found
+
+
+@pytest.mark.parametrize("seed", range(sized(16, 300)))
+def test_a_gradient_of_a_product_at_random_is_the_derivative(seed: int) -> None:
+    for problem in backward_problems(seed):
+        prove_derivative(problem)
+
+
+def test_most_products_at_random_have_gradients() -> None:
+    assert sum(len(backward_problems(seed)) for seed in range(16)) >= 24

@@ -340,7 +340,7 @@ class _Reverse:
             return
         if len(cotangent) != 1 or next(iter(cotangent)) not in self._bare():
             cotangent = self._under_a_name(statement, cotangent)
-        (((given, _),),) = cotangent
+        ((((given, _),), number),) = cotangent.items()
         for at, side in enumerate(map(opened, statement.args)):
             local = side.replace(where, self._where) if side.has(where) else side
             dependencies = [n for n in sorted(s.name for s in local.free_symbols) if n in self.active]
@@ -353,7 +353,7 @@ class _Reverse:
             args = (other, given) if at else (given, other)
             self.dots[value] = Reduce((value.name,), kind, DOT, args, over=over)
             self.algebra.kinds[value.name] = kind
-            whole: Poly = {((value, sp.Integer(1)),): sp.Integer(1)}
+            whole: Poly = {((value, sp.Integer(1)),): number}
             for name in dependencies:
                 slope = self.algebra.poly(derivative(local, symbol(name)))
                 self._fan_in(name, self._times(statement, whole, slope), from_kind=kind)
