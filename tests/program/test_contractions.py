@@ -31,7 +31,7 @@ from normgen.program.lower import lower
 from normgen.program.monoid import DOT, MAX, SUM, symbol
 from normgen.program.ordered import Ordered, opened
 from normgen.program.rewrites.contractions import factors_leave
-from normgen.program.source import problem_for
+from normgen.program.source import problem_for, written_program
 from normgen.spec.reader import load, parse
 from normgen.spec.spec import Kind, Spec
 from tests.program.evaluate import Array, evaluate
@@ -269,10 +269,18 @@ def test_a_left_side_may_wait_for_statistics_of_its_rows(formulas: tuple[str, ..
     assert class_of_formulas(spec, lower(spec), present) is ProgramClass.TILES
 
 
-REFUSED_GRADIENTS = {  # a row's statistic is known behind inner, where dv sums rows; ds sums dy @ v times weights
+REFUSED_GRADIENTS = {  # a row's statistic is known behind inner, where dv sums rows; ds needs y, a product, and dy @ v
     "v": ("a kernel of products reduces its sides over rows, to values along inner or cols", "row_max : row"),
-    "s": ("the gradient of 'row_max' sums that of a side of a product over inner, in a kernel of its own", "row_max"),
+    "s": ("all contractions of a kernel sum inner to values along rows and cols", "dot_cols(dy, v)"),
 }
+
+
+def test_a_sum_over_inner_that_the_forward_has_not_is_refused_in_a_gradient() -> None:
+    """The mean of what w multiplies, and a maximum that scales it: only one that shifts a softmax cancels."""
+    for formula in ("y = (x - mean(x)) @ w", "y = (x - max(x)) @ w"):
+        spec = spec_of(formula)
+        with pytest.raises(SpecError, match="sums that of a side of a product over inner, in a kernel of its own"):
+            written_program(problem_for(spec, shape=(2, 8), inner=4, direction="backward", gradients=("x",)))
 
 
 @pytest.mark.parametrize("gradient", REFUSED_GRADIENTS)

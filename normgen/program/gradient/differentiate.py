@@ -30,7 +30,7 @@ from normgen.program.gradient.algebra import Algebra
 from normgen.program.gradient.chain_order import in_chain_order
 from normgen.program.gradient.defined import Defined
 from normgen.program.gradient.derivative import derivative
-from normgen.program.gradient.monomials import UNIT, Poly, add_into, expression, monomial, raised
+from normgen.program.gradient.monomials import UNIT, Poly, add_into, expression, factors, monomial, raised
 from normgen.program.gradient.normalised import fresh, name_terms
 from normgen.program.gradient.shared_terms import share_terms
 from normgen.program.gradient.writer import GradientWriter
@@ -399,6 +399,9 @@ class _Reverse:
     def _fan_in(self, name: str, poly: Poly, *, from_kind: Kind) -> None:
         """Contributions are summed over the columns where they go to a value of the row, of a group or of all rows."""
         to_kind = self.kinds[name]
+        if from_kind.is_left and to_kind.is_row and (found := self._inner_sum(poly)) is not None:
+            self._receive(name, found)
+            return
         is_over_rows = from_kind.is_left and to_kind.is_inner  # as those of columns, behind all else
         if from_kind.by_inner and to_kind is not from_kind and not is_over_rows:
             lost = " and ".join((from_kind & ~to_kind).axes)
@@ -414,6 +417,35 @@ class _Reverse:
             if from_kind.is_groups:  # its value is in each column of its group
                 poly = self.algebra.times(poly, {UNIT: sp.Rational(1, self.algebra.group)})
         self._receive(name, poly)
+
+    def _inner_sum(self, poly: Poly) -> Poly | None:
+        """sum(poly) over inner of a left side's values, by sums that the forward has; None where it has not all.
+
+        Σ_inner side Σ_cols dy w is Σ_cols dy (side @ w); so a maximum that only shifts a softmax beside w cancels.
+        """
+        total: Poly = {}
+        for term, number in poly.items():
+            rows, rest = self.algebra.split(term)
+            found = self._inner_sum_term(dict(rest))
+            if found is None:
+                return None
+            add_into(total, self.algebra.times({rows: number}, found))
+        return total
+
+    def _inner_sum_term(self, powers: dict[sp.Expr, sp.Rational]) -> Poly | None:
+        one = sp.Integer(1)
+        dot = next((self.dots[a] for a, p in powers.items() if a in self.dots and p == 1), None)
+        side = monomial({a: p for a, p in powers.items() if a not in self.dots})
+        for statement in (s for s in self.forward if isinstance(s, Reduce) and s.over is Kind.INNER):
+            if self.algebra.poly({monomial(factors(opened(statement.args[0]))[1]): one}) != {side: one}:
+                continue
+            value: Poly = {((symbol(statement.names[0]), one),): one}
+            if dot is None and statement.monoid.name == "sum" and not statement.is_dot:
+                return self.algebra.poly(value)
+            if dot is not None and statement.is_dot and statement.args[1] == dot.args[1]:
+                given = self.named.get(dot.args[0], {((dot.args[0], one),): one})
+                return self.algebra.row_sum(self.algebra.times(given, value))
+        return None
 
     def _named(self, statement: Map, cotangent: Poly, locals_: dict[str, Poly]) -> Poly:
         """The cotangent under the name d<value>, where sharing it hides nothing that could cancel.
