@@ -275,12 +275,37 @@ REFUSED_GRADIENTS = {  # a row's statistic is known behind inner, where dv sums 
 }
 
 
-def test_a_sum_over_inner_that_the_forward_has_not_is_refused_in_a_gradient() -> None:
-    """The mean of what w multiplies, and a maximum that scales it: only one that shifts a softmax cancels."""
-    for formula in ("y = (x - mean(x)) @ w", "y = (x - max(x)) @ w"):
-        spec = spec_of(formula)
-        with pytest.raises(SpecError, match="sums that of a side of a product over inner, in a kernel of its own"):
-            written_program(problem_for(spec, shape=(2, 8), inner=4, direction="backward", gradients=("x",)))
+NOT_IN_THE_FORWARD: dict[tuple[str, ...], Callable[[Array, Array], Array]] = {
+    ("y = 2 * (x @ w)",): lambda x, w: 2 * (x @ w),
+    ("y = (x - mean(x)) @ w",): lambda x, w: (x - x.mean(-1, keepdims=True)) @ w,
+    ("c = x - mean(x)", "y = (c * rsqrt(mean(c * c) + 0.5)) @ w"): lambda x, w: (
+        ((x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 0.5)) @ w
+    ),
+    ("y = (x * sum(x * x)) @ w * 3",): lambda x, w: 3 * (x * (x * x).sum(-1, keepdims=True)) @ w,
+}
+
+
+@pytest.mark.parametrize("formulas", NOT_IN_THE_FORWARD, ids=" ".join)
+def test_a_gradient_through_rows_of_a_side_is_the_quotient_of_differences(formulas: tuple[str, ...]) -> None:
+    """Of what stands before the product for each row, and of a multiple of a product."""
+    rng, run = np.random.default_rng(0), NOT_IN_THE_FORWARD[formulas]
+    x, w, dy = rng.standard_normal((3, 4)), rng.standard_normal((4, 2)), rng.standard_normal((3, 2))
+    problem = problem_for(spec_of(*formulas), shape=(3, 2), inner=4, direction="backward", gradients=("x", "w"))
+    found = evaluate(written_program(problem), {"x": x, "w": w, "dy": dy})
+    for name, value in (("x", x), ("w", w)):
+        for at in np.ndindex(value.shape):
+            moved = [value.copy() for _ in range(2)]
+            moved[0][at] += 1e-6
+            moved[1][at] -= 1e-6
+            ends = [run(m, w) if name == "x" else run(x, m) for m in moved]
+            slope = ((ends[0] - ends[1]) * dy).sum() / 2e-6
+            assert abs(slope - found[f"d{name}"][at]) < 1e-6 * max(1, abs(slope))
+
+
+def test_a_maximum_of_a_side_has_a_gradient_only_where_it_cancels() -> None:
+    spec = spec_of("y = (x - max(x)) @ w")
+    with pytest.raises(SpecError, match="the gradient of max is supported only where it cancels"):
+        written_program(problem_for(spec, shape=(2, 8), inner=4, direction="backward", gradients=("x",)))
 
 
 @pytest.mark.parametrize("gradient", REFUSED_GRADIENTS)
