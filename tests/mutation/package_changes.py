@@ -1046,7 +1046,7 @@ CHANGES: tuple[Change, ...] = (
     *changes(
         "verify/contraction/product.py",
         BOUND_OF_PRODUCTS,
-        ("(b, a) if a.shape[-1] > 1 or b.shape[-2] > 1 else (a, b)", "(a, b)"),
+        ("(a, b) if is_left else (b, a)", "(a, b)"),
     ),
     *changes(
         "verify/contraction/product.py",

@@ -32,7 +32,7 @@ from normgen.program.lower import lower
 from normgen.program.monoid import ARGMAX, DOT, MAX, SUM, symbol
 from normgen.program.ordered import Ordered, opened
 from normgen.program.rewrites.contractions import factors_leave
-from normgen.program.source import problem_for
+from normgen.program.source import problem_for, written_program
 from normgen.spec.reader import load, parse
 from normgen.spec.spec import Kind, Spec
 from tests.program.evaluate import Array, evaluate
@@ -270,10 +270,43 @@ def test_a_left_side_may_wait_for_statistics_of_its_rows(formulas: tuple[str, ..
     assert class_of_formulas(spec, lower(spec), present) is ProgramClass.TILES
 
 
-REFUSED_GRADIENTS = {  # a row's statistic is known behind inner, where dv sums rows; ds sums dy @ v times weights
+REFUSED_GRADIENTS = {  # a row's statistic is known behind inner, where dv sums rows; ds needs y, a product, and dy @ v
     "v": ("a kernel of products reduces its sides over rows, to values along inner or cols", "row_max : row"),
-    "s": ("the gradient of 'row_max' sums that of a side of a product over inner, in a kernel of its own", "row_max"),
+    "s": ("all contractions of a kernel sum inner to values along rows and cols", "dot_cols(dy, v)"),
 }
+
+
+NOT_IN_THE_FORWARD: dict[tuple[str, ...], Callable[[Array, Array], Array]] = {
+    ("y = 2 * (x @ w)",): lambda x, w: 2 * (x @ w),
+    ("y = (x - mean(x)) @ w",): lambda x, w: (x - x.mean(-1, keepdims=True)) @ w,
+    ("c = x - mean(x)", "y = (c * rsqrt(mean(c * c) + 0.5)) @ w"): lambda x, w: (
+        ((x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 0.5)) @ w
+    ),
+    ("y = (x * sum(x * x)) @ w * 3",): lambda x, w: 3 * (x * (x * x).sum(-1, keepdims=True)) @ w,
+}
+
+
+@pytest.mark.parametrize("formulas", NOT_IN_THE_FORWARD, ids=" ".join)
+def test_a_gradient_through_rows_of_a_side_is_the_quotient_of_differences(formulas: tuple[str, ...]) -> None:
+    """Of what stands before the product for each row, and of a multiple of a product."""
+    rng, run = np.random.default_rng(0), NOT_IN_THE_FORWARD[formulas]
+    x, w, dy = rng.standard_normal((3, 4)), rng.standard_normal((4, 2)), rng.standard_normal((3, 2))
+    problem = problem_for(spec_of(*formulas), shape=(3, 2), inner=4, direction="backward", gradients=("x", "w"))
+    found = evaluate(written_program(problem), {"x": x, "w": w, "dy": dy})
+    for name, value in (("x", x), ("w", w)):
+        for at in np.ndindex(value.shape):
+            moved = [value.copy() for _ in range(2)]
+            moved[0][at] += 1e-6
+            moved[1][at] -= 1e-6
+            ends = [run(m, w) if name == "x" else run(x, m) for m in moved]
+            slope = ((ends[0] - ends[1]) * dy).sum() / 2e-6
+            assert abs(slope - found[f"d{name}"][at]) < 1e-6 * max(1, abs(slope))
+
+
+def test_a_maximum_of_a_side_has_a_gradient_only_where_it_cancels() -> None:
+    spec = spec_of("y = (x - max(x)) @ w")
+    with pytest.raises(SpecError, match="the gradient of max is supported only where it cancels"):
+        written_program(problem_for(spec, shape=(2, 8), inner=4, direction="backward", gradients=("x",)))
 
 
 @pytest.mark.parametrize("gradient", REFUSED_GRADIENTS)
