@@ -26,6 +26,7 @@ SHAPES = {"w": "kn", "w_gate": "kn", "w_up": "kn", "weight": "k", "bias": "n", "
 BY_TORCH: dict[str, Callable[..., Any]] = {
     "linear": lambda x, w, bias: x @ w + bias,
     "linear_add": lambda x, w, residual: residual + x @ w,
+    "linear_add_rms": lambda x, w, residual: torch.nn.functional.rms_norm(residual + x @ w, (COLS,), None, 1e-6),
     "linear_bias_gelu": lambda x, w, bias: torch.nn.functional.gelu(x @ w + bias),
     "linear_swiglu": lambda x, w_gate, w_up: torch.nn.functional.silu(x @ w_gate) * (x @ w_up),
     "rmsnorm_linear": lambda x, weight, w: torch.nn.functional.rms_norm(x, x.shape[-1:], weight, 1e-6) @ w,
@@ -189,6 +190,11 @@ def test_gradients_of_products_pass_gradcheck_in_float64(name: str) -> None:
     assert torch.autograd.gradcheck(outputs, [*given.values()])
 
 
+def one(found: Any) -> Any:
+    """What is compared of a result: of several, rows and a factor of each, their product."""
+    return found[0] * found[1][..., None] if isinstance(found, tuple) else found
+
+
 def test_every_product_that_ships_is_an_operator_with_the_gradients_of_torch() -> None:
     """Of float64 to its last digits, and of float32; each gradient alone is the one that it is among all."""
     assert {name for name in list_specs() if load(name).has_inner} == {*BY_TORCH, *IN_BATCHES}
@@ -199,14 +205,14 @@ def test_every_product_that_ships_is_an_operator_with_the_gradients_of_torch() -
             torch.manual_seed(1)
             shapes = {key: sum((sizes[axis] for axis in SHAPES[key]), ()) for key in names}
             given = {key: torch.randn(shapes[key], dtype=dtype, requires_grad=True) for key in names}
-            found, want = function(**given), wanted(**given)
+            found, want = one(function(**given)), wanted(**given)
             torch.testing.assert_close(found, want, rtol=close, atol=close)
             upstream = torch.randn_like(want)
             gradients = torch.autograd.grad(found, [*given.values()], upstream)
             for got, right in zip(gradients, torch.autograd.grad(want, [*given.values()], upstream), strict=True):
                 torch.testing.assert_close(got, right, rtol=10 * close, atol=10 * close)
             for key, right in zip(names, gradients, strict=True):
-                alone = function(**{n: t if n == key else t.detach() for n, t in given.items()})
+                alone = one(function(**{n: t if n == key else t.detach() for n, t in given.items()}))
                 torch.testing.assert_close(torch.autograd.grad(alone, given[key], upstream)[0], right)
 
 
