@@ -84,7 +84,7 @@ class Form:
     @property
     def patterns(self) -> tuple[str, ...]:
         """Files of a folder that an export of this form writes, or would have written from other records."""
-        beside = ("*.h", "*_unit.cu") if self.declarations else ()
+        beside: tuple[str, ...] = ("*.h", "*_unit.cu") if self.declarations else ()
         beside += ("*_ffi.cu",) if self.binding else ()
         beside += ("*_torch.cu",) if self.library else ()
         return (f"*.{self.suffix}", FILE_NAME, *beside)
