@@ -75,6 +75,8 @@ def why_unproven(record: Record, problem: Problem) -> str | None:
     unchecked = [t.name for t in problem.tensors if t.is_written and t.name not in record.error]
     if record.verified is None or unchecked:
         return "its kernel was not compared with the reference"
+    if not (record.verified.compared and any(record.verified.rows) and record.verified.families):
+        return "its kernel was compared on no rows"
     if record.verified.unbounded >= 1:
         return "its kernel was compared where any value passes: no element has a finite bound"
     if (record.verified.text or record.text) != text_today(problem, record.schedule):

@@ -54,6 +54,9 @@ OLDER: dict[str, Callable[[Record], Record]] = {
     "another text": lambda r: replace(r, text="0123456789abcdef"),
     "not compared": lambda r: replace(r, verified=None),
     "compared where any value passes": lambda r: replace(r, verified=replace(GPU_CHECK, cols=(96,), unbounded=1.0)),
+    "compared on rows of no family": lambda r: replace(r, verified=replace(GPU_CHECK, cols=(96,), families=())),
+    "no row compared": lambda r: replace(r, verified=replace(GPU_CHECK, cols=(96,), compared=0)),
+    "called without rows": lambda r: replace(r, verified=replace(GPU_CHECK, cols=(96,), rows=(0,))),
     "a tensor not compared": lambda r: replace(r, error={"y": 0.5}),
     "another text of a built-in spec": lambda r: replace(r, problem=replace(r.problem, spec_sha256="0" * 64)),
 }

@@ -686,8 +686,29 @@ class _Straight(torch.autograd.Function):
         return by * 0.1
 
 
+class _WithContext(torch.autograd.Function):
+    """Of the form that torch's own transforms take."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None: ...
+
+    @staticmethod
+    def backward(ctx: Any, by: Tensor) -> Tensor:  # noqa: ARG004
+        return by * 0.1
+
+
 def of_data(x: Tensor) -> Tensor:
     return x / x.data.abs().sum(-1, keepdim=True)
+
+
+def of_detached(x: Tensor) -> Tensor:
+    return x / x.detach().abs().sum(-1, keepdim=True)
 
 
 def hooked(x: Tensor) -> Tensor:
@@ -704,15 +725,35 @@ def hooked_if_needed(x: Tensor) -> Tensor:
 
 
 @pytest.mark.usefixtures("by_operator")
-def test_data_of_a_tensor_takes_no_part_in_its_gradient() -> None:
+@pytest.mark.parametrize("function", [of_data, of_detached])
+def test_what_is_detached_takes_no_part_in_a_gradient(function: Any) -> None:
     x = torch.randn(6, 10, requires_grad=True)
     by = torch.randn(6, 10)
-    torch.testing.assert_close(*(torch.autograd.grad(f(x), x, by)[0] for f in (ng.fused(of_data), of_data)))
+    torch.testing.assert_close(*(torch.autograd.grad(f(x), x, by)[0] for f in (ng.fused(function), function)))
+
+
+@pytest.mark.usefixtures("by_operator")
+def test_rows_of_zeros_have_the_norm_and_its_gradient_that_torch_gives_them() -> None:
+    def function(x: Tensor) -> Tensor:
+        return torch.linalg.vector_norm(x, dim=-1)
+
+    x = torch.randn(6, 10)
+    x[2] = 0
+    x.requires_grad_()
+    for got, want in zip(
+        *((f(x), *torch.autograd.grad(f(x).sum(), x)) for f in (ng.fused(function), function)), strict=True
+    ):
+        torch.testing.assert_close(got, want)
 
 
 @pytest.mark.parametrize(
     ("function", "says"),
-    [(hooked, "'register_hook'"), (hooked_if_needed, "'requires_grad'"), (_Straight.apply, "torch.autograd.Function")],
+    [
+        (hooked, "'register_hook'"),
+        (hooked_if_needed, "'requires_grad'"),
+        (_Straight.apply, "torch.autograd.Function"),
+        (_WithContext.apply, "torch.autograd.Function"),
+    ],
 )
 def test_what_says_another_gradient_is_refused(function: Any, says: str) -> None:
     with pytest.raises(UsageError, match=re.escape(says)):

@@ -45,7 +45,9 @@ INNER = -2  # the axis that products of matrices sum
 PRODUCTS = ("mm", "bmm", "addmm", "baddbmm")
 _TORCH = os.path.dirname(torch.__file__)
 _SIZES = (5, 7, 11, 13, 17, 19, 23, 29)  # stand-ins: no two axes, nor products of them, have one size
-_FUNCTION = os.path.join(_TORCH, "autograd", "function.py")
+_OF_FUNCTIONS = {
+    os.path.join(_TORCH, *file) for file in (("autograd", "function.py"), ("_functorch", "autograd_function.py"))
+}
 _NO_GRADIENT = "normgen_no_gradient"
 _FAKES = "torch._subclasses.fake_tensor"
 _MOST_TRIES, _MOST_PRODUCTS = 24, 96
@@ -53,7 +55,7 @@ _DETACH = "say where no gradient goes with detach(), or keep it outside"
 _OF_GRADIENTS = {name: getattr(torch.Tensor, name).__get__ for name in ("requires_grad", "grad", "grad_fn", "is_leaf")}
 _KEPT = [  # of the operations that torch can say as others: those that the language says better itself
     *("silu", "gelu", "relu", "clamp", "clamp_min", "clamp_max", "masked_fill"),
-    *("mean", "var", "std", "logsumexp", "detach", "hardtanh", "softplus"),
+    *("mean", "var", "std", "logsumexp", "linalg_vector_norm", "detach", "hardtanh", "softplus"),
 ]
 
 
@@ -234,7 +236,8 @@ def _recorded(
     log.disabled = True  # it writes of each reading of sizes that does not fit
     try:
         with mode, metadata.preserve_node_meta(), torch.enable_grad():
-            raw = make_fx(torch.func.functionalize(run, remove="mutations"))(*fakes)
+            # The empty table keeps `detach`: without one, it becomes an alias, which a gradient passes.
+            raw = make_fx(torch.func.functionalize(run, remove="mutations"), decomposition_table={})(*fakes)
             _made_plain(raw)
             core = make_fx(torch.fx.Interpreter(raw).run, decomposition_table=_decompositions(axes[-1]))(*fakes)
             _made_plain(core)
@@ -280,7 +283,7 @@ def _fake(mode: Any, dims: Dims, sizes: Mapping[int, int], dtype: Any, device: A
 def _untraceable(error: Exception, name: str) -> UsageError:
     """Of an error of the author's own code, its words; of torch's, which are about stand-ins, the operation."""
     frames = traceback.extract_tb(error.__traceback__)
-    if any(f.filename == _FUNCTION and f.name == "apply" for f in frames):
+    if any(f.filename in _OF_FUNCTIONS for f in frames) or "autograd.Function" in str(error):
         rule = "a torch.autograd.Function has a gradient of its own, and a kernel finds one itself"
         return refused(rule, _user_line(error), _DETACH)
     last = frames[-1]
