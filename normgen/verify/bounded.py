@@ -122,6 +122,14 @@ def nothing_of(a: Bounded, b: Bounded) -> NDArray[np.bool_] | None:
     return np.asarray(is_0 & np.isfinite(b.value) & np.isfinite(b.error))
 
 
+def always_0(a: Bounded) -> NDArray[np.bool_] | None:
+    """Where a is exactly 0 in every schedule, and is not taken apart; None: nowhere."""
+    if a.error is not None and (a.exact is None or a.is_loose):
+        return None
+    is_0 = np.asarray(a.value == 0) if a.error is None else np.asarray((a.value == 0) & a.exact)
+    return is_0 if is_0.any() else None
+
+
 def either(*where: NDArray[np.bool_] | None) -> NDArray[np.bool_] | None:
     """Where any of these says so; None: nowhere."""
     told = [part for part in where if part is not None]

@@ -79,6 +79,7 @@ from normgen.verify.bounded import (
     Common,
     U,
     allowed,
+    always_0,
     either,
     half_spacing,
     held,
@@ -205,6 +206,10 @@ class Float32Error:
 
     def _added(self, value: Array, a: Bounded, b: Bounded) -> Bounded:
         found = rounded(value, plus(a.error, b.error), of=(a, b))
+        if (nothing := either(always_0(a), always_0(b))) is not None:  # the sum is the other one, which is not rounded
+            carried, error = plus(a.error, b.error), np.inf if found.error is None else found.error
+            spared = nothing & np.isfinite(value)
+            found = replace(found, error=np.where(spared, 0.0 if carried is None else carried, error))
         is_shifted = all(x.error is None and not np.any(x.value) for x in (a, b)[1:])  # by a constant 0
         return found.found_exactly(held(value, a, b), is_loose=not is_shifted)
 

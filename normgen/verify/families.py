@@ -37,7 +37,7 @@ from normgen.verify.error_model import stored
 from normgen.verify.interpret import Array
 from normgen.verify.rows import ALL, FAMILY_ROWS, NON_FINITE, Inputs, as_large_as, draw_inputs, draw_rows
 from normgen.verify.sources import is_derived
-from normgen.verify.varied.values import HIDDEN, ORDINARY, candidates, extremes, is_covered, label_scalars, of_tensor
+from normgen.verify.varied.values import MASKS, ORDINARY, candidates, extremes, is_covered, label_scalars, of_tensor
 
 SAMPLE_ROWS = 4
 LARGEST_COLS = 1024  # of the sample: 0.1 s
@@ -96,7 +96,7 @@ def families_apart(problem: Problem) -> list[tuple[str, ...]]:
     if not found:
         return []
     hiding = _hiding(_sample(problem), found)
-    alone = [name for name in found if name in hiding or name.partition(" ")[2] == HIDDEN]
+    alone = [name for name in found if name in hiding or name.partition(" ")[2] in MASKS]
     together = tuple(name for name in found if name not in alone)
     return [*([together] if together else []), *((name,) for name in alone)]
 

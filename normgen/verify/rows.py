@@ -59,8 +59,8 @@ from normgen.verify.interpret import Array, drawn, interpret, seeds_of
 from normgen.verify.reference import has_reference, reference
 from normgen.verify.varied.values import (
     HALF,
-    ORDINARY,
     as_large,
+    beside,
     draw_extreme,
     in_columns,
     middles,
@@ -499,10 +499,10 @@ class Pen:
 def draw_rows(of_row: tuple[str, ...], cols: int, dtype: DType, rng: np.random.Generator) -> Array:
     """One row of each named family: [len(of_row), cols], float64 and not yet rounded to dtype.
 
-    In a family of another input they are normal.
+    In a family of another input they are normal, or 0 (`beside`).
     """
     x = np.empty((len(of_row), cols))
-    names = np.array([ORDINARY if of_tensor(name) else name for name in of_row])
+    names = np.array([beside(name) for name in of_row])
     for name in dict.fromkeys(names.tolist()):
         at = np.flatnonzero(names == name)
         x[at] = _draw_of(name)(rng, at.size, cols, dtype)

@@ -308,6 +308,17 @@ ORDINARILY_RIGHT = {
     "a mask of -inf leaks": (
         "masked_softmax", {}, "element(spec_mask_vec, i)", "fmaxf(element(spec_mask_vec, i), -20.0f)", "mask ",
     ),
+    "the lowest number of a mask is -inf": (
+        "safe_masked_softmax", {}, "look1.row_max == __int_as_float(0xff800000)", "look1.row_max <= -3.0e38f",
+        "mask lowest",
+    ),
+    "a mask that is cut far out": (
+        "masked_softmax", {}, "element(spec_mask_vec, i)", "fmaxf(element(spec_mask_vec, i), -1000.0f)", "mask low ",
+    ),
+    "the maximum of a scale without its sign": (
+        "causal_softmax", {}, "maximum(look1.row_max, z_i)",
+        "maximum(look1.row_max, col <= valid_row % kCols ? x_i * fabsf(scale) : z_i)", "scale=-0.5",
+    ),
     "a gradient that is cut": (
         "softmax", {"direction": "backward"}, "element(dy_vec, i)",
         "fminf(fmaxf(element(dy_vec, i), -8.0f), 8.0f)", "dy thirties",
@@ -454,7 +465,7 @@ def test_values_of_scalars_are_dealt_out_to_calls_and_each_meets_every_family() 
     assert [c.scalars for c in found if c.scalars] == combinations(values)
     spread = [call for call in found if call.says == "with further scalars"]
     assert [call.scalars["limit"] for call in spread] == [-3.5, 7 / 64, 7 * 64]
-    assert {*(spread[0].families or ())} == {"normal", "tiny", "gate edges", "up edges"}
+    assert {*(spread[0].families or ())} == {"normal", "tiny", "large_mean", "gate edges", "up edges"}
     assert any(c.scalars and c.pitches for c in found)  # few calls are added: others take values too
     assert all(call.families is None and call.problem.rows >= 2 * len(families_of(kernel.problem)) for call in whole)
     plain = list(calls(varied("kl_div").problem, varied("kl_div").module(), sm_count=4))

@@ -797,6 +797,9 @@ CHANGES: tuple[Change, ...] = (
         ('"cols": lambda cols: float(cols)', '"cols": lambda cols: cols - 1.0'),
         ("hidden | (cols == 1), -np.inf", "hidden | (cols == 1), -1e30"),
         ("return -1.0 if problem.rows % 2 else 1.0", "return 1.0"),
+        ('return "zeros" if kind == LOWEST else ORDINARY if kind', "return ORDINARY if kind"),
+        ('(ORDINARY, "tiny", "large_mean")', '(ORDINARY, "tiny")'),
+        ("LOW = -2000.0", "LOW = -200.0"),
         ("value * (1 + number * APART)", "value"),
         ("        if name in ranges:\n            values", "        if False:\n            values"),
         ("else scalars[kind]", "else -100.0"),
@@ -874,10 +877,7 @@ CHANGES: tuple[Change, ...] = (
         VARIED,
         ("(ends, *of_row[1:-1], ends)", "(ends, *of_row[1:])"),
         ("{**dict(problem.spec.scalars), **(scalars or {})}", "dict(problem.spec.scalars)"),
-        (
-            "[ORDINARY if of_tensor(name) else name for name in of_row]",
-            "[name.partition(' ')[2] or name for name in of_row]",
-        ),
+        ("[beside(name) for name in of_row]", "[name.partition(' ')[2] or name for name in of_row]"),
     ),
     *changes(
         "spec/reader.py",

@@ -47,6 +47,19 @@ def test_storing_rounds_once_by_half_a_spacing_of_the_binade(dtype: DType, value
     assert stored(of(held, error=2.0**-12), dtype).item() == pytest.approx(REARRANGED * 2.0**-12 + u)
 
 
+@pytest.mark.parametrize("largest", [1.0, F32.largest])
+def test_a_sum_with_exactly_0_is_the_other_term_and_rounds_nothing(largest: float) -> None:
+    do, term = Float32Error(cols=1), Bounded(np.array([[largest]]))
+    scaled = do.multiply(do.scalar(0.3), Bounded(np.zeros((1, 1))))
+    for found in (do.add(scaled, term), do.add(term, Bounded(np.zeros((1, 1))))):
+        assert found.value == largest
+        assert found.error is not None
+        assert found.error < 1e-40
+    unsure = do.add(Bounded(np.zeros((1, 1)), np.full((1, 1), 1e-45)), Bounded(np.ones((1, 1))))
+    assert unsure.error is not None
+    assert unsure.error >= U
+
+
 def test_values_of_no_row_may_be_subtracted() -> None:
     """A constant formula: max(1e30) - 1e30."""
     found = Float32Error(cols=8).subtract(

@@ -38,6 +38,7 @@ from normgen.verify.varied.values import (
     label_scalars,
     of_tensor,
     rows_modulo,
+    spread_families,
 )
 from tests.verify import made
 
@@ -188,6 +189,22 @@ def test_one_input_is_at_an_extreme_and_the_others_are_ordinary() -> None:
     assert np.isneginf(mask[rows["mask hidden"]]).any(axis=1).all()
     assert np.isfinite(mask[rows["mask hidden"]]).any(axis=1).all()
     assert np.abs(mask[rows["mask huge"]]).max() > 1e16
+    assert mask[rows["mask low"]].max() < -1900
+    assert (mask[rows["mask lowest"]] == F32.least).all()
+    assert not x[rows["mask lowest"]].any()
+    assert x[rows["mask low"]].any(axis=1).all()
+
+
+def test_a_row_whose_mask_is_the_lowest_number_has_a_bound() -> None:
+    p = problem("safe_masked_softmax")
+    inputs = make_inputs(p, families=("mask lowest",))
+    [part] = prepare(p, inputs).parts
+    assert (part.want == 1 / p.cols).all()
+    assert (part.bound < 1e-5 / p.cols).all()
+
+
+def test_rows_that_tell_further_scalars_lie_on_one_side_of_0_too() -> None:
+    assert "large_mean" in spread_families(families_of(problem("causal_softmax")))
 
 
 @pytest.mark.parametrize("op", FORWARD)

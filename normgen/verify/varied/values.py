@@ -38,6 +38,7 @@ from normgen.verify.varied.limits import draw_edges, limits
 
 Draw = Callable[[np.random.Generator, int, int, DType], Array]
 THIRTY = 30.0  # exp(-30) is lost beside 1 in float32, and a sigmoid or a tanh of it is 0 or 1
+LOW = -2000.0  # below what callers mean by -inf: beside a number of ordinary size nothing is left of its exponential
 ORDINARY = "normal"  # the family of the first input in rows where another one is at an extreme
 TINY_DEFAULT = 0.01  # a default below it keeps from 0: an eps
 LARGE_SCALARS = (0.1, 8.0)  # of such a scalar: what changes rows of a variance of 1, and more than their elements
@@ -72,21 +73,33 @@ def _hidden(rng: np.random.Generator, rows: int, cols: int, _: DType) -> Array:
     return np.where(hidden | (cols == 1), -np.inf, found)
 
 
+def _low(rng: np.random.Generator, rows: int, cols: int, _: DType) -> Array:
+    return LOW + rng.uniform(-SPREAD, SPREAD, (rows, cols))
+
+
+def _lowest(_rng: np.random.Generator, rows: int, cols: int, dtype: DType) -> Array:
+    return np.full((rows, cols), dtype.least)
+
+
+EDGES = "edges"  # drawn by `limits.draw_edges`
+HIDDEN, LOWEST = "hidden", "lowest"
+MASKS: dict[str, Draw] = {HIDDEN: _hidden, "low": _low, LOWEST: _lowest}  # where a formula takes a row's maximum
 EXTREMES: dict[str, Draw] = {
     "zeros": _zeros,
     "thirties": _thirties,
     "huge": _huge,
     "zero_or_one": _zero_or_one,
-    "hidden": _hidden,
+    **MASKS,
 }
-EDGES = "edges"  # drawn by `limits.draw_edges`
-HIDDEN = "hidden"  # -inf in some columns: for formulas that take a row's maximum
 EXTREMES_ARE: dict[str, str] = {
     "zeros": "all 0",
     "thirties": "of a size near 30, with either sign",
     "huge": "as large as its dtype and the sum of squares of a row in float32 allow",
     "zero_or_one": "exactly 0 or 1 in each column",
     HIDDEN: "-inf in some columns, where a formula takes the row's maximum",
+    "low": "near -2000 in every column, there too",
+    LOWEST: "the lowest finite number of its dtype in every column, there too, the first input being 0: no other sum "
+    "with it is exact",
     EDGES: "where a formula compares, clamps or rounds it, the first input too: in half of the columns a limit itself, "
     "in others the number next to it, below and above",
 }
@@ -130,7 +143,7 @@ def extremes(problem: Problem, *, takes_maximum: bool) -> tuple[str, ...]:
         elif tensor.dtype.least >= 0:  # scales without sign or zero
             kinds = ["huge"]
         else:
-            kinds = [kind for kind in EXTREMES if kind != HIDDEN or (takes_maximum and not tensor.of)]
+            kinds = [kind for kind in EXTREMES if kind not in MASKS or (takes_maximum and not tensor.of)]
         if not tensor.dtype.is_integer and limits(problem.spec, tensor.name, dict(problem.spec.scalars)):
             kinds = [*kinds, EDGES]
         found += [f"{tensor.name} {kind}" for kind in kinds]
@@ -138,12 +151,15 @@ def extremes(problem: Problem, *, takes_maximum: bool) -> tuple[str, ...]:
 
 
 def spread_families(families: Collection[str]) -> tuple[str, ...]:
-    """Those of a problem's rows that tell small and large values of scalars: an eps in tiny ones, a limit at itself.
+    """Those of a problem's rows that tell further values of scalars: an eps in tiny ones, a limit at itself.
 
-    And labels that are what a scalar says.
+    A scale of the other sign shows in rows far from 0 on one side, where a maximum is a minimum; and labels are what a
+    scalar says.
     """
     known = {"", *EXTREMES, *INDICES}
-    told = [name for name in families if name in (ORDINARY, "tiny") or name.partition(" ")[2] not in known]
+    told = [
+        name for name in families if name in (ORDINARY, "tiny", "large_mean") or name.partition(" ")[2] not in known
+    ]
     return tuple(told or families)
 
 
@@ -171,6 +187,12 @@ def of_tensor(family: str) -> str:
     """The input that is at an extreme in rows of a family; "" of the first input's own families."""
     name, _, kind = family.partition(" ")
     return name if kind else ""
+
+
+def beside(family: str) -> str:
+    """The family of the first input in rows of a family: its own, unless another input is at an extreme."""
+    kind = family.partition(" ")[2]
+    return "zeros" if kind == LOWEST else ORDINARY if kind else family
 
 
 def is_covered(problem: Problem, family: str) -> bool:
