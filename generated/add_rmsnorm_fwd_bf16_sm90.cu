@@ -35,9 +35,12 @@
 //
 // times     price: what the kernel adds to a chain of a kernel that writes its main input and one that reads its
 //           outputs; chain: with / without the kernel; fresh: all but the main input comes from DRAM
+//           of roof: the price, in the same run, of the best hand-written kernel that only moves the same bytes, over
+//           this one's; above 100 % this one costs less than that kernel
 //
 // accuracy  largest error against the float64 reference, as a fraction of the bound for float32 arithmetic and the
-//           stored dtype, over adversarial rows, on the GPU: h 1, y 0.99, rstd 0.0077
+//           stored dtype, over adversarial rows, on the GPU: h 1, y 0.99, rstd 0.0077. More than 1 is refused;
+//           rounding to 16 bits or fewer alone comes close to 1
 // records   records/h200.jsonl: schedule, command and all figures of each line of the table; `normgen show` with --op,
 //           --shape, --dtype and --schedule prints its kernel and Config alone, byte for byte as they stand here
 //
@@ -47,6 +50,10 @@
 #ifndef NORMGEN_ADD_RMSNORM_FWD_BF16_SM90_CU_
 #define NORMGEN_ADD_RMSNORM_FWD_BF16_SM90_CU_
 #define NORMGEN_ADD_RMSNORM_FWD_BF16_SM90_VERSION "0.1.0"
+
+#ifndef __CUDACC__
+#error "this file has CUDA kernels: nvcc compiles what includes it; for .cpp files: normgen export --declarations"
+#else
 
 #if __cplusplus < 201703L && (!defined(_MSVC_LANG) || _MSVC_LANG < 201703L)
 #error "add_rmsnorm_fwd_bf16 needs C++17: compile with -std=c++17"
@@ -62,6 +69,7 @@ struct __nv_bfloat16;  // cuda_bf16.h has it, and takes as long to compile as cu
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
 #error "add_rmsnorm_fwd_bf16 needs sm_80 or newer: compile with -arch=sm_90"
+#error "for several GPUs write a header for each: normgen export --arch sm75,sm90"
 #endif
 
 namespace normgen {
@@ -1507,6 +1515,24 @@ constexpr int alignment(unsigned long long bits) {
 
 }  // namespace add_rmsnorm_fwd_bf16_detail
 
+// Rows of the line of the table above whose kernel a call of that size takes, where alignment and null pointers are as
+// that line asks; 0: the general kernel, which is tuned for no size. Columns must be equal, rows are the nearest by
+// ratio.
+constexpr int add_rmsnorm_fwd_bf16_tuned_rows(int rows, int cols) {
+  namespace k = add_rmsnorm_fwd_bf16_detail;
+  int found = 0;
+  for (const k::Tuned& tuned : k::kTuned) {
+    const bool fits = tuned.cols == cols;
+    if (fits && (found == 0 || k::ratio(rows, tuned.rows) < k::ratio(rows, found))) found = tuned.rows;
+  }
+  return found;
+}
+
+// Whether such a call takes a tuned kernel.
+constexpr bool add_rmsnorm_fwd_bf16_is_tuned(int rows, int cols) {
+  return add_rmsnorm_fwd_bf16_tuned_rows(rows, cols) > 0;
+}
+
 // As add_rmsnorm_fwd_bf16 below, with the distance between row starts of each [rows, cols] tensor, in elements.
 inline cudaError_t add_rmsnorm_fwd_bf16_pitched(
     __nv_bfloat16* h, __nv_bfloat16* y, float* rstd, const __nv_bfloat16* x, const __nv_bfloat16* residual,
@@ -1558,4 +1584,5 @@ inline cudaError_t add_rmsnorm_fwd_bf16(
 }  // namespace normgen
 
 #endif  // __CUDACC_RTC__
+#endif  // __CUDACC__
 #endif  // NORMGEN_ADD_RMSNORM_FWD_BF16_SM90_CU_

@@ -39,10 +39,13 @@
 //
 // times     price: what the kernel adds to a chain of a kernel that writes its main input and one that reads its
 //           outputs; chain: with / without the kernel; fresh: all but the main input comes from DRAM
+//           of roof: the price, in the same run, of the best hand-written kernel that only moves the same bytes, over
+//           this one's; above 100 % this one costs less than that kernel
 //
 // accuracy  largest error against the float64 reference, as a fraction of the bound for float32 arithmetic and the
 //           stored dtype, over adversarial rows, on the CPU executor where emitted as another text than the one that
-//           was tuned: dlogits 0.96, loss 0.0054
+//           was tuned: dlogits 0.96, loss 0.0054. More than 1 is refused; rounding to 16 bits or fewer alone comes
+//           close to 1
 // records   records/h200.jsonl: schedule, command and all figures of each line of the table; `normgen show` with --op,
 //           --shape, --dtype and --schedule prints its kernel and Config alone, byte for byte as they stand here
 //
@@ -52,6 +55,10 @@
 #ifndef NORMGEN_CROSS_ENTROPY_GRAD_FWD_BF16_DLOGITS_OVER_X_SM90_CU_
 #define NORMGEN_CROSS_ENTROPY_GRAD_FWD_BF16_DLOGITS_OVER_X_SM90_CU_
 #define NORMGEN_CROSS_ENTROPY_GRAD_FWD_BF16_DLOGITS_OVER_X_SM90_VERSION "0.1.0"
+
+#ifndef __CUDACC__
+#error "this file has CUDA kernels: nvcc compiles what includes it; for .cpp files: normgen export --declarations"
+#else
 
 #if __cplusplus < 201703L && (!defined(_MSVC_LANG) || _MSVC_LANG < 201703L)
 #error "cross_entropy_grad_fwd_bf16_dlogits_over_x needs C++17: compile with -std=c++17"
@@ -67,6 +74,7 @@ struct __nv_bfloat16;  // cuda_bf16.h has it, and takes as long to compile as cu
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
 #error "cross_entropy_grad_fwd_bf16_dlogits_over_x needs sm_90 or newer: compile with -arch=sm_90"
+#error "for several GPUs write a header for each: normgen export --arch sm80,sm90"
 #endif
 
 namespace normgen {
@@ -1506,6 +1514,24 @@ constexpr int alignment(unsigned long long bits) {
 
 }  // namespace cross_entropy_grad_fwd_bf16_dlogits_over_x_detail
 
+// Rows of the line of the table above whose kernel a call of that size takes, where alignment and null pointers are as
+// that line asks; 0: the general kernel, which is tuned for no size. Columns must be equal, rows are the nearest by
+// ratio.
+constexpr int cross_entropy_grad_fwd_bf16_dlogits_over_x_tuned_rows(int rows, int cols) {
+  namespace k = cross_entropy_grad_fwd_bf16_dlogits_over_x_detail;
+  int found = 0;
+  for (const k::Tuned& tuned : k::kTuned) {
+    const bool fits = tuned.cols == cols;
+    if (fits && (found == 0 || k::ratio(rows, tuned.rows) < k::ratio(rows, found))) found = tuned.rows;
+  }
+  return found;
+}
+
+// Whether such a call takes a tuned kernel.
+constexpr bool cross_entropy_grad_fwd_bf16_dlogits_over_x_is_tuned(int rows, int cols) {
+  return cross_entropy_grad_fwd_bf16_dlogits_over_x_tuned_rows(rows, cols) > 0;
+}
+
 // As cross_entropy_grad_fwd_bf16_dlogits_over_x below, with the distance between row starts of each [rows, cols]
 // tensor, in elements.
 inline cudaError_t cross_entropy_grad_fwd_bf16_dlogits_over_x_pitched(
@@ -1552,4 +1578,5 @@ inline cudaError_t cross_entropy_grad_fwd_bf16_dlogits_over_x(
 }  // namespace normgen
 
 #endif  // __CUDACC_RTC__
+#endif  // __CUDACC__
 #endif  // NORMGEN_CROSS_ENTROPY_GRAD_FWD_BF16_DLOGITS_OVER_X_SM90_CU_

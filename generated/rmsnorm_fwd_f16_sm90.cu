@@ -21,9 +21,12 @@
 //
 // times     price: what the kernel adds to a chain of a kernel that writes its main input and one that reads its
 //           outputs; chain: with / without the kernel; fresh: all but the main input comes from DRAM
+//           of roof: the price, in the same run, of the best hand-written kernel that only moves the same bytes, over
+//           this one's; above 100 % this one costs less than that kernel
 //
 // accuracy  largest error against the float64 reference, as a fraction of the bound for float32 arithmetic and the
-//           stored dtype, over adversarial rows, on the GPU: y 0.99, rstd 0.082
+//           stored dtype, over adversarial rows, on the GPU: y 0.99, rstd 0.082. More than 1 is refused; rounding to
+//           16 bits or fewer alone comes close to 1
 // records   records/h200.jsonl: schedule, command and all figures of each line of the table; `normgen show` with --op,
 //           --shape, --dtype and --schedule prints its kernel and Config alone, byte for byte as they stand here
 //
@@ -33,6 +36,10 @@
 #ifndef NORMGEN_RMSNORM_FWD_F16_SM90_CU_
 #define NORMGEN_RMSNORM_FWD_F16_SM90_CU_
 #define NORMGEN_RMSNORM_FWD_F16_SM90_VERSION "0.1.0"
+
+#ifndef __CUDACC__
+#error "this file has CUDA kernels: nvcc compiles what includes it; for .cpp files: normgen export --declarations"
+#else
 
 #if __cplusplus < 201703L && (!defined(_MSVC_LANG) || _MSVC_LANG < 201703L)
 #error "rmsnorm_fwd_f16 needs C++17: compile with -std=c++17"
@@ -48,6 +55,7 @@ struct __half;  // cuda_fp16.h has it, and takes as long to compile as cuda_runt
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 750
 #error "rmsnorm_fwd_f16 needs sm_75 or newer: compile with -arch=sm_90"
+#error "for several GPUs write a header for each: normgen export --arch sm75,sm90"
 #endif
 
 namespace normgen {
@@ -797,6 +805,24 @@ constexpr int alignment(unsigned long long bits) {
 
 }  // namespace rmsnorm_fwd_f16_detail
 
+// Rows of the line of the table above whose kernel a call of that size takes, where alignment and null pointers are as
+// that line asks; 0: the general kernel, which is tuned for no size. Columns must be equal, rows are the nearest by
+// ratio.
+constexpr int rmsnorm_fwd_f16_tuned_rows(int rows, int cols) {
+  namespace k = rmsnorm_fwd_f16_detail;
+  int found = 0;
+  for (const k::Tuned& tuned : k::kTuned) {
+    const bool fits = tuned.cols == cols;
+    if (fits && (found == 0 || k::ratio(rows, tuned.rows) < k::ratio(rows, found))) found = tuned.rows;
+  }
+  return found;
+}
+
+// Whether such a call takes a tuned kernel.
+constexpr bool rmsnorm_fwd_f16_is_tuned(int rows, int cols) {
+  return rmsnorm_fwd_f16_tuned_rows(rows, cols) > 0;
+}
+
 // As rmsnorm_fwd_f16 below, with the distance between row starts of each [rows, cols] tensor, in elements.
 inline cudaError_t rmsnorm_fwd_f16_pitched(
     __half* y, float* rstd, const __half* x, const __half* weight, long long y_pitch, long long x_pitch, int rows,
@@ -841,4 +867,5 @@ inline cudaError_t rmsnorm_fwd_f16(
 }  // namespace normgen
 
 #endif  // __CUDACC_RTC__
+#endif  // __CUDACC__
 #endif  // NORMGEN_RMSNORM_FWD_F16_SM90_CU_

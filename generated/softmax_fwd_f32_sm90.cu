@@ -21,9 +21,12 @@
 //
 // times     price: what the kernel adds to a chain of a kernel that writes its main input and one that reads its
 //           outputs; chain: with / without the kernel; fresh: all but the main input comes from DRAM
+//           of roof: the price, in the same run, of the best hand-written kernel that only moves the same bytes, over
+//           this one's; above 100 % this one costs less than that kernel
 //
 // accuracy  largest error against the float64 reference, as a fraction of the bound for float32 arithmetic and the
-//           stored dtype, over adversarial rows, on the GPU: y 0.0095
+//           stored dtype, over adversarial rows, on the GPU: y 0.0095. More than 1 is refused; rounding to 16 bits or
+//           fewer alone comes close to 1
 // records   records/h200.jsonl: schedule, command and all figures of each line of the table; `normgen show` with --op,
 //           --shape, --dtype and --schedule prints its kernel and Config alone, byte for byte as they stand here
 //
@@ -33,6 +36,10 @@
 #ifndef NORMGEN_SOFTMAX_FWD_F32_SM90_CU_
 #define NORMGEN_SOFTMAX_FWD_F32_SM90_CU_
 #define NORMGEN_SOFTMAX_FWD_F32_SM90_VERSION "0.1.0"
+
+#ifndef __CUDACC__
+#error "this file has CUDA kernels: nvcc compiles what includes it; for .cpp files: normgen export --declarations"
+#else
 
 #if __cplusplus < 201703L && (!defined(_MSVC_LANG) || _MSVC_LANG < 201703L)
 #error "softmax_fwd_f32 needs C++17: compile with -std=c++17"
@@ -46,6 +53,7 @@
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
 #error "softmax_fwd_f32 needs sm_90 or newer: compile with -arch=sm_90"
+#error "for several GPUs write a header for each: normgen export --arch sm80,sm90"
 #endif
 
 namespace normgen {
@@ -1012,6 +1020,24 @@ constexpr int alignment(unsigned long long bits) {
 
 }  // namespace softmax_fwd_f32_detail
 
+// Rows of the line of the table above whose kernel a call of that size takes, where alignment and null pointers are as
+// that line asks; 0: the general kernel, which is tuned for no size. Columns must be equal, rows are the nearest by
+// ratio.
+constexpr int softmax_fwd_f32_tuned_rows(int rows, int cols) {
+  namespace k = softmax_fwd_f32_detail;
+  int found = 0;
+  for (const k::Tuned& tuned : k::kTuned) {
+    const bool fits = tuned.cols == cols;
+    if (fits && (found == 0 || k::ratio(rows, tuned.rows) < k::ratio(rows, found))) found = tuned.rows;
+  }
+  return found;
+}
+
+// Whether such a call takes a tuned kernel.
+constexpr bool softmax_fwd_f32_is_tuned(int rows, int cols) {
+  return softmax_fwd_f32_tuned_rows(rows, cols) > 0;
+}
+
 // As softmax_fwd_f32 below, with the distance between row starts of each [rows, cols] tensor, in elements.
 inline cudaError_t softmax_fwd_f32_pitched(
     float* y, const float* x, long long y_pitch, long long x_pitch, int rows, int cols,
@@ -1051,4 +1077,5 @@ inline cudaError_t softmax_fwd_f32(
 }  // namespace normgen
 
 #endif  // __CUDACC_RTC__
+#endif  // __CUDACC__
 #endif  // NORMGEN_SOFTMAX_FWD_F32_SM90_CU_

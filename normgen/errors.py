@@ -12,6 +12,8 @@ import difflib
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
 
+SLIP = 0.75  # of the letters of two names, those that both have in the same order: a letter in eight may be wrong
+SHORTEST = 3  # letters of a name that may be another one, cut short
 TRACEBACK = "NORMGEN_TRACEBACK"  # an environment variable: the command line prints Python's traceback too
 
 
@@ -177,8 +179,15 @@ def as_normgen_error(error: Exception) -> NormgenError:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """The hint for an unknown name: the closest known one first, then all of them."""
+    """The hint for an unknown name: first the known one that it is a slip of, if it is one, then all of them.
+
+    A name that only shares letters with a known one, as `softmin` does with `sin`, is no slip of it; one that is cut
+    short, or written out (`epsilon`), is.
+    """
     names = sorted(known)
     listed = "known names: " + ", ".join(names)
-    close = difflib.get_close_matches(name, names, n=1)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=SLIP)
+    if not close and "_" not in name:
+        ends = (one for one in names if min(len(one), len(name)) >= SHORTEST)
+        close = [one for one in ends if one.startswith(name) or name.startswith(one)]
     return f"did you mean '{close[0]}'? {listed}" if close else listed

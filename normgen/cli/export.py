@@ -11,6 +11,7 @@ import click
 
 from normgen import export as headers
 from normgen.cli.options import json_option, show
+from normgen.cli.text.t4 import t4_results
 from normgen.device import device_from
 from normgen.engines.flashinfer import write_flashinfer
 from normgen.engines.hub import write_hub
@@ -21,7 +22,6 @@ from normgen.errors import NothingValidError, UsageError, needed
 from normgen.export.beside import others_of, require_none_of, require_one
 from normgen.export.cubins import write_cubins
 from normgen.export.proof import Refused, require_all, sorted_out
-from normgen.export.t4 import t4_results
 from normgen.files.names import Part, name_part
 from normgen.records.record import Record, parse_line
 from normgen.records.winners import adopt, adopted, exchange, gpu_slug, kept_of
@@ -43,6 +43,18 @@ from normgen.records.winners import adopt, adopted, exchange, gpu_slug, kept_of
     "archs",
     default="",
     help="Write a set for these GPUs, 'sm80,sm90': one header each, and one that picks by the device at run time.",
+)
+@click.option(
+    "--suffix",
+    type=click.Choice(["cu", "cuh"]),
+    default="cu",
+    show_default=True,
+    help="Of headers: cuh where a build compiles every .cu by itself.",
+)
+@click.option(
+    "--declarations",
+    is_flag=True,
+    help="Beside each header, for callers in .cpp: NAME.h in plain C++, and NAME_unit.cu, which nvcc compiles once.",
 )
 @click.option("--shared-library", is_flag=True, help="Device functions in one file beside the headers, not in each.")
 @click.option(
@@ -82,6 +94,8 @@ def export(
     check: bool,
     specs: tuple[str, ...],
     archs: str,
+    suffix: str,
+    declarations: bool,
     shared_library: bool,
     cubins: Path | None,
     tvm_ffi: bool,
@@ -116,9 +130,11 @@ def export(
 
     how = headers.Form(
         archs=read_archs(archs),
+        suffix=suffix,
         shared_library=shared_library,
         binding=beside_header if tvm_ffi else None,
         library=library_of if torch_stable else None,
+        declarations=declarations,
     )
     source = Source(files=files, output=output, specs=specs, replace=replace)
     if tvm_ffi:

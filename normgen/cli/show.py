@@ -62,18 +62,21 @@ def spec_group() -> None:
 def spec_check(file: Path, as_json: bool) -> None:
     """Read FILE strictly and print the program it says, and the gradients of its backward pass.
 
-    --json prints {file, name, sha256, program, backward}.
+    What is read and has no gradient is listed with the reason.
+    --json prints {file, name, sha256, program, backward, no_gradient: {tensor: reason}}.
     """
     spec = load(file)
     present = frozenset(t.name for t in spec.tensors)
     program = lower(spec, present=present)
     class_of_formulas(spec, program, present)
     backward = _backward(spec)
+    no_gradient = {t.name: t.why_no_gradient for t in spec.tensors if t.role in READ and not t.has_gradient}
     if as_json:
         found = {"file": str(file), "name": spec.name, "sha256": spec.sha256}
-        show({**found, "program": str(program), "backward": backward})
+        show({**found, "program": str(program), "backward": backward, "no_gradient": no_gradient})
     else:
-        click.echo(f"{file}: ok\n\n{program}\n\nbackward: {backward}")
+        none = "".join(f"\nno d{name}: {why}" for name, why in no_gradient.items())
+        click.echo(f"{file}: ok\n\n{program}\n\nbackward: {backward}{none}")
 
 
 def _backward(spec: Spec) -> str:

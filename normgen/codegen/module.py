@@ -153,9 +153,12 @@ class Module:
         """Of the scratch bytes of a call with so many batches of rows, those at the start that must be zeros."""
         return self.workspace.fixed + max(1, batches) * self.workspace.batch
 
-    def workspace_bytes(self, *, rows: int, sm_count: int, batches: int = 1) -> int:
-        """Scratch bytes one call needs; calls on different streams need workspaces of their own."""
-        blocks = self.kernels[0].launch.grid(rows=rows, sm_count=sm_count, batches=batches)
+    def workspace_bytes(self, *, rows: int, sm_count: int, batches: int = 1, **lengths: int) -> int:
+        """Scratch bytes one call needs; calls on different streams need workspaces of their own.
+
+        lengths  cols, inner and rows_per_batch, for which tiles ask
+        """
+        blocks = self.kernels[0].launch.grid(rows=rows, sm_count=sm_count, batches=batches, **lengths)
         return self.zeroed_bytes(batches) + blocks * self.workspace.block
 
     @property

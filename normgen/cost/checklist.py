@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from normgen.cost.model import Cost
+from normgen.cost.work import FMAS_PER_CLOCK, arithmetic_us, flops
 from normgen.device import Device
 from normgen.problem.problem import Problem
 from normgen.program.ir import Load, Map, Reduce, used_names, value_kinds
@@ -18,7 +19,8 @@ from normgen.program.source import written_program
 from normgen.schedule.knobs import Columns, Edges, Hold, ReduceWith, Variance
 from normgen.schedule.plan import WARP, held_register_limit, steps_per_lane, vectors_per_row
 from normgen.schedule.schedule import Schedule
-from normgen.schedule.tiles.plan import tile_problem_plan
+from normgen.schedule.tiles.clocks import L2_BYTES
+from normgen.schedule.tiles.plan import PAD, PIECE, Side, TilePlan, tile_problem_plan
 
 SECTOR = 32  # bytes that memory moves at least
 BANKS, WORD = 32, 4
@@ -46,7 +48,9 @@ def checklist(problem: Problem, s: Schedule, device: Device, cost: Cost) -> tupl
     """All answers, in the order of the tutorials."""
     if s.tile_m:
         return (
+            _intensity(problem, s, device),
             _coalescing_of_tiles(problem, s),
+            _banks_of_tiles(problem, s),
             _reuse(problem, s),
             _idle_products(problem, s),
             _registers(s, device, cost),
@@ -112,6 +116,63 @@ def _coalescing_of_tiles(problem: Problem, s: Schedule) -> Answer:
     share, name = min(found)
     answer = f"a warp's load of '{name}' uses {min(1.0, share):.0%} of the sectors of {SECTOR} bytes that it touches"
     return Answer(question="coalescing", answer=answer, is_good=share > 0.9, knobs=("tile_k", "vector"))
+
+
+def _intensity(problem: Problem, s: Schedule, device: Device) -> Answer:
+    """Operations for a byte through memory, and for one that a block takes from L2, beside what the device has."""
+    plan = tile_problem_plan(problem, s)
+    peak = flops(problem) / max(arithmetic_us(problem, device), 1e-9)  # a µs
+    of_bytes = flops(problem) / max(1, problem.compulsory_bytes)
+    loads = [(side, plan.tensor(ld)) for side in plan.cut.sides for ld in side.loads if len(ld.kind.axes) > 1]
+    read = sum(plan.tile(side.axis) * tensor.dtype.bytes for side, tensor in loads)
+    of_block = 2 * len(plan.cut.sums) * s.tile_m * s.tile_n / read
+    even, even_l2 = peak / (device.dram_gb_per_s * 1e3), 2 * FMAS_PER_CLOCK / L2_BYTES
+    bound = "products" if of_bytes >= even else "memory"
+    answer = f"{of_bytes:.3g} operations for a byte of memory ({bound} bound: {even:.3g} are even), "
+    answer += f"{of_block:.3g} for one from L2 ({even_l2:.3g})"
+    good = of_block >= even_l2 or of_bytes < even
+    return Answer(question="intensity", answer=answer, is_good=good, knobs=("tile_m", "tile_n"))
+
+
+def tile_reads(plan: TilePlan, side: Side) -> tuple[list[int], int]:
+    """Where in a slot the lanes of the first warp read their first piece of one k, in bytes; and bytes of a piece."""
+    down, across = plan.lanes
+    x_lanes = range(min(WARP, plan.schedule.threads))
+    along_m = [lane // (2 * across) * 2 + lane % 2 if down > 1 else 0 for lane in x_lanes]
+    along_n = [lane // 2 % across if down > 1 else lane for lane in x_lanes]
+    own = along_m if side.axis == plan.cut.m else along_n
+    if plan.lies_deep(side):
+        return [place * (plan.schedule.tile_k + PAD) * WORD for place in own], PIECE * WORD
+    piece = plan.piece(side.axis)
+    return [place * piece * WORD for place in own], piece * WORD
+
+
+def tile_writes(plan: TilePlan, side: Side) -> tuple[list[int], int]:
+    """Where in a slot the lanes of the first warp write their first vector, in bytes; and bytes of a vector."""
+    s, tile = plan.schedule, plan.tile(side.axis)
+    deep, piece = plan.lies_deep(side), plan.piece(side.axis)
+    line, pitch = (s.tile_k, s.tile_k + PAD) if deep else (tile, tile + PAD)
+    found = []
+    for thread in range(min(WARP, s.threads, tile * s.tile_k // s.vector)):
+        number, column = thread * s.vector // line, thread * s.vector % line
+        if deep and piece > 1:  # neighbouring lines of a piece lie apart
+            number = number % piece * (tile // piece) + number // piece
+        found.append((number * pitch + column) * WORD)
+    return found, s.vector * WORD
+
+
+def _banks_of_tiles(problem: Problem, s: Schedule) -> Answer:
+    plan = tile_problem_plan(problem, s)
+    if not plan.in_shared:
+        return Answer(question="bank conflicts", answer="none: no tile waits in shared memory", is_good=True)
+    found = {
+        f"{what} of the side along {side.axis}": bank_ways(*lanes(plan, side))
+        for side in plan.cut.sides
+        for what, lanes in (("reads", tile_reads), ("writes", tile_writes))
+    }
+    worst = {what: ways for what, ways in found.items() if ways > 1}
+    answer = ", ".join(f"{what} {ways}-way" for what, ways in worst.items()) or "reads and writes of both sides without"
+    return Answer(question="bank conflicts", answer=answer, is_good=not worst, knobs=("vector", "tile_k", "thread_n"))
 
 
 def _reuse(problem: Problem, s: Schedule) -> Answer:

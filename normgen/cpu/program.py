@@ -99,19 +99,13 @@ class Program:
         started, computed = time.monotonic(), time.thread_time()
         if batches is None:
             batches = -(-rows // rows_per_batch) if rows_per_batch else 1
-        scratch = self.module.workspace_bytes(rows=rows, sm_count=sm_count, batches=batches)
+        lengths = {"cols": cols, "inner": inner, "rows_per_batch": rows_per_batch if rows else 0}
+        scratch = self.module.workspace_bytes(rows=rows, sm_count=sm_count, batches=batches, **lengths)
         if workspace is None and scratch:
             workspace = np.zeros(scratch, dtype=np.uint8)
             workspace[self.module.zeroed_bytes(batches) :] = 0xFF  # not initialised on the device: NaN here
         grids = [
-            kernel.launch.grid(
-                rows=rows,
-                cols=cols,
-                inner=inner,
-                sm_count=sm_count,
-                batches=batches,
-                rows_per_batch=rows_per_batch if rows else 0,
-            )
+            kernel.launch.grid(rows=rows, sm_count=sm_count, batches=batches, **lengths)
             for kernel in self.module.kernels
         ]
         sizes = {Source.ROWS: rows, Source.COLS: cols, Source.INNER: inner, Source.BATCHES: batches}

@@ -14,7 +14,18 @@ from typing import Any
 
 from normgen.codegen.templates import tidy
 from normgen.engines.source import Source, written
-from normgen.engines.tvm_ffi import described, image_of, library, pointed, rules, shape_of, sizes, template, use_of
+from normgen.engines.tvm_ffi import (
+    described,
+    image_of,
+    library,
+    pointed,
+    rules,
+    shape_of,
+    sizes,
+    template,
+    use_of,
+    workspace_of,
+)
 from normgen.errors import NothingValidError, UsageError
 from normgen.export.beside import require_written
 from normgen.export.header import Halves, host_text, stored_dtypes
@@ -210,7 +221,7 @@ def _header(family: Family, one: Halves, is_set: bool, has_code: bool) -> dict[s
         "views": [f"view{i} ? &*view{i} : nullptr" for i in range(len(family.reads))],
         "sizes": list(sizes(problem)),
         "rules": list(rules(group, taken)),
-        "workspace": ", ".join(("rows, cols", *(shares if problem.sums_batches else []))) if host.workspace else None,
+        "workspace": workspace_of(host),
         "passed": [*passed, *pitches, "rows", "cols", *shares, *given, *scratch, "stream"],
     }
 

@@ -32,6 +32,7 @@ from normgen.export.header import (
     set_guard,
     stored_dtypes,
 )
+from normgen.export.host_part import HostPart
 from normgen.problem.problem import MOST_NUMBERED, Problem
 from normgen.problem.scales import WORD, ScaleLayout
 from normgen.problem.tensors import TensorUse
@@ -120,7 +121,7 @@ def described(one: Halves, *, file_name: str) -> Function:
 def beside_header(one: Halves, is_set: bool = False) -> tuple[str, str]:
     """(File name, text) of the library that includes a header, or the file that picks among headers by the device."""
     group = one.group
-    includes = f"{group.name}.cu" if is_set else group.file_name
+    includes = group.set_name if is_set else group.file_name
     guard = set_guard(group) if is_set else guard_of(group.name, group.arch)
     scope = "normgen" if is_set else f"normgen::sm{group.arch}"
     return _named(includes, "cu"), _text(one, includes=includes, guard=guard, scope=scope, image=None)
@@ -159,7 +160,7 @@ def _plain(ctype: str) -> str:
 
 
 def _named(header: str, suffix: str) -> str:
-    return f"{header.removesuffix('.cu')}_ffi.{suffix}"
+    return f"{Path(header).stem}_ffi.{suffix}"
 
 
 def template(name: str) -> jinja2.Template:
@@ -207,7 +208,7 @@ def _text(one: Halves, *, includes: str, guard: str, scope: str, image: Image | 
         sizes=list(sizes(problem)),
         rules=list(rules(group, function)),
         function=f"{scope}::{group.name}",
-        workspace=", ".join(("rows, cols", *(shares if problem.sums_batches else []))) if host.workspace else "",
+        workspace=workspace_of(host),
         passed=[*passed, *(["scratch.memory()"] if host.workspace else []), "stream"],
     )
     text = Spelling(_STRING.sub('""', marked)).within(marked)
@@ -260,6 +261,12 @@ def sizes(problem: Problem) -> Iterator[str]:
     if problem.rows_per_batch:
         each = "call.size(kBatches)" if problem.spec.has_heads else "call.rows_per_batch()"
         yield f"const int per_batch = {each};"
+
+
+def workspace_of(host: HostPart) -> str:
+    """What the bytes of a workspace depend on, as a call names it; nothing where there is none."""
+    named = ("per_batch" if size in ("heads", "rows_per_batch") else size for size in host.workspace_sizes)
+    return ", ".join(named) if host.workspace else ""
 
 
 def rules(group: Group, function: Function) -> Iterator[str]:

@@ -3,7 +3,7 @@
 All tuned shapes of one operation, direction, set of dtypes and arch stand in one header; see proof.py for which records
 leave, groups.py for what goes together, beside.py for what stands in the folder already, device_part.py and
 host_part.py for the two halves, banner.py for the evidence at the top, arch_set.py for the file that picks a header by
-the device, shared_library.py for device functions that several headers include.
+the device, shared_library.py for device functions that several headers include, declarations.py for callers in C++.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from normgen.export.arch_set import set_text
 from normgen.export.banner import untuned
 from normgen.export.beside import others_beside, remove, require_one, require_own, require_written
 from normgen.export.compiled import check_compiles
+from normgen.export.declarations import BINDINGS
 from normgen.export.groups import groups_of, header_name, header_problem
 from normgen.export.header import Halves, binding_guard, guard_of, halves, header_text, library_text, set_guard
 from normgen.export.proof import Refused, SpecOf, is_fit, require_all, sorted_out
@@ -59,16 +60,34 @@ class Form:
 
     archs           of a set: a header for each of them, tuned or not, and one that picks among them by the device at
                     run time; none: one header for each arch that has records, each by itself
+    suffix          of their names: cu, or cuh for a build that compiles every .cu by itself
     shared_library  the device functions stand in one file beside the headers; else in each
     binding         (header, whether it is one of a set) -> file name and text of what binds it to an engine, beside it;
                     of a set it binds the file that picks
     library         (all headers, whether they are sets) -> file name and text of one that binds all to an engine
+    declarations    beside each header, or file that picks, declarations in plain C++ and the unit that defines them
     """
 
     archs: tuple[int, ...] = ()
+    suffix: str = "cu"
     shared_library: bool = False
     binding: Callable[[Halves, bool], tuple[str, str]] | None = None
     library: Callable[[Sequence[Halves], bool], tuple[str, str]] | None = None
+    declarations: bool = False
+
+    @property
+    def bindings(self) -> dict[str, Callable[[Halves, bool], tuple[str, str]]]:
+        """What stands beside a header, by the word of its include guard."""
+        engine = {"FFI": self.binding} if self.binding else {}
+        return {**engine, **(BINDINGS if self.declarations else {})}
+
+    @property
+    def patterns(self) -> tuple[str, ...]:
+        """Files of a folder that an export of this form writes, or would have written from other records."""
+        beside: tuple[str, ...] = ("*.h", "*_unit.cu") if self.declarations else ()
+        beside += ("*_ffi.cu",) if self.binding else ()
+        beside += ("*_torch.cu",) if self.library else ()
+        return (f"*.{self.suffix}", FILE_NAME, *beside)
 
 
 PLAIN = Form()
@@ -126,14 +145,15 @@ def headers_of(
     Errors: UsageError for a record of another text of its spec, or of no usable kernel, and for two specs of one name;
     VerificationError for a kernel that was not compared with the reference as it is emitted today.
     """
-    worked_out = [halves(group) for group in groups_of(records, specs_of(spec_folders, spec), form.archs)]
+    groups = groups_of(records, specs_of(spec_folders, spec), form.archs, suffix=form.suffix)
+    worked_out = [halves(group) for group in groups]
     files = {file.name: file for one in worked_out for file in one.device.library}
     shared = shared_library(files.values()) if form.shared_library and worked_out else None
     found = [_library(shared, arch=min(one.group.arch for one in worked_out))] if shared else []
     beside = {header.file_name: header.text for header in found}
     made = [_header(one, shared, beside) for one in worked_out]
     sets = _sets(worked_out, made, beside) if form.archs else []
-    bindings = _bindings(worked_out, form.binding, is_set=bool(form.archs)) if form.binding else []
+    bindings = [h for kind, one in form.bindings.items() for h in _bindings(worked_out, kind, one, bool(form.archs))]
     libraries = [_bound(worked_out, *form.library(worked_out, bool(form.archs)))] if form.library else []
     return (*found, *made, *sets, *bindings, *libraries)
 
@@ -178,9 +198,9 @@ def _header(one: Halves, shared: SharedLibrary | None, beside: Mapping[str, str]
 
 
 def _bindings(
-    worked_out: Sequence[Halves], binding: Callable[[Halves, bool], tuple[str, str]], *, is_set: bool
+    worked_out: Sequence[Halves], kind: str, binding: Callable[[Halves, bool], tuple[str, str]], is_set: bool
 ) -> list[Header]:
-    """What binds each header to an engine, or each file that picks among them."""
+    """What binds each header to its callers, or each file that picks among them."""
     bound = {one.group.name: one for one in reversed(worked_out)}.values() if is_set else worked_out
     made = []
     for one in bound:
@@ -191,7 +211,7 @@ def _bindings(
             text=text,
             arch=one.group.arch,
             kernels=(),
-            guard=binding_guard(guard),
+            guard=binding_guard(guard, kind),
             spec=one.group.problem.spec,
         )
         made.append(found)
@@ -206,7 +226,7 @@ def _sets(worked_out: Sequence[Halves], made: Sequence[Header], beside: Mapping[
     texts = {header.file_name: header.text for header in made}
     return [
         Header(
-            file_name=f"{name}.cu",
+            file_name=members[0].group.set_name,
             text=set_text(members),
             arch=members[0].group.arch,
             kernels=(),
@@ -409,7 +429,8 @@ def differences(folder: Path, *, spec_folders: Sequence[str | Path] = (), form: 
         return [str(one) for one in doubted]
     headers = headers_of(records, spec_folders=spec_folders, form=form)
     wanted = {header.file_name: header.text for header in headers}
-    found = {path.name: path.read_bytes() for path in sorted((*folder.glob("*.cu"), *folder.glob(FILE_NAME)))}
+    paths = sorted({path for pattern in form.patterns for path in folder.glob(pattern)})
+    found = {path.name: path.read_bytes() for path in paths}
     lines = [f"{name}: missing" for name in wanted if name not in found]
     lines += [f"{name}: differs" for name, text in wanted.items() if found.get(name, text.encode()) != text.encode()]
     return sorted(lines + [f"{name}: no record asks for it" for name in found if name not in wanted])

@@ -40,7 +40,7 @@ def set_text(members: Sequence[Halves]) -> str:
             environment()
             .get_template("set.cu.j2")
             .render(
-                file_name=f"{group.name}.cu",
+                file_name=group.set_name,
                 name=group.name,
                 op=group.problem.spec.name,
                 asked=",".join(f"sm{arch}" for arch in group.archs),

@@ -56,6 +56,7 @@ class Group:
     nullable  optional statistics that a kernel may have been compiled without
     entries   the tuned shapes; none in a header of a set whose arch has no record: it has general kernels
     archs     all archs of the set that the header belongs to, ascending; none for a header by itself
+    suffix    of the file's name
     """
 
     name: str
@@ -65,10 +66,16 @@ class Group:
     nullable: tuple[str, ...]
     entries: tuple[Entry, ...]
     archs: tuple[int, ...] = ()
+    suffix: str = "cu"
 
     @property
     def file_name(self) -> str:
-        return f"{self.name}_sm{self.arch}.cu"
+        return f"{self.name}_sm{self.arch}.{self.suffix}"
+
+    @property
+    def set_name(self) -> str:
+        """The name of the file that picks among the headers of a set."""
+        return f"{self.name}.{self.suffix}"
 
     def absent_bits(self, problem: Problem) -> int:
         """Bit i: tensor i of `optional` + `nullable` is compiled out."""
@@ -124,7 +131,9 @@ def _name(base: Problem) -> str:
     return base.question.header_stem(said_dtypes(base.spec, base.question))
 
 
-def groups_of(records: Iterable[Record], spec_of: SpecOf, archs: Sequence[int] = ()) -> list[Group]:
+def groups_of(
+    records: Iterable[Record], spec_of: SpecOf, archs: Sequence[int] = (), *, suffix: str = "cu"
+) -> list[Group]:
     """One group per operation, direction, dtypes and arch, in the order of their file names.
 
     With `archs`, only of these, and one for each of them wherever one of them has a record.
@@ -147,7 +156,8 @@ def groups_of(records: Iterable[Record], spec_of: SpecOf, archs: Sequence[int] =
             raise UsageError("one header stores each tensor in one dtype", received=str(record.problem.dtypes))
         by_slot.setdefault((name, arch), []).append(entry)
     slots = [(name, arch) for name in bases for arch in archs] if archs else list(by_slot)
-    return [_group(slot, bases[slot[0]], by_slot.get(slot, []), tuple(sorted(archs))) for slot in sorted(slots)]
+    found = [_group(slot, bases[slot[0]], by_slot.get(slot, []), tuple(sorted(archs))) for slot in sorted(slots)]
+    return [replace(group, suffix=suffix) for group in found]
 
 
 def _group(slot: tuple[str, int], base: Problem, entries: list[Entry], archs: tuple[int, ...]) -> Group:

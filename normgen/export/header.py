@@ -98,8 +98,10 @@ def header_text(header: Halves, shared: SharedLibrary | None = None) -> str:
             banner=banner(group, header.general),
             guard=guard_of(group.name, group.arch),
             file_name=group.file_name,
+            set_name=group.set_name,
             version=VERSION,
             min_arch=device.min_arch,
+            older=f"sm{80 if device.min_arch > 80 else 75}",
             stored=stored_dtypes(group),
             shared=shared,
             shared_name=FILE_NAME,
@@ -128,9 +130,9 @@ def set_guard(group: Group) -> str:
     return f"NORMGEN_{group.name}_CU_".upper()
 
 
-def binding_guard(guard: str) -> str:
-    """The include guard of what binds a header to an engine, from the header's."""
-    return f"{guard.removesuffix('_CU_')}_FFI_CU_"
+def binding_guard(guard: str, kind: str = "FFI") -> str:
+    """The include guard of what binds a header to its callers, from the header's."""
+    return f"{guard.removesuffix('_CU_')}_{kind}_CU_"
 
 
 def library_text(shared: SharedLibrary) -> str:

@@ -76,6 +76,7 @@ class HostPart:
     choice: str  # which kernel a call gets
     finishes: bool  # some kernel has a second one behind it
     workspace: bool
+    workspace_sizes: tuple[str, ...]  # what its bytes depend on
     loops_clusters: bool  # some kernel is a persistent grid of clusters
     batches: bool  # sums for each batch of rows: grids and workspaces grow with them
     shares: str  # the argument that says how many batches there are
@@ -112,6 +113,8 @@ def host_part(group: Group, tuned: Sequence[Compiled], general: Sequence[Compile
     widths = tuple(_width(t) for t in problem.pitched_tensors)
     scalars = [mark(p.key) for p in general[0].main.params if p.source is Source.SCALAR]
     workspace = any(p.source is Source.WORKSPACE for c in compiled for k in c.parts.kernels for p in k.params)
+    in_tiles = any(c.main.launch.tiles for c in compiled)
+    workspace_sizes = _workspace_sizes(problem, in_tiles=in_tiles)
     launches_empty = any(c.main.launch.min_blocks or _sums_rows_in_tiles(c.main.launch) for c in general)
     finishes = any(len(c.parts.kernels) > 1 for c in compiled)
     shares = "heads" if problem.spec.has_heads else "rows_per_batch"
@@ -149,16 +152,17 @@ def host_part(group: Group, tuned: Sequence[Compiled], general: Sequence[Compile
         missing=tuple(_missing(group, launches_empty=launches_empty, workspace=workspace)),
         launches_empty=launches_empty,
         bit_names=", ".join(f"{1 << i}u {mark(n)}" for i, n in enumerate((*group.optional, *group.nullable))) or "none",
-        doc=tuple(_doc(group, workspace)),
+        doc=tuple(_doc(group, ", ".join(workspace_sizes) if workspace else "")),
         choice=_choice(group),
         finishes=finishes,
         workspace=workspace,
+        workspace_sizes=workspace_sizes,
         loops_clusters=any(c.main.launch.loops_clusters for c in compiled),
         batches=problem.sums_batches,
         shares=shares,
         divides=any(p.source is Source.INVERSE for c in compiled for p in c.main.params),
         inner=bool(problem.inner),
-        tiles=any(c.main.launch.tiles for c in compiled),
+        tiles=in_tiles,
         tiles_of_batches=any(Source.BATCHES in dict(c.main.launch.tiles) for c in compiled),
     )
 
@@ -385,7 +389,7 @@ _LAID_OUT = {
 }
 
 
-def _doc(group: Group, workspace: bool) -> list[str]:
+def _doc(group: Group, workspace: str) -> list[str]:
     """The comment of the launch function, in paragraphs."""
     problem = group.problem
     ordered = sorted(problem.passed_tensors, key=lambda t: (not t.kind.is_elem, not t.kind.by_row))
@@ -432,9 +436,15 @@ def _doc(group: Group, workspace: bool) -> list[str]:
             "launched early (programmatic dependent launch) read them before the kernels in front have ended."
         )
     if workspace:
-        sizes = f"rows, cols, {'heads' if has_heads else 'rows_per_batch'}" if problem.sums_batches else "rows, cols"
-        said.append(f"workspace: {group.name}_workspace_bytes({sizes}) bytes, aligned as by cudaMalloc.")
+        said.append(f"workspace: {group.name}_workspace_bytes({workspace}) bytes, aligned as by cudaMalloc.")
     return [*said, "Asynchronous on `stream`; allocates nothing."]
+
+
+def _workspace_sizes(problem: Problem, *, in_tiles: bool) -> tuple[str, ...]:
+    """What the bytes of a workspace depend on: the parameters of their function."""
+    by_batch = problem.sums_batches or (in_tiles and bool(problem.rows_per_batch))
+    shares = "heads" if problem.spec.has_heads else "rows_per_batch"
+    return ("rows", "cols", *(["inner"] if in_tiles else []), *([shares] if by_batch else []))
 
 
 def _choice(group: Group) -> str:

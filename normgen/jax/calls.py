@@ -69,7 +69,7 @@ class Calls(Forms):
         first = super().checked(arrays)
         sizes, cols = first.shape[:-1], first.shape[-1]
         for read, array in zip(self.reads, arrays, strict=True):
-            if array is None or read.role is Role.SEED:
+            if array is None or read.role is Role.SEED or read.kind.is_batch_matrix:
                 continue
             wrong = None
             if read.kind.by_batch:
@@ -171,4 +171,4 @@ def _of_all(use: TensorUse, array: Array, size: int, *, is_batched: bool) -> Arr
     if use.kind.by_head or not (use.kind.by_row or use.kind.by_batch):
         return array
     every = array if is_batched else jnp.broadcast_to(array, (size, *array.shape))
-    return every.reshape(-1, *every.shape[-1:] * use.kind.within_row) if use.kind.by_batch else every
+    return every.reshape(-1, *every.shape[every.ndim - use.kind.width_axes :]) if use.kind.by_batch else every

@@ -391,7 +391,7 @@ def _calls_of_rows(problem: Problem, module: Module, *, sm_count: int) -> Iterat
         rows = TRIPS * tile * walkers * (problem.batches if launch.by_batch else 1) - tile // 2
     yield at(rows, said, walkers=walkers)
     yield at(rows, f"{said} and threads in another order", walkers=walkers, order=1)
-    if module.workspace.block:
+    if module.workspace.block and not launch.tiles:
         lanes, in_flight = finishing_loop(module)
         parts = lanes * (in_flight + 1) + 1  # a second trip, whose threads are about to read one row too many
         sms = math.ceil(parts * launch.cluster / max(1, launch.persistent))

@@ -206,7 +206,8 @@ class DeviceCheck:
         prepared = self._prepared(call, module)
         launched = call.far_rows.launched
         fixed = module.zeroed_bytes(launched.batches)
-        size = module.workspace_bytes(rows=launched.rows, sm_count=call.sm_count, batches=launched.batches)
+        counts = {"rows": launched.rows, "sm_count": call.sm_count, "batches": launched.batches}
+        size = module.workspace_bytes(**counts, **call.problem.lengths)
         workspace = DeviceBuffer(max(size, 1), device=self._index)
         workspace.fill(0xFF)
         if fixed:
@@ -270,7 +271,7 @@ def check_on_gpu(
     checks = DeviceCheck(taken(problem, module), facts, index=index, seed=seed)
     stream = Stream(index)
     rows, batches = checks.problem.rows, checks.problem.batches
-    size = module.workspace_bytes(rows=rows, sm_count=facts.sm_count, batches=batches)
+    size = module.workspace_bytes(rows=rows, sm_count=facts.sm_count, batches=batches, **checks.problem.lengths)
     workspace = DeviceBuffer(size, device=index)
     workspace.fill(0)
     stream.wait_for(0)

@@ -107,7 +107,8 @@ def _run(program: Program, call: Call, seed: int, chain: int) -> Verdict | str:
     buffers, launched = call.memory(inputs, outputs), call.far_rows.launched
     tensors: dict[str, Any] = {name: buffer.array for name, buffer in buffers.items()} | dict.fromkeys(call.nulls)
     zeroed = module.zeroed_bytes(launched.batches)
-    size = module.workspace_bytes(rows=launched.rows, sm_count=call.sm_count, batches=launched.batches)
+    counts = {"rows": launched.rows, "sm_count": call.sm_count, "batches": launched.batches}
+    size = module.workspace_bytes(**counts, **problem.lengths)
     workspace = np.full(size, 0xFF, dtype=np.uint8)
     workspace[:zeroed] = 0
     run = replace(program, module=module).run(

@@ -12,7 +12,7 @@ from normgen.measure.replays import Layout, extent, main_input
 from normgen.problem.problem import Problem
 from normgen.problem.tensors import TensorUse
 from normgen.verify import Inputs
-from normgen.verify.contraction.sides import right_sides
+from normgen.verify.contraction.sides import rights
 
 FILL_ELEMENTS = 1 << 22  # random numbers a tensor; further rows repeat them
 POISON = 0xFF  # NaN in every stored format
@@ -28,7 +28,7 @@ def sample_inputs(problem: Problem, *, seed: int) -> Inputs:
     sample = replace(problem, rows=min(problem.rows, max(1, FILL_ELEMENTS // problem.cols)))
     inputs = verify.make_inputs(sample, seed=seed, families=("normal",))
     rng = np.random.default_rng([seed, len(problem.tensors)])
-    for tensor in right_sides(sample):
+    for tensor in rights(sample):
         side = inputs.arrays[tensor.name]
         side[...] = rng.standard_normal(side.shape, dtype=np.float32).astype(side.dtype)
     for tensor in problem.tensors:

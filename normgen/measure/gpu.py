@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -136,7 +137,7 @@ class GpuBench:
         problem = self.problem
         problem = problem.with_rows(max(problem.rows, self._checks_of(taken(problem, module)).problem.rows))
         sms, batches = self._facts.sm_count, problem.batches
-        size = module.workspace_bytes(rows=problem.rows, sm_count=sms, batches=batches)
+        size = module.workspace_bytes(rows=problem.rows, sm_count=sms, batches=batches, **problem.lengths)
         with _watching():
             loaded = LoadedModule(module, cubin, device=self._index)
             workspace = _guarded(size, self._index) if size else None
@@ -200,21 +201,19 @@ class GpuBench:
     def read(self, tensor: TensorUse, rows: tuple[int, int], number: int = 0) -> np.ndarray[Any, Any]:
         """Rows start..stop of a tensor of set `number`: elem [rows, cols], row [rows], groups by row; others whole."""
         start, stop = rows
-        size, pitch, cols = tensor.dtype.bytes, self.problem.pitch, self.problem.cols
-        offset = self._layout.offsets[tensor.name]
-        if tensor.kind.by_batch:
-            shape = (self.problem.batches, pitch)
-            return np.asarray(self._sets[number].read(shape, tensor.dtype, offset=offset)[:, :cols])
+        size, offset = tensor.dtype.bytes, self._layout.offsets[tensor.name]
+        shape, pitch = self.problem.shape_of(tensor), self.problem.pitch_of(tensor)
+        if len(shape) > 1 and not (tensor.group or tensor.axes[:1] == ("rows",)):
+            lines = self._sets[number].read((math.prod(shape[:-1]), pitch), tensor.dtype, offset=offset)
+            return np.asarray(lines[:, : shape[-1]].reshape(shape))
         if not tensor.kind.by_row:
-            return self._sets[number].read(self.problem.shape_of(tensor), tensor.dtype, offset=offset)
+            return self._sets[number].read(shape, tensor.dtype, offset=offset)
         if tensor.group:  # few values, which one row may have anywhere
-            lines, elements = self.problem.shape_of(tensor)
-            whole = (lines, self.problem.pitch_of(tensor))
-            found = self._sets[number].read(whole, tensor.dtype, offset=offset)
-            return np.asarray(tensor.layout.by_row(found[:, :elements])[start:stop])
-        width = pitch if tensor.kind.is_elem else 1
+            found = self._sets[number].read((shape[0], pitch), tensor.dtype, offset=offset)
+            return np.asarray(tensor.layout.by_row(found[:, : shape[-1]])[start:stop])
+        width = pitch if len(shape) > 1 else 1
         found = self._sets[number].read((stop - start, width), tensor.dtype, offset=offset + start * width * size)
-        return found[:, :cols] if tensor.kind.is_elem else found[:, 0]
+        return found[:, : shape[-1]] if len(shape) > 1 else found[:, 0]
 
     def close(self) -> None:
         """Free everything this bench holds on the device, without waiting for the garbage collector."""

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import functools
+import itertools
+import math
+import operator
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,47 +89,60 @@ _PARTS = {("rows", "cols"): slice(None), ("rows",): slice(-1), ("cols",): slice(
 
 @dataclass(frozen=True)
 class Lengths:
-    """What the tensors of a call measure: the sizes before the last of those of rows, cols, and inner; 0 without."""
+    """What the tensors of a call measure: the sizes before the last of those of rows, cols, and inner; 0 without.
+
+    batches  how many matrices of each batch there are; 0: none
+    """
 
     leading: tuple[Any, ...]
     cols: Any
     inner: Any = 0
+    batches: Any = 0
 
     def shape(self, axes: Sequence[str]) -> tuple[Any, ...]:
         """That of a tensor with these axes."""
-        rest = tuple(self.inner if axis == "inner" else self.cols for axis in axes if axis != "rows")
-        return (*self.leading, *rest) if "rows" in axes else rest
+        sizes = {"rows": self.leading, "batches": (self.batches,), "inner": (self.inner,), "cols": (self.cols,)}
+        return tuple(size for axis in axes for size in sizes[axis])
 
 
 def lengths_of(tensors: Iterable[tuple[Sequence[str], Sequence[Any]]]) -> Lengths:
-    """Of (axes, shape) of each tensor of a spec with inner. Raises ValueError where two do not agree."""
+    """Of (axes, shape) of each tensor of a spec with inner. Raises ValueError where two do not agree.
+
+    Batches are the first sizes of rows, as one size or as they are: [6, inner, cols] and [2, 3, inner, cols] of rows
+    [2, 3, 5].
+    """
     found: dict[str, Any] = {}
     for axes, shape in tensors:
         named: dict[str, Any] = {}
         last = axes
-        if "rows" in axes:
+        if axes[:1] in (("rows",), ("batches",)):
             last, count = axes[1:], len(shape) - len(axes) + 1
-            named["rows"], shape = tuple(shape[:count]), shape[count:]
+            first, shape = tuple(shape[:count]), shape[count:]
+            named[axes[0]] = first if axes[0] == "rows" else math.prod(first)
         named |= dict(zip(last, shape, strict=True))
         for axis, size in named.items():
             if found.setdefault(axis, size) != size:
                 raise ValueError(f"{axis} is {found[axis]} and {size}")
-    return Lengths(found.get("rows", ()), found.get("cols", 0), found.get("inner", 0))
+    rows, batches = found.get("rows", ()), found.get("batches", 0)
+    if "batches" in found and "rows" in found and not _are_first(batches, rows):
+        raise ValueError(f"batches are {batches}, rows {rows}")
+    return Lengths(rows, found.get("cols", 0), found.get("inner", 0), batches)
+
+
+def _are_first(batches: Any, rows: Sequence[Any]) -> bool:
+    """Whether so many batches are the first sizes of rows; of rows of one size, whether they divide it."""
+    if len(rows) == 1:
+        return bool(batches and rows[0] % batches == 0)
+    return any(batches == count for count in itertools.accumulate(rows, operator.mul, initial=1))
 
 
 class Forms:
     """The calls of one spec, as far as no framework is asked.
 
     reads  the tensors it reads, in the order of a handle's arguments
-
-    Raises UsageError for a spec with a matrix of each batch.
     """
 
     def __init__(self, spec: Spec) -> None:
-        if of_batches := [t.name for t in spec.tensors if t.kind.is_batch_matrix]:
-            rule = f"operators have no matrix of each batch yet, as '{of_batches[0]}' of '{spec.name}' is"
-            hint = f'a handle takes the arrays of torch and of JAX: normgen.kernel("{spec.name}", ...)'
-            raise UsageError(rule, received=f"an operator of '{spec.name}'", hint=hint)
         self.spec = spec
         self.reads: tuple[Tensor, ...] = tuple(by_role(spec.tensors, *READ))
         self._first = next(i for i, t in enumerate(self.reads) if is_of_rows(t.kind))
@@ -190,6 +206,7 @@ class Forms:
             takes = ", ".join(f"{t.name} [{', '.join(t.axes or t.kind.axes)}]" for t in self.reads)
             shapes = ", ".join(str(tuple(v.shape)) for _, v in there)
             rule = f"'{self.spec.name}' takes {takes}, whose sizes agree, cols and inner at least 1"
+            rule += ", batches the first sizes of rows" if any(t.kind.by_batch for t in self.reads) else ""
             raise UsageError(rule.replace("rows,", "..,"), received=shapes)
         return found
 

@@ -16,6 +16,7 @@ def handle(
     rows: int,
     cols: int,
     inner: int = 0,
+    batches: int = 0,
     dtypes: Mapping[str, str],
     present: tuple[str, ...],
     gradients: tuple[str, ...],
@@ -26,7 +27,8 @@ def handle(
 ) -> Kernel:
     """A kernel of the spec for these rows; it takes any other number of them too. `any_rows`: by a schedule of theirs.
 
-    inner  length of that axis; 0 of a gradient that reads no tensor with it
+    inner    length of that axis; 0 of a gradient that reads no tensor with it
+    batches  that have a matrix of their own; 0: none has
 
     Warns, and raises, as `normgen.kernel`.
     """
@@ -34,6 +36,7 @@ def handle(
         spec,
         shape=(max(rows, 1), cols),
         inner=(inner or 1) if spec.has_inner else None,
+        batches=batches or None,
         rows="any" if any_rows else None,
         dtype=dtypes[spec.inputs[0].name],
         dtypes=dtypes,

@@ -11,6 +11,7 @@ are not shared out.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -48,7 +49,8 @@ def shares(
         return {name: known[name] for name in shapes}, {name: known[name] for name in written}
 
     if not _numbers_rows(problem):
-        batches = next((shapes[u.name][0] for u in reads if u.kind.by_batch and u.name in shapes), 1)
+        shared = next(((u, shapes[u.name]) for u in reads if u.kind.by_batch and u.name in shapes), None)
+        batches = tuple(shared[1][: len(shared[1]) - shared[0].kind.width_axes]) if shared else (1,)
         for dim in range(len(first) - 1):
             way = found(partial(_by_rows, dim=dim, first=first, batches=batches))
             if way is not None:
@@ -59,8 +61,8 @@ def shares(
             yield way
 
 
-def _by_rows(use: TensorUse, dim: int, first: Sequence[int], batches: int) -> Share | None:
-    """None where the rows of the first tensor cannot be sharded along this size of it."""
+def _by_rows(use: TensorUse, dim: int, first: Sequence[int], batches: tuple[int, ...]) -> Share | None:
+    """None where the rows of the first tensor cannot be sharded along this size of it; `batches`: sizes of theirs."""
     if use.kind.by_row:
         return dim
     summed = PARTIAL if use.is_written else REPLICATED
@@ -68,9 +70,11 @@ def _by_rows(use: TensorUse, dim: int, first: Sequence[int], batches: int) -> Sh
         return summed
     # Of a batch are the rows of one index of the first size, of a head those of one index of the last before cols.
     at = len(first) - 2 if use.kind.by_head else 0
-    if batches != first[at]:
-        return summed if batches == 1 else None
-    return 0 if dim == at else summed
+    if batches != tuple(first[at : at + len(batches)]):
+        return summed if math.prod(batches) == 1 else None
+    if not at <= dim < at + len(batches):
+        return summed
+    return None if use.is_written and dim > at else dim - at  # what is written has all batches in one size
 
 
 def _by_columns(use: TensorUse, last: int) -> Share | None:

@@ -87,6 +87,11 @@ class Problem:
         """How long its axes are."""
         return Sizes(self.rows, self.cols, inner=self.inner or 1, batches=self.batches)
 
+    @property
+    def lengths(self) -> dict[str, int]:
+        """What a grid of tiles asks for beside rows and batches."""
+        return {"cols": self.cols, "inner": self.sizes.inner, "rows_per_batch": self.rows_per_batch}
+
     def batch_of(self, rows: NDArray[np.intp]) -> NDArray[np.intp]:
         """The batch, or the head, of each row."""
         return rows % max(1, self.batches) if self.spec.has_heads else rows // self.rows_per_batch

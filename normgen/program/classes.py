@@ -50,6 +50,11 @@ class TileAxes(NamedTuple):
     k: Kind
 
 
+def is_of_result(reduce: Reduce, axes: TileAxes, kinds: dict[str, Kind]) -> bool:
+    """Whether it reduces the rows of values [m, n], of which a block has parts: it is known when all are done."""
+    return not reduce.is_dot and reduce.kind.is_row and kind_of(reduce.args[0], kinds) is axes.m | axes.n
+
+
 def program_class(program: RowProgram) -> ProgramClass:
     """Tiles of a program with a contraction, or with a value along inner; else rows.
 
@@ -91,18 +96,25 @@ def tile_axes(program: RowProgram) -> TileAxes:
     m, n = first.kind.single_axes
     axes = TileAxes(m, n, first.over)
     kinds = value_kinds(program)
-    reduced: set[str] = set()  # values that wait for a reduction: each one is over k
+    reduced: set[str] = set()  # values that wait for a reduction
     statistics: set[str] = set()  # of these, what waits for reductions of rows alone: a look ahead at the rows gives it
+    of_result: set[str] = set()  # ... for a reduction of the result
     for statement in program.statements:
         waits = used_names(statement) & reduced
         names = (statement.value,) if isinstance(statement, Store) else defined_names(statement)
-        for rule, hint in _misfits(statement, axes, first.kind, kinds, waits=bool(waits - statistics)):
+        behind = waits & of_result
+        if behind or (isinstance(statement, Reduce) and is_of_result(statement, axes, kinds)):
+            of_result.update(defined_names(statement))
+            misfits = _misfits_of_result(statement, is_behind=bool(behind), alone=waits == behind)
+        else:
+            misfits = _misfits(statement, axes, first.kind, kinds, waits=bool(waits - statistics))
+        for rule, hint in misfits:
             raise ProgramError(rule, received=show_statement(statement).strip(), hint=hint, value=names[0])
         found = names if waits or isinstance(statement, Reduce) else ()
         reduced.update(found)
         is_dot = isinstance(statement, Reduce) and statement.is_dot
         of_rows = not is_dot and kinds.get(names[0], Kind.SCALAR).by_row
-        statistics.update(found if of_rows and waits <= statistics else ())
+        statistics.update(found if of_rows and waits <= statistics and not {*found} & of_result else ())
     return axes
 
 
@@ -155,6 +167,22 @@ def _misfits(
             yield f"a kernel reads {_of(k)} once, and a value along it waits for a reduction", _ONCE
         case Store(kind=kind) if kind not in result or kind is Kind.SCALAR:
             yield f"a kernel of products stores values along {_of(m)}, {_of(n)} or both", _SPLIT
+
+
+def _misfits_of_result(statement: Statement, *, is_behind: bool, alone: bool) -> Iterator[tuple[str, str]]:
+    """The same of a reduction of the result, and of what waits for one, for nothing else if it is `alone`."""
+    match statement:
+        case Reduce() if is_behind:
+            yield "a reduction of the result waits for another one, and a kernel makes the result once", _SPLIT
+        case Reduce(names=names, guard=guard, group=group) if len(names) > 1 or guard or group:
+            yield "a kernel of products reduces rows of its result to sums and extrema", _SPLIT
+        case Map(kind=kind) | Store(kind=kind) if is_behind and not kind.is_row:
+            yield (
+                "what waits for a reduction of the result's rows is known behind all of it: a value of the row",
+                _SPLIT,
+            )
+        case Map() | Store() if not alone:
+            yield "what waits for a reduction of the result is made of no other sum", _SPLIT
 
 
 def _of(kind: Kind) -> str:

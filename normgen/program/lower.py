@@ -49,6 +49,7 @@ from normgen.spec.formula import (
     group_of,
     is_dot,
     names_in,
+    nodes,
     parse_formula,
     totalled,
 )
@@ -114,8 +115,6 @@ class _Lowering:
         self.formulas = {f.name: f for f in self.spec.formulas}
         self.taken = {t.name for t in self.spec.tensors} | {n for n, _ in self.spec.scalars} | set(self.formulas)
         self.taken |= {COLS.name, INNER.name}
-        # What a spec with products of matrices reduces is a side of one, over inner.
-        self.over, self.length = (Kind.INNER, INNER) if self.spec.has_inner else (Kind.COL, COLS)
         self.draws = draws(self.spec)
         self.values |= {COLS.name: COLS, INNER.name: INNER, INFINITY_NAME: INFINITY, ROW.name: ROW, COL.name: COL}
         self.values |= {TERM.name: TERM}
@@ -339,7 +338,9 @@ class _Lowering:
         """The symbol of a row reduction's result (for `mean`: over cols); equal reductions are one."""
         arg = settled(self.real(owner, self.expr(owner, call.args[0])))
         monoid, group = _MONOIDS[call.function], group_of(call)
-        kind, length = self.kind_of(arg), sp.Integer(group) if group else self.length
+        kind = self.kind_of(arg)
+        over = (kind if kind.within_row else self.written_kind(call.args[0])).own_axis
+        length = sp.Integer(group) if group else INNER if over.by_inner else COLS
         if kind.within_row and not kind.by_row:
             raise self.error(owner, f"{call.function} reduces a row, so it reads a row input")
         # A row of groups is what may be left of an elem without its absent input.
@@ -347,7 +348,7 @@ class _Lowering:
             return self.of_constant(owner, call.function, arg, count=length)
         key = (f"{monoid.name} {group}", arg)
         if key not in self.shared:
-            self.shared[key] = self.reduce(self.reduction_name(owner, arg, monoid, wish), monoid, arg, group)
+            self.shared[key] = self.reduce(self.reduction_name(owner, arg, monoid, wish), monoid, arg, group, over)
         total = self.shared[key]
         return quotient(total, length) if call.function == "mean" else total
 
@@ -369,7 +370,14 @@ class _Lowering:
             return self.fresh(f"{arg.base.name}_squares")
         return self.fresh(f"{arg.name if arg.is_Symbol else owner}_{monoid.name}")
 
-    def reduce(self, name: str, monoid: Monoid, arg: sp.Expr, group: int) -> sp.Expr:
+    def written_kind(self, tree: Expression) -> Kind:
+        """The kind of a formula whose tensors are all there."""
+        named = {node.name for node in nodes(tree) if isinstance(node, Name)}
+        formulas = (self.formulas[name] for name in named if name in self.formulas)
+        tensors = (t.kind.in_rows for t in self.spec.tensors if t.name in named and not t.role.is_written)
+        return join([*tensors, *(self.written_kind(parse_formula(f.text)) for f in formulas)])
+
+    def reduce(self, name: str, monoid: Monoid, arg: sp.Expr, group: int, over: Kind) -> sp.Expr:
         kind = Kind.GROUPS if group else Kind.ROW
         names: tuple[str, ...] = (name,)
         args: tuple[sp.Expr, ...] = (arg,)
@@ -377,7 +385,7 @@ class _Lowering:
             names, args = (name, self.fresh(f"{name}_value")), (arg, COL)
         self.kinds |= dict.fromkeys(names, kind)
         self.owners |= dict.fromkeys(names, self.open[-1])
-        self.statements.append(Reduce(names, kind, monoid, args, group=group, over=self.over))
+        self.statements.append(Reduce(names, kind, monoid, args, group=group, over=over))
         return symbol(name)
 
 

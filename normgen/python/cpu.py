@@ -135,7 +135,8 @@ class BoundProgram:
     def launch(self, _stream: int) -> None:
         """Run all kernels. Raises FaultError with what they did wrong; what they wrote until then stays."""
         module = self._program.module
-        scratch = module.workspace_bytes(rows=self._rows, sm_count=self._sm_count, batches=self._batches)
+        lengths = {"cols": self._cols, "inner": self._inner, "rows_per_batch": self._rows_per_batch}
+        scratch = module.workspace_bytes(rows=self._rows, sm_count=self._sm_count, batches=self._batches, **lengths)
         workspace = _over(self._workspace, (scratch,), 1, np.dtype(np.uint8)) if scratch else None
         run = self._program.run(
             {name: self._array(self._tensors[name], *place) for name, place in self._places.items()},

@@ -198,11 +198,12 @@ class Kernel:
             rows = self._common_rows(placed)
             each = rows_per_batch(self.problem, views, placed, rows) if self.problem.rows_per_batch else 0
             batches = next((place.batches for place in placed.values() if place.batches is not None), 1)
+            lengths = {**self.problem.lengths, "rows_per_batch": each}
             found = _Plan(
                 rows=rows,
                 rows_per_batch=each,
                 batches=batches,
-                workspace_bytes=self.module.workspace_bytes(rows=rows, sm_count=sm_count, batches=batches),
+                workspace_bytes=self.module.workspace_bytes(rows=rows, sm_count=sm_count, batches=batches, **lengths),
                 zeroed_bytes=self.module.zeroed_bytes(batches),
                 pitches={name: place.pitch for name, place in placed.items()},
                 reaches={name: self._expected[name].reach(place) for name, place in placed.items()},
@@ -337,7 +338,9 @@ class Kernel:
         Raises UsageError for kernels that only Python launches.
         """
         batches = rows // rows_per_batch if rows_per_batch else 1
-        size = self.module.workspace_bytes(rows=rows, sm_count=self._executor.sm_count, batches=batches)
+        lengths = {**self.problem.lengths, "rows_per_batch": rows_per_batch}
+        sms = self._executor.sm_count
+        size = self.module.workspace_bytes(rows=rows, sm_count=sms, batches=batches, **lengths)
         bound = self._bound
         shapes = {
             t: t.shape(self.problem.sizes._replace(rows=rows, batches=batches)) for t in self.problem.passed_tensors

@@ -70,22 +70,27 @@ def _check_name_clashes(spec: Spec, scalar_lines: Mapping[str, int]) -> None:
     for formula in spec.formulas:
         if formula.name in read:
             rule = f"'{formula.name}' is read (line {read[formula.name]}), so no formula defines it"
-            raise SpecError(rule, file=spec.file, line=formula.line)
+            hint = "give the formula a name of its own, and store that as an output, or leave the tensor out"
+            raise SpecError(rule, file=spec.file, line=formula.line, hint=hint)
     for name, line in scalar_lines.items():
         if name in tensors or any(f.name == name for f in spec.formulas):
-            raise SpecError(f"'{name}' names a scalar and something else", file=spec.file, line=line)
+            rule = f"'{name}' names a scalar and something else"
+            raise SpecError(rule, file=spec.file, line=line, hint="choose another name for one of them")
     lines = {**{f.name: f.line for f in spec.formulas}, **tensors, **scalar_lines}
     for name, line in lines.items():
         if name in gradients:
             rule = f"the name '{name}' is kept for the gradient of '{gradients[name]}'"
             raise SpecError(rule, file=spec.file, line=line, hint="choose another name")
     if not spec.inputs:
-        raise SpecError("a spec has at least one tensor with role input", file=spec.file, line=spec.tensors[0].line)
+        hint = 'the tensor [rows, cols] that is worked on: x = "input"'
+        rule = "a spec has at least one tensor with role input"
+        raise SpecError(rule, file=spec.file, line=spec.tensors[0].line, hint=hint)
     if spec.inputs[0].optional:
-        raise SpecError("the first input is not optional", file=spec.file, line=spec.inputs[0].line)
+        hint = "list another input first: its dtype is that of the others"
+        raise SpecError("the first input is not optional", file=spec.file, line=spec.inputs[0].line, hint=hint)
     if all(t.optional for t in (*spec.outputs, *spec.statistics)):
         rule = "a spec has at least one output or statistic that is not optional"
-        raise SpecError(rule, file=spec.file, line=spec.tensors[0].line)
+        raise SpecError(rule, file=spec.file, line=spec.tensors[0].line, hint='such as y = "output"')
 
 
 def _check_names(spec: Spec, trees: Mapping[str, Expression]) -> None:
@@ -112,7 +117,8 @@ def group_size(spec: Spec) -> int:
         sizes.update({size: formula for node in nodes(tree) if (size := group_of(node))})
     if len(sizes) > 1:
         line = list(sizes.values())[-1].line
-        raise SpecError("all groups of a spec have one size", file=spec.file, line=line, received=str(sorted(sizes)))
+        rule, hint = "all groups of a spec have one size", "a spec of its own has the other one"
+        raise SpecError(rule, file=spec.file, line=line, received=str(sorted(sizes)), hint=hint)
     return next(iter(sizes), 0)
 
 
@@ -174,7 +180,8 @@ def _check_seeds(spec: Spec, trees: Mapping[str, Expression]) -> None:
             if is_seed is not is_drawn:
                 rule = f"{RANDOM}(seed) takes a tensor with the role seed, which stands nowhere else"
                 where = f"{rule} (column {node.column + 1} of the formula)"
-                raise SpecError(where, file=spec.file, line=formula.line, received=formula.text)
+                hint = f'of seed = "seed" write {RANDOM}(seed); another number of the call is a scalar_input'
+                raise SpecError(where, file=spec.file, line=formula.line, received=formula.text, hint=hint)
 
 
 def _check_totals(spec: Spec, trees: Mapping[str, Expression]) -> None:
@@ -221,7 +228,8 @@ def sorted_formulas(spec: Spec, trees: Mapping[str, Expression]) -> tuple[str, .
             return
         if key in path:
             cycle = " -> ".join([*path[path.index(key) :], key])
-            raise SpecError("formulas must not depend on themselves", file=spec.file, line=lines[key], received=cycle)
+            rule, hint = "formulas must not depend on themselves", "what is there before needs a name of its own"
+            raise SpecError(rule, file=spec.file, line=lines[key], received=cycle, hint=hint)
         path.append(key)
         for used in names_in(trees[key]):
             for candidate in (used.name, absent_key(used.name)):
@@ -248,14 +256,16 @@ def _check_all_used(spec: Spec, trees: Mapping[str, Expression], scalar_lines: M
     for tensor in spec.tensors:
         if tensor.name not in reached:
             rule = f"{tensor.role.value} '{tensor.name}' is not used by any output"
-            raise SpecError(rule, file=spec.file, line=tensor.line)
+            hint = f"take it out, or name it in a formula: {tensor.name}"
+            raise SpecError(rule, file=spec.file, line=tensor.line, hint=hint)
     for formula in spec.formulas:
         if formula.name not in reached:
             rule = f"formula '{formula.name}' is not used by any output"
             raise SpecError(rule, file=spec.file, line=formula.line, hint="declare it as a statistic to store it")
     for name, line in scalar_lines.items():
         if name not in reached:
-            raise SpecError(f"scalar '{name}' is not used by any output", file=spec.file, line=line)
+            hint = f"take it out, or name it in a formula: {name}"
+            raise SpecError(f"scalar '{name}' is not used by any output", file=spec.file, line=line, hint=hint)
 
 
 def _check_depth(spec: Spec, trees: Mapping[str, Expression], order: tuple[str, ...]) -> None:
@@ -266,5 +276,8 @@ def _check_depth(spec: Spec, trees: Mapping[str, Expression], order: tuple[str, 
         below = (depths.get(k, 0) for used in names_in(trees[key]) for k in (used.name, absent_key(used.name)))
         depths[key] = depth_of(trees[key]) + max(below, default=0)
         if depths[key] > DEEPEST_SPEC:
+            hint = "store a part as an output: a spec of its own reads it as an input"
             rule = f"the formulas of a spec nest at most {DEEPEST_SPEC} levels through the names in them"
-            raise SpecError(rule, file=spec.file, line=formulas[key].line, received=f"{depths[key]} in '{key}'")
+            raise SpecError(
+                rule, file=spec.file, line=formulas[key].line, received=f"{depths[key]} in '{key}'", hint=hint
+            )

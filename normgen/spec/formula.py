@@ -35,6 +35,9 @@ LARGEST_GROUP = 128  # what the lanes of a warp own, 16 bytes each of float32
 _LARGEST_NUMBER = Fraction(2) ** 127
 _DECIMAL = re.compile(r"(?:\d+\.?\d*|\.\d+)(?:[eE](?P<exponent>[+-]?\d+))?")
 _FLOAT32 = "a constant must fit float32"
+_RANGE = "the largest is 2^127, some 1.7e38, the smallest its reciprocal; inf is a name: write inf, or -inf"
+_PARTS = "give a part a name of its own: each line under [formulas] is a formula that others may read"
+_READ_AS = 'a formula is one expression, such as y = "x * rsqrt(mean(x * x) + eps)"'
 
 
 @dataclass(frozen=True)
@@ -186,7 +189,9 @@ class _Parser:
 
     def parse(self) -> Expression:
         if len(self.text) > LONGEST_TEXT:
-            raise self.error(f"a formula has at most {LONGEST_TEXT} characters", 0, received=f"{len(self.text)}")
+            raise self.error(
+                f"a formula has at most {LONGEST_TEXT} characters", 0, received=f"{len(self.text)}", hint=_PARTS
+            )
         stripped = self.text.lstrip()
         offset = len(self.text) - len(stripped)
         try:
@@ -195,9 +200,9 @@ class _Parser:
                 tree = ast.parse(stripped, mode="eval")
         except SyntaxError as error:
             column = offset + (error.offset or 1) - 1
-            raise self.error(f"a formula must be readable ({error.msg})", column) from None
+            raise self.error(f"a formula must be readable ({error.msg})", column, hint=_READ_AS) from None
         except (ValueError, RecursionError, MemoryError, Warning):
-            raise self.error("a formula must be readable", 0) from None
+            raise self.error("a formula must be readable", 0, hint=_PARTS) from None
         self.offset = offset
         return self.expression(tree.body, 0)
 
@@ -210,10 +215,11 @@ class _Parser:
         # ast counts columns in UTF-8 bytes; names and operators are ASCII, so the two agree on every legal formula.
         at = self.offset + node.col_offset
         if depth > DEEPEST_TREE:
-            raise self.error(f"a formula nests at most {DEEPEST_TREE} levels", 0)
+            raise self.error(f"a formula nests at most {DEEPEST_TREE} levels", 0, hint=_PARTS)
         match node:
             case ast.Constant(value=bool() | str() | bytes() | complex() | None):
-                raise self.error("a constant is a number", at)
+                hint = "write 1 for true and 0 for false; a comparison is a condition by itself"
+                raise self.error("a constant is a number", at, hint=hint)
             case ast.Constant(value=int() | float()):
                 return self.number(node, at)
             case ast.Name(id=name):
@@ -246,22 +252,24 @@ class _Parser:
         written = (ast.get_source_segment(self.text[self.offset :], node) or "").replace("_", "")
         decimal = _DECIMAL.fullmatch(written)
         if decimal is None:
-            raise self.error("a number is decimal, such as 2, 0.5 or 1e-5", at)
+            raise self.error("a number is decimal", at, hint="such as 2, 0.5 or 1e-5")
         # Fraction writes all digits of 1e999999999 out, and a formula has no room for the zeros that would undo them.
         if len((decimal["exponent"] or "").lstrip("+-0")) > len(str(LONGEST_TEXT)):
-            raise self.error(_FLOAT32, at)
+            raise self.error(_FLOAT32, at, hint=_RANGE)
         return Number(self.bounded(Fraction(written), at), at)
 
     def bounded(self, value: Fraction, at: int) -> Fraction:
         if abs(value) > _LARGEST_NUMBER or (value and abs(value) < 1 / _LARGEST_NUMBER):
-            raise self.error(_FLOAT32, at)
+            raise self.error(_FLOAT32, at, hint=_RANGE)
         return value
 
     def binary(self, node: ast.BinOp, depth: int, at: int) -> Expression:
         left, right = self.expression(node.left, depth + 1), self.expression(node.right, depth + 1)
         operator = _OPERATORS[type(node.op)]
         if operator in "/%" and isinstance(right, Number) and right.value == 0:
-            raise self.error("a formula does not divide by the constant 0", at)
+            raise self.error(
+                "a formula does not divide by the constant 0", at, hint="inf is a name: write inf, or -inf"
+            )
         if operator == "%":
             return self.remainder(left, right, at)
         found = _fold(Binary(operator, left, right, at))
@@ -275,7 +283,8 @@ class _Parser:
         sizes = [1 << power for power in range(1, LARGEST_GROUP.bit_length())]
         if not isinstance(size, Number) or size.value not in sizes:
             where = self.offset + node.args[1].col_offset
-            raise self.error(f"the columns of a group are a power of two from 2 to {LARGEST_GROUP}", where)
+            hint = f"such as {function}(x, 32)"
+            raise self.error(f"the columns of a group are a power of two from 2 to {LARGEST_GROUP}", where, hint=hint)
         return Call(function, (self.expression(node.args[0], depth + 1), size), at)
 
     def joined(self, name: str, parts: list[Expression], at: int) -> Expression:
@@ -301,15 +310,19 @@ class _Parser:
         is_whole = isinstance(right, Number) and right.value.denominator == 1 and 0 < right.value < 2**31
         lengths = [Name(length, getattr(right, "column", 0)) for length in (COLS, INNER)]
         if not is_whole and right not in lengths:
-            raise self.error("'%' divides by cols, by inner or by a whole number", at)
+            hint = "the remainder of another number n is x - n * floor(x / n)"
+            raise self.error("'%' divides by cols, by inner or by a whole number", at, hint=hint)
         return Binary("%", left, right, at)
 
     def power(self, node: ast.BinOp, depth: int, at: int) -> Expression:
         base, exponent = self.expression(node.left, depth + 1), self.expression(node.right, depth + 1)
         if not isinstance(exponent, Number):
-            raise self.error("an exponent is a constant", self.offset + node.right.col_offset)
+            hint = "write the number: x ** 2.5. By a scalar or a tensor p, where x > 0, it is exp(p * log(x))"
+            raise self.error("an exponent is a constant", self.offset + node.right.col_offset, hint=hint)
         if abs(exponent.value) > LARGEST_EXPONENT:
-            raise self.error(f"an exponent is at most {LARGEST_EXPONENT}", self.offset + node.right.col_offset)
+            hint = "write a power of a power, (x ** 64) ** 2, or exp(p * log(x)) where x > 0"
+            rule = f"an exponent is at most {LARGEST_EXPONENT}"
+            raise self.error(rule, self.offset + node.right.col_offset, hint=hint)
         if isinstance(base, Number):
             raise self.error("the base of a power contains a name", at, hint="write the constant's value")
         return Power(base, exponent.value, at)
@@ -320,7 +333,9 @@ class _Parser:
         function = node.func.id
         if function == CAST and len(node.args) == 2 and not node.keywords:
             if not isinstance(to := node.args[1], ast.Name):
-                raise self.error("cast(e, to) names a dtype or a tensor", self.offset + node.args[1].col_offset)
+                hint = "cast(x, bf16), or cast(x, y) for the dtype that y is stored in"
+                where = self.offset + node.args[1].col_offset
+                raise self.error("cast(e, to) names a dtype or a tensor", where, hint=hint)
             return Cast(self.expression(node.args[0], depth + 1), to.id, at)
         if function not in FUNCTIONS:
             hint = instead_of_function(function) or did_you_mean(function, FUNCTIONS)
@@ -330,8 +345,10 @@ class _Parser:
         if function in REDUCTIONS and is_grouped and not node.keywords:
             return self.over_groups(node, function, depth, at)
         if node.keywords or len(node.args) != takes:
-            axes = AXES if function in REDUCTIONS and node.keywords else None
-            raise self.error(f"{function} takes {takes} argument{'s' if takes > 1 else ''}", at, hint=axes)
+            known = FUNCTIONS[function]
+            asked = f"{function}({', '.join(known.arguments)}) is {known.words}"
+            asked = AXES if function in REDUCTIONS and node.keywords else asked
+            raise self.error(f"{function} takes {takes} argument{'s' if takes > 1 else ''}", at, hint=asked)
         return Call(function, tuple(self.expression(arg, depth + 1) for arg in node.args), at)
 
 

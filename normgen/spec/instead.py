@@ -24,6 +24,16 @@ _NO_SUMS_OF_COLUMNS = (
     "not supported: sums over the rows of a column in a forward pass; "
     "the gradient of b in y = x + b is one, and total(x) adds all rows to one number"
 )
+_NO_SUCH_MATHS = "not supported: no formula of the known functions is this one"
+_GROUPS_ARE_ROWS = (
+    "a group of channels is a row: of x [batch, groups, values of a group] write "
+    "(x - mean(x)) * rsqrt(mean((x - mean(x))**2) + eps)"
+)
+_NO_SHAPES = "a formula says one element of a row; its caller says the shape, whose last axis is the row"
+_NO_PARTS = (
+    "not supported: parts of a row; each part is an input of its own, whose rows may lie a pitch apart, and each part "
+    "of a result an output"
+)
 _MAPS = (
     "the role says the index: one value for each column (parameter), for each batch and column (batch_parameter: "
     "row / rows per batch), for each head and column (head_parameter: row % heads), for each row (row_input), batch "
@@ -34,49 +44,150 @@ _GROUPED = (
     "batch for each row, [rows, cols / 128]"
 )
 _REDUCED = "a reduction says its groups: absmax(y, 128)"
-_ROLE_IS_SHAPE = "the role says the shape: docs/language.md lists them"
+_ROLE_IS_SHAPE = (
+    "the role says the shape, whose last axis is the row: docs/language.md lists them; where another axis is reduced, "
+    "as the channels of [batch, channels, pixels] are, the caller moves it last"
+)
 AXES = "a reduction runs over the columns of each row; total(x) adds all rows"
 
+# A formula -> the names that people have for it, by what they write it for.
+FORMULAS = {
+    "mean((x - mean(x))**2)": "var variance",
+    "sqrt(mean((x - mean(x))**2))": "std stddev",
+    "(x - mean(x)) * rsqrt(mean((x - mean(x))**2) + eps)": "layer_norm layernorm zscore standardize",
+    "x * rsqrt(mean(x * x) + eps)": "rms_norm rmsnorm",
+    "mean((x - mean(x)) * (y - mean(y)))": "cov covariance",
+    "sqrt(sum(x * x))": "norm l2norm l2_norm",
+    "sum(abs(x))": "l1norm l1_norm",
+    "sqrt(mean(x * x))": "rms",
+    "sum(x * x)": "sumsq sum_of_squares",
+    "mean(x * x)": "mean_square mean_of_squares",
+    "mean(abs(x))": "absmean meanabs abs_mean",
+    "x * rsqrt(sum(x * x))": "normalize l2_normalize",
+    "sum(x * y) * rsqrt(sum(x * x) * sum(y * y))": "cosine_similarity cos_sim",
+    "exp(x - max(x)) / sum(exp(x - max(x)))": "softmax",
+    "exp(min(x) - x) / sum(exp(min(x) - x))": "softmin",
+    "x - max(x) - log(sum(exp(x - max(x))))": "log_softmax logsoftmax",
+    "max(x) + log(sum(exp(x - max(x))))": "logsumexp log_sum_exp lse",
+    "max(x) + log(sum(exp(x - max(x)))) - take(x, label)": "cross_entropy nll_loss",
+    "sum(target * (log(target) - x))": "kl_div",
+    "mean((x - target)**2)": "mse mse_loss",
+    "-sum(p * log(p))": "entropy",
+    "where(abs(d) < 1, 0.5 * d * d, abs(d) - 0.5)": "huber huber_loss smooth_l1 smooth_l1_loss",
+    "-(1 - p)**2 * log(p)": "focal focal_loss",
+    "sum(where(x != 0, 1, 0))": "count count_nonzero nonzero",
+    "sum(where(x == x, x, 0))": "nansum",
+    "maximum(x, 0)": "relu",
+    "clamp(x, 0, 6)": "relu6",
+    "where(x > 0, x, 0.01 * x)": "leaky_relu",
+    "where(x > 0, x, exp(x) - 1)": "elu celu",
+    "1.0507009873554805 * where(x > 0, x, 1.6732632423543772 * (exp(x) - 1))": "selu",
+    "x * sigmoid(x)": "silu swish",
+    "gate * sigmoid(gate) * up": "swiglu silu_mul silu_and_mul",
+    "a * sigmoid(b)": "glu",
+    "0.5 * x * (1 + erf(x * 0.7071067811865476))": "gelu",
+    "0.5 * x * (1 + tanh(0.7978845608028654 * (x + 0.044715 * x**3)))": "gelu_tanh gelu_new",
+    "x * sigmoid(1.702 * x)": "quick_gelu",
+    "maximum(x, 0) + log(1 + exp(-abs(x)))": "softplus",
+    "x * tanh(maximum(x, 0) + log(1 + exp(-abs(x))))": "mish",
+    "minimum(x, 0) - log(1 + exp(-abs(x)))": "logsigmoid log_sigmoid",
+    "clamp(x + 3, 0, 6) / 6": "hardsigmoid hard_sigmoid",
+    "x * clamp(x + 3, 0, 6) / 6": "hardswish hard_swish",
+    "clamp(x, -1, 1)": "hardtanh hard_tanh",
+    "sigmoid(x)": "logistic expit",
+    "where(x > 0, 1, 0)": "heaviside step",
+    "clamp(x, low, high)": "clip clip_by_value",
+    "x ** number": "pow power",
+    "x ** 2": "square sqr",
+    "x ** 3": "cube",
+    "sign(x) * abs(x) ** (1 / 3)": "cbrt",
+    "1 / x": "reciprocal recip",
+    "rsqrt(x)": "inv_sqrt",
+    "exp(x)": "expf",
+    "log(x)": "ln logf",
+    "tanh(x)": "tanhf",
+    "sqrt(x)": "sqrtf",
+    "abs(x)": "fabs fabsf",
+    "maximum(a, b)": "fmax fmaxf",
+    "minimum(a, b)": "fmin fminf",
+    "exp(x * 0.6931471805599453)": "exp2",
+    "log(x) * 1.4426950408889634": "log2",
+    "log(x) * 0.4342944819032518": "log10",
+    "log(1 + x)": "log1p",
+    "exp(x) - 1": "expm1",
+    "log(x / (1 - x))": "logit",
+    "maximum(a, b) + log(1 + exp(-abs(a - b)))": "logaddexp",
+    "sqrt(x * x + y * y)": "hypot",
+    "sin(x) / cos(x)": "tan",
+    "0.5 * (exp(x) - exp(-x))": "sinh",
+    "0.5 * (exp(x) + exp(-x))": "cosh",
+    "1 - erf(x)": "erfc",
+    "sign(x) * floor(abs(x))": "trunc",
+    "x - floor(x)": "frac",
+    "round(x)": "rint nearbyint",
+    "x - n * floor(x / n)": "mod fmod remainder",
+    "x != x": "isnan is_nan",
+    "abs(x) == inf": "isinf",
+    "abs(x) < inf": "isfinite",
+    "max(condition)": "any",
+    "min(condition)": "all",
+    "max(x)": "amax",
+    "min(x)": "amin",
+    "where(condition, a, b)": "if_else iff cond select piecewise",
+    "where(mask, value, x)": "masked_fill",
+    "where(col == label, 1, 0)": "one_hot onehot",
+    "take(x, index)": "gather pick",
+    "where(random(seed) >= p, x / (1 - p), 0)": "dropout",
+    "where(random(seed) < p, 1, 0)": "bernoulli",
+    "constant(x)": "detach stop_gradient",
+    "cast(x, f16)": "astype to half",
+    "cast(x, bf16)": "bfloat16",
+    "cast(x, f8e4m3)": "quantize fake_quant to_fp8",
+}
 _FUNCTIONS = {
-    "var": "write mean((x - mean(x))**2)",
-    "std": "write sqrt(mean((x - mean(x))**2))",
-    "norm": "write sqrt(sum(x * x))",
-    "softmax": "write exp(x - max(x)) / sum(exp(x - max(x)))",
-    "logsumexp": "write max(x) + log(sum(exp(x - max(x))))",
-    "relu": "write maximum(x, 0)",
-    "leaky_relu": "write where(x > 0, x, 0.01 * x)",
-    "silu": "write x * sigmoid(x)",
-    "swish": "write x * sigmoid(x)",
-    "gelu": "write 0.5 * x * (1 + erf(x * 0.7071067811865476))",
-    "softplus": "write maximum(x, 0) + log(1 + exp(-abs(x)))",
-    "pow": "write x ** number",
-    "square": "write x ** 2",
-    "reciprocal": "write 1 / x",
-    "exp2": "write exp(x * 0.6931471805599453)",
-    "log2": "write log(x) * 1.4426950408889634",
-    "log1p": "write log(1 + x)",
-    "expm1": "write exp(x) - 1",
-    "isnan": "write x != x",
-    "any": "write max(condition)",
-    "all": "write min(condition)",
-    "amax": "write max(x)",
-    "amin": "write min(x)",
-    "gather": "write take(x, index)",
-    "pick": "write take(x, index)",
-    "rand": "write random(seed), of a tensor with the role seed",
-    "uniform": "write random(seed), of a tensor with the role seed",
-    "dropout": "write where(random(seed) >= p, x / (1 - p), 0)",
-    "detach": "write constant(x)",
-    "stop_gradient": "write constant(x)",
+    **{name: f"write {formula}" for formula, names in FORMULAS.items() for name in names.split()},
+    **dict.fromkeys(("rand", "uniform"), "write random(seed), of a tensor with the role seed"),
+    **dict.fromkeys(("prod", "product"), "write exp(sum(log(x))), where x > 0"),
+    **dict.fromkeys(("randn", "normal"), "not supported: normal numbers; random(seed) is uniform in [0, 1)"),
+    **dict.fromkeys(("arange", "iota", "index"), "write col, the number of an element's column, or row"),
+    **dict.fromkeys(("cols", "len", "size", "shape", "numel"), "write cols, the length of a row"),
+    **dict.fromkeys(("asin", "acos", "atan", "atan2", "arcsin", "arccos", "arctan", "arctan2"), _NO_SUCH_MATHS),
+    **dict.fromkeys(("erfinv", "lgamma", "gamma", "digamma", "bessel"), _NO_SUCH_MATHS),
+    **dict.fromkeys(("group_norm", "groupnorm", "instance_norm"), _GROUPS_ARE_ROWS),
+    **dict.fromkeys(("reshape", "view", "permute", "transpose", "unflatten", "flatten", "repeat", "tile"), _NO_SHAPES),
+    **dict.fromkeys(("split", "chunk", "slice", "cat", "concat", "concatenate", "stack", "first", "last"), _NO_PARTS),
     **dict.fromkeys(("topk", "top_k", "sort", "argsort", "median", "quantile"), _NO_ORDER),
     **dict.fromkeys(("cumsum", "cumprod", "cummax", "scan", "associative_scan"), _NO_SCANS),
-    **dict.fromkeys(("roll", "shift", "rotate_half", "rope", "conv", "conv1d"), _NO_NEIGHBOURS),
+    **dict.fromkeys(
+        ("flip", "reverse", "fft", "roll", "shift", "rotate_half", "rope", "conv", "conv1d"), _NO_NEIGHBOURS
+    ),
     **dict.fromkeys(("matmul", "mm", "gemm", "linear"), _MATRICES),
     **dict.fromkeys(("bmm", "einsum", "baddbmm"), _BATCHED),
     "dot": f"write sum(x * y) for two rows; of matrices {_MATRICES}",
-    **dict.fromkeys(("sum_rows", "column_sum", "colsum"), _NO_SUMS_OF_COLUMNS),
+    **dict.fromkeys(("column_sum", "colsum", "batch_norm", "batchnorm", "batch_mean"), _NO_SUMS_OF_COLUMNS),
+    **dict.fromkeys(("allreduce", "all_reduce", "psum", "pmean"), "not supported: other GPUs; the caller adds up"),
     **dict.fromkeys(("double", "float64"), "not supported: arithmetic is float32 by design"),
 }
+_REDUCED_SO = (
+    "sum",
+    "mean",
+    "max",
+    "min",
+    "absmax",
+    "argmax",
+    "argmin",
+    "var",
+    "std",
+    "norm",
+    "amax",
+    "amin",
+    "all",
+    "any",
+)
+_OF_COLUMNS, _OF_ROWS = (
+    ("rows", "row", "batch", "dim0", "axis0", "over_rows"),
+    ("cols", "col", "columns", "last", "dim1"),
+)
 _FORMS: dict[type[ast.AST], str] = {
     ast.BitXor: "a power is written **",
     ast.IfExp: "write where(condition, a, b)",
@@ -117,7 +228,10 @@ _KEYS = {
 
 def instead_of_function(name: str) -> str | None:
     """What to write instead of a function that the language does not have."""
-    return _FUNCTIONS.get(name)
+    stem, _, axis = name.rpartition("_")
+    if axis in _OF_COLUMNS and stem in _REDUCED_SO:
+        return _NO_SUMS_OF_COLUMNS
+    return f"write {stem}(x): {AXES}" if axis in _OF_ROWS and stem in _REDUCED_SO else _FUNCTIONS.get(name)
 
 
 def instead_of_form(node: ast.expr) -> str:

@@ -2,7 +2,7 @@
 
 A product `a @ b` sums the one axis of inner and cols that both sides have. A kernel of products has tiles of their
 result and no whole row of it. So all products of a spec give values along the same axes, their sides are made of
-tensors, and what is reduced is a side, over inner.
+tensors, and what is reduced is a side, over inner, or the result: then no element reads what comes of that.
 """
 
 from __future__ import annotations
@@ -91,6 +91,8 @@ class _Kinds:
     kinds: dict[str, Kind]
     has_products: bool
     behind: set[str] = field(default_factory=set)  # names of what is made of a product
+    awaiting: set[str] = field(default_factory=set)  # of what is made of all columns: see `awaited`
+    reductions: list[Call] = field(default_factory=list)  # of columns, in a spec with products
     sums: dict[str, tuple[Kind, Kind]] = field(default_factory=dict)  # of names: see `quotient`
     first: tuple[Formula, Kind] | None = None  # that of the first product, and its kind: it sums the third axis
 
@@ -104,6 +106,8 @@ class _Kinds:
             self.sums[formula.name] = found
         if self.is_behind(tree):
             self.behind.add(formula.name)
+        if self.awaited(tree):
+            self.awaiting.add(formula.name)
         return kind
 
     def error(self, rule: str, node: Expression, *, hint: str | None = None) -> SpecError:
@@ -129,10 +133,20 @@ class _Kinds:
             raise self.error(rule, tree, hint="write x @ w for the sum of the products over inner")
         if totalled(tree) is not None and not (kind.is_elem or kind.is_row):
             rule = f"total adds values of rows or of elements, but here of {kind}"
-            raise self.error(rule, tree)
+            raise self.error(rule, tree, hint="total(loss) of a loss for each row, or total(x * y) of elements")
+        if self.has_products and kind.within_row and (found := self.awaited(tree)):
+            rule = "what is made of all columns is known behind the last one, and no element of a kernel of products"
+            raise self.error(f"{rule} reads it", found, hint="store it; a spec of its own reads it")
         if isinstance(tree, Call) and tree.function in ROW_REDUCTIONS:
             return self.reduced(tree, parts, kind)
         return kind
+
+    def awaited(self, tree: Expression) -> Expression | None:
+        """The part of it that reduces columns, or has the name of what does, in a spec with products."""
+        return next((node for node in nodes(tree) if self.is_awaited(node)), None)
+
+    def is_awaited(self, node: Expression) -> bool:
+        return any(node is call for call in self.reductions) or (isinstance(node, Name) and node.name in self.awaiting)
 
     def product(self, tree: Call, left: Kind, right: Kind) -> Kind:
         """That of `a @ b`: the axes that either side has alone."""
@@ -160,18 +174,24 @@ class _Kinds:
 
     def reduced(self, tree: Call, parts: list[Kind], kind: Kind) -> Kind:
         if tree.function == TAKE and parts[1].within_row:
-            raise self.error(f"{TAKE}(x, index) has one index for each row", tree)
+            hint = f'label = {{ role = "row_input", dtypes = ["i64"] }}, then {TAKE}(x, label)'
+            raise self.error(f"{TAKE}(x, index) has one index for each row", tree, hint=hint)
         group = group_of(tree)
         if group:
             kind = parts[0]
         if not (kind.by_row and kind.within_row) or kind.by_group:
-            raise self.error(f"{tree.function} reduces a row, so it reads a row input", tree)
+            hint = (
+                "what it reduces must name an input; of numbers alone, or of values of rows, write the formula itself"
+            )
+            raise self.error(f"{tree.function} reduces a row, so it reads a row input", tree, hint=hint)
         if kind.by_inner and (group or tree.function in POSITIONS or tree.function == TAKE):
             rule = f"of inner there are sum, mean, max, min and absmax of all of it, not {tree.function} as here"
-            raise self.error(rule, tree)
+            raise self.error(rule, tree, hint="give the tensor the axes rows and cols, in a spec of its own")
         if self.has_products and kind.by_col:
-            rule = f"{tree.function} reduces columns, and a kernel of products has no whole row of them"
-            raise self.error(rule, tree, hint="store what it reduces; a spec of its own reduces its rows")
+            if group or tree.function in POSITIONS or tree.function == TAKE:
+                rule = f"{tree.function} of columns asks for a whole row, and a kernel of products has none"
+                raise self.error(rule, tree, hint="sum, mean, max, min and absmax are made of those of its tiles")
+            self.reductions.append(tree)
         return Kind.GROUPS if group else kind & ~kind.own_axis
 
     def quotient(self, tree: Expression) -> tuple[Kind, Kind]:

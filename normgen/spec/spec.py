@@ -288,6 +288,11 @@ OUTPUTS = (
     Role.ROW_OUTPUT,
     Role.SCALAR_OUTPUT,
 )  # written, and the backward pass starts from their gradients
+_LEARNED = {
+    Role.SCALAR_INPUT: Role.SCALAR_PARAMETER,
+    Role.BATCH_INPUT: Role.BATCH_PARAMETER,
+    Role.HEAD_INPUT: Role.HEAD_PARAMETER,
+}  # what is given from outside, and the role of what is learned in its place
 READ = tuple(role for role in Role if not role.is_written)
 
 
@@ -345,9 +350,20 @@ class Tensor:
 
         Neither have values of groups of columns: a sum over the rows is one of a column.
         """
-        if self.group or self.role in (Role.SCALAR_INPUT, Role.BATCH_INPUT, Role.HEAD_INPUT):
-            return False
-        return not self.dtypes or not all(DTYPES[name].is_integer for name in self.dtypes)
+        return not self.why_no_gradient
+
+    @property
+    def why_no_gradient(self) -> str:
+        """Why it has none, and what has one in its place; empty where it has one."""
+        if self.group:
+            return (
+                "it has a value for each group of columns; a parameter with one for each column has a gradient, which "
+                "its caller adds up over the groups"
+            )
+        if self.role in _LEARNED:
+            return f"a {self.role} is given; a learned number has the role {_LEARNED[self.role]}"
+        is_whole = self.dtypes and all(DTYPES[name].is_integer for name in self.dtypes)
+        return "whole numbers have none" if is_whole else ""
 
 
 Ranges = tuple[tuple[float, float], ...]  # [least, largest] each

@@ -21,6 +21,7 @@ from normgen.problem.tensors import TensorUse
 from normgen.program.classes import class_of
 from normgen.python.handle import Kernel
 from normgen.spec.spec import Spec
+from normgen.traced.tape import batches_of
 from normgen.traced.torch_formulas import TorchFunction, torch_function
 
 Value = Any  # a tensor
@@ -106,8 +107,7 @@ class Calls(Forms):
         first = next(given[u.name] for u in uses.reads if u.is_row_input and given.get(u.name) is not None)
         lengths = self._lengths_of(uses.reads, [given.get(u.name) for u in uses.reads])
         is_double = any(t.dtype == torch.float64 for t in here)
-        shared = ((u, given[u.name]) for u in uses.reads if u.kind.by_batch)
-        batches = next((t.numel() // math.prod(u.kind.within(first.shape[-1], u.group)) for u, t in shared), 1)
+        batches = 1 if lengths else batches_of(uses.reads, given, (first.shape[-1], 0))
         return tuple(
             first.new_empty(_shape(u, first, lengths, batches), dtype=_torch_dtype(u, is_double=is_double))
             for u in uses.writes
@@ -163,9 +163,9 @@ class Calls(Forms):
         return lengths_of((u.axes, tuple(t.shape)) for u, t in zip(uses, tensors, strict=True) if t is not None)
 
     def _sizes(self, first: Value, lengths: Lengths | None) -> tuple[int, ...]:
-        """Device, columns, and the rows: those that share a handle, or whether there are any; inner where it is."""
-        cols, rows, *inner = _whole(first, lengths)
-        return first.get_device(), cols, (rows > 0 if self._any_rows else band(rows)), *inner
+        """Device, columns, and the rows: those that share a handle, or whether there are any; inner and batches."""
+        cols, rows, *others = _whole(first, lengths)
+        return first.get_device(), cols, (rows > 0 if self._any_rows else band(rows)), *others
 
     def _made(self, form: Form, first: Value, tensors: Sequence[Value]) -> Ready:
         uses = self.problem(form)
@@ -179,7 +179,8 @@ class Calls(Forms):
         devices = {t.device for t in here}
         if len(devices) > 1:
             raise UsageError("the tensors of a call are on one device", received=", ".join(sorted(map(str, devices))))
-        cols, rows, *inner = _whole(first, self._lengths_of(uses.reads, here))
+        lengths = self._lengths_of(uses.reads, here)
+        cols, rows, *_ = _whole(first, lengths)
         chosen = self._deterministic
         made: Kernel | TorchFunction = (
             handle(
@@ -187,7 +188,8 @@ class Calls(Forms):
                 form.direction,
                 rows=rows,
                 cols=cols,
-                inner=sum(inner),
+                inner=lengths.inner if lengths else 0,
+                batches=lengths.batches if lengths else 0,
                 dtypes=uses.dtypes,
                 present=uses.present,
                 gradients=form.gradients,
@@ -343,15 +345,14 @@ def _of_all(use: TensorUse, tensor: Value | None, dim: int | None, size: int) ->
     if tensor is None or not (use.kind.by_row or use.kind.by_batch):
         return tensor
     every = tensor.expand(size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
-    last = every.shape[-1:] if use.kind.is_matrix else ()
-    return every.reshape(-1, *last)
+    return every.reshape(-1, *every.shape[every.ndim - use.kind.width_axes :])
 
 
 def _whole(first: Value, lengths: Lengths | None) -> tuple[int, ...]:
-    """Columns, rows, and inner where it is there."""
+    """Columns, rows, and where there is that axis inner and the batches."""
     if lengths is None:
         return first.shape[-1], first.numel() // first.shape[-1]
-    return lengths.cols, math.prod(lengths.leading), lengths.inner
+    return lengths.cols, math.prod(lengths.leading), lengths.inner, lengths.batches
 
 
 def _shape(use: TensorUse, first: Value, lengths: Lengths | None, batches: Any = 1) -> Any:

@@ -17,7 +17,7 @@ from normgen.problem.tensors import TensorUse
 from normgen.program.ir import Random
 from normgen.program.source import written_program
 from normgen.spec.spec import Kind
-from normgen.traced.tape import Replay, lengths, replayed
+from normgen.traced.tape import Replay, batches_of, lengths, replayed
 from normgen.verify.contraction.product import AXIS, WITH_INNER, as_it_lies, leading, product, summed_axis
 
 Array = Any
@@ -59,10 +59,12 @@ _REDUCTIONS = {"max": jnp.max, "min": jnp.min, "sum": jnp.sum, "mean": jnp.mean}
 class JaxArithmetic:
     """On rows of `cols` elements: elem [rows, cols], row [rows, 1], col [1, cols], scalar [].
 
-    dtype  float32, as in a kernel; float64, where it stands for float32 throughout
+    batches  that have a matrix of their own
+    dtype    float32, as in a kernel; float64, where it stands for float32 throughout
     """
 
     cols: int
+    batches: int = 1
     dtype: Any = jnp.float32
 
     def constant(self, value: float) -> Array:
@@ -127,7 +129,7 @@ class JaxArithmetic:
     def dot(self, a: Array, b: Array, over: Kind | None = None) -> Array:
         """Σ a b over an axis, in float32 on every device: none takes it for fewer bits."""
         with jax.default_matmul_precision("highest"):
-            return product(a, b, over or summed_axis(a, b))
+            return product(a, b, over or summed_axis(a, b), self.batches)
 
     def stored(self, value: Array, dtype: DType) -> Array:
         """As a kernel of ours stores it: rounded as the dtype rounds, and saturated where it saturates."""
@@ -183,7 +185,9 @@ class JaxFunction:
         shape = (*first.shape[:-1], cols)
         rows = math.prod(shape[:-1])
         is_double = any(arrays[t.name].dtype == jnp.float64 for t in self.reads)
-        do = JaxArithmetic(cols=cols, dtype=jnp.float64 if is_double else jnp.float32)
+        batches = batches_of(self.reads, arrays, (cols, inner))
+        own = batches if any(t.kind.is_batch_matrix for t in self.reads) else 1
+        do = JaxArithmetic(cols=cols, batches=own, dtype=jnp.float64 if is_double else jnp.float32)
         seeds = {random.seed for random in self.randoms}
         given = {t.name: _read(t, arrays[t.name], do, rows) for t in self.reads if t.name not in seeds}
         given |= {name: do.constant(value) for name, value in {**dict(self.scalars), **(scalars or {})}.items()}
@@ -194,9 +198,9 @@ class JaxFunction:
             given["row"] = jnp.arange(rows)[:, None]
         if "col" in self.replay.used:
             given["col"] = jnp.arange(cols)[None, :]
+        if "term" in self.replay.used:
+            given["term"] = jnp.arange(inner)[:, None, None]
         values = self.replay(do, given)
-        shared = (t for t in self.reads if t.kind.by_batch)
-        batches = next((arrays[t.name].size // math.prod(t.kind.within(cols, t.group)) for t in shared), 1)
         return {
             t.name: do.stored(_written(t, values[t.name], (shape, inner), rows, batches), t.dtype) for t in self.writes
         }
@@ -234,7 +238,8 @@ def _written(use: TensorUse, value: Array, whole: tuple[tuple[int, ...], int], r
     shape, inner = whole
     cols = shape[-1]
     if use.kind.by_inner:
-        value = jnp.broadcast_to(value, (inner, rows if use.kind.by_row else 1, cols if use.kind.by_col else 1))
+        lines = rows if use.kind.by_row else batches if use.kind.by_batch else 1
+        value = jnp.broadcast_to(value, (inner, lines, cols if use.kind.by_col else 1))
         value = as_it_lies(value, use.axes)
         return value.reshape(*shape[:-1], inner) if use.kind.by_row else value
     if use.kind.by_batch:  # what each row adds

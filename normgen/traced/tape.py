@@ -5,6 +5,7 @@ The program is the one that a schedule has not touched yet: the formulas as writ
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -134,12 +135,22 @@ def lengths(reads: Sequence[TensorUse], tensors: Mapping[str, Any], first: Any) 
     return found["cols"], found["inner"]
 
 
+def batches_of(reads: Sequence[TensorUse], tensors: Mapping[str, Any], sizes: tuple[Any, Any]) -> Any:
+    """How many batches, or heads, the arrays of a call have; 1 where none has any. `sizes`: see `lengths`."""
+    use = next((use for use in reads if use.kind.by_batch), None)
+    if use is None:
+        return 1
+    cols, inner = sizes
+    own = (inner, cols) if use.kind.is_batch_matrix else use.kind.within(cols, use.group)
+    return math.prod(tensors[use.name].shape) // math.prod(own)
+
+
 def replayed(problem: Problem) -> Replay:
     """The problem's program for any rows, cols and scalars."""
     reads = (t.name for t in problem.tensors if not t.is_written)
     program = written_program(problem)
     drawn = (f"random {random.draw}" for random in program.randoms)
-    sizes = ("cols", *(["inner"] if problem.inner else []))
+    sizes = ("cols", *(["inner", "term"] if problem.inner else []))
     names = (*reads, *(name for name, _ in problem.spec.scalars), *sizes, "row", "col", *drawn)
     tape = Tape(len(names), cols=names.index("cols"))
     walk = ProgramWalk(tape, program, {name: place for place, name in enumerate(names)})

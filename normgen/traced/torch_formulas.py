@@ -19,7 +19,7 @@ from normgen.problem.tensors import TensorUse
 from normgen.program.ir import Random
 from normgen.program.source import written_program
 from normgen.spec.spec import Kind
-from normgen.traced.tape import Replay, lengths, replayed
+from normgen.traced.tape import Replay, batches_of, lengths, replayed
 from normgen.verify.contraction.product import AXIS, WITH_INNER, as_it_lies, leading, product, summed_axis
 
 Tensor = Any
@@ -50,12 +50,14 @@ _FUNCTIONS: dict[str, Callable[..., Tensor]] = {
 class TorchArithmetic:
     """On rows of `cols` elements: elem [rows, cols], row [rows, 1], col [1, cols], scalar [].
 
+    batches   that have a matrix of their own
     dtype     float32, as in a kernel; float64, where it stands for float32 throughout
     is_exact  nothing is rounded, by a cast or where it is stored, but to whole numbers
     """
 
     cols: Any  # a number, or a compiler's name for one
     device: Any
+    batches: Any = 1
     dtype: Any = torch.float32
     is_exact: bool = False
 
@@ -119,7 +121,7 @@ class TorchArithmetic:
     def dot(self, a: Tensor, b: Tensor, over: Kind | None = None) -> Tensor:
         """Σ a b over an axis, in float32 whatever the caller lets other products be rounded to."""
         with _in_ieee(a):
-            return product(a, b, over or summed_axis(a, b))
+            return product(a, b, over or summed_axis(a, b), self.batches)
 
     def stored(self, value: Tensor, dtype: DType) -> Tensor:
         """As a kernel of ours stores it: rounded as the dtype rounds, and saturated where it saturates."""
@@ -192,7 +194,9 @@ class TorchFunction:
         rows = first.numel() // first.shape[-1]
         is_double = any(tensors[t.name].dtype == torch.float64 for t in self.reads)
         dtype = torch.float64 if is_double else torch.float32
-        do = TorchArithmetic(cols=cols, device=first.device, dtype=dtype, is_exact=self.is_exact)
+        batches = batches_of(self.reads, tensors, (cols, inner))
+        own = batches if any(t.kind.is_batch_matrix for t in self.reads) else 1
+        do = TorchArithmetic(cols=cols, device=first.device, batches=own, dtype=dtype, is_exact=self.is_exact)
         given = {t.name: _read(t, tensors[t.name], do, rows, rows_per_batch) for t in self.reads}
         given |= {name: do.constant(value) for name, value in {**dict(self.scalars), **(scalars or {})}.items()}
         given["cols"] = do.constant(torch.sym_float(cols))
@@ -205,9 +209,9 @@ class TorchFunction:
             given["row"] = torch.arange(rows, dtype=torch.int64, device=first.device).unsqueeze(1)
         if "col" in self.replay.used:
             given["col"] = torch.arange(cols, dtype=torch.int64, device=first.device).unsqueeze(0)
+        if "term" in self.replay.used:
+            given["term"] = torch.arange(inner, dtype=torch.int64, device=first.device).reshape(-1, 1, 1)
         values = self.replay(do, given)
-        shared = (t for t in self.reads if t.kind.by_batch)
-        batches = next((tensors[t.name].numel() // math.prod(t.kind.within(cols, t.group)) for t in shared), 1)
         each = rows_per_batch or (rows // batches if batches else rows)
         return {t.name: self._written(t, values[t.name], do, (*shape, inner), (each, batches)) for t in self.writes}
 
@@ -217,7 +221,8 @@ class TorchFunction:
         *shape, inner = shape
         rows, (each, batches) = math.prod(shape[:-1]), shares
         if use.kind.by_inner:
-            value = value.expand(inner, rows if use.kind.by_row else 1, do.cols if use.kind.by_col else 1)
+            lines = rows if use.kind.by_row else batches if use.kind.by_batch else 1
+            value = value.expand(inner, lines, do.cols if use.kind.by_col else 1)
             value = as_it_lies(value, use.axes)
             value = value.reshape(*shape[:-1], inner) if use.kind.by_row else value
         elif use.kind.by_batch:  # what each row adds; the last batch may be shorter

@@ -203,7 +203,7 @@ def _judged(
     arrays = outputs.arrays if isinstance(outputs, Outputs) else outputs
     names, codes = inputs.coded_families
     written = [t for t in _written(problem) if _array(arrays, t) is not None]
-    results = {t.name: _by_line(np.asarray(_array(arrays, t)), t) for t in written}
+    results = {t.name: by_line(np.asarray(_array(arrays, t)), t) for t in written}
     tallies = {t.name: Tally(problem=problem, tensor=t, names=names, codes=codes) for t in written}
     with np.errstate(all="ignore"):
         for part in parts:
@@ -223,8 +223,8 @@ def _judged(
     )
 
 
-def _by_line(array: Any, tensor: TensorUse) -> Any:
-    """[lines, width] of what is stored in another order."""
+def by_line(array: Any, tensor: TensorUse) -> Any:
+    """[lines, width] of what is stored in another order, as `Part` counts lines."""
     if not tensor.kind.by_inner:
         return tensor.layout.by_row(array)
     found = in_order(array, tensor)
@@ -422,7 +422,7 @@ class _Model:
         return reference(spec.name, direction, values, self.inputs.scalars)
 
     def _start(self, tensor: TensorUse, block: NDArray[np.intp] | None) -> Array:
-        start = _by_line(np.asarray(self.start[tensor.name]), tensor)
+        start = by_line(np.asarray(self.start[tensor.name]), tensor)
         taken = start if block is None else start[block]
         return np.asarray(taken.astype(np.float64).reshape(-1, self._width(tensor)))
 

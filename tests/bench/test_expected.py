@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from normgen import verify
 from normgen.bench.expected import Expected, chunks_of
+from normgen.cpu import build_many
+from normgen.device import target
 from normgen.measure import data
+from normgen.pipeline import emit
 from normgen.problem.problem import Problem
 from normgen.program.source import problem_for
+from normgen.schedule.default import default_schedule
 from normgen.spec.reader import load, parse
 from normgen.spec.spec import Kind
 from normgen.verify import Inputs
@@ -100,6 +105,47 @@ def test_nan_and_other_shapes_are_infinitely_far_off() -> None:
     poisoned[3, 5] = np.nan
     assert expected.share("y", poisoned) == np.inf
     assert expected.share("y", want[:, :-1]) == np.inf
+
+
+PRODUCTS = [(op, gradient) for op in ("linear", "linear_add_rms", "rmsnorm_linear") for gradient in ("", "x", "w")]
+PRODUCTS += [("linear_bias_gelu", ""), ("linear_swiglu", ""), ("softmax_v", ""), ("causal_softmax_v", "")]
+PRODUCTS += [("bmm", gradient) for gradient in ("", "x", "w")]
+
+
+@pytest.mark.parametrize("layout", [{}, {"w": "cols_inner"}], ids=["", "turned"])
+@pytest.mark.parametrize(("op", "gradient"), PRODUCTS)
+def test_what_a_product_stores_is_compared_in_all_directions(
+    op: str, gradient: str, layout: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the kernel on the CPU, of rows that repeat a sample's: lines of rows, or of inner that sum all rows."""
+    if layout and op not in ("linear", "rmsnorm_linear"):
+        return
+    monkeypatch.setattr("normgen.bench.expected.CHECKED_ELEMENTS", 24 * 16)
+    asked: dict[str, Any] = {"direction": "backward", "gradients": (gradient,)} if gradient else {}
+    spec, shape = load(op), (3, 20, 24) if any(t.kind.by_batch for t in load(op).tensors) else (60, 24)
+    problem = problem_for(spec, shape=shape, inner=40, layout=layout, **asked)
+    monkeypatch.setattr(data, "FILL_ELEMENTS", 24 * (40 if len(shape) > 2 else 25))
+    sample = data.sample_inputs(problem, seed=0)
+    assert sample.problem.rows < problem.rows
+    expected = Expected(problem, sample, seed=0)
+    arrays: dict[str, Any] = {}
+    for tensor in problem.tensors:
+        if tensor.is_written:
+            arrays[tensor.name] = np.full(problem.shape_of(tensor), np.nan, tensor.dtype.numpy)
+        else:
+            array = np.asarray(sample.buffers[tensor.name].array)
+            lines = problem.shape_of(tensor)[0]
+            repeats = tensor.kind.by_row or tensor.kind.by_batch
+            arrays[tensor.name] = array[np.arange(lines) % len(array)] if repeats else array
+    [program] = build_many([emit(problem, default_schedule(problem, target("h200")))])
+    sizes = {"rows": problem.rows, **problem.lengths, "scalars": sample.scalars}
+    assert not program.run(arrays, **sizes).faults
+    assert expected.missing({}) == tuple(t.name for t in problem.tensors if t.is_written and t.name != "rstd")
+    for name, wanted in expected.tensors.items():
+        got = expected.lines(wanted.use, lambda chunk, name=name: arrays[name][slice(*chunk)])
+        assert got.size < arrays[name].size, "some lines are compared"
+        assert expected.share(name, got.astype(np.float64)) < 1, name
+        assert expected.share(name, got.astype(np.float64) * 1.01) > 1, name
 
 
 def test_a_result_may_lack_statistics_only() -> None:

@@ -162,6 +162,36 @@ def test_spec_check_prints_the_program_or_the_line_that_is_wrong(
     assert "rsqrt" in err
 
 
+def test_spec_check_lists_what_has_no_gradient_and_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "mixed.toml"
+    tensors = {
+        "x": '"input"',
+        "gain": '{ role = "parameter", group = 8 }',
+        "scale": '"scalar_input"',
+        "mask": '{ role = "input", dtypes = ["bool"] }',
+        "seed": '"seed"',
+        "bias": '"parameter"',
+        "y": '"output"',
+    }
+    lines = "\n".join(f"{name} = {value}" for name, value in tensors.items())
+    formula = "where(mask and random(seed) > 0.5, x * gain * scale + bias, 0)"
+    file.write_text(f'name = "mixed"\n[tensors]\n{lines}\n[formulas]\ny = "{formula}"\n')
+    code, out, _ = run(capsys, "spec", "check", str(file))
+    assert code == 0
+    told = out.partition("\nbackward: ")[2].splitlines()
+    assert told[0] == "dx, dbias"
+    reasons = (
+        "value for each group of columns",
+        "learned number has the role scalar_parameter",
+        "whole numbers",
+        "whole",
+    )
+    assert [line.split(":")[0] for line in told[1:]] == ["no dgain", "no dscale", "no dmask", "no dseed"]
+    assert all(why in line for why, line in zip(reasons, told[1:], strict=True))
+    found = json.loads(run(capsys, "spec", "check", str(file), "--json")[1])
+    assert list(found["no_gradient"]) == ["gain", "scale", "mask", "seed"]
+
+
 def test_spec_check_of_a_product_tells_which_gradients_a_kernel_gives(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

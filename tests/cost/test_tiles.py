@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from normgen.bench.entry import Samples
-from normgen.cost.checklist import checklist, unfused_bytes
+from normgen.cost.checklist import bank_ways, checklist, tile_reads, tile_writes, unfused_bytes
 from normgen.cost.model import predict
 from normgen.cost.work import arithmetic_us, flops, roof_of
+from normgen.cpu import build_many, find_compiler
+from normgen.cpu.trace import StepKind
 from normgen.device import target
+from normgen.pipeline import emit
 from normgen.problem.problem import Problem
 from normgen.records.statistics import Ratio
 from normgen.schedule.schedule import Schedule
 from normgen.schedule.tiles.clocks import busy_clocks
+from normgen.schedule.tiles.plan import tile_problem_plan
 from tests.verify.contraction import linear
 
 H200 = target("h200")
 TILED = Schedule(hold="shared", vector=4, tile_m=64, tile_n=64, tile_k=16, thread_m=4, thread_n=4)
+
+
+QUESTIONS = ["intensity", "coalescing", "bank conflicts", "reuse", "edges", "registers", "occupancy"]
+QUESTIONS += ["vector width", "fusion"]
 
 
 def answers(problem: Problem, schedule: Schedule) -> dict[str, tuple[str, bool]]:
@@ -26,7 +35,7 @@ def answers(problem: Problem, schedule: Schedule) -> dict[str, tuple[str, bool]]
 
 def test_the_questions_of_a_product_are_those_of_its_tiles() -> None:
     found = answers(linear.problem_of("linear", (256, 256, 64)), TILED)
-    assert list(found) == ["coalescing", "reuse", "edges", "registers", "occupancy", "vector width", "fusion"]
+    assert list(found) == QUESTIONS
     assert found["edges"] == ("all tiles are whole", True)
     assert found["reuse"] == ("32 products for an element from L2, 2.0 for one from shared memory", True)
     lines = predict(linear.problem_of("linear", (256, 256, 64)), TILED, H200).lines()
@@ -78,3 +87,47 @@ def test_the_model_knows_waves_and_what_hides_latency() -> None:
     assert arithmetic_us(problem, H200) < us["wide"] < 1.3 * arithmetic_us(problem, H200)
     one, two = (busy_clocks(linear.problem_of("linear", (128, n, 4096)), wide, H200) for n in (128 * 132, 128 * 265))
     assert two > 1.4 * one, "a tile more than two for each SM is a wave more"
+
+
+def test_a_product_says_how_many_operations_it_has_for_a_byte() -> None:
+    said, is_good = answers(linear.problem_of("linear", (4096, 4096, 4096)), TILED)["intensity"]
+    assert said.startswith("683 operations for a byte of memory (products bound: "), "2 * 4096**3 / (3 * 4096**2 * 4)"
+    assert "16 for one from L2 (12.8)" in said, "2 * 64 * 64 / (128 * 4), of 256 a clock over 20 bytes"
+    assert is_good
+    small = TILED.varied(tile_m=16, tile_n=16, thread_m=2, thread_n=2)
+    assert not answers(linear.problem_of("linear", (4096, 4096, 4096)), small)["intensity"][1]
+    assert "memory bound" in answers(linear.problem_of("linear", (1, 4096, 4096)), small)["intensity"][0]
+
+
+SHARED = [
+    TILED,
+    TILED.varied(thread_m=8, thread_n=8, tile_m=128, tile_n=128),
+    TILED.varied(vector=1, tile_k=8),
+    TILED.varied(tile_k=32, thread_m=2, thread_n=2, tile_m=32, tile_n=32),
+    TILED.varied(vector=2, tile_m=16, tile_n=16, thread_m=2, thread_n=1, tile_k=8),
+    TILED.varied(tile_m=32, tile_n=128, thread_m=16, thread_n=8),
+]
+
+
+@pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler on this machine")
+@pytest.mark.parametrize("name", ["linear", "torch_linear"])
+def test_banks_are_counted_on_the_addresses_that_a_kernel_has(name: str) -> None:
+    """Each step of the first warp in shared memory, as the executor saw it: the busiest bank of all is what is said."""
+    for schedule in SHARED:
+        problem = linear.problem_of(name, (schedule.tile_m, schedule.tile_n, schedule.tile_k))
+        plan = tile_problem_plan(problem, schedule)
+        [program] = build_many([emit(problem, schedule)])
+        arrays = {t.name: np.zeros(problem.shape_of(t), t.dtype.numpy) for t in problem.tensors}
+        run = program.run(arrays, rows=problem.rows, **problem.lengths, trace=True)
+        assert not run.faults
+        seen: dict[StepKind, int] = {}
+        for kind in (StepKind.READ, StepKind.WRITE):
+            of_lane = [
+                [s for s in run.steps if s.thread == lane and s.kind is kind and s.place == "shared"]
+                for lane in range(32)
+            ]
+            seen[kind] = max(
+                bank_ways([step.col for step in steps if step], steps[0].count) for steps in zip(*of_lane, strict=True)
+            )
+        for kind, lanes in ((StepKind.READ, tile_reads), (StepKind.WRITE, tile_writes)):
+            assert max(bank_ways(*lanes(plan, side)) for side in plan.cut.sides) == seen[kind], (schedule, kind)

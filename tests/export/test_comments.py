@@ -147,7 +147,7 @@ def test_no_text_of_a_spec_or_record_reaches_the_compiler(text: str) -> None:
     compiler = find_compiler()
     assert compiler is not None
     clean, hostile = header_with("a"), header_with(text)
-    command = [*compiler.command, "-E", "-P", "-trigraphs", "-D__CUDACC_RTC__", "-x", "c++", "-"]
+    command = [*compiler.command, "-E", "-P", "-trigraphs", "-D__CUDACC__", "-D__CUDACC_RTC__", "-x", "c++", "-"]
     seen = [
         subprocess.run(command, input=header.encode(), capture_output=True, check=True).stdout
         for header in (clean, hostile)

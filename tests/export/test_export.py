@@ -115,6 +115,9 @@ def test_a_record_in_place_shows_its_price_first_and_one_that_was_timed_alone_is
     rate = f"{found.bytes / 15e3:.0f}"
     assert row.split()[-10:] == ["15", "21", "/", "6", rate, "80.0", "%", "1.50x", "13.5", "fresh"]
     assert "// times     price: what the kernel adds to a chain" in text
+    words = " ".join(line.removeprefix("//").strip() for line in text.splitlines())
+    assert "above 100 % this one costs less than that kernel" in words
+    assert "More than 1 is refused; rounding to 16 bits or fewer alone comes close to 1" in words
     alone = only(replace(in_place, place=Place(context=Context.ALONE, setting=Setting.COLD))).text
     row = next(line for line in alone.splitlines() if line.startswith("//   8192 x 768"))
     assert "price us" not in alone

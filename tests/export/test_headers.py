@@ -179,7 +179,51 @@ def test_a_header_with_a_dependent_launch_compiles_for_sm_90_and_refuses_older_g
     path = put(header, tmp_path)
     assert nvcc("-c", path, "-o", tmp_path / "header.o").returncode == 0
     older = nvcc("-arch=compute_80", "-c", path, "-o", tmp_path / "header.o")
-    assert "layernorm_bwd_f32 needs sm_90 or newer" in older.stderr
+    assert "layernorm_bwd_f32 needs sm_90 or newer: compile with -arch=sm_90" in older.stderr
+    assert "for several GPUs write a header for each: normgen export --arch sm80,sm90" in older.stderr
+
+
+@needs_nvcc
+@pytest.mark.parametrize("archs", [(), (80, 90)], ids=["one", "set"])
+def test_a_compiler_without_cuda_is_told_in_one_sentence(archs: tuple[int, ...], tmp_path: Path) -> None:
+    """nvcc gives a .cpp file to the host compiler; without the sentence each word of CUDA in the header is an error."""
+    made = [put(header, tmp_path) for header in headers_of([record()], form=Form(archs=archs))]
+    source = tmp_path / "program.cpp"
+    source.write_text(f'#include "{made[-1].name}"\nint main() {{}}\n')
+    errors = [line for line in nvcc("-c", source, "-o", tmp_path / "x.o").stderr.splitlines() if "error:" in line]
+    said = "this file has CUDA kernels: nvcc compiles what includes it; for .cpp files: normgen export --declarations"
+    assert len(errors) == 1
+    assert made[-1].name in errors[0]
+    assert said in errors[0]
+
+
+@needs_nvcc
+def test_a_program_asks_at_compile_time_whether_a_size_is_tuned(tmp_path: Path) -> None:
+    """The answer is that of `select` for an aligned call: held to it over sizes in and between the tuned ones."""
+    (header,) = headers_of(layernorm_records())
+    put(header, tmp_path)
+    function = "normgen::sm90::layernorm_fwd_f32"
+    assert {r.problem.cols for r in layernorm_records()} == {768, 770, 771, 1024, 16384}
+    asked = {(64, 768): 64, (700, 768): 64, (800, 768): 8192, (1, 16384): 128, (64, 767): 0, (64, 2880): 0}
+    lines = [f"static_assert({function}_tuned_rows({r}, {c}) == {found});" for (r, c), found in asked.items()]
+    lines += [f"static_assert({function}_is_tuned({r}, {c}) == {int(found > 0)});" for (r, c), found in asked.items()]
+    detail = f"{function}_detail"
+    lines += [
+        "constexpr bool agrees() {",
+        "  for (int rows = 0; rows < 20000; rows += 997) {",
+        "    for (int cols : {1, 767, 768, 1024, 16384}) {",
+        f"      const int line = {detail}::select(rows, cols, 32), found = {function}_tuned_rows(rows, cols);",
+        f"      if (found != (line < 0 ? 0 : {detail}::kTuned[line].rows)) return false;",
+        "    }",
+        "  }",
+        "  return true;",
+        "}",
+        "static_assert(agrees());",
+    ]
+    source = tmp_path / "ask.cu"
+    source.write_text("\n".join([f'#include "{header.file_name}"', *lines, ""]))
+    done = nvcc("-c", source, "-o", tmp_path / "ask.o")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 @pytest.mark.parametrize(

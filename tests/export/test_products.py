@@ -25,7 +25,7 @@ SIZES = ((64, 768, 512), (4096, 768, 512), (64, 768, 1024), (64, 100, 36))
 
 
 def spec_of(name: str) -> Spec:
-    return load(name) if name == "bmm" else linear.spec_of(name)
+    return load(name) if name in ("bmm", "linear_add_rms") else linear.spec_of(name)
 
 
 def records(name: str, gradient: str = "") -> list[Record]:
@@ -34,7 +34,7 @@ def records(name: str, gradient: str = "") -> list[Record]:
     return [record(spec, shape=f"{rows}x{cols}", inner=inner, **backward) for rows, cols, inner in SIZES]
 
 
-FUNCTIONS = [("torch_linear", ""), ("normed", ""), ("linear", "x"), ("linear", "w")]
+FUNCTIONS = [("linear_add_rms", ""), ("torch_linear", ""), ("normed", ""), ("linear", "x"), ("linear", "w")]
 FUNCTIONS += [("bmm", ""), ("bmm", "x"), ("bmm", "w")]
 
 
@@ -87,7 +87,8 @@ def test_a_call_launches_the_kernel_of_its_cols_and_inner_on_a_block_for_each_ti
     ]
     calls += [(Call(rows=0, cols=768, inner=512), tuned[0])]
     scalars = [s for s in ("eps",) if any(p.key == s for p in general[1].kernels[0].params)]
-    answers = program.asks([call.words(group, scalars, workspace=False) for call, _ in calls], known)
+    workspace = bool(general[1].workspace.fixed)
+    answers = program.asks([call.words(group, scalars, workspace=workspace) for call, _ in calls], known)
     for (call, (problem, parts)), answer in zip(calls, answers, strict=True):
         nothing = call.rows == 0 and (name, gradient) != ("linear", "w")  # of no rows there are no batches
         launched = [] if nothing else expected(group, call, problem, parts)
@@ -96,6 +97,20 @@ def test_a_call_launches_the_kernel_of_its_cols_and_inner_on_a_block_for_each_ti
             assert answer[:-1] == launched, call
         else:
             assert len(answer) == 2  # zeros are written, by the kernel of the nearest rows
+
+
+def test_the_workspace_of_what_reduces_its_result_grows_with_the_tiles_of_every_kernel() -> None:
+    text = header_text("linear_add_rms", "")
+    assert "std::size_t linear_add_rms_fwd_f32_workspace_bytes(int rows, int cols, int inner) {" in text
+    assert "linear_add_rms_fwd_f32_workspace_bytes(rows, cols, inner) bytes" in text
+    assert "if (tuned.cols != cols || tuned.inner != inner) continue;" in text
+    assert text.count("workspace.per_block * static_cast<std::size_t>(blocks)") == 2, "general kernels and tuned ones"
+    made = records("linear_add_rms")[0]
+    module = emit(problem_of(made.problem, load("linear_add_rms")), made.schedule)
+    tiles = module.kernels[0].launch.grid(rows=64, sm_count=1, cols=768)
+    assert tiles > 1
+    found = module.workspace_bytes(rows=64, sm_count=1, cols=768, inner=512)
+    assert found == module.workspace.fixed + tiles * module.workspace.block
 
 
 def test_a_header_of_batches_says_how_many_rows_they_have() -> None:

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from normgen.cli import main as cli
+from normgen.cli.text.t4 import t4_results
 from normgen.cpu import find_compiler
 from normgen.errors import UsageError, VerificationError
 from normgen.export import Form, Header, differences, export_folder, export_record, headers_of, proof
 from normgen.export.proof import proven
-from normgen.export.t4 import t4_results
 from normgen.measure import cpu_check
 from normgen.pipeline import emit
 from normgen.records.compare import compare_files

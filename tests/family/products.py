@@ -36,6 +36,19 @@ def linear_add_backward(t: Tensors, s: Scalars) -> dict[str, Array]:
     return {**linear_backward(t, s), "dresidual": t["dy"]}
 
 
+def linear_add_rms(t: Tensors, s: Scalars) -> dict[str, Array]:
+    """torch.addmm of a residual, and the factor of torch.nn.functional.rms_norm of it."""
+    h = linear_add(t, s)["y"]
+    return {"h": h, "rstd": 1 / np.sqrt((h**2).mean(axis=1) + s["eps"])}
+
+
+def linear_add_rms_backward(t: Tensors, s: Scalars) -> dict[str, Array]:
+    """d rstd / dh = -rstd³ h / cols."""
+    made = linear_add_rms(t, s)
+    slope = made["rstd"][:, None] ** 3 * made["h"] / t["w"].shape[1]
+    return linear_add_backward({**t, "dy": t["dh"] - t["drstd"][:, None] * slope}, s)
+
+
 def linear_bias_gelu(t: Tensors, s: Scalars) -> dict[str, Array]:
     """GELU(z) = z Φ(z), Hendrycks and Gimpel 2016; torch.nn.functional.gelu of approximate = none."""
     z = linear(t, s)["y"]
@@ -85,6 +98,7 @@ def rmsnorm_linear_backward(t: Tensors, s: Scalars) -> dict[str, Array]:
 FORWARD: dict[str, Function] = {
     "linear": linear,
     "linear_add": linear_add,
+    "linear_add_rms": linear_add_rms,
     "linear_bias_gelu": linear_bias_gelu,
     "linear_swiglu": linear_swiglu,
     "rmsnorm_linear": rmsnorm_linear,
@@ -92,6 +106,7 @@ FORWARD: dict[str, Function] = {
 BACKWARD: dict[str, Function] = {
     "linear": linear_backward,
     "linear_add": linear_add_backward,
+    "linear_add_rms": linear_add_rms_backward,
     "linear_bias_gelu": linear_bias_gelu_backward,
     "linear_swiglu": linear_swiglu_backward,
     "rmsnorm_linear": rmsnorm_linear_backward,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import normgen
 from normgen.cpu import find_compiler
 from normgen.schedule.knobs import Copy, Hold, Softmax
 from normgen.schedule.schedule import Schedule
+from normgen.spec.reader import list_specs
 
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler on this machine")
 Array = NDArray[Any]
@@ -63,6 +65,21 @@ def test_the_gradients_of_a_batch_are_made_of_its_rows_alone() -> None:
         kernel = handle("bmm", direction="backward", gradients=(name,))
         found = kernel(**{t.name: given[t.name] for t in kernel.problem.tensors if not t.is_written})
         np.testing.assert_allclose(found, want[name], rtol=1e-5, atol=1e-5)
+
+
+def test_each_row_of_a_batch_has_the_statistics_of_its_result(tmp_path: Path) -> None:
+    """No tile has rows of two batches, and each finds the place of its rows among those of all."""
+    spec = tmp_path / "bmm_rms.toml"
+    text = (list_specs()["bmm"]).read_text()
+    text = text.replace("[formulas]", 'rms = "row_output"\ntop = "row_output"\n[formulas]')
+    spec.write_text(text + 'rms = "sqrt(mean(y * y))"\ntop = "max(y)"\n')
+    x, w = drawn(3, ROWS, INNER), drawn(3, INNER, COLS)
+    asked = {"shape": (3, ROWS, COLS), "inner": INNER, "device": "cpu", "schedule": TILE.varied(thread_n=4, tile_n=16)}
+    y, rms, top = normgen.kernel(str(spec), **asked)(x, w)
+    want = x.astype(np.float64) @ w
+    np.testing.assert_allclose(y, want, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(rms, np.sqrt((want**2).mean(axis=-1)), rtol=1e-5)
+    np.testing.assert_allclose(top, want.max(axis=-1), rtol=1e-5)
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -34,6 +34,7 @@ def norm(x: Any, weight: Any) -> Any:
 BY_JAX: dict[str, Callable[..., Any]] = {
     "linear": lambda x, w, bias: dot(x, w) + bias,
     "linear_add": lambda x, w, residual: residual + dot(x, w),
+    "linear_add_rms": lambda x, w, residual: norm(residual + dot(x, w), 1.0),
     "linear_bias_gelu": lambda x, w, bias: jax.nn.gelu(dot(x, w) + bias, approximate=False),
     "linear_swiglu": lambda x, w_gate, w_up: jax.nn.silu(dot(x, w_gate)) * dot(x, w_up),
     "rmsnorm_linear": lambda x, weight, w: dot(norm(x, weight), w),
@@ -47,8 +48,13 @@ def arrays(name: str, dtype: Any = np.float32) -> dict[str, Any]:
     return {key: jnp.asarray(rng.standard_normal(shape), dtype) for key, shape in shapes.items()}
 
 
+def one(found: Any) -> Any:
+    """What is compared of a result: of several, rows and a factor of each, their product."""
+    return found[0] * found[1][..., None] if isinstance(found, tuple) else found
+
+
 def loss(function: Callable[..., Any], upstream: Any) -> Callable[..., Any]:
-    return lambda given: (function(**given) * upstream).sum()
+    return lambda given: (one(function(**given)) * upstream).sum()
 
 
 def test_every_product_that_ships_is_compared() -> None:
@@ -59,7 +65,7 @@ def test_every_product_that_ships_is_compared() -> None:
 def test_an_operator_and_its_gradients_are_those_of_jax_in_full_precision(name: str) -> None:
     given, function, wanted = arrays(name), nj.operator(name), BY_JAX[name]
     upstream = jnp.asarray(np.random.default_rng(2).standard_normal((*ROWS, COLS)), jnp.float32)
-    found, want = function(**given), wanted(**given)
+    found, want = one(function(**given)), wanted(**given)
     assert found.shape == (*ROWS, COLS)
     np.testing.assert_allclose(found, want, rtol=1e-5, atol=1e-5)
     gradients = jax.jit(jax.grad(loss(function, upstream)))(given)
@@ -68,6 +74,48 @@ def test_an_operator_and_its_gradients_are_those_of_jax_in_full_precision(name: 
         np.testing.assert_allclose(gradients[key], right, rtol=1e-4, atol=1e-4)
         alone = jax.grad(lambda value, key=key: loss(function, upstream)({**given, key: value}))(given[key])
         np.testing.assert_allclose(alone, right, rtol=1e-4, atol=1e-4)
+
+
+def softmax_v(s: Any, v: Any, mask: Any = 0.0) -> Any:
+    return dot(jax.nn.softmax(0.5 * s + mask, -1), v)
+
+
+def causal_softmax_v(s: Any, v: Any) -> Any:
+    return dot(jax.nn.softmax(jnp.where(jnp.tri(s.shape[-1], dtype=bool), 0.5 * s, -jnp.inf), -1), v)
+
+
+IN_BATCHES_BY_JAX: dict[str, Callable[..., Any]] = {
+    "bmm": lambda x, w: dot(x, w),
+    "softmax_v": softmax_v,
+    "masked_softmax_v": softmax_v,
+    "causal_softmax_v": causal_softmax_v,
+}
+
+
+@pytest.mark.parametrize("name", IN_BATCHES)
+def test_an_operator_of_batches_and_its_gradients_are_those_of_jax(name: str) -> None:
+    rng, last = np.random.default_rng(1), {"w": (7, 4), "v": (7, 4)}
+    names = [t.name for t in load(name).tensors if not t.role.is_written]
+    given = {k: jnp.asarray(rng.standard_normal((2, 3, *last.get(k, (7, 7)))), jnp.float32) for k in names}
+    scalars = {"scale": 0.5} if load(name).scalars else {}
+    upstream = jnp.asarray(rng.standard_normal((2, 3, 7, 4)), jnp.float32)
+
+    def function(**arrays: Any) -> Any:
+        return nj.operator(name)(**arrays, **scalars)
+
+    wanted = IN_BATCHES_BY_JAX[name]
+    np.testing.assert_allclose(function(**given), wanted(**given), rtol=1e-5, atol=1e-5)
+    gradients = jax.jit(jax.grad(loss(function, upstream)))(given)
+    for key, right in jax.grad(loss(wanted, upstream))(given).items():
+        assert gradients[key].shape == given[key].shape
+        np.testing.assert_allclose(gradients[key], right, rtol=1e-4, atol=1e-4)
+    mapped = jax.vmap(lambda arrays: function(**arrays))(given)
+    np.testing.assert_allclose(mapped, wanted(**given), rtol=1e-5, atol=1e-5)
+
+
+def test_batches_that_are_not_the_first_sizes_of_rows_are_refused() -> None:
+    with pytest.raises(UsageError, match=r"w \[batches, inner, cols\], .*, batches the first sizes of rows"):
+        nj.operator("bmm")(jnp.zeros((2, 5, 7)), jnp.zeros((3, 7, 4)))
 
 
 def test_of_float64_gradients_are_exact() -> None:

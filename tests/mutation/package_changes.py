@@ -609,8 +609,11 @@ CHANGES: tuple[Change, ...] = (
         ("(tiles < launch.min_blocks ? launch.min_blocks : tiles) * launch.cluster", "tiles * launch.cluster"),
         ("  if (*blocks > most) *blocks = most;\n", ""),
         ("if (launch.dependent) {", "if (false) {"),
-        ("    if (tuned.cols != cols) continue;\n", ""),
-        (" + workspace.per_block * static_cast<std::size_t>(blocks)", " + 0 * blocks"),
+        ('    if (tuned.cols != cols{{ " || tuned.inner != inner" if host.inner }}) continue;\n', ""),
+        (
+            "zeroed({{ lines }}) + workspace.per_block * static_cast<std::size_t>(blocks)",
+            "zeroed({{ lines }}) + 0 * blocks",
+        ),
         ("cudaMemsetAsync(workspace, 0, zeroed, stream)", "cudaMemsetAsync(workspace, 0, zeroed / 2, stream)"),
     ),
     *changes(
@@ -909,7 +912,7 @@ CHANGES: tuple[Change, ...] = (
         "program/lower.py",
         CONTRACTIONS,
         ("key = (DOT.name, left, right)", "key = (name := DOT.name, left)"),
-        ("(Kind.INNER, INNER) if self.spec.has_inner", "(Kind.INNER, COLS) if self.spec.has_inner"),
+        ("INNER if over.by_inner else COLS", "COLS"),
     ),
     *changes(
         "program/rewrites/contractions.py",
@@ -978,15 +981,23 @@ CHANGES: tuple[Change, ...] = (
     *changes(
         "codegen/tiles/epilogue.py",
         TILES,
-        ('when("n0 == 0 && tn == 0", *self._write_one(step))', "self._write_one(step)"),
+        ('when("n0 == 0 && tn == 0", *write)', "write"),
         ('"m0 == 0 && tm == 0 && i == 0"', '"tm == 0 && i == 0"'),
         ("added = (old, loop(", "added = (loop("),
         ("j += {WIDTH})", "++j)"),
-        ("if self.plan.problem.tensor(store.tensor).nullable:", "if False:"),
+    ),
+    *changes(
+        "codegen/tiles/reduced.py",
+        TILES,
+        ("return found if self.plan.in_shared else found[1:]", "return found[1:]"),
+        ('f"{number} * blocks_n + {tile}" if number else tile', "tile"),
+        ('"tile": "blocks_n"', '"tile": "1"'),
+        ("kTileM + own_m(i)] = {r.names[0]}_own", "kTileM + i] = {r.names[0]}_own"),
     ),
     *changes(
         "codegen/tiles/access.py",
         TILES,
+        ("if access.problem.tensor(store.tensor).nullable:", "if False:"),
         (
             "line, element = (at[axis] for axis in use.axes[-2:])",
             "element, line = (at[axis] for axis in use.axes[-2:])",
@@ -1001,7 +1012,7 @@ CHANGES: tuple[Change, ...] = (
         ("if len(bare) < len(side.slots):", "if not bare:"),
         ("return finite and not divides and any(", "return finite and any("),
         ('in ("sum", "absmax")', 'in ("sum", "absmax", "max")'),
-        ("max(tiles * self.schedule.stages, self.riding_floats)", "tiles * self.schedule.stages"),
+        ("self.riding_floats, self.reduced_floats)", "self.reduced_floats)"),
         ("return lines * (line + PAD)", "return lines * line"),
         ("(line, lines) if self.lies_deep(side) else (lines, line)", "(lines, line)"),
         ("if len(reduce.names) > 1:", "if False:"),
@@ -1035,7 +1046,7 @@ CHANGES: tuple[Change, ...] = (
     *changes(
         "verify/contraction/product.py",
         BOUND_OF_PRODUCTS,
-        ("(b, a) if a.shape[-1] > 1 or b.shape[-2] > 1 else (a, b)", "(a, b)"),
+        ("(a, b) if is_left else (b, a)", "(a, b)"),
     ),
     *changes(
         "verify/contraction/product.py",
@@ -1061,7 +1072,7 @@ CHANGES: tuple[Change, ...] = (
         "verify/contraction/sides.py",
         VARIED_PRODUCTS,
         ("values[values == 0] = 1.0", "pass"),
-        ("elif tensor.kind is not summed(problem):", "else:"),
+        ("elif tensor.kind is not summed(problem) and not joins_columns(problem):", "else:"),
         ('of_left = np.array([name == "tiny" for name', 'of_left = np.array([name == "huge" for name'),
         ("waiting = {node.name for tree in defined for node", "waiting = {node.name for tree in () for node"),
         ("return next(lefts, problem.spec.inputs[0].name)", "return problem.spec.inputs[0].name"),
@@ -1094,7 +1105,7 @@ CHANGES: tuple[Change, ...] = (
     *changes(
         "verify/contraction/sides.py",
         CALLS_OF_TILES,
-        ("if name not in _LARGE or not reads_saved(problem)", "if True"),
+        ("is_alone = not (reads_saved(problem) or joins_columns(problem))", "is_alone = True"),
     ),
     *changes(
         "verify/check.py",

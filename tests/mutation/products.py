@@ -30,6 +30,8 @@ PRODUCT_CASES: dict[str, Named] = {
     "norm_linear": named("rmsnorm_linear", "96x40", "f32", TILES, inner=21),
     "norm_linear_copied": named("rmsnorm_linear", "96x40", "f32", AHEAD, inner=21),
     "norm_linear_bf16": named("rmsnorm_linear", "96x40", "bf16", RELOAD, inner=21),
+    "linear_rms": named("linear_add_rms", "96x40", "f32", TILES, inner=21),
+    "linear_rms_bf16": named("linear_add_rms", "96x40", "bf16", RELOAD, inner=21),
     "linear_residual": named("linear_add", "96x40", "f32", TILES, inner=21),
 }
 PARAMETER = r"(const float (?:bias|weight)_\w+ = )([^;]*element\([^;]*);"
@@ -135,6 +137,24 @@ PRODUCTS: tuple[MutationClass, ...] = (
     C("tile_rider_dropped", "one part of a statistic", r"line < kTileK / kVector", "line < kTileK / kVector - 1"),
     C("tile_rider_twice", "squares of the scaled", r"\+= x_i \* x_i", "+= x_i * weight_i"),
     C("tile_rider_weight", "the scale is left out", r"x_i \* weight_i", "x_i"),
+    # Reductions of the result.
+    C("result_own_place", "a part in another line", r"\[tn \* kTileM \+ own_m\(i\)\] =", "[tn * kTileM + i] ="),
+    C("result_own_thread", "a part in another's place", r"\[tn \* (kTileM \+ own_m\(i\)\] =)", r"[tm * \1"),
+    C("result_one_part", "the first part of a line, again", r"\[part \* kTileM \+ line\]", "[line]"),
+    C("result_parts", "a part less", r"part < kTileN / kThreadN", "part < kTileN / kThreadN - 1"),
+    C(
+        "result_place",
+        "all blocks leave theirs in one place",
+        r"long>\(blockIdx\.x % blocks_n\) \* rows",
+        "long>(0) * rows",
+    ),
+    C("result_tiles", "a tile less", r"tile < blocks_n", "tile < blocks_n - 1"),
+    C("result_one_tile", "the first tile, again", r"long>\(tile\) \* rows", "long>(0) * rows"),
+    C("result_first", "the first block does it", r"takes_last_ticket\(ticket, is_last\)", "blockIdx.x == 0"),
+    C("result_ticket", "a ticket that nobody takes back", r"\*ticket = 0;", "*ticket += 0;"),
+    C("result_row", "the statistic of the next row", r"rstd \+ m, rstd_m", "rstd + (m + 1) % rows, rstd_m"),
+    C("result_mean", "a mean over what is summed", r"/ kCols \+ eps", "/ kInner + eps"),
+    C("result_squares", "magnitudes for squares", r"\+= h_e \* h_e", "+= fabsf(h_e)"),
     # What a caller varies.
     C("eps_of_norm_default", "a scalar's default in its place", READ, scalar("{1}")),
     C("eps_of_norm_doubled", "twice a scalar", READ, scalar("(2.0f * {0})")),

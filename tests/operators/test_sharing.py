@@ -77,6 +77,17 @@ def test_products_are_shared_out_by_rows_and_their_matrices_gradients_are_sums()
         assert {value for name, value in written.items() if name != "dx"} == {PARTIAL}
 
 
+def test_a_matrix_of_each_batch_is_sharded_with_its_batches_and_its_gradient_is_a_sum_along_the_other() -> None:
+    found = {read["dy"]: (read["w"], written["dw"]) for read, written in ways("bmm", "backward")[1:]}
+    assert found == {0: (0, 0), 1: (REPLICATED, PARTIAL)}
+    problem = problem_for(load("bmm"), shape=(24, 6, 128), inner=32)
+    shapes = {"x": (2, 3, 4, 32), "w": (2, 3, 32, 128)}
+    reads = [t for t in problem.tensors if not t.is_written]
+    writes = [t for t in problem.tensors if t.is_written]
+    found = {read["x"]: (read["w"], written["y"]) for read, written in list(shares(problem, reads, writes, shapes))[1:]}
+    assert found == {0: (0, 0), 1: (1, 1), 2: (REPLICATED, 2)}
+
+
 @pytest.mark.parametrize("op", sorted(list_specs()))
 def test_every_operation_has_a_way_and_each_way_says_all_of_its_tensors(op: str) -> None:
     problem = problem_for(load(op), shape=(4, 6, 128), inner=32 if load(op).has_inner else None)

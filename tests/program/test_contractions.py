@@ -14,6 +14,7 @@ import sympy as sp
 
 from normgen.errors import ProgramError, SpecError
 from normgen.program.classes import ProgramClass, class_of, class_of_formulas, program_class, tile_axes
+from normgen.program.functions import COL
 from normgen.program.ir import (
     Load,
     Map,
@@ -28,10 +29,10 @@ from normgen.program.ir import (
     stage_of,
 )
 from normgen.program.lower import lower
-from normgen.program.monoid import DOT, MAX, SUM, symbol
+from normgen.program.monoid import ARGMAX, DOT, MAX, SUM, symbol
 from normgen.program.ordered import Ordered, opened
 from normgen.program.rewrites.contractions import factors_leave
-from normgen.program.source import problem_for
+from normgen.program.source import problem_for, written_program
 from normgen.spec.reader import load, parse
 from normgen.spec.spec import Kind, Spec
 from tests.program.evaluate import Array, evaluate
@@ -269,10 +270,43 @@ def test_a_left_side_may_wait_for_statistics_of_its_rows(formulas: tuple[str, ..
     assert class_of_formulas(spec, lower(spec), present) is ProgramClass.TILES
 
 
-REFUSED_GRADIENTS = {  # a row's statistic is known behind inner, where dv sums rows; ds sums dy @ v times weights
+REFUSED_GRADIENTS = {  # a row's statistic is known behind inner, where dv sums rows; ds needs y, a product, and dy @ v
     "v": ("a kernel of products reduces its sides over rows, to values along inner or cols", "row_max : row"),
-    "s": ("the gradient of 'row_max' sums that of a side of a product over inner, in a kernel of its own", "row_max"),
+    "s": ("all contractions of a kernel sum inner to values along rows and cols", "dot_cols(dy, v)"),
 }
+
+
+NOT_IN_THE_FORWARD: dict[tuple[str, ...], Callable[[Array, Array], Array]] = {
+    ("y = 2 * (x @ w)",): lambda x, w: 2 * (x @ w),
+    ("y = (x - mean(x)) @ w",): lambda x, w: (x - x.mean(-1, keepdims=True)) @ w,
+    ("c = x - mean(x)", "y = (c * rsqrt(mean(c * c) + 0.5)) @ w"): lambda x, w: (
+        ((x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 0.5)) @ w
+    ),
+    ("y = (x * sum(x * x)) @ w * 3",): lambda x, w: 3 * (x * (x * x).sum(-1, keepdims=True)) @ w,
+}
+
+
+@pytest.mark.parametrize("formulas", NOT_IN_THE_FORWARD, ids=" ".join)
+def test_a_gradient_through_rows_of_a_side_is_the_quotient_of_differences(formulas: tuple[str, ...]) -> None:
+    """Of what stands before the product for each row, and of a multiple of a product."""
+    rng, run = np.random.default_rng(0), NOT_IN_THE_FORWARD[formulas]
+    x, w, dy = rng.standard_normal((3, 4)), rng.standard_normal((4, 2)), rng.standard_normal((3, 2))
+    problem = problem_for(spec_of(*formulas), shape=(3, 2), inner=4, direction="backward", gradients=("x", "w"))
+    found = evaluate(written_program(problem), {"x": x, "w": w, "dy": dy})
+    for name, value in (("x", x), ("w", w)):
+        for at in np.ndindex(value.shape):
+            moved = [value.copy() for _ in range(2)]
+            moved[0][at] += 1e-6
+            moved[1][at] -= 1e-6
+            ends = [run(m, w) if name == "x" else run(x, m) for m in moved]
+            slope = ((ends[0] - ends[1]) * dy).sum() / 2e-6
+            assert abs(slope - found[f"d{name}"][at]) < 1e-6 * max(1, abs(slope))
+
+
+def test_a_maximum_of_a_side_has_a_gradient_only_where_it_cancels() -> None:
+    spec = spec_of("y = (x - max(x)) @ w")
+    with pytest.raises(SpecError, match="the gradient of max is supported only where it cancels"):
+        written_program(problem_for(spec, shape=(2, 8), inner=4, direction="backward", gradients=("x",)))
 
 
 @pytest.mark.parametrize("gradient", REFUSED_GRADIENTS)
@@ -317,6 +351,35 @@ def test_a_statement_that_a_kernel_of_tiles_does_not_do_is_named(statement: Stat
     assert caught.value.received == show_statement(statement).strip()
 
 
+OF_RESULT = {
+    "what waits for a reduction of the result's rows is known behind all of it": Map(
+        "s", Kind.ELEM, symbol("y") * symbol("top")
+    ),
+    "a reduction of the result waits for another one": Reduce(("s",), Kind.ROW, SUM, (symbol("y") * symbol("top"),)),
+    "what waits for a reduction of the result is made of no other sum": Map(
+        "s", Kind.ROW, symbol("top") * symbol("squares")
+    ),
+    "a kernel of products reduces rows of its result to sums and extrema": Reduce(
+        ("s", "s_at"), Kind.ROW, ARGMAX, (symbol("y"), COL)
+    ),
+}
+
+
+@pytest.mark.parametrize("rule", OF_RESULT)
+def test_what_a_kernel_of_tiles_does_not_do_with_statistics_of_its_result_is_named(rule: str) -> None:
+    """Beside the maximum of the result's rows, and squares of the side, which ride along."""
+    sums = (
+        dot("y", Kind.ELEM, x, w, Kind.INNER),
+        Reduce(("squares",), Kind.ROW, SUM, (x**2,), over=Kind.INNER),
+        Reduce(("top",), Kind.ROW, MAX, (symbol("y"),)),
+    )
+    right = RowProgram("p", (*LOADS, *sums, Store("y", "y", Kind.ELEM), Store("top", "top", Kind.ROW)))
+    assert tile_axes(check(right)) == (Kind.ROW, Kind.COL, Kind.INNER)
+    with pytest.raises(ProgramError, match=rule) as caught:
+        tile_axes(replace(right, statements=(*right.statements, OF_RESULT[rule])))
+    assert caught.value.received == show_statement(OF_RESULT[rule]).strip()
+
+
 def test_a_program_of_sides_without_a_contraction_is_refused() -> None:
     with pytest.raises(ProgramError, match="values along inner are the sides of a contraction"):
         program_class(RowProgram("p", (Load("x", Kind.LEFT), Store("y", "x", Kind.LEFT))))
@@ -325,6 +388,7 @@ def test_a_program_of_sides_without_a_contraction_is_refused() -> None:
 SHIPPED: dict[str, Callable[..., Array]] = {
     "linear": REFERENCES[LINEAR],
     "linear_add": lambda x, w, residual, **_: residual + x @ w,
+    "linear_add_rms": lambda x, w, residual, **_: residual + x @ w,
     "linear_bias_gelu": REFERENCES[GELU],
     "linear_swiglu": lambda x, w_gate, w_up, **_: silu(x @ w_gate) * (x @ w_up),
     "rmsnorm_linear": lambda x, w, weight, **_: REFERENCES[NORMED](x=x, w=w, gain=weight),
@@ -342,5 +406,5 @@ def test_the_products_that_ship_compute_what_they_say(op: str) -> None:
         given = known | {name: absent[name] for name in left_out if name in absent}
         program = lower(spec, present=names - left_out)
         found = evaluate(factors_leave(program), given, {"eps": 1e-6})
-        np.testing.assert_allclose(found["y"], SHIPPED[op](**given), rtol=1e-12, atol=1e-12)
+        np.testing.assert_allclose(found.get("y", found.get("h")), SHIPPED[op](**given), rtol=1e-12, atol=1e-12)
         assert program_class(program) is ProgramClass.TILES

@@ -82,7 +82,9 @@ def test_a_result_that_shares_memory_with_a_matrix_is_refused() -> None:
         handle("linear")(np.zeros((20, INNER), np.float32), w, out=y)
 
 
-@pytest.mark.parametrize("op", ["linear", "linear_bias_gelu", "linear_swiglu", "rmsnorm_linear", "linear_add"])
+@pytest.mark.parametrize(
+    "op", ["linear", "linear_bias_gelu", "linear_swiglu", "rmsnorm_linear", "linear_add", "linear_add_rms"]
+)
 def test_a_matrix_may_be_given_in_the_order_of_torch(op: str) -> None:
     matrices = [t.name for t in load(op).tensors if t.name.startswith("w") and t.name != "weight"]
     asked = {"shape": (20, COLS), "inner": INNER, "device": "cpu"}

@@ -12,8 +12,8 @@ import jsonschema
 import pytest
 
 from normgen.cli import main as cli
+from normgen.cli.text.t4 import t4_results
 from normgen.errors import UsageError
-from normgen.export.t4 import t4_results
 from normgen.records.compare import compare_files, judge
 from normgen.records.place import Context, Place, Setting
 from normgen.records.record import SCHEMA, Outcome, Record, from_dict

@@ -393,8 +393,8 @@ REFUSED: dict[str, Asked] = {
     "softmax x V, by an operator": asked(
         "x input, v input, y output",
         "e = exp(x - max(x)); y = (e / sum(e)) @ v",
-        refused="max reduces columns, and a kernel of products has no whole row",
-        hint="store what it reduces; a spec of its own",
+        refused="what is made of all columns is known behind the last one, and no element of a kernel of products",
+        hint="store it; a spec of its own reads it",
     ),
     "GEMM": asked(
         "x input, w input, y output", "y = matmul(x, w)", refused="unknown function", hint="write x @ w, of x ="

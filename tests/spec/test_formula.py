@@ -1,9 +1,12 @@
 from fractions import Fraction
 
+import numpy as np
 import pytest
 
 from normgen.errors import SpecError
 from normgen.spec.formula import Binary, Call, Name, Number, Power, names_in, parse_formula
+from normgen.spec.functions import FUNCTIONS
+from normgen.spec.instead import FORMULAS, instead_of_function
 
 HOSTILE = [
     "__import__('os').system('touch /tmp/owned')",
@@ -117,3 +120,148 @@ def test_functions_take_their_number_of_arguments() -> None:
 def test_a_formula_may_span_lines_and_lists_its_names() -> None:
     tree = parse_formula("(x - mean)\n  * rstd / cols")
     assert [n.name for n in names_in(tree)] == ["x", "mean", "rstd", "cols"]
+
+
+NO_WAY_OUT = "a refusal without a hint"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("(1 - x) ** gamma", "exp(p * log(x))"),  # a power by a scalar
+        ("x ** y", "write the number"),
+        ("x ** 100", "a power of a power"),
+        ("x +", "a formula is one expression"),
+        ("x; y", "a formula is one expression"),
+        ("x * True", "write 1 for true"),
+        ("x / 0", "inf is a name"),
+        ("x * 1e60", "inf is a name"),
+        ("x * 0x10", "such as 2, 0.5 or 1e-5"),
+        ("row % y", "x - n * floor(x / n)"),
+        ("max(x, 100)", "max(x, 32)"),
+        ("clamp(x)", "clamp(x, low, high) is minimum(maximum(x, low), high)"),
+        ("mean(x, axis=0)", "a reduction runs over the columns"),
+        ("cast(x, 3)", "cast(x, bf16)"),
+        ("+".join(["x"] * 2000), "give a part a name of its own"),
+        ("-" * 150 + "x", "give a part a name of its own"),
+    ],
+)
+def test_a_refused_formula_says_its_way_out(text: str, says: str) -> None:
+    with pytest.raises(SpecError) as refused:
+        parse_formula(text)
+    assert says in (refused.value.hint or NO_WAY_OUT)
+
+
+WRITTEN = {  # what other languages call it -> the same by numpy, of x between 0.1 and 4
+    "var": np.var,
+    "std": np.std,
+    "norm": np.linalg.norm,
+    "rms": lambda x: np.sqrt(np.mean(np.square(x))),
+    "normalize": lambda x: x / np.linalg.norm(x),
+    "softmax": lambda x: np.exp(x) / np.exp(x).sum(),
+    "log_softmax": lambda x: np.log(np.exp(x) / np.exp(x).sum()),
+    "softmin": lambda x: np.exp(-x) / np.exp(-x).sum(),
+    "logsumexp": lambda x: np.logaddexp.reduce(x),
+    "prod": np.prod,
+    "count": np.count_nonzero,
+    "relu6": lambda x: np.clip(x, 0, 6),
+    "elu": lambda x: np.where(x > 0, x, np.expm1(x)),
+    "mish": lambda x: x * np.tanh(np.log1p(np.exp(x))),
+    "softplus": lambda x: np.log1p(np.exp(x)),
+    "logsigmoid": lambda x: -np.log1p(np.exp(-x)),
+    "hardswish": lambda x: x * np.clip(x + 3, 0, 6) / 6,
+    "cube": lambda x: np.power(x, 3),
+    "cbrt": np.cbrt,
+    "exp2": np.exp2,
+    "log2": np.log2,
+    "log10": np.log10,
+    "log1p": np.log1p,
+    "expm1": np.expm1,
+    "tan": np.tan,
+    "sinh": np.sinh,
+    "cosh": np.cosh,
+    "trunc": np.trunc,
+    "frac": lambda x: np.modf(x)[0],
+    "isfinite": np.isfinite,
+}
+NUMPY = {
+    **{
+        name: getattr(np, name)
+        for name in ("exp", "log", "sqrt", "abs", "sign", "tanh", "sin", "cos", "floor", "where")
+    },
+    **{"sum": np.sum, "mean": np.mean, "max": np.max, "min": np.min, "maximum": np.maximum, "minimum": np.minimum},
+    **{"clamp": np.clip, "inf": np.inf, "rsqrt": lambda x: 1 / np.sqrt(x), "sigmoid": lambda x: 1 / (1 + np.exp(-x))},
+}
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_what_is_to_be_written_instead_of_a_function_computes_it(name: str) -> None:
+    x = np.random.default_rng(5).uniform(0.1, 4, 50)
+    formula = (instead_of_function(name) or "").removeprefix("write ").partition(", where")[0]
+    parse_formula(formula)
+    np.testing.assert_allclose(eval(formula, {"x": x, **NUMPY}), WRITTEN[name](x), rtol=1e-9)
+
+
+@pytest.mark.parametrize(("formula", "names"), FORMULAS.items())
+def test_what_is_to_be_written_instead_is_a_formula_and_its_names_are_none_of_the_language(
+    formula: str, names: str
+) -> None:
+    parse_formula(formula.replace("number", "2"))
+    assert not set(names.split()) & FUNCTIONS.keys()
+
+
+NO_SLIPS = (
+    *(
+        "mean_rows",
+        "softmin",
+        "celu",
+        "hardtanh",
+        "tan",
+        "atan",
+        "mod",
+        "first",
+        "last",
+        "stack",
+        "trace",
+        "focal",
+        "huber",
+    ),
+    *(
+        "cat",
+        "concat",
+        "count",
+        "view",
+        "nanmean",
+        "cov",
+        "sinh",
+        "cosh",
+        "isinf",
+        "arcsin",
+        "cols",
+        "broadcast",
+        "psum",
+    ),
+)
+
+
+@pytest.mark.parametrize("name", NO_SLIPS)
+def test_no_function_is_taken_for_a_slip_of_one_that_computes_something_else(name: str) -> None:
+    with pytest.raises(SpecError, match="unknown function") as refused:
+        parse_formula(f"{name}(x)")
+    assert "did you mean" not in str(refused.value.hint)
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("sigmiod", "sigmoid"), ("maximun", "maximum"), ("rqsrt", "rsqrt"), ("abs_max", "absmax"), ("absolute", "abs")],
+)
+def test_a_slip_has_what_was_meant(name: str, meant: str) -> None:
+    with pytest.raises(SpecError, match="unknown function") as refused:
+        parse_formula(f"{name}(x)")
+    assert f"did you mean '{meant}'?" in str(refused.value.hint)
+
+
+@pytest.mark.parametrize("name", ["mean_rows", "sum_rows", "var_rows", "max_batch"])
+def test_reductions_over_rows_are_told_from_those_over_columns(name: str) -> None:
+    assert "sums over the rows of a column" in str(instead_of_function(name))
+    assert str(instead_of_function("mean_cols")).startswith("write mean(x): a reduction runs over the columns")

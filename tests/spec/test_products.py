@@ -103,10 +103,24 @@ REFUSED = {
     "a row of the result": (
         ["z = x @ w", "y = z / sum(z)"],
         "sum",
-        "has no whole row of them",
-        "a spec of its own red",
+        "no element of a kernel of products reads it",
+        "a spec of its own reads it",
     ),
-    "a row beside it": (["y = x @ w + max(h)"], "max", "has no whole row of them", "a spec of its own reduces its"),
+    "a row beside it": (["y = x @ w + max(h)"], "max", "no element of a kernel of products reads it", "store it"),
+    "a name of a row": (["z = x @ w", "m = max(z)", "y = z - 2 * m"], "m", "no element of a kernel of", "store it"),
+    "a row within a row": (["z = x @ w", "y = z + sum(exp(z - max(z)))"], "max", "no element", ""),
+    "a position of a row": (
+        ["z = x @ w", "y = z + argmax(z)"],
+        "argmax",
+        "asks for a whole row",
+        "are made of those of",
+    ),
+    "groups of the result": (
+        ["z = x @ w", "y = z + max(z, 8)"],
+        "max",
+        "asks for a whole row",
+        "are made of those of its",
+    ),
 }
 
 

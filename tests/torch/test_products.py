@@ -26,6 +26,7 @@ SHAPES = {"w": "kn", "w_gate": "kn", "w_up": "kn", "weight": "k", "bias": "n", "
 BY_TORCH: dict[str, Callable[..., Any]] = {
     "linear": lambda x, w, bias: x @ w + bias,
     "linear_add": lambda x, w, residual: residual + x @ w,
+    "linear_add_rms": lambda x, w, residual: torch.nn.functional.rms_norm(residual + x @ w, (COLS,), None, 1e-6),
     "linear_bias_gelu": lambda x, w, bias: torch.nn.functional.gelu(x @ w + bias),
     "linear_swiglu": lambda x, w_gate, w_up: torch.nn.functional.silu(x @ w_gate) * (x @ w_up),
     "rmsnorm_linear": lambda x, weight, w: torch.nn.functional.rms_norm(x, x.shape[-1:], weight, 1e-6) @ w,
@@ -58,11 +59,99 @@ def by_torch(
     return torch.nn.functional.silu(first + bias) if name == "saved" else first + bias + residual
 
 
-def test_an_operator_of_batches_of_matrices_is_refused_and_a_handle_named() -> None:
-    for op in ("bmm", "softmax_v"):
-        with pytest.raises(UsageError, match=f"no matrix of each batch yet, as '[wv]' of '{op}' is") as caught:
-            ng.operator(op)
-        assert f'normgen.kernel("{op}", ...)' in (caught.value.hint or "")
+def softmax_v(s: Any, v: Any, mask: Any = 0.0) -> Any:
+    return torch.softmax(0.5 * s + mask, -1) @ v
+
+
+def causal_softmax_v(s: Any, v: Any) -> Any:
+    later = torch.ones(s.shape[-2:]).triu(1).bool()
+    return torch.softmax((0.5 * s).masked_fill(later, -torch.inf), -1) @ v
+
+
+IN_BATCHES_BY_TORCH: dict[str, Callable[..., Any]] = {
+    "bmm": lambda x, w: x @ w,
+    "softmax_v": softmax_v,
+    "masked_softmax_v": softmax_v,
+    "causal_softmax_v": causal_softmax_v,
+}
+
+
+def in_batches(name: str, batches: tuple[int, ...], rows: int = 7, dtype: Any = None) -> dict[str, torch.Tensor]:
+    torch.manual_seed(1)
+    last = {"x": (rows, 7), "s": (rows, 7), "mask": (rows, 7), "w": (7, 4), "v": (7, 4)}
+    read = (t.name for t in load(name).tensors if not t.role.is_written)
+    return {key: torch.randn(*batches, *last[key], dtype=dtype, requires_grad=True) for key in read}
+
+
+def of_batches(name: str, **options: Any) -> Callable[..., Any]:
+    function = ng.operator(name, **options)
+    scalars = {"scale": 0.5} if load(name).scalars else {}
+    return lambda **given: function(**given, **scalars)
+
+
+def test_every_product_of_batches_is_compared() -> None:
+    assert {*IN_BATCHES} == IN_BATCHES_BY_TORCH.keys()
+
+
+@pytest.mark.parametrize("batches", [(2,), (2, 3), (1,), (0,)], ids=str)
+@pytest.mark.parametrize("name", IN_BATCHES)
+def test_an_operator_of_batches_and_its_gradients_are_those_of_torch(name: str, batches: tuple[int, ...]) -> None:
+    for dtype, close in ((torch.float64, 1e-12), (torch.float32, 1e-4)):
+        given = in_batches(name, batches, dtype=dtype)
+        found, want = of_batches(name)(**given), IN_BATCHES_BY_TORCH[name](**given)
+        torch.testing.assert_close(found, want, rtol=close, atol=close)
+        upstream = torch.randn_like(want)
+        gradients = torch.autograd.grad(found, [*given.values()], upstream)
+        wanted = torch.autograd.grad(want, [*given.values()], upstream)
+        for got, right in zip(gradients, wanted, strict=True):
+            torch.testing.assert_close(got, right, rtol=10 * close, atol=10 * close)
+        for (key, value), right in zip(given.items(), gradients, strict=True):
+            alone = of_batches(name)(**{n: t if n == key else t.detach() for n, t in given.items()})
+            torch.testing.assert_close(torch.autograd.grad(alone, value, upstream)[0], right)
+
+
+@pytest.mark.parametrize("name", IN_BATCHES)
+def test_gradients_of_batches_pass_gradcheck_in_float64(name: str) -> None:
+    given = in_batches(name, (2,), dtype=torch.float64)
+    assert torch.autograd.gradcheck(
+        lambda *args: of_batches(name)(**dict(zip(given, args, strict=True))), [*given.values()]
+    )
+
+
+@pytest.mark.parametrize("opaque", [True, False])
+@pytest.mark.parametrize("name", ["bmm", "causal_softmax_v"])
+def test_a_compiled_call_of_batches_is_the_eager_one_for_any_number_of_them(name: str, opaque: bool) -> None:
+    function, scalars = ng.operator(name), {"scale": 0.5} if load(name).scalars else {}
+    compiled = torch.compile(function.function, backend="aot_eager", fullgraph=True, dynamic=True)
+    for batches in (2, 3):
+        given = in_batches(name, (batches,))
+        found, want = compiled(**given, **scalars, opaque=opaque), function(**given, **scalars)
+        torch.testing.assert_close(found, want)
+        gradients = torch.autograd.grad(found.square().sum(), [*given.values()])
+        for got, right in zip(gradients, torch.autograd.grad(want.square().sum(), [*given.values()]), strict=True):
+            torch.testing.assert_close(got, right)
+
+
+def test_batches_are_mapped_in_one_call_and_fakes_have_the_shapes_of_their_gradients() -> None:
+    function, given = ng.operator("bmm"), in_batches("bmm", (2, 3))
+    torch.testing.assert_close(torch.vmap(function.function)(*given.values()), given["x"] @ given["w"])
+    shared = torch.vmap(function.function, in_dims=(0, None))(given["x"], given["w"][0])
+    torch.testing.assert_close(shared, given["x"] @ given["w"][0])
+    causal = torch.vmap(ng.operator("causal_softmax_v").function)(torch.ones(4, 1, 5, 7), torch.ones(4, 1, 7, 3))
+    assert causal.shape == (4, 1, 5, 3)
+    with torch._subclasses.FakeTensorMode():
+        x, w = torch.empty(6, 5, 7, requires_grad=True), torch.empty(6, 7, 4, requires_grad=True)
+        y = function(x, w)
+        dx, dw = torch.autograd.grad(y, (x, w), torch.empty_like(y))
+    assert (y.shape, dx.shape, dw.shape) == ((6, 5, 4), x.shape, w.shape)
+
+
+@pytest.mark.parametrize(
+    ("x", "w"), [((2, 5, 7), (3, 7, 4)), ((4, 5, 7), (2, 7, 4)), ((2, 3, 5, 7), (3, 2, 2, 7, 4)), ((5, 7), (2, 7, 4))]
+)
+def test_batches_that_are_not_the_first_sizes_of_rows_are_refused(x: tuple[int, ...], w: tuple[int, ...]) -> None:
+    with pytest.raises(UsageError, match=r"w \[batches, inner, cols\], .*, batches the first sizes of rows"):
+        ng.operator("bmm")(torch.zeros(x), torch.zeros(w))
 
 
 @pytest.mark.parametrize("rows", [(5,), (3, 7), (1,), (0,)], ids=str)
@@ -101,6 +190,11 @@ def test_gradients_of_products_pass_gradcheck_in_float64(name: str) -> None:
     assert torch.autograd.gradcheck(outputs, [*given.values()])
 
 
+def one(found: Any) -> Any:
+    """What is compared of a result: of several, rows and a factor of each, their product."""
+    return found[0] * found[1][..., None] if isinstance(found, tuple) else found
+
+
 def test_every_product_that_ships_is_an_operator_with_the_gradients_of_torch() -> None:
     """Of float64 to its last digits, and of float32; each gradient alone is the one that it is among all."""
     assert {name for name in list_specs() if load(name).has_inner} == {*BY_TORCH, *IN_BATCHES}
@@ -111,14 +205,14 @@ def test_every_product_that_ships_is_an_operator_with_the_gradients_of_torch() -
             torch.manual_seed(1)
             shapes = {key: sum((sizes[axis] for axis in SHAPES[key]), ()) for key in names}
             given = {key: torch.randn(shapes[key], dtype=dtype, requires_grad=True) for key in names}
-            found, want = function(**given), wanted(**given)
+            found, want = one(function(**given)), wanted(**given)
             torch.testing.assert_close(found, want, rtol=close, atol=close)
             upstream = torch.randn_like(want)
             gradients = torch.autograd.grad(found, [*given.values()], upstream)
             for got, right in zip(gradients, torch.autograd.grad(want, [*given.values()], upstream), strict=True):
                 torch.testing.assert_close(got, right, rtol=10 * close, atol=10 * close)
             for key, right in zip(names, gradients, strict=True):
-                alone = function(**{n: t if n == key else t.detach() for n, t in given.items()})
+                alone = one(function(**{n: t if n == key else t.detach() for n, t in given.items()}))
                 torch.testing.assert_close(torch.autograd.grad(alone, given[key], upstream)[0], right)
 
 
@@ -155,16 +249,7 @@ def test_sizes_that_do_not_agree_are_refused(x: tuple[int, ...], w: tuple[int, .
 @pytest.mark.skipif(not has_compiler(), reason="no C++ compiler builds the executor")
 @pytest.mark.parametrize("name", OF_ONE_KERNEL)
 def test_the_gradients_of_a_backward_pass_are_kernels_of_their_own(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a GPU, but for the executor."""
-    made: list[Any] = []
-
-    def on_cpu(spec: Any, **asked: Any) -> Any:
-        kernel = normgen.kernel(spec, **asked | {"device": "cpu", "deterministic": False})
-        made.append(kernel.problem)
-        return lambda *arrays, **named: _as_tensors(kernel(*(a.detach().numpy() for a in arrays), **named))
-
-    monkeypatch.setattr(normgen.operators.launch, "kernel", on_cpu)
-    monkeypatch.setattr(normgen.torch.calls, "takes_a_kernel", lambda *_: True)
+    made = by_kernels_of_the_cpu(monkeypatch)
     function, given = ng.operator(linear.spec_of(name), deterministic=True), tensors(name, (3, 7))
     found = function(**given)
     y = found[function.returns.index("y")] if isinstance(found, tuple) else found
@@ -177,6 +262,35 @@ def test_the_gradients_of_a_backward_pass_are_kernels_of_their_own(name: str, mo
     wanted = torch.autograd.grad(by_torch(name, **plain), list(plain.values()), upstream)
     for got, want in zip(gradients, wanted, strict=True):
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.skipif(not has_compiler(), reason="no C++ compiler builds the executor")
+@pytest.mark.parametrize("name", IN_BATCHES)
+def test_of_batches_each_gradient_that_one_kernel_has_is_one_and_the_rest_are_formulas(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, given = by_kernels_of_the_cpu(monkeypatch), in_batches(name, (2, 3))
+    found, want = of_batches(name, deterministic=True)(**given), IN_BATCHES_BY_TORCH[name](**given)
+    torch.testing.assert_close(found, want, rtol=1e-4, atol=1e-4)
+    upstream = torch.randn_like(want)
+    gradients = torch.autograd.grad(found, [*given.values()], upstream)
+    assert [problem.batches for problem in made] == [6] * (3 if name == "bmm" else 1)
+    for got, right in zip(gradients, torch.autograd.grad(want, [*given.values()], upstream), strict=True):
+        torch.testing.assert_close(got, right, rtol=1e-4, atol=1e-4)
+
+
+def by_kernels_of_the_cpu(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """As on a GPU, but for the executor: the problems of the kernels that are made."""
+    made: list[Any] = []
+
+    def on_cpu(spec: Any, **asked: Any) -> Any:
+        kernel = normgen.kernel(spec, **asked | {"device": "cpu", "deterministic": False})
+        made.append(kernel.problem)
+        return lambda *arrays, **named: _as_tensors(kernel(*(a.detach().numpy() for a in arrays), **named))
+
+    monkeypatch.setattr(normgen.operators.launch, "kernel", on_cpu)
+    monkeypatch.setattr(normgen.torch.calls, "takes_a_kernel", lambda *_: True)
+    return made
 
 
 def _as_tensors(found: Any) -> Any:

@@ -78,9 +78,8 @@ class OnGpu:
         for name, tensor in written.items():
             memory[name] = DeviceBuffer(int(np.prod(shapes[name])) * tensor.dtype.bytes, device=self.index)
         sms, batches = self.facts.sm_count, problem.batches
-        workspace = DeviceBuffer(
-            module.workspace_bytes(rows=problem.rows, sm_count=sms, batches=batches), device=self.index
-        )
+        size = module.workspace_bytes(rows=problem.rows, sm_count=sms, batches=batches, **problem.lengths)
+        workspace = DeviceBuffer(size, device=self.index)
         stream = Stream(self.index)
         for buffer in (workspace, *(memory[name] for name in written)):
             buffer.fill(0 if buffer is workspace else 0xFF, stream=stream)

@@ -85,8 +85,7 @@ class PeerBench(GpuBench):
     def _result(self, name: str) -> Array:
         """What our kernel wrote to set 0: the rows that are compared, or all columns, or the one number."""
         use = self._expected.tensors[name].use
-        chunks = self._expected.chunks if use.kind.by_row else self._expected.chunks[:1]
-        return np.concatenate([np.atleast_1d(self.read(use, chunk)) for chunk in chunks]).astype(np.float64)
+        return self._expected.lines(use, lambda chunk: self.read(use, chunk)).astype(np.float64)
 
     def _peers_shares(self, name: str) -> dict[str, float]:
         """Errors of a peer's results for set 0, each as a fraction of its limit."""
@@ -99,7 +98,7 @@ class PeerBench(GpuBench):
         shares = {}
         for tensor in expected.tensors.values():
             if tensor.use.name in results:
-                got, roundoff = side.read(results[tensor.use.name], tensor.use, expected.chunks)
+                got, roundoff = side.read(results[tensor.use.name], tensor.use, expected)
                 shares[tensor.use.name] = expected.share(tensor.use.name, got, peer_roundoff=roundoff)
         return shares
 

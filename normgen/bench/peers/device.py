@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import gc
+import math
 import time
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
-from normgen.bench.expected import Array, Chunk
+from normgen.bench.expected import Array, Expected
 from normgen.bench.peers import Call, Options, Tensors, load_peer
 from normgen.cuda import dlpack
 from normgen.cuda.stream import Graph
@@ -61,14 +61,14 @@ class TorchSide:
         torch.cuda.synchronize()
         return results
 
-    def read(self, tensor: Any, use: TensorUse, chunks: Sequence[Chunk]) -> tuple[Array, float]:
-        """The chosen rows of a result in float64, and the unit roundoff of the dtype it came in."""
+    def read(self, tensor: Any, use: TensorUse, expected: Expected) -> tuple[Array, float]:
+        """The chosen lines of a result in float64, and the unit roundoff of the dtype it came in."""
         roundoff = float(torch.finfo(tensor.dtype).eps) / 2 if tensor.dtype.is_floating_point else 0.0
-        shape = (-1, tensor.shape[-1]) if use.kind.is_elem or use.kind.is_groups else (-1,)
-        flat = tensor.detach().reshape(shape)
-        if use.kind.by_row:  # torch joins no tensors of 8-bit floats
-            flat = torch.cat([flat[start:stop].float() for start, stop in chunks])
-        return np.asarray(flat.float().cpu().numpy(), dtype=np.float64), roundoff
+        flat = in_order(tensor.detach(), use)
+        if use.kind.by_row and use.axes[:1] == ("rows",):
+            flat = flat.reshape((-1, tensor.shape[-1]) if len(use.axes) > 1 else (-1,))
+        found = expected.lines(use, lambda chunk: flat[chunk[0] : chunk[1]].float().cpu().numpy())
+        return np.asarray(found, dtype=np.float64), roundoff
 
     def close(self) -> None:
         """Give torch's memory back to the device; tensors of this bench must not be used any more."""
@@ -78,11 +78,11 @@ class TorchSide:
         torch.cuda.empty_cache()
 
     def _alias(self, problem: Problem, tensor: TensorUse, pointer: int) -> Any:
-        """The tensor over the bench's own memory, with the problem's pitch."""
+        """The tensor over the bench's own memory, with the problem's pitch; a matrix in the order of its kind."""
         pitch = problem.pitch_of(tensor)
         is_matrix = tensor.kind.is_matrix
         shape = problem.shape_of(tensor) or (1,)
-        count = (shape[0] - 1) * pitch + shape[-1] if is_matrix else shape[0]
+        count = (math.prod(shape[:-1]) - 1) * pitch + shape[-1] if is_matrix else shape[0]
         capsule = dlpack.export(
             pointer=pointer,
             shape=(count,),
@@ -92,7 +92,10 @@ class TorchSide:
             owner=self._bench,
         )
         flat = torch.utils.dlpack.from_dlpack(capsule)
-        return flat.as_strided(shape, (pitch, 1)) if is_matrix else flat
+        if not is_matrix:
+            return flat
+        strides = (*([shape[-2] * pitch] if len(shape) > 2 else []), pitch, 1)
+        return in_order(flat.as_strided(shape, strides), tensor)
 
     def capture(self, name: str, count: int, chain: Chain | None = None) -> Graph:
         """Call i on set i % sets, between P and C of a chain where there is one; C reads what the call returned.
@@ -137,3 +140,8 @@ class TorchSide:
             stop.record()
         torch.cuda.synchronize()
         return float(start.elapsed_time(stop)) * 1e3 / 3
+
+
+def in_order(matrix: Any, use: TensorUse) -> Any:
+    """A matrix in its own order in that of its kind, and the other way round: a view."""
+    return matrix.mT if use.kind.is_matrix and use.axes != use.kind.axes else matrix

@@ -119,6 +119,16 @@ def _linear_add(_: Problem) -> Function:
     return lambda t: {"y": torch.addmm(t["residual"], t["x"], t["w"])}
 
 
+def _linear_add_rms(problem: Problem) -> Function:
+    eps = scalar(problem, "eps")
+
+    def run(t: Tensors) -> Tensors:
+        h = torch.addmm(t["residual"], t["x"], t["w"])
+        return {"h": h, "rstd": torch.rsqrt(h.float().square().mean(-1) + eps)}
+
+    return run
+
+
 def _linear_bias_gelu(_: Problem) -> Function:
     return lambda t: {"y": F.gelu(torch.addmm(t["bias"], t["x"], t["w"]))}
 
@@ -157,6 +167,7 @@ FUNCTIONS: dict[tuple[str, str], Callable[[Problem], Function]] = {
     ("log_softmax", "backward"): _log_softmax_backward,
     ("linear", "forward"): _linear,
     ("linear_add", "forward"): _linear_add,
+    ("linear_add_rms", "forward"): _linear_add_rms,
     ("linear_bias_gelu", "forward"): _linear_bias_gelu,
     ("linear_swiglu", "forward"): _linear_swiglu,
     ("rmsnorm_linear", "forward"): _rmsnorm_linear,

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from normgen.codegen.access import Tensors
 from normgen.codegen.module import Source
 from normgen.codegen.reductions import CONSTANTS
+from normgen.codegen.statements import Do, If, Statement
 from normgen.program.functions import COL, ROW, TERM
-from normgen.program.ir import COLS, INNER
+from normgen.program.ir import COLS, INNER, Store
 from normgen.schedule.tiles.plan import TilePlan
 
 FIXED = {"cols": "kCols", "inner": "kInner"}  # constants of sizes that are known when the text is compiled
@@ -75,6 +76,20 @@ class TileAccess(Tensors):
     def scalars(self) -> dict[str, str]:
         """Numbers that a tensor holds one of."""
         return {load.name: f"{load.name}_value" for load in self.plan.program.loads if not load.kind.axes}
+
+
+def read_one(access: TileAccess, tensor: str, at: Mapping[str, str]) -> str:
+    """The element at a place as a number."""
+    return f"element({access.read(tensor, at, '1')}, 0)"
+
+
+def write_one(access: TileAccess, store: Store, at: Mapping[str, str], value: str) -> tuple[Statement, ...]:
+    """The element at a place is written, or added to."""
+    value = f"{read_one(access, store.tensor, at)} + {value}" if store.accumulate else value
+    write: Statement = Do(f"write_row_value({access.address(store.tensor, at)}, {value})")
+    if access.problem.tensor(store.tensor).nullable:
+        write = If(f"{store.tensor} != nullptr", (write,), alone=True)
+    return access.if_wanted(store.tensor, write)
 
 
 def both(*tests: str) -> str:

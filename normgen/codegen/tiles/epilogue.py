@@ -6,9 +6,10 @@ from collections.abc import Iterable
 
 from normgen.codegen.printer import Printer
 from normgen.codegen.statements import Do, For, If, Let, Statement, loop, when
-from normgen.codegen.tiles.access import TileAccess
+from normgen.codegen.tiles.access import TileAccess, read_one, write_one
+from normgen.codegen.tiles.reduced import ReducedText
 from normgen.codegen.tiles.side import UNROLL
-from normgen.program.ir import Load, Map, Store, value_kinds
+from normgen.program.ir import Load, Map, Reduce, Store, value_kinds
 
 WIDTH = "kWidth"  # elements of a vector of the result
 
@@ -16,8 +17,8 @@ WIDTH = "kWidth"  # elements of a vector of the result
 class Epilogue:
     """Rows of a thread's tile one after another, in each the vectors that it owns there."""
 
-    def __init__(self, access: TileAccess) -> None:
-        self.access, self.plan = access, access.plan
+    def __init__(self, access: TileAccess, reduced: ReducedText | None) -> None:
+        self.access, self.plan, self.reduced = access, access.plan, reduced
         cut = self.plan.cut
         self.m, self.n = cut.m, cut.n
         self.at = {cut.m: "m", cut.n: "n"}
@@ -44,44 +45,45 @@ class Epilogue:
         inside_m, inside_n = (self.access.inside({axis: index}) for axis, index in self.at.items())
         vectors = (Let("const int n", "n0 + own_n(j)"), *when(inside_n, *self._vector(elements)))
         over_n = For(f"for (int j = 0; j < kThreadN; j += {WIDTH})", vectors, UNROLL)
-        body = (Let("const int m", "m0 + own_m(i)"), *when(inside_m, *self._line(lines), over_n))
-        return [*self._scalars(epilogue), loop("i", "kThreadM", body, unroll=UNROLL)]
+        start, end = (self.reduced.start_row(), self.reduced.end_row()) if self.reduced else ([], [])
+        body = (Let("const int m", "m0 + own_m(i)"), *when(inside_m, *self._line(lines), *start, over_n, *end))
+        before = self.reduced.start() if self.reduced else []
+        finish = self.plan.cut.reduced.finish if self.plan.cut.reduced else ()
+        return [*self._scalars([*epilogue, *finish]), *before, loop("i", "kThreadM", body, unroll=UNROLL)]
 
-    def _axes_of(self, step: Load | Map | Store) -> set[str]:
+    def _axes_of(self, step: Load | Map | Store | Reduce) -> set[str]:
+        """Along which it is computed: reduced is each element."""
+        if isinstance(step, Reduce):
+            return {self.m, self.n}
         return self.axes[step.value if isinstance(step, Store) else step.name]
 
-    def _scalars(self, epilogue: Iterable[Statement | Load | Map | Store]) -> list[Statement]:
+    def _scalars(self, steps: Iterable[Load | Map | Store | Reduce]) -> list[Statement]:
         """Values of no axis: known before all others."""
         return [
             Let(f"const float {s.name}_value", Printer(self.names).text(s.expr))
-            for s in epilogue
+            for s in dict.fromkeys(steps)
             if isinstance(s, Map) and not self.axes[s.name]
         ]
 
-    def _line(self, steps: Iterable[Load | Map | Store]) -> list[Statement]:
+    def _line(self, steps: Iterable[Load | Map | Store | Reduce]) -> list[Statement]:
         """Values of a line of the tile; those that are stored, by the block and the thread that come first in it."""
         found: list[Statement] = []
         for step in steps:
             if isinstance(step, Store):
-                found += when("n0 == 0 && tn == 0", *self._write_one(step))  # others have the same value
+                write = write_one(self.access, step, self.at, self.names[step.value])
+                found += when("n0 == 0 && tn == 0", *write)  # others have the same value
                 continue
-            value = self._read_one(step.tensor) if isinstance(step, Load) else Printer(self.names).text(step.expr)
+            assert not isinstance(step, Reduce), "an element is reduced"
+            value = (
+                read_one(self.access, step.tensor, self.at)
+                if isinstance(step, Load)
+                else Printer(self.names).text(step.expr)
+            )
             found.append(Let(f"const float {step.name}_m", value))
         return found
 
-    def _read_one(self, tensor: str) -> str:
-        return f"element({self.access.read(tensor, self.at, '1')}, 0)"
-
-    def _write_one(self, store: Store) -> tuple[Statement, ...]:
-        address, value = self.access.address(store.tensor, self.at), self.names[store.value]
-        value = f"{self._read_one(store.tensor)} + {value}" if store.accumulate else value
-        write: Statement = Do(f"write_row_value({address}, {value})")
-        if self.plan.problem.tensor(store.tensor).nullable:
-            write = If(f"{store.tensor} != nullptr", (write,), alone=True)
-        return self.access.if_wanted(store.tensor, write)
-
-    def _vector(self, steps: Iterable[Load | Map | Store]) -> list[Statement]:
-        """A vector of the result: loads, then maps element by element, then stores."""
+    def _vector(self, steps: Iterable[Load | Map | Store | Reduce]) -> list[Statement]:
+        """A vector of the result: loads, then maps and reductions element by element, then stores."""
         before: list[Statement] = []
         elements: list[Statement] = []
         after: list[Statement] = []
@@ -93,6 +95,9 @@ class Epilogue:
                     elements.append(Let(f"const float {name}_e", f"element({name}_vec, e)"))
                 case Map(name=name, expr=expr):
                     elements.append(Let(f"const float {name}_e", Printer(self.names).text(expr)))
+                case Reduce():
+                    assert self.reduced is not None
+                    elements += self.reduced.add(step, self.names)
                 case Store(tensor=tensor, value=value):
                     before.append(Do(f"float {tensor}_values[{WIDTH}]"))
                     elements.append(Do(f"{tensor}_values[e] = {self.names[value]}"))

@@ -27,7 +27,9 @@ from normgen.codegen.statements import (
 from normgen.codegen.tiles.access import SOURCES, TileAccess
 from normgen.codegen.tiles.epilogue import Epilogue
 from normgen.codegen.tiles.looks import LooksAhead, MovingMaximum
+from normgen.codegen.tiles.reduced import ReducedText
 from normgen.codegen.tiles.side import UNROLL, SideText
+from normgen.schedule.plan import TICKET_BYTES
 from normgen.schedule.tiles.plan import PAD, PIECE, TilePlan
 
 SYNC = "__syncthreads()"
@@ -46,7 +48,9 @@ class TileKernel:
         self.looks, self.moving = LooksAhead(self.access), MovingMaximum(self.sides[0]) if plan.is_online else None
         self.sides[0].moves = self.moving.move if self.moving else None
         self.stages = plan.schedule.stages
-        self.min_arch, self.workspace = plan.min_arch, Workspace()
+        self.reduced = ReducedText(self.access, cut.reduced) if cut.reduced else None
+        self.min_arch = plan.min_arch
+        self.workspace = Workspace(fixed=TICKET_BYTES, block=plan.block_bytes) if self.reduced else Workspace()
 
     @property
     def name(self) -> str:
@@ -61,7 +65,9 @@ class TileKernel:
         sizes = [SOURCES[axis] for axis in ("rows", "cols", "inner") if not self.plan.is_fixed(axis)]
         scalars = (Param(name=s, ctype="float", source=Source.SCALAR, key=s) for s in self.plan.program.scalars)
         sizes += [Source.ROWS_PER_BATCH] if self.plan.in_batches else []
-        return (*tensor_params(self.problem), *(Param(name=z.value, ctype="int", source=z) for z in sizes), *scalars)
+        counted = (Param(name=z.value, ctype="int", source=z) for z in sizes)
+        left = self.reduced.params() if self.reduced else ()
+        return (*tensor_params(self.problem), *counted, *scalars, *left)
 
     def declared(self, param: Param) -> str:
         return declare(self.problem, param)
@@ -352,13 +358,14 @@ class TileKernel:
             left, right = ("by cp.async" if side.copies else "by way of registers" for side in self.sides)
             by = left if left == right else f"those of {cut.m} {left}, of {cut.n} {right}"
             way = f"Tiles of both sides pass through shared memory, {by}."
+        last = ["The last block combines what all leave of the result's reductions."] if self.reduced else []
         waits = ["Warps look at the rows of a tile first, for what its elements wait for."] if cut.ahead else []
         if self.moving:
             waits = [
                 f"When a tile moves {self.moving.top}, so does all that is summed of exponentials about the old one."
             ]
         taken = (f"{written} takes the place of {read}." for written, read in self.problem.in_place)
-        return (f"{what}: {tile}; the products are summed over {cut.k} (k).", way, *waits, *taken)
+        return (f"{what}: {tile}; the products are summed over {cut.k} (k).", way, *waits, *last, *taken)
 
     def text(self) -> KernelText:
         plan, s = self.plan, self.plan.schedule
@@ -381,7 +388,8 @@ class TileKernel:
             *self.work(),
             Gap(),
             AT_LOADS,
-            *Epilogue(self.access).statements(),
+            *Epilogue(self.access, self.reduced).statements(),
+            *(self.reduced.statements() if self.reduced else []),
             *AT_END,
         ]
         config: dict[str, int | str] = {"kThreads": s.threads, "Chain": self.chain}

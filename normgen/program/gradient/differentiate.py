@@ -30,6 +30,7 @@ from normgen.program.gradient.algebra import Algebra
 from normgen.program.gradient.chain_order import in_chain_order
 from normgen.program.gradient.defined import Defined
 from normgen.program.gradient.derivative import derivative
+from normgen.program.gradient.inner_sums import InnerSums
 from normgen.program.gradient.monomials import UNIT, Poly, add_into, expression, monomial, raised
 from normgen.program.gradient.normalised import fresh, name_terms
 from normgen.program.gradient.shared_terms import share_terms
@@ -213,6 +214,13 @@ class _Reverse:
         self.sources = sources
         self.named: dict[sp.Symbol, Poly] = {}
         self.dots: dict[sp.Symbol, Reduce] = {}
+        self.inner_sums = InnerSums(
+            algebra=self.algebra,
+            forward=self.forward,
+            dots=self.dots,
+            named=self.named,
+            fresh=lambda wanted: fresh(wanted, self.taken),
+        )
         self.cotangents: dict[str, Poly] = {}
         self.active = self._active()
         self.maps = {s.name: s for s in self.forward if isinstance(s, Map) and s.kind.within_row}
@@ -280,7 +288,7 @@ class _Reverse:
         is_total = isinstance(statement, Reduce) and statement.kind is Kind.SCALAR
         if is_total or not (self._is_masked(cotangent) and self._may_be_no_number(local)):
             return self.algebra.times(cotangent, local)
-        if len(cotangent) != 1 or next(iter(cotangent)) not in self._bare():
+        if not self._is_bare(cotangent):
             cotangent = self._under_a_name(statement, cotangent)
         (((value, _),),) = cotangent
         taken: Poly = {}
@@ -338,7 +346,7 @@ class _Reverse:
         cotangent = self.cotangents.get(statement.names[0])
         if not cotangent or not self.active & set(statement.names):
             return
-        if len(cotangent) != 1 or next(iter(cotangent)) not in self._bare():
+        if not self._is_bare(cotangent):
             cotangent = self._under_a_name(statement, cotangent)
         ((((given, _),), number),) = cotangent.items()
         for at, side in enumerate(map(opened, statement.args)):
@@ -399,6 +407,9 @@ class _Reverse:
     def _fan_in(self, name: str, poly: Poly, *, from_kind: Kind) -> None:
         """Contributions are summed over the columns where they go to a value of the row, of a group or of all rows."""
         to_kind = self.kinds[name]
+        if from_kind.is_left and to_kind.is_row:
+            self._receive(name, self.inner_sums.of(poly))
+            return
         is_over_rows = from_kind.is_left and to_kind.is_inner  # as those of columns, behind all else
         if from_kind.by_inner and to_kind is not from_kind and not is_over_rows:
             lost = " and ".join((from_kind & ~to_kind).axes)
@@ -442,6 +453,10 @@ class _Reverse:
         kinds = (self.algebra.kind(atom) for term in cotangent for atom, _ in term)
         self.algebra.kinds[value.name] = join([Kind.ROW, *kinds])
         return {((value, sp.Integer(1)),): sp.Integer(1)}
+
+    def _is_bare(self, cotangent: Poly) -> bool:
+        """Whether it is a given value and no multiple of one."""
+        return len(cotangent) == 1 and next(iter(cotangent)) in self._bare() and set(cotangent.values()) == {1}
 
     def _bare(self) -> set[tuple[tuple[sp.Symbol, sp.Integer], ...]]:
         return {((value, sp.Integer(1)),) for value in self.given()}

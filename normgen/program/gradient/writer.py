@@ -39,7 +39,7 @@ class GradientWriter:
     forward   the forward statements, by the names they define
     loaded    values that are loaded, and how: inputs, saved values, cotangents
     named     cotangents that got a name of their own
-    dots      contractions that gradients are made of, by their names
+    dots      contractions, and sums over inner, that gradients are made of, by their names
     """
 
     def __init__(
@@ -217,7 +217,9 @@ class GradientWriter:
         if value in self.dots:
             statement = self.dots[value]
             args = tuple(map(self._expr, statement.args))
-            self._append(value, statement.kind, sp.Function("dot")(*args), replace(statement, args=args))
+            self._append(
+                value, statement.kind, sp.Function(statement.monoid.name)(*args), replace(statement, args=args)
+            )
             return value
         if value.name in self.loaded:
             self.statements.append(self.loaded[value.name])

@@ -43,6 +43,8 @@ def moving_maximum(cut: Contraction) -> Moving:
     ahead = [reduce for look in cut.ahead for reduce in look.riding]
     if len(ahead) != 1 or ahead[0].monoid.name != MAX.name:
         raise ProgramError(f"{_RULE}: their side waits for one maximum of its rows, and for nothing else")
+    if cut.reduced:
+        raise ProgramError(f"{_RULE}, of which nothing is reduced")
     (top,) = ahead
     found = _Exponentials(cut, top)
     dots = tuple(r.names[0] for r in cut.sums if found.is_in(next(arg for arg in r.args if arg in cut.left.slots)))

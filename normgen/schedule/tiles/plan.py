@@ -17,7 +17,7 @@ from normgen.dtypes import F32
 from normgen.errors import ProgramError
 from normgen.problem.problem import Problem
 from normgen.problem.tensors import TensorUse
-from normgen.program.classes import tile_axes
+from normgen.program.classes import is_of_result, tile_axes
 from normgen.program.functions import Index
 from normgen.program.ir import (
     SIZES,
@@ -78,6 +78,14 @@ class Side:
 
 
 @dataclass(frozen=True)
+class Reduced:
+    """Reductions of the result's rows, of which each block has a part, and what is made of them, and stored."""
+
+    reduces: tuple[Reduce, ...]
+    finish: tuple[Load | Map | Store, ...]
+
+
+@dataclass(frozen=True)
 class Contraction:
     """A program of class TILES, taken apart.
 
@@ -85,7 +93,8 @@ class Contraction:
     left      the side along m
     right     the side along n
     ahead     looks at the rows of the left side before its products, in order: what each reduces, the next one reads
-    epilogue  what is computed of the sums, and stored
+    epilogue  what is computed of the sums, and stored or reduced
+    reduced   reductions of the result's rows, where there are some
     """
 
     m: str
@@ -95,7 +104,8 @@ class Contraction:
     left: Side
     right: Side
     ahead: tuple[Side, ...]
-    epilogue: tuple[Load | Map | Store, ...]
+    epilogue: tuple[Load | Map | Store | Reduce, ...]
+    reduced: Reduced | None = None
 
     @property
     def sides(self) -> tuple[Side, Side]:
@@ -113,14 +123,16 @@ def contraction_of(problem: Problem, program: RowProgram) -> Contraction:
     n = next((problem.tensor(s.tensor).axes[-1] for s in program.stores if s.kind is whole), result[-1])
     m = next(axis for axis in result if axis != n)
     riding: dict[str, list[Reduce]] = {m: [], n: []}
-    awaited, stages = _awaited(program), stage_of(program)
-    for reduce in (r for r in program.reduces if not r.is_dot):
+    kinds, stages = value_kinds(program), stage_of(program)
+    of_result = [r for r in program.reduces if is_of_result(r, axes, kinds)]
+    awaited = _awaited(program, of_result)
+    for reduce in (r for r in program.reduces if not r.is_dot and r not in of_result):
         if len(reduce.names) > 1:
             rule = "beside its products a kernel of these finds sums and extrema, no columns that hold them"
             raise ProgramError(rule, received=show_statement(reduce).strip())
         if reduce.names[0] not in awaited:
             riding[reduce.kind.axes[0]].append(reduce)
-    kinds, factors = value_kinds(program), {m: dict[sp.Expr, None](), n: dict[sp.Expr, None]()}
+    factors = {m: dict[sp.Expr, None](), n: dict[sp.Expr, None]()}
     for factor in (arg for dot in program.dots for arg in dot.args):
         factors[m if m in kind_of(factor, kinds).axes else n][factor] = None
     left, right = (_side(program, axis, tuple(factors[axis]), tuple(riding[axis]), awaited) for axis in (m, n))
@@ -130,15 +142,30 @@ def contraction_of(problem: Problem, program: RowProgram) -> Contraction:
         ahead.append(_side(program, m, (), found, {name for name in awaited if stages[name] < stage}))
     left, right, *ahead = (replace(side, along=_runs_along(problem, side, k)) for side in (left, right, *ahead))
     results = {name for r in program.reduces for name in r.names}
-    wanted = tuple(_needed(program, list(program.stores), stop=results))
-    return Contraction(m, n, k, program.dots, left, right, tuple(ahead), wanted)
+    behind = _behind(program, of_result)
+    finish = _needed(program, [s for s in program.stores if s.value in behind], stop=results)
+    reduced = Reduced(tuple(of_result), tuple(finish)) if of_result else None
+    stores, read = [s for s in program.stores if s.value not in behind], frozenset().union(*map(used_names, of_result))
+    wanted = {*_needed(program, stores, read=read, stop=results), *of_result}
+    epilogue = tuple(s for s in program.statements if s in wanted)
+    return Contraction(m, n, k, program.dots, left, right, tuple(ahead), epilogue, reduced)
 
 
-def _awaited(program: RowProgram) -> set[str]:
-    """The reductions that another one waits for."""
+def _behind(program: RowProgram, of_result: list[Reduce]) -> set[str]:
+    """The values that wait for a reduction of the result."""
+    found = {name for reduce in of_result for name in reduce.names}
+    for statement in program.statements:
+        if used_names(statement) & found:
+            found.update(defined_names(statement))
+    return found
+
+
+def _awaited(program: RowProgram, of_result: list[Reduce]) -> set[str]:
+    """The reductions that another one waits for, other than one of the result."""
     needed: set[str] = set()
     for statement in reversed(program.statements):
-        if isinstance(statement, Reduce) or needed & {*defined_names(statement)}:
+        is_awaiting = isinstance(statement, Reduce) and statement not in of_result
+        if is_awaiting or needed & {*defined_names(statement)}:
             needed |= used_names(statement)
     return {name for r in program.reduces for name in r.names if name in needed}
 
@@ -267,7 +294,18 @@ class TilePlan:
     def slots_floats(self) -> int:
         """Of all tiles that wait in shared memory, or of what takes their place."""
         tiles = sum(self.slot_floats(side) * len(side.slots) for side in self.cut.sides) if self.in_shared else 0
-        return max(tiles * self.schedule.stages, self.riding_floats)
+        return max(tiles * self.schedule.stages, self.riding_floats, self.reduced_floats)
+
+    @property
+    def reduced_floats(self) -> int:
+        """What the threads leave of reductions of the result: of each row as many parts as threads have of it."""
+        s = self.schedule
+        return s.tile_n // s.thread_n * s.tile_m * len(self.cut.reduced.reduces) if self.cut.reduced else 0
+
+    @property
+    def block_bytes(self) -> int:
+        """What a block leaves of reductions of the result."""
+        return 4 * self.schedule.tile_m * len(self.cut.reduced.reduces) if self.cut.reduced else 0
 
     @property
     def is_online(self) -> bool:

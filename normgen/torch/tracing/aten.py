@@ -247,12 +247,12 @@ def rms_norm(x: E, weight: E | None, eps: E, let: Let) -> E:
     return found if weight is None else product(found, weight)
 
 
-def variance(centred: E, correction: float = 0) -> E:
-    """Of what has the mean 0."""
+def variance(centred: E, correction: float = 0, length: str = "cols") -> E:
+    """Of what has the mean 0, of so many elements."""
     square = Power(centred, Fraction(2))
     if correction == 0:
         return call("mean", square)
-    return Binary("/", call("sum", square), Binary("-", Name("cols"), number(correction)))
+    return Binary("/", call("sum", square), Binary("-", Name(length), number(correction)))
 
 
 def root(x: E) -> E:

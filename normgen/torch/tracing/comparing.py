@@ -111,7 +111,7 @@ def compared(found: Traced, made: Operator, given: Given, call: Callable[..., An
             except (IndexError, RuntimeError) as error:
                 refusals.append(str(error).partition("\n")[0])
                 continue  # it takes no labels outside the columns
-            rows += math.prod(tensors[found.rows_of].shape[:-1])
+            rows += math.prod(tensors[found.recorded.rows_of].shape[:-1])
             by = [randn(t.shape, generator) if _is_float(t) else None for t in plain]
             if sides is None:
                 none = _without_gradient(torchs, wide_ones, by)
@@ -129,7 +129,7 @@ def compared(found: Traced, made: Operator, given: Given, call: Callable[..., An
                 *(f"result {i}" for i in range(len(plain))),
                 *(f"{_GRADIENT}{read.name}" for read in asked if read.place in sides.places),
             ]
-            seen.add(names, sides, wide_ones, by, found.rows_of)
+            seen.add(names, sides, wide_ones, by, found.recorded.rows_of)
             stored += _stored(found, made, given, call, tensors, list(plain))
     if sides is None:
         rule = "a function that is traced is compared with its spec, and took none of the arguments that were tried"

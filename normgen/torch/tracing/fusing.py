@@ -16,7 +16,7 @@ from normgen.spec.spec import Role
 from normgen.torch.operators import Operator, operator
 from normgen.torch.tracing.comparing import Comparison, compared
 from normgen.torch.tracing.formulas import names_for
-from normgen.torch.tracing.recording import COLS, recorded
+from normgen.torch.tracing.recording import COLS, INNER, recorded
 from normgen.torch.tracing.values import Read, Traced
 from normgen.torch.tracing.walk import traced
 
@@ -40,7 +40,7 @@ class Plan:
         self.operator: Operator = operator(found.spec, returns=found.returns)
         self._run = self.operator.function
         self._takes = tuple((read.place, _shaped(read, found)) for read in found.reads)
-        self._rows_of, self._is_one = found.rows_of, len(found.returns) == 1
+        self._rows_of, self._is_one = found.recorded.rows_of, len(found.returns) == 1
         self.comparison: Comparison | None = None
 
     def __call__(self, tensors: Sequence[Tensor]) -> Any:
@@ -60,8 +60,12 @@ class Plan:
 
 def _shaped(read: Read, found: Traced) -> Callable[[Tensor, Tensor], Tensor] | None:
     """How an argument becomes what the kernel takes; None: it is."""
-    axes = (*range(len(found.recorded.axes) - 1), COLS)
-    plain = tuple((axis,) for axis in axes)
+    last = INNER if INNER in read.axes else COLS
+    plain = tuple((axis,) for axis in (*range(len(found.recorded.axes) - 1), last))
+    if read.is_side:
+        kept = [place for place, dim in enumerate(read.dims) if dim]
+        whole = len(kept) == len(read.dims)
+        return None if whole else lambda tensor, _: tensor.reshape([tensor.shape[place] for place in kept])
     if read.role is Role.PARAMETER:
         return None if len(read.dims) == 1 else lambda tensor, _: tensor.reshape(-1)
     if read.role in (Role.SCALAR_INPUT, Role.SCALAR_PARAMETER):
@@ -74,12 +78,14 @@ def _shaped(read: Read, found: Traced) -> Callable[[Tensor, Tensor], Tensor] | N
         if read.dims == wanted:
             return None
         if read.role is Role.INPUT:
-            return lambda tensor, first: tensor.reshape(first.shape)
+            at = read.dims.index((last,))
+            return lambda tensor, first: tensor.reshape(*first.shape[:-1], tensor.shape[at])
         return lambda tensor, first: tensor.reshape(first.shape[:-1])
     has = [axis in {a for dim in read.dims for a in dim} for (axis,) in wanted]
 
     def spread(tensor: Tensor, first: Tensor) -> Tensor:
-        shape = first.shape[: len(wanted)]
+        width = [tensor.shape[read.dims.index((last,))]] if read.role is Role.INPUT else []
+        shape = [*first.shape[:-1], *width]
         return tensor.reshape([n if there else 1 for n, there in zip(shape, has, strict=True)]).expand(shape)
 
     return spread
@@ -173,8 +179,8 @@ class Fused:
             hint = "pass its tensors one by one, and numbers as they are"
             rule = "an argument is a tensor, a module, or a constant"
             raise UsageError(rule, received=str(error), hint=hint) from error
-        for cols in (0, sizes[rows_of][-1]):
-            plan = self._planned(pattern, rows_of, dtypes, tensors[0].device, statics, args, named, cols=cols)
+        for lasts in ((), _lasts(sizes, pattern, rows_of)):
+            plan = self._planned(pattern, rows_of, dtypes, tensors[0].device, statics, args, named, lasts=lasts)
             if plan is not None:
                 return plan
         raise UsageError("a function that is traced takes rows of its arguments' sizes", received=self._title)
@@ -189,28 +195,28 @@ class Fused:
         args: Sequence[Any],
         named: Mapping[str, Any],
         *,
-        cols: int = 0,
+        lasts: Facts = (),
     ) -> Plan | None:
-        """The plan for any number of columns, or for `cols`; None where there is but one for a number of them."""
-        key = (pattern, dtypes, device.type, _autocast(device.type), torch.get_default_dtype(), statics, cols)
+        """The plan for any number of columns, or for `_lasts`; None where there is but one for a number of them."""
+        key = (pattern, dtypes, device.type, _autocast(device.type), torch.get_default_dtype(), statics, lasts)
         if key in self._plans:
             return self._plans[key]
-        if not cols and (*key[:-1], None) in self._for_one:
+        if not lasts and (*key[:-1], None) in self._for_one:
             return None
         with torch.inference_mode(False):
             return self._made(key, rows_of, args, named)
 
     def _made(self, key: Facts, rows_of: int, args: Sequence[Any], named: Mapping[str, Any]) -> Plan | None:
-        pattern, dtypes, device, *_, cols = key
+        pattern, dtypes, device, *_, lasts = key
         title, parameters = self._title, _parameters(self.function, args, named)
         call = _call(self.function, args, named)
-        record = recorded(call, parameters, _stand_ins(pattern), dtypes, torch.device(device), rows_of, cols)
+        record = recorded(call, parameters, _stand_ins(pattern), dtypes, torch.device(device), rows_of, lasts)
         if record is None:
             self._for_one.add((*key[:-1], None))
             return None
         summary = f"Traced from the torch function {title}."
         is_every = self.rounding == "operations"
-        found = traced(record, parameters, _spec_name(title), summary, every_rounding=is_every, rows_of=rows_of)
+        found = traced(record, parameters, _spec_name(title), summary, every_rounding=is_every)
         plan = Plan(found)
         plan.comparison = compared(found, plan.operator, plan.given, call)
         if not plan.comparison.holds:
@@ -244,10 +250,10 @@ class Fused:
         names = tuple(named)
         values = tuple([_IS_TENSOR if isinstance(a, torch.Tensor) else a for a in named.values()])
         pattern, device = _pattern(sizes, rows_of), tensors[0].device.type
-        place = self._constant(pattern, rows_of, dtypes, device, constants, names, values, 0)
+        place = self._constant(pattern, rows_of, dtypes, device, constants, names, values, ())
         if not place:
-            cols = len(range(sizes[rows_of][-1]))  # a number, where int() would stay a compiler's symbol
-            place = self._constant(pattern, rows_of, dtypes, device, constants, names, values, cols)
+            lasts = _lasts(sizes, pattern, rows_of)
+            place = self._constant(pattern, rows_of, dtypes, device, constants, names, values, lasts)
         return getattr(self, place)(tensors)
 
     @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
@@ -260,7 +266,7 @@ class Fused:
         constants: Facts,
         names: tuple[str, ...],
         values: Facts,
-        cols: int,
+        lasts: Facts,
     ) -> str:
         """`_planned` of what a compiler knows of a call: run while it compiles, with tensors that are stand-ins.
 
@@ -282,7 +288,7 @@ class Fused:
             keywords = {name: given(value) for name, value in zip(names, values, strict=True)}
             statics = _statics(positional, keywords)
             plan = self._planned(
-                pattern, rows_of, dtypes, torch.device(device), statics, positional, keywords, cols=cols
+                pattern, rows_of, dtypes, torch.device(device), statics, positional, keywords, lasts=lasts
             )
         if plan is None:
             return ""
@@ -480,6 +486,18 @@ def _pattern(sizes: Sequence[Any], rows_of: int) -> Facts:
                     break
             codes.append(code)
         found.append(tuple(codes))
+    return tuple(found)
+
+
+def _lasts(sizes: Sequence[Any], pattern: Facts, rows_of: int) -> Facts:
+    """The last sizes that a trace may hold for alone: of the rows' tensor; where one has others, of all matrices."""
+    has_others = False
+    for codes in pattern:
+        has_others = has_others or -1 in codes
+    found: list[int] = []
+    for place, shape in enumerate(sizes):
+        is_asked = place == rows_of or (has_others and len(shape) > 1)
+        found.append(len(range(shape[-1])) if is_asked else 0)  # int() would stay a compiler's symbol
     return tuple(found)
 
 

@@ -17,19 +17,22 @@ from normgen.torch.calls import name_of
 from normgen.torch.tracing import aten
 from normgen.torch.tracing.formulas import Formulas, names_for
 from normgen.torch.tracing.reasons import BEYOND, called
-from normgen.torch.tracing.recording import COLS, Dims, Node, Recorded
+from normgen.torch.tracing.recording import COLS, INNER, Dims, Node, Recorded
 from normgen.torch.tracing.values import Read, Value, shape_of
 
 _LARGEST = 2.0**127  # of a constant of the language
+LENGTHS = {COLS: "cols", INNER: "inner"}
 
 
 class Known:
     """known: Value, or a tuple of some, by node; `assigned`: the name that a line of the author's gives a node."""
 
-    def __init__(self, record: Recorded, rows_of: int, *, every_rounding: bool) -> None:
-        self.record, self.rows_of, self.every_rounding = record, rows_of, every_rounding
+    def __init__(self, record: Recorded, *, every_rounding: bool) -> None:
+        self.record, self.rows_of, self.every_rounding = record, record.rows_of, every_rounding
         self.row_axes = tuple(range(len(record.axes) - 1))
-        self.sizes = {**dict(enumerate(record.axes[:-1])), COLS: record.axes[-1]}
+        last = {COLS: record.axes[-1]} if record.inner is None else {INNER: record.inner, COLS: record.axes[-1]}
+        self.sizes = {**dict(enumerate(record.axes[:-1])), **last}
+        self.of_row = COLS if record.inner is None else INNER  # what reductions of a row run over
         self.known: dict[Node, Any] = {}  # Value, or a tuple of some
         self.formulas = Formulas()
         self.placeholders = [n for n in record.core.graph.nodes if n.op == "placeholder"]
@@ -70,13 +73,13 @@ class Known:
 
     def size(self, expr: Any) -> Expression:
         """A number that follows from the number of columns."""
-        if expr is not None and expr == self.sizes[COLS]:
-            return Name("cols")
+        if expr is not None and (axis := next((a for a in LENGTHS if expr == self.sizes.get(a)), None)):
+            return Name(LENGTHS[axis])
         if expr is not None and expr.is_number:
             return number(int(expr) if expr.is_integer else float(expr))
         if expr is not None and not all(str(symbol).startswith("s") for symbol in expr.free_symbols):
             raise ValueError("what is in a tensor is no part of a formula")
-        if expr is None or expr.free_symbols - {self.sizes[COLS]}:
+        if expr is None or expr.free_symbols - {self.sizes.get(axis) for axis in LENGTHS}:
             raise ValueError("the number of rows is no part of a formula")
         parts = [self.size(part) for part in expr.args]
         kind = type(expr).__name__
@@ -122,7 +125,7 @@ class Known:
         return replace(value, dims=tuple(dims))
 
     def spread(self, dims: Dims, shape: Sequence[Any]) -> Dims:
-        axes = (*self.row_axes, COLS)
+        axes = tuple(self.sizes)
         known: dict[Any, tuple[int, ...]] = {self.product([axis]): (axis,) for axis in axes} | {1: ()}
         known.setdefault(self.product(self.row_axes), self.row_axes)
         found = []
@@ -136,7 +139,7 @@ class Known:
 
     def counted(self, size: Any) -> tuple[int, ...]:
         """The neighbouring axes that a size counts."""
-        axes = (*self.row_axes, COLS)
+        axes = tuple(self.sizes)
         runs = (axes[i:j] for i in range(len(axes)) for j in range(i + 1, len(axes) + 1))
         return next(run for run in runs if self.product(run) == size)
 

@@ -9,11 +9,12 @@ from typing import Any
 import torch
 
 from normgen.spec.formula import Binary, Expression, Name
+from normgen.spec.functions import DOT
 from normgen.spec.writing import number
 from normgen.torch.tracing import aten
 from normgen.torch.tracing.known import Known
-from normgen.torch.tracing.reasons import called, title, unknown
-from normgen.torch.tracing.recording import COLS, Node, line_of, refused
+from normgen.torch.tracing.reasons import OF_PRODUCT, OF_ROWS, WHOLE_ROW, called, title, unknown
+from normgen.torch.tracing.recording import COLS, INNER, Node, line_of, refused
 from normgen.torch.tracing.values import NARROW, VIEWS, Value, shape_of
 
 SAME = ("clone", "alias", "alias_copy", "lift_fresh_copy", "contiguous", "detach_copy")
@@ -151,10 +152,10 @@ class Operations(Known):
         (dim,) = self.spread((), (size,))
         if start != 0 or step != 1 or len(dim) != 1:
             raise ValueError("numbers are those of rows or columns")
-        if dim != (COLS,) and len(self.row_axes) > 1:
+        name = {COLS: "col", INNER: "term"}.get(dim[0], "row")
+        if name == "row" and len(self.row_axes) > 1:
             raise ValueError("numbers of rows are those of all of them")
-        tree = Name("col" if dim == (COLS,) else "row")
-        return Value(tree=tree, dims=(dim,), dtype=dtype, held_in=dtype, is_whole=True)
+        return Value(tree=Name(name), dims=(dim,), dtype=dtype, held_in=dtype, is_whole=True)
 
     op_iota = op_arange
 
@@ -187,8 +188,10 @@ class Operations(Known):
         kept = [() if place in places else d for place, d in enumerate(value.dims) if place not in places or keepdim]
         if not axes:
             return replace(value, dims=tuple(kept), dtype=out.dtype)
-        if axes == [COLS]:
+        if axes == [self.of_row]:
             tree = how(value.tree)
+        elif axes == [COLS]:
+            raise ValueError(WHOLE_ROW)
         elif set(axes) == set(value.axes) and set(self.row_axes) <= set(axes) and called(node) == "sum":
             tree = aten.call("total", value.tree)
             return Value(tree=tree, dims=tuple(kept), dtype=out.dtype, is_total=True)
@@ -217,7 +220,8 @@ class Operations(Known):
 
     def variance(self, x: Expression, correction: float) -> Expression:
         mean = self.let(aten.call("mean", x), "mean")
-        return aten.variance(Binary("-", x, mean), 0 if correction is None else correction)
+        length = "cols" if self.of_row == COLS else "inner"
+        return aten.variance(Binary("-", x, mean), 0 if correction is None else correction, length)
 
     def op_max(self, node: Node, given: Node, dim: Any = None, keepdim: bool = False) -> Any:
         return self.extremum(node, given, dim, keepdim, "max")
@@ -263,17 +267,47 @@ class Operations(Known):
     def along(self, node: Node, given: Node, dim: int, how: Callable[[Expression], Expression]) -> Value:
         value, out = self.value(given), node.meta["val"]
         out = out[0] if isinstance(out, tuple | list) else out
-        if value.dims[dim] != (COLS,):
-            raise ValueError("it goes over rows, not along the columns of each")
+        if value.dims[dim] != (self.of_row,):
+            is_whole = value.dims[dim] == (COLS,)
+            raise ValueError(WHOLE_ROW if is_whole else "it goes over rows, not along the columns of each")
         held = None if out.dtype in NARROW else out.dtype
         return Value(tree=how(self.shared(value.tree)), dims=value.dims, dtype=out.dtype, held_in=held)
 
     def shared(self, tree: Expression) -> Expression:
         return tree if isinstance(tree, Name) else self.let(tree, "z")
 
+    # products of matrices
+
+    def op_mm(self, node: Node, one: Node, other: Node) -> Value:
+        """Rows times a matrix."""
+        left, right, out = self.value(one), self.value(other), node.meta["val"]
+        if left.dims[-1] != right.dims[-2] or left.dims[-1] != (INNER,):
+            raise ValueError(OF_PRODUCT if COLS in (*left.dims[-1], *right.dims[-2]) else OF_ROWS)
+        if right.dims[-1] != (COLS,) or COLS in left.axes or not {*self.row_axes} <= {*left.axes}:
+            raise ValueError(OF_ROWS)
+        first = [a or b for a, b in zip(left.dims[:-2], right.dims[:-2], strict=True)]
+        return Value(
+            tree=aten.call(DOT, left.tree, right.tree),
+            dims=(*first, left.dims[-2], right.dims[-1]),
+            dtype=out.dtype,
+            held_in=None if out.dtype in NARROW else out.dtype,
+        )
+
+    op_bmm = op_mm
+
+    def op_addmm(self, node: Node, added: Node, one: Node, other: Node, *, beta: float = 1, alpha: float = 1) -> Value:
+        found, more = self.op_mm(node, one, other), self.value(added)
+        tree = aten.product(found.tree, self.tree(alpha)) if alpha != 1 else found.tree
+        if beta != 0:
+            term = aten.product(more.tree, self.tree(beta)) if beta != 1 else more.tree
+            tree, found = aten.plus(tree, term), replace(found, dims=self.joined([found.dims, more.dims]))
+        return replace(found, tree=tree)
+
+    op_baddbmm = op_addmm
+
     def op_gather(self, _node: Node, given: Node, dim: int, index: Node, **_: Any) -> Value:
         value, places = self.value(given), self.value(index)
-        if value.dims[dim] != (COLS,) or places.dims[dim]:
+        if value.dims[dim] != (COLS,) or places.dims[dim] or self.of_row != COLS:
             raise ValueError("it takes other elements than one of each row")
         rows = [d for i, d in enumerate(value.dims) if i != dim % len(value.dims)]
         if rows != [d for i, d in enumerate(places.dims) if i != dim % len(value.dims)]:

@@ -21,11 +21,14 @@ _ACROSS = (*_NORMS, "conv1d", "conv2d", "conv3d", "avg_pool1d", "max_pool1d")
 _CUT = "cut outside, where a part of a row is a tensor whose rows lie a pitch apart: f(*x.chunk(2, -1))"
 _HEADS = "pass heads as an axis of their own, [.., heads, cols]; groups of columns are said in a spec: absmax(x, 128)"
 _LAST = "a row is the last axis: give another one as the last, x.movedim(1, -1), and move it back outside"
-_OUTSIDE = "a product of matrices stays outside: trace what stands around it"
+_OUTSIDE = "rows are multiplied by a matrix that is an argument, x @ w; another product stays outside"
 _WITHOUT = "call eval() first, or write a spec for normgen.torch.operator, where random numbers come from random(seed)"
 _MASK = "pass a mask, or what else has sizes of its own, as an argument"
 
 PART_WRITTEN = "x[..] = .."
+OF_ROWS = "it is not rows times a matrix"
+OF_PRODUCT = "it takes what another product gave"
+WHOLE_ROW = "it goes along the columns that a product gave, of which no kernel has a whole row"
 BEYOND = "a constant of a formula is below 1.7e38"
 _BY_NAME = {
     "cat": "pass its parts as tensors of their own",
@@ -40,6 +43,9 @@ _BY_NAME = {
     **dict.fromkeys(_NORMS, _LAST),
 }
 _BY_REASON = {
+    OF_ROWS: _OUTSIDE,
+    OF_PRODUCT: "trace each product, and what stands around it, as a function of its own",
+    WHOLE_ROW: "give the product back, and reduce its rows in a function of its own",
     "it takes a part of the rows or columns": _CUT,
     "it cuts rows or columns into parts": _HEADS,
     "it repeats rows or columns": _MASK,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import linecache
+import logging
 import math
 import os
 import sys
@@ -34,19 +35,22 @@ from torch.fx.experimental.symbolic_shapes import (
 from torch.overrides import TorchFunctionMode
 
 from normgen.errors import UsageError
-from normgen.torch.tracing.reasons import CALLED, DRAWS, hint_for, name_of_call, title, unknown, untraceable
+from normgen.torch.tracing.reasons import CALLED, DRAWS, called, hint_for, name_of_call, title, unknown, untraceable
 
 Node = Any  # of a torch.fx.Graph
 Dims = tuple[tuple[int, ...], ...]  # of each size of a tensor: the axes that it counts, none of a size of 1
 
 COLS = -1  # the axis of the columns; those of the rows are 0, 1, .. from the left
+INNER = -2  # the axis that products of matrices sum
+PRODUCTS = ("mm", "bmm", "addmm", "baddbmm")
 _TORCH = os.path.dirname(torch.__file__)
 _SIZES = (5, 7, 11, 13, 17, 19, 23, 29)  # stand-ins: no two axes, nor products of them, have one size
 _OF_FUNCTIONS = {
     os.path.join(_TORCH, *file) for file in (("autograd", "function.py"), ("_functorch", "autograd_function.py"))
 }
 _NO_GRADIENT = "normgen_no_gradient"
-_MOST_TRIES = 24
+_FAKES = "torch._subclasses.fake_tensor"
+_MOST_TRIES, _MOST_PRODUCTS = 24, 96
 _DETACH = "say where no gradient goes with detach(), or keep it outside"
 _OF_GRADIENTS = {name: getattr(torch.Tensor, name).__get__ for name in ("requires_grad", "grad", "grad_fn", "is_leaf")}
 _KEPT = [  # of the operations that torch can say as others: those that the language says better itself
@@ -62,14 +66,18 @@ class Recorded:
     raw    as torch's own operations, in-place ones replaced; it runs on tensors of any dtype
     core   the same as few kinds of operations
     dims   of each tensor that is given
+    rows_of  the tensor that has all axes of the rows, and behind them the columns, or inner in a function of products
     axes   the sizes of the axes of rows, and behind them that of the columns: symbols, or a number
+    inner  that of the axis which products sum; None without products
     tree   how the results that a graph returns are put together
     """
 
     raw: Any
     core: Any
     dims: tuple[Dims, ...]
+    rows_of: int
     axes: tuple[Any, ...]
+    inner: Any
     tree: Any
 
 
@@ -89,31 +97,36 @@ def recorded(
     dtypes: Sequence[Any],
     device: Any,
     rows_of: int,
-    cols: int,
+    lasts: Sequence[int],
 ) -> Recorded | None:
     """The record of `call` with tensors of these sizes and dtypes, whose rows are those of tensor number `rows_of`.
+
+    Of a function of products, which no reading as rows alone fits, the rows are those of any tensor.
 
     Sizes that agree only by chance are told apart by trying: [n] of a tensor [n, n] is a parameter if the function
     takes it as one, else a value of each row.
 
-    cols  the record is for this number of columns alone; 0: for any, and None is returned of a function that takes
-          one number of columns, as `layer_norm(x, (768,))` does
+    lasts  the last size of each tensor: the record is for this number of columns, or this inner, alone; none: for any,
+           and None is returned of a function that takes one number of columns, as `layer_norm(x, (768,))` does
 
     Raises UsageError with the line of what cannot be recorded.
     """
     whole = [not (dtype.is_floating_point or dtype is torch.bool) for dtype in dtypes]
-    tries = list(itertools.islice(_interpretations(sizes, whole, rows_of), _MOST_TRIES))
+    tries = [(rows_of, dims) for dims in itertools.islice(_interpretations(sizes, whole, rows_of), _MOST_TRIES)]
+    tries += itertools.islice(_of_products(sizes, dtypes), _MOST_PRODUCTS)
     if not tries:
         rule = "a tensor of a function that is traced has the rows' sizes, or some of them, in their order"
         known = [list(_counted(shape, sizes[rows_of], (*range(len(sizes[rows_of]) - 1), COLS))) for shape in sizes]
-        raise UsageError(rule, received=", ".join(n for n, dims in zip(names, known, strict=True) if not dims))
+        has_matrices = sum(d.is_floating_point and len(s) > 1 for d, s in zip(dtypes, sizes, strict=True)) > 1
+        hint = hint_for("mm") if has_matrices else None
+        raise refused(rule, ", ".join(n for n, dims in zip(names, known, strict=True) if not dims), hint)
     failures: list[UsageError] = []
-    for dims in tries:
+    for place, dims in tries:
         try:
-            return _recorded(call, dims, dtypes, device, cols, rows_of)
+            return _recorded(call, dims, dtypes, device, lasts[place] if lasts else 0, place)
         except _SizesError as error:
             failures.append(error.error)
-    if cols:
+    if lasts:
         raise failures[0]
     return None
 
@@ -139,6 +152,38 @@ def _interpretations(
     yield from itertools.product(*known)
 
 
+def _of_products(sizes: Sequence[tuple[int, ...]], dtypes: Sequence[Any]) -> Iterator[tuple[int, tuple[Dims, ...]]]:
+    """(Whose rows they are, what the sizes of each tensor count) where rows [.., inner] meet a matrix, or some."""
+    floats = [i for i, d in enumerate(dtypes) if d.is_floating_point and len(sizes[i]) > 1]
+    for left in sorted(floats, key=lambda i: -len(sizes[i])):
+        *rows, inner = sizes[left]
+        matrices = [sizes[i] for i in floats if i != left and inner in sizes[i][-2:]]
+        for cols in dict.fromkeys(sum(shape[-2:]) - inner for shape in matrices):
+            axes = {**dict(enumerate(rows)), INNER: inner, COLS: cols}
+            known = [list(_counted_beside(shape, axes)) for shape in sizes]
+            known[left] = [tuple((axis,) for axis in axes if axis != COLS)]
+            for dims in itertools.product(*known):
+                if any({INNER, COLS} <= {axis for dim in of for axis in dim} for of in dims):
+                    yield left, dims
+
+
+def _counted_beside(shape: tuple[int, ...], axes: Mapping[int, int]) -> Iterator[Dims]:
+    """What the sizes of a tensor may count beside a product: axes of rows in their order, then inner, cols or both."""
+    every = tuple(axis for axis in axes if axis >= 0)
+    choices: list[list[tuple[int, ...]]] = []
+    for size in shape:
+        options: list[tuple[int, ...]] = [()] if size == 1 else []
+        options += [(axis,) for axis in (INNER, COLS, *every) if axes[axis] == size]
+        if len(every) > 1 and math.prod(axes[axis] for axis in every) == size:
+            options.append(every)
+        choices.append(options)
+    for dims in itertools.product(*choices):
+        flat = [axis for dim in dims for axis in dim]
+        rows = [axis for axis in flat if axis >= 0]
+        if len(flat) == len(set(flat)) and flat[: len(rows)] == sorted(rows):
+            yield dims
+
+
 def _counted(shape: tuple[int, ...], first: tuple[int, ...], axes: tuple[int, ...]) -> Iterator[Dims]:
     rows = axes[:-1]
     choices: list[list[tuple[int, ...]]] = []
@@ -162,18 +207,22 @@ def _recorded(
     dims: tuple[Dims, ...],
     dtypes: Sequence[Any],
     device: Any,
-    cols: int,
+    length: int,
     rows_of: int,
 ) -> Recorded:
+    """length  that of the last axis of tensor `rows_of`; 0: any"""
+    *_, (last,) = dims[rows_of]
     count = len(dims[rows_of]) - 1
-    stand_ins = [size for size in _SIZES if size != cols]
-    if count >= len(stand_ins):
-        raise UsageError(f"rows have at most {len(stand_ins) - 1} sizes", received=str(count))
-    sizes = {axis: stand_ins[axis] for axis in range(count)} | {COLS: cols or stand_ins[count]}
+    stand_ins = [size for size in _SIZES if size != length]
+    if count + (last == INNER) >= len(stand_ins):
+        raise UsageError(f"rows have at most {len(stand_ins) - 1 - (last == INNER)} sizes", received=str(count))
+    sizes = {axis: stand_ins[axis] for axis in range(count)} | {COLS: stand_ins[-1], last: length or stand_ins[count]}
     shapes, trees = ShapeEnv(), []
     mode = FakeTensorMode(shape_env=shapes)
-    fakes = [_fake(mode, tensor, sizes, dtype, device, cols) for tensor, dtype in zip(dims, dtypes, strict=True)]
-    axes = tuple(map(size_of, fakes[rows_of].shape))
+    fixed = (last,) if length else ()
+    fakes = [_fake(mode, tensor, sizes, dtype, device, fixed) for tensor, dtype in zip(dims, dtypes, strict=True)]
+    found = {dim: size_of(s) for of, t in zip(dims, fakes, strict=True) for dim, s in zip(of, t.shape, strict=True)}
+    axes, inner = tuple(found[(axis,)] for axis in (*range(count), COLS)), found.get((INNER,))
 
     lines = _Lines(shapes)
 
@@ -183,6 +232,8 @@ def _recorded(
         trees.append(tree)
         return list(leaves)
 
+    log, disabled = logging.getLogger(_FAKES), logging.getLogger(_FAKES).disabled
+    log.disabled = True  # it writes of each reading of sizes that does not fit
     try:
         with mode, metadata.preserve_node_meta(), torch.enable_grad():
             # The empty table keeps `detach`: without one, it becomes an alias, which a gradient passes.
@@ -190,7 +241,8 @@ def _recorded(
             _made_plain(raw)
             core = make_fx(torch.fx.Interpreter(raw).run, decomposition_table=_decompositions(axes[-1]))(*fakes)
             _made_plain(core)
-    except UsageError:
+            _check_products(core, inner, axes[-1])
+    except (UsageError, _SizesError):
         raise
     except (GuardOnDataDependentSymNode, DynamicOutputShapeException, DataDependentOutputException) as error:
         rule = "a function that is traced does not ask what is in a tensor"
@@ -200,14 +252,28 @@ def _recorded(
             rule = "a function that is traced takes its tensors as arguments"
             raise refused(rule, _user_line(error)) from error
         raise _SizesError(_untraceable(error, lines.called)) from error
-    _check_guards(shapes, axes, lines.asked)
-    return Recorded(raw=raw, core=core, dims=dims, axes=axes, tree=trees[0])
+    finally:
+        log.disabled = disabled
+    _check_guards(shapes, axes, inner, lines.asked)
+    return Recorded(raw=raw, core=core, dims=dims, rows_of=rows_of, axes=axes, inner=inner, tree=trees[0])
 
 
-def _fake(mode: Any, dims: Dims, sizes: Mapping[int, int], dtype: Any, device: Any, cols: int) -> Any:
-    """A tensor without data: sizes that count the same axes are the same symbol."""
+def _check_products(core: Any, inner: Any, cols: Any) -> None:
+    """_SizesError unless the first product of matrices sums `inner` of what has no columns: without inner, of any."""
+    products = [node for node in core.graph.nodes if node.op == "call_function" and called(node) in PRODUCTS]
+    if inner is not None and not products:
+        raise _SizesError(refused("the function has no product of matrices", "its operations"))
+    for node in products[:1]:
+        left = [size_of(size) for size in node.args[-2].meta["val"].shape]
+        if inner is None or left[-1] != inner or cols in left:
+            rule, hint = unknown(title(node))
+            raise _SizesError(refused(rule, line_of(node), hint))
+
+
+def _fake(mode: Any, dims: Dims, sizes: Mapping[int, int], dtype: Any, device: Any, fixed: tuple[int, ...]) -> Any:
+    """A tensor without data: sizes that count the same axes are the same symbol, but that of an axis that is fixed."""
     shape = [math.prod(sizes[axis] for axis in dim) for dim in dims]
-    kinds = [DimDynamic.STATIC if cols and dim == (COLS,) else DimDynamic.DUCK for dim in dims]
+    kinds = [DimDynamic.STATIC if dim and dim == fixed else DimDynamic.DUCK for dim in dims]
     empty = torch.empty(shape, dtype=dtype, device="meta")
     found = mode.from_tensor(empty, symbolic_context=StatelessSymbolicContext(kinds))
     with mode:
@@ -251,11 +317,20 @@ class _Lines(TorchFunctionMode):
         notes = {CALLED: name} if torch.is_grad_enabled() else {CALLED: name, _NO_GRADIENT: True}
         metadata.current_meta["custom"] = notes
         first = len(self.shapes.guards)
+        func = _linear if func is torch.nn.functional.linear else func
         found = func(*args, **(kwargs or {}))
         if name and frame is not None:
             line = _line(frame.f_code.co_filename, frame.f_lineno)
             self.asked |= dict.fromkeys(range(first, len(self.shapes.guards)), (name, line))
         return found
+
+
+def _linear(x: Any, weight: Any, bias: Any = None) -> Any:
+    """torch's own, which makes numbers of the sizes of rows where there are several, and a bias."""
+    if bias is None or x.ndim <= 2:
+        return torch.nn.functional.linear(x, weight, bias)
+    found = x @ weight.t()
+    return found + bias.to(found.dtype)
 
 
 def _own_gradient(func: Any, args: Sequence[Any], frame: Any) -> Any:
@@ -344,7 +419,7 @@ def size_of(size: Any) -> Any:
     return size.node.expr if isinstance(size, torch.SymInt) else size
 
 
-def _check_guards(shapes: Any, axes: Sequence[Any], asked: Mapping[int, tuple[str, str]]) -> None:
+def _check_guards(shapes: Any, axes: Sequence[Any], inner: Any, asked: Mapping[int, tuple[str, str]]) -> None:
     """Refuse what a condition, or an operation, asked about sizes: the record holds for one answer only."""
     for i, guard in enumerate(shapes.guards):
         place, asks = guard.sloc.framework_loc, guard.expr.free_symbols
@@ -355,5 +430,5 @@ def _check_guards(shapes: Any, axes: Sequence[Any], asked: Mapping[int, tuple[st
         if asks & set(axes[:-1]):
             raise refused("a function that is traced does not ask for the number of rows", line)
         raise _SizesError(refused("the function asks for the number of columns", line))
-    if axes[-1] in shapes.replacements:
+    if axes[-1] in shapes.replacements or inner in shapes.replacements:
         raise _SizesError(refused("the function takes one number of columns", "its operations"))

@@ -9,14 +9,14 @@ from typing import Any
 import torch
 
 from normgen.torch.patching import telling_rows
-from normgen.torch.tracing.recording import COLS
+from normgen.torch.tracing.recording import COLS, INNER
 from normgen.torch.tracing.values import Traced
 
 Tensor = Any
 
 _MOST_CONSTANTS = 8
 _WHOLE = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
-_COLS = 48  # where the function leaves them open
+_COLS, _INNER = 48, 36  # where the function leaves them open
 
 
 def samples(found: Traced, dtypes: Sequence[Any], generator: Any) -> list[list[Tensor]]:
@@ -24,7 +24,9 @@ def samples(found: Traced, dtypes: Sequence[Any], generator: Any) -> list[list[T
     count = len(found.recorded.axes) - 1
     cols = found.recorded.axes[-1] if isinstance(found.recorded.axes[-1], int) else _COLS
     leading = [2] * (count - 1) + [8] if count > 1 else [16] * count
-    sizes = {**dict(enumerate(leading)), COLS: cols}
+    inner = found.recorded.inner
+    sizes = {**dict(enumerate(leading)), COLS: cols, INNER: inner if isinstance(inner, int) else _INNER}
+    length = cols if inner is None else sizes[INNER]  # of the rows that formulas reduce
     has_labels = any(not (d.is_floating_point or d is torch.bool) for d in dtypes)
     others = [None, *_whole_constants(found.recorded.raw.graph), -100] if has_labels else [None]
     given = []
@@ -33,13 +35,16 @@ def samples(found: Traced, dtypes: Sequence[Any], generator: Any) -> list[list[T
             tensors = []
             for place, (dims, dtype) in enumerate(zip(found.recorded.dims, dtypes, strict=True)):
                 shape = [math.prod(sizes[axis] for axis in dim) for dim in dims]
-                tensors.append(_sample(shape, dtype, cols, generator, place + number, other))
+                is_side = {COLS, INNER} <= {axis for dim in dims for axis in dim}
+                tensors.append(_sample(shape, dtype, 0 if is_side else length, generator, place + number, other))
             given.append(tensors)
     if has_labels:  # of a function that takes them less or more a number: some that are in a narrow range
         narrow = [t if d.is_floating_point or d is torch.bool else t % 2 for t, d in zip(given[0], dtypes, strict=True)]
         given.append(narrow)
     if count and not _asks_for_whole_numbers(found.recorded.raw.graph):
-        given.append([_with_infinities(t, cols) if t.is_floating_point() else t for t in given[0]])
+        beside = [not {COLS, INNER} <= {axis for dim in dims for axis in dim} for dims in found.recorded.dims]
+        rows = [t.is_floating_point() and is_beside for t, is_beside in zip(given[0], beside, strict=True)]
+        given.append([_with_infinities(t, length) if i else t for t, i in zip(given[0], rows, strict=True)])
     return given
 
 

@@ -12,7 +12,7 @@ import torch
 from normgen.spec.formula import Cast, Name
 from normgen.torch.tracing.known import Known
 from normgen.torch.tracing.reasons import called
-from normgen.torch.tracing.recording import COLS, Node
+from normgen.torch.tracing.recording import COLS, INNER, Node, line_of, refused
 from normgen.torch.tracing.values import Value
 
 
@@ -71,6 +71,11 @@ class Tail:
 
     def written(self, node: Node, value: Value, wanted: str) -> Node:
         walk = self.walk
+        if INNER in value.axes:
+            hint = "give it back from a function of its own"
+            raise refused(
+                "beside a product a function returns what has its columns, or values of rows", line_of(node), hint
+            )
         tree = value.tree
         if isinstance(tree, Cast) and value.dtype == value.held_in and len(node.users) == 1:
             tree = tree.arg  # storing rounds
@@ -121,8 +126,10 @@ class Tail:
         found: Any = 1
         for axis in dim:
             if axis not in self.sizes:
-                argument = self.arguments[self.walk.rows_of]
-                self.sizes[axis] = self.graph.call_function(torch.ops.aten.sym_size.int, (argument, axis))
+                every = self.walk.record.dims
+                own = (self.walk.rows_of, *range(len(every)))
+                place, at = next((i, every[i].index((axis,))) for i in own if (axis,) in every[i])
+                self.sizes[axis] = self.graph.call_function(torch.ops.aten.sym_size.int, (self.arguments[place], at))
             found = (
                 self.sizes[axis] if found == 1 else self.graph.call_function(operator.mul, (found, self.sizes[axis]))
             )

@@ -9,7 +9,7 @@ import torch
 
 from normgen.spec.formula import Expression
 from normgen.spec.spec import Role, Spec
-from normgen.torch.tracing.recording import Dims, Node, Recorded
+from normgen.torch.tracing.recording import COLS, INNER, Dims, Node, Recorded
 
 NARROW = (torch.float16, torch.bfloat16)
 VIEWS = ("view", "view_copy", "reshape", "_unsafe_view", "expand", "expand_copy", "unsqueeze", "unsqueeze_copy")
@@ -44,7 +44,7 @@ class Read:
     """A tensor that the kernel reads: an argument of the function, in the shape that its role has.
 
     place  of the argument
-    dims   of the argument; `spread`: the axes that it has none of, and is expanded along
+    dims   of the argument; `spread`: whether it has not all axes of the rows, and is expanded along the others
     """
 
     place: int
@@ -53,12 +53,20 @@ class Read:
     dims: Dims
     spread: bool = False
 
+    @property
+    def axes(self) -> tuple[int, ...]:
+        return tuple(axis for dim in self.dims for axis in dim)
+
+    @property
+    def is_side(self) -> bool:
+        """A matrix that rows are multiplied with, or one of each batch."""
+        return {INNER, COLS} <= {*self.axes}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Traced:
     """A function's spec, and what stands around the kernel.
 
-    rows_of  the argument that has the rows' sizes
     reads    in the order in which the operator takes them
     returns  the names of what the kernel writes
     tail     from the kernel's results and the arguments to the function's results; None: the kernel's, as they are
@@ -66,7 +74,6 @@ class Traced:
     """
 
     recorded: Recorded
-    rows_of: int
     spec: Spec
     reads: tuple[Read, ...]
     returns: tuple[str, ...]

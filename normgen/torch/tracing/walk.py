@@ -20,29 +20,28 @@ from normgen.spec.writing import written
 from normgen.torch.calls import name_of
 from normgen.torch.tracing import aten
 from normgen.torch.tracing.formulas import names_for
+from normgen.torch.tracing.known import LENGTHS
 from normgen.torch.tracing.operations import SAME, Operations
 from normgen.torch.tracing.reasons import PART_WRITTEN, called, hint_for, title
-from normgen.torch.tracing.recording import COLS, Dims, Node, Recorded, line_of, refused
+from normgen.torch.tracing.recording import COLS, INNER, Dims, Node, Recorded, line_of, refused
 from normgen.torch.tracing.tail import Tail
 from normgen.torch.tracing.values import NARROW, VIEWS, Read, Traced, Value, shape_of
 
 
-def traced(
-    record: Recorded, parameters: Sequence[str], name: str, summary: str, *, every_rounding: bool, rows_of: int
-) -> Traced:
+def traced(record: Recorded, parameters: Sequence[str], name: str, summary: str, *, every_rounding: bool) -> Traced:
     """The spec of a recorded function whose tensors have these names.
 
     every_rounding  float16 and bfloat16 values are rounded behind each operation, as torch does it when it runs them
                     one by one; else where the function converts them itself, and where they are stored
     """
-    return Walk(record, parameters, rows_of, every_rounding=every_rounding).traced(name, summary)
+    return Walk(record, parameters, every_rounding=every_rounding).traced(name, summary)
 
 
 class Walk(Operations):
     """One recorded function, operation by operation."""
 
-    def __init__(self, record: Recorded, parameters: Sequence[str], rows_of: int, *, every_rounding: bool) -> None:
-        super().__init__(record, rows_of, every_rounding=every_rounding)
+    def __init__(self, record: Recorded, parameters: Sequence[str], *, every_rounding: bool) -> None:
+        super().__init__(record, every_rounding=every_rounding)
         for place, (node, wanted) in enumerate(zip(self.placeholders, parameters, strict=True)):
             self.read(place, node, wanted)
 
@@ -52,7 +51,7 @@ class Walk(Operations):
         dims, dtype = self.record.dims[place], node.meta["val"].dtype
         if not node.users:
             return
-        role, spread = self.role(dims, dtype)
+        role, spread = self.role(dims, dtype) if self.of_row == COLS else self.role_beside_products(dims, dtype, wanted)
         name = self.formulas.named(wanted)
         self.reads[name] = Read(place=place, name=name, role=role, dims=dims, spread=spread)
         self.dtypes[name] = dtype
@@ -70,6 +69,20 @@ class Walk(Operations):
             return self.role_of_shared(rows) if dtype.is_floating_point else (Role.INPUT, True)
         if rows:
             return Role.ROW_INPUT, True
+        return (Role.SCALAR_PARAMETER if dtype.is_floating_point else Role.SCALAR_INPUT), False
+
+    def role_beside_products(self, dims: Dims, dtype: Any, name: str) -> tuple[Role, bool]:
+        axes = tuple(axis for dim in dims for axis in dim)
+        rows, others = tuple(axis for axis in axes if axis >= 0), {axis for axis in axes if axis < 0}
+        if others == {INNER, COLS}:
+            if rows != self.row_axes[: len(rows)] or rows == self.row_axes:
+                hint = "expand it to the first sizes of the rows before it is passed"
+                raise refused("the matrices of batches are as many as the first sizes of the rows say", name, hint)
+            return (Role.BATCH_PARAMETER if rows else Role.PARAMETER), False
+        if others and not rows:
+            return Role.PARAMETER, False
+        if rows:
+            return (Role.INPUT if others else Role.ROW_INPUT), rows != self.row_axes
         return (Role.SCALAR_PARAMETER if dtype.is_floating_point else Role.SCALAR_INPUT), False
 
     def role_of_shared(self, rows: tuple[Any, ...]) -> tuple[Role, bool]:
@@ -100,7 +113,6 @@ class Walk(Operations):
         reads = tuple(sorted(self.reads_of(text), key=lambda read: order[read.name]))
         return Traced(
             recorded=self.record,
-            rows_of=self.rows_of,
             spec=spec,
             reads=reads,
             returns=returns,
@@ -206,7 +218,7 @@ class Walk(Operations):
         used = {n.name for _, tree in self.formulas.kept for n in nodes(tree) if isinstance(n, Name)}
         used |= {n.to for _, tree in self.formulas.kept for n in nodes(tree) if isinstance(n, Cast)}
         reads = [read for read in self.reads.values() if read.name in used]
-        first = next((read for read in reads if read.role is Role.INPUT), None)
+        first = next((read for read in reads if read.role is Role.INPUT and self.of_row in read.axes), None)
         if first is None:
             raise UsageError("a function that is traced reads a tensor [.., cols]", received=summary)
         reads.sort(key=lambda read: read is not first)
@@ -214,7 +226,11 @@ class Walk(Operations):
         tensors: dict[str, Any] = {}
         for read in reads:
             default = torch.float32 if read.role in _OWN_DTYPE else own
-            tensors[read.name] = _entry(read.role, self.dtypes[read.name], default, always=read is first)
+            entry = _entry(read.role, self.dtypes[read.name], default, always=read is first)
+            if INNER in read.axes:
+                own_axes = {"axes": self.axes_of(read)}
+                entry = {"role": read.role.value, **own_axes, **(entry if isinstance(entry, dict) else {})}
+            tensors[read.name] = entry
         for output, value in outputs.items():
             if value.is_total:
                 tensors[output] = Role.SCALAR_OUTPUT.value
@@ -228,6 +244,12 @@ class Walk(Operations):
                     tensors[output] = {"role": role.value, "dtypes": [name_of(value.dtype)]}
         formulas = {formula: written(tree) for formula, tree in self.formulas.kept}
         return toml_text({"name": name, "summary": summary, "tensors": tensors, "formulas": formulas})
+
+    def axes_of(self, read: Read) -> list[str]:
+        """As a spec says them."""
+        rows = [axis for axis in read.axes if axis >= 0]
+        first = [] if not rows else ["rows"] if read.role is Role.INPUT else ["batches"]
+        return [*first, *(LENGTHS[axis] for axis in read.axes if axis < 0)]
 
     def reads_of(self, text: str) -> list[Read]:
         listed = text.partition("[tensors]")[2].partition("[formulas]")[0]

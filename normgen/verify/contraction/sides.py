@@ -44,7 +44,8 @@ from normgen.dtypes import F32, DType
 from normgen.problem.problem import Problem
 from normgen.problem.question import Direction
 from normgen.problem.tensors import TensorUse
-from normgen.spec.formula import Call, Name, nodes, parse_formula
+from normgen.spec.formula import Call, Expression, Name, nodes, parse_formula
+from normgen.spec.functions import ROW_REDUCTIONS
 from normgen.spec.spec import Kind, Spec
 from normgen.verify.contraction.product import Array
 
@@ -55,7 +56,7 @@ WHOLE = "whole"
 HARMLESS = ("normal", "constant", "zeros")  # left families that leave a sum of all lines a number
 DRAWN_LEFT = frozenset(("normal", "one_outlier", "outlier_first", "tiny", "huge", "inf", "nan"))
 DRAWN_RIGHT = frozenset(("normal", "outlier", "not_finite", "huge", "tiny"))
-_LARGE = ("outlier", "not_finite", "huge")  # of which a value that the forward has saved would be, too
+_LARGE = ("outlier", "not_finite", "huge")  # of which a saved value, or one of all columns, would be, too
 _NAMES = {Kind.INNER: "inner", Kind.ROW: "rows", Kind.COL: "cols"}
 _LEFT = {Kind.INNER: Kind.LEFT, Kind.COL: Kind.ELEM, Kind.ROW: Kind.LEFT}
 _RIGHT = {Kind.INNER: Kind.MATRIX, Kind.COL: Kind.MATRIX, Kind.ROW: Kind.ELEM}
@@ -206,6 +207,31 @@ def reads_saved(problem: Problem) -> bool:
     return any(t.name in written for t in problem.tensors if not t.is_written)
 
 
+def joins_columns(problem: Problem) -> bool:
+    """Whether a result is made of all columns of a product, as the mean of its squares is.
+
+    One column that is not finite, or far larger than the others, hides all of these.
+    """
+    return bool(summed(problem)) and problem.direction is Direction.FORWARD and _reduces_products(problem.spec)
+
+
+@lru_cache(maxsize=256)
+def _reduces_products(spec: Spec) -> bool:
+    trees = {formula.name: parse_formula(formula.text) for formula in spec.formulas}
+    behind: set[str] = set()
+
+    def is_behind(tree: Expression) -> bool:
+        return any(
+            (isinstance(node, Call) and node.function == "dot") or (isinstance(node, Name) and node.name in behind)
+            for node in nodes(tree)
+        )
+
+    for _ in trees:  # a formula may stand before those that it reads
+        behind |= {name for name, tree in trees.items() if is_behind(tree)}
+    calls = (node for tree in trees.values() for node in nodes(tree) if isinstance(node, Call))
+    return any(call.function in ROW_REDUCTIONS and is_behind(call.args[0]) for call in calls)
+
+
 def main_input(problem: Problem) -> str:
     """The tensor whose lines have families of their own: the first left side that is read, else the first input."""
     over = summed(problem)
@@ -278,6 +304,8 @@ def drawn_side(
         own = [tuple(of_line[i * sizes.inner : (i + 1) * sizes.inner]) for i in range(len(runs))]
         parts = [draw_lines(o, run.stop - run.start, tensor.dtype, rng).T for o, run in zip(own, runs, strict=True)]
         return in_order(np.concatenate(parts) if parts else np.empty((0, sizes.inner)), tensor)
+    if tensor.name not in {t.name for t in rights(problem)}:  # the forward alone reads it
+        return rng.standard_normal(problem.shape_of(tensor))
     families = families_of(tensor, problem)
     if over is Kind.ROW:
         parts = [draw_right(families, run.stop - run.start, tensor.dtype, rng).T for run in runs]
@@ -300,7 +328,7 @@ def with_extremes(values: Array, tensor: TensorUse, problem: Problem, rng: np.ra
     values[near] = _signed(rng, 1, count, 27.0, 33.0)
     if tensor.name in factors(problem):
         values[values == 0] = 1.0
-    elif tensor.kind is not summed(problem):
+    elif tensor.kind is not summed(problem) and not joins_columns(problem):
         values[large] = _huge(rng, 1, count, tensor.dtype)
         values[odd] = np.resize([np.inf, np.nan, -np.inf], count)
     return values
@@ -322,12 +350,6 @@ def _in_sides(spec: Spec) -> frozenset[str]:
     return frozenset(found)
 
 
-def right_sides(problem: Problem) -> tuple[TensorUse, ...]:
-    """The read tensors whose lines are of the families of right sides."""
-    over = summed(problem)
-    return tuple(t for t in problem.tensors if over is not None and not t.is_written and t.kind is _RIGHT[over])
-
-
 def in_order(values: Array, tensor: TensorUse) -> Array:
     """[rows, inner], [inner, cols] or [rows, cols], of each batch, in the order of memory of the tensor."""
     return values if tensor.axes == tensor.kind.axes else np.swapaxes(values, -1, -2)
@@ -337,7 +359,8 @@ def families_of(tensor: TensorUse, problem: Problem) -> tuple[str, ...]:
     """The family of each line of a right side: no two of them are of one family in the same line."""
     others = [t.name for t in rights(problem)]
     lines = problem.inner if summed(problem) is Kind.COL else problem.cols
-    families = [name for name in RIGHT if name not in _LARGE or not reads_saved(problem)]
+    is_alone = not (reads_saved(problem) or joins_columns(problem))
+    families = [name for name in RIGHT if is_alone or name not in _LARGE]
     return right_families(lines, first=others.index(tensor.name), families=families)
 
 

@@ -8,14 +8,14 @@ import numpy as np
 import sympy as sp
 
 from normgen.program.functions import COL, ROW
-from normgen.program.ir import INNER, Map, Reduce, Store
+from normgen.program.ir import COLS, INNER, Map, Reduce, Store
 from normgen.program.monoid import ABSMAX, MAX, MIN, SUM, symbol
 from normgen.spec.spec import Kind
 from tests.codegen.tiles.handmade import BEFORE, LINEAR, TENSORS, Case, dot
 
 x, w, up, x2, gain, bias, scale, dy = map(symbol, ("x", "w", "up", "x2", "gain", "bias", "scale", "dy"))
 h, g, u, squares, eps, factor, res = map(symbol, ("h", "g", "u", "squares", "eps", "factor", "res"))
-low, high, top = map(symbol, ("low", "high", "top"))
+low, high, top, y = map(symbol, ("low", "high", "top", "y"))
 TURNED = {**TENSORS, "w": ("cols", "inner")}  # the order of torch's Linear
 STORE = Store("y", "y", Kind.ELEM)
 DX = {"dy": ("rows", "cols"), "w": ("inner", "cols"), "dx": ("rows", "inner")}
@@ -50,6 +50,12 @@ def gradients(a: Any) -> dict[str, Any]:
 
 def epilogue(a: Any) -> dict[str, Any]:
     return {"y": (product(a["x"], a["w"]) * a["factor"] + a["bias"]) * a["scale"] + a["res"]}
+
+
+def of_result(a: Any) -> dict[str, Any]:
+    y = epilogue(a)["y"]
+    rstd = a["scale"] / np.sqrt((y**2).mean(2, keepdims=True) + a["eps"]) + np.arange(len(y))[:, None, None]
+    return {"y": y, "rstd": rstd, "top": (y - 30).max(2, keepdims=True), "low": np.exp(a["res"]).min(2, keepdims=True)}
 
 
 def rides(name: str, monoid: Any, arg: Any, kind: Kind) -> Reduce:
@@ -138,6 +144,22 @@ COPIED = {  # all of their sides are f32 as they are stored
             Store("dbias", "dbias", Kind.COL, accumulate=True),
         ),
         lambda a: {name: found + BEFORE for name, found in gradients(a).items()},
+    ),
+    "reductions of the result": Case(
+        {**EVERY, "top": ("rows",), "rstd": ("rows",), "low": ("rows",)},
+        (
+            *EPILOGUE[:2],
+            Reduce(("squares",), Kind.ROW, SUM, (y**2,)),
+            Map("rstd", Kind.ROW, scale / sp.sqrt(squares / COLS + eps) + ROW),
+            Reduce(("top",), Kind.ROW, MAX, (y - 30,)),
+            Reduce(("low",), Kind.ROW, MIN, (sp.exp(res),)),
+            *(Store(name, name, Kind.ROW) for name in ("rstd", "top", "low")),
+            STORE,
+        ),
+        of_result,
+        scalars={"eps": 1e-3},
+        nullable=("rstd",),
+        bound=1e-4,
     ),
 }
 COMPUTED = {

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
+import numpy as np
 import pytest
 
 from normgen.codegen.module import Launch, Module, Source
@@ -92,3 +94,25 @@ def test_the_lines_of_a_tensor_may_lie_further_apart_than_they_are_long() -> Non
     case, sizes = CASES["linear, w turned"], (17, 20, 15)
     [program] = build_many([case.module(sizes, SMALL.varied(stages=2))])
     assert not ran(case, program, sizes, pad=12)
+
+
+def test_what_reduces_its_result_gives_the_same_bits_in_whatever_order_blocks_arrive() -> None:
+    """And leaves the ticket for the next call."""
+    case, sizes = CASES["reductions of the result"], (37, 9, 41)
+    module = case.module(sizes, SMALL, any_cols=True)
+    [program] = build_many([module])
+    rng, lengths = np.random.default_rng(0), dict(zip(("rows", "inner", "cols"), sizes, strict=True))
+    arrays: dict[str, Any] = {
+        name: rng.standard_normal([lengths[axis] for axis in axes] or [1]).astype(np.float32)
+        for name, axes in case.tensors.items()
+    }
+    given = {"cols": sizes[2], "inner": sizes[1]}
+    workspace = np.full(module.workspace_bytes(rows=sizes[0], sm_count=4, **given), 0xFF, np.uint8)
+    workspace[: module.zeroed_bytes()] = 0
+    found = []
+    for seed in (0, 1, 2):
+        run = program.run(arrays, rows=sizes[0], **given, scalars=case.scalars, seed=seed, workspace=workspace)
+        assert not run.faults
+        assert not workspace[: module.zeroed_bytes()].any()
+        found.append({name: arrays[name].tobytes() for name in case.stores})
+    assert found[0] == found[1] == found[2]

@@ -70,6 +70,17 @@ MUTANTS: dict[tuple[str, str], list[tuple[str, str]]] = {
         ("const bool inside = m < rows", "const bool inside = true"),
         ("k < inner", "k < inner - 1"),
     ],
+    ("reductions of the result", "copied ahead"): [
+        (SYNC, ""),
+        ("[tn * kTileM + own_m(i)] =", "[tm * kTileM + own_m(i)] ="),
+        ("part < kTileN / kThreadN", "part < kTileN / kThreadN - 1"),
+        ("tile < blocks_n", "tile < 1"),
+        ("2 * blocks_n + tile", "blocks_n + tile"),
+        ("blocks_n + blockIdx.x % blocks_n", "blockIdx.x % blocks_n"),
+        ("takes_last_ticket(ticket, is_last)", "blockIdx.x == 0"),
+        ("(m < rows)", "(true)"),
+        ("line < kTileM", "line < kTileM / 2"),
+    ],
     ("extrema beside the products", "two stages"): [
         (SYNC, ""),
         ("n0 == 0 && tn == 0", "tn == 0"),
