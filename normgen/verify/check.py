@@ -28,7 +28,7 @@ from normgen.verify.contraction.sides import (
     summed,
 )
 from normgen.verify.error_model import ColumnSum, Float32Error
-from normgen.verify.interpret import Array, constants, drawn, seeds_of
+from normgen.verify.interpret import Array, constants, drawn, seeds_of, spread_over_rows
 from normgen.verify.program_walk import Walk
 from normgen.verify.reference import has_reference, reference
 from normgen.verify.rows import Inputs, Outputs, of_rows
@@ -339,25 +339,44 @@ class _Model:
         zeros = {t.name: np.zeros((self._sums(t), self._width(t))) for t in tensors}
         parts = {name: ColumnSum(zero, zero, zero, zero) for name, zero in zeros.items()}
         exact: dict[str, Array] = {}
-        for block in _blocks(np.arange(rows), self.problem):
+        for block in self._blocks_of_rows(rows):
             evaluation, values = self._open(block)
             wanted = self._reference(values)
             for tensor in tensors:
-                parts[tensor.name] = parts[tensor.name].plus(self._part(evaluation, tensor, block))
+                parts[tensor.name] = parts[tensor.name].plus(self._part(evaluation, tensor, block, rows))
                 if tensor.name in wanted and not tensor.kind.by_batch:
                     exact[tensor.name] = exact.get(tensor.name, zeros[tensor.name]) + wanted[tensor.name]
         return parts, exact
+
+    def _blocks_of_rows(self, rows: int) -> Iterator[NDArray[np.intp]]:
+        """Blocks whose walks have each of the first `rows` rows once: of lines of inner one line of each batch."""
+        if not by_inner(self.problem):
+            return _blocks(np.arange(rows), self.problem)
+        runs = enumerate(runs_of_rows(self.problem))
+        return (np.array([batch * self.problem.inner]) for batch, run in runs if run.start < min(rows, run.stop))
+
+    def _rows_of(self, block: NDArray[np.intp]) -> NDArray[np.intp]:
+        """Numbers of the rows that the walk over a block has: a line of inner is made of all rows of its batch."""
+        if not by_inner(self.problem):
+            return block
+        run = runs_of_rows(self.problem)[batch_of_line(self.problem, int(block[0]))]
+        return np.arange(run.start, run.stop)
 
     def _sums(self, tensor: TensorUse) -> int:
         """How many sums over rows a column of it has."""
         return self.problem.batches if tensor.kind.by_batch else 1
 
-    def _part(self, evaluation: Walk[Bounded], tensor: TensorUse, block: NDArray[np.intp]) -> ColumnSum:
-        rows = len(block)
+    def _part(self, evaluation: Walk[Bounded], tensor: TensorUse, block: NDArray[np.intp], end: int) -> ColumnSum:
+        """What the walk's rows before `end` add to a sum over rows."""
+        walked = self._rows_of(block)
+        rows = len(walked)
         if not tensor.is_total:
-            batches = self.problem.batch_of(block) if tensor.kind.by_batch else np.zeros(rows, np.intp)
-            term = evaluation.column_term(tensor.name)
-            return self.arithmetic.column_part(term, batches, self._sums(tensor))
+            batches = self.problem.batch_of(walked) if tensor.kind.by_batch else np.zeros(rows, np.intp)
+            term, kept = evaluation.column_term(tensor.name), walked < end
+            if not kept.all():
+                error = None if term.error is None else spread_over_rows(np.asarray(term.error), rows)[kept]
+                term = Bounded(spread_over_rows(np.asarray(term.value), rows)[kept], error)
+            return self.arithmetic.column_part(term, batches[kept], self._sums(tensor))
         added, of_elements = evaluation.total_term(tensor.name)
         given = [t for t in self.problem.tensors if t.of and not t.is_written]
         is_random = bool(given) and all(t.kind.is_elem for t in given)
@@ -368,7 +387,8 @@ class _Model:
         values = {name: self._values(name, block) for name in self.inputs.arrays}
         known = {name: Bounded(value) for name, value in values.items()}
         known |= {name: self.arithmetic.scalar(value) for name, value in self.inputs.scalars.items()}
-        numbers, cols = block if self.inputs.numbers is None else self.inputs.numbers[block], self.problem.cols
+        rows, cols = self._rows_of(block), self.problem.cols
+        numbers = rows if self.inputs.numbers is None else self.inputs.numbers[rows]
         known |= {name: whole(value) for name, value in constants(numbers, cols, self.problem.inner).items()}
         randoms = drawn(self.problem.spec, seeds_of(self.problem.spec, self.inputs.arrays), numbers, cols)
         known |= {name: Bounded(value, least=0.0) for name, value in randoms.items()}

@@ -20,6 +20,7 @@ PROGRAMS = {
     "patch_transformers.py": (r"5 x replaced: llama_rms_norm.*\n(.*\n)*loss [\d.]+ before", "transformers"),
     "training_step.py": (r"step 11: torch [\d.]+, ours [\d.]+", ""),
     "custom_norm/in_torch.py": (r"dweight: largest error \d\.\de-0[5-9]", ""),
+    "product/in_torch.py": (r"dlinear\.weight: largest error \d\.\de-0[5-9](.*\n)*12 steps: loss [\d.]+ before", ""),
 }
 needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc on the path")
 
@@ -48,26 +49,39 @@ def test_a_program_runs_and_its_results_agree(name: str, gpu: bool, tmp_path: Pa
     assert re.search(pattern, told), told
 
 
-@pytest.fixture(scope="module")
-def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """layernorm.cu, compiled by the line of the index, with every warning an error."""
-    (line,) = re.findall(r"^(nvcc .*?) && ", (EXAMPLES / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
-    out = tmp_path_factory.mktemp("program") / "layernorm"
-    words = [str(out) if word == "layernorm" else word for word in line.split()]
+CPP = {
+    "layernorm": [("8192", "768"), ("37", "1000"), ("3", "1023")],
+    "linear_bias_gelu": [("256", "256", "128"), ("37", "100", "50"), ("129", "65", "1031"), ("1", "1", "1")],
+}
+
+
+@pytest.fixture(scope="module", params=CPP)
+def program(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A program by the lines of the index, its header first, where one is made; with every warning an error."""
+    name, folder = request.param, tmp_path_factory.mktemp("program")
+    index = (EXAMPLES / "README.md").read_text(encoding="utf-8")
+    for line in re.findall(rf"^normgen (tune --op {name} .*)$", index, re.MULTILINE):
+        run(sys.executable, "-m", "normgen", *line.split(), "--device", "cpu", "--trials", "2", cwd=folder, gpu=False)
+    (line,) = re.findall(rf"^(nvcc .* examples/{name}\.cu .*?) && ", index, re.MULTILINE)
+    paths = {name: folder / name, "headers": folder / "headers"}
+    words = [str(paths.get(word, word)) for word in line.split()]
     run(*words, "-Werror", "all-warnings", "-Xcompiler", "-Wall,-Wextra", cwd=ROOT, gpu=False)
-    return out
+    return folder / name
 
 
 @needs_nvcc
-def test_the_cpp_program_compiles_and_says_that_there_is_no_gpu(program: Path) -> None:
+def test_a_cpp_program_compiles_and_says_that_there_is_no_gpu(program: Path) -> None:
     assert "no CUDA device" in run(program, cwd=program.parent, gpu=False)
 
 
 @needs_nvcc
 @pytest.mark.gpu
-@pytest.mark.parametrize("shape", [("8192", "768"), ("37", "1000"), ("3", "1023")], ids="x".join)
-def test_the_cpp_program_agrees_with_float64(program: Path, shape: tuple[str, str]) -> None:
-    assert "largest error" in run(program, *shape, cwd=program.parent, gpu=True)
+def test_a_cpp_program_agrees_with_float64(program: Path) -> None:
+    for place, sizes in enumerate(CPP[program.name]):
+        told = run(program, *sizes, cwd=program.parent, gpu=True)
+        assert "largest error" in told
+        if program.name != "layernorm":
+            assert ("tuned kernel" in told) == (place == 0), told
 
 
 def test_the_index_names_every_example() -> None:

@@ -20,7 +20,12 @@ from tests.mutation.varied import VARIED, VARIED_CASES
 from .pages import ROOT, Folder, blocks, run_page
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "examples" / "README.md"]
-RUN = ("tutorial.md", "records.md", "engines.md")  # README's commands: tests/test_end_to_end.py, and a release
+RUN = (
+    "tutorial.md",
+    "products.md",
+    "records.md",
+    "engines.md",
+)  # README's commands: tests/test_end_to_end.py, and a release
 needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler on this machine")
 
 
@@ -58,6 +63,24 @@ def test_the_tutorial_runs_with_torch(folder: Folder) -> None:
     for block in blocks(ROOT / "docs" / "tutorial.md"):
         if block.file == "capped.toml" or block.needs == "torch":
             folder.run(block)
+
+
+@needs_compiler
+def test_the_page_of_products_runs_with_torch(folder: Folder) -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
+    ran = [b for b in blocks(ROOT / "docs" / "products.md") if b.file == "normed.toml" or b.needs == "torch"]
+    for block in ran:
+        folder.run(block)
+    assert len(ran) == 3
+
+
+@pytest.mark.gpu
+def test_the_page_of_products_runs_on_a_gpu(folder: Folder) -> None:
+    """All but what needs torch, which another test runs; tunes leave records, and the header's program runs."""
+    if not have():
+        pytest.skip("no nvcc on the path")
+    assert run_page(ROOT / "docs" / "products.md", folder, have=have() | {"gpu"}) >= 10
+    assert list((folder.path / "state").rglob("*.jsonl")), "the tunes left their winners"
 
 
 @pytest.mark.gpu

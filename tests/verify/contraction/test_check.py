@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from normgen.problem.problem import make_problem
+from normgen.spec.reader import parse
 from normgen.verify import check, default_families, interpret, make_inputs, make_outputs, prepare
 from normgen.verify.contraction.sides import RIGHT
 from tests.verify.contraction import gradients, linear
@@ -150,6 +152,52 @@ def test_chosen_lines_are_compared_by_themselves_and_what_was_added_to_counts() 
     assert verdict.ok, verdict.summary()
     assert verdict.tensor("dx").elements == 4 * 40
     assert check(problem, inputs, outputs, rows=44, formulas=formulas).ok
+
+
+@pytest.mark.parametrize("sizes", [(50, 24, 20), (20, 24, 50), (300, 4, 320)], ids=str)
+def test_a_sum_over_rows_beside_the_gradient_of_a_matrix_is_that_of_all_rows_once(sizes: tuple[int, int, int]) -> None:
+    """The lines of dw are of inner, and there may be fewer or more of these than rows, or than a block has."""
+    rows, cols, inner = sizes
+    problem = make_problem(
+        linear.spec_of("torch_linear"), shape=(rows, cols), inner=inner, direction="backward", gradients=("up", "bias")
+    )
+    inputs, outputs = make_inputs(problem), make_outputs(problem)
+    x, dy = inputs.arrays["x"], inputs.arrays["dy"]
+    with np.errstate(all="ignore"):
+        outputs.arrays["dup"][...] = dy.T @ x
+        outputs.arrays["dbias"][...] = dy.astype(np.float64).sum(axis=0)
+    verdict = check(problem, inputs, outputs)
+    assert verdict.ok, verdict.summary()
+    assert verdict.tensor("dbias").elements == cols
+    repeated = prepare(problem, inputs, repeated_to=rows + 1).parts[-1]
+    with np.errstate(all="ignore"):
+        want = dy.astype(np.float64).sum(axis=0) + dy[0]
+    np.testing.assert_allclose(repeated.want[0], want, rtol=1e-6)
+    outputs.arrays["dbias"][...] *= 2
+    assert not check(problem, inputs, outputs).tensor("dbias").ok
+
+
+@pytest.mark.parametrize("sizes", [(24, 24, 24), (20, 24, 50), (50, 24, 20)], ids=str)
+def test_the_gradient_of_a_matrix_reads_the_numbers_of_rows_and_not_of_lines(sizes: tuple[int, int, int]) -> None:
+    rows, cols, inner = sizes
+    spec = parse(
+        """
+name = "lower"
+[tensors]
+x = { role = "input", axes = ["rows", "inner"] }
+w = { role = "parameter", axes = ["inner", "cols"] }
+y = "output"
+[formulas]
+y = "where(col <= row, x @ w, 0)"
+"""
+    )
+    problem = make_problem(spec, shape=(rows, cols), inner=inner, direction="backward", gradients=("w",))
+    inputs, outputs = make_inputs(problem), make_outputs(problem)
+    below = np.arange(cols) <= np.arange(rows)[:, np.newaxis]
+    for kept, is_right in ((below, True), (~below, False)):
+        with np.errstate(all="ignore"):
+            outputs.arrays["dw"][...] = inputs.arrays["x"].T @ (inputs.arrays["dy"] * kept)
+        assert check(problem, inputs, outputs, rows=min(inner, 30)).ok is is_right
 
 
 @pytest.mark.parametrize("sizes", [(3, 5, 7), (4, 4, 4), (1, 3, 1)], ids=str)
