@@ -194,6 +194,8 @@ class JaxFunction:
             given["row"] = jnp.arange(rows)[:, None]
         if "col" in self.replay.used:
             given["col"] = jnp.arange(cols)[None, :]
+        if "term" in self.replay.used:
+            given["term"] = jnp.arange(inner)[:, None, None]
         values = self.replay(do, given)
         shared = (t for t in self.reads if t.kind.by_batch)
         batches = next((arrays[t.name].size // math.prod(t.kind.within(cols, t.group)) for t in shared), 1)

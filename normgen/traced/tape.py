@@ -104,8 +104,8 @@ def _nothing(_do: Any, _values: list[Any]) -> None:
 class Replay:
     """A function from what a program knows to its written tensors.
 
-    names   what it is given: the tensors read, the scalars, cols, and row and col, the numbers of rows and of columns;
-            "random 0", "random 1", ...: the random numbers that it draws
+    names   what it is given: the tensors read, the scalars, cols and inner, and row, col and term, the numbers along
+            rows, columns and inner; "random 0", "random 1", ...: the random numbers that it draws
     used    of these, what it reads
     places  where each written tensor is; of one with a sum for each batch, what each row adds to that of its own
     """
@@ -139,7 +139,7 @@ def replayed(problem: Problem) -> Replay:
     reads = (t.name for t in problem.tensors if not t.is_written)
     program = written_program(problem)
     drawn = (f"random {random.draw}" for random in program.randoms)
-    sizes = ("cols", *(["inner"] if problem.inner else []))
+    sizes = ("cols", *(["inner", "term"] if problem.inner else []))
     names = (*reads, *(name for name, _ in problem.spec.scalars), *sizes, "row", "col", *drawn)
     tape = Tape(len(names), cols=names.index("cols"))
     walk = ProgramWalk(tape, program, {name: place for place, name in enumerate(names)})

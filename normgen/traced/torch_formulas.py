@@ -205,6 +205,8 @@ class TorchFunction:
             given["row"] = torch.arange(rows, dtype=torch.int64, device=first.device).unsqueeze(1)
         if "col" in self.replay.used:
             given["col"] = torch.arange(cols, dtype=torch.int64, device=first.device).unsqueeze(0)
+        if "term" in self.replay.used:
+            given["term"] = torch.arange(inner, dtype=torch.int64, device=first.device).reshape(-1, 1, 1)
         values = self.replay(do, given)
         shared = (t for t in self.reads if t.kind.by_batch)
         batches = next((tensors[t.name].numel() // math.prod(t.kind.within(cols, t.group)) for t in shared), 1)

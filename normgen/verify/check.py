@@ -368,8 +368,9 @@ class _Model:
         values = {name: self._values(name, block) for name in self.inputs.arrays}
         known = {name: Bounded(value) for name, value in values.items()}
         known |= {name: self.arithmetic.scalar(value) for name, value in self.inputs.scalars.items()}
-        numbers, cols = block if self.inputs.numbers is None else self.inputs.numbers[block], self.problem.cols
-        known |= {name: whole(value) for name, value in constants(numbers, cols, self.problem.inner).items()}
+        rows, terms = self._places(block)
+        numbers, cols = rows if self.inputs.numbers is None else self.inputs.numbers[rows], self.problem.cols
+        known |= {n: whole(v) for n, v in constants(numbers, cols, self.problem.inner, terms=terms).items()}
         randoms = drawn(self.problem.spec, seeds_of(self.problem.spec, self.inputs.arrays), numbers, cols)
         known |= {name: Bounded(value, least=0.0) for name, value in randoms.items()}
         values |= randoms
@@ -378,6 +379,13 @@ class _Model:
             families = [self.inputs.families[i] for i in block]
             arithmetic = replace(arithmetic, drifts=drifting(self.problem, families), level=level(self.problem))
         return self.open_walk(arithmetic, known), values
+
+    def _places(self, block: NDArray[np.intp]) -> tuple[NDArray[np.intp], NDArray[np.intp] | None]:
+        """The rows that a block of lines reads, and its places along inner if they are not all: see `by_inner`."""
+        if not by_inner(self.problem):
+            return block, None
+        batch = batch_of_line(self.problem, int(block[0]))
+        return np.arange(self.problem.rows)[runs_of_rows(self.problem)[batch]], block - batch * self.problem.inner
 
     def _values(self, name: str, block: NDArray[np.intp]) -> Array:
         """A tensor's values for one block, in the shape of its kind; those of no line are made once."""

@@ -44,6 +44,7 @@ def spec_of(*formulas: str) -> Spec:
         "y = (x @ w) * sum(x) / inner + (x @ v) * (sum(x) / inner)",
         "y = h + (x @ w) / cols",
         "y = (x @ w) * (sum(x) / inner / cols)",
+        "y = where(term % 3 <= row % inner, x, 0) @ where(term % inner == col % 2, w, 0)",
         "y = x @ w * absmax(x) + sum(where(x > 0, x, 0)) / inner",
     ],
 )
