@@ -101,7 +101,7 @@ def backward_problems(seed: int) -> list[Problem]:
         spec = parse(Draw(seed).text())
         for tensor in (t for t in spec.tensors if not t.role.is_written and t.has_gradient and not t.kind.is_inner):
             with suppress(SpecError, ProgramError):
-                asked = {"direction": "backward", "gradients": (tensor.name,)}
+                asked: dict[str, Any] = {"direction": "backward", "gradients": (tensor.name,)}
                 found.append(problem_for(spec, shape=(5, 7), inner=6, **asked))
     return found
 
