@@ -472,9 +472,10 @@ def _inner(spec: Spec, inner: int | None) -> int:
         said = "a tensor" if spec.has_inner else "no tensor"
         hint = "--size inner=4096" if spec.has_inner else None
         raise UsageError(f"spec '{spec.name}' has {said} with the axis inner", received=f"inner {inner}", hint=hint)
-    if inner is not None and not 1 <= inner <= LARGEST_SIZE:
-        raise UsageError("inner is at least 1 and fits 31 bits", received=f"inner {inner}")
-    return inner or 0
+    is_whole = isinstance(inner, int | np.integer) and not isinstance(inner, bool)
+    if inner is not None and not (is_whole and 1 <= inner <= LARGEST_SIZE):
+        raise UsageError("inner is a whole number, at least 1, that fits 31 bits", received=f"inner {inner!r}")
+    return int(inner or 0)
 
 
 def _rows_per_batch(spec: Spec, tensors: Iterable[TensorUse], sizes: tuple[int, ...], batches: int | None) -> int:

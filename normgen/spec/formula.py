@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from normgen.errors import SpecError, did_you_mean
-from normgen.spec.functions import CAST, COLS, DOT, FUNCTIONS, INFINITY, INNER, REDUCTIONS, TOTAL
+from normgen.spec.functions import CAST, COLS, DOT, FUNCTIONS, INFINITY, INNER, REDUCTIONS, TERM, TOTAL
 from normgen.spec.instead import AXES, instead_of_form, instead_of_function
 
 LONGEST_TEXT = 2000
@@ -304,9 +304,9 @@ class _Parser:
         return self.joined("and", found, at)
 
     def remainder(self, left: Expression, right: Expression, at: int) -> Expression:
-        if not (isinstance(left, Name) and left.name in ("row", "col")):
+        if not (isinstance(left, Name) and left.name in ("row", "col", TERM)):
             hint = "the remainder of other numbers is x - n * floor(x / n)"
-            raise self.error("'%' takes the remainder of row or col", at, hint=hint)
+            raise self.error(f"'%' takes the remainder of row, col or {TERM}", at, hint=hint)
         is_whole = isinstance(right, Number) and right.value.denominator == 1 and 0 < right.value < 2**31
         lengths = [Name(length, getattr(right, "column", 0)) for length in (COLS, INNER)]
         if not is_whole and right not in lengths:

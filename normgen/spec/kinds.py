@@ -203,20 +203,23 @@ class _Kinds:
             case Name(name=name):
                 return self.sums.get(name, (_NO_AXES, _NO_AXES))
             case Call(function="sum", args=(arg,)):
-                self.quotient(arg)
-                return self.kind_of(arg).own_axis, _NO_AXES
+                return self.divided(tree, self.kind_of(arg).own_axis, self.quotient(arg)[1])
+            case Call(function="divide", args=(left, right)):
+                return self.quotient(Binary("/", left, right, tree.column))
             case Binary(operator="*" | "/" as operator, left=left, right=right):
                 (summed, divided), (others, below) = self.quotient(left), self.quotient(right)
                 lengths = _lengths(right) if operator == "/" else _NO_AXES
-                found = (summed | others, divided | below | lengths)
-                if all(found) and not found[0] & found[1]:
-                    hint = f"write mean(x), or / {_names(found[0])}"
-                    rule = f"a sum over {_names(found[0])} is divided by {_names(found[1])}"
-                    raise self.error(rule, tree, hint=hint)
-                return found
+                return self.divided(tree, summed | others, divided | below | lengths)
         for child in children(tree):
             self.quotient(child)
         return _NO_AXES, _NO_AXES
+
+    def divided(self, tree: Expression, summed: Kind, lengths: Kind) -> tuple[Kind, Kind]:
+        """What `quotient` finds. Raises SpecError where none of the lengths is that of a sum."""
+        if summed and lengths and not summed & lengths:
+            hint = f"write mean(x), or / {_names(summed)}"
+            raise self.error(f"a sum over {_names(summed)} is divided by {_names(lengths)}", tree, hint=hint)
+        return summed, lengths
 
 
 def _summed(product: Call) -> str:

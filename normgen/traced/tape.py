@@ -105,8 +105,8 @@ def _nothing(_do: Any, _values: list[Any]) -> None:
 class Replay:
     """A function from what a program knows to its written tensors.
 
-    names   what it is given: the tensors read, the scalars, cols, and row and col, the numbers of rows and of columns;
-            "random 0", "random 1", ...: the random numbers that it draws
+    names   what it is given: the tensors read, the scalars, cols and inner, and row, col and term, the numbers along
+            rows, columns and inner; "random 0", "random 1", ...: the random numbers that it draws
     used    of these, what it reads
     places  where each written tensor is; of one with a sum for each batch, what each row adds to that of its own
     """

@@ -355,20 +355,13 @@ class _Model:
         runs = enumerate(runs_of_rows(self.problem))
         return (np.array([batch * self.problem.inner]) for batch, run in runs if run.start < min(rows, run.stop))
 
-    def _rows_of(self, block: NDArray[np.intp]) -> NDArray[np.intp]:
-        """Numbers of the rows that the walk over a block has: a line of inner is made of all rows of its batch."""
-        if not by_inner(self.problem):
-            return block
-        run = runs_of_rows(self.problem)[batch_of_line(self.problem, int(block[0]))]
-        return np.arange(run.start, run.stop)
-
     def _sums(self, tensor: TensorUse) -> int:
         """How many sums over rows a column of it has."""
         return self.problem.batches if tensor.kind.by_batch else 1
 
     def _part(self, evaluation: Walk[Bounded], tensor: TensorUse, block: NDArray[np.intp], end: int) -> ColumnSum:
         """What the walk's rows before `end` add to a sum over rows."""
-        walked = self._rows_of(block)
+        walked, _ = self._places(block)
         rows = len(walked)
         if not tensor.is_total:
             batches = self.problem.batch_of(walked) if tensor.kind.by_batch else np.zeros(rows, np.intp)
@@ -387,9 +380,9 @@ class _Model:
         values = {name: self._values(name, block) for name in self.inputs.arrays}
         known = {name: Bounded(value) for name, value in values.items()}
         known |= {name: self.arithmetic.scalar(value) for name, value in self.inputs.scalars.items()}
-        rows, cols = self._rows_of(block), self.problem.cols
-        numbers = rows if self.inputs.numbers is None else self.inputs.numbers[rows]
-        known |= {name: whole(value) for name, value in constants(numbers, cols, self.problem.inner).items()}
+        rows, terms = self._places(block)
+        numbers, cols = rows if self.inputs.numbers is None else self.inputs.numbers[rows], self.problem.cols
+        known |= {n: whole(v) for n, v in constants(numbers, cols, self.problem.inner, terms=terms).items()}
         randoms = drawn(self.problem.spec, seeds_of(self.problem.spec, self.inputs.arrays), numbers, cols)
         known |= {name: Bounded(value, least=0.0) for name, value in randoms.items()}
         values |= randoms
@@ -398,6 +391,13 @@ class _Model:
             families = [self.inputs.families[i] for i in block]
             arithmetic = replace(arithmetic, drifts=drifting(self.problem, families), level=level(self.problem))
         return self.open_walk(arithmetic, known), values
+
+    def _places(self, block: NDArray[np.intp]) -> tuple[NDArray[np.intp], NDArray[np.intp] | None]:
+        """The rows that a block of lines reads, and its places along inner if they are not all: see `by_inner`."""
+        if not by_inner(self.problem):
+            return block, None
+        batch = batch_of_line(self.problem, int(block[0]))
+        return np.arange(self.problem.rows)[runs_of_rows(self.problem)[batch]], block - batch * self.problem.inner
 
     def _values(self, name: str, block: NDArray[np.intp]) -> Array:
         """A tensor's values for one block, in the shape of its kind; those of no line are made once."""

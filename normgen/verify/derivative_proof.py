@@ -567,8 +567,9 @@ class _Forward:
         along = _taken(direction, rows, total) if direction.shape[-2] == total else direction
         bounded, numbers = self.bounded(), self.numbers()
         exact = Evaluation(Float64(cols=self.problem.cols), self.formulas, {**self.base, **numbers})
-        known = {n: _rows_of(whole(value), rows, total) for n, value in numbers.items()}
-        values = {n: _taken(value, rows, total) for n, value in numbers.items()}
+        in_rows = {n: _taken(v, rows, total) if v.ndim and v.shape[-2] == total else v for n, v in numbers.items()}
+        known = {n: whole(value) for n, value in in_rows.items()}
+        values: dict[str, Array] = dict(in_rows)
         for load in program.loads:
             found, value = bounded.value(load.name), exact.value(load.name)
             varies = load.kind.by_row or _proven_kind(load.kind).by_batch

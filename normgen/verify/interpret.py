@@ -431,12 +431,13 @@ def as_values(inputs: Mapping[str, Any], cols: int, scalars: Mapping[str, float]
     return values | constants(np.arange(rows), cols)
 
 
-def constants(rows: NDArray[Any], cols: int, inner: int = 0) -> dict[str, Array]:
-    """What every formula knows in rows of these numbers; `inner` where there is that axis."""
+def constants(rows: NDArray[Any], cols: int, inner: int = 0, *, terms: NDArray[Any] | None = None) -> dict[str, Array]:
+    """What every formula knows in rows of these numbers; `inner` where there is that axis, of which all, or `terms`."""
     row, col = rows.astype(np.float64)[:, None], np.arange(cols, dtype=np.float64)[None, :]
     lengths = {"cols": np.asarray(float(cols))} | ({"inner": np.asarray(float(inner))} if inner else {})
-    terms = {"term": np.arange(inner, dtype=np.float64)[:, None, None]} if inner else {}
-    return {**lengths, **terms, "inf": np.asarray(np.inf), "row": row, "col": col}
+    along = np.arange(inner) if terms is None else terms
+    indices = {"term": along.astype(np.float64)[:, None, None]} if inner else {}
+    return {**lengths, **indices, "inf": np.asarray(np.inf), "row": row, "col": col}
 
 
 def drawn(spec: Spec, seeds: Mapping[str, int], rows: NDArray[Any], cols: int) -> dict[str, Array]:

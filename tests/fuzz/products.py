@@ -19,8 +19,17 @@ TENSORS = {
 ORDERS = ('["inner", "cols"]', '["cols", "inner"]')
 AROUND = ("exp({})", "tanh({})", "sigmoid({})", "abs({})", "maximum({}, 0)", "({0}) * ({0})", "sqrt(abs({}) + 0.5)")
 AROUND += ("-({})", "(({}) + 0.3)")
-LEFT = ("x", "x * gain", "x * z", "x * scale", "x + scale", "gain * x * 0.5", "x / (abs(gain) + 1)")
-RIGHT = ("w", "v", "w * gain", "w * bias", "w + v")
+LEFT = (
+    "x",
+    "where(term % 3 <= row % inner, x, 0)",
+    "x * gain",
+    "x * z",
+    "x * scale",
+    "x + scale",
+    "gain * x * 0.5",
+    "x / (abs(gain) + 1)",
+)
+RIGHT = ("w", "where(term == col % 5, w, 1)", "v", "w * gain", "w * bias", "w + v")
 
 
 class Draw:

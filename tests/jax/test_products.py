@@ -165,6 +165,13 @@ def test_a_matrix_in_the_order_of_torch_and_what_is_saved_have_their_gradients(n
         np.testing.assert_allclose(gradients[key], right, rtol=1e-4, atol=1e-3)
 
 
+def test_terms_rows_and_columns_have_their_numbers() -> None:
+    rng, function = np.random.default_rng(0), nj.operator(linear.NUMBERED)
+    x, w = (jnp.asarray(rng.standard_normal(shape), jnp.float32) for shape in ((67, INNER), (INNER, COLS)))
+    left, right = linear.numbered(x, w)
+    np.testing.assert_allclose(function(x, w), dot(x * left, w * right), rtol=1e-4, atol=1e-4)
+
+
 def test_rows_may_be_mapped_and_so_may_matrices() -> None:
     given = arrays("linear_add")
     many = jnp.stack([given["w"], 2 * given["w"]])

@@ -899,7 +899,7 @@ CHANGES: tuple[Change, ...] = (
         ("if left & right != shared:", "if False:"),
         ("if not (left.is_matrix and right.is_matrix):", "if not (left.is_matrix or right.is_matrix):"),
         ("if first is not kind:", "if False:"),
-        ("if all(found) and not found[0] & found[1]:", "if all(found) and found[0] != found[1]:"),
+        ("if summed and lengths and not summed & lengths:", "if summed and lengths and summed != lengths:"),
         ('_lengths(right) if operator == "/" else _NO_AXES', "_NO_AXES"),
         ("if self.has_products and kind.by_col:", "if self.has_products and self.is_behind(tree):"),
     ),

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import click
+import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -123,6 +125,8 @@ def test_the_length_of_inner_is_part_of_the_question_where_a_tensor_has_the_axis
     assert problem.pitches == {"x": 96, "w": 96, "y": 768}
     assert {t.name: problem.row_alignment(t) for t in problem.tensors} == {"x": 16, "w": 16, "y": 16}
     assert problem.question.arguments()["inner"] == 96
+    of_numpy: Any = np.int64(96)
+    assert type(make_problem(linear(), shape="8x768", inner=of_numpy).inner) is int
     assert problem.question.options({})[:4] == ["--shape", "8x768", "--size", "inner=96"]
     assert problem.question.file_stem == "linear_fwd_f32_8x768_inner_96"
     key = ProblemKey.of(problem)
@@ -139,8 +143,9 @@ def test_the_length_of_inner_is_asked_for_only_where_a_tensor_has_the_axis() -> 
         make_problem(linear(), shape="8x768")
     with pytest.raises(UsageError, match="has no tensor with the axis inner"):
         problem_for(load("rmsnorm"), shape="8x768", inner=4)
-    for wrong in (0, 2**31):
-        with pytest.raises(UsageError, match="inner is at least 1 and fits 31 bits"):
+    wrongs: tuple[Any, ...] = (0, 2**31, 2.5, "7", True)
+    for wrong in wrongs:
+        with pytest.raises(UsageError, match="inner is a whole number, at least 1, that fits 31 bits"):
             make_problem(linear(), shape="8x768", inner=wrong)
     with pytest.raises(UsageError, match=r"--size names an axis once\n  received: inner=4 inner=5"):
         problem_arguments({**PLAIN_OPTIONS, "size": ("inner=4", "inner=5")})

@@ -21,6 +21,7 @@ from normgen.program.functions import (
     COL,
     INFINITY,
     ROW,
+    TERM,
     Index,
     Stored,
     cast,
@@ -106,6 +107,7 @@ class _Run:
         self.values[INNER] = np.asarray(self.sizes.inner, dtype)
         self.values[ROW] = np.arange(self.rows, dtype=dtype)[:, None]
         self.values[COL] = np.arange(self.cols, dtype=dtype)[None, :]
+        self.values[TERM] = np.arange(self.sizes.inner, dtype=dtype)[:, None, None]
         for name in program.scalars:
             self.values[symbol(name)] = np.asarray(_find(scalars, name, "scalar"), dtype)
 

@@ -44,6 +44,7 @@ def spec_of(*formulas: str) -> Spec:
         "y = (x @ w) * sum(x) / inner + (x @ v) * (sum(x) / inner)",
         "y = h + (x @ w) / cols",
         "y = (x @ w) * (sum(x) / inner / cols)",
+        "y = where(term % 3 <= row % inner, x, 0) @ where(term % inner == col % 2, w, 0)",
         "y = x @ w * absmax(x) + sum(where(x > 0, x, 0)) / inner",
     ],
 )
@@ -91,6 +92,8 @@ REFUSED = {
         "write mean(x)",
     ),
     "by 1 / cols": (["y = x @ w * (sum(x) * (1 / cols))"], "sum", "over inner is divided by cols", "write mean(x), or"),
+    "by divide": (["y = x @ w * divide(sum(x), cols)"], "divide", "over inner is divided by cols", "write mean(x), or"),
+    "below the sum": (["y = x @ w * sum(x / cols)"], "sum", "over inner is divided by cols", "write mean(x), or / i"),
     "within a call": (["y = x @ w * rsqrt(mean(x * (sum(x) / cols)))"], "sum", "is divided by cols", "write mean(x)"),
     "sums of a matrix": (["y = x @ w + sum(w)"], "sum", "sum reduces a row", ""),
     "a position of inner": (["y = x @ w + argmax(x)"], "argmax", "of inner there are sum, mean, max, min and absm", ""),
@@ -168,3 +171,8 @@ def test_a_product_is_written_as_it_was_read() -> None:
         tree = parse_formula(text)
         assert parse_formula(written(tree)) == parse_formula(formula_text(tree)) or isinstance(tree, Call)
         assert (written(tree), formula_text(tree)) == (written(parse_formula(written(tree))),) * 2
+
+
+def test_a_sum_that_a_length_of_its_own_divides_too_is_read() -> None:
+    for text in ("divide(sum(x), inner)", "sum(x / inner)", "sum(x / inner / cols)", "divide(sum(x), inner * cols)"):
+        assert spec_of(f"y = x @ w * {text}").has_inner

@@ -216,6 +216,17 @@ def test_every_product_that_ships_is_an_operator_with_the_gradients_of_torch() -
                 torch.testing.assert_close(torch.autograd.grad(alone, given[key], upstream)[0], right)
 
 
+def test_terms_rows_and_columns_have_their_numbers() -> None:
+    function = ng.operator(linear.NUMBERED)
+    x, w = (torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in ((67, INNER), (INNER, COLS)))
+    left, right = (torch.from_numpy(factor) for factor in linear.numbered(x, w))
+    found, want = function(x, w), (x * left) @ (w * right)
+    torch.testing.assert_close(found, want)
+    upstream = torch.randn_like(want)
+    for got, wanted in zip(*(torch.autograd.grad(y, (x, w), upstream) for y in (found, want)), strict=True):
+        torch.testing.assert_close(got, wanted)
+
+
 def test_only_the_gradient_that_is_asked_for_is_found_and_vmap_and_fakes_have_its_shapes() -> None:
     function, given = ng.operator(linear.spec_of("linear")), tensors("linear", (5,))
     given["w"] = given["w"].detach()

@@ -47,6 +47,25 @@ def spec_of(name: str) -> Spec:
     return parse(f'name = "{name}"\nsummary = "a product"\n[tensors]\n{tensors}\n{scalars}[formulas]\n{lines}\n{saved}')
 
 
+NUMBERED = """
+name = "numbered"
+[tensors]
+x = { role = "input", axes = ["rows", "inner"] }
+w = { role = "parameter", axes = ["inner", "cols"] }
+y = "output"
+[formulas]
+y = "where(term % 5 <= row % inner, x, 0) @ where(term % 3 == col % 3, 0, w) * (1 + col)"
+"""
+
+
+def numbered(x: Any, w: Any) -> tuple[Any, Any]:
+    """The factors of NUMBERED by numpy: of x, [rows, inner], and of w, [inner, cols]."""
+    (rows, inner), cols = x.shape, w.shape[1]
+    term = np.arange(inner)
+    left = term % 5 <= np.arange(rows)[:, np.newaxis] % inner
+    return left, (term[:, np.newaxis] % 3 != np.arange(cols) % 3) * (1 + np.arange(cols))
+
+
 def problem_of(name: str, sizes: tuple[int, int, int], **asked: Any) -> Problem:
     """Of rows, cols and inner."""
     return make_problem(spec_of(name), shape=sizes[:2], inner=sizes[2], **asked)

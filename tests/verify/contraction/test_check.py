@@ -141,6 +141,29 @@ def test_gradients_are_checked_line_by_line_of_rows_or_of_inner(
             assert not check(problem, inputs, outputs).ok
 
 
+@pytest.mark.parametrize("sizes", [(44, 44, 44), (45, 24, 50), (3, 24, 21)], ids=str)
+@pytest.mark.parametrize("gradient", ["x", "w"])
+def test_gradients_of_numbered_rows_columns_and_terms_are_proven_and_checked(
+    gradient: str, sizes: tuple[int, int, int]
+) -> None:
+    asked: dict[str, Any] = {"direction": "backward", "gradients": (gradient,)}
+    problem = make_problem(parse(linear.NUMBERED), shape=sizes[:2], inner=sizes[2], **asked)
+    inputs, outputs = make_inputs(problem), make_outputs(problem)
+    t, (rows, cols, inner) = inputs.arrays, sizes
+    left, right = linear.numbered(np.zeros((rows, inner)), np.zeros((inner, cols)))
+    with np.errstate(all="ignore"):
+        dz = t["dy"] * np.arange(1, cols + 1, dtype=np.float32)
+        if gradient == "x":
+            found = dz @ np.where(right, t["w"], 0).T * left
+        else:
+            found = np.where(left, t["x"], 0).T @ dz * (right > 0)
+    outputs.arrays[f"d{gradient}"][...] = found
+    verdict = check(problem, inputs, outputs)
+    assert verdict.ok, verdict.summary()
+    outputs.arrays[f"d{gradient}"][...] = np.roll(found, 1, axis=0)
+    assert not check(problem, inputs, outputs).ok
+
+
 def test_chosen_lines_are_compared_by_themselves_and_what_was_added_to_counts() -> None:
     problem = linear.problem_of("linear", (60, 24, 40), direction="backward", gradients=("x",), accumulate=True)
     inputs, outputs = make_inputs(problem), make_outputs(problem)
