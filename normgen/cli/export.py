@@ -20,10 +20,10 @@ from normgen.errors import NothingValidError, UsageError, needed
 from normgen.export.beside import others_of, require_none_of, require_one
 from normgen.export.cubins import write_cubins
 from normgen.export.proof import Refused, require_all, sorted_out
-from normgen.export.t4 import t4_results
 from normgen.files.names import Part, name_part
 from normgen.records.record import Record, parse_line
 from normgen.records.winners import adopt, adopted, exchange, gpu_slug, kept_of
+from normgen.studies.t4 import t4_results
 
 
 @click.command()

@@ -16,7 +16,6 @@ from normgen.cpu import find_compiler
 from normgen.errors import UsageError, VerificationError
 from normgen.export import Form, Header, differences, export_folder, export_record, headers_of, proof
 from normgen.export.proof import proven
-from normgen.export.t4 import t4_results
 from normgen.measure import cpu_check
 from normgen.pipeline import emit
 from normgen.records.compare import compare_files
@@ -24,6 +23,7 @@ from normgen.records.questions import device_of
 from normgen.records.record import Outcome, Record, parse_line
 from normgen.records.winners import adopt, kept, lookup, read, shipped_folder
 from normgen.spec.reader import load
+from normgen.studies.t4 import t4_results
 
 from .cases import GPU_CHECK, H200, record
 
