@@ -6,6 +6,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +87,7 @@ def profile(
         done = subprocess.run(run, capture_output=True, text=True, check=False)
         found = counters.counted(counters.read(done.stdout + done.stderr), profiled)
     there = shlex.join(counters.command(ncu, ["normgen", *_arguments()], hot=hot))
-    told = found or [None] * len(profiled)
+    told: Sequence[counters.Counters | None] = found or [None] * len(profiled)
     if as_json:
         kernels = [counters.as_dict(one, own) for one, own in zip(profiled, told, strict=True)]
         head = {"problem": str(problem), "device": facts.name, "setting": setting, "command": there}
