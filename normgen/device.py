@@ -113,6 +113,16 @@ def device_from(facts: Mapping[str, Any]) -> Device:
     return device
 
 
+# The sm_NN of other GPUs, by how their names begin.
+OTHERS = {
+    **dict.fromkeys(("rtx20", "gtx16", "quadrortx"), 75),
+    **dict.fromkeys(("a30", "a800"), 80),
+    **dict.fromkeys(("rtx30", "rtxa", "a10", "a16", "a40", "a2"), 86),
+    **dict.fromkeys(("rtx40", "rtx6000ada", "l40", "l20", "l2"), 89),
+    **dict.fromkeys(("h800", "h20", "gh200"), 90),
+    **dict.fromkeys(("b100", "gb200"), 100),
+    **dict.fromkeys(("rtx50", "rtxpro"), 120),
+}
 OLDER = {"v100": 70, "titanv": 70, "p100": 60, "p40": 61, "p4": 61, "gtx1080": 61, "m40": 52, "k80": 37}  # sm_NN
 
 
@@ -126,5 +136,17 @@ def target(name: str) -> Device:
         hint = "the oldest architecture is sm_75 (--target t4), the oldest that CUDA 13 compiles for"
         raise UsageError(f"sm_{older} is not supported", received=name, hint=hint)
     if found is None:
-        raise UsageError("unknown target GPU", received=name, hint=did_you_mean(name, TARGETS))
+        hint = _nearest_target(name) or did_you_mean(name, TARGETS)
+        raise UsageError("unknown target GPU", received=name, hint=hint)
     return found
+
+
+def _nearest_target(name: str) -> str:
+    """The hint for a GPU that has no target of its own: its architecture, and the newest target up to it."""
+    plain = "".join(filter(str.isalnum, name.lower())).removeprefix("nvidia").removeprefix("geforce")
+    starts = [start for start in OTHERS if plain.startswith(start)]
+    if not starts:
+        return ""
+    arch = OTHERS[max(starts, key=len)]
+    nearest = max((t for t in TARGETS if TARGETS[t].arch <= arch), key=lambda t: TARGETS[t].arch)
+    return f"it is sm_{arch}: --target {nearest} (sm_{TARGETS[nearest].arch}) is the nearest; on the GPU it needs none"

@@ -12,7 +12,7 @@ import difflib
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
 
-SLIP = 0.75  # of the letters of two names, those that both have in the same order: a letter in eight may be wrong
+SLIP = 0.65  # of the letters of two names, those that both have in the same order
 SHORTEST = 3  # letters of a name that may be another one, cut short
 TRACEBACK = "NORMGEN_TRACEBACK"  # an environment variable: the command line prints Python's traceback too
 

@@ -11,7 +11,6 @@ import click
 
 from normgen import export as headers
 from normgen.cli.options import json_option, show
-from normgen.cli.text.t4 import t4_results
 from normgen.device import device_from
 from normgen.engines.flashinfer import write_flashinfer
 from normgen.engines.hub import write_hub
@@ -25,6 +24,7 @@ from normgen.export.proof import Refused, require_all, sorted_out
 from normgen.files.names import Part, name_part
 from normgen.records.record import Record, parse_line
 from normgen.records.winners import adopt, adopted, exchange, gpu_slug, kept_of
+from normgen.studies.t4 import t4_results
 
 
 @click.command()

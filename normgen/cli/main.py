@@ -36,6 +36,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "export": ("export:export", "Write the headers of all records under OUTPUT/records."),
     "ladder": ("ladder:ladder", "The classic optimisation ladders: each rung proven, timed, and beside its source."),
     "list": ("show:list_command", "The built-in specs, and what each computes."),
+    "profile": (
+        "profile.command:profile",
+        "Count what kernels do in hardware, by Nsight Compute, beside what `explain` derives.",
+    ),
     "replay": ("study:replay", "What search strategies would have found on recorded sweeps, without a GPU."),
     "report": ("report:report", "Write one self-contained HTML page: search progress, % of roof, all records."),
     "show": ("show:show_command", "What a problem turns into: program, CUDA text or schedule."),

@@ -26,6 +26,7 @@ _PLAIN = (
     *("accumulate", "deterministic", "batch_invariant", "stable_parameters"),
 )
 STDOUT = "-"
+LONGEST_HELP = 400  # characters of a first sentence
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
@@ -144,6 +145,15 @@ def seed_option(command: Command) -> Command:
 
 def json_option(command: Command) -> Command:
     return click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")(command)
+
+
+class Group(click.Group):
+    """A group of commands whose help has each command's first sentence whole."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, one.get_short_help_str(limit=LONGEST_HELP)) for name, one in commands if one])
 
 
 def show(what: dict[str, Any] | str) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from normgen.cli.options import (
+    Group,
     json_option,
     parse_device,
     problem_options,
@@ -51,7 +52,7 @@ def list_command(as_json: bool) -> None:
         click.echo(f"{name.ljust(width)}  {spec.summary}")
 
 
-@click.group("spec")
+@click.group("spec", cls=Group)
 def spec_group() -> None:
     """Work on spec files."""
 

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from normgen.cli.options import (
+    Group,
     json_option,
     parse_device,
     place_options,
@@ -31,7 +32,7 @@ from normgen.tuning.tuner import environment
 SLOWER = 5
 
 
-@click.group("cache")
+@click.group("cache", cls=Group)
 def cache_group() -> None:
     """What is kept between runs: cubins, objects of the CPU executor, results of candidates."""
 

@@ -24,6 +24,7 @@ from normgen.bench.accuracy.cells import (
 from normgen.bench.accuracy.kernels import OnCpu, OnGpu
 from normgen.bench.accuracy.table import fill, torch_versions
 from normgen.cli.options import (
+    Group,
     NewFile,
     json_option,
     parse_device,
@@ -250,7 +251,7 @@ def _calibrated(device: int, start: Constants | None) -> tuple[Device, Constants
     return facts, found.constants, {"copy_gb_per_s": found.copy_gb_per_s, "measured_us": found.measured_us}
 
 
-@click.group()
+@click.group(cls=Group)
 def study() -> None:
     """Experiments on the tuner and on its kernels."""
 

@@ -670,4 +670,7 @@ def _value_meant(knob: Knob, given: Any) -> str | None:
         value = elsewhere[given]
         what = knob.words.get(value)
         return f"'{given}' is {knob.name}={value} here" + (f": {what}" if what else "")
+    numbers = [v for v in knob.values if isinstance(v, int)]
+    if numbers and _WHOLE.fullmatch(given):
+        return f"the nearest is {min(numbers, key=lambda v: abs(v - int(given)))}"
     return did_you_mean(given, [str(v) for v in knob.values])

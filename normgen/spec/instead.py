@@ -77,6 +77,7 @@ FORMULAS = {
     "-(1 - p)**2 * log(p)": "focal focal_loss",
     "sum(where(x != 0, 1, 0))": "count count_nonzero nonzero",
     "sum(where(x == x, x, 0))": "nansum",
+    "sum(where(x == x, x, 0)) / sum(where(x == x, 1, 0))": "nanmean",
     "maximum(x, 0)": "relu",
     "clamp(x, 0, 6)": "relu6",
     "where(x > 0, x, 0.01 * x)": "leaky_relu",
@@ -159,7 +160,7 @@ _FUNCTIONS = {
     **dict.fromkeys(("topk", "top_k", "sort", "argsort", "median", "quantile"), _NO_ORDER),
     **dict.fromkeys(("cumsum", "cumprod", "cummax", "scan", "associative_scan"), _NO_SCANS),
     **dict.fromkeys(
-        ("flip", "reverse", "fft", "roll", "shift", "rotate_half", "rope", "conv", "conv1d"), _NO_NEIGHBOURS
+        ("trace", "flip", "reverse", "fft", "roll", "shift", "rotate_half", "rope", "conv", "conv1d"), _NO_NEIGHBOURS
     ),
     **dict.fromkeys(("matmul", "mm", "gemm", "linear"), _MATRICES),
     **dict.fromkeys(("bmm", "einsum", "baddbmm"), _BATCHED),

@@ -76,7 +76,12 @@ def load(path_or_name: str | Path, folders: Sequence[str | Path] = ()) -> Spec:
     is_path = isinstance(path_or_name, Path) or path_or_name.endswith(".toml") or "/" in path_or_name
     file = Path(path_or_name) if is_path else known.get(str(path_or_name))
     if file is None:
-        raise UsageError("unknown spec", received=str(path_or_name), hint=did_you_mean(str(path_or_name), known))
+        name = str(path_or_name)
+        if "." in name:
+            hint = "a spec file ends in .toml, a spec's name has no dot"
+            raise UsageError("no such spec, and no spec file", received=name, hint=hint)
+        slip = did_you_mean(name, known).partition("known names: ")[0]
+        raise UsageError("unknown spec", received=name, hint=f"{slip}`normgen list` has all of them")
     spec = parse(read_text(file, what="spec"), file=str(file))
     if not is_path and spec.name != path_or_name:
         rule = "a spec that is found by name has the name of its file"

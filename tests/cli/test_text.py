@@ -6,9 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from normgen.cli.main import cli
 from normgen.cli.text.result import Terminal, progress_line, result_text
 from normgen.device import TARGETS
+from normgen.errors import UsageError
 from normgen.export import ships
 from normgen.program.source import problem_for
 from normgen.records.place import Context, Place, Setting
@@ -152,3 +155,30 @@ def test_a_result_in_place_begins_with_its_price_and_the_chains_and_ends_with_wh
     lines = result_text(replace(RESULT, record=alone, default=None, finalists=(alone,))).splitlines()
     assert lines[0].endswith("timed hot alone")
     assert any(line.split()[:2] == ["alone", "µs"] for line in lines)
+
+
+@pytest.mark.parametrize("group", ["spec", "study", "cache", "engines"])
+def test_the_help_of_a_group_ends_no_sentence_of_its_commands_early(group: str) -> None:
+    done = CliRunner().invoke(cli, [group, "--help"])
+    assert done.exit_code == 0
+    assert "..." not in done.stdout.partition("Commands:")[2]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--op", "l2norm.tml"), "a spec file ends in .toml"),
+        (("--op", "layernrm"), "did you mean 'layernorm'? `normgen list` has all of them"),
+        (("--op", "qqq"), "`normgen list` has all of them"),
+        (("--target", "rtx4090"), "it is sm_89: --target l4 (sm_89) is the nearest"),
+        (("--target", "NVIDIA GeForce RTX 3080"), "it is sm_86: --target a100 (sm_80) is the nearest"),
+        (("--target", "RTX-5090"), "it is sm_120: --target b200"),
+        (("--target", "mi300"), "known names: a100"),
+        (("--schedule", "threads_per_row=7"), "the nearest is 8"),
+    ],
+)
+def test_a_mistyped_word_has_a_short_hint_that_fits_it(arguments: tuple[str, str], says: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        CliRunner().invoke(cli, ["explain", "--shape", "8x96", *arguments], catch_exceptions=False)
+    assert says in str(refused.value.hint)
+    assert len(str(refused.value.hint)) < 120

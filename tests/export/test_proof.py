@@ -24,6 +24,7 @@ from normgen.records.questions import device_of
 from normgen.records.record import Outcome, Record, parse_line
 from normgen.records.winners import adopt, kept, lookup, read, shipped_folder
 from normgen.spec.reader import load
+from normgen.studies.t4 import t4_results
 
 from .cases import GPU_CHECK, H200, record
 

@@ -18,6 +18,7 @@ from normgen.records.compare import compare_files, judge
 from normgen.records.place import Context, Place, Setting
 from normgen.records.record import SCHEMA, Outcome, Record, from_dict
 from normgen.records.statistics import Price, Times
+from normgen.studies.t4 import t4_results
 from tests.records.test_record import record
 from tests.records.test_verified import VERIFIED
 
