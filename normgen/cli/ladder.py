@@ -37,7 +37,7 @@ PLACE = Place(context=Context.ALONE, setting=Setting.COLD)  # as the sources tim
 @click.option("--cuda", is_flag=True, help="The emitted kernels of the rungs too.")
 @click.option("--diff", "diff", is_flag=True, help="How each rung's kernel differs from that of the rung before.")
 @click.option("--plot", "picture", type=NewFile(), help="Write time over launches.")
-@click.option("--page", "document", type=NewFile(), help="Write docs/ladder.md.")
+@click.option("--page", "document", type=NewFile(), help="Write the ladder's page in Markdown.")
 @click.option(
     "--from",
     "sources",
@@ -79,7 +79,7 @@ def ladder(
             raise UsageError("--plot draws one ladder", received=", ".join(one.name for one, _ in found))
         plot(*found[0], options["picture"])
     if options["document"]:
-        write_output(options["document"], "# Ladders\n\n" + page(found))
+        write_output(options["document"], page(found))
     if any(rung.is_surprise for _, climbed in found for rung in climbed.rungs):
         sys.exit(VerificationError.exit_code)
 

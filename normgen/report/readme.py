@@ -20,8 +20,9 @@ from normgen.errors import UsageError, did_you_mean
 from normgen.files.private import write_output
 from normgen.ladder.climb import Climb
 from normgen.ladder.kernels import own_text
+from normgen.ladder.page import FOLDER, index
 from normgen.ladder.page import page as ladder_page
-from normgen.ladder.rungs import load_ladder
+from normgen.ladder.rungs import Ladder, load_ladder
 from normgen.pipeline import emit
 from normgen.program.source import problem_for
 from normgen.records.record import Record
@@ -144,10 +145,19 @@ def _result(gpu: str, record: Record) -> tuple[str, ...]:
 
 
 def ladders_part(root: Path) -> str:
-    """Every ladder as its evidence has it."""
+    """Every ladder in a line, with a link to its page."""
+    return index(_climbs(root))
+
+
+def ladder_pages(root: Path) -> dict[str, str]:
+    """File -> text of the page of each ladder, as its evidence has it."""
+    return {f"{LADDERS}/{ladder.name}.md": ladder_page([(ladder, found)]) for ladder, found in _climbs(root)}
+
+
+def _climbs(root: Path) -> list[tuple[Ladder, Climb]]:
     files = sorted((root / "generated" / "evidence").glob("ladder_*.json"))
     found = [Climb.of(one) for file in files for one in json.loads(file.read_text(encoding="utf-8"))["ladders"]]
-    return ladder_page([(load_ladder(one.ladder), one) for one in found])
+    return [(load_ladder(one.ladder), one) for one in found]
 
 
 def models_part(root: Path) -> str:
@@ -203,6 +213,7 @@ DOCUMENTS = (
 )
 SCHEMA = "normgen/records/schema.json"
 PICTURE = "docs/prices.svg"
+LADDERS = f"docs/{FOLDER}"
 
 
 def rendered(text: str, root: Path = ROOT) -> str:
@@ -228,13 +239,15 @@ def derived(name: str, old: str) -> str:
     """What the file of that name holds, of what it held."""
     if name == PICTURE:
         return svg(_benches(ROOT))
+    if name.startswith(f"{LADDERS}/"):
+        return ladder_pages(ROOT)[name]
     return with_knobs(old) if name == SCHEMA else rendered(old)
 
 
 def main(arguments: list[str]) -> int:
     """Rewrite the files; with --check say what would change and return 1 if anything would."""
     changed = 0
-    for name in (*DOCUMENTS, SCHEMA, PICTURE):
+    for name in (*DOCUMENTS, SCHEMA, PICTURE, *ladder_pages(ROOT)):
         path = ROOT / name
         old = path.read_text(encoding="utf-8") if path.exists() else ""
         new = derived(name, old)

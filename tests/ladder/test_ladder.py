@@ -241,7 +241,7 @@ def test_the_page_has_every_rung_and_a_difference_names_no_kernel() -> None:
     ladder = load_ladder("rmsnorm")
     found = climb(replace(ladder, rungs=ladder.rungs[:2]), Ground(device=H200, place=ALONE), rungs=["bn_bk"])
     text = page([(ladder, found)])
-    assert all(f"### rmsnorm/{rung.name}: {rung.title}" in text for rung in ladder.rungs)
+    assert all(f"## rmsnorm/{rung.name}: {rung.title}" in text for rung in ladder.rungs)
     first = ladder.rungs[0]
     kernels = [own_text(parts_of(ladder, first, block, H200)[0].module) for block in first.blocks[:2]]
     assert kernels[0].startswith("struct Cols")
