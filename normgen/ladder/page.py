@@ -10,6 +10,7 @@ from normgen.device import Device, target
 from normgen.ladder.climb import WRONG, Climb, Climbed, Launch, why_behind
 from normgen.ladder.kernels import comparable, own_text, parts_of
 from normgen.ladder.rungs import Ladder, Rung
+from normgen.records.place import place_of
 from normgen.text import figure
 from normgen.tuning.result import NOT_MEASURED
 
@@ -67,7 +68,12 @@ def _page_lines(ladder: Ladder, found: Climb) -> list[str]:
     how = "measured" if found.measured else f"{NOT_MEASURED},"
     climbed = {rung.name: rung for rung in found.rungs}
     if any(rung.launches for rung in found.rungs):
-        lines += [f"{found.problem}, {how} on {found.device}, {found.place}:", "", *_table(ladder, found), ""]
+        lines += [
+            f"{found.problem}, {how} on {found.device}, {place_of(found.place).words}:",
+            "",
+            *_table(ladder, found),
+            "",
+        ]
         behind = why_behind(ladder, found)
         lines += [f"The {behind}.", ""] if behind else []
     device, before = target("h200"), ""
@@ -92,7 +98,7 @@ def _literal(text: str) -> str:
 def _facts(rung: Rung, found: Climbed | None) -> list[str]:
     several = "; ".join(f"{k.op}: `{k.knobs}`" for k in rung.kernels)
     knobs = several or (f"`{rung.knobs}`" if rung.knobs else "none but those of a launch")
-    lines = [f"* Knobs on `plain`: {knobs}", f"* Look at: {_literal(rung.look)}"]
+    lines = [f"* Knobs on `plain`: {knobs}", f"* To see: {_literal(rung.look)}"]
     if found is not None:
         state = f"{found.state}: {_literal(found.reason)}" if found.reason else found.state
         lines.append(f"* Check at {found.block}: {state}")

@@ -36,6 +36,7 @@ from normgen.report.techniques import markdown_table, techniques_part
 from normgen.schedule.default import default_schedule
 from normgen.schedule.knobs import TABLE
 from normgen.spec.reader import list_specs, load
+from normgen.text.words import WORDS
 
 ROOT = Path(__file__).resolve().parents[2]
 _PART = re.compile(r"(<!-- derived: (\w+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
@@ -63,17 +64,17 @@ def results_part(root: Path) -> str:
     records = [(file.stem, record) for file in files for record in kept(file)]
     if not records:
         return "No results are shipped yet.\n"
-    timed = ("price µs", "chain µs", "GB/s", "x roof", "x copy")
-    head = ("GPU", "op", "shape", "dtype", "place", *timed, "kernel", "alone µs")
+    timed = ("marginal µs", "chain µs", "GB/s", "x roofline", "x copy")
+    head = ("GPU", "op", "shape", "dtype", "setting", *timed, "kernel", "alone µs")
     lines = markdown_table(head, [_result(gpu, record) for gpu, record in records])
     alone = sum(record.is_alone for _, record in records)
     if not alone:
         return lines
-    return f"{lines}\n{alone} of {len(records)} were timed alone, behind themselves: their ratios are of such times.\n"
+    return f"{lines}\n{alone} of {len(records)} were timed alone, back to back: their ratios are of such times.\n"
 
 
 def peers_part(root: Path) -> str:
-    """A line a suite: what each other library's kernels cost over ours, the geometric mean of prices."""
+    """A line a suite: what each other library's kernels cost over ours, the geometric mean of marginal times."""
     results = _benches(root)
     if not results:
         return "No benches are shipped yet.\n"
@@ -93,11 +94,11 @@ def _benches(root: Path) -> list[Results]:
 
 
 def benches_part(root: Path) -> str:
-    """One line for every bench of a suite: our prices against the best peer of each entry, and against the roofs."""
+    """One line for every bench of a suite: ours against the best peer of each entry, and against the rooflines."""
     files = sorted((root / "generated" / "evidence").glob("bench_*.json"))
     if not files:
         return "No benches are shipped yet.\n"
-    head = ("suite", "entries", "peers", "x best peer", "least", "of chains", "over the roofs", "file")
+    head = ("suite", "entries", "peers", "x best peer", "least", "of chains", "over the rooflines", "file")
     return markdown_table(head, [_bench(file) for file in files])
 
 
@@ -160,6 +161,12 @@ def _climbs(root: Path) -> list[tuple[Ladder, Climb]]:
     return [(load_ladder(one.ladder), one) for one in found]
 
 
+def words_part(_: Path) -> str:
+    """The project's words, each with its meaning and with what headers, records and options call it."""
+    rows = [(f"**{word.name}**", word.says, ", ".join(word.instead)) for word in WORDS]
+    return markdown_table(("word", "what it is", "in headers, records and options"), rows)
+
+
 def models_part(root: Path) -> str:
     """Steps of whole models with each library's norms, as `normgen bench --model` found them."""
     rows = []
@@ -198,6 +205,7 @@ PARTS: dict[str, Callable[[Path], str]] = {
     "api": api_part,
     "models": models_part,
     "varied": varied_part,
+    "words": words_part,
 }
 DOCUMENTS = (
     "README.md",
@@ -210,6 +218,7 @@ DOCUMENTS = (
     "docs/api.md",
     "docs/frameworks.md",
     "docs/proof.md",
+    "docs/measuring.md",
 )
 SCHEMA = "normgen/records/schema.json"
 PICTURE = "docs/prices.svg"
